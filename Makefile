@@ -1,0 +1,50 @@
+# GNU make 4.3 or newer.  Every target makes its own environment in .venv first, where it is missing or out of date.
+
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help conform test lint format bench smoke-wheel clean
+
+help:  ## This list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+conform: $(INSTALLED)  ## Conformance run on gloo and the CPU, with a report in report/
+	$(BIN)/equivtest run --profile conformance --report report
+
+test: $(INSTALLED)  ## All tests and properties
+	$(BIN)/pytest -n auto
+
+lint: $(INSTALLED)  ## Ruff and mypy, changing nothing
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(INSTALLED)  ## Ruff's format and its safe fixes
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(INSTALLED)  ## Speed of the harness, and of its peers on the same work
+	$(BIN)/python -m benchmarks
+
+smoke-wheel: $(INSTALLED)  ## Build the wheel, install it beside .venv's packages, run it from an empty folder
+	folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; \
+	$(BIN)/python -m build --no-isolation --wheel --outdir "$$folder/dist" .; \
+	$(PYTHON) -m venv "$$folder/venv"; \
+	"$$folder/venv/bin/python" -m pip install --quiet --no-deps -c constraints.txt "$$folder"/dist/*.whl; \
+	site() { "$$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }; \
+	site .venv > "$$(site "$$folder/venv")/packages_of_main_environment.pth"; \
+	mkdir "$$folder/empty"; cd "$$folder/empty"; \
+	../venv/bin/equivtest run --profile smoke
+
+clean:  ## Remove everything that make, the tests and the build leave, .venv included
+	rm -rf .venv build dist report .equivtest .hypothesis .pytest_cache .mypy_cache .ruff_cache .coverage *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,bench]'
+	touch $@

@@ -1,0 +1,166 @@
+"""What every case is: plain frozen data that fixes one example, and how it is written down."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+import msgspec
+
+from equivtest import limits
+from equivtest.errors import Misuse
+from equivtest.layout import Layout, Replicate, check_layout, shard_kind
+
+SCHEMA_VERSION = 1
+"""Version of a written case; raised when a reader of the old form would misread the new one."""
+
+CASE_TYPES: dict[str, type[Case]] = {}
+"""Every case class by name; `Case.__init_subclass__` fills it."""
+
+C = TypeVar("C", bound="Case")
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One layout, with one or more draws of values for it.
+
+    A subclass says which tensors there are, their global shapes and layouts.  Names are fixed:
+    what the harness gives (`x`, `weight`, `cotangent`) and what a subject answers (`output`,
+    `grad.x`, `param.weight`).  Fields hold ints, strings, bools and tuples of these, so that
+    `repr` is code and JSON loses nothing.
+
+    Attributes:
+        world_size: Number of ranks, 1 to limits.MAX_WORLD_SIZE.
+        dtype: Name of the dtype of every tensor, one of limits.DTYPES.
+        values: (mode, seed) of each draw; modes are those of the class's VALUE_MODES.
+    """
+
+    VALUE_MODES: ClassVar[tuple[str, ...]] = ("dense",)
+
+    world_size: int
+    dtype: str = "float32"
+    values: tuple[tuple[str, int], ...] = (("dense", 0),)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        CASE_TYPES[cls.__name__] = cls
+
+    def __post_init__(self) -> None:
+        """Raises Misuse, naming the value and the limit, if this is no valid case."""
+        require(
+            1 <= self.world_size <= limits.MAX_WORLD_SIZE,
+            f"world_size must be in 1..{limits.MAX_WORLD_SIZE}, got {self.world_size}",
+        )
+        require(self.dtype in limits.DTYPES, f"dtype must be one of {', '.join(limits.DTYPES)}, got {self.dtype!r}")
+        require(len(self.values) > 0, "values must hold at least one (mode, seed)")
+        for mode, seed in self.values:
+            require(mode in self.VALUE_MODES, f"mode must be one of {', '.join(self.VALUE_MODES)}, got {mode!r}")
+            require(seed >= 0, f"a seed must be at least 0, got {seed}")
+        for name, shape in self.shapes().items():
+            numel = math.prod(shape)
+            require(numel <= limits.MAX_NUMEL, f"{name} must have at most {limits.MAX_NUMEL} elements, got {numel}")
+            try:
+                check_layout(shape, self.layouts()[name], self.mesh_shape)
+            except ValueError as error:
+                raise Misuse(f"{name}: {error}") from error
+
+    @property
+    def mesh_shape(self) -> Shape:
+        """Ranks along each mesh axis; their product is the world size."""
+        return (self.world_size,)
+
+    def shapes(self) -> dict[str, Shape]:
+        """Global shape of every tensor that the harness gives or a subject answers."""
+        raise NotImplementedError
+
+    def layouts(self) -> dict[str, Layout]:
+        """Contract layout of every name in `shapes`."""
+        raise NotImplementedError
+
+    def given_names(self) -> tuple[str, ...]:
+        """Names of the tensors that the harness hands to the subject."""
+        raise NotImplementedError
+
+    def answer_names(self) -> tuple[str, ...]:
+        """Names of the tensors that the subject must answer, no more and no fewer."""
+        raise NotImplementedError
+
+    def given_flags(self) -> dict[str, bool]:
+        """requires_grad of each given tensor."""
+        return dict.fromkeys(self.given_names(), False)
+
+    def is_contiguous(self, name: str) -> bool:
+        """Whether the harness hands out tensor `name` contiguous in memory."""
+        return True
+
+    @property
+    def shard_kind(self) -> str:
+        """The worst of the case's tensors: 'even', 'uneven' or 'empty'."""
+        kinds = {shard_kind(shape, self.layouts()[name], self.mesh_shape) for name, shape in self.shapes().items()}
+        return next(kind for kind in ("empty", "uneven", "even") if kind in kinds)
+
+    @property
+    def refusal(self) -> str:
+        """Why the case lies outside the contract, or '' where it lies within."""
+        return ""
+
+
+def require(holds: bool, message: str) -> None:  # noqa: FBT001  (reads as a sentence)
+    """Raises Misuse with `message` unless `holds`."""
+    if not holds:
+        raise Misuse(message)
+
+
+def replicated(num_axes: int = 1) -> Layout:
+    """The layout of a tensor that every rank holds whole."""
+    return Layout((Replicate(),) * num_axes)
+
+
+def to_data(case: Case) -> dict[str, Any]:
+    """`case` as JSON-ready data: its class, the schema version, its fields."""
+    return {"schema": SCHEMA_VERSION, "type": type(case).__name__, "fields": msgspec.to_builtins(case)}
+
+
+def from_data(data: Any) -> Case:
+    """The case that `to_data` wrote.
+
+    Raises:
+        Misuse: not such data, of a newer schema, of an unknown class, or no valid case.
+    """
+    require(isinstance(data, dict) and {"schema", "type", "fields"} <= data.keys(),
+            "a written case needs the keys 'schema', 'type' and 'fields'")
+    require(data["schema"] == SCHEMA_VERSION,
+            f"the case has schema {data['schema']}, this equivtest reads {SCHEMA_VERSION}: use the version that wrote it")
+    require(data["type"] in CASE_TYPES,
+            f"unknown case class {data['type']!r}, known: {', '.join(sorted(CASE_TYPES))}; "
+            "--import the package that defines it")
+    return _convert(data["fields"], CASE_TYPES[data["type"]])
+
+
+def from_code(text: str) -> Case:
+    """The case that `repr` printed, read without running it.
+
+    Raises:
+        Misuse: not a call of a known case class with literal keyword arguments.
+    """
+    try:
+        call = ast.parse(text.strip(), mode="eval").body
+        assert isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and not call.args
+        fields = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
+    except (SyntaxError, ValueError, AssertionError) as error:
+        raise Misuse(f"not the code of a case: {text!r}") from error
+    return from_data({"schema": SCHEMA_VERSION, "type": call.func.id, "fields": fields})
+
+
+def _convert(fields: Any, case_type: type[C]) -> C:
+    known = {field.name for field in dataclasses.fields(case_type)}
+    require(isinstance(fields, dict) and fields.keys() <= known,
+            f"{case_type.__name__} has the fields {', '.join(sorted(known))}, got {fields!r}")
+    try:
+        return msgspec.convert(fields, case_type)
+    except msgspec.ValidationError as error:
+        raise Misuse(f"not a valid {case_type.__name__}: {error}") from error

@@ -1,0 +1,92 @@
+"""Parameters partitioned by ZeRO-3 and fetched together."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from equivtest.cases.base import Case, Shape, replicated, require
+from equivtest.layout import Flat, Layout
+
+PADDINGS = ("nan", "large")
+FETCH_MODES = ("dense", "index", "wide")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FetchCase(Case):
+    """Some parameters, each partitioned over the ranks, all made whole by one fetch.
+
+    Attributes:
+        parameters: Shape of each parameter; 0-dim and zero-numel ones count too.
+        padding: What padding holds: 'nan' or a 'large' finite number.  ZeRO leaves it
+            uninitialised, so no answer may depend on it.
+        contiguous: Whether the harness hands parameters over contiguous in memory.
+        requires_grad: requires_grad of each parameter.
+    """
+
+    VALUE_MODES: ClassVar[tuple[str, ...]] = FETCH_MODES
+
+    parameters: tuple[Shape, ...] = ((1,),)
+    padding: str = "nan"
+    contiguous: bool = True
+    requires_grad: tuple[bool, ...] = (True,)
+
+    def __post_init__(self) -> None:
+        require(self.padding in PADDINGS, f"padding must be one of {', '.join(PADDINGS)}, got {self.padding!r}")
+        require(len(self.parameters) >= 1, "parameters must hold at least one shape")
+        require(len(self.requires_grad) == len(self.parameters),
+                f"requires_grad must have one flag per parameter: {len(self.parameters)}, got {len(self.requires_grad)}")
+        require(all(size >= 0 for shape in self.parameters for size in shape),
+                f"sizes must be at least 0, got {self.parameters}")
+        super().__post_init__()
+
+    def padded_numel(self, shape: Shape) -> int:
+        """Elements of a parameter of `shape` once padded to a multiple of the world size."""
+        return -(-math.prod(shape) // self.world_size) * self.world_size
+
+    def shapes(self) -> dict[str, Shape]:
+        return {
+            f"{prefix}.{index}": shape
+            for prefix in ("param", "partition")
+            for index, shape in enumerate(self.parameters)
+        }
+
+    def layouts(self) -> dict[str, Layout]:
+        layouts = {f"param.{index}": replicated() for index in range(len(self.parameters))}
+        for index, shape in enumerate(self.parameters):
+            layouts[f"partition.{index}"] = Layout((Flat(self.padded_numel(shape)),))
+        return layouts
+
+    def given_names(self) -> tuple[str, ...]:
+        return tuple(f"param.{index}" for index in range(len(self.parameters)))
+
+    def answer_names(self) -> tuple[str, ...]:
+        return tuple(self.shapes())
+
+    def given_flags(self) -> dict[str, bool]:
+        return dict(zip(self.given_names(), self.requires_grad, strict=True))
+
+    def is_contiguous(self, name: str) -> bool:
+        return self.contiguous
+
+
+@dataclass(frozen=True, kw_only=True)
+class RefusedFetchCase(FetchCase):
+    """A fetch outside the contract: every rank must refuse alike, before any collective.
+
+    Attributes:
+        misfit: 'dtype': the last parameter has another dtype than the flat buffer;
+            'in_flight': the parameters are fetched a second time before the first fetch ended.
+    """
+
+    misfit: str = "dtype"
+
+    def __post_init__(self) -> None:
+        require(self.misfit in ("dtype", "in_flight"), f"misfit must be dtype or in_flight, got {self.misfit!r}")
+        require(self.misfit != "dtype" or len(self.parameters) > 1, "misfit dtype needs at least two parameters")
+        super().__post_init__()
+
+    @property
+    def refusal(self) -> str:
+        return f"parameters cannot be fetched together: {self.misfit}"

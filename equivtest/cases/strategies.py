@@ -1,0 +1,228 @@
+"""Strategies that draw cases.  They build valid cases and filter nothing.
+
+Every draw is `sampled_from` over an explicit table: Hypothesis' integers, floats and strings also
+draw constants that it finds in whatever modules are imported, so that the same seed would draw
+other cases in another process.  Tables begin with the simplest entry, the one that shrinking ends
+at, and repeat an entry to draw it more often.  A case takes the same number of draws whatever they
+give, except where fewer is meant to be simpler: Hypothesis counts fewer draws as simpler.
+
+Sizes keep to the edges of a dim's division: around multiples of the world size w, below w, shards
+that leave trailing ranks empty, and 31, 32, 33 around a tile of 32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from itertools import combinations
+from typing import TypeVar
+
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn, SearchStrategy
+
+from equivtest.cases.base import Shape
+from equivtest.cases.fetch import PADDINGS, FetchCase, RefusedFetchCase
+from equivtest.cases.linear import REFUSALS, LinearCase, RefusedLinearCase
+from equivtest.layout import Layout, parse_placement, shard_bounds, shard_kind
+from equivtest.property import Space
+
+T = TypeVar("T")
+
+TILE_SIZES = {31, 32, 33}
+MAX_EDGE = 33  # elements of a dim: exact values in bfloat16 allow about 250 terms of a sum
+MAX_INNER = 16  # elements of the large dim where there are three leading ones, for the same reason
+SMALL_SIZES = (1, 2, 3)  # of the dims beside the large one
+LARGE_DIMS = tuple(range(12))  # which dim is the large one, modulo their number, 1 to 4
+SEEDS = tuple(range(64))
+
+REFUSED_MODES = (("dense",),)
+LINEAR_MODES = (("dense",), ("wide-x",), ("wide-w",), *[("dense", "wide-x", "wide-w", "dense")] * 21)
+FETCH_MODES = (("dense",), ("index",), ("wide",), *[("dense", "index", "wide", "dense")] * 21)
+NUM_LEADING_DIMS = (1, 0, 1, 1, 1, 2, 2, 3)
+NUM_PARAMETERS = (1, 2, 2, 3, 3, 4, 4, 5, 5)
+NUM_PARAMETER_DIMS = (1, 0, 1, 1, 1, 2, 2, 2, 3, 4)
+ZERO_NUMEL_SHAPES: tuple[Shape | None, ...] = (None,) * 45 + ((0,), (0, 3), (2, 0))
+MISFITS_OF_FETCH = ("dtype", "in_flight")
+
+
+def linear_cases(space: Space, *, style: str) -> SearchStrategy[LinearCase]:
+    """Cases of one linear layer; `style` is 'colwise' or 'rowwise'.
+
+    Shrinks to one draw of dense values, one token, one feature, no bias, everything replicated.
+    """
+    return _linear_cases(space, style)
+
+
+def fetch_cases(space: Space) -> SearchStrategy[FetchCase]:
+    """Cases of one to five parameters, fetched together.
+
+    Shrinks to one draw of dense values for one parameter of one element.
+    """
+    return _fetch_cases(space)
+
+
+def refused_linear_cases(space: Space, *, style: str) -> SearchStrategy[RefusedLinearCase]:
+    """Cases whose x does not fit the weight, which every rank can tell from what it holds."""
+    return _refused_linear_cases(space, style)
+
+
+def refused_fetch_cases(space: Space) -> SearchStrategy[RefusedFetchCase]:
+    """Cases whose parameters cannot be fetched together; every parameter has elements."""
+    return _refused_fetch_cases(space)
+
+
+@st.composite
+def _linear_cases(draw: DrawFn, space: Space, style: str) -> LinearCase:
+    world_size = _pick(draw, "world_size", space.world_sizes)
+    dtype = _pick(draw, "dtype", space.dtypes)
+    leading = _pick_shape(draw, "leading", world_size, NUM_LEADING_DIMS)
+    in_features = _pick(draw, "in_features", edge_sizes(world_size))
+    out_features = _pick(draw, "out_features", edge_sizes(world_size))
+    bias = _pick(draw, "bias", (False, True, True, True))
+    shards = tuple(f"shard({dim})" for dim in range(len(leading) + 1))
+    whole = ("replicate",) * 3 + shards
+    by_features = ("replicate", *shards, shards[-1], shards[-1])
+    input_layout = _pick(draw, "input_layout", whole if style == "colwise" else by_features)
+    output_layout = _pick(draw, "output_layout", by_features if style == "colwise" else whole)
+    return LinearCase(
+        style=style,
+        world_size=world_size,
+        dtype=dtype,
+        leading=leading,
+        in_features=in_features,
+        out_features=out_features,
+        bias=bias,
+        input_layout=input_layout,
+        output_layout=output_layout,
+        x_is_dtensor=_pick_x_is_dtensor(draw, (*leading, in_features), input_layout, world_size),
+        use_local_output=_pick(draw, "use_local_output", (True, False)),
+        requires_grad=_pick(draw, "requires_grad", _subsets(("x", "weight", "bias") if bias else ("x", "weight"))),
+        x_contiguous=_pick(draw, "x_contiguous", (True, False)),
+        cotangent_contiguous=_pick(draw, "cotangent_contiguous", (True, False)),
+        values=_pick_values(draw, LINEAR_MODES),
+    )
+
+
+@st.composite
+def _fetch_cases(draw: DrawFn, space: Space) -> FetchCase:
+    world_size = _pick(draw, "world_size", space.world_sizes)
+    dtype = _pick(draw, "dtype", space.dtypes)
+    indices = range(_pick(draw, "num_parameters", NUM_PARAMETERS))
+    return FetchCase(
+        world_size=world_size,
+        dtype=dtype,
+        parameters=tuple(_pick_parameter(draw, f"parameter {index}", world_size) for index in indices),
+        padding=_pick(draw, "padding", PADDINGS),
+        contiguous=_pick(draw, "contiguous", (True, False)),
+        requires_grad=tuple(_pick(draw, f"requires_grad {index}", (True, True, False)) for index in indices),
+        values=_pick_values(draw, FETCH_MODES),
+    )
+
+
+@st.composite
+def _refused_linear_cases(draw: DrawFn, space: Space, style: str) -> RefusedLinearCase:
+    world_size = _pick(draw, "world_size", space.world_sizes)
+    dtype = _pick(draw, "dtype", space.dtypes)
+    misfit = _pick(draw, "misfit", REFUSALS)
+    leading = (_pick(draw, "leading", edge_sizes(world_size)),)
+    in_features = _pick(draw, "in_features", edge_sizes(world_size))
+    # Where x has a feature too many, its shards along them would fit the weight's on some ranks,
+    # and a DTensor would state the shape that x should have.
+    any_layout = misfit == "dtype"
+    input_layout = _pick(draw, "input_layout", ("replicate", "shard(1)" if style == "rowwise" else "replicate"))
+    input_layout = input_layout if any_layout else "replicate"
+    x_is_dtensor = _pick_x_is_dtensor(draw, (*leading, in_features), input_layout, world_size)
+    return RefusedLinearCase(
+        misfit=misfit,
+        style=style,
+        world_size=world_size,
+        dtype=dtype,
+        leading=leading,
+        in_features=in_features,
+        out_features=_pick(draw, "out_features", edge_sizes(world_size)),
+        bias=_pick(draw, "bias", (False, True)),
+        input_layout=input_layout,
+        output_layout=_pick(draw, "output_layout", ("replicate", "shard(1)")),
+        x_is_dtensor=x_is_dtensor and any_layout,
+        values=_pick_values(draw, REFUSED_MODES),
+    )
+
+
+@st.composite
+def _refused_fetch_cases(draw: DrawFn, space: Space) -> RefusedFetchCase:
+    world_size = _pick(draw, "world_size", space.world_sizes)
+    dtype = _pick(draw, "dtype", space.dtypes)
+    misfit = _pick(draw, "misfit", MISFITS_OF_FETCH)
+    num_parameters = _pick(draw, "num_parameters", (2, 3) if misfit == "dtype" else (1, 2, 3))
+    parameters = [_pick_shape(draw, f"parameter {index}", world_size, NUM_PARAMETER_DIMS) for index in range(3)]
+    return RefusedFetchCase(
+        misfit=misfit,
+        world_size=world_size,
+        dtype=dtype,
+        parameters=tuple(parameters[:num_parameters]),
+        requires_grad=(True,) * num_parameters,
+        values=_pick_values(draw, REFUSED_MODES),
+    )
+
+
+@cache
+def edge_sizes(world_size: int) -> tuple[int, ...]:
+    """Sizes of a dim, ascending, those that do not divide by the world size more often."""
+    w = world_size
+    near = {size + step for size in (w, 2 * w, 3 * w, w * w) for step in (-1, 0, 1)} | {1, 2, 3, 5, 7, 8}
+    edges = {size for size in near if 1 <= size <= max(MAX_EDGE, w + 1)}
+    empty = {size for size in range(1, MAX_EDGE) if shard_bounds(size, w, w - 1) == (size, size)}
+    uneven = {size for size in edges | empty if size % w}
+    even = edges - uneven
+    return tuple(sorted([*uneven, *uneven, *even, *(uneven | TILE_SIZES), *(even if w > 2 else ())]))
+
+
+@cache
+def _subsets(names: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+    """All names five times, then every other subset once, the empty one last."""
+    others = [subset for num in range(len(names) - 1, -1, -1) for subset in combinations(names, num)]
+    return (names,) * 5 + tuple(others)
+
+
+def _pick(draw: DrawFn, name: str, table: Sequence[T]) -> T:
+    """An entry of `table`; `name` must be another one at every call for the same case.
+
+    Entries carry the name, because Hypothesis takes draws from equal tables for the same thing: it
+    then spends five examples in six on copies of one, with one draw repeated at another's place.
+    Source: ConjectureRunner.generate_mutations_from, Hypothesis 6.170.
+    """
+    return draw(st.sampled_from(tuple((name, entry) for entry in table)))[1]
+
+
+def _pick_shape(draw: DrawFn, name: str, world_size: int, num_dims_table: tuple[int, ...]) -> Shape:
+    """A shape with an edge size in one dim, any one, beside small ones."""
+    num_dims = _pick(draw, f"{name}: dims", num_dims_table)
+    max_size = MAX_INNER if num_dims > 2 else max(edge_sizes(world_size))
+    edge = _pick(draw, f"{name}: edge", [size for size in edge_sizes(world_size) if size <= max_size])
+    large_dim = _pick(draw, f"{name}: large dim", LARGE_DIMS)
+    small = [_pick(draw, f"{name}: dim {dim}", SMALL_SIZES) for dim in range(max(num_dims_table) - 1)]
+    if num_dims == 0:
+        return ()
+    shape = [min(size, 2) if num_dims > 2 else size for size in small[: num_dims - 1]]
+    shape.insert(large_dim % num_dims, edge)
+    return tuple(shape)
+
+
+def _pick_parameter(draw: DrawFn, name: str, world_size: int) -> Shape:
+    """A parameter's shape, one in sixteen without elements."""
+    shape = _pick_shape(draw, name, world_size, NUM_PARAMETER_DIMS)
+    zero_numel = _pick(draw, f"{name}: zero numel", ZERO_NUMEL_SHAPES)
+    return shape if zero_numel is None else zero_numel
+
+
+def _pick_x_is_dtensor(draw: DrawFn, shape: Shape, input_layout: str, world_size: int) -> bool:
+    """True where torch could not tell the global shape from a plain tensor, else either."""
+    needed = shard_kind(shape, Layout((parse_placement(input_layout),)), (world_size,)) != "even"
+    return _pick(draw, "x_is_dtensor", (False, True)) or needed
+
+
+def _pick_values(draw: DrawFn, modes_table: tuple[tuple[str, ...], ...]) -> tuple[tuple[str, int], ...]:
+    """(mode, seed) of each draw of values."""
+    modes = _pick(draw, "modes", modes_table)
+    seeds = [_pick(draw, f"seed {index}", SEEDS) for index in range(len(modes_table[-1]))]
+    return tuple(zip(modes, seeds, strict=False))

@@ -1,0 +1,119 @@
+"""The values that a case's seeds stand for: the same tensors on every rank and in the parent.
+
+A package with a case class of its own registers how its values are drawn:
+
+    @draw.register
+    def draw_mine(case: MyCase, index: int) -> dict[str, torch.Tensor]: ...
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import torch
+
+from equivtest.cases.base import Case
+from equivtest.cases.exact_linear import draw_linear
+from equivtest.cases.fetch import FetchCase, RefusedFetchCase
+from equivtest.cases.integers import SIGNIFICAND_BITS, generator, odd_integers, signs
+from equivtest.cases.linear import LinearCase, RefusedLinearCase
+from equivtest.errors import Misuse
+from equivtest.tensors import DTYPES
+
+
+@functools.singledispatch
+def draw(case: Case, index: int) -> dict[str, torch.Tensor]:
+    """The global tensors that the harness gives for one draw of a case.
+
+    Depends on the draw's (mode, seed), on the name of each tensor and on the fields of the case
+    that fix shapes, dtype and limits; never on torch's global generator.
+
+    Args:
+        index: Which of case.values.
+
+    Returns:
+        name -> global tensor, contiguous, on the CPU, of the case's dtype (a refused case says
+        where it differs), for every one of case.given_names().
+
+    Raises:
+        Misuse: nobody registered how to draw values of this class.
+        IndexError: the case has no such draw.
+    """
+    raise Misuse(
+        f"no values are known for {type(case).__name__}: decorate the function that draws them with "
+        "equivtest.cases.values.draw.register, in the module that defines the class"
+    )
+
+
+draw.register(LinearCase, draw_linear)
+
+
+@draw.register
+def draw_refused_linear(case: RefusedLinearCase, index: int) -> dict[str, torch.Tensor]:
+    """As of a LinearCase, but x is (*leading, in_features + 1), or of another dtype."""
+    given = draw_linear(case, index)
+    if case.misfit == "in_features":
+        given["x"] = torch.cat([given["x"], given["x"][..., :1]], dim=-1)
+    else:
+        given["x"] = given["x"].to(_other_dtype(case.dtype))
+    return given
+
+
+@draw.register
+def draw_fetch(case: FetchCase, index: int) -> dict[str, torch.Tensor]:
+    """Global parameters `param.i`, never zero.
+
+    Modes:
+        dense: Odd integers of random sign, below 2**p in magnitude; p significand bits.
+        index: 1, 2, 3, ... through all parameters, again from 1 after 2**p - 1: a wrong value
+            tells where it came from.
+        wide: All significand bits and all normal exponents of the dtype.
+    """
+    mode, seed = case.values[index]
+    largest = 2 ** SIGNIFICAND_BITS[case.dtype] - 1
+    dtype = DTYPES[case.dtype]
+    given = {}
+    num_before = 0
+    for name, shape in zip(case.given_names(), case.parameters, strict=True):
+        source = generator(mode, seed, name)
+        if mode == "index":
+            running = torch.arange(num_before, num_before + math.prod(shape), device="cpu")
+            given[name] = (running % largest + 1).to(dtype).view(shape)
+            num_before += running.numel()
+        elif mode == "dense":
+            given[name] = odd_integers(shape, 1, largest, source).to(dtype)
+        else:
+            given[name] = _draw_all_exponents(shape, dtype, SIGNIFICAND_BITS[case.dtype], source)
+    return given
+
+
+@draw.register
+def draw_refused_fetch(case: RefusedFetchCase, index: int) -> dict[str, torch.Tensor]:
+    """As of a FetchCase, but with misfit 'dtype' the last parameter has another dtype."""
+    given = draw_fetch(case, index)
+    if case.misfit == "dtype":
+        last = case.given_names()[-1]
+        given[last] = given[last].to(_other_dtype(case.dtype))
+    return given
+
+
+def _draw_all_exponents(
+    shape: tuple[int, ...], dtype: torch.dtype, significand_bits: int, source: torch.Generator
+) -> torch.Tensor:
+    """Normal numbers of random sign and exponent whose last significand bit is set; global.
+
+    Source: IEEE 754-2019 section 3.4: sign, biased exponent (0 and all ones are not normal
+    numbers), then significand_bits - 1 stored bits.
+    """
+    stored_bits = significand_bits - 1
+    exponent_bits = dtype.itemsize * 8 - significand_bits
+    exponents = torch.randint(1, 2**exponent_bits - 1, shape, generator=source, device="cpu")
+    fractions = torch.randint(0, 2**stored_bits, shape, generator=source, device="cpu") | 1
+    bits = (exponents << stored_bits) | fractions
+    integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+    return bits.to(integer).view(dtype) * signs(shape, source).to(dtype)
+
+
+def _other_dtype(name: str) -> torch.dtype:
+    return torch.float32 if name == "float64" else torch.float64

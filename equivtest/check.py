@@ -1,0 +1,102 @@
+"""The one door: run a case on the ranks, judge it, raise what failed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NoReturn
+
+from equivtest import errors
+from equivtest.cases.base import Case
+from equivtest.oracle import expect
+from equivtest.oracle.expected import Expected
+from equivtest.ranks.pool import Pool
+from equivtest.ranks.reply import Reply
+from equivtest.verdicts.claims import (
+    Claim,
+    agrees_on_all_ranks,
+    does_not_touch_its_inputs,
+    equals_unsharded,
+    gradients_equal_unsharded,
+    keeps_layout_of_parameter,
+    refuses,
+)
+from equivtest.verdicts.compare import compare
+from equivtest.verdicts.message import write_message
+from equivtest.verdicts.verdict import Verdict
+
+DEFAULT_CLAIMS = (
+    equals_unsharded,
+    gradients_equal_unsharded,
+    agrees_on_all_ranks,
+    keeps_layout_of_parameter,
+    does_not_touch_its_inputs,
+)
+"""What is claimed of a subject unless its property says otherwise."""
+
+
+def check(subject: str, case: Case, pool: Pool, claims: Sequence[Claim] | None = None) -> list[Verdict]:
+    """Runs `case` and raises unless every claim holds.
+
+    Args:
+        subject: Registered name, or 'package.module:function'.
+        claims: Judged in this order; by default `refuses` for a case outside the contract and
+            DEFAULT_CLAIMS for any other.
+
+    Returns:
+        The verdicts, one per claim and draw; all of them hold.
+
+    Raises:
+        ClaimFailed: of the class that goes with the first failure's kind.
+        Misuse: no such subject, or it breaks its contract with the harness.
+    """
+    verdicts = judge(subject, case, pool, claims)
+    for verdict in verdicts:
+        if verdict.failed or verdict.kind == "not_supported":
+            raise_for(verdict)
+    return verdicts
+
+
+def judge(subject: str, case: Case, pool: Pool, claims: Sequence[Claim] | None = None) -> list[Verdict]:
+    """Runs `case` and gives every verdict, draw by draw; arguments and errors as of `check`."""
+    return judge_replies(subject, case, pool.run(subject, case, keep_if_all_raised=bool(case.refusal)), claims)
+
+
+def judge_replies(
+    subject: str, case: Case, replies: Sequence[Reply], claims: Sequence[Claim] | None = None
+) -> list[Verdict]:
+    """The verdicts on a run that has ended; one draw alone where the run itself failed."""
+    claims = claims or ((refuses,) if case.refusal else DEFAULT_CLAIMS)
+    answered = all(reply.outcome == "answered" for reply in replies)
+    if not answered or case.refusal:
+        return compare(subject, case, 0, Expected({}, {}), replies, claims)
+    verdicts = []
+    for draw in range(len(case.values)):
+        verdicts += compare(subject, case, draw, expect(case, draw), replies, claims)
+    return verdicts
+
+
+def raise_for(verdict: Verdict, *, replay: str = "") -> NoReturn:
+    """Raises the failure that `verdict` is, each kind from a line of its own."""
+    message = write_message(verdict, replay=replay)
+    match verdict.kind:
+        case "value":
+            raise errors.ValueMismatch(verdict, message)
+        case "layout":
+            raise errors.LayoutMismatch(verdict, message)
+        case "shape":
+            raise errors.ShapeMismatch(verdict, message)
+        case "replica":
+            raise errors.ReplicaMismatch(verdict, message)
+        case "touched":
+            raise errors.InputTouched(verdict, message)
+        case "not_refused":
+            raise errors.NotRefused(verdict, message)
+        case "raised":
+            raise errors.RankRaised(verdict, message)
+        case "lost":
+            raise errors.RankLost(verdict, message)
+        case "timed_out":
+            raise errors.RankTimedOut(verdict, message)
+        case "not_supported":
+            raise errors.NotSupported(verdict, message)
+    raise ValueError(f"no failure: {verdict.kind}")

@@ -1,0 +1,175 @@
+"""The `equivtest` command: a thin layer over pytest and `equivtest.replay`.
+
+Exit codes: 0 every claim holds, 1 a claim fails, 2 misuse or a set-up that does not work.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from equivtest.errors import EquivtestError, Misuse
+from equivtest.options import HELP
+
+app = typer.Typer(
+    help="Proves, or refutes with a minimal case, that a parallel torch computation is the same as the unsharded one.",
+    add_completion=False,
+    no_args_is_help=False,
+    pretty_exceptions_enable=False,
+)
+SUITE_INI = Path(__file__).with_name("suite.ini")
+
+
+def main() -> None:
+    """Runs the command and ends the process with its exit code."""
+    try:
+        code = app(standalone_mode=False)
+    except EquivtestError as error:
+        code = _complain(str(error))
+    except KeyboardInterrupt:
+        code = _complain("interrupted")
+    except Exception as error:  # typer's own usage errors; they are no public class in every release
+        if not hasattr(error, "format_message"):
+            raise
+        code = _complain(error.format_message())
+    sys.exit(code or 0)
+
+
+def _complain(message: str) -> int:
+    print(f"equivtest: {' '.join(message.split())}", file=sys.stderr)
+    return 2
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from equivtest.suite import version_of
+
+        print(f"equivtest {version_of('equivtest')} (torch {version_of('torch')})")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Exit codes: 0 every claim holds, 1 a claim fails, 2 misuse or a set-up that does not work."""
+
+
+@app.command()
+def run(
+    paths: Annotated[
+        list[Path] | None, typer.Argument(help="Test files or folders with properties of your own.", show_default=False)
+    ] = None,
+    profile: Annotated[str | None, typer.Option(help=HELP["profile"])] = None,
+    backend: Annotated[str | None, typer.Option(help=HELP["backend"])] = None,
+    device: Annotated[str | None, typer.Option(help=HELP["device"])] = None,
+    imports: Annotated[list[str] | None, typer.Option("--import", metavar="MODULE", help=HELP["import"])] = None,
+    world_sizes: Annotated[str | None, typer.Option(help=HELP["world-sizes"])] = None,
+    dtypes: Annotated[str | None, typer.Option(help=HELP["dtypes"])] = None,
+    subjects: Annotated[str | None, typer.Option(help=HELP["subjects"])] = None,
+    known_failures: Annotated[str | None, typer.Option(metavar="FILE", help=HELP["known-failures"])] = None,
+    report: Annotated[str | None, typer.Option(metavar="DIR", help=HELP["report"])] = None,
+    max_time: Annotated[str | None, typer.Option(metavar="SECONDS", help=HELP["max-time"])] = None,
+    workers: Annotated[str, typer.Option("-n", metavar="WORKERS", help="xdist workers; 0 for this process.")] = "auto",
+    stop_first: Annotated[bool, typer.Option("-x", help="Stop at the first failure.")] = False,
+    keyword: Annotated[str | None, typer.Option("-k", metavar="EXPR", help="Run what pytest's -k selects.")] = None,
+    verbose: Annotated[bool, typer.Option("-v", help="One line per search and claim.")] = False,
+) -> int:
+    """Judge the properties that come with equivtest, or those under PATHS."""
+    raw = {
+        "profile": profile, "backend": backend, "device": device, "import": imports, "world_sizes": world_sizes,
+        "dtypes": dtypes, "subjects": subjects, "known_failures": known_failures, "report": report,
+        "max_time": max_time,
+    }  # fmt: skip
+    if not (workers in ("auto", "logical") or workers.isdecimal()):
+        raise Misuse(f"-n: expected a number or auto, got {workers!r}")
+    for path in paths or []:
+        if not path.exists():
+            raise Misuse(f"no such file or folder: {path}")
+    folders = _check(raw, paths or [])
+    args = pytest_args(raw, folders, workers)
+    args += ["-x"] * stop_first + ["-v"] * verbose + (["-k", keyword] if keyword else [])
+    return _run_pytest(args)
+
+
+def _check(raw: dict[str, Any], paths: list[Path]) -> list[Path]:
+    """Tries every option before pytest starts, so that a mistake is one line; the folders to run."""
+    from equivtest import settings, suite
+
+    chosen = settings.parse(raw)
+    settings.check(chosen)
+    if paths:
+        return [path.resolve() for path in paths]
+    folder = suite.properties_dir()
+    if chosen.subjects:
+        properties = suite.load_properties(folder)
+        settings.check_subjects(chosen, [(name, prop.subject) for name, prop in properties.items()])
+    return [folder]
+
+
+def pytest_args(raw: dict[str, Any], paths: list[Path], workers: str) -> list[str]:
+    """pytest's arguments: nothing of the caller's folder counts, and nothing is left in it."""
+    root = paths[0] if paths[0].is_dir() else paths[0].parent
+    args = [f"-c{SUITE_INI}", f"--rootdir={root.parent}", f"--confcutdir={root}", "--import-mode=importlib"]
+    args += ["-p", "no:cacheprovider", "-p", "equivtest.options", "--assert=plain", f"-n{workers}", "-q", "-rfEX"]
+    if not _has_entry_point():
+        args += ["-p", "equivtest.plugin"]
+    for name, value in raw.items():
+        values = value if isinstance(value, list) else [value] if value is not None else []
+        args += [f"--{name.replace('_', '-')}={text}" for text in values]
+    return args + [str(path) for path in paths]
+
+
+def _has_entry_point() -> bool:
+    return any(point.value == "equivtest.plugin" for point in metadata.entry_points(group="pytest11"))
+
+
+def _run_pytest(args: list[str]) -> int:
+    import pytest
+
+    for name in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS"):
+        os.environ.pop(name, None)  # those are for the caller's own tests
+    code = int(pytest.main(args))
+    return code if code in (0, 1) else 2
+
+
+@app.command()
+def replay(file: Annotated[Path, typer.Argument(help="A file that a failure's message names.")]) -> int:
+    """Run one written failure again; exit code 1 if it still fails, 0 if not."""
+    from equivtest import replay as replays
+    from equivtest.cases.base import from_data
+    from equivtest.ranks.pool import Pool
+
+    data = replays.read_replay(file)
+    backend = replays.backend_of(data)
+    backend.validate()
+    from_data(data["case"])
+    with Pool(backend) as pool:
+        fails, message = replays.replay(data, pool, path=str(file))
+    print(message)
+    return int(fails)
+
+
+@app.command("list")
+def list_() -> int:
+    """List the properties that come with equivtest."""
+    from equivtest import suite
+
+    for name, prop in suite.load_properties(suite.properties_dir()).items():
+        print(name)
+        print(f"  subject    {prop.subject}")
+        print(f"  statement  {prop.statement}")
+        print(f"  claims     {', '.join(claim.name for claim in prop.claims)}")
+        print(f"  source     {prop.source}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""The `ranks` fixture, for tests of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import pytest
+
+from equivtest.pools import pool_of
+
+if TYPE_CHECKING:
+    from equivtest.cases.base import Case
+    from equivtest.ranks.reply import Reply
+    from equivtest.verdicts.claims import Claim
+    from equivtest.verdicts.verdict import Verdict
+
+
+class Ranks:
+    """The ranks of this pytest process, started when first needed."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def run(self, subject: str, case: Case) -> Sequence[Reply]:
+        """Every rank's reply to `case`, by rank."""
+        return pool_of(self._config).run(subject, case, keep_if_all_raised=bool(case.refusal))
+
+    def check(self, subject: str, case: Case, claims: Sequence[Claim] | None = None) -> list[Verdict]:
+        """Runs `case` and raises unless every claim holds, as `equivtest.check.check` does."""
+        from equivtest.check import check
+
+        return check(subject, case, pool_of(self._config), claims)

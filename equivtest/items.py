@@ -1,0 +1,264 @@
+"""What pytest runs: one item per search of a property, one per known failure."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import pytest
+
+from equivtest.errors import BrokenSetup, Misuse
+from equivtest.known import KnownFailure
+from equivtest.options import settings_of, soak_seed
+from equivtest.pools import pool_of
+from equivtest.profiles import Part, plan
+from equivtest.report.tally import CONCLUSIVE, FAILING
+from equivtest.settings import Settings, check_subjects
+
+if TYPE_CHECKING:
+    from equivtest.property import Property
+    from equivtest.search import Findings
+
+FAILURES_DIR = Path(".equivtest") / "failures"
+"""Where replay files go, below the folder that pytest was started in, or below --report."""
+
+properties_key = pytest.StashKey[dict[str, tuple[str, str]]]()
+"""Node id -> (name, subject) of every property that was seen, judged or not."""
+
+
+class Short(Exception):
+    """A failure whose text is all there is to show."""
+
+
+class EquivtestItem(pytest.Item):
+    """An item that reports plain data: `payload` travels with the report of its call."""
+
+    payload: dict[str, Any]
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], *args: Any, **kwargs: Any) -> Any:
+        if isinstance(excinfo.value, Short):
+            return str(excinfo.value)
+        return super().repr_failure(excinfo, *args, **kwargs)
+
+    def reportinfo(self) -> tuple[Path, None, str]:
+        return self.path, None, self.name
+
+    def runtest(self) -> None:
+        """Runs the item; what makes every further item pointless ends the session."""
+        try:
+            self.judge()
+        except (Misuse, BrokenSetup) as error:
+            self.payload = {"fatal": f"{type(error).__name__}: {error}"}
+            raise Short(str(error)) from None
+
+    def judge(self) -> None:
+        """Does what the item is for, and sets `payload`."""
+        raise NotImplementedError
+
+
+class SearchItem(EquivtestItem):
+    """One search of a property: a part of its cases, on one world size."""
+
+    def __init__(self, *, prop: Property, property_name: str, part: Part, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.prop, self.part = prop, part
+        self.property_name = property_name
+        self.payload = {}
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """What the controller has to know of the property, as plain data."""
+        return {
+            "path": self.nodeid.partition("::")[0],
+            "name": self.property_name,
+            "subject": self.prop.subject,
+            "statement": self.prop.statement,
+            "source": self.prop.source,
+            "claims": [claim.name for claim in self.prop.claims],
+        }
+
+    def judge(self) -> None:
+        settings = settings_of(self.config)
+        records: list[dict[str, Any]] = []
+        failures: list[dict[str, Any]] = []
+        for findings in self._searches(settings):
+            records += findings.records
+            failures += findings.failures
+        self.payload = {
+            "property": self.meta,
+            "part": dataclasses.asdict(self.part) | {"label": self.part.label},
+            "records": records,
+            "failures": failures,
+        }
+        kinds = {kind for record in records for kind in record["verdicts"].values()}
+        if failures or kinds & FAILING:
+            found = dict.fromkeys(f"{failure['claim']}: {failure['kind']}" for failure in failures)
+            raise Short("\n".join(found) or "a claim does not hold")
+        if not records:
+            pytest.skip("not run: no case was judged")
+        if not kinds & CONCLUSIVE:
+            pytest.skip(f"no conclusive verdict: {', '.join(sorted(kinds))}")
+
+    def _searches(self, settings: Settings) -> Iterator[Findings]:
+        """One search; in a soak, searches with fresh seeds for this item's share of the time."""
+        from equivtest.search import Chunk, search
+
+        until_s = time.monotonic() + settings.max_time_s * _workers(self.config) / len(self.session.items)
+        for seed in seeds(self.config, settings):
+            chunk = Chunk(self.part.world_size, settings.dtypes, self.part.index, self.part.num_cases, seed)
+            yield search(self.prop, chunk, pool_of(self.config), settings.known, failures_dir(self.config))
+            if not settings.profile.repeats or time.monotonic() > until_s:
+                return
+
+
+class KnownFailureItem(EquivtestItem):
+    """The smallest case of a known failure: it must still fail as the entry says."""
+
+    def __init__(self, *, prop: Property, entry: KnownFailure, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.prop, self.entry = prop, entry
+        self.payload = {}
+
+    def judge(self) -> None:
+        from equivtest.check import judge
+
+        entry = self.entry
+        settings = settings_of(self.config)
+        if entry.case.world_size not in settings.world_sizes or entry.case.dtype not in settings.dtypes:
+            self._end("not run", pytest.skip, f"{entry.case!r} is outside --world-sizes or --dtypes")
+        claims = [claim for claim in self.prop.claims if claim.name == entry.claim]
+        verdicts = judge(entry.subject, entry.case, pool_of(self.config), claims)
+        kinds = {verdict.kind for verdict in verdicts}
+        if entry.kind in kinds:
+            self._end("still fails", pytest.xfail, f"{entry.reason} {entry.link}".strip())
+        if kinds == {"not_supported"}:
+            self._end("not supported", pytest.skip, "not supported by this backend")
+        if kinds & FAILING:
+            found = ", ".join(sorted(kinds & FAILING))
+            self._end("fails otherwise", _fail, f"fails as {found}, not as {entry.kind}: correct the entry {entry.id}")
+        self._end("no longer fails", _fail, f"no longer fails: remove the entry {entry.id}, or make it stricter\n"
+                  f"  claim     {entry.claim} ({entry.kind})\n  case      {entry.case!r}\n  reason    {entry.reason}")
+
+    def _end(self, state: str, end: Callable[[str], Any], reason: str) -> NoReturn:
+        entry = self.entry
+        self.payload = {
+            "known": {
+                "id": entry.id, "subject": entry.subject, "claim": entry.claim, "kind": entry.kind,
+                "case": repr(entry.case), "reason": entry.reason, "link": entry.link, "state": state,
+            }
+        }  # fmt: skip
+        end(reason)
+        raise AssertionError(f"{end} must raise")
+
+
+class MisuseItem(EquivtestItem):
+    """Stands for every item where an xdist worker finds that the options make no sense."""
+
+    def __init__(self, *, message: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.message = message
+        self.payload = {}
+
+    def judge(self) -> None:
+        raise Misuse(self.message)
+
+
+def collect_property(collector: pytest.Module, name: str, prop: Property) -> list[pytest.Item]:
+    """The items of a module-level property; none where --subjects leaves it out."""
+    settings = settings_of(collector.config)
+    seen = collector.config.stash.setdefault(properties_key, {})
+    seen[f"{collector.nodeid}::{name}"] = (name, prop.subject)
+    subject = settings.judged_subject(name, prop)
+    if subject is None:
+        return []
+    prop = dataclasses.replace(prop, subject=subject)
+    items: list[pytest.Item] = [
+        SearchItem.from_parent(collector, name=f"{name}[{part.label}]", prop=prop, property_name=name, part=part)
+        for part in plan(settings.profile, settings.world_sizes, prop.weight)
+    ]
+    claims = {claim.name for claim in prop.claims}
+    for entry in settings.known.of(subject):
+        if entry.claim in claims:
+            item_name = f"{name}[known-{entry.number}]"
+            items.append(
+                KnownFailureItem.from_parent(collector, name=item_name, nodeid=entry.id, prop=prop, entry=entry)
+            )
+    return items
+
+
+def arrange(session: pytest.Session, items: list[pytest.Item]) -> None:
+    """Orders our items by world size, behind all others, so that each process keeps few worlds.
+
+    Raises:
+        UsageError: --subjects names no property; under xdist an item says so instead, since
+            only what an item reports reaches the controller.
+    """
+    seen = session.config.stash.get(properties_key, {})
+    if not seen:
+        return
+    try:
+        check_subjects(settings_of(session.config), seen.values())
+    except Misuse as error:
+        if not hasattr(session.config, "workerinput"):
+            raise pytest.UsageError(f"equivtest: {error}") from None
+        items[:] = [MisuseItem.from_parent(session, name="options", message=str(error))]
+        return
+    others = [item for item in items if not isinstance(item, EquivtestItem)]
+    known = {item.nodeid: item for item in items if isinstance(item, KnownFailureItem)}
+    searches = [item for item in items if isinstance(item, SearchItem)]
+    items[:] = [*others, *sorted([*known.values(), *searches], key=_world_size)]
+
+
+def manifest(session: pytest.Session) -> list[dict[str, Any]]:
+    """Every property of the session with the labels of the searches that are to run."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for item in session.items:
+        if isinstance(item, SearchItem):
+            meta = found.setdefault((item.meta["path"], item.property_name), item.meta | {"planned": []})
+            meta["planned"].append(item.part.label)
+    return list(found.values())
+
+
+def encode(item: EquivtestItem) -> str:
+    """The item's payload as JSON: xdist carries plain builtin types only."""
+    payload = item.payload
+    if isinstance(item, SearchItem) and "property" in payload:
+        same = (meta for meta in manifest(item.session) if item.meta.items() <= meta.items())
+        payload = payload | {"property": next(same)}
+    return json.dumps(payload)
+
+
+def failures_dir(config: pytest.Config) -> Path:
+    """Where this run's replay files go."""
+    report_dir = settings_of(config).report_dir
+    return report_dir / "failures" if report_dir else config.invocation_params.dir / FAILURES_DIR
+
+
+def seeds(config: pytest.Config, settings: Settings) -> Iterator[str]:
+    """The seed texts of one item's searches: one fixed, or in a soak as many as asked."""
+    if not settings.profile.repeats:
+        yield "gate"
+        return
+    count = 0
+    while True:
+        yield f"{soak_seed(config)}-{count}"
+        count += 1
+
+
+def _workers(config: pytest.Config) -> int:
+    return int(getattr(config, "workerinput", {}).get("workercount", 1))
+
+
+def _world_size(item: pytest.Item) -> int:
+    if isinstance(item, SearchItem):
+        return item.part.world_size
+    assert isinstance(item, KnownFailureItem)
+    return item.entry.case.world_size
+
+
+def _fail(message: str) -> NoReturn:
+    raise Short(message)

@@ -1,0 +1,226 @@
+"""Known failures: which claims are known not to hold of which cases, read from a file."""
+
+from __future__ import annotations
+
+import importlib
+import operator
+import pkgutil
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+from equivtest import cases
+from equivtest.cases.base import Case, from_code
+from equivtest.errors import Misuse
+from equivtest.verdicts.verdict import FAILURES
+
+SHIPPED = Path(__file__).with_name("known_failures.toml")
+"""The file that comes with the package."""
+
+WHOLE_RUN = ("raised", "lost", "timed_out")
+"""Kinds that concern the run, hence every claim of the case."""
+
+OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "in": lambda value, right: value in right,
+    "contains": lambda value, right: right in value,
+}
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A field or property of the case, compared with a literal or with another one."""
+
+    field: str
+    op: str
+    right: Any
+    right_is_field: bool = False
+
+    def holds(self, case: Case) -> bool:
+        """Whether `case` meets it; a case without the field does not.
+
+        Raises:
+            TypeError: the two sides cannot be compared.
+        """
+        if not hasattr(case, self.field) or (self.right_is_field and not hasattr(case, self.right)):
+            return False
+        right = getattr(case, self.right) if self.right_is_field else self.right
+        left = getattr(case, self.field)
+        return bool(OPERATORS[self.op](_plain(left), _plain(right)))
+
+
+@dataclass(frozen=True)
+class KnownFailure:
+    """One entry; `number` counts the entries of its subject from 1, in the file's order."""
+
+    subject: str
+    claim: str
+    kind: str
+    where: tuple[Condition, ...]
+    case: Case
+    reason: str
+    link: str = ""
+    versions: tuple[tuple[str, str], ...] = ()
+    number: int = 1
+
+    @property
+    def id(self) -> str:
+        """How the entry is named in a report."""
+        return f"known_failures::{self.subject}::{self.number}"
+
+    @cached_property
+    def active(self) -> bool:
+        """Whether the installed releases are those that the entry is about."""
+        return all(_is_installed(name, specifier) for name, specifier in self.versions)
+
+    def covers(self, case: Case) -> bool:
+        """Whether all its conditions hold of `case`.
+
+        Raises:
+            Misuse: a condition compares what cannot be compared.
+        """
+        try:
+            return all(condition.holds(case) for condition in self.where)
+        except TypeError as error:
+            raise Misuse(f"{self.id}: where: {error}") from error
+
+
+@dataclass(frozen=True)
+class KnownFailures:
+    """The active entries of a file, in its order."""
+
+    entries: tuple[KnownFailure, ...] = field(default=())
+
+    @classmethod
+    def load(cls, path: Path) -> KnownFailures:
+        """Reads a file.
+
+        Raises:
+            Misuse: it cannot be read, or holds a mistake; names the entry and the field.
+        """
+        try:
+            data = tomllib.loads(path.read_text("utf-8"))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise Misuse(f"known failures: cannot read {path}: {error}") from error
+        listed = data.pop("known_failure", [])
+        if data or not isinstance(listed, list):
+            raise Misuse(f"known failures: {path}: expected [[known_failure]] entries alone, got {', '.join(data)}")
+        claims = _known_claims() if listed else ()
+        numbers: Counter[str] = Counter()
+        entries = []
+        for position, raw in enumerate(listed, start=1):
+            try:
+                entry = _entry(raw, numbers, claims)
+            except (Misuse, msgspec.ValidationError) as error:
+                raise Misuse(f"known failures: {path}: entry {position}: {error}") from error
+            entries.append(entry)
+        return cls(tuple(entry for entry in entries if entry.active))
+
+    def of(self, subject: str) -> tuple[KnownFailure, ...]:
+        """The entries about `subject`."""
+        return tuple(entry for entry in self.entries if entry.subject == subject)
+
+    def match(self, subject: str, claim: str, case: Case, kind: str | None = None) -> KnownFailure | None:
+        """The first entry that says `claim` fails on `case` (as `kind`, where given), or None."""
+        found = (e for e in self.of(subject) if e.claim == claim or e.kind in WHOLE_RUN)
+        return next((e for e in found if kind in (None, e.kind) and e.covers(case)), None)
+
+    def forbids_run(self, subject: str, case: Case) -> KnownFailure | None:
+        """The first entry for which `case` is not to be run at all, or None."""
+        return next((e for e in self.of(subject) if e.kind in WHOLE_RUN and e.covers(case)), None)
+
+
+class _Raw(msgspec.Struct, forbid_unknown_fields=True):
+    subject: str
+    claim: str
+    kind: str
+    where: list[tuple[str, str, Any]]
+    case: str
+    reason: str
+    link: str = ""
+    versions: dict[str, str] = {}
+
+
+def _entry(data: object, numbers: Counter[str], claims: Collection[str]) -> KnownFailure:
+    raw = msgspec.convert(data, _Raw)
+    for name in ("subject", "claim", "reason"):
+        if not getattr(raw, name).strip():
+            raise Misuse(f"{name}: must not be empty")
+    if raw.claim not in claims:
+        raise Misuse(f"claim: must be one of {', '.join(claims)}, got {raw.claim!r}")
+    if raw.kind not in FAILURES:
+        raise Misuse(f"kind: must be one of {', '.join(FAILURES)}, got {raw.kind!r}")
+    for name, specifier in raw.versions.items():
+        try:
+            SpecifierSet(specifier)
+        except InvalidSpecifier as error:
+            raise Misuse(f"versions: {name}: {error}") from error
+    try:
+        case = from_code(raw.case)
+    except Misuse as error:
+        raise Misuse(f"case: {error}") from error
+    where = tuple(_condition(row, case) for row in raw.where)
+    numbers[raw.subject] += 1
+    entry = KnownFailure(
+        raw.subject, raw.claim, raw.kind, where, case, raw.reason, raw.link,
+        tuple(raw.versions.items()), numbers[raw.subject],
+    )  # fmt: skip
+    if not entry.covers(case):
+        raise Misuse("where: does not hold of the entry's own case")
+    return entry
+
+
+def _condition(row: tuple[str, str, Any], case: Case) -> Condition:
+    name, op, right = row
+    if op not in OPERATORS:
+        raise Misuse(f"where: operator must be one of {' '.join(OPERATORS)}, got {op!r}")
+    _check_field(name, case)
+    if not isinstance(right, dict):
+        return Condition(name, op, right)
+    if right.keys() != {"field"}:
+        raise Misuse(f"where: right side must be a literal or {{field = 'NAME'}}, got {right!r}")
+    _check_field(right["field"], case)
+    return Condition(name, op, right["field"], right_is_field=True)
+
+
+def _check_field(name: object, case: Case) -> None:
+    if not isinstance(name, str) or name.startswith("_") or callable(getattr(case, name, callable)):
+        raise Misuse(f"where: {type(case).__name__} has no field or property {name!r}")
+
+
+def _plain(value: Any) -> Any:
+    """Tuples as lists, so that a tuple of the case equals the list of the file."""
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _is_installed(name: str, specifier: str) -> bool:
+    try:
+        return SpecifierSet(specifier).contains(metadata.version(name), prereleases=True)
+    except metadata.PackageNotFoundError:
+        return False
+
+
+def _known_claims() -> tuple[str, ...]:
+    """Every claim's name; imports the shipped case classes too, which `from_code` needs to know.
+
+    Both take torch, so neither is imported for a file without entries.
+    """
+    for module in pkgutil.iter_modules(cases.__path__):
+        if module.name != "strategies":  # those need Hypothesis and define no case
+            importlib.import_module(f"{cases.__name__}.{module.name}")
+    from equivtest.verdicts.claims import CLAIMS
+
+    return tuple(CLAIMS)

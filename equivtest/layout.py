@@ -1,0 +1,257 @@
+"""Where each element of a sharded tensor lives: integer arithmetic only, no torch.
+
+A mesh is a row-major grid of ranks, `mesh_shape` ranks along each axis.  A layout holds one
+placement per mesh axis.  Where one dim is sharded on several axes, the shard order says which
+axis divides first.
+
+Source: torch.distributed.tensor placements (2.13.0), DeepSpeed ZeRO-3 partitions for `Flat`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from equivtest.errors import Misuse
+
+Bounds = tuple[int, int]
+"""Half-open interval of element indices, (start, stop)."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Divided among the ranks of the axis along one dim, by torch.chunk's rule."""
+
+    dim: int
+
+    def __str__(self) -> str:
+        return f"shard({self.dim})"
+
+
+@dataclass(frozen=True)
+class Replicate:
+    """Whole on every rank of the axis."""
+
+    def __str__(self) -> str:
+        return "replicate"
+
+
+@dataclass(frozen=True)
+class Partial:
+    """Each rank of the axis holds an operand; reducing them with `op` gives the value."""
+
+    op: str = "sum"
+
+    def __str__(self) -> str:
+        return f"partial({self.op})"
+
+
+@dataclass(frozen=True)
+class Flat:
+    """Flattened, padded to `padded_to` elements, divided into equal parts (ZeRO's partition)."""
+
+    padded_to: int
+
+    def __str__(self) -> str:
+        return f"flat({self.padded_to})"
+
+
+Placement = Shard | Replicate | Partial | Flat
+REDUCE_OPS = ("sum", "avg", "max", "min")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The placements of one tensor on all mesh axes.
+
+    `shard_order` lists mesh axes, the one that divides first at the front; it matters only
+    where one dim is sharded on several axes.  Empty means first axis first, torch's default.
+    """
+
+    placements: tuple[Placement, ...]
+    shard_order: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        text = ", ".join(str(placement) for placement in self.placements)
+        return f"{text} (axes divide in order {self.shard_order})" if self.shard_order else text
+
+
+def parse_placement(text: str) -> Placement:
+    """The placement that `text` spells: 'replicate', 'shard(1)', 'partial(sum)' or 'flat(6)'.
+
+    Raises:
+        Misuse: `text` spells none of them.
+    """
+    if text == "replicate":
+        return Replicate()
+    if match := re.fullmatch(r"(shard|flat)\((\d+)\)", text):
+        number = int(match[2])
+        return Shard(number) if match[1] == "shard" else Flat(number)
+    if (match := re.fullmatch(r"partial\((\w+)\)", text)) and match[1] in REDUCE_OPS:
+        return Partial(match[1])
+    raise Misuse(
+        f"unknown placement {text!r}: write 'replicate', 'shard(DIM)', 'flat(PADDED_NUMEL)' "
+        f"or 'partial(OP)' with OP one of {', '.join(REDUCE_OPS)}"
+    )
+
+
+def shard_bounds(length: int, num_shards: int, index: int) -> Bounds:
+    """Half-open bounds, in elements, of one shard of a dim.
+
+    Every shard has ceil(length / num_shards) elements until the dim runs out; later shards
+    are shorter or empty.  shard_bounds(4, 3, 2) == (4, 4).
+
+    Args:
+        length: Size of the unsharded dim, in elements; 0 is allowed.
+        num_shards: Number of shards, at least 1.
+        index: Which shard, 0 <= index < num_shards.
+
+    Returns:
+        (start, stop), 0 <= start <= stop <= length.
+
+    Raises:
+        ValueError: length < 0, num_shards < 1, or index out of range.
+
+    Source: torch.distributed.tensor.Shard, which follows torch.chunk (2.13.0).
+    """
+    if length < 0:
+        raise ValueError(f"length must be at least 0, got {length}")
+    if num_shards < 1:
+        raise ValueError(f"num_shards must be at least 1, got {num_shards}")
+    if not 0 <= index < num_shards:
+        raise ValueError(f"index must be in 0..{num_shards - 1}, got {index}")
+    size = -(-length // num_shards)
+    return min(index * size, length), min((index + 1) * size, length)
+
+
+def coordinate_of(rank: int, mesh_shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The place of `rank` on each axis of a row-major mesh.
+
+    Raises:
+        ValueError: the mesh has no such rank.
+    """
+    if not 0 <= rank < math.prod(mesh_shape):
+        raise ValueError(f"rank must be in 0..{math.prod(mesh_shape) - 1}, got {rank}")
+    coordinate = []
+    for size in reversed(mesh_shape):
+        rank, place = divmod(rank, size)
+        coordinate.append(place)
+    return tuple(reversed(coordinate))
+
+
+def flat_axis(layout: Layout) -> int | None:
+    """The mesh axis that is `Flat`, or None.
+
+    Raises:
+        ValueError: `Flat` stands beside another `Flat` or a `Shard`.
+    """
+    flat = [a for a, placement in enumerate(layout.placements) if isinstance(placement, Flat)]
+    if not flat:
+        return None
+    if len(flat) > 1 or any(isinstance(placement, Shard) for placement in layout.placements):
+        raise ValueError(f"Flat goes with Replicate and Partial only, got {layout}")
+    return flat[0]
+
+
+def local_box(
+    global_shape: tuple[int, ...], layout: Layout, mesh_shape: tuple[int, ...], rank: int
+) -> tuple[Bounds, ...]:
+    """Bounds, one pair per dim, of what `rank` holds of a tensor; whole for a `Flat` layout.
+
+    Raises:
+        ValueError: placements and mesh axes differ in number, a sharded dim does not exist,
+            or the shard order does not name every sharded axis once.
+    """
+    check_layout(global_shape, layout, mesh_shape)
+    coordinate = coordinate_of(rank, mesh_shape)
+    box = [(0, length) for length in global_shape]
+    for axis in shard_axes(layout):
+        placement = layout.placements[axis]
+        assert isinstance(placement, Shard)
+        outer_start, outer_stop = box[placement.dim]
+        start, stop = shard_bounds(outer_stop - outer_start, mesh_shape[axis], coordinate[axis])
+        box[placement.dim] = (outer_start + start, outer_start + stop)
+    return tuple(box)
+
+
+def shard_axes(layout: Layout) -> tuple[int, ...]:
+    """The sharded mesh axes, the one that divides first at the front."""
+    sharded = tuple(a for a, placement in enumerate(layout.placements) if isinstance(placement, Shard))
+    if not layout.shard_order:
+        return sharded
+    if sorted(layout.shard_order) != list(sharded):
+        raise ValueError(f"shard order must name the sharded axes {sharded} once each, got {layout.shard_order}")
+    return layout.shard_order
+
+
+def check_layout(global_shape: tuple[int, ...], layout: Layout, mesh_shape: tuple[int, ...]) -> None:
+    """Raises ValueError if `layout` cannot place a tensor of `global_shape` on the mesh."""
+    if len(layout.placements) != len(mesh_shape):
+        raise ValueError(f"need one placement per mesh axis: {layout} on a mesh of {mesh_shape}")
+    for placement in layout.placements:
+        if isinstance(placement, Shard) and not 0 <= placement.dim < len(global_shape):
+            raise ValueError(f"{placement} names no dim of a tensor of shape {global_shape}")
+    axis = flat_axis(layout)
+    if axis is not None:
+        flat_bounds(math.prod(global_shape), layout.placements[axis], mesh_shape[axis], 0)
+
+
+def flat_bounds(numel: int, placement: Placement, num_shards: int, index: int) -> tuple[int, int, int]:
+    """(start, stop, size) of one partition of a flattened tensor, all in elements.
+
+    [start, stop) are its elements; the rest of its `size` elements is padding.
+
+    Raises:
+        ValueError: `padded_to` is below numel or no multiple of num_shards.
+    """
+    assert isinstance(placement, Flat)
+    if placement.padded_to < numel or placement.padded_to % num_shards:
+        raise ValueError(f"padded_to must be a multiple of {num_shards} and at least {numel}, got {placement.padded_to}")
+    size = placement.padded_to // num_shards
+    return min(index * size, numel), min((index + 1) * size, numel), size
+
+
+def local_shape(
+    global_shape: tuple[int, ...], layout: Layout, mesh_shape: tuple[int, ...], rank: int
+) -> tuple[int, ...]:
+    """Shape of what `rank` holds; one dim, padding included, for a `Flat` layout."""
+    box = local_box(global_shape, layout, mesh_shape, rank)
+    axis = flat_axis(layout)
+    if axis is None:
+        return tuple(stop - start for start, stop in box)
+    index = coordinate_of(rank, mesh_shape)[axis]
+    return (flat_bounds(math.prod(global_shape), layout.placements[axis], mesh_shape[axis], index)[2],)
+
+
+def shard_kind(global_shape: tuple[int, ...], layout: Layout, mesh_shape: tuple[int, ...]) -> str:
+    """How evenly the ranks share a tensor: 'even', 'uneven' or 'empty' (some rank holds nothing).
+
+    Padding does not count: a padded partition is uneven, one of padding alone is empty.
+    """
+    sizes = {_num_elements(global_shape, layout, mesh_shape, rank) for rank in range(math.prod(mesh_shape))}
+    if math.prod(global_shape) and 0 in sizes:
+        return "empty"
+    return "even" if len(sizes) == 1 else "uneven"
+
+
+def _num_elements(global_shape: tuple[int, ...], layout: Layout, mesh_shape: tuple[int, ...], rank: int) -> int:
+    axis = flat_axis(layout)
+    if axis is None:
+        return math.prod(local_shape(global_shape, layout, mesh_shape, rank))
+    index = coordinate_of(rank, mesh_shape)[axis]
+    start, stop, _ = flat_bounds(math.prod(global_shape), layout.placements[axis], mesh_shape[axis], index)
+    return stop - start
+
+
+def replicas(layout: Layout, mesh_shape: tuple[int, ...]) -> list[list[int]]:
+    """Groups of ranks that hold the same part and so must hold the same bits.
+
+    Ranks along a `Partial` axis hold different operands and are in different groups.
+    """
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for rank in range(math.prod(mesh_shape)):
+        placed = zip(coordinate_of(rank, mesh_shape), layout.placements, strict=True)
+        key = tuple(place for place, placement in placed if not isinstance(placement, Replicate))
+        groups.setdefault(key, []).append(rank)
+    return list(groups.values())

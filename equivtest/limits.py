@@ -1,0 +1,36 @@
+"""Every time limit and size bound, in one table, with units and reasons."""
+
+from __future__ import annotations
+
+# Time, in seconds.  A limit only ends what would hang; a slow machine must stay below it.
+CASE_S = 60.0  # one visit of one case on all ranks; the slowest honest one takes under 2
+GRACE_S = 0.5  # after the first rank failed, for its peers to answer; they wait inside a collective
+START_S = 120.0  # a world's start, from the request to every rank's first word; cold imports take 10
+STOP_S = 2.0  # for ranks to end by themselves when a pool closes, before they are killed
+STACKS_S = 0.5  # for the stacks of a hanging rank to be written
+REFUSAL_GRACE_S = 5.0  # GRACE_S where every rank should raise by itself: none waits for another, some are slow
+PROBE_S = 5.0  # a collective of a few elements on ranks that were just heard from
+SEND_S = 5.0  # for a rank to take a message; it reads at once unless it hangs
+WATCH_S = 1.0  # between a rank's looks at the size of its own output
+SHRINK_S = 60.0  # one failure's shrinking; then the smallest case so far is reported
+COLLECTIVE_S = 600.0  # the backend's own time-out: longer than CASE_S, so that the parent names the cause
+
+# Sizes.
+MAX_WORLD_SIZE = 64  # ranks of one world on one machine; more belong under torchrun
+MAX_DIMS = 4  # of an activation
+MAX_FEATURES = 4096  # of one dim of a case
+MAX_NUMEL = 2**24  # elements of one tensor of a case: 128 MiB in float64
+SHARED_BYTES = 2**20  # a reply's tensors beyond this go through a file in memory, not the pipe
+OUTPUT_CHARS = 8_000  # of a rank's traceback, stacks or output kept in a verdict
+OUTPUT_BYTES = 2**22  # of what one rank prints that is kept in memory; beyond it the file starts again
+MAX_WORLDS = 4  # worlds that one pool keeps alive; the one not used longest is ended first
+
+# What strategies draw from.  Explicit tables, so that draws do not depend on what else is imported.
+WORLD_SIZES = (1, 2, 3, 4)
+SOAK_WORLD_SIZES = (1, 2, 3, 4, 5, 6, 7, 8)
+DTYPES = ("float32", "float64", "bfloat16", "float16")
+
+# Search and shrinking.
+SHRINK_CASE_S = 5.0  # one try while shrinking a time-out, instead of CASE_S
+SHRINK_TRIES = 15  # cases tried in each smaller world before the failure's own world is shrunk in
+BROKEN_RUNS = 5  # runs of one search that may end without answers before the search is cut short

@@ -1,0 +1,82 @@
+"""The options of a run, as pytest knows them.
+
+They are added by a conftest.py (`from equivtest.options import pytest_addoption`) or by
+`-p equivtest.options`, and not by the plugin that every pytest of the environment loads: names
+like --device and --backend are taken by other projects' conftest files (Triton's has --device),
+and a second plugin that adds the same name stops pytest.
+"""
+
+from __future__ import annotations
+
+import secrets
+from weakref import WeakSet
+
+import pytest
+
+from equivtest.profiles import DEFAULT_PROFILE, PROFILES, SOAK_S
+from equivtest.settings import Settings, parse
+
+HELP: dict[str, str] = {
+    "profile": f"How much to run: {', '.join(PROFILES)} (default {DEFAULT_PROFILE}).",
+    "backend": "Backend of torch.distributed that is judged (default gloo).",
+    "device": "Device type that the tensors live on (default cpu).",
+    "import": "Module that every process imports first, such as a vendor's backend; may be repeated.",
+    "world-sizes": "Numbers of ranks, such as 1,2,3,4.",
+    "dtypes": "Dtypes to draw from, such as float32,bfloat16.",
+    "subjects": "Judge these alone; NAME=package.module:function judges another implementation as NAME.",
+    "known-failures": "File of known failures, or 'none' (default: the shipped file).",
+    "report": "Directory for verdicts.jsonl, junit.xml, summary.txt, report.html and environment.json.",
+    "max-time": f"Seconds that --profile soak lasts (default {SOAK_S:.0f}).",
+}
+"""Option -> help, for pytest and for the command alike."""
+
+_METAVARS = {"import": "MODULE", "report": "DIR", "known-failures": "FILE", "max-time": "SECONDS"}
+_done: WeakSet[pytest.Parser] = WeakSet()
+_settings_key = pytest.StashKey[Settings]()
+_seed_key = pytest.StashKey[str]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds the options, once however often it is called."""
+    if parser in _done:
+        return
+    _done.add(parser)
+    group = parser.getgroup("equivtest", "equivtest: parallel computations against the unsharded one")
+    for name, text in HELP.items():
+        group.addoption(
+            f"--{name}",
+            dest=_dest(name),
+            action="append" if name == "import" else "store",
+            default=[] if name == "import" else None,
+            metavar=_METAVARS.get(name, name.upper().replace("-", "_")),
+            help=text,
+        )
+
+
+def _dest(name: str) -> str:
+    return "equivtest_" + name.replace("-", "_")
+
+
+def are_added(config: pytest.Config) -> bool:
+    """Whether a conftest.py or the command added the options to this run."""
+    return hasattr(config.option, _dest("profile"))
+
+
+def settings_of(config: pytest.Config) -> Settings:
+    """The settings of this run; the defaults where the options were not added.
+
+    Raises:
+        Misuse: a value is not allowed.
+    """
+    if _settings_key not in config.stash:
+        raw = {name.replace("-", "_"): getattr(config.option, _dest(name), None) for name in HELP}
+        config.stash[_settings_key] = parse(raw)
+    return config.stash[_settings_key]
+
+
+def soak_seed(config: pytest.Config) -> str:
+    """The fresh seed of this run's soak: the controller's, which xdist workers are given."""
+    if _seed_key not in config.stash:
+        given = getattr(config, "workerinput", {}).get("equivtest_seed")
+        config.stash[_seed_key] = str(given or secrets.token_hex(4))
+    return config.stash[_seed_key]

@@ -1,0 +1,47 @@
+"""What is right: unsharded references that know nothing of ranks, meshes or processes.
+
+A package with a case class of its own registers what is expected of it:
+
+    @expect.register
+    def expect_mine(case: MyCase, index: int) -> Expected: ...
+"""
+
+from __future__ import annotations
+
+import functools
+
+from equivtest.cases.base import Case
+from equivtest.cases.fetch import FetchCase, RefusedFetchCase
+from equivtest.cases.linear import LinearCase, RefusedLinearCase
+from equivtest.errors import Misuse
+from equivtest.oracle.expected import Expected
+from equivtest.oracle.fetch import expect_fetch
+from equivtest.oracle.linear import expect_linear
+
+__all__ = ["expect"]
+
+
+@functools.singledispatch
+def expect(case: Case, index: int) -> Expected:
+    """What a correct subject answers for draw `index` of case.values; nothing if it must refuse.
+
+    Raises:
+        Misuse: nobody registered what is expected of this class.
+        InexactData: the drawn values break the conditions under which equality can be asked for.
+        IndexError: the case has no such draw.
+    """
+    raise Misuse(
+        f"nothing is known to be expected of {type(case).__name__}: decorate the function that computes it with "
+        "equivtest.oracle.expect.register, in the module that defines the class"
+    )
+
+
+def expect_refusal(case: Case, index: int) -> Expected:
+    """No tensor at all, for a case outside the contract."""
+    return Expected({}, {})
+
+
+expect.register(LinearCase, expect_linear)
+expect.register(FetchCase, expect_fetch)
+expect.register(RefusedLinearCase, expect_refusal)
+expect.register(RefusedFetchCase, expect_refusal)

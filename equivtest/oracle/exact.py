@@ -1,0 +1,143 @@
+"""Integer arithmetic on floating-point data, and the proof that floating point cannot round there.
+
+Letters: p significand bits of a dtype.
+
+Derived here.  Write each tensor as integers times 2**e.  Every term of a sum of products is then
+an integer times one common unit, a power of two.  If the magnitudes of the terms add up to at most
+2**p units, every sum of any of the terms is an integer of at most 2**p units, and these are all
+values of the dtype.  So each addition is exact, in any order, blocked or not, fused or not, and on
+any number of ranks; with an accumulator of more bits too.  Nothing here knows how data was drawn:
+the integers are found in the tensors, and the sums of magnitudes are computed in int64.
+
+Source: integers up to 2**p are values: IEEE 754-2019 section 3.3 (every value is an integer below
+2**p times a power of two, and 2**p is one as well); Higham, Accuracy and Stability of Numerical
+Algorithms, 2nd ed., equation 2.1 says the same.  The conditions: NUMERICS.md 4.1, C1 to C5 in
+their partition-free form.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from equivtest.errors import EquivtestError
+
+_INT64_BITS = 62  # what sums may take before int64 could overflow, with one bit to spare
+
+
+class InexactData(EquivtestError, AssertionError):
+    """Data breaks the conditions of exactness: a fault of who drew it, never of a subject."""
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """integers * 2**exponent; `integers` is any shape, int64, global."""
+
+    integers: torch.Tensor
+    exponent: int
+
+    def in_units(self, exponent: int) -> torch.Tensor:
+        """The integers when counted in 2**exponent, which is no larger than the own unit."""
+        shift = self.exponent - exponent
+        if bits_of(largest_of(self.integers)) + shift > _INT64_BITS:
+            raise InexactData(f"powers of two too far apart: 2**{self.exponent} in units of 2**{exponent}")
+        return self.integers << shift
+
+
+@dataclass(frozen=True)
+class Sum:
+    """A tensor of sums.
+
+    Attributes:
+        value: float64, exact, global.
+        bits_used: Smallest b such that the magnitudes behind each element add up to at most 2**b.
+    """
+
+    value: torch.Tensor
+    bits_used: int
+
+
+def significand_bits(dtype: torch.dtype) -> int:
+    """p, the hidden bit included: 24 for float32.
+
+    Source: torch.finfo (2.13.0): eps is the distance from 1 to the next value, 2**(1 - p).
+    """
+    return 1 - round(math.log2(torch.finfo(dtype).eps))
+
+
+def bits_of(magnitude: int) -> int:
+    """Smallest b of at least 1 with magnitude <= 2**b."""
+    return max(1, (magnitude - 1).bit_length())
+
+
+def find_integers(name: str, tensor: torch.Tensor) -> Scaled:
+    """`tensor` as integers times the largest power of two that leaves them integers.
+
+    Args:
+        name: For the message.
+        tensor: Any shape and floating dtype, global.
+
+    Raises:
+        InexactData: an element is infinite or NaN, or the integers do not fit 62 bits.
+
+    Source: torch.frexp (2.13.0): value = fraction * 2**exponent, 0.5 <= |fraction| < 1.
+    """
+    values = tensor.to(torch.float64)
+    if not bool(torch.isfinite(values).all()):
+        raise InexactData(f"{name} has infinite or NaN elements")
+    nonzero = values[values != 0]
+    if nonzero.numel() == 0:
+        return Scaled(torch.zeros(values.shape, dtype=torch.int64), 0)
+    fractions, exponents = torch.frexp(nonzero)
+    significands = (fractions * 2.0**53).to(torch.int64)
+    last_bits = (significands & -significands).to(torch.float64)  # powers of two
+    exponent = int((exponents + torch.frexp(last_bits).exponent).min()) - 54
+    if int(exponents.max()) - exponent > _INT64_BITS or not -1022 <= exponent <= 1022:
+        raise InexactData(f"{name} spans too many powers of two to be integers of {_INT64_BITS} bits")
+    return Scaled((values * 2.0**-exponent).to(torch.int64), exponent)
+
+
+def sum_products(
+    name: str, left: Scaled, right: Scaled, dtype: torch.dtype, *, plus: Scaled | None = None, divided_by: int = 1
+) -> Sum:
+    """left @ right (+ plus), exact, and proved exact in `dtype`.
+
+    Args:
+        name: Of the result, for the message.
+        left, right: (rows, terms) and (terms, columns).
+        dtype: In which partial sums may be stored.
+        plus: (columns,), added to each row.
+        divided_by: `plus` may be divided by this, and the quotient added that many times.
+
+    Raises:
+        InexactData: magnitudes add up to more than 2**p, or `plus` cannot be divided.
+    """
+    unit = left.exponent + right.exponent
+    added = None
+    if plus is not None:
+        free = (divided_by & -divided_by).bit_length() - 1  # halving is exact: it only lowers the unit
+        unit = min(unit, plus.exponent - free)
+        added = plus.in_units(unit)
+        if bool((added % divided_by != 0).any()):
+            raise InexactData(f"{name}: the bias is no multiple of {divided_by}, so that its share per rank is rounded")
+    factors = Scaled(left.integers, left.exponent).in_units(unit - right.exponent)
+    terms = torch.matmul(factors.abs().to(torch.float64), right.integers.abs().to(torch.float64))
+    if added is not None:
+        terms = terms + added.abs()
+    if terms.numel() and float(terms.max()) > 2.0**_INT64_BITS:  # only then could int64 overflow
+        raise InexactData(f"{name}: magnitudes add up to more than 2**{_INT64_BITS} units")
+    sums = torch.matmul(factors, right.integers)
+    magnitudes = torch.matmul(factors.abs(), right.integers.abs())
+    if added is not None:
+        sums, magnitudes = sums + added, magnitudes + added.abs()
+    bits_used, bits = bits_of(largest_of(magnitudes)), significand_bits(dtype)
+    if bits_used > bits:
+        raise InexactData(f"{name}: magnitudes add up to {largest_of(magnitudes)} units, {dtype} holds 2**{bits}")
+    return Sum(torch.ldexp(sums.to(torch.float64), torch.tensor(unit)), bits_used)
+
+
+def largest_of(integers: torch.Tensor) -> int:
+    """The largest magnitude, 0 where there is no element."""
+    return int(integers.abs().max()) if integers.numel() else 0

@@ -1,0 +1,43 @@
+"""What a correct subject answers, and how far it may be off."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from equivtest.layout import Layout
+
+
+@dataclass(frozen=True)
+class ExpectedTensor:
+    """One tensor of the unsharded computation.
+
+    Attributes:
+        value: The right value, global, float64.
+        allowed: Largest absolute error per element, global, float64; None: equal by value.
+        layout: Where the case's contract puts it.
+        dtype: Name of the dtype that the subject must answer in.
+        derivation: Why `allowed` is what it is, for the message.
+        requires_grad: The flag that the answered tensor must carry; None: any.
+    """
+
+    value: torch.Tensor
+    allowed: torch.Tensor | None
+    layout: Layout
+    dtype: str
+    derivation: str
+    requires_grad: bool | None = None
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Every tensor that a subject must answer for one draw, by name.
+
+    Attributes:
+        bits_used: name -> bits that the largest sum of magnitudes behind it takes.
+    """
+
+    tensors: Mapping[str, ExpectedTensor]
+    bits_used: Mapping[str, int]

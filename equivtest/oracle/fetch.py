@@ -1,0 +1,33 @@
+"""Fetched parameters: copies of what was partitioned, so equal to the last bit."""
+
+from __future__ import annotations
+
+import torch
+
+from equivtest.cases.fetch import FetchCase
+from equivtest.cases.values import draw
+from equivtest.oracle.expected import Expected, ExpectedTensor
+
+DERIVATION = "equal: copied, nothing is computed"
+
+
+def expect_fetch(case: FetchCase, index: int) -> Expected:
+    """`param.i` and `partition.i`: both have the parameter itself as their global value.
+
+    The flag of `param.i` is the case's; a partition may carry any.
+    """
+    given = draw(case, index)
+    flags = case.given_flags()
+    layouts = case.layouts()
+    tensors = {}
+    for name in case.answer_names():
+        parameter = f"param.{name.rpartition('.')[2]}"
+        tensors[name] = ExpectedTensor(
+            value=given[parameter].to(torch.float64),
+            allowed=None,
+            layout=layouts[name],
+            dtype=case.dtype,
+            derivation=DERIVATION,
+            requires_grad=flags.get(name),
+        )
+    return Expected(tensors, {})

@@ -1,0 +1,190 @@
+"""The plugin that every pytest of an environment with equivtest loads.
+
+Until a module-level `Property` is collected, or a conftest.py adds our options, it does nothing
+and imports neither torch nor Hypothesis: whatever is heavier than pytest is imported in the hook
+that needs it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from equivtest.fixture import Ranks
+    from equivtest.session import Controller
+
+
+@pytest.fixture(scope="session")
+def ranks(pytestconfig: pytest.Config) -> Ranks:
+    """Runs and checks cases on the pool of this process: `ranks.check("rowwise_linear", case)`."""
+    from equivtest.fixture import Ranks
+
+    return Ranks(pytestconfig)
+
+
+@pytest.hookimpl(tryfirst=True)  # before junitxml reads its path
+def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput"):
+        return
+    config.pluginmanager.register(ControllerHooks(config), "equivtest-controller")
+    if not _options_added(config):
+        return
+    from equivtest import settings
+    from equivtest.errors import EquivtestError
+    from equivtest.options import settings_of
+    from equivtest.pools import end_orderly_on_sigterm
+
+    try:
+        chosen = settings_of(config)
+        settings.check(chosen)
+    except EquivtestError as error:
+        raise pytest.UsageError(f"equivtest: {error}") from None
+    if chosen.report_dir is not None and not config.getoption("xmlpath", None):
+        config.option.xmlpath = str(chosen.report_dir / "junit.xml")
+    end_orderly_on_sigterm(config)
+
+
+def pytest_pycollect_makeitem(collector: Any, name: str, obj: object) -> list[pytest.Item] | None:
+    module = sys.modules.get("equivtest.property")
+    if module is None or not isinstance(obj, module.Property) or not isinstance(collector, pytest.Module):
+        return None
+    from equivtest.items import collect_property
+
+    return collect_property(collector, name, obj)
+
+
+@pytest.hookimpl(tryfirst=True)  # before -k and --lf choose among the items
+def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.Item]) -> None:
+    if "equivtest.items" in sys.modules:
+        from equivtest.items import arrange
+
+        arrange(session, items)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if call.when == "call" and getattr(item, "payload", None) and "equivtest.items" in sys.modules:
+        from equivtest.items import EquivtestItem, encode
+
+        if isinstance(item, EquivtestItem):
+            report.equivtest = encode(item)  # type: ignore[attr-defined]  # survives xdist
+    return report
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if "equivtest.items" in sys.modules and hasattr(session.config, "workeroutput"):
+        import json
+
+        from equivtest.items import manifest
+
+        session.config.workeroutput["equivtest"] = json.dumps(manifest(session))
+    _close_pool(session.config)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    _close_pool(config)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Hands the controller's fresh seed to an xdist worker."""
+    if _options_added(node.config):
+        from equivtest.options import soak_seed
+
+        node.workerinput["equivtest_seed"] = soak_seed(node.config)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """Workers for `-n auto`: half as many as cores on larger machines, since each drives ranks."""
+    if not _options_added(config) or "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
+        return None
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cores if cores <= 4 else cores // 2
+
+
+class ControllerHooks:
+    """Hooks of the process that prints.  `controller` comes with the first finding."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.found: Controller | None = None
+        self.session: pytest.Session | None = None
+
+    @property
+    def controller(self) -> Controller:
+        if self.found is None:
+            from equivtest.session import Controller
+
+            self.found = Controller(self.config)
+        return self.found
+
+    def pytest_report_header(self) -> list[str]:
+        if not _options_added(self.config):
+            return []
+        from equivtest.session import header
+
+        return header(self.config)
+
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        self.session = session
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> Generator[None, object, object]:
+        payload = getattr(report, "equivtest", None)
+        if payload is not None:
+            self.controller.receive(payload)  # first: what is fatal is not shown as a failure
+        result = yield
+        if report.when == "teardown" and self.found is not None and self.session is not None:
+            self.found.report_claims(self.session)
+        return result
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Takes a worker's list of properties, so that those never begun are reported too."""
+        listed = getattr(node, "workeroutput", {}).get("equivtest")
+        if listed:
+            import json
+
+            self.controller.add_manifest(json.loads(listed))
+
+    @pytest.hookimpl(tryfirst=True)  # before junitxml writes its file
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if "equivtest.items" in sys.modules:
+            from equivtest.items import manifest
+
+            listed = manifest(session) if hasattr(session, "items") else []
+            if listed:
+                self.controller.add_manifest(listed)
+        if self.found is not None:
+            self.found.finish(session)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self.found is None:
+            return
+        lines = self.found.summary(width=min(terminalreporter._tw.fullwidth, 120))
+        if lines:
+            terminalreporter.section("equivtest")
+        for line in lines:
+            terminalreporter.write_line(line)
+        if self.found.trouble:
+            terminalreporter.write_line(f"equivtest: {self.found.trouble}", red=True)
+
+
+def _options_added(config: pytest.Config) -> bool:
+    return hasattr(config.option, "equivtest_profile")
+
+
+def _close_pool(config: pytest.Config) -> None:
+    if "equivtest.pools" in sys.modules:
+        from equivtest.pools import close_pool
+
+        close_pool(config)

@@ -1,0 +1,72 @@
+"""The one pool of a pytest process: made when first needed, closed however the run ends."""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import sys
+import threading
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import pytest
+
+from equivtest.options import settings_of
+
+if TYPE_CHECKING:
+    from equivtest.ranks.pool import Pool
+
+_pool_key = pytest.StashKey["Pool"]()
+_PR_SET_PDEATHSIG = 1  # of prctl(2)
+
+
+def pool_of(config: pytest.Config) -> Pool:
+    """This process's pool, on the backend that the options name."""
+    if _pool_key not in config.stash:
+        from equivtest.ranks.pool import Pool
+
+        if hasattr(config, "workerinput"):
+            _end_with_controller()
+        else:
+            end_orderly_on_sigterm(config)
+        config.stash[_pool_key] = Pool(settings_of(config).make_backend())
+    return config.stash[_pool_key]
+
+
+def close_pool(config: pytest.Config) -> None:
+    """Ends every rank of this process's pool, if there is one."""
+    pool = config.stash.get(_pool_key, None)
+    if pool is not None:
+        del config.stash[_pool_key]
+        pool.close()
+
+
+def end_orderly_on_sigterm(config: pytest.Config) -> None:
+    """Makes SIGTERM end the run as Ctrl-C does, instead of leaving ranks behind.
+
+    Only in the main thread, and only where nobody else handles the signal.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        return
+    signal.signal(signal.SIGTERM, _interrupt)
+    config.add_cleanup(lambda: _restore(signal.SIGTERM))
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt("SIGTERM")
+
+
+def _restore(number: signal.Signals) -> None:
+    signal.signal(number, signal.SIG_DFL)
+
+
+def _end_with_controller() -> None:
+    """Asks the kernel to end this xdist worker when the controller dies, however it dies.
+
+    The worker's ranks then see its end of their pipes close and end too.  Without this a worker
+    lives for seconds after its controller was killed.  Source: prctl(2), Linux.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGHUP)

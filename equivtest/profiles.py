@@ -1,0 +1,73 @@
+"""How much a run does: the profiles, and the searches that one property is divided into."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from equivtest import limits
+
+SHARD_KINDS = ("even", "uneven", "empty")
+
+
+@dataclass(frozen=True)
+class Profile:
+    """How many cases a property of weight 1 gets; the shipped properties weigh 14 together.
+
+    Attributes:
+        single: Cases on one rank; few, since nothing is sharded there.
+        several: Cases on each larger world size.
+        chunk: Most cases in one search: small enough to share out over xdist workers, large
+            enough that starting a world does not matter.
+        world_sizes: Unless --world-sizes says otherwise.
+        repeats: Whether a search is repeated with fresh seeds until the time is up.
+        requires_cells: Whether a cell of the case space without a conclusive verdict is a failure.
+    """
+
+    single: int
+    several: int
+    chunk: int = 30
+    world_sizes: tuple[int, ...] = limits.WORLD_SIZES
+    repeats: bool = False
+    requires_cells: bool = False
+
+
+PROFILES: dict[str, Profile] = {
+    "smoke": Profile(single=1, several=2),
+    "gate": Profile(single=5, several=9),
+    "soak": Profile(single=10, several=10, world_sizes=limits.SOAK_WORLD_SIZES, repeats=True),
+    "conformance": Profile(single=15, several=30, requires_cells=True),
+}
+
+DEFAULT_PROFILE = "gate"
+SOAK_S = 600.0  # --max-time where it is not given
+
+
+@dataclass(frozen=True)
+class Part:
+    """One search of a property: `num_cases` cases on `world_size` ranks, number `index` there."""
+
+    world_size: int
+    index: int
+    num_cases: int
+
+    @property
+    def label(self) -> str:
+        """What stands in brackets in the item's name."""
+        return f"w{self.world_size}-{self.index}"
+
+
+def plan(profile: Profile, world_sizes: Iterable[int], weight: int = 1) -> tuple[Part, ...]:
+    """The searches of one property, smallest world first; their sizes differ by one at most."""
+    parts = []
+    for world_size in world_sizes:
+        num_cases = weight * (profile.single if world_size == 1 else profile.several)
+        num_parts = -(-num_cases // profile.chunk)
+        sizes = [num_cases // num_parts + (index < num_cases % num_parts) for index in range(num_parts)]
+        parts += [Part(world_size, index, size) for index, size in enumerate(sizes)]
+    return tuple(parts)
+
+
+def shard_kinds(world_size: int) -> tuple[str, ...]:
+    """The shard kinds that cases of this world size can have: one rank holds everything."""
+    return SHARD_KINDS if world_size > 1 else ("even",)

@@ -1,0 +1,49 @@
+"""A property: claims that hold of one subject over all cases of one family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import SearchStrategy
+
+    from equivtest.cases.base import Case
+    from equivtest.verdicts.claims import Claim
+
+
+@dataclass(frozen=True)
+class Space:
+    """The part of the case space that one search draws from.
+
+    Attributes:
+        world_sizes: At least one; the first is the simplest.
+        dtypes: At least one; the first is the simplest.
+    """
+
+    world_sizes: tuple[int, ...]
+    dtypes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Property:
+    """What is claimed of a subject.
+
+    Attributes:
+        subject: Registered name, or 'package.module:function'.
+        statement: The claim in one sentence.
+        source: Where the contract stands, with the release it was read in.
+        cases: Makes the strategy for one part of the case space.
+        claims: Judged together from one run of each case.
+        examples: Cases that are always run, first: bugs somebody once had.
+        weight: Share of the cases of a run, relative to the other properties.
+    """
+
+    subject: str
+    statement: str
+    source: str
+    cases: Callable[[Space], SearchStrategy[Case]]
+    claims: tuple[Claim, ...]
+    examples: tuple[Case, ...] = ()
+    weight: int = 1

@@ -1,0 +1,126 @@
+"""A backend is a name, a device and what to import first: any that torch knows, and no fall-back."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from equivtest.errors import Misuse
+
+if TYPE_CHECKING:
+    import torch
+
+STARTS = ("forkserver", "spawn")
+
+
+@dataclass(frozen=True)
+class Backend:
+    """Where the ranks run.
+
+    Attributes:
+        name: Of the process group's backend, as for torch.distributed.init_process_group.
+        device: Of the tensors: 'cpu', 'cuda' or a vendor's; an index is not part of it.
+        imports: Modules that every rank imports first, such as a vendor's torch backend.
+        start: 'forkserver' forks ranks from a server that has imported torch; 'spawn' executes
+            a new interpreter for each, as accelerators need it; '' chooses by device.
+    """
+
+    name: str = "gloo"
+    device: str = "cpu"
+    imports: tuple[str, ...] = ()
+    start: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.start:
+            object.__setattr__(self, "start", "forkserver" if self.device == "cpu" else "spawn")
+
+    def validate(self) -> None:
+        """Asks torch, in this process, whether it knows the backend and has the device.
+
+        Raises:
+            Misuse: it does not; the message says what there is.
+        """
+        if self.start not in STARTS:
+            raise Misuse(f"start must be one of {', '.join(STARTS)}, got {self.start!r}")
+        for module in self.imports:
+            _import(module)
+        _check_device(self.device)
+        _check_name(self.name, self.device)
+
+
+def _import(module: str) -> None:
+    try:
+        importlib.import_module(module)
+    except Exception as error:  # a vendor's module may raise anything
+        raise Misuse(
+            f"cannot import {module!r}: {type(error).__name__}: {error}; "
+            "give the name of a module that is installed here, or leave the import out"
+        ) from error
+
+
+def _check_device(device: str) -> None:
+    import torch
+
+    try:
+        kind = torch.device(device)
+    except RuntimeError as error:
+        raise Misuse(f"torch knows no device {device!r}; {_devices_here()}") from error
+    if kind.index is not None:
+        raise Misuse(f"device must not have an index, got {device!r}: each rank takes its own; say {kind.type!r}")
+    if kind.type != "cpu" and not _is_available(kind.type):
+        raise Misuse(f"no device {device!r} is available here; {_devices_here()}")
+
+
+def _is_available(kind: str) -> bool:
+    """Whether torch has a working device of this kind, by the kind's own module."""
+    import torch
+
+    try:
+        return bool(torch.get_device_module(kind).is_available())
+    except (RuntimeError, AttributeError):
+        return False
+
+
+def _devices_here() -> str:
+    import torch
+
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    found = "cpu" if accelerator is None else f"cpu and {accelerator.type}"
+    return f"here: {found}; import a vendor's module to add its device"
+
+
+def _check_name(name: str, device: str) -> None:
+    """Raises Misuse unless torch has every backend that `name` lists and one serves the device.
+
+    `name` is 'gloo' or, by device, 'cpu:gloo,cuda:nccl'.
+    """
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        raise Misuse("this torch is built without torch.distributed; install one that has it")
+    known = [known for known in dist.Backend.backend_list if known != "undefined"]
+    here = [known for known in known if dist.is_backend_available(known)]
+    devices: set[str] = set()
+    for part in name.lower().split(","):
+        kind, _, backend = part.rpartition(":")
+        if backend not in here:
+            raise Misuse(
+                f"torch has no backend {backend!r} here; available: {', '.join(here)}; "
+                "import a vendor's module to register its own"
+            )
+        devices |= {kind} if kind else set(dist.Backend.backend_capability.get(backend, [device]))
+    if device not in devices:
+        raise Misuse(f"backend {name!r} serves {', '.join(sorted(devices))}, not device {device!r}; choose one of them")
+
+
+def choose_device(backend: Backend, rank: int) -> torch.device:
+    """The device of one rank, made current: devices are dealt out in turn."""
+    import torch
+
+    if backend.device == "cpu":
+        return torch.device("cpu")
+    module = torch.get_device_module(backend.device)
+    index = rank % module.device_count()
+    module.set_device(index)
+    return torch.device(backend.device, index)

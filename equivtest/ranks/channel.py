@@ -1,0 +1,111 @@
+"""Whole messages over a socket, each as its length and its bytes."""
+
+from __future__ import annotations
+
+import os
+import socket
+import weakref
+
+_LENGTH_BYTES = 8
+_CHUNK_BYTES = 2**20
+_not_for_forks: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+
+class Channel:
+    """One end of a two-way connection.
+
+    Args:
+        end: A connected stream socket; it belongs to the channel from here on.
+        send_limit_s: For one message to be taken; None waits for ever.
+    """
+
+    def __init__(self, end: socket.socket, send_limit_s: float | None = None) -> None:
+        self._end = end
+        self._send_limit_s = send_limit_s
+        self._received = bytearray()
+        close_in_forks(end)
+
+    def fileno(self) -> int:
+        return self._end.fileno()
+
+    def send(self, message: bytes) -> None:
+        """Sends one message.
+
+        Raises:
+            OSError: the other end is gone, or did not take it within the limit.
+        """
+        self._end.settimeout(self._send_limit_s)
+        self._end.sendall(len(message).to_bytes(_LENGTH_BYTES, "little"))
+        self._end.sendall(message)
+
+    def receive(self, limit_s: float | None = None) -> bytes:
+        """The next message, waited for.
+
+        Raises:
+            EOFError: the other end is closed.
+            OSError: nothing came for `limit_s`.
+        """
+        while (message := self._take()) is None:
+            self._end.settimeout(limit_s)
+            self._fill()
+        return message
+
+    def receive_available(self) -> list[bytes]:
+        """The messages that have arrived whole, without waiting; maybe none.
+
+        Raises:
+            EOFError: the other end is closed and all it sent has been taken.
+        """
+        self._end.settimeout(0)
+        closed = False
+        try:
+            while True:
+                self._fill()
+        except BlockingIOError:
+            pass
+        except EOFError:
+            closed = True
+        messages = []
+        while (message := self._take()) is not None:
+            messages.append(message)
+        if closed and not messages:
+            raise EOFError("the other end is closed")
+        return messages
+
+    def close(self) -> None:
+        """Closes this end."""
+        self._end.close()
+
+    def _fill(self) -> None:
+        try:
+            received = self._end.recv(_CHUNK_BYTES)
+        except ConnectionResetError:
+            received = b""
+        if not received:
+            raise EOFError("the other end is closed")
+        self._received += received
+
+    def _take(self) -> bytes | None:
+        length = int.from_bytes(self._received[:_LENGTH_BYTES], "little")
+        stop = _LENGTH_BYTES + length
+        if len(self._received) < max(stop, _LENGTH_BYTES):
+            return None
+        message = bytes(self._received[_LENGTH_BYTES:stop])
+        del self._received[:stop]
+        return message
+
+
+def close_in_forks(end: socket.socket) -> None:
+    """Has `end` closed in every child that this process forks.
+
+    Or the other end would not notice that this process is gone while such a child lives.
+    """
+    _not_for_forks.add(end)
+
+
+def _close_all() -> None:
+    for end in list(_not_for_forks):
+        end.close()
+
+
+os.register_at_fork(after_in_child=_close_all)

@@ -1,0 +1,113 @@
+"""Waiting for the replies to one request: one per rank, within a limit, whatever the ranks do."""
+
+from __future__ import annotations
+
+import selectors
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from equivtest.ranks.failure import clip
+from equivtest.ranks.launch import RankProcess
+from equivtest.ranks.reply import Reply
+from equivtest.ranks.stacks import read_tail, take_stacks
+from equivtest.ranks.wire import decode_reply
+
+FAILURES = ("raised", "misused", "lost")
+
+
+class Collector:
+    """The replies to one request as they come in.
+
+    Args:
+        ranks: The processes, by rank.
+        request_id: Replies to other requests are dropped.
+        scratch: The world's directory.
+        grace_s: What the other ranks are given once one has failed.
+    """
+
+    def __init__(self, ranks: Sequence[RankProcess], request_id: int, scratch: Path, grace_s: float) -> None:
+        self._ranks = ranks
+        self._request_id = request_id
+        self._scratch = scratch
+        self._grace_s = grace_s
+        self._replies: dict[int, Reply] = {}
+
+    def collect(self, limit_s: float) -> list[Reply]:
+        """One reply per rank, by rank; after `limit_s`, or the grace, silent ranks have timed out."""
+        begun_s = time.monotonic()
+        deadline_s = begun_s + limit_s
+        failed = False
+        with selectors.DefaultSelector() as selector:
+            for rank, process in enumerate(self._ranks):
+                selector.register(process.channel, selectors.EVENT_READ, rank)
+                selector.register(process.end, selectors.EVENT_READ, rank)
+            while len(self._replies) < len(self._ranks):
+                ready = selector.select(max(deadline_s - time.monotonic(), 0.0))
+                if not ready:
+                    break
+                for key, _ in ready:
+                    self._listen(selector, key)
+                if not failed and self._has_failure():
+                    failed = True
+                    deadline_s = min(deadline_s, time.monotonic() + self._grace_s)
+        self._give_up(time.monotonic() - begun_s)
+        return [self._replies[rank] for rank in range(len(self._ranks))]
+
+    def _has_failure(self) -> bool:
+        return any(reply.outcome in FAILURES for reply in self._replies.values())
+
+    def _listen(self, selector: selectors.BaseSelector, key: selectors.SelectorKey) -> None:
+        """Takes what a rank has sent, or notes its end."""
+        rank: int = key.data
+        process = self._ranks[rank]
+        try:
+            self._receive(rank)
+        except EOFError:
+            if process.channel.fileno() in selector.get_map():
+                selector.unregister(process.channel)
+        if key.fd == process.end:
+            selector.unregister(process.end)
+            self._replies.setdefault(rank, self._lost(rank))
+
+    def _receive(self, rank: int) -> None:
+        """Takes the messages that have arrived; the first reply to the request counts."""
+        for message in self._ranks[rank].channel.receive_available():
+            try:
+                request_id, reply = decode_reply(message)
+            except (ValueError, OSError, msgspec.DecodeError) as error:
+                self._replies.setdefault(rank, _unreadable(rank, error))
+                continue
+            if request_id == self._request_id:
+                self._replies.setdefault(rank, reply)
+
+    def _lost(self, rank: int) -> Reply:
+        ending = self._ranks[rank].ending(time.monotonic())
+        parts = [str(ending)]
+        for name in ("output", "stacks"):
+            if text := read_tail(self._scratch / f"{name}-{rank}").strip():
+                parts.append(f"its {name}:\n{text}")
+        return Reply(rank, "lost", (), "", str(ending), clip("\n".join(parts)), ending.at_s)
+
+    def _give_up(self, waited_s: float) -> None:
+        """Declares the silent ranks timed out, with their stacks."""
+        silent = [rank for rank in range(len(self._ranks)) if rank not in self._replies]
+        if not silent:
+            return
+        failed = next((reply for reply in self._replies.values() if reply.outcome in FAILURES), None)
+        text = f"no answer within {waited_s:.1f} s"
+        if failed is not None:
+            text += f"; rank {failed.rank} has failed, so it was given only {self._grace_s:g} s more"
+        stacks = take_stacks({rank: self._ranks[rank].pid for rank in silent}, self._scratch)
+        now_s = time.monotonic()
+        for rank in silent:
+            self._replies[rank] = Reply(rank, "timed_out", (), "", text, stacks[rank], now_s)
+
+
+def _unreadable(rank: int, error: Exception) -> Reply:
+    text = f"sent a message that cannot be read: {type(error).__name__}: {error}"
+    return Reply(rank, "lost", (), "", text, text, time.monotonic())
+
+

@@ -1,0 +1,174 @@
+"""The parent's side of the server and of the rank processes."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from equivtest import limits
+from equivtest.errors import BrokenSetup
+from equivtest.ranks.channel import Channel, close_in_forks
+from equivtest.ranks.messages import import_path
+from equivtest.ranks.scratch import Scratch, sweep
+from equivtest.ranks.server import CLOSE, ENDING, FORK, PID, kill_group
+from equivtest.ranks.stacks import read_tail
+from equivtest.ranks.surroundings import ONE_THREAD
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a rank's process ended, and when by time.monotonic(); no code where nobody saw it."""
+
+    code: int | None
+    at_s: float
+
+    def __str__(self) -> str:
+        if self.code is None:
+            return "ended together with the server that forked it"
+        if self.code >= 0:
+            return f"exited with code {self.code}"
+        try:
+            return f"killed by {signal.Signals(-self.code).name}"
+        except ValueError:
+            return f"killed by signal {-self.code}"
+
+
+class RankProcess:
+    """One rank as its parent sees it.
+
+    Attributes:
+        end: Descriptor that becomes readable when the process has ended.
+    """
+
+    def __init__(self, pid: int, channel: Channel, end: int) -> None:
+        self.pid = pid
+        self.channel = channel
+        self.end = end
+        self._ending: Ending | None = None
+
+    def ending(self, now_s: float) -> Ending:
+        """How the process ended; asked for once `end` is readable."""
+        if self._ending is None:
+            data = os.read(self.end, ENDING.size)
+            self._ending = Ending(*ENDING.unpack(data)) if len(data) == ENDING.size else Ending(None, now_s)
+        return self._ending
+
+    def wait(self, limit_s: float) -> bool:
+        """Whether the process ends within `limit_s`."""
+        poll = select.poll()
+        poll.register(self.end, select.POLLIN)
+        return self._ending is not None or bool(poll.poll(max(limit_s, 0.0) * 1000))
+
+    def kill(self) -> None:
+        """Kills the process and what it forked."""
+        kill_group(self.pid)
+
+    def close(self) -> None:
+        """Lets go of the descriptors; the process must have ended."""
+        self.channel.close()
+        os.close(self.end)
+
+
+class Server:
+    """The process that ranks are forked from.
+
+    Starting returns at once; the first fork waits until the server is ready.
+
+    Args:
+        start: 'forkserver' or 'spawn', see `Backend`.
+        imports: Modules that must be importable there.
+        preload: Modules that are imported where they can be.
+        environment: Added to the environment of the server and its ranks, for what is read
+            only when a process begins.
+    """
+
+    def __init__(
+        self, start: str, imports: tuple[str, ...], preload: tuple[str, ...], environment: Mapping[str, str]
+    ) -> None:
+        sweep()
+        self._scratch = Scratch()
+        self._control, theirs = socket.socketpair()
+        close_in_forks(self._control)
+        prelude = f"import sys; sys.path[:] = {import_path()!r}; "
+        rank_code = f"{prelude}from equivtest.ranks.rank import main; main(int(sys.argv[1]))"
+        arguments = (theirs.fileno(), os.getpid(), start, imports, preload, rank_code)
+        with theirs, (self._scratch.path / "output-server").open("wb") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", f"{prelude}from equivtest.ranks.server import main; main(*{arguments!r})"],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={**os.environ, **ONE_THREAD, **environment},
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,  # Ctrl-C is for the parent, which then ends the ranks
+            )
+        self._ready = False
+
+    @property
+    def alive(self) -> bool:
+        """Whether ranks can still be forked."""
+        return self._process.poll() is None
+
+    def fork_rank(self) -> RankProcess:
+        """A new rank that waits for its `Start` message.
+
+        Raises:
+            BrokenSetup: the server does not come up, has died, or the system forks no more.
+        """
+        ours, theirs = socket.socketpair()
+        end_r, end_w = os.pipe()
+        channel = Channel(ours, limits.SEND_S)
+        try:
+            pid = self._request(theirs.fileno(), end_w)
+        except BaseException:
+            channel.close()
+            os.close(end_r)
+            raise
+        finally:
+            theirs.close()
+            os.close(end_w)
+        return RankProcess(pid, channel, end_r)
+
+    def _request(self, channel: int, end: int) -> int:
+        """Has a rank forked; gives its process id."""
+        self._control.settimeout(limits.START_S)
+        try:
+            self._wait_until_ready()
+            socket.send_fds(self._control, [FORK], [channel, end])
+            pid: int = PID.unpack(self._control.recv(PID.size, socket.MSG_WAITALL))[0]
+        except (OSError, EOFError) as error:
+            raise BrokenSetup(self._broken(f"{type(error).__name__}: {error}")) from error
+        if pid < 0:
+            raise BrokenSetup(f"cannot fork a rank: {os.strerror(-pid)}; use fewer ranks or free memory")
+        return pid
+
+    def _wait_until_ready(self) -> None:
+        if not self._ready:
+            problem = Channel(self._control.dup()).receive(limits.START_S)
+            if problem:
+                raise BrokenSetup(f"the ranks' imports fail:\n{problem.decode()}")
+            self._ready = True
+
+    def _broken(self, reason: str) -> str:
+        output = read_tail(self._scratch.path / "output-server")
+        return f"the server that forks ranks does not answer ({reason}); its output:\n{output}"
+
+    def close(self) -> None:
+        """Ends the server and the ranks it still has; a second call does nothing."""
+        try:
+            self._control.sendall(CLOSE)
+        except OSError:
+            pass  # it has ended by itself
+        self._control.close()
+        try:
+            self._process.wait(limits.STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._scratch.remove()

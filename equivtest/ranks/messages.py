@@ -1,0 +1,85 @@
+"""What the parent asks of a rank: plain data, one struct per request."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import msgspec
+
+from equivtest.ranks.backend import Backend
+
+START_ID = 0
+"""The request that every rank answers without being asked: that it has joined the group."""
+
+
+class Start(msgspec.Struct, frozen=True, tag=True):
+    """The first message to a rank: who it is, and the parent's surroundings.
+
+    Attributes:
+        visit: 'package.module:function' to call at each `Visit`.
+        scratch: Directory of this world.
+        environment, sys_path, directory: The parent's, as bytes where a name may be no text.
+    """
+
+    rank: int
+    world_size: int
+    backend: Backend
+    visit: str
+    scratch: str
+    environment: list[tuple[bytes, bytes]]
+    sys_path: list[bytes]
+    directory: bytes
+
+
+class Visit(msgspec.Struct, frozen=True, tag=True):
+    """Run `subject` on a case, written by `equivtest.cases.base.to_data`.
+
+    Attributes:
+        case_module: Defines the class of the case; imported first.
+    """
+
+    id: int
+    subject: str
+    case_module: str
+    case: dict[str, Any]
+
+
+class Probe(msgspec.Struct, frozen=True, tag=True):
+    """Add up `id` over all ranks: whether they are all at the same point."""
+
+    id: int
+
+
+class Support(msgspec.Struct, frozen=True, tag=True):
+    """Try every collective that subjects need on a dtype."""
+
+    id: int
+    dtype: str
+
+
+class Stop(msgspec.Struct, frozen=True, tag=True):
+    """Leave the group and end; not answered."""
+
+
+Request = Start | Visit | Probe | Support | Stop
+Task = Visit | Probe | Support
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Request)
+
+
+def encode_request(request: Request) -> bytes:
+    """`request` as a message."""
+    return _encoder.encode(request)
+
+
+def decode_request(message: bytes) -> Request:
+    """The request that `encode_request` wrote."""
+    return _decoder.decode(message)
+
+
+def import_path() -> list[str]:
+    """sys.path of this process, '' spelled out: it means another directory elsewhere."""
+    return [entry or os.getcwd() for entry in sys.path]

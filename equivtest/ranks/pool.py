@@ -1,0 +1,182 @@
+"""Worlds kept for reuse, one per world size, and the one door to them."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+
+from equivtest import limits
+from equivtest.cases.base import Case
+from equivtest.errors import Misuse
+from equivtest.ranks.backend import Backend
+from equivtest.ranks.launch import Server
+from equivtest.ranks.reply import Reply
+from equivtest.ranks.world import VISIT, World, not_supported
+
+
+@dataclass(frozen=True)
+class _Outstanding:
+    """A visit that has been sent; no world where the dtype is not supported."""
+
+    case: Case
+    world: World | None
+    request_id: int
+    reason: str = ""
+
+    def wait(self, limit_s: float | None, *, keep_if_all_raised: bool) -> list[Reply]:
+        if self.world is None:
+            return not_supported(self.case.world_size, self.reason)
+        return self.world.wait(self.request_id, limit_s, keep_if_all_raised=keep_if_all_raised)
+
+
+class Pool:
+    """The rank processes of a backend.
+
+    Args:
+        max_worlds: How many worlds live at once; the one not used longest is ended first.
+        visit: 'package.module:function' that ranks call, see `World`.
+        environment: Added to the environment of the ranks, such as GLIBC_TUNABLES.
+
+    Raises:
+        Misuse: torch does not know the backend, or the device is not here.
+    """
+
+    def __init__(
+        self,
+        backend: Backend | None = None,
+        max_worlds: int = limits.MAX_WORLDS,
+        *,
+        visit: str = VISIT,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.backend = backend or Backend()
+        self.backend.validate()
+        self._max_worlds = max_worlds
+        self._visit = visit
+        self._environment = dict(environment or {})
+        self._worlds: dict[int, World] = {}  # by world size, the one used last at the end
+        self._supported: dict[int, dict[str, str]] = {}
+        self._pid = os.getpid()
+        self._closed = False
+        self._server = self._start_server()
+        atexit.register(self.close)
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def run(
+        self, subject: str, case: Case, *, limit_s: float | None = None, keep_if_all_raised: bool = False
+    ) -> list[Reply]:
+        """Every rank's reply, by rank, to one visit of `case` by `subject`; see `World.wait`.
+
+        Raises:
+            BrokenSetup: ranks cannot start.
+            Misuse: the pool is closed, or was made by another process.
+        """
+        outstanding = self._begin(subject, case)
+        try:
+            return outstanding.wait(limit_s, keep_if_all_raised=keep_if_all_raised)
+        except BaseException:  # Ctrl-C: the ranks may be anywhere
+            self._abandon(outstanding)
+            raise
+
+    def run_all(self, subject: str, cases: Iterable[Case]) -> Iterator[tuple[Case, list[Reply]]]:
+        """Each case with its replies, in order; ranks run the next case while one is judged.
+
+        A case that should be refused (`case.refusal`) leaves its world alive where every rank
+        raised.
+
+        Raises:
+            BrokenSetup: ranks cannot start.
+            Misuse: the pool is closed, or was made by another process.
+        """
+        remaining = iter(cases)
+        case = next(remaining, None)
+        outstanding = None if case is None else self._begin(subject, case)
+        try:
+            while outstanding is not None:
+                following = next(remaining, None)
+                done = outstanding
+                replies = done.wait(None, keep_if_all_raised=bool(done.case.refusal))
+                outstanding = None
+                if following is not None:
+                    outstanding = self._begin(subject, following)
+                yield done.case, replies
+        finally:
+            if outstanding is not None:
+                self._abandon(outstanding)
+
+    def close(self) -> None:
+        """Ends every world and the server; nothing is left.  A second call does nothing."""
+        if self._closed or self._pid != os.getpid():
+            return
+        self._closed = True
+        atexit.unregister(self.close)
+        try:
+            for world in self._worlds.values():
+                world.stop()
+        finally:
+            self._worlds.clear()
+            self._server.close()
+
+    def _begin(self, subject: str, case: Case) -> _Outstanding:
+        world = self._world(case.world_size)
+        if reason := world.supports(case.dtype):
+            return _Outstanding(case, None, 0, reason)
+        return _Outstanding(case, world, world.start_visit(subject, case))
+
+    def _world(self, world_size: int) -> World:
+        """The living world of this size, started if need be, and marked as the one used last."""
+        self._check_usable()
+        world = self._worlds.pop(world_size, None)
+        if world is None or not world.alive:
+            if world is not None:
+                world.kill()
+            self._make_room()
+            world = self._start_world(world_size)
+        self._worlds[world_size] = world
+        return world
+
+    def _check_usable(self) -> None:
+        if self._pid != os.getpid():
+            raise Misuse(f"this pool belongs to process {self._pid}, not to {os.getpid()}: make one in each process")
+        if self._closed:
+            raise Misuse("this pool is closed: make a new one")
+
+    def _make_room(self) -> None:
+        """Ends the dead worlds, then those not used longest, until another one fits."""
+        for size, world in list(self._worlds.items()):
+            if not world.alive:
+                self._worlds.pop(size).kill()
+        while len(self._worlds) >= self._max_worlds:
+            self._worlds.pop(next(iter(self._worlds))).stop()
+
+    def _start_world(self, world_size: int) -> World:
+        if not self._server.alive:
+            self._server.close()
+            self._server = self._start_server()
+        return World(
+            world_size,
+            self.backend,
+            self._server,
+            visit=self._visit,
+            environment=self._environment,
+            supported=self._supported.setdefault(world_size, {}),
+        )
+
+    def _start_server(self) -> Server:
+        preload = (self._visit.partition(":")[0],)
+        return Server(self.backend.start, self.backend.imports, preload, self._environment)
+
+    def _abandon(self, outstanding: _Outstanding) -> None:
+        """Nobody waits for this visit any more: its world ends."""
+        if outstanding.world is not None:
+            outstanding.world.kill()

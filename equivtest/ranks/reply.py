@@ -1,0 +1,53 @@
+"""What one rank answers to one visit of a case."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from equivtest.tensors import Placed
+
+Outcome = Literal["answered", "raised", "misused", "lost", "timed_out", "not_supported", "not_in_mesh"]
+"""answered: its tensors are there.  raised: the subject raised.  misused: the subject breaks its
+contract with the harness (unknown name, no tensor).  lost: the process ended.  timed_out: no
+answer within the limit.  not_supported: a probe has shown that the backend cannot do this dtype.
+not_in_mesh: the case's mesh leaves this rank out."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a rank holds after one draw of values.
+
+    Attributes:
+        tensors: name -> local tensor on the CPU, waited and detached, with its layout.
+        requires_grad: name -> flag of the tensor as the subject answered it.
+        touched: what the subject changed of the harness's own, one sentence each.
+    """
+
+    tensors: Mapping[str, Placed]
+    requires_grad: Mapping[str, bool] = field(default_factory=dict)
+    touched: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One rank's reply: an outcome and what goes with it.
+
+    Attributes:
+        rank: Global rank.
+        answers: One per draw of the case's values, in order; empty unless 'answered'.
+        error_type, error_text: Of the exception, where one was raised or misused.
+        detail: Traceback, stacks or end of the process, for a person.
+        at_s: time.monotonic() of the outcome: the smallest is the first cause.
+        busy_s: Seconds the rank spent on the visit.
+    """
+
+    rank: int
+    outcome: Outcome
+    answers: tuple[Answer, ...] = ()
+    error_type: str = ""
+    error_text: str = ""
+    detail: str = ""
+    at_s: float = 0.0
+    busy_s: float = 0.0

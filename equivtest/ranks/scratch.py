@@ -1,0 +1,76 @@
+"""Scratch directories: one per world, in memory where possible, and none outlives its owner."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+_NAME = re.compile(r"equivtest-(\d+)-\w+")
+
+
+def scratch_root() -> Path:
+    """/dev/shm where it can be written, else the directory for temporary files."""
+    memory = Path("/dev/shm")
+    return memory if memory.is_dir() and os.access(memory, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())
+
+
+class Scratch:
+    """A directory of this process, locked for as long as it is in use."""
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix=f"equivtest-{os.getpid()}-", dir=scratch_root()))
+        self._lock = os.open(self.path / "lock", os.O_CREAT | os.O_RDWR, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def remove(self) -> None:
+        """Removes the directory and all in it; a second call does nothing."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+            shutil.rmtree(self.path, ignore_errors=True)
+
+
+def sweep(owner: int | None = None) -> None:
+    """Removes the directories of processes that have ended, or those of `owner`, which just did.
+
+    The lock tells too, since a directory may come from a container with other process ids.
+    """
+    for path in scratch_root().glob("equivtest-*"):
+        match = _NAME.fullmatch(path.name)
+        if match is None:
+            continue
+        pid = int(match[1])
+        ended = pid == owner if owner is not None else not is_alive(pid) and _is_unlocked(path)
+        if ended:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether there is a process of this id, anyone's."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def _is_unlocked(path: Path) -> bool:
+    try:
+        lock = os.open(path / "lock", os.O_RDWR)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False  # another user's: not ours to judge
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(lock)
+    return True

@@ -1,0 +1,183 @@
+"""The process that all ranks of a parent are forked from.
+
+Not multiprocessing's forkserver: that one imports the user's `__main__` again, swallows what a
+preloaded module raises, ignores the parent's import path (CPython 3.11) and is shared with the
+user's own processes.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import selectors
+import signal
+import socket
+import struct
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+
+from equivtest.ranks.channel import Channel
+from equivtest.ranks.failure import describe_exception
+from equivtest.ranks.scratch import sweep
+
+FORK = b"f"
+"""Asks for one rank; comes with two descriptors: the rank's channel, and where its end goes."""
+CLOSE = b"c"
+"""Says that the parent ends the server on purpose."""
+PID = struct.Struct("q")
+ENDING = struct.Struct("qd")
+"""Exit code, negative for a signal, and time.monotonic() of a rank's end."""
+
+
+def main(fd: int, parent: int, start: str, imports: Sequence[str], preload: Sequence[str], rank_code: str) -> None:
+    """Serves the parent until it closes the connection, then ends with all ranks.
+
+    Args:
+        fd: Stream socket to the parent.
+        start: 'forkserver' or 'spawn'.
+        imports: Modules that must be importable.
+        preload: Modules that are imported where they can be.
+        rank_code: What a new interpreter runs with the fd of its channel, for 'spawn'.
+    """
+    os.set_inheritable(fd, False)
+    control = socket.socket(fileno=fd)
+    problem = _prepare(start, imports, preload)
+    Channel(control.dup()).send(problem.encode())
+    if not problem:
+        on_purpose = _Server(control, start, rank_code).serve()
+        if not on_purpose:
+            sweep(parent)
+
+
+def _prepare(start: str, imports: Sequence[str], preload: Sequence[str]) -> str:
+    """Imports what ranks need; gives what went wrong, or ''."""
+    if start == "spawn":
+        return ""
+    try:
+        for module in imports:
+            importlib.import_module(module)
+    except Exception as error:  # a vendor's module may raise anything
+        return describe_exception(error)[2]
+    for module in ("equivtest.ranks.rank", *preload):
+        _try_import(module)
+    try:
+        from equivtest.ranks.warm import warm
+
+        warm()
+    except Exception:  # ranks then start slowly, or say themselves what is wrong
+        traceback.print_exc()
+    return ""
+
+
+def _try_import(module: str) -> None:
+    try:
+        importlib.import_module(module)
+    except Exception:  # the rank that needs the module will report it
+        traceback.print_exc()
+
+
+class _Server:
+    def __init__(self, control: socket.socket, start: str, rank_code: str) -> None:
+        self._control = control
+        self._start = start
+        self._rank_code = rank_code
+        self._ends: dict[int, int] = {}  # pid -> where its end is written
+
+    def serve(self) -> bool:
+        """Forks and buries ranks until the parent is gone; gives whether it went on purpose."""
+        wake_r, wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
+        selector = selectors.DefaultSelector()
+        selector.register(self._control, selectors.EVENT_READ)
+        selector.register(wake_r, selectors.EVENT_READ)
+        command = FORK
+        while command == FORK:
+            ready = {key.fd for key, _ in selector.select()}
+            if wake_r in ready:
+                os.read(wake_r, 2**16)
+                self._bury()
+            if self._control.fileno() in ready:
+                command, fds = self._receive()
+                if command == FORK:
+                    self._fork(fds, (wake_r, wake_w, selector.fileno()))  # type: ignore[attr-defined]
+        self._kill_all()
+        return command == CLOSE
+
+    def _receive(self) -> tuple[bytes, list[int]]:
+        try:
+            command, fds, _, _ = socket.recv_fds(self._control, 1, 2)
+        except ConnectionResetError:
+            return b"", []
+        for fd in fds:
+            os.set_inheritable(fd, False)
+        return command, fds
+
+    def _fork(self, fds: list[int], own: tuple[int, ...]) -> None:
+        channel, end = fds
+        try:
+            pid = os.fork()
+        except OSError as error:  # no memory or no process left: the parent is told
+            pid = -(error.errno or 1)
+        if pid == 0:
+            self._become_rank(channel, (end, *own, *self._ends.values(), self._control.fileno()))
+        os.close(channel)
+        if pid > 0:
+            self._ends[pid] = end
+        else:
+            os.close(end)
+        self._control.sendall(PID.pack(pid))
+
+    def _become_rank(self, channel: int, others: tuple[int, ...]) -> None:
+        """In the child: lets go of all that is the server's; never returns."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        try:
+            if self._start == "spawn":
+                os.set_inheritable(channel, True)
+                os.execv(sys.executable, [sys.executable, "-c", self._rank_code, str(channel)])
+            for fd in others:
+                os.close(fd)
+            from equivtest.ranks.rank import main as rank_main
+
+            rank_main(channel)
+        finally:
+            traceback.print_exc()
+            os._exit(1)
+
+    def _bury(self) -> None:
+        """Reports the end of every rank that has ended."""
+        while self._ends:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if (end := self._ends.pop(pid, None)) is not None:
+                _report(end, os.waitstatus_to_exitcode(status))
+
+    def _kill_all(self) -> None:
+        for pid in self._ends:
+            kill_group(pid)
+        for pid in self._ends:
+            os.waitpid(pid, 0)
+
+
+def _report(end: int, code: int) -> None:
+    try:
+        os.write(end, ENDING.pack(code, time.monotonic()))
+    except BrokenPipeError:
+        pass  # the parent no longer cares
+    os.close(end)
+
+
+def kill_group(pid: int) -> None:
+    """Kills a running rank and what it forked."""
+    for kill in (os.killpg, os.kill):  # it leads a group only once it has come to say so
+        try:
+            kill(pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            pass

@@ -1,0 +1,68 @@
+"""What silent or lost ranks leave behind for a person: their stacks and their output."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from equivtest import limits
+from equivtest.ranks.failure import clip
+
+_STEP_S = 0.01
+_SETTLED_S = 0.05  # without growth, after which a stack is taken to be written whole
+
+
+def take_stacks(pids: Mapping[int, int], scratch: Path) -> dict[int, str]:
+    """The Python stacks of running ranks, given rank -> process id; takes at most STACKS_S."""
+    files = {rank: scratch / f"stacks-{rank}" for rank in pids}
+    sizes = {rank: _size(file) for rank, file in files.items()}
+    for pid in pids.values():
+        try:
+            os.kill(pid, signal.SIGUSR1)
+        except ProcessLookupError:
+            pass  # it has just ended
+    _wait_until_settled(files, sizes)
+    return {rank: _read(files[rank], sizes[rank]) for rank in pids}
+
+
+def _wait_until_settled(files: Mapping[int, Path], sizes: Mapping[int, int]) -> None:
+    """Returns when every file has grown beyond its size and grows no more, or at the limit."""
+    deadline_s = time.monotonic() + limits.STACKS_S
+    last, last_change_s = dict(sizes), time.monotonic()
+    while (now_s := time.monotonic()) < deadline_s:
+        current = {rank: _size(file) for rank, file in files.items()}
+        if current != last:
+            last, last_change_s = current, now_s
+        if all(current[rank] > sizes[rank] for rank in files) and now_s - last_change_s > _SETTLED_S:
+            return
+        time.sleep(_STEP_S)
+
+
+def _read(file: Path, start: int) -> str:
+    """The stacks after `start`, without the harness's own guard thread."""
+    try:
+        text = file.read_bytes()[start:].decode(errors="backslashreplace")
+    except FileNotFoundError:
+        text = ""
+    stacks = [stack for stack in text.split("\n\n") if "in _watch\n" not in stack]
+    return clip("\n\n".join(stacks).strip()) or "no stacks: the process did not react to SIGUSR1"
+
+
+def read_tail(file: Path) -> str:
+    """The end of a file, at most limits.OUTPUT_CHARS of it; '' where there is none."""
+    try:
+        with file.open("rb") as opened:
+            opened.seek(max(_size(file) - limits.OUTPUT_CHARS, 0))
+            return opened.read(limits.OUTPUT_CHARS).decode(errors="backslashreplace")
+    except FileNotFoundError:
+        return ""
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:
+        return 0

@@ -1,0 +1,72 @@
+"""A rank's surroundings: the parent's environment, its own output, and ends that need no parent."""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import os
+import select
+import signal
+import sys
+import threading
+from pathlib import Path
+
+from equivtest import limits
+from equivtest.ranks.channel import Channel
+from equivtest.ranks.messages import Start
+
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""Environment of ranks and of the server that forks them: no thread may live before the fork."""
+
+
+def enter(start: Start) -> None:
+    """Takes over the parent's environment, import path and working directory."""
+    os.environb.clear()
+    os.environb.update(start.environment)
+    os.environ.update(ONE_THREAD)
+    sys.path[:] = [os.fsdecode(entry) for entry in start.sys_path]
+    os.chdir(start.directory)
+    importlib.invalidate_caches()  # the server may have looked at these directories long ago
+
+
+class Output:
+    """The file that takes what this process prints, of bounded size."""
+
+    def __init__(self, path: Path) -> None:
+        fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+        os.dup2(fd, 1)
+        os.dup2(fd, 2)
+        self._fd = fd
+        sys.stdout = open(1, "w", errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115
+        sys.stderr = open(2, "w", errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115
+
+    def clear(self) -> None:
+        """Starts the file again, so that it speaks of the present request."""
+        os.ftruncate(self._fd, 0)
+
+    def bound(self) -> None:
+        """Starts the file again where it has grown beyond limits.OUTPUT_BYTES."""
+        if os.fstat(self._fd).st_size > limits.OUTPUT_BYTES:
+            self.clear()
+
+
+def die_with_parent(channel: Channel, output: Output) -> None:
+    """Kills this process and what it forked as soon as the parent is gone, however it went."""
+    os.setpgid(0, 0)
+    threading.Thread(target=_watch, args=(channel.fileno(), output), name="equivtest-guard", daemon=True).start()
+
+
+def _watch(fd: int, output: Output) -> None:
+    """Waits for the hang-up alone: with no events asked for, poll leaves the messages be."""
+    poll = select.poll()
+    poll.register(fd, 0)
+    while not poll.poll(limits.WATCH_S * 1000):
+        output.bound()
+    os.killpg(0, signal.SIGKILL)
+
+
+def write_stacks_on_signal(path: Path) -> None:
+    """Has SIGUSR1, and a crash, write the stacks of all threads to `path`, even inside C code."""
+    file = path.open("a")  # kept open: the handler has nothing but its descriptor
+    faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
+    faulthandler.enable(file=file, all_threads=True)

@@ -1,0 +1,142 @@
+"""One visit of a case, inside a rank: hand out local tensors, run the subject, take its answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+
+import torch
+from torch import distributed as dist
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
+
+from equivtest import layout
+from equivtest.cases.base import Case
+from equivtest.cases.values import draw
+from equivtest.errors import Misuse
+from equivtest.layout import Layout
+from equivtest.ranks.backend import Backend
+from equivtest.ranks.reply import Answer
+from equivtest.subjects.names import Subject, resolve
+from equivtest.tensors import Placed, same_bits, slice_local
+
+
+def visit(subject: str, case: Case, backend: Backend) -> tuple[Answer, ...]:
+    """This rank's answers to every draw of `case`, in order.
+
+    Raises:
+        Misuse: the subject is unknown, or what it returns is no answer.
+        Exception: whatever the subject raises.
+    """
+    function = resolve(subject)
+    mesh = mesh_of(backend.device, case.mesh_shape)
+    return tuple(visit_draw(function, case, index, mesh) for index in range(len(case.values)))
+
+
+@lru_cache(maxsize=None)
+def mesh_of(device: str, mesh_shape: tuple[int, ...]) -> DeviceMesh:
+    """The mesh of that shape; made once per process, collectively."""
+    return init_device_mesh(torch.device(device).type, mesh_shape)
+
+
+def visit_draw(function: Subject, case: Case, index: int, mesh: DeviceMesh) -> Answer:
+    """Runs the subject on one draw of values and checks what it left of the harness's own."""
+    given = hand_out(case, index, mesh)
+    before = {name: (tensor.detach().clone(), tensor.requires_grad) for name, tensor in given.items()}
+    returned = function(case, mesh, given)
+    answers, flags = collect(case, returned)
+    return Answer(answers, flags, tuple(touched(given, before)))
+
+
+def hand_out(case: Case, index: int, mesh: DeviceMesh) -> dict[str, torch.Tensor]:
+    """The harness's local tensors: the contract's shards of the drawn global ones."""
+    given = {}
+    for name, tensor in draw(case, index).items():
+        local = slice_local(tensor, case.layouts()[name], case.mesh_shape, dist.get_rank()).to(mesh.device_type)
+        if not case.is_contiguous(name):
+            local = strided(local)
+        given[name] = local.requires_grad_(case.given_flags()[name])
+    return given
+
+
+def strided(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values, not contiguous: last two dims swapped in memory, or every second element."""
+    if tensor.dim() >= 2:
+        return tensor.transpose(-1, -2).contiguous().transpose(-1, -2)
+    if tensor.dim() == 1:
+        return torch.stack((tensor, tensor), dim=1)[:, 0]
+    return tensor
+
+
+def collect(case: Case, returned: object) -> tuple[dict[str, Placed], dict[str, bool]]:
+    """What the subject answered: waited, detached, on the CPU; and its requires_grad flags.
+
+    Raises:
+        Misuse: no mapping, a name that the case does not know, or no tensor.
+    """
+    if not isinstance(returned, Mapping):
+        raise Misuse(f"a subject must return a dict of tensors by name, got {type(returned).__name__}")
+    unknown = sorted(set(map(str, returned)) - set(case.answer_names()))
+    if unknown:
+        raise Misuse(f"the subject returned {', '.join(unknown)}; a {type(case).__name__} answers "
+                     f"{', '.join(case.answer_names())}")
+    answers, flags = {}, {}
+    for name, value in returned.items():
+        if value is None:
+            continue
+        tensor = value.local if isinstance(value, Placed) else value
+        if not isinstance(tensor, torch.Tensor) or not isinstance(value, DTensor | Placed):
+            raise Misuse(f"{name} must be a DTensor, Placed(local tensor, layout) or None, got {type(value).__name__}")
+        flags[name] = tensor.requires_grad
+        answers[name] = placed_from_dtensor(value) if isinstance(value, DTensor) else Placed(
+            at_rest(value.local), value.layout, value.global_shape)
+    return answers, flags
+
+
+def placed_from_dtensor(tensor: DTensor) -> Placed:
+    """What this rank holds of a DTensor, without a collective."""
+    return Placed(at_rest(tensor.to_local()), layout_of(tensor), tuple(tensor.shape))
+
+
+def at_rest(tensor: torch.Tensor) -> torch.Tensor:
+    """Waited, detached, on the CPU, contiguous."""
+    if isinstance(tensor, AsyncCollectiveTensor):
+        tensor = tensor.wait()
+    return tensor.detach().cpu().contiguous()
+
+
+def layout_of(tensor: DTensor) -> Layout:
+    """A DTensor's layout in our words.
+
+    torch spells 'a later axis divides this dim first' as a strided shard on the earlier axis
+    (_StridedShard, torch 2.13.0); here that is the shard order.
+    """
+    placements: list[layout.Placement] = []
+    strided_axes = []
+    for axis, placement in enumerate(tensor.placements):
+        if placement.is_partial():
+            placements.append(layout.Partial(str(getattr(placement, "reduce_op", "sum"))))
+        elif placement.is_replicate():
+            placements.append(layout.Replicate())
+        else:
+            placements.append(layout.Shard(placement.dim % tensor.dim()))  # type: ignore[attr-defined]
+            if type(placement).__name__ == "_StridedShard":
+                strided_axes.append(axis)
+    sharded = [axis for axis, placement in enumerate(placements) if isinstance(placement, layout.Shard)]
+    order = [axis for axis in sharded if axis not in strided_axes] + strided_axes if strided_axes else []
+    return Layout(tuple(placements), tuple(order))
+
+
+def touched(
+    given: Mapping[str, torch.Tensor], before: Mapping[str, tuple[torch.Tensor, bool]]
+) -> list[str]:
+    """What is no longer as it was, one sentence each."""
+    changes = []
+    for name, tensor in given.items():
+        values, flag = before[name]
+        if tensor.requires_grad != flag:
+            changes.append(f"{name}: requires_grad was {flag}, is {tensor.requires_grad}")
+        if not same_bits(tensor, values):
+            changes.append(f"{name}: values have changed")
+    return changes

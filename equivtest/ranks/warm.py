@@ -1,0 +1,38 @@
+"""What every rank would import and trace first, done once before ranks are forked from here."""
+
+from __future__ import annotations
+
+import gc
+
+from equivtest import limits
+
+
+def warm() -> None:
+    """Imports what tensor parallelism imports lazily, and leaves no thread and no group behind.
+
+    One column-wise and one row-wise linear run on a fake group, larger than any real one, so
+    that nothing torch caches for it is ever found by a real one.
+    """
+    import torch
+
+    torch.set_num_threads(1)
+    _run_tensor_parallel(limits.MAX_WORLD_SIZE + 1)
+    gc.collect()
+    gc.freeze()  # or the first collection in each rank copies every page of the server
+
+
+def _run_tensor_parallel(world_size: int) -> None:
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
+    try:
+        mesh = init_device_mesh("cpu", (world_size,))
+        model = torch.nn.Sequential(torch.nn.Linear(1, world_size), torch.nn.Linear(world_size, 1))
+        parallelize_module(model, mesh, {"0": ColwiseParallel(), "1": RowwiseParallel()})
+        model(torch.ones(1, 1)).sum().backward()
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,154 @@
+"""Replies as bytes: names, layouts and raw memory of tensors; nothing is pickled."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import tempfile
+from pathlib import Path
+
+import msgspec
+import torch
+
+from equivtest import limits
+from equivtest.layout import Layout, parse_placement
+from equivtest.ranks.reply import Answer, Outcome, Reply
+from equivtest.tensors import Placed, dtype_name
+
+_ALIGNMENT_BYTES = 64
+
+
+class _Tensor(msgspec.Struct, frozen=True, array_like=True):
+    """A tensor without its bytes, which begin at `start` of the payload."""
+
+    start: int
+    dtype: str
+    shape: tuple[int, ...]
+    placements: tuple[str, ...]
+    shard_order: tuple[int, ...]
+    global_shape: tuple[int, ...] | None
+
+
+class _Answer(msgspec.Struct, frozen=True, array_like=True):
+    tensors: dict[str, _Tensor]
+    requires_grad: dict[str, bool]
+    touched: tuple[str, ...]
+
+
+class _Reply(msgspec.Struct, frozen=True, array_like=True):
+    """A reply; its payload is here, or in the file named."""
+
+    request_id: int
+    rank: int
+    outcome: Outcome
+    answers: tuple[_Answer, ...]
+    error_type: str
+    error_text: str
+    detail: str
+    at_s: float
+    busy_s: float
+    payload: bytearray
+    file: str
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(_Reply)
+
+
+def encode_reply(request_id: int, reply: Reply, scratch: Path) -> bytes:
+    """`reply` as a message; more than limits.SHARED_BYTES of tensors go to a file in `scratch`."""
+    payload = bytearray()
+    answers = tuple(
+        _Answer(
+            {name: _pack(placed, payload) for name, placed in answer.tensors.items()},
+            dict(answer.requires_grad),
+            answer.touched,
+        )
+        for answer in reply.answers
+    )
+    file = ""
+    if len(payload) > limits.SHARED_BYTES:
+        file = _write(payload, scratch)
+        payload = bytearray()
+    return _encoder.encode(
+        _Reply(
+            request_id, reply.rank, reply.outcome, answers, reply.error_type, reply.error_text, reply.detail,
+            reply.at_s, reply.busy_s, payload, file,
+        )  # fmt: skip
+    )
+
+
+def decode_reply(message: bytes) -> tuple[int, Reply]:
+    """(request id, reply) of a message; a file that it names is mapped and removed.
+
+    Raises:
+        ValueError: the message is not what `encode_reply` writes.
+    """
+    data = _decoder.decode(message)
+    payload = _map(Path(data.file)) if data.file else data.payload
+    answers = tuple(
+        Answer(
+            {name: _unpack(tensor, payload) for name, tensor in answer.tensors.items()},
+            answer.requires_grad,
+            answer.touched,
+        )
+        for answer in data.answers
+    )
+    reply = Reply(
+        data.rank, data.outcome, answers, data.error_type, data.error_text, data.detail, data.at_s, data.busy_s
+    )
+    return data.request_id, reply
+
+
+def _pack(placed: Placed, payload: bytearray) -> _Tensor:
+    """Appends the tensor's memory to `payload`, aligned for any dtype."""
+    local = placed.local.detach().cpu().contiguous()
+    payload += bytes(-len(payload) % _ALIGNMENT_BYTES)
+    start = len(payload)
+    if local.numel():
+        payload += memoryview(local.reshape(-1).view(torch.uint8).numpy())
+    layout = placed.layout
+    return _Tensor(
+        start,
+        dtype_name(local.dtype),
+        tuple(local.shape),
+        tuple(str(placement) for placement in layout.placements),
+        layout.shard_order,
+        placed.global_shape,
+    )
+
+
+def _unpack(tensor: _Tensor, payload: bytearray | mmap.mmap) -> Placed:
+    """The tensor, in the memory of `payload`.
+
+    Raises:
+        ValueError: no such dtype, or the tensor reaches beyond the payload.
+    """
+    dtype = getattr(torch, tensor.dtype, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"torch has no dtype {tensor.dtype!r}")
+    numel = math.prod(tensor.shape)
+    if numel:
+        local = torch.frombuffer(payload, dtype=dtype, count=numel, offset=tensor.start).reshape(tensor.shape)
+    else:
+        local = torch.empty(tensor.shape, dtype=dtype)
+    layout = Layout(tuple(parse_placement(text) for text in tensor.placements), tensor.shard_order)
+    return Placed(local, layout, tensor.global_shape)
+
+
+def _write(payload: bytearray, scratch: Path) -> str:
+    handle, path = tempfile.mkstemp(prefix="reply-", dir=scratch)
+    with open(handle, "wb") as file:
+        file.write(payload)
+    return path
+
+
+def _map(path: Path) -> mmap.mmap:
+    """Private memory with the file's contents; the file is gone afterwards."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        return mmap.mmap(handle, 0, access=mmap.ACCESS_COPY)
+    finally:
+        os.close(handle)
+        path.unlink()

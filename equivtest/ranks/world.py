@@ -1,0 +1,180 @@
+"""The rank processes of one world size: started, asked, waited for, ended."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Mapping, MutableMapping
+
+from equivtest import limits
+from equivtest.cases.base import Case, to_data
+from equivtest.errors import BrokenSetup
+from equivtest.ranks.backend import Backend
+from equivtest.ranks.collect import Collector
+from equivtest.ranks.first_cause import first_cause
+from equivtest.ranks.launch import RankProcess, Server
+from equivtest.ranks.messages import START_ID, Probe, Start, Stop, Support, Visit, encode_request, import_path
+from equivtest.ranks.reply import Reply
+from equivtest.ranks.scratch import Scratch
+
+VISIT = "equivtest.ranks.visit:visit"
+
+
+class World:
+    """The ranks of one world size; dead after the first failure, see `wait`.
+
+    Args:
+        world_size: Number of ranks.
+        server: Forks them.
+        visit: 'package.module:function' that ranks call as visit(subject, case, backend).
+        environment: Added to the parent's, in every rank.
+        supported: dtype -> '' or why it is not supported; what is known is not probed again.
+
+    Raises:
+        BrokenSetup: a rank cannot start; the message has the first one's traceback.
+    """
+
+    def __init__(
+        self,
+        world_size: int,
+        backend: Backend,
+        server: Server,
+        *,
+        visit: str = VISIT,
+        environment: Mapping[str, str] | None = None,
+        supported: MutableMapping[str, str] | None = None,
+    ) -> None:
+        self.world_size = world_size
+        self._ended = False
+        self._ids = itertools.count(START_ID + 1)
+        self._supported = {} if supported is None else supported
+        self._scratch = Scratch()
+        self._ranks: list[RankProcess] = []
+        try:
+            self._start(backend, server, visit, environment or {})
+        except BaseException:
+            self.kill()
+            raise
+
+    def _start(self, backend: Backend, server: Server, visit: str, environment: Mapping[str, str]) -> None:
+        surroundings = {
+            **os.environb,
+            **{os.fsencode(name): os.fsencode(value) for name, value in environment.items()},
+        }
+        path = [os.fsencode(entry) for entry in import_path()]
+        for rank in range(self.world_size):
+            self._ranks.append(server.fork_rank())
+            start = Start(
+                rank, self.world_size, backend, visit, str(self._scratch.path), list(surroundings.items()), path,
+                os.fsencode(os.getcwd()),
+            )  # fmt: skip
+            self._ranks[rank].channel.send(encode_request(start))
+        cause = first_cause(self._collect(START_ID, limits.START_S, limits.GRACE_S))
+        if cause is not None:
+            raise BrokenSetup(
+                f"rank {cause.rank} of {self.world_size} cannot start on backend {backend.name!r}, device "
+                f"{backend.device!r}: {cause.error_type or cause.outcome}: {cause.error_text}\n{cause.detail}"
+            )
+
+    @property
+    def alive(self) -> bool:
+        """Whether the world can be asked: no failure so far, and every process there."""
+        return not self._ended and not any(process.wait(0.0) for process in self._ranks)
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids, by rank."""
+        return [process.pid for process in self._ranks]
+
+    def start_visit(self, subject: str, case: Case) -> int:
+        """Has every rank run `subject` on `case`; gives the id to wait for."""
+        request_id = next(self._ids)
+        self._send(Visit(request_id, subject, type(case).__module__, to_data(case)))
+        return request_id
+
+    def wait(
+        self, request_id: int, limit_s: float | None = None, *, keep_if_all_raised: bool = False
+    ) -> list[Reply]:
+        """One reply per rank, by rank, to what `start_visit` began; never waits for ever.
+
+        Ranks that are silent `limit_s` (CASE_S) from now, or GRACE_S after the first failure,
+        have timed out.  After any failure the world is dead and nothing of it is left.
+
+        Args:
+            keep_if_all_raised: The case should be refused: where every rank raised, within
+                REFUSAL_GRACE_S, and a probe finds them in step, the world lives on.
+        """
+        grace_s = limits.REFUSAL_GRACE_S if keep_if_all_raised else limits.GRACE_S
+        replies = self._collect(request_id, limits.CASE_S if limit_s is None else limit_s, grace_s)
+        if first_cause(replies) is None:
+            return replies
+        all_raised = all(reply.outcome in ("raised", "misused") for reply in replies)
+        if not (keep_if_all_raised and all_raised and self._is_in_step()):
+            self.kill()
+        return replies
+
+    def visit(
+        self, subject: str, case: Case, limit_s: float | None = None, *, keep_if_all_raised: bool = False
+    ) -> list[Reply]:
+        """Runs `subject` on `case` and waits; 'not_supported' replies where the dtype is not."""
+        if reason := self.supports(case.dtype):
+            return not_supported(self.world_size, reason)
+        return self.wait(self.start_visit(subject, case), limit_s, keep_if_all_raised=keep_if_all_raised)
+
+    def supports(self, dtype: str) -> str:
+        """'' if backend and device can do the collectives that subjects need, else the reason.
+
+        Asked of the ranks once per dtype.  A probe that a rank does not survive kills the world.
+        """
+        if dtype not in self._supported:
+            request_id = next(self._ids)
+            self._send(Support(request_id, dtype))
+            cause = first_cause(self.wait(request_id, limits.START_S, keep_if_all_raised=True))
+            self._supported[dtype] = "" if cause is None else f"rank {cause.rank}: {cause.error_text}"
+        return self._supported[dtype]
+
+    def stop(self) -> None:
+        """Has the ranks leave their group and end; kills those that take more than STOP_S."""
+        self._send(Stop())
+        self._end(limits.STOP_S)
+
+    def kill(self) -> None:
+        """Ends the ranks at once; a second call does nothing."""
+        self._end(0.0)
+
+    def _is_in_step(self) -> bool:
+        """Whether all ranks take part in a next collective and agree on its value."""
+        request_id = next(self._ids)
+        self._send(Probe(request_id))
+        replies = self._collect(request_id, limits.PROBE_S, limits.GRACE_S)
+        return all(reply.outcome == "answered" for reply in replies)
+
+    def _collect(self, request_id: int, limit_s: float, grace_s: float) -> list[Reply]:
+        return Collector(self._ranks, request_id, self._scratch.path, grace_s).collect(limit_s)
+
+    def _send(self, request: Visit | Probe | Support | Stop) -> None:
+        message = encode_request(request)
+        for process in self._ranks:
+            try:
+                process.channel.send(message)
+            except OSError:
+                pass  # the rank is gone or hangs, which waiting for its reply will find
+
+    def _end(self, limit_s: float) -> None:
+        """Waits for the ranks to end by themselves, kills what is left, removes the directory."""
+        deadline_s = time.monotonic() + limit_s
+        for process in self._ranks:
+            if not process.wait(deadline_s - time.monotonic()):
+                process.kill()
+        for process in self._ranks:
+            process.wait(limits.STOP_S)
+            process.close()
+        self._ranks = []
+        self._scratch.remove()
+        self._ended = True
+
+
+def not_supported(world_size: int, reason: str) -> list[Reply]:
+    """One reply per rank that says why the case was not run."""
+    return [Reply(rank, "not_supported", error_text=reason) for rank in range(world_size)]

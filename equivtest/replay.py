@@ -1,0 +1,91 @@
+"""Replay files: one failure, written down so that a fresh process can show it again."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from equivtest.cases.base import from_data, to_data
+from equivtest.check import judge
+from equivtest.errors import Misuse
+from equivtest.ranks.backend import Backend
+from equivtest.ranks.pool import Pool
+from equivtest.verdicts.claims import CLAIMS
+from equivtest.verdicts.message import write_message
+from equivtest.verdicts.verdict import Verdict
+
+SCHEMA_VERSION = 1
+_KEYS = {"schema", "subject", "claim", "kind", "case", "backend"}
+
+
+def write_replay(verdict: Verdict, backend: Backend, directory: Path) -> Path:
+    """Writes the failure to a file named after it and gives the file's path."""
+    data = {
+        "schema": SCHEMA_VERSION,
+        "subject": verdict.subject,
+        "claim": verdict.claim,
+        "kind": verdict.kind,
+        "case": to_data(verdict.case),
+        "backend": {"name": backend.name, "device": backend.device, "imports": list(backend.imports)},
+        "message": write_message(verdict),
+        "versions": {"torch": torch.__version__, "python": platform.python_version()},
+    }
+    digest = hashlib.sha256(repr((verdict.claim, verdict.kind, verdict.case)).encode()).hexdigest()[:8]
+    directory.mkdir(parents=True, exist_ok=True)
+    name = verdict.subject.replace(":", ".").replace("/", ".")
+    path = directory / f"{name}-{verdict.claim}-{verdict.kind}-{digest}.json"
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(data), indent=2))
+    return path
+
+
+def read_replay(path: Path) -> dict[str, Any]:
+    """The data of a replay file.
+
+    Raises:
+        Misuse: unreadable, no replay file, or of a newer schema.
+    """
+    try:
+        data = msgspec.json.decode(path.read_bytes())
+    except OSError as error:
+        raise Misuse(f"replay file {path} cannot be read: {error.strerror}") from error
+    except msgspec.DecodeError as error:
+        raise Misuse(f"replay file {path} is broken: {error}") from error
+    if not isinstance(data, dict) or not data.keys() >= _KEYS:
+        raise Misuse(f"replay file {path} is broken: it needs the keys {', '.join(sorted(_KEYS))}")
+    if data["schema"] != SCHEMA_VERSION:
+        raise Misuse(f"replay file {path} has schema {data['schema']}, this equivtest reads {SCHEMA_VERSION}: "
+                     "use the version that wrote it")
+    if data["claim"] not in CLAIMS:
+        raise Misuse(f"replay file {path} has the unknown claim {data['claim']!r}")
+    return data
+
+
+def backend_of(data: dict[str, Any]) -> Backend:
+    """The backend that a replay file was written on.
+
+    Raises:
+        Misuse: the file names none.
+    """
+    try:
+        return msgspec.convert(data["backend"], Backend)
+    except msgspec.ValidationError as error:
+        raise Misuse(f"the replay file's backend is broken: {error}") from error
+
+
+def replay(data: dict[str, Any], pool: Pool, *, path: str = "") -> tuple[bool, str]:
+    """Runs a replay file's case again.
+
+    Returns:
+        Whether the claim still fails, and the message.
+    """
+    case = from_data(data["case"])
+    verdicts = judge(data["subject"], case, pool, [CLAIMS[data["claim"]]])
+    for verdict in verdicts:
+        if verdict.failed:
+            return True, write_message(verdict, replay=path)
+    return False, f"{data['subject']}: {data['claim']} holds in {case!r}"

@@ -1,0 +1,245 @@
+"""Search one chunk of the case space: draw, run, judge every claim, shrink what fails.
+
+Cases are drawn before any of them runs, from a seed of ours, so that a commit draws the same
+cases everywhere.  All claims are judged from one run; then each failing (claim, kind) is
+shrunk alone, so that no failure masks another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import hypothesis
+from hypothesis import HealthCheck, Phase, Verbosity
+
+from equivtest import limits
+from equivtest.cases.base import Case, to_data
+from equivtest.check import judge_replies, raise_for
+from equivtest.errors import ClaimFailed
+from equivtest.property import Property, Space
+from equivtest.ranks.pool import Pool
+from equivtest.ranks.reply import Reply
+from equivtest.replay import write_replay
+from equivtest.verdicts.message import write_message
+from equivtest.verdicts.verdict import Kind, Verdict
+
+if TYPE_CHECKING:
+    from equivtest.known import KnownFailures
+
+RECORD_SCHEMA = 1
+Target = tuple[str, Kind]
+"""(claim, kind) of a failure."""
+
+_SETTINGS: dict[str, Any] = {
+    "database": None,
+    "deadline": None,
+    "derandomize": False,
+    "print_blob": False,
+    "report_multiple_bugs": False,
+    "suppress_health_check": list(HealthCheck),
+    "verbosity": Verbosity.quiet,
+}
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """One part of a property's case space: one world size, so many cases, one seed.
+
+    Attributes:
+        seed: 'gate' for the fixed cases of this commit, anything else for others.
+    """
+
+    world_size: int
+    dtypes: tuple[str, ...]
+    index: int
+    num_cases: int
+    seed: str = "gate"
+
+    @property
+    def space(self) -> Space:
+        """What the chunk's cases are drawn from."""
+        return Space((self.world_size,), self.dtypes)
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a search has found: plain data, so that it crosses process borders as it is.
+
+    Attributes:
+        records: One per case and draw, see `record`.
+        failures: One per failing (claim, kind), shrunk: subject, claim, kind, message, replay, case.
+        seconds: Wall-clock time of the search.
+    """
+
+    records: list[dict[str, Any]]
+    failures: list[dict[str, Any]]
+    seconds: float
+
+
+def search(prop: Property, chunk: Chunk, pool: Pool, known: KnownFailures, failures_dir: Path) -> Findings:
+    """Judges every case of a chunk and shrinks what fails.
+
+    Args:
+        failures_dir: Where replay files go; made when there is one to write.
+    """
+    started_s = time.monotonic()
+    hunt = _Hunt(prop, chunk, pool, known)
+    records = hunt.run_all(chunk_cases(prop, chunk))
+    failures = []
+    for target, first in list(hunt.failing.items()):
+        smallest = hunt.shrink(target, first)
+        path = write_replay(smallest, pool.backend, failures_dir)
+        failures.append(
+            {
+                "subject": prop.subject,
+                "claim": smallest.claim,
+                "kind": smallest.kind,
+                "message": write_message(smallest, replay=str(path)),
+                "replay": str(path),
+                "case": repr(smallest.case),
+            }
+        )
+    return Findings(records, failures, time.monotonic() - started_s)
+
+
+def seed_of(prop: Property, chunk: Chunk) -> int:
+    """A chunk's seed: depends on nothing but the property, the chunk and its seed text."""
+    claims = ",".join(claim.name for claim in prop.claims)
+    text = f"{chunk.seed}|{prop.subject}|{claims}|{chunk.world_size}|{chunk.index}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+
+
+def chunk_cases(prop: Property, chunk: Chunk) -> list[Case]:
+    """The chunk's cases, each once: the property's examples (in chunk 0), then drawn ones."""
+    cases = [case for case in prop.examples if chunk.index == 0 and case.world_size == chunk.world_size]
+    cases = [case for case in cases if case.dtype in chunk.dtypes]
+
+    @hypothesis.seed(seed_of(prop, chunk))
+    @hypothesis.settings(max_examples=chunk.num_cases, phases=[Phase.generate], **_SETTINGS)
+    @hypothesis.given(prop.cases(chunk.space))
+    def collect(case: Case) -> None:
+        cases.append(case)
+
+    collect()
+    return list(dict.fromkeys(cases))
+
+
+@dataclass
+class _Hunt:
+    """One search under way: what each case has shown so far."""
+
+    prop: Property
+    chunk: Chunk
+    pool: Pool
+    known: KnownFailures
+    failing: dict[Target, Verdict] = field(default_factory=dict)
+    seen: dict[Case, dict[Target, Verdict]] = field(default_factory=dict)
+
+    def run_all(self, cases: Sequence[Case]) -> list[dict[str, Any]]:
+        """Runs the cases in order; the records of those that were run or are known not to run."""
+        records = []
+        barred = {case: entry for case in cases if (entry := self.known.forbids_run(self.prop.subject, case))}
+        for case, entry in barred.items():
+            verdict = Verdict("known", entry.claim, self.prop.subject, case, known=entry.reason)
+            records += _records(case, [verdict], [])
+        broken_runs = 0
+        for case, replies in self.pool.run_all(self.prop.subject, [case for case in cases if case not in barred]):
+            verdicts = self.judge(case, replies)
+            records += _records(case, verdicts, replies)
+            broken_runs += any(verdict.kind in ("raised", "lost", "timed_out") for verdict in verdicts)
+            if broken_runs >= limits.BROKEN_RUNS:
+                break
+        return records
+
+    def judge(self, case: Case, replies: Sequence[Reply]) -> list[Verdict]:
+        """Every verdict on one run; failures are remembered, known ones set apart."""
+        verdicts = [self._apart(v) for v in judge_replies(self.prop.subject, case, replies, self.prop.claims)]
+        self.seen[case] = {}
+        for verdict in verdicts:
+            if verdict.failed:
+                target = (verdict.claim, verdict.kind)
+                self.seen[case].setdefault(target, verdict)
+                self.failing.setdefault(target, verdict)
+        return verdicts
+
+    def _apart(self, verdict: Verdict) -> Verdict:
+        entry = self.known.match(verdict.subject, verdict.claim, verdict.case) if verdict.failed else None
+        if entry is None or entry.kind != verdict.kind:
+            return verdict
+        return replace(verdict, kind="known", mismatches=(), known=entry.reason)
+
+    def shrink(self, target: Target, first: Verdict) -> Verdict:
+        """The smallest failure of that claim and kind that is found within limits.SHRINK_S.
+
+        Smaller worlds are searched first, then the failure's own world is shrunk in.
+        """
+        until_s = time.monotonic() + limits.SHRINK_S
+        for world_size in range(1, self.chunk.world_size):
+            chunk = replace(self.chunk, world_size=world_size, num_cases=limits.SHRINK_TRIES)
+            smallest = self._find(target, chunk, until_s)
+            if smallest is not None:
+                return smallest
+        return self._find(target, self.chunk, until_s) or first
+
+    def _find(self, target: Target, chunk: Chunk, until_s: float) -> Verdict | None:
+        """The smallest failure that Hypothesis finds among the cases of `chunk`."""
+
+        @hypothesis.seed(seed_of(self.prop, chunk))
+        @hypothesis.settings(max_examples=chunk.num_cases, phases=[Phase.generate, Phase.shrink], **_SETTINGS)
+        @hypothesis.given(self.prop.cases(chunk.space))
+        def holds(case: Case) -> None:
+            verdict = self._look(case, target, until_s)
+            if verdict is not None:
+                raise_for(verdict)
+
+        try:
+            holds()
+        except ClaimFailed as failure:
+            return failure.verdict
+        return None
+
+    def _look(self, case: Case, target: Target, until_s: float) -> Verdict | None:
+        """The failure that `case` shows, if any; past the time limit only remembered ones."""
+        if case not in self.seen:
+            if time.monotonic() > until_s or self.known.forbids_run(self.prop.subject, case):
+                return None
+            limit_s = limits.SHRINK_CASE_S if target[1] == "timed_out" else limits.CASE_S
+            keep = bool(case.refusal)
+            self.judge(case, self.pool.run(self.prop.subject, case, limit_s=limit_s, keep_if_all_raised=keep))
+        return self.seen[case].get(target)
+
+
+def _records(case: Case, verdicts: Sequence[Verdict], replies: Sequence[Reply]) -> list[dict[str, Any]]:
+    """One record per draw that was judged: the case, its place in the case space, kind by claim."""
+    records: dict[int, dict[str, Any]] = {}
+    for verdict in verdicts:
+        mode, seed = case.values[verdict.draw]
+        record = records.setdefault(
+            verdict.draw,
+            {
+                "schema": RECORD_SCHEMA,
+                "subject": verdict.subject,
+                "case": to_data(case),
+                "draw": verdict.draw,
+                "mode": mode,
+                "seed": seed,
+                "world_size": case.world_size,
+                "dtype": case.dtype,
+                "shard_kind": case.shard_kind,
+                "refusal": case.refusal,
+                "verdicts": {},
+                "margins": {},
+                "known": {},
+                "busy_s": max((reply.busy_s for reply in replies), default=0.0),
+            },
+        )
+        record["verdicts"][verdict.claim] = verdict.kind
+        record["margins"][verdict.claim] = verdict.margin
+        if verdict.known:
+            record["known"][verdict.claim] = verdict.known
+    return list(records.values())

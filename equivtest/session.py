@@ -1,0 +1,172 @@
+"""What the controller does: collects findings, reports every claim as a test, writes the report."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import time
+from typing import Any, Literal
+
+import pytest
+
+from equivtest.errors import BrokenSetup
+from equivtest.options import settings_of, soak_seed
+from equivtest.report.files import write_report
+from equivtest.report.tally import CONCLUSIVE, ClaimResult, Tally
+from equivtest.report.text import summarize
+from equivtest.suite import version_of
+
+MISUSE_EXIT = 2
+
+
+class Controller:
+    """The findings of a session, in the process that prints; workers of xdist have none."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.tallies: dict[str, Tally] = {}
+        self.known: list[dict[str, Any]] = []
+        self.lines: list[str] = []  # of verdicts.jsonl
+        self.reported: set[str] = set()
+        self.stopped = False
+        self.started_s = time.time()
+        self.trouble = ""
+
+    def receive(self, payload: str) -> None:
+        """Takes what one item has found.
+
+        Raises:
+            pytest.exit.Exception: no further item can run.
+        """
+        data = json.loads(payload)
+        if "fatal" in data:
+            self.stopped = True
+            pytest.exit(f"equivtest: {data['fatal']}", returncode=MISUSE_EXIT)
+        if "known" in data:
+            self.known.append(data["known"])
+        if "property" in data:
+            tally = self.tally_of(data["property"])
+            if data["part"]["label"] not in tally.done:
+                tally.add(data["part"]["label"], data["records"], data["failures"])
+            if settings_of(self.config).report_dir is not None:
+                self.lines += [json.dumps(record) for record in data["records"]]
+
+    def tally_of(self, meta: dict[str, Any]) -> Tally:
+        """The tally of a property, made where it is the first word of it."""
+        tally = Tally({name: value for name, value in meta.items() if name != "planned"}, tuple(meta["planned"]))
+        return self.tallies.setdefault(tally.id, tally)
+
+    def add_manifest(self, properties: list[dict[str, Any]]) -> None:
+        """Takes note of every property of the session, those that never began included."""
+        for meta in properties:
+            self.tally_of(meta)
+
+    def report_claims(self, session: pytest.Session, *, at_end: bool = False) -> None:
+        """Reports the claims of every property whose searches have all ended, each once."""
+        for tally in list(self.tallies.values()):
+            if tally.id in self.reported or not (at_end or tally.is_complete):
+                continue
+            self.reported.add(tally.id)
+            for result in tally.claims():
+                self._emit(session, tally, result)
+            settings = settings_of(self.config)
+            if settings.profile.requires_cells and tally.is_complete:
+                holes = tally.holes(settings.dtypes)
+                text = "\n".join(["required cells without a conclusion:", *(f"  {hole}" for hole in holes)])
+                self._emit(session, tally, ClaimResult("coverage", "failed" if holes else "passed", text))
+
+    def _emit(self, session: pytest.Session, tally: Tally, result: ClaimResult) -> None:
+        """One claim as a test of its own: in the terminal, in JUnit, in the exit status."""
+        node_id = f"{tally.id}::{result.claim}"
+        path = tally.meta["path"]
+        location = (path, None, f"{tally.meta['name']}: {result.claim}")
+        session.testscollected += 1  # or the terminal's progress would pass 100 %
+        outcome: Literal["passed", "failed", "skipped"] = "passed"
+        longrepr: str | tuple[str, int, str] | None = None
+        extra: dict[str, Any] = {}
+        if result.outcome == "failed":
+            outcome, longrepr = "failed", result.text
+        elif result.outcome == "skipped":
+            outcome, longrepr = "skipped", (path, 0, f"Skipped: {result.text}")
+        elif result.outcome == "xfailed":
+            outcome, longrepr, extra = "skipped", result.text, {"wasxfail": result.text}
+        now_s = time.time()
+        for when in ("setup", "call", "teardown"):
+            called = when == "call"
+            report = pytest.TestReport(
+                node_id, location, {}, outcome if called else "passed", longrepr if called else None, when,
+                start=now_s, stop=now_s, **(extra if called else {}),
+            )  # fmt: skip
+            self.config.hook.pytest_runtest_logreport(report=report)
+
+    def finish(self, session: pytest.Session) -> None:
+        """Reports what is left, writes the report, and sets the exit status where nothing was proven."""
+        if self.stopped or self.config.option.collectonly:
+            return
+        self.report_claims(session, at_end=True)
+        ran = [tally for tally in self.tallies.values() if tally.draws]
+        if ran and not any(tally.total(*CONCLUSIVE) for tally in ran):
+            self.trouble = "no verdict of this run is conclusive: nothing is proven"
+            session.exitstatus = session.exitstatus or MISUSE_EXIT
+        directory = settings_of(self.config).report_dir
+        if directory is not None and self.tallies:
+            try:
+                write_report(directory, self.environment(), self.ordered(), sorted(self.lines), self.known)
+            except BrokenSetup as error:
+                self.trouble = str(error)
+                session.exitstatus = MISUSE_EXIT
+
+    def ordered(self) -> list[Tally]:
+        """The tallies by node id: arrival depends on xdist."""
+        return sorted(self.tallies.values(), key=lambda tally: tally.id)
+
+    def summary(self, width: int) -> list[str]:
+        """What stands at the end of the terminal's output."""
+        if self.stopped or self.config.option.collectonly:
+            return []
+        return summarize(self.ordered(), seconds=time.time() - self.started_s, known=self.known, width=width)
+
+    def environment(self) -> dict[str, Any]:
+        """What somebody else needs to know to compare this run with another."""
+        settings = settings_of(self.config)
+        return {
+            "equivtest": version_of("equivtest"),
+            "torch": version_of("torch"),
+            "hypothesis": version_of("hypothesis"),
+            "pytest": version_of("pytest"),
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+            "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "backend": settings.backend,
+            "device": settings.device,
+            "imports": list(settings.imports),
+            "profile": settings.profile_name,
+            "seeds": soak_seed(self.config) if settings.profile.repeats else "gate",
+            "world_sizes": list(settings.world_sizes),
+            "dtypes": list(settings.dtypes),
+            "subjects": [f"{name}={subject}" if subject != name else name for name, subject in settings.subjects],
+            "known_failures": settings.known_failures or "shipped",
+            "command": sys.argv,
+            "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.started_s)),
+            "seconds": round(time.time() - self.started_s, 1),
+        }
+
+
+def header(config: pytest.Config) -> list[str]:
+    """What a run is about, in two lines above its first result."""
+    settings = settings_of(config)
+    seeds = f"fresh seed {soak_seed(config)}, {settings.max_time_s:.0f} s" if settings.profile.repeats else "fixed seeds"
+    on = f", imports {', '.join(settings.imports)}" if settings.imports else ""
+    known = len(settings.known.entries)
+    return [
+        f"equivtest {version_of('equivtest')}: torch {version_of('torch')}, "
+        f"backend {settings.backend} on {settings.device}{on}, {known} known failure{'s' * (known != 1)}",
+        f"equivtest profile {settings.profile_name}: {seeds}; world sizes {_join(settings.world_sizes)}; "
+        f"dtypes {_join(settings.dtypes)}",
+    ]
+
+
+def _join(values: tuple[object, ...]) -> str:
+    return " ".join(str(value) for value in values)

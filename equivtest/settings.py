@@ -1,0 +1,187 @@
+"""What a run is asked to do: read from options, checked as a whole before any process starts."""
+
+from __future__ import annotations
+
+import difflib
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from equivtest import limits
+from equivtest.errors import Misuse
+from equivtest.profiles import DEFAULT_PROFILE, PROFILES, SOAK_S, Profile
+
+if TYPE_CHECKING:
+    from equivtest.known import KnownFailures
+    from equivtest.property import Property
+    from equivtest.ranks.backend import Backend
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The options of a run, as values.
+
+    Attributes:
+        subjects: (name of a property or its subject, what to judge under it); empty means all.
+        known_failures: A file, 'none', or '' for the shipped one.
+        max_time_s: Seconds a soak lasts.
+    """
+
+    profile_name: str = DEFAULT_PROFILE
+    backend: str = "gloo"
+    device: str = "cpu"
+    imports: tuple[str, ...] = ()
+    world_sizes: tuple[int, ...] = limits.WORLD_SIZES
+    dtypes: tuple[str, ...] = limits.DTYPES
+    subjects: tuple[tuple[str, str], ...] = ()
+    known_failures: str = ""
+    report_dir: Path | None = None
+    max_time_s: float = SOAK_S
+
+    @property
+    def profile(self) -> Profile:
+        return PROFILES[self.profile_name]
+
+    @cached_property
+    def known(self) -> KnownFailures:
+        """The known failures of this run.
+
+        Raises:
+            Misuse: the file cannot be read or holds a mistake.
+        """
+        from equivtest.known import SHIPPED, KnownFailures
+
+        if self.known_failures == "none":
+            return KnownFailures(())
+        return KnownFailures.load(Path(self.known_failures) if self.known_failures else SHIPPED)
+
+    def make_backend(self) -> Backend:
+        """The backend of this run; raises Misuse or BrokenSetup where it cannot work."""
+        from equivtest.ranks.backend import Backend
+
+        return Backend(name=self.backend, device=self.device, imports=self.imports)
+
+    def judged_subject(self, name: str, prop: Property) -> str | None:
+        """What to judge under the property of that name: its subject, another, or nothing."""
+        if not self.subjects:
+            return prop.subject
+        for wanted, implementation in self.subjects:
+            if wanted in (name, prop.subject):
+                return prop.subject if implementation == wanted else implementation
+        return None
+
+
+def parse(raw: Mapping[str, Any]) -> Settings:
+    """The settings that the options' texts stand for.
+
+    Args:
+        raw: Option name with underscores -> text, list of texts, number, or None where not given.
+
+    Raises:
+        Misuse: naming the option, the value and what is allowed.
+    """
+    given = {name: value for name, value in raw.items() if value not in (None, [], ())}
+    profile_name = str(given.get("profile", DEFAULT_PROFILE))
+    if profile_name not in PROFILES:
+        raise Misuse(f"--profile: unknown profile {profile_name!r}; use one of {', '.join(PROFILES)}")
+    max_time_s = _seconds(given["max_time"]) if "max_time" in given else SOAK_S
+    if "max_time" in given and not PROFILES[profile_name].repeats:
+        raise Misuse(f"--max-time goes with --profile soak only, not with {profile_name}")
+    known_failures = str(given.get("known_failures", ""))
+    if known_failures not in ("", "none") and not Path(known_failures).is_file():
+        raise Misuse(f"--known-failures: no such file: {known_failures} ('none' stands for no file)")
+    return Settings(
+        profile_name=profile_name,
+        backend=str(given.get("backend", "gloo")),
+        device=str(given.get("device", "cpu")),
+        imports=tuple(given.get("import", ())),
+        world_sizes=_world_sizes(given.get("world_sizes"), PROFILES[profile_name].world_sizes),
+        dtypes=_dtypes(given.get("dtypes")),
+        subjects=tuple(_subject(text) for text in _split(given.get("subjects"), "--subjects")),
+        known_failures=known_failures,
+        report_dir=Path(given["report"]).absolute() if "report" in given else None,
+        max_time_s=max_time_s,
+    )
+
+
+def check(settings: Settings) -> None:
+    """Tries what can fail later: imports, backend, device, known failures, report directory.
+
+    Raises:
+        Misuse, BrokenSetup: with one line that says what does not work.
+    """
+    backend = settings.make_backend()
+    validate = getattr(backend, "validate", None)
+    if validate is not None:
+        validate()
+    _ = settings.known
+    if settings.report_dir is not None:
+        _check_writable(settings.report_dir)
+
+
+def check_subjects(settings: Settings, properties: Iterable[tuple[str, str]]) -> None:
+    """Raises Misuse where --subjects names none of the `properties`, pairs (name, subject)."""
+    known = sorted({name for pair in properties for name in pair})
+    for wanted, _ in settings.subjects:
+        if wanted not in known:
+            raise Misuse(f"--subjects: no property judges {wanted!r}; {_suggestion(wanted, known)}")
+
+
+def _suggestion(wanted: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(wanted, known, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"use one of {', '.join(known)}"
+
+
+def _split(text: str | None, option: str) -> list[str]:
+    if text is None:
+        return []
+    parts = [part.strip() for part in text.split(",")]
+    if not all(parts):
+        raise Misuse(f"{option}: expected values separated by commas, got {text!r}")
+    return list(dict.fromkeys(parts))
+
+
+def _world_sizes(text: str | None, default: tuple[int, ...]) -> tuple[int, ...]:
+    sizes = []
+    for part in _split(text, "--world-sizes"):
+        if not (part.isdecimal() and 1 <= int(part) <= limits.MAX_WORLD_SIZE):
+            raise Misuse(f"--world-sizes: a world size must be in 1..{limits.MAX_WORLD_SIZE}, got {part!r}")
+        sizes.append(int(part))
+    return tuple(sorted(set(sizes))) or default
+
+
+def _dtypes(text: str | None) -> tuple[str, ...]:
+    names = _split(text, "--dtypes")
+    for name in names:
+        if name not in limits.DTYPES:
+            raise Misuse(f"--dtypes: unknown dtype {name!r}; use some of {', '.join(limits.DTYPES)}")
+    return tuple(names) or limits.DTYPES
+
+
+def _subject(text: str) -> tuple[str, str]:
+    name, equals, implementation = (part.strip() for part in text.partition("="))
+    if not name or (equals and ":" not in implementation):
+        raise Misuse(f"--subjects: expected NAME or NAME=package.module:function, got {text!r}")
+    return name, implementation or name
+
+
+def _seconds(text: object) -> float:
+    try:
+        seconds = float(str(text))
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < float("inf"):
+        raise Misuse(f"--max-time: expected seconds greater than 0, got {text!r}")
+    return seconds
+
+
+def _check_writable(directory: Path) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        raise Misuse(f"--report: cannot write to {directory}: {error.strerror or error}") from error

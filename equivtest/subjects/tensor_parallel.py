@@ -1,0 +1,103 @@
+"""torch's RowwiseParallel and ColwiseParallel on nn.Linear.
+
+Source: torch/distributed/tensor/parallel/style.py, classes ColwiseParallel and RowwiseParallel
+(2.13.0).  A correct style computes what the unsharded nn.Linear computes, forward and backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from equivtest import layout
+from equivtest.cases.linear import LinearCase
+from equivtest.tensors import Placed
+
+Given = Mapping[str, torch.Tensor]
+Answers = dict[str, DTensor | Placed | None]
+
+
+def colwise_linear(case: LinearCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """nn.Linear, its weight (N, K) and bias sharded on N by ColwiseParallel."""
+    return run_linear(case, mesh, given, ColwiseParallel)
+
+
+def rowwise_linear(case: LinearCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """nn.Linear, its weight (N, K) sharded on K by RowwiseParallel, its bias replicated."""
+    return run_linear(case, mesh, given, RowwiseParallel)
+
+
+def run_linear(
+    case: LinearCase,
+    mesh: DeviceMesh,
+    given: Given,
+    style: type[ColwiseParallel] | type[RowwiseParallel],
+    module: type[nn.Linear] = nn.Linear,
+) -> Answers:
+    """Forward and backward of one parallelized linear module, on this rank."""
+    plan = style(
+        input_layouts=torch_placement(case, "x"),
+        output_layouts=torch_placement(case, "output"),
+        use_local_output=case.use_local_output,
+    )
+    layer = parallelize_module(make_linear(case, given, module), mesh, plan)
+    x = given["x"].detach().requires_grad_("x" in case.requires_grad)  # shares the harness's memory
+    output = layer(as_dtensor(x, case, "x", mesh) if case.x_is_dtensor else x)
+    run_backward(output, case, mesh, given["cotangent"])
+    return answers(case, layer, x, output)
+
+
+def make_linear(case: LinearCase, given: Given, module: type[nn.Linear]) -> nn.Linear:
+    """The unsharded layer, whole on every rank, as a user builds it before parallelizing."""
+    layer = module(case.in_features, case.out_features, bias=case.bias, device="meta")
+    for name in case.parameter_names():
+        setattr(layer, name, nn.Parameter(given[name].detach(), requires_grad=name in case.requires_grad))
+    return layer
+
+
+def run_backward(output: torch.Tensor, case: LinearCase, mesh: DeviceMesh, cotangent: torch.Tensor) -> None:
+    """Feeds the local cotangent (*leading, N), under the output's layout, to backward."""
+    if output.requires_grad:
+        output.backward(as_dtensor(cotangent, case, "output", mesh) if isinstance(output, DTensor) else cotangent)
+
+
+def answers(case: LinearCase, layer: nn.Module, x: torch.Tensor, output: torch.Tensor) -> Answers:
+    """Output, parameters and the gradients that the case asks for."""
+    contract = case.layouts()
+    placed: Answers = {"output": output if isinstance(output, DTensor) else Placed(output, contract["output"])}
+    for name in case.parameter_names():
+        placed[f"param.{name}"] = layer.get_parameter(name)
+    for name in case.requires_grad:
+        grad = x.grad if name == "x" else layer.get_parameter(name).grad
+        plain = grad is not None and not isinstance(grad, DTensor)
+        placed[f"grad.{name}"] = Placed(grad, contract[f"grad.{name}"]) if plain else grad
+    return placed
+
+
+def as_dtensor(local: torch.Tensor, case: LinearCase, name: str, mesh: DeviceMesh) -> DTensor:
+    """The DTensor of the contract's shape and layout of `name`, made without a collective.
+
+    Its strides order the dims as those of `local` do, so that non-contiguous memory stays so.
+    """
+    shape = case.shapes()[name]
+    stride = [0] * len(shape)
+    step = 1
+    for dim in sorted(range(len(shape)), key=lambda d: (local.stride(d), -d)):
+        stride[dim] = step
+        step *= max(shape[dim], 1)
+    return DTensor.from_local(
+        local, mesh, (torch_placement(case, name),), run_check=False, shape=torch.Size(shape), stride=tuple(stride)
+    )
+
+
+def torch_placement(case: LinearCase, name: str) -> Placement:
+    """The contract's placement of `name` in torch's words; the last dim is -1, as users write it."""
+    placement = case.layouts()[name].placements[0]
+    if isinstance(placement, layout.Shard):
+        return Shard(-1 if placement.dim == len(case.shapes()[name]) - 1 else placement.dim)
+    return Replicate()

@@ -1,0 +1,48 @@
+"""The properties that come with the package: where they are, and what they say."""
+
+from __future__ import annotations
+
+import importlib.util
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from equivtest.errors import BrokenSetup
+
+if TYPE_CHECKING:
+    from equivtest.property import Property
+
+
+def properties_dir() -> Path:
+    """The folder of properties: inside the package in a wheel, beside it in a checkout.
+
+    Raises:
+        BrokenSetup: neither is there.
+    """
+    package = Path(__file__).resolve().parent
+    for folder in (package / "properties", package.parent / "properties"):
+        if any(folder.glob("test_*.py")):
+            return folder
+    raise BrokenSetup(f"no properties in {package} or beside it: install equivtest again")
+
+
+def load_properties(folder: Path) -> dict[str, Property]:
+    """Every module-level Property of a folder's test files, by its name there."""
+    from equivtest.property import Property
+
+    found: dict[str, Property] = {}
+    for path in sorted(folder.glob("test_*.py")):
+        spec = importlib.util.spec_from_file_location(f"equivtest_suite.{path.stem}", path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        found |= {name: value for name, value in vars(module).items() if isinstance(value, Property)}
+    return found
+
+
+def version_of(distribution: str) -> str:
+    """The installed release, or 'unknown'; imports nothing."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,167 @@
+"""Local and global tensors: slice, assemble, compare bits.  No processes, no torch.distributed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from equivtest.layout import (
+    Layout,
+    Partial,
+    Replicate,
+    coordinate_of,
+    flat_axis,
+    flat_bounds,
+    local_box,
+    local_shape,
+)
+
+DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclass(frozen=True)
+class Placed:
+    """What one rank holds of a tensor, and the layout under which it holds it.
+
+    `local` is any shape and dtype, local; `global_shape` is what the subject takes the
+    unsharded shape to be, or None where it does not say.
+    """
+
+    local: torch.Tensor
+    layout: Layout
+    global_shape: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """A global tensor put together from local ones.
+
+    `disagreeing` lists (rank, rank) pairs that hold the same part with different bits.
+    """
+
+    tensor: torch.Tensor
+    disagreeing: tuple[tuple[int, int], ...]
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """'float32' for torch.float32."""
+    return str(dtype).removeprefix("torch.")
+
+
+def as_bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as integers of the same width: equal exactly where all bits are."""
+    return tensor.detach().contiguous().view(_BITS[tensor.element_size()])
+
+
+def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether two tensors agree in dtype, shape and every bit; NaN equals the same NaN."""
+    if left.dtype != right.dtype or left.shape != right.shape:
+        return False
+    return torch.equal(as_bits(left), as_bits(right))
+
+
+def slice_local(
+    tensor: torch.Tensor, layout: Layout, mesh_shape: tuple[int, ...], rank: int, *, padding: float = 0.0
+) -> torch.Tensor:
+    """What `rank` holds of a global tensor: a copy with memory of its own, contiguous.
+
+    `padding` fills the padded tail under a `Flat` layout.  Under `Partial` the first rank of
+    the axis holds the value and the others zeros (sum) or the value itself (avg, max, min).
+    """
+    shape = tuple(tensor.shape)
+    coordinate = coordinate_of(rank, mesh_shape)
+    axis = flat_axis(layout)
+    if axis is None:
+        box = local_box(shape, layout, mesh_shape, rank)
+        local = tensor[tuple(slice(start, stop) for start, stop in box)].clone(memory_format=torch.contiguous_format)
+    else:
+        start, stop, size = flat_bounds(tensor.numel(), layout.placements[axis], mesh_shape[axis], coordinate[axis])
+        local = tensor.new_full((size,), padding)
+        local[: stop - start] = tensor.reshape(-1)[start:stop]
+    for place, placement in zip(coordinate, layout.placements, strict=True):
+        if placement == Partial("sum") and place > 0:
+            local = torch.zeros_like(local)
+    return local
+
+
+def assemble(
+    locals_: Mapping[int, torch.Tensor], global_shape: tuple[int, ...], layout: Layout, mesh_shape: tuple[int, ...]
+) -> Assembled:
+    """The global tensor whose local parts the ranks hold, and which replicas disagree.
+
+    Partial operands are reduced in rank order in the tensors' own dtype; of replicas the
+    lowest rank's counts.
+
+    Args:
+        locals_: rank -> its local tensor; every rank of the mesh, all of one dtype.
+        global_shape: Shape of the unsharded tensor.
+
+    Raises:
+        ValueError: a rank is missing, or its tensor has not the shape of its shard.
+    """
+    num_ranks = math.prod(mesh_shape)
+    if sorted(locals_) != list(range(num_ranks)):
+        raise ValueError(f"need one tensor of each of {num_ranks} ranks, got ranks {sorted(locals_)}")
+    for rank, local in locals_.items():
+        shape = local_shape(global_shape, layout, mesh_shape, rank)
+        if tuple(local.shape) != shape:
+            raise ValueError(f"rank {rank} must hold a shard of shape {shape}, got {tuple(local.shape)}")
+    disagreeing = []
+    operands: dict[tuple[int, ...], dict[tuple[int, ...], int]] = {}
+    for rank in range(num_ranks):
+        shard_key, partial_key = _keys(layout, coordinate_of(rank, mesh_shape))
+        first = operands.setdefault(shard_key, {}).setdefault(partial_key, rank)
+        if not same_bits(locals_[first], locals_[rank]):
+            disagreeing.append((first, rank))
+    whole = locals_[0].new_empty(global_shape)
+    for ranks in operands.values():
+        reduced = _reduce([locals_[rank] for rank in ranks.values()], layout)
+        _put(whole, reduced, layout, mesh_shape, next(iter(ranks.values())))
+    return Assembled(whole, tuple(disagreeing))
+
+
+def _keys(layout: Layout, coordinate: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Coordinates on the sharded axes, and on the partial ones."""
+    placed = list(zip(coordinate, layout.placements, strict=True))
+    shard_key = tuple(place for place, placement in placed if not isinstance(placement, Replicate | Partial))
+    return shard_key, tuple(place for place, placement in placed if isinstance(placement, Partial))
+
+
+def _reduce(operands: list[torch.Tensor], layout: Layout) -> torch.Tensor:
+    ops = {placement.op for placement in layout.placements if isinstance(placement, Partial)}
+    if not ops:
+        return operands[0]
+    if len(ops) > 1:
+        raise ValueError(f"one reduction per tensor, got {layout}")
+    stacked = torch.stack(operands)
+    match ops.pop():
+        case "max":
+            return stacked.amax(0)
+        case "min":
+            return stacked.amin(0)
+        case "avg":
+            return stacked.sum(0) / len(operands)
+        case _:
+            return stacked.sum(0)
+
+
+def _put(
+    whole: torch.Tensor, local: torch.Tensor, layout: Layout, mesh_shape: tuple[int, ...], rank: int
+) -> None:
+    axis = flat_axis(layout)
+    if axis is None:
+        box = local_box(tuple(whole.shape), layout, mesh_shape, rank)
+        whole[tuple(slice(start, stop) for start, stop in box)] = local
+        return
+    index = coordinate_of(rank, mesh_shape)[axis]
+    start, stop, _ = flat_bounds(whole.numel(), layout.placements[axis], mesh_shape[axis], index)
+    whole.view(-1)[start:stop] = local[: stop - start]

@@ -1,0 +1,172 @@
+"""The claims: a short fixed list, each a function of a case, what is expected and the answers.
+
+(subject, claim) is the conformance key of every record; a name here is never changed without
+a line in the changelog.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from equivtest.cases.base import Case
+from equivtest.layout import replicas
+from equivtest.oracle.expected import Expected
+from equivtest.ranks.reply import Answer
+from equivtest.tensors import as_bits, same_bits
+from equivtest.verdicts.elements import judge_values, shape_mismatch, unravel
+from equivtest.verdicts.verdict import Kind, Mismatch
+
+Answers = Mapping[int, Answer]
+"""rank -> its answer to one draw."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What a claim makes of one draw; the fields are those of `Verdict`."""
+
+    kind: Kind
+    mismatches: tuple[Mismatch, ...] = ()
+    agreeing: tuple[str, ...] = ()
+    margin: float = 0.0
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim: its name, what it means, and how it is judged."""
+
+    name: str
+    meaning: str
+    judge: Callable[[Case, Expected, Answers], Judgement]
+
+
+def _judge_tensors(case: Case, expected: Expected, answers: Answers, names: Iterable[str]) -> Judgement:
+    """Shape first, then values: of each named tensor on every rank."""
+    shapes, values, agreeing, margin = [], [], [], 0.0
+    for name in names:
+        placed = {rank: answer.tensors.get(name) for rank, answer in answers.items()}
+        mismatch = shape_mismatch(name, expected.tensors[name], placed, case.mesh_shape)
+        if mismatch is not None:
+            shapes.append(mismatch)
+            continue
+        present = {rank: tensor for rank, tensor in placed.items() if tensor is not None}
+        mismatch, ratio = judge_values(name, expected.tensors[name], present, case.mesh_shape)
+        margin = max(margin, ratio)
+        if mismatch is not None:
+            values.append(mismatch)
+        else:
+            agreeing.append(name)
+    if shapes:
+        return Judgement("shape", tuple(shapes), tuple(agreeing), margin)
+    return Judgement("value" if values else "holds", tuple(values), tuple(agreeing), margin)
+
+
+def _judge_layouts(expected: Expected, answers: Answers, names: Iterable[str]) -> Judgement:
+    wrong, agreeing = [], []
+    for name in names:
+        right = expected.tensors[name].layout
+        found = {rank: answer.tensors[name].layout for rank, answer in answers.items() if name in answer.tensors}
+        others = [rank for rank, layout in found.items() if layout != right]
+        if others:
+            extent = f"{len(others)} of {len(answers)} ranks"
+            wrong.append(Mismatch(name, others[0], str(right), str(found[others[0]]), extent=extent,
+                                  global_shape=tuple(expected.tensors[name].value.shape)))
+        else:
+            agreeing.append(name)
+    return Judgement("layout" if wrong else "holds", tuple(wrong), tuple(agreeing))
+
+
+def _outputs(expected: Expected) -> list[str]:
+    return [name for name in expected.tensors if not name.startswith("grad.")]
+
+
+def _gradients(expected: Expected) -> list[str]:
+    return [name for name in expected.tensors if name.startswith("grad.")]
+
+
+def _judge_outputs(case: Case, expected: Expected, answers: Answers) -> Judgement:
+    judged = _judge_tensors(case, expected, answers, _outputs(expected))
+    if judged.kind != "holds" or "output" not in expected.tensors:
+        return judged
+    layouts = _judge_layouts(expected, answers, ["output"])
+    return layouts if layouts.kind != "holds" else judged
+
+
+def _judge_gradients(case: Case, expected: Expected, answers: Answers) -> Judgement:
+    return _judge_tensors(case, expected, answers, _gradients(expected))
+
+
+def _judge_parameter_layouts(case: Case, expected: Expected, answers: Answers) -> Judgement:
+    return _judge_layouts(expected, answers, [name for name in expected.tensors if name != "output"])
+
+
+def _judge_replicas(case: Case, expected: Expected, answers: Answers) -> Judgement:
+    wrong, agreeing = [], []
+    for name in expected.tensors:
+        held = {rank: answer.tensors[name] for rank, answer in answers.items() if name in answer.tensors}
+        layouts = {placed.layout for placed in held.values()}
+        if len(held) < len(answers) or len(layouts) != 1:
+            continue  # missing tensors and layouts are other claims' business
+        pairs = [(group[0], rank) for group in replicas(layouts.pop(), case.mesh_shape) for rank in group[1:]]
+        differing = [pair for pair in pairs if not same_bits(held[pair[0]].local, held[pair[1]].local)]
+        if differing:
+            wrong.append(_replica_mismatch(name, held[differing[0][0]].local, held[differing[0][1]].local, differing))
+        else:
+            agreeing.append(name)
+    return Judgement("replica" if wrong else "holds", tuple(wrong), tuple(agreeing))
+
+
+def _replica_mismatch(name, left, right, differing):  # type: ignore[no-untyped-def]
+    first, second = differing[0]
+    extent = ", ".join(f"{a} and {b}" for a, b in differing)
+    if left.shape != right.shape or left.dtype != right.dtype:
+        return Mismatch(name, second, f"{tuple(left.shape)} {left.dtype} as on rank {first}",
+                        f"{tuple(right.shape)} {right.dtype}", extent=f"ranks {extent}")
+    bits = as_bits(left), as_bits(right)
+    flat = int((bits[0] != bits[1]).reshape(-1).int().argmax())
+    mask = (1 << 8 * left.element_size()) - 1
+    shown = [f"{float(t.reshape(-1)[flat]):.9e} (bits {int(b.reshape(-1)[flat]) & mask:#x})"
+             for t, b in zip((left, right), bits, strict=True)]
+    return Mismatch(name, second, f"{shown[0]} as on rank {first}", shown[1],
+                    local_index=unravel(flat, tuple(left.shape)), extent=f"ranks {extent}")
+
+
+def _judge_touched(case: Case, expected: Expected, answers: Answers) -> Judgement:
+    wrong = []
+    for rank, answer in answers.items():
+        for change in answer.touched:
+            name, _, what = change.partition(": ")
+            wrong.append(Mismatch(name, rank, expected="as it was handed out", actual=what))
+        for name, flag in answer.requires_grad.items():
+            right = expected.tensors[name].requires_grad
+            if right is not None and flag != right:
+                wrong.append(Mismatch(name, rank, expected=f"requires_grad {right}", actual=f"requires_grad {flag}"))
+    return Judgement("touched" if wrong else "holds", tuple(wrong))
+
+
+def _judge_refusal(case: Case, expected: Expected, answers: Answers) -> Judgement:
+    raise AssertionError("a refusal is judged from the replies' outcomes: see compare")
+
+
+equals_unsharded = Claim(
+    "equals_unsharded", "output and parameters equal the oracle's, the output under its layout", _judge_outputs)
+gradients_equal_unsharded = Claim(
+    "gradients_equal_unsharded", "gradients of inputs and parameters equal the oracle's", _judge_gradients)
+agrees_on_all_ranks = Claim(
+    "agrees_on_all_ranks", "what is replicated is bitwise equal on every rank", _judge_replicas)
+keeps_layout_of_parameter = Claim(
+    "keeps_layout_of_parameter", "parameters and gradients carry the layout of their parameter",
+    _judge_parameter_layouts)
+does_not_touch_its_inputs = Claim(
+    "does_not_touch_its_inputs", "inputs, parameters and requires_grad flags are as before", _judge_touched)
+refuses = Claim(
+    "refuses", "a case outside the contract raises the same kind of error on every rank, none hangs", _judge_refusal)
+
+CLAIMS = {
+    claim.name: claim
+    for claim in (
+        equals_unsharded, gradients_equal_unsharded, agrees_on_all_ranks, keeps_layout_of_parameter,
+        does_not_touch_its_inputs, refuses,
+    )
+}  # fmt: skip
+"""Every claim by name."""

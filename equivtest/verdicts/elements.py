@@ -1,0 +1,162 @@
+"""Element by element: how one tensor on every rank differs from the oracle's.
+
+Every rank is judged under the layout that it reports, against the oracle's slice; where a
+layout is partial, the operands are reduced first.  Nothing is gathered by the subject.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from equivtest.layout import Partial, check_layout, coordinate_of, flat_axis, flat_bounds, local_box, local_shape
+from equivtest.oracle.expected import ExpectedTensor
+from equivtest.tensors import Placed, assemble, dtype_name
+from equivtest.verdicts.patterns import pattern_of
+from equivtest.verdicts.verdict import Mismatch
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one rank holds beside what it should hold; padding left out.
+
+    Attributes:
+        actual, expected, allowed: One shape (that of the shard, or 1-D for a `Flat` one), float64.
+        start: Global index of the first element: one number per dim, or one for a `Flat` one.
+    """
+
+    rank: int
+    actual: torch.Tensor
+    expected: torch.Tensor
+    allowed: torch.Tensor
+    start: tuple[int, ...]
+
+    @property
+    def ratio(self) -> torch.Tensor:
+        """Error over allowance: 0 where equal, infinite where nothing is allowed or NaN."""
+        error = (self.actual - self.expected).abs()
+        equal = (self.actual == self.expected) | (self.actual.isnan() & self.expected.isnan())
+        ratio = (error / self.allowed).nan_to_num(nan=math.inf)
+        return torch.where(equal, 0.0, ratio)
+
+
+def shape_mismatch(
+    name: str, expected: ExpectedTensor, answers: Mapping[int, Placed | None], mesh_shape: Shape
+) -> Mismatch | None:
+    """The first rank whose tensor is missing, or has another shape or dtype than its shard."""
+    global_shape = tuple(expected.value.shape)
+    for rank, placed in answers.items():
+        if placed is None:
+            return Mismatch(name, rank, expected="a tensor", actual="none", global_shape=global_shape)
+        try:
+            check_layout(global_shape, placed.layout, mesh_shape)
+        except ValueError as error:
+            return Mismatch(name, rank, expected=str(expected.layout), actual=f"{placed.layout}: {error}")
+        right = f"local {local_shape(global_shape, placed.layout, mesh_shape, rank)} {expected.dtype}"
+        actual = f"local {tuple(placed.local.shape)} {dtype_name(placed.local.dtype)}"
+        if placed.global_shape not in (None, global_shape):
+            right, actual = f"global {global_shape}", f"global {placed.global_shape}"
+        if right != actual:
+            return Mismatch(
+                name, rank, expected=right, actual=actual, layout=str(placed.layout), global_shape=global_shape
+            )
+    return None
+
+
+def judge_values(
+    name: str, expected: ExpectedTensor, answers: Mapping[int, Placed], mesh_shape: Shape
+) -> tuple[Mismatch | None, float]:
+    """The worst element over all ranks, if one is wrong, and the largest error over its allowance.
+
+    Shapes and dtypes are already known to be right.
+    """
+    parts = _parts(expected, answers, mesh_shape)
+    ratios = {part.rank: part.ratio for part in parts}
+    worst = {rank: float(ratio.max()) for rank, ratio in ratios.items() if ratio.numel()}
+    margin = max(worst.values(), default=0.0)
+    if margin <= 1:
+        return None, margin
+    chosen = next(part for part in parts if worst.get(part.rank) == margin)
+    wrong = {part.rank: int((ratios[part.rank] > 1).sum()) for part in parts}
+    layout = str(answers[chosen.rank].layout)
+    return _describe(name, expected, chosen, layout, wrong, pattern_of(parts_wrong(parts))), margin
+
+
+def parts_wrong(parts: list[Part]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """(actual, expected) at the wrong elements of each rank that has some, 1-D each."""
+    pairs = [(part.actual[part.ratio > 1], part.expected[part.ratio > 1]) for part in parts]
+    return [pair for pair in pairs if pair[0].numel()]
+
+
+def _parts(expected: ExpectedTensor, answers: Mapping[int, Placed], mesh_shape: Shape) -> list[Part]:
+    value = expected.value
+    allowed = torch.zeros_like(value) if expected.allowed is None else expected.allowed
+    layout = answers[0].layout
+    if any(isinstance(placement, Partial) for placement in layout.placements):
+        operands = {rank: placed.local.double() for rank, placed in answers.items()}
+        whole = assemble(operands, tuple(value.shape), layout, mesh_shape).tensor
+        return [Part(0, whole, value, allowed, (0,) * value.dim())]
+    return [_part(rank, placed, value, allowed, mesh_shape) for rank, placed in answers.items()]
+
+
+def _part(rank: int, placed: Placed, value: torch.Tensor, allowed: torch.Tensor, mesh_shape: Shape) -> Part:
+    axis = flat_axis(placed.layout)
+    actual = placed.local.double()
+    if axis is None:
+        box = local_box(tuple(value.shape), placed.layout, mesh_shape, rank)
+        window = tuple(slice(start, stop) for start, stop in box)
+        return Part(rank, actual, value[window], allowed[window], tuple(start for start, _ in box))
+    index = coordinate_of(rank, mesh_shape)[axis]
+    start, stop, _ = flat_bounds(value.numel(), placed.layout.placements[axis], mesh_shape[axis], index)
+    flat_value, flat_allowed = value.reshape(-1)[start:stop], allowed.reshape(-1)[start:stop]
+    return Part(rank, actual[: stop - start], flat_value, flat_allowed, (start,))
+
+
+def _describe(
+    name: str, expected: ExpectedTensor, part: Part, layout: str, wrong: dict[int, int], pattern: str
+) -> Mismatch:
+    flat = int(part.ratio.reshape(-1).argmax())
+    local_index = unravel(flat, tuple(part.actual.shape))
+    global_shape = tuple(expected.value.shape)
+    global_index = tuple(start + place for start, place in zip(part.start, local_index, strict=True))
+    if len(global_index) != len(global_shape):  # a flat partition
+        global_index = unravel(global_index[0], global_shape)
+    right, actual = (float(tensor.reshape(-1)[flat]) for tensor in (part.expected, part.actual))
+    ranks = [rank for rank, count in wrong.items() if count]
+    return Mismatch(
+        name,
+        part.rank,
+        expected=f"{right:.9e}",
+        actual=f"{actual:.9e}",
+        local_index=local_index,
+        global_index=global_index,
+        global_shape=global_shape,
+        layout=layout,
+        error=abs(actual - right),
+        allowed=float(part.allowed.reshape(-1)[flat]),
+        derivation=expected.derivation,
+        extent=f"{wrong[part.rank]} of {part.actual.numel()} local elements; {_ranks_in_words(ranks, len(wrong))}",
+        pattern=pattern,
+    )
+
+
+def unravel(flat: int, shape: Shape) -> Shape:
+    """Row-major index of element number `flat` of a tensor of that shape."""
+    index = []
+    for size in reversed(shape):
+        flat, place = divmod(flat, size)
+        index.append(place)
+    return tuple(reversed(index))
+
+
+def _ranks_in_words(ranks: list[int], num_ranks: int) -> str:
+    if len(ranks) == num_ranks:
+        return "on every rank" if num_ranks > 1 else "on the only rank"
+    if len(ranks) == 1:
+        return f"rank {ranks[0]} only"
+    return f"ranks {', '.join(map(str, ranks))}"

@@ -1,0 +1,62 @@
+"""Claims about torch's tensor-parallel styles on nn.Linear.
+
+A failure here means that a parallelized layer no longer computes what the layer computes: look
+first at the style's input and output preparation, then at DTensor's sharding propagation.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from equivtest.cases.linear import LinearCase
+from equivtest.cases.strategies import linear_cases, refused_linear_cases
+from equivtest.check import DEFAULT_CLAIMS
+from equivtest.property import Property
+from equivtest.verdicts.claims import refuses
+
+COLWISE = "torch/distributed/tensor/parallel/style.py, class ColwiseParallel (2.13.0)"
+ROWWISE = "torch/distributed/tensor/parallel/style.py, class RowwiseParallel (2.13.0)"
+
+colwise_linear = Property(
+    subject="colwise_linear",
+    statement="ColwiseParallel(nn.Linear) computes what the unsharded nn.Linear computes.",
+    source=COLWISE,
+    cases=partial(linear_cases, style="colwise"),
+    claims=DEFAULT_CLAIMS,
+    examples=(
+        # Shards of 2, 2 and 1: torch's own tests use sizes that the world size divides.
+        LinearCase(world_size=3, style="colwise", leading=(2,), in_features=3, out_features=5, bias=True,
+                   requires_grad=("x", "weight", "bias"), values=(("dense", 0), ("wide-x", 1), ("wide-w", 2))),
+    ),
+    weight=3,
+)  # fmt: skip
+
+rowwise_linear = Property(
+    subject="rowwise_linear",
+    statement="RowwiseParallel(nn.Linear) computes what the unsharded nn.Linear computes.",
+    source=ROWWISE,
+    cases=partial(linear_cases, style="rowwise"),
+    claims=DEFAULT_CLAIMS,
+    examples=(
+        # Five over four ranks gives shards of 2, 2, 1 and 0: the last rank is empty.
+        LinearCase(world_size=4, style="rowwise", leading=(2,), in_features=5, out_features=3, bias=True,
+                   requires_grad=("x", "weight", "bias"), values=(("dense", 0), ("wide-x", 1), ("wide-w", 2))),
+    ),
+    weight=3,
+)  # fmt: skip
+
+colwise_linear_refuses = Property(
+    subject="colwise_linear",
+    statement="ColwiseParallel(nn.Linear) refuses an input that does not fit the weight, on every rank alike.",
+    source=COLWISE,
+    cases=partial(refused_linear_cases, style="colwise"),
+    claims=(refuses,),
+)
+
+rowwise_linear_refuses = Property(
+    subject="rowwise_linear",
+    statement="RowwiseParallel(nn.Linear) refuses an input that does not fit the weight, on every rank alike.",
+    source=ROWWISE,
+    cases=partial(refused_linear_cases, style="rowwise"),
+    claims=(refuses,),
+)

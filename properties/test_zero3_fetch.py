@@ -1,0 +1,63 @@
+"""Claims about ZeRO-3's two fetches: both make the same parameters whole.
+
+A failure here means that a model computes with other parameters than it was given: look first
+at the strides of parameters whose numel the world size does not divide.
+"""
+
+from __future__ import annotations
+
+from equivtest.cases.fetch import FetchCase
+from equivtest.cases.strategies import fetch_cases, refused_fetch_cases
+from equivtest.property import Property
+from equivtest.verdicts.claims import (
+    agrees_on_all_ranks,
+    does_not_touch_its_inputs,
+    equals_unsharded,
+    keeps_layout_of_parameter,
+    refuses,
+)
+
+SOURCE = "DeepSpeed PR 5420; deepspeed/runtime/zero/partition_parameters.py (0.19.8)"
+CLAIMS = (equals_unsharded, agrees_on_all_ranks, keeps_layout_of_parameter, does_not_touch_its_inputs)
+EXAMPLES = (
+    # DeepSpeed PR 8158: a parameter behind a padded one held uninitialised memory for two years.
+    FetchCase(world_size=2, parameters=((5,), (3,)), requires_grad=(True, True)),
+    # Padded, smaller than the world size, empty and 0-dim, all in one fetch.
+    FetchCase(world_size=4, parameters=((5,), (2,), (3, 0), (), (4, 2)), requires_grad=(True, False, True, True, False)),
+)
+
+zero3_fetch_all_gather = Property(
+    subject="zero3_fetch_all_gather",
+    statement="Parameters partitioned by ZeRO-3 and fetched by all_gather are the unsharded parameters.",
+    source=SOURCE,
+    cases=fetch_cases,
+    claims=CLAIMS,
+    examples=EXAMPLES,
+    weight=2,
+)
+
+zero3_fetch_all_reduce = Property(
+    subject="zero3_fetch_all_reduce",
+    statement="Parameters partitioned by ZeRO-3 and fetched by all_reduce are the unsharded parameters.",
+    source=SOURCE,
+    cases=fetch_cases,
+    claims=CLAIMS,
+    examples=EXAMPLES,
+    weight=2,
+)
+
+zero3_fetch_all_gather_refuses = Property(
+    subject="zero3_fetch_all_gather",
+    statement="A fetch by all_gather of mixed dtypes, or of parameters in flight, is refused on every rank alike.",
+    source=SOURCE,
+    cases=refused_fetch_cases,
+    claims=(refuses,),
+)
+
+zero3_fetch_all_reduce_refuses = Property(
+    subject="zero3_fetch_all_reduce",
+    statement="A fetch by all_reduce of mixed dtypes, or of parameters in flight, is refused on every rank alike.",
+    source=SOURCE,
+    cases=refused_fetch_cases,
+    claims=(refuses,),
+)

@@ -1,0 +1,50 @@
+"""Cases drawn outside of a property, from a fixed seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hypothesis import HealthCheck, Phase, find, given, seed, settings
+from hypothesis.strategies import SearchStrategy
+
+from equivtest import limits
+from equivtest.cases.base import C, Case
+from equivtest.cases.strategies import fetch_cases, linear_cases, refused_fetch_cases, refused_linear_cases
+from equivtest.property import Space
+
+SPACE = Space(limits.WORLD_SIZES, limits.DTYPES)
+
+STRATEGIES: dict[str, Callable[[Space], SearchStrategy[Case]]] = {
+    "colwise": lambda space: linear_cases(space, style="colwise"),
+    "rowwise": lambda space: linear_cases(space, style="rowwise"),
+    "fetch": fetch_cases,
+    "refused colwise": lambda space: refused_linear_cases(space, style="colwise"),
+    "refused rowwise": lambda space: refused_linear_cases(space, style="rowwise"),
+    "refused fetch": refused_fetch_cases,
+}
+"""Every strategy of the package, by what it draws."""
+
+
+def drawn(strategy: SearchStrategy[C], num: int, *, number: int = 0) -> list[C]:
+    """`num` cases from the seed `number`."""
+    cases: list[C] = []
+
+    @seed(number)
+    @settings(
+        max_examples=num,
+        phases=[Phase.generate],
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(strategy)
+    def collect(case: C) -> None:
+        cases.append(case)
+
+    collect()
+    return cases
+
+
+def smallest(strategy: SearchStrategy[C], condition: Callable[[C], bool] = lambda _: True) -> C:
+    """What the strategy shrinks to where `condition` holds."""
+    return find(strategy, condition, settings=settings(max_examples=2000, database=None, deadline=None))

@@ -1,0 +1,225 @@
+"""Cases: what is valid, and how they are written down and read back."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+import pytest
+
+from equivtest.cases.base import CASE_TYPES, SCHEMA_VERSION, Case, from_code, from_data, to_data
+from equivtest.cases.fetch import FetchCase, RefusedFetchCase
+from equivtest.cases.linear import LinearCase, RefusedLinearCase
+from equivtest.errors import Misuse
+from equivtest.layout import Flat, Layout, Replicate, Shard
+from tests.drawing import SPACE, STRATEGIES, drawn
+
+LINEAR = LinearCase(
+    world_size=3,
+    style="rowwise",
+    dtype="bfloat16",
+    values=(("dense", 5), ("wide-w", 6)),
+    leading=(2, 3),
+    in_features=4,
+    out_features=5,
+    bias=True,
+    input_layout="shard(2)",
+    output_layout="shard(1)",
+    x_is_dtensor=True,
+    requires_grad=("x", "bias"),
+    x_contiguous=False,
+)
+FETCH = FetchCase(world_size=2, parameters=((2, 3), (), (0,), (5,)), requires_grad=(True, False, True, True))
+
+
+def written(case: Case, **changes: Any) -> dict[str, Any]:
+    """What `to_data` writes, with some of the fields changed."""
+    data = to_data(case)
+    return {**data, "fields": {**data["fields"], **changes}}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_drawn_case_survives_json(name: str) -> None:
+    for case in drawn(STRATEGIES[name](SPACE), 40):
+        assert from_data(msgspec.json.decode(msgspec.json.encode(to_data(case)))) == case
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_drawn_case_survives_its_own_code(name: str) -> None:
+    for case in drawn(STRATEGIES[name](SPACE), 40):
+        again = from_code(f"  {case!r}\n")
+
+        assert again == case
+        assert type(again) is type(case)
+
+
+def test_every_case_class_is_known_by_name() -> None:
+    assert {"LinearCase", "RefusedLinearCase", "FetchCase", "RefusedFetchCase"} <= CASE_TYPES.keys()
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (None, "needs the keys"),
+        ([], "needs the keys"),
+        ({"schema": SCHEMA_VERSION, "type": "LinearCase"}, "needs the keys"),
+        (
+            {**to_data(LINEAR), "schema": SCHEMA_VERSION + 1},
+            f"has schema {SCHEMA_VERSION + 1}, .* use the version that",
+        ),
+        ({**to_data(LINEAR), "type": "ConvolutionCase"}, "unknown case class 'ConvolutionCase', known: .*LinearCase"),
+        ({**to_data(LINEAR), "fields": 7}, "has the fields .*, got 7"),
+        (written(LINEAR, colour="red"), "has the fields .*'colour': 'red'"),
+        (written(LINEAR, world_size="3"), "not a valid LinearCase: .*world_size"),
+        (written(LINEAR, leading=[1.5]), "not a valid LinearCase: .*leading"),
+        (written(LINEAR, in_features=0), r"in_features must be in 1\.\.4096, got 0"),
+        ({**to_data(LINEAR), "fields": {"style": "rowwise"}}, "not a valid LinearCase: .*world_size"),
+    ],
+)
+def test_what_is_no_written_case_is_named(data: object, message: str) -> None:
+    with pytest.raises(Misuse, match=message):
+        from_data(data)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "LinearCase",
+        "LinearCase(",
+        "cases.LinearCase(world_size=1)",
+        "LinearCase(1)",
+        "LinearCase(world_size=__import__('os').getpid())",
+        "[LinearCase(world_size=1)]",
+    ],
+)
+def test_only_a_call_with_literals_is_the_code_of_a_case(text: str) -> None:
+    with pytest.raises(Misuse, match=re.escape(f"not the code of a case: {text!r}")):
+        from_code(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["print(world_size=1)", "Case(**{})", "LinearCase(world_size=1, **{'style': 'rowwise'})"]
+)
+def test_code_names_a_known_class_and_known_fields(text: str) -> None:
+    with pytest.raises(Misuse, match=r"unknown case class|has the fields"):
+        from_code(text)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"world_size": 0}, r"world_size must be in 1\.\.64, got 0"),
+        ({"world_size": 65}, r"world_size must be in 1\.\.64, got 65"),
+        ({"dtype": "int8"}, "dtype must be one of float32, .*, got 'int8'"),
+        ({"values": ()}, "values must hold at least one"),
+        ({"values": (("wide", 0),)}, "mode must be one of dense, wide-x, wide-w, got 'wide'"),
+        ({"values": (("dense", -1),)}, "a seed must be at least 0, got -1"),
+        ({"style": "diagonal"}, "style must be one of colwise, rowwise, got 'diagonal'"),
+        ({"leading": (1, 1, 1, 1)}, r"leading must have at most 3 dims, got \(1, 1, 1, 1\)"),
+        ({"leading": (2, 0)}, r"leading dims must be at least 1, got \(2, 0\)"),
+        ({"leading": (2**13, 2**12)}, "x must have at most 16777216 elements, got 134217728"),
+        ({"in_features": 0}, r"in_features must be in 1\.\.4096, got 0"),
+        ({"out_features": 4097}, r"out_features must be in 1\.\.4096, got 4097"),
+        ({"requires_grad": ("weight", "x")}, r"requires_grad must list some of .*, got \('weight', 'x'\)"),
+        ({"requires_grad": ("bias",), "bias": False}, r"\(with a bias\) 'bias' in this order, got \('bias',\)"),
+        ({"input_layout": "partial(sum)"}, r"input_layout must be replicate or shard\(DIM\), got partial\(sum\)"),
+        ({"output_layout": "flat(4)"}, r"output_layout must be replicate or shard\(DIM\), got flat\(4\)"),
+        ({"output_layout": "sharded"}, "unknown placement 'sharded'"),
+        ({"input_layout": "shard(3)"}, r"x: shard\(3\) names no dim of a tensor of shape \(2, 3, 4\)"),
+        ({"x_is_dtensor": False}, r"x of shape \(2, 3, 4\) has uneven shards .* on 3 ranks: set x_is_dtensor=True"),
+    ],
+)
+def test_a_linear_case_names_what_is_not_valid(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(Misuse, match=message):
+        LinearCase(**{**vars(LINEAR), **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"padding": "zero"}, "padding must be one of nan, large, got 'zero'"),
+        ({"parameters": (), "requires_grad": ()}, "parameters must hold at least one shape"),
+        ({"requires_grad": (True,)}, "requires_grad must have one flag per parameter: 4, got 1"),
+        ({"parameters": ((2,), (), (0,), (-1,))}, r"sizes must be at least 0, got .*\(-1,\)"),
+        ({"values": (("wide-x", 0),)}, "mode must be one of dense, index, wide, got 'wide-x'"),
+    ],
+)
+def test_a_fetch_case_names_what_is_not_valid(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(Misuse, match=message):
+        FetchCase(**{**vars(FETCH), **fields})
+
+
+def test_a_misfit_is_one_of_those_known() -> None:
+    with pytest.raises(Misuse, match="misfit must be one of in_features, dtype, got 'rank'"):
+        RefusedLinearCase(world_size=1, style="colwise", misfit="rank")
+    with pytest.raises(Misuse, match="misfit must be dtype or in_flight, got 'rank'"):
+        RefusedFetchCase(world_size=1, misfit="rank")
+
+
+def test_parameters_of_two_dtypes_are_at_least_two() -> None:
+    with pytest.raises(Misuse, match="misfit dtype needs at least two parameters"):
+        RefusedFetchCase(world_size=1, misfit="dtype")
+
+
+def test_only_cases_outside_the_contract_have_a_refusal() -> None:
+    assert (LINEAR.refusal, FETCH.refusal) == ("", "")
+    assert (
+        RefusedLinearCase(world_size=1, style="colwise", misfit="dtype").refusal == "x does not fit the weight: dtype"
+    )
+    assert RefusedFetchCase(world_size=1, misfit="in_flight").refusal.endswith(": in_flight")
+
+
+@pytest.mark.parametrize("case", [LINEAR, FETCH], ids=["linear", "fetch"])
+def test_every_given_and_answered_tensor_has_a_shape_a_layout_and_a_flag(case: Case) -> None:
+    named = {*case.given_names(), *case.answer_names()}
+
+    assert named == case.shapes().keys() == case.layouts().keys()
+    assert case.given_flags().keys() == set(case.given_names())
+
+
+@pytest.mark.parametrize(
+    ("style", "weight", "bias"), [("colwise", Shard(0), Shard(0)), ("rowwise", Shard(1), Replicate())]
+)
+def test_a_gradient_has_the_layout_of_its_parameter(style: str, weight: Shard, bias: Shard | Replicate) -> None:
+    layouts = LinearCase(world_size=2, style=style, bias=True, requires_grad=("x", "weight", "bias")).layouts()
+
+    assert layouts["grad.weight"] == layouts["param.weight"] == Layout((weight,))
+    assert layouts["grad.bias"] == layouts["param.bias"] == Layout((bias,))
+    assert layouts["grad.x"] == layouts["x"]
+
+
+def test_a_linear_case_answers_what_needs_a_gradient() -> None:
+    assert LINEAR.given_names() == ("x", "weight", "bias", "cotangent")
+    assert LINEAR.answer_names() == ("output", "param.weight", "param.bias", "grad.x", "grad.bias")
+    assert LINEAR.given_flags() == {"x": True, "weight": False, "bias": True, "cotangent": False}
+    assert (LINEAR.is_contiguous("x"), LINEAR.is_contiguous("cotangent")) == (False, True)
+
+
+def test_a_partition_is_padded_to_a_multiple_of_the_world_size() -> None:
+    layouts = FetchCase(world_size=4, parameters=((3, 3), (), (0,)), requires_grad=(True,) * 3).layouts()
+
+    assert [layouts[f"partition.{index}"] for index in range(3)] == [Layout((Flat(n),)) for n in (12, 4, 0)]
+    assert layouts["param.0"] == Layout((Replicate(),))
+
+
+def test_a_fetch_case_answers_whole_parameters_and_partitions() -> None:
+    case = FetchCase(world_size=2, parameters=((3,),), contiguous=False, requires_grad=(False,))
+
+    assert case.answer_names() == ("param.0", "partition.0")
+    assert case.given_flags() == {"param.0": False}
+    assert not case.is_contiguous("param.0")
+
+
+def test_a_case_is_as_uneven_as_its_worst_tensor() -> None:
+    def kind(in_features: int, out_features: int) -> str:
+        sizes = {"in_features": in_features, "out_features": out_features}
+        return LinearCase(world_size=3, style="rowwise", output_layout="shard(1)", **sizes).shard_kind
+
+    assert [kind(6, 6), kind(6, 5), kind(5, 6), kind(5, 4)] == ["even", "uneven", "uneven", "empty"]
+
+
+def test_a_bare_case_knows_no_tensors() -> None:
+    with pytest.raises(NotImplementedError):
+        Case(world_size=1)

@@ -1,0 +1,229 @@
+"""Where each element lives, against torch's own arithmetic."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch.distributed.tensor import placement_types as torch_placements
+from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
+
+from equivtest.errors import Misuse
+from equivtest.layout import (
+    Flat,
+    Layout,
+    Partial,
+    Replicate,
+    Shard,
+    check_layout,
+    coordinate_of,
+    flat_axis,
+    flat_bounds,
+    local_box,
+    local_shape,
+    parse_placement,
+    shard_axes,
+    shard_bounds,
+    shard_kind,
+)
+
+PLACEMENTS = (Replicate(), Shard(0), Shard(1))
+SIZES = (0, 1, 2, 3, 4, 5, 7, 8, 12, 13)
+
+
+def ranks_of(mesh_shape: tuple[int, ...]) -> range:
+    return range(math.prod(mesh_shape))
+
+
+def torch_box(
+    shape: tuple[int, ...], placements: tuple[object, ...], mesh_shape: tuple[int, ...], rank: int
+) -> tuple[tuple[int, int], ...]:
+    """What torch says `rank` holds, as bounds; placements in torch's words."""
+    coordinate = list(coordinate_of(rank, mesh_shape))
+    local, offset = _compute_local_shape_and_global_offset(shape, mesh_shape, coordinate, placements)
+    return tuple((start, start + size) for start, size in zip(offset, local, strict=True))
+
+
+def as_torch(layout: Layout) -> tuple[object, ...]:
+    return tuple(
+        torch_placements.Shard(placement.dim) if isinstance(placement, Shard) else torch_placements.Replicate()
+        for placement in layout.placements
+    )
+
+
+def has_elements(box: tuple[tuple[int, int], ...]) -> bool:
+    return all(start < stop for start, stop in box)
+
+
+@pytest.mark.parametrize("num_shards", [1, 2, 3, 4, 5, 8, 33])
+def test_shards_of_a_dim_are_those_of_torch_chunk(num_shards: int) -> None:
+    for length in range(70):
+        chunks = [tuple(chunk.tolist()) for chunk in torch.arange(length).chunk(num_shards)]
+        chunks += [()] * (num_shards - len(chunks))
+
+        shards = [tuple(range(*shard_bounds(length, num_shards, index))) for index in range(num_shards)]
+
+        assert [shard or () for shard in shards] == chunks
+
+
+@pytest.mark.parametrize("num_shards", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("length", SIZES)
+def test_shards_cover_a_dim_once_and_in_order(length: int, num_shards: int) -> None:
+    bounds = [shard_bounds(length, num_shards, index) for index in range(num_shards)]
+
+    assert [element for start, stop in bounds for element in range(start, stop)] == list(range(length))
+
+
+def test_a_size_above_the_number_of_shards_can_leave_the_last_shard_empty() -> None:
+    assert [shard_bounds(4, 3, index) for index in range(3)] == [(0, 2), (2, 4), (4, 4)]
+
+
+@pytest.mark.parametrize(("length", "num_shards", "index"), [(-1, 2, 0), (4, 0, 0), (4, 2, 2), (4, 2, -1)])
+def test_shard_bounds_refuses_what_is_out_of_range(length: int, num_shards: int, index: int) -> None:
+    with pytest.raises(ValueError, match=r"must be .*, got"):
+        shard_bounds(length, num_shards, index)
+
+
+@pytest.mark.parametrize("mesh_shape", [(1,), (3,), (2, 3), (2, 1, 3)])
+def test_coordinates_number_the_mesh_row_by_row(mesh_shape: tuple[int, ...]) -> None:
+    expected = list(itertools.product(*map(range, mesh_shape)))
+
+    assert [coordinate_of(rank, mesh_shape) for rank in ranks_of(mesh_shape)] == expected
+
+
+@pytest.mark.parametrize("rank", [-1, 6])
+def test_a_mesh_has_no_rank_beyond_its_last(rank: int) -> None:
+    with pytest.raises(ValueError, match=r"rank must be in 0\.\.5"):
+        coordinate_of(rank, (2, 3))
+
+
+@pytest.mark.parametrize("num_shards", [1, 2, 3, 4, 5])
+def test_local_boxes_on_one_axis_are_torch_dtensors(num_shards: int) -> None:
+    for shape, placement in itertools.product(itertools.product(SIZES, SIZES), PLACEMENTS):
+        layout = Layout((placement,))
+        for rank in range(num_shards):
+            box = local_box(shape, layout, (num_shards,), rank)
+            expected = torch_box(shape, as_torch(layout), (num_shards,), rank)
+
+            assert box == expected, f"{shape} under {layout}, rank {rank}"
+
+
+@pytest.mark.parametrize("mesh_shape", [(1, 3), (2, 2), (2, 3), (3, 2), (4, 2)])
+def test_local_boxes_on_two_axes_are_torch_dtensors(mesh_shape: tuple[int, int]) -> None:
+    """Twice sharded dims included; of an empty part only the shape counts, it lies nowhere."""
+    for shape, pair in itertools.product(itertools.product(SIZES, (1, 4, 5)), itertools.product(PLACEMENTS, repeat=2)):
+        layout = Layout(pair)
+        for rank in ranks_of(mesh_shape):
+            box = local_box(shape, layout, mesh_shape, rank)
+            expected = torch_box(shape, as_torch(layout), mesh_shape, rank)
+            place = f"{shape} under {layout}, rank {rank}"
+
+            assert local_shape(shape, layout, mesh_shape, rank) == tuple(b - a for a, b in expected), place
+            assert box == expected or not has_elements(box), place
+
+
+@pytest.mark.parametrize("mesh_shape", [(2, 2), (2, 3), (3, 2)])
+def test_the_second_axis_may_divide_first_as_in_torch(mesh_shape: tuple[int, int]) -> None:
+    """torch spells this order as a strided shard on the first axis; sizes that divide evenly."""
+    length = 2 * math.prod(mesh_shape)
+    spelled = (torch_placements._StridedShard(0, split_factor=mesh_shape[1]), torch_placements.Shard(0))
+    layout = Layout((Shard(0), Shard(0)), shard_order=(1, 0))
+
+    for rank in ranks_of(mesh_shape):
+        assert local_box((length,), layout, mesh_shape, rank) == torch_box((length,), spelled, mesh_shape, rank)
+
+
+def test_the_axis_that_divides_first_cuts_the_larger_parts() -> None:
+    boxes = {
+        order: [local_box((7,), Layout((Shard(0), Shard(0)), order), (2, 2), rank)[0] for rank in range(4)]
+        for order in ((0, 1), (1, 0))
+    }
+
+    assert boxes[0, 1] == [(0, 2), (2, 4), (4, 6), (6, 7)]
+    assert boxes[1, 0] == [(0, 2), (4, 6), (2, 4), (6, 7)]
+
+
+def test_without_an_order_the_first_axis_divides_first() -> None:
+    assert shard_axes(Layout((Shard(1), Replicate(), Shard(0)))) == (0, 2)
+
+
+@pytest.mark.parametrize("order", [(0,), (0, 1), (0, 0), (2, 0, 2)])
+def test_a_shard_order_names_every_sharded_axis_once(order: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"sharded axes \(0, 2\) once each"):
+        shard_axes(Layout((Shard(1), Replicate(), Shard(0)), order))
+
+
+def test_a_flat_partition_ends_in_padding() -> None:
+    layout = Layout((Flat(6),))
+
+    assert [flat_bounds(4, Flat(6), 3, index) for index in range(3)] == [(0, 2, 2), (2, 4, 2), (4, 4, 2)]
+    assert [local_shape((2, 2), layout, (3,), rank) for rank in range(3)] == [(2,)] * 3
+
+
+@pytest.mark.parametrize("padded_to", [3, 5])
+def test_padding_is_enough_and_divides(padded_to: int) -> None:
+    with pytest.raises(ValueError, match=f"multiple of 2 and at least 4, got {padded_to}"):
+        check_layout((2, 2), Layout((Flat(padded_to),)), (2,))
+
+
+@pytest.mark.parametrize("other", [Flat(4), Shard(0)])
+def test_flat_stands_beside_no_other_division(other: Flat | Shard) -> None:
+    with pytest.raises(ValueError, match="Flat goes with Replicate and Partial only"):
+        flat_axis(Layout((Flat(4), other)))
+
+
+def test_flat_is_found_on_any_axis() -> None:
+    assert flat_axis(Layout((Replicate(), Flat(4)))) == 1
+    assert flat_axis(Layout((Replicate(), Partial("sum")))) is None
+
+
+@pytest.mark.parametrize("layout", [Layout(()), Layout((Replicate(), Replicate()))])
+def test_a_layout_has_one_placement_per_axis(layout: Layout) -> None:
+    with pytest.raises(ValueError, match="one placement per mesh axis"):
+        local_box((4,), layout, (2,), 0)
+
+
+@pytest.mark.parametrize("dim", [-1, 2])
+def test_a_sharded_dim_exists(dim: int) -> None:
+    with pytest.raises(ValueError, match="names no dim"):
+        local_box((4, 4), Layout((Shard(dim),)), (2,), 0)
+
+
+@pytest.mark.parametrize(
+    ("shape", "layout", "kind"),
+    [
+        ((6, 1), Layout((Shard(0),)), "even"),
+        ((5, 1), Layout((Shard(0),)), "uneven"),
+        ((4, 1), Layout((Shard(0),)), "empty"),
+        ((2, 9), Layout((Shard(0),)), "empty"),
+        ((5, 1), Layout((Replicate(),)), "even"),
+        ((5, 1), Layout((Partial(),)), "even"),
+        ((0, 5), Layout((Shard(1),)), "even"),
+        ((2, 3), Layout((Flat(6),)), "even"),
+        ((5, 1), Layout((Flat(6),)), "uneven"),
+        ((2, 2), Layout((Flat(6),)), "empty"),
+        ((), Layout((Flat(3),)), "empty"),
+    ],
+)
+def test_shard_kind_on_three_ranks(shape: tuple[int, ...], layout: Layout, kind: str) -> None:
+    assert shard_kind(shape, layout, (3,)) == kind
+
+
+@pytest.mark.parametrize("placement", [Replicate(), Shard(2), Flat(12), *map(Partial, ("sum", "avg", "max", "min"))])
+def test_a_placement_is_read_as_it_is_written(placement: Replicate | Shard | Flat | Partial) -> None:
+    assert parse_placement(str(placement)) == placement
+
+
+@pytest.mark.parametrize("text", ["", "Replicate", "shard", "shard(-1)", "shard(1) ", "partial(product)", "flat()"])
+def test_what_spells_no_placement_is_named(text: str) -> None:
+    with pytest.raises(Misuse, match="unknown placement") as caught:
+        parse_placement(text)
+
+    assert repr(text) in str(caught.value)
+
+
+def test_a_layout_is_written_with_its_order() -> None:
+    assert str(Layout((Shard(0), Replicate()))) == "shard(0), replicate"
+    assert str(Layout((Shard(0), Shard(0)), (1, 0))) == "shard(0), shard(0) (axes divide in order (1, 0))"

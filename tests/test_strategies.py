@@ -1,0 +1,245 @@
+"""What strategies draw: how varied, how small at the end, and the same in every process."""
+
+from __future__ import annotations
+
+import ast
+import math
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from equivtest import limits
+from equivtest.cases import strategies
+from equivtest.cases.base import Case
+from equivtest.cases.fetch import FetchCase, RefusedFetchCase
+from equivtest.cases.linear import LinearCase, RefusedLinearCase
+from equivtest.layout import shard_kind
+from equivtest.property import Space
+from tests.drawing import SPACE, STRATEGIES, drawn, smallest
+
+WITHIN_CONTRACT = ("colwise", "rowwise", "fetch")
+ROOT = Path(__file__).parents[1]
+
+
+def run_of(name: str, *, per_world_size: int = 60) -> list[Any]:
+    """The cases of a whole run: one search for each world size."""
+    spaces = [Space((world_size,), limits.DTYPES) for world_size in limits.WORLD_SIZES]
+    return [case for space in spaces for case in drawn(STRATEGIES[name](space), per_world_size, number=7)]
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_each_dtype_is_at_least_15_percent_of_a_run(name: str) -> None:
+    counts = Counter(case.dtype for case in run_of(name))
+
+    assert counts.keys() == set(limits.DTYPES)
+    assert min(counts.values()) >= 0.15 * counts.total(), counts
+
+
+@pytest.mark.parametrize("name", WITHIN_CONTRACT)
+def test_over_half_of_a_run_is_uneven_or_empty(name: str) -> None:
+    counts = Counter(case.shard_kind for case in run_of(name))
+
+    assert counts["uneven"] + counts["empty"] > 0.5 * counts.total(), counts
+
+
+@pytest.mark.parametrize("name", WITHIN_CONTRACT)
+def test_every_world_size_above_one_has_shards_of_every_kind(name: str) -> None:
+    kinds = Counter((case.world_size, case.shard_kind) for case in run_of(name))
+
+    assert {key for key in kinds if key[0] > 1} == {
+        (w, kind) for w in (2, 3, 4) for kind in ("even", "uneven", "empty")
+    }
+
+
+@pytest.mark.parametrize("name", WITHIN_CONTRACT)
+def test_most_cases_carry_four_draws_of_values(name: str) -> None:
+    cases = run_of(name)
+
+    assert sum(len(case.values) == 4 for case in cases) > 0.6 * len(cases)
+
+
+@pytest.mark.parametrize("name", WITHIN_CONTRACT)
+def test_hardly_any_case_is_drawn_twice(name: str) -> None:
+    """Nor are neighbours copies of one another with one draw repeated, as Hypothesis likes to make them."""
+    cases = run_of(name)
+    neighbours = list(zip(cases, cases[1:], strict=False))
+
+    assert len(set(cases)) >= 0.95 * len(cases)
+    assert sum(a.dtype == b.dtype for a, b in neighbours) < 0.4 * len(neighbours)
+
+
+LINEAR_KINDS: dict[str, Callable[[LinearCase], object]] = {
+    "number of leading dims": lambda case: len(case.leading),
+    "bias": lambda case: case.bias,
+    "input layout": lambda case: case.input_layout,
+    "output layout": lambda case: case.output_layout,
+    "x is a DTensor": lambda case: case.x_is_dtensor,
+    "local output": lambda case: case.use_local_output,
+    "x contiguous": lambda case: case.x_contiguous,
+    "cotangent contiguous": lambda case: case.cotangent_contiguous,
+    "requires_grad": lambda case: case.requires_grad,
+    "fewer features than ranks": lambda case: case.in_features < case.world_size,
+    "a feature beside a multiple of the world size": lambda case: case.in_features % case.world_size == 1,
+    "a size at a tile's edge": lambda case: case.out_features in (31, 32, 33),
+}
+LINEAR_VALUES = {"number of leading dims": 4, "input layout": 5, "output layout": 5, "requires_grad": 8}
+
+
+@pytest.mark.parametrize("style", ["colwise", "rowwise"])
+@pytest.mark.parametrize("axis", LINEAR_KINDS)
+def test_a_run_of_linear_cases_takes_every_value_of(axis: str, style: str) -> None:
+    values = {LINEAR_KINDS[axis](case) for case in run_of(style)}
+
+    assert len(values) == LINEAR_VALUES.get(axis, 2), values
+
+
+FETCH_KINDS: dict[str, Callable[[FetchCase], bool]] = {
+    "a single parameter": lambda case: len(case.parameters) == 1,
+    "five parameters": lambda case: len(case.parameters) == 5,
+    "a 0-dim parameter": lambda case: () in case.parameters,
+    "a 4-D parameter": lambda case: any(len(shape) == 4 for shape in case.parameters),
+    "no elements": lambda case: any(0 in shape for shape in case.parameters),
+    "fewer elements than ranks": lambda case: any(0 < math.prod(s) < case.world_size for s in case.parameters),
+    "one element too many": lambda case: any(math.prod(s) % case.world_size == 1 for s in case.parameters),
+    "one element too few": lambda case: any(-math.prod(s) % case.world_size == 1 for s in case.parameters),
+    "both flags": lambda case: len(set(case.requires_grad)) == 2,
+    "nan padding": lambda case: case.padding == "nan",
+    "not contiguous": lambda case: not case.contiguous,
+}
+
+
+@pytest.mark.parametrize("kind", FETCH_KINDS)
+def test_a_run_of_fetch_cases_has_some_with_and_some_without(kind: str) -> None:
+    assert {bool(FETCH_KINDS[kind](case)) for case in run_of("fetch")} == {True, False}
+
+
+@pytest.mark.parametrize("style", ["colwise", "rowwise"])
+def test_sums_stay_short_enough_for_exact_values_in_bfloat16(style: str) -> None:
+    for case in run_of(style):
+        assert math.prod(case.leading) <= 99
+        assert max(case.in_features, case.out_features) <= 33
+
+
+@pytest.mark.parametrize("style", ["colwise", "rowwise"])
+def test_x_is_a_dtensor_where_its_shards_are_uneven(style: str) -> None:
+    uneven = [
+        case for case in run_of(style) if shard_kind(case.shapes()["x"], case.layouts()["x"], case.mesh_shape) != "even"
+    ]
+
+    assert uneven
+    assert all(case.x_is_dtensor for case in uneven)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_only_the_space_that_was_asked_for_is_drawn(name: str) -> None:
+    cases = drawn(STRATEGIES[name](Space((5, 16), ("float16",))), 30)
+
+    assert {case.world_size for case in cases} == {5, 16}
+    assert {case.dtype for case in cases} == {"float16"}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_the_largest_world_has_valid_cases_too(name: str) -> None:
+    assert drawn(STRATEGIES[name](Space((limits.MAX_WORLD_SIZE,), ("bfloat16",))), 30)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_case_is_outside_the_contract_only_where_asked_for(name: str) -> None:
+    assert {bool(case.refusal) for case in drawn(STRATEGIES[name](SPACE), 30)} == {name.startswith("refused")}
+
+
+def test_a_feature_too_many_is_seen_by_every_rank() -> None:
+    """Not hidden in the shards of some ranks, nor by a DTensor that states the right shape."""
+    for case in run_of("refused rowwise"):
+        if case.misfit == "in_features":
+            assert (case.input_layout, case.x_is_dtensor) == ("replicate", False)
+
+
+SIMPLEST: dict[str, Case] = {
+    "colwise": LinearCase(world_size=1, style="colwise"),
+    "rowwise": LinearCase(world_size=1, style="rowwise"),
+    "fetch": FetchCase(world_size=1),
+    "refused colwise": RefusedLinearCase(world_size=1, style="colwise"),
+    "refused rowwise": RefusedLinearCase(world_size=1, style="rowwise"),
+    "refused fetch": RefusedFetchCase(world_size=1, parameters=((1,), (1,)), requires_grad=(True, True)),
+}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_the_simplest_case_is_that_of_all_defaults(name: str) -> None:
+    assert smallest(STRATEGIES[name](SPACE)) == SIMPLEST[name]
+
+
+def test_an_uneven_shard_shrinks_to_one_feature_over_two_ranks() -> None:
+    case = smallest(STRATEGIES["rowwise"](SPACE), lambda case: case.shard_kind != "even")
+
+    assert case == LinearCase(world_size=2, style="rowwise")
+
+
+def test_a_mode_shrinks_to_one_draw_of_it() -> None:
+    case = smallest(STRATEGIES["colwise"](SPACE), lambda case: any(mode == "wide-w" for mode, _ in case.values))
+
+    assert case == LinearCase(world_size=1, style="colwise", values=(("wide-w", 0),))
+
+
+def test_a_large_size_shrinks_to_the_nearest_edge() -> None:
+    case = smallest(STRATEGIES["rowwise"](SPACE), lambda case: case.world_size > 2 and case.in_features > 3)
+
+    assert case == LinearCase(world_size=3, style="rowwise", in_features=4)
+
+
+def test_a_failing_parameter_shrinks_to_itself_alone() -> None:
+    case = smallest(STRATEGIES["fetch"](SPACE), lambda case: any(0 in shape for shape in case.parameters))
+
+    assert case == FetchCase(world_size=1, parameters=((0,),))
+
+
+DRAWING = """
+import sys
+sys.path.insert(0, {folder!r})
+if {name!r}:
+    __import__({name!r})
+from tests.drawing import SPACE, STRATEGIES, drawn
+for strategy in STRATEGIES.values():
+    for case in drawn(strategy(SPACE), 25, number=11):
+        sys.stdout.write(repr(case) + chr(10))
+"""
+
+
+def drawn_by_a_process(folder: Path, imported: str, hash_seed: str) -> str:
+    """The cases that a fresh process draws after it has imported a module from `folder`."""
+    code = DRAWING.format(folder=str(folder), name=imported)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": hash_seed}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True
+    )
+    return done.stdout
+
+
+def test_draws_do_not_depend_on_what_else_is_imported(tmp_path: Path) -> None:
+    """Hypothesis' own integers would also draw the constants of that module."""
+    constants = [f"A{n} = {n}; F{n} = {n}.5; S{n} = 'shard({n})'" for n in range(100)]
+    (tmp_path / "full_of_constants.py").write_text("\n".join(constants))
+
+    alone = drawn_by_a_process(tmp_path, "", "1")
+    crowded = drawn_by_a_process(tmp_path, "full_of_constants", "2")
+
+    assert alone.count("\n") == 25 * len(STRATEGIES)
+    assert alone == crowded
+
+
+def test_strategies_draw_from_tables_only() -> None:
+    tree = ast.parse(Path(strategies.__file__).read_text())
+    used = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "st"
+    }
+
+    assert used == {"composite", "sampled_from"}
