@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
@@ -41,20 +42,21 @@ def main() -> None:
 
 
 def _complain(message: str) -> int:
-    print(f"equivtest: {' '.join(message.split())}", file=sys.stderr)
+    typer.echo(f"equivtest: {' '.join(message.split())}", err=True)
     return 2
 
 
-def _print_version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> None:  # noqa: FBT001  (typer calls it)
     if wanted:
         from equivtest.suite import version_of
 
-        print(f"equivtest {version_of('equivtest')} (torch {version_of('torch')})")
+        typer.echo(f"equivtest {version_of('equivtest')} (torch {version_of('torch')})")
         raise typer.Exit
 
 
 @app.callback()
 def _root(
+    *,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
@@ -64,6 +66,7 @@ def _root(
 
 @app.command()
 def run(
+    *,
     paths: Annotated[
         list[Path] | None, typer.Argument(help="Test files or folders with properties of your own.", show_default=False)
     ] = None,
@@ -118,7 +121,7 @@ def pytest_args(raw: dict[str, Any], paths: list[Path], workers: str) -> list[st
     """pytest's arguments: nothing of the caller's folder counts, and nothing is left in it."""
     root = paths[0] if paths[0].is_dir() else paths[0].parent
     args = [f"-c{SUITE_INI}", f"--rootdir={root.parent}", f"--confcutdir={root}", "--import-mode=importlib"]
-    args += ["-p", "no:cacheprovider", "-p", "equivtest.options", "--assert=plain", f"-n{workers}", "-q", "-rfEX"]
+    args += ["-p", "no:cacheprovider", "-p", "equivtest.options", "--assert=plain", f"-n{workers}", "-rfEX"]
     if not _has_entry_point():
         args += ["-p", "equivtest.plugin"]
     for name, value in raw.items():
@@ -132,11 +135,19 @@ def _has_entry_point() -> bool:
 
 
 def _run_pytest(args: list[str]) -> int:
+    """pytest's exit code as ours; the environment is the caller's again afterwards."""
     import pytest
 
-    for name in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS"):
-        os.environ.pop(name, None)  # those are for the caller's own tests
-    code = int(pytest.main(args))
+    before = dict(os.environ)
+    with tempfile.TemporaryDirectory(prefix="equivtest-") as scratch:
+        os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", scratch)  # not the caller's folder
+        for name in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS"):
+            os.environ.pop(name, None)  # those are for the caller's own tests
+        try:
+            code = int(pytest.main(args))
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
     return code if code in (0, 1) else 2
 
 
@@ -153,7 +164,7 @@ def replay(file: Annotated[Path, typer.Argument(help="A file that a failure's me
     from_data(data["case"])
     with Pool(backend) as pool:
         fails, message = replays.replay(data, pool, path=str(file))
-    print(message)
+    typer.echo(message)
     return int(fails)
 
 
@@ -163,11 +174,11 @@ def list_() -> int:
     from equivtest import suite
 
     for name, prop in suite.load_properties(suite.properties_dir()).items():
-        print(name)
-        print(f"  subject    {prop.subject}")
-        print(f"  statement  {prop.statement}")
-        print(f"  claims     {', '.join(claim.name for claim in prop.claims)}")
-        print(f"  source     {prop.source}\n")
+        typer.echo(name)
+        typer.echo(f"  subject    {prop.subject}")
+        typer.echo(f"  statement  {prop.statement}")
+        typer.echo(f"  claims     {', '.join(claim.name for claim in prop.claims)}")
+        typer.echo(f"  source     {prop.source}\n")
     return 0
 
 

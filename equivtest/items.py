@@ -140,8 +140,12 @@ class KnownFailureItem(EquivtestItem):
         if kinds & FAILING:
             found = ", ".join(sorted(kinds & FAILING))
             self._end("fails otherwise", _fail, f"fails as {found}, not as {entry.kind}: correct the entry {entry.id}")
-        self._end("no longer fails", _fail, f"no longer fails: remove the entry {entry.id}, or make it stricter\n"
-                  f"  claim     {entry.claim} ({entry.kind})\n  case      {entry.case!r}\n  reason    {entry.reason}")
+        self._end(
+            "no longer fails",
+            _fail,
+            f"no longer fails: remove the entry {entry.id}, or make it stricter\n"
+            f"  claim     {entry.claim} ({entry.kind})\n  case      {entry.case!r}\n  reason    {entry.reason}",
+        )
 
     def _end(self, state: str, end: Callable[[str], Any], reason: str) -> NoReturn:
         entry = self.entry

@@ -207,7 +207,9 @@ def flat_bounds(numel: int, placement: Placement, num_shards: int, index: int) -
     """
     assert isinstance(placement, Flat)
     if placement.padded_to < numel or placement.padded_to % num_shards:
-        raise ValueError(f"padded_to must be a multiple of {num_shards} and at least {numel}, got {placement.padded_to}")
+        raise ValueError(
+            f"padded_to must be a multiple of {num_shards} and at least {numel}, got {placement.padded_to}"
+        )
     size = placement.padded_to // num_shards
     return min(index * size, numel), min((index + 1) * size, numel), size
 

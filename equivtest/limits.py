@@ -23,6 +23,7 @@ MAX_NUMEL = 2**24  # elements of one tensor of a case: 128 MiB in float64
 SHARED_BYTES = 2**20  # a reply's tensors beyond this go through a file in memory, not the pipe
 OUTPUT_CHARS = 8_000  # of a rank's traceback, stacks or output kept in a verdict
 OUTPUT_BYTES = 2**22  # of what one rank prints that is kept in memory; beyond it the file starts again
+SCRATCH_BYTES = 2**30  # free in /dev/shm, else scratch goes where temporary files go; a container may have 64 MiB
 MAX_WORLDS = 4  # worlds that one pool keeps alive; the one not used longest is ended first
 
 # What strategies draw from.  Explicit tables, so that draws do not depend on what else is imported.

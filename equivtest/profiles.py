@@ -36,7 +36,7 @@ PROFILES: dict[str, Profile] = {
     "smoke": Profile(single=1, several=2),
     "gate": Profile(single=5, several=9),
     "soak": Profile(single=10, several=10, world_sizes=limits.SOAK_WORLD_SIZES, repeats=True),
-    "conformance": Profile(single=15, several=30, requires_cells=True),
+    "conformance": Profile(single=40, several=90, requires_cells=True),
 }
 
 DEFAULT_PROFILE = "gate"

@@ -33,7 +33,7 @@ def write_replay(verdict: Verdict, backend: Backend, directory: Path) -> Path:
         "case": to_data(verdict.case),
         "backend": {"name": backend.name, "device": backend.device, "imports": list(backend.imports)},
         "message": write_message(verdict),
-        "versions": {"torch": torch.__version__, "python": platform.python_version()},
+        "versions": {"torch": str(torch.__version__), "python": platform.python_version()},
     }
     digest = hashlib.sha256(repr((verdict.claim, verdict.kind, verdict.case)).encode()).hexdigest()[:8]
     directory.mkdir(parents=True, exist_ok=True)
@@ -58,8 +58,10 @@ def read_replay(path: Path) -> dict[str, Any]:
     if not isinstance(data, dict) or not data.keys() >= _KEYS:
         raise Misuse(f"replay file {path} is broken: it needs the keys {', '.join(sorted(_KEYS))}")
     if data["schema"] != SCHEMA_VERSION:
-        raise Misuse(f"replay file {path} has schema {data['schema']}, this equivtest reads {SCHEMA_VERSION}: "
-                     "use the version that wrote it")
+        raise Misuse(
+            f"replay file {path} has schema {data['schema']}, this equivtest reads {SCHEMA_VERSION}: "
+            "use the version that wrote it"
+        )
     if data["claim"] not in CLAIMS:
         raise Misuse(f"replay file {path} has the unknown claim {data['claim']!r}")
     return data

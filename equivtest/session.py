@@ -157,7 +157,9 @@ class Controller:
 def header(config: pytest.Config) -> list[str]:
     """What a run is about, in two lines above its first result."""
     settings = settings_of(config)
-    seeds = f"fresh seed {soak_seed(config)}, {settings.max_time_s:.0f} s" if settings.profile.repeats else "fixed seeds"
+    seeds = "fixed seeds"
+    if settings.profile.repeats:
+        seeds = f"fresh seed {soak_seed(config)}, {settings.max_time_s:.0f} s"
     on = f", imports {', '.join(settings.imports)}" if settings.imports else ""
     known = len(settings.known.entries)
     return [

@@ -57,9 +57,18 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def at_rest(tensor: torch.Tensor) -> torch.Tensor:
+    """A detached copy on the CPU with row-major strides.
+
+    `Tensor.contiguous` keeps the odd strides of dims of size 0 and 1, which `Tensor.view(dtype)`
+    then refuses (torch 2.13.0).
+    """
+    return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
+
+
 def as_bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as integers of the same width: equal exactly where all bits are."""
-    return tensor.detach().contiguous().view(_BITS[tensor.element_size()])
+    """The values as integers of the same width: equal exactly where all bits are."""
+    return at_rest(tensor).view(_BITS[tensor.element_size()])
 
 
 def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
@@ -154,9 +163,7 @@ def _reduce(operands: list[torch.Tensor], layout: Layout) -> torch.Tensor:
             return stacked.sum(0)
 
 
-def _put(
-    whole: torch.Tensor, local: torch.Tensor, layout: Layout, mesh_shape: tuple[int, ...], rank: int
-) -> None:
+def _put(whole: torch.Tensor, local: torch.Tensor, layout: Layout, mesh_shape: tuple[int, ...], rank: int) -> None:
     axis = flat_axis(layout)
     if axis is None:
         box = local_box(tuple(whole.shape), layout, mesh_shape, rank)

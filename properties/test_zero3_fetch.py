@@ -23,7 +23,9 @@ EXAMPLES = (
     # DeepSpeed PR 8158: a parameter behind a padded one held uninitialised memory for two years.
     FetchCase(world_size=2, parameters=((5,), (3,)), requires_grad=(True, True)),
     # Padded, smaller than the world size, empty and 0-dim, all in one fetch.
-    FetchCase(world_size=4, parameters=((5,), (2,), (3, 0), (), (4, 2)), requires_grad=(True, False, True, True, False)),
+    FetchCase(
+        world_size=4, parameters=((5,), (2,), (3, 0), (), (4, 2)), requires_grad=(True, False, True, True, False)
+    ),
 )
 
 zero3_fetch_all_gather = Property(

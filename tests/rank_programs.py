@@ -194,7 +194,7 @@ def sees_environment(case: PlainCase) -> torch.Tensor:
 def says_main(case: PlainCase) -> None:
     """What the rank takes for the parent's script."""
     main = sys.modules["__main__"]
-    raise ValueError(f"{getattr(main, '__file__', 'no file')}, {'__mp_main__' in sys.modules}")
+    raise ValueError(f"{getattr(main, '__file__', 'no file')}")
 
 
 def stays_mute(case: PlainCase) -> None:

@@ -223,3 +223,8 @@ def test_a_case_is_as_uneven_as_its_worst_tensor() -> None:
 def test_a_bare_case_knows_no_tensors() -> None:
     with pytest.raises(NotImplementedError):
         Case(world_size=1)
+
+
+def test_a_case_that_says_nothing_else_hands_out_plain_contiguous_tensors() -> None:
+    assert not any(Case.given_flags(LINEAR).values())
+    assert Case.is_contiguous(LINEAR, "x")

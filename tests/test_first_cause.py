@@ -8,7 +8,7 @@ from equivtest.ranks.reply import Reply
 LOST_PEER = Reply(0, "raised", (), "RuntimeError", "closed", "RuntimeError: Connection closed by peer [::1]", 1.0)
 OWN = Reply(1, "raised", (), "ValueError", "mine", "ValueError: mine", 2.0)
 KILLED = Reply(2, "lost", (), "", "killed by SIGKILL", "killed by SIGKILL", 3.0)
-WAITING = Reply(3, "timed_out", detail='File "/x/torch/distributed/distributed_c10d.py", line 1 in all_reduce', at_s=0.5)
+WAITING = Reply(3, "timed_out", detail='File "/x/torch/distributed/distributed_c10d.py", line 1 in gather', at_s=0.5)
 LOOPING = Reply(4, "timed_out", detail='File "/x/mine.py", line 1 in loop', at_s=0.6)
 FINE = Reply(5, "answered", at_s=0.1)
 

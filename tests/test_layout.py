@@ -24,6 +24,7 @@ from equivtest.layout import (
     local_box,
     local_shape,
     parse_placement,
+    replicas,
     shard_axes,
     shard_bounds,
     shard_kind,
@@ -227,3 +228,16 @@ def test_what_spells_no_placement_is_named(text: str) -> None:
 def test_a_layout_is_written_with_its_order() -> None:
     assert str(Layout((Shard(0), Replicate()))) == "shard(0), replicate"
     assert str(Layout((Shard(0), Shard(0)), (1, 0))) == "shard(0), shard(0) (axes divide in order (1, 0))"
+
+
+@pytest.mark.parametrize(
+    ("layout", "groups"),
+    [
+        (Layout((Replicate(), Replicate())), [[0, 1, 2, 3]]),
+        (Layout((Replicate(), Shard(0))), [[0, 2], [1, 3]]),
+        (Layout((Partial(), Replicate())), [[0, 1], [2, 3]]),
+        (Layout((Flat(4), Partial())), [[0], [1], [2], [3]]),
+    ],
+)
+def test_replicas_are_the_ranks_along_replicated_axes(layout: Layout, groups: list[list[int]]) -> None:
+    assert replicas(layout, (2, 2)) == groups

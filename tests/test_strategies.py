@@ -9,6 +9,8 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +29,11 @@ WITHIN_CONTRACT = ("colwise", "rowwise", "fetch")
 ROOT = Path(__file__).parents[1]
 
 
-def run_of(name: str, *, per_world_size: int = 60) -> list[Any]:
-    """The cases of a whole run: one search for each world size."""
-    spaces = [Space((world_size,), limits.DTYPES) for world_size in limits.WORLD_SIZES]
-    return [case for space in spaces for case in drawn(STRATEGIES[name](space), per_world_size, number=7)]
+@cache
+def run_of(name: str) -> tuple[Any, ...]:
+    """The 240 cases of a whole run: one search, from a seed of its own, for each world size."""
+    spaces = {world_size: Space((world_size,), limits.DTYPES) for world_size in limits.WORLD_SIZES}
+    return tuple(case for number, space in spaces.items() for case in drawn(STRATEGIES[name](space), 60, number=number))
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -68,7 +71,7 @@ def test_most_cases_carry_four_draws_of_values(name: str) -> None:
 def test_hardly_any_case_is_drawn_twice(name: str) -> None:
     """Nor are neighbours copies of one another with one draw repeated, as Hypothesis likes to make them."""
     cases = run_of(name)
-    neighbours = list(zip(cases, cases[1:], strict=False))
+    neighbours = list(pairwise(cases))
 
     assert len(set(cases)) >= 0.95 * len(cases)
     assert sum(a.dtype == b.dtype for a, b in neighbours) < 0.4 * len(neighbours)
@@ -205,33 +208,37 @@ import sys
 sys.path.insert(0, {folder!r})
 if {name!r}:
     __import__({name!r})
+from hypothesis.strategies import integers
 from tests.drawing import SPACE, STRATEGIES, drawn
+print("integers", drawn(integers(), 200))
 for strategy in STRATEGIES.values():
     for case in drawn(strategy(SPACE), 25, number=11):
-        sys.stdout.write(repr(case) + chr(10))
+        print(case)
 """
 
 
-def drawn_by_a_process(folder: Path, imported: str, hash_seed: str) -> str:
-    """The cases that a fresh process draws after it has imported a module from `folder`."""
+def drawn_by_a_process(folder: Path, imported: str, hash_seed: str) -> tuple[str, list[str]]:
+    """What a fresh process draws after it has imported a module: integers, and cases."""
     code = DRAWING.format(folder=str(folder), name=imported)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": hash_seed}
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True
     )
-    return done.stdout
+    integers, *cases = done.stdout.splitlines()
+    return integers, cases
 
 
 def test_draws_do_not_depend_on_what_else_is_imported(tmp_path: Path) -> None:
-    """Hypothesis' own integers would also draw the constants of that module."""
-    constants = [f"A{n} = {n}; F{n} = {n}.5; S{n} = 'shard({n})'" for n in range(100)]
+    """Hypothesis' own integers do: they draw the constants of that module too."""
+    constants = [f"A{n} = {n}; B{n} = {10_007 * n}; S{n} = 'shard({n})'" for n in range(100)]
     (tmp_path / "full_of_constants.py").write_text("\n".join(constants))
 
-    alone = drawn_by_a_process(tmp_path, "", "1")
-    crowded = drawn_by_a_process(tmp_path, "full_of_constants", "2")
+    integers_alone, cases_alone = drawn_by_a_process(tmp_path, "", "1")
+    integers_crowded, cases_crowded = drawn_by_a_process(tmp_path, "full_of_constants", "2")
 
-    assert alone.count("\n") == 25 * len(STRATEGIES)
-    assert alone == crowded
+    assert len(cases_alone) == 25 * len(STRATEGIES)
+    assert cases_alone == cases_crowded
+    assert integers_alone != integers_crowded
 
 
 def test_strategies_draw_from_tables_only() -> None:

@@ -131,13 +131,19 @@ def from_data(data: Any) -> Case:
     Raises:
         Misuse: not such data, of a newer schema, of an unknown class, or no valid case.
     """
-    require(isinstance(data, dict) and {"schema", "type", "fields"} <= data.keys(),
-            "a written case needs the keys 'schema', 'type' and 'fields'")
-    require(data["schema"] == SCHEMA_VERSION,
-            f"the case has schema {data['schema']}, this equivtest reads {SCHEMA_VERSION}: use the version that wrote it")
-    require(data["type"] in CASE_TYPES,
-            f"unknown case class {data['type']!r}, known: {', '.join(sorted(CASE_TYPES))}; "
-            "--import the package that defines it")
+    require(
+        isinstance(data, dict) and {"schema", "type", "fields"} <= data.keys(),
+        "a written case needs the keys 'schema', 'type' and 'fields'",
+    )
+    require(
+        data["schema"] == SCHEMA_VERSION,
+        f"the case has schema {data['schema']}, this equivtest reads {SCHEMA_VERSION}: use the version that wrote it",
+    )
+    require(
+        data["type"] in CASE_TYPES,
+        f"unknown case class {data['type']!r}, known: {', '.join(sorted(CASE_TYPES))}; "
+        "--import the package that defines it",
+    )
     return _convert(data["fields"], CASE_TYPES[data["type"]])
 
 
@@ -158,8 +164,10 @@ def from_code(text: str) -> Case:
 
 def _convert(fields: Any, case_type: type[C]) -> C:
     known = {field.name for field in dataclasses.fields(case_type)}
-    require(isinstance(fields, dict) and fields.keys() <= known,
-            f"{case_type.__name__} has the fields {', '.join(sorted(known))}, got {fields!r}")
+    require(
+        isinstance(fields, dict) and fields.keys() <= known,
+        f"{case_type.__name__} has the fields {', '.join(sorted(known))}, got {fields!r}",
+    )
     try:
         return msgspec.convert(fields, case_type)
     except msgspec.ValidationError as error:

@@ -94,8 +94,15 @@ def draw_linear(case: LinearCase, index: int) -> dict[str, torch.Tensor]:
     mode, seed = case.values[index]
     limit = 2 ** SIGNIFICAND_BITS[case.dtype]
     odd = odd_floor(max(1, limit // 8 // case.world_size))
-    plan = _Plan(mode, seed, math.prod(case.leading), case.in_features, case.out_features, limit,
-                 odd * case.world_size if case.bias else 0)
+    plan = _Plan(
+        mode,
+        seed,
+        math.prod(case.leading),
+        case.in_features,
+        case.out_features,
+        limit,
+        odd * case.world_size if case.bias else 0,
+    )
     integers = dict(zip(_NAMES, _DRAW_MODE[mode](plan), strict=True))
     exponents = {name: _LOWEST_EXPONENT + plan.pick(f"{name} exponent", 1 - _LOWEST_EXPONENT) for name in _NAMES}
     if case.bias:
@@ -115,8 +122,13 @@ def draw_linear(case: LinearCase, index: int) -> dict[str, torch.Tensor]:
 def _draw_dense(plan: _Plan) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """x (T, K), weight (N, K), cotangent (T, N), int64."""
     tokens, features, outputs = plan.num_tokens, plan.in_features, plan.out_features
-    size = choose_magnitudes(min(tokens, plan.limit), min(features, plan.output_limit), min(outputs, plan.limit),
-                             plan.limit, plan.output_limit)
+    size = choose_magnitudes(
+        min(tokens, plan.limit),
+        min(features, plan.output_limit),
+        min(outputs, plan.limit),
+        plan.limit,
+        plan.output_limit,
+    )
     token, feature, output = plan.pick("token", tokens), plan.pick("feature", features), plan.pick("output", outputs)
 
     source = plan.source("x")

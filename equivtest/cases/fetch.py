@@ -35,10 +35,14 @@ class FetchCase(Case):
     def __post_init__(self) -> None:
         require(self.padding in PADDINGS, f"padding must be one of {', '.join(PADDINGS)}, got {self.padding!r}")
         require(len(self.parameters) >= 1, "parameters must hold at least one shape")
-        require(len(self.requires_grad) == len(self.parameters),
-                f"requires_grad must have one flag per parameter: {len(self.parameters)}, got {len(self.requires_grad)}")
-        require(all(size >= 0 for shape in self.parameters for size in shape),
-                f"sizes must be at least 0, got {self.parameters}")
+        require(
+            len(self.requires_grad) == len(self.parameters),
+            f"requires_grad must have one flag per parameter: {len(self.parameters)}, got {len(self.requires_grad)}",
+        )
+        require(
+            all(size >= 0 for shape in self.parameters for size in shape),
+            f"sizes must be at least 0, got {self.parameters}",
+        )
         super().__post_init__()
 
     def padded_numel(self, shape: Shape) -> int:

@@ -57,16 +57,22 @@ class LinearCase(Case):
             require(1 <= size <= limits.MAX_FEATURES, f"{name} must be in 1..{limits.MAX_FEATURES}, got {size}")
         require(all(size >= 1 for size in self.leading), f"leading dims must be at least 1, got {self.leading}")
         allowed = tuple(n for n in ("x", "weight", "bias") if n in self.requires_grad and (n != "bias" or self.bias))
-        require(self.requires_grad == allowed,
-                f"requires_grad must list some of 'x', 'weight' and (with a bias) 'bias' in this order, "
-                f"got {self.requires_grad}")
+        require(
+            self.requires_grad == allowed,
+            f"requires_grad must list some of 'x', 'weight' and (with a bias) 'bias' in this order, "
+            f"got {self.requires_grad}",
+        )
         for name in ("input_layout", "output_layout"):
             placement = parse_placement(getattr(self, name))
-            require(isinstance(placement, Replicate | Shard), f"{name} must be replicate or shard(DIM), got {placement}")
+            require(
+                isinstance(placement, Replicate | Shard), f"{name} must be replicate or shard(DIM), got {placement}"
+            )
         super().__post_init__()
-        require(self.x_is_dtensor or shard_kind(self.shapes()["x"], self.layouts()["x"], self.mesh_shape) == "even",
-                f"x of shape {self.shapes()['x']} has uneven shards under {self.input_layout} on {self.world_size} "
-                "ranks: set x_is_dtensor=True")
+        require(
+            self.x_is_dtensor or not self.input_is_uneven,
+            f"x of shape {self.shapes()['x']} has uneven shards under {self.input_layout} on {self.world_size} "
+            "ranks: set x_is_dtensor=True",
+        )
 
     def shapes(self) -> dict[str, Shape]:
         shapes = {
@@ -89,11 +95,48 @@ class LinearCase(Case):
         bias = Layout((Shard(0),)) if self.style == "colwise" else replicated()
         x, output = (Layout((parse_placement(text),)) for text in (self.input_layout, self.output_layout))
         layouts = {
-            "x": x, "weight": replicated(), "bias": replicated(), "cotangent": output, "output": output,
-            "param.weight": weight, "param.bias": bias,
-            "grad.x": x, "grad.weight": weight, "grad.bias": bias,
+            "x": x,
+            "weight": replicated(),
+            "bias": replicated(),
+            "cotangent": output,
+            "output": output,
+            "param.weight": weight,
+            "param.bias": bias,
+            "grad.x": x,
+            "grad.weight": weight,
+            "grad.bias": bias,
         }
         return {name: layouts[name] for name in self.shapes()}
+
+    @property
+    def num_dims(self) -> int:
+        """Dims of the activation, the feature dim included."""
+        return len(self.leading) + 1
+
+    @property
+    def last_leading(self) -> int:
+        """Size of the dim before the features; 1 where there is none."""
+        return self.leading[-1] if self.leading else 1
+
+    @property
+    def input_place(self) -> str:
+        """Which dim of x is sharded: 'first', 'middle', 'last' (of one dim too) or 'none'."""
+        return _place(self.input_layout, self.num_dims)
+
+    @property
+    def output_place(self) -> str:
+        """Which dim of the output is sharded, in the same words."""
+        return _place(self.output_layout, self.num_dims)
+
+    @property
+    def input_is_uneven(self) -> bool:
+        """Whether ranks hold different amounts of x."""
+        return shard_kind(self.shapes()["x"], self.layouts()["x"], self.mesh_shape) != "even"
+
+    @property
+    def output_is_uneven(self) -> bool:
+        """Whether ranks hold different amounts of the output."""
+        return shard_kind(self.shapes()["output"], self.layouts()["output"], self.mesh_shape) != "even"
 
     def parameter_names(self) -> tuple[str, ...]:
         """'weight' and, where the layer has one, 'bias'."""
@@ -111,6 +154,13 @@ class LinearCase(Case):
 
     def is_contiguous(self, name: str) -> bool:
         return {"x": self.x_contiguous, "cotangent": self.cotangent_contiguous}.get(name, True)
+
+
+def _place(placement: str, num_dims: int) -> str:
+    shard = parse_placement(placement)
+    if not isinstance(shard, Shard):
+        return "none"
+    return "last" if shard.dim == num_dims - 1 else "middle" if shard.dim else "first"
 
 
 REFUSALS = ("in_features", "dtype")

@@ -69,8 +69,15 @@ def choose_magnitudes(tokens: int, features: int, outputs: int, limit: int, outp
 
 
 def _fill(
-    tokens: int, features: int, outputs: int, limit: int, output_limit: int,
-    x_scale: float, weight_scale: float, *, peak_first: bool,
+    tokens: int,
+    features: int,
+    outputs: int,
+    limit: int,
+    output_limit: int,
+    x_scale: float,
+    weight_scale: float,
+    *,
+    peak_first: bool,
 ) -> Magnitudes:
     """Magnitudes of x and W at a multiple of the balanced ones, and the largest that this leaves for the others.
 

@@ -107,14 +107,15 @@ def _linear_cases(draw: DrawFn, space: Space, style: str) -> LinearCase:
 def _fetch_cases(draw: DrawFn, space: Space) -> FetchCase:
     world_size = _pick(draw, "world_size", space.world_sizes)
     dtype = _pick(draw, "dtype", space.dtypes)
-    indices = range(_pick(draw, "num_parameters", NUM_PARAMETERS))
+    num_parameters = _pick(draw, "num_parameters", NUM_PARAMETERS)
+    picked = [_pick_parameter(draw, f"parameter {index}", world_size) for index in range(num_parameters)]
     return FetchCase(
         world_size=world_size,
         dtype=dtype,
-        parameters=tuple(_pick_parameter(draw, f"parameter {index}", world_size) for index in indices),
+        parameters=tuple(shape for shape, _ in picked),
+        requires_grad=tuple(flag for _, flag in picked),
         padding=_pick(draw, "padding", PADDINGS),
         contiguous=_pick(draw, "contiguous", (True, False)),
-        requires_grad=tuple(_pick(draw, f"requires_grad {index}", (True, True, False)) for index in indices),
         values=_pick_values(draw, FETCH_MODES),
     )
 
@@ -208,11 +209,15 @@ def _pick_shape(draw: DrawFn, name: str, world_size: int, num_dims_table: tuple[
     return tuple(shape)
 
 
-def _pick_parameter(draw: DrawFn, name: str, world_size: int) -> Shape:
-    """A parameter's shape, one in sixteen without elements."""
+def _pick_parameter(draw: DrawFn, name: str, world_size: int) -> tuple[Shape, bool]:
+    """A parameter's shape, one in sixteen without elements, and its flag.
+
+    Drawn in one go: shrinking drops a parameter by dropping its draws.
+    """
     shape = _pick_shape(draw, name, world_size, NUM_PARAMETER_DIMS)
     zero_numel = _pick(draw, f"{name}: zero numel", ZERO_NUMEL_SHAPES)
-    return shape if zero_numel is None else zero_numel
+    requires_grad = _pick(draw, f"{name}: requires_grad", (True, True, False))
+    return (shape if zero_numel is None else zero_numel), requires_grad
 
 
 def _pick_x_is_dtensor(draw: DrawFn, shape: Shape, input_layout: str, world_size: int) -> bool:

@@ -37,8 +37,7 @@ class Collector:
 
     def collect(self, limit_s: float) -> list[Reply]:
         """One reply per rank, by rank; after `limit_s`, or the grace, silent ranks have timed out."""
-        begun_s = time.monotonic()
-        deadline_s = begun_s + limit_s
+        deadline_s = time.monotonic() + limit_s
         failed = False
         with selectors.DefaultSelector() as selector:
             for rank, process in enumerate(self._ranks):
@@ -53,7 +52,7 @@ class Collector:
                 if not failed and self._has_failure():
                     failed = True
                     deadline_s = min(deadline_s, time.monotonic() + self._grace_s)
-        self._give_up(time.monotonic() - begun_s)
+        self._give_up(limit_s)
         return [self._replies[rank] for rank in range(len(self._ranks))]
 
     def _has_failure(self) -> bool:
@@ -91,15 +90,15 @@ class Collector:
                 parts.append(f"its {name}:\n{text}")
         return Reply(rank, "lost", (), "", str(ending), clip("\n".join(parts)), ending.at_s)
 
-    def _give_up(self, waited_s: float) -> None:
+    def _give_up(self, limit_s: float) -> None:
         """Declares the silent ranks timed out, with their stacks."""
         silent = [rank for rank in range(len(self._ranks)) if rank not in self._replies]
         if not silent:
             return
         failed = next((reply for reply in self._replies.values() if reply.outcome in FAILURES), None)
-        text = f"no answer within {waited_s:.1f} s"
+        text = f"no answer within {limit_s:g} s"
         if failed is not None:
-            text += f"; rank {failed.rank} has failed, so it was given only {self._grace_s:g} s more"
+            text = f"no answer within the {self._grace_s:g} s it was given after rank {failed.rank} had failed"
         stacks = take_stacks({rank: self._ranks[rank].pid for rank in silent}, self._scratch)
         now_s = time.monotonic()
         for rank in silent:
@@ -109,5 +108,3 @@ class Collector:
 def _unreadable(rank: int, error: Exception) -> Reply:
     text = f"sent a message that cannot be read: {type(error).__name__}: {error}"
     return Reply(rank, "lost", (), "", text, text, time.monotonic())
-
-

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from equivtest import limits
 from equivtest.errors import BrokenSetup
 from equivtest.ranks.channel import Channel, close_in_forks
-from equivtest.ranks.messages import import_path
+from equivtest.ranks.messages import interpreter_command
 from equivtest.ranks.scratch import Scratch, sweep
 from equivtest.ranks.server import CLOSE, ENDING, FORK, PID, kill_group
 from equivtest.ranks.stacks import read_tail
@@ -95,12 +95,10 @@ class Server:
         self._scratch = Scratch()
         self._control, theirs = socket.socketpair()
         close_in_forks(self._control)
-        prelude = f"import sys; sys.path[:] = {import_path()!r}; "
-        rank_code = f"{prelude}from equivtest.ranks.rank import main; main(int(sys.argv[1]))"
-        arguments = (theirs.fileno(), os.getpid(), start, imports, preload, rank_code)
+        arguments = (theirs.fileno(), os.getpid(), start, imports, preload)
         with theirs, (self._scratch.path / "output-server").open("wb") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", f"{prelude}from equivtest.ranks.server import main; main(*{arguments!r})"],
+                interpreter_command(f"from equivtest.ranks.server import main; main(*{arguments!r})"),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -150,7 +148,11 @@ class Server:
 
     def _wait_until_ready(self) -> None:
         if not self._ready:
-            problem = Channel(self._control.dup()).receive(limits.START_S)
+            channel = Channel(self._control.dup())
+            try:
+                problem = channel.receive(limits.START_S)
+            finally:
+                channel.close()
             if problem:
                 raise BrokenSetup(f"the ranks' imports fail:\n{problem.decode()}")
             self._ready = True
@@ -161,10 +163,8 @@ class Server:
 
     def close(self) -> None:
         """Ends the server and the ranks it still has; a second call does nothing."""
-        try:
+        with contextlib.suppress(OSError):  # it has ended by itself
             self._control.sendall(CLOSE)
-        except OSError:
-            pass  # it has ended by itself
         self._control.close()
         try:
             self._process.wait(limits.STOP_S)

@@ -77,9 +77,15 @@ def encode_request(request: Request) -> bytes:
 
 def decode_request(message: bytes) -> Request:
     """The request that `encode_request` wrote."""
-    return _decoder.decode(message)
+    request: Request = _decoder.decode(message)
+    return request
 
 
 def import_path() -> list[str]:
     """sys.path of this process, '' spelled out: it means another directory elsewhere."""
     return [entry or os.getcwd() for entry in sys.path]
+
+
+def interpreter_command(code: str) -> list[str]:
+    """Runs `code` in a new interpreter that imports from where this one does."""
+    return [sys.executable, "-c", f"import sys; sys.path[:] = {import_path()!r}; {code}"]

@@ -22,7 +22,7 @@ from equivtest.ranks.channel import Channel
 from equivtest.ranks.failure import describe_exception
 from equivtest.ranks.messages import START_ID, Probe, Start, Stop, Support, Task, Visit, decode_request
 from equivtest.ranks.probe import probe_dtype, probe_sum
-from equivtest.ranks.reply import Answer, Reply
+from equivtest.ranks.reply import Answer, Outcome, Reply
 from equivtest.ranks.surroundings import Output, die_with_parent, enter, write_stacks_on_signal
 from equivtest.ranks.wire import encode_reply
 
@@ -90,7 +90,7 @@ class Rank:
         self._device = choose_device(start.backend, start.rank)
         dist.init_process_group(
             start.backend.name,
-            store=dist.FileStore(str(self._scratch / "rendezvous"), start.world_size),
+            store=dist.FileStore(str(self._scratch / "rendezvous"), start.world_size),  # type: ignore[attr-defined]
             rank=start.rank,
             world_size=start.world_size,
             timeout=timedelta(seconds=limits.COLLECTIVE_S),
@@ -122,7 +122,7 @@ class Rank:
 
     def _failed(self, error: Exception, begun_s: float) -> Reply:
         now_s = time.monotonic()
-        outcome = "misused" if isinstance(error, Misuse) else "raised"
+        outcome: Outcome = "misused" if isinstance(error, Misuse) else "raised"
         return Reply(self._start.rank, outcome, (), *describe_exception(error), now_s, now_s - begun_s)
 
 

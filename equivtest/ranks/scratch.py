@@ -9,20 +9,29 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from equivtest import limits
+
 _NAME = re.compile(r"equivtest-(\d+)-\w+")
 
 
-def scratch_root() -> Path:
-    """/dev/shm where it can be written, else the directory for temporary files."""
+def scratch_roots() -> list[Path]:
+    """/dev/shm where it can be written and has room, then the directory for temporary files."""
     memory = Path("/dev/shm")
-    return memory if memory.is_dir() and os.access(memory, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())
+    usable = memory.is_dir() and os.access(memory, os.W_OK | os.X_OK)
+    usable = usable and shutil.disk_usage(memory).free >= limits.SCRATCH_BYTES
+    return [memory] * usable + [Path(tempfile.gettempdir())]
+
+
+def scratch_directories() -> list[Path]:
+    """Every scratch directory of any process on this machine."""
+    return [path for root in scratch_roots() for path in root.glob("equivtest-*") if _NAME.fullmatch(path.name)]
 
 
 class Scratch:
     """A directory of this process, locked for as long as it is in use."""
 
     def __init__(self) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix=f"equivtest-{os.getpid()}-", dir=scratch_root()))
+        self.path = Path(tempfile.mkdtemp(prefix=f"equivtest-{os.getpid()}-", dir=scratch_roots()[0]))
         self._lock = os.open(self.path / "lock", os.O_CREAT | os.O_RDWR, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
@@ -39,11 +48,8 @@ def sweep(owner: int | None = None) -> None:
 
     The lock tells too, since a directory may come from a container with other process ids.
     """
-    for path in scratch_root().glob("equivtest-*"):
-        match = _NAME.fullmatch(path.name)
-        if match is None:
-            continue
-        pid = int(match[1])
+    for path in scratch_directories():
+        pid = int(path.name.split("-")[1])
         ended = pid == owner if owner is not None else not is_alive(pid) and _is_unlocked(path)
         if ended:
             shutil.rmtree(path, ignore_errors=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -20,10 +21,8 @@ def take_stacks(pids: Mapping[int, int], scratch: Path) -> dict[int, str]:
     files = {rank: scratch / f"stacks-{rank}" for rank in pids}
     sizes = {rank: _size(file) for rank, file in files.items()}
     for pid in pids.values():
-        try:
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
             os.kill(pid, signal.SIGUSR1)
-        except ProcessLookupError:
-            pass  # it has just ended
     _wait_until_settled(files, sizes)
     return {rank: _read(files[rank], sizes[rank]) for rank in pids}
 

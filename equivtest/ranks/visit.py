@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import cache
 
 import torch
 from torch import distributed as dist
@@ -19,7 +19,7 @@ from equivtest.layout import Layout
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.reply import Answer
 from equivtest.subjects.names import Subject, resolve
-from equivtest.tensors import Placed, same_bits, slice_local
+from equivtest.tensors import Placed, at_rest, same_bits, slice_local
 
 
 def visit(subject: str, case: Case, backend: Backend) -> tuple[Answer, ...]:
@@ -34,7 +34,7 @@ def visit(subject: str, case: Case, backend: Backend) -> tuple[Answer, ...]:
     return tuple(visit_draw(function, case, index, mesh) for index in range(len(case.values)))
 
 
-@lru_cache(maxsize=None)
+@cache
 def mesh_of(device: str, mesh_shape: tuple[int, ...]) -> DeviceMesh:
     """The mesh of that shape; made once per process, collectively."""
     return init_device_mesh(torch.device(device).type, mesh_shape)
@@ -79,8 +79,10 @@ def collect(case: Case, returned: object) -> tuple[dict[str, Placed], dict[str, 
         raise Misuse(f"a subject must return a dict of tensors by name, got {type(returned).__name__}")
     unknown = sorted(set(map(str, returned)) - set(case.answer_names()))
     if unknown:
-        raise Misuse(f"the subject returned {', '.join(unknown)}; a {type(case).__name__} answers "
-                     f"{', '.join(case.answer_names())}")
+        raise Misuse(
+            f"the subject returned {', '.join(unknown)}; a {type(case).__name__} answers "
+            f"{', '.join(case.answer_names())}"
+        )
     answers, flags = {}, {}
     for name, value in returned.items():
         if value is None:
@@ -89,21 +91,22 @@ def collect(case: Case, returned: object) -> tuple[dict[str, Placed], dict[str, 
         if not isinstance(tensor, torch.Tensor) or not isinstance(value, DTensor | Placed):
             raise Misuse(f"{name} must be a DTensor, Placed(local tensor, layout) or None, got {type(value).__name__}")
         flags[name] = tensor.requires_grad
-        answers[name] = placed_from_dtensor(value) if isinstance(value, DTensor) else Placed(
-            at_rest(value.local), value.layout, value.global_shape)
+        answers[name] = (
+            placed_from_dtensor(value)
+            if isinstance(value, DTensor)
+            else Placed(waited(value.local), value.layout, value.global_shape)
+        )
     return answers, flags
 
 
 def placed_from_dtensor(tensor: DTensor) -> Placed:
     """What this rank holds of a DTensor, without a collective."""
-    return Placed(at_rest(tensor.to_local()), layout_of(tensor), tuple(tensor.shape))
+    return Placed(waited(tensor.to_local()), layout_of(tensor), tuple(tensor.shape))
 
 
-def at_rest(tensor: torch.Tensor) -> torch.Tensor:
-    """Waited, detached, on the CPU, contiguous."""
-    if isinstance(tensor, AsyncCollectiveTensor):
-        tensor = tensor.wait()
-    return tensor.detach().cpu().contiguous()
+def waited(tensor: torch.Tensor) -> torch.Tensor:
+    """On the CPU and at rest; unwaited, a gradient may still be on its way."""
+    return at_rest(tensor.wait() if isinstance(tensor, AsyncCollectiveTensor) else tensor)
 
 
 def layout_of(tensor: DTensor) -> Layout:
@@ -128,9 +131,7 @@ def layout_of(tensor: DTensor) -> Layout:
     return Layout(tuple(placements), tuple(order))
 
 
-def touched(
-    given: Mapping[str, torch.Tensor], before: Mapping[str, tuple[torch.Tensor, bool]]
-) -> list[str]:
+def touched(given: Mapping[str, torch.Tensor], before: Mapping[str, tuple[torch.Tensor, bool]]) -> list[str]:
     """What is no longer as it was, one sentence each."""
     changes = []
     for name, tensor in given.items():

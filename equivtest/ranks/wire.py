@@ -14,7 +14,7 @@ import torch
 from equivtest import limits
 from equivtest.layout import Layout, parse_placement
 from equivtest.ranks.reply import Answer, Outcome, Reply
-from equivtest.tensors import Placed, dtype_name
+from equivtest.tensors import Placed, at_rest, dtype_name
 
 _ALIGNMENT_BYTES = 64
 
@@ -71,12 +71,9 @@ def encode_reply(request_id: int, reply: Reply, scratch: Path) -> bytes:
     if len(payload) > limits.SHARED_BYTES:
         file = _write(payload, scratch)
         payload = bytearray()
-    return _encoder.encode(
-        _Reply(
-            request_id, reply.rank, reply.outcome, answers, reply.error_type, reply.error_text, reply.detail,
-            reply.at_s, reply.busy_s, payload, file,
-        )  # fmt: skip
-    )
+    texts = (reply.error_type, reply.error_text, reply.detail)
+    times_s = (reply.at_s, reply.busy_s)
+    return _encoder.encode(_Reply(request_id, reply.rank, reply.outcome, answers, *texts, *times_s, payload, file))
 
 
 def decode_reply(message: bytes) -> tuple[int, Reply]:
@@ -103,11 +100,11 @@ def decode_reply(message: bytes) -> tuple[int, Reply]:
 
 def _pack(placed: Placed, payload: bytearray) -> _Tensor:
     """Appends the tensor's memory to `payload`, aligned for any dtype."""
-    local = placed.local.detach().cpu().contiguous()
+    local = at_rest(placed.local)
     payload += bytes(-len(payload) % _ALIGNMENT_BYTES)
     start = len(payload)
     if local.numel():
-        payload += memoryview(local.reshape(-1).view(torch.uint8).numpy())
+        payload += local.reshape(-1).view(torch.uint8).numpy().data
     layout = placed.layout
     return _Tensor(
         start,
@@ -139,8 +136,12 @@ def _unpack(tensor: _Tensor, payload: bytearray | mmap.mmap) -> Placed:
 
 def _write(payload: bytearray, scratch: Path) -> str:
     handle, path = tempfile.mkstemp(prefix="reply-", dir=scratch)
-    with open(handle, "wb") as file:
-        file.write(payload)
+    try:
+        with open(handle, "wb") as file:
+            file.write(payload)
+    except OSError:  # no room: give back what was taken, the caller reports
+        os.unlink(path)
+        raise
     return path
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import time
@@ -65,11 +66,10 @@ class World:
         path = [os.fsencode(entry) for entry in import_path()]
         for rank in range(self.world_size):
             self._ranks.append(server.fork_rank())
-            start = Start(
-                rank, self.world_size, backend, visit, str(self._scratch.path), list(surroundings.items()), path,
-                os.fsencode(os.getcwd()),
-            )  # fmt: skip
-            self._ranks[rank].channel.send(encode_request(start))
+            who = (rank, self.world_size, backend, visit, str(self._scratch.path))
+            start = Start(*who, list(surroundings.items()), path, os.fsencode(os.getcwd()))
+            with contextlib.suppress(OSError):  # it is gone, which waiting for it will find
+                self._ranks[rank].channel.send(encode_request(start))
         cause = first_cause(self._collect(START_ID, limits.START_S, limits.GRACE_S))
         if cause is not None:
             raise BrokenSetup(
@@ -93,9 +93,7 @@ class World:
         self._send(Visit(request_id, subject, type(case).__module__, to_data(case)))
         return request_id
 
-    def wait(
-        self, request_id: int, limit_s: float | None = None, *, keep_if_all_raised: bool = False
-    ) -> list[Reply]:
+    def wait(self, request_id: int, limit_s: float | None = None, *, keep_if_all_raised: bool = False) -> list[Reply]:
         """One reply per rank, by rank, to what `start_visit` began; never waits for ever.
 
         Ranks that are silent `limit_s` (CASE_S) from now, or GRACE_S after the first failure,
@@ -156,10 +154,8 @@ class World:
     def _send(self, request: Visit | Probe | Support | Stop) -> None:
         message = encode_request(request)
         for process in self._ranks:
-            try:
+            with contextlib.suppress(OSError):  # it is gone or hangs, which waiting for its reply will find
                 process.channel.send(message)
-            except OSError:
-                pass  # the rank is gone or hangs, which waiting for its reply will find
 
     def _end(self, limit_s: float) -> None:
         """Waits for the ranks to end by themselves, kills what is left, removes the directory."""

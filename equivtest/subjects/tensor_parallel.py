@@ -82,17 +82,15 @@ def answers(case: LinearCase, layer: nn.Module, x: torch.Tensor, output: torch.T
 def as_dtensor(local: torch.Tensor, case: LinearCase, name: str, mesh: DeviceMesh) -> DTensor:
     """The DTensor of the contract's shape and layout of `name`, made without a collective.
 
-    Its strides order the dims as those of `local` do, so that non-contiguous memory stays so.
+    Its strides follow from the case alone: taken from the local tensor they would differ between
+    ranks where a shard is empty or has dims of size 1, and so would the ranks' collectives.
     """
-    shape = case.shapes()[name]
-    stride = [0] * len(shape)
-    step = 1
-    for dim in sorted(range(len(shape)), key=lambda d: (local.stride(d), -d)):
-        stride[dim] = step
-        step *= max(shape[dim], 1)
-    return DTensor.from_local(
-        local, mesh, (torch_placement(case, name),), run_check=False, shape=torch.Size(shape), stride=tuple(stride)
-    )
+    given = "cotangent" if name == "output" else name
+    whole = torch.empty(case.shapes()[name], device="meta")
+    if whole.dim() > 1 and not case.is_contiguous(given):
+        whole = whole.transpose(-1, -2).contiguous().transpose(-1, -2)
+    placements = (torch_placement(case, name),)
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride())
 
 
 def torch_placement(case: LinearCase, name: str) -> Placement:

@@ -167,15 +167,11 @@ def padding_value(case: FetchCase, dtype: torch.dtype) -> float:
     return float("nan") if case.padding == "nan" else torch.finfo(dtype).max / 4
 
 
-def zero3_fetch_all_gather(
-    case: FetchCase, mesh: DeviceMesh, given: Mapping[str, torch.Tensor]
-) -> dict[str, Placed]:
+def zero3_fetch_all_gather(case: FetchCase, mesh: DeviceMesh, given: Mapping[str, torch.Tensor]) -> dict[str, Placed]:
     """Parameters partitioned as ZeRO-3 does and fetched with one all_gather."""
     return run_fetch(case, mesh, given, fetch_by_all_gather)
 
 
-def zero3_fetch_all_reduce(
-    case: FetchCase, mesh: DeviceMesh, given: Mapping[str, torch.Tensor]
-) -> dict[str, Placed]:
+def zero3_fetch_all_reduce(case: FetchCase, mesh: DeviceMesh, given: Mapping[str, torch.Tensor]) -> dict[str, Placed]:
     """Parameters partitioned as ZeRO-3 does and fetched with one all_reduce of a flat buffer."""
     return run_fetch(case, mesh, given, fetch_by_all_reduce)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+import torch
+
 from equivtest.cases.base import Case
 from equivtest.layout import replicas
 from equivtest.oracle.expected import Expected
@@ -69,8 +71,16 @@ def _judge_layouts(expected: Expected, answers: Answers, names: Iterable[str]) -
         others = [rank for rank, layout in found.items() if layout != right]
         if others:
             extent = f"{len(others)} of {len(answers)} ranks"
-            wrong.append(Mismatch(name, others[0], str(right), str(found[others[0]]), extent=extent,
-                                  global_shape=tuple(expected.tensors[name].value.shape)))
+            wrong.append(
+                Mismatch(
+                    name,
+                    others[0],
+                    str(right),
+                    str(found[others[0]]),
+                    extent=extent,
+                    global_shape=tuple(expected.tensors[name].value.shape),
+                )
+            )
         else:
             agreeing.append(name)
     return Judgement("layout" if wrong else "holds", tuple(wrong), tuple(agreeing))
@@ -116,19 +126,32 @@ def _judge_replicas(case: Case, expected: Expected, answers: Answers) -> Judgeme
     return Judgement("replica" if wrong else "holds", tuple(wrong), tuple(agreeing))
 
 
-def _replica_mismatch(name, left, right, differing):  # type: ignore[no-untyped-def]
+def _replica_mismatch(name: str, left: torch.Tensor, right: torch.Tensor, differing: list[tuple[int, int]]) -> Mismatch:
     first, second = differing[0]
     extent = ", ".join(f"{a} and {b}" for a, b in differing)
     if left.shape != right.shape or left.dtype != right.dtype:
-        return Mismatch(name, second, f"{tuple(left.shape)} {left.dtype} as on rank {first}",
-                        f"{tuple(right.shape)} {right.dtype}", extent=f"ranks {extent}")
+        return Mismatch(
+            name,
+            second,
+            f"{tuple(left.shape)} {left.dtype} as on rank {first}",
+            f"{tuple(right.shape)} {right.dtype}",
+            extent=f"ranks {extent}",
+        )
     bits = as_bits(left), as_bits(right)
     flat = int((bits[0] != bits[1]).reshape(-1).int().argmax())
     mask = (1 << 8 * left.element_size()) - 1
-    shown = [f"{float(t.reshape(-1)[flat]):.9e} (bits {int(b.reshape(-1)[flat]) & mask:#x})"
-             for t, b in zip((left, right), bits, strict=True)]
-    return Mismatch(name, second, f"{shown[0]} as on rank {first}", shown[1],
-                    local_index=unravel(flat, tuple(left.shape)), extent=f"ranks {extent}")
+    shown = [
+        f"{float(t.reshape(-1)[flat]):.9e} (bits {int(b.reshape(-1)[flat]) & mask:#x})"
+        for t, b in zip((left, right), bits, strict=True)
+    ]
+    return Mismatch(
+        name,
+        second,
+        f"{shown[0]} as on rank {first}",
+        shown[1],
+        local_index=unravel(flat, tuple(left.shape)),
+        extent=f"ranks {extent}",
+    )
 
 
 def _judge_touched(case: Case, expected: Expected, answers: Answers) -> Judgement:
@@ -149,18 +172,23 @@ def _judge_refusal(case: Case, expected: Expected, answers: Answers) -> Judgemen
 
 
 equals_unsharded = Claim(
-    "equals_unsharded", "output and parameters equal the oracle's, the output under its layout", _judge_outputs)
+    "equals_unsharded", "output and parameters equal the oracle's, the output under its layout", _judge_outputs
+)
 gradients_equal_unsharded = Claim(
-    "gradients_equal_unsharded", "gradients of inputs and parameters equal the oracle's", _judge_gradients)
-agrees_on_all_ranks = Claim(
-    "agrees_on_all_ranks", "what is replicated is bitwise equal on every rank", _judge_replicas)
+    "gradients_equal_unsharded", "gradients of inputs and parameters equal the oracle's", _judge_gradients
+)
+agrees_on_all_ranks = Claim("agrees_on_all_ranks", "what is replicated is bitwise equal on every rank", _judge_replicas)
 keeps_layout_of_parameter = Claim(
-    "keeps_layout_of_parameter", "parameters and gradients carry the layout of their parameter",
-    _judge_parameter_layouts)
+    "keeps_layout_of_parameter",
+    "parameters and gradients carry the layout of their parameter",
+    _judge_parameter_layouts,
+)
 does_not_touch_its_inputs = Claim(
-    "does_not_touch_its_inputs", "inputs, parameters and requires_grad flags are as before", _judge_touched)
+    "does_not_touch_its_inputs", "inputs, parameters and requires_grad flags are as before", _judge_touched
+)
 refuses = Claim(
-    "refuses", "a case outside the contract raises the same kind of error on every rank, none hangs", _judge_refusal)
+    "refuses", "a case outside the contract raises the same kind of error on every rank, none hangs", _judge_refusal
+)
 
 CLAIMS = {
     claim.name: claim

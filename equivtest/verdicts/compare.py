@@ -47,9 +47,7 @@ def compare(
     return verdicts
 
 
-def _judge_run(
-    subject: str, case: Case, draw: int, replies: Sequence[Reply], claim: Claim
-) -> Verdict | None:
+def _judge_run(subject: str, case: Case, draw: int, replies: Sequence[Reply], claim: Claim) -> Verdict | None:
     """The verdict on a run that did not end in answers, or that should not have."""
     cause = first_cause(replies)
     if cause is not None and cause.outcome == "misused":
@@ -89,7 +87,9 @@ def _tell(cause: Reply, replies: Sequence[Reply]) -> str:
 def _in_words(reply: Reply) -> str:
     words = {"answered": "answered", "lost": "was lost", "timed_out": "did not answer", "not_in_mesh": "took no part"}
     if reply.outcome == "raised":
-        return f"raised {reply.error_type}: {reply.error_text.strip().splitlines()[0] if reply.error_text.strip() else ''}"
+        return (
+            f"raised {reply.error_type}: {reply.error_text.strip().splitlines()[0] if reply.error_text.strip() else ''}"
+        )
     if reply.outcome == "not_supported":
         return f"cannot: {reply.detail}"
     return words.get(reply.outcome, reply.outcome)

@@ -50,7 +50,9 @@ def _describe(mismatch: Mismatch, verdict: Verdict) -> list[str]:
     where.append(mismatch.layout)
     rows = [("where", ", ".join(part for part in where if part))]
     by_value = verdict.kind == "value" and mismatch.local_index is not None
-    rows.append(("expected", mismatch.expected + ("   one process, exact" if by_value and not mismatch.allowed else "")))
+    rows.append(
+        ("expected", mismatch.expected + ("   one process, exact" if by_value and not mismatch.allowed else ""))
+    )
     rows.append(("actual", mismatch.actual + (f"   {verdict.case.dtype}" if by_value else "")))
     if by_value:
         rows.append(("error", _error(mismatch)))

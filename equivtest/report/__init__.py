@@ -1,0 +1,1 @@
+"""What a run has shown: counted, written for the terminal, and written to files."""

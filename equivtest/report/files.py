@@ -1,0 +1,97 @@
+"""The files of --report: for machines (JSON lines), for logs (text), for people (HTML)."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from equivtest.errors import BrokenSetup
+from equivtest.profiles import shard_kinds
+from equivtest.report.tally import CONCLUSIVE, Tally
+from equivtest.report.text import summarize, totals
+
+TEMPLATE = "report.html.jinja"
+SUMMARY_WIDTH = 120  # columns of summary.txt
+
+
+def write_report(
+    directory: Path,
+    environment: Mapping[str, Any],
+    tallies: Sequence[Tally],
+    lines: Iterable[str],
+    known: Sequence[Mapping[str, Any]],
+) -> None:
+    """Writes everything but junit.xml, which is pytest's own.
+
+    Args:
+        lines: Records, one JSON object each.
+        known: Known failures, as their items reported them.
+
+    Raises:
+        BrokenSetup: a file cannot be written.
+    """
+    seconds = float(environment["seconds"])
+    summary = summarize(tallies, seconds=seconds, known=known, width=SUMMARY_WIDTH)
+    texts = {
+        "verdicts.jsonl": "".join(f"{line}\n" for line in lines),
+        "summary.txt": "".join(f"{line}\n" for line in summary),
+        "environment.json": json.dumps(environment, indent=2) + "\n",
+        "report.html": as_html(environment, tallies, known),
+    }
+    for name, text in texts.items():
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            (directory / name).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise BrokenSetup(f"cannot write {directory / name}: {error.strerror or error}") from error
+
+
+def as_html(environment: Mapping[str, Any], tallies: Sequence[Tally], known: Sequence[Mapping[str, Any]]) -> str:
+    """One page that needs nothing else; every value is escaped."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    templates = Environment(
+        loader=PackageLoader("equivtest", "report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    return templates.get_template(TEMPLATE).render(
+        environment=environment,
+        totals="; ".join(totals(tallies, float(environment["seconds"]))),
+        properties=[
+            {
+                "tally": tally,
+                "claims": [(result, tally.kinds.get(result.claim, {})) for result in tally.claims()],
+                "grid": cell_grid(tally),
+            }
+            for tally in tallies
+        ],
+        known=known,
+        unsupported=[(tally, *row) for tally in tallies for row in unsupported_cells(tally)],
+    )
+
+
+def cell_grid(tally: Tally) -> dict[str, Any]:
+    """Conclusive and other verdicts by world size and dtype (down), shard kind (across)."""
+    sizes = sorted({size for size, _, _ in tally.cells})
+    dtypes = list(dict.fromkeys(dtype for _, dtype, _ in tally.cells))
+    kinds = ("any",) if tally.refuses_only else shard_kinds(max(sizes, default=1))
+    rows = []
+    for size in sizes:
+        possible = ("any",) if tally.refuses_only else shard_kinds(size)
+        for dtype in dtypes:
+            cells = [_cell(tally, (size, dtype, kind)) if kind in possible else None for kind in kinds]
+            rows.append((size, dtype, cells))
+    return {"kinds": kinds, "rows": rows}
+
+
+def _cell(tally: Tally, key: tuple[int, str, str]) -> tuple[int, int]:
+    counts = tally.cells.get(key, Counter())
+    conclusive = sum(counts[kind] for kind in CONCLUSIVE)
+    return conclusive, sum(counts.values()) - conclusive
+
+
+def unsupported_cells(tally: Tally) -> list[tuple[int, str, str, int]]:
+    """(world size, dtype, shard kind, verdicts) wherever the backend could not do what a case needs."""
+    return [(*cell, counts["not_supported"]) for cell, counts in sorted(tally.cells.items()) if counts["not_supported"]]

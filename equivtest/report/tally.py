@@ -1,0 +1,182 @@
+"""Counts of a run, one tally per property, fed with the records of each search as it ends."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from equivtest.profiles import shard_kinds
+from equivtest.verdicts.verdict import FAILURES
+
+FAILING = frozenset[str](FAILURES)
+CONCLUSIVE = FAILING | {"holds"}
+"""Kinds of verdict that say whether a claim holds."""
+
+Cell = tuple[int, str, str]
+"""(world size, dtype, shard kind) of a case; the shard kind is 'any' for a property of refusals."""
+
+NUM_SLOWEST = 3  # cases kept by each property
+
+
+@dataclass(frozen=True)
+class ClaimResult:
+    """What a run says about one claim of a property.
+
+    Attributes:
+        outcome: 'xfailed' where every failure was a known one and nothing else was judged.
+        text: Full messages of the failures, or why nothing was concluded.
+    """
+
+    claim: str
+    outcome: Literal["passed", "failed", "skipped", "xfailed"]
+    text: str = ""
+
+
+@dataclass
+class Tally:
+    """Everything counted of one property.
+
+    Attributes:
+        meta: The property, as `SearchItem.meta` gives it.
+        planned, done: Labels of searches.
+        layouts, draws: Distinct cases of each search; (case, draw) pairs.
+        world_sizes, dtypes, shard_kinds: Layouts by each.
+        modes: Draws by mode of values.
+        kinds: Claim -> verdicts by kind.
+        cells: Cell -> verdicts by kind.
+        reasons: Claim -> reasons of known failures.
+        failures: Shrunk failures, in order of arrival.
+        slowest: (seconds, code of the case), the slowest first.
+    """
+
+    meta: dict[str, Any]
+    planned: tuple[str, ...] = ()
+    done: set[str] = field(default_factory=set)
+    layouts: int = 0
+    draws: int = 0
+    refused: int = 0
+    world_sizes: Counter[int] = field(default_factory=Counter)
+    dtypes: Counter[str] = field(default_factory=Counter)
+    shard_kinds: Counter[str] = field(default_factory=Counter)
+    modes: Counter[str] = field(default_factory=Counter)
+    kinds: defaultdict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    cells: defaultdict[Cell, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    reasons: defaultdict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    failures: list[dict[str, Any]] = field(default_factory=list)
+    slowest: list[tuple[float, str]] = field(default_factory=list)
+
+    @property
+    def id(self) -> str:
+        """Node id under which the property's claims are reported."""
+        return f"{self.meta['path']}::{self.meta['name']}"
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every planned search has ended with findings."""
+        return bool(self.planned) and self.done >= set(self.planned)
+
+    @property
+    def refuses_only(self) -> bool:
+        """Whether the property is about cases outside the contract."""
+        return list(self.meta["claims"]) == ["refuses"]
+
+    def add(self, label: str, records: Iterable[Mapping[str, Any]], failures: Iterable[dict[str, Any]]) -> None:
+        """Counts what one search has found."""
+        self.done.add(label)
+        self.failures += failures
+        busy_s: dict[str, float] = {}
+        for record in records:
+            key = json.dumps(record["case"])
+            if key not in busy_s:
+                self.layouts += 1
+                self.world_sizes[record["world_size"]] += 1
+                self.dtypes[record["dtype"]] += 1
+                self.shard_kinds[record["shard_kind"]] += 1
+            busy_s[key] = max(busy_s.get(key, 0.0), record["busy_s"])
+            self._add_verdicts(record)
+        cases = [(seconds, case_code(json.loads(key))) for key, seconds in busy_s.items()]
+        self.slowest = sorted([*self.slowest, *cases], reverse=True)[:NUM_SLOWEST]
+
+    def _add_verdicts(self, record: Mapping[str, Any]) -> None:
+        self.draws += 1
+        self.modes[record["mode"]] += 1
+        cell = (record["world_size"], record["dtype"], "any" if self.refuses_only else record["shard_kind"])
+        for claim, kind in record["verdicts"].items():
+            self.kinds[claim][kind] += 1
+            self.cells[cell][kind] += 1
+        for claim, reason in record.get("known", {}).items():
+            self.reasons[claim][reason] += 1
+        self.refused += record["verdicts"].get("refuses") == "holds"
+
+    def total(self, *kinds: str) -> int:
+        """Verdicts of these kinds over all claims; of every kind where none is named."""
+        return sum(n for counts in self.kinds.values() for kind, n in counts.items() if not kinds or kind in kinds)
+
+    @property
+    def judged(self) -> int:
+        """Claims that were judged: held, failed or came out inconclusive."""
+        return self.total(*CONCLUSIVE, "inconclusive")
+
+    def claims(self) -> list[ClaimResult]:
+        """One result per claim of the property, in the property's order."""
+        names = dict.fromkeys([*self.meta["claims"], *self.kinds])
+        return [self._claim(name) for name in names]
+
+    def _claim(self, name: str) -> ClaimResult:
+        counts = self.kinds.get(name, Counter())
+        failures = [failure["message"] for failure in self.failures if failure["claim"] == name]
+        if failures or counts.keys() & FAILING:
+            text = "\n\n".join(dict.fromkeys(failures)) or f"{name} does not hold: {describe(counts)}"
+            return ClaimResult(name, "failed", text)
+        if not self.is_complete:
+            ended = len(self.done & set(self.planned))
+            return ClaimResult(name, "skipped", f"not finished: {ended} of {len(self.planned)} searches ended")
+        if not counts:
+            return ClaimResult(name, "skipped", "not run: no case was judged")
+        if counts["holds"]:
+            return ClaimResult(name, "passed")
+        if counts.keys() == {"known"}:
+            return ClaimResult(name, "xfailed", "; ".join(self.reasons[name]))
+        return ClaimResult(name, "skipped", f"no conclusive verdict: {describe(counts)}")
+
+    def required_cells(self, dtypes: Iterable[str]) -> list[Cell]:
+        """The cells in which a conformance run has to reach conclusive verdicts."""
+        sizes = sorted({int(label.partition("-")[0].removeprefix("w")) for label in self.planned})
+        return [
+            (size, dtype, kind)
+            for size in sizes
+            for dtype in dtypes
+            for kind in (("any",) if self.refuses_only else shard_kinds(size))
+        ]
+
+    def holes(self, dtypes: Iterable[str]) -> list[str]:
+        """What is wrong with each required cell that is empty or mostly without a conclusion."""
+        found = []
+        for cell in self.required_cells(dtypes):
+            counts = self.cells.get(cell, Counter())
+            conclusive = sum(counts[kind] for kind in CONCLUSIVE)
+            open_ = counts["inconclusive"] + counts["not_supported"]
+            if conclusive == 0 or open_ > conclusive:
+                size, dtype, kind = cell
+                found.append(f"world size {size}, {dtype}, {kind} shards: {describe(counts) or 'no case'}")
+        return found
+
+
+def describe(counts: Mapping[str, int]) -> str:
+    """'12 holds, 3 inconclusive', most frequent first."""
+    ordered = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
+    return ", ".join(f"{count:,} {kind.replace('_', ' ')}" for kind, count in ordered if count)
+
+
+def case_code(data: Mapping[str, Any]) -> str:
+    """A written case as the code that makes it."""
+    fields = ", ".join(f"{name}={_as_code(value)!r}" for name, value in data["fields"].items())
+    return f"{data['type']}({fields})"
+
+
+def _as_code(value: Any) -> Any:
+    """JSON has lists where a case has tuples."""
+    return tuple(_as_code(item) for item in value) if isinstance(value, list) else value

@@ -1,0 +1,125 @@
+"""The summary of a run as plain text: at the end of the terminal's output and in summary.txt."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from equivtest.profiles import SHARD_KINDS
+from equivtest.report.tally import FAILING, Tally
+
+NUM_SLOWEST = 3
+SHORT_DTYPES = {"float32": "f32", "float64": "f64", "bfloat16": "bf16", "float16": "f16"}
+
+
+def summarize(
+    tallies: Sequence[Tally], *, seconds: float, known: Sequence[Mapping[str, Any]] = (), width: int = 100
+) -> list[str]:
+    """The lines of the summary; none where no property was searched."""
+    if not tallies:
+        return []
+    notes = [f"values  {tally.meta['name']}: {_shares_text(tally.modes)}" for tally in tallies if len(tally.modes) > 1]
+    notes += [f"slow    {line}" for line in _slowest(tallies)]
+    notes += [line for tally in tallies for line in _not_passed(tally)]
+    notes += [f"known   {entry['id']}: {entry['state']}: {entry['reason']}" for entry in known]
+    notes = [_cut(line, width) for line in notes]
+    return [*_counts_table(tallies), "", *_coverage_table(tallies), "", *notes, "", *totals(tallies, seconds)]
+
+
+def totals(tallies: Iterable[Tally], seconds: float) -> list[str]:
+    """How much was done, and what came of it: one line each."""
+    tallies = list(tallies)
+    outcomes = Counter[str](result.outcome for tally in tallies for result in tally.claims())
+    words = {"passed": "hold", "failed": "failed", "xfailed": "known to fail", "skipped": "open"}
+    verdicts = {
+        "failed": FAILING, "known": {"known"}, "inconclusive": {"inconclusive"}, "not supported": {"not_supported"},
+    }  # fmt: skip
+    return [
+        f"{sum(t.layouts for t in tallies):,} layouts, {sum(t.draws for t in tallies):,} verdicts (layout x values), "
+        f"{sum(t.judged for t in tallies):,} claims judged in {seconds:.0f} s",
+        ", ".join(f"{sum(t.total(*kinds) for t in tallies):,} {word}" for word, kinds in verdicts.items())
+        + f"; of {outcomes.total()} claims "
+        + ", ".join(f"{outcomes[outcome]} {word}" for outcome, word in words.items() if outcomes[outcome]),
+    ]
+
+
+def _not_passed(tally: Tally) -> list[str]:
+    """What was neither found right nor wrong, claims of one reason together."""
+    by_reason: dict[str, list[str]] = {}
+    for result in tally.claims():
+        if result.outcome in ("skipped", "xfailed"):
+            word = "known" if result.outcome == "xfailed" else "open"
+            by_reason.setdefault(f"{word:<7} {tally.meta['name']}: {result.text}", []).append(result.claim)
+    return [f"{reason}: {', '.join(claims)}" for reason, claims in by_reason.items()]
+
+
+def _counts_table(tallies: Sequence[Tally]) -> list[str]:
+    """One row per property; columns of rare outcomes only where there is one."""
+    columns: list[tuple[str, list[int], bool]] = [
+        ("layouts", [t.layouts for t in tallies], True),
+        ("draws", [t.draws for t in tallies], True),
+        ("claims", [t.judged for t in tallies], True),
+        ("failed", [t.total(*FAILING) for t in tallies], True),
+        ("refused", [t.refused for t in tallies], True),
+        ("known", [t.total("known") for t in tallies], False),
+        ("inconcl", [t.total("inconclusive") for t in tallies], False),
+        ("unsupp", [t.total("not_supported") for t in tallies], False),
+    ]
+    shown = [["property", *(tally.meta["name"] for tally in tallies), "all"]]
+    shown += [
+        [title, *(f"{count:,}" for count in (*counts, sum(counts)))]
+        for title, counts, always in columns
+        if always or any(counts)
+    ]
+    return aligned(list(zip(*shown, strict=True)))
+
+
+def _coverage_table(tallies: Sequence[Tally]) -> list[str]:
+    """Layouts by world size; shares of dtypes and shard kinds in %."""
+    sizes = sorted({size for tally in tallies for size in tally.world_sizes})
+    dtypes = [name for name in SHORT_DTYPES if any(tally.dtypes[name] for tally in tallies)]
+    whole = Tally({"name": "all"})
+    for tally in tallies:
+        whole.layouts += tally.layouts
+        whole.world_sizes += tally.world_sizes
+        whole.dtypes += tally.dtypes
+        whole.shard_kinds += tally.shard_kinds
+    rows = [("", *(f"w{size}" for size in sizes), *(SHORT_DTYPES[name] for name in dtypes), *SHARD_KINDS)]
+    rows += [
+        (
+            tally.meta["name"],
+            *(str(tally.world_sizes[size]) for size in sizes),
+            *(_percent(tally.dtypes[name], tally.layouts) for name in dtypes),
+            *(_percent(tally.shard_kinds[kind], tally.layouts) for kind in SHARD_KINDS),
+        )
+        for tally in [*tallies, whole]
+    ]
+    return ["layouts by world size, and shares of dtypes and shards in %", *aligned(rows)]
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows as columns: the first to the left, the others to the right."""
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    return [
+        " ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))])
+        for row in rows
+    ]
+
+
+def _slowest(tallies: Sequence[Tally]) -> list[str]:
+    found = [(seconds, tally.meta["subject"], case) for tally in tallies for seconds, case in tally.slowest]
+    return [f"{seconds:.2f} s {subject} {case}" for seconds, subject, case in sorted(found, reverse=True)[:NUM_SLOWEST]]
+
+
+def _shares_text(counts: Mapping[str, int]) -> str:
+    total = sum(counts.values())
+    return ", ".join(f"{name} {_percent(counts[name], total)} %" for name in sorted(counts))
+
+
+def _percent(part: int, whole: int) -> str:
+    return str(round(100 * part / whole)) if whole else "-"
+
+
+def _cut(line: str, width: int) -> str:
+    return line if len(line) <= width else line[: width - 3] + "..."

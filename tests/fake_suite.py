@@ -1,0 +1,151 @@
+"""A suite of properties whose searches, ranks and backends are made up, for tests of the plugin."""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+import pytest
+
+CONFTEST = """
+import sys, time, types
+from dataclasses import dataclass
+from pathlib import Path
+
+from equivtest.errors import BrokenSetup, Misuse
+from equivtest.options import pytest_addoption
+
+LOG = Path(__file__).with_name("log")
+
+
+def log(line):
+    with LOG.open("a") as file:
+        file.write(line + "\\n")
+
+
+@dataclass(frozen=True)
+class Chunk:
+    world_size: int
+    dtypes: tuple
+    index: int
+    num_cases: int
+    seed: str = "gate"
+
+
+@dataclass(frozen=True)
+class Findings:
+    records: list
+    failures: list
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Backend:
+    name: str = "gloo"
+    device: str = "cpu"
+    imports: tuple = ()
+
+    def validate(self):
+        if self.name != "gloo":
+            raise Misuse(f"torch has no backend {self.name!r} here")
+
+
+class Pool:
+    def __init__(self, backend):
+        log("pool opened")
+
+    def run(self, subject, case, **kwargs):
+        return ["reply"]
+
+    def close(self):
+        log("pool closed")
+
+
+def record(subject, chunk, dtype, kind, verdicts):
+    case = {"schema": 1, "type": "FakeCase", "fields": {"world_size": chunk.world_size, "dtype": dtype, "kind": kind}}
+    return {"schema": 1, "subject": subject, "case": case, "draw": 0, "mode": "dense", "seed": 0,
+            "world_size": chunk.world_size, "dtype": dtype, "shard_kind": kind, "verdicts": verdicts,
+            "known": {}, "busy_s": 0.01}
+
+
+def search(prop, chunk, pool, known, failures_dir):
+    log(f"search {prop.subject} w{chunk.world_size} {chunk.seed}")
+    subject, _, trait = prop.subject.partition("_")
+    if trait == "misused" and chunk.world_size == 1:
+        raise Misuse("the subject answers a name that nobody asked for")
+    if trait == "broken":
+        raise BrokenSetup("no rank started")
+    if trait == "crashes" and chunk.world_size == 2:
+        raise RuntimeError("a bug of the harness")
+    if trait == "hangs":
+        log("hanging")
+        time.sleep(60)
+    if trait == "slow":
+        time.sleep(0.05)
+    if trait == "silent":
+        return Findings([], [], 0.0)
+    fails = trait == "wrong" and chunk.world_size == 3
+    kind_of = {claim.name: "holds" for claim in prop.claims}
+    if fails:
+        kind_of["equals_unsharded"] = "value"
+    if trait in ("inconclusive", "not_supported", "known"):
+        kind_of = dict.fromkeys(kind_of, trait)
+    kinds = ("even", "uneven", "empty") if chunk.world_size > 1 and trait != "even" else ("even",)
+    records = [record(prop.subject, chunk, dtype, kind, kind_of) for dtype in chunk.dtypes for kind in kinds]
+    failure = {"subject": prop.subject, "claim": "equals_unsharded", "kind": "value", "case": "FakeCase()",
+               "replay": str(failures_dir / "f.json"),
+               "message": f"ValueMismatch: {prop.subject}: output differs from the oracle\\n  where     rank 2 of 3"}
+    return Findings(records, [failure] if fails else [], 0.1)
+
+
+def judge(subject, case, pool, claims):
+    log(f"judge {subject} {claims[0].name}")
+    return [types.SimpleNamespace(claim=claims[0].name, kind="holds" if case.bias else "layout")]
+
+
+def fake(name, **members):
+    module = types.ModuleType(name)
+    vars(module).update(members)
+    sys.modules[name] = module
+
+
+fake("equivtest.search", Chunk=Chunk, Findings=Findings, search=search)
+fake("equivtest.ranks.pool", Pool=Pool)
+fake("equivtest.ranks.backend", Backend=Backend)
+fake("equivtest.check", judge=judge)
+"""
+
+PROPERTIES = """
+from types import SimpleNamespace
+
+from equivtest.property import Property
+
+CLAIMS = tuple(SimpleNamespace(name=name) for name in ("equals_unsharded", "agrees_on_all_ranks"))
+
+def make(subject):
+    return Property(subject=subject, statement="It is.", source="here", cases=None, claims=CLAIMS)
+
+"""
+
+
+def make_suite(pytester: pytest.Pytester, *subjects: str) -> None:
+    """Writes a suite with one property per subject; what is behind the first '_' says how it behaves."""
+    pytester.makeconftest(CONFTEST)
+    pytester.makepyfile(test_fake=PROPERTIES + "".join(f"{name} = make({name!r})\n" for name in subjects))
+
+
+def plugin_args() -> list[str]:
+    """What makes pytest load the plugin where the package is not installed."""
+    installed = any(point.value == "equivtest.plugin" for point in metadata.entry_points(group="pytest11"))
+    return [] if installed else ["-p", "equivtest.plugin"]
+
+
+def run_suite(pytester: pytest.Pytester, *args: str, subprocess: bool = False) -> pytest.RunResult:
+    """pytest on the suite; in a process of its own where asked for or where xdist needs one."""
+    run = pytester.runpytest_subprocess if subprocess else pytester.runpytest_inprocess
+    return run(*plugin_args(), "-p", "no:cacheprovider", "--import-mode=importlib", *args)
+
+
+def log_of(pytester: pytest.Pytester) -> list[str]:
+    """What the made-up searches and pools wrote down."""
+    path = pytester.path / "log"
+    return path.read_text().splitlines() if path.exists() else []

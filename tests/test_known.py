@@ -1,0 +1,188 @@
+"""Known failures: what the file may say, and which cases an entry covers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from equivtest.cases.linear import LinearCase
+from equivtest.errors import Misuse
+from equivtest.known import SHIPPED, KnownFailures
+
+CASE = LinearCase(style="rowwise", world_size=3, in_features=2, requires_grad=("x", "weight"))
+FIELDS = {
+    "subject": "'rowwise_linear'",
+    "claim": "'keeps_layout_of_parameter'",
+    "kind": "'layout'",
+    "where": "[['in_features', '<', {field = 'world_size'}]]",
+    "case": "\"LinearCase(style='rowwise', world_size=2)\"",
+    "reason": "'the gradient is replicated'",
+}
+
+
+def load(tmp_path: Path, **fields: str | None) -> KnownFailures:
+    """The entries of a file with one entry: FIELDS, changed; None leaves a field out."""
+    lines = [f"{name} = {value}" for name, value in (FIELDS | fields).items() if value is not None]
+    path = tmp_path / "known.toml"
+    path.write_text("\n".join(["[[known_failure]]", *lines]))
+    return KnownFailures.load(path)
+
+
+def find(known: KnownFailures, case: LinearCase = CASE, claim: str = "keeps_layout_of_parameter") -> bool:
+    return known.match("rowwise_linear", claim, case) is not None
+
+
+def test_shipped_file_is_valid() -> None:
+    KnownFailures.load(SHIPPED)
+
+
+def test_entry_covers_cases_that_meet_its_conditions(tmp_path: Path) -> None:
+    assert find(load(tmp_path))
+
+
+def test_entry_covers_no_other_case(tmp_path: Path) -> None:
+    assert not find(load(tmp_path), LinearCase(style="rowwise", world_size=2, in_features=2))
+
+
+def test_entry_covers_no_other_subject(tmp_path: Path) -> None:
+    assert load(tmp_path).match("colwise_linear", "keeps_layout_of_parameter", CASE) is None
+
+
+def test_entry_covers_no_other_claim(tmp_path: Path) -> None:
+    assert not find(load(tmp_path), claim="equals_unsharded")
+
+
+def test_entry_covers_no_other_kind(tmp_path: Path) -> None:
+    assert load(tmp_path).match("rowwise_linear", "keeps_layout_of_parameter", CASE, "value") is None
+
+
+OTHER = LinearCase(
+    style="rowwise", world_size=2, in_features=3, dtype="float64", bias=True, requires_grad=("x", "weight", "bias")
+)
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "['in_features', '==', 2]",
+        "['in_features', '!=', 3]",
+        "['in_features', '<', 3]",
+        "['in_features', '<=', 2]",
+        "['world_size', '>', 2]",
+        "['world_size', '>=', 3]",
+        "['dtype', 'in', ['bfloat16', 'float32']]",
+        "['requires_grad', '==', ['x', 'weight']]",
+        "['shard_kind', '==', 'empty']",
+        "['world_size', '>', {field = 'in_features'}]",
+    ],
+)
+def test_condition_tells_cases_apart(tmp_path: Path, condition: str) -> None:
+    known = load(tmp_path, where=f"[{condition}]", case=f'"{CASE!r}"')
+
+    assert (find(known, CASE), find(known, OTHER)) == (True, False)
+
+
+def test_contains_looks_into_a_tuple(tmp_path: Path) -> None:
+    known = load(tmp_path, where="[['requires_grad', 'contains', 'bias']]", case=f'"{OTHER!r}"')
+
+    assert (find(known, CASE), find(known, OTHER)) == (False, True)
+
+
+def test_all_conditions_must_hold(tmp_path: Path) -> None:
+    where = "[['world_size', '==', 3], ['bias', '==', false]]"
+    known = load(tmp_path, where=where, case=f'"{CASE!r}"')
+
+    assert not find(known, LinearCase(style="rowwise", world_size=3, bias=True))
+
+
+def test_no_condition_covers_every_case(tmp_path: Path) -> None:
+    assert find(load(tmp_path, where="[]"), OTHER)
+
+
+def test_condition_on_a_field_of_another_class_does_not_hold(tmp_path: Path) -> None:
+    known = load(
+        tmp_path,
+        where="[['misfit', '==', 'dtype']]",
+        case="\"RefusedLinearCase(style='rowwise', world_size=2, misfit='dtype')\"",
+    )
+
+    assert not find(known)
+
+
+@pytest.mark.parametrize("kind", ["raised", "lost", "timed_out"])
+def test_entry_about_the_run_keeps_its_cases_from_running(tmp_path: Path, kind: str) -> None:
+    assert load(tmp_path, kind=f"'{kind}'").forbids_run("rowwise_linear", CASE) is not None
+
+
+def test_entry_about_the_run_concerns_every_claim(tmp_path: Path) -> None:
+    assert find(load(tmp_path, kind="'raised'"), claim="equals_unsharded")
+
+
+def test_entry_about_a_claim_lets_its_cases_run(tmp_path: Path) -> None:
+    assert load(tmp_path).forbids_run("rowwise_linear", CASE) is None
+
+
+def test_entry_of_another_release_is_inactive(tmp_path: Path) -> None:
+    assert not load(tmp_path, versions="{torch = '<1'}").entries
+
+
+def test_entry_of_a_missing_distribution_is_inactive(tmp_path: Path) -> None:
+    assert not load(tmp_path, versions="{no-such-distribution = '>=1'}").entries
+
+
+def test_entry_of_this_release_is_active(tmp_path: Path) -> None:
+    assert load(tmp_path, versions="{torch = '>=2'}").entries
+
+
+def test_entries_are_numbered_by_subject(tmp_path: Path) -> None:
+    load(tmp_path)
+    path = tmp_path / "known.toml"
+    text = path.read_text()
+    path.write_text("\n".join([text, text.replace("rowwise_linear", "mine:linear"), text]))
+
+    ids = [entry.id for entry in KnownFailures.load(path).entries]
+
+    assert ids == [f"known_failures::{name}" for name in ("rowwise_linear::1", "mine:linear::1", "rowwise_linear::2")]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"subject": None}, "entry 1: .* required field `subject`"),
+        ({"subject": "''"}, "entry 1: subject: must not be empty"),
+        ({"reason": "' '"}, "entry 1: reason: must not be empty"),
+        ({"claim": "'is_fine'"}, "entry 1: claim: must be one of equals_unsharded, .*, got 'is_fine'"),
+        ({"kind": "'holds'"}, "entry 1: kind: must be one of value, .*, got 'holds'"),
+        ({"kind": "3"}, "entry 1: Expected `str`, got `int` - at `.*kind`"),
+        ({"owner": "'me'"}, "entry 1: .* unknown field `owner`"),
+        ({"where": "[['in_features', '<']]"}, "entry 1: Expected `array` of length 3, got 2 - at `.*where"),
+        ({"where": "[['in_features', '~', 3]]"}, "entry 1: where: operator must be one of .*, got '~'"),
+        ({"where": "[['size', '<', 3]]"}, "entry 1: where: LinearCase has no field or property 'size'"),
+        ({"where": "[['shapes', '==', 3]]"}, "entry 1: where: LinearCase has no field or property 'shapes'"),
+        ({"where": "[['dtype', '==', {name = 'x'}]]"}, "entry 1: where: right side must be a literal or .*"),
+        ({"where": "[['dtype', '==', {field = 'x'}]]"}, "entry 1: where: LinearCase has no field or property 'x'"),
+        ({"where": "[['in_features', '<', 'two']]"}, "entry 1: known_failures::.*: where: '<' not supported"),
+        ({"where": "[['in_features', '>', 7]]"}, "entry 1: where: does not hold of the entry's own case"),
+        ({"case": "'LinearCase('"}, "entry 1: case: not the code of a case"),
+        ({"case": "\"LinearCase(style='rowwise', world_size=0)\""}, "entry 1: case: .*world_size must be in 1..64"),
+        ({"versions": "{torch = '2.13'}"}, "entry 1: versions: torch: Invalid specifier"),
+    ],
+)
+def test_mistakes_name_the_entry_and_the_field(tmp_path: Path, fields: dict[str, str | None], message: str) -> None:
+    with pytest.raises(Misuse, match=message):
+        load(tmp_path, **fields)
+
+
+@pytest.mark.parametrize("text", ["known_failure = 3", "[[known_failures]]", "not toml"])
+def test_file_of_another_form_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "known.toml"
+    path.write_text(text)
+
+    with pytest.raises(Misuse, match=r"known failures: .*known\.toml"):
+        KnownFailures.load(path)
+
+
+def test_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Misuse, match="cannot read"):
+        KnownFailures.load(tmp_path / "no.toml")

@@ -1,0 +1,471 @@
+"""The plugin: items, claims as tests, options, known failures, exit codes."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from xml.etree import ElementTree
+
+import hypothesis  # noqa: F401  (what runs in this process import is dropped behind each, and torch dies of it)
+import pytest
+
+import equivtest.items
+import equivtest.session
+import equivtest.verdicts.claims  # noqa: F401
+from equivtest import plugin
+from equivtest.settings import Settings
+from tests.fake_suite import log_of, make_suite, plugin_args, run_suite
+
+W3 = ("--world-sizes", "3")
+
+
+def test_import_of_plugin_imports_neither_torch_nor_hypothesis() -> None:
+    code = "import sys, equivtest.plugin; print({'torch', 'hypothesis', 'numpy'} & set(sys.modules))"
+
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert found.stdout.strip() == "set()"
+
+
+def test_run_without_properties_shows_nothing_of_us(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("def test_it(): pass")
+
+    result = run_suite(pytester)
+
+    assert result.ret == 0
+    assert "equivtest" not in re.sub("plugins: .*|rootdir: .*", "", result.stdout.str())
+
+
+def test_run_without_properties_imports_no_torch(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("import sys\ndef test_it(): assert 'torch' not in sys.modules")
+
+    assert run_suite(pytester, subprocess=True).ret == 0
+
+
+def test_property_needs_no_options(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a")
+    conftest = pytester.path / "conftest.py"
+    conftest.write_text(conftest.read_text().replace("from equivtest.options import pytest_addoption", ""))
+
+    result = run_suite(pytester, "-v")
+
+    result.stdout.fnmatch_lines(["test_fake.py::a::equals_unsharded PASSED*"])
+
+
+def test_items_are_named_by_property_world_size_and_index(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a")
+
+    result = run_suite(pytester, "--collect-only", "-q", "--profile=conformance", *W3)
+
+    result.stdout.fnmatch_lines(["test_fake.py::a[[]w3-0]"])
+
+
+def test_items_are_ordered_by_world_size_behind_other_tests(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a", "b")
+    pytester.makepyfile(test_later="def test_it(): pass")
+
+    result = run_suite(pytester, "--collect-only", "-q", "--world-sizes", "2,1")
+
+    names = [line.split("::")[1] for line in result.outlines if "::" in line]
+    assert names == ["test_it", "a[w1-0]", "b[w1-0]", "a[w2-0]", "b[w2-0]"]
+
+
+def test_dash_k_chooses_searches(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a")
+
+    run_suite(pytester, "-k", "w2")
+
+    assert [line for line in log_of(pytester) if "search" in line] == ["search a w2 gate"]
+
+
+def test_every_claim_is_a_test_of_its_own(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a")
+
+    result = run_suite(pytester, "-v", *W3)
+
+    result.stdout.fnmatch_lines(
+        ["test_fake.py::a::equals_unsharded PASSED*", "test_fake.py::a::agrees_on_all_ranks PASSED*"]
+    )
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_claims_end_alike_with_and_without_xdist(pytester: pytest.Pytester, workers: str) -> None:
+    make_suite(pytester, "a", "b_wrong")
+
+    result = run_suite(pytester, "-n", workers, subprocess=True)
+
+    # 8 searches and 4 claims, of which a search and its claim fail
+    result.assert_outcomes(passed=10, failed=2)
+
+
+def test_failed_claim_shows_the_whole_message(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a_wrong")
+
+    result = run_suite(pytester)
+
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(
+        ["*a_wrong: equals_unsharded*", "ValueMismatch: a_wrong: output differs from *", "  where *rank 2 of 3"]
+    )
+
+
+def test_failed_search_names_claim_and_kind_only(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a_wrong")
+
+    result = run_suite(pytester)
+
+    result.stdout.fnmatch_lines(["*a_wrong[[]w3-0]*", "equals_unsharded: value", "*a_wrong: equals_unsharded*"])
+
+
+def test_failed_claim_leaves_its_neighbour_passed(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a_wrong")
+
+    result = run_suite(pytester, "-v")
+
+    result.stdout.fnmatch_lines(["*::a_wrong::equals_unsharded FAILED*", "*::a_wrong::agrees_on_all_ranks PASSED*"])
+
+
+def test_property_without_a_case_is_not_run(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a_silent")
+
+    result = run_suite(pytester, "-rs")
+
+    result.assert_outcomes(skipped=6)
+    result.stdout.fnmatch_lines(["SKIPPED * not run: no case was judged"])
+
+
+def test_claims_of_a_property_that_did_not_finish_are_open(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a_crashes")
+
+    result = run_suite(pytester, "-rs")
+
+    result.assert_outcomes(passed=3, failed=1, skipped=2)
+    result.stdout.fnmatch_lines(["SKIPPED * not finished: 3 of 4 searches ended"])
+
+
+def test_claims_of_a_property_that_never_began_are_open(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a_wrong", "b")
+
+    result = run_suite(pytester, "-x", "-v", "-n1", "--maxschedchunk=1", "--world-sizes=3", subprocess=True)
+
+    result.stdout.fnmatch_lines(["test_fake.py::b::equals_unsharded SKIPPED*"])
+
+
+def test_run_without_a_conclusive_verdict_is_no_success(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a_not_supported")
+
+    result = run_suite(pytester)
+
+    assert result.ret == 2
+    result.stdout.fnmatch_lines(["equivtest: no verdict of this run is conclusive: nothing is proven"])
+
+
+def test_known_failures_alone_are_reported_as_xfailed(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a_known", "b")
+
+    result = run_suite(pytester, *W3)
+
+    result.assert_outcomes(passed=3, skipped=1, xfailed=2)
+
+
+def test_junit_has_one_case_per_claim(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a_wrong")
+
+    run_suite(pytester, "--junitxml=j.xml")
+
+    cases = ElementTree.parse(pytester.path / "j.xml").iter("testcase")
+    claims = [(case.get("name"), len(case)) for case in cases if case.get("classname") == "test_fake.a_wrong"]
+    assert claims == [("equals_unsharded", 1), ("agrees_on_all_ranks", 0)]
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize(
+    ("subject", "message"),
+    [("a_misused", "Misuse: the subject answers a name"), ("a_broken", "BrokenSetup: no rank started")],
+)
+def test_what_no_item_can_survive_ends_the_session(
+    pytester: pytest.Pytester, subject: str, message: str, workers: str
+) -> None:
+    make_suite(pytester, subject)
+
+    result = run_suite(pytester, "-n", workers, subprocess=True)
+
+    assert result.ret == 2
+    assert result.stdout.str().count(message) == 1
+    assert "Traceback" not in result.stdout.str() + result.stderr.str()
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--profile=fast"], "--profile: unknown profile 'fast'; use one of smoke, gate, soak, conformance"),
+        (["--world-sizes=2,0"], "--world-sizes: a world size must be in 1..64, got '0'"),
+        (["--world-sizes=65"], "--world-sizes: a world size must be in 1..64, got '65'"),
+        (["--world-sizes=two"], "--world-sizes: a world size must be in 1..64, got 'two'"),
+        (["--dtypes=int8"], "--dtypes: unknown dtype 'int8'; *"),
+        (["--dtypes=float32,,float64"], "--dtypes: expected values separated by commas, *"),
+        (["--subjects=b"], "--subjects: no property judges 'b'; use one of a"),
+        (["--subjects=a=b"], "--subjects: expected NAME or NAME=package.module:function, got 'a=b'"),
+        (["--known-failures=no.toml"], "--known-failures: no such file: no.toml *"),
+        (["--known-failures=conftest.py"], "known failures: cannot read *"),
+        (["--max-time=5"], "--max-time goes with --profile soak only, *"),
+        (["--profile=soak", "--max-time=-1"], "--max-time: expected seconds greater than 0, got '-1'"),
+        (["--report=conftest.py"], "--report: cannot write to *"),
+        (["--backend=nope"], "torch has no backend 'nope' here"),
+    ],
+)
+def test_misuse_is_one_line_before_anything_runs(pytester: pytest.Pytester, args: list[str], message: str) -> None:
+    make_suite(pytester, "a")
+
+    result = run_suite(pytester, *args)
+
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"ERROR: equivtest: {message}"])
+    assert log_of(pytester) == []
+
+
+def test_unknown_subject_under_xdist_ends_the_session(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a")
+
+    result = run_suite(pytester, "--subjects=b", "-n1", subprocess=True)
+
+    assert result.ret == 2
+    result.stdout.fnmatch_lines(["*equivtest: Misuse: --subjects: no property judges 'b'; use one of a*"])
+
+
+def test_subjects_choose_properties(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a", "b")
+
+    run_suite(pytester, "--subjects=b", *W3)
+
+    assert [line for line in log_of(pytester) if "search" in line] == ["search b w3 gate"]
+
+
+def test_another_implementation_is_judged_under_a_property(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a")
+
+    result = run_suite(pytester, "--subjects=a=mine.linear:rowwise", "-v", *W3)
+
+    assert "search mine.linear:rowwise w3 gate" in log_of(pytester)
+    result.stdout.fnmatch_lines(["test_fake.py::a::equals_unsharded PASSED*"])
+
+
+def test_options_may_be_added_twice(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a")
+
+    assert run_suite(pytester, "-p", "equivtest.options", "--profile=smoke").ret == 0
+
+
+def test_header_says_what_the_run_is_about(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a")
+
+    result = run_suite(pytester, "--known-failures=none", *W3)
+
+    result.stdout.fnmatch_lines(
+        ["equivtest *: torch 2*, backend gloo on cpu, 0 known failures", "equivtest profile gate: fixed seeds; *s 3; *"]
+    )
+
+
+def test_conformance_requires_every_cell(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a_even")
+
+    result = run_suite(pytester, "--profile=conformance", "--world-sizes=1,2", "--dtypes=float32")
+
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(
+        ["*required cells without a conclusion:", "  world size 2, float32, uneven shards: no case"]
+    )
+
+
+def test_conformance_passes_with_every_cell(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a")
+
+    result = run_suite(pytester, "--profile=conformance", "-v")
+
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["test_fake.py::a::coverage PASSED*"])
+
+
+def test_soak_repeats_with_fresh_seeds_until_the_time_is_up(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a_slow")
+
+    result = run_suite(pytester, "--profile=soak", "--max-time=0.4", "--world-sizes=2,3")
+
+    seeds = [line.split()[-1] for line in log_of(pytester) if "w3" in line]
+    seed = re.search("fresh seed (\\w+), 0 s", result.stdout.str())
+    assert seed is not None
+    assert len(seeds) > 1
+    assert seeds == [f"{seed[1]}-{count}" for count in range(len(seeds))]
+
+
+def test_soak_has_one_seed_for_all_workers(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a_slow", "b_slow")
+
+    run_suite(pytester, "--profile=soak", "--max-time=0.1", "-n2", subprocess=True)
+
+    assert len({line.split()[-1].partition("-")[0] for line in log_of(pytester) if "search" in line}) == 1
+
+
+def test_report_has_every_file(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a_wrong")
+
+    run_suite(pytester, "--report=out")
+
+    found = {path.name for path in (pytester.path / "out").iterdir()}
+    assert found == {"verdicts.jsonl", "junit.xml", "summary.txt", "report.html", "environment.json"}
+
+
+def test_junitxml_of_the_user_wins(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a")
+
+    run_suite(pytester, "--report=out", "--junitxml=mine.xml", *W3)
+
+    assert (pytester.path / "mine.xml").exists()
+    assert not (pytester.path / "out" / "junit.xml").exists()
+
+
+def test_report_that_cannot_be_written_is_no_success(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a")
+    (pytester.path / "out" / "summary.txt").mkdir(parents=True)
+
+    result = run_suite(pytester, "--report=out", *W3)
+
+    assert result.ret == 2
+    result.stdout.fnmatch_lines(["equivtest: cannot write *summary.txt: Is a directory"])
+
+
+def test_one_pool_is_opened_and_closed(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a", "b")
+
+    run_suite(pytester)
+
+    assert [line for line in log_of(pytester) if "pool" in line] == ["pool opened", "pool closed"]
+
+
+def test_sigterm_closes_the_pool(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a_hangs")
+    command = [sys.executable, "-m", "pytest", *plugin_args(), "-n0", *W3]
+    process = subprocess.Popen(command, cwd=pytester.path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    _wait_for("hanging", pytester)
+
+    process.send_signal(signal.SIGTERM)
+
+    assert process.wait(timeout=20) == pytest.ExitCode.INTERRUPTED
+    assert "pool closed" in log_of(pytester)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux's")
+def test_killed_controller_takes_its_workers_along(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a_hangs")
+    command = [sys.executable, "-m", "pytest", *plugin_args(), "-n1", *W3]
+    process = subprocess.Popen(command, cwd=pytester.path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    _wait_for("hanging", pytester)
+    workers = _children(process.pid)
+
+    process.kill()
+    process.wait(timeout=20)
+
+    until_s = time.monotonic() + 2
+    while any(_is_alive(pid) for pid in workers) and time.monotonic() < until_s:
+        time.sleep(0.02)
+    assert workers
+    assert not any(_is_alive(pid) for pid in workers)
+
+
+def test_ranks_fixture_runs_a_case(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a")
+    pytester.makepyfile(
+        test_mine="""
+        from types import SimpleNamespace
+
+        def test_mine(ranks):
+            assert ranks.run("mine:linear", SimpleNamespace(refusal="")) == ["reply"]
+        """
+    )
+
+    run_suite(pytester, "test_mine.py").assert_outcomes(passed=1)
+
+
+KNOWN = """
+[[known_failure]]
+subject = "a"
+claim = "equals_unsharded"
+kind = "layout"
+where = []
+case = "LinearCase(world_size=3, style='rowwise', bias={bias})"
+reason = "torch does it so"
+"""
+
+
+def test_known_failure_that_still_fails_is_xfailed(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a")
+    (pytester.path / "known.toml").write_text(KNOWN.format(bias=False))
+
+    result = run_suite(pytester, "--known-failures=known.toml", "-rx", *W3)
+
+    result.assert_outcomes(passed=3, xfailed=1)
+    result.stdout.fnmatch_lines(["XFAIL known_failures::a::1 - torch does it so"])
+
+
+def test_known_failure_that_no_longer_fails_turns_the_run_red(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a")
+    (pytester.path / "known.toml").write_text(KNOWN.format(bias=True))
+
+    result = run_suite(pytester, "--known-failures=known.toml", *W3)
+
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["no longer fails: remove the entry known_failures::a::1, or make it stricter"])
+
+
+def test_known_failure_outside_the_world_sizes_is_skipped(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a")
+    (pytester.path / "known.toml").write_text(KNOWN.format(bias=False))
+
+    result = run_suite(pytester, "--known-failures=known.toml", "--world-sizes=2")
+
+    result.assert_outcomes(passed=3, skipped=1)
+
+
+@pytest.mark.parametrize(("cores", "workers"), [(1, 1), (2, 2), (4, 4), (6, 3), (64, 32)])
+def test_auto_workers_leave_cores_for_ranks(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, cores: int, workers: int
+) -> None:
+    config = pytester.parseconfig("-p", "equivtest.options")
+    monkeypatch.delenv("PYTEST_XDIST_AUTO_NUM_WORKERS", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)), raising=False)
+
+    assert plugin.pytest_xdist_auto_num_workers(config) == workers
+
+
+def test_auto_workers_are_xdists_business_without_our_options(pytester: pytest.Pytester) -> None:
+    assert plugin.pytest_xdist_auto_num_workers(pytester.parseconfig()) is None
+
+
+def test_default_settings_are_those_of_no_option() -> None:
+    from equivtest.settings import parse
+
+    assert parse({}) == Settings()
+
+
+def _wait_for(line: str, pytester: pytest.Pytester) -> None:
+    until_s = time.monotonic() + 30
+    while line not in log_of(pytester):
+        assert time.monotonic() < until_s, f"{line!r} never came"
+        time.sleep(0.02)
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def _is_alive(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    try:
+        return stat.read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

@@ -1,0 +1,257 @@
+"""The report: what is counted, what is written, and what a claim's result is."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from equivtest.errors import BrokenSetup
+from equivtest.profiles import PROFILES, plan
+from equivtest.report.files import as_html, write_report
+from equivtest.report.tally import Tally, case_code
+from equivtest.report.text import summarize, totals
+
+META = {
+    "path": "properties/test_a.py",
+    "name": "rowwise_linear",
+    "subject": "rowwise_linear",
+    "statement": "It is the unsharded one.",
+    "source": "style.py",
+    "claims": ["equals_unsharded", "agrees_on_all_ranks"],
+}
+ENVIRONMENT = {"profile": "gate", "backend": "gloo", "seconds": 12.0, "dtypes": ["float32", "float64"]}
+
+
+def record(**changes: Any) -> dict[str, Any]:
+    """One record, all of whose claims hold, changed."""
+    data = {
+        "schema": 1,
+        "subject": "rowwise_linear",
+        "case": {"schema": 1, "type": "LinearCase", "fields": {"world_size": 3, "leading": [2, 1]}},
+        "draw": 0,
+        "mode": "dense",
+        "world_size": 3,
+        "dtype": "float32",
+        "shard_kind": "uneven",
+        "verdicts": {"equals_unsharded": "holds", "agrees_on_all_ranks": "holds"},
+        "known": {},
+        "busy_s": 0.25,
+    }
+    return data | changes
+
+
+def failure(**changes: Any) -> dict[str, Any]:
+    """One shrunk failure, changed."""
+    return {
+        "subject": "rowwise_linear",
+        "claim": "equals_unsharded",
+        "kind": "value",
+        "message": "ValueMismatch: rowwise_linear: output",
+        "replay": "f.json",
+        "case": "LinearCase()",
+    } | changes
+
+
+def tally(*records: dict[str, Any], planned: tuple[str, ...] = ("w3-0",), failures: tuple[Any, ...] = ()) -> Tally:
+    """The tally of one search."""
+    made = Tally(dict(META), planned)
+    made.add("w3-0", records, list(failures))
+    return made
+
+
+def of_kind(kind: str) -> dict[str, Any]:
+    return record(verdicts={"equals_unsharded": kind, "agrees_on_all_ranks": "holds"})
+
+
+def test_draws_of_one_case_are_one_layout() -> None:
+    counted = tally(record(), record(draw=1, mode="wide-x"))
+
+    assert (counted.layouts, counted.draws, counted.judged) == (1, 2, 4)
+
+
+def test_claim_that_holds_has_passed() -> None:
+    assert tally(record()).claims()[0].outcome == "passed"
+
+
+def test_claim_with_a_failure_has_failed_with_its_message() -> None:
+    result = tally(of_kind("value"), failures=(failure(),)).claims()[0]
+
+    assert (result.outcome, result.text) == ("failed", "ValueMismatch: rowwise_linear: output")
+
+
+def test_failure_without_a_message_still_fails_the_claim() -> None:
+    assert tally(record(), of_kind("value")).claims()[0].outcome == "failed"
+
+
+def test_failing_claim_leaves_the_other_alone() -> None:
+    assert tally(of_kind("value")).claims()[1].outcome == "passed"
+
+
+@pytest.mark.parametrize("kind", ["inconclusive", "not_supported"])
+def test_claim_without_a_conclusion_is_open(kind: str) -> None:
+    result = tally(of_kind(kind)).claims()[0]
+
+    assert (result.outcome, result.text) == ("skipped", f"no conclusive verdict: 1 {kind.replace('_', ' ')}")
+
+
+def test_claim_that_only_failed_as_known_is_xfailed_with_the_reason() -> None:
+    result = tally(of_kind("known") | {"known": {"equals_unsharded": "torch does so"}}).claims()[0]
+
+    assert (result.outcome, result.text) == ("xfailed", "torch does so")
+
+
+def test_claim_of_no_case_is_not_run() -> None:
+    assert [result.text for result in tally().claims()] == ["not run: no case was judged"] * 2
+
+
+def test_claim_is_open_until_every_search_has_ended() -> None:
+    result = tally(record(), planned=("w3-0", "w4-0")).claims()[0]
+
+    assert (result.outcome, result.text) == ("skipped", "not finished: 1 of 2 searches ended")
+
+
+def test_claim_that_the_property_does_not_list_is_reported_too() -> None:
+    assert [r.claim for r in tally(record(verdicts={"refuses": "holds"})).claims()][-1] == "refuses"
+
+
+def test_cell_that_is_mostly_open_is_a_hole() -> None:
+    counted = tally(record(), *[record(verdicts={"equals_unsharded": "inconclusive"})] * 3)
+
+    assert counted.holes(["float32"])[1] == "world size 3, float32, uneven shards: 3 inconclusive, 2 holds"
+
+
+def test_missing_cell_is_a_hole() -> None:
+    assert tally(record()).holes(["float32"])[0] == "world size 3, float32, even shards: no case"
+
+
+def test_one_rank_has_even_shards_only() -> None:
+    counted = Tally(dict(META), ("w1-0",))
+
+    assert counted.required_cells(["float32"]) == [(1, "float32", "even")]
+
+
+def test_refusals_need_no_kind_of_shard() -> None:
+    counted = Tally(META | {"claims": ["refuses"]}, ("w3-0",))
+    counted.add("w3-0", [record(verdicts={"refuses": "holds"})], [])
+
+    assert counted.holes(["float32"]) == []
+
+
+def test_slowest_cases_come_first() -> None:
+    counted = tally(record(), record(case={"schema": 1, "type": "C", "fields": {"n": 1}}, busy_s=2.0))
+
+    assert counted.slowest[0] == (2.0, "C(n=1)")
+
+
+def test_written_case_is_shown_as_code() -> None:
+    assert case_code(record()["case"]) == "LinearCase(world_size=3, leading=(2, 1))"
+
+
+def test_summary_of_nothing_is_empty() -> None:
+    assert summarize([], seconds=1.0) == []
+
+
+def test_summary_fits_eighty_columns() -> None:
+    named = Tally(META | {"name": "zero3_fetch_all_gather_refuses"}, ("w3-0",))
+    kinds = ["even", "uneven", "empty"]
+    dtypes = ["float32", "float64", "bfloat16", "float16"]
+    records = [record(world_size=w, dtype=d, shard_kind=k) for w in (1, 2, 3, 4) for d in dtypes for k in kinds]
+    for number, one in enumerate(records):
+        one["case"] = {"schema": 1, "type": "C" * 100, "fields": {"n": number}}
+    named.add("w3-0", records, [])
+
+    lines = summarize([named], seconds=1.0, width=80)
+
+    assert max(len(line) for line in lines[:-2]) <= 80
+
+
+def test_summary_shows_rare_outcomes_only_where_there_are_some() -> None:
+    assert "inconcl" not in summarize([tally(record())], seconds=1.0)[0]
+    assert "inconcl" in summarize([tally(of_kind("inconclusive"))], seconds=1.0)[0]
+
+
+def test_summary_lists_open_claims() -> None:
+    lines = summarize([tally()], seconds=1.0)
+
+    assert "open    rowwise_linear: not run: no case was judged: equals_unsharded, agrees_on_all_ranks" in lines
+
+
+def test_totals_say_how_much_was_done() -> None:
+    assert totals([tally(record(), of_kind("value"))], 12.4) == [
+        "1 layouts, 2 verdicts (layout x values), 4 claims judged in 12 s",
+        "1 failed, 0 known, 0 inconclusive, 0 not supported; of 2 claims 1 hold, 1 failed",
+    ]
+
+
+def test_report_holds_every_record_as_a_line(tmp_path: Path) -> None:
+    write_report(tmp_path, ENVIRONMENT, [tally(record())], [json.dumps(record())], [])
+
+    lines = (tmp_path / "verdicts.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [record()]
+
+
+def test_report_that_cannot_be_written_is_a_broken_setup(tmp_path: Path) -> None:
+    (tmp_path / "report.html").mkdir()
+
+    with pytest.raises(BrokenSetup, match=r"cannot write .*report\.html: Is a directory"):
+        write_report(tmp_path, ENVIRONMENT, [tally(record())], [], [])
+
+
+def test_page_escapes_what_it_shows() -> None:
+    evil = "<script>alert(1)</script>"
+    counted = tally(of_kind("value"), failures=(failure(message=evil, replay=evil),))
+
+    page = as_html(ENVIRONMENT | {"command": [evil]}, [counted], [known_entry(reason=evil)])
+
+    assert "<script>" not in page
+    assert page.count("&lt;script&gt;") == 4
+
+
+def test_page_needs_nothing_else() -> None:
+    page = as_html(ENVIRONMENT, [tally(record())], [])
+
+    assert not any(text in page for text in ("http://", "https://", "src=", "@import", "url("))
+
+
+def test_page_says_how_to_see_a_failure_again() -> None:
+    page = as_html(ENVIRONMENT, [tally(of_kind("value"), failures=(failure(),))], [])
+
+    assert "<code>equivtest replay f.json</code>" in page
+
+
+def test_page_lists_what_is_not_supported() -> None:
+    assert "<td>float32</td><td>uneven</td>" in as_html(ENVIRONMENT, [tally(of_kind("not_supported"))], [])
+
+
+def test_page_lists_known_failures() -> None:
+    assert "no longer fails" in as_html(ENVIRONMENT, [tally(record())], [known_entry(state="no longer fails")])
+
+
+def known_entry(**changes: str) -> dict[str, str]:
+    """What the item of a known failure reports, changed."""
+    names = ("id", "subject", "claim", "kind", "case", "reason", "link", "state")
+    return {name: name for name in names} | changes
+
+
+def test_gate_gives_larger_worlds_their_share() -> None:
+    parts = plan(PROFILES["gate"], (1, 2, 3, 4))
+
+    large = sum(part.num_cases for part in parts if part.world_size >= 3)
+    assert large / sum(part.num_cases for part in parts) >= 0.45
+
+
+def test_plan_keeps_every_search_small() -> None:
+    for profile in PROFILES.values():
+        assert all(part.num_cases <= profile.chunk for part in plan(profile, (1, 2, 3, 4), weight=7))
+
+
+def test_plan_loses_no_case() -> None:
+    weight = random.Random(0).randrange(1, 9)
+
+    parts = plan(PROFILES["conformance"], (2,), weight)
+
+    assert sum(part.num_cases for part in parts) == weight * PROFILES["conformance"].several
