@@ -8,6 +8,7 @@ shrunk alone, so that no failure masks another.
 from __future__ import annotations
 
 import hashlib
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -168,8 +169,10 @@ class _Hunt:
         return verdicts
 
     def _apart(self, verdict: Verdict) -> Verdict:
-        entry = self.known.match(verdict.subject, verdict.claim, verdict.case) if verdict.failed else None
-        if entry is None or entry.kind != verdict.kind:
+        if not verdict.failed:
+            return verdict
+        entry = self.known.match(verdict.subject, verdict.claim, verdict.case, verdict.kind)
+        if entry is None:
             return verdict
         return replace(verdict, kind="known", mismatches=(), known=entry.reason)
 
@@ -239,7 +242,7 @@ def _records(case: Case, verdicts: Sequence[Verdict], replies: Sequence[Reply]) 
             },
         )
         record["verdicts"][verdict.claim] = verdict.kind
-        record["margins"][verdict.claim] = verdict.margin
+        record["margins"][verdict.claim] = min(verdict.margin, sys.float_info.max)  # JSON has no infinity
         if verdict.known:
             record["known"][verdict.claim] = verdict.known
     return list(records.values())

@@ -113,7 +113,7 @@ class Controller:
         directory = settings_of(self.config).report_dir
         if directory is not None and self.tallies:
             try:
-                write_report(directory, self.environment(), self.ordered(), sorted(self.lines), self.known)
+                write_report(directory, self.environment(), self.ordered(), sorted(self.lines), self.ordered_known())
             except BrokenSetup as error:
                 self.trouble = str(error)
                 session.exitstatus = MISUSE_EXIT
@@ -122,11 +122,15 @@ class Controller:
         """The tallies by node id: arrival depends on xdist."""
         return sorted(self.tallies.values(), key=lambda tally: tally.id)
 
+    def ordered_known(self) -> list[dict[str, Any]]:
+        """What the items of known failures reported, by id."""
+        return sorted(self.known, key=lambda entry: str(entry["id"]))
+
     def summary(self, width: int) -> list[str]:
         """What stands at the end of the terminal's output."""
         if self.stopped or self.config.option.collectonly:
             return []
-        return summarize(self.ordered(), seconds=time.time() - self.started_s, known=self.known, width=width)
+        return summarize(self.ordered(), seconds=time.time() - self.started_s, known=self.ordered_known(), width=width)
 
     def environment(self) -> dict[str, Any]:
         """What somebody else needs to know to compare this run with another."""

@@ -24,7 +24,7 @@ def bias_on_every_rank(case: LinearCase, mesh: DeviceMesh, given: Given) -> Answ
 class _BiasOnEveryRank(nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         assert isinstance(x, DTensor) and isinstance(self.weight, DTensor)
-        bias = None if self.bias is None else self.bias.to_local()  # type: ignore[operator]
+        bias = self.bias.to_local() if isinstance(self.bias, DTensor) else None
         partial = functional.linear(x.to_local(), self.weight.to_local(), bias)
         return DTensor.from_local(partial, x.device_mesh, [Partial()], run_check=False)
 
@@ -37,7 +37,7 @@ def input_gradient_not_reduced(case: LinearCase, mesh: DeviceMesh, given: Given)
 class _InputGradientNotReduced(nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         assert isinstance(x, DTensor) and isinstance(self.weight, DTensor)
-        bias = None if self.bias is None else self.bias.to_local()  # type: ignore[operator]
+        bias = self.bias.to_local() if isinstance(self.bias, DTensor) else None
         whole = x.to_local(grad_placements=[Replicate()])  # right: [Partial()]
         local = functional.linear(whole, self.weight.to_local(), bias)
         shape = torch.Size((*x.shape[:-1], self.weight.shape[0]))
@@ -89,7 +89,7 @@ def output_differs_on_last_rank(case: LinearCase, mesh: DeviceMesh, given: Given
     """Rowwise: the last rank's first output element is one ulp off."""
     answers = run_linear(case, mesh, given, RowwiseParallel)
     output = answers["output"]
-    local = output.local if isinstance(output, Placed) else output.to_local()  # type: ignore[union-attr]
+    local = output.local if isinstance(output, Placed) else output.to_local()
     if case.world_size > 1 and dist.get_rank() == case.world_size - 1 and local.numel():
         first = local.detach().view(-1)[:1]
         first.copy_(torch.nextafter(first, torch.full_like(first, torch.inf)))

@@ -63,20 +63,23 @@ def make_linear(case: LinearCase, given: Given, module: type[nn.Linear]) -> nn.L
 def run_backward(output: torch.Tensor, case: LinearCase, mesh: DeviceMesh, cotangent: torch.Tensor) -> None:
     """Feeds the local cotangent (*leading, N), under the output's layout, to backward."""
     if output.requires_grad:
-        output.backward(as_dtensor(cotangent, case, "output", mesh) if isinstance(output, DTensor) else cotangent)
+        if isinstance(output, DTensor):
+            cotangent = as_dtensor(cotangent, case, "output", mesh)
+        torch.autograd.backward(output, cotangent)
 
 
 def answers(case: LinearCase, layer: nn.Module, x: torch.Tensor, output: torch.Tensor) -> Answers:
     """Output, parameters and the gradients that the case asks for."""
-    contract = case.layouts()
-    placed: Answers = {"output": output if isinstance(output, DTensor) else Placed(output, contract["output"])}
+    found: dict[str, torch.Tensor | None] = {"output": output}
     for name in case.parameter_names():
-        placed[f"param.{name}"] = layer.get_parameter(name)
+        found[f"param.{name}"] = layer.get_parameter(name)
     for name in case.requires_grad:
-        grad = x.grad if name == "x" else layer.get_parameter(name).grad
-        plain = grad is not None and not isinstance(grad, DTensor)
-        placed[f"grad.{name}"] = Placed(grad, contract[f"grad.{name}"]) if plain else grad
-    return placed
+        found[f"grad.{name}"] = x.grad if name == "x" else layer.get_parameter(name).grad
+    contract = case.layouts()
+    return {
+        name: tensor if tensor is None or isinstance(tensor, DTensor) else Placed(tensor, contract[name])
+        for name, tensor in found.items()
+    }
 
 
 def as_dtensor(local: torch.Tensor, case: LinearCase, name: str, mesh: DeviceMesh) -> DTensor:

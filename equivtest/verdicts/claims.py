@@ -81,7 +81,7 @@ def _judge_layouts(expected: Expected, answers: Answers, names: Iterable[str]) -
                     global_shape=tuple(expected.tensors[name].value.shape),
                 )
             )
-        else:
+        elif len(found) == len(answers):
             agreeing.append(name)
     return Judgement("layout" if wrong else "holds", tuple(wrong), tuple(agreeing))
 
@@ -117,7 +117,10 @@ def _judge_replicas(case: Case, expected: Expected, answers: Answers) -> Judgeme
         layouts = {placed.layout for placed in held.values()}
         if len(held) < len(answers) or len(layouts) != 1:
             continue  # missing tensors and layouts are other claims' business
-        pairs = [(group[0], rank) for group in replicas(layouts.pop(), case.mesh_shape) for rank in group[1:]]
+        layout = layouts.pop()
+        if len(layout.placements) != len(case.mesh_shape):
+            continue  # so are layouts of another mesh
+        pairs = [(group[0], rank) for group in replicas(layout, case.mesh_shape) for rank in group[1:]]
         differing = [pair for pair in pairs if not same_bits(held[pair[0]].local, held[pair[1]].local)]
         if differing:
             wrong.append(_replica_mismatch(name, held[differing[0][0]].local, held[differing[0][1]].local, differing))

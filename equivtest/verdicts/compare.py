@@ -49,7 +49,7 @@ def compare(
 
 def _judge_run(subject: str, case: Case, draw: int, replies: Sequence[Reply], claim: Claim) -> Verdict | None:
     """The verdict on a run that did not end in answers, or that should not have."""
-    cause = first_cause(replies)
+    cause = _cause(replies)
     if cause is not None and cause.outcome == "misused":
         raise Misuse(f"{subject}: {cause.error_text}")
     if claim is refuses:
@@ -60,7 +60,7 @@ def _judge_run(subject: str, case: Case, draw: int, replies: Sequence[Reply], cl
 
 
 def _judge_refusal(subject: str, case: Case, draw: int, replies: Sequence[Reply]) -> Verdict:
-    cause = first_cause(replies)
+    cause = _cause(replies)
     if cause is not None and cause.outcome in ("lost", "timed_out", "not_supported"):
         return Verdict(_KIND_OF[cause.outcome], refuses.name, subject, case, draw, detail=_tell(cause, replies))
     right = cause.error_type if cause else "an error"
@@ -71,6 +71,11 @@ def _judge_refusal(subject: str, case: Case, draw: int, replies: Sequence[Reply]
     )
     detail = _tell(cause, replies) if cause and wrong else ""
     return Verdict("not_refused" if wrong else "holds", refuses.name, subject, case, draw, wrong, detail=detail)
+
+
+def _cause(replies: Sequence[Reply]) -> Reply | None:
+    """The reply that ended the run: a failure's first cause, or that it was not supported at all."""
+    return first_cause(replies) or next((reply for reply in replies if reply.outcome == "not_supported"), None)
 
 
 def _tell(cause: Reply, replies: Sequence[Reply]) -> str:
@@ -91,5 +96,5 @@ def _in_words(reply: Reply) -> str:
             f"raised {reply.error_type}: {reply.error_text.strip().splitlines()[0] if reply.error_text.strip() else ''}"
         )
     if reply.outcome == "not_supported":
-        return f"cannot: {reply.detail}"
+        return f"cannot: {reply.error_text}"
     return words.get(reply.outcome, reply.outcome)

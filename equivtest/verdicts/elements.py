@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from equivtest.layout import Partial, check_layout, coordinate_of, flat_axis, flat_bounds, local_box, local_shape
+from equivtest.layout import Layout, Partial, coordinate_of, flat_axis, flat_bounds, local_box, local_shape
 from equivtest.oracle.expected import ExpectedTensor
 from equivtest.tensors import Placed, assemble, dtype_name
 from equivtest.verdicts.patterns import pattern_of
@@ -41,7 +41,7 @@ class Part:
         """Error over allowance: 0 where equal, infinite where nothing is allowed or NaN."""
         error = (self.actual - self.expected).abs()
         equal = (self.actual == self.expected) | (self.actual.isnan() & self.expected.isnan())
-        ratio = (error / self.allowed).nan_to_num(nan=math.inf)
+        ratio = (error / self.allowed).nan_to_num(nan=math.inf, posinf=math.inf)
         return torch.where(equal, 0.0, ratio)
 
 
@@ -54,10 +54,10 @@ def shape_mismatch(
         if placed is None:
             return Mismatch(name, rank, expected="a tensor", actual="none", global_shape=global_shape)
         try:
-            check_layout(global_shape, placed.layout, mesh_shape)
+            shape = local_shape(global_shape, placed.layout, mesh_shape, rank)
         except ValueError as error:
             return Mismatch(name, rank, expected=str(expected.layout), actual=f"{placed.layout}: {error}")
-        right = f"local {local_shape(global_shape, placed.layout, mesh_shape, rank)} {expected.dtype}"
+        right = f"local {shape} {expected.dtype}"
         actual = f"local {tuple(placed.local.shape)} {dtype_name(placed.local.dtype)}"
         if placed.global_shape not in (None, global_shape):
             right, actual = f"global {global_shape}", f"global {placed.global_shape}"
@@ -65,7 +65,24 @@ def shape_mismatch(
             return Mismatch(
                 name, rank, expected=right, actual=actual, layout=str(placed.layout), global_shape=global_shape
             )
-    return None
+    return _mixed_operands(name, answers)
+
+
+def _mixed_operands(name: str, answers: Mapping[int, Placed | None]) -> Mismatch | None:
+    """The first rank that does not hold an operand of the same reduction as the others, if any does."""
+    layouts = {rank: placed.layout for rank, placed in answers.items() if placed is not None}
+    if not any(is_partial(layout) for layout in layouts.values()):
+        return None
+    first, right = next(iter(layouts.items()))
+    other = next((rank for rank, layout in layouts.items() if layout != right), None)
+    if other is None:
+        return None
+    return Mismatch(name, other, expected=f"{right} as on rank {first}", actual=str(layouts[other]))
+
+
+def is_partial(layout: Layout) -> bool:
+    """Whether no rank holds a value under `layout`, only operands of it."""
+    return any(isinstance(placement, Partial) for placement in layout.placements)
 
 
 def judge_values(
@@ -83,7 +100,7 @@ def judge_values(
         return None, margin
     chosen = next(part for part in parts if worst.get(part.rank) == margin)
     wrong = {part.rank: int((ratios[part.rank] > 1).sum()) for part in parts}
-    layout = str(answers[chosen.rank].layout)
+    layout = answers[chosen.rank].layout
     return _describe(name, expected, chosen, layout, wrong, pattern_of(parts_wrong(parts))), margin
 
 
@@ -97,7 +114,7 @@ def _parts(expected: ExpectedTensor, answers: Mapping[int, Placed], mesh_shape: 
     value = expected.value
     allowed = torch.zeros_like(value) if expected.allowed is None else expected.allowed
     layout = answers[0].layout
-    if any(isinstance(placement, Partial) for placement in layout.placements):
+    if is_partial(layout):
         operands = {rank: placed.local.double() for rank, placed in answers.items()}
         whole = assemble(operands, tuple(value.shape), layout, mesh_shape).tensor
         return [Part(0, whole, value, allowed, (0,) * value.dim())]
@@ -118,7 +135,7 @@ def _part(rank: int, placed: Placed, value: torch.Tensor, allowed: torch.Tensor,
 
 
 def _describe(
-    name: str, expected: ExpectedTensor, part: Part, layout: str, wrong: dict[int, int], pattern: str
+    name: str, expected: ExpectedTensor, part: Part, layout: Layout, wrong: dict[int, int], pattern: str
 ) -> Mismatch:
     flat = int(part.ratio.reshape(-1).argmax())
     local_index = unravel(flat, tuple(part.actual.shape))
@@ -128,6 +145,9 @@ def _describe(
         global_index = unravel(global_index[0], global_shape)
     right, actual = (float(tensor.reshape(-1)[flat]) for tensor in (part.expected, part.actual))
     ranks = [rank for rank, count in wrong.items() if count]
+    extent = f"{wrong[part.rank]} of {part.actual.numel()} local elements; {_ranks_in_words(ranks, len(wrong))}"
+    if is_partial(layout):
+        extent = f"{wrong[part.rank]} of {part.actual.numel()} elements of all ranks' operands, reduced"
     return Mismatch(
         name,
         part.rank,
@@ -136,11 +156,11 @@ def _describe(
         local_index=local_index,
         global_index=global_index,
         global_shape=global_shape,
-        layout=layout,
+        layout=str(layout),
         error=abs(actual - right),
         allowed=float(part.allowed.reshape(-1)[flat]),
         derivation=expected.derivation,
-        extent=f"{wrong[part.rank]} of {part.actual.numel()} local elements; {_ranks_in_words(ranks, len(wrong))}",
+        extent=extent,
         pattern=pattern,
     )
 

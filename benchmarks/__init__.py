@@ -1,0 +1,1 @@
+"""Speed of the harness beside bare rank programs: ratios within one run, medians, never asserted."""

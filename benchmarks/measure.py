@@ -1,0 +1,58 @@
+"""Repeated measurements, and the cases that they are made on."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from equivtest import limits
+from equivtest.cases.base import Case
+from equivtest.known import SHIPPED, KnownFailures
+from equivtest.property import Property
+from equivtest.search import Chunk, chunk_cases
+from equivtest.suite import load_properties, properties_dir
+from equivtest.verdicts.claims import refuses
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median, smallest and largest of some repetitions."""
+
+    median: float
+    low: float
+    high: float
+    count: int
+
+    @classmethod
+    def of(cls, samples: Iterable[float]) -> Spread:
+        """The spread of at least one sample."""
+        samples = list(samples)
+        return cls(statistics.median(samples), min(samples), max(samples), len(samples))
+
+    def over(self, base: float) -> Spread:
+        """As a multiple of `base`."""
+        return Spread(self.median / base, self.low / base, self.high / base, self.count)
+
+    def __str__(self) -> str:
+        return f"{self.median:.3f} ({self.low:.3f}..{self.high:.3f})"
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    """How long `work` takes."""
+    begun_s = time.monotonic()
+    work()
+    return time.monotonic() - begun_s
+
+
+def main_properties() -> list[Property]:
+    """The shipped properties about values, one per subject; refusals are left out."""
+    return [prop for prop in load_properties(properties_dir()).values() if refuses not in prop.claims]
+
+
+def draw_cases(prop: Property, world_size: int, num_cases: int) -> list[Case]:
+    """The first cases that the gate draws, less those that torch is known not to survive."""
+    known = KnownFailures.load(SHIPPED)
+    cases = chunk_cases(prop, Chunk(world_size, limits.DTYPES, 0, num_cases))
+    return [case for case in cases if not known.forbids_run(prop.subject, case)]

@@ -1,0 +1,90 @@
+"""What ranks run for the benchmarks.  Imported inside ranks: no Hypothesis here."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from equivtest.cases.base import Case, from_data, replicated, to_data
+from equivtest.cases.linear import LinearCase
+from equivtest.layout import Layout
+from equivtest.ranks.backend import Backend
+from equivtest.ranks.reply import Answer
+from equivtest.ranks.visit import collect, hand_out, mesh_of, touched, visit
+from equivtest.subjects.names import Subject, resolve
+from equivtest.tensors import Placed
+
+Given = Mapping[str, torch.Tensor]
+
+PARTS = ("hand out", "subject", "collect")
+"""What a rank does in a visit; `timed_visit` answers seconds in this order, under 'times'."""
+LONG_S = 60.0  # longer than any benchmark waits
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaseList(Case):
+    """Cases for ranks to run one after the other: no word to the parent until the last is done."""
+
+    written: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, world_size: int, cases: Sequence[Case]) -> CaseList:
+        """The list of `cases`, all of that world size."""
+        return cls(world_size=world_size, written=tuple(json.dumps(to_data(case)) for case in cases))
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {}
+
+    def layouts(self) -> dict[str, Layout]:
+        return {}
+
+
+def visit_one_or_list(subject: str, case: Case, backend: Backend) -> tuple[Answer, ...]:
+    """The harness's own visit; of a list the same for each case, with nothing sent or judged."""
+    if not isinstance(case, CaseList):
+        return visit(subject, case, backend)
+    for text in case.written:
+        visit(subject, from_data(json.loads(text)), backend)
+    return ()
+
+
+def timed_visit(subject: str, case: Case, backend: Backend) -> tuple[Answer, ...]:
+    """As `equivtest.ranks.visit.visit`, with the seconds of each of PARTS in every answer."""
+    function = resolve(subject)
+    mesh = mesh_of(backend.device, case.mesh_shape)
+    return tuple(_timed_draw(function, case, index, mesh) for index in range(len(case.values)))
+
+
+def _timed_draw(function: Subject, case: Case, index: int, mesh: DeviceMesh) -> Answer:
+    marks_s = [time.monotonic()]
+    given = hand_out(case, index, mesh)
+    before = {name: (tensor.detach().clone(), tensor.requires_grad) for name, tensor in given.items()}
+    marks_s.append(time.monotonic())
+    returned = function(case, mesh, given)
+    marks_s.append(time.monotonic())
+    answers, flags = collect(case, returned)
+    changes = tuple(touched(given, before))
+    marks_s.append(time.monotonic())
+    times_s = torch.tensor(marks_s, dtype=torch.float64).diff()  # (len(PARTS),)
+    return Answer({**answers, "times": Placed(times_s, replicated())}, flags, changes)
+
+
+def tell_pid(case: LinearCase, mesh: DeviceMesh, given: Given) -> dict[str, Placed]:
+    """A subject whose output is the process id of the rank."""
+    return {"output": Placed(torch.tensor(os.getpid()), replicated())}
+
+
+def wait_for_victim(case: LinearCase, mesh: DeviceMesh, given: Given) -> dict[str, Placed]:
+    """A subject in which every rank waits, inside a collective, for the one that the seed names."""
+    victim = case.values[0][1]
+    if dist.get_rank() == victim:
+        time.sleep(LONG_S)
+    dist.all_reduce(torch.ones(1))
+    return {}

@@ -1,0 +1,94 @@
+"""How many cases per second does the harness judge, beside a bare loop over the same rank programs?
+
+In the bare loop the ranks have the whole list of cases and run one after the other: values
+handed out, subject, answers collected, and no parent in between.  Each measurement starts in
+a fresh world, so that DTensor's caches are cold in both, and the two take turns at going first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from benchmarks.measure import Spread, draw_cases, main_properties, seconds_of
+from benchmarks.programs import CaseList
+from equivtest import limits
+from equivtest.cases.base import Case
+from equivtest.check import judge_replies
+from equivtest.property import Property
+from equivtest.ranks.first_cause import first_cause
+from equivtest.ranks.pool import Pool
+
+VISIT = "benchmarks.programs:visit_one_or_list"
+TARGET = 0.85
+LIMIT_S = 300.0  # of one bare loop
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One subject at one world size: seconds of each repetition, of the harness and of the bare loop."""
+
+    subject: str
+    world_size: int
+    num_cases: int
+    harness_s: tuple[float, ...]
+    bare_s: tuple[float, ...]
+
+    @property
+    def ratio(self) -> Spread:
+        """Speed of the harness as a part of the bare loop's, repetition by repetition."""
+        return Spread.of(bare / harness for harness, bare in zip(self.harness_s, self.bare_s, strict=True))
+
+    @property
+    def rate(self) -> Spread:
+        """Cases per second of the harness."""
+        return Spread.of(self.num_cases / seconds for seconds in self.harness_s)
+
+
+def measure_throughput(repeats: int, num_cases: int) -> list[Pair]:
+    """Every main property at every world size."""
+    with Pool(max_worlds=1, visit=VISIT) as pool:
+        return [
+            _measure_pair(pool, prop, world_size, repeats, num_cases)
+            for world_size in limits.WORLD_SIZES
+            for prop in main_properties()
+        ]
+
+
+def overall(pairs: Sequence[Pair]) -> Spread:
+    """Ratio over all cases: all seconds of the bare loop over all of the harness, by repetition."""
+    harness_s = [sum(times) for times in zip(*(pair.harness_s for pair in pairs), strict=True)]
+    bare_s = [sum(times) for times in zip(*(pair.bare_s for pair in pairs), strict=True)]
+    return Spread.of(bare / harness for harness, bare in zip(harness_s, bare_s, strict=True))
+
+
+def _measure_pair(pool: Pool, prop: Property, world_size: int, repeats: int, num_cases: int) -> Pair:
+    cases = draw_cases(prop, world_size, num_cases)
+    ways: list[Callable[[], None]] = [
+        lambda: _run_harness(pool, prop, cases),
+        lambda: _run_bare(pool, prop, world_size, cases),
+    ]
+    times_s: list[list[float]] = [[], []]
+    for repeat in range(repeats):
+        for way in (0, 1) if repeat % 2 == 0 else (1, 0):
+            _start_fresh_world(pool, world_size)
+            times_s[way].append(seconds_of(ways[way]))
+    return Pair(prop.subject, world_size, len(cases), tuple(times_s[0]), tuple(times_s[1]))
+
+
+def _start_fresh_world(pool: Pool, world_size: int) -> None:
+    """Ends the world there is, starts another one, and has it probe every dtype if none has."""
+    pool.run("", CaseList(world_size=1 + world_size % 2))  # the pool holds one world
+    for dtype in limits.DTYPES:
+        pool.run("", CaseList(world_size=world_size, dtype=dtype))
+
+
+def _run_harness(pool: Pool, prop: Property, cases: Sequence[Case]) -> None:
+    for case, replies in pool.run_all(prop.subject, cases):
+        assert first_cause(replies) is None, replies
+        judge_replies(prop.subject, case, replies, prop.claims)
+
+
+def _run_bare(pool: Pool, prop: Property, world_size: int, cases: Sequence[Case]) -> None:
+    replies = pool.run(prop.subject, CaseList.of(world_size, cases), limit_s=LIMIT_S)
+    assert first_cause(replies) is None, replies

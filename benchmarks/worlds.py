@@ -1,0 +1,97 @@
+"""How fast is a world of 4 there, and there again after a rank is killed?
+
+Everything is told as a multiple of the time that a cold world takes: one that multiprocessing
+spawns, that imports torch, joins gloo and runs one case of the same subject.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from dataclasses import dataclass
+
+from benchmarks.cold import run_cold_world
+from benchmarks.measure import Spread, seconds_of
+from equivtest.cases.linear import LinearCase
+from equivtest.ranks.first_cause import first_cause
+from equivtest.ranks.pool import Pool
+
+WORLD_SIZE = 4
+SUBJECT = "colwise_linear"
+CASE = LinearCase(
+    world_size=WORLD_SIZE, style="colwise", leading=(3,), in_features=4, out_features=8, bias=True,
+    requires_grad=("x", "weight", "bias"),
+)  # fmt: skip
+EVICTION = LinearCase(world_size=1)  # of a pool of one world: running it ends the world of 4
+VISIT = "benchmarks.programs:visit_one_or_list"
+NUM_STEADY = 20
+KILL_DELAY_S = 0.1  # until every rank is inside the subject
+
+
+@dataclass(frozen=True)
+class WorldTimes:
+    """Seconds of the cold world, and multiples of their median for the rest.
+
+    Attributes:
+        started: From nothing but a warm server to the first case answered.
+        steady: One case, once that shape is known.
+        detected: From SIGKILL, by the rank killed, to every rank's reply.
+        replaced: From the end of the process being noticed to the next case answered.
+    """
+
+    cold_s: Spread
+    started: Spread
+    steady: Spread
+    detected: tuple[Spread, ...]
+    replaced: tuple[Spread, ...]
+
+
+def measure_worlds(repeats: int) -> WorldTimes:
+    """Measures cold and warm worlds in turn."""
+    cold_s, started_s, steady_s = [], [], []
+    lost_s: list[list[tuple[float, float]]] = [[] for _ in range(WORLD_SIZE)]
+    with Pool(max_worlds=1, visit=VISIT) as pool:
+        pool.run(SUBJECT, CASE)  # the server is warm, the dtype probed
+        for _ in range(repeats):
+            cold_s.append(run_cold_world(SUBJECT, CASE))
+            pool.run("colwise_linear", EVICTION)
+            started_s.append(seconds_of(lambda: _run(pool)))
+            steady_s += [seconds_of(lambda: _run(pool)) for _ in range(NUM_STEADY)]
+            for rank in range(WORLD_SIZE):
+                lost_s[rank].append(_lose(pool, rank))
+    base_s = Spread.of(cold_s)
+    return WorldTimes(
+        base_s,
+        Spread.of(started_s).over(base_s.median),
+        Spread.of(steady_s).over(base_s.median),
+        tuple(Spread.of(detected for detected, _ in lost).over(base_s.median) for lost in lost_s),
+        tuple(Spread.of(replaced for _, replaced in lost).over(base_s.median) for lost in lost_s),
+    )
+
+
+def _run(pool: Pool) -> None:
+    replies = pool.run(SUBJECT, CASE)
+    assert first_cause(replies) is None, replies
+
+
+def _lose(pool: Pool, rank: int) -> tuple[float, float]:
+    """Kills a rank inside a case: seconds until all has been heard, and until the next answer."""
+    told = pool.run("benchmarks.programs:tell_pid", CASE)[rank]
+    killed_s = []
+
+    def kill() -> None:
+        killed_s.append(time.monotonic())
+        os.kill(int(told.answers[0].tensors["output"].local), signal.SIGKILL)
+
+    timer = threading.Timer(KILL_DELAY_S, kill)
+    timer.start()
+    waiting = LinearCase(world_size=WORLD_SIZE, values=(("dense", rank),))
+    replies = pool.run("benchmarks.programs:wait_for_victim", waiting)
+    heard_s = time.monotonic()
+    timer.join()
+    cause = first_cause(replies)
+    assert cause is not None and (cause.rank, cause.outcome) == (rank, "lost"), replies
+    _run(pool)
+    return heard_s - killed_s[0], time.monotonic() - cause.at_s

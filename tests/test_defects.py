@@ -1,0 +1,148 @@
+"""The audit: every defect is rejected by the property of the subject that it replaces, and shrunk.
+
+A property that lets a defect pass proves nothing.  With EQUIVTEST_DEFECT_TABLE=FILE each audit
+adds its row to that file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from equivtest import limits
+from equivtest.cases.base import Case, from_code
+from equivtest.cases.fetch import FetchCase
+from equivtest.cases.linear import LinearCase
+from equivtest.check import judge
+from equivtest.defects import DEFECTS, Defect
+from equivtest.known import SHIPPED, KnownFailures
+from equivtest.property import Property
+from equivtest.ranks.pool import Pool
+from equivtest.search import Chunk, search
+from equivtest.subjects.names import resolve
+from equivtest.suite import load_properties, properties_dir
+
+FAMILIES = {
+    "a partial value taken for the whole",
+    "a reduction missing in the backward",
+    "flags",
+    "inputs modified",
+    "layout of gradients",
+    "ranks that diverge",
+    "replicas that differ",
+    "shard order",
+    "size not a multiple of the world size",
+    "uninitialised memory reaches a value",
+}
+"""The kinds of real bug that the suite is known to find."""
+
+COLUMNS = ("defect", "family", "claim", "kind", "smallest found", "seconds")
+each_defect = pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.name)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    with Pool() as pool:
+        yield pool
+
+
+def property_of(defect: Defect) -> Property:
+    """The shipped property that must reject the defect, about the defect in place of its subject."""
+    shipped = load_properties(properties_dir()).values()
+    prop = next(p for p in shipped if p.subject == defect.replaces and defect.claim in [c.name for c in p.claims])
+    return dataclasses.replace(prop, subject=defect.subject)
+
+
+def known_of(defect: Defect) -> KnownFailures:
+    """What torch gets wrong in the subject that the defect replaces, it gets wrong in the defect."""
+    entries = KnownFailures.load(SHIPPED).of(defect.replaces)
+    return KnownFailures(tuple(dataclasses.replace(entry, subject=defect.subject) for entry in entries))
+
+
+def audit(defect: Defect, pool: Pool, directory: Path) -> tuple[list[tuple[str, str]], dict[str, Any] | None]:
+    """(claim, kind) of all failures in the first world that rejects the defect as it should; that failure."""
+    prop, known = property_of(defect), known_of(defect)
+    found: list[tuple[str, str]] = []
+    for world_size in (1, 2, 3):
+        chunk = Chunk(world_size, limits.DTYPES, 0, 25)
+        failures = {(f["claim"], f["kind"]): f for f in search(prop, chunk, pool, known, directory).failures}
+        found += failures
+        if (defect.claim, defect.kind) in failures:
+            return found, failures[defect.claim, defect.kind]
+    return found, None
+
+
+def sizes(case: Case) -> list[int]:
+    """What shrinking makes small."""
+    if isinstance(case, LinearCase):
+        return [case.world_size, math.prod(case.leading), case.in_features, case.out_features]
+    assert isinstance(case, FetchCase)
+    return [case.world_size, len(case.parameters), *(math.prod(shape) for shape in case.parameters)]
+
+
+def add_row(defect: Defect, smallest: str, seconds: float) -> None:
+    name = os.environ.get("EQUIVTEST_DEFECT_TABLE")
+    if not name:
+        return
+    row = (defect.name, defect.family, defect.claim, defect.kind, f"`{smallest}`", f"{seconds:.1f}")
+    with Path(name).open("a", encoding="utf-8") as table:
+        if table.tell() == 0:
+            table.write(f"| {' | '.join(COLUMNS)} |\n|{' --- |' * len(COLUMNS)}\n")
+        table.write(f"| {' | '.join(row)} |\n")
+
+
+@pytest.mark.ranks
+@each_defect
+def test_the_property_rejects_the_defect_in_a_smallest_case(defect: Defect, pool: Pool, tmp_path: Path) -> None:
+    """Under exactly its claim and kind, in a case no larger than the one derived by hand by more than one."""
+    begun_s = time.monotonic()
+    found, failure = audit(defect, pool, tmp_path)
+
+    assert failure is not None, f"found only {found}"
+    add_row(defect, failure["case"], time.monotonic() - begun_s)
+    actual, expected = sizes(from_code(failure["case"])), sizes(defect.smallest)
+    assert all(abs(a - e) <= 1 for a, e in zip(actual, expected, strict=False)), f"{failure['case']}: {defect.why}"
+
+
+@pytest.mark.ranks
+@each_defect
+def test_the_defect_shows_in_the_case_derived_by_hand(defect: Defect, pool: Pool) -> None:
+    """`smallest` fails with the claim and kind of the catalogue."""
+    verdicts = judge(defect.subject, defect.smallest, pool, property_of(defect).claims)
+
+    assert (defect.claim, defect.kind) in {(verdict.claim, verdict.kind) for verdict in verdicts}
+
+
+@pytest.mark.ranks
+@each_defect
+def test_the_real_subject_is_right_in_the_case_derived_by_hand(defect: Defect, pool: Pool) -> None:
+    """Every claim holds there, but for what torch is known to get wrong."""
+    known = KnownFailures.load(SHIPPED)
+    verdicts = judge(defect.replaces, defect.smallest, pool, property_of(defect).claims)
+
+    wrong = [v for v in verdicts if v.kind != "holds" and not known.match(v.subject, v.claim, v.case, v.kind)]
+    assert not wrong
+    assert any(v.claim == defect.claim and v.kind == "holds" for v in verdicts)
+
+
+def test_every_family_of_bugs_has_its_defect() -> None:
+    """No family without a defect, no defect without a family."""
+    assert {defect.family for defect in DEFECTS} == FAMILIES
+
+
+@each_defect
+def test_a_defect_is_a_subject_that_says_what_is_wrong(defect: Defect) -> None:
+    """Its name resolves to a function with a docstring."""
+    assert resolve(defect.subject).__doc__
+
+
+def test_names_of_defects_are_unique() -> None:
+    """The table has one row per defect."""
+    assert len({defect.name for defect in DEFECTS}) == len(DEFECTS)
