@@ -50,7 +50,7 @@ def _run_rank(rank: int, rendezvous: str, subject: str, data: dict[str, Any], do
 
     torch.set_num_threads(1)
     case = from_data(data)
-    store = dist.FileStore(rendezvous, case.world_size)
+    store = dist.FileStore(rendezvous, case.world_size)  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=rank, world_size=case.world_size)
     visit(subject, case, Backend())
     done.put(time.monotonic())

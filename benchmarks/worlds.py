@@ -24,7 +24,7 @@ CASE = LinearCase(
     world_size=WORLD_SIZE, style="colwise", leading=(3,), in_features=4, out_features=8, bias=True,
     requires_grad=("x", "weight", "bias"),
 )  # fmt: skip
-EVICTION = LinearCase(world_size=1)  # of a pool of one world: running it ends the world of 4
+EVICTION = LinearCase(world_size=1, style="colwise")  # of a pool of one world: running it ends the world of 4
 VISIT = "benchmarks.programs:visit_one_or_list"
 NUM_STEADY = 20
 KILL_DELAY_S = 0.1  # until every rank is inside the subject
@@ -87,7 +87,7 @@ def _lose(pool: Pool, rank: int) -> tuple[float, float]:
 
     timer = threading.Timer(KILL_DELAY_S, kill)
     timer.start()
-    waiting = LinearCase(world_size=WORLD_SIZE, values=(("dense", rank),))
+    waiting = LinearCase(world_size=WORLD_SIZE, style="colwise", values=(("dense", rank),))
     replies = pool.run("benchmarks.programs:wait_for_victim", waiting)
     heard_s = time.monotonic()
     timer.join()

@@ -12,7 +12,7 @@ SHARD_KINDS = ("even", "uneven", "empty")
 
 @dataclass(frozen=True)
 class Profile:
-    """How many cases a property of weight 1 gets; the shipped properties weigh 14 together.
+    """How many cases a property of weight 1 gets; the shipped properties weigh 30 together.
 
     Attributes:
         single: Cases on one rank; few, since nothing is sharded there.
@@ -33,10 +33,10 @@ class Profile:
 
 
 PROFILES: dict[str, Profile] = {
-    "smoke": Profile(single=1, several=2),
-    "gate": Profile(single=5, several=9),
-    "soak": Profile(single=10, several=10, world_sizes=limits.SOAK_WORLD_SIZES, repeats=True),
-    "conformance": Profile(single=40, several=90, requires_cells=True),
+    "smoke": Profile(single=1, several=1),
+    "gate": Profile(single=3, several=6),
+    "soak": Profile(single=4, several=4, world_sizes=limits.SOAK_WORLD_SIZES, repeats=True),
+    "conformance": Profile(single=20, several=50, requires_cells=True),
 }
 
 DEFAULT_PROFILE = "gate"

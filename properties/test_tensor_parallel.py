@@ -28,7 +28,7 @@ colwise_linear = Property(
         LinearCase(world_size=3, style="colwise", leading=(2,), in_features=3, out_features=5, bias=True,
                    requires_grad=("x", "weight", "bias"), values=(("dense", 0), ("wide-x", 1), ("wide-w", 2))),
     ),
-    weight=3,
+    weight=8,
 )  # fmt: skip
 
 rowwise_linear = Property(
@@ -42,7 +42,7 @@ rowwise_linear = Property(
         LinearCase(world_size=4, style="rowwise", leading=(2,), in_features=5, out_features=3, bias=True,
                    requires_grad=("x", "weight", "bias"), values=(("dense", 0), ("wide-x", 1), ("wide-w", 2))),
     ),
-    weight=3,
+    weight=8,
 )  # fmt: skip
 
 colwise_linear_refuses = Property(

@@ -35,7 +35,7 @@ zero3_fetch_all_gather = Property(
     cases=fetch_cases,
     claims=CLAIMS,
     examples=EXAMPLES,
-    weight=2,
+    weight=5,
 )
 
 zero3_fetch_all_reduce = Property(
@@ -45,7 +45,7 @@ zero3_fetch_all_reduce = Property(
     cases=fetch_cases,
     claims=CLAIMS,
     examples=EXAMPLES,
-    weight=2,
+    weight=5,
 )
 
 zero3_fetch_all_gather_refuses = Property(

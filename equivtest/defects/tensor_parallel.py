@@ -89,6 +89,7 @@ def output_differs_on_last_rank(case: LinearCase, mesh: DeviceMesh, given: Given
     """Rowwise: the last rank's first output element is one ulp off."""
     answers = run_linear(case, mesh, given, RowwiseParallel)
     output = answers["output"]
+    assert output is not None
     local = output.local if isinstance(output, Placed) else output.to_local()
     if case.world_size > 1 and dist.get_rank() == case.world_size - 1 and local.numel():
         first = local.detach().view(-1)[:1]

@@ -1,0 +1,130 @@
+"""What has been measured, as tables and as a plot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from benchmarks.measure import Spread
+from benchmarks.phases import PHASES, Breakdown
+from benchmarks.throughput import TARGET, Pair, overall
+from benchmarks.worlds import WorldTimes
+
+BARE_COLOUR, HARNESS_COLOUR = "0.45", "tab:blue"
+
+
+def worlds_rows(times: WorldTimes) -> list[tuple[str, Spread]]:
+    """What is told of worlds, each as a multiple of the cold world's time."""
+    rows = [("start and first case", times.started), ("steady case", times.steady)]
+    for rank, (detected, replaced) in enumerate(zip(times.detected, times.replaced, strict=True)):
+        rows.append((f"rank {rank} killed: all heard", detected))
+        rows.append((f"rank {rank} killed: next case answered", replaced))
+    return rows
+
+
+def worlds_table(times: WorldTimes) -> Table:
+    """One line per thing that a warm world does."""
+    table = _table(
+        f"World of 4, as a part of a cold spawned one ({times.cold_s.median:.1f} s here)",
+        ("what", "median", "min..max", "repetitions"),
+    )
+    for label, spread in worlds_rows(times):
+        table.add_row(label, f"{spread.median:.4f}", f"{spread.low:.4f}..{spread.high:.4f}", str(spread.count))
+    return table
+
+
+def throughput_table(pairs: Sequence[Pair]) -> Table:
+    """One line per subject and world size, and all together."""
+    columns = ("subject", "ranks", "cases", "harness, cases/s", "harness / bare loop", "min..max")
+    table = _table("Speed of the harness beside a bare loop over the same rank programs", columns)
+    for pair in pairs:
+        size, rate = (str(pair.world_size), str(pair.num_cases)), f"{pair.rate.median:.1f}"
+        table.add_row(pair.subject, *size, rate, *_ratio(pair.ratio))
+    table.add_section()
+    num_cases = sum(pair.num_cases for pair in pairs)
+    table.add_row(f"overall (target {TARGET:.2f})", "", str(num_cases), "", *_ratio(overall(pairs)))
+    return table
+
+
+def phases_table(breakdowns: Iterable[Breakdown]) -> Table:
+    """One line per kind of case and world size."""
+    table = _table("Where the time of a case goes, median ms", ("case", "ranks", "cases", *PHASES))
+    for found in breakdowns:
+        parts = [f"{found.median_ms[phase]:.2f}" for phase in PHASES]
+        table.add_row(found.case_type, str(found.world_size), str(found.num_cases), *parts)
+    return table
+
+
+def plot(path: Path, worlds: WorldTimes | None, pairs: Sequence[Pair], breakdowns: Sequence[Breakdown]) -> None:
+    """Everything that was measured, one panel each, to a PNG."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    panels: list[Any] = []
+    panels += [lambda axes: _plot_worlds(axes, worlds)] if worlds is not None else []
+    panels += [lambda axes: _plot_throughput(axes, pairs)] if pairs else []
+    panels += [lambda axes: _plot_phases(axes, breakdowns)] if breakdowns else []
+    figure = Figure(figsize=(9, 4.6 * len(panels)), layout="constrained")
+    FigureCanvasAgg(figure)
+    for axes, draw in zip(figure.subplots(len(panels), squeeze=False)[:, 0], panels, strict=True):
+        draw(axes)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=130)
+
+
+def _plot_worlds(axes: Any, times: WorldTimes) -> None:
+    labels, spreads = zip(*reversed(worlds_rows(times)), strict=True)
+    axes.barh(labels, [spread.median for spread in spreads], xerr=_errors(spreads), color=HARNESS_COLOUR, capsize=3)
+    axes.set_xscale("log")
+    axes.axvline(1, color=BARE_COLOUR, linestyle="--")
+    axes.set_xlabel("time / time of a cold spawned world with one case (dashed), log scale")
+    axes.set_title("World of 4 ranks: median, bars from min to max")
+
+
+def _plot_throughput(axes: Any, pairs: Sequence[Pair]) -> None:
+    subjects = list(dict.fromkeys(pair.subject for pair in pairs))
+    for number, subject in enumerate(subjects):
+        own = [pair for pair in pairs if pair.subject == subject]
+        places = [pair.world_size + 0.19 * (number - (len(subjects) - 1) / 2) for pair in own]
+        spreads = [pair.ratio for pair in own]
+        medians = [spread.median for spread in spreads]
+        axes.bar(places, medians, 0.17, yerr=_errors(spreads), label=subject, capsize=2)
+    axes.axhline(1, color=BARE_COLOUR, linestyle="--", label="bare loop")
+    axes.axhline(TARGET, color="black", linestyle=":", label=f"target overall, {TARGET:.2f}")
+    axes.set_xticks(sorted({pair.world_size for pair in pairs}))
+    axes.set_xlabel("ranks")
+    axes.set_ylabel("cases per second, harness / bare loop")
+    axes.set_title(f"Speed of the harness: overall {overall(pairs).median:.2f} of the bare loop's")
+    axes.legend(fontsize="small", ncols=2, loc="lower right")
+
+
+def _plot_phases(axes: Any, breakdowns: Sequence[Breakdown]) -> None:
+    labels = [f"{found.case_type}, {found.world_size}" for found in breakdowns]
+    left = [0.0] * len(breakdowns)
+    for phase in PHASES:
+        parts = [100 * found.median_ms[phase] / sum(found.median_ms.values()) for found in breakdowns]
+        axes.barh(labels, parts, left=left, label=phase)
+        left = [start + part for start, part in zip(left, parts, strict=True)]
+    axes.invert_yaxis()
+    axes.set_xlabel("% of a case's time when nothing overlaps, from medians")
+    axes.set_title("Where the time of a case goes, by kind of case and number of ranks")
+    axes.legend(fontsize="small", ncols=len(PHASES), loc="upper center", bbox_to_anchor=(0.5, -0.14))
+
+
+def _errors(spreads: Sequence[Spread]) -> list[list[float]]:
+    below = [spread.median - spread.low for spread in spreads]
+    return [below, [spread.high - spread.median for spread in spreads]]
+
+
+def _ratio(spread: Spread) -> tuple[str, str]:
+    return f"{spread.median:.2f}", f"{spread.low:.2f}..{spread.high:.2f}"
+
+
+def _table(title: str, columns: Iterable[str]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if number else "left")
+    return table
