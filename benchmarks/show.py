@@ -19,9 +19,10 @@ BARE_COLOUR, HARNESS_COLOUR = "0.45", "tab:blue"
 def worlds_rows(times: WorldTimes) -> list[tuple[str, Spread]]:
     """What is told of worlds, each as a multiple of the cold world's time."""
     rows = [("start and first case", times.started), ("steady case", times.steady)]
-    for rank, (detected, replaced) in enumerate(zip(times.detected, times.replaced, strict=True)):
-        rows.append((f"rank {rank} killed: all heard", detected))
-        rows.append((f"rank {rank} killed: next case answered", replaced))
+    for rank in range(len(times.heard)):
+        rows.append((f"rank {rank} killed: all heard", times.heard[rank]))
+        rows.append(("   from then to next case answered", times.replaced[rank]))
+        rows.append(("   from end noticed to next case answered", times.recovered[rank]))
     return rows
 
 

@@ -37,21 +37,23 @@ class WorldTimes:
     Attributes:
         started: From nothing but a warm server to the first case answered.
         steady: One case, once that shape is known.
-        detected: From SIGKILL, by the rank killed, to every rank's reply.
-        replaced: From the end of the process being noticed to the next case answered.
+        heard: From SIGKILL to every rank's reply, the grace for its peers included; by the rank killed.
+        replaced: From then to the next case answered, by a new world.
+        recovered: From the end of the process being noticed to the next case answered.
     """
 
     cold_s: Spread
     started: Spread
     steady: Spread
-    detected: tuple[Spread, ...]
+    heard: tuple[Spread, ...]
     replaced: tuple[Spread, ...]
+    recovered: tuple[Spread, ...]
 
 
 def measure_worlds(repeats: int) -> WorldTimes:
     """Measures cold and warm worlds in turn."""
     cold_s, started_s, steady_s = [], [], []
-    lost_s: list[list[tuple[float, float]]] = [[] for _ in range(WORLD_SIZE)]
+    lost_s: list[list[tuple[float, ...]]] = [[] for _ in range(WORLD_SIZE)]
     with Pool(max_worlds=1, visit=VISIT) as pool:
         pool.run(SUBJECT, CASE)  # the server is warm, the dtype probed
         for _ in range(repeats):
@@ -61,14 +63,12 @@ def measure_worlds(repeats: int) -> WorldTimes:
             steady_s += [seconds_of(lambda: _run(pool)) for _ in range(NUM_STEADY)]
             for rank in range(WORLD_SIZE):
                 lost_s[rank].append(_lose(pool, rank))
-    base_s = Spread.of(cold_s)
-    return WorldTimes(
-        base_s,
-        Spread.of(started_s).over(base_s.median),
-        Spread.of(steady_s).over(base_s.median),
-        tuple(Spread.of(detected for detected, _ in lost).over(base_s.median) for lost in lost_s),
-        tuple(Spread.of(replaced for _, replaced in lost).over(base_s.median) for lost in lost_s),
+    cold = Spread.of(cold_s)
+    heard, replaced, recovered = (
+        tuple(Spread.of(times[place] for times in lost).over(cold.median) for lost in lost_s) for place in range(3)
     )
+    started, steady = (Spread.of(times).over(cold.median) for times in (started_s, steady_s))
+    return WorldTimes(cold, started, steady, heard, replaced, recovered)
 
 
 def _run(pool: Pool) -> None:
@@ -76,8 +76,8 @@ def _run(pool: Pool) -> None:
     assert first_cause(replies) is None, replies
 
 
-def _lose(pool: Pool, rank: int) -> tuple[float, float]:
-    """Kills a rank inside a case: seconds until all has been heard, and until the next answer."""
+def _lose(pool: Pool, rank: int) -> tuple[float, float, float]:
+    """Kills a rank inside a case: seconds as of `heard`, `replaced` and `recovered`."""
     told = pool.run("benchmarks.programs:tell_pid", CASE)[rank]
     killed_s = []
 
@@ -94,4 +94,5 @@ def _lose(pool: Pool, rank: int) -> tuple[float, float]:
     cause = first_cause(replies)
     assert cause is not None and (cause.rank, cause.outcome) == (rank, "lost"), replies
     _run(pool)
-    return heard_s - killed_s[0], time.monotonic() - cause.at_s
+    now_s = time.monotonic()
+    return heard_s - killed_s[0], now_s - heard_s, now_s - cause.at_s

@@ -12,6 +12,7 @@ that leave trailing ranks empty, and 31, 32, 33 around a tile of 32.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cache
 from itertools import combinations
@@ -109,10 +110,11 @@ def _fetch_cases(draw: DrawFn, space: Space) -> FetchCase:
     dtype = _pick(draw, "dtype", space.dtypes)
     num_parameters = _pick(draw, "num_parameters", NUM_PARAMETERS)
     picked = [_pick_parameter(draw, f"parameter {index}", world_size) for index in range(num_parameters)]
+    no_padding = _pick(draw, "no padding", (False, False, False, True))
     return FetchCase(
         world_size=world_size,
         dtype=dtype,
-        parameters=tuple(shape for shape, _ in picked),
+        parameters=tuple(_without_padding(shape, world_size) if no_padding else shape for shape, _ in picked),
         requires_grad=tuple(flag for _, flag in picked),
         padding=_pick(draw, "padding", PADDINGS),
         contiguous=_pick(draw, "contiguous", (True, False)),
@@ -218,6 +220,13 @@ def _pick_parameter(draw: DrawFn, name: str, world_size: int) -> tuple[Shape, bo
     zero_numel = _pick(draw, f"{name}: zero numel", ZERO_NUMEL_SHAPES)
     requires_grad = _pick(draw, f"{name}: requires_grad", (True, True, False))
     return (shape if zero_numel is None else zero_numel), requires_grad
+
+
+def _without_padding(shape: Shape, world_size: int) -> Shape:
+    """The shape, its first dim made longer where its numel is no multiple of the world size."""
+    if math.prod(shape) % world_size == 0:
+        return shape
+    return (shape[0] * world_size, *shape[1:]) if shape else (world_size,)
 
 
 def _pick_x_is_dtensor(draw: DrawFn, shape: Shape, input_layout: str, world_size: int) -> bool:

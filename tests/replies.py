@@ -1,0 +1,134 @@
+"""Hand-made replies: what correct ranks would answer, and one change to it; no processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+
+import torch
+
+from equivtest.cases.base import Case
+from equivtest.cases.fetch import FetchCase, RefusedFetchCase
+from equivtest.cases.linear import LinearCase
+from equivtest.oracle import expect
+from equivtest.ranks.backend import Backend
+from equivtest.ranks.reply import Answer, Reply
+from equivtest.tensors import DTYPES, Placed, slice_local
+
+LINEAR = LinearCase(
+    world_size=3,
+    style="colwise",
+    leading=(2,),
+    in_features=3,
+    out_features=5,
+    bias=True,
+    output_layout="shard(1)",
+    use_local_output=False,
+    requires_grad=("x", "weight", "bias"),
+)
+"""Shards of 2, 2 and 1: output (2, 5) and weight (5, 3) are uneven, x and its gradient replicated."""
+
+FETCH = FetchCase(world_size=2, parameters=((5, 3), (2,)), requires_grad=(True, False))
+"""Fifteen elements padded to sixteen, and two that need no padding."""
+
+REFUSED = RefusedFetchCase(world_size=3, misfit="in_flight")
+
+
+def right_replies(case: Case) -> list[Reply]:
+    """One correct reply per rank."""
+    answers = [[_right_answer(case, draw, rank) for draw in range(len(case.values))] for rank in range(case.world_size)]
+    return [Reply(rank, "answered", tuple(draws), at_s=1.0 + rank) for rank, draws in enumerate(answers)]
+
+
+def _right_answer(case: Case, draw: int, rank: int) -> Answer:
+    tensors, flags = {}, {}
+    for name, expected in expect(case, draw).tensors.items():
+        value = expected.value.to(DTYPES[expected.dtype])
+        shape = tuple(value.shape)
+        local = slice_local(value, expected.layout, case.mesh_shape, rank, padding=float("nan"))
+        tensors[name] = Placed(local, expected.layout, shape)
+        flags[name] = bool(expected.requires_grad)
+    return Answer(tensors, flags)
+
+
+def change_answer(
+    replies: Sequence[Reply], rank: int, change: Callable[[Answer], Answer], draw: int = 0
+) -> list[Reply]:
+    """The replies, one rank's answer to one draw changed."""
+    changed = list(replies)
+    answers = list(replies[rank].answers)
+    answers[draw] = change(answers[draw])
+    changed[rank] = replace(replies[rank], answers=tuple(answers))
+    return changed
+
+
+def set_tensor(replies: Sequence[Reply], rank: int, name: str, **fields: object) -> list[Reply]:
+    """The replies, some fields of one rank's `Placed` replaced."""
+
+    def change(answer: Answer) -> Answer:
+        return replace(answer, tensors={**answer.tensors, name: replace(answer.tensors[name], **fields)})
+
+    return change_answer(replies, rank, change)
+
+
+def set_element(replies: Sequence[Reply], rank: int, name: str, index: tuple[int, ...], value: float) -> list[Reply]:
+    """The replies, one local element of one rank's tensor replaced."""
+    local = replies[rank].answers[0].tensors[name].local.clone()
+    local[index] = value
+    return set_tensor(replies, rank, name, local=local)
+
+
+def drop_tensor(replies: Sequence[Reply], rank: int, name: str) -> list[Reply]:
+    """The replies, one rank's tensor missing."""
+
+    def change(answer: Answer) -> Answer:
+        return replace(answer, tensors={other: placed for other, placed in answer.tensors.items() if other != name})
+
+    return change_answer(replies, rank, change)
+
+
+def on_all_ranks(case: Case, name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> list[Reply]:
+    """Correct replies, but for `change` of every rank's local tensor."""
+    replies = right_replies(case)
+    for rank in range(case.world_size):
+        replies = set_tensor(replies, rank, name, local=change(replies[rank].answers[0].tensors[name].local))
+    return replies
+
+
+def answers_of(replies: Sequence[Reply]) -> dict[int, Answer]:
+    """rank -> its answer to the first draw, as claims take them."""
+    return {reply.rank: reply.answers[0] for reply in replies}
+
+
+def raised(rank: int, error_type: str = "ValueError", text: str = "no", *, at_s: float = 1.0) -> Reply:
+    """A rank that raised by itself."""
+    return Reply(rank, "raised", (), error_type, text, f"Traceback of rank {rank}\n{error_type}: {text}", at_s)
+
+
+class StubPool:
+    """A pool without processes: `answer` makes the replies; `seen` lists the cases in order.
+
+    Attributes:
+        limits_s: limit_s of each single run.
+        kept: keep_if_all_raised of each single run.
+    """
+
+    def __init__(self, answer: Callable[[Case], list[Reply]] = right_replies) -> None:
+        self.backend = Backend()
+        self.answer = answer
+        self.seen: list[Case] = []
+        self.limits_s: list[float | None] = []
+        self.kept: list[bool] = []
+
+    def run(
+        self, subject: str, case: Case, *, limit_s: float | None = None, keep_if_all_raised: bool = False
+    ) -> list[Reply]:
+        self.seen.append(case)
+        self.limits_s.append(limit_s)
+        self.kept.append(keep_if_all_raised)
+        return self.answer(case)
+
+    def run_all(self, subject: str, cases: Iterable[Case]) -> Iterator[tuple[Case, list[Reply]]]:
+        for case in cases:
+            self.seen.append(case)
+            yield case, self.answer(case)

@@ -1,0 +1,289 @@
+"""Claims: each is seen to hold, and to fail in every way it can."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+
+from equivtest.cases.base import Case
+from equivtest.layout import Layout, Partial, Replicate, Shard
+from equivtest.oracle import expect
+from equivtest.ranks.reply import Reply
+from equivtest.tensors import Placed
+from equivtest.verdicts.claims import (
+    CLAIMS,
+    Claim,
+    Judgement,
+    agrees_on_all_ranks,
+    does_not_touch_its_inputs,
+    equals_unsharded,
+    gradients_equal_unsharded,
+    keeps_layout_of_parameter,
+    refuses,
+)
+from tests.replies import (
+    FETCH,
+    LINEAR,
+    answers_of,
+    change_answer,
+    drop_tensor,
+    on_all_ranks,
+    right_replies,
+    set_element,
+    set_tensor,
+)
+
+WHOLE = Layout((Replicate(),))
+JUDGED = [claim for claim in CLAIMS.values() if claim is not refuses]
+
+
+def judge(claim: Claim, replies: Sequence[Reply], case: Case = LINEAR) -> Judgement:
+    return claim.judge(case, expect(case, 0), answers_of(replies))
+
+
+def wrong_tensors(judgement: Judgement) -> list[str]:
+    return [mismatch.tensor for mismatch in judgement.mismatches]
+
+
+@pytest.mark.parametrize("case", [LINEAR, FETCH, replace(LINEAR, world_size=1), replace(LINEAR, dtype="bfloat16")])
+@pytest.mark.parametrize("claim", JUDGED, ids=lambda claim: claim.name)
+def test_a_claim_holds_of_right_replies(claim: Claim, case: Case) -> None:
+    """Without a mismatch and with margin 0."""
+    judgement = judge(claim, right_replies(case), case)
+
+    assert (judgement.kind, judgement.mismatches, judgement.margin) == ("holds", (), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("claim", "name", "others"),
+    [
+        (equals_unsharded, "output", ("param.weight", "param.bias")),
+        (equals_unsharded, "param.weight", ("output", "param.bias")),
+        (gradients_equal_unsharded, "grad.x", ("grad.weight", "grad.bias")),
+        (gradients_equal_unsharded, "grad.weight", ("grad.x", "grad.bias")),
+    ],
+)
+def test_a_wrong_value_fails_and_the_others_agree(claim: Claim, name: str, others: tuple[str, ...]) -> None:
+    """One element on the last rank, whose shard may be the uneven one."""
+    judgement = judge(claim, set_element(right_replies(LINEAR), 2, name, (0, 0), 0.5))
+
+    assert (judgement.kind, wrong_tensors(judgement), judgement.agreeing) == ("value", [name], others)
+    assert judgement.margin > 1
+
+
+@pytest.mark.parametrize(
+    ("claim", "name"), [(equals_unsharded, "output"), (gradients_equal_unsharded, "grad.weight")]
+)
+@pytest.mark.parametrize("local", [torch.zeros(1, 1), torch.zeros(2, 1, dtype=torch.float64)])
+def test_a_wrong_shape_or_dtype_fails(claim: Claim, name: str, local: torch.Tensor) -> None:
+    """Though values cannot even be compared."""
+    judgement = judge(claim, set_tensor(right_replies(LINEAR), 2, name, local=local))
+
+    assert (judgement.kind, wrong_tensors(judgement)) == ("shape", [name])
+
+
+@pytest.mark.parametrize(
+    ("claim", "name"), [(equals_unsharded, "output"), (gradients_equal_unsharded, "grad.bias")]
+)
+def test_a_missing_tensor_fails_by_shape(claim: Claim, name: str) -> None:
+    """A gradient that did not come about is none."""
+    judgement = judge(claim, drop_tensor(right_replies(LINEAR), 1, name))
+
+    assert (judgement.kind, wrong_tensors(judgement), judgement.mismatches[0].rank) == ("shape", [name], 1)
+
+
+def test_shapes_come_before_values() -> None:
+    """Where one tensor has a wrong shape and another a wrong value, the kind is shape."""
+    replies = set_element(right_replies(LINEAR), 0, "param.weight", (0, 0), 0.5)
+    judgement = judge(equals_unsharded, drop_tensor(replies, 1, "output"))
+
+    assert (judgement.kind, wrong_tensors(judgement)) == ("shape", ["output"])
+
+
+def test_a_right_output_under_another_layout_fails_by_layout() -> None:
+    """The whole output on every rank, where the contract shards it."""
+    value = expect(LINEAR, 0).tensors["output"].value.float()
+    replies = right_replies(LINEAR)
+    for rank in range(3):
+        replies = set_tensor(replies, rank, "output", local=value, layout=WHOLE)
+    judgement = judge(equals_unsharded, replies)
+
+    assert (judgement.kind, wrong_tensors(judgement)) == ("layout", ["output"])
+    assert (judgement.mismatches[0].expected, judgement.mismatches[0].actual) == ("shard(1)", "replicate")
+    assert judgement.mismatches[0].extent == "3 of 3 ranks"
+
+
+def test_a_wrong_output_under_another_layout_fails_by_value() -> None:
+    """The value counts more than where it lies."""
+    value = expect(LINEAR, 0).tensors["output"].value.float() + 1
+    replies = right_replies(LINEAR)
+    for rank in range(3):
+        replies = set_tensor(replies, rank, "output", local=value, layout=WHOLE)
+
+    assert judge(equals_unsharded, replies).kind == "value"
+
+
+@pytest.mark.parametrize("name", ["param.weight", "grad.weight", "grad.x"])
+def test_a_parameter_or_gradient_of_another_layout_fails(name: str) -> None:
+    """On one rank suffices; the value may be right, and equals_unsharded says so."""
+    value = expect(LINEAR, 0).tensors[name].value.float()
+    layout = Layout((Shard(1),)) if name == "grad.x" else WHOLE
+    local = value[:, :1] if name == "grad.x" else value
+    replies = set_tensor(right_replies(LINEAR), 0, name, local=local, layout=layout)
+    judgement = judge(keeps_layout_of_parameter, replies)
+
+    assert (judgement.kind, wrong_tensors(judgement)) == ("layout", [name])
+    assert judgement.mismatches[0].extent == "1 of 3 ranks"
+    assert {judge(claim, replies).kind for claim in (equals_unsharded, gradients_equal_unsharded)} == {"holds"}
+
+
+def test_the_outputs_layout_is_not_the_parameters() -> None:
+    """keeps_layout_of_parameter leaves the output to equals_unsharded."""
+    replies = set_tensor(right_replies(LINEAR), 0, "output", layout=WHOLE)
+
+    assert judge(keeps_layout_of_parameter, replies).kind == "holds"
+
+
+def test_a_missing_tensor_has_no_layout_to_keep() -> None:
+    """It is neither wrong nor said to agree."""
+    judgement = judge(keeps_layout_of_parameter, drop_tensor(right_replies(LINEAR), 1, "grad.bias"))
+
+    assert judgement.kind == "holds" and "grad.bias" not in judgement.agreeing
+
+
+def test_replicas_that_differ_fail() -> None:
+    """By any bit: both values are shown with their bits, and which ranks differ."""
+    replies = set_element(right_replies(LINEAR), 1, "grad.x", (1, 2), 0.5)
+    judgement = judge(agrees_on_all_ranks, replies)
+    mismatch = judgement.mismatches[0]
+
+    assert (judgement.kind, wrong_tensors(judgement)) == ("replica", ["grad.x"])
+    assert (mismatch.rank, mismatch.local_index, mismatch.extent) == (1, (1, 2), "ranks 0 and 1")
+    assert mismatch.expected.endswith("as on rank 0") and mismatch.actual == "5.000000000e-01 (bits 0x3f000000)"
+
+
+def test_replicas_that_differ_in_the_sign_of_zero_fail() -> None:
+    """Equal by value is not the same bits."""
+    zeros = on_all_ranks(LINEAR, "grad.x", torch.zeros_like)
+    replies = set_element(zeros, 2, "grad.x", (0, 1), -0.0)
+
+    assert judge(agrees_on_all_ranks, replies).mismatches[0].actual == "-0.000000000e+00 (bits 0x80000000)"
+
+
+def test_replicas_of_another_dtype_fail() -> None:
+    """Shape and dtype are shown instead of bits."""
+    replies = right_replies(LINEAR)
+    local = replies[0].answers[0].tensors["grad.x"].local.double()
+    mismatch = judge(agrees_on_all_ranks, set_tensor(replies, 2, "grad.x", local=local)).mismatches[0]
+
+    assert (mismatch.expected, mismatch.actual) == ("(2, 3) torch.float32 as on rank 0", "(2, 3) torch.float64")
+
+
+def test_shards_are_no_replicas() -> None:
+    """A wrong shard is no disagreement: no other rank holds it."""
+    assert judge(agrees_on_all_ranks, set_element(right_replies(LINEAR), 0, "output", (0, 0), 0.5)).kind == "holds"
+
+
+@pytest.mark.parametrize(
+    "layouts",
+    [(WHOLE, Layout((Shard(0),)), WHOLE), (Layout((Partial(),)),) * 3, (Layout((Replicate(), Replicate())),) * 3],
+    ids=["unlike", "partial", "of another mesh"],
+)
+def test_what_ranks_do_not_hold_alike_cannot_disagree(layouts: tuple[Layout, ...]) -> None:
+    """Different layouts, operands and layouts that cannot be are other claims' business."""
+    replies = right_replies(LINEAR)
+    for rank, layout in enumerate(layouts):
+        replies = set_tensor(replies, rank, "grad.x", local=torch.full((2, 3), float(rank)), layout=layout)
+
+    assert judge(agrees_on_all_ranks, replies).kind == "holds"
+
+
+def test_a_changed_input_fails() -> None:
+    """What the rank saw changed is the message."""
+    replies = change_answer(
+        right_replies(LINEAR), 1, lambda answer: replace(answer, touched=("x: values have changed",))
+    )
+    mismatch = judge(does_not_touch_its_inputs, replies).mismatches[0]
+
+    assert (mismatch.tensor, mismatch.rank, mismatch.actual) == ("x", 1, "values have changed")
+
+
+@pytest.mark.parametrize(("name", "right"), [("param.weight", True), ("output", True), ("param.1", False)])
+def test_another_requires_grad_fails(name: str, *, right: bool) -> None:
+    """Where the case says which flag it must be."""
+    case = FETCH if name == "param.1" else LINEAR
+    replies = change_answer(
+        right_replies(case), 1, lambda answer: replace(answer, requires_grad={**answer.requires_grad, name: not right})
+    )
+    judgement = judge(does_not_touch_its_inputs, replies, case)
+    mismatch = judgement.mismatches[0]
+
+    assert (judgement.kind, mismatch.tensor, mismatch.rank) == ("touched", name, 1)
+    assert (mismatch.expected, mismatch.actual) == (f"requires_grad {right}", f"requires_grad {not right}")
+
+
+@pytest.mark.parametrize("name", ["grad.x", "grad.weight"])
+def test_a_gradient_may_carry_any_flag(name: str) -> None:
+    """The case says nothing of it."""
+    replies = change_answer(
+        right_replies(LINEAR), 0, lambda answer: replace(answer, requires_grad={**answer.requires_grad, name: True})
+    )
+
+    assert judge(does_not_touch_its_inputs, replies).kind == "holds"
+
+
+def test_a_flat_partition_is_judged_by_value() -> None:
+    """Its padding is not: NaN there agrees, a wrong element fails."""
+    replies = set_element(right_replies(FETCH), 1, "partition.0", (3,), 0.5)
+    judgement = judge(equals_unsharded, replies, FETCH)
+
+    assert (judgement.kind, wrong_tensors(judgement)) == ("value", ["partition.0"])
+    assert judgement.mismatches[0].global_index == (3, 2)
+
+
+def test_no_answer_at_all_is_judged_as_missing() -> None:
+    """An empty dict from every rank fails under every name, not under none."""
+    replies = [
+        change_answer(right_replies(LINEAR), rank, lambda answer: replace(answer, tensors={}, requires_grad={}))[rank]
+        for rank in range(3)
+    ]
+
+    assert wrong_tensors(judge(equals_unsharded, replies)) == ["output", "param.weight", "param.bias"]
+
+
+def test_a_refusal_is_not_judged_from_answers() -> None:
+    """It is judged from outcomes, before any answer is looked at."""
+    with pytest.raises(AssertionError, match="judged from the replies' outcomes"):
+        judge(refuses, right_replies(LINEAR))
+
+
+def test_the_table_names_every_claim_once() -> None:
+    """Under its own name, which is half of the conformance key."""
+    assert list(CLAIMS) == [
+        "equals_unsharded",
+        "gradients_equal_unsharded",
+        "agrees_on_all_ranks",
+        "keeps_layout_of_parameter",
+        "does_not_touch_its_inputs",
+        "refuses",
+    ]
+    assert all(name == claim.name and claim.meaning for name, claim in CLAIMS.items())
+
+
+def test_a_placed_tensor_without_a_global_shape_is_judged_alike() -> None:
+    """A plain local output knows none."""
+    replies = right_replies(LINEAR)
+    for rank in range(3):
+        placed = replies[rank].answers[0].tensors["output"]
+        replies = change_answer(
+            replies,
+            rank,
+            lambda answer, placed=placed: replace(
+                answer, tensors={**answer.tensors, "output": Placed(placed.local, placed.layout)}
+            ),
+        )
+
+    assert judge(equals_unsharded, replies).kind == "holds"

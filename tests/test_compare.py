@@ -1,0 +1,200 @@
+"""From replies to verdicts: runs that ended badly, refusals, and one verdict per claim."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from equivtest.cases.base import Case
+from equivtest.check import DEFAULT_CLAIMS, judge_replies
+from equivtest.errors import Misuse
+from equivtest.oracle import expect
+from equivtest.ranks.reply import Outcome, Reply
+from equivtest.verdicts.claims import agrees_on_all_ranks, equals_unsharded, refuses
+from equivtest.verdicts.compare import compare
+from equivtest.verdicts.verdict import Verdict
+from tests.replies import LINEAR, REFUSED, change_answer, raised, right_replies, set_element
+
+LOST_PEER = raised(0, "RuntimeError", "Connection closed by peer", at_s=0.5)
+
+
+def judge(replies: Sequence[Reply], case: Case = LINEAR) -> list[Verdict]:
+    return judge_replies("mine", case, replies)
+
+
+def with_reply(reply: Reply) -> list[Reply]:
+    """Right replies but for one rank's."""
+    replies = right_replies(LINEAR)
+    replies[reply.rank] = reply
+    return replies
+
+
+def refusals(*replies: Reply) -> Verdict:
+    """The one verdict on a case that should be refused; ranks that are not given refuse."""
+    given = {reply.rank: reply for reply in replies}
+    [verdict] = judge([given.get(rank, raised(rank)) for rank in range(3)], REFUSED)
+    return verdict
+
+
+def test_right_replies_give_one_verdict_per_claim_and_draw() -> None:
+    """All of which hold, in the order of draws and claims."""
+    case = replace(LINEAR, values=(("dense", 0), ("wide-x", 1)))
+    verdicts = judge(right_replies(case), case)
+
+    assert [(v.draw, v.claim) for v in verdicts] == [(d, c.name) for d in (0, 1) for c in DEFAULT_CLAIMS]
+    assert {v.kind for v in verdicts} == {"holds"} and not any(v.failed for v in verdicts)
+
+
+def test_each_draw_is_judged_by_its_own_answer() -> None:
+    """A value that is wrong in the second draw alone fails there alone."""
+    case = replace(LINEAR, values=(("dense", 0), ("dense", 1)))
+    replies = right_replies(case)
+    first = replies[1].answers[0]
+    verdicts = judge(change_answer(replies, 1, lambda _: first, draw=1), case)
+
+    assert {v.draw for v in verdicts if v.failed} == {1}
+
+
+def test_one_failing_claim_leaves_the_others_judged() -> None:
+    """A replica that differs is a wrong value too, and the layouts still hold."""
+    verdicts = judge(set_element(right_replies(LINEAR), 1, "grad.x", (0, 0), 0.5))
+
+    assert {v.claim: v.kind for v in verdicts} == {
+        "equals_unsharded": "holds",
+        "gradients_equal_unsharded": "value",
+        "agrees_on_all_ranks": "replica",
+        "keeps_layout_of_parameter": "holds",
+        "does_not_touch_its_inputs": "holds",
+    }
+
+
+@pytest.mark.parametrize("outcome", ["raised", "lost", "timed_out", "not_supported"])
+def test_a_run_that_ended_badly_gives_one_verdict_alone(outcome: Outcome) -> None:
+    """Of the outcome's kind, under the first claim: no other was judged."""
+    [verdict] = judge(with_reply(Reply(1, outcome, error_text="why", detail="why")))
+
+    assert (verdict.kind, verdict.claim, verdict.mismatches) == (outcome, "equals_unsharded", ())
+    assert "rank 1 of 3" in verdict.detail and "why" in verdict.detail
+
+
+def test_what_is_not_supported_on_any_rank_is_no_proof() -> None:
+    """No claim holds where nothing ran, and it is no failure either."""
+    [verdict] = judge([Reply(rank, "not_supported", error_text="no all_reduce") for rank in range(3)])
+
+    assert (verdict.kind, verdict.failed) == ("not_supported", False)
+    assert verdict.detail.startswith("rank 0 of 3 cannot: no all_reduce")
+
+
+def test_a_rank_that_only_lost_its_peer_is_not_the_cause() -> None:
+    """The rank that raised by itself is told first and in full, though it was later."""
+    [verdict] = judge([LOST_PEER, right_replies(LINEAR)[1], raised(2, "ValueError", "mine", at_s=9.0)])
+    lines = verdict.detail.splitlines()
+
+    assert lines[0] == "rank 2 of 3 raised ValueError: mine"
+    assert "Traceback of rank 2" in lines and "Traceback of rank 0" not in lines
+    assert lines[-2:] == ["rank 0 raised RuntimeError: Connection closed by peer", "rank 1 answered"]
+
+
+def test_a_lost_rank_is_the_cause_of_its_peers_errors() -> None:
+    """The kind is that of the first cause."""
+    [verdict] = judge([LOST_PEER, right_replies(LINEAR)[1], Reply(2, "lost", (), "", "killed", "killed by 9", at_s=9.0)])
+
+    assert verdict.kind == "lost" and verdict.detail.splitlines()[:2] == ["rank 2 of 3 was lost", "killed by 9"]
+
+
+def test_the_stacks_of_every_silent_rank_are_told() -> None:
+    """All of them are needed to see who waits for whom."""
+    silent = [Reply(rank, "timed_out", detail=f"stack {rank}", at_s=2.0) for rank in (0, 1)]
+    [verdict] = judge([*silent, right_replies(LINEAR)[2]])
+
+    assert verdict.kind == "timed_out"
+    assert verdict.detail.splitlines() == [
+        "rank 0 of 3 did not answer",
+        "stack 0",
+        "rank 1 did not answer",
+        "stack 1",
+        "rank 2 answered",
+    ]
+
+
+def test_an_exception_without_words_is_told() -> None:
+    """`raise ValueError` has no text."""
+    [verdict] = judge(with_reply(raised(1, "ValueError", "")))
+
+    assert verdict.detail.startswith("rank 1 of 3 raised ValueError: ")
+
+
+def test_misuse_on_a_rank_is_misuse_here() -> None:
+    """A subject that breaks its contract with the harness is no finding."""
+    with pytest.raises(Misuse, match=r"^mine: no such name"):
+        judge(with_reply(Reply(1, "misused", (), "Misuse", "no such name")))
+
+
+def test_misuse_of_a_refused_case_is_misuse_too() -> None:
+    """It is not taken for the refusal."""
+    with pytest.raises(Misuse, match="no such name"):
+        judge([Reply(rank, "misused", (), "Misuse", "no such name") for rank in range(3)], REFUSED)
+
+
+def test_refused_alike_on_every_rank_holds() -> None:
+    """One type of error; its words may name the rank."""
+    verdict = refusals(raised(1, text="rank 1 has 3"))
+
+    assert (verdict.kind, verdict.claim, verdict.mismatches, verdict.detail) == ("holds", "refuses", (), "")
+
+
+def test_a_rank_that_answers_has_not_refused() -> None:
+    """It is named, beside what the others raised."""
+    verdict = refusals(Reply(1, "answered"))
+    [mismatch] = verdict.mismatches
+
+    assert (verdict.kind, mismatch.rank) == ("not_refused", 1)
+    assert (mismatch.expected, mismatch.actual) == ("ValueError on every rank", "answered")
+    assert "rank 1 answered" in verdict.detail
+
+
+def test_another_type_of_error_is_not_refused_alike() -> None:
+    """A rank that fails for another reason has not understood."""
+    verdict = refusals(raised(2, "IndexError", "out of range", at_s=2.0))
+
+    assert verdict.kind == "not_refused"
+    assert [(m.rank, m.actual) for m in verdict.mismatches] == [(2, "IndexError")]
+
+
+def test_refused_by_nobody_is_not_refused() -> None:
+    """Every rank is a mismatch."""
+    verdict = refusals(*(Reply(rank, "answered") for rank in range(3)))
+
+    assert verdict.kind == "not_refused"
+    assert [(m.rank, m.expected) for m in verdict.mismatches] == [(r, "an error on every rank") for r in range(3)]
+
+
+@pytest.mark.parametrize("outcome", ["timed_out", "lost", "not_supported"])
+def test_a_rank_that_does_not_come_back_has_not_refused(outcome: Outcome) -> None:
+    """Where no rank raised, the run's own kind counts."""
+    verdict = refusals(*(Reply(rank, outcome, error_text="why", detail="why") for rank in range(3)))
+
+    assert (verdict.kind, verdict.claim) == (outcome, "refuses") and "why" in verdict.detail
+
+
+def test_a_rank_that_hangs_where_its_peers_refuse_is_not_refused() -> None:
+    """The rank that raised is the first cause, the silent one the mismatch."""
+    verdict = refusals(Reply(1, "timed_out", detail="stack 1"))
+
+    assert (verdict.kind, [m.actual for m in verdict.mismatches]) == ("not_refused", ["timed_out"])
+    assert "stack 1" in verdict.detail
+
+
+def test_claims_are_judged_in_the_order_given() -> None:
+    """And no others."""
+    claims = (agrees_on_all_ranks, equals_unsharded)
+    verdicts = compare("mine", LINEAR, 0, expect(LINEAR, 0), right_replies(LINEAR), claims)
+
+    assert [v.claim for v in verdicts] == ["agrees_on_all_ranks", "equals_unsharded"]
+
+
+def test_a_refused_case_is_judged_by_refuses_alone() -> None:
+    """Unless somebody asks for other claims."""
+    assert [v.claim for v in judge([raised(rank) for rank in range(3)], REFUSED)] == [refuses.name]

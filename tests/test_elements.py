@@ -1,0 +1,290 @@
+"""Element by element: shapes, values under every layout, indices, extents and patterns."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from equivtest.layout import Flat, Layout, Partial, Replicate, Shard
+from equivtest.oracle.expected import ExpectedTensor
+from equivtest.tensors import Placed, slice_local
+from equivtest.verdicts.elements import judge_values, shape_mismatch, unravel
+from equivtest.verdicts.patterns import pattern_of
+from equivtest.verdicts.verdict import Mismatch
+
+NAN = float("nan")
+WHOLE = Layout((Replicate(),))
+ROWS = Layout((Shard(0),))
+COLUMNS = Layout((Shard(1),))
+VALUE = torch.arange(1.0, 16.0, dtype=torch.float64).reshape(5, 3)  # 1 to 15, global
+EXPECTED = ExpectedTensor(VALUE, None, ROWS, "float32", "equal: copied")
+
+
+def placed(layout: Layout, world_size: int, value: torch.Tensor = VALUE) -> dict[int, Placed]:
+    """Every rank's correct shard; padding is NaN."""
+    mesh = (world_size,)
+    locals_ = [slice_local(value, layout, mesh, rank, padding=NAN).float() for rank in range(world_size)]
+    return {rank: Placed(local, layout, tuple(value.shape)) for rank, local in enumerate(locals_)}
+
+
+def judge(answers: dict[int, Placed], expected: ExpectedTensor = EXPECTED) -> tuple[Mismatch | None, float]:
+    return judge_values("w", expected, answers, (len(answers),))
+
+
+def found(answers: dict[int, Placed], expected: ExpectedTensor = EXPECTED) -> Mismatch:
+    mismatch, _ = judge(answers, expected)
+    assert mismatch is not None
+    return mismatch
+
+
+def spoil(answers: dict[int, Placed], rank: int, index: tuple[int, ...], value: float) -> dict[int, Placed]:
+    local = answers[rank].local.clone()
+    local[index] = value
+    return {**answers, rank: replace(answers[rank], local=local)}
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize(
+    "layout",
+    [WHOLE, ROWS, COLUMNS, *(Layout((Partial(op),)) for op in ("sum", "max", "min"))],
+    ids=str,
+)
+def test_the_oracles_own_shards_agree(layout: Layout, world_size: int) -> None:
+    """Even, uneven and empty shards, whole tensors and operands: no error, margin 0."""
+    assert judge(placed(layout, world_size)) == (None, 0.0)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_padding_has_no_right_value(world_size: int) -> None:
+    """NaN in the padding of a flat partition is no error."""
+    assert judge(placed(Layout((Flat(16),)), world_size)) == (None, 0.0)
+
+
+def test_the_average_of_operands_is_judged() -> None:
+    """Under partial(avg) operands that differ are right where their mean is."""
+    layout = Layout((Partial("avg"),))
+    locals_ = [VALUE.float() - 1, VALUE.float() + 1]
+
+    assert judge({rank: Placed(local, layout) for rank, local in enumerate(locals_)}) == (None, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("layout", "world_size", "rank", "local_index", "global_index"),
+    [
+        (ROWS, 3, 2, (0, 1), (4, 1)),
+        (COLUMNS, 2, 1, (3, 0), (3, 2)),
+        (WHOLE, 2, 1, (4, 2), (4, 2)),
+        (Layout((Flat(16),)), 2, 1, (3,), (3, 2)),
+        (Layout((Flat(16),)), 4, 3, (2,), (4, 2)),
+        (Layout((Partial("sum"),)), 2, 0, (2, 1), (2, 1)),
+    ],
+    ids=str,
+)
+def test_a_wrong_element_has_both_its_indices(
+    layout: Layout, world_size: int, rank: int, local_index: tuple[int, ...], global_index: tuple[int, ...]
+) -> None:
+    """Local for the memory, global for the mathematics; uneven last shards and padding are counted in."""
+    mismatch = found(spoil(placed(layout, world_size), rank, local_index, 99.0))
+
+    assert (mismatch.rank, mismatch.local_index, mismatch.global_index) == (rank, local_index, global_index)
+    assert mismatch.global_shape == (5, 3)
+    assert float(mismatch.expected) == VALUE[global_index] and float(mismatch.actual) == 99
+
+
+def test_a_partition_of_a_scalar_has_the_empty_global_index() -> None:
+    """A 0-dim parameter lies in one rank's partition."""
+    value = torch.tensor(3.0, dtype=torch.float64)
+    expected = replace(EXPECTED, value=value)
+    mismatch = found(spoil(placed(Layout((Flat(2),)), 2, value), 0, (0,), 4.0), expected)
+
+    assert (mismatch.local_index, mismatch.global_index, mismatch.global_shape) == ((0,), (), ())
+
+
+def test_a_missing_operand_shows() -> None:
+    """Under partial(sum) an operand counted twice doubles the value, and the extent says it is reduced."""
+    answers = placed(Layout((Partial("sum"),)), 2)
+    mismatch = found({**answers, 1: answers[0]})
+
+    assert mismatch.pattern == "actual / expected = 2.000 at every wrong element"
+    assert mismatch.extent == "15 of 15 elements of all ranks' operands, reduced"
+
+
+def test_without_an_allowance_the_margin_is_infinite() -> None:
+    """Equality leaves no room."""
+    assert judge(spoil(placed(ROWS, 2), 0, (0, 0), 1.5))[1] == math.inf
+
+
+@pytest.mark.parametrize(("error", "fails"), [(0.25, False), (0.5, False), (0.75, True)])
+def test_the_margin_is_error_over_allowance(error: float, *, fails: bool) -> None:
+    """An error of exactly the allowance still passes."""
+    expected = replace(EXPECTED, allowed=torch.full_like(VALUE, 0.5), derivation="half")
+    mismatch, margin = judge(spoil(placed(ROWS, 2), 0, (0, 0), 1 + error), expected)
+
+    assert ((mismatch is not None), margin) == (fails, error / 0.5)
+
+
+def test_the_element_that_exceeds_its_allowance_most_is_shown() -> None:
+    """Over all ranks, whatever the absolute errors are; error, allowance and its derivation go with it."""
+    allowed = torch.full_like(VALUE, 8.0)
+    allowed[4] = 0.5
+    expected = replace(EXPECTED, allowed=allowed, derivation="as measured")
+    mismatch = found(spoil(spoil(placed(ROWS, 2), 0, (0, 0), 17.0), 1, (1, 0), 16.0), expected)
+
+    assert (mismatch.rank, mismatch.global_index) == (1, (4, 0))
+    assert (mismatch.error, mismatch.allowed, mismatch.derivation) == (3.0, 0.5, "as measured")
+
+
+def test_the_allowance_is_that_of_the_element() -> None:
+    """Allowances are sharded like values, flat partitions included."""
+    allowed = torch.zeros_like(VALUE)
+    allowed[4, 0] = 1.0
+    expected = replace(EXPECTED, allowed=allowed)
+
+    for layout, index in ((ROWS, (1, 0)), (Layout((Flat(16),)), (4,))):
+        assert judge(spoil(placed(layout, 2), 1, index, 14.0), expected)[0] is None
+        assert judge(spoil(placed(layout, 2), 1, (0,) * len(index), 14.0), expected)[0] is not None
+
+
+def test_nan_where_a_number_is_expected_is_wrong() -> None:
+    """Even within a large allowance."""
+    expected = replace(EXPECTED, allowed=torch.full_like(VALUE, 1e9))
+    mismatch, margin = judge(spoil(placed(ROWS, 2), 0, (0, 0), NAN), expected)
+
+    assert mismatch is not None and mismatch.actual == "nan" and margin == math.inf
+
+
+@pytest.mark.parametrize("value", [NAN, math.inf, -math.inf, 0.0])
+def test_special_values_equal_themselves(value: float) -> None:
+    """NaN, infinities and zeros are right where they are expected."""
+    special = VALUE.clone()
+    special[0, 0] = value
+
+    assert judge(placed(ROWS, 2, special), replace(EXPECTED, value=special)) == (None, 0.0)
+
+
+@pytest.mark.parametrize(("expected", "actual"), [(NAN, 1.0), (math.inf, 1.0), (math.inf, -math.inf)])
+def test_special_values_equal_nothing_else(expected: float, actual: float) -> None:
+    """A number is wrong where NaN or an infinity is expected."""
+    special = VALUE.clone()
+    special[0, 0] = expected
+    answers = spoil(placed(ROWS, 2, special), 0, (0, 0), actual)
+
+    assert judge(answers, replace(EXPECTED, value=special))[0] is not None
+
+
+def test_signed_zeros_are_equal_by_value() -> None:
+    """-0.0 for 0.0 is no error."""
+    zeros = replace(EXPECTED, value=torch.zeros_like(VALUE))
+
+    assert judge(placed(ROWS, 2, -torch.zeros_like(VALUE)), zeros) == (None, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "ranks", "words"),
+    [
+        (3, [2], "1 of 3 local elements; rank 2 only"),
+        (3, [0, 2], "1 of 6 local elements; ranks 0, 2"),
+        (3, [0, 1, 2], "1 of 6 local elements; on every rank"),
+        (1, [0], "1 of 15 local elements; on the only rank"),
+    ],
+)
+def test_the_extent_says_how_much_is_wrong_and_where(world_size: int, ranks: list[int], words: str) -> None:
+    """Local elements of the rank that is shown, then all ranks that are wrong somewhere."""
+    answers = placed(ROWS, world_size)
+    for rank in ranks:
+        answers = spoil(answers, rank, (0, 0), 99.0)
+
+    assert found(answers).extent == words
+
+
+@pytest.mark.parametrize("layout", [Layout((Shard(2),)), Layout((Replicate(), Replicate())), Layout((Flat(4),))])
+def test_a_layout_that_cannot_be_is_a_shape_mismatch(layout: Layout) -> None:
+    """No such dim, a placement too many, a partition too small: named with the reason."""
+    mismatch = shape_mismatch("w", EXPECTED, {0: Placed(VALUE.float(), layout)}, (1,))
+
+    assert mismatch is not None and mismatch.actual.startswith(f"{layout}: ") and mismatch.expected == "shard(0)"
+
+
+def test_a_shard_order_of_other_axes_is_a_shape_mismatch() -> None:
+    """The order must name the axes that are sharded."""
+    layout = Layout((Shard(0),), shard_order=(1,))
+
+    assert shape_mismatch("w", EXPECTED, {0: Placed(VALUE.float(), layout)}, (1,)) is not None
+
+
+@pytest.mark.parametrize(
+    ("change", "expected", "actual"),
+    [
+        ({"local": VALUE.float()[:2]}, "local (3, 3) float32", "local (2, 3) float32"),
+        ({"local": VALUE[:3]}, "local (3, 3) float32", "local (3, 3) float64"),
+        ({"global_shape": (6, 3)}, "global (5, 3)", "global (6, 3)"),
+        ({"layout": WHOLE}, "local (5, 3) float32", "local (3, 3) float32"),
+    ],
+)
+def test_another_shape_or_dtype_is_found(change: dict[str, object], expected: str, actual: str) -> None:
+    """Local shape under the layout that is reported, dtype, and the global shape if it is stated."""
+    answers = placed(ROWS, 2)
+    mismatch = shape_mismatch("w", EXPECTED, {**answers, 0: replace(answers[0], **change)}, (2,))
+
+    assert mismatch is not None and (mismatch.rank, mismatch.expected, mismatch.actual) == (0, expected, actual)
+
+
+def test_a_missing_tensor_is_found() -> None:
+    """On the rank that lacks it."""
+    mismatch = shape_mismatch("w", EXPECTED, {**placed(ROWS, 2), 1: None}, (2,))
+
+    assert mismatch is not None and (mismatch.rank, mismatch.actual) == (1, "none")
+
+
+def test_an_unstated_global_shape_is_no_mismatch() -> None:
+    """A plain local tensor knows no global shape."""
+    answers = {rank: replace(one, global_shape=None) for rank, one in placed(ROWS, 3).items()}
+
+    assert shape_mismatch("w", EXPECTED, answers, (3,)) is None
+
+
+@pytest.mark.parametrize("layouts", [(Layout((Partial(),)), ROWS), (ROWS, Layout((Partial(),)))], ids=str)
+def test_operands_on_some_ranks_only_are_found(layouts: tuple[Layout, Layout]) -> None:
+    """Where one rank holds an operand and another a shard there is no value to judge."""
+    answers = {rank: placed(layout, 2)[rank] for rank, layout in enumerate(layouts)}
+    mismatch = shape_mismatch("w", EXPECTED, answers, (2,))
+
+    assert mismatch is not None
+    assert (mismatch.rank, mismatch.expected, mismatch.actual) == (1, f"{layouts[0]} as on rank 0", str(layouts[1]))
+
+
+@pytest.mark.parametrize(
+    ("actual", "expected", "pattern"),
+    [
+        ([NAN, NAN], [1.0, 2.0], "NaN at every wrong element"),
+        ([0.0, 0.0], [1.0, 2.0], "zero at every wrong element"),
+        ([2.0, 4.0], [1.0, 2.0], "actual / expected = 2.000 at every wrong element"),
+        ([2.5, 3.5], [1.0, 2.0], "actual - expected = 1.5 at every wrong element"),
+        ([2.0, 1.0], [1.0, 2.0], "the wrong elements hold the right values in another order"),
+        ([2.0], [1.0], ""),
+        ([2.0, 5.0], [1.0, 2.0], ""),
+        ([NAN, 4.0], [1.0, 2.0], ""),
+        ([1.0, 7.0], [0.0, 0.0], ""),
+    ],
+)
+def test_a_pattern_is_named_where_all_wrong_elements_have_it(
+    actual: list[float], expected: list[float], pattern: str
+) -> None:
+    """Of one rank or split over two; a single element shows none but NaN or zero."""
+    pairs = [(torch.tensor(actual[part]), torch.tensor(expected[part])) for part in (slice(0, 1), slice(1, None))]
+
+    assert pattern_of(pairs) == pattern
+
+
+def test_only_wrong_elements_make_the_pattern() -> None:
+    """Right ones do not hide it."""
+    assert found(spoil(placed(ROWS, 2), 1, (0, 0), 0.0)).pattern == "zero at every wrong element"
+
+
+@pytest.mark.parametrize(("flat", "shape", "index"), [(11, (5, 3), (3, 2)), (0, (), ()), (5, (2, 1, 3), (1, 0, 2))])
+def test_unravel_counts_row_by_row(flat: int, shape: tuple[int, ...], index: tuple[int, ...]) -> None:
+    """As torch.Tensor.view does."""
+    assert unravel(flat, shape) == index
