@@ -21,7 +21,7 @@ from equivtest.verdicts.claims import (
     refuses,
 )
 from equivtest.verdicts.compare import compare
-from equivtest.verdicts.message import write_message
+from equivtest.verdicts.message import HEADLINES, write_message
 from equivtest.verdicts.verdict import Verdict
 
 DEFAULT_CLAIMS = (
@@ -77,7 +77,7 @@ def judge_replies(
 
 def raise_for(verdict: Verdict, *, replay: str = "") -> NoReturn:
     """Raises the failure that `verdict` is, each kind from a line of its own."""
-    message = write_message(verdict, replay=replay)
+    message = write_message(verdict, replay=replay) if verdict.kind in HEADLINES else ""
     match verdict.kind:
         case "value":
             raise errors.ValueMismatch(verdict, message)

@@ -168,6 +168,35 @@ def replay(file: Annotated[Path, typer.Argument(help="A file that a failure's me
     return int(fails)
 
 
+@app.command()
+def check(
+    subject: Annotated[str, typer.Argument(help="A short name, or package.module:function.")],
+    case: Annotated[str, typer.Argument(help="The code of a case, as messages print it.")],
+    *,
+    backend: Annotated[str, typer.Option(help=HELP["backend"])] = "gloo",
+    device: Annotated[str, typer.Option(help=HELP["device"])] = "cpu",
+    imports: Annotated[list[str] | None, typer.Option("--import", metavar="MODULE", help=HELP["import"])] = None,
+) -> int:
+    """Run one case, known failure or not; exit code 1 if a claim fails."""
+    from equivtest.cases.base import from_code
+    from equivtest.check import judge
+    from equivtest.ranks.backend import Backend
+    from equivtest.ranks.pool import Pool
+    from equivtest.verdicts.message import write_message
+
+    chosen = Backend(backend, device, tuple(imports or ()))
+    chosen.validate()
+    parsed = from_code(case)
+    with Pool(chosen) as pool:
+        verdicts = judge(subject, parsed, pool)
+    failed = {verdict.claim: verdict for verdict in reversed(verdicts) if verdict.kind != "holds"}
+    for verdict in failed.values():
+        typer.echo(write_message(verdict))
+    if not failed:
+        typer.echo(f"{subject}: {', '.join(dict.fromkeys(verdict.claim for verdict in verdicts))} hold in {parsed!r}")
+    return int(bool(failed))
+
+
 @app.command("list")
 def list_() -> int:
     """List the properties that come with equivtest."""

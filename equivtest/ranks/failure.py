@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import traceback
+from pathlib import Path
 
 from equivtest import limits
+
+HARNESS = Path(__file__).parent
+"""Frames of files here are the harness's: they say nothing about the subject."""
 
 
 def describe_exception(error: BaseException) -> tuple[str, str, str]:
@@ -13,8 +17,17 @@ def describe_exception(error: BaseException) -> tuple[str, str, str]:
         text = str(error)
     except Exception as second:  # the subject's __str__ may raise anything
         text = f"(its __str__ raised {type(second).__name__})"
-    trace = "".join(traceback.format_exception(error))
-    return type(error).__name__, clip(text), clip(trace)
+    return type(error).__name__, clip(text), clip(_trace_of(error))
+
+
+def _trace_of(error: BaseException) -> str:
+    """The traceback without the harness's own frames and without marks under the lines."""
+    trace = traceback.TracebackException.from_exception(error)
+    frames = [frame for frame in trace.stack if Path(frame.filename).parent != HARNESS]
+    plain = [traceback.FrameSummary(frame.filename, frame.lineno, frame.name) for frame in frames]
+    if plain:
+        trace.stack = traceback.StackSummary.from_list(plain)
+    return "".join(trace.format())
 
 
 def clip(text: str) -> str:

@@ -60,9 +60,10 @@ def _judge_run(subject: str, case: Case, draw: int, replies: Sequence[Reply], cl
 
 
 def _judge_refusal(subject: str, case: Case, draw: int, replies: Sequence[Reply]) -> Verdict:
-    cause = _cause(replies)
-    if cause is not None and cause.outcome in ("lost", "timed_out", "not_supported"):
-        return Verdict(_KIND_OF[cause.outcome], refuses.name, subject, case, draw, detail=_tell(cause, replies))
+    gone = _cause([reply for reply in replies if reply.outcome in ("lost", "timed_out", "not_supported")])
+    if gone is not None:  # whatever its peers raised: no rank may hang
+        return Verdict(_KIND_OF[gone.outcome], refuses.name, subject, case, draw, detail=_tell(gone, replies))
+    cause = first_cause(replies)
     right = cause.error_type if cause else "an error"
     wrong = tuple(
         Mismatch("refusal", reply.rank, expected=f"{right} on every rank", actual=reply.error_type or reply.outcome)

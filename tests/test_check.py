@@ -1,0 +1,157 @@
+"""The one door: one exception class per kind of failure, each from a line of its own."""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from equivtest import errors
+from equivtest.check import DEFAULT_CLAIMS, check, judge, judge_replies, raise_for
+from equivtest.ranks.pool import Pool
+from equivtest.ranks.reply import Reply
+from equivtest.verdicts.claims import equals_unsharded, keeps_layout_of_parameter
+from equivtest.verdicts.verdict import FAILURES, Kind, Mismatch, Verdict
+from tests.replies import LINEAR, REFUSED, StubPool, drop_tensor, on_all_ranks, raised, right_replies, set_element
+
+CLASSES: dict[str, type[errors.ClaimFailed]] = {
+    "value": errors.ValueMismatch,
+    "layout": errors.LayoutMismatch,
+    "shape": errors.ShapeMismatch,
+    "replica": errors.ReplicaMismatch,
+    "touched": errors.InputTouched,
+    "not_refused": errors.NotRefused,
+    "raised": errors.RankRaised,
+    "lost": errors.RankLost,
+    "timed_out": errors.RankTimedOut,
+    "not_supported": errors.NotSupported,
+}
+
+
+def verdict_of(kind: str) -> Verdict:
+    return Verdict(cast(Kind, kind), "equals_unsharded", "mine", LINEAR, 0, (Mismatch("output", 0, "1", "2"),))
+
+
+def caught(kind: str) -> errors.ClaimFailed:
+    with pytest.raises(errors.ClaimFailed) as info:
+        raise_for(verdict_of(kind))
+    return info.value
+
+
+def stub(replies: list[Reply]) -> Any:
+    return StubPool(lambda case: replies)
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_each_kind_raises_its_own_class(kind: str) -> None:
+    """That class exactly, with the verdict and the message."""
+    failure = caught(kind)
+
+    assert type(failure) is CLASSES[kind]
+    assert failure.verdict == verdict_of(kind)
+    assert str(failure).startswith(f"{CLASSES[kind].__name__}: mine: ")
+
+
+def test_each_kind_is_raised_from_a_line_of_its_own() -> None:
+    """Hypothesis tells failures apart by type, file and line."""
+    lines = {traceback.extract_tb(caught(kind).__traceback__)[-1].lineno for kind in CLASSES}
+
+    assert len(lines) == len(CLASSES) == len(set(CLASSES.values()))
+
+
+def test_every_failure_can_be_raised() -> None:
+    """None is left out of the table."""
+    assert set(CLASSES) == {*FAILURES, "not_supported"}
+
+
+@pytest.mark.parametrize("kind", ["holds", "inconclusive", "known"])
+def test_what_is_no_failure_is_not_raised(kind: str) -> None:
+    """The caller is told of the mistake."""
+    with pytest.raises(ValueError, match=f"no failure: {kind}"):
+        raise_for(verdict_of(kind))
+
+
+def test_the_replay_command_is_part_of_the_message() -> None:
+    """Where there is a file."""
+    with pytest.raises(errors.ValueMismatch, match=r"again     equivtest replay here\.json"):
+        raise_for(verdict_of("value"), replay="here.json")
+
+
+def test_check_gives_the_verdicts_where_every_claim_holds() -> None:
+    """One per claim and draw."""
+    verdicts = check("mine", LINEAR, stub(right_replies(LINEAR)))
+
+    assert [verdict.claim for verdict in verdicts] == [claim.name for claim in DEFAULT_CLAIMS]
+
+
+def test_check_raises_the_first_failure() -> None:
+    """In the order of claims: the gradient's value before its replicas."""
+    with pytest.raises(errors.ValueMismatch, match=r"grad\.x differs from the oracle"):
+        check("mine", LINEAR, stub(set_element(right_replies(LINEAR), 1, "grad.x", (0, 0), 0.5)))
+
+
+def test_check_raises_what_a_later_draw_shows() -> None:
+    """Every draw is judged."""
+    case = replace(LINEAR, values=(("dense", 0), ("wide-w", 1)))
+    replies = right_replies(case)
+    replies = [replace(reply, answers=(reply.answers[0], reply.answers[0])) for reply in replies]
+
+    with pytest.raises(errors.ValueMismatch, match=r"wide-w, seed 1 \(draw 1\)"):
+        check("mine", case, stub(replies))
+
+
+def test_check_raises_where_the_backend_cannot() -> None:
+    """Nothing was proven: that must not look like a pass."""
+    replies = [Reply(rank, "not_supported", error_text="no float16") for rank in range(3)]
+
+    with pytest.raises(errors.NotSupported, match="rank 0 of 3 cannot: no float16"):
+        check("mine", LINEAR, stub(replies))
+
+
+def test_only_the_claims_that_are_given_are_judged() -> None:
+    """A wrong value does not trouble a claim about layouts."""
+    pool = stub(on_all_ranks(LINEAR, "output", torch.zeros_like))
+
+    assert check("mine", LINEAR, pool, [keeps_layout_of_parameter])
+    with pytest.raises(errors.ValueMismatch):
+        check("mine", LINEAR, pool, [equals_unsharded])
+
+
+def test_a_refused_case_is_judged_by_refuses() -> None:
+    """Without being told, and the pool may keep its world."""
+    pool = stub([raised(rank) for rank in range(3)])
+
+    assert [verdict.claim for verdict in check("mine", REFUSED, pool)] == ["refuses"]
+    assert pool.kept == [True]
+
+
+def test_a_refused_case_that_is_answered_is_not_refused() -> None:
+    """Whatever the answers are."""
+    with pytest.raises(errors.NotRefused):
+        check("mine", REFUSED, stub([Reply(rank, "answered") for rank in range(3)]))
+
+
+def test_judge_gives_failures_without_raising() -> None:
+    """Together with the claims that hold."""
+    kinds = {v.claim: v.kind for v in judge("mine", LINEAR, stub(drop_tensor(right_replies(LINEAR), 0, "grad.x")))}
+
+    assert kinds["gradients_equal_unsharded"] == "shape" and kinds["equals_unsharded"] == "holds"
+
+
+def test_one_rank_that_did_not_answer_ends_the_judging() -> None:
+    """One verdict, not one per draw."""
+    case = replace(LINEAR, values=(("dense", 0), ("dense", 1)))
+    replies = [*right_replies(case)[:2], raised(2)]
+
+    assert [verdict.kind for verdict in judge_replies("mine", case, replies)] == ["raised"]
+
+
+@pytest.mark.ranks
+def test_a_case_is_checked_on_real_ranks() -> None:
+    """From the name of a subject to verdicts."""
+    with Pool() as pool:
+        [verdict] = check("zero3_fetch_all_reduce", replace(REFUSED, world_size=2), pool)
+        assert verdict.kind == "holds"

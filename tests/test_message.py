@@ -1,0 +1,179 @@
+"""Messages: what a failure says, line by line."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+import torch
+
+from equivtest import errors
+from equivtest.cases.base import Case, from_code
+from equivtest.check import judge_replies
+from equivtest.oracle import expect
+from equivtest.oracle.expected import Expected
+from equivtest.ranks.reply import Reply
+from equivtest.verdicts.claims import equals_unsharded
+from equivtest.verdicts.compare import compare
+from equivtest.verdicts.message import HEADLINES, write_message
+from equivtest.verdicts.verdict import FAILURES, Kind, Verdict
+from tests.replies import FETCH, LINEAR, on_all_ranks, raised, right_replies, set_element, set_tensor
+
+
+def failure(replies: list[Reply], case: Case = LINEAR, subject: str = "colwise_linear") -> Verdict:
+    """The first verdict that fails."""
+    return next(verdict for verdict in judge_replies(subject, case, replies) if verdict.failed)
+
+
+def rows(verdict: Verdict, **kwargs: str) -> dict[str, str]:
+    """The message's labelled lines, the headline under ''."""
+    first, *others = write_message(verdict, **kwargs).splitlines()
+    return {"": first} | {line[2:11].strip(): line[12:] for line in others}
+
+
+WRONG = failure(set_element(right_replies(LINEAR), 2, "param.weight", (0, 1), 0.5))
+VALUE = expect(LINEAR, 0).tensors["param.weight"].value[4, 1].item()
+
+
+def test_the_headline_is_the_whole_claim() -> None:
+    """Class, subject and tensor, for grep."""
+    assert rows(WRONG)[""] == "ValueMismatch: colwise_linear: param.weight differs from the oracle"
+
+
+def test_where_gives_both_indices() -> None:
+    """Global row 4 is local row 0 of the uneven last shard."""
+    assert rows(WRONG)["where"] == "rank 2 of 3, local (0, 1), global (4, 1) of (5, 3), shard(0)"
+
+
+def test_the_global_index_within_a_flat_partition_is_of_the_parameter() -> None:
+    """The partition has one dim, the parameter two."""
+    verdict = failure(set_element(right_replies(FETCH), 1, "partition.0", (3,), 0.5), FETCH)
+
+    assert rows(verdict)["where"] == "rank 1 of 2, local (3,), global (3, 2) of (5, 3), flat(16)"
+
+
+def test_both_values_are_given_in_full() -> None:
+    """Expected first, each with where it comes from."""
+    assert rows(WRONG)["expected"] == f"{VALUE:.9e}   one process, exact"
+    assert rows(WRONG)["actual"] == "5.000000000e-01   float32"
+
+
+def test_the_allowance_comes_with_its_derivation() -> None:
+    """Equality, and the bits that make it possible."""
+    expected = f"{abs(VALUE - 0.5):.2g}, allowed 0: equal: integers times a power of two, at most "
+
+    assert rows(WRONG)["error"].startswith(expected) and rows(WRONG)["error"].endswith(" of 24 bits")
+
+
+def test_a_bound_that_is_exceeded_is_told_in_multiples() -> None:
+    """Error, allowance, how many times, and why so much is allowed."""
+    tensors = dict(expect(LINEAR, 0).tensors)
+    value = tensors["output"].value
+    tensors["output"] = replace(tensors["output"], allowed=torch.full_like(value, 0.25), derivation="4 roundings")
+    local = right_replies(LINEAR)[0].answers[0].tensors["output"].local
+    replies = set_element(right_replies(LINEAR), 0, "output", (0, 0), float(local[0, 0]) + 1)
+    [verdict] = compare("mine", LINEAR, 0, Expected(tensors, {}), replies, [equals_unsharded])
+
+    assert rows(verdict)["error"] == "1, allowed 0.25 (4.0 times): 4 roundings"
+    assert "one process" not in rows(verdict)["expected"]
+
+
+def test_the_extent_says_what_agrees_too() -> None:
+    """It narrows the search more than what is broken."""
+    extent = "1 of 3 local elements; rank 2 only; output, param.bias agree"
+
+    assert rows(WRONG)["extent"] == extent
+
+
+def test_the_extent_names_the_other_wrong_tensors() -> None:
+    """One tensor is shown, the others are counted."""
+    replies = set_element(right_replies(LINEAR), 0, "param.bias", (0,), 0.5)
+    verdict = failure(set_element(replies, 2, "param.weight", (0, 1), 0.5))
+
+    assert rows(verdict)["extent"].endswith("; param.bias differ too; output agree")
+
+
+def test_a_pattern_is_told_where_there_is_one() -> None:
+    """And no line without one."""
+    verdict = failure(on_all_ranks(LINEAR, "output", lambda local: 3 * local))
+
+    assert rows(verdict)["pattern"] == "actual / expected = 3.000 at every wrong element"
+    assert "pattern" not in rows(WRONG)
+
+
+def test_the_claim_and_the_values_are_named() -> None:
+    """Which claim failed, in which draw."""
+    case = replace(LINEAR, values=(("dense", 3), ("wide-x", 7)))
+    verdict = replace(failure(on_all_ranks(case, "output", torch.zeros_like), case), draw=1)
+
+    assert (rows(verdict)["claim"], rows(verdict)["values"]) == ("equals_unsharded", "wide-x, seed 7 (draw 1)")
+
+
+def test_the_case_is_code_that_reads_back() -> None:
+    """Pasted, it is the same case."""
+    assert from_code(rows(WRONG)["case"]) == LINEAR
+
+
+def test_the_last_line_shows_it_again() -> None:
+    """Where a replay file was written, and only there."""
+    assert write_message(WRONG, replay="a/b.json").splitlines()[-1] == "  again     equivtest replay a/b.json"
+    assert "again" not in rows(WRONG)
+
+
+def test_a_layout_mismatch_shows_both_layouts() -> None:
+    """No element and no error goes with it."""
+    replicated = right_replies(LINEAR)[0].answers[0].tensors["grad.x"].layout
+    whole = expect(LINEAR, 0).tensors["grad.weight"].value.float()
+    verdict = failure(set_tensor(right_replies(LINEAR), 1, "grad.weight", local=whole, layout=replicated))
+    told = rows(verdict)
+
+    assert told[""] == "LayoutMismatch: colwise_linear: grad.weight has another layout than its contract"
+    assert told["where"] == "rank 1 of 3, global shape (5, 3)"
+    assert (told["expected"], told["actual"]) == ("shard(0)", "replicate") and "error" not in told
+
+
+def test_a_shape_mismatch_shows_both_shapes() -> None:
+    """With the dtypes, and the layout under which the shape is judged."""
+    told = rows(failure(set_tensor(right_replies(LINEAR), 0, "output", local=torch.zeros(2, 1))))
+
+    assert (told["expected"], told["actual"]) == ("local (2, 2) float32", "local (2, 1) float32")
+    assert told["where"] == "rank 0 of 3, global shape (2, 5), shard(1)"
+
+
+def test_a_replica_mismatch_shows_bits() -> None:
+    """Of both ranks."""
+    replies = set_element(on_all_ranks(LINEAR, "grad.x", torch.zeros_like), 2, "grad.x", (0, 1), -0.0)
+    verdict = next(v for v in judge_replies("s", LINEAR, replies) if v.kind == "replica")
+    told = rows(verdict)
+
+    assert told["expected"] == "0.000000000e+00 (bits 0x0) as on rank 0"
+    assert told["actual"] == "-0.000000000e+00 (bits 0x80000000)"
+    assert told["extent"].startswith("ranks 0 and 2; ")
+
+
+def test_a_run_that_raised_shows_the_first_cause() -> None:
+    """Every line of it is part of the message."""
+    message = write_message(failure([raised(0), *right_replies(LINEAR)[1:]]))
+
+    assert message.splitlines()[:4] == [
+        "RankRaised: colwise_linear: a rank raised",
+        "  claim     equals_unsharded",
+        "  rank 0 of 3 raised ValueError: no",
+        "  Traceback of rank 0",
+    ]
+
+
+@pytest.mark.parametrize("kind", [*FAILURES, "not_supported"])
+def test_a_headline_begins_with_the_name_of_its_exception(kind: Kind) -> None:
+    """So that a log and a traceback say the same."""
+    name = HEADLINES[kind].partition(":")[0]
+
+    assert issubclass(getattr(errors, name), errors.ClaimFailed)
+
+
+def test_every_kind_that_can_be_raised_has_a_headline() -> None:
+    """And no other has."""
+    others = {"holds", "inconclusive", "known"}
+
+    assert set(HEADLINES) == set(get_args(Kind)) - others

@@ -1,0 +1,153 @@
+"""Replay files: written from a verdict, read back, run again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import pytest
+import torch
+
+from equivtest.cases.base import from_data
+from equivtest.check import judge_replies
+from equivtest.errors import Misuse
+from equivtest.ranks.backend import Backend
+from equivtest.ranks.pool import Pool
+from equivtest.ranks.reply import Reply
+from equivtest.replay import backend_of, read_replay, replay, write_replay
+from equivtest.verdicts.message import write_message
+from tests.replies import LINEAR, StubPool, drop_tensor, on_all_ranks, raised, right_replies
+
+WRONG = on_all_ranks(LINEAR, "output", torch.zeros_like)
+VERDICT = judge_replies("package.module:mine", LINEAR, WRONG)[0]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A replay file of a wrong output."""
+    return write_replay(VERDICT, Backend(), tmp_path / "new" / "folder")
+
+
+def again(file: Path, replies: list[Reply]) -> tuple[bool, str]:
+    return replay(read_replay(file), cast(Pool, StubPool(lambda case: replies)), path=str(file))
+
+
+def rewrite(file: Path, **fields: Any) -> Path:
+    file.write_bytes(msgspec.json.encode(msgspec.json.decode(file.read_bytes()) | fields))
+    return file
+
+
+def test_a_file_is_named_after_its_failure(file: Path) -> None:
+    """Subject, claim and kind, in a folder made for it."""
+    assert file.name.startswith("package.module.mine-equals_unsharded-value-") and file.suffix == ".json"
+
+
+def test_the_same_failure_has_the_same_file(file: Path) -> None:
+    """Another run overwrites it."""
+    assert write_replay(VERDICT, Backend(), file.parent) == file
+
+
+def test_another_failure_has_another_file(file: Path) -> None:
+    """Of another claim, kind or case."""
+    others = [
+        judge_replies("package.module:mine", LINEAR, drop_tensor(right_replies(LINEAR), 0, name))[index]
+        for index, name in ((0, "output"), (1, "grad.x"))
+    ]
+
+    assert len({file, *(write_replay(other, Backend(), file.parent) for other in others)}) == 3
+
+
+def test_a_file_says_all_that_is_needed(file: Path) -> None:
+    """What to run, on what, the message for a person and the releases it was seen with."""
+    data = read_replay(file)
+
+    assert (data["subject"], data["claim"], data["kind"]) == ("package.module:mine", "equals_unsharded", "value")
+    assert from_data(data["case"]) == LINEAR
+    assert data["message"] == write_message(VERDICT) and data["versions"]["torch"] == str(torch.__version__)
+
+
+def test_the_backend_is_kept(tmp_path: Path) -> None:
+    """With its device and imports."""
+    backend = Backend("fake", "cpu", ("json",))
+
+    assert backend_of(read_replay(write_replay(VERDICT, backend, tmp_path))) == backend
+
+
+def test_a_failure_is_shown_again(file: Path) -> None:
+    """With the message of now and the command."""
+    fails, message = again(file, WRONG)
+
+    assert fails and message == write_message(VERDICT, replay=str(file))
+
+
+def test_a_failure_that_is_gone_is_said_to_be_gone(file: Path) -> None:
+    """With the case in which the claim now holds."""
+    assert again(file, right_replies(LINEAR)) == (
+        False,
+        f"package.module:mine: equals_unsharded holds in {LINEAR!r}",
+    )
+
+
+def test_another_claim_that_fails_is_not_shown(file: Path) -> None:
+    """The file is about one claim."""
+    assert not again(file, drop_tensor(right_replies(LINEAR), 0, "grad.x"))[0]
+
+
+def test_a_run_that_ends_badly_is_a_failure_still(file: Path) -> None:
+    """The claim cannot hold there."""
+    fails, message = again(file, [raised(0), *right_replies(LINEAR)[1:]])
+
+    assert fails and message.startswith("RankRaised")
+
+
+def test_the_written_case_is_the_one_that_runs(file: Path) -> None:
+    """To the last field."""
+    pool = StubPool()
+    replay(read_replay(file), cast(Pool, pool))
+
+    assert pool.seen == [LINEAR]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"schema": 2}, "has schema 2, this equivtest reads 1: use the version that wrote it"),
+        ({"claim": "is_fine"}, "has the unknown claim 'is_fine'"),
+    ],
+)
+def test_a_file_of_another_version_is_refused(file: Path, fields: dict[str, Any], message: str) -> None:
+    """With what to do about it."""
+    with pytest.raises(Misuse, match=message):
+        read_replay(rewrite(file, **fields))
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"3", b'{"schema": 1}'])
+def test_a_broken_file_is_refused(tmp_path: Path, content: bytes) -> None:
+    """It is named."""
+    path = tmp_path / "broken.json"
+    path.write_bytes(content)
+
+    with pytest.raises(Misuse, match=r"broken\.json is broken"):
+        read_replay(path)
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    """With the system's reason."""
+    with pytest.raises(Misuse, match="cannot be read: No such file or directory"):
+        read_replay(tmp_path / "none.json")
+
+
+def test_a_broken_backend_is_refused(file: Path) -> None:
+    """Before anything is started on it."""
+    with pytest.raises(Misuse, match="backend is broken"):
+        backend_of(read_replay(rewrite(file, backend={"name": 3})))
+
+
+def test_a_broken_case_is_refused(file: Path) -> None:
+    """Before any rank hears of it."""
+    pool = StubPool()
+
+    with pytest.raises(Misuse, match="unknown case class 'Other'"):
+        replay(read_replay(rewrite(file, case={"schema": 1, "type": "Other", "fields": {}})), cast(Pool, pool))
+    assert pool.seen == []

@@ -1,0 +1,431 @@
+"""The search: the same cases everywhere, every failure by itself, the smallest case of each."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import pytest
+import torch
+
+from equivtest import limits
+from equivtest.cases.base import Case, from_code
+from equivtest.cases.fetch import FetchCase, RefusedFetchCase
+from equivtest.cases.strategies import fetch_cases, refused_fetch_cases
+from equivtest.known import Condition, KnownFailure, KnownFailures
+from equivtest.property import Property
+from equivtest.ranks.pool import Pool
+from equivtest.ranks.reply import Reply
+from equivtest.replay import read_replay, replay
+from equivtest.search import Chunk, Findings, chunk_cases, search, seed_of
+from equivtest.suite import properties_dir
+from equivtest.verdicts.claims import agrees_on_all_ranks, does_not_touch_its_inputs, equals_unsharded, refuses
+from tests.replies import (
+    StubPool,
+    change_answer,
+    drop_tensor,
+    raised,
+    right_replies,
+    set_element,
+)
+
+CLAIMS = (equals_unsharded, agrees_on_all_ranks, does_not_touch_its_inputs)
+FETCH = Property("mine:fetch", "Fetched parameters are right.", "", fetch_cases, CLAIMS)
+REFUSES = Property("mine:fetch", "Misfits are refused.", "", refused_fetch_cases, (refuses,))
+CHUNK = Chunk(2, limits.DTYPES, 0, 20)
+NOTHING = KnownFailures()
+SMALLEST = FetchCase(world_size=1)
+Change = Callable[[FetchCase, list[Reply]], list[Reply]]
+
+
+def wrong_second_value(case: FetchCase, replies: list[Reply]) -> list[Reply]:
+    """The second parameter's first element is NaN on rank 0, where there is one."""
+    if len(case.parameters) < 2 or not math.prod(case.parameters[1]):
+        return replies
+    return set_element(replies, 0, "param.1", (0,) * len(case.parameters[1]), float("nan"))
+
+
+def missing_third(case: FetchCase, replies: list[Reply]) -> list[Reply]:
+    """Rank 0 lacks the third parameter, where there is one."""
+    return drop_tensor(replies, 0, "param.2") if len(case.parameters) > 2 else replies
+
+
+def touches_three(case: FetchCase, replies: list[Reply]) -> list[Reply]:
+    """Rank 0 touches a first parameter of at least three elements."""
+    if math.prod(case.parameters[0]) < 3:
+        return replies
+    return change_answer(replies, 0, lambda answer: replace(answer, touched=("param.0: values have changed",)))
+
+
+def stub(*changes: Change, from_world: int = 1) -> StubPool:
+    """Right replies to which every change was made, in worlds of at least that size."""
+
+    def answer(case: Case) -> list[Reply]:
+        assert isinstance(case, FetchCase)
+        case = replace(case, values=case.values[:1])
+        replies = right_replies(case)
+        for change in changes if case.world_size >= from_world else ():
+            replies = change(case, replies)
+        return replies
+
+    return StubPool(lambda case: _repeat(answer(case), len(case.values)))
+
+
+def _repeat(replies: list[Reply], num_draws: int) -> list[Reply]:
+    return [replace(reply, answers=reply.answers * num_draws) for reply in replies]
+
+
+def one_draw(prop: Property) -> Property:
+    """The property over cases of one draw, which the stubs answer."""
+    return replace(prop, cases=lambda space: prop.cases(space).map(lambda case: replace(case, values=case.values[:1])))
+
+
+def run(
+    pool: StubPool | Pool, tmp_path: Path, *, prop: Property = FETCH, chunk: Chunk = CHUNK, known: KnownFailures = NOTHING
+) -> Findings:
+    return search(one_draw(prop), chunk, cast(Pool, pool), known, tmp_path)
+
+
+def targets(findings: Findings) -> set[tuple[str, str]]:
+    return {(failure["claim"], failure["kind"]) for failure in findings.failures}
+
+
+def shrunk(findings: Findings, claim: str) -> FetchCase:
+    """The case of the one failure of that claim."""
+    [case] = [from_code(failure["case"]) for failure in findings.failures if failure["claim"] == claim]
+    assert isinstance(case, FetchCase)
+    return case
+
+
+def entry(claim: str, kind: str, *where: Condition, case: Case = SMALLEST) -> KnownFailure:
+    return KnownFailure("mine:fetch", claim, kind, where, case, "known since then")
+
+
+# The same cases everywhere.
+
+SCRIPT = """
+import importlib.util, json, sys
+from pathlib import Path
+from equivtest import limits
+from equivtest.search import Chunk, chunk_cases
+others, folder = sys.argv[1:3]
+if others:
+    import decimal, fractions, numpy, sqlite3, torch.distributed.tensor, tests.drawing, tests.fake_suite, made_up
+    from equivtest import cli, plugin
+for path in sorted(Path(folder).glob("test_*.py" if others else "test_zero3_fetch.py")):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    if path.stem == "test_zero3_fetch":
+        found = vars(module)
+names = ("zero3_fetch_all_reduce", "zero3_fetch_all_gather_refuses")
+chunks = [Chunk(world_size, limits.DTYPES, 1, 20) for world_size in (2, 3)]
+print(json.dumps([repr(case) for name in names for chunk in chunks for case in chunk_cases(found[name], chunk)]))
+"""
+
+
+def test_a_chunk_draws_the_same_cases_whatever_else_is_imported(tmp_path: Path) -> None:
+    """One property file alone, and all of them among other local modules full of constants."""
+    (tmp_path / "made_up.py").write_text("SIZES = [5, 77, 1001]\nNAMES = ('shard(7)', 'float8')\nSEEDS = (12345, 2.5)\n")
+    root = str(Path(__file__).parent.parent)
+    drawn = []
+    for others, seed in (("", "0"), ("yes", "7")):
+        environment = {"PYTHONPATH": f"{root}:{tmp_path}", "PYTHONHASHSEED": seed, "PATH": ""}
+        command = [sys.executable, "-c", SCRIPT, others, str(properties_dir())]
+        drawn.append(
+            subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True)
+        )
+    alone, among_others = (json.loads(process.communicate(timeout=120)[0]) for process in drawn)
+
+    assert len(alone) > 60 and alone == among_others
+
+
+@pytest.mark.parametrize(
+    ("prop", "chunk"),
+    [
+        (FETCH, replace(CHUNK, index=1)),
+        (FETCH, replace(CHUNK, world_size=3)),
+        (FETCH, replace(CHUNK, seed="another")),
+        (replace(FETCH, subject="mine:other"), CHUNK),
+        (replace(FETCH, claims=(equals_unsharded,)), CHUNK),
+    ],
+    ids=["chunk", "world size", "seed", "subject", "claims"],
+)
+def test_what_differs_draws_other_cases(prop: Property, chunk: Chunk) -> None:
+    """Whatever the seed is made of, and sizes as well as the world size differ."""
+    assert seed_of(prop, chunk) != seed_of(FETCH, CHUNK)
+    parameters = [{cast(FetchCase, case).parameters for case in cases} for cases in _both(prop, chunk)]
+    assert len(parameters[0] & parameters[1]) < len(parameters[0]) / 2
+
+
+def _both(prop: Property, chunk: Chunk) -> tuple[list[Case], list[Case]]:
+    return chunk_cases(FETCH, CHUNK), chunk_cases(prop, chunk)
+
+
+def test_a_chunk_draws_the_same_cases_twice() -> None:
+    """In its own world size and dtypes, and each once."""
+    cases = chunk_cases(FETCH, replace(CHUNK, dtypes=("float64",)))
+
+    assert cases == chunk_cases(FETCH, replace(CHUNK, dtypes=("float64",)))
+    assert {(case.world_size, case.dtype) for case in cases} == {(2, "float64")}
+    assert len(cases) == len(set(cases)) > 10
+
+
+def test_the_examples_come_first_in_chunk_0() -> None:
+    """Those of its world size and dtypes."""
+    wanted = FetchCase(world_size=2, parameters=((77,),))
+    others = (FetchCase(world_size=3, parameters=((77,),)), replace(wanted, dtype="float16"))
+    prop = replace(FETCH, examples=(others[0], wanted, others[1]))
+    chunk = replace(CHUNK, dtypes=("float32", "float64"))
+
+    assert chunk_cases(prop, chunk)[0] == wanted
+    assert not set(others) & set(chunk_cases(prop, chunk))
+    assert wanted not in chunk_cases(prop, replace(chunk, index=1))
+
+
+# What is found.
+
+
+def test_where_all_is_right_nothing_is_found(tmp_path: Path) -> None:
+    """Every case was run once and has its record; no file is written."""
+    pool = stub()
+    findings = run(pool, tmp_path / "failures")
+
+    assert findings.failures == [] and len(findings.records) == len(pool.seen) == len(set(pool.seen))
+    assert {kind for record in findings.records for kind in record["verdicts"].values()} == {"holds"}
+    assert not (tmp_path / "failures").exists()
+
+
+def test_two_failures_are_found_and_shrunk_each_alone(tmp_path: Path) -> None:
+    """Neither one's smallest case shows the other."""
+    findings = run(stub(wrong_second_value, touches_three), tmp_path, chunk=replace(CHUNK, world_size=1))
+
+    assert {"equals_unsharded", "does_not_touch_its_inputs"} <= {claim for claim, _ in targets(findings)}
+    assert shrunk(findings, "equals_unsharded").parameters == ((1,), (1,))
+    assert shrunk(findings, "does_not_touch_its_inputs").parameters == ((3,),)
+
+
+def test_two_kinds_of_one_claim_are_found_and_shrunk_each_alone(tmp_path: Path) -> None:
+    """A missing tensor, which hides values in the same case, and a wrong value."""
+    prop = replace(FETCH, claims=(equals_unsharded,))
+    findings = run(stub(wrong_second_value, missing_third), tmp_path, prop=prop)
+    numbers = {f["kind"]: len(cast(FetchCase, from_code(f["case"])).parameters) for f in findings.failures}
+
+    assert numbers == {"value": 2, "shape": 3}
+
+
+def test_a_failure_is_plain_data_with_its_message_and_file(tmp_path: Path) -> None:
+    """The file is the one that the message names."""
+    [failure] = run(stub(touches_three), tmp_path).failures
+
+    assert failure["message"].startswith("InputTouched: mine:fetch: param.0")
+    assert failure["message"].endswith(f"equivtest replay {failure['replay']}")
+    assert Path(failure["replay"]).parent == tmp_path and json.loads(json.dumps(failure)) == failure
+
+
+def test_a_failure_of_an_example_alone_is_reported_as_it_is(tmp_path: Path) -> None:
+    """The strategy does not draw it, so it cannot be shrunk."""
+    odd = FetchCase(world_size=2, parameters=((77,),))
+    pool = stub(lambda case, replies: touches_three(case, replies) if case.parameters == odd.parameters else replies)
+    [failure] = run(pool, tmp_path, prop=replace(FETCH, examples=(odd,))).failures
+
+    assert from_code(failure["case"]) == odd
+
+
+# Known failures.
+
+
+@pytest.mark.parametrize("neighbour", [touches_three, missing_third], ids=["another claim", "another kind"])
+def test_a_known_failure_is_set_apart_from_its_neighbour(tmp_path: Path, neighbour: Change) -> None:
+    """It is recorded as known with its reason; what fails beside it is found all the same."""
+    known = KnownFailures((entry("equals_unsharded", "value"), entry("agrees_on_all_ranks", "replica")))
+    findings = run(stub(wrong_second_value, neighbour), tmp_path, known=known)
+    records = [record for record in findings.records if record["verdicts"]["equals_unsharded"] == "known"]
+
+    assert targets(findings) == {
+        ("does_not_touch_its_inputs", "touched") if neighbour is touches_three else ("equals_unsharded", "shape")
+    }
+    assert records and all(record["known"]["equals_unsharded"] == "known since then" for record in records)
+
+
+def test_entries_of_two_kinds_about_one_claim_both_count(tmp_path: Path) -> None:
+    """The second entry is found though the first covers the case too."""
+    known = KnownFailures(
+        (entry("equals_unsharded", "shape"), entry("equals_unsharded", "value"), entry("agrees_on_all_ranks", "replica"))
+    )
+
+    assert run(stub(wrong_second_value), tmp_path, known=known).failures == []
+
+
+def test_a_known_failure_of_some_cases_leaves_the_others(tmp_path: Path) -> None:
+    """Shrinking does not end in a case that is known to fail."""
+    where = Condition("world_size", "==", 1)
+    known = KnownFailures((entry("does_not_touch_its_inputs", "touched", where),))
+    findings = run(stub(touches_three), tmp_path, known=known)
+
+    assert shrunk(findings, "does_not_touch_its_inputs").world_size == 2
+
+
+@pytest.mark.parametrize("kind", ["raised", "lost", "timed_out"])
+def test_a_barred_case_is_not_run(tmp_path: Path, kind: str) -> None:
+    """Neither in the search nor while shrinking; its record says why."""
+    known = KnownFailures((entry("equals_unsharded", kind, Condition("dtype", "==", "float32")),))
+    pool = stub(touches_three)
+    findings = run(pool, tmp_path, known=known)
+    barred = [record for record in findings.records if record["dtype"] == "float32"]
+
+    assert {case.dtype for case in pool.seen} == set(limits.DTYPES) - {"float32"}
+    assert barred and all(record["verdicts"] == {"equals_unsharded": "known"} for record in barred)
+    assert all(record["known"] == {"equals_unsharded": "known since then"} for record in barred)
+    assert shrunk(findings, "does_not_touch_its_inputs").dtype == "float64"
+
+
+# Shrinking.
+
+
+def test_shrinking_looks_in_smaller_worlds_first(tmp_path: Path) -> None:
+    """In 1, then 2, where it fails; never in 3."""
+    pool = stub(touches_three, from_world=2)
+    findings = run(pool, tmp_path, chunk=replace(CHUNK, world_size=4))
+    visited = list(dict.fromkeys(case.world_size for case in pool.seen))
+
+    assert visited == [4, 1, 2]
+    assert shrunk(findings, "does_not_touch_its_inputs") == FetchCase(world_size=2, parameters=((3,),))
+
+
+def test_a_failure_of_its_own_world_alone_is_shrunk_there(tmp_path: Path) -> None:
+    """After every smaller world was tried, with fewer cases."""
+    pool = stub(touches_three, from_world=3)
+    findings = run(pool, tmp_path, chunk=replace(CHUNK, world_size=3))
+    tried = [case.world_size for case in pool.seen]
+
+    assert shrunk(findings, "does_not_touch_its_inputs") == FetchCase(world_size=3, parameters=((3,),))
+    assert 0 < tried.count(1) <= limits.SHRINK_TRIES and 0 < tried.count(2) <= limits.SHRINK_TRIES
+
+
+def test_past_the_time_limit_only_remembered_results_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No case is run any more, and the failure is one that was seen."""
+    monkeypatch.setattr(limits, "SHRINK_S", -1.0)
+    pool = stub(touches_three)
+    [failure] = run(pool, tmp_path).failures
+
+    assert pool.limits_s == [] and from_code(failure["case"]) in pool.seen
+
+
+def test_no_case_is_run_twice(tmp_path: Path) -> None:
+    """Two failures are shrunk from what both have seen."""
+    pool = stub(wrong_second_value, touches_three)
+    run(pool, tmp_path)
+
+    assert len(pool.seen) == len(set(pool.seen))
+
+
+@pytest.mark.parametrize(("outcome", "limit_s"), [("timed_out", limits.SHRINK_CASE_S), ("lost", limits.CASE_S)])
+def test_a_time_out_is_shrunk_under_a_shorter_limit(tmp_path: Path, outcome: str, limit_s: float) -> None:
+    """Every try costs the limit."""
+    pool = StubPool(lambda case: [Reply(0, outcome), *right_replies(case)[1:]])  # type: ignore[arg-type]
+    [failure] = run(pool, tmp_path).failures
+
+    assert failure["kind"] == outcome and set(pool.limits_s) == {limit_s}
+
+
+def test_a_search_of_broken_runs_is_cut_short(tmp_path: Path) -> None:
+    """Each costs a world; the failure is reported, and shrunk."""
+    pool = StubPool(lambda case: [raised(rank) for rank in range(case.world_size)])
+    findings = run(pool, tmp_path)
+
+    assert len(findings.records) == limits.BROKEN_RUNS
+    assert targets(findings) == {("equals_unsharded", "raised")}
+    assert shrunk(findings, "equals_unsharded") == SMALLEST
+
+
+def test_refused_cases_may_keep_their_world(tmp_path: Path) -> None:
+    """While shrinking too, where an error on every rank is what should come."""
+    pool = StubPool(right_replies)
+    [failure] = run(StubPool(_answer_refused), tmp_path, prop=REFUSES).failures
+    search(REFUSES, CHUNK, cast(Pool, refusing := StubPool(_answer_refused)), NOTHING, tmp_path)
+
+    assert failure["kind"] == "not_refused" and isinstance(from_code(failure["case"]), RefusedFetchCase)
+    assert refusing.kept and all(refusing.kept) and pool.kept == []
+
+
+def _answer_refused(case: Case) -> list[Reply]:
+    return [Reply(rank, "answered") for rank in range(case.world_size)]
+
+
+# Records.
+
+
+def test_a_record_tells_the_case_and_its_place(tmp_path: Path) -> None:
+    """One per draw, plain data, with every claim's kind and margin."""
+    pool = StubPool(right_replies)
+    findings = search(FETCH, replace(CHUNK, num_cases=3), cast(Pool, pool), NOTHING, tmp_path)
+    first = findings.records[0]
+    case = pool.seen[0]
+
+    assert len(findings.records) == sum(len(case.values) for case in pool.seen)
+    assert (first["draw"], first["mode"], first["seed"]) == (0, *case.values[0])
+    assert (first["world_size"], first["dtype"], first["shard_kind"]) == (2, case.dtype, case.shard_kind)
+    assert first["margins"] == {claim.name: 0.0 for claim in CLAIMS}
+    assert json.loads(json.dumps(first)) == first
+
+
+def test_an_infinite_margin_is_written_as_a_number(tmp_path: Path) -> None:
+    """JSON has no infinity."""
+    findings = run(stub(wrong_second_value), tmp_path)
+
+    assert max(record["margins"]["equals_unsharded"] for record in findings.records) == sys.float_info.max
+    assert json.dumps(findings.records, allow_nan=False)
+
+
+def test_what_is_not_supported_is_recorded_and_is_no_failure(tmp_path: Path) -> None:
+    """Nor does it hold."""
+    pool = StubPool(lambda case: [Reply(r, "not_supported", error_text="no") for r in range(case.world_size)])
+    findings = run(pool, tmp_path)
+
+    assert findings.failures == []
+    assert {tuple(record["verdicts"].items()) for record in findings.records} == {
+        (("equals_unsharded", "not_supported"),)
+    }
+
+
+# On real ranks.
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    with Pool() as pool:
+        yield pool
+
+
+@pytest.mark.ranks
+def test_two_bugs_of_a_real_subject_are_found_shrunk_and_shown_again(pool: Pool, tmp_path: Path) -> None:
+    """From a property to replay files, each of which fails again, and holds of a right subject."""
+    prop = replace(FETCH, subject="tests.rank_programs_search:two_bugs")
+    findings = search(prop, CHUNK, pool, NOTHING, tmp_path)
+
+    assert targets(findings) == {("equals_unsharded", "value"), ("does_not_touch_its_inputs", "touched")}
+    assert shrunk(findings, "equals_unsharded") == FetchCase(
+        world_size=1, parameters=((1,), (1,)), requires_grad=(True, True)
+    )
+    assert shrunk(findings, "does_not_touch_its_inputs") == FetchCase(world_size=1, parameters=((3,),))
+    for failure in findings.failures:
+        data = read_replay(Path(failure["replay"]))
+        assert replay(data, pool)[0]
+        assert not replay(data | {"subject": "zero3_fetch_all_gather"}, pool)[0]
+
+
+@pytest.mark.ranks
+def test_a_right_subject_passes_the_same_search(pool: Pool, tmp_path: Path) -> None:
+    """No failure is made up."""
+    findings = search(replace(FETCH, subject="zero3_fetch_all_reduce"), replace(CHUNK, num_cases=5), pool, NOTHING, tmp_path)
+
+    assert findings.failures == [] and findings.records
+    assert all(torch.isfinite(torch.tensor(record["busy_s"])) for record in findings.records)
