@@ -74,9 +74,7 @@ def test_a_wrong_value_fails_and_the_others_agree(claim: Claim, name: str, other
     assert judgement.margin > 1
 
 
-@pytest.mark.parametrize(
-    ("claim", "name"), [(equals_unsharded, "output"), (gradients_equal_unsharded, "grad.weight")]
-)
+@pytest.mark.parametrize(("claim", "name"), [(equals_unsharded, "output"), (gradients_equal_unsharded, "grad.weight")])
 @pytest.mark.parametrize("local", [torch.zeros(1, 1), torch.zeros(2, 1, dtype=torch.float64)])
 def test_a_wrong_shape_or_dtype_fails(claim: Claim, name: str, local: torch.Tensor) -> None:
     """Though values cannot even be compared."""
@@ -85,9 +83,7 @@ def test_a_wrong_shape_or_dtype_fails(claim: Claim, name: str, local: torch.Tens
     assert (judgement.kind, wrong_tensors(judgement)) == ("shape", [name])
 
 
-@pytest.mark.parametrize(
-    ("claim", "name"), [(equals_unsharded, "output"), (gradients_equal_unsharded, "grad.bias")]
-)
+@pytest.mark.parametrize(("claim", "name"), [(equals_unsharded, "output"), (gradients_equal_unsharded, "grad.bias")])
 def test_a_missing_tensor_fails_by_shape(claim: Claim, name: str) -> None:
     """A gradient that did not come about is none."""
     judgement = judge(claim, drop_tensor(right_replies(LINEAR), 1, name))

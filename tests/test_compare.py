@@ -99,7 +99,9 @@ def test_a_rank_that_only_lost_its_peer_is_not_the_cause() -> None:
 
 def test_a_lost_rank_is_the_cause_of_its_peers_errors() -> None:
     """The kind is that of the first cause."""
-    [verdict] = judge([LOST_PEER, right_replies(LINEAR)[1], Reply(2, "lost", (), "", "killed", "killed by 9", at_s=9.0)])
+    [verdict] = judge(
+        [LOST_PEER, right_replies(LINEAR)[1], Reply(2, "lost", (), "", "killed", "killed by 9", at_s=9.0)]
+    )
 
     assert verdict.kind == "lost" and verdict.detail.splitlines()[:2] == ["rank 2 of 3 was lost", "killed by 9"]
 
@@ -185,7 +187,11 @@ def test_a_rank_that_is_gone_where_its_peers_refuse_counts_most(outcome: Outcome
     verdict = refusals(Reply(1, outcome, detail="stack 1", at_s=5.0))
 
     assert verdict.kind == outcome
-    assert verdict.detail.splitlines()[1:] == ["stack 1", "rank 0 raised ValueError: no", "rank 2 raised ValueError: no"]
+    assert verdict.detail.splitlines()[1:] == [
+        "stack 1",
+        "rank 0 raised ValueError: no",
+        "rank 2 raised ValueError: no",
+    ]
 
 
 def test_claims_are_judged_in_the_order_given() -> None:

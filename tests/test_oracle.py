@@ -181,6 +181,16 @@ def test_an_operand_truncated_to_fewer_bits_shows(mode, name, dtype, kept_bits):
     assert differing(output, case, "output") == output.numel()
 
 
+@pytest.mark.parametrize(("dtype", "kept_bits"), [("float64", 24), ("float32", 11), ("float16", 8), ("bfloat16", 4)])
+def test_a_truncated_cotangent_shows_in_every_element_of_the_bias_gradient(dtype, kept_bits):
+    case = linear_case(dtype=dtype, values=(("wide-g", 0),))
+    fractions, exponents = torch.frexp(draw(case, 0)["cotangent"].double())
+    truncated = torch.ldexp((fractions * 2.0**kept_bits).trunc(), exponents - kept_bits)
+    gradient = truncated.reshape(-1, case.out_features).sum(0)
+
+    assert differing(gradient, case, "grad.bias") == case.out_features
+
+
 def test_swapped_tokens_show():
     case = linear_case()
     swapped = run_torch(case, torch.float64)["output"].roll(1, 0)

@@ -12,7 +12,7 @@ blocking, no division among ranks can round.  The oracle checks this of every dr
 DTensor divides a replicated bias by w where it makes it partial, so b is a multiple of w; it takes
 an eighth of the output's 2**p, or w where that is more.
 
-Source: NUMERICS.md 4.1 (C1 to C7, partition-free) and 4.4 (modes); Partial._partition_value in
+Source: derived here but for Partial._partition_value in
 torch.distributed.tensor.placement_types (2.13.0); integers up to 2**p are values: IEEE 754-2019
 section 3.3 (every value is an integer below 2**p times a power of two, and 2**p is one as well).
 """
@@ -87,6 +87,8 @@ def draw_linear(case: LinearCase, index: int) -> dict[str, torch.Tensor]:
             sign, each column of the cotangent one token.
         wide-w: the weight takes the whole significand, each token of x selects one feature, each
             row of the cotangent one output feature.
+        wide-g: each column of the cotangent takes the whole significand at one token, x is +-1,
+            each feature of the weight goes to one output feature.
 
     Where a sum of ones alone is more than 2**p (bfloat16: sizes above 256), zeros take the place
     of as many terms as must go, at places drawn anew for every seed.
@@ -201,6 +203,19 @@ def _draw_wide_w(plan: _Plan) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]
     return x, weight, cotangent
 
 
+def _draw_wide_g(plan: _Plan) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """x (T, K), weight (N, K), cotangent (T, N), int64.
+
+    Sums: output at most min(K, 2**p - |b|) + |b|; grad.x, grad.weight and grad.bias |G|.
+    """
+    x = signs((plan.num_tokens, plan.in_features), plan.source("x"))
+    weight = _select(plan.in_features, plan.out_features, plan.output_limit, plan.source("weight"))
+    source = plan.source("cotangent")
+    tokens = _select(plan.out_features, plan.num_tokens, plan.out_features, source)
+    cotangent = tokens * _whole_significand(plan, (plan.out_features, plan.num_tokens), source)
+    return x, weight.T.contiguous(), cotangent.T.contiguous()
+
+
 def _whole_significand(plan: _Plan, shape: tuple[int, int], source: torch.Generator) -> torch.Tensor:
     """Odd integers of p bits, so that no shorter significand holds them; int64."""
     return odd_integers(shape, plan.limit // 2 + 1, odd_floor(plan.output_limit - 1), source)
@@ -223,4 +238,5 @@ _DRAW_MODE: dict[str, Callable[[_Plan], tuple[torch.Tensor, torch.Tensor, torch.
     "dense": _draw_dense,
     "wide-x": _draw_wide_x,
     "wide-w": _draw_wide_w,
+    "wide-g": _draw_wide_g,
 }

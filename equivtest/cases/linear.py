@@ -13,7 +13,7 @@ from equivtest.cases.base import Case, Shape, replicated, require
 from equivtest.layout import Layout, Replicate, Shard, parse_placement, shard_kind
 
 STYLES = ("colwise", "rowwise")
-LINEAR_MODES = ("dense", "wide-x", "wide-w")
+LINEAR_MODES = ("dense", "wide-x", "wide-w", "wide-g")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,7 +37,7 @@ LARGE_DIMS = tuple(range(12))  # which dim is the large one, modulo their number
 SEEDS = tuple(range(64))
 
 REFUSED_MODES = (("dense",),)
-LINEAR_MODES = (("dense",), ("wide-x",), ("wide-w",), *[("dense", "wide-x", "wide-w", "dense")] * 21)
+LINEAR_MODES = (("dense",), ("wide-x",), ("wide-w",), ("wide-g",), *[("dense", "wide-x", "wide-w", "wide-g")] * 28)
 FETCH_MODES = (("dense",), ("index",), ("wide",), *[("dense", "index", "wide", "dense")] * 21)
 NUM_LEADING_DIMS = (1, 0, 1, 1, 1, 2, 2, 3)
 NUM_PARAMETERS = (1, 2, 2, 3, 3, 4, 4, 5, 5)
