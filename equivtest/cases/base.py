@@ -24,7 +24,7 @@ C = TypeVar("C", bound="Case")
 Shape = tuple[int, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Case:
     """One layout, with one or more draws of values for it.
 
@@ -67,6 +67,16 @@ class Case:
                 check_layout(shape, self.layouts()[name], self.mesh_shape)
             except ValueError as error:
                 raise Misuse(f"{name}: {error}") from error
+
+    def __repr__(self) -> str:
+        """Code that makes the case again; fields at their default are left out.
+
+        Subclasses pass repr=False to `dataclass` to keep it.
+        """
+        given = [(field.name, getattr(self, field.name)) for field in dataclasses.fields(self)]
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        code = [f"{name}={value!r}" for name, value in given if value != defaults[name]]
+        return f"{type(self).__name__}({', '.join(code)})"
 
     @property
     def mesh_shape(self) -> Shape:

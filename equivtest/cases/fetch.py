@@ -13,7 +13,7 @@ PADDINGS = ("nan", "large")
 FETCH_MODES = ("dense", "index", "wide")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class FetchCase(Case):
     """Some parameters, each partitioned over the ranks, all made whole by one fetch.
 
@@ -75,7 +75,7 @@ class FetchCase(Case):
         return self.contiguous
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class RefusedFetchCase(FetchCase):
     """A fetch outside the contract: every rank must refuse alike, before any collective.
 

@@ -16,7 +16,7 @@ STYLES = ("colwise", "rowwise")
 LINEAR_MODES = ("dense", "wide-x", "wide-w", "wide-g")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class LinearCase(Case):
     """y = x W^T + b, forward and backward, its weight sharded on one axis.
 
@@ -166,7 +166,7 @@ def _place(placement: str, num_dims: int) -> str:
 REFUSALS = ("in_features", "dtype")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class RefusedLinearCase(LinearCase):
     """A linear layer given an x that does not fit its weight: every rank must refuse alike.
 

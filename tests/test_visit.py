@@ -1,0 +1,235 @@
+"""One visit, seen from inside a rank: what is handed out, what is taken back, what was touched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from equivtest import layout
+from equivtest.cases.base import Case
+from equivtest.cases.values import draw
+from equivtest.errors import Misuse
+from equivtest.layout import Layout
+from equivtest.ranks.visit import collect, hand_out, layout_of, strided, touched, visit_draw
+from equivtest.tensors import Placed, slice_local
+from tests.replies import FETCH, LINEAR
+
+WHOLE = Layout((layout.Replicate(),))
+X = torch.arange(6.0).reshape(2, 3)
+
+
+@contextmanager
+def as_rank(rank: int, mesh_shape: tuple[int, ...]) -> Iterator[DeviceMesh]:
+    """This process as one rank of a mesh whose collectives do nothing."""
+    world_size = torch.Size(mesh_shape).numel()
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+    try:
+        yield init_device_mesh("cpu", mesh_shape)
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    "case", [LINEAR, replace(LINEAR, input_layout="shard(1)"), FETCH], ids=["x", "shards", "fetch"]
+)
+def test_what_is_handed_out_are_the_contracts_shards(case: Case) -> None:
+    """Of the drawn global tensors, on every rank, with the flags of the case."""
+    for rank in range(case.world_size):
+        with as_rank(rank, case.mesh_shape) as mesh:
+            given = hand_out(case, 0, mesh)
+        assert tuple(given) == case.given_names()
+        for name, whole in draw(case, 0).items():
+            expected = slice_local(whole, case.layouts()[name], case.mesh_shape, rank)
+            assert torch.equal(given[name], expected) and given[name].is_contiguous()
+            assert given[name].requires_grad == case.given_flags()[name]
+
+
+def test_what_is_handed_out_is_memory_of_its_own() -> None:
+    """Two draws of one case share nothing."""
+    with as_rank(0, (3,)) as mesh:
+        one, other = hand_out(LINEAR, 0, mesh), hand_out(LINEAR, 0, mesh)
+
+    assert all(one[name].data_ptr() != other[name].data_ptr() for name in one)
+
+
+def test_the_case_says_what_is_not_contiguous() -> None:
+    """x and the cotangent, but never the parameters of a layer; the values are the same."""
+    case = replace(LINEAR, x_contiguous=False, cotangent_contiguous=False)
+    with as_rank(1, (3,)) as mesh:
+        given, plain = hand_out(case, 0, mesh), hand_out(LINEAR, 0, mesh)
+
+    assert [name for name in given if not given[name].is_contiguous()] == ["x", "cotangent"]
+    assert all(torch.equal(given[name], plain[name]) for name in given)
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (2, 3, 4), (5,)])
+def test_strided_keeps_values_and_changes_strides(shape: tuple[int, ...]) -> None:
+    """Last two dims swapped in memory, or every second element."""
+    tensor = torch.rand(shape)
+
+    assert torch.equal(strided(tensor), tensor) and not strided(tensor).is_contiguous()
+
+
+def test_a_number_has_no_strides_to_change() -> None:
+    """A 0-dim tensor stays as it is."""
+    assert strided(torch.tensor(3.0)).shape == ()
+
+
+# What is taken back.
+
+
+def test_what_a_subject_answers_is_taken_at_rest() -> None:
+    """Detached, contiguous, with layout, global shape and the flag it had."""
+    leaf = X.clone().requires_grad_()
+    answers, flags = collect(LINEAR, {"output": Placed(leaf.T, WHOLE, (3, 2))})
+    taken = answers["output"]
+
+    assert torch.equal(taken.local, X.T) and taken.local.is_contiguous() and not taken.local.requires_grad
+    assert (taken.layout, taken.global_shape, flags) == (WHOLE, (3, 2), {"output": True})
+
+
+def test_a_copy_is_taken() -> None:
+    """What the subject does to its tensor afterwards is not seen."""
+    local = X.clone()
+    answers, _ = collect(LINEAR, {"output": Placed(local, WHOLE)})
+    local.zero_()
+
+    assert torch.equal(answers["output"].local, X)
+
+
+def test_a_dtensor_answers_its_shard_and_global_shape() -> None:
+    """Without a collective, though another rank would be needed for the whole."""
+    with as_rank(1, (3,)) as mesh:
+        tensor = DTensor.from_local(X, mesh, [Shard(0)], run_check=False, shape=torch.Size((6, 3)), stride=(3, 1))
+        answers, flags = collect(LINEAR, {"output": tensor})
+
+    taken = answers["output"]
+    assert torch.equal(taken.local, X) and type(taken.local) is torch.Tensor
+    assert (taken.layout, taken.global_shape) == (Layout((layout.Shard(0),)), (6, 3)) and flags == {"output": False}
+
+
+def test_none_stands_for_a_tensor_that_did_not_come_about() -> None:
+    """It is left out, and the claims find it missing."""
+    assert collect(LINEAR, {"grad.x": None}) == ({}, {})
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (None, "must return a dict of tensors by name, got NoneType"),
+        (X, "must return a dict of tensors by name, got Tensor"),
+        (
+            {"outptu": Placed(X, WHOLE)},
+            "returned outptu; a LinearCase answers output, param.weight, param.bias, grad.x",
+        ),
+        ({3: Placed(X, WHOLE)}, "returned 3; a LinearCase answers"),
+        ({"output": X}, r"output must be a DTensor, Placed\(local tensor, layout\) or None, got Tensor"),
+        ({"output": 3.0}, "output must be .*, got float"),
+        ({"output": Placed([1.0], WHOLE)}, "output must be .*, got Placed"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_is_no_answer_is_a_misuse(returned: object, message: str) -> None:
+    """The message names the name, and what may stand there."""
+    with pytest.raises(Misuse, match=message):
+        collect(LINEAR, returned)
+
+
+# Layouts in our words.
+
+OURS = {
+    "shard": ((Shard(1),), Layout((layout.Shard(1),))),
+    "shard from behind": ((Shard(-1),), Layout((layout.Shard(2),))),
+    "replicate": ((Replicate(),), WHOLE),
+    "sum": ((Partial(),), Layout((layout.Partial("sum"),))),
+    "max": ((Partial("max"),), Layout((layout.Partial("max"),))),
+    "two axes": ((Replicate(), Shard(0)), Layout((layout.Replicate(), layout.Shard(0)))),
+    "one dim twice": ((Shard(0), Shard(0)), Layout((layout.Shard(0), layout.Shard(0)))),
+    "strided": ((_StridedShard(0, split_factor=2), Shard(0)), Layout((layout.Shard(0), layout.Shard(0)), (1, 0))),
+    "partial beside": ((Partial("min"), Shard(1)), Layout((layout.Partial("min"), layout.Shard(1)))),
+}
+
+
+@pytest.mark.parametrize(("placements", "expected"), OURS.values(), ids=OURS.keys())
+def test_torchs_placements_are_read(placements: tuple[Placement, ...], expected: Layout) -> None:
+    """A strided shard is the later axis dividing first."""
+    with as_rank(0, (2,) * len(placements)) as mesh:
+        local = torch.zeros(2, 4, 4)
+        tensor = DTensor.from_local(local, mesh, placements, run_check=False, shape=local.shape, stride=local.stride())
+        assert layout_of(tensor) == expected
+
+
+# What was touched.
+
+
+def before(given: Mapping[str, torch.Tensor]) -> dict[str, tuple[torch.Tensor, bool]]:
+    return {name: (tensor.detach().clone(), tensor.requires_grad) for name, tensor in given.items()}
+
+
+def test_nothing_touched_is_nothing_said() -> None:
+    """Whatever the flags are."""
+    given = {"x": X.clone().requires_grad_(), "weight": X.clone()}
+
+    assert touched(given, before(given)) == []
+
+
+@pytest.mark.parametrize("value", [0.5, -0.0, float("nan")])
+def test_a_changed_value_is_found(value: float) -> None:
+    """By its bits: -0.0 is not 0.0."""
+    given = {"x": X.clone(), "weight": X.clone()}
+    kept = before(given)
+    given["weight"][0, 0] = value
+
+    assert touched(given, kept) == ["weight: values have changed"]
+
+
+def test_a_nan_written_over_the_same_nan_is_no_change() -> None:
+    """NaN differs from itself by value only."""
+    given = {"x": torch.tensor([float("nan"), 1.0])}
+    kept = before(given)
+    given["x"].mul_(1)
+
+    assert touched(given, kept) == []
+
+
+@pytest.mark.parametrize("flag", [True, False])
+def test_a_changed_flag_is_found(*, flag: bool) -> None:
+    """Either way round."""
+    given = {"x": X.clone().requires_grad_(not flag)}
+    kept = before(given)
+    given["x"].requires_grad_(flag)
+
+    assert touched(given, kept) == [f"x: requires_grad was {not flag}, is {flag}"]
+
+
+def test_a_tensor_squeezed_in_place_is_found() -> None:
+    """Its shape is part of what it was."""
+    given = {"x": X.clone().reshape(1, 6)}
+    kept = before(given)
+    given["x"].squeeze_()
+
+    assert touched(given, kept) == ["x: values have changed"]
+
+
+def test_a_draw_is_visited_with_its_own_values_and_watched() -> None:
+    """The subject's answer and what it left of its inputs come back together."""
+
+    def subject(case: Case, mesh: DeviceMesh, given: Mapping[str, torch.Tensor]) -> dict[str, DTensor | Placed | None]:
+        output = given["x"].detach().clone()
+        given["cotangent"].add_(1)
+        return {"output": Placed(output, WHOLE), "grad.x": None}
+
+    case = replace(LINEAR, values=(("dense", 0), ("dense", 1)))
+    with as_rank(0, (3,)) as mesh:
+        answers = [visit_draw(subject, case, index, mesh) for index in (0, 1)]
+
+    assert all(torch.equal(answers[i].tensors["output"].local, draw(case, i)["x"]) for i in (0, 1))
+    assert answers[0].touched == ("cotangent: values have changed",) and list(answers[0].tensors) == ["output"]
