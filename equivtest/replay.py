@@ -12,7 +12,7 @@ import torch
 
 from equivtest.cases.base import from_data, to_data
 from equivtest.check import judge
-from equivtest.errors import Misuse
+from equivtest.errors import BrokenSetup, Misuse
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.pool import Pool
 from equivtest.verdicts.claims import CLAIMS
@@ -84,10 +84,15 @@ def replay(data: dict[str, Any], pool: Pool, *, path: str = "") -> tuple[bool, s
 
     Returns:
         Whether the claim still fails, and the message.
+
+    Raises:
+        BrokenSetup: the backend cannot do what the case needs.
     """
     case = from_data(data["case"])
     verdicts = judge(data["subject"], case, pool, [CLAIMS[data["claim"]]])
     for verdict in verdicts:
         if verdict.failed:
             return True, write_message(verdict, replay=path)
+    if any(verdict.kind == "not_supported" for verdict in verdicts):
+        raise BrokenSetup(f"{data['subject']}: this backend cannot do what {case!r} needs, so nothing was shown")
     return False, f"{data['subject']}: {data['claim']} holds in {case!r}"

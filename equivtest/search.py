@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -91,21 +91,20 @@ def search(prop: Property, chunk: Chunk, pool: Pool, known: KnownFailures, failu
     started_s = time.monotonic()
     hunt = _Hunt(prop, chunk, pool, known)
     records = hunt.run_all(chunk_cases(prop, chunk))
-    failures = []
-    for target, first in list(hunt.failing.items()):
-        smallest = hunt.shrink(target, first)
-        path = write_replay(smallest, pool.backend, failures_dir)
-        failures.append(
-            {
-                "subject": prop.subject,
-                "claim": smallest.claim,
-                "kind": smallest.kind,
-                "message": write_message(smallest, replay=str(path)),
-                "replay": str(path),
-                "case": repr(smallest.case),
-            }
-        )
+    failures = [_write_up(hunt.shrink(target), pool, failures_dir) for target in hunt.targets()]
     return Findings(records, failures, time.monotonic() - started_s)
+
+
+def _write_up(smallest: Verdict, pool: Pool, failures_dir: Path) -> dict[str, Any]:
+    path = write_replay(smallest, pool.backend, failures_dir)
+    return {
+        "subject": smallest.subject,
+        "claim": smallest.claim,
+        "kind": smallest.kind,
+        "message": write_message(smallest, replay=str(path)),
+        "replay": str(path),
+        "case": repr(smallest.case),
+    }
 
 
 def seed_of(prop: Property, chunk: Chunk) -> int:
@@ -176,7 +175,14 @@ class _Hunt:
             return verdict
         return replace(verdict, kind="known", mismatches=(), known=entry.reason)
 
-    def shrink(self, target: Target, first: Verdict) -> Verdict:
+    def targets(self) -> Iterator[Target]:
+        """Each failing (claim, kind) once, those that come up while others are shrunk included."""
+        done: set[Target] = set()
+        while waiting := [target for target in self.failing if target not in done]:
+            done.add(waiting[0])
+            yield waiting[0]
+
+    def shrink(self, target: Target) -> Verdict:
         """The smallest failure of that claim and kind that is found within limits.SHRINK_S.
 
         Smaller worlds are searched first, then the failure's own world is shrunk in.
@@ -187,7 +193,7 @@ class _Hunt:
             smallest = self._find(target, chunk, until_s)
             if smallest is not None:
                 return smallest
-        return self._find(target, self.chunk, until_s) or first
+        return self._find(target, self.chunk, until_s) or self.failing[target]
 
     def _find(self, target: Target, chunk: Chunk, until_s: float) -> Verdict | None:
         """The smallest failure that Hypothesis finds among the cases of `chunk`."""

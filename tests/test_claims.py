@@ -197,6 +197,13 @@ def test_what_ranks_do_not_hold_alike_cannot_disagree(layouts: tuple[Layout, ...
     assert judge(agrees_on_all_ranks, replies).kind == "holds"
 
 
+def test_a_replica_that_is_missing_cannot_disagree() -> None:
+    """That it is missing is found where its values are judged."""
+    judgement = judge(agrees_on_all_ranks, drop_tensor(right_replies(LINEAR), 1, "grad.x"))
+
+    assert judgement.kind == "holds" and "grad.x" not in judgement.agreeing
+
+
 def test_a_changed_input_fails() -> None:
     """What the rank saw changed is the message."""
     replies = change_answer(

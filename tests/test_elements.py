@@ -266,6 +266,7 @@ def test_operands_on_some_ranks_only_are_found(layouts: tuple[Layout, Layout]) -
         ([2.0, 1.0], [1.0, 2.0], "the wrong elements hold the right values in another order"),
         ([2.0], [1.0], ""),
         ([2.0, 5.0], [1.0, 2.0], ""),
+        ([0.0, 5.0], [1.0, 2.0], ""),
         ([NAN, 4.0], [1.0, 2.0], ""),
         ([1.0, 7.0], [0.0, 0.0], ""),
     ],

@@ -18,7 +18,7 @@ from equivtest.verdicts.claims import equals_unsharded
 from equivtest.verdicts.compare import compare
 from equivtest.verdicts.message import HEADLINES, write_message
 from equivtest.verdicts.verdict import FAILURES, Kind, Verdict
-from tests.replies import FETCH, LINEAR, on_all_ranks, raised, right_replies, set_element, set_tensor
+from tests.replies import FETCH, LINEAR, change_answer, on_all_ranks, raised, right_replies, set_element, set_tensor
 
 
 def failure(replies: list[Reply], case: Case = LINEAR, subject: str = "colwise_linear") -> Verdict:
@@ -92,6 +92,15 @@ def test_the_extent_names_the_other_wrong_tensors() -> None:
     verdict = failure(set_element(replies, 2, "param.weight", (0, 1), 0.5))
 
     assert rows(verdict)["extent"].endswith("; param.bias differ too; output agree")
+
+
+def test_a_tensor_wrong_on_two_ranks_is_named_once() -> None:
+    """It does not differ beside itself."""
+    replies = right_replies(LINEAR)
+    for rank in (0, 1):
+        replies = change_answer(replies, rank, lambda answer: replace(answer, touched=("x: values have changed",)))
+
+    assert "extent" not in rows(failure(replies))
 
 
 def test_a_pattern_is_told_where_there_is_one() -> None:

@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from equivtest.cases.fetch import RefusedFetchCase
+from equivtest.subjects import zero3_fetch
 from equivtest.subjects.zero3_fetch import (
     Fetch,
     Fetcher,
@@ -29,8 +30,6 @@ from equivtest.subjects.zero3_fetch import (
 from equivtest.tensors import same_bits
 from tests.replies import FETCH
 
-# torch 2.13 would have it called all_gather_single; torch 2.6 knows only the old name.
-pytestmark = pytest.mark.filterwarnings("ignore:.*all_gather_into_tensor:FutureWarning")
 SHAPES = ((5, 3), (2,), (), (0, 4))
 PADDING = 99.0
 both = pytest.mark.parametrize("fetch", [fetch_by_all_gather, fetch_by_all_reduce])
@@ -271,7 +270,7 @@ def test_what_is_gathered_is_taken_apart_by_rank_and_parameter(
     def gather(out: torch.Tensor, part: torch.Tensor, **_: object) -> None:
         out.copy_(torch.cat(own))
 
-    monkeypatch.setattr(dist, "all_gather_into_tensor", gather)
+    monkeypatch.setattr(zero3_fetch, "all_gather", gather)
     with as_rank(1, world_size) as mesh:
         parameters = partitioned(mesh)
         fetch_by_all_gather(parameters, mesh).wait()

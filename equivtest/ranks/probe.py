@@ -48,6 +48,10 @@ def probe_dtype(dtype: torch.dtype, device: torch.device) -> None:
 
 Collective = Callable[[torch.dtype, torch.device], tuple[torch.Tensor, torch.Tensor]]
 
+# Renamed in torch 2.13, which warns of the old names.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
 
 def _on_cpu(collective: Collective, dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """(actual, expected) in float64 on the CPU."""
@@ -67,7 +71,7 @@ def _all_gather_into_tensor(dtype: torch.dtype, device: torch.device) -> tuple[t
     """Collects every rank's number."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     output = torch.zeros(ranks, dtype=dtype, device=device)
-    dist.all_gather_into_tensor(output, torch.tensor([rank], dtype=dtype, device=device))
+    _all_gather(output, torch.tensor([rank], dtype=dtype, device=device))
     return output, torch.arange(ranks)
 
 
@@ -77,5 +81,5 @@ def _reduce_scatter_tensor(dtype: torch.dtype, device: torch.device) -> tuple[to
     given = torch.arange(ranks) * int(rank == 0)
     operand = torch.stack((given, torch.ones_like(given)), dim=1).to(dtype).to(device)
     output = torch.zeros(1, 2, dtype=dtype, device=device)
-    dist.reduce_scatter_tensor(output, operand)
+    _reduce_scatter(output, operand)
     return output, torch.tensor([[rank, ranks]])

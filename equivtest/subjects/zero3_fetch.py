@@ -25,6 +25,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from equivtest.cases.fetch import FetchCase, RefusedFetchCase
 from equivtest.tensors import Placed
 
+all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+"""Renamed in torch 2.13, which warns of the old name."""
+
 
 class Status(enum.Enum):
     """Whether the whole parameter is present."""
@@ -111,7 +114,7 @@ def fetch_by_all_gather(parameters: Sequence[PartitionedParameter], mesh: Device
     gathered = own.new_empty((mesh.size(), own.numel()))  # (rank, its partitions one after the other)
     work = None
     if own.numel():
-        work = dist.all_gather_into_tensor(gathered.view(-1), own, group=mesh.get_group(), async_op=True)
+        work = all_gather(gathered.view(-1), own, group=mesh.get_group(), async_op=True)
 
     def finish() -> None:
         start = 0
