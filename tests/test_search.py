@@ -313,6 +313,17 @@ def test_a_failure_of_its_own_world_alone_is_shrunk_there(tmp_path: Path) -> Non
     assert 0 < tried.count(1) <= limits.SHRINK_TRIES and 0 < tried.count(2) <= limits.SHRINK_TRIES
 
 
+def test_a_failure_met_while_another_is_shrunk_is_reported_too(tmp_path: Path) -> None:
+    """It shows in worlds of one rank alone, where the search itself never goes."""
+
+    def wrong_alone(case: FetchCase, replies: list[Reply]) -> list[Reply]:
+        return drop_tensor(replies, 0, "param.0") if case.world_size == 1 else replies
+
+    findings = run(stub(touches_three, wrong_alone), tmp_path)
+
+    assert {("does_not_touch_its_inputs", "touched"), ("equals_unsharded", "shape")} <= targets(findings)
+
+
 def test_past_the_time_limit_only_remembered_results_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No case is run any more, and the failure is one that was seen."""
     monkeypatch.setattr(limits, "SHRINK_S", -1.0)
