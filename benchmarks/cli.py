@@ -47,15 +47,15 @@ def main(
     breakdowns = measure_phases(cases) if Benchmark.phases in chosen else []
     results: dict[str, Any] = {"environment": _environment()}
     if worlds is not None:
-        console.print(worlds_table(worlds))
+        console.print(worlds_table(worlds), "")
         ratios = {label: asdict(spread) for label, spread in worlds_rows(worlds)}
         results["worlds"] = {"cold_s": asdict(worlds.cold_s), "of_cold": ratios}
     if pairs:
-        console.print(throughput_table(pairs))
+        console.print(throughput_table(pairs), "")
         rows = [{**asdict(pair), "ratio": asdict(pair.ratio)} for pair in pairs]
         results["throughput"] = {"overall": asdict(overall(pairs)), "target": TARGET, "pairs": rows}
     if breakdowns:
-        console.print(phases_table(breakdowns))
+        console.print(phases_table(breakdowns), "")
         results["phases"] = [asdict(found) for found in breakdowns]
     results["environment"]["seconds"] = round(time.monotonic() - begun_s, 1)
     out.mkdir(parents=True, exist_ok=True)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from equivtest import limits
 from equivtest.cases.base import Case
 from equivtest.known import SHIPPED, KnownFailures
 from equivtest.property import Property
+from equivtest.ranks.first_cause import first_cause
+from equivtest.ranks.reply import Reply
 from equivtest.search import Chunk, chunk_cases
 from equivtest.suite import load_properties, properties_dir
 from equivtest.verdicts.claims import refuses
@@ -37,6 +39,17 @@ class Spread:
 
     def __str__(self) -> str:
         return f"{self.median:.3f} ({self.low:.3f}..{self.high:.3f})"
+
+
+class RankFailed(Exception):
+    """A rank did not answer a case that it should have answered."""
+
+
+def require_answers(subject: str, case: Case, replies: Sequence[Reply]) -> None:
+    """Raises RankFailed, with the first cause in full, unless every rank has answered."""
+    cause = first_cause(replies)
+    if cause is not None:
+        raise RankFailed(f"{subject} {case}: rank {cause.rank} {cause.outcome}: {cause.error_text}\n{cause.detail}")
 
 
 def seconds_of(work: Callable[[], object]) -> float:

@@ -9,13 +9,12 @@ import statistics
 import time
 from dataclasses import dataclass
 
-from benchmarks.measure import draw_cases, main_properties, seconds_of
+from benchmarks.measure import draw_cases, main_properties, require_answers, seconds_of
 from benchmarks.programs import PARTS
 from equivtest import limits
 from equivtest.cases.base import Case
 from equivtest.oracle import expect
 from equivtest.property import Property
-from equivtest.ranks.first_cause import first_cause
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply
 from equivtest.search import Chunk, chunk_cases
@@ -31,7 +30,7 @@ rank.  receive: from the rank's last result to its reply decoded in the parent."
 class Breakdown:
     """Median milliseconds per case of each of PHASES, for one kind of case."""
 
-    case_type: str
+    family: str  # of case: linear or fetch
     world_size: int
     num_cases: int
     median_ms: dict[str, float]
@@ -45,8 +44,9 @@ def measure_phases(num_cases: int) -> list[Breakdown]:
             for world_size in limits.WORLD_SIZES:
                 draw_s = _draw_seconds(prop, world_size, num_cases)
                 for case in draw_cases(prop, world_size, num_cases):
+                    key = (type(case).__name__.removesuffix("Case").lower(), world_size)
                     times_s = {"draw": draw_s, **_measure_case(pool, prop, case)}
-                    samples.setdefault((type(case).__name__, world_size), []).append(times_s)
+                    samples.setdefault(key, []).append(times_s)
     return [Breakdown(*key, len(found), _medians_ms(found)) for key, found in sorted(samples.items())]
 
 
@@ -59,7 +59,7 @@ def _measure_case(pool: Pool, prop: Property, case: Case) -> dict[str, float]:
     begun_s = time.monotonic()
     replies = pool.run(prop.subject, case)
     received_s = time.monotonic()
-    assert first_cause(replies) is None, replies
+    require_answers(prop.subject, case, replies)
     last = max(replies, key=lambda reply: reply.at_s)
     times_s = {"send": last.at_s - last.busy_s - begun_s, **_parts(last), "receive": received_s - last.at_s}
     return {**times_s, **_judge(prop, case, replies)}

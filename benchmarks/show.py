@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from benchmarks.measure import Spread
@@ -20,9 +21,9 @@ def worlds_rows(times: WorldTimes) -> list[tuple[str, Spread]]:
     """What is told of worlds, each as a multiple of the cold world's time."""
     rows = [("start and first case", times.started), ("steady case", times.steady)]
     for rank in range(len(times.heard)):
-        rows.append((f"rank {rank} killed: all heard", times.heard[rank]))
-        rows.append(("   from then to next case answered", times.replaced[rank]))
-        rows.append(("   from end noticed to next case answered", times.recovered[rank]))
+        rows.append((f"rank {rank}: killed to all heard", times.heard[rank]))
+        rows.append((f"rank {rank}: all heard to next answer", times.replaced[rank]))
+        rows.append((f"rank {rank}: end noticed to next answer", times.recovered[rank]))
     return rows
 
 
@@ -39,7 +40,7 @@ def worlds_table(times: WorldTimes) -> Table:
 
 def throughput_table(pairs: Sequence[Pair]) -> Table:
     """One line per subject and world size, and all together."""
-    columns = ("subject", "ranks", "cases", "harness, cases/s", "harness / bare loop", "min..max")
+    columns = ("subject", "ranks", "cases", "cases/s", "/ bare loop", "min..max")
     table = _table("Speed of the harness beside a bare loop over the same rank programs", columns)
     for pair in pairs:
         size, rate = (str(pair.world_size), str(pair.num_cases)), f"{pair.rate.median:.1f}"
@@ -52,10 +53,10 @@ def throughput_table(pairs: Sequence[Pair]) -> Table:
 
 def phases_table(breakdowns: Iterable[Breakdown]) -> Table:
     """One line per kind of case and world size."""
-    table = _table("Where the time of a case goes, median ms", ("case", "ranks", "cases", *PHASES))
+    table = _table("Where the time of a case goes, median ms", ("case", "ranks", *PHASES))
     for found in breakdowns:
-        parts = [f"{found.median_ms[phase]:.2f}" for phase in PHASES]
-        table.add_row(found.case_type, str(found.world_size), str(found.num_cases), *parts)
+        parts = [f"{found.median_ms[phase]:.1f}" for phase in PHASES]
+        table.add_row(found.family, str(found.world_size), *parts)
     return table
 
 
@@ -99,11 +100,11 @@ def _plot_throughput(axes: Any, pairs: Sequence[Pair]) -> None:
     axes.set_xlabel("ranks")
     axes.set_ylabel("cases per second, harness / bare loop")
     axes.set_title(f"Speed of the harness: overall {overall(pairs).median:.2f} of the bare loop's")
-    axes.legend(fontsize="small", ncols=2, loc="lower right")
+    axes.legend(fontsize="small", ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.14))
 
 
 def _plot_phases(axes: Any, breakdowns: Sequence[Breakdown]) -> None:
-    labels = [f"{found.case_type}, {found.world_size}" for found in breakdowns]
+    labels = [f"{found.family}, {found.world_size}" for found in breakdowns]
     left = [0.0] * len(breakdowns)
     for phase in PHASES:
         parts = [100 * found.median_ms[phase] / sum(found.median_ms.values()) for found in breakdowns]
@@ -112,7 +113,7 @@ def _plot_phases(axes: Any, breakdowns: Sequence[Breakdown]) -> None:
     axes.invert_yaxis()
     axes.set_xlabel("% of a case's time when nothing overlaps, from medians")
     axes.set_title("Where the time of a case goes, by kind of case and number of ranks")
-    axes.legend(fontsize="small", ncols=len(PHASES), loc="upper center", bbox_to_anchor=(0.5, -0.14))
+    axes.legend(fontsize="small", ncols=len(PHASES) // 2, loc="upper center", bbox_to_anchor=(0.5, -0.14))
 
 
 def _errors(spreads: Sequence[Spread]) -> list[list[float]]:
@@ -125,7 +126,9 @@ def _ratio(spread: Spread) -> tuple[str, str]:
 
 
 def _table(title: str, columns: Iterable[str]) -> Table:
-    table = Table(title=title, title_justify="left")
+    table = Table(
+        title=title, title_justify="left", box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0)
+    )
     for number, column in enumerate(columns):
-        table.add_column(column, justify="right" if number else "left")
+        table.add_column(column, justify="right" if number else "left", no_wrap=True)
     return table

@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 
 from benchmarks.cold import run_cold_world
-from benchmarks.measure import Spread, seconds_of
+from benchmarks.measure import Spread, require_answers, seconds_of
 from equivtest.cases.linear import LinearCase
 from equivtest.ranks.first_cause import first_cause
 from equivtest.ranks.pool import Pool
@@ -72,8 +72,7 @@ def measure_worlds(repeats: int) -> WorldTimes:
 
 
 def _run(pool: Pool) -> None:
-    replies = pool.run(SUBJECT, CASE)
-    assert first_cause(replies) is None, replies
+    require_answers(SUBJECT, CASE, pool.run(SUBJECT, CASE))
 
 
 def _lose(pool: Pool, rank: int) -> tuple[float, float, float]:
