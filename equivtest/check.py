@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NoReturn
+
+import torch
 
 from equivtest import errors
 from equivtest.cases.base import Case
@@ -70,9 +73,25 @@ def judge_replies(
     if not answered or case.refusal:
         return compare(subject, case, 0, Expected({}, {}), replies, claims)
     verdicts = []
-    for draw in range(len(case.values)):
-        verdicts += compare(subject, case, draw, expect(case, draw), replies, claims)
+    with one_thread():
+        for draw in range(len(case.values)):
+            verdicts += compare(subject, case, draw, expect(case, draw), replies, claims)
     return verdicts
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """torch computes on this thread alone, as long as it lasts.
+
+    Its pool's threads would wait for work in a loop, on the cores that the ranks need: with tiny
+    tensors that costs several times the work itself.
+    """
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
 
 
 def raise_for(verdict: Verdict, *, replay: str = "") -> NoReturn:

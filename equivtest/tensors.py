@@ -68,7 +68,10 @@ def at_rest(tensor: torch.Tensor) -> torch.Tensor:
 
 def as_bits(tensor: torch.Tensor) -> torch.Tensor:
     """The values as integers of the same width: equal exactly where all bits are."""
-    return at_rest(tensor).view(_BITS[tensor.element_size()])
+    flat = tensor.detach().reshape(-1)
+    if flat.numel() == 0 or flat.stride(0) != 1 or flat.device.type != "cpu":
+        flat = at_rest(flat)
+    return flat.view(_BITS[tensor.element_size()]).view(tensor.shape)
 
 
 def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:

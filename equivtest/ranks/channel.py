@@ -35,8 +35,7 @@ class Channel:
             OSError: the other end is gone, or did not take it within the limit.
         """
         self._end.settimeout(self._send_limit_s)
-        self._end.sendall(len(message).to_bytes(_LENGTH_BYTES, "little"))
-        self._end.sendall(message)
+        self._end.sendall(len(message).to_bytes(_LENGTH_BYTES, "little") + message)  # one call: one wake-up
 
     def receive(self, limit_s: float | None = None) -> bytes:
         """The next message, waited for.

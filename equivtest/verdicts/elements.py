@@ -93,6 +93,8 @@ def judge_values(
     Shapes and dtypes are already known to be right.
     """
     parts = _parts(expected, answers, mesh_shape)
+    if all(torch.equal(part.actual, part.expected) for part in parts):  # the usual case, without the arithmetic
+        return None, 0.0
     ratios = {part.rank: part.ratio for part in parts}
     worst = {rank: float(ratio.max()) for rank, ratio in ratios.items() if ratio.numel()}
     margin = max(worst.values(), default=0.0)
