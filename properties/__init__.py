@@ -1,0 +1,1 @@
+"""The conformance suite: what is claimed of which subjects over which cases."""
