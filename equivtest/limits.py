@@ -7,11 +7,11 @@ CASE_S = 60.0  # one visit of one case on all ranks; the slowest honest one take
 GRACE_S = 0.5  # after the first rank failed, for its peers to answer; they wait inside a collective
 START_S = 120.0  # a world's start, from the request to every rank's first word; cold imports take 10
 STOP_S = 2.0  # for ranks to end by themselves when a pool closes, before they are killed
-STACKS_S = 0.5  # for the stacks of a hanging rank to be written
-REFUSAL_GRACE_S = 5.0  # GRACE_S where every rank should raise by itself: none waits for another, some are slow
-PROBE_S = 5.0  # a collective of a few elements on ranks that were just heard from
+STACKS_S = 0.8  # for the stacks of a hanging rank to be written; they take 0.1
+REFUSAL_GRACE_S = 15.0  # GRACE_S where every rank should raise by itself: none waits for another, some are slow
+PROBE_S = 15.0  # a collective of a few elements on ranks that were just heard from; takes 0.01
 SEND_S = 5.0  # for a rank to take a message; it reads at once unless it hangs
-WATCH_S = 1.0  # between a rank's looks at the size of its own output
+WATCH_S = 0.2  # between a rank's looks at the size of what its C code prints; Python's is always bounded
 SHRINK_S = 60.0  # one failure's shrinking; then the smallest case so far is reported
 COLLECTIVE_S = 600.0  # the backend's own time-out: longer than CASE_S, so that the parent names the cause
 
@@ -24,6 +24,7 @@ SHARED_BYTES = 2**20  # a reply's tensors beyond this go through a file in memor
 OUTPUT_CHARS = 8_000  # of a rank's traceback, stacks or output kept in a verdict
 OUTPUT_BYTES = 2**22  # of what one rank prints that is kept in memory; beyond it the file starts again
 SCRATCH_BYTES = 2**30  # free in /dev/shm, else scratch goes where temporary files go; a container may have 64 MiB
+RENDEZVOUS_BYTES = 2**17  # that a scratch directory must take; the rendezvous of 64 ranks has under 100 KiB
 MAX_WORLDS = 4  # worlds that one pool keeps alive; the one not used longest is ended first
 
 # What strategies draw from.  Explicit tables, so that draws do not depend on what else is imported.

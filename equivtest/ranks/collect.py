@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import selectors
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
+from equivtest import limits
 from equivtest.ranks.failure import clip
+from equivtest.ranks.first_cause import first_cause
 from equivtest.ranks.launch import RankProcess
+from equivtest.ranks.places import describe_places
 from equivtest.ranks.reply import Reply
-from equivtest.ranks.stacks import read_tail, take_stacks
+from equivtest.ranks.stacks import read_tail, take_stacks, tidy
 from equivtest.ranks.wire import decode_reply
 
 FAILURES = ("raised", "misused", "lost")
@@ -34,18 +40,23 @@ class Collector:
         self._scratch = scratch
         self._grace_s = grace_s
         self._replies: dict[int, Reply] = {}
+        self._closed: set[int] = set()  # ranks whose connection has ended
 
     def collect(self, limit_s: float) -> list[Reply]:
-        """One reply per rank, by rank; after `limit_s`, or the grace, silent ranks have timed out."""
+        """One reply per rank, by rank; after `limit_s`, or the grace, silent ranks have timed out.
+
+        The first cause's detail tells where the other ranks were.
+        """
         deadline_s = time.monotonic() + limit_s
         failed = False
-        with selectors.DefaultSelector() as selector:
+        with selectors.PollSelector() as selector:  # unlike epoll it takes no descriptor
             for rank, process in enumerate(self._ranks):
                 selector.register(process.channel, selectors.EVENT_READ, rank)
                 selector.register(process.end, selectors.EVENT_READ, rank)
             while len(self._replies) < len(self._ranks):
-                ready = selector.select(max(deadline_s - time.monotonic(), 0.0))
-                if not ready:
+                ready = selector.select(min(max(deadline_s - time.monotonic(), 0.0), limits.WATCH_S))
+                self._bound_outputs()
+                if not ready and time.monotonic() >= deadline_s:
                     break
                 for key, _ in ready:
                     self._listen(selector, key)
@@ -53,22 +64,37 @@ class Collector:
                     failed = True
                     deadline_s = min(deadline_s, time.monotonic() + self._grace_s)
         self._give_up(limit_s)
+        self._explain()
         return [self._replies[rank] for rank in range(len(self._ranks))]
 
     def _has_failure(self) -> bool:
         return any(reply.outcome in FAILURES for reply in self._replies.values())
 
+    def _bound_outputs(self) -> None:
+        """Has the outputs of talkative ranks start again: a rank in C code cannot see to it itself."""
+        for rank in range(len(self._ranks)):
+            with contextlib.suppress(FileNotFoundError):
+                path = self._scratch / f"output-{rank}"
+                if path.stat().st_size > 2 * limits.OUTPUT_BYTES:
+                    os.truncate(path, 0)
+
     def _listen(self, selector: selectors.BaseSelector, key: selectors.SelectorKey) -> None:
-        """Takes what a rank has sent, or notes its end."""
+        """Takes what a rank has sent, or notes its end.
+
+        Where the server has died, nobody reports the end: then the connection tells.
+        """
         rank: int = key.data
         process = self._ranks[rank]
-        try:
-            self._receive(rank)
-        except EOFError:
-            if process.channel.fileno() in selector.get_map():
+        if rank not in self._closed:
+            try:
+                self._receive(rank)
+            except EOFError:
+                self._closed.add(rank)
                 selector.unregister(process.channel)
         if key.fd == process.end:
             selector.unregister(process.end)
+        ended = process.end not in selector.get_map()
+        if ended and (rank in self._closed or process.ending(time.monotonic()).code is not None):
             self._replies.setdefault(rank, self._lost(rank))
 
     def _receive(self, rank: int) -> None:
@@ -85,14 +111,21 @@ class Collector:
     def _lost(self, rank: int) -> Reply:
         ending = self._ranks[rank].ending(time.monotonic())
         parts = [str(ending)]
-        for name in ("output", "stacks"):
-            if text := read_tail(self._scratch / f"{name}-{rank}").strip():
-                parts.append(f"its {name}:\n{text}")
+        if text := read_tail(self._scratch / f"output-{rank}").strip():
+            parts.append(f"its output:\n{text}")
+        if text := tidy(read_tail(self._scratch / f"stacks-{rank}")):
+            parts.append(f"its stacks:\n{text}")
         return Reply(rank, "lost", (), "", str(ending), clip("\n".join(parts)), ending.at_s)
 
     def _give_up(self, limit_s: float) -> None:
-        """Declares the silent ranks timed out, with their stacks."""
-        silent = [rank for rank in range(len(self._ranks)) if rank not in self._replies]
+        """Declares the silent ranks timed out, with their stacks; those that have just ended, lost."""
+        for rank in self._silent():
+            process = self._ranks[rank]
+            closed = rank in self._closed
+            ended = process.wait(limits.STOP_S if closed else 0.0)  # its death may be under way
+            if ended and (closed or process.ending(time.monotonic()).code is not None):
+                self._replies[rank] = self._lost(rank)
+        silent = self._silent()
         if not silent:
             return
         failed = next((reply for reply in self._replies.values() if reply.outcome in FAILURES), None)
@@ -103,6 +136,19 @@ class Collector:
         now_s = time.monotonic()
         for rank in silent:
             self._replies[rank] = Reply(rank, "timed_out", (), "", text, stacks[rank], now_s)
+
+    def _silent(self) -> list[int]:
+        return [rank for rank in range(len(self._ranks)) if rank not in self._replies]
+
+    def _explain(self) -> None:
+        """Adds to the first cause how long was waited for it, and where every rank was."""
+        replies = list(self._replies.values())
+        cause = first_cause(replies)
+        if cause is None:
+            return
+        waited = cause.error_text if cause.outcome == "timed_out" else ""
+        parts = [waited, describe_places(replies), cause.detail]
+        self._replies[cause.rank] = replace(cause, detail="\n".join(part for part in parts if part))
 
 
 def _unreadable(rank: int, error: Exception) -> Reply:

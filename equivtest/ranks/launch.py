@@ -20,6 +20,8 @@ from equivtest.ranks.server import CLOSE, ENDING, FORK, PID, kill_group
 from equivtest.ranks.stacks import read_tail
 from equivtest.ranks.surroundings import ONE_THREAD
 
+_WAY_OUT = "use fewer ranks, free memory, or raise the limits on processes and open files (ulimit -u, -n)"
+
 
 @dataclass(frozen=True)
 class Ending:
@@ -93,11 +95,32 @@ class Server:
     ) -> None:
         sweep()
         self._scratch = Scratch()
-        self._control, theirs = socket.socketpair()
+        try:
+            self._control, theirs = socket.socketpair()
+        except OSError as error:
+            self._scratch.remove()
+            raise BrokenSetup(f"cannot start the server that forks ranks: {error}; {_WAY_OUT}") from error
         close_in_forks(self._control)
+        try:
+            with theirs:
+                self._process = self._execute(theirs, start, imports, preload, environment)
+        except OSError as error:
+            self._control.close()
+            self._scratch.remove()
+            raise BrokenSetup(f"cannot start the server that forks ranks: {error}; {_WAY_OUT}") from error
+        self._ready = False
+
+    def _execute(
+        self,
+        theirs: socket.socket,
+        start: str,
+        imports: tuple[str, ...],
+        preload: tuple[str, ...],
+        environment: Mapping[str, str],
+    ) -> subprocess.Popen[bytes]:
         arguments = (theirs.fileno(), os.getpid(), start, imports, preload)
-        with theirs, (self._scratch.path / "output-server").open("wb") as output:
-            self._process = subprocess.Popen(
+        with (self._scratch.path / "output-server").open("wb") as output:
+            return subprocess.Popen(
                 interpreter_command(f"from equivtest.ranks.server import main; main(*{arguments!r})"),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -106,7 +129,6 @@ class Server:
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,  # Ctrl-C is for the parent, which then ends the ranks
             )
-        self._ready = False
 
     @property
     def alive(self) -> bool:
@@ -119,19 +141,19 @@ class Server:
         Raises:
             BrokenSetup: the server does not come up, has died, or the system forks no more.
         """
-        ours, theirs = socket.socketpair()
-        end_r, end_w = os.pipe()
-        channel = Channel(ours, limits.SEND_S)
-        try:
-            pid = self._request(theirs.fileno(), end_w)
-        except BaseException:
-            channel.close()
-            os.close(end_r)
-            raise
-        finally:
-            theirs.close()
-            os.close(end_w)
-        return RankProcess(pid, channel, end_r)
+        with contextlib.ExitStack() as if_it_fails:
+            try:
+                ours, theirs = socket.socketpair()
+                if_it_fails.callback(ours.close)
+                with theirs:
+                    end_r, end_w = os.pipe()
+                    if_it_fails.callback(os.close, end_r)
+                    with open(end_w, "wb", buffering=0):
+                        pid = self._request(theirs.fileno(), end_w)
+            except OSError as error:
+                raise BrokenSetup(f"cannot start a rank: {error}; {_WAY_OUT}") from error
+            if_it_fails.pop_all()
+        return RankProcess(pid, Channel(ours, limits.SEND_S), end_r)
 
     def _request(self, channel: int, end: int) -> int:
         """Has a rank forked; gives its process id."""
@@ -139,11 +161,14 @@ class Server:
         try:
             self._wait_until_ready()
             socket.send_fds(self._control, [FORK], [channel, end])
-            pid: int = PID.unpack(self._control.recv(PID.size, socket.MSG_WAITALL))[0]
+            answer = self._control.recv(PID.size, socket.MSG_WAITALL)
+            if len(answer) < PID.size:
+                raise EOFError("it has ended")
         except (OSError, EOFError) as error:
             raise BrokenSetup(self._broken(f"{type(error).__name__}: {error}")) from error
+        pid: int = PID.unpack(answer)[0]
         if pid < 0:
-            raise BrokenSetup(f"cannot fork a rank: {os.strerror(-pid)}; use fewer ranks or free memory")
+            raise BrokenSetup(f"cannot fork a rank: {os.strerror(-pid)}; {_WAY_OUT}")
         return pid
 
     def _wait_until_ready(self) -> None:

@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 from equivtest import limits
+from equivtest.errors import BrokenSetup
 
 _NAME = re.compile(r"equivtest-(\d+)-\w+")
 
@@ -28,12 +29,14 @@ def scratch_directories() -> list[Path]:
 
 
 class Scratch:
-    """A directory of this process, locked for as long as it is in use."""
+    """A directory of this process, locked for as long as it is in use.
+
+    Raises:
+        BrokenSetup: there is no room for one anywhere.
+    """
 
     def __init__(self) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix=f"equivtest-{os.getpid()}-", dir=scratch_roots()[0]))
-        self._lock = os.open(self.path / "lock", os.O_CREAT | os.O_RDWR, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self.path, self._lock = _make_directory()
 
     def remove(self) -> None:
         """Removes the directory and all in it; a second call does nothing."""
@@ -41,6 +44,38 @@ class Scratch:
             os.close(self._lock)
             self._lock = -1
             shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _make_directory() -> tuple[Path, int]:
+    """A new directory in the first root that takes one, and its lock."""
+    problems = []
+    for root in scratch_roots():
+        path = None
+        try:
+            path = Path(tempfile.mkdtemp(prefix=f"equivtest-{os.getpid()}-", dir=root))
+            lock = os.open(path / "lock", os.O_CREAT | os.O_RDWR, 0o600)
+            try:
+                _claim(lock)
+            except OSError:
+                os.close(lock)
+                raise
+        except OSError as error:
+            problems.append(f"{root}: {error.strerror}")
+            if path is not None:
+                shutil.rmtree(path, ignore_errors=True)
+        else:
+            return path, lock
+    raise BrokenSetup(
+        f"no room for a scratch directory ({'; '.join(problems)}); "
+        "free some, raise the limit on open files (ulimit -n), or set TMPDIR to a directory with room"
+    )
+
+
+def _claim(lock: int) -> None:
+    """Locks the file, and shows that what ranks write next to it finds room."""
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.write(lock, bytes(limits.RENDEZVOUS_BYTES))
+    os.ftruncate(lock, 0)
 
 
 def sweep(owner: int | None = None) -> None:

@@ -8,8 +8,11 @@ user's own processes.
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import importlib
 import os
+import select
 import selectors
 import signal
 import socket
@@ -17,6 +20,7 @@ import struct
 import time
 import traceback
 from collections.abc import Sequence
+from typing import NoReturn
 
 from equivtest.ranks.channel import Channel
 from equivtest.ranks.failure import describe_exception
@@ -43,13 +47,44 @@ def main(fd: int, parent: int, start: str, imports: Sequence[str], preload: Sequ
     """
     os.set_inheritable(fd, False)  # noqa: FBT003
     control = socket.socket(fileno=fd)
+    _watch_parent(control, parent)
     problem = _prepare(start, imports, preload)
-    Channel(control.dup()).send(problem.encode())
-    if not problem:
-        on_purpose = _Server(control, start).serve()
-        if not on_purpose:
-            sweep(parent)
+    _stop_watching(control)
+    try:
+        Channel(control.dup()).send(problem.encode())
+        on_purpose = bool(problem) or _Server(control, start).serve()
+    except OSError:  # the parent is gone
+        on_purpose = False
+    _leave(parent, on_purpose=on_purpose)
+
+
+def _leave(parent: int, *, on_purpose: bool) -> NoReturn:
+    if not on_purpose:
+        sweep(parent)
     os._exit(0)  # taking torch down in order would take the parent 0.2 s
+
+
+def _watch_parent(control: socket.socket, parent: int) -> None:
+    """Has this process end as soon as the parent does, though it is busy importing.
+
+    By a signal, since a thread must not live here when the first rank is forked.
+    """
+
+    def end_without_parent(*_: object) -> None:
+        poll = select.poll()
+        poll.register(control, 0)
+        if poll.poll(0):
+            _leave(parent, on_purpose=False)
+
+    signal.signal(signal.SIGIO, end_without_parent)
+    fcntl.fcntl(control, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(control, fcntl.F_SETFL, fcntl.fcntl(control, fcntl.F_GETFL) | os.O_ASYNC)
+    end_without_parent()  # it may have gone before
+
+
+def _stop_watching(control: socket.socket) -> None:
+    fcntl.fcntl(control, fcntl.F_SETFL, fcntl.fcntl(control, fcntl.F_GETFL) & ~os.O_ASYNC)
+    signal.signal(signal.SIGIO, signal.SIG_IGN)  # not the default, which ends the process
 
 
 def _prepare(start: str, imports: Sequence[str], preload: Sequence[str]) -> str:
@@ -101,7 +136,9 @@ class _Server:
                 self._bury()
             if self._control.fileno() in ready:
                 command, fds = self._receive()
-                if command == FORK:
+                if command == FORK and len(fds) < 2:  # no descriptor is free here
+                    self._refuse(fds)
+                elif command == FORK:
                     self._fork(fds, (wake_r, wake_w, selector.fileno()))
         self._kill_all()
         return command == CLOSE
@@ -130,10 +167,16 @@ class _Server:
             os.close(end)
         self._control.sendall(PID.pack(pid))
 
+    def _refuse(self, fds: list[int]) -> None:
+        for fd in fds:
+            os.close(fd)
+        self._control.sendall(PID.pack(-errno.EMFILE))
+
     def _become_rank(self, channel: int, others: tuple[int, ...]) -> None:
         """In the child: lets go of all that is the server's; never returns."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGIO, signal.SIG_DFL)
         try:
             if self._start == "spawn":
                 os.set_inheritable(channel, True)  # noqa: FBT003

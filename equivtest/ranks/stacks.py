@@ -4,27 +4,40 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
+import psutil
+
 from equivtest import limits
 from equivtest.ranks.failure import clip
 
 _STEP_S = 0.01
+_OUTER_FRAMES = re.compile(r"(ranks/rank\.py\", line \d+ in work\n).*", re.DOTALL)
 _SETTLED_S = 0.05  # without growth, after which a stack is taken to be written whole
 
 
 def take_stacks(pids: Mapping[int, int], scratch: Path) -> dict[int, str]:
     """The Python stacks of running ranks, given rank -> process id; takes at most STACKS_S."""
-    files = {rank: scratch / f"stacks-{rank}" for rank in pids}
+    stopped = {rank for rank, pid in pids.items() if _is_stopped(pid)}
+    files = {rank: scratch / f"stacks-{rank}" for rank in pids if rank not in stopped}
     sizes = {rank: _size(file) for rank, file in files.items()}
-    for pid in pids.values():
+    for rank in files:
         with contextlib.suppress(ProcessLookupError):  # it has just ended
-            os.kill(pid, signal.SIGUSR1)
+            os.kill(pids[rank], signal.SIGUSR1)
     _wait_until_settled(files, sizes)
-    return {rank: _read(files[rank], sizes[rank]) for rank in pids}
+    stacks = {rank: _read(files[rank], sizes[rank]) for rank in files}
+    return stacks | dict.fromkeys(stopped, "no stacks: the process is stopped (SIGSTOP)")
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+    except psutil.Error:
+        return False
 
 
 def _wait_until_settled(files: Mapping[int, Path], sizes: Mapping[int, int]) -> None:
@@ -41,13 +54,19 @@ def _wait_until_settled(files: Mapping[int, Path], sizes: Mapping[int, int]) -> 
 
 
 def _read(file: Path, start: int) -> str:
-    """The stacks after `start`, without the harness's own guard thread."""
+    """The stacks written after `start`."""
     try:
         text = file.read_bytes()[start:].decode(errors="backslashreplace")
     except FileNotFoundError:
         text = ""
-    stacks = [stack for stack in text.split("\n\n") if "in _watch\n" not in stack]
-    return clip("\n\n".join(stacks).strip()) or "no stacks: the process did not react to SIGUSR1"
+    return clip(tidy(text)) or "no stacks: the process did not react to SIGUSR1"
+
+
+def tidy(stacks: str) -> str:
+    """Stacks of faulthandler without the harness's own guard thread and outer frames."""
+    threads = [thread for thread in stacks.split("\n\n") if "in _watch\n" not in thread]
+    threads = [thread for thread in threads if not thread.startswith("Extension modules:")]
+    return "\n\n".join(_OUTER_FRAMES.sub(r"\1", thread) for thread in threads).strip()
 
 
 def read_tail(file: Path) -> str:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import faulthandler
 import importlib
+import io
 import os
 import select
 import signal
 import sys
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
 
 from equivtest import limits
 from equivtest.ranks.channel import Channel
 from equivtest.ranks.messages import Start
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer as Buffer
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """Environment of ranks and of the server that forks them: no thread may live before the fork."""
@@ -29,6 +34,22 @@ def enter(start: Start) -> None:
     importlib.invalidate_caches()  # the server may have looked at these directories long ago
 
 
+class _BoundedFile(io.FileIO):
+    """A file that starts again instead of growing beyond limits.OUTPUT_BYTES, and never refuses."""
+
+    def write(self, data: Buffer, /) -> int:
+        kept = memoryview(data).cast("B")
+        size = len(kept)
+        kept = kept[-limits.OUTPUT_BYTES :]
+        try:
+            if os.fstat(self.fileno()).st_size + len(kept) > limits.OUTPUT_BYTES:
+                self.truncate(0)
+            os.write(self.fileno(), kept)
+        except OSError:  # a full disk: what a subject prints must not decide how it ends
+            pass
+        return size
+
+
 class Output:
     """The file that takes what this process prints, of bounded size."""
 
@@ -37,17 +58,21 @@ class Output:
         os.dup2(fd, 1)
         os.dup2(fd, 2)
         self._fd = fd
-        sys.stdout = open(1, "w", errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115
-        sys.stderr = open(2, "w", errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115
+        sys.stdout, sys.stderr = _text_of(1), _text_of(2)
 
     def clear(self) -> None:
         """Starts the file again, so that it speaks of the present request."""
         os.ftruncate(self._fd, 0)
 
     def bound(self) -> None:
-        """Starts the file again where it has grown beyond limits.OUTPUT_BYTES."""
+        """Starts the file again where C code or a child has let it grow beyond limits.OUTPUT_BYTES."""
         if os.fstat(self._fd).st_size > limits.OUTPUT_BYTES:
             self.clear()
+
+
+def _text_of(fd: int) -> TextIO:
+    binary = io.BufferedWriter(_BoundedFile(fd, "w", closefd=False))
+    return io.TextIOWrapper(binary, errors="backslashreplace", line_buffering=True)
 
 
 def die_with_parent(channel: Channel, output: Output) -> None:

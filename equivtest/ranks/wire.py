@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
 import os
@@ -57,7 +58,10 @@ _decoder = msgspec.msgpack.Decoder(_Reply)
 
 
 def encode_reply(request_id: int, reply: Reply, scratch: Path) -> bytes:
-    """`reply` as a message; more than limits.SHARED_BYTES of tensors go to a file in `scratch`."""
+    """`reply` as a message; more than limits.SHARED_BYTES of tensors go to a file in `scratch`.
+
+    Where the file finds no room they go with the message after all, which is only slower.
+    """
     payload = bytearray()
     answers = tuple(
         _Answer(
@@ -69,8 +73,9 @@ def encode_reply(request_id: int, reply: Reply, scratch: Path) -> bytes:
     )
     file = ""
     if len(payload) > limits.SHARED_BYTES:
-        file = _write(payload, scratch)
-        payload = bytearray()
+        with contextlib.suppress(OSError):
+            file = _write(payload, scratch)
+            payload = bytearray()
     texts = (reply.error_type, reply.error_text, reply.detail)
     times_s = (reply.at_s, reply.busy_s)
     return _encoder.encode(_Reply(request_id, reply.rank, reply.outcome, answers, *texts, *times_s, payload, file))
@@ -139,7 +144,7 @@ def _write(payload: bytearray, scratch: Path) -> str:
     try:
         with open(handle, "wb") as file:
             file.write(payload)
-    except OSError:  # no room: give back what was taken, the caller reports
+    except OSError:  # no room: give back what was taken
         os.unlink(path)
         raise
     return path

@@ -161,7 +161,7 @@ class World:
         """Waits for the ranks to end by themselves, kills what is left, removes the directory."""
         deadline_s = time.monotonic() + limit_s
         for process in self._ranks:
-            if not process.wait(deadline_s - time.monotonic()):
+            if not process.wait(deadline_s - time.monotonic()) or process.ending(deadline_s).code is None:
                 process.kill()
         for process in self._ranks:
             process.wait(limits.STOP_S)

@@ -1,0 +1,171 @@
+"""One cell of the matrix of faults: run it, and say what is wrong with how it ended."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import psutil
+
+from equivtest.ranks.first_cause import first_cause
+from equivtest.ranks.pool import Pool
+from equivtest.ranks.reply import Reply
+from equivtest.ranks.scratch import scratch_directories
+from tests.fault_programs import LIMIT_S, MOMENTS, FaultCase
+
+VISIT = "tests.fault_programs:visit"
+_ALONE = [(2, (0,)), (2, (1,)), (3, (0,)), (3, (1,)), (3, (2,))]
+_TOGETHER = [(2, (0, 1)), (3, (0, 1)), (3, (1, 2))]
+
+
+@dataclass(frozen=True)
+class Naming:
+    """How a fault is to be named.
+
+    Attributes:
+        outcome: Of the rank that is named; '' where the visit is to pass.
+        text: That its words match; {culprit} and {peer} stand for ranks.
+        peer: Whether a peer of the culprit may be the one that is named.
+    """
+
+    outcome: str
+    text: str
+    peer: bool = False
+
+
+NAMINGS = {
+    "raises": Naming("raised", "the culprit's own words"),
+    "raises_system_exit": Naming("lost", "exited with code 0"),
+    "exits_0": Naming("lost", "exited with code 0"),
+    "exits_3": Naming("lost", "exited with code 3"),
+    "is_killed": Naming("lost", "killed by SIGKILL"),
+    "crashes": Naming("lost", "killed by SIGSEGV(.|\n)*in crashes"),
+    "lacks_memory": Naming("raised", "allocate memory"),
+    "eats_memory": Naming("raised|lost", "MemoryError|exited with code 1|killed by SIG(KILL|ABRT|SEGV)"),
+    "hangs": Naming("timed_out", r"rank.* {culprit}\b.* in hangs \(fault_programs.py:\d+\)"),
+    "hangs_in_c": Naming("timed_out", r"rank {culprit} is in hangs_in_c \(fault_programs.py:\d+\)"),
+    "is_stopped": Naming("timed_out", "the process is stopped"),
+    "enters_alone": Naming(
+        "timed_out", r"rank {culprit} is in all_gather_into_tensor \(fault_.*in enters_alone\)\nranks? .* answered"
+    ),
+    "enters_other": Naming(
+        "timed_out", r"in different collectives: .*rank {culprit} in all_gather_into_tensor", peer=True
+    ),
+    "enters_longer": Naming("lost|timed_out", "all_reduce", peer=True),
+    "skips_collective": Naming("timed_out", r"in all_reduce .*\nrank {culprit} has answered", peer=True),
+    "answers_late": Naming("timed_out", "rank {culprit} is in answers_late"),
+    "answers_twice": Naming("", ""),
+    "floods": Naming("", ""),
+    "floods_from_c": Naming("", ""),
+}
+AT_ONCE = ("raises", "exits_3", "is_killed", "crashes", "hangs")
+"""Faults that two ranks also have at once."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    fault: str
+    moment: str
+    world_size: int
+    culprits: tuple[int, ...]
+
+    @property
+    def column(self) -> str:
+        """'3:1', '2:0+1'."""
+        return f"{self.world_size}:{'+'.join(map(str, self.culprits))}"
+
+    @property
+    def id(self) -> str:
+        return f"{self.fault}-{self.moment}-{self.column}"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a cell gave.
+
+    Attributes:
+        named: The cause in few words: 'rank 1 lost: killed by SIGKILL'.
+        seconds: From the request to the replies.
+        problems: What is not as it should be; none is a pass.
+    """
+
+    named: str
+    seconds: float
+    problems: tuple[str, ...]
+
+
+def cells() -> list[Cell]:
+    """Every cell, by fault."""
+    return [
+        Cell(fault, moment, world_size, culprits)
+        for fault in NAMINGS
+        for moment in MOMENTS
+        for world_size, culprits in _ALONE + _TOGETHER * (fault in AT_ONCE)
+    ]
+
+
+def run_cell(pool: Pool, cell: Cell) -> Result:
+    """Has the fault happen in a world that works, and looks at all that follows."""
+    before = _pids(pool, cell.world_size)
+    case = FaultCase(world_size=cell.world_size, numel=2, culprits=cell.culprits, moment=cell.moment)
+    begun_s = time.monotonic()
+    replies = pool.run(cell.fault, case, limit_s=LIMIT_S)
+    seconds = time.monotonic() - begun_s
+    cause = first_cause(replies)
+    problems = _judge_naming(cell, cause) + _judge_stacks(replies)
+    if seconds > LIMIT_S + 1:
+        problems.append(f"took {seconds:.2f} s")
+    try:
+        _pids(pool, cell.world_size)
+    except AssertionError as error:
+        problems.append(f"the next case does not pass: {error}")
+    if cause is not None and (alive := [pid for pid in before if psutil.pid_exists(pid)]):
+        problems.append(f"processes left: {alive}")
+    problems += _judge_files()
+    if cell.fault == "floods":
+        size = max(reply.answers[0].tensors["output"].local[1].item() for reply in replies if reply.answers)
+        problems += [f"output grew to {size} bytes"] * (not 0 < size < 2**23)
+    named = "-" if cause is None else f"rank {cause.rank} {cause.outcome}: {cause.error_text.strip()[:60]}"
+    return Result(named, seconds, tuple(problems))
+
+
+def _pids(pool: Pool, world_size: int) -> set[int]:
+    """The processes of a world in which a collective works."""
+    replies = pool.run("nothing", FaultCase(world_size=world_size, numel=2))
+    assert all(reply.outcome == "answered" for reply in replies), replies
+    return {int(reply.answers[0].tensors["output"].local[0].item()) for reply in replies}
+
+
+def _judge_naming(cell: Cell, cause: Reply | None) -> list[str]:
+    naming = NAMINGS[cell.fault]
+    if cause is None or not naming.outcome:
+        return [] if cause is None and not naming.outcome else [f"named {cause}, not {naming.outcome}"]
+    problems = []
+    if not naming.peer and cause.rank not in cell.culprits:
+        problems.append(f"rank {cause.rank} is blamed")
+    if not re.fullmatch(naming.outcome, cause.outcome):
+        problems.append(f"named {cause.outcome}: {cause.error_text}")
+    words = f"{cause.error_text}\n{cause.detail}"
+    if not any(re.search(naming.text.replace("{culprit}", str(rank)), words) for rank in cell.culprits):
+        problems.append(f"its words do not match {naming.text!r}: {words}")
+    return problems
+
+
+def _judge_stacks(replies: Sequence[Reply]) -> list[str]:
+    """Every rank that hangs shows where."""
+    silent = [reply for reply in replies if reply.outcome == "timed_out"]
+    return [
+        f"no stacks of rank {reply.rank}: {reply.detail}"
+        for reply in silent
+        if "fault_programs.py" not in reply.detail and "is stopped" not in reply.detail
+    ]
+
+
+def _judge_files() -> list[str]:
+    """A directory for the server and one for each world that may live, and no reply's file in them."""
+    mine = [path for path in scratch_directories() if path.name.startswith(f"equivtest-{os.getpid()}-")]
+    files = [str(file) for path in mine for file in path.glob("reply-*")]
+    return [f"files left: {files}"] * bool(files) + [f"directories left: {mine}"] * (len(mine) > 3)

@@ -1,0 +1,66 @@
+"""Prints how every fault of a rank is named: `python -m tests.fault_matrix --repeat 5`."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+
+from equivtest.ranks.pool import Pool
+from tests.fault_cells import VISIT, Cell, Result, cells, run_cell
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeat", type=int, default=1, help="runs of every cell")
+    parser.add_argument("--seconds", type=float, default=1e9, help="begin no further run after so long")
+    parser.add_argument("--only", default="", help="faults, by comma")
+    parser.add_argument("--skip", default="", help="faults, by comma")
+    chosen = parser.parse_args()
+    only, skip = chosen.only.split(","), chosen.skip.split(",")
+    wanted = [cell for cell in cells() if (not chosen.only or cell.fault in only) and cell.fault not in skip]
+    results: dict[Cell, list[Result]] = defaultdict(list)
+    begun_s = time.monotonic()
+    with Pool(visit=VISIT) as pool:
+        for number in range(chosen.repeat):
+            for cell in wanted if time.monotonic() - begun_s < chosen.seconds else []:
+                result = run_cell(pool, cell)
+                results[cell].append(result)
+                for problem in result.problems:
+                    print(f"run {number + 1}, {cell.id}: {problem}", file=sys.stderr, flush=True)
+    bad = sum(bool(result.problems) for found in results.values() for result in found)
+    print_table(results)
+    runs = sum(map(len, results.values()))
+    print(f"\n{runs} runs of {len(wanted)} cells in {time.monotonic() - begun_s:.0f} s; {bad} not as they should be")
+    return int(bad > 0)
+
+
+def print_table(results: dict[Cell, list[Result]]) -> None:
+    """A row per fault and moment, a column per culprit: median seconds, and ! where it went wrong."""
+    columns = list(dict.fromkeys(cell.column for cell in sorted(results, key=lambda cell: cell.column)))
+    print(f"{'fault':26}" + "".join(f"{column:>8}" for column in columns) + "  named")
+    rows = dict.fromkeys((cell.fault, cell.moment) for cell in results)
+    for fault, moment in rows:
+        row = {cell.column: found for cell, found in results.items() if (cell.fault, cell.moment) == (fault, moment)}
+        shown = "".join(f"{_show(row.get(column, [])):>8}" for column in columns)
+        print(f"{fault + ', ' + moment:26}{shown}  {_names([result for found in row.values() for result in found])}")
+
+
+def _show(found: Sequence[Result]) -> str:
+    if not found:
+        return ""
+    bad = sum(bool(result.problems) for result in found)
+    return f"{statistics.median(result.seconds for result in found):.2f}{f' {bad}!' if bad else ''}"
+
+
+def _names(found: Sequence[Result]) -> str:
+    """The causes as they were named, without the rank: that it is the right one, the cell says."""
+    names = dict.fromkeys(result.named.partition(" ")[2].partition(" ")[2][:50].split("\n")[0] for result in found)
+    return " | ".join(name or "passes" for name in names)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,49 @@
+"""Every fault of a rank is named, and nothing follows from it.  The whole matrix: `python -m tests.fault_matrix`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from equivtest.ranks.pool import Pool
+from tests.fault_cells import AT_ONCE, NAMINGS, VISIT, Cell, cells, run_cell
+from tests.fault_programs import FAULTS
+
+pytestmark = pytest.mark.ranks
+FEW = [
+    *(Cell(fault, "during", 2, (1,)) for fault in NAMINGS),
+    *(Cell(fault, "before", 3, (1, 2)) for fault in AT_ONCE if fault != "hangs"),
+    *(Cell(fault, "after", 3, (0,)) for fault in ("exits_0", "is_killed", "lacks_memory", "enters_other")),
+]
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    with Pool(visit=VISIT) as pool:
+        yield pool
+
+
+@pytest.mark.parametrize("cell", FEW, ids=lambda cell: cell.id)
+def test_a_fault_is_named(pool: Pool, cell: Cell) -> None:
+    """The right rank first, within the limit, with its words; then the next case passes."""
+    assert run_cell(pool, cell).problems == ()
+
+
+def test_every_fault_has_its_cells() -> None:
+    """Three moments, on each rank of two and of three."""
+    assert {cell.fault for cell in cells()} == FAULTS.keys() - {"nothing"}
+    assert len(cells()) == 3 * (5 * len(NAMINGS) + 3 * len(AT_ONCE))
+
+
+@pytest.mark.parametrize(
+    ("cell", "problem"),
+    [
+        (Cell("nothing", "after", 2, (0,)), "named"),
+        (Cell("raises", "after", 2, ()), "named"),
+    ],
+)
+def test_a_wrong_naming_is_found(pool: Pool, cell: Cell, problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cell whose fault does not happen, or is named otherwise, has a problem."""
+    monkeypatch.setitem(NAMINGS, "nothing", NAMINGS["is_killed"])
+    assert problem in " ".join(run_cell(pool, cell).problems)
