@@ -23,12 +23,12 @@ _PR_SET_PDEATHSIG = 1  # of prctl(2)
 def pool_of(config: pytest.Config) -> Pool:
     """This process's pool, on the backend that the options name."""
     if _pool_key not in config.stash:
-        from equivtest.ranks.pool import Pool
-
         if hasattr(config, "workerinput"):
-            _end_with_controller()
+            _end_with_controller()  # first: what follows imports torch for seconds
         else:
             end_orderly_on_sigterm(config)
+        from equivtest.ranks.pool import Pool
+
         config.stash[_pool_key] = Pool(settings_of(config).make_backend())
     return config.stash[_pool_key]
 

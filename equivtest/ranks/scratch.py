@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import re
@@ -43,7 +44,7 @@ class Scratch:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
-            shutil.rmtree(self.path, ignore_errors=True)
+            _remove(self.path)
 
 
 def _make_directory() -> tuple[Path, int]:
@@ -62,13 +63,26 @@ def _make_directory() -> tuple[Path, int]:
         except OSError as error:
             problems.append(f"{root}: {error.strerror}")
             if path is not None:
-                shutil.rmtree(path, ignore_errors=True)
+                with contextlib.suppress(OSError):
+                    os.unlink(path / "lock")
+                with contextlib.suppress(OSError):  # not by listing it: no descriptor may be free
+                    os.rmdir(path)
         else:
             return path, lock
     raise BrokenSetup(
         f"no room for a scratch directory ({'; '.join(problems)}); "
         "free some, raise the limit on open files (ulimit -n), or set TMPDIR to a directory with room"
     )
+
+
+def _remove(path: Path) -> None:
+    """Removes a directory and all in it; one free descriptor is enough where it holds files only."""
+    try:
+        for name in os.listdir(path):
+            os.unlink(path / name)
+        os.rmdir(path)
+    except OSError:  # a subject's directory in it, or somebody else removes it too
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _claim(lock: int) -> None:
@@ -87,7 +101,7 @@ def sweep(owner: int | None = None) -> None:
         pid = int(path.name.split("-")[1])
         ended = pid == owner if owner is not None else not is_alive(pid) and _is_unlocked(path)
         if ended:
-            shutil.rmtree(path, ignore_errors=True)
+            _remove(path)
 
 
 def is_alive(pid: int) -> bool:
