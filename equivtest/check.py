@@ -108,6 +108,12 @@ def raise_for(verdict: Verdict, *, replay: str = "") -> NoReturn:
             raise errors.ReplicaMismatch(verdict, message)
         case "touched":
             raise errors.InputTouched(verdict, message)
+        case "bits":
+            raise errors.BitsMismatch(verdict, message)
+        case "repeat":
+            raise errors.RepeatMismatch(verdict, message)
+        case "collectives":
+            raise errors.CollectiveMismatch(verdict, message)
         case "not_refused":
             raise errors.NotRefused(verdict, message)
         case "raised":

@@ -53,6 +53,18 @@ class InputTouched(ClaimFailed):
     """The subject changed something that the harness owns."""
 
 
+class BitsMismatch(ClaimFailed):
+    """A value that nothing should round has other bits than the oracle's."""
+
+
+class RepeatMismatch(ClaimFailed):
+    """The same case, run again in the same processes, gave other bits."""
+
+
+class CollectiveMismatch(ClaimFailed):
+    """The kinds, counts or bytes of the collectives are not the documented ones."""
+
+
 class NotRefused(ClaimFailed):
     """A case outside the contract was not refused alike on every rank."""
 

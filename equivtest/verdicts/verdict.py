@@ -14,6 +14,9 @@ Kind = Literal[
     "shape",
     "replica",
     "touched",
+    "bits",
+    "repeat",
+    "collectives",
     "not_refused",
     "raised",
     "lost",
@@ -25,7 +28,8 @@ Kind = Literal[
 """Kinds from 'value' to 'timed_out' are failures; 'known' is a known failure, not judged again."""
 
 FAILURES: tuple[Kind, ...] = (
-    "value", "layout", "shape", "replica", "touched", "not_refused", "raised", "lost", "timed_out",
+    "value", "layout", "shape", "replica", "touched", "bits", "repeat", "collectives", "not_refused", "raised", "lost",
+    "timed_out",
 )  # fmt: skip
 
 
