@@ -4,10 +4,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
+VERSION ?= 0.19.8
+DEEPSPEED := .deepspeed/$(VERSION)
+
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help conform test lint format bench smoke-wheel clean
+.PHONY: help conform test deepspeed lint format bench smoke-wheel clean
 
 help:  ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -17,6 +20,11 @@ conform: $(INSTALLED)  ## Conformance run on gloo and the CPU, with a report in 
 
 test: $(INSTALLED)  ## All tests and properties
 	$(BIN)/pytest -n auto
+
+deepspeed: $(INSTALLED) $(DEEPSPEED)/.installed  ## The properties of the real DeepSpeed; VERSION=0.19.3 takes another release
+	PYTHONPATH=$(CURDIR)/$(DEEPSPEED) $(BIN)/equivtest run --import deepspeed --report report/deepspeed-$(VERSION) \
+		--subjects deepspeed_fetch_all_gather,deepspeed_fetch_all_reduce
+	PYTHONPATH=$(CURDIR)/$(DEEPSPEED) $(BIN)/pytest -q tests/test_deepspeed.py
 
 lint: $(INSTALLED)  ## Ruff and mypy, changing nothing
 	$(BIN)/ruff check .
@@ -47,4 +55,11 @@ clean:  ## Remove everything that make, the tests and the build leave, .venv inc
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,bench]'
+	touch $@
+
+# Beside .venv and not in it, so that releases lie side by side; its own operators are never built.
+$(DEEPSPEED)/.installed: constraints-deepspeed.txt
+	$(BIN)/python -m pip install --quiet --upgrade --target $(DEEPSPEED) -r constraints-deepspeed.txt
+	DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(BIN)/python -m pip install --quiet --upgrade --target $(DEEPSPEED) \
+		--no-deps --no-build-isolation deepspeed==$(VERSION)
 	touch $@

@@ -159,6 +159,18 @@ class KnownFailureItem(EquivtestItem):
         raise AssertionError(f"{end} must raise")
 
 
+class AbsentItem(EquivtestItem):
+    """Stands for every item of a property whose subject needs what is not installed."""
+
+    def __init__(self, *, reason: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.reason = reason
+        self.payload = {}
+
+    def judge(self) -> None:
+        pytest.skip(f"not run: {self.reason}")
+
+
 class MisuseItem(EquivtestItem):
     """Stands for every item where an xdist worker finds that the options make no sense."""
 
@@ -179,6 +191,8 @@ def collect_property(collector: pytest.Module, name: str, prop: Property) -> lis
     subject = settings.judged_subject(name, prop)
     if subject is None:
         return []
+    if prop.absent:
+        return [AbsentItem.from_parent(collector, name=f"{name}[absent]", reason=prop.absent)]
     prop = dataclasses.replace(prop, subject=subject)
     items: list[pytest.Item] = [
         SearchItem.from_parent(collector, name=f"{name}[{part.label}]", prop=prop, property_name=name, part=part)
@@ -211,7 +225,7 @@ def arrange(session: pytest.Session, items: list[pytest.Item]) -> None:
             raise pytest.UsageError(f"equivtest: {error}") from None
         items[:] = [MisuseItem.from_parent(session, name="options", message=str(error))]
         return
-    others = [item for item in items if not isinstance(item, EquivtestItem)]
+    others = [item for item in items if not isinstance(item, KnownFailureItem | SearchItem)]
     known = {item.nodeid: item for item in items if isinstance(item, KnownFailureItem)}
     searches = [item for item in items if isinstance(item, SearchItem)]
     items[:] = [*others, *sorted([*known.values(), *searches], key=_world_size)]

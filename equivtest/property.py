@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -38,6 +39,7 @@ class Property:
         claims: Judged together from one run of each case.
         examples: Cases that are always run, first: bugs somebody once had.
         weight: Share of the cases of a run, relative to the other properties.
+        requires: Package that the subject imports and equivtest does not; without it nothing is run.
     """
 
     subject: str
@@ -47,3 +49,11 @@ class Property:
     claims: tuple[Claim, ...]
     examples: tuple[Case, ...] = ()
     weight: int = 1
+    requires: str = ""
+
+    @property
+    def absent(self) -> str:
+        """Why the subject cannot run here, and the way out; '' where it can."""
+        if not self.requires or importlib.util.find_spec(self.requires):
+            return ""
+        return f"{self.requires} is not installed: pip install 'equivtest[{self.requires}]'"

@@ -19,6 +19,8 @@ Subject = Callable[[Any, "DeviceMesh", Mapping[str, "torch.Tensor"]], "Mapping[s
 
 SUBJECTS: dict[str, str] = {
     "colwise_linear": "equivtest.subjects.tensor_parallel:colwise_linear",
+    "deepspeed_fetch_all_gather": "equivtest.subjects.deepspeed_fetch:deepspeed_fetch_all_gather",
+    "deepspeed_fetch_all_reduce": "equivtest.subjects.deepspeed_fetch:deepspeed_fetch_all_reduce",
     "rowwise_linear": "equivtest.subjects.tensor_parallel:rowwise_linear",
     "zero3_fetch_all_gather": "equivtest.subjects.zero3_fetch:zero3_fetch_all_gather",
     "zero3_fetch_all_reduce": "equivtest.subjects.zero3_fetch:zero3_fetch_all_reduce",

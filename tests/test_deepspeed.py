@@ -1,0 +1,67 @@
+"""The real DeepSpeed as a subject, and what happens where it is not installed."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+
+import pytest
+
+from equivtest.cases.fetch import FetchCase
+from equivtest.check import judge
+from equivtest.known import SHIPPED, KnownFailures
+from equivtest.ranks.pool import Pool
+from equivtest.subjects.names import SUBJECTS
+from properties import test_deepspeed as suite
+
+installed = pytest.mark.skipif(
+    not importlib.util.find_spec("deepspeed"), reason="deepspeed is not installed: make deepspeed runs these too"
+)
+
+
+def test_a_property_says_what_it_misses_and_how_to_get_it() -> None:
+    """The reason names the package and the command."""
+    absent = dataclasses.replace(suite.deepspeed_fetch_all_reduce, requires="no_such_package")
+
+    assert absent.absent == "no_such_package is not installed: pip install 'equivtest[no_such_package]'"
+
+
+def test_a_property_that_misses_nothing_is_not_absent() -> None:
+    """Most properties require nothing."""
+    assert dataclasses.replace(suite.deepspeed_fetch_all_reduce, requires="").absent == ""
+
+
+def test_a_property_that_cannot_run_is_skipped_with_its_reason(pytester: pytest.Pytester) -> None:
+    """It is neither collected as searches nor reported as passed."""
+    pytester.makeconftest("from equivtest.options import pytest_addoption")
+    pytester.makepyfile(
+        """
+        import dataclasses
+        from properties import test_deepspeed as suite
+        prop = dataclasses.replace(suite.deepspeed_fetch_all_reduce, requires="no_such_package")
+        """
+    )
+    result = pytester.runpytest("-rs")
+
+    result.assert_outcomes(skipped=1)
+    result.stdout.fnmatch_lines(["*no_such_package is not installed: pip install*"])
+
+
+def test_known_failures_of_an_absent_package_are_not_active() -> None:
+    """Entries about DeepSpeed count only for the releases that they name."""
+    entries = KnownFailures.load(SHIPPED).entries
+
+    assert importlib.util.find_spec("deepspeed") or not [e for e in entries if e.subject.startswith("deepspeed")]
+
+
+@installed
+@pytest.mark.ranks
+@pytest.mark.parametrize("subject", [name for name in SUBJECTS if name.startswith("deepspeed")])
+def test_two_padded_parameters_are_fetched_right(subject: str) -> None:
+    """The smallest case of DeepSpeed PR 8158; releases before 0.19.4 fail it."""
+    with Pool() as pool:
+        verdicts = judge(
+            subject, FetchCase(world_size=2, parameters=((1,), (1,)), requires_grad=(True, True)), pool, suite.CLAIMS
+        )
+
+    assert {verdict.kind for verdict in verdicts} == {"holds"}
