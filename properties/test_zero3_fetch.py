@@ -13,18 +13,35 @@ from equivtest.verdicts.claims import (
     agrees_on_all_ranks,
     does_not_touch_its_inputs,
     equals_unsharded,
+    is_exact_but_for_added_zeros,
+    is_exact_without_reduction,
+    is_the_identity_for_one_rank,
     keeps_layout_of_parameter,
     refuses,
+    repeats_itself,
 )
 
 SOURCE = "DeepSpeed PR 5420; deepspeed/runtime/zero/partition_parameters.py (0.19.8)"
-CLAIMS = (equals_unsharded, agrees_on_all_ranks, keeps_layout_of_parameter, does_not_touch_its_inputs)
+CLAIMS = (
+    equals_unsharded,
+    agrees_on_all_ranks,
+    keeps_layout_of_parameter,
+    does_not_touch_its_inputs,
+    is_the_identity_for_one_rank,
+    repeats_itself,
+)
 EXAMPLES = (
     # DeepSpeed PR 8158: a parameter behind a padded one held uninitialised memory for two years.
     FetchCase(world_size=2, parameters=((5,), (3,)), requires_grad=(True, True)),
     # Padded, smaller than the world size, empty and 0-dim, all in one fetch.
     FetchCase(
         world_size=4, parameters=((5,), (2,), (3, 0), (), (4, 2)), requires_grad=(True, False, True, True, False)
+    ),
+    # Every value that the dtypes of 16 bits have; with three ranks the last partition is padded.
+    *(
+        FetchCase(world_size=world_size, dtype=dtype, parameters=((256, 256),), values=(("every-bit-pattern", 0),))
+        for world_size in (1, 2, 3)
+        for dtype in ("float16", "bfloat16")
     ),
 )
 
@@ -33,7 +50,7 @@ zero3_fetch_all_gather = Property(
     statement="Parameters partitioned by ZeRO-3 and fetched by all_gather are the unsharded parameters.",
     source=SOURCE,
     cases=fetch_cases,
-    claims=CLAIMS,
+    claims=(*CLAIMS, is_exact_without_reduction),
     examples=EXAMPLES,
     weight=5,
 )
@@ -43,7 +60,7 @@ zero3_fetch_all_reduce = Property(
     statement="Parameters partitioned by ZeRO-3 and fetched by all_reduce are the unsharded parameters.",
     source=SOURCE,
     cases=fetch_cases,
-    claims=CLAIMS,
+    claims=(*CLAIMS, is_exact_but_for_added_zeros),
     examples=EXAMPLES,
     weight=5,
 )

@@ -38,7 +38,10 @@ SEEDS = tuple(range(64))
 
 REFUSED_MODES = (("dense",),)
 LINEAR_MODES = (("dense",), ("wide-x",), ("wide-w",), ("wide-g",), *[("dense", "wide-x", "wide-w", "wide-g")] * 28)
-FETCH_MODES = (("dense",), ("index",), ("wide",), *[("dense", "index", "wide", "dense")] * 21)
+FETCH_MODES = (("dense",), ("index",), ("wide",), ("special",), *[("special", "index", "wide", "dense", "special")] * 21)
+"""An odd number of draws: where draw 0 repeats, what alternates from call to call then shows."""
+POISON_TABLE = ("large", "large", "large", "nan", "nan", "none")
+REPEATS = (False, False, False, True)
 NUM_LEADING_DIMS = (1, 0, 1, 1, 1, 2, 2, 3)
 NUM_PARAMETERS = (1, 2, 2, 3, 3, 4, 4, 5, 5)
 NUM_PARAMETER_DIMS = (1, 0, 1, 1, 1, 2, 2, 2, 3, 4)
@@ -101,6 +104,8 @@ def _linear_cases(draw: DrawFn, space: Space, style: str) -> LinearCase:
         x_contiguous=_pick(draw, "x_contiguous", (True, False)),
         cotangent_contiguous=_pick(draw, "cotangent_contiguous", (True, False)),
         values=_pick_values(draw, LINEAR_MODES),
+        poison=_pick(draw, "poison", POISON_TABLE),
+        repeats=_pick(draw, "repeats", REPEATS),
     )
 
 
@@ -119,6 +124,8 @@ def _fetch_cases(draw: DrawFn, space: Space) -> FetchCase:
         padding=_pick(draw, "padding", PADDINGS),
         contiguous=_pick(draw, "contiguous", (True, False)),
         values=_pick_values(draw, FETCH_MODES),
+        poison=_pick(draw, "poison", POISON_TABLE),
+        repeats=_pick(draw, "repeats", REPEATS),
     )
 
 

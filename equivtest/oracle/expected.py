@@ -21,6 +21,8 @@ class ExpectedTensor:
         dtype: Name of the dtype that the subject must answer in.
         derivation: Why `allowed` is what it is, for the message.
         requires_grad: The flag that the answered tensor must carry; None: any.
+        bits: The right value in the answer's own dtype, global, where nothing may round it and
+            every bit has one right value; None: only `value` has.
     """
 
     value: torch.Tensor
@@ -29,6 +31,7 @@ class ExpectedTensor:
     dtype: str
     derivation: str
     requires_grad: bool | None = None
+    bits: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)

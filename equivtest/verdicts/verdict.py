@@ -75,6 +75,7 @@ class Verdict:
         margin: Largest error / allowed over all elements; 0 where all are equal.
         detail: For raised, lost and timed out: the first cause first, then every rank.
         known: The reason of the known failure that the case falls under.
+        history: Where the claim holds of the case alone in new ranks: what had run before it failed.
     """
 
     kind: Kind
@@ -87,6 +88,7 @@ class Verdict:
     margin: float = 0.0
     detail: str = ""
     known: str = ""
+    history: str = ""
 
     @property
     def failed(self) -> bool:
