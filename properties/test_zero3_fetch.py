@@ -7,6 +7,7 @@ at the strides of parameters whose numel the world size does not divide.
 from __future__ import annotations
 
 from equivtest.cases.fetch import FetchCase
+from equivtest.cases.special import NUM_SPECIAL
 from equivtest.cases.strategies import fetch_cases, refused_fetch_cases
 from equivtest.property import Property
 from equivtest.verdicts.claims import (
@@ -36,6 +37,13 @@ EXAMPLES = (
     # Padded, smaller than the world size, empty and 0-dim, all in one fetch.
     FetchCase(
         world_size=4, parameters=((5,), (2,), (3, 0), (), (4, 2)), requires_grad=(True, False, True, True, False)
+    ),
+    # Every special value, in draws of its own.
+    *(
+        FetchCase(
+            world_size=3, dtype=dtype, parameters=((4,),), values=tuple(("special", n) for n in range(NUM_SPECIAL))
+        )
+        for dtype in ("float32", "float64")
     ),
     # Every value that the dtypes of 16 bits have; with three ranks the last partition is padded.
     *(

@@ -61,10 +61,10 @@ def test_every_world_size_above_one_has_shards_of_every_kind(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WITHIN_CONTRACT)
-def test_most_cases_carry_four_draws_of_values(name: str) -> None:
+def test_most_cases_carry_four_draws_of_values_or_more(name: str) -> None:
     cases = run_of(name)
 
-    assert sum(len(case.values) == 4 for case in cases) > 0.6 * len(cases)
+    assert sum(len(case.values) >= 4 for case in cases) > 0.6 * len(cases)
 
 
 @pytest.mark.parametrize("name", WITHIN_CONTRACT)

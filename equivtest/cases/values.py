@@ -70,9 +70,9 @@ def draw_fetch(case: FetchCase, index: int) -> dict[str, torch.Tensor]:
         index: 1, 2, 3, ... through all parameters, again from 1 after 2**p - 1: a wrong value
             tells where it came from.
         wide: All significand bits and all normal exponents of the dtype.
-        special: Signed zeros, infinities, NaN, subnormals and extremes in turn, through all
-            parameters, beginning at number `seed`; see `equivtest.cases.special`.
-        every-bit-pattern: As special, but with all patterns of 16 bits.
+        special: One of signed zeros, infinities, NaN, subnormals and extremes, the one that has the
+            number `seed`, between -0.0 and odd integers; see `equivtest.cases.special`.
+        every-bit-pattern: All patterns of 16 bits in turn, through all parameters, from `seed` on.
     """
     mode, seed = case.values[index]
     largest = 2 ** SIGNIFICAND_BITS[case.dtype] - 1
@@ -87,7 +87,7 @@ def draw_fetch(case: FetchCase, index: int) -> dict[str, torch.Tensor]:
         elif mode == "dense":
             given[name] = odd_integers(shape, 1, largest, source).to(dtype)
         elif mode == "special":
-            given[name] = draw_special(case.dtype, seed + num_before, shape)
+            given[name] = draw_special(case.dtype, seed, shape, source)
         elif mode == "every-bit-pattern":
             given[name] = draw_patterns(case.dtype, seed + num_before, shape)
         else:

@@ -128,7 +128,7 @@ DEFECTS = (
         "state across calls",
         "repeats_itself",
         "repeat",
-        FetchCase(world_size=2, values=(("special", 1),), repeats=True),
+        FetchCase(world_size=2, values=(("special", 0),), repeats=True),
         "one rank overwrites its whole buffer; of two, the second adds +0.0 or -0.0 to the first one's -0.0",
     ),
     Defect(
@@ -164,8 +164,8 @@ DEFECTS = (
         "special values replaced",
         "is_exact_without_reduction",
         "bits",
-        FetchCase(world_size=1, values=(("special", 1),)),
-        "one element suffices; the special value number 1 is -0.0",
+        FetchCase(world_size=1, values=(("special", 0),)),
+        "one element suffices; the special value number 0 is -0.0",
     ),
     Defect(
         _MEMORY + "sums_the_negative",
@@ -173,8 +173,8 @@ DEFECTS = (
         "special values replaced",
         "is_exact_but_for_added_zeros",
         "bits",
-        FetchCase(world_size=2, values=(("special", 0),)),
-        "one rank adds nothing; of two, the second adds +0.0 to the -0.0 that was +0.0",
+        FetchCase(world_size=2, values=(("special", 1),)),
+        "one rank adds nothing; of two, the second adds +0.0 to the -0.0 that number 1, +0.0, was turned into",
     ),
     Defect(
         _MEMORY + "adds_zero_on_one_rank",
@@ -182,7 +182,7 @@ DEFECTS = (
         "a way of its own for one rank",
         "is_the_identity_for_one_rank",
         "bits",
-        FetchCase(world_size=1, values=(("special", 1),)),
+        FetchCase(world_size=1, values=(("special", 0),)),
         "one element suffices; more ranks go the common way",
     ),
     Defect(

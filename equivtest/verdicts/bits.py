@@ -51,7 +51,9 @@ def repeat_mismatch(name: str, first: Mapping[int, Placed], again: Mapping[int, 
             return Mismatch(name, rank, expected="a tensor, as the first time", actual="none")
         left, right = once.local, twice.local
         if once.layout != twice.layout or left.shape != right.shape or left.dtype != right.dtype:
-            shown = [f"{tuple(placed.local.shape)} {placed.local.dtype} under {placed.layout}" for placed in (once, twice)]
+            shown = [
+                f"{tuple(placed.local.shape)} {placed.local.dtype} under {placed.layout}" for placed in (once, twice)
+            ]
             return Mismatch(name, rank, expected=f"{shown[0]} as the first time", actual=shown[1])
         differing = (as_bits(left) != as_bits(right)).reshape(-1)
         if bool(differing.any()):
