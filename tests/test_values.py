@@ -98,7 +98,7 @@ REPRODUCED = (
         parameters=SHAPES,
         requires_grad=(True,) * len(SHAPES),
         dtype="bfloat16",
-        values=tuple((mode, 7) for mode in FETCH_MODES if mode != "every-bit-pattern"),
+        values=tuple((mode, 7) for mode in FETCH_MODES),
     ),
 )
 

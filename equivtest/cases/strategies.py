@@ -38,13 +38,8 @@ SEEDS = tuple(range(64))
 
 REFUSED_MODES = (("dense",),)
 LINEAR_MODES = (("dense",), ("wide-x",), ("wide-w",), ("wide-g",), *[("dense", "wide-x", "wide-w", "wide-g")] * 28)
-FETCH_MODES = (
-    ("dense",),
-    ("index",),
-    ("wide",),
-    ("special",),
-    *[("special", "index", "wide", "dense", "special")] * 21,
-)
+FETCH_DRAWS = ("special", "index", "wide", "dense", "special")
+FETCH_MODES = (("dense",), ("index",), ("wide",), ("special",), *[FETCH_DRAWS] * 21)
 """An odd number of draws: where draw 0 repeats, what alternates from call to call then shows."""
 POISON_TABLE = ("large", "large", "large", "nan", "nan", "none")
 REPEATS = (False, False, False, True)

@@ -69,14 +69,15 @@ def _filled_by_torch() -> Iterator[None]:
     """An operation that is not deterministic warns and goes on: it is not our business here."""
     import torch
 
-    mode, fill = torch.get_deterministic_debug_mode(), torch.utils.deterministic.fill_uninitialized_memory
+    settings: Any = torch.utils.deterministic  # a module with properties, which mypy does not see
+    mode, fill = torch.get_deterministic_debug_mode(), settings.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True, warn_only=True)  # noqa: FBT003
-    torch.utils.deterministic.fill_uninitialized_memory = True
+    settings.fill_uninitialized_memory = True
     try:
         yield
     finally:
         torch.set_deterministic_debug_mode(mode)
-        torch.utils.deterministic.fill_uninitialized_memory = fill
+        settings.fill_uninitialized_memory = fill
 
 
 @cache

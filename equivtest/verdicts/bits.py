@@ -9,7 +9,7 @@ import torch
 
 from equivtest.layout import coordinate_of, flat_axis, flat_bounds, local_box
 from equivtest.oracle.expected import ExpectedTensor
-from equivtest.tensors import Placed, as_bits, slice_local
+from equivtest.tensors import Placed, as_bits, dtype_name, slice_local
 from equivtest.verdicts.elements import is_partial, unravel
 from equivtest.verdicts.verdict import Mismatch
 
@@ -51,10 +51,7 @@ def repeat_mismatch(name: str, first: Mapping[int, Placed], again: Mapping[int, 
             return Mismatch(name, rank, expected="a tensor, as the first time", actual="none")
         left, right = once.local, twice.local
         if once.layout != twice.layout or left.shape != right.shape or left.dtype != right.dtype:
-            shown = [
-                f"{tuple(placed.local.shape)} {placed.local.dtype} under {placed.layout}" for placed in (once, twice)
-            ]
-            return Mismatch(name, rank, expected=f"{shown[0]} as the first time", actual=shown[1])
+            return Mismatch(name, rank, expected=f"{_form(once)} as the first time", actual=_form(twice))
         differing = (as_bits(left) != as_bits(right)).reshape(-1)
         if bool(differing.any()):
             flat = int(differing.int().argmax())
@@ -68,6 +65,10 @@ def repeat_mismatch(name: str, first: Mapping[int, Placed], again: Mapping[int, 
                 extent=f"{int(differing.sum())} of {left.numel()} local elements of rank {rank}",
             )
     return None
+
+
+def _form(placed: Placed) -> str:
+    return f"local {tuple(placed.local.shape)} {dtype_name(placed.local.dtype)} under {placed.layout}"
 
 
 def in_words(tensor: torch.Tensor, flat: int) -> str:
