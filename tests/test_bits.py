@@ -162,9 +162,8 @@ def test_a_tensor_that_is_missing_the_second_time_does_not_repeat() -> None:
 def test_another_layout_or_shape_the_second_time_does_not_repeat() -> None:
     placed = right_replies(REPEATS)[0].answers[0].again["param.0"]
     for other in (replace(placed, local=torch.zeros(2)), replace(placed, layout=Layout((Partial("sum"),)))):
-        replies = change_answer(
-            right_replies(REPEATS), 0, lambda answer, other=other: replace(answer, again={**answer.again, "param.0": other})
-        )  # fmt: skip
+        both = {**right_replies(REPEATS)[0].answers[0].again, "param.0": other}
+        replies = change_answer(right_replies(REPEATS), 0, lambda answer, both=both: replace(answer, again=both))
         assert judge(repeats_itself, replies, REPEATS).kind == "repeat"
 
 

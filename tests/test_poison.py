@@ -99,10 +99,12 @@ def test_no_answer_depends_on_the_poison(pool: Pool, subject: str, case: FetchCa
 def test_torchs_settings_are_as_before_afterwards() -> None:
     """Also where the subject raises; within, what is not deterministic only warns."""
     before = torch.get_deterministic_debug_mode()
+    with poison.poisoned("nan"):
+        within = torch.is_deterministic_algorithms_warn_only_enabled(), torch.empty(3).isnan().tolist()
     with pytest.raises(ValueError, match="mine"), poison.poisoned("nan"):
-        assert torch.is_deterministic_algorithms_warn_only_enabled() and bool(torch.empty(3).isnan().all())
         raise ValueError("mine")
 
+    assert within == (True, [True, True, True])
     assert torch.get_deterministic_debug_mode() == before and not torch.are_deterministic_algorithms_enabled()
 
 
