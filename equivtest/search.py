@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from equivtest.known import KnownFailures
 
 RECORD_SCHEMA = 1
+WHOLE_RUN: tuple[Kind, ...] = ("raised", "lost", "timed_out")
+"""Kinds of a run that did not end in answers."""
 Target = tuple[str, Kind]
 """(claim, kind) of a failure."""
 
@@ -91,7 +93,8 @@ def search(prop: Property, chunk: Chunk, pool: Pool, known: KnownFailures, failu
     started_s = time.monotonic()
     hunt = _Hunt(prop, chunk, pool, known)
     records = hunt.run_all(chunk_cases(prop, chunk))
-    failures = [_write_up(hunt.shrink(target), pool, failures_dir) for target in hunt.targets()]
+    smallest = (hunt.tell_history(hunt.shrink(target)) for target in hunt.targets())
+    failures = [_write_up(verdict, pool, failures_dir) for verdict in smallest]
     return Findings(records, failures, time.monotonic() - started_s)
 
 
@@ -151,10 +154,28 @@ class _Hunt:
         for case, replies in self.pool.run_all(self.prop.subject, [case for case in cases if case not in barred]):
             verdicts = self.judge(case, replies)
             records += _records(case, verdicts, replies)
-            broken_runs += any(verdict.kind in ("raised", "lost", "timed_out") for verdict in verdicts)
+            broken_runs += any(verdict.kind in WHOLE_RUN for verdict in verdicts)
             if broken_runs >= limits.BROKEN_RUNS:
                 break
         return records
+
+    def tell_history(self, failure: Verdict) -> Verdict:
+        """The failure, with a line on its history where its case shows nothing alone in new ranks.
+
+        A failure of the run itself is taken as it is: its world has ended anyway.
+        """
+        if failure.kind in WHOLE_RUN:
+            return failure
+        case = failure.case
+        earlier = [ran for ran in list(self.seen)[: list(self.seen).index(case)] if ran.world_size == case.world_size]
+        self.pool.renew(case.world_size)
+        replies = self.pool.run(self.prop.subject, case, keep_if_all_raised=bool(case.refusal))
+        alone = judge_replies(self.prop.subject, case, replies, self.prop.claims)
+        if any(v.failed and (v.claim, v.kind) == (failure.claim, failure.kind) for v in alone):
+            return failure
+        first = f", the first of them {earlier[0]!r}" if earlier else ": those of earlier searches"
+        visits = f"{len(earlier)} earlier visits of this search in worlds of that size"
+        return replace(failure, history=f"holds alone in new ranks; failed after {visits}{first}")
 
     def judge(self, case: Case, replies: Sequence[Reply]) -> list[Verdict]:
         """Every verdict on one run; failures are remembered, known ones set apart."""

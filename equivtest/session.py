@@ -13,6 +13,7 @@ import pytest
 
 from equivtest.errors import BrokenSetup
 from equivtest.options import settings_of, soak_seed
+from equivtest.ranks.poison import poison_in_words
 from equivtest.report.files import write_report
 from equivtest.report.tally import CONCLUSIVE, ClaimResult, Tally
 from equivtest.report.text import summarize
@@ -143,6 +144,7 @@ class Controller:
             "python": platform.python_version(),
             "platform": platform.platform(),
             "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "poison": poison_in_words(),
             "backend": settings.backend,
             "device": settings.device,
             "imports": list(settings.imports),

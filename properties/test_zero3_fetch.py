@@ -7,24 +7,49 @@ at the strides of parameters whose numel the world size does not divide.
 from __future__ import annotations
 
 from equivtest.cases.fetch import FetchCase
+from equivtest.cases.special import NUM_SPECIAL
 from equivtest.cases.strategies import fetch_cases, refused_fetch_cases
 from equivtest.property import Property
 from equivtest.verdicts.claims import (
     agrees_on_all_ranks,
     does_not_touch_its_inputs,
     equals_unsharded,
+    is_exact_but_for_added_zeros,
+    is_exact_without_reduction,
+    is_the_identity_for_one_rank,
     keeps_layout_of_parameter,
     refuses,
+    repeats_itself,
 )
 
 SOURCE = "DeepSpeed PR 5420; deepspeed/runtime/zero/partition_parameters.py (0.19.8)"
-CLAIMS = (equals_unsharded, agrees_on_all_ranks, keeps_layout_of_parameter, does_not_touch_its_inputs)
+CLAIMS = (
+    equals_unsharded,
+    agrees_on_all_ranks,
+    keeps_layout_of_parameter,
+    does_not_touch_its_inputs,
+    is_the_identity_for_one_rank,
+    repeats_itself,
+)
 EXAMPLES = (
     # DeepSpeed PR 8158: a parameter behind a padded one held uninitialised memory for two years.
     FetchCase(world_size=2, parameters=((5,), (3,)), requires_grad=(True, True)),
     # Padded, smaller than the world size, empty and 0-dim, all in one fetch.
     FetchCase(
         world_size=4, parameters=((5,), (2,), (3, 0), (), (4, 2)), requires_grad=(True, False, True, True, False)
+    ),
+    # Every special value, in draws of its own.
+    *(
+        FetchCase(
+            world_size=3, dtype=dtype, parameters=((4,),), values=tuple(("special", n) for n in range(NUM_SPECIAL))
+        )
+        for dtype in ("float32", "float64")
+    ),
+    # Every value that the dtypes of 16 bits have; with three ranks the last partition is padded.
+    *(
+        FetchCase(world_size=world_size, dtype=dtype, parameters=((256, 256),), values=(("every-bit-pattern", 0),))
+        for world_size in (1, 2, 3)
+        for dtype in ("float16", "bfloat16")
     ),
 )
 
@@ -33,7 +58,7 @@ zero3_fetch_all_gather = Property(
     statement="Parameters partitioned by ZeRO-3 and fetched by all_gather are the unsharded parameters.",
     source=SOURCE,
     cases=fetch_cases,
-    claims=CLAIMS,
+    claims=(*CLAIMS, is_exact_without_reduction),
     examples=EXAMPLES,
     weight=5,
 )
@@ -43,7 +68,7 @@ zero3_fetch_all_reduce = Property(
     statement="Parameters partitioned by ZeRO-3 and fetched by all_reduce are the unsharded parameters.",
     source=SOURCE,
     cases=fetch_cases,
-    claims=CLAIMS,
+    claims=(*CLAIMS, is_exact_but_for_added_zeros),
     examples=EXAMPLES,
     weight=5,
 )

@@ -43,12 +43,12 @@ def right_replies(case: Case) -> list[Reply]:
 def _right_answer(case: Case, draw: int, rank: int) -> Answer:
     tensors, flags = {}, {}
     for name, expected in expect(case, draw).tensors.items():
-        value = expected.value.to(DTYPES[expected.dtype])
+        value = expected.value.to(DTYPES[expected.dtype]) if expected.bits is None else expected.bits
         shape = tuple(value.shape)
         local = slice_local(value, expected.layout, case.mesh_shape, rank, padding=float("nan"))
         tensors[name] = Placed(local, expected.layout, shape)
         flags[name] = bool(expected.requires_grad)
-    return Answer(tensors, flags)
+    return Answer(tensors, flags, again=tensors if case.repeats and draw == 0 else {})
 
 
 def change_answer(
@@ -111,6 +111,7 @@ class StubPool:
     Attributes:
         limits_s: limit_s of each single run.
         kept: keep_if_all_raised of each single run.
+        renewed: World sizes whose ranks were to be replaced, in order.
     """
 
     def __init__(self, answer: Callable[[Case], list[Reply]] = right_replies) -> None:
@@ -119,6 +120,7 @@ class StubPool:
         self.seen: list[Case] = []
         self.limits_s: list[float | None] = []
         self.kept: list[bool] = []
+        self.renewed: list[int] = []
 
     def run(
         self, subject: str, case: Case, *, limit_s: float | None = None, keep_if_all_raised: bool = False
@@ -127,6 +129,9 @@ class StubPool:
         self.limits_s.append(limit_s)
         self.kept.append(keep_if_all_raised)
         return self.answer(case)
+
+    def renew(self, world_size: int) -> None:
+        self.renewed.append(world_size)
 
     def run_all(self, subject: str, cases: Iterable[Case]) -> Iterator[tuple[Case, list[Reply]]]:
         for case in cases:

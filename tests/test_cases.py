@@ -146,7 +146,15 @@ def test_a_linear_case_names_what_is_not_valid(fields: dict[str, Any], message: 
         ({"parameters": (), "requires_grad": ()}, "parameters must hold at least one shape"),
         ({"requires_grad": (True,)}, "requires_grad must have one flag per parameter: 4, got 1"),
         ({"parameters": ((2,), (), (0,), (-1,))}, r"sizes must be at least 0, got .*\(-1,\)"),
-        ({"values": (("wide-x", 0),)}, "mode must be one of dense, index, wide, got 'wide-x'"),
+        (
+            {"values": (("wide-x", 0),)},
+            "mode must be one of dense, index, wide, special, every-bit-pattern, got 'wide-x'",
+        ),
+        ({"poison": "zero"}, "poison must be one of large, nan, none, got 'zero'"),
+        (
+            {"dtype": "float32", "values": (("every-bit-pattern", 0),)},
+            "mode every-bit-pattern is for float16 and bfloat16, got dtype 'float32': use mode special",
+        ),
     ],
 )
 def test_a_fetch_case_names_what_is_not_valid(fields: dict[str, Any], message: str) -> None:

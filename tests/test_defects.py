@@ -30,19 +30,26 @@ from equivtest.subjects.names import resolve
 from equivtest.suite import load_properties, properties_dir
 
 FAMILIES = {
+    "a cache keyed too coarsely",
+    "a collective not waited for",
     "a partial value taken for the whole",
     "a reduction in fewer bits",
     "a reduction missing in the backward",
     "a term missing",
+    "one element off by one ulp",
+    "operands in fewer bits",
+    "a way of its own for one rank",
     "flags",
     "inputs modified",
     "layout of gradients",
-    "one element off by one ulp",
-    "operands in fewer bits",
+    "misfits accepted",
     "ranks that diverge",
     "replicas that differ",
+    "rounded on its way",
     "shard order",
     "size not a multiple of the world size",
+    "special values replaced",
+    "state across calls",
     "uninitialised memory reaches a value",
     "wrong divisor",
 }

@@ -156,7 +156,7 @@ def test_a_replica_mismatch_shows_bits() -> None:
     verdict = next(v for v in judge_replies("s", LINEAR, replies) if v.kind == "replica")
     told = rows(verdict)
 
-    assert told["expected"] == "0.000000000e+00 (bits 0x0) as on rank 0"
+    assert told["expected"] == "0.000000000e+00 (bits 0x00000000) as on rank 0"
     assert told["actual"] == "-0.000000000e+00 (bits 0x80000000)"
     assert told["extent"].startswith("ranks 0 and 2; ")
 

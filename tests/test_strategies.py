@@ -60,13 +60,6 @@ def test_every_world_size_above_one_has_shards_of_every_kind(name: str) -> None:
     }
 
 
-@pytest.mark.parametrize("name", WITHIN_CONTRACT)
-def test_most_cases_carry_several_draws_of_values(name: str) -> None:
-    cases = run_of(name)
-
-    assert sum(len(case.values) >= 4 for case in cases) > 0.6 * len(cases)
-
-
 @pytest.mark.parametrize("name", ["colwise", "rowwise"])
 def test_of_the_draws_of_linear_layers_over_a_third_are_real(name: str) -> None:
     """And some of every kind of real values in every world."""
@@ -75,6 +68,13 @@ def test_of_the_draws_of_linear_layers_over_a_third_are_real(name: str) -> None:
 
     assert len(real) == len(limits.WORLD_SIZES) * len(REAL_MODES)
     assert sum(real.values()) > 0.36 * modes.total()
+
+
+@pytest.mark.parametrize("name", WITHIN_CONTRACT)
+def test_most_cases_carry_four_draws_of_values_or_more(name: str) -> None:
+    cases = run_of(name)
+
+    assert sum(len(case.values) >= 4 for case in cases) > 0.6 * len(cases)
 
 
 @pytest.mark.parametrize("name", WITHIN_CONTRACT)

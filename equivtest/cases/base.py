@@ -23,6 +23,9 @@ CASE_TYPES: dict[str, type[Case]] = {}
 C = TypeVar("C", bound="Case")
 Shape = tuple[int, ...]
 
+POISONS = ("large", "nan", "none")
+"""What memory holds that nobody has written to yet; see `equivtest.ranks.poison`."""
+
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Case:
@@ -37,6 +40,9 @@ class Case:
         world_size: Number of ranks, 1 to limits.MAX_WORLD_SIZE.
         dtype: Name of the dtype of every tensor, one of limits.DTYPES.
         values: (mode, seed) of each draw; modes are those of the class's VALUE_MODES.
+        poison: What the ranks find in memory that nobody has written to: 'large' finite numbers,
+            'nan', or with 'none' whatever was there.
+        repeats: Whether the ranks run draw 0 once more after the others.
     """
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = ("dense",)
@@ -44,6 +50,8 @@ class Case:
     world_size: int
     dtype: str = "float32"
     values: tuple[tuple[str, int], ...] = (("dense", 0),)
+    poison: str = "large"
+    repeats: bool = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -56,6 +64,7 @@ class Case:
             f"world_size must be in 1..{limits.MAX_WORLD_SIZE}, got {self.world_size}",
         )
         require(self.dtype in limits.DTYPES, f"dtype must be one of {', '.join(limits.DTYPES)}, got {self.dtype!r}")
+        require(self.poison in POISONS, f"poison must be one of {', '.join(POISONS)}, got {self.poison!r}")
         require(len(self.values) > 0, "values must hold at least one (mode, seed)")
         for mode, seed in self.values:
             require(mode in self.VALUE_MODES, f"mode must be one of {', '.join(self.VALUE_MODES)}, got {mode!r}")

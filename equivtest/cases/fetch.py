@@ -10,7 +10,7 @@ from equivtest.cases.base import Case, Shape, replicated, require
 from equivtest.layout import Flat, Layout
 
 PADDINGS = ("nan", "large")
-FETCH_MODES = ("dense", "index", "wide")
+FETCH_MODES = ("dense", "index", "wide", "special", "every-bit-pattern")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -42,6 +42,10 @@ class FetchCase(Case):
         require(
             all(size >= 0 for shape in self.parameters for size in shape),
             f"sizes must be at least 0, got {self.parameters}",
+        )
+        require(
+            self.dtype in ("float16", "bfloat16") or "every-bit-pattern" not in dict(self.values),
+            f"mode every-bit-pattern is for float16 and bfloat16, got dtype {self.dtype!r}: use mode special",
         )
         super().__post_init__()
 

@@ -44,7 +44,11 @@ LINEAR_MODES = (
 )
 """Of the draws of a full case three in seven are real, so that they are three verdicts in ten of a whole run."""
 
-FETCH_MODES = (("dense",), ("index",), ("wide",), *[("dense", "index", "wide", "dense")] * 21)
+FETCH_DRAWS = ("special", "index", "wide", "dense", "special")
+FETCH_MODES = (("dense",), ("index",), ("wide",), ("special",), *[FETCH_DRAWS] * 21)
+"""An odd number of draws: where draw 0 repeats, what alternates from call to call then shows."""
+POISON_TABLE = ("large", "large", "large", "nan", "nan", "none")
+REPEATS = (False, False, False, True)
 NUM_LEADING_DIMS = (1, 0, 1, 1, 1, 2, 2, 3)
 NUM_PARAMETERS = (1, 2, 2, 3, 3, 4, 4, 5, 5)
 NUM_PARAMETER_DIMS = (1, 0, 1, 1, 1, 2, 2, 2, 3, 4)
@@ -107,6 +111,8 @@ def _linear_cases(draw: DrawFn, space: Space, style: str) -> LinearCase:
         x_contiguous=_pick(draw, "x_contiguous", (True, False)),
         cotangent_contiguous=_pick(draw, "cotangent_contiguous", (True, False)),
         values=_pick_values(draw, LINEAR_MODES),
+        poison=_pick(draw, "poison", POISON_TABLE),
+        repeats=_pick(draw, "repeats", REPEATS),
     )
 
 
@@ -125,6 +131,8 @@ def _fetch_cases(draw: DrawFn, space: Space) -> FetchCase:
         padding=_pick(draw, "padding", PADDINGS),
         contiguous=_pick(draw, "contiguous", (True, False)),
         values=_pick_values(draw, FETCH_MODES),
+        poison=_pick(draw, "poison", POISON_TABLE),
+        repeats=_pick(draw, "repeats", REPEATS),
     )
 
 

@@ -19,6 +19,7 @@ from equivtest.cases.fetch import FetchCase, RefusedFetchCase
 from equivtest.cases.integers import SIGNIFICAND_BITS, generator, odd_integers, signs
 from equivtest.cases.linear import REAL_MODES, LinearCase, RefusedLinearCase
 from equivtest.cases.real_linear import draw_real_linear
+from equivtest.cases.special import INTEGERS, draw_patterns, draw_special
 from equivtest.errors import Misuse
 from equivtest.tensors import DTYPES
 
@@ -66,13 +67,16 @@ def draw_refused_linear(case: RefusedLinearCase, index: int) -> dict[str, torch.
 
 @draw.register
 def draw_fetch(case: FetchCase, index: int) -> dict[str, torch.Tensor]:
-    """Global parameters `param.i`, never zero.
+    """Global parameters `param.i`.
 
-    Modes:
+    Modes, the first three without zeros:
         dense: Odd integers of random sign, below 2**p in magnitude; p significand bits.
         index: 1, 2, 3, ... through all parameters, again from 1 after 2**p - 1: a wrong value
             tells where it came from.
         wide: All significand bits and all normal exponents of the dtype.
+        special: One of signed zeros, infinities, NaN, subnormals and extremes, the one that has the
+            number `seed`, between -0.0 and odd integers; see `equivtest.cases.special`.
+        every-bit-pattern: All patterns of 16 bits in turn, through all parameters, from `seed` on.
     """
     mode, seed = case.values[index]
     largest = 2 ** SIGNIFICAND_BITS[case.dtype] - 1
@@ -84,11 +88,15 @@ def draw_fetch(case: FetchCase, index: int) -> dict[str, torch.Tensor]:
         if mode == "index":
             running = torch.arange(num_before, num_before + math.prod(shape), device="cpu")
             given[name] = (running % largest + 1).to(dtype).view(shape)
-            num_before += running.numel()
         elif mode == "dense":
             given[name] = odd_integers(shape, 1, largest, source).to(dtype)
+        elif mode == "special":
+            given[name] = draw_special(case.dtype, seed, shape, source)
+        elif mode == "every-bit-pattern":
+            given[name] = draw_patterns(case.dtype, seed + num_before, shape)
         else:
             given[name] = _draw_all_exponents(shape, dtype, SIGNIFICAND_BITS[case.dtype], source)
+        num_before += math.prod(shape)
     return given
 
 
@@ -115,8 +123,7 @@ def _draw_all_exponents(
     exponents = torch.randint(1, 2**exponent_bits - 1, shape, generator=source, device="cpu")
     fractions = torch.randint(0, 2**stored_bits, shape, generator=source, device="cpu") | 1
     bits = (exponents << stored_bits) | fractions
-    integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
-    return bits.to(integer).view(dtype) * signs(shape, source).to(dtype)
+    return bits.to(INTEGERS[dtype.itemsize]).view(dtype) * signs(shape, source).to(dtype)
 
 
 def _other_dtype(name: str) -> torch.dtype:

@@ -23,6 +23,8 @@ class ExpectedTensor:
         requires_grad: The flag that the answered tensor must carry; None: any.
         is_symmetric: Whether a correct subject's errors prefer no sign and share no rounding, so
             that their sums are known to stay small: see `equivtest.verdicts.lean`.
+        bits: The right value in the answer's own dtype, global, where nothing may round it and
+            every bit has one right value; None: only `value` has.
     """
 
     value: torch.Tensor
@@ -32,6 +34,7 @@ class ExpectedTensor:
     derivation: str
     requires_grad: bool | None = None
     is_symmetric: bool = False
+    bits: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)

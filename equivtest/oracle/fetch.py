@@ -14,7 +14,8 @@ DERIVATION = "equal: copied, nothing is computed"
 def expect_fetch(case: FetchCase, index: int) -> Expected:
     """`param.i` and `partition.i`: both have the parameter itself as their global value.
 
-    The flag of `param.i` is the case's; a partition may carry any.
+    The flag of `param.i` is the case's; a partition may carry any.  As float64 a NaN may lose its
+    payload; `bits` keeps every bit.
     """
     given = draw(case, index)
     flags = case.given_flags()
@@ -29,5 +30,6 @@ def expect_fetch(case: FetchCase, index: int) -> Expected:
             dtype=case.dtype,
             derivation=DERIVATION,
             requires_grad=flags.get(name),
+            bits=given[parameter],
         )
     return Expected(tensors, {})

@@ -15,6 +15,7 @@ from equivtest import limits
 from equivtest.errors import BrokenSetup
 from equivtest.ranks.channel import Channel, close_in_forks
 from equivtest.ranks.messages import interpreter_command
+from equivtest.ranks.poison import poison_environment
 from equivtest.ranks.scratch import Scratch, sweep
 from equivtest.ranks.server import CLOSE, ENDING, FORK, PID, kill_group
 from equivtest.ranks.stacks import read_tail
@@ -118,6 +119,7 @@ class Server:
         preload: tuple[str, ...],
         environment: Mapping[str, str],
     ) -> subprocess.Popen[bytes]:
+        surroundings = {**os.environ, **ONE_THREAD, **environment}
         arguments = (theirs.fileno(), os.getpid(), start, imports, preload)
         with (self._scratch.path / "output-server").open("wb") as output:
             return subprocess.Popen(
@@ -125,7 +127,7 @@ class Server:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env={**os.environ, **ONE_THREAD, **environment},
+                env={**surroundings, **poison_environment(surroundings)},
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,  # Ctrl-C is for the parent, which then ends the ranks
             )

@@ -114,6 +114,12 @@ class Pool:
             if outstanding is not None:
                 self._abandon(outstanding)
 
+    def renew(self, world_size: int) -> None:
+        """Ends the world of that size, if there is one; what runs on it next finds new processes."""
+        world = self._worlds.pop(world_size, None)
+        if world is not None:
+            world.stop()
+
     def close(self) -> None:
         """Ends every world and the server; nothing is left.  A second call does nothing."""
         if self._closed or self._pid != os.getpid():

@@ -23,11 +23,13 @@ class Answer:
         tensors: name -> local tensor on the CPU, waited and detached, with its layout.
         requires_grad: name -> flag of the tensor as the subject answered it.
         touched: what the subject changed of the harness's own, one sentence each.
+        again: as `tensors`, after the same draw was run once more; empty where it was not.
     """
 
     tensors: Mapping[str, Placed]
     requires_grad: Mapping[str, bool] = field(default_factory=dict)
     touched: tuple[str, ...] = ()
+    again: Mapping[str, Placed] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 
 import torch
@@ -17,13 +18,17 @@ from equivtest.cases.values import draw
 from equivtest.errors import Misuse
 from equivtest.layout import Layout
 from equivtest.ranks.backend import Backend
+from equivtest.ranks.poison import poisoned
 from equivtest.ranks.reply import Answer
 from equivtest.subjects.names import Subject, resolve
 from equivtest.tensors import Placed, at_rest, same_bits, slice_local
 
 
 def visit(subject: str, case: Case, backend: Backend) -> tuple[Answer, ...]:
-    """This rank's answers to every draw of `case`, in order.
+    """This rank's answers to every draw of `case`, in order; in poisoned memory.
+
+    A case that repeats has draw 0 run once more at the end, when the process has computed all the
+    others.
 
     Raises:
         Misuse: the subject is unknown, or what it returns is no answer.
@@ -31,7 +36,12 @@ def visit(subject: str, case: Case, backend: Backend) -> tuple[Answer, ...]:
     """
     function = resolve(subject)
     mesh = mesh_of(backend.device, case.mesh_shape)
-    return tuple(visit_draw(function, case, index, mesh) for index in range(len(case.values)))
+    with poisoned(case.poison):
+        first, *others = (visit_draw(function, case, index, mesh) for index in range(len(case.values)))
+        if case.repeats:
+            again = visit_draw(function, case, 0, mesh)
+            first = replace(first, again=again.tensors, touched=(*first.touched, *again.touched))
+    return first, *others
 
 
 @cache

@@ -35,6 +35,7 @@ class _Answer(msgspec.Struct, frozen=True, array_like=True):
     tensors: dict[str, _Tensor]
     requires_grad: dict[str, bool]
     touched: tuple[str, ...]
+    again: dict[str, _Tensor] = {}
 
 
 class _Reply(msgspec.Struct, frozen=True, array_like=True):
@@ -68,6 +69,7 @@ def encode_reply(request_id: int, reply: Reply, scratch: Path) -> bytes:
             {name: _pack(placed, payload) for name, placed in answer.tensors.items()},
             dict(answer.requires_grad),
             answer.touched,
+            {name: _pack(placed, payload) for name, placed in answer.again.items()},
         )
         for answer in reply.answers
     )
@@ -94,6 +96,7 @@ def decode_reply(message: bytes) -> tuple[int, Reply]:
             {name: _unpack(tensor, payload) for name, tensor in answer.tensors.items()},
             answer.requires_grad,
             answer.touched,
+            {name: _unpack(tensor, payload) for name, tensor in answer.again.items()},
         )
         for answer in data.answers
     )

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 import torch
 
 from equivtest.cases.base import Case
-from equivtest.layout import replicas
+from equivtest.layout import flat_axis, replicas
 from equivtest.oracle.expected import Expected
 from equivtest.ranks.reply import Answer
 from equivtest.tensors import as_bits, same_bits
+from equivtest.verdicts.bits import Excuse, bits_mismatch, in_words, no_excuse, repeat_mismatch, where_zeros_were_added
 from equivtest.verdicts.elements import is_too_wide, judge_values, shape_mismatch, unravel
 from equivtest.verdicts.lean import judge_lean
 from equivtest.verdicts.verdict import Kind, Mismatch
@@ -35,13 +36,19 @@ class Judgement:
     margins: Mapping[str, float] = field(default_factory=dict)
 
 
+def always(case: Case, draw: int) -> bool:
+    """Of every draw of every case."""
+    return True
+
+
 @dataclass(frozen=True)
 class Claim:
-    """A claim: its name, what it means, and how it is judged."""
+    """A claim: its name, what it means, how it is judged, and of which draws of which cases it speaks."""
 
     name: str
     meaning: str
     judge: Callable[[Case, Expected, Answers], Judgement]
+    applies: Callable[[Case, int], bool] = always
 
 
 def _judge_tensors(case: Case, expected: Expected, answers: Answers, names: Iterable[str]) -> Judgement:
@@ -151,18 +158,12 @@ def _replica_mismatch(name: str, left: torch.Tensor, right: torch.Tensor, differ
             f"{tuple(right.shape)} {right.dtype}",
             extent=f"ranks {extent}",
         )
-    bits = as_bits(left), as_bits(right)
-    flat = int((bits[0] != bits[1]).reshape(-1).int().argmax())
-    mask = (1 << 8 * left.element_size()) - 1
-    shown = [
-        f"{float(t.reshape(-1)[flat]):.9e} (bits {int(b.reshape(-1)[flat]) & mask:#x})"
-        for t, b in zip((left, right), bits, strict=True)
-    ]
+    flat = int((as_bits(left) != as_bits(right)).reshape(-1).int().argmax())
     return Mismatch(
         name,
         second,
-        f"{shown[0]} as on rank {first}",
-        shown[1],
+        f"{in_words(left, flat)} as on rank {first}",
+        in_words(right, flat),
         local_index=unravel(flat, tuple(left.shape)),
         extent=f"ranks {extent}",
     )
@@ -179,6 +180,44 @@ def _judge_touched(case: Case, expected: Expected, answers: Answers) -> Judgemen
             if right is not None and flag != right:
                 wrong.append(Mismatch(name, rank, expected=f"requires_grad {right}", actual=f"requires_grad {flag}"))
     return Judgement("touched" if wrong else "holds", tuple(wrong))
+
+
+def _judge_bits(case: Case, expected: Expected, answers: Answers, excuse: Excuse = no_excuse) -> Judgement:
+    """Inconclusive where no tensor has right bits to be compared with.
+
+    What a rank holds as its own part of a flat partition took part in no sum, and has no excuse.
+    """
+    wrong, agreeing = [], []
+    for name, tensor in expected.tensors.items():
+        if tensor.bits is None:
+            continue
+        held = {rank: answer.tensors[name] for rank, answer in answers.items() if name in answer.tensors}
+        excused = no_excuse if flat_axis(tensor.layout) is not None else excuse
+        mismatch = bits_mismatch(name, tensor, held, case.mesh_shape, excused)
+        if mismatch is not None:
+            wrong.append(mismatch)
+        else:
+            agreeing.append(name)
+    if not wrong and not agreeing:
+        return Judgement("inconclusive")
+    return Judgement("bits" if wrong else "holds", tuple(wrong), tuple(agreeing))
+
+
+def _judge_bits_but_for_zeros(case: Case, expected: Expected, answers: Answers) -> Judgement:
+    return _judge_bits(case, expected, answers, where_zeros_were_added)
+
+
+def _judge_repeats(case: Case, expected: Expected, answers: Answers) -> Judgement:
+    wrong, agreeing = [], []
+    for name in expected.tensors:
+        first = {rank: answer.tensors[name] for rank, answer in answers.items() if name in answer.tensors}
+        again = {rank: answer.again.get(name) for rank, answer in answers.items()}
+        mismatch = repeat_mismatch(name, first, again)
+        if mismatch is not None:
+            wrong.append(mismatch)
+        elif first:
+            agreeing.append(name)
+    return Judgement("repeat" if wrong else "holds", tuple(wrong), tuple(agreeing))
 
 
 def _judge_refusal(case: Case, expected: Expected, answers: Answers) -> Judgement:
@@ -203,12 +242,36 @@ does_not_touch_its_inputs = Claim(
 refuses = Claim(
     "refuses", "a case outside the contract raises the same kind of error on every rank, none hangs", _judge_refusal
 )
+is_exact_without_reduction = Claim(
+    "is_exact_without_reduction",
+    "where no sum crosses ranks, every bit is that of the unsharded run: signs of zero, NaN and payloads too",
+    _judge_bits,
+)
+is_exact_but_for_added_zeros = Claim(
+    "is_exact_but_for_added_zeros",
+    "every bit is that of the unsharded run, but that -0.0 may be +0.0 and a NaN any other: zeros were added",
+    _judge_bits_but_for_zeros,
+)
+is_the_identity_for_one_rank = Claim(
+    "is_the_identity_for_one_rank",
+    "on one rank every bit is that of no parallelism at all, whatever the collective",
+    _judge_bits,
+    lambda case, draw: case.world_size == 1,
+)
+repeats_itself = Claim(
+    "repeats_itself",
+    "draw 0, run once more in the same processes after all other draws, gives the same bits; that calls with other "
+    "arguments before it did no harm to those draws is judged by the claims about values",
+    _judge_repeats,
+    lambda case, draw: case.repeats and draw == 0,
+)
 
 CLAIMS = {
     claim.name: claim
     for claim in (
         equals_unsharded, gradients_equal_unsharded, agrees_on_all_ranks, keeps_layout_of_parameter,
-        does_not_touch_its_inputs, refuses,
+        does_not_touch_its_inputs, is_exact_without_reduction, is_exact_but_for_added_zeros,
+        is_the_identity_for_one_rank, repeats_itself, refuses,
     )
 }  # fmt: skip
 """Every claim by name."""

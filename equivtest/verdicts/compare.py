@@ -23,7 +23,7 @@ _KIND_OF: dict[Outcome, Kind] = {
 def compare(
     subject: str, case: Case, draw: int, expected: Expected, replies: Sequence[Reply], claims: Sequence[Claim]
 ) -> list[Verdict]:
-    """One verdict per claim on one draw.
+    """One verdict per claim that speaks of this draw of this case.
 
     Where the run itself failed there is one verdict alone, under the first claim: no other
     claim was judged.
@@ -40,6 +40,8 @@ def compare(
     answers = {reply.rank: reply.answers[draw] for reply in replies if reply.outcome == "answered"}
     verdicts = []
     for claim in claims:
+        if not claim.applies(case, draw):
+            continue
         judged = claim.judge(case, expected, answers)
         verdicts.append(
             Verdict(

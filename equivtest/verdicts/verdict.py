@@ -77,6 +77,7 @@ class Verdict:
         detail: For raised, lost and timed out: the first cause first, then every rank.
         known: The reason of the known failure that the case falls under.
         margins: Tensor name -> its largest error / allowed, of those judged by a bound.
+        history: Where the claim holds of the case alone in new ranks: what had run before it failed.
     """
 
     kind: Kind
@@ -90,6 +91,7 @@ class Verdict:
     detail: str = ""
     known: str = ""
     margins: Mapping[str, float] = field(default_factory=dict)
+    history: str = ""
 
     @property
     def failed(self) -> bool:

@@ -1,0 +1,91 @@
+"""What is in memory that nobody has written to: whoever reads it is to be caught.
+
+    large  glibc fills what malloc gives out with one byte, which makes large finite numbers; nothing
+           else changes.  Elsewhere than under glibc this does nothing: `poison_in_words` says so.
+    nan    torch fills its own uninitialised tensors with NaN, but only in its deterministic mode,
+           which chooses other kernels too.
+    none   neither: what was there before.
+
+Source: mallopt(3), M_PERTURB: malloc fills with the complement of the byte set; glibc manual,
+"Memory Allocation Tunables": the per-thread cache is handed out without being filled, hence
+glibc.malloc.tcache_count=0, which a process reads when it begins.
+torch.utils.deterministic.fill_uninitialized_memory (torch 2.13.0).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+LARGE_BYTE = 0x7B
+"""Repeated it is 61,280 in float16, about 1e36 in bfloat16 and float32, and about 4e286 in float64."""
+
+_M_PERTURB = -6  # of mallopt(3)
+_NO_CACHE = "glibc.malloc.tcache_count=0"
+_TUNABLES = "GLIBC_TUNABLES"
+
+
+def poison_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """What a process that is to be poisoned needs in its environment, beside what is there."""
+    given = environment.get(_TUNABLES, "")
+    return {_TUNABLES: given if _NO_CACHE in given else f"{given}:{_NO_CACHE}".lstrip(":")}
+
+
+def poison_in_words() -> str:
+    """Which ways of poisoning memory work in processes of this machine."""
+    if _mallopt() is None:
+        return "nan by torch; large does nothing: the C library has no mallopt with M_PERTURB"
+    return f"nan by torch; large by glibc's malloc, byte {LARGE_BYTE:#x}"
+
+
+@contextmanager
+def poisoned(poison: str) -> Iterator[None]:
+    """Fills new memory of this process as `poison` says, as long as it lasts."""
+    if poison == "none":
+        yield
+        return
+    with _filled_by_malloc() if poison == "large" else _filled_by_torch():
+        yield
+
+
+@contextmanager
+def _filled_by_malloc() -> Iterator[None]:
+    mallopt = _mallopt()
+    if mallopt is None:
+        yield
+        return
+    mallopt(_M_PERTURB, LARGE_BYTE ^ 0xFF)
+    try:
+        yield
+    finally:
+        mallopt(_M_PERTURB, 0)
+
+
+@contextmanager
+def _filled_by_torch() -> Iterator[None]:
+    """An operation that is not deterministic warns and goes on: it is not our business here."""
+    import torch
+
+    settings: Any = torch.utils.deterministic  # a module with properties, which mypy does not see
+    mode, fill = torch.get_deterministic_debug_mode(), settings.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True, warn_only=True)  # noqa: FBT003
+    settings.fill_uninitialized_memory = True
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(mode)
+        settings.fill_uninitialized_memory = fill
+
+
+@cache
+def _mallopt() -> Any:
+    """glibc's mallopt, or None where there is another C library: musl has none, macOS no M_PERTURB."""
+    try:
+        libc = ctypes.CDLL(None)
+        libc.gnu_get_libc_version  # noqa: B018  (glibc alone has it)
+        return libc.mallopt
+    except (OSError, AttributeError, TypeError):
+        return None

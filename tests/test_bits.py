@@ -1,0 +1,184 @@
+"""Bit by bit: signs of zero, NaN and their payloads, repeats; what is excused and what is not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+
+from equivtest.cases.base import Case
+from equivtest.cases.fetch import FetchCase
+from equivtest.cases.special import special_patterns
+from equivtest.check import judge_replies
+from equivtest.layout import Layout, Partial
+from equivtest.oracle import expect
+from equivtest.ranks.reply import Reply
+from equivtest.verdicts.claims import (
+    Claim,
+    Judgement,
+    agrees_on_all_ranks,
+    equals_unsharded,
+    is_exact_but_for_added_zeros,
+    is_exact_without_reduction,
+    is_the_identity_for_one_rank,
+    repeats_itself,
+)
+from equivtest.verdicts.message import write_message
+from tests.replies import LINEAR, answers_of, change_answer, on_all_ranks, right_replies, set_element, set_tensor
+
+SPECIAL = FetchCase(world_size=2, parameters=((3,),), values=(("special", 0),))
+"""The first of three elements is -0.0; rank 0 keeps two of them, rank 1 one and one of padding."""
+
+NAN = replace(SPECIAL, values=(("special", 8),))
+"""The first is a signalling NaN."""
+
+REPEATS = replace(SPECIAL, repeats=True)
+BITS = (is_exact_without_reduction, is_exact_but_for_added_zeros, is_the_identity_for_one_rank)
+each_claim = pytest.mark.parametrize("claim", BITS, ids=lambda claim: claim.name)
+
+
+def judge(claim: Claim, replies: Sequence[Reply], case: Case = SPECIAL) -> Judgement:
+    return claim.judge(case, expect(case, 0), answers_of(replies))
+
+
+def with_first(case: FetchCase, value: float) -> list[Reply]:
+    """Right replies, but for the fetched parameter's first element on every rank."""
+    return on_all_ranks(case, "param.0", lambda local: torch.cat((torch.tensor([value]), local[1:])))
+
+
+@each_claim
+@pytest.mark.parametrize("number", range(len(special_patterns("float32"))))
+def test_the_right_bits_hold(claim: Claim, number: int) -> None:
+    """Of every special value; padding is not looked at."""
+    case = replace(SPECIAL, values=(("special", number),))
+    judgement = judge(claim, right_replies(case), case)
+
+    assert (judgement.kind, judgement.agreeing) == ("holds", ("param.0", "partition.0"))
+
+
+@each_claim
+def test_without_right_bits_nothing_is_concluded(claim: Claim) -> None:
+    """The oracle of a linear layer knows values alone."""
+    assert judge(claim, right_replies(LINEAR), LINEAR).kind == "inconclusive"
+
+
+@pytest.mark.parametrize(
+    ("claim", "kind"), [*zip((*BITS, equals_unsharded), ("bits", "holds", "bits", "holds"), strict=True)]
+)
+def test_a_lost_sign_of_zero_is_excused_where_zeros_were_added(claim: Claim, kind: str) -> None:
+    """By value it is right, and seen by nobody but the claims about bits."""
+    assert judge(claim, with_first(SPECIAL, 0.0)).kind == kind
+
+
+@pytest.mark.parametrize(("claim", "kind"), [*zip(BITS, ("bits", "holds", "bits"), strict=True)])
+def test_a_quiet_nan_is_excused_where_zeros_were_added(claim: Claim, kind: str) -> None:
+    assert judge(claim, with_first(NAN, float("nan")), NAN).kind == kind
+
+
+@each_claim
+def test_a_sign_that_zero_never_had_is_not_excused(claim: Claim) -> None:
+    """Adding zeros never makes +0.0 negative."""
+    case = replace(SPECIAL, values=(("special", 1),))
+
+    assert judge(claim, with_first(case, -0.0), case).kind == "bits"
+
+
+@each_claim
+@pytest.mark.parametrize("value", [1.5, float("inf"), 1e-45])
+def test_nothing_else_is_excused(claim: Claim, value: float) -> None:
+    """Neither a number, nor an infinity, nor the smallest one, in place of -0.0 or of a NaN."""
+    assert judge(claim, with_first(SPECIAL, value)).kind == "bits"
+    assert judge(claim, with_first(NAN, value), NAN).kind == "bits"
+
+
+@each_claim
+def test_a_partition_has_no_excuse(claim: Claim) -> None:
+    """No collective has touched it."""
+    assert judge(claim, set_element(right_replies(SPECIAL), 0, "partition.0", (0,), 0.0)).kind == "bits"
+
+
+def test_a_mismatch_shows_numbers_bits_and_both_indices() -> None:
+    """Global through the partition; padding is not counted."""
+    case = replace(SPECIAL, values=(("special", 4),))
+    replies = set_element(right_replies(case), 1, "partition.0", (0,), 1.5)
+    replies = set_element(replies, 1, "partition.0", (1,), 7.0)
+    [mismatch] = judge(is_exact_without_reduction, replies, case).mismatches
+
+    assert (mismatch.rank, mismatch.local_index, mismatch.global_index) == (1, (0,), (2,))
+    assert mismatch.actual == "1.500000000e+00 (bits 0x3fc00000)"
+    assert mismatch.extent == "elements with other bits: 1 on rank 1"
+
+
+def test_shapes_and_partial_layouts_are_other_claims_business() -> None:
+    """They are judged there, and no comparison of bits would mean anything."""
+    replies = set_tensor(right_replies(SPECIAL), 0, "param.0", local=torch.zeros(2))
+    replies = set_tensor(replies, 1, "param.0", layout=Layout((Partial("sum"),)))
+
+    assert judge(is_exact_without_reduction, replies).kind == "holds"
+
+
+def test_one_rank_alone_is_held_to_the_identity() -> None:
+    """The claim is about no larger world."""
+    one = replace(SPECIAL, world_size=1)
+    kinds = [[v.kind for v in judge_replies("s", case, right_replies(case), [equals_unsharded, BITS[2]])]
+             for case in (one, SPECIAL)]  # fmt: skip
+
+    assert kinds == [["holds", "holds"], ["holds"]]
+
+
+# Repeats.
+
+
+def again(replies: Sequence[Reply], rank: int, value: float) -> list[Reply]:
+    """The replies, the first element of one rank's second `param.0` replaced."""
+    placed = replies[rank].answers[0].again["param.0"]
+    local = torch.cat((torch.tensor([value]), placed.local[1:]))
+    changed = {**replies[rank].answers[0].again, "param.0": replace(placed, local=local)}
+    return change_answer(replies, rank, lambda answer: replace(answer, again=changed))
+
+
+def test_equal_bits_repeat() -> None:
+    assert judge(repeats_itself, right_replies(REPEATS), REPEATS).kind == "holds"
+
+
+def test_other_bits_the_second_time_do_not_repeat() -> None:
+    """Though both values be right, and all ranks agree the first time."""
+    replies = again(right_replies(REPEATS), 1, 0.0)
+    judgement = judge(repeats_itself, replies, REPEATS)
+
+    assert judgement.kind == "repeat" and judgement.agreeing == ("partition.0",)
+    assert judgement.mismatches[0].expected == "-0.000000000e+00 (bits 0x80000000) as the first time"
+    assert judge(agrees_on_all_ranks, replies, REPEATS).kind == "holds"
+
+
+def test_a_tensor_that_is_missing_the_second_time_does_not_repeat() -> None:
+    replies = change_answer(right_replies(REPEATS), 0, lambda answer: replace(answer, again={}))
+
+    assert judge(repeats_itself, replies, REPEATS).mismatches[0].actual == "none"
+
+
+def test_another_layout_or_shape_the_second_time_does_not_repeat() -> None:
+    placed = right_replies(REPEATS)[0].answers[0].again["param.0"]
+    for other in (replace(placed, local=torch.zeros(2)), replace(placed, layout=Layout((Partial("sum"),)))):
+        both = {**right_replies(REPEATS)[0].answers[0].again, "param.0": other}
+        replies = change_answer(right_replies(REPEATS), 0, lambda answer, both=both: replace(answer, again=both))
+        assert judge(repeats_itself, replies, REPEATS).kind == "repeat"
+
+
+def test_only_the_first_draw_of_a_case_that_repeats_is_judged() -> None:
+    """The others are not run again."""
+    case = replace(REPEATS, values=(("special", 0), ("dense", 0)))
+    draws = [v.draw for v in judge_replies("s", case, right_replies(case), [repeats_itself])]
+
+    assert draws == [0] and judge_replies("s", SPECIAL, right_replies(SPECIAL), [repeats_itself]) == []
+
+
+def test_a_message_says_what_did_not_repeat() -> None:
+    replies = again(right_replies(REPEATS), 1, 0.0)
+    [verdict] = judge_replies("mine", REPEATS, replies, [repeats_itself])
+    told = write_message(verdict)
+
+    assert told.startswith("RepeatMismatch: mine: param.0 is not the same when the case runs again")
+    assert "rank 1 of 2, local (0,)" in told and "repeats=True" in told

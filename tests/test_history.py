@@ -1,0 +1,110 @@
+"""What had run before: draws that are run again, worlds that are renewed, failures that need a past."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from equivtest import limits
+from equivtest.cases.base import Case
+from equivtest.cases.fetch import FetchCase
+from equivtest.cases.strategies import fetch_cases
+from equivtest.known import KnownFailures
+from equivtest.property import Property
+from equivtest.ranks.pool import Pool
+from equivtest.ranks.reply import Reply
+from equivtest.search import Chunk, Findings, search
+from equivtest.verdicts.claims import equals_unsharded
+from tests.replies import StubPool, on_all_ranks, right_replies
+
+COUNTS = "tests.rank_programs_memory:counts_calls"
+CASE = FetchCase(world_size=2, dtype="float64", values=(("dense", 0), ("dense", 1), ("dense", 2)))
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    with Pool() as pool:
+        yield pool
+
+
+def calls(pool: Pool, case: FetchCase) -> list[int]:
+    """What the first rank counts: its calls at each draw, then at the repeat if there is one."""
+    answers = pool.run(COUNTS, case)[0].answers
+    counted = [answer.tensors["param.0"] for answer in answers]
+    return [int(placed.local) for placed in [*counted, *answers[0].again.values()]]
+
+
+@pytest.mark.ranks
+def test_the_first_draw_is_run_again_after_all_others_in_the_same_processes(pool: Pool) -> None:
+    """Only where the case says so; new ranks begin to count anew."""
+    pool.renew(2)
+    assert calls(pool, CASE) == [1, 2, 3]
+    assert calls(pool, replace(CASE, repeats=True)) == [4, 5, 6, 7]
+    pool.renew(2)
+    assert calls(pool, CASE) == [1, 2, 3]
+
+
+@pytest.mark.ranks
+def test_renewing_leaves_other_worlds_be(pool: Pool) -> None:
+    """And a world that was never started needs no renewing."""
+    one = replace(CASE, world_size=1, values=(("dense", 0),))
+    [before] = calls(pool, one)
+    pool.renew(2)
+    pool.renew(3)
+
+    assert calls(pool, one) == [before + 1]
+
+
+class Remembering(StubPool):
+    """A pool whose second and later visits of a world fail, until the world is renewed."""
+
+    def __init__(self) -> None:
+        super().__init__(self._answer)
+        self.visits: dict[int, int] = {}
+
+    def _answer(self, case: Case) -> list[Reply]:
+        self.visits[case.world_size] = self.visits.get(case.world_size, 0) + 1
+        assert isinstance(case, FetchCase)
+        has_elements = bool(right_replies(case)[0].answers[0].tensors["param.0"].local.numel())
+        if self.visits[case.world_size] < 3 or not has_elements:
+            return right_replies(case)
+        return on_all_ranks(case, "param.0", lambda local: local * 0 + 0.5)
+
+    def renew(self, world_size: int) -> None:
+        super().renew(world_size)
+        self.visits[world_size] = 0
+
+
+def run(pool: StubPool, directory: Path) -> Findings:
+    prop = Property("mine:fetch", "It is.", "nowhere", fetch_cases, (equals_unsharded,))
+    chunk = Chunk(1, limits.DTYPES, 0, 10)
+    return search(prop, chunk, pool, KnownFailures(), directory)  # type: ignore[arg-type]
+
+
+def test_a_failure_that_needs_a_past_says_so(tmp_path: Path) -> None:
+    """How many visits came before it in its world, and the first of them."""
+    pool = Remembering()
+    [failure] = run(pool, tmp_path).failures
+    [line] = [line for line in failure["message"].splitlines() if line.strip().startswith("history")]
+
+    assert "holds alone in new ranks; failed after" in line and repr(pool.seen[0]) in line
+    assert pool.renewed == [1] and repr(pool.seen[-1]) == failure["case"]
+
+
+def test_a_failure_that_needs_none_has_no_history(tmp_path: Path) -> None:
+    pool = StubPool(lambda case: on_all_ranks(case, "param.0", lambda local: local * 0 + 0.5))
+    [failure] = run(pool, tmp_path).failures
+
+    assert "history" not in failure["message"] and pool.renewed == [1]
+
+
+@pytest.mark.parametrize("outcome", ["raised", "lost", "timed_out"])
+def test_a_run_that_did_not_end_is_not_repeated(tmp_path: Path, outcome: str) -> None:
+    """Its world has been replaced at every try."""
+    pool = StubPool(lambda case: [Reply(rank, outcome) for rank in range(case.world_size)])  # type: ignore[arg-type]
+    run(pool, tmp_path)
+
+    assert pool.renewed == []
