@@ -90,6 +90,8 @@ def test_hardly_any_case_is_drawn_twice(name: str) -> None:
 LINEAR_KINDS: dict[str, Callable[[LinearCase], object]] = {
     "number of leading dims": lambda case: len(case.leading),
     "bias": lambda case: case.bias,
+    "poison": lambda case: case.poison,
+    "repeats": lambda case: case.repeats,
     "input layout": lambda case: case.input_layout,
     "output layout": lambda case: case.output_layout,
     "x is a DTensor": lambda case: case.x_is_dtensor,
@@ -101,7 +103,7 @@ LINEAR_KINDS: dict[str, Callable[[LinearCase], object]] = {
     "a feature beside a multiple of the world size": lambda case: case.in_features % case.world_size == 1,
     "a size at a tile's edge": lambda case: case.out_features in (31, 32, 33),
 }
-LINEAR_VALUES = {"number of leading dims": 4, "input layout": 5, "output layout": 5, "requires_grad": 8}
+LINEAR_VALUES = {"number of leading dims": 4, "poison": 3, "input layout": 5, "output layout": 5, "requires_grad": 8}
 
 
 @pytest.mark.parametrize("style", ["colwise", "rowwise"])
@@ -124,12 +126,27 @@ FETCH_KINDS: dict[str, Callable[[FetchCase], bool]] = {
     "both flags": lambda case: len(set(case.requires_grad)) == 2,
     "nan padding": lambda case: case.padding == "nan",
     "not contiguous": lambda case: not case.contiguous,
+    "memory of large numbers": lambda case: case.poison == "large",
+    "memory of nan": lambda case: case.poison == "nan",
+    "memory as it was": lambda case: case.poison == "none",
+    "repeats": lambda case: case.repeats,
 }
 
 
 @pytest.mark.parametrize("kind", FETCH_KINDS)
 def test_a_run_of_fetch_cases_has_some_with_and_some_without(kind: str) -> None:
     assert {bool(FETCH_KINDS[kind](case)) for case in run_of("fetch")} == {True, False}
+
+
+def test_over_a_third_of_the_draws_of_fetches_are_special() -> None:
+    modes = Counter(mode for case in run_of("fetch") for mode, _ in case.values)
+
+    assert 0.35 * modes.total() < modes["special"] < 0.45 * modes.total(), modes
+
+
+def test_fetches_that_repeat_have_an_odd_number_of_draws() -> None:
+    """So that what alternates from call to call is in its other state when draw 0 comes again."""
+    assert {len(case.values) % 2 for case in run_of("fetch") if case.repeats} == {1}
 
 
 @pytest.mark.parametrize("style", ["colwise", "rowwise"])

@@ -68,6 +68,15 @@ def test_tensors_keep_every_bit(dtype: str, shape: tuple[int, ...], seed: int, l
     assert (received.requires_grad, received.touched) == ({"it": True}, ("x",))
 
 
+def test_the_answer_to_a_repeat_arrives_beside_the_first(tmp_path: Path) -> None:
+    """With its own bits."""
+    first, second = random_bits((3,), "bfloat16", 1), random_bits((3,), "bfloat16", 2)
+    sent = Answer({"x": Placed(first, LAYOUTS[3])}, again={"x": Placed(second, LAYOUTS[3])})
+    (received,) = round_trip(Reply(0, "answered", (sent,)), tmp_path).answers
+
+    assert same_bits(received.tensors["x"].local, first) and same_bits(received.again["x"].local, second)
+
+
 def test_a_view_arrives_as_its_own_elements(tmp_path: Path) -> None:
     """Of a transposed, sliced tensor that needs a gradient only the elements are sent."""
     tensor = torch.arange(12.0).reshape(3, 4).requires_grad_()

@@ -250,6 +250,15 @@ DEFECTS = (
         "one rank and one element suffice",
     ),
     Defect(
+        _LINEAR + "rounds_on_one_rank",
+        "rowwise_linear",
+        "a way of its own for one rank",
+        "is_the_identity_for_one_rank",
+        "bits",
+        LinearCase(world_size=1, style="rowwise", requires_grad=()),
+        "one product of two factors that share the 24 bits of float32 has more than the 8 of bfloat16",
+    ),
+    Defect(
         _LINEAR + "output_differs_on_last_rank",
         "rowwise_linear",
         "replicas that differ",

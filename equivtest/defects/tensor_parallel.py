@@ -95,3 +95,14 @@ def output_differs_on_last_rank(case: LinearCase, mesh: DeviceMesh, given: Given
         first = local.detach().view(-1)[:1]
         first.copy_(torch.nextafter(first, torch.full_like(first, torch.inf)))
     return answers
+
+
+def rounds_on_one_rank(case: LinearCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """Rowwise: one rank alone takes a way of its own, on which the output is rounded to bfloat16."""
+    answers = run_linear(case, mesh, given, RowwiseParallel)
+    output = answers["output"]
+    assert output is not None
+    local = (output.local if isinstance(output, Placed) else output.to_local()).detach()
+    if case.world_size == 1:
+        local.copy_(local.to(torch.bfloat16))
+    return answers

@@ -16,6 +16,7 @@ from equivtest.cases.values import draw
 from equivtest.oracle.exact import Scaled, Sum, bits_of, find_integers, largest_of, significand_bits, sum_products
 from equivtest.oracle.expected import Expected, ExpectedTensor
 from equivtest.oracle.real_linear import expect_real_linear
+from equivtest.oracle.unsharded_linear import unsharded_bits
 from equivtest.tensors import DTYPES
 
 
@@ -30,6 +31,7 @@ def expect_linear(case: LinearCase, index: int) -> Expected:
     given = draw(case, index)
     shapes, layouts, flags = case.shapes(), case.layouts(), case.given_flags()
     bits = significand_bits(DTYPES[case.dtype])
+    own_bits = unsharded_bits(case, index, given)
     tensors, bits_used = {}, {}
     for name, found in sum_linear(case, given).items():
         tensors[name] = ExpectedTensor(
@@ -39,6 +41,7 @@ def expect_linear(case: LinearCase, index: int) -> Expected:
             dtype=case.dtype,
             derivation=f"equal: integers times a power of two, at most {found.bits_used} of {bits} bits",
             requires_grad=bool(case.requires_grad) if name == "output" else flags.get(name.removeprefix("param.")),
+            bits=own_bits.get(name),
         )
         bits_used[name] = found.bits_used
     return Expected(tensors, bits_used)
