@@ -19,6 +19,7 @@ import psutil
 MARKER = "EQUIVTEST_MARKED_RUN"
 SHARED_MEMORY = Path("/dev/shm")
 _SCRATCH = re.compile(r"equivtest-(\d+)-")
+_PROCESS_ID = re.compile(r"(?<![0-9A-Za-z])\d{3,9}(?![0-9A-Za-z])")
 _KEPT = ("pytest-of-", "torchinductor_")  # one of each for a user, shared by all runs, as their makers want it
 _STEP_S = 0.01
 
@@ -69,8 +70,8 @@ class Marked:
         scratch = _SCRATCH.match(name)
         if scratch is not None:
             return int(scratch[1]) in self.family
-        numbers = {int(number) for number in re.findall(r"\d+", name)[:8] if len(number) < 10}
-        return not any(number > 1 and psutil.pid_exists(number) for number in numbers - self.family)
+        named = {int(number) for number in _PROCESS_ID.findall(name)}
+        return not any(psutil.pid_exists(pid) for pid in named - self.family)
 
     def left(self) -> list[str]:
         """Everything of the run that is still there, a line each."""
