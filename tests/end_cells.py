@@ -181,6 +181,7 @@ def _started(cell: Cell, run: Marked) -> Iterator[subprocess.Popen[str]]:
     environment = {**os.environ, **run.environment, MARKS: str(marks), "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
         command, cwd=folder, env=environment, start_new_session=True, text=True, stdin=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     ) as process:  # fmt: skip
         try:

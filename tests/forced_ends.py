@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -15,6 +16,7 @@ LIMIT_S = 2.0  # after the end, for nothing to be left
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("filter", nargs="?", default="", help="part of the name of the rows to be run")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that a run under way is ended with this one
     wanted = [cell for cell in cells() if parser.parse_args().filter in str(cell)]
     print(f"{'what is ended, how, while its ranks':44} {'to end':>7} {'till nothing left':>18}  it says", flush=True)
     bad = 0
