@@ -23,7 +23,14 @@ from benchmarks.peers import measure_peers
 from benchmarks.phases import measure_phases
 from benchmarks.scale import measure_scale
 from benchmarks.show import (
-    phases_table, plot, plot_phases, plot_throughput, plot_worlds, throughput_table, worlds_rows, worlds_table,
+    phases_table,
+    plot,
+    plot_phases,
+    plot_throughput,
+    plot_worlds,
+    throughput_table,
+    worlds_rows,
+    worlds_table,
 )  # fmt: skip
 from benchmarks.show_peers import peers_table, plot_peers
 from benchmarks.show_scale import first_table, plot_first, plot_scale, scale_table

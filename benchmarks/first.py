@@ -24,7 +24,7 @@ from equivtest.cases.linear import LinearCase
 from equivtest.check import check
 from equivtest.ranks.pool import Pool
 with Pool() as pool:
-    check("colwise_linear", LinearCase(world_size=2, style="colwise"), pool)
+    check("colwise_linear", LinearCase(world_size=2, style="colwise", out_features=2), pool)
     print(time.monotonic() - begun_s)
 """,
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 import os
 import sys
 import unittest
@@ -26,6 +27,7 @@ from equivtest.ranks.visit import mesh_of, visit_draw
 from equivtest.subjects.names import resolve
 from equivtest.tensors import slice_local
 
+logging.getLogger("torch.testing._internal.common_distributed").setLevel(logging.WARNING)  # a line per process
 _CASES = "EQUIVTEST_BENCH_CASES"
 _SUBJECT, _WRITTEN = json.loads(os.environ.get(_CASES, '["", []]'))
 _WORK: list[Case] = [from_data(data) for data in _WRITTEN]
