@@ -2,22 +2,40 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import platform
+import sys
 import time
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
+from benchmarks.first import measure_first
+from benchmarks.peers import measure_peers
 from benchmarks.phases import measure_phases
-from benchmarks.show import phases_table, plot, throughput_table, worlds_rows, worlds_table
-from benchmarks.throughput import TARGET, measure_throughput, overall
-from benchmarks.worlds import measure_worlds
+from benchmarks.scale import measure_scale
+from benchmarks.show import (
+    phases_table,
+    plot,
+    plot_phases,
+    plot_throughput,
+    plot_worlds,
+    throughput_table,
+    worlds_rows,
+    worlds_table,
+)  # fmt: skip
+from benchmarks.show_peers import peers_table, plot_peers
+from benchmarks.show_scale import first_table, plot_first, plot_scale, scale_table
+from benchmarks.throughput import TARGET, Pair, measure_throughput, overall
+from benchmarks.worlds import WorldTimes, measure_worlds
 from equivtest.suite import version_of
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -29,6 +47,43 @@ class Benchmark(StrEnum):
     worlds = "worlds"
     throughput = "throughput"
     phases = "phases"
+    cold = "cold"
+    scale = "scale"
+    peers = "peers"
+
+
+@dataclass(frozen=True)
+class Way:
+    """How one benchmark is measured, given repetitions and cases, printed, drawn and written."""
+
+    measure: Callable[[int, int], Any]
+    table: Callable[[Any], Table]
+    plot: Callable[[Any, Any], None]
+    as_data: Callable[[Any], Any]
+
+
+def _worlds_data(found: WorldTimes) -> dict[str, Any]:
+    ratios = {label: asdict(spread) for label, spread in worlds_rows(found)}
+    return {"cold_s": asdict(found.cold_s), "of_cold": ratios}
+
+
+def _throughput_data(pairs: list[Pair]) -> dict[str, Any]:
+    rows = [{**asdict(pair), "ratio": asdict(pair.ratio)} for pair in pairs]
+    return {"overall": asdict(overall(pairs)), "target": TARGET, "pairs": rows}
+
+
+def _rows(found: list[Any]) -> list[dict[str, Any]]:
+    return [asdict(row) for row in found]
+
+
+WAYS = {
+    Benchmark.worlds: Way(lambda repeats, _: measure_worlds(repeats), worlds_table, plot_worlds, _worlds_data),
+    Benchmark.throughput: Way(measure_throughput, throughput_table, plot_throughput, _throughput_data),
+    Benchmark.phases: Way(lambda _, cases: measure_phases(cases), phases_table, plot_phases, _rows),
+    Benchmark.cold: Way(lambda repeats, _: measure_first(repeats), first_table, plot_first, asdict),
+    Benchmark.scale: Way(lambda repeats, _: measure_scale(repeats), scale_table, plot_scale, _rows),
+    Benchmark.peers: Way(measure_peers, peers_table, plot_peers, _rows),
+}
 
 
 @app.command()
@@ -38,30 +93,26 @@ def main(
     repeats: Annotated[int, typer.Option(min=1, help="Repetitions of what is compared.")] = 3,
     cases: Annotated[int, typer.Option(min=1, help="Cases per subject and world size.")] = 20,
 ) -> None:
-    """Measures the harness beside bare rank programs, in one run; compare ratios, not seconds."""
-    chosen = set(which or Benchmark)
+    """Measures the harness beside bare programs and peers, in one run; compare ratios, not seconds."""
     begun_s = time.monotonic()
-    console = Console()
-    worlds = measure_worlds(repeats) if Benchmark.worlds in chosen else None
-    pairs = measure_throughput(repeats, cases) if Benchmark.throughput in chosen else []
-    breakdowns = measure_phases(cases) if Benchmark.phases in chosen else []
+    console = Console(width=None if sys.stdout.isatty() else 140)
     results: dict[str, Any] = {"environment": _environment()}
-    if worlds is not None:
-        console.print(worlds_table(worlds), "")
-        ratios = {label: asdict(spread) for label, spread in worlds_rows(worlds)}
-        results["worlds"] = {"cold_s": asdict(worlds.cold_s), "of_cold": ratios}
-    if pairs:
-        console.print(throughput_table(pairs), "")
-        rows = [{**asdict(pair), "ratio": asdict(pair.ratio)} for pair in pairs]
-        results["throughput"] = {"overall": asdict(overall(pairs)), "target": TARGET, "pairs": rows}
-    if breakdowns:
-        console.print(phases_table(breakdowns), "")
-        results["phases"] = [asdict(found) for found in breakdowns]
+    panels: list[Callable[[Any], None]] = []
+    for name in [name for name in Benchmark if name in (which or Benchmark)]:
+        way = WAYS[name]
+        found = way.measure(repeats, cases)
+        console.print(way.table(found), "")
+        results[name.value] = way.as_data(found)
+        panels.append(functools.partial(_draw, way, found))
     results["environment"]["seconds"] = round(time.monotonic() - begun_s, 1)
     out.mkdir(parents=True, exist_ok=True)
     (out / "bench.json").write_text(json.dumps(results, indent=2) + "\n")
-    plot(out / "bench.png", worlds, pairs, breakdowns)
+    plot(out / "bench.png", panels)
     console.print(f"{results['environment']['seconds']:.0f} s; {out / 'bench.json'}, {out / 'bench.png'}")
+
+
+def _draw(way: Way, found: Any, axes: Any) -> None:
+    way.plot(axes, found)
 
 
 def _environment() -> dict[str, Any]:

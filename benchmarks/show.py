@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ def worlds_rows(times: WorldTimes) -> list[tuple[str, Spread]]:
 
 def worlds_table(times: WorldTimes) -> Table:
     """One line per thing that a warm world does."""
-    table = _table(
+    table = make_table(
         f"World of 4, as a part of a cold spawned one ({times.cold_s.median:.1f} s here)",
         ("what", "median", "min..max", "repetitions"),
     )
@@ -41,34 +41,30 @@ def worlds_table(times: WorldTimes) -> Table:
 def throughput_table(pairs: Sequence[Pair]) -> Table:
     """One line per subject and world size, and all together."""
     columns = ("subject", "ranks", "cases", "cases/s", "/ bare loop", "min..max")
-    table = _table("Speed of the harness beside a bare loop over the same rank programs", columns)
+    table = make_table("Speed of the harness beside a bare loop over the same rank programs", columns)
     for pair in pairs:
         size, rate = (str(pair.world_size), str(pair.num_cases)), f"{pair.rate.median:.1f}"
-        table.add_row(pair.subject, *size, rate, *_ratio(pair.ratio))
+        table.add_row(pair.subject, *size, rate, *ratio_cells(pair.ratio))
     table.add_section()
     num_cases = sum(pair.num_cases for pair in pairs)
-    table.add_row(f"overall (target {TARGET:.2f})", "", str(num_cases), "", *_ratio(overall(pairs)))
+    table.add_row(f"overall (target {TARGET:.2f})", "", str(num_cases), "", *ratio_cells(overall(pairs)))
     return table
 
 
 def phases_table(breakdowns: Iterable[Breakdown]) -> Table:
     """One line per kind of case and world size."""
-    table = _table("Where the time of a case goes, median ms", ("case", "ranks", *PHASES))
+    table = make_table("Where the time of a case goes, median ms", ("case", "ranks", *PHASES))
     for found in breakdowns:
         parts = [f"{found.median_ms[phase]:.1f}" for phase in PHASES]
         table.add_row(found.family, str(found.world_size), *parts)
     return table
 
 
-def plot(path: Path, worlds: WorldTimes | None, pairs: Sequence[Pair], breakdowns: Sequence[Breakdown]) -> None:
-    """Everything that was measured, one panel each, to a PNG."""
+def plot(path: Path, panels: Sequence[Callable[[Any], None]]) -> None:
+    """One panel below the other, each drawn by its function, to a PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    panels: list[Any] = []
-    panels += [lambda axes: _plot_worlds(axes, worlds)] if worlds is not None else []
-    panels += [lambda axes: _plot_throughput(axes, pairs)] if pairs else []
-    panels += [lambda axes: _plot_phases(axes, breakdowns)] if breakdowns else []
     figure = Figure(figsize=(9, 4.6 * len(panels)), layout="constrained")
     FigureCanvasAgg(figure)
     for axes, draw in zip(figure.subplots(len(panels), squeeze=False)[:, 0], panels, strict=True):
@@ -77,23 +73,25 @@ def plot(path: Path, worlds: WorldTimes | None, pairs: Sequence[Pair], breakdown
     figure.savefig(path, dpi=130)
 
 
-def _plot_worlds(axes: Any, times: WorldTimes) -> None:
+def plot_worlds(axes: Any, times: WorldTimes) -> None:
+    """What a warm world does, as parts of the cold one's time."""
     labels, spreads = zip(*reversed(worlds_rows(times)), strict=True)
-    axes.barh(labels, [spread.median for spread in spreads], xerr=_errors(spreads), color=HARNESS_COLOUR, capsize=3)
+    axes.barh(labels, [spread.median for spread in spreads], xerr=errors(spreads), color=HARNESS_COLOUR, capsize=3)
     axes.set_xscale("log")
     axes.axvline(1, color=BARE_COLOUR, linestyle="--")
     axes.set_xlabel("time / time of a cold spawned world with one case (dashed), log scale")
     axes.set_title("World of 4 ranks: median, bars from min to max")
 
 
-def _plot_throughput(axes: Any, pairs: Sequence[Pair]) -> None:
+def plot_throughput(axes: Any, pairs: Sequence[Pair]) -> None:
+    """Speed beside the bare loop, by subject and world size."""
     subjects = list(dict.fromkeys(pair.subject for pair in pairs))
     for number, subject in enumerate(subjects):
         own = [pair for pair in pairs if pair.subject == subject]
         places = [pair.world_size + 0.19 * (number - (len(subjects) - 1) / 2) for pair in own]
         spreads = [pair.ratio for pair in own]
         medians = [spread.median for spread in spreads]
-        axes.bar(places, medians, 0.17, yerr=_errors(spreads), label=subject, capsize=2)
+        axes.bar(places, medians, 0.17, yerr=errors(spreads), label=subject, capsize=2)
     axes.axhline(1, color=BARE_COLOUR, linestyle="--", label="bare loop")
     axes.axhline(TARGET, color="black", linestyle=":", label=f"target overall, {TARGET:.2f}")
     axes.set_xticks(sorted({pair.world_size for pair in pairs}))
@@ -103,7 +101,8 @@ def _plot_throughput(axes: Any, pairs: Sequence[Pair]) -> None:
     axes.legend(fontsize="small", ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.14))
 
 
-def _plot_phases(axes: Any, breakdowns: Sequence[Breakdown]) -> None:
+def plot_phases(axes: Any, breakdowns: Sequence[Breakdown]) -> None:
+    """Parts of a case's time."""
     labels = [f"{found.family}, {found.world_size}" for found in breakdowns]
     left = [0.0] * len(breakdowns)
     for phase in PHASES:
@@ -116,16 +115,19 @@ def _plot_phases(axes: Any, breakdowns: Sequence[Breakdown]) -> None:
     axes.legend(fontsize="small", ncols=len(PHASES) // 2, loc="upper center", bbox_to_anchor=(0.5, -0.14))
 
 
-def _errors(spreads: Sequence[Spread]) -> list[list[float]]:
+def errors(spreads: Sequence[Spread]) -> list[list[float]]:
+    """Lengths of the bars below and above the medians."""
     below = [spread.median - spread.low for spread in spreads]
     return [below, [spread.high - spread.median for spread in spreads]]
 
 
-def _ratio(spread: Spread) -> tuple[str, str]:
+def ratio_cells(spread: Spread) -> tuple[str, str]:
+    """Median, and smallest to largest."""
     return f"{spread.median:.2f}", f"{spread.low:.2f}..{spread.high:.2f}"
 
 
-def _table(title: str, columns: Iterable[str]) -> Table:
+def make_table(title: str, columns: Iterable[str]) -> Table:
+    """A table without rows; numbers stand to the right."""
     table = Table(
         title=title, title_justify="left", box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0)
     )

@@ -9,6 +9,7 @@ Source: torch.distributed.tensor placements (2.13.0), DeepSpeed ZeRO-3 partition
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from equivtest.errors import Misuse
 
 Bounds = tuple[int, int]
 """Half-open interval of element indices, (start, stop)."""
+_remembered = functools.lru_cache(maxsize=2**14)  # pure, and asked again for every claim, draw and rank
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,7 @@ class Layout:
         return f"{text} (axes divide in order {self.shard_order})" if self.shard_order else text
 
 
+@_remembered
 def parse_placement(text: str) -> Placement:
     """The placement that `text` spells: 'replicate', 'shard(1)', 'partial(sum)' or 'flat(6)'.
 
@@ -125,6 +128,7 @@ def shard_bounds(length: int, num_shards: int, index: int) -> Bounds:
     return min(index * size, length), min((index + 1) * size, length)
 
 
+@_remembered
 def coordinate_of(rank: int, mesh_shape: tuple[int, ...]) -> tuple[int, ...]:
     """The place of `rank` on each axis of a row-major mesh.
 
@@ -140,6 +144,7 @@ def coordinate_of(rank: int, mesh_shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(coordinate))
 
 
+@_remembered
 def flat_axis(layout: Layout) -> int | None:
     """The mesh axis that is `Flat`, or None.
 
@@ -154,6 +159,7 @@ def flat_axis(layout: Layout) -> int | None:
     return flat[0]
 
 
+@_remembered
 def local_box(
     global_shape: tuple[int, ...], layout: Layout, mesh_shape: tuple[int, ...], rank: int
 ) -> tuple[Bounds, ...]:
@@ -214,6 +220,7 @@ def flat_bounds(numel: int, placement: Placement, num_shards: int, index: int) -
     return min(index * size, numel), min((index + 1) * size, numel), size
 
 
+@_remembered
 def local_shape(
     global_shape: tuple[int, ...], layout: Layout, mesh_shape: tuple[int, ...], rank: int
 ) -> tuple[int, ...]:

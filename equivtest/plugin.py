@@ -95,10 +95,12 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Hands the controller's fresh seed to an xdist worker."""
+    """Hands the controller's fresh seed to an xdist worker, and remembers whom to pass SIGTERM on to."""
     if _options_added(node.config):
         from equivtest.options import soak_seed
+        from equivtest.pools import remember_worker
 
+        remember_worker(node.config, node)
         node.workerinput["equivtest_seed"] = soak_seed(node.config)
 
 

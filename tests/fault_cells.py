@@ -116,7 +116,7 @@ def run_cell(pool: Pool, cell: Cell) -> Result:
     seconds = time.monotonic() - begun_s
     cause = first_cause(replies)
     problems = _judge_naming(cell, cause) + _judge_stacks(replies)
-    if seconds > LIMIT_S + 1:
+    if seconds > 2 * LIMIT_S:
         problems.append(f"took {seconds:.2f} s")
     try:
         _pids(pool, cell.world_size)

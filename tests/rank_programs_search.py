@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -32,3 +35,31 @@ def two_bugs(case: FetchCase, mesh: DeviceMesh, given: Mapping[str, torch.Tensor
 def has_flag(case: FetchCase, index: int, shape: tuple[int, ...]) -> bool:
     """Right below three elements."""
     return case.requires_grad[index] and math.prod(shape) < 3
+
+
+def dies_of_three(case: FetchCase, mesh: DeviceMesh, given: Mapping[str, torch.Tensor]) -> dict[str, Placed]:
+    """A fetch that copies, but its last rank kills itself where the first parameter has three elements or more."""
+    if _is_culprit(case, mesh):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return _copies(case, mesh, given)
+
+
+def hangs_of_three(case: FetchCase, mesh: DeviceMesh, given: Mapping[str, torch.Tensor]) -> dict[str, Placed]:
+    """A fetch that copies, but its last rank hangs where the first parameter has three elements or more."""
+    while _is_culprit(case, mesh):
+        time.sleep(0.01)
+    return _copies(case, mesh, given)
+
+
+def _is_culprit(case: FetchCase, mesh: DeviceMesh) -> bool:
+    return math.prod(case.parameters[0]) >= 3 and mesh.get_local_rank() == case.world_size - 1
+
+
+def _copies(case: FetchCase, mesh: DeviceMesh, given: Mapping[str, torch.Tensor]) -> dict[str, Placed]:
+    answers = {}
+    for name, layout in case.layouts().items():
+        index = int(name.rpartition(".")[2])
+        local = slice_local(given[f"param.{index}"].detach(), layout, case.mesh_shape, mesh.get_local_rank()).clone()
+        flag = name.startswith("param.") and case.requires_grad[index]
+        answers[name] = Placed(local.requires_grad_(flag), layout)
+    return answers

@@ -58,14 +58,14 @@ def shape_mismatch(
             shape = local_shape(global_shape, placed.layout, mesh_shape, rank)
         except ValueError as error:
             return Mismatch(name, rank, expected=str(expected.layout), actual=f"{placed.layout}: {error}")
-        right = f"local {shape} {expected.dtype}"
-        actual = f"local {tuple(placed.local.shape)} {dtype_name(placed.local.dtype)}"
         if placed.global_shape not in (None, global_shape):
             right, actual = f"global {global_shape}", f"global {placed.global_shape}"
-        if right != actual:
-            return Mismatch(
-                name, rank, expected=right, actual=actual, layout=str(placed.layout), global_shape=global_shape
-            )
+        elif placed.local.shape != shape or dtype_name(placed.local.dtype) != expected.dtype:
+            right = f"local {shape} {expected.dtype}"
+            actual = f"local {tuple(placed.local.shape)} {dtype_name(placed.local.dtype)}"
+        else:
+            continue
+        return Mismatch(name, rank, expected=right, actual=actual, layout=str(placed.layout), global_shape=global_shape)
     return _mixed_operands(name, answers)
 
 

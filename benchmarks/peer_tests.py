@@ -1,0 +1,117 @@
+"""The peers: torch's own two bases for tests on several processes, each judging the cases that it is handed.
+
+Every rank draws the values, runs forward and backward and compares what it holds with its part
+of the unsharded result.  A spawned rank imports this module again and finds the cases in its
+environment; `with_cases` gives the classes for other ones.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import os
+import sys
+import unittest
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from types import ModuleType
+
+import torch
+import torch.distributed as dist
+from torch.testing._internal.common_distributed import MultiProcContinuousTest, MultiProcessTestCase
+
+from equivtest.cases.base import Case, from_data, to_data
+from equivtest.oracle import expect
+from equivtest.ranks.visit import mesh_of, visit_draw
+from equivtest.subjects.names import resolve
+from equivtest.tensors import slice_local
+
+logging.getLogger("torch.testing._internal.common_distributed").setLevel(logging.WARNING)  # a line per process
+_CASES = "EQUIVTEST_BENCH_CASES"
+_SUBJECT, _WRITTEN = json.loads(os.environ.get(_CASES, '["", []]'))
+_WORK: list[Case] = [from_data(data) for data in _WRITTEN]
+_WORLD_SIZE = _WORK[0].world_size if _WORK else 1
+Test = Callable[[unittest.TestCase], None]
+
+
+def with_cases(subject: str, cases: Sequence[Case]) -> ModuleType:
+    """This module, its classes about `cases`, which are of one world size."""
+    os.environ[_CASES] = json.dumps([subject, [to_data(case) for case in cases]])
+    return importlib.reload(sys.modules[__name__])
+
+
+def judge(case: Case, draws: Sequence[int]) -> None:
+    """Compares every tensor of the draws, in this rank."""
+    torch.set_num_threads(1)
+    mesh = mesh_of("cpu", case.mesh_shape)
+    for draw in draws:
+        expected = expect(case, draw)
+        answer = visit_draw(resolve(_SUBJECT), case, draw, mesh)
+        for name, right in expected.tensors.items():
+            placed = answer.tensors[name]
+            place = (placed.layout, case.mesh_shape, dist.get_rank())
+            value = slice_local(right.value, *place)
+            allowed = torch.zeros(()) if right.allowed is None else slice_local(right.allowed, *place)
+            actual = placed.local.double()
+            assert bool(((actual == value) | ((actual - value).abs() <= allowed)).all()), (case, draw, name)
+
+
+class ProcessTest(MultiProcessTestCase):
+    """New processes for every test; one draw each."""
+
+    @property
+    def world_size(self) -> int:
+        return _WORLD_SIZE
+
+    def setUp(self) -> None:
+        super().setUp()
+        self._spawn_processes()
+
+    def join(self) -> None:
+        """As torch's tests on gloo begin."""
+        store = dist.FileStore(self.file_name, _WORLD_SIZE)
+        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=_WORLD_SIZE)
+
+
+class ContinuousTest(MultiProcContinuousTest):
+    """The same processes for all tests of the class; one draw each."""
+
+    world_size = _WORLD_SIZE
+    timeout = timedelta(seconds=120)
+
+    @classmethod
+    def backend_str(cls) -> str:
+        return "gloo"
+
+    @classmethod
+    def device_type(cls) -> str:
+        return "cpu"
+
+    def join(self) -> None:
+        """The class has."""
+
+
+class BatchedTest(ContinuousTest):
+    """The same, but every test takes all draws of a case."""
+
+
+def _test_of(case: Case, draws: Sequence[int]) -> Test:
+    def test(self: unittest.TestCase) -> None:
+        self.join()  # type: ignore[attr-defined]
+        judge(case, draws)
+
+    return test
+
+
+def _fill(cls: type[unittest.TestCase], *, batched: bool) -> None:
+    """Gives the class its tests."""
+    for number, case in enumerate(_WORK):
+        every = range(len(case.values))
+        for draws in [list(every)] if batched else [[draw] for draw in every]:
+            setattr(cls, f"test_{number:04}_{draws[0]}", _test_of(case, draws))
+
+
+_fill(ProcessTest, batched=False)
+_fill(ContinuousTest, batched=False)
+_fill(BatchedTest, batched=True)

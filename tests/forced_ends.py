@@ -1,0 +1,35 @@
+"""Prints what every forced end of a run leaves: `python -m tests.forced_ends [FILTER]`, such as 'controller, SIGTERM'."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.end_cells import cells, run_cell
+
+LIMIT_S = 2.0  # after the end, for nothing to be left
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("filter", nargs="?", default="", help="part of the name of the rows to be run")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that a run under way is ended with this one
+    wanted = [cell for cell in cells() if parser.parse_args().filter in str(cell)]
+    print(f"{'what is ended, how, while its ranks':44} {'to end':>7} {'till nothing left':>18}  it says", flush=True)
+    bad = 0
+    for cell in wanted:
+        with tempfile.TemporaryDirectory() as folder:
+            end = run_cell(cell, Path(folder))
+        problems = [*end.problems, *["slow"] * (end.left_s > LIMIT_S and cell.what != "server")]
+        bad += bool(problems)
+        row = f"{cell!s:44} {end.to_end_s:5.2f} s {end.left_s:16.2f} s {'!' if problems else ' '} {end.said[:60]}"
+        print(row, *problems, sep="\n  ! ", flush=True)
+    print(f"{len(wanted)} forced ends, {bad} not as they should be (a next run each; limit {LIMIT_S:g} s)")
+    return int(bad > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
