@@ -69,7 +69,7 @@ def judge_replies(
 ) -> list[Verdict]:
     """The verdicts on a run that has ended; one draw alone where the run itself failed."""
     claims = claims or ((refuses,) if case.refusal else DEFAULT_CLAIMS)
-    answered = all(reply.outcome == "answered" for reply in replies)
+    answered = all(reply.outcome in ("answered", "not_in_mesh") for reply in replies)
     if not answered or case.refusal:
         return compare(subject, case, 0, Expected({}, {}), replies, claims)
     verdicts = []

@@ -43,6 +43,15 @@ NUM_LEADING_DIMS = (1, 0, 1, 1, 1, 2, 2, 3)
 NUM_PARAMETERS = (1, 2, 2, 3, 3, 4, 4, 5, 5)
 NUM_PARAMETER_DIMS = (1, 0, 1, 1, 1, 2, 2, 2, 3, 4)
 ZERO_NUMEL_SHAPES: tuple[Shape | None, ...] = (None,) * 45 + ((0,), (0, 3), (2, 0))
+RECORDS = (False,) * 7 + (True,)
+MEMBERS: dict[int, tuple[tuple[int, ...], ...]] = {
+    1: ((1,), (2,)),
+    2: ((1, 0), (3, 1), (2, 0), (1, 3), (1, 2)),
+    3: ((2, 0, 1), (3, 1, 0), (1, 2, 3)),
+    4: ((3, 2, 1, 0), (1, 0, 3, 2)),
+}
+"""Meshes within a world of at most four processes by world size; not all ascend, some leave processes out."""
+
 MISFITS_OF_FETCH = ("dtype", "in_flight")
 
 
@@ -54,12 +63,12 @@ def linear_cases(space: Space, *, style: str) -> SearchStrategy[LinearCase]:
     return _linear_cases(space, style)
 
 
-def fetch_cases(space: Space) -> SearchStrategy[FetchCase]:
-    """Cases of one to five parameters, fetched together.
+def fetch_cases(space: Space, *, collective: str = "") -> SearchStrategy[FetchCase]:
+    """Cases of one to five parameters, fetched together by `collective`; recorded only where it is named.
 
     Shrinks to one draw of dense values for one parameter of one element.
     """
-    return _fetch_cases(space)
+    return _fetch_cases(space, collective)
 
 
 def refused_linear_cases(space: Space, *, style: str) -> SearchStrategy[RefusedLinearCase]:
@@ -101,11 +110,13 @@ def _linear_cases(draw: DrawFn, space: Space, style: str) -> LinearCase:
         x_contiguous=_pick(draw, "x_contiguous", (True, False)),
         cotangent_contiguous=_pick(draw, "cotangent_contiguous", (True, False)),
         values=_pick_values(draw, LINEAR_MODES),
+        records=_pick(draw, "records", RECORDS),
+        members=_pick(draw, "members", members_table(world_size)),
     )
 
 
 @st.composite
-def _fetch_cases(draw: DrawFn, space: Space) -> FetchCase:
+def _fetch_cases(draw: DrawFn, space: Space, collective: str) -> FetchCase:
     world_size = _pick(draw, "world_size", space.world_sizes)
     dtype = _pick(draw, "dtype", space.dtypes)
     num_parameters = _pick(draw, "num_parameters", NUM_PARAMETERS)
@@ -119,6 +130,9 @@ def _fetch_cases(draw: DrawFn, space: Space) -> FetchCase:
         padding=_pick(draw, "padding", PADDINGS),
         contiguous=_pick(draw, "contiguous", (True, False)),
         values=_pick_values(draw, FETCH_MODES),
+        collective=collective,
+        records=_pick(draw, "records", RECORDS if collective else (False,)),
+        members=_pick(draw, "members", members_table(world_size)),
     )
 
 
@@ -178,6 +192,13 @@ def edge_sizes(world_size: int) -> tuple[int, ...]:
     uneven = {size for size in edges | empty if size % w}
     even = edges - uneven
     return tuple(sorted([*uneven, *uneven, *even, *(uneven | TILE_SIZES), *(even if w > 2 else ())]))
+
+
+@cache
+def members_table(world_size: int) -> tuple[tuple[int, ...], ...]:
+    """The whole world five times in six, else meshes within a larger world or in another order."""
+    parts = MEMBERS.get(world_size, (tuple(reversed(range(world_size))),))
+    return ((),) * (5 * len(parts)) + parts
 
 
 @cache

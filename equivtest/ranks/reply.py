@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from equivtest.collective import Collective
 from equivtest.tensors import Placed
 
 Outcome = Literal["answered", "raised", "misused", "lost", "timed_out", "not_supported", "not_in_mesh"]
 """answered: its tensors are there.  raised: the subject raised.  misused: the subject breaks its
 contract with the harness (unknown name, no tensor).  lost: the process ended.  timed_out: no
 answer within the limit.  not_supported: a probe has shown that the backend cannot do this dtype.
-not_in_mesh: the case's mesh leaves this rank out."""
+not_in_mesh: no mesh of the case has this process; it only helped to make them."""
 
 
 @dataclass(frozen=True)
@@ -23,11 +24,13 @@ class Answer:
         tensors: name -> local tensor on the CPU, waited and detached, with its layout.
         requires_grad: name -> flag of the tensor as the subject answered it.
         touched: what the subject changed of the harness's own, one sentence each.
+        collectives: What the subject called, in order; None where the case is not recorded.
     """
 
     tensors: Mapping[str, Placed]
     requires_grad: Mapping[str, bool] = field(default_factory=dict)
     touched: tuple[str, ...] = ()
+    collectives: tuple[Collective, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class Reply:
     """One rank's reply: an outcome and what goes with it.
 
     Attributes:
-        rank: Global rank.
+        rank: Number of the process in its world; see Case.groups for its rank in the case's mesh.
         answers: One per draw of the case's values, in order; empty unless 'answered'.
         error_type, error_text: Of the exception, where one was raised or misused.
         detail: Traceback, stacks or end of the process, for a person.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from functools import cache
 
 import torch
@@ -17,43 +18,66 @@ from equivtest.cases.values import draw
 from equivtest.errors import Misuse
 from equivtest.layout import Layout
 from equivtest.ranks.backend import Backend
+from equivtest.ranks.recording import Recorder
 from equivtest.ranks.reply import Answer
 from equivtest.subjects.names import Subject, resolve
 from equivtest.tensors import Placed, at_rest, same_bits, slice_local
 
 
-def visit(subject: str, case: Case, backend: Backend) -> tuple[Answer, ...]:
-    """This rank's answers to every draw of `case`, in order.
+def visit(subject: str, case: Case, backend: Backend) -> tuple[Answer, ...] | None:
+    """This rank's answers to every draw of `case`, in order; None where no mesh of the case has it.
 
     Raises:
         Misuse: the subject is unknown, or what it returns is no answer.
         Exception: whatever the subject raises.
     """
     function = resolve(subject)
-    mesh = mesh_of(backend.device, case.mesh_shape)
+    mesh = mesh_of(backend.device, case.mesh_shape, case.groups if case.members else ())
+    if mesh is None:
+        return None
     return tuple(visit_draw(function, case, index, mesh) for index in range(len(case.values)))
 
 
 @cache
-def mesh_of(device: str, mesh_shape: tuple[int, ...]) -> DeviceMesh:
-    """The mesh of that shape; made once per process, collectively."""
-    return init_device_mesh(torch.device(device).type, mesh_shape)
+def mesh_of(device: str, mesh_shape: tuple[int, ...], groups: tuple[tuple[int, ...], ...] = ()) -> DeviceMesh | None:
+    """The mesh of that shape that has this process, or None; made once, by all processes together.
+
+    Args:
+        groups: Processes of each mesh, in mesh order; empty: one mesh of the whole world.
+
+    DeviceMesh(device, [3, 1]) would sort the processes of its group, so that ranks in the group
+    and coordinates differ; `sort_ranks` is of torch 2.13.
+    """
+    kind = torch.device(device).type
+    if not groups:
+        return init_device_mesh(kind, mesh_shape)
+    made = [dist.new_group(list(group), sort_ranks=False) for group in groups]
+    own = [index for index, group in enumerate(groups) if dist.get_rank() in group]
+    return DeviceMesh.from_group(made[own[0]], kind) if own else None
+
+
+def rank_in(mesh: DeviceMesh) -> int:
+    """This process's rank in the mesh, counted row by row."""
+    return int(mesh.mesh.flatten().tolist().index(dist.get_rank()))
 
 
 def visit_draw(function: Subject, case: Case, index: int, mesh: DeviceMesh) -> Answer:
     """Runs the subject on one draw of values and checks what it left of the harness's own."""
     given = hand_out(case, index, mesh)
     before = {name: (tensor.detach().clone(), tensor.requires_grad) for name, tensor in given.items()}
-    returned = function(case, mesh, given)
+    recorder = Recorder(mesh.mesh.flatten().tolist()) if case.records else None
+    with recorder or nullcontext():
+        returned = function(case, mesh, given)
     answers, flags = collect(case, returned)
-    return Answer(answers, flags, tuple(touched(given, before)))
+    found = None if recorder is None else tuple(recorder.found)
+    return Answer(answers, flags, tuple(touched(given, before)), found)
 
 
 def hand_out(case: Case, index: int, mesh: DeviceMesh) -> dict[str, torch.Tensor]:
     """The harness's local tensors: the contract's shards of the drawn global ones."""
     given = {}
     for name, tensor in draw(case, index).items():
-        local = slice_local(tensor, case.layouts()[name], case.mesh_shape, dist.get_rank()).to(mesh.device_type)
+        local = slice_local(tensor, case.layouts()[name], case.mesh_shape, rank_in(mesh)).to(mesh.device_type)
         if not case.is_contiguous(name):
             local = strided(local)
         given[name] = local.requires_grad_(case.given_flags()[name])

@@ -13,6 +13,7 @@ import msgspec
 import torch
 
 from equivtest import limits
+from equivtest.collective import Collective
 from equivtest.layout import Layout, parse_placement
 from equivtest.ranks.reply import Answer, Outcome, Reply
 from equivtest.tensors import Placed, at_rest, dtype_name
@@ -35,6 +36,7 @@ class _Answer(msgspec.Struct, frozen=True, array_like=True):
     tensors: dict[str, _Tensor]
     requires_grad: dict[str, bool]
     touched: tuple[str, ...]
+    collectives: tuple[Collective, ...] | None
 
 
 class _Reply(msgspec.Struct, frozen=True, array_like=True):
@@ -68,6 +70,7 @@ def encode_reply(request_id: int, reply: Reply, scratch: Path) -> bytes:
             {name: _pack(placed, payload) for name, placed in answer.tensors.items()},
             dict(answer.requires_grad),
             answer.touched,
+            answer.collectives,
         )
         for answer in reply.answers
     )
@@ -94,6 +97,7 @@ def decode_reply(message: bytes) -> tuple[int, Reply]:
             {name: _unpack(tensor, payload) for name, tensor in answer.tensors.items()},
             answer.requires_grad,
             answer.touched,
+            answer.collectives,
         )
         for answer in data.answers
     )
