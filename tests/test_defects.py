@@ -35,11 +35,13 @@ FAMILIES = {
     "flags",
     "inputs modified",
     "layout of gradients",
+    "other collectives than documented",
     "ranks that diverge",
     "replicas that differ",
     "shard order",
     "size not a multiple of the world size",
     "uninitialised memory reaches a value",
+    "wrong divisor or wrong group",
 }
 """The kinds of real bug that the suite is known to find."""
 
