@@ -52,6 +52,9 @@ MEMBERS: dict[int, tuple[tuple[int, ...], ...]] = {
 }
 """Meshes within a world of at most four processes by world size; not all ascend, some leave processes out."""
 
+MEMBERS_DRAWN: tuple[int | None, ...] = (None,) * 25 + (0, 1, 2, 3, 4)
+"""Which of them, modulo their number, or the whole world: one table for all world sizes, for shrinking's sake."""
+
 MISFITS_OF_FETCH = ("dtype", "in_flight")
 
 
@@ -111,7 +114,7 @@ def _linear_cases(draw: DrawFn, space: Space, style: str) -> LinearCase:
         cotangent_contiguous=_pick(draw, "cotangent_contiguous", (True, False)),
         values=_pick_values(draw, LINEAR_MODES),
         records=_pick(draw, "records", RECORDS),
-        members=_pick(draw, "members", members_table(world_size)),
+        members=_pick_members(draw, world_size),
     )
 
 
@@ -132,7 +135,7 @@ def _fetch_cases(draw: DrawFn, space: Space, collective: str) -> FetchCase:
         values=_pick_values(draw, FETCH_MODES),
         collective=collective,
         records=_pick(draw, "records", RECORDS if collective else (False,)),
-        members=_pick(draw, "members", members_table(world_size)),
+        members=_pick_members(draw, world_size),
     )
 
 
@@ -195,13 +198,6 @@ def edge_sizes(world_size: int) -> tuple[int, ...]:
 
 
 @cache
-def members_table(world_size: int) -> tuple[tuple[int, ...], ...]:
-    """The whole world five times in six, else meshes within a larger world or in another order."""
-    parts = MEMBERS.get(world_size, (tuple(reversed(range(world_size))),))
-    return ((),) * (5 * len(parts)) + parts
-
-
-@cache
 def _subsets(names: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
     """All names five times, then every other subset once, the empty one last."""
     others = [subset for num in range(len(names) - 1, -1, -1) for subset in combinations(names, num)]
@@ -254,6 +250,13 @@ def _pick_x_is_dtensor(draw: DrawFn, shape: Shape, input_layout: str, world_size
     """True where torch could not tell the global shape from a plain tensor, else either."""
     needed = shard_kind(shape, Layout((parse_placement(input_layout),)), (world_size,)) != "even"
     return _pick(draw, "x_is_dtensor", (False, True)) or needed
+
+
+def _pick_members(draw: DrawFn, world_size: int) -> tuple[int, ...]:
+    """The whole world, or one time in six a mesh within a larger one or in another order."""
+    meshes = MEMBERS.get(world_size, (tuple(reversed(range(world_size))),))
+    drawn = _pick(draw, "members", MEMBERS_DRAWN)
+    return () if drawn is None else meshes[drawn % len(meshes)]
 
 
 def _pick_values(draw: DrawFn, modes_table: tuple[tuple[str, ...], ...]) -> tuple[tuple[str, int], ...]:

@@ -46,7 +46,8 @@ class Tally:
         world_sizes, dtypes, shard_kinds: Layouts by each.
         modes: Draws by mode of values.
         kinds: Claim -> verdicts by kind.
-        cells: Cell -> verdicts by kind.
+        cells: Cell -> verdicts by kind, of all claims together: one that judges some visits only,
+            as of collectives, need not have been judged in every cell.
         reasons: Claim -> reasons of known failures.
         failures: Shrunk failures, in order of arrival.
         slowest: (seconds, code of the case), the slowest first.
