@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from torch import distributed as dist
 
 from equivtest.cases.fetch import FetchCase, RefusedFetchCase
 from equivtest.cases.linear import LinearCase
 from equivtest.check import DEFAULT_CLAIMS, judge, judge_replies
-from equivtest.errors import Misuse
+from equivtest.errors import Misuse, Unsupported
+from equivtest.ranks.backend import Backend
+from equivtest.ranks.meshes import _new_group
+from equivtest.ranks.messages import Start
 from equivtest.ranks.pool import Pool
+from equivtest.ranks.rank import Rank
 from equivtest.ranks.reply import Reply
+from equivtest.ranks.wire import decode_reply
 from equivtest.verdicts.claims import refuses
 from equivtest.verdicts.message import write_message
 from tests.replies import change_answer, raised, right_replies, set_element
@@ -134,6 +141,26 @@ def test_a_flag_is_looked_for_in_every_mesh() -> None:
     kinds = {verdict.claim: verdict.kind for verdict in judge_replies("mine", TWO_OF_FOUR, replies, CLAIMS)}
 
     assert kinds["does_not_touch_its_inputs"] == "touched"
+
+
+def test_a_torch_that_sorts_groups_does_not_support_other_orders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found alike by every rank before it makes anything; ascending meshes need no new argument."""
+    monkeypatch.setattr(dist, "new_group", lambda ranks: ranks)
+    with pytest.raises(Unsupported, match=r"sorts the processes of a group, so it makes no mesh of \(3, 1\)"):
+        _new_group((3, 1))
+
+    assert _new_group((1, 3)) == [1, 3]
+
+
+def test_what_torch_cannot_do_is_not_supported(tmp_path: Path) -> None:
+    """A reply like that of a probe: no failure."""
+    rank = Rank(Start(0, 1, Backend(), "nowhere:visit", str(tmp_path), [], [], b"/"))
+
+    def work() -> None:
+        raise Unsupported("too old")
+
+    reply = decode_reply(rank.answer(7, work))[1]
+    assert (reply.outcome, reply.error_text) == ("not_supported", "too old")
 
 
 # On ranks.

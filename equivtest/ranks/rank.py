@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from equivtest import limits
 from equivtest.cases.base import Case, from_data
-from equivtest.errors import Misuse
+from equivtest.errors import Misuse, Unsupported
 from equivtest.ranks.backend import Backend, choose_device
 from equivtest.ranks.channel import Channel
 from equivtest.ranks.failure import describe_exception
@@ -127,6 +127,8 @@ class Rank:
     def _failed(self, error: Exception, begun_s: float) -> Reply:
         now_s = time.monotonic()
         outcome: Outcome = "misused" if isinstance(error, Misuse) else "raised"
+        if isinstance(error, Unsupported):
+            outcome = "not_supported"
         return Reply(self._start.rank, outcome, (), *describe_exception(error), now_s, now_s - begun_s)
 
 

@@ -12,7 +12,8 @@ from equivtest.tensors import Placed
 Outcome = Literal["answered", "raised", "misused", "lost", "timed_out", "not_supported", "not_in_mesh"]
 """answered: its tensors are there.  raised: the subject raised.  misused: the subject breaks its
 contract with the harness (unknown name, no tensor).  lost: the process ended.  timed_out: no
-answer within the limit.  not_supported: a probe has shown that the backend cannot do this dtype.
+answer within the limit.  not_supported: the backend cannot do this dtype, as a probe has shown, or
+this torch cannot make the case's mesh.
 not_in_mesh: no mesh of the case has this process; it only helped to make them."""
 
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
-from functools import cache
 
 import torch
-from torch import distributed as dist
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from equivtest import layout
@@ -18,6 +16,7 @@ from equivtest.cases.values import draw
 from equivtest.errors import Misuse
 from equivtest.layout import Layout
 from equivtest.ranks.backend import Backend
+from equivtest.ranks.meshes import mesh_for, rank_in
 from equivtest.ranks.recording import Recorder
 from equivtest.ranks.reply import Answer
 from equivtest.subjects.names import Subject, resolve
@@ -32,33 +31,10 @@ def visit(subject: str, case: Case, backend: Backend) -> tuple[Answer, ...] | No
         Exception: whatever the subject raises.
     """
     function = resolve(subject)
-    mesh = mesh_of(backend.device, case.mesh_shape, case.groups if case.members else ())
+    mesh = mesh_for(case, backend.device)
     if mesh is None:
         return None
     return tuple(visit_draw(function, case, index, mesh) for index in range(len(case.values)))
-
-
-@cache
-def mesh_of(device: str, mesh_shape: tuple[int, ...], groups: tuple[tuple[int, ...], ...] = ()) -> DeviceMesh | None:
-    """The mesh of that shape that has this process, or None; made once, by all processes together.
-
-    Args:
-        groups: Processes of each mesh, in mesh order; empty: one mesh of the whole world.
-
-    DeviceMesh(device, [3, 1]) would sort the processes of its group, so that ranks in the group
-    and coordinates differ; `sort_ranks` is of torch 2.13.
-    """
-    kind = torch.device(device).type
-    if not groups:
-        return init_device_mesh(kind, mesh_shape)
-    made = [dist.new_group(list(group), sort_ranks=False) for group in groups]
-    own = [index for index, group in enumerate(groups) if dist.get_rank() in group]
-    return DeviceMesh.from_group(made[own[0]], kind) if own else None
-
-
-def rank_in(mesh: DeviceMesh) -> int:
-    """This process's rank in the mesh, counted row by row."""
-    return int(mesh.mesh.flatten().tolist().index(dist.get_rank()))
 
 
 def visit_draw(function: Subject, case: Case, index: int, mesh: DeviceMesh) -> Answer:
