@@ -240,5 +240,14 @@ def test_ranks_that_gather_instead_are_right_and_a_mixture_is_not() -> None:
     assert [verdicts_on(given, case)[0].kind for given in (replies, mixed)] == ["holds", "collectives"]
 
 
+def test_a_recorded_case_is_judged_by_its_collectives_unless_claims_are_named() -> None:
+    """`equivtest check` names none."""
+    judged = {
+        case.records: {v.claim for v in judge_replies("mine", case, right_replies(case))} for case in (LINEAR, RECORDED)
+    }
+
+    assert judged[True] - judged[False] == {"uses_only_collectives"} and judged[False] < judged[True]
+
+
 def test_nothing_is_described_as_none() -> None:
     assert describe(()) == "none"
