@@ -16,8 +16,9 @@ from equivtest.cases.base import Case, from_data, replicated, to_data
 from equivtest.cases.linear import LinearCase
 from equivtest.layout import Layout
 from equivtest.ranks.backend import Backend
+from equivtest.ranks.meshes import mesh_for
 from equivtest.ranks.reply import Answer
-from equivtest.ranks.visit import collect, hand_out, mesh_of, touched, visit
+from equivtest.ranks.visit import collect, hand_out, touched, visit
 from equivtest.subjects.names import Subject, resolve
 from equivtest.tensors import Placed
 
@@ -55,10 +56,12 @@ def visit_one_or_list(subject: str, case: Case, backend: Backend) -> tuple[Answe
     return ()
 
 
-def timed_visit(subject: str, case: Case, backend: Backend) -> tuple[Answer, ...]:
+def timed_visit(subject: str, case: Case, backend: Backend) -> tuple[Answer, ...] | None:
     """As `equivtest.ranks.visit.visit`, with the seconds of each of PARTS in every answer."""
     function = resolve(subject)
-    mesh = mesh_of(backend.device, case.mesh_shape)
+    mesh = mesh_for(case, backend.device)
+    if mesh is None:
+        return None
     return tuple(_timed_draw(function, case, index, mesh) for index in range(len(case.values)))
 
 

@@ -22,6 +22,7 @@ from equivtest.verdicts.claims import (
     gradients_equal_unsharded,
     keeps_layout_of_parameter,
     refuses,
+    uses_only_collectives,
 )
 from equivtest.verdicts.compare import compare
 from equivtest.verdicts.message import HEADLINES, write_message
@@ -42,8 +43,7 @@ def check(subject: str, case: Case, pool: Pool, claims: Sequence[Claim] | None =
 
     Args:
         subject: Registered name, or 'package.module:function'.
-        claims: Judged in this order; by default `refuses` for a case outside the contract and
-            DEFAULT_CLAIMS for any other.
+        claims: Judged in this order; by default those of `claims_on`.
 
     Returns:
         The verdicts, one per claim and draw; all of them hold.
@@ -68,8 +68,8 @@ def judge_replies(
     subject: str, case: Case, replies: Sequence[Reply], claims: Sequence[Claim] | None = None
 ) -> list[Verdict]:
     """The verdicts on a run that has ended; one draw alone where the run itself failed."""
-    claims = claims or ((refuses,) if case.refusal else DEFAULT_CLAIMS)
-    answered = all(reply.outcome == "answered" for reply in replies)
+    claims = claims or claims_on(case)
+    answered = all(reply.outcome in ("answered", "not_in_mesh") for reply in replies)
     if not answered or case.refusal:
         return compare(subject, case, 0, Expected({}, {}), replies, claims)
     verdicts = []
@@ -77,6 +77,13 @@ def judge_replies(
         for draw in range(len(case.values)):
             verdicts += compare(subject, case, draw, expect(case, draw), replies, claims)
     return verdicts
+
+
+def claims_on(case: Case) -> tuple[Claim, ...]:
+    """`refuses` outside the contract, else DEFAULT_CLAIMS and, where the case is recorded, its collectives."""
+    if case.refusal:
+        return (refuses,)
+    return (*DEFAULT_CLAIMS, uses_only_collectives) if case.records else DEFAULT_CLAIMS
 
 
 @contextmanager

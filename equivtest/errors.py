@@ -25,6 +25,10 @@ class BrokenSetup(EquivtestError, RuntimeError):
     """No rank can run here: a backend, a device or an import does not work."""
 
 
+class Unsupported(EquivtestError, RuntimeError):
+    """This torch or backend cannot do what the case needs; every rank finds so alike, before any collective."""
+
+
 class ClaimFailed(EquivtestError, AssertionError):
     """A claim does not hold; `verdict` says which, where and by how much."""
 

@@ -12,21 +12,28 @@ from equivtest.cases.linear import LinearCase
 from equivtest.cases.strategies import linear_cases, refused_linear_cases
 from equivtest.check import DEFAULT_CLAIMS
 from equivtest.property import Property
-from equivtest.verdicts.claims import is_the_identity_for_one_rank, refuses, repeats_itself
+from equivtest.verdicts.claims import (
+    is_the_identity_for_one_rank,
+    refuses,
+    repeats_itself,
+    uses_only_collectives,
+)
 
 COLWISE = "torch/distributed/tensor/parallel/style.py, class ColwiseParallel (2.13.0)"
 ROWWISE = "torch/distributed/tensor/parallel/style.py, class RowwiseParallel (2.13.0)"
+CLAIMS = (*DEFAULT_CLAIMS, is_the_identity_for_one_rank, repeats_itself, uses_only_collectives)
 
 colwise_linear = Property(
     subject="colwise_linear",
     statement="ColwiseParallel(nn.Linear) computes what the unsharded nn.Linear computes.",
     source=COLWISE,
     cases=partial(linear_cases, style="colwise"),
-    claims=(*DEFAULT_CLAIMS, is_the_identity_for_one_rank, repeats_itself),
+    claims=CLAIMS,
     examples=(
         # Shards of 2, 2 and 1: torch's own tests use sizes that the world size divides.
         LinearCase(world_size=3, style="colwise", leading=(2,), in_features=3, out_features=5, bias=True,
-                   requires_grad=("x", "weight", "bias"), values=(("dense", 0), ("wide-x", 1), ("wide-w", 2))),
+                   requires_grad=("x", "weight", "bias"), values=(("dense", 0), ("wide-x", 1), ("wide-w", 2)),
+                   records=True),
     ),
     weight=8,
 )  # fmt: skip
@@ -36,11 +43,12 @@ rowwise_linear = Property(
     statement="RowwiseParallel(nn.Linear) computes what the unsharded nn.Linear computes.",
     source=ROWWISE,
     cases=partial(linear_cases, style="rowwise"),
-    claims=(*DEFAULT_CLAIMS, is_the_identity_for_one_rank, repeats_itself),
+    claims=CLAIMS,
     examples=(
         # Five over four ranks gives shards of 2, 2, 1 and 0: the last rank is empty.
         LinearCase(world_size=4, style="rowwise", leading=(2,), in_features=5, out_features=3, bias=True,
-                   requires_grad=("x", "weight", "bias"), values=(("dense", 0), ("wide-x", 1), ("wide-w", 2))),
+                   requires_grad=("x", "weight", "bias"), values=(("dense", 0), ("wide-x", 1), ("wide-w", 2)),
+                   records=True),
     ),
     weight=8,
 )  # fmt: skip

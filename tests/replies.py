@@ -11,6 +11,7 @@ from equivtest.cases.base import Case
 from equivtest.cases.fetch import FetchCase, RefusedFetchCase
 from equivtest.cases.linear import LinearCase
 from equivtest.oracle import expect
+from equivtest.oracle.collectives import document
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.reply import Answer, Reply
 from equivtest.tensors import DTYPES, Placed, slice_local
@@ -35,9 +36,16 @@ REFUSED = RefusedFetchCase(world_size=3, misfit="in_flight")
 
 
 def right_replies(case: Case) -> list[Reply]:
-    """One correct reply per rank."""
-    answers = [[_right_answer(case, draw, rank) for draw in range(len(case.values))] for rank in range(case.world_size)]
-    return [Reply(rank, "answered", tuple(draws), at_s=1.0 + rank) for rank, draws in enumerate(answers)]
+    """One correct reply per process, those of no mesh included."""
+    return [_right_reply(case, process) for process in range(case.num_processes)]
+
+
+def _right_reply(case: Case, process: int) -> Reply:
+    rank = next((group.index(process) for group in case.groups if process in group), None)
+    if rank is None:
+        return Reply(process, "not_in_mesh", at_s=1.0 + process)
+    answers = tuple(_right_answer(case, draw, rank) for draw in range(len(case.values)))
+    return Reply(process, "answered", answers, at_s=1.0 + process)
 
 
 def _right_answer(case: Case, draw: int, rank: int) -> Answer:
@@ -48,7 +56,8 @@ def _right_answer(case: Case, draw: int, rank: int) -> Answer:
         local = slice_local(value, expected.layout, case.mesh_shape, rank, padding=float("nan"))
         tensors[name] = Placed(local, expected.layout, shape)
         flags[name] = bool(expected.requires_grad)
-    return Answer(tensors, flags, again=tensors if case.repeats and draw == 0 else {})
+    again = tensors if case.repeats and draw == 0 else {}
+    return Answer(tensors, flags, again=again, collectives=document(case, rank) if case.records else None)
 
 
 def change_answer(
@@ -90,14 +99,14 @@ def drop_tensor(replies: Sequence[Reply], rank: int, name: str) -> list[Reply]:
 def on_all_ranks(case: Case, name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> list[Reply]:
     """Correct replies, but for `change` of every rank's local tensor."""
     replies = right_replies(case)
-    for rank in range(case.world_size):
-        replies = set_tensor(replies, rank, name, local=change(replies[rank].answers[0].tensors[name].local))
+    for process in (process for group in case.groups for process in group):
+        replies = set_tensor(replies, process, name, local=change(replies[process].answers[0].tensors[name].local))
     return replies
 
 
 def answers_of(replies: Sequence[Reply]) -> dict[int, Answer]:
     """rank -> its answer to the first draw, as claims take them."""
-    return {reply.rank: reply.answers[0] for reply in replies}
+    return {reply.rank: reply.answers[0] for reply in replies if reply.answers}
 
 
 def raised(rank: int, error_type: str = "ValueError", text: str = "no", *, at_s: float = 1.0) -> Reply:

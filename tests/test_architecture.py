@@ -16,7 +16,7 @@ PACKAGE = ROOT / "equivtest"
 OWN_FOLDERS = ("equivtest", "properties", "tests", "benchmarks")
 
 FLOORS = (
-    ("errors", "limits", "property"),
+    ("collective", "errors", "limits", "property"),
     ("layout", "profiles"),
     ("tensors",),
     ("cases",),

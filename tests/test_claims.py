@@ -27,6 +27,7 @@ from equivtest.verdicts.claims import (
     keeps_layout_of_parameter,
     refuses,
     repeats_itself,
+    uses_only_collectives,
 )
 from tests.replies import (
     FETCH,
@@ -42,7 +43,7 @@ from tests.replies import (
 
 WHOLE = Layout((Replicate(),))
 BITS = (is_exact_without_reduction, is_exact_but_for_added_zeros, is_the_identity_for_one_rank)
-JUDGED = [claim for claim in CLAIMS.values() if claim not in (refuses, repeats_itself, *BITS)]
+JUDGED = [c for c in CLAIMS.values() if c not in (refuses, repeats_itself, uses_only_collectives, *BITS)]
 
 
 def judge(claim: Claim, replies: Sequence[Reply], case: Case = LINEAR) -> Judgement:
@@ -280,6 +281,7 @@ def test_the_table_names_every_claim_once() -> None:
         "is_exact_but_for_added_zeros",
         "is_the_identity_for_one_rank",
         "repeats_itself",
+        "uses_only_collectives",
         "refuses",
     ]
     assert all(name == claim.name and claim.meaning for name, claim in CLAIMS.items())

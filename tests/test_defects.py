@@ -43,6 +43,7 @@ FAMILIES = {
     "inputs modified",
     "layout of gradients",
     "misfits accepted",
+    "other collectives than documented",
     "ranks that diverge",
     "replicas that differ",
     "rounded on its way",
@@ -51,7 +52,7 @@ FAMILIES = {
     "special values replaced",
     "state across calls",
     "uninitialised memory reaches a value",
-    "wrong divisor",
+    "wrong divisor or wrong group",
 }
 """The kinds of real bug that the suite is known to find."""
 

@@ -165,6 +165,18 @@ def test_missing_cell_is_a_hole() -> None:
     assert tally(record()).holes(["float32"])[0] == "world size 3, float32, even shards: no case"
 
 
+def test_a_claim_that_judges_some_visits_only_leaves_no_hole() -> None:
+    """A cell is conclusive by any claim; what no visit judged is still reported as not run."""
+    kinds = {"equals_unsharded": "holds"}
+    counted = tally(*(record(shard_kind=kind, verdicts=kinds) for kind in ("even", "uneven", "empty")))
+
+    assert counted.holes(["float32"]) == []
+    assert [(result.outcome, result.text) for result in counted.claims()] == [
+        ("passed", ""),
+        ("skipped", "not run: no case was judged"),
+    ]
+
+
 def test_one_rank_has_even_shards_only() -> None:
     counted = Tally(dict(META), ("w1-0",))
 

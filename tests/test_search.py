@@ -80,8 +80,12 @@ def stub(*changes: Change, from_world: int = 1) -> StubPool:
 
 
 def one_draw(prop: Property) -> Property:
-    """The property over cases of one draw: changes are made to the first."""
-    return replace(prop, cases=lambda space: prop.cases(space).map(lambda case: replace(case, values=case.values[:1])))
+    """The property over cases of one draw in the whole world: changes are made to the first, on process 0."""
+
+    def simpler(case: Case) -> Case:
+        return replace(case, values=case.values[:1], members=())
+
+    return replace(prop, cases=lambda space: prop.cases(space).map(simpler))
 
 
 def run(

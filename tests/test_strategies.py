@@ -156,6 +156,47 @@ def test_sums_stay_short_enough_for_exact_values_in_bfloat16(style: str) -> None
         assert max(case.in_features, case.out_features) <= 33
 
 
+@pytest.mark.parametrize("name", WITHIN_CONTRACT)
+def test_about_one_case_in_six_runs_on_a_mesh_within_a_larger_world(name: str) -> None:
+    """Of at most four processes; some meshes are not ascending, some leave processes out."""
+    cases = run_of(name)
+    within = [case for case in cases if case.members]
+
+    assert len(cases) / 12 < len(within) < len(cases) / 4
+    assert max(case.num_processes for case in cases) == 4
+    assert any(list(case.members) != sorted(case.members) for case in within)
+    assert any(len(case.groups) * case.world_size < case.num_processes for case in within)
+    assert any(len(case.groups) > 1 for case in within)
+
+
+@pytest.mark.parametrize("name", ["colwise", "rowwise"])
+def test_about_one_case_in_eight_is_recorded(name: str) -> None:
+    cases = run_of(name)
+
+    assert len(cases) / 16 < sum(case.records for case in cases) < len(cases) / 4
+
+
+def test_a_fetch_is_recorded_where_its_collective_is_named() -> None:
+    """Of an unnamed one nothing is documented."""
+    named = drawn(strategies.fetch_cases(SPACE, collective="all_reduce"), 60)
+
+    assert {case.collective for case in named} == {"all_reduce"} and any(case.records for case in named)
+    assert not any(case.records for case in run_of("fetch"))
+
+
+def test_a_mesh_within_a_larger_world_shrinks_to_one_rank_in_the_second_process() -> None:
+    assert smallest(STRATEGIES["fetch"](SPACE), lambda case: bool(case.members)) == FetchCase(
+        world_size=1, members=(1,)
+    )
+
+
+def test_a_world_beyond_the_table_is_turned_around() -> None:
+    """No process is left out there: a soak has worlds of up to eight."""
+    cases = drawn(STRATEGIES["fetch"](Space((6,), limits.DTYPES)), 40)
+
+    assert {case.members for case in cases} == {(), (5, 4, 3, 2, 1, 0)}
+
+
 @pytest.mark.parametrize("style", ["colwise", "rowwise"])
 def test_x_is_a_dtensor_where_its_shards_are_uneven(style: str) -> None:
     uneven = [

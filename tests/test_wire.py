@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from equivtest import limits
+from equivtest.collective import Collective
 from equivtest.layout import Flat, Layout, Partial, Replicate, Shard
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.channel import Channel
@@ -46,6 +47,14 @@ def round_trip(reply: Reply, scratch: Path, request_id: int = 7) -> Reply:
     received_id, received = decode_reply(encode_reply(request_id, reply, scratch))
     assert received_id == request_id
     return received
+
+
+@pytest.mark.parametrize("found", [None, (), (Collective("all_gather", 12, "backward", "processes 0, 1"),)])
+def test_collectives_arrive_as_they_were_recorded(found: tuple[Collective, ...] | None, tmp_path: Path) -> None:
+    """That nothing was recorded is another thing than that nothing was called."""
+    reply = Reply(0, "answered", (Answer({}, collectives=found),))
+
+    assert round_trip(reply, tmp_path).answers[0].collectives == found
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -43,6 +43,12 @@ class Case:
         poison: What the ranks find in memory that nobody has written to: 'large' finite numbers,
             'nan', or with 'none' whatever was there.
         repeats: Whether the ranks run draw 0 once more after the others.
+        records: Whether the ranks record the collectives of the subject; seldom, so that mostly
+            the bare backend is judged.
+        members: Processes of a larger world that make up the mesh, in mesh order, which need not
+            ascend: (3, 1) has rank 0 in process 3.  Those left out form further meshes of the
+            same size, as many as they fill, and run the case at the same time; see `groups`.
+            Empty: the mesh is the world, in order.
     """
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = ("dense",)
@@ -52,6 +58,8 @@ class Case:
     values: tuple[tuple[str, int], ...] = (("dense", 0),)
     poison: str = "large"
     repeats: bool = False
+    records: bool = False
+    members: tuple[int, ...] = ()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -69,6 +77,7 @@ class Case:
         for mode, seed in self.values:
             require(mode in self.VALUE_MODES, f"mode must be one of {', '.join(self.VALUE_MODES)}, got {mode!r}")
             require(seed >= 0, f"a seed must be at least 0, got {seed}")
+        self._check_members()
         for name, shape in self.shapes().items():
             numel = math.prod(shape)
             require(numel <= limits.MAX_NUMEL, f"{name} must have at most {limits.MAX_NUMEL} elements, got {numel}")
@@ -87,10 +96,49 @@ class Case:
         code = [f"{name}={value!r}" for name, value in given if value != defaults[name]]
         return f"{type(self).__name__}({', '.join(code)})"
 
+    def _check_members(self) -> None:
+        if not self.members:
+            return
+        require(
+            len(self.members) == len(set(self.members)) == self.world_size,
+            f"members must be {self.world_size} different processes, one per rank, got {self.members}",
+        )
+        require(
+            all(0 <= process < limits.MAX_WORLD_SIZE for process in self.members),
+            f"members must be in 0..{limits.MAX_WORLD_SIZE - 1}, got {self.members}",
+        )
+        require(len(self.mesh_shape) == 1, f"members go with a mesh of one axis, got {self.mesh_shape}")
+
     @property
     def mesh_shape(self) -> Shape:
         """Ranks along each mesh axis; their product is the world size."""
         return (self.world_size,)
+
+    @property
+    def num_processes(self) -> int:
+        """Processes of the smallest world that the case can run in."""
+        return max(self.members) + 1 if self.members else self.world_size
+
+    @property
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """Processes of each mesh that runs the case, in mesh order; `members` first.
+
+        Processes that are left over in the end run nothing.
+        """
+        if not self.members:
+            return (tuple(range(self.world_size)),)
+        others = [process for process in range(self.num_processes) if process not in self.members]
+        starts = range(0, len(others) - self.world_size + 1, self.world_size)
+        return (self.members, *(tuple(others[start : start + self.world_size]) for start in starts))
+
+    def name_rank(self, process: int) -> str:
+        """'rank 1 of 2', and where processes have other numbers than ranks 'rank 1 of 2 (process 3)'."""
+        if not self.members:
+            return f"rank {process} of {self.world_size}"
+        group = next((group for group in self.groups if process in group), None)
+        if group is None:
+            return f"process {process} outside of every mesh"
+        return f"rank {group.index(process)} of {self.world_size} (process {process})"
 
     def shapes(self) -> dict[str, Shape]:
         """Global shape of every tensor that the harness gives or a subject answers."""

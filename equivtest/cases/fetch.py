@@ -11,6 +11,7 @@ from equivtest.layout import Flat, Layout
 
 PADDINGS = ("nan", "large")
 FETCH_MODES = ("dense", "index", "wide", "special", "every-bit-pattern")
+FETCH_COLLECTIVES = ("", "all_gather", "all_reduce")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -23,6 +24,8 @@ class FetchCase(Case):
             uninitialised, so no answer may depend on it.
         contiguous: Whether the harness hands parameters over contiguous in memory.
         requires_grad: requires_grad of each parameter.
+        collective: What the fetch is documented to use, one of FETCH_COLLECTIVES; '' where nobody
+            says, which a recorded case must.
     """
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = FETCH_MODES
@@ -31,6 +34,7 @@ class FetchCase(Case):
     padding: str = "nan"
     contiguous: bool = True
     requires_grad: tuple[bool, ...] = (True,)
+    collective: str = ""
 
     def __post_init__(self) -> None:
         require(self.padding in PADDINGS, f"padding must be one of {', '.join(PADDINGS)}, got {self.padding!r}")
@@ -46,6 +50,14 @@ class FetchCase(Case):
         require(
             self.dtype in ("float16", "bfloat16") or "every-bit-pattern" not in dict(self.values),
             f"mode every-bit-pattern is for float16 and bfloat16, got dtype {self.dtype!r}: use mode special",
+        )
+        require(
+            self.collective in FETCH_COLLECTIVES,
+            f"collective must be one of {', '.join(map(repr, FETCH_COLLECTIVES))}, got {self.collective!r}",
+        )
+        require(
+            bool(self.collective) or not self.records,
+            "a recorded fetch is judged by its collective: say collective='all_gather' or collective='all_reduce'",
         )
         super().__post_init__()
 

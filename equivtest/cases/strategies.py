@@ -53,6 +53,18 @@ NUM_LEADING_DIMS = (1, 0, 1, 1, 1, 2, 2, 3)
 NUM_PARAMETERS = (1, 2, 2, 3, 3, 4, 4, 5, 5)
 NUM_PARAMETER_DIMS = (1, 0, 1, 1, 1, 2, 2, 2, 3, 4)
 ZERO_NUMEL_SHAPES: tuple[Shape | None, ...] = (None,) * 45 + ((0,), (0, 3), (2, 0))
+RECORDS = (False,) * 7 + (True,)
+MEMBERS: dict[int, tuple[tuple[int, ...], ...]] = {
+    1: ((1,), (2,)),
+    2: ((1, 0), (3, 1), (2, 0), (1, 3), (1, 2)),
+    3: ((2, 0, 1), (3, 1, 0), (1, 2, 3)),
+    4: ((3, 2, 1, 0), (1, 0, 3, 2)),
+}
+"""Meshes within a world of at most four processes by world size; not all ascend, some leave processes out."""
+
+MEMBERS_DRAWN: tuple[int | None, ...] = (None,) * 25 + (0, 1, 2, 3, 4)
+"""Which of them, modulo their number, or the whole world: one table for all world sizes, for shrinking's sake."""
+
 MISFITS_OF_FETCH = ("dtype", "in_flight")
 
 
@@ -64,12 +76,12 @@ def linear_cases(space: Space, *, style: str) -> SearchStrategy[LinearCase]:
     return _linear_cases(space, style)
 
 
-def fetch_cases(space: Space) -> SearchStrategy[FetchCase]:
-    """Cases of one to five parameters, fetched together.
+def fetch_cases(space: Space, *, collective: str = "") -> SearchStrategy[FetchCase]:
+    """Cases of one to five parameters, fetched together by `collective`; recorded only where it is named.
 
     Shrinks to one draw of dense values for one parameter of one element.
     """
-    return _fetch_cases(space)
+    return _fetch_cases(space, collective)
 
 
 def refused_linear_cases(space: Space, *, style: str) -> SearchStrategy[RefusedLinearCase]:
@@ -113,11 +125,13 @@ def _linear_cases(draw: DrawFn, space: Space, style: str) -> LinearCase:
         values=_pick_values(draw, LINEAR_MODES),
         poison=_pick(draw, "poison", POISON_TABLE),
         repeats=_pick(draw, "repeats", REPEATS),
+        records=_pick(draw, "records", RECORDS),
+        members=_pick_members(draw, world_size),
     )
 
 
 @st.composite
-def _fetch_cases(draw: DrawFn, space: Space) -> FetchCase:
+def _fetch_cases(draw: DrawFn, space: Space, collective: str) -> FetchCase:
     world_size = _pick(draw, "world_size", space.world_sizes)
     dtype = _pick(draw, "dtype", space.dtypes)
     num_parameters = _pick(draw, "num_parameters", NUM_PARAMETERS)
@@ -133,6 +147,9 @@ def _fetch_cases(draw: DrawFn, space: Space) -> FetchCase:
         values=_pick_values(draw, FETCH_MODES),
         poison=_pick(draw, "poison", POISON_TABLE),
         repeats=_pick(draw, "repeats", REPEATS),
+        collective=collective,
+        records=_pick(draw, "records", RECORDS if collective else (False,)),
+        members=_pick_members(draw, world_size),
     )
 
 
@@ -247,6 +264,13 @@ def _pick_x_is_dtensor(draw: DrawFn, shape: Shape, input_layout: str, world_size
     """True where torch could not tell the global shape from a plain tensor, else either."""
     needed = shard_kind(shape, Layout((parse_placement(input_layout),)), (world_size,)) != "even"
     return _pick(draw, "x_is_dtensor", (False, True)) or needed
+
+
+def _pick_members(draw: DrawFn, world_size: int) -> tuple[int, ...]:
+    """The whole world, or one time in six a mesh within a larger one or in another order."""
+    meshes = MEMBERS.get(world_size, (tuple(reversed(range(world_size))),))
+    drawn = _pick(draw, "members", MEMBERS_DRAWN)
+    return () if drawn is None else meshes[drawn % len(meshes)]
 
 
 def _pick_values(draw: DrawFn, modes_table: tuple[tuple[str, ...], ...]) -> tuple[tuple[str, int], ...]:

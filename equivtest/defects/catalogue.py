@@ -40,6 +40,7 @@ _FETCH = "equivtest.defects.zero3_fetch:"
 _MEMORY = "equivtest.defects.zero3_memory:"
 _LINEAR = "equivtest.defects.tensor_parallel:"
 _ARITHMETIC = "equivtest.defects.linear_arithmetic:"
+_COLLECTIVES = "equivtest.defects.collectives:"
 
 DEFECTS = (
     Defect(
@@ -279,7 +280,7 @@ DEFECTS = (
     Defect(
         _ARITHMETIC + "input_gradient_averaged",
         "colwise_linear",
-        "wrong divisor",
+        "wrong divisor or wrong group",
         "gradients_equal_unsharded",
         "value",
         LinearCase(world_size=2, style="colwise", requires_grad=("x",)),
@@ -311,6 +312,64 @@ DEFECTS = (
         "value",
         LinearCase(world_size=1, style="rowwise", requires_grad=("weight",)),
         "one element on one rank is off",
+    ),
+    Defect(
+        _COLLECTIVES + "global_rank_for_mesh_rank",
+        "zero3_fetch_all_gather",
+        "wrong divisor or wrong group",
+        "equals_unsharded",
+        "value",
+        FetchCase(world_size=1, parameters=((1,),), members=(1,)),
+        "rank 0 of a mesh must be another process than 0, which takes a second process, not a second rank",
+    ),
+    Defect(
+        _COLLECTIVES + "world_group_for_mesh_group",
+        "zero3_fetch_all_reduce",
+        "wrong divisor or wrong group",
+        "equals_unsharded",
+        "value",
+        FetchCase(world_size=1, parameters=((1,),), members=(1,)),
+        "two meshes of one rank each add up what is the other's",
+    ),
+    Defect(
+        _COLLECTIVES + "parameters_averaged",
+        "zero3_fetch_all_reduce",
+        "wrong divisor or wrong group",
+        "equals_unsharded",
+        "value",
+        FetchCase(world_size=2, parameters=((1,),)),
+        "one rank's sum is its average",
+    ),
+    Defect(
+        _COLLECTIVES + "barrier_after_fetch",
+        "zero3_fetch_all_gather",
+        "other collectives than documented",
+        "uses_only_collectives",
+        "collectives",
+        FetchCase(world_size=1, parameters=((1,),), collective="all_gather", records=True),
+        "one rank calls the barrier too",
+    ),
+    Defect(
+        _COLLECTIVES + "one_collective_per_parameter",
+        "zero3_fetch_all_gather",
+        "other collectives than documented",
+        "uses_only_collectives",
+        "collectives",
+        FetchCase(
+            world_size=1, parameters=((1,), (1,)), requires_grad=(True, True), collective="all_gather", records=True
+        ),
+        "one parameter takes one collective; two of them two, on one rank too",
+    ),
+    Defect(
+        _COLLECTIVES + "output_reduced_whole",
+        "rowwise_linear",
+        "other collectives than documented",
+        "uses_only_collectives",
+        "collectives",
+        LinearCase(
+            world_size=2, style="rowwise", in_features=2, output_layout="shard(0)", requires_grad=(), records=True
+        ),
+        "one rank reduces nothing, and torch reduces nothing where there are fewer in features than ranks",
     ),
 )
 """All defects; the audit in tests/test_defects.py runs each one."""

@@ -32,13 +32,17 @@ class Collector:
         request_id: Replies to other requests are dropped.
         scratch: The world's directory.
         grace_s: What the other ranks are given once one has failed.
+        noun: What the world's numbers are called, see `describe_places`.
     """
 
-    def __init__(self, ranks: Sequence[RankProcess], request_id: int, scratch: Path, grace_s: float) -> None:
+    def __init__(
+        self, ranks: Sequence[RankProcess], request_id: int, scratch: Path, grace_s: float, noun: str = "rank"
+    ) -> None:
         self._ranks = ranks
         self._request_id = request_id
         self._scratch = scratch
         self._grace_s = grace_s
+        self._noun = noun
         self._replies: dict[int, Reply] = {}
         self._closed: set[int] = set()  # ranks whose connection has ended
 
@@ -131,7 +135,7 @@ class Collector:
         failed = next((reply for reply in self._replies.values() if reply.outcome in FAILURES), None)
         text = f"no answer within {limit_s:g} s"
         if failed is not None:
-            text = f"no answer within the {self._grace_s:g} s it was given after rank {failed.rank} had failed"
+            text = f"no answer within the {self._grace_s:g} s it was given after {self._noun} {failed.rank} had failed"
         stacks = take_stacks({rank: self._ranks[rank].pid for rank in silent}, self._scratch)
         now_s = time.monotonic()
         for rank in silent:
@@ -147,7 +151,7 @@ class Collector:
         if cause is None:
             return
         waited = cause.error_text if cause.outcome == "timed_out" else ""
-        parts = [waited, describe_places(replies), cause.detail]
+        parts = [waited, describe_places(replies, self._noun), cause.detail]
         self._replies[cause.rank] = replace(cause, detail="\n".join(part for part in parts if part))
 
 

@@ -15,6 +15,7 @@ _BLOCKING = "torch/distributed/distributed_c10d.py"
 _FUNCTIONAL = "torch/distributed/_functional_collectives.py"  # what DTensor calls; it blocks in wait_tensor only
 _WRAPPERS = ("torch/distributed/c10d_logger.py", "typing_extensions.py", "contextlib.py", _BLOCKING)
 _WORK_WAIT = re.compile(r"\.wait\(")  # of an async collective's work, which is C++: no frame of its own
+_PLURALS = {"rank": "ranks", "process": "processes"}
 _VISIT_THREAD = "ranks/rank.py"
 
 
@@ -71,18 +72,21 @@ def _frames(detail: str) -> list[tuple[str, int, str]]:
     return [(file, int(line), function) for file, line, function in found]
 
 
-def describe_places(replies: Sequence[Reply]) -> str:
+def describe_places(replies: Sequence[Reply], noun: str = "rank") -> str:
     """Where the ranks are that hang, and where those were that only lost their peers; maybe ''.
 
     Where every rank is in a collective, and not in the same one, that comes first.
+
+    Args:
+        noun: What the replies' numbers are of: 'process' where the ranks of a mesh have others.
     """
     places = {reply.rank: place for reply in replies if (place := _place_in_failure(reply))}
     lines = []
     collectives = {rank: place.collective for rank, place in places.items() if place.collective}
     known = not {"wait", "wait_tensor"} & set(collectives.values())
     if len(collectives) == len(replies) and known and len(set(collectives.values())) > 1:
-        each = ", ".join(f"rank {rank} in {collective}" for rank, collective in sorted(collectives.items()))
-        lines.append(f"ranks are in different collectives: {each}")
+        each = ", ".join(f"{noun} {rank} in {collective}" for rank, collective in sorted(collectives.items()))
+        lines.append(f"{_PLURALS[noun]} are in different collectives: {each}")
     hanging = {reply.rank for reply in replies if reply.outcome == "timed_out"}
     for place in dict.fromkeys(places.values()):
         for verbs, group in (
@@ -90,10 +94,10 @@ def describe_places(replies: Sequence[Reply]) -> str:
             (("was in", "were in"), [rank for rank in places if places[rank] == place and rank not in hanging]),
         ):
             if group:
-                lines.append(f"{_name(group)} {verbs[len(group) > 1]} {place}")
+                lines.append(f"{_name(group, noun)} {verbs[len(group) > 1]} {place}")
     answered = [reply.rank for reply in replies if reply.outcome == "answered"]
     if hanging and answered:
-        lines.append(f"{_name(answered)} {'have' if len(answered) > 1 else 'has'} answered")
+        lines.append(f"{_name(answered, noun)} {'have' if len(answered) > 1 else 'has'} answered")
     return "\n".join(lines)
 
 
@@ -105,6 +109,6 @@ def _place_in_failure(reply: Reply) -> Place | None:
     return place if place is not None and (place.collective or reply.outcome == "timed_out") else None
 
 
-def _name(ranks: Sequence[int]) -> str:
+def _name(ranks: Sequence[int], noun: str) -> str:
     """'rank 2', 'ranks 0, 1, 4'."""
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, sorted(ranks)))}"
+    return f"{_PLURALS[noun] if len(ranks) > 1 else noun} {', '.join(map(str, sorted(ranks)))}"

@@ -28,7 +28,7 @@ class _Outstanding:
 
     def wait(self, limit_s: float | None, *, keep_if_all_raised: bool) -> list[Reply]:
         if self.world is None:
-            return not_supported(self.case.world_size, self.reason)
+            return not_supported(self.case.num_processes, self.reason)
         return self.world.wait(self.request_id, limit_s, keep_if_all_raised=keep_if_all_raised)
 
 
@@ -134,7 +134,7 @@ class Pool:
             self._server.close()
 
     def _begin(self, subject: str, case: Case) -> _Outstanding:
-        world = self._world(case.world_size)
+        world = self._world(case.num_processes)
         if reason := world.supports(case.dtype):
             return _Outstanding(case, None, 0, reason)
         return _Outstanding(case, world, world.start_visit(subject, case))

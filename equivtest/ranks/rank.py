@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from equivtest import limits
 from equivtest.cases.base import Case, from_data
-from equivtest.errors import Misuse
+from equivtest.errors import Misuse, Unsupported
 from equivtest.ranks.backend import Backend, choose_device
 from equivtest.ranks.channel import Channel
 from equivtest.ranks.failure import describe_exception
@@ -26,7 +26,10 @@ from equivtest.ranks.reply import Answer, Outcome, Reply
 from equivtest.ranks.surroundings import Output, die_with_parent, enter, write_stacks_on_signal
 from equivtest.ranks.wire import encode_reply
 
-VisitFunction = Callable[[str, Case, Backend], tuple[Answer, ...]]
+Answers = tuple[Answer, ...] | None
+"""One per draw; None from a rank that takes no part."""
+
+VisitFunction = Callable[[str, Case, Backend], Answers]
 
 
 def live(channel: Channel) -> int:
@@ -80,7 +83,7 @@ class Rank:
         self._device = torch.device("cpu")
         self._visit: VisitFunction | None = None
 
-    def join(self) -> tuple[Answer, ...]:
+    def join(self) -> Answers:
         """Imports what the backend needs, then joins the process group of the world."""
         start = self._start
         enter(start)
@@ -98,7 +101,7 @@ class Rank:
         self._visit = _import_function(start.visit)
         return ()
 
-    def work(self, task: Task) -> tuple[Answer, ...]:
+    def work(self, task: Task) -> Answers:
         """Does what a request asks; raises what the subject raises."""
         if isinstance(task, Probe):
             probe_sum(task.id, self._device)
@@ -109,13 +112,14 @@ class Rank:
         assert self._visit is not None
         return self._visit(task.subject, _read_case(task), self._start.backend)
 
-    def answer(self, request_id: int, work: Callable[[], tuple[Answer, ...]]) -> bytes:
+    def answer(self, request_id: int, work: Callable[[], Answers]) -> bytes:
         """The reply to one request, as a message."""
         begun_s = time.monotonic()
         try:
             answers = work()
             now_s = time.monotonic()
-            reply = Reply(self._start.rank, "answered", answers, at_s=now_s, busy_s=now_s - begun_s)
+            outcome: Outcome = "not_in_mesh" if answers is None else "answered"
+            reply = Reply(self._start.rank, outcome, answers or (), at_s=now_s, busy_s=now_s - begun_s)
             return encode_reply(request_id, reply, self._scratch)
         except Exception as error:  # an arbitrary subject's
             return encode_reply(request_id, self._failed(error, begun_s), self._scratch)
@@ -123,6 +127,8 @@ class Rank:
     def _failed(self, error: Exception, begun_s: float) -> Reply:
         now_s = time.monotonic()
         outcome: Outcome = "misused" if isinstance(error, Misuse) else "raised"
+        if isinstance(error, Unsupported):
+            outcome = "not_supported"
         return Reply(self._start.rank, outcome, (), *describe_exception(error), now_s, now_s - begun_s)
 
 

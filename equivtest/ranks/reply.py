@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from equivtest.collective import Collective
 from equivtest.tensors import Placed
 
 Outcome = Literal["answered", "raised", "misused", "lost", "timed_out", "not_supported", "not_in_mesh"]
 """answered: its tensors are there.  raised: the subject raised.  misused: the subject breaks its
 contract with the harness (unknown name, no tensor).  lost: the process ended.  timed_out: no
-answer within the limit.  not_supported: a probe has shown that the backend cannot do this dtype.
-not_in_mesh: the case's mesh leaves this rank out."""
+answer within the limit.  not_supported: the backend cannot do this dtype, as a probe has shown, or
+this torch cannot make the case's mesh.
+not_in_mesh: no mesh of the case has this process; it only helped to make them."""
 
 
 @dataclass(frozen=True)
@@ -24,12 +26,14 @@ class Answer:
         requires_grad: name -> flag of the tensor as the subject answered it.
         touched: what the subject changed of the harness's own, one sentence each.
         again: as `tensors`, after the same draw was run once more; empty where it was not.
+        collectives: What the subject called, in order; None where the case is not recorded.
     """
 
     tensors: Mapping[str, Placed]
     requires_grad: Mapping[str, bool] = field(default_factory=dict)
     touched: tuple[str, ...] = ()
     again: Mapping[str, Placed] = field(default_factory=dict)
+    collectives: tuple[Collective, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,7 @@ class Reply:
     """One rank's reply: an outcome and what goes with it.
 
     Attributes:
-        rank: Global rank.
+        rank: Number of the process in its world; see Case.groups for its rank in the case's mesh.
         answers: One per draw of the case's values, in order; empty unless 'answered'.
         error_type, error_text: Of the exception, where one was raised or misused.
         detail: Traceback, stacks or end of the process, for a person.

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
-from functools import cache
 
 import torch
-from torch import distributed as dist
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from equivtest import layout
@@ -18,24 +17,28 @@ from equivtest.cases.values import draw
 from equivtest.errors import Misuse
 from equivtest.layout import Layout
 from equivtest.ranks.backend import Backend
+from equivtest.ranks.meshes import mesh_for, rank_in
 from equivtest.ranks.poison import poisoned
+from equivtest.ranks.recording import Recorder
 from equivtest.ranks.reply import Answer
 from equivtest.subjects.names import Subject, resolve
 from equivtest.tensors import Placed, at_rest, same_bits, slice_local
 
 
-def visit(subject: str, case: Case, backend: Backend) -> tuple[Answer, ...]:
-    """This rank's answers to every draw of `case`, in order; in poisoned memory.
+def visit(subject: str, case: Case, backend: Backend) -> tuple[Answer, ...] | None:
+    """This rank's answers to every draw of `case`, in order; None where no mesh of the case has it.
 
-    A case that repeats has draw 0 run once more at the end, when the process has computed all the
-    others.
+    Its memory is poisoned as the case says.  A case that repeats has draw 0 run once more at the
+    end, when the process has computed all the others.
 
     Raises:
         Misuse: the subject is unknown, or what it returns is no answer.
         Exception: whatever the subject raises.
     """
     function = resolve(subject)
-    mesh = mesh_of(backend.device, case.mesh_shape)
+    mesh = mesh_for(case, backend.device)
+    if mesh is None:
+        return None
     with poisoned(case.poison):
         first, *others = (visit_draw(function, case, index, mesh) for index in range(len(case.values)))
         if case.repeats:
@@ -44,26 +47,23 @@ def visit(subject: str, case: Case, backend: Backend) -> tuple[Answer, ...]:
     return first, *others
 
 
-@cache
-def mesh_of(device: str, mesh_shape: tuple[int, ...]) -> DeviceMesh:
-    """The mesh of that shape; made once per process, collectively."""
-    return init_device_mesh(torch.device(device).type, mesh_shape)
-
-
 def visit_draw(function: Subject, case: Case, index: int, mesh: DeviceMesh) -> Answer:
     """Runs the subject on one draw of values and checks what it left of the harness's own."""
     given = hand_out(case, index, mesh)
     before = {name: (tensor.detach().clone(), tensor.requires_grad) for name, tensor in given.items()}
-    returned = function(case, mesh, given)
+    recorder = Recorder(mesh.mesh.flatten().tolist()) if case.records else None
+    with recorder or nullcontext():
+        returned = function(case, mesh, given)
     answers, flags = collect(case, returned)
-    return Answer(answers, flags, tuple(touched(given, before)))
+    found = None if recorder is None else tuple(recorder.found)
+    return Answer(answers, flags, tuple(touched(given, before)), collectives=found)
 
 
 def hand_out(case: Case, index: int, mesh: DeviceMesh) -> dict[str, torch.Tensor]:
     """The harness's local tensors: the contract's shards of the drawn global ones."""
     given = {}
     for name, tensor in draw(case, index).items():
-        local = slice_local(tensor, case.layouts()[name], case.mesh_shape, dist.get_rank()).to(mesh.device_type)
+        local = slice_local(tensor, case.layouts()[name], case.mesh_shape, rank_in(mesh)).to(mesh.device_type)
         if not case.is_contiguous(name):
             local = strided(local)
         given[name] = local.requires_grad_(case.given_flags()[name])

@@ -13,6 +13,7 @@ import msgspec
 import torch
 
 from equivtest import limits
+from equivtest.collective import Collective
 from equivtest.layout import Layout, parse_placement
 from equivtest.ranks.reply import Answer, Outcome, Reply
 from equivtest.tensors import Placed, at_rest, dtype_name
@@ -35,7 +36,8 @@ class _Answer(msgspec.Struct, frozen=True, array_like=True):
     tensors: dict[str, _Tensor]
     requires_grad: dict[str, bool]
     touched: tuple[str, ...]
-    again: dict[str, _Tensor] = {}
+    again: dict[str, _Tensor]
+    collectives: tuple[Collective, ...] | None
 
 
 class _Reply(msgspec.Struct, frozen=True, array_like=True):
@@ -70,6 +72,7 @@ def encode_reply(request_id: int, reply: Reply, scratch: Path) -> bytes:
             dict(answer.requires_grad),
             answer.touched,
             {name: _pack(placed, payload) for name, placed in answer.again.items()},
+            answer.collectives,
         )
         for answer in reply.answers
     )
@@ -97,6 +100,7 @@ def decode_reply(message: bytes) -> tuple[int, Reply]:
             answer.requires_grad,
             answer.touched,
             {name: _unpack(tensor, payload) for name, tensor in answer.again.items()},
+            answer.collectives,
         )
         for answer in data.answers
     )

@@ -50,6 +50,7 @@ class World:
         self._ended = False
         self._ids = itertools.count(START_ID + 1)
         self._supported = {} if supported is None else supported
+        self._noun = "rank"
         self._scratch = Scratch()
         self._ranks: list[RankProcess] = []
         try:
@@ -90,6 +91,7 @@ class World:
     def start_visit(self, subject: str, case: Case) -> int:
         """Has every rank run `subject` on `case`; gives the id to wait for."""
         request_id = next(self._ids)
+        self._noun = "process" if case.members else "rank"
         self._send(Visit(request_id, subject, type(case).__module__, to_data(case)))
         return request_id
 
@@ -107,7 +109,7 @@ class World:
         replies = self._collect(request_id, limits.CASE_S if limit_s is None else limit_s, grace_s)
         if first_cause(replies) is None:
             return replies
-        all_raised = all(reply.outcome in ("raised", "misused") for reply in replies)
+        all_raised = all(reply.outcome in ("raised", "misused", "not_in_mesh") for reply in replies)
         if not (keep_if_all_raised and all_raised and self._is_in_step()):
             self.kill()
         return replies
@@ -149,7 +151,7 @@ class World:
         return all(reply.outcome == "answered" for reply in replies)
 
     def _collect(self, request_id: int, limit_s: float, grace_s: float) -> list[Reply]:
-        return Collector(self._ranks, request_id, self._scratch.path, grace_s).collect(limit_s)
+        return Collector(self._ranks, request_id, self._scratch.path, grace_s, self._noun).collect(limit_s)
 
     def _send(self, request: Visit | Probe | Support | Stop) -> None:
         message = encode_request(request)

@@ -47,8 +47,9 @@ class Tally:
         world_sizes, dtypes, shard_kinds: Layouts by each.
         modes: Draws by mode of values.
         kinds: Claim -> verdicts by kind.
-        cells: Cell -> verdicts by kind.
         claim_cells: (cell, claim, family of modes) -> verdicts by kind.
+        cells: Cell -> verdicts by kind, of all claims together: one that judges some visits only,
+            as of collectives, need not have been judged in every cell.
         margins: (tensor, dtype) -> margins of the draws judged by a bound.
         reasons: Claim -> reasons of known failures.
         failures: Shrunk failures, in order of arrival.

@@ -6,13 +6,16 @@ a line in the changelog.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from equivtest.cases.base import Case
+from equivtest.collective import describe
 from equivtest.layout import flat_axis, replicas
+from equivtest.oracle.collectives import document, without_all_to_all
 from equivtest.oracle.expected import Expected
 from equivtest.ranks.reply import Answer
 from equivtest.tensors import as_bits, same_bits
@@ -43,7 +46,10 @@ def always(case: Case, draw: int) -> bool:
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim: its name, what it means, how it is judged, and of which draws of which cases it speaks."""
+    """A claim: its name, what it means, how it is judged, and of which draws of which cases it speaks.
+
+    Of others it gives no verdict at all.
+    """
 
     name: str
     meaning: str
@@ -220,6 +226,19 @@ def _judge_repeats(case: Case, expected: Expected, answers: Answers) -> Judgemen
     return Judgement("repeat" if wrong else "holds", tuple(wrong), tuple(agreeing))
 
 
+def _judge_collectives(case: Case, expected: Expected, answers: Answers) -> Judgement:
+    """Kinds, counts and bytes; the order within a phase is the backend's business."""
+    wrong = []
+    for rank, answer in answers.items():
+        documented, found = document(case, rank), answer.collectives or ()
+        if Counter(found) not in (Counter(documented), Counter(without_all_to_all(documented))):
+            wrong.append(Mismatch("", rank, describe(documented), describe(found)))
+    if wrong:
+        others = [str(mismatch.rank) for mismatch in wrong]
+        wrong[0] = replace(wrong[0], extent=f"{len(wrong)} of {len(answers)} ranks: {', '.join(others)}")
+    return Judgement("collectives" if wrong else "holds", tuple(wrong))
+
+
 def _judge_refusal(case: Case, expected: Expected, answers: Answers) -> Judgement:
     raise AssertionError("a refusal is judged from the replies' outcomes: see compare")
 
@@ -238,6 +257,12 @@ keeps_layout_of_parameter = Claim(
 )
 does_not_touch_its_inputs = Claim(
     "does_not_touch_its_inputs", "inputs, parameters and requires_grad flags are as before", _judge_touched
+)
+uses_only_collectives = Claim(
+    "uses_only_collectives",
+    "kinds, counts and bytes of collectives are the documented ones on every rank; judged where they are recorded",
+    _judge_collectives,
+    lambda case, draw: case.records,
 )
 refuses = Claim(
     "refuses", "a case outside the contract raises the same kind of error on every rank, none hangs", _judge_refusal
@@ -271,7 +296,7 @@ CLAIMS = {
     for claim in (
         equals_unsharded, gradients_equal_unsharded, agrees_on_all_ranks, keeps_layout_of_parameter,
         does_not_touch_its_inputs, is_exact_without_reduction, is_exact_but_for_added_zeros,
-        is_the_identity_for_one_rank, repeats_itself, refuses,
+        is_the_identity_for_one_rank, repeats_itself, uses_only_collectives, refuses,
     )
 }  # fmt: skip
 """Every claim by name."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from equivtest.cases.base import Case
 from equivtest.errors import Misuse
 from equivtest.oracle.expected import Expected
 from equivtest.ranks.first_cause import first_cause
-from equivtest.ranks.reply import Outcome, Reply
-from equivtest.verdicts.claims import Claim, refuses
+from equivtest.ranks.reply import Answer, Outcome, Reply
+from equivtest.verdicts.claims import Claim, Judgement, refuses
 from equivtest.verdicts.verdict import Kind, Mismatch, Verdict
 
 _KIND_OF: dict[Outcome, Kind] = {
@@ -29,7 +30,8 @@ def compare(
     claim was judged.
 
     Args:
-        replies: One per rank of the case's world, in rank order.
+        replies: One per process of the case's world, in order; each of the case's groups is judged
+            by itself.
 
     Raises:
         Misuse: a rank found that the subject breaks its contract with the harness.
@@ -42,7 +44,7 @@ def compare(
     for claim in claims:
         if not claim.applies(case, draw):
             continue
-        judged = claim.judge(case, expected, answers)
+        judged = _judge_groups(claim, case, expected, answers)
         verdicts.append(
             Verdict(
                 judged.kind,
@@ -59,30 +61,42 @@ def compare(
     return verdicts
 
 
+def _judge_groups(claim: Claim, case: Case, expected: Expected, answers: Mapping[int, Answer]) -> Judgement:
+    """What the claim makes of the case's meshes: the first that it does not hold of, else all."""
+    judged = []
+    for group in case.groups:
+        found = claim.judge(case, expected, {rank: answers[process] for rank, process in enumerate(group)})
+        wrong = (replace(mismatch, process=group[mismatch.rank]) for mismatch in found.mismatches)
+        judged.append(replace(found, mismatches=tuple(wrong)))
+    worst = next((found for found in judged if found.kind != "holds"), judged[0])
+    return replace(worst, margin=max(found.margin for found in judged))
+
+
 def _judge_run(subject: str, case: Case, draw: int, replies: Sequence[Reply], claim: Claim) -> Verdict | None:
     """The verdict on a run that did not end in answers, or that should not have."""
     cause = _cause(replies)
     if cause is not None and cause.outcome == "misused":
         raise Misuse(f"{subject}: {cause.error_text}")
     if claim is refuses:
-        return _judge_refusal(subject, case, draw, replies)
+        taking_part = [reply for reply in replies if reply.outcome != "not_in_mesh"]
+        return _judge_refusal(subject, case, draw, taking_part)
     if cause is None:
         return None
-    return Verdict(_KIND_OF[cause.outcome], claim.name, subject, case, draw, (), detail=_tell(cause, replies))
+    return Verdict(_KIND_OF[cause.outcome], claim.name, subject, case, draw, (), detail=_tell(case, cause, replies))
 
 
 def _judge_refusal(subject: str, case: Case, draw: int, replies: Sequence[Reply]) -> Verdict:
     gone = _cause([reply for reply in replies if reply.outcome in ("lost", "timed_out", "not_supported")])
     if gone is not None:  # whatever its peers raised: no rank may hang
-        return Verdict(_KIND_OF[gone.outcome], refuses.name, subject, case, draw, detail=_tell(gone, replies))
+        return Verdict(_KIND_OF[gone.outcome], refuses.name, subject, case, draw, detail=_tell(case, gone, replies))
     cause = first_cause(replies)
     right = cause.error_type if cause else "an error"
     wrong = tuple(
-        Mismatch("refusal", reply.rank, expected=f"{right} on every rank", actual=reply.error_type or reply.outcome)
+        Mismatch("refusal", reply.rank, f"{right} on every rank", reply.error_type or reply.outcome, process=reply.rank)
         for reply in replies
         if reply.outcome != "raised" or reply.error_type != right
     )
-    detail = _tell(cause, replies) if cause and wrong else ""
+    detail = _tell(case, cause, replies) if cause and wrong else ""
     return Verdict("not_refused" if wrong else "holds", refuses.name, subject, case, draw, wrong, detail=detail)
 
 
@@ -91,12 +105,13 @@ def _cause(replies: Sequence[Reply]) -> Reply | None:
     return first_cause(replies) or next((reply for reply in replies if reply.outcome == "not_supported"), None)
 
 
-def _tell(cause: Reply, replies: Sequence[Reply]) -> str:
+def _tell(case: Case, cause: Reply, replies: Sequence[Reply]) -> str:
     """The first cause in full, then one line per other rank, and the stacks of those that hung."""
-    lines = [f"rank {cause.rank} of {len(replies)} {_in_words(cause)}", cause.detail.rstrip()]
+    lines = [f"{case.name_rank(cause.rank)} {_in_words(cause)}", cause.detail.rstrip()]
     for reply in replies:
         if reply.rank != cause.rank:
-            lines.append(f"rank {reply.rank} {_in_words(reply)}")
+            name = case.name_rank(reply.rank) if case.members else f"rank {reply.rank}"
+            lines.append(f"{name} {_in_words(reply)}")
             if reply.outcome == "timed_out":
                 lines.append(reply.detail.rstrip())
     return "\n".join(line for line in lines if line)

@@ -45,7 +45,7 @@ def write_message(verdict: Verdict, *, replay: str = "") -> str:
 
 
 def _describe(mismatch: Mismatch, verdict: Verdict) -> list[str]:
-    where = [f"rank {mismatch.rank} of {verdict.case.world_size}"]
+    where = [verdict.case.name_rank(mismatch.rank if mismatch.process is None else mismatch.process)]
     if mismatch.local_index is not None:
         where.append(f"local {mismatch.local_index}")
     if mismatch.global_index is not None:

@@ -48,6 +48,7 @@ class Mismatch:
         derivation: Why that much is allowed.
         extent: How many local elements are wrong, and on which ranks.
         pattern: What all wrong elements have in common, only where it is certain.
+        process: Number in its world of the process that is the rank.
     """
 
     tensor: str
@@ -63,6 +64,7 @@ class Mismatch:
     derivation: str = ""
     extent: str = ""
     pattern: str = ""
+    process: int | None = None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,39 @@
+"""A collective as plain data: what a rank is seen to call, and what the documentation says it calls."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+PHASES = ("forward", "backward")
+"""'forward' is everything outside a backward: preparation of the module included."""
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One call of a collective by one rank.
+
+    Attributes:
+        kind: 'all_reduce', 'all_gather', 'reduce_scatter', 'all_to_all', 'broadcast', 'scatter',
+            'barrier', ...
+        size_bytes: Of what this rank hands in, padding included; 0 for a barrier, and for a
+            scatter on every rank but the source.
+        phase: One of PHASES.
+        group: 'mesh', or who else took part: 'processes 0, 1, 2'.
+    """
+
+    kind: str
+    size_bytes: int
+    phase: str = "forward"
+    group: str = "mesh"
+
+    def __str__(self) -> str:
+        text = f"{self.phase} {self.kind} of {self.size_bytes:,} bytes"
+        return text if self.group == "mesh" else f"{text} on {self.group}"
+
+
+def describe(collectives: Iterable[Collective]) -> str:
+    """One phrase per kind of call, equal ones counted: '2 x forward all_gather of 8 bytes'; 'none'."""
+    counts = Counter(map(str, collectives))
+    return "; ".join(f"{count} x {text}" if count > 1 else text for text, count in counts.items()) or "none"

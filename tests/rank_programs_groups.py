@@ -1,0 +1,45 @@
+"""Subjects for cases on meshes within a larger world."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Mapping
+
+import torch
+from torch import distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from equivtest.cases.fetch import FetchCase
+from equivtest.tensors import Placed
+
+Given = Mapping[str, torch.Tensor]
+
+
+def tells_its_place(case: FetchCase, mesh: DeviceMesh, given: Given) -> dict[str, Placed]:
+    """param.0: process, coordinate, rank in the group, the group's processes added up; (4,), int64, local."""
+    total = torch.tensor([dist.get_rank()])
+    dist.all_reduce(total, group=mesh.get_group())
+    coordinate = mesh.get_coordinate()
+    assert coordinate is not None
+    numbers = torch.tensor([dist.get_rank(), *coordinate, mesh.get_local_rank(), int(total)])
+    return {"param.0": Placed(numbers, case.layouts()["param.0"])}
+
+
+def raises_in_process_2(case: FetchCase, mesh: DeviceMesh, given: Given) -> dict[str, Placed]:
+    if dist.get_rank() == 2:
+        raise ValueError("no more")
+    return tells_its_place(case, mesh, given)
+
+
+def killed_in_process_2(case: FetchCase, mesh: DeviceMesh, given: Given) -> dict[str, Placed]:
+    if dist.get_rank() == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return tells_its_place(case, mesh, given)
+
+
+def hangs_in_process_2(case: FetchCase, mesh: DeviceMesh, given: Given) -> dict[str, Placed]:
+    while dist.get_rank() == 2:
+        time.sleep(0.1)
+    return tells_its_place(case, mesh, given)
