@@ -17,7 +17,7 @@ from equivtest.property import Property
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply
 from equivtest.search import Chunk, Findings, search
-from equivtest.verdicts.claims import equals_unsharded
+from equivtest.verdicts.claims import does_not_touch_its_inputs, equals_unsharded
 from tests.replies import StubPool, on_all_ranks, right_replies
 
 COUNTS = "tests.rank_programs_memory:counts_calls"
@@ -99,6 +99,16 @@ def test_a_failure_that_needs_none_has_no_history(tmp_path: Path) -> None:
     [failure] = run(pool, tmp_path).failures
 
     assert "history" not in failure["message"] and pool.renewed == [1]
+
+
+@pytest.mark.ranks
+def test_a_real_subject_that_keeps_state_between_visits_is_told_apart(pool: Pool, tmp_path: Path) -> None:
+    """Alone in new ranks its smallest case, of one draw, is its first call."""
+    subject = "tests.rank_programs_memory:touches_from_the_third_call_on"
+    prop = Property(subject, "It is.", "nowhere", fetch_cases, (does_not_touch_its_inputs,))
+    [failure] = search(prop, Chunk(1, ("float32",), 0, 8), pool, KnownFailures(), tmp_path).failures
+
+    assert (failure["kind"], "holds alone in new ranks" in failure["message"]) == ("touched", True)
 
 
 @pytest.mark.parametrize("outcome", ["raised", "lost", "timed_out"])
