@@ -74,8 +74,8 @@ class ProcessTest(MultiProcessTestCase):
         dist.init_process_group("gloo", store=store, rank=self.rank, world_size=_WORLD_SIZE)
 
 
-class ContinuousTest(MultiProcContinuousTest):
-    """The same processes for all tests of the class; one draw each."""
+class _SameProcesses(MultiProcContinuousTest):
+    """The same processes for all tests of the class."""
 
     world_size = _WORLD_SIZE
     timeout = timedelta(seconds=120)
@@ -92,8 +92,12 @@ class ContinuousTest(MultiProcContinuousTest):
         """The class has."""
 
 
-class BatchedTest(ContinuousTest):
-    """The same, but every test takes all draws of a case."""
+class ContinuousTest(_SameProcesses):
+    """One draw for each test."""
+
+
+class BatchedTest(_SameProcesses):
+    """All draws of a case for each test."""
 
 
 def _test_of(case: Case, draws: Sequence[int]) -> Test:

@@ -147,9 +147,8 @@ def _strike(cell: Cell, run: Marked, process: subprocess.Popen[str], victim: psu
     """Sends the signal, or takes from every process what it may still open or write."""
     if cell.what == "everything":
         for member in run.processes() if cell.busy else []:
-            limit, value = (
-                (psutil.RLIMIT_FSIZE, 0) if cell.how == "disk full" else (psutil.RLIMIT_NOFILE, member.num_fds())
-            )
+            limit = psutil.RLIMIT_FSIZE if cell.how == "disk full" else psutil.RLIMIT_NOFILE
+            value = 0 if cell.how == "disk full" else member.num_fds()
             member.rlimit(limit, (value, member.rlimit(limit)[1]))
     elif cell.how == "SIGINT" and cell.what != "worker":
         os.killpg(process.pid, signal.SIGINT)  # Ctrl-C goes to all of a shell's job

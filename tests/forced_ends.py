@@ -1,9 +1,10 @@
-"""Prints what every forced end of a run leaves: `python -m tests.forced_ends [FILTER]`, such as 'controller, SIGTERM'."""
+"""Prints what every forced end of a run leaves: `python -m tests.forced_ends 'controller, SIGTERM'`, or all rows."""
 
 from __future__ import annotations
 
 import argparse
 import signal
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -21,8 +22,13 @@ def main() -> int:
     print(f"{'what is ended, how, while its ranks':44} {'to end':>7} {'till nothing left':>18}  it says", flush=True)
     bad = 0
     for cell in wanted:
-        with tempfile.TemporaryDirectory() as folder:
-            end = run_cell(cell, Path(folder))
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                end = run_cell(cell, Path(folder))
+        except (AssertionError, subprocess.TimeoutExpired) as error:
+            bad += 1
+            print(f"{cell!s:44} !", error, sep="\n  ! ", flush=True)
+            continue
         problems = [*end.problems, *["slow"] * (end.left_s > LIMIT_S and cell.what != "server")]
         bad += bool(problems)
         row = f"{cell!s:44} {end.to_end_s:5.2f} s {end.left_s:16.2f} s {'!' if problems else ' '} {end.said[:60]}"
