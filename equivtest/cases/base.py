@@ -30,7 +30,7 @@ class Case:
 
     A subclass says which tensors there are, their global shapes and layouts.  Names are fixed:
     what the harness gives (`x`, `weight`, `cotangent`) and what a subject answers (`output`,
-    `grad.x`, `param.weight`).  Fields hold ints, strings, bools and tuples of these, so that
+    `grad.x`, `param.weight`).  Fields hold numbers, strings, bools and tuples of these, so that
     `repr` is code and JSON loses nothing.
 
     Attributes:

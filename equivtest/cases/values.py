@@ -15,9 +15,11 @@ import torch
 
 from equivtest.cases.base import Case
 from equivtest.cases.exact_linear import draw_linear
+from equivtest.cases.exact_mlp import draw_mlp
 from equivtest.cases.fetch import FetchCase, RefusedFetchCase
 from equivtest.cases.integers import SIGNIFICAND_BITS, generator, odd_integers, signs
 from equivtest.cases.linear import LinearCase, RefusedLinearCase
+from equivtest.cases.mlp import MlpCase
 from equivtest.errors import Misuse
 from equivtest.tensors import DTYPES
 
@@ -47,6 +49,7 @@ def draw(case: Case, index: int) -> dict[str, torch.Tensor]:
 
 
 draw.register(LinearCase, draw_linear)
+draw.register(MlpCase, draw_mlp)
 
 
 @draw.register

@@ -13,10 +13,12 @@ import functools
 from equivtest.cases.base import Case
 from equivtest.cases.fetch import FetchCase, RefusedFetchCase
 from equivtest.cases.linear import LinearCase, RefusedLinearCase
+from equivtest.cases.mlp import MlpCase
 from equivtest.errors import Misuse
 from equivtest.oracle.expected import Expected
 from equivtest.oracle.fetch import expect_fetch
 from equivtest.oracle.linear import expect_linear
+from equivtest.oracle.mlp import expect_mlp
 
 __all__ = ["expect"]
 
@@ -42,6 +44,7 @@ def expect_refusal(case: Case, index: int) -> Expected:
 
 
 expect.register(LinearCase, expect_linear)
+expect.register(MlpCase, expect_mlp)
 expect.register(FetchCase, expect_fetch)
 expect.register(RefusedLinearCase, expect_refusal)
 expect.register(RefusedFetchCase, expect_refusal)

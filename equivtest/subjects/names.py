@@ -20,6 +20,7 @@ Subject = Callable[[Any, "DeviceMesh", Mapping[str, "torch.Tensor"]], "Mapping[s
 SUBJECTS: dict[str, str] = {
     "colwise_linear": "equivtest.subjects.tensor_parallel:colwise_linear",
     "rowwise_linear": "equivtest.subjects.tensor_parallel:rowwise_linear",
+    "sequence_parallel_mlp": "equivtest.subjects.sequence_parallel:sequence_parallel_mlp",
     "zero3_fetch_all_gather": "equivtest.subjects.zero3_fetch:zero3_fetch_all_gather",
     "zero3_fetch_all_reduce": "equivtest.subjects.zero3_fetch:zero3_fetch_all_reduce",
 }
