@@ -1,97 +1,147 @@
-"""A perceptron of two layers and its training, each step from what the ranks really held before it.
+"""A perceptron of two layers and its training, each step from what the step before it left.
 
 Letters: T tokens, K in_features, H hidden_features, N out_features.  With x (T, K), W1 (H, K),
 W2 (N, H) and a cotangent G (T, N): a = x W1^T + b1, h = act(a), y = h W2^T + b2; grad h = G W2,
 grad a = act'(a) grad h, grad x = (grad a) W1, grad W1 = (grad a)^T x, grad W2 = G^T h, and the
 gradient of a bias is the sum over tokens.
 
-Source: torch.nn.Linear, torch.nn.ReLU (2.13.0) for the formulas; the gradients are derived here,
-by the chain rule.  Exactness: see `equivtest.oracle.exact`.
+Given what the ranks held, each operation is judged by itself: from its actual operands, so that
+what an operation before it was allowed to be off is not handed on, and nothing grows with depth or
+steps.  If every operation is right within its bound, so is the whole but for these roundings.
+
+Source: torch.nn.Linear, torch.nn.functional.relu, gelu and silu (2.13.0) for the formulas; the
+gradients are derived here, by the chain rule.  Exactness: see `equivtest.oracle.exact`.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 
 from equivtest.cases.mlp import MlpCase, at_step
 from equivtest.cases.values import draw
 from equivtest.oracle.expected import Expected, ExpectedTensor
+from equivtest.oracle.held import Held, whole
 from equivtest.oracle.operations import Found, Operations
+from equivtest.oracle.updates import update
 
 
-def expect_mlp(case: MlpCase, index: int) -> Expected:
-    """Output, parameters, gradients and captures of one unsharded step, to be met exactly.
+def expect_mlp(case: MlpCase, index: int, held: Held | None = None) -> Expected:
+    """Every answer of every step.
+
+    Args:
+        held: What each rank answered; without it each operation takes what the one before it gives
+            in float64, which is what was held only where all is exact.
 
     Raises:
         InexactData: the drawn values break the conditions of exactness.
     """
     given = draw(case, index)
-    operations = Operations(case.dtype, must_be_exact=True)
-    parameters = {name: given[name].double() for name in case.parameter_names()}
-    found = {f"param.{name}": operations.copy(value) for name, value in parameters.items()}
-    found |= run_step(case, 1, operations, given, parameters)
-    return written(case, found)
+    reference = Reference(case, given, held, is_real=case.values[index][0] in case.REAL_MODES)
+    return written(case, reference.run())
 
 
-def run_step(
-    case: MlpCase,
-    step: int,
-    operations: Operations,
-    given: dict[str, torch.Tensor],
-    parameters: dict[str, torch.Tensor],
-) -> dict[str, Found]:
-    """Forward and backward of one step: its answers by name, leading dims flattened.
+@dataclass
+class Reference:
+    """The unsharded module, and what it has answered so far, leading dims flattened.
 
-    Args:
+    Attributes:
         given: Global tensors of the case's dtype.
-        parameters: W1 (H, K), b1 (H,), W2 (N, H), b2 (N,), float64, global, as of before the step.
+        is_real: Whether the values are real numbers, so that results are rounded.
     """
-    x = given[at_step(step, "x")].reshape(-1, case.in_features).double()
-    cotangent = given[at_step(step, "cotangent")].reshape(-1, case.out_features).double()
-    found: dict[str, Found] = {}
 
-    def add(name: str, result: Found) -> torch.Tensor:
-        """Puts down an answer and gives what the next operation takes."""
-        found[at_step(step, name)] = result
-        return result.value
+    case: MlpCase
+    given: dict[str, torch.Tensor]
+    held: Held | None
+    is_real: bool
 
-    in_weight, out_weight = parameters["in_proj.weight"], parameters["out_proj.weight"]
-    add("capture.in_proj.input", operations.copy(x))
-    before = add("capture.in_proj.output",
-                 operations.product("in_proj", x, in_weight.T, plus=parameters.get("in_proj.bias")))
-    hidden = add("capture.out_proj.input", operations.activation(case.activation, before))
-    add("output", operations.product("output", hidden, out_weight.T, plus=parameters.get("out_proj.bias"),
-                                     divided_by=case.world_size))
-    needed = case.requires_grad
-    if case.hidden_requires_grad:
-        hidden_grad = add("grad.out_proj.input", operations.product("grad.out_proj.input", cotangent, out_weight))
-        before_grad = add("grad.in_proj.output", operations.activation_grad(case.activation, before, hidden_grad))
-        if "x" in needed:
-            add("grad.x", operations.product("grad.x", before_grad, in_weight))
-        if "in_proj.weight" in needed:
-            add("grad.in_proj.weight", operations.product("grad.in_proj.weight", before_grad.T, x))
-        if "in_proj.bias" in needed:
-            add("grad.in_proj.bias", operations.total("grad.in_proj.bias", before_grad))
-    if "out_proj.weight" in needed:
-        add("grad.out_proj.weight", operations.product("grad.out_proj.weight", cotangent.T, hidden))
-    if "out_proj.bias" in needed:
-        add("grad.out_proj.bias", operations.total("grad.out_proj.bias", cotangent))
-    return found
+    def run(self) -> dict[str, Found]:
+        """Every answer by name."""
+        case = self.case
+        self.found: dict[str, Found] = {}
+        parameters = {name: self.given[name].double() for name in case.parameter_names()}
+        for name, value in parameters.items():
+            self.add(f"param.{name}", Found.copy_of(value))
+        state: dict[str, torch.Tensor] = {}
+        for step in range(1, case.steps + 1):
+            # Step 1 of exact data is exact by construction; later ones where the updates leave few enough bits.
+            operations = Operations(
+                case.dtype, case.world_size, must_be_exact=step == 1 and not self.is_real, may_be_exact=not self.is_real
+            )
+            gradients = self.run_step(step, operations, parameters)
+            if case.trains:
+                for name in case.trained_names():
+                    self.update(step, name, parameters, state, gradients[name])
+        return self.found
+
+    def add(self, name: str, result: Found) -> torch.Tensor:
+        """Puts down an answer and gives what the next operation was given: what the ranks hold of it."""
+        self.found[name] = result
+        if self.held is None:
+            return result.value
+        actual = whole(self.held, name, self.case.shapes()[name], self.case.mesh_shape)
+        return result.value if actual is None else actual.reshape(result.value.shape)
+
+    def update(
+        self,
+        step: int,
+        name: str,
+        parameters: dict[str, torch.Tensor],
+        state: dict[str, torch.Tensor],
+        gradient: torch.Tensor,
+    ) -> None:
+        """One parameter and its optimizer's state after update number `step`."""
+        before = {kind: state[f"{kind}.{name}"] for kind in self.case.state_names() if f"{kind}.{name}" in state}
+        after = update(self.case, step, parameters[name], before, gradient, may_be_exact=not self.is_real)
+        for kind, result in after.items():
+            state[f"{kind}.{name}"] = self.add(f"step{step}.{kind}.{name}", result)
+        parameters[name] = state[f"param.{name}"]
+
+    def run_step(self, step: int, operations: Operations, parameters: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Forward and backward of one step: the gradients of its parameters.
+
+        Args:
+            parameters: W1 (H, K), b1 (H,), W2 (N, H), b2 (N,), float64, global, as of before the step.
+        """
+        case = self.case
+        x = self.given[at_step(step, "x")].reshape(-1, case.in_features).double()
+        cotangent = self.given[at_step(step, "cotangent")].reshape(-1, case.out_features).double()
+        in_weight, out_weight = parameters["in_proj.weight"], parameters["out_proj.weight"]
+
+        def add(name: str, result: Found) -> torch.Tensor:
+            return self.add(at_step(step, name), result)
+
+        add("capture.in_proj.input", Found.copy_of(x))
+        before = add("capture.in_proj.output", operations.product(x, in_weight.T, plus=parameters.get("in_proj.bias")))
+        hidden = add("capture.out_proj.input", operations.activation(case.activation, before))
+        out_bias = parameters.get("out_proj.bias")
+        add("output", operations.product(hidden, out_weight.T, plus=out_bias, split="contraction"))
+        gradients = {}
+        if case.hidden_requires_grad:
+            hidden_grad = add("grad.out_proj.input", operations.product(cotangent, out_weight))
+            before_grad = add("grad.in_proj.output", operations.activation_grad(case.activation, before, hidden_grad))
+            gradients["x"] = operations.product(before_grad, in_weight, split="contraction")
+            gradients["in_proj.weight"] = operations.product(before_grad.T, x, split="tokens")
+            gradients["in_proj.bias"] = operations.total(before_grad)
+        gradients["out_proj.weight"] = operations.product(cotangent.T, hidden, split="tokens")
+        gradients["out_proj.bias"] = operations.total(cotangent)
+        return {name: add(f"grad.{name}", gradients[name]) for name in case.requires_grad}
 
 
 def written(case: MlpCase, found: dict[str, Found]) -> Expected:
     """The answers in the case's order, in their global shapes, under the contract's layouts."""
     shapes, layouts, flags = case.shapes(), case.layouts(), case.given_flags()
+    outputs = {at_step(step, "output") for step in range(1, case.steps + 1)}
     tensors = {}
     for name in case.answer_names():
         result = found[name]
-        is_output = name.rpartition(".")[2] == "output" and "capture" not in name and "grad" not in name
         tensors[name] = ExpectedTensor(
             value=result.value.reshape(shapes[name]),
             allowed=None if result.allowed is None else result.allowed.reshape(shapes[name]),
             layout=layouts[name],
             dtype=case.dtype,
             derivation=result.derivation,
-            requires_grad=bool(case.requires_grad) if is_output else flags.get(name.removeprefix("param.")),
+            requires_grad=bool(case.requires_grad) if name in outputs else flags.get(name.removeprefix("param.")),
         )
     return Expected(tensors, {name: result.bits_used for name, result in found.items() if result.bits_used})
