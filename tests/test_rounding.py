@@ -1,0 +1,64 @@
+"""The model of floating point: its constants, and what one or more roundings come to."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from equivtest.oracle.rounding import TORCH_CPU, Arithmetic, bounded, gamma, growth, store, underflow, unit_roundoff
+from equivtest.tensors import DTYPES
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [("float64", 53), ("float32", 24), ("float16", 11), ("bfloat16", 8)])
+def test_the_unit_roundoff_is_half_the_distance_to_the_next_number(dtype: str, bits: int) -> None:
+    assert unit_roundoff(dtype) == 2.0**-bits
+
+
+@pytest.mark.parametrize(("dtype", "exponent"), [("float32", -150), ("float16", -25), ("bfloat16", -134)])
+def test_underflow_loses_at_most_half_the_smallest_subnormal(dtype: str, exponent: int) -> None:
+    assert underflow(dtype) == 2.0**exponent
+    assert underflow(dtype, flushed=True) == torch.finfo(DTYPES[dtype]).smallest_normal
+
+
+def test_gamma_is_infinite_where_every_digit_may_be_lost() -> None:
+    """256 roundings of bfloat16: 256 u = 1."""
+    assert gamma(255, 2.0**-8) == 255.0
+    assert gamma(256, 2.0**-8) == math.inf
+
+
+def test_growth_of_one_rounding_is_its_unit_roundoff() -> None:
+    assert growth((1, 2.0**-24)) == pytest.approx(2.0**-24, rel=1e-12)
+    assert growth((0, 2.0**-8)) == 0.0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_storing_a_float64_number_is_within_its_bound(dtype: str) -> None:
+    values = torch.randn(10_000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    values *= 2.0 ** torch.linspace(-30, 10, 10_000, dtype=torch.float64)  # subnormal in float16 at the lower end
+    allowed = store(values, torch.zeros_like(values), TORCH_CPU[dtype])
+
+    assert ((values.to(DTYPES[dtype]).double() - values).abs() <= allowed).all()
+
+
+def test_storing_what_may_overflow_is_open() -> None:
+    values = torch.tensor([65504.0, 65000.0], dtype=torch.float64)
+
+    assert store(values, torch.zeros(2), TORCH_CPU["float16"]).tolist()[0] == math.inf
+    assert math.isfinite(store(values, torch.zeros(2), TORCH_CPU["float16"]).tolist()[1])
+
+
+def test_a_bound_that_is_not_a_number_is_infinite() -> None:
+    nan = torch.tensor([math.nan], dtype=torch.float64)
+
+    assert bounded(nan, nan, nan, 1, "").allowed.item() == math.inf
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_record_is_about_the_dtype_it_is_listed_under(dtype: str) -> None:
+    declared: Arithmetic = TORCH_CPU[dtype]
+
+    assert declared.dtype == declared.reduce == dtype
+    assert declared.u_a <= declared.u_o
+    assert declared.largest <= declared.largest_a
