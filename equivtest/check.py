@@ -10,7 +10,7 @@ import torch
 
 from equivtest import errors
 from equivtest.cases.base import Case
-from equivtest.oracle import expect
+from equivtest.oracle import expect_held
 from equivtest.oracle.expected import Expected
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply
@@ -75,7 +75,8 @@ def judge_replies(
     verdicts = []
     with one_thread():
         for draw in range(len(case.values)):
-            verdicts += compare(subject, case, draw, expect(case, draw), replies, claims)
+            held = {reply.rank: reply.answers[draw].tensors for reply in replies}
+            verdicts += compare(subject, case, draw, expect_held(case, draw, held), replies, claims)
     return verdicts
 
 

@@ -13,7 +13,7 @@ from equivtest import limits
 from equivtest.cases.base import Case, Shape, replicated, require
 from equivtest.layout import Layout, Shard, shard_kind
 
-MLP_MODES = ("dense", "wide-x", "wide-in", "wide-out", "wide-g")
+EXACT_MODES = ("dense", "wide-x", "wide-in", "wide-out", "wide-g")
 ACTIVATIONS = ("relu", "gelu", "silu")
 OPTIMIZERS = ("none", "sgd", "adamw")
 LAYERS = ("in_proj", "out_proj")
@@ -46,7 +46,7 @@ class MlpCase(Case):
         lr, momentum, weight_decay, foreach: Of the optimizer; momentum of SGD alone.
     """
 
-    VALUE_MODES: ClassVar[tuple[str, ...]] = MLP_MODES
+    VALUE_MODES: ClassVar[tuple[str, ...]] = EXACT_MODES
 
     leading: Shape = (1,)
     sequence_dim: int = 0

@@ -15,16 +15,16 @@ gradients are derived here, by the chain rule.  Exactness: see `equivtest.oracle
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from equivtest.cases.mlp import MlpCase, at_step
+from equivtest.cases.mlp import EXACT_MODES, MlpCase, at_step
 from equivtest.cases.values import draw
 from equivtest.oracle.expected import Expected, ExpectedTensor
 from equivtest.oracle.held import Held, whole
 from equivtest.oracle.operations import Found, Operations
-from equivtest.oracle.updates import update
+from equivtest.oracle.updates import adamw, sgd_momentum, sgd_parameter
 
 
 def expect_mlp(case: MlpCase, index: int, held: Held | None = None) -> Expected:
@@ -38,7 +38,7 @@ def expect_mlp(case: MlpCase, index: int, held: Held | None = None) -> Expected:
         InexactData: the drawn values break the conditions of exactness.
     """
     given = draw(case, index)
-    reference = Reference(case, given, held, is_real=case.values[index][0] in case.REAL_MODES)
+    reference = Reference(case, given, held, is_real=case.values[index][0] not in EXACT_MODES)
     return written(case, reference.run())
 
 
@@ -62,23 +62,22 @@ class Reference:
         self.found: dict[str, Found] = {}
         parameters = {name: self.given[name].double() for name in case.parameter_names()}
         for name, value in parameters.items():
-            self.add(f"param.{name}", Found.copy_of(value))
+            self.found[f"param.{name}"] = Found.copy_of(value)
         state: dict[str, torch.Tensor] = {}
         for step in range(1, case.steps + 1):
-            # Step 1 of exact data is exact by construction; later ones where the updates leave few enough bits.
-            operations = Operations(
-                case.dtype, case.world_size, must_be_exact=step == 1 and not self.is_real, may_be_exact=not self.is_real
-            )
+            # Exact data make the first step exact; later ones only if the updates leave few enough bits.
+            operations = Operations(case.dtype, case.world_size, step == 1 and not self.is_real, not self.is_real)
             gradients = self.run_step(step, operations, parameters)
             if case.trains:
+                operations = replace(operations, must_be_exact=False)
                 for name in case.trained_names():
-                    self.update(step, name, parameters, state, gradients[name])
+                    parameters[name] = self.update(step, name, operations, parameters[name], state, gradients[name])
         return self.found
 
-    def add(self, name: str, result: Found) -> torch.Tensor:
+    def add(self, name: str, result: Found, *, is_exact: bool = False) -> torch.Tensor:
         """Puts down an answer and gives what the next operation was given: what the ranks hold of it."""
         self.found[name] = result
-        if self.held is None:
+        if self.held is None or is_exact:
             return result.value
         actual = whole(self.held, name, self.case.shapes()[name], self.case.mesh_shape)
         return result.value if actual is None else actual.reshape(result.value.shape)
@@ -87,46 +86,60 @@ class Reference:
         self,
         step: int,
         name: str,
-        parameters: dict[str, torch.Tensor],
+        operations: Operations,
+        parameter: torch.Tensor,
         state: dict[str, torch.Tensor],
         gradient: torch.Tensor,
-    ) -> None:
-        """One parameter and its optimizer's state after update number `step`."""
-        before = {kind: state[f"{kind}.{name}"] for kind in self.case.state_names() if f"{kind}.{name}" in state}
-        after = update(self.case, step, parameters[name], before, gradient, may_be_exact=not self.is_real)
-        for kind, result in after.items():
-            state[f"{kind}.{name}"] = self.add(f"step{step}.{kind}.{name}", result)
-        parameters[name] = state[f"param.{name}"]
+    ) -> torch.Tensor:
+        """The parameter after update number `step`; `state` holds its optimizer's state by name."""
 
-    def run_step(self, step: int, operations: Operations, parameters: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Forward and backward of one step: the gradients of its parameters.
+        def add(kind: str, result: Found) -> torch.Tensor:
+            state[f"{kind}.{name}"] = self.add(f"step{step}.{kind}.{name}", result)
+            return state[f"{kind}.{name}"]
+
+        case = self.case
+        if case.optimizer == "adamw":
+            moments = (state[f"exp_avg.{name}"], state[f"exp_avg_sq.{name}"]) if step > 1 else None
+            after = adamw(case, operations, step, parameter, moments, gradient)
+            return [add(kind, result) for kind, result in after.items()][-1]
+        if case.momentum:
+            momentum = state.get(f"momentum.{name}")
+            gradient = add("momentum", sgd_momentum(case, operations, parameter, momentum, gradient))
+        return add("param", sgd_parameter(case, operations, parameter, gradient, decays=not case.momentum))
+
+    def run_step(
+        self, step: int, operations: Operations, parameters: dict[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """Forward and backward of one step: the gradients that the case asks for.
 
         Args:
             parameters: W1 (H, K), b1 (H,), W2 (N, H), b2 (N,), float64, global, as of before the step.
         """
-        case = self.case
+        case, product = self.case, operations.product
         x = self.given[at_step(step, "x")].reshape(-1, case.in_features).double()
         cotangent = self.given[at_step(step, "cotangent")].reshape(-1, case.out_features).double()
         in_weight, out_weight = parameters["in_proj.weight"], parameters["out_proj.weight"]
+        in_bias, out_bias = parameters.get("in_proj.bias"), parameters.get("out_proj.bias")
 
         def add(name: str, result: Found) -> torch.Tensor:
-            return self.add(at_step(step, name), result)
+            return self.add(at_step(step, name), result, is_exact=operations.must_be_exact)
 
         add("capture.in_proj.input", Found.copy_of(x))
-        before = add("capture.in_proj.output", operations.product(x, in_weight.T, plus=parameters.get("in_proj.bias")))
+        before = add("capture.in_proj.output", product(x, in_weight.T, plus=in_bias))
         hidden = add("capture.out_proj.input", operations.activation(case.activation, before))
-        out_bias = parameters.get("out_proj.bias")
-        add("output", operations.product(hidden, out_weight.T, plus=out_bias, split="contraction"))
-        gradients = {}
+        add("output", product(hidden, out_weight.T, plus=out_bias, split="contraction"))
+        before_grad = torch.empty(0)
         if case.hidden_requires_grad:
-            hidden_grad = add("grad.out_proj.input", operations.product(cotangent, out_weight))
+            hidden_grad = add("grad.out_proj.input", product(cotangent, out_weight))
             before_grad = add("grad.in_proj.output", operations.activation_grad(case.activation, before, hidden_grad))
-            gradients["x"] = operations.product(before_grad, in_weight, split="contraction")
-            gradients["in_proj.weight"] = operations.product(before_grad.T, x, split="tokens")
-            gradients["in_proj.bias"] = operations.total(before_grad)
-        gradients["out_proj.weight"] = operations.product(cotangent.T, hidden, split="tokens")
-        gradients["out_proj.bias"] = operations.total(cotangent)
-        return {name: add(f"grad.{name}", gradients[name]) for name in case.requires_grad}
+        gradients = {
+            "x": lambda: product(before_grad, in_weight, split="contraction"),
+            "in_proj.weight": lambda: product(before_grad.T, x, split="tokens"),
+            "in_proj.bias": lambda: operations.total(before_grad),
+            "out_proj.weight": lambda: product(cotangent.T, hidden, split="tokens"),
+            "out_proj.bias": lambda: operations.total(cotangent),
+        }
+        return {name: add(f"grad.{name}", gradients[name]()) for name in case.requires_grad}
 
 
 def written(case: MlpCase, found: dict[str, Found]) -> Expected:
