@@ -14,6 +14,10 @@ from equivtest.layout import Layout, Replicate, Shard, parse_placement, shard_ki
 
 STYLES = ("colwise", "rowwise")
 LINEAR_MODES = ("dense", "wide-x", "wide-w", "wide-g")
+"""Modes of exact values: judged by equality."""
+
+REAL_MODES = ("real", "real-cancelling")
+"""Modes of real values: judged by a derived bound."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -34,7 +38,7 @@ class LinearCase(Case):
         x_contiguous, cotangent_contiguous: Memory format of what the harness hands over.
     """
 
-    VALUE_MODES: ClassVar[tuple[str, ...]] = LINEAR_MODES
+    VALUE_MODES: ClassVar[tuple[str, ...]] = LINEAR_MODES + REAL_MODES
 
     style: str
     leading: Shape = (1,)

@@ -14,6 +14,7 @@ from equivtest.cases.base import Case, Shape, replicated, require
 from equivtest.layout import Layout, Shard, shard_kind
 
 EXACT_MODES = ("dense", "wide-x", "wide-in", "wide-out", "wide-g")
+REAL_MODES = ("real",)
 ACTIVATIONS = ("relu", "gelu", "silu")
 OPTIMIZERS = ("none", "sgd", "adamw")
 LAYERS = ("in_proj", "out_proj")
@@ -46,7 +47,7 @@ class MlpCase(Case):
         lr, momentum, weight_decay, foreach: Of the optimizer; momentum of SGD alone.
     """
 
-    VALUE_MODES: ClassVar[tuple[str, ...]] = EXACT_MODES
+    VALUE_MODES: ClassVar[tuple[str, ...]] = EXACT_MODES + REAL_MODES
 
     leading: Shape = (1,)
     sequence_dim: int = 0
@@ -81,6 +82,13 @@ class MlpCase(Case):
             )
         self._check_training()
         super().__post_init__()
+        for mode, _ in self.values:
+            exact = mode in EXACT_MODES
+            require(not exact or self.activation == "relu", f"{self.activation} rounds: use mode real, not {mode}")
+            require(
+                not mode.startswith("wide") or not self.trains,
+                f"mode {mode} leaves no bits for an update: train on dense or real values",
+            )
         require(
             self.x_is_dtensor or not self.sequence_is_uneven,
             f"x of shape {self.shapes()['x']} has uneven shards of dim {self.sequence_dim} on {self.world_size} "

@@ -18,8 +18,10 @@ from equivtest.cases.exact_linear import draw_linear
 from equivtest.cases.exact_mlp import draw_mlp
 from equivtest.cases.fetch import FetchCase, RefusedFetchCase
 from equivtest.cases.integers import SIGNIFICAND_BITS, generator, odd_integers, signs
-from equivtest.cases.linear import LinearCase, RefusedLinearCase
+from equivtest.cases.linear import REAL_MODES, LinearCase, RefusedLinearCase
 from equivtest.cases.mlp import MlpCase
+from equivtest.cases.real_linear import draw_real_linear
+from equivtest.cases.real_mlp import draw_real_mlp
 from equivtest.errors import Misuse
 from equivtest.tensors import DTYPES
 
@@ -48,14 +50,22 @@ def draw(case: Case, index: int) -> dict[str, torch.Tensor]:
     )
 
 
-draw.register(LinearCase, draw_linear)
-draw.register(MlpCase, draw_mlp)
+@draw.register
+def draw_linear_case(case: LinearCase, index: int) -> dict[str, torch.Tensor]:
+    """Exact or real values of one linear layer, as the draw's mode says."""
+    return (draw_real_linear if case.values[index][0] in REAL_MODES else draw_linear)(case, index)
+
+
+@draw.register
+def draw_mlp_case(case: MlpCase, index: int) -> dict[str, torch.Tensor]:
+    """Exact or real values of a perceptron of two layers, as the draw's mode says."""
+    return (draw_real_mlp if case.values[index][0] == "real" else draw_mlp)(case, index)
 
 
 @draw.register
 def draw_refused_linear(case: RefusedLinearCase, index: int) -> dict[str, torch.Tensor]:
     """As of a LinearCase, but x is (*leading, in_features + 1), or of another dtype."""
-    given = draw_linear(case, index)
+    given = draw_linear_case(case, index)
     if case.misfit == "in_features":
         given["x"] = torch.cat([given["x"], given["x"][..., :1]], dim=-1)
     else:

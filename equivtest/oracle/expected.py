@@ -21,6 +21,8 @@ class ExpectedTensor:
         dtype: Name of the dtype that the subject must answer in.
         derivation: Why `allowed` is what it is, for the message.
         requires_grad: The flag that the answered tensor must carry; None: any.
+        is_symmetric: Whether a correct subject's errors prefer no sign and share no rounding, so
+            that their sums are known to stay small: see `equivtest.verdicts.lean`.
     """
 
     value: torch.Tensor
@@ -29,6 +31,7 @@ class ExpectedTensor:
     dtype: str
     derivation: str
     requires_grad: bool | None = None
+    is_symmetric: bool = False
 
 
 @dataclass(frozen=True)

@@ -11,19 +11,22 @@ from __future__ import annotations
 
 import torch
 
-from equivtest.cases.linear import LinearCase
+from equivtest.cases.linear import REAL_MODES, LinearCase
 from equivtest.cases.values import draw
 from equivtest.oracle.exact import Scaled, Sum, bits_of, find_integers, largest_of, significand_bits, sum_products
 from equivtest.oracle.expected import Expected, ExpectedTensor
+from equivtest.oracle.real_linear import expect_real_linear
 from equivtest.tensors import DTYPES
 
 
 def expect_linear(case: LinearCase, index: int) -> Expected:
-    """Output, parameters and gradients of the unsharded layer, to be met exactly.
+    """Output, parameters and gradients of the unsharded layer: met exactly, or within a bound on real values.
 
     Raises:
         InexactData: the drawn values break the conditions of exactness.
     """
+    if case.values[index][0] in REAL_MODES:
+        return expect_real_linear(case, index)
     given = draw(case, index)
     shapes, layouts, flags = case.shapes(), case.layouts(), case.given_flags()
     bits = significand_bits(DTYPES[case.dtype])

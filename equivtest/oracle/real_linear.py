@@ -1,0 +1,97 @@
+"""One linear layer on real values: the float64 reference, and how far a correct subject may be off.
+
+Letters: T tokens, K in_features, N out_features, w ranks, r one of them; x (T, K), W (N, K), b (N,),
+cotangent G (T, N).
+
+One contraction is split over the ranks, by the contract layout of the weight: a rowwise layer's
+output (over K) and a colwise layer's grad.x (over N).  Each rank sums its own shard, so P, the sum
+of the magnitudes of the ranks' partial sums, is known; where a subject does not split it, fewer
+numbers are rounded.  All else is summed by one rank.
+
+Bounds: `equivtest.oracle.contractions`.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from equivtest.cases.linear import LinearCase
+from equivtest.cases.values import draw
+from equivtest.layout import shard_bounds
+from equivtest.oracle.contractions import linear, linear_grad_bias, linear_grad_weight, linear_grad_x
+from equivtest.oracle.expected import Expected, ExpectedTensor
+from equivtest.oracle.rounding import TORCH_CPU, Arithmetic, Bounded
+
+
+def expect_real_linear(case: LinearCase, index: int) -> Expected:
+    """Output, parameters and gradients of the unsharded layer, each with what it may be off by."""
+    given = draw(case, index)
+    shapes, layouts, flags = case.shapes(), case.layouts(), case.given_flags()
+    arithmetic = TORCH_CPU[case.dtype]
+    tensors = {}
+    for name, found in bound_linear(case, given, arithmetic).items():
+        tensors[name] = ExpectedTensor(
+            value=found.value.reshape(shapes[name]),
+            allowed=found.allowed.reshape(shapes[name]),
+            layout=layouts[name],
+            dtype=case.dtype,
+            derivation=found.derivation,
+            requires_grad=bool(case.requires_grad) if name == "output" else flags.get(name),
+            is_symmetric=arithmetic.rounds_to_nearest and not _shares_a_rounding(case, name),
+        )
+    for name in case.parameter_names():
+        tensors[f"param.{name}"] = ExpectedTensor(
+            value=given[name].to(torch.float64),
+            allowed=None,
+            layout=layouts[f"param.{name}"],
+            dtype=case.dtype,
+            derivation="equal: handed over, nothing is computed",
+            requires_grad=flags[name],
+        )
+    return Expected({name: tensors[name] for name in case.answer_names()}, {})
+
+
+def bound_linear(case: LinearCase, given: dict[str, torch.Tensor], arithmetic: Arithmetic) -> dict[str, Bounded]:
+    """Everything that the layer computes, leading dims flattened, by name.
+
+    Args:
+        given: x (*leading, K), weight (N, K), bias (N,) if any, cotangent (*leading, N): global,
+            of the case's dtype.
+    """
+    x, weight = given["x"].reshape(-1, case.in_features), given["weight"]  # (T, K), (N, K)
+    cotangent = given["cotangent"].reshape(-1, case.out_features)  # (T, N)
+    w, bias = case.world_size, given.get("bias")
+    answers = {}
+    if case.style == "rowwise":
+        partials = partial_magnitudes(x, weight.T, w)
+        answers["output"] = linear(x, weight, bias, arithmetic, ranks=w, partials=partials)
+    else:
+        answers["output"] = linear(x, weight, bias, arithmetic)
+    if "x" in case.requires_grad and case.style == "colwise":
+        partials = partial_magnitudes(cotangent, weight, w)
+        answers["grad.x"] = linear_grad_x(cotangent, weight, arithmetic, ranks=w, partials=partials)
+    elif "x" in case.requires_grad:
+        answers["grad.x"] = linear_grad_x(cotangent, weight, arithmetic)
+    if "weight" in case.requires_grad:
+        answers["grad.weight"] = linear_grad_weight(cotangent, x, arithmetic)
+    if "bias" in case.requires_grad:
+        answers["grad.bias"] = linear_grad_bias(cotangent, arithmetic)
+    return answers
+
+
+def partial_magnitudes(left: torch.Tensor, right: torch.Tensor, ranks: int) -> torch.Tensor:
+    """P of left (R, L) @ right (L, C), L sharded over the ranks as torch.chunk divides it: (R, C), float64."""
+    partials = torch.zeros((left.shape[0], right.shape[1]), dtype=torch.float64)
+    for rank in range(ranks):
+        start, stop = shard_bounds(left.shape[1], ranks, rank)
+        partials += (left[:, start:stop].double() @ right[start:stop].double()).abs()
+    return partials
+
+
+def _shares_a_rounding(case: LinearCase, name: str) -> bool:
+    """Whether one rounding reaches many elements: that of bias / w, in every token of a rowwise output.
+
+    No division by a power of two rounds.
+    """
+    is_power_of_two = case.world_size & (case.world_size - 1) == 0
+    return name == "output" and case.style == "rowwise" and case.bias and not is_power_of_two
