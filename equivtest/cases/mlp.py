@@ -138,11 +138,6 @@ class MlpCase(Case):
         return len(self.leading) + 1
 
     @property
-    def sequence_place(self) -> str:
-        """Which leading dim is sharded: 'first' or 'middle'."""
-        return "middle" if self.sequence_dim else "first"
-
-    @property
     def last_leading(self) -> int:
         """Size of the dim before the features."""
         return self.leading[-1]
@@ -156,6 +151,11 @@ class MlpCase(Case):
     def hidden_is_uneven(self) -> bool:
         """Whether ranks hold different amounts of the hidden features."""
         return self.hidden_features % self.world_size != 0
+
+    @property
+    def has_sharded_gradient(self) -> bool:
+        """Whether a parameter that is sharded on the hidden features needs a gradient."""
+        return any(name not in ("x", "out_proj.bias") for name in self.requires_grad)
 
     @property
     def hidden_requires_grad(self) -> bool:
