@@ -82,8 +82,16 @@ class Plan:
 
 @functools.lru_cache(maxsize=1024)
 def choose_plan(
-    tokens: int, features: int, hidden: int, outputs: int, world_size: int, limit: int, mode: str, *,
-    has_b1: bool, small: bool
+    tokens: int,
+    features: int,
+    hidden: int,
+    outputs: int,
+    world_size: int,
+    limit: int,
+    mode: str,
+    *,
+    has_b1: bool,
+    small: bool,
 ) -> Plan:
     """The plan of one draw.
 

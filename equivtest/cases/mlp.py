@@ -183,7 +183,10 @@ class MlpCase(Case):
         return ("param", "momentum") if self.momentum else ("param",)
 
     def shapes(self) -> dict[str, Shape]:
-        layers = {"in_proj": (self.hidden_features, self.in_features), "out_proj": (self.out_features, self.hidden_features)}
+        layers = {
+            "in_proj": (self.hidden_features, self.in_features),
+            "out_proj": (self.out_features, self.hidden_features),
+        }
         x, hidden = (*self.leading, self.in_features), (*self.leading, self.hidden_features)
         output = (*self.leading, self.out_features)
         base: dict[str, Shape] = {"x": x, "cotangent": output, "output": output, "grad.x": x}

@@ -323,9 +323,7 @@ def _pick_x_is_dtensor(draw: DrawFn, shape: Shape, input_layout: str, world_size
     return _pick(draw, "x_is_dtensor", (False, True)) or needed
 
 
-def _pick_values(
-    draw: DrawFn, modes_table: tuple[tuple[str, ...], ...], name: str = ""
-) -> tuple[tuple[str, int], ...]:
+def _pick_values(draw: DrawFn, modes_table: tuple[tuple[str, ...], ...], name: str = "") -> tuple[tuple[str, int], ...]:
     """(mode, seed) of each draw of values."""
     modes = _pick(draw, f"{name}modes", modes_table)
     seeds = [_pick(draw, f"{name}seed {index}", SEEDS) for index in range(len(modes_table[-1]))]

@@ -160,7 +160,10 @@ def sum_scaled(terms: Sequence[tuple[float, torch.Tensor]], dtype: torch.dtype) 
     """
     scaled = []
     for factor, tensor in terms:
-        integers, times = find_integers("terms", tensor), find_integers("factor", torch.tensor(factor, dtype=torch.float64))
+        integers, times = (
+            find_integers("terms", tensor),
+            find_integers("factor", torch.tensor(factor, dtype=torch.float64)),
+        )
         if bits_of(largest_of(integers.integers)) + bits_of(largest_of(times.integers)) > 60:
             raise InexactData(f"{factor} times the terms takes more than 60 bits")
         scaled.append(Scaled(integers.integers * times.integers, integers.exponent + times.exponent))

@@ -8,7 +8,6 @@ A correct plan computes, and trains, what the unsharded module does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
