@@ -32,6 +32,10 @@ WORLD_SIZES = (1, 2, 3, 4)
 SOAK_WORLD_SIZES = (1, 2, 3, 4, 5, 6, 7, 8)
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 
+# Judging real values.
+TOO_WIDE = 0.1  # median allowance over the root mean square of the right values: beyond it nothing is concluded
+LEAN = 9.0  # |sum of errors| over the root of their squares' sum: chance passes it once in 2e17 sums
+
 # Search and shrinking.
 SHRINK_CASE_S = 5.0  # one try while shrinking a time-out, instead of CASE_S
 SHRINK_TRIES = 15  # cases tried in each smaller world before the failure's own world is shrunk in

@@ -243,12 +243,14 @@ def _records(case: Case, verdicts: Sequence[Verdict], replies: Sequence[Reply]) 
                 "refusal": case.refusal,
                 "verdicts": {},
                 "margins": {},
+                "tensor_margins": {},
                 "known": {},
                 "busy_s": max((reply.busy_s for reply in replies), default=0.0),
             },
         )
         record["verdicts"][verdict.claim] = verdict.kind
         record["margins"][verdict.claim] = min(verdict.margin, sys.float_info.max)  # JSON has no infinity
+        record["tensor_margins"] |= {name: min(m, sys.float_info.max) for name, m in verdict.margins.items()}
         if verdict.known:
             record["known"][verdict.claim] = verdict.known
     return list(records.values())

@@ -114,7 +114,10 @@ def test_code_names_a_known_class_and_known_fields(text: str) -> None:
         ({"world_size": 65}, r"world_size must be in 1\.\.64, got 65"),
         ({"dtype": "int8"}, "dtype must be one of float32, .*, got 'int8'"),
         ({"values": ()}, "values must hold at least one"),
-        ({"values": (("wide", 0),)}, "mode must be one of dense, wide-x, wide-w, wide-g, got 'wide'"),
+        (
+            {"values": (("wide", 0),)},
+            "mode must be one of dense, wide-x, wide-w, wide-g, real, real-cancelling, got 'wide'",
+        ),
         ({"values": (("dense", -1),)}, "a seed must be at least 0, got -1"),
         ({"style": "diagonal"}, "style must be one of colwise, rowwise, got 'diagonal'"),
         ({"leading": (1, 1, 1, 1)}, r"leading must have at most 3 dims, got \(1, 1, 1, 1\)"),

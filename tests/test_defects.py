@@ -32,16 +32,21 @@ from equivtest.suite import load_properties, properties_dir
 
 FAMILIES = {
     "a partial value taken for the whole",
+    "a reduction in fewer bits",
     "a reduction missing in the backward",
+    "a term missing",
     "flags",
     "inputs modified",
     "layout of gradients",
+    "one element off by one ulp",
+    "operands in fewer bits",
     "ranks that diverge",
     "replicas that differ",
     "shard order",
     "size not a multiple of the world size",
     "state across steps",
     "uninitialised memory reaches a value",
+    "wrong divisor",
 }
 """The kinds of real bug that the suite is known to find."""
 

@@ -11,7 +11,7 @@ import torch
 from equivtest.layout import Flat, Layout, Partial, Replicate, Shard
 from equivtest.oracle.expected import ExpectedTensor
 from equivtest.tensors import Placed, slice_local
-from equivtest.verdicts.elements import judge_values, shape_mismatch, unravel
+from equivtest.verdicts.elements import is_too_wide, judge_values, shape_mismatch, unravel
 from equivtest.verdicts.patterns import pattern_of
 from equivtest.verdicts.verdict import Mismatch
 
@@ -124,6 +124,39 @@ def test_the_margin_is_error_over_allowance(error: float, *, fails: bool) -> Non
     mismatch, margin = judge(spoil(placed(ROWS, 2), 0, (0, 0), 1 + error), expected)
 
     assert ((mismatch is not None), margin) == (fails, error / 0.5)
+
+
+@pytest.mark.parametrize("actual", [NAN, math.inf, 1e30])
+def test_nothing_is_wrong_where_anything_is_allowed(actual: float) -> None:
+    """An overflow there proves nothing; the other elements are judged as before."""
+    allowed = torch.full_like(VALUE, 0.5)
+    allowed[0, 0] = math.inf
+    expected = replace(EXPECTED, allowed=allowed)
+    answers = spoil(placed(ROWS, 2), 0, (0, 0), actual)
+
+    assert judge(answers, expected) == (None, 0.0)
+    assert found(spoil(answers, 1, (0, 1), NAN), expected).rank == 1
+
+
+def test_an_infinite_value_that_is_expected_is_right() -> None:
+    value = torch.full_like(VALUE, math.inf)
+    expected = replace(EXPECTED, value=value)
+
+    assert judge(placed(ROWS, 2, value), expected) == (None, 0.0)
+    assert judge(placed(ROWS, 2), expected)[1] == math.inf
+
+
+@pytest.mark.parametrize(("share", "wide"), [(0.09, False), (0.11, True), (math.inf, True), (NAN, True)])
+def test_an_allowance_over_a_tenth_of_the_values_is_too_wide(share: float, *, wide: bool) -> None:
+    value = torch.tensor([3.0, -3.0, 3.0], dtype=torch.float64)
+    expected = replace(EXPECTED, value=value, allowed=torch.full_like(value, 3 * share))
+
+    assert is_too_wide(expected) == wide
+
+
+@pytest.mark.parametrize("allowed", [None, torch.zeros(0)], ids=["equality", "no elements"])
+def test_equality_and_empty_tensors_are_never_too_wide(allowed: torch.Tensor | None) -> None:
+    assert not is_too_wide(replace(EXPECTED, allowed=allowed))
 
 
 def test_the_element_that_exceeds_its_allowance_most_is_shown() -> None:

@@ -67,6 +67,43 @@ def of_kind(kind: str) -> dict[str, Any]:
     return record(verdicts={"equals_unsharded": kind, "agrees_on_all_ranks": "holds"})
 
 
+def cells_of(kind: str, mode: str, holding: int, others: int) -> Tally:
+    """Every shard kind of one world covered; in uneven shards `equals_unsharded` also ends as `kind`."""
+    covered = [record(shard_kind=shards) for shards in ("even", "uneven", "empty")] * 5
+    held = [record(mode=mode)] * holding
+    return tally(*covered, *held, *[of_kind(kind) | {"mode": mode}] * others)
+
+
+def test_a_claim_that_real_values_mostly_leave_open_is_a_hole() -> None:
+    """Whatever exact values and other claims say in that cell."""
+    assert cells_of("inconclusive", "real-cancelling", 2, 3).holes(["float32"]) == [
+        "world size 3, float32, uneven shards, equals_unsharded on real values: 3 inconclusive, 2 holds"
+    ]
+
+
+@pytest.mark.parametrize(("holding", "others"), [(3, 3), (4, 1)])
+def test_a_claim_that_is_open_in_half_its_verdicts_is_none(holding: int, others: int) -> None:
+    assert cells_of("inconclusive", "real", holding, others).holes(["float32"]) == []
+
+
+def test_margins_are_counted_by_tensor_and_dtype() -> None:
+    counted = tally(record(mode="real", tensor_margins={"output": 0.25, "grad.x": 0.5}))
+
+    assert {key: found.largest for key, found in counted.margins.items()} == {
+        ("output", "float32"): 0.25,
+        ("grad.x", "float32"): 0.5,
+    }
+
+
+def test_the_summary_and_the_page_show_margins_of_real_values() -> None:
+    counted = tally(record(mode="real", tensor_margins={"output": 0.25}))
+    line = next(line for line in summarize([counted], seconds=1.0) if line.startswith("output"))
+
+    assert line.split()[:5] == ["output", "float32", "1", "0.25", "0.25"]
+    assert "<td>output</td>" in as_html(ENVIRONMENT, [counted], [])
+    assert "No real values were judged" in as_html(ENVIRONMENT, [tally(record())], [])
+
+
 def test_draws_of_one_case_are_one_layout() -> None:
     counted = tally(record(), record(draw=1, mode="wide-x"))
 

@@ -16,7 +16,7 @@ import pytest
 from equivtest import limits
 from equivtest.cases.base import Case, from_code, from_data
 from equivtest.cases.fetch import FetchCase, RefusedFetchCase
-from equivtest.cases.strategies import fetch_cases, refused_fetch_cases
+from equivtest.cases.strategies import fetch_cases, linear_cases, refused_fetch_cases
 from equivtest.known import Condition, KnownFailure, KnownFailures
 from equivtest.property import Property
 from equivtest.ranks.pool import Pool
@@ -384,6 +384,16 @@ def test_a_record_tells_the_case_and_its_place(tmp_path: Path) -> None:
     assert (first["world_size"], first["dtype"], first["shard_kind"]) == (2, case.dtype, case.shard_kind)
     assert first["margins"] == {claim.name: 0.0 for claim in CLAIMS}
     assert from_data(json.loads(json.dumps(first))["case"]) == case
+
+
+def test_a_record_of_real_values_tells_the_margin_of_each_tensor(tmp_path: Path) -> None:
+    """Right values rounded once: some margin, below one; exact values have none."""
+    prop = claimed(cases=lambda space: linear_cases(space, style="colwise"))
+    records = search(prop, CHUNK, cast(Pool, StubPool(right_replies)), NOTHING, tmp_path).records
+    margins = {mode: [r["tensor_margins"] for r in records if r["mode"] == mode] for mode in ("dense", "real")}
+
+    assert margins["dense"] and not any(margins["dense"])
+    assert all(0 <= found["output"] <= 1 for found in margins["real"]) and margins["real"]
 
 
 def test_an_infinite_margin_is_written_as_a_number(tmp_path: Path) -> None:

@@ -23,7 +23,8 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 
 from equivtest.cases.base import Shape
 from equivtest.cases.fetch import PADDINGS, FetchCase, RefusedFetchCase
-from equivtest.cases.linear import REFUSALS, LinearCase, RefusedLinearCase
+from equivtest.cases.linear import LINEAR_MODES as EXACT_MODES
+from equivtest.cases.linear import REAL_MODES, REFUSALS, LinearCase, RefusedLinearCase
 from equivtest.cases.mlp import LAYERS, MlpCase
 from equivtest.layout import Layout, parse_placement, shard_bounds, shard_kind
 from equivtest.property import Space
@@ -38,7 +39,12 @@ LARGE_DIMS = tuple(range(12))  # which dim is the large one, modulo their number
 SEEDS = tuple(range(64))
 
 REFUSED_MODES = (("dense",),)
-LINEAR_MODES = (("dense",), ("wide-x",), ("wide-w",), ("wide-g",), *[("dense", "wide-x", "wide-w", "wide-g")] * 28)
+LINEAR_MODES = (
+    *((mode,) for mode in EXACT_MODES + REAL_MODES),
+    *[(*EXACT_MODES, "real", "real-cancelling", "real")] * 42,
+)
+"""Of the draws of a full case three in seven are real, so that they are three verdicts in ten of a whole run."""
+
 FETCH_MODES = (("dense",), ("index",), ("wide",), *[("dense", "index", "wide", "dense")] * 21)
 NUM_LEADING_DIMS = (1, 0, 1, 1, 1, 2, 2, 3)
 NUM_PARAMETERS = (1, 2, 2, 3, 3, 4, 4, 5, 5)

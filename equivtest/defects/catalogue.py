@@ -40,6 +40,7 @@ class Defect:
 _FETCH = "equivtest.defects.zero3_fetch:"
 _LINEAR = "equivtest.defects.tensor_parallel:"
 _MLP = "equivtest.defects.sequence_parallel:"
+_ARITHMETIC = "equivtest.defects.linear_arithmetic:"
 
 DEFECTS = (
     Defect(
@@ -207,6 +208,51 @@ DEFECTS = (
         "value",
         MlpCase(world_size=2, leading=(2,), use_local_output=False, requires_grad=()),
         "two ranks need one token each",
+    ),
+    Defect(
+        _ARITHMETIC + "partial_outputs_reduced_in_bfloat16",
+        "rowwise_linear",
+        "a reduction in fewer bits",
+        "equals_unsharded",
+        "value",
+        LinearCase(world_size=2, style="rowwise"),
+        "one rank reduces nothing; one product of odd integers takes 24 bits, bfloat16 has 8",
+    ),
+    Defect(
+        _ARITHMETIC + "input_gradient_averaged",
+        "colwise_linear",
+        "wrong divisor",
+        "gradients_equal_unsharded",
+        "value",
+        LinearCase(world_size=2, style="colwise", requires_grad=("x",)),
+        "the average of one rank is its sum; of two it is half",
+    ),
+    Defect(
+        _ARITHMETIC + "one_product_dropped",
+        "colwise_linear",
+        "a term missing",
+        "equals_unsharded",
+        "value",
+        LinearCase(world_size=1, style="colwise", in_features=2, requires_grad=()),
+        "a product is only dropped where another is left; no product of dense values is zero",
+    ),
+    Defect(
+        _ARITHMETIC + "weight_truncated_to_tf32",
+        "colwise_linear",
+        "operands in fewer bits",
+        "equals_unsharded",
+        "value",
+        LinearCase(world_size=1, style="colwise", requires_grad=()),
+        "the only weight of a dense draw is an odd integer of 12 bits, and TF32 has 11",
+    ),
+    Defect(
+        _ARITHMETIC + "weight_gradient_one_ulp_off",
+        "rowwise_linear",
+        "one element off by one ulp",
+        "gradients_equal_unsharded",
+        "value",
+        LinearCase(world_size=1, style="rowwise", requires_grad=("weight",)),
+        "one element on one rank is off",
     ),
 )
 """All defects; the audit in tests/test_defects.py runs each one."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from equivtest.errors import BrokenSetup
 from equivtest.profiles import shard_kinds
+from equivtest.report import margins
 from equivtest.report.tally import CONCLUSIVE, Tally
 from equivtest.report.text import summarize, totals
 
@@ -64,10 +65,12 @@ def as_html(environment: Mapping[str, Any], tallies: Sequence[Tally], known: Seq
                 "tally": tally,
                 "claims": [(result, tally.kinds.get(result.claim, {})) for result in tally.claims()],
                 "grid": cell_grid(tally),
+                "margins": margins.rows(margins.merged([tally.margins])),
             }
             for tally in tallies
         ],
         known=known,
+        margins_head=margins.HEAD,
         unsupported=[(tally, *row) for tally in tallies for row in unsupported_cells(tally)],
     )
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from equivtest.profiles import shard_kinds
+from equivtest.report.margins import Key, Margins
 from equivtest.verdicts.verdict import FAILURES
 
 FAILING = frozenset[str](FAILURES)
@@ -47,6 +48,8 @@ class Tally:
         modes: Draws by mode of values.
         kinds: Claim -> verdicts by kind.
         cells: Cell -> verdicts by kind.
+        claim_cells: (cell, claim, family of modes) -> verdicts by kind.
+        margins: (tensor, dtype) -> margins of the draws judged by a bound.
         reasons: Claim -> reasons of known failures.
         failures: Shrunk failures, in order of arrival.
         slowest: (seconds, code of the case), the slowest first.
@@ -64,6 +67,8 @@ class Tally:
     modes: Counter[str] = field(default_factory=Counter)
     kinds: defaultdict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     cells: defaultdict[Cell, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    claim_cells: defaultdict[tuple[Cell, str, str], Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    margins: defaultdict[Key, Margins] = field(default_factory=lambda: defaultdict(Margins))
     reasons: defaultdict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     failures: list[dict[str, Any]] = field(default_factory=list)
     slowest: list[tuple[float, str]] = field(default_factory=list)
@@ -107,6 +112,9 @@ class Tally:
         for claim, kind in record["verdicts"].items():
             self.kinds[claim][kind] += 1
             self.cells[cell][kind] += 1
+            self.claim_cells[cell, claim, family_of(record["mode"])][kind] += 1
+        for tensor, margin in record.get("tensor_margins", {}).items():
+            self.margins[tensor, record["dtype"]].add(margin)
         for claim, reason in record.get("known", {}).items():
             self.reasons[claim][reason] += 1
         self.refused += record["verdicts"].get("refuses") == "holds"
@@ -153,16 +161,37 @@ class Tally:
         ]
 
     def holes(self, dtypes: Iterable[str]) -> list[str]:
-        """What is wrong with each required cell that is empty or mostly without a conclusion."""
+        """What is wrong with each required cell that is empty or mostly without a conclusion.
+
+        Of a claim that some family of modes leaves mostly open there, too: other claims, and other
+        values, say nothing about it.
+        """
         found = []
         for cell in self.required_cells(dtypes):
+            size, dtype, kind = cell
+            where = f"world size {size}, {dtype}, {kind} shards"
             counts = self.cells.get(cell, Counter())
-            conclusive = sum(counts[kind] for kind in CONCLUSIVE)
-            open_ = counts["inconclusive"] + counts["not_supported"]
-            if conclusive == 0 or open_ > conclusive:
-                size, dtype, kind = cell
-                found.append(f"world size {size}, {dtype}, {kind} shards: {describe(counts) or 'no case'}")
+            if _is_open(counts, required=True):
+                found.append(f"{where}: {describe(counts) or 'no case'}")
+                continue
+            parts = sorted((key[1:], part) for key, part in self.claim_cells.items() if key[0] == cell)
+            found += [
+                f"{where}, {claim} on {family} values: {describe(part)}"
+                for (claim, family), part in parts
+                if _is_open(part)
+            ]
         return found
+
+
+def _is_open(counts: Counter[str], *, required: bool = False) -> bool:
+    """Whether fewer verdicts are conclusive than open; `required`: whether none is conclusive, too."""
+    conclusive = sum(counts[kind] for kind in CONCLUSIVE)
+    return counts["inconclusive"] + counts["not_supported"] > conclusive or (required and conclusive == 0)
+
+
+def family_of(mode: str) -> str:
+    """'real' of 'real' and 'real-cancelling': modes of one kind of judgement."""
+    return mode.partition("-")[0]
 
 
 def describe(counts: Mapping[str, int]) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from equivtest.profiles import SHARD_KINDS
+from equivtest.report import margins
 from equivtest.report.tally import FAILING, Tally
 
 NUM_SLOWEST = 3
@@ -24,7 +25,16 @@ def summarize(
     notes += [line for tally in tallies for line in _not_passed(tally)]
     notes += [f"known   {entry['id']}: {entry['state']}: {entry['reason']}" for entry in known]
     notes = [_cut(line, width) for line in notes]
-    return [*_counts_table(tallies), "", *_coverage_table(tallies), "", *notes, "", *totals(tallies, seconds)]
+    return [
+        *_counts_table(tallies),
+        "",
+        *_coverage_table(tallies),
+        "",
+        *_margins_table(tallies),
+        *notes,
+        "",
+        *totals(tallies, seconds),
+    ]
 
 
 def totals(tallies: Iterable[Tally], seconds: float) -> list[str]:
@@ -96,6 +106,15 @@ def _coverage_table(tallies: Sequence[Tally]) -> list[str]:
         for tally in [*tallies, whole]
     ]
     return ["layouts by world size, and shares of dtypes and shards in %", *aligned(rows)]
+
+
+def _margins_table(tallies: Sequence[Tally]) -> list[str]:
+    """Margins by tensor and dtype over all properties, and an empty line; nothing without real values."""
+    table = margins.merged(tally.margins for tally in tallies)
+    if not table:
+        return []
+    title = "margins on real values: largest error over its allowance, per draw; draws up to each power of two"
+    return [title, *aligned([margins.HEAD, *margins.rows(table)]), ""]
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -7,7 +7,7 @@ a line in the changelog.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -16,7 +16,8 @@ from equivtest.layout import replicas
 from equivtest.oracle.expected import Expected
 from equivtest.ranks.reply import Answer
 from equivtest.tensors import as_bits, same_bits
-from equivtest.verdicts.elements import judge_values, shape_mismatch, unravel
+from equivtest.verdicts.elements import is_too_wide, judge_values, shape_mismatch, unravel
+from equivtest.verdicts.lean import judge_lean
 from equivtest.verdicts.verdict import Kind, Mismatch
 
 Answers = Mapping[int, Answer]
@@ -31,6 +32,7 @@ class Judgement:
     mismatches: tuple[Mismatch, ...] = ()
     agreeing: tuple[str, ...] = ()
     margin: float = 0.0
+    margins: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,13 @@ class Claim:
 
 
 def _judge_tensors(case: Case, expected: Expected, answers: Answers, names: Iterable[str]) -> Judgement:
-    """Shape first, then values: of each named tensor on every rank."""
-    shapes, values, agreeing, margin = [], [], [], 0.0
+    """Shape first, then values, then what their errors have in common: of each named tensor on every rank.
+
+    A tensor whose allowance is too wide agrees with nothing: the claim is open unless another
+    element or tensor proves it wrong.
+    """
+    shapes, values, agreeing, margin, is_open = [], [], [], 0.0, False
+    margins: dict[str, float] = {}
     for name in names:
         placed = {rank: answer.tensors.get(name) for rank, answer in answers.items()}
         mismatch = shape_mismatch(name, expected.tensors[name], placed, case.mesh_shape)
@@ -54,13 +61,17 @@ def _judge_tensors(case: Case, expected: Expected, answers: Answers, names: Iter
         present = {rank: tensor for rank, tensor in placed.items() if tensor is not None}
         mismatch, ratio = judge_values(name, expected.tensors[name], present, case.mesh_shape)
         margin = max(margin, ratio)
+        if expected.tensors[name].allowed is not None:
+            margins[name] = ratio
+        mismatch = mismatch or judge_lean(name, expected.tensors[name], present, case.mesh_shape)
         if mismatch is not None:
             values.append(mismatch)
+        elif is_too_wide(expected.tensors[name]):
+            is_open = True
         else:
             agreeing.append(name)
-    if shapes:
-        return Judgement("shape", tuple(shapes), tuple(agreeing), margin)
-    return Judgement("value" if values else "holds", tuple(values), tuple(agreeing), margin)
+    kind: Kind = "shape" if shapes else "value" if values else "inconclusive" if is_open else "holds"
+    return Judgement(kind, tuple(shapes or values), tuple(agreeing), margin, margins)
 
 
 def _judge_layouts(expected: Expected, answers: Answers, names: Iterable[str]) -> Judgement:
@@ -106,7 +117,7 @@ def _of_parameters(expected: Expected) -> list[str]:
 
 def _judge_outputs(case: Case, expected: Expected, answers: Answers) -> Judgement:
     judged = _judge_tensors(case, expected, answers, _outputs(expected))
-    if judged.kind != "holds" or "output" not in expected.tensors:
+    if judged.kind not in ("holds", "inconclusive") or "output" not in expected.tensors:
         return judged
     layouts = _judge_layouts(expected, answers, ["output"])
     return layouts if layouts.kind != "holds" else judged

@@ -42,7 +42,17 @@ def compare(
     for claim in claims:
         judged = claim.judge(case, expected, answers)
         verdicts.append(
-            Verdict(judged.kind, claim.name, subject, case, draw, judged.mismatches, judged.agreeing, judged.margin)
+            Verdict(
+                judged.kind,
+                claim.name,
+                subject,
+                case,
+                draw,
+                judged.mismatches,
+                judged.agreeing,
+                judged.margin,
+                margins=judged.margins,
+            )
         )
     return verdicts
 

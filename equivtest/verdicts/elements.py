@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from equivtest import limits
 from equivtest.layout import Layout, Partial, coordinate_of, flat_axis, flat_bounds, local_box, local_shape
 from equivtest.oracle.expected import ExpectedTensor
 from equivtest.tensors import Placed, assemble, dtype_name
@@ -38,11 +39,11 @@ class Part:
 
     @property
     def ratio(self) -> torch.Tensor:
-        """Error over allowance: 0 where equal, infinite where nothing is allowed or NaN."""
+        """Error over allowance: 0 where equal or anything is allowed, infinite where nothing is, or NaN."""
         error = (self.actual - self.expected).abs()
         equal = (self.actual == self.expected) | (self.actual.isnan() & self.expected.isnan())
         ratio = (error / self.allowed).nan_to_num(nan=math.inf, posinf=math.inf)
-        return torch.where(equal, 0.0, ratio)
+        return torch.where(equal | (self.allowed == math.inf), 0.0, ratio)
 
 
 def shape_mismatch(
@@ -92,7 +93,7 @@ def judge_values(
 
     Shapes and dtypes are already known to be right.
     """
-    parts = _parts(expected, answers, mesh_shape)
+    parts = parts_of(expected, answers, mesh_shape)
     if all(torch.equal(part.actual, part.expected) for part in parts):  # the usual case, without the arithmetic
         return None, 0.0
     ratios = {part.rank: part.ratio for part in parts}
@@ -112,7 +113,22 @@ def parts_wrong(parts: list[Part]) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [pair for pair in pairs if pair[0].numel()]
 
 
-def _parts(expected: ExpectedTensor, answers: Mapping[int, Placed], mesh_shape: Shape) -> list[Part]:
+def is_too_wide(expected: ExpectedTensor) -> bool:
+    """Whether the allowance is so wide that staying within it proves nothing.
+
+    That is where some element may be off by anything, or the median allowance is more than
+    limits.TOO_WIDE of the root mean square of the right values.
+    """
+    if expected.allowed is None or not expected.allowed.numel():
+        return False
+    if not bool(expected.allowed.isfinite().all()):
+        return True
+    size = float(expected.value.square().mean().sqrt())
+    return float(expected.allowed.median()) > limits.TOO_WIDE * size
+
+
+def parts_of(expected: ExpectedTensor, answers: Mapping[int, Placed], mesh_shape: Shape) -> list[Part]:
+    """What each rank holds beside what it should hold; the reduced whole alone where it is partial."""
     value = expected.value
     allowed = torch.zeros_like(value) if expected.allowed is None else expected.allowed
     layout = answers[0].layout

@@ -59,6 +59,8 @@ def _describe(mismatch: Mismatch, verdict: Verdict) -> list[str]:
     rows.append(("actual", mismatch.actual + (f"   {verdict.case.dtype}" if by_value else "")))
     if by_value:
         rows.append(("error", _error(mismatch)))
+    elif verdict.kind == "value":
+        rows.append(("error", mismatch.derivation))
     others = [other.tensor for other in verdict.mismatches[1:] if other.tensor != mismatch.tensor]
     wrong = f"{', '.join(dict.fromkeys(others))} differ too" if others else ""
     right = f"{', '.join(verdict.agreeing)} agree" if verdict.agreeing else ""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from equivtest.cases.base import Case
@@ -75,6 +76,7 @@ class Verdict:
         margin: Largest error / allowed over all elements; 0 where all are equal.
         detail: For raised, lost and timed out: the first cause first, then every rank.
         known: The reason of the known failure that the case falls under.
+        margins: Tensor name -> its largest error / allowed, of those judged by a bound.
     """
 
     kind: Kind
@@ -87,6 +89,7 @@ class Verdict:
     margin: float = 0.0
     detail: str = ""
     known: str = ""
+    margins: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def failed(self) -> bool:

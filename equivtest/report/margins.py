@@ -1,0 +1,88 @@
+"""How close real values came to what is allowed: per tensor and dtype, over all draws of a run.
+
+A margin is the largest error over its allowance in one tensor of one draw.  Close to 1 the bound is
+sharp; far below, it is loose, and an error of its size would not be seen on real values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+LOWEST_BIN = -10  # of the histogram: margins up to 2**-10, zero left out
+BINS = tuple(range(LOWEST_BIN, 1))
+Key = tuple[str, str]
+"""(name of a tensor, dtype)."""
+
+
+@dataclass
+class Margins:
+    """The margins of one tensor in one dtype.
+
+    Attributes:
+        bins: b -> draws with a margin above 2**(b - 1), up to 2**b; zeros and failures are in none.
+    """
+
+    draws: int = 0
+    zeros: int = 0
+    beyond: int = 0
+    largest: float = 0.0
+    total: float = 0.0
+    bins: Counter[int] = field(default_factory=Counter)
+
+    def add(self, margin: float) -> None:
+        """Counts one draw; a failure's margin, which has no limit, does not enter the mean."""
+        self.draws += 1
+        self.largest = max(self.largest, margin)
+        if margin > 1:
+            self.beyond += 1
+            return
+        self.total += margin
+        if margin == 0:
+            self.zeros += 1
+        else:
+            self.bins[max(LOWEST_BIN, math.ceil(math.log2(margin)))] += 1
+
+    def merge(self, other: Margins) -> None:
+        """Adds what was counted elsewhere."""
+        self.draws += other.draws
+        self.zeros += other.zeros
+        self.beyond += other.beyond
+        self.largest = max(self.largest, other.largest)
+        self.total += other.total
+        self.bins += other.bins
+
+    @property
+    def mean(self) -> float:
+        """Of the draws within their bounds."""
+        return self.total / max(1, self.draws - self.beyond)
+
+
+def merged(tables: Iterable[Mapping[Key, Margins]]) -> dict[Key, Margins]:
+    """One table of several, by tensor and dtype."""
+    found: defaultdict[Key, Margins] = defaultdict(Margins)
+    for table in tables:
+        for key, margins in table.items():
+            found[key].merge(margins)
+    return dict(sorted(found.items()))
+
+
+HEAD = ("tensor", "dtype", "draws", "largest", "mean", ">1", "=0", *(f"2^{b}" for b in BINS))
+"""Titles of a table; those behind '=0' are the upper ends of the histogram's bins."""
+
+
+def rows(table: Mapping[Key, Margins]) -> list[Sequence[str]]:
+    """One row per tensor and dtype, its cells as text, under `HEAD`."""
+    return [
+        (
+            name,
+            dtype,
+            f"{margins.draws:,}",
+            f"{margins.largest:.3g}",
+            f"{margins.mean:.3g}",
+            *(str(count or "-") for count in (margins.beyond, margins.zeros, *(margins.bins[b] for b in BINS))),
+        )
+        for (name, dtype), margins in table.items()
+    ]

@@ -1,0 +1,126 @@
+"""Claims on real values: what a bound proves, and what it leaves open."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from equivtest.cases.linear import LinearCase
+from equivtest.check import judge_replies
+from equivtest.layout import Layout, Replicate
+from equivtest.oracle import expect
+from equivtest.oracle.expected import Expected
+from equivtest.verdicts.claims import Judgement, equals_unsharded, gradients_equal_unsharded
+from equivtest.verdicts.message import write_message
+from tests.replies import LINEAR, answers_of, right_replies, set_element, set_tensor
+
+CASE = replace(LINEAR, values=(("real", 0),))
+OUTPUT = expect(CASE, 0).tensors["output"]
+
+
+def widened(name: str, allowed: float) -> Expected:
+    """What is expected of CASE, one tensor with another allowance everywhere."""
+    expected = expect(CASE, 0)
+    tensor = expected.tensors[name]
+    wide = replace(tensor, allowed=torch.full_like(tensor.value, allowed))
+    return Expected({**expected.tensors, name: wide}, {})
+
+
+def judge(expected: Expected, replies=None, claim=equals_unsharded) -> Judgement:
+    return claim.judge(CASE, expected, answers_of(replies or right_replies(CASE)))
+
+
+@pytest.mark.parametrize("mode", ["real", "real-cancelling"])
+def test_right_values_rounded_once_hold(mode: str) -> None:
+    case = replace(CASE, values=((mode, 0),))
+
+    assert {verdict.kind for verdict in judge_replies("colwise_linear", case, right_replies(case))} == {"holds"}
+
+
+def test_an_error_beyond_its_bound_fails_with_the_derivation() -> None:
+    local = float(OUTPUT.value[0, 0]) + 3 * float(OUTPUT.allowed[0, 0]) + 1e-6
+    judgement = judge(expect(CASE, 0), set_element(right_replies(CASE), 0, "output", (0, 0), local))
+
+    assert (judgement.kind, judgement.mismatches[0].global_index) == ("value", (0, 0))
+    assert judgement.mismatches[0].derivation.startswith("gamma(4 roundings of float32) |x||W|")
+
+
+@pytest.mark.parametrize("allowed", [1e3, math.inf])
+def test_too_wide_an_allowance_concludes_nothing(allowed: float) -> None:
+    """The other tensors agree; the wide one does not."""
+    judgement = judge(widened("output", allowed))
+
+    assert (judgement.kind, judgement.mismatches) == ("inconclusive", ())
+    assert judgement.agreeing == ("param.weight", "param.bias")
+
+
+def test_the_other_claim_is_concluded() -> None:
+    assert judge(widened("output", 1e3), claim=gradients_equal_unsharded).kind == "holds"
+
+
+def test_nan_under_an_infinite_allowance_concludes_nothing() -> None:
+    replies = set_element(right_replies(CASE), 0, "output", (0, 0), math.nan)
+
+    assert judge(widened("output", math.inf), replies).kind == "inconclusive"
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 1e5])
+def test_what_is_beyond_a_wide_allowance_still_fails(value: float) -> None:
+    replies = set_element(right_replies(CASE), 0, "output", (0, 0), value)
+
+    assert judge(widened("output", 1e3), replies).kind == "value"
+
+
+def test_another_tensor_that_is_wrong_fails_the_claim() -> None:
+    """Nothing is known of the output, and the parameter is wrong."""
+    replies = set_element(right_replies(CASE), 2, "param.weight", (0, 1), 0.5)
+    judgement = judge(widened("output", math.inf), replies)
+
+    assert (judgement.kind, [m.tensor for m in judgement.mismatches]) == ("value", ["param.weight"])
+
+
+def test_another_layout_fails_where_values_are_open() -> None:
+    whole = Layout((Replicate(),))
+    replies = right_replies(CASE)
+    for rank in range(3):
+        replies = set_tensor(replies, rank, "output", layout=whole, local=OUTPUT.value.float())
+
+    assert judge(widened("output", math.inf), replies).kind == "layout"
+
+
+def test_margins_are_told_of_every_tensor_that_a_bound_judges() -> None:
+    """Not of parameters, which must be equal."""
+    verdicts = judge_replies("colwise_linear", CASE, right_replies(CASE))
+    told = {verdict.claim: set(verdict.margins) for verdict in verdicts if verdict.margins}
+
+    assert told == {
+        "equals_unsharded": {"output"},
+        "gradients_equal_unsharded": {"grad.x", "grad.weight", "grad.bias"},
+    }
+
+
+def test_the_message_of_errors_that_lean_says_why_that_is_no_chance() -> None:
+    case = LinearCase(
+        world_size=1,
+        style="colwise",
+        leading=(30,),
+        in_features=8,
+        out_features=30,
+        requires_grad=(),
+        values=(("real", 0),),
+    )
+    replies = right_replies(case)
+    local = expect(case, 0).tensors["output"].value * (1 - 2.0**-25)
+    truncated = torch.where(
+        local.float().double().abs() > local.abs(), local.float().nextafter(torch.zeros(())), local.float()
+    )
+    replies = set_tensor(replies, 0, "output", local=truncated)
+    verdict = next(v for v in judge_replies("colwise_linear", case, replies) if v.failed)
+    message = write_message(verdict)
+
+    assert verdict.margin < 1
+    assert "actual    errors that lean to one side" in message
+    assert "error     |sum of errors| is" in message

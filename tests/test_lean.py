@@ -1,0 +1,166 @@
+"""Errors that lean: a truncating accumulator is found, rounding to nearest never, and what is left out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from equivtest.cases.linear import LinearCase
+from equivtest.cases.values import draw
+from equivtest.layout import Layout, Partial, Replicate, Shard
+from equivtest.oracle import expect
+from equivtest.oracle.expected import ExpectedTensor
+from equivtest.tensors import DTYPES, Placed, slice_local
+from equivtest.verdicts.claims import equals_unsharded
+from equivtest.verdicts.lean import judge_lean
+from tests.replies import answers_of, right_replies, set_tensor
+
+CASE = LinearCase(
+    world_size=2,
+    style="colwise",
+    leading=(64,),
+    in_features=32,
+    out_features=32,
+    requires_grad=(),
+    values=(("real", 0),),
+)
+ROWS = Layout((Shard(0),))
+WHOLE = Layout((Replicate(),))
+
+
+def truncated_products() -> torch.Tensor:
+    """The output of CASE, every sum cut towards zero after each addition instead of rounded: float32, global."""
+    given = draw(CASE, 0)
+    x, weight = given["x"].double(), given["weight"].double()  # (T, K), (N, K)
+    total = torch.zeros(64, 32)
+    for feature in range(CASE.in_features):
+        exact = total.double() + x[:, feature, None] * weight[None, :, feature]
+        rounded = exact.float()
+        too_large = rounded.double().abs() > exact.abs()
+        total = torch.where(too_large, torch.nextafter(rounded, torch.zeros(())), rounded)
+    return total
+
+
+def normal(seed: int, *shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def expected_of(value: torch.Tensor, layout: Layout = ROWS, dtype: str = "bfloat16") -> ExpectedTensor:
+    return ExpectedTensor(value, torch.full_like(value, 1.0), layout, dtype, "derived", is_symmetric=True)
+
+
+def held(actual: torch.Tensor, layout: Layout, world_size: int) -> dict[int, Placed]:
+    return {rank: Placed(slice_local(actual, layout, (world_size,), rank), layout) for rank in range(world_size)}
+
+
+def test_a_truncating_accumulator_is_within_every_bound_and_still_found() -> None:
+    replies = right_replies(CASE)
+    for rank in range(2):
+        local = slice_local(truncated_products(), CASE.layouts()["output"], (2,), rank)
+        replies = set_tensor(replies, rank, "output", local=local)
+    judged = equals_unsharded.judge(CASE, expect(CASE, 0), answers_of(replies))
+
+    assert (judged.kind, judged.mismatches[0].tensor) == ("value", "output")
+    assert judged.margin < 1
+    assert "root of the sum of their squares" in judged.mismatches[0].derivation
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("layout", [ROWS, WHOLE], ids=str)
+@pytest.mark.parametrize("shape", [(200, 7), (7, 200), (3, 4, 100), (400,)], ids=str)
+def test_rounding_to_nearest_does_not_lean(dtype: str, layout: Layout, shape: tuple[int, ...]) -> None:
+    """Whatever the shape: 40 tensors, on three ranks."""
+    for seed in range(40):
+        value = normal(seed, *shape)
+        answers = held(value.to(DTYPES[dtype]), layout, 3)
+        assert judge_lean("output", expected_of(value, layout, dtype), answers, (3,)) is None
+
+
+@pytest.mark.parametrize("layout", [ROWS, WHOLE], ids=str)
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_a_factor_of_half_an_ulp_leans(layout: Layout, world_size: int) -> None:
+    """1 - 2**-9 in bfloat16: every element is within one ulp."""
+    value = normal(0, 40, 30)
+    answers = held((value * (1 - 2.0**-9)).bfloat16(), layout, world_size)
+    mismatch = judge_lean("output", expected_of(value, layout), answers, (world_size,))
+
+    assert mismatch is not None and "lean to one side" in mismatch.actual
+
+
+def test_one_column_that_leans_is_found_among_others() -> None:
+    value = normal(0, 200, 30)
+    actual = value.bfloat16()
+    actual[:, 3] = torch.nextafter(actual[:, 3], torch.full((200,), torch.inf, dtype=torch.bfloat16))
+    mismatch = judge_lean("output", expected_of(value), held(actual, ROWS, 2), (2,))
+
+    assert mismatch is not None and "one column" in mismatch.extent
+
+
+def test_one_shard_that_leans_is_found_and_named() -> None:
+    value = normal(0, 90, 2)
+    actual = value.bfloat16()
+    actual[60:] = torch.nextafter(actual[60:], torch.full((30, 2), torch.inf, dtype=torch.bfloat16))
+    spread = held(actual, ROWS, 3)
+    mismatch = judge_lean("output", expected_of(value), spread, (3,))
+
+    assert mismatch is None  # 60 errors cannot reach nine
+    longer = normal(0, 300, 2)
+    actual = longer.bfloat16()
+    actual[200:] = torch.nextafter(actual[200:], torch.full((100, 2), torch.inf, dtype=torch.bfloat16))
+    mismatch = judge_lean("output", expected_of(longer), held(actual, ROWS, 3), (3,))
+    assert mismatch is not None and (mismatch.rank, mismatch.extent) == (2, "200 errors of rank 2's shard")
+
+
+def test_replicas_count_once() -> None:
+    """Sixty errors on each of ten ranks are sixty errors."""
+    value = normal(0, 60)
+    answers = held(value.bfloat16() * 1.5, WHOLE, 10)
+
+    assert judge_lean("output", expected_of(value, WHOLE), answers, (10,)) is None
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (1,), (2, 1)], ids=str)
+def test_tensors_of_no_or_few_elements_are_not_judged(shape: tuple[int, ...]) -> None:
+    value = torch.ones(shape, dtype=torch.float64)
+
+    assert judge_lean("output", expected_of(value), held(value.bfloat16() * 2, ROWS, 4), (4,)) is None
+
+
+def test_equal_tensors_do_not_lean() -> None:
+    value = normal(0, 200).bfloat16().double()
+
+    assert judge_lean("output", expected_of(value), held(value.bfloat16(), ROWS, 2), (2,)) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "layout"),
+    [({"is_symmetric": False}, ROWS), ({}, Layout((Partial("sum"),)))],
+    ids=["undeclared", "partial"],
+)
+def test_what_may_lean_is_left_out(change: dict[str, bool], layout: Layout) -> None:
+    value = normal(0, 200)
+    expected = replace(expected_of(value, layout), **change)
+
+    assert judge_lean("output", expected, held((value * 1.1).bfloat16(), layout, 2), (2,)) is None
+
+
+def test_elements_that_may_overflow_are_left_out() -> None:
+    value = normal(0, 200)
+    expected = replace(expected_of(value), allowed=torch.full_like(value, torch.inf))
+
+    assert judge_lean("output", expected, held(torch.full((200,), torch.inf), ROWS, 2), (2,)) is None
+
+
+@pytest.mark.parametrize(
+    ("world_size", "style", "bias", "symmetric"),
+    [(3, "rowwise", True, False), (3, "rowwise", False, True), (4, "rowwise", True, True), (3, "colwise", True, True)],
+)
+def test_an_output_to_which_every_row_adds_one_rounded_bias_is_left_out(
+    world_size: int, style: str, *, bias: bool, symmetric: bool
+) -> None:
+    """DTensor divides a rowwise layer's bias by the world size, which rounds unless that is a power of two."""
+    case = LinearCase(world_size=world_size, style=style, bias=bias, values=(("real", 0),))
+
+    assert expect(case, 0).tensors["output"].is_symmetric == symmetric

@@ -1,0 +1,49 @@
+"""Margins of a run: counted by tensor and dtype, binned by powers of two, and written down."""
+
+from __future__ import annotations
+
+import pytest
+
+from equivtest.report.margins import BINS, HEAD, Margins, merged, rows
+
+
+def margins(*values: float) -> Margins:
+    made = Margins()
+    for value in values:
+        made.add(value)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("margin", "place"), [(1.0, 0), (0.75, 0), (0.5, -1), (0.26, -1), (2.0**-10, -10), (1e-30, -10)]
+)
+def test_a_margin_is_in_the_bin_whose_upper_end_it_does_not_pass(margin: float, place: int) -> None:
+    assert margins(margin).bins == {place: 1}
+
+
+def test_zeros_and_failures_are_in_no_bin() -> None:
+    found = margins(0.0, 3.0)
+
+    assert (found.bins, found.zeros, found.beyond, found.largest) == ({}, 1, 1, 3.0)
+
+
+def test_the_mean_leaves_failures_out() -> None:
+    assert margins(0.25, 0.75, 1e300).mean == 0.5
+
+
+def test_nothing_counted_has_mean_zero() -> None:
+    assert Margins().mean == 0.0
+
+
+def test_tables_of_several_properties_add_up() -> None:
+    key = ("output", "float32")
+    table = merged([{key: margins(0.5)}, {key: margins(0.1, 0.9)}])
+
+    assert (table[key].draws, table[key].largest) == (3, 0.9)
+
+
+def test_a_row_has_a_cell_for_every_title() -> None:
+    row = rows({("output", "float32"): margins(0.5, 0.4)})[0]
+
+    assert len(row) == len(HEAD) == 7 + len(BINS)
+    assert row[:5] == ("output", "float32", "2", "0.5", "0.45")
