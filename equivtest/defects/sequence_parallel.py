@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from equivtest.cases.mlp import MlpCase, at_step
 from equivtest.defects.tensor_parallel import swap_between_first_two
-from equivtest.subjects.sequence_parallel import Mlp, Run
+from equivtest.subjects.sequence_parallel import Activation, Mlp, Run
 from equivtest.subjects.tensor_parallel import Answers, Given
 
 
@@ -21,7 +21,8 @@ def stale_parameters(case: MlpCase, mesh: DeviceMesh, given: Given) -> Answers:
 
 class _Stale(Run):
     def run_step(self, step: int) -> None:
-        locals_ = [parameter.detach().to_local() for parameter in self.model.parameters()]  # type: ignore[operator]
+        parameters = [parameter.detach() for parameter in self.model.parameters()]
+        locals_ = [parameter.to_local() for parameter in parameters if isinstance(parameter, DTensor)]
         current = [local.clone() for local in locals_]
         if step == 1:
             self.stale = current
@@ -66,6 +67,8 @@ def activation_on_partial_sum(case: MlpCase, mesh: DeviceMesh, given: Given) -> 
 
 
 class _LinearBeforeActivation(nn.Linear):
+    activation: Activation
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         assert isinstance(x, DTensor) and isinstance(self.weight, DTensor)
         partial = self.activation(functional.linear(x.to_local(), self.weight.to_local()))
@@ -79,11 +82,13 @@ class _ActivationMisplaced(Mlp):
     def __init__(self, case: MlpCase, given: Given) -> None:
         super().__init__(case, given)
         right, wrong = self.out_proj, _LinearBeforeActivation(1, 1, device="meta")
-        wrong.weight, wrong.bias, wrong.activation = right.weight, right.bias, self.activation
+        wrong.weight, wrong.bias = right.weight, right.bias
+        wrong.activation = self.activation
         self.out_proj = wrong
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.out_proj(self.in_proj(x))
+        output: torch.Tensor = self.out_proj(self.in_proj(x))
+        return output
 
 
 class _Misplaced(Run):
@@ -97,16 +102,16 @@ def bias_gradient_of_own_tokens(case: MlpCase, mesh: DeviceMesh, given: Given) -
 
 class _Unreduced(Run):
     def run_step(self, step: int) -> None:
-        bias = self.model.get_submodule("out_proj").bias
         hook = None
-        if bias is not None and bias.requires_grad:
+        if "out_proj.bias" in self.case.requires_grad:
             own = self.given[at_step(step, "cotangent")].reshape(-1, self.case.out_features).sum(0)
 
             def keep_own(held: torch.Tensor) -> None:
                 assert isinstance(held.grad, DTensor)
                 held.grad.to_local().copy_(own)
 
-            hook = bias.register_post_accumulate_grad_hook(keep_own)
+            bias = self.model.get_parameter("out_proj.bias")
+            hook = bias.register_post_accumulate_grad_hook(keep_own)  # type: ignore[no-untyped-call]
         super().run_step(step)
         if hook is not None:
             hook.remove()

@@ -8,6 +8,7 @@ A correct plan computes, and trains, what the unsharded module does.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -30,14 +31,21 @@ def sequence_parallel_mlp(case: MlpCase, mesh: DeviceMesh, given: Given) -> Answ
     return Run(case, mesh, given).answers()
 
 
+Activation = Callable[[torch.Tensor], torch.Tensor]
+
+
 class Mlp(nn.Module):
     """The unsharded module, whole on every rank, as a user builds it before parallelizing."""
 
-    ACTIVATIONS: ClassVar = {"relu": functional.relu, "gelu": functional.gelu, "silu": functional.silu}
+    ACTIVATIONS: ClassVar[dict[str, Activation]] = {
+        "relu": functional.relu,
+        "gelu": functional.gelu,
+        "silu": functional.silu,
+    }
 
     def __init__(self, case: MlpCase, given: Given) -> None:
         super().__init__()
-        self.activation = self.ACTIVATIONS[case.activation]
+        self.activation: Activation = self.ACTIVATIONS[case.activation]
         biases = {layer: layer in case.biases for layer in LAYERS}
         self.in_proj = nn.Linear(case.in_features, case.hidden_features, bias=biases["in_proj"], device="meta")
         self.out_proj = nn.Linear(case.hidden_features, case.out_features, bias=biases["out_proj"], device="meta")
@@ -49,7 +57,8 @@ class Mlp(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x (*leading, K) -> (*leading, N)."""
-        return self.out_proj(self.activation(self.in_proj(x)))
+        output: torch.Tensor = self.out_proj(self.activation(self.in_proj(x)))
+        return output
 
 
 class Run:
@@ -76,10 +85,12 @@ class Run:
         """torch's optimizer over the parameters that need a gradient."""
         case = self.case
         parameters = [self.model.get_parameter(name) for name in case.trained_names()]
-        common = {"lr": case.lr, "weight_decay": case.weight_decay, "foreach": case.foreach}
+        lr, weight_decay, foreach = case.lr, case.weight_decay, case.foreach
         if case.optimizer == "sgd":
-            return torch.optim.SGD(parameters, momentum=case.momentum, **common)
-        return torch.optim.AdamW(parameters, **common)
+            return torch.optim.SGD(
+                parameters, lr=lr, momentum=case.momentum, weight_decay=weight_decay, foreach=foreach
+            )
+        return torch.optim.AdamW(parameters, lr=lr, weight_decay=weight_decay, foreach=foreach)
 
     def answers(self) -> Answers:
         """Every answer of every step."""
@@ -112,7 +123,8 @@ class Run:
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The parallelized module's output on this rank's part of x."""
-        return self.model(x)
+        output: torch.Tensor = self.model(x)
+        return output
 
     def update(self, optimizer: torch.optim.Optimizer, step: int) -> None:
         """One update of the parameters from their gradients."""
@@ -146,7 +158,9 @@ class Run:
     def _remember(self, name: str, tensor: torch.Tensor, *, with_grad: bool = True) -> None:
         self.captured[f"capture.{name}"] = tensor
         if with_grad and tensor.requires_grad:
-            tensor.register_hook(lambda gradient: self.captured.update({f"grad.{name}": gradient}))
+            tensor.register_hook(  # type: ignore[no-untyped-call]
+                lambda gradient: self.captured.update({f"grad.{name}": gradient})
+            )
 
 
 def copied(tensor: DTensor) -> DTensor:
@@ -155,4 +169,5 @@ def copied(tensor: DTensor) -> DTensor:
     copy = DTensor.from_local(
         local, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
     )
-    return copy.requires_grad_(tensor.requires_grad)
+    copy.requires_grad_(tensor.requires_grad)
+    return copy
