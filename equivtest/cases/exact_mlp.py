@@ -99,7 +99,7 @@ def choose_plan(
     `small` leaves them at 1.  wide-*: one nonzero element per line, one tensor as large as fits:
     W2 and G meet hidden features of up to 1 + b1, and so take one bit less where there is a bias.
     """
-    b2 = odd_floor(max(1, limit // 8 // world_size))
+    b2 = 1 if small else odd_floor(max(1, limit // 8 // world_size))
     plan = Plan(tokens, features, hidden, outputs, world_size, int(has_b1), b2)
     if mode != "dense":
         met = 1 + plan.b1 if mode in ("wide-out", "wide-g") else 1

@@ -60,7 +60,9 @@ NUM_SEQUENCE_DIMS = (1, 1, 2, 2, 3)
 FEATURES = (1, 2, 3, 5, 8, 10)
 BIASES = ((), ("in_proj", "out_proj"), ("in_proj", "out_proj"), ("in_proj",), ("out_proj",))
 ACTIVATIONS = ("relu",) * 4 + ("gelu", "silu")
-LEARNING_RATES = (0.25, 0.5, 0.125, 0.1)
+LEARNING_RATES = (0.25, 0.5, 0.125, 0.25, 0.1)  # powers of two keep the first updates exact
+MOMENTA = (0.0, 0.5, 0.5, 0.9)
+WEIGHT_DECAYS = (0.0, 0.25, 0.5, 0.01)
 MISFITS_OF_FETCH = ("dtype", "in_flight")
 
 
@@ -169,14 +171,15 @@ def _training_cases(draw: DrawFn, space: Space) -> MlpCase:
     fields = _pick_mlp(draw, space)
     if not any(name.endswith(("weight", "bias")) for name in fields["requires_grad"]):
         fields["requires_grad"] = ("in_proj.weight", "out_proj.weight")
+    momentum = _pick(draw, "momentum", MOMENTA)
     adamw = _pick(draw, "adamw", (False, False, True)) and fields["dtype"] != "float16"
     return MlpCase(
         **fields,
         optimizer="adamw" if adamw else "sgd",
         steps=_pick(draw, "steps", (2, 2, 2, 3)),
         lr=_pick(draw, "lr", LEARNING_RATES),
-        momentum=_pick(draw, "momentum", (0.0, 0.5, 0.9)) * (not adamw),
-        weight_decay=_pick(draw, "weight_decay", (0.0, 0.25, 0.01)),
+        momentum=0.0 if adamw else momentum,
+        weight_decay=_pick(draw, "weight_decay", WEIGHT_DECAYS),
         foreach=_pick(draw, "foreach", (False, True)),
         values=_pick_values(draw, TRAINING_MODES),
     )

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 
 from equivtest.layout import shard_bounds
-from equivtest.oracle import activations, contractions
+from equivtest.oracle.activations import gelu, gelu_grad, relu, relu_grad, silu, silu_grad
+from equivtest.oracle.contractions import product, total
 from equivtest.oracle.exact import (
     InexactData,
     Scaled,
@@ -103,7 +104,7 @@ class Operations:
         def bounded() -> Bounded:
             partials = self._partials(left, right) if split == "contraction" else None
             ranks = self.ranks if split else 1
-            return contractions.product(left, right, self.arithmetic, plus=plus, ranks=ranks, partials=partials)
+            return product(left, right, self.arithmetic, plus=plus, ranks=ranks, partials=partials)
 
         return self.choose(exactly, bounded)
 
@@ -115,16 +116,16 @@ class Operations:
             found = sum_products("total", ones, find_integers("terms", terms), DTYPES[self.dtype])
             return Sum(found.value[0], found.bits_used)
 
-        return self.choose(exactly, lambda: contractions.total(terms, 0, self.arithmetic, ranks=self.ranks))
+        return self.choose(exactly, lambda: total(terms, 0, self.arithmetic, ranks=self.ranks))
 
     def activation(self, kind: str, before: torch.Tensor) -> Found:
         """act(before), element by element."""
-        compute = {"relu": activations.relu, "gelu": activations.gelu, "silu": activations.silu}[kind]
+        compute = {"relu": relu, "gelu": gelu, "silu": silu}[kind]
         return _equal_if_sure(kind, compute(before, self.arithmetic))
 
     def activation_grad(self, kind: str, before: torch.Tensor, cotangent: torch.Tensor) -> Found:
         """act'(before) cotangent, element by element; relu's derivative at 0 is 0."""
-        compute = {"relu": activations.relu_grad, "gelu": activations.gelu_grad, "silu": activations.silu_grad}[kind]
+        compute = {"relu": relu_grad, "gelu": gelu_grad, "silu": silu_grad}[kind]
         return _equal_if_sure(kind, compute(before, cotangent, self.arithmetic))
 
     def weighted_sum(self, terms: Sequence[tuple[float, torch.Tensor]], bounded: Callable[[], Bounded]) -> Found:
