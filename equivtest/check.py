@@ -22,6 +22,7 @@ from equivtest.verdicts.claims import (
     gradients_equal_unsharded,
     keeps_layout_of_parameter,
     refuses,
+    trains_like_unsharded,
 )
 from equivtest.verdicts.compare import compare
 from equivtest.verdicts.message import HEADLINES, write_message
@@ -37,13 +38,19 @@ DEFAULT_CLAIMS = (
 """What is claimed of a subject unless its property says otherwise."""
 
 
+def default_claims(case: Case) -> tuple[Claim, ...]:
+    """What is claimed of a subject on `case` unless somebody says otherwise."""
+    if case.refusal:
+        return (refuses,)
+    return (*DEFAULT_CLAIMS, trains_like_unsharded) if case.trains else DEFAULT_CLAIMS
+
+
 def check(subject: str, case: Case, pool: Pool, claims: Sequence[Claim] | None = None) -> list[Verdict]:
     """Runs `case` and raises unless every claim holds.
 
     Args:
         subject: Registered name, or 'package.module:function'.
-        claims: Judged in this order; by default `refuses` for a case outside the contract and
-            DEFAULT_CLAIMS for any other.
+        claims: Judged in this order; by default those of `default_claims`.
 
     Returns:
         The verdicts, one per claim and draw; all of them hold.
@@ -68,7 +75,7 @@ def judge_replies(
     subject: str, case: Case, replies: Sequence[Reply], claims: Sequence[Claim] | None = None
 ) -> list[Verdict]:
     """The verdicts on a run that has ended; one draw alone where the run itself failed."""
-    claims = claims or ((refuses,) if case.refusal else DEFAULT_CLAIMS)
+    claims = claims or default_claims(case)
     answered = all(reply.outcome == "answered" for reply in replies)
     if not answered or case.refusal:
         return compare(subject, case, 0, Expected({}, {}), replies, claims)

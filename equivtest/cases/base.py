@@ -114,6 +114,11 @@ class Case:
         return next(kind for kind in ("empty", "uneven", "even") if kind in kinds)
 
     @property
+    def trains(self) -> bool:
+        """Whether parameters are updated, so that there is a step after the first."""
+        return False
+
+    @property
     def refusal(self) -> str:
         """Why the case lies outside the contract, or '' where it lies within."""
         return ""
