@@ -35,6 +35,7 @@ DTYPES = ("float32", "float64", "bfloat16", "float16")
 # Judging real values.
 TOO_WIDE = 0.1  # median allowance over the root mean square of the right values: beyond it nothing is concluded
 LEAN = 9.0  # |sum of errors| over the root of their squares' sum: chance passes it once in 2e17 sums
+LEAN_TERMS = 8  # of a sum, for its rounding errors to prefer no sign: those of one product may, in 16 bits
 
 # Search and shrinking.
 SHRINK_CASE_S = 5.0  # one try while shrinking a time-out, instead of CASE_S

@@ -161,6 +161,33 @@ def test_an_output_to_which_every_row_adds_one_rounded_bias_is_left_out(
     world_size: int, style: str, *, bias: bool, symmetric: bool
 ) -> None:
     """DTensor divides a rowwise layer's bias by the world size, which rounds unless that is a power of two."""
-    case = LinearCase(world_size=world_size, style=style, bias=bias, values=(("real", 0),))
+    case = LinearCase(world_size=world_size, style=style, in_features=8, bias=bias, values=(("real", 0),))
 
     assert expect(case, 0).tensors["output"].is_symmetric == symmetric
+
+
+def test_products_with_one_factor_do_lean() -> None:
+    """Small significands are more frequent than large ones: 1 + 2**-7 rounds those down."""
+    x = torch.linspace(1, 2, 20_000, dtype=torch.float64).square().sub(1).div(3).add(1).bfloat16()
+    value = x.double() * (1 + 2.0**-7)
+
+    assert judge_lean("output", expected_of(value), held(value.bfloat16(), ROWS, 1), (1,)) is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "few"),
+    [
+        ("output", {"in_features": 7}),
+        ("grad.x", {"out_features": 7}),
+        ("grad.weight", {"leading": (7,)}),
+        ("grad.bias", {"leading": (7,)}),
+    ],
+)
+def test_sums_of_few_terms_are_left_out(name: str, few: dict[str, object]) -> None:
+    sizes = {"leading": (8,), "in_features": 8, "out_features": 8}
+    flags = ("x", "weight", "bias")
+    for fields, symmetric in ((sizes, True), (sizes | few, False)):
+        case = LinearCase(
+            world_size=2, style="colwise", bias=True, requires_grad=flags, values=(("real", 0),), **fields
+        )
+        assert expect(case, 0).tensors[name].is_symmetric == symmetric

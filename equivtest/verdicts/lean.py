@@ -14,9 +14,10 @@ right values as weights, which shows a factor that is slightly off.  Replicas co
 error on every rank is one error.
 
 What is left out, since its errors are not independent or not symmetric:
-- tensors that the oracle does not declare so (`ExpectedTensor.is_symmetric`): backends that do not
-  round to nearest, and outputs to which a rounded bias / w was added in every row, one rounding
-  for many elements;
+- tensors that the oracle does not declare so (`ExpectedTensor.is_symmetric`): of backends that do
+  not round to nearest; outputs to which a rounded bias / w was added in every row, one rounding
+  for many elements; sums of few terms, since 16-bit products with one factor a little above a power
+  of two are rounded down more often than up, where small significands are more frequent than large;
 - partial layouts, whose operands are added here and not by the subject;
 - elements with an infinite allowance, which may have overflowed, all in one direction.
 
