@@ -10,7 +10,7 @@ import torch
 
 from equivtest import errors
 from equivtest.cases.base import Case
-from equivtest.oracle import expect
+from equivtest.oracle import expect_held
 from equivtest.oracle.expected import Expected
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply
@@ -22,6 +22,7 @@ from equivtest.verdicts.claims import (
     gradients_equal_unsharded,
     keeps_layout_of_parameter,
     refuses,
+    trains_like_unsharded,
     uses_only_collectives,
 )
 from equivtest.verdicts.compare import compare
@@ -38,12 +39,20 @@ DEFAULT_CLAIMS = (
 """What is claimed of a subject unless its property says otherwise."""
 
 
+def default_claims(case: Case) -> tuple[Claim, ...]:
+    """What is claimed of a subject on `case` unless somebody says otherwise."""
+    if case.refusal:
+        return (refuses,)
+    training = (trains_like_unsharded,) if case.trains else ()
+    return (*DEFAULT_CLAIMS, *training, *((uses_only_collectives,) if case.records else ()))
+
+
 def check(subject: str, case: Case, pool: Pool, claims: Sequence[Claim] | None = None) -> list[Verdict]:
     """Runs `case` and raises unless every claim holds.
 
     Args:
         subject: Registered name, or 'package.module:function'.
-        claims: Judged in this order; by default those of `claims_on`.
+        claims: Judged in this order; by default those of `default_claims`.
 
     Returns:
         The verdicts, one per claim and draw; all of them hold.
@@ -68,22 +77,16 @@ def judge_replies(
     subject: str, case: Case, replies: Sequence[Reply], claims: Sequence[Claim] | None = None
 ) -> list[Verdict]:
     """The verdicts on a run that has ended; one draw alone where the run itself failed."""
-    claims = claims or claims_on(case)
     answered = all(reply.outcome in ("answered", "not_in_mesh") for reply in replies)
+    claims = claims or default_claims(case)
     if not answered or case.refusal:
         return compare(subject, case, 0, Expected({}, {}), replies, claims)
     verdicts = []
     with one_thread():
         for draw in range(len(case.values)):
-            verdicts += compare(subject, case, draw, expect(case, draw), replies, claims)
+            held = {reply.rank: reply.answers[draw].tensors for reply in replies}
+            verdicts += compare(subject, case, draw, expect_held(case, draw, held), replies, claims)
     return verdicts
-
-
-def claims_on(case: Case) -> tuple[Claim, ...]:
-    """`refuses` outside the contract, else DEFAULT_CLAIMS and, where the case is recorded, its collectives."""
-    if case.refusal:
-        return (refuses,)
-    return (*DEFAULT_CLAIMS, uses_only_collectives) if case.records else DEFAULT_CLAIMS
 
 
 @contextmanager

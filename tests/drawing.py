@@ -9,7 +9,14 @@ from hypothesis.strategies import SearchStrategy
 
 from equivtest import limits
 from equivtest.cases.base import C, Case
-from equivtest.cases.strategies import fetch_cases, linear_cases, refused_fetch_cases, refused_linear_cases
+from equivtest.cases.strategies import (
+    fetch_cases,
+    linear_cases,
+    mlp_cases,
+    refused_fetch_cases,
+    refused_linear_cases,
+    training_cases,
+)
 from equivtest.property import Space
 
 SPACE = Space(limits.WORLD_SIZES, limits.DTYPES)
@@ -18,6 +25,8 @@ STRATEGIES: dict[str, Callable[[Space], SearchStrategy[Case]]] = {
     "colwise": lambda space: linear_cases(space, style="colwise"),
     "rowwise": lambda space: linear_cases(space, style="rowwise"),
     "fetch": fetch_cases,
+    "mlp": mlp_cases,
+    "training": training_cases,
     "refused colwise": lambda space: refused_linear_cases(space, style="colwise"),
     "refused rowwise": lambda space: refused_linear_cases(space, style="rowwise"),
     "refused fetch": refused_fetch_cases,

@@ -276,6 +276,7 @@ def test_the_table_names_every_claim_once() -> None:
         "gradients_equal_unsharded",
         "agrees_on_all_ranks",
         "keeps_layout_of_parameter",
+        "trains_like_unsharded",
         "does_not_touch_its_inputs",
         "is_exact_without_reduction",
         "is_exact_but_for_added_zeros",

@@ -21,11 +21,12 @@ from equivtest.cases import strategies
 from equivtest.cases.base import Case
 from equivtest.cases.fetch import FetchCase, RefusedFetchCase
 from equivtest.cases.linear import REAL_MODES, LinearCase, RefusedLinearCase
+from equivtest.cases.mlp import MlpCase
 from equivtest.layout import shard_kind
 from equivtest.property import Space
 from tests.drawing import SPACE, STRATEGIES, drawn, smallest
 
-WITHIN_CONTRACT = ("colwise", "rowwise", "fetch")
+WITHIN_CONTRACT = ("colwise", "rowwise", "fetch", "mlp", "training")
 ROOT = Path(__file__).parents[1]
 
 
@@ -60,6 +61,15 @@ def test_every_world_size_above_one_has_shards_of_every_kind(name: str) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("name", "num_draws"), [("colwise", 4), ("rowwise", 4), ("fetch", 4), ("mlp", 2), ("training", 2)]
+)
+def test_most_cases_carry_several_draws_of_values(name: str, num_draws: int) -> None:
+    cases = run_of(name)
+
+    assert sum(len(case.values) >= num_draws for case in cases) > 0.6 * len(cases)
+
+
 @pytest.mark.parametrize("name", ["colwise", "rowwise"])
 def test_of_the_draws_of_linear_layers_over_a_third_are_real(name: str) -> None:
     """And some of every kind of real values in every world."""
@@ -68,13 +78,6 @@ def test_of_the_draws_of_linear_layers_over_a_third_are_real(name: str) -> None:
 
     assert len(real) == len(limits.WORLD_SIZES) * len(REAL_MODES)
     assert sum(real.values()) > 0.36 * modes.total()
-
-
-@pytest.mark.parametrize("name", WITHIN_CONTRACT)
-def test_most_cases_carry_four_draws_of_values_or_more(name: str) -> None:
-    cases = run_of(name)
-
-    assert sum(len(case.values) >= 4 for case in cases) > 0.6 * len(cases)
 
 
 @pytest.mark.parametrize("name", WITHIN_CONTRACT)
@@ -112,6 +115,57 @@ def test_a_run_of_linear_cases_takes_every_value_of(axis: str, style: str) -> No
     values = {LINEAR_KINDS[axis](case) for case in run_of(style)}
 
     assert len(values) == LINEAR_VALUES.get(axis, 2), values
+
+
+MLP_KINDS: dict[str, Callable[[MlpCase], object]] = {
+    "number of leading dims": lambda case: len(case.leading),
+    "sequence dim": lambda case: case.sequence_dim,
+    "biases": lambda case: case.biases,
+    "activation": lambda case: case.activation,
+    "x is a DTensor": lambda case: case.x_is_dtensor,
+    "local hidden, uneven": lambda case: (case.use_local_output, case.hidden_is_uneven),
+    "uneven sequence": lambda case: case.sequence_is_uneven,
+    "x contiguous": lambda case: case.x_contiguous,
+    "cotangent contiguous": lambda case: case.cotangent_contiguous,
+    "fewer hidden features than ranks": lambda case: case.hidden_features < case.world_size,
+    "modes": lambda case: len({mode for mode, _ in case.values}),
+}
+TRAINING_KINDS: dict[str, Callable[[MlpCase], object]] = {
+    "optimizer": lambda case: case.optimizer,
+    "steps": lambda case: case.steps,
+    "momentum": lambda case: case.momentum,
+    "weight decay": lambda case: case.weight_decay,
+    "foreach": lambda case: case.foreach,
+    "learning rate": lambda case: case.lr,
+}
+MLP_VALUES = {"number of leading dims": 3, "sequence dim": 3, "biases": 4, "activation": 3, "local hidden, uneven": 4,
+              "modes": 2, "momentum": 3, "weight decay": 4, "learning rate": 4}  # fmt: skip
+
+
+@pytest.mark.parametrize("axis", MLP_KINDS)
+def test_a_run_of_perceptrons_takes_every_value_of(axis: str) -> None:
+    values = {MLP_KINDS[axis](case) for case in run_of("mlp")}
+
+    assert len(values) >= MLP_VALUES.get(axis, 2), values
+
+
+@pytest.mark.parametrize("axis", TRAINING_KINDS)
+def test_a_run_of_training_takes_every_value_of(axis: str) -> None:
+    values = {TRAINING_KINDS[axis](case) for case in run_of("training")}
+
+    assert len(values) == MLP_VALUES.get(axis, 2), values
+
+
+def test_every_training_case_updates_a_parameter_and_adamw_is_not_drawn_in_float16() -> None:
+    for case in run_of("training"):
+        assert case.trains and case.trained_names()
+        assert (case.optimizer, case.dtype) != ("adamw", "float16")
+
+
+def test_over_half_of_the_perceptrons_with_a_local_hidden_activation_are_even_and_so_run() -> None:
+    local = [case for case in run_of("mlp") if case.use_local_output]
+
+    assert sum(not case.hidden_is_uneven for case in local) > 0.5 * len(local)
 
 
 FETCH_KINDS: dict[str, Callable[[FetchCase], bool]] = {
@@ -236,6 +290,8 @@ SIMPLEST: dict[str, Case] = {
     "colwise": LinearCase(world_size=1, style="colwise"),
     "rowwise": LinearCase(world_size=1, style="rowwise"),
     "fetch": FetchCase(world_size=1),
+    "mlp": MlpCase(world_size=1),
+    "training": MlpCase(world_size=1, optimizer="sgd", steps=2),
     "refused colwise": RefusedLinearCase(world_size=1, style="colwise"),
     "refused rowwise": RefusedLinearCase(world_size=1, style="rowwise"),
     "refused fetch": RefusedFetchCase(world_size=1, parameters=((1,), (1,)), requires_grad=(True, True)),

@@ -33,7 +33,7 @@ class Case:
 
     A subclass says which tensors there are, their global shapes and layouts.  Names are fixed:
     what the harness gives (`x`, `weight`, `cotangent`) and what a subject answers (`output`,
-    `grad.x`, `param.weight`).  Fields hold ints, strings, bools and tuples of these, so that
+    `grad.x`, `param.weight`).  Fields hold numbers, strings, bools and tuples of these, so that
     `repr` is code and JSON loses nothing.
 
     Attributes:
@@ -169,6 +169,11 @@ class Case:
         """The worst of the case's tensors: 'even', 'uneven' or 'empty'."""
         kinds = {shard_kind(shape, self.layouts()[name], self.mesh_shape) for name, shape in self.shapes().items()}
         return next(kind for kind in ("empty", "uneven", "even") if kind in kinds)
+
+    @property
+    def trains(self) -> bool:
+        """Whether parameters are updated, so that there is a step after the first."""
+        return False
 
     @property
     def refusal(self) -> str:

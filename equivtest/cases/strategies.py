@@ -16,7 +16,7 @@ import math
 from collections.abc import Sequence
 from functools import cache
 from itertools import combinations
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
@@ -25,6 +25,7 @@ from equivtest.cases.base import Shape
 from equivtest.cases.fetch import PADDINGS, FetchCase, RefusedFetchCase
 from equivtest.cases.linear import LINEAR_MODES as EXACT_MODES
 from equivtest.cases.linear import REAL_MODES, REFUSALS, LinearCase, RefusedLinearCase
+from equivtest.cases.mlp import LAYERS, MlpCase
 from equivtest.layout import Layout, parse_placement, shard_bounds, shard_kind
 from equivtest.property import Space
 
@@ -65,6 +66,19 @@ MEMBERS: dict[int, tuple[tuple[int, ...], ...]] = {
 MEMBERS_DRAWN: tuple[int | None, ...] = (None,) * 25 + (0, 1, 2, 3, 4)
 """Which of them, modulo their number, or the whole world: one table for all world sizes, for shrinking's sake."""
 
+MLP_MODES = (
+    ("dense",), ("wide-x",), ("wide-in",), ("wide-out",), ("wide-g",), ("real",),
+    *[("dense", "wide-x", "wide-out", "real")] * 8, *[("dense", "wide-in", "wide-g", "real")] * 8,
+)  # fmt: skip
+CURVED_MODES = (("real",), *[("real", "real")] * 8)
+TRAINING_MODES = (("dense",), ("real",), *[("dense", "real")] * 12)
+NUM_SEQUENCE_DIMS = (1, 1, 2, 2, 3)
+FEATURES = (1, 2, 3, 5, 8, 10)
+BIASES = ((), ("in_proj", "out_proj"), ("in_proj", "out_proj"), ("in_proj",), ("out_proj",))
+ACTIVATIONS = ("relu",) * 4 + ("gelu", "silu")
+LEARNING_RATES = (0.25, 0.5, 0.125, 0.25, 0.1)  # powers of two keep the first updates exact
+MOMENTA = (0.0, 0.5, 0.5, 0.9)
+WEIGHT_DECAYS = (0.0, 0.25, 0.5, 0.01)
 MISFITS_OF_FETCH = ("dtype", "in_flight")
 
 
@@ -82,6 +96,23 @@ def fetch_cases(space: Space, *, collective: str = "") -> SearchStrategy[FetchCa
     Shrinks to one draw of dense values for one parameter of one element.
     """
     return _fetch_cases(space, collective)
+
+
+def mlp_cases(space: Space) -> SearchStrategy[MlpCase]:
+    """Cases of a perceptron under sequence parallelism: one forward and backward.
+
+    Shrinks to one draw of dense values, one token, one feature everywhere, no bias, relu.
+    """
+    return _mlp_cases(space)
+
+
+def training_cases(space: Space) -> SearchStrategy[MlpCase]:
+    """Cases of a perceptron trained for two or three steps by SGD or AdamW.
+
+    AdamW is not drawn in float16, where its eps of 1e-8 is zero and a gradient of zero gives 0 / 0.
+    Shrinks to two steps of SGD without momentum and weight decay.
+    """
+    return _training_cases(space)
 
 
 def refused_linear_cases(space: Space, *, style: str) -> SearchStrategy[RefusedLinearCase]:
@@ -151,6 +182,66 @@ def _fetch_cases(draw: DrawFn, space: Space, collective: str) -> FetchCase:
         records=_pick(draw, "records", RECORDS if collective else (False,)),
         members=_pick_members(draw, world_size),
     )
+
+
+@st.composite
+def _mlp_cases(draw: DrawFn, space: Space) -> MlpCase:
+    activation = _pick(draw, "activation", ACTIVATIONS)
+    exact, curved = _pick_values(draw, MLP_MODES), _pick_values(draw, CURVED_MODES, "curved ")
+    return MlpCase(activation=activation, values=exact if activation == "relu" else curved, **_pick_mlp(draw, space))
+
+
+@st.composite
+def _training_cases(draw: DrawFn, space: Space) -> MlpCase:
+    fields = _pick_mlp(draw, space)
+    if not any(name.endswith(("weight", "bias")) for name in fields["requires_grad"]):
+        fields["requires_grad"] = ("in_proj.weight", "out_proj.weight")
+    momentum = _pick(draw, "momentum", MOMENTA)
+    adamw = _pick(draw, "adamw", (False, False, True)) and fields["dtype"] != "float16"
+    return MlpCase(
+        **fields,
+        optimizer="adamw" if adamw else "sgd",
+        steps=_pick(draw, "steps", (2, 2, 2, 3)),
+        lr=_pick(draw, "lr", LEARNING_RATES),
+        momentum=0.0 if adamw else momentum,
+        weight_decay=_pick(draw, "weight_decay", WEIGHT_DECAYS),
+        foreach=_pick(draw, "foreach", (False, True)),
+        values=_pick_values(draw, TRAINING_MODES),
+    )
+
+
+def _pick_mlp(draw: DrawFn, space: Space) -> dict[str, Any]:
+    """All fields of an MlpCase that one forward and backward has, but for its activation and values.
+
+    Where the hidden activation is a plain tensor, torch takes its global size to be local size
+    times ranks and refuses others: three in four of these cases are even.
+    """
+    world_size = _pick(draw, "world_size", space.world_sizes)
+    dtype = _pick(draw, "dtype", space.dtypes)
+    leading = _pick_shape(draw, "leading", world_size, NUM_SEQUENCE_DIMS)
+    sequence_dim = _pick(draw, "sequence_dim", LARGE_DIMS) % len(leading)
+    use_local_output = _pick(draw, "use_local_output", (True, False, False))
+    hidden = _pick(draw, "hidden_features", edge_sizes(world_size))
+    rounded = _pick(draw, "even hidden", (False, True, True, True)) and use_local_output
+    biases = _pick(draw, "biases", BIASES)
+    names = tuple(f"{layer}.{kind}" for layer in LAYERS for kind in ("weight", "bias"))
+    with_grad = tuple(name for name in names if name.endswith("weight") or name.partition(".")[0] in biases)
+    x_is_dtensor = _pick(draw, "x_is_dtensor", (False, True))
+    return {
+        "world_size": world_size,
+        "dtype": dtype,
+        "leading": leading,
+        "sequence_dim": sequence_dim,
+        "in_features": _pick(draw, "in_features", FEATURES),
+        "hidden_features": -(-hidden // world_size) * world_size if rounded else hidden,
+        "out_features": _pick(draw, "out_features", FEATURES),
+        "biases": biases,
+        "x_is_dtensor": x_is_dtensor or leading[sequence_dim] % world_size != 0,
+        "use_local_output": use_local_output,
+        "requires_grad": _pick(draw, "requires_grad", _subsets(("x", *with_grad))),
+        "x_contiguous": _pick(draw, "x_contiguous", (True, False)),
+        "cotangent_contiguous": _pick(draw, "cotangent_contiguous", (True, False)),
+    }
 
 
 @st.composite
@@ -273,8 +364,8 @@ def _pick_members(draw: DrawFn, world_size: int) -> tuple[int, ...]:
     return () if drawn is None else meshes[drawn % len(meshes)]
 
 
-def _pick_values(draw: DrawFn, modes_table: tuple[tuple[str, ...], ...]) -> tuple[tuple[str, int], ...]:
+def _pick_values(draw: DrawFn, modes_table: tuple[tuple[str, ...], ...], name: str = "") -> tuple[tuple[str, int], ...]:
     """(mode, seed) of each draw of values."""
-    modes = _pick(draw, "modes", modes_table)
-    seeds = [_pick(draw, f"seed {index}", SEEDS) for index in range(len(modes_table[-1]))]
+    modes = _pick(draw, f"{name}modes", modes_table)
+    seeds = [_pick(draw, f"{name}seed {index}", SEEDS) for index in range(len(modes_table[-1]))]
     return tuple(zip(modes, seeds, strict=False))

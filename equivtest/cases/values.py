@@ -15,10 +15,13 @@ import torch
 
 from equivtest.cases.base import Case
 from equivtest.cases.exact_linear import draw_linear
+from equivtest.cases.exact_mlp import draw_mlp
 from equivtest.cases.fetch import FetchCase, RefusedFetchCase
 from equivtest.cases.integers import SIGNIFICAND_BITS, generator, odd_integers, signs
 from equivtest.cases.linear import REAL_MODES, LinearCase, RefusedLinearCase
+from equivtest.cases.mlp import MlpCase
 from equivtest.cases.real_linear import draw_real_linear
+from equivtest.cases.real_mlp import draw_real_mlp
 from equivtest.cases.special import INTEGERS, draw_patterns, draw_special
 from equivtest.errors import Misuse
 from equivtest.tensors import DTYPES
@@ -52,6 +55,12 @@ def draw(case: Case, index: int) -> dict[str, torch.Tensor]:
 def draw_linear_case(case: LinearCase, index: int) -> dict[str, torch.Tensor]:
     """Exact or real values of one linear layer, as the draw's mode says."""
     return (draw_real_linear if case.values[index][0] in REAL_MODES else draw_linear)(case, index)
+
+
+@draw.register
+def draw_mlp_case(case: MlpCase, index: int) -> dict[str, torch.Tensor]:
+    """Exact or real values of a perceptron of two layers, as the draw's mode says."""
+    return (draw_real_mlp if case.values[index][0] == "real" else draw_mlp)(case, index)
 
 
 @draw.register

@@ -52,11 +52,12 @@ def weight_gradient_shards_swapped(case: LinearCase, mesh: DeviceMesh, given: Gi
     shapes = [local_shape(case.shapes()["weight"], case.layouts()["param.weight"], case.mesh_shape, rank)
               for rank in range(min(2, case.world_size))]  # fmt: skip
     if isinstance(gradient, DTensor) and len(shapes) == 2 and shapes[0] == shapes[1]:
-        _swap_between_first_two(gradient.to_local())
+        swap_between_first_two(gradient.to_local())
     return answers
 
 
-def _swap_between_first_two(tensor: torch.Tensor) -> None:
+def swap_between_first_two(tensor: torch.Tensor) -> None:
+    """Ranks 0 and 1 exchange what they hold in `tensor`, of one shape on both; the others do nothing."""
     rank = dist.get_rank()
     if rank > 1:
         return

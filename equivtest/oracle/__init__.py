@@ -13,12 +13,15 @@ import functools
 from equivtest.cases.base import Case
 from equivtest.cases.fetch import FetchCase, RefusedFetchCase
 from equivtest.cases.linear import LinearCase, RefusedLinearCase
+from equivtest.cases.mlp import MlpCase
 from equivtest.errors import Misuse
 from equivtest.oracle.expected import Expected
 from equivtest.oracle.fetch import expect_fetch
+from equivtest.oracle.held import Held
 from equivtest.oracle.linear import expect_linear
+from equivtest.oracle.mlp import expect_mlp
 
-__all__ = ["expect"]
+__all__ = ["expect", "expect_held"]
 
 
 @functools.singledispatch
@@ -36,12 +39,26 @@ def expect(case: Case, index: int) -> Expected:
     )
 
 
+@functools.singledispatch
+def expect_held(case: Case, index: int, held: Held) -> Expected:
+    """As `expect`, but where an answer follows from other answers: from what the ranks hold of those.
+
+    A class registers this where roundings may add up: steps of training, one layer after another.
+
+    Args:
+        held: rank -> what it answered, by name.
+    """
+    return expect(case, index)
+
+
 def expect_refusal(case: Case, index: int) -> Expected:
     """No tensor at all, for a case outside the contract."""
     return Expected({}, {})
 
 
 expect.register(LinearCase, expect_linear)
+expect.register(MlpCase, expect_mlp)
+expect_held.register(MlpCase, expect_mlp)
 expect.register(FetchCase, expect_fetch)
 expect.register(RefusedLinearCase, expect_refusal)
 expect.register(RefusedFetchCase, expect_refusal)

@@ -22,6 +22,7 @@ SUBJECTS: dict[str, str] = {
     "deepspeed_fetch_all_gather": "equivtest.subjects.deepspeed_fetch:deepspeed_fetch_all_gather",
     "deepspeed_fetch_all_reduce": "equivtest.subjects.deepspeed_fetch:deepspeed_fetch_all_reduce",
     "rowwise_linear": "equivtest.subjects.tensor_parallel:rowwise_linear",
+    "sequence_parallel_mlp": "equivtest.subjects.sequence_parallel:sequence_parallel_mlp",
     "zero3_fetch_all_gather": "equivtest.subjects.zero3_fetch:zero3_fetch_all_gather",
     "zero3_fetch_all_reduce": "equivtest.subjects.zero3_fetch:zero3_fetch_all_reduce",
 }

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from equivtest import layout
+from equivtest.cases.base import Case
 from equivtest.cases.linear import LinearCase
 from equivtest.tensors import Placed
 
@@ -82,7 +83,7 @@ def answers(case: LinearCase, layer: nn.Module, x: torch.Tensor, output: torch.T
     }
 
 
-def as_dtensor(local: torch.Tensor, case: LinearCase, name: str, mesh: DeviceMesh) -> DTensor:
+def as_dtensor(local: torch.Tensor, case: Case, name: str, mesh: DeviceMesh) -> DTensor:
     """The DTensor of the contract's shape and layout of `name`, made without a collective.
 
     Its strides follow from the case alone: taken from the local tensor they would differ between
@@ -96,7 +97,7 @@ def as_dtensor(local: torch.Tensor, case: LinearCase, name: str, mesh: DeviceMes
     return DTensor.from_local(local, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride())
 
 
-def torch_placement(case: LinearCase, name: str) -> Placement:
+def torch_placement(case: Case, name: str) -> Placement:
     """The contract's placement of `name` in torch's words; the last dim is -1, as users write it."""
     placement = case.layouts()[name].placements[0]
     if isinstance(placement, layout.Shard):

@@ -111,11 +111,21 @@ def _judge_layouts(expected: Expected, answers: Answers, names: Iterable[str]) -
 
 
 def _outputs(expected: Expected) -> list[str]:
-    return [name for name in expected.tensors if not name.startswith("grad.")]
+    return [name for name in expected.tensors if not name.startswith(("grad.", "step"))]
 
 
 def _gradients(expected: Expected) -> list[str]:
     return [name for name in expected.tensors if name.startswith("grad.")]
+
+
+def _later(expected: Expected) -> list[str]:
+    """What the updates leave, and all that the steps after the first compute."""
+    return [name for name in expected.tensors if name.startswith("step")]
+
+
+def _of_parameters(expected: Expected) -> list[str]:
+    """All but activations and their gradients, which torch may keep under another layout."""
+    return [name for name in expected.tensors if name.rpartition(".")[2] not in ("input", "output")]
 
 
 def _judge_outputs(case: Case, expected: Expected, answers: Answers) -> Judgement:
@@ -131,7 +141,11 @@ def _judge_gradients(case: Case, expected: Expected, answers: Answers) -> Judgem
 
 
 def _judge_parameter_layouts(case: Case, expected: Expected, answers: Answers) -> Judgement:
-    return _judge_layouts(expected, answers, [name for name in expected.tensors if name != "output"])
+    return _judge_layouts(expected, answers, _of_parameters(expected))
+
+
+def _judge_training(case: Case, expected: Expected, answers: Answers) -> Judgement:
+    return _judge_tensors(case, expected, answers, _later(expected))
 
 
 def _judge_replicas(case: Case, expected: Expected, answers: Answers) -> Judgement:
@@ -255,6 +269,11 @@ keeps_layout_of_parameter = Claim(
     "parameters and gradients carry the layout of their parameter",
     _judge_parameter_layouts,
 )
+trains_like_unsharded = Claim(
+    "trains_like_unsharded",
+    "each update, and each step after the first, equals the oracle's from the state that the step before it left",
+    _judge_training,
+)
 does_not_touch_its_inputs = Claim(
     "does_not_touch_its_inputs", "inputs, parameters and requires_grad flags are as before", _judge_touched
 )
@@ -295,7 +314,7 @@ CLAIMS = {
     claim.name: claim
     for claim in (
         equals_unsharded, gradients_equal_unsharded, agrees_on_all_ranks, keeps_layout_of_parameter,
-        does_not_touch_its_inputs, is_exact_without_reduction, is_exact_but_for_added_zeros,
+        trains_like_unsharded, does_not_touch_its_inputs, is_exact_without_reduction, is_exact_but_for_added_zeros,
         is_the_identity_for_one_rank, repeats_itself, uses_only_collectives, refuses,
     )
 }  # fmt: skip

@@ -1,0 +1,35 @@
+"""Values of a perceptron of two layers that use their whole significand and make every sum round.
+
+Letters: K in_features, H hidden_features, as in `equivtest.cases.mlp`.  How numbers are made:
+`equivtest.cases.real_linear`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from equivtest.cases.integers import generator, hash_of
+from equivtest.cases.mlp import MlpCase
+from equivtest.cases.real_linear import nearly_normal
+from equivtest.tensors import DTYPES
+
+_SCALES = (1.0, 0.3, 3.0)  # of x, each bias and each cotangent: far from overflow and subnormals in float16
+
+
+def draw_real_mlp(case: MlpCase, index: int) -> dict[str, torch.Tensor]:
+    """Global x, parameters and cotangent of each step: nearly normal numbers, each tensor with a scale of its own.
+
+    Weights are divided by the root of what they sum over, as layers are initialised, so that the
+    activation meets arguments of either sign on both sides of its bend.
+    """
+    mode, seed = case.values[index]
+    sizes = {"in_proj.weight": 1 / math.sqrt(case.in_features), "out_proj.weight": 1 / math.sqrt(case.hidden_features)}
+    given = {}
+    for name in case.given_names():
+        size = sizes.get(name) or _SCALES[hash_of(mode, seed, f"{name} scale") % len(_SCALES)]
+        value = nearly_normal(case.shapes()[name], generator(mode, seed, name)) * size
+        smallest = torch.where(value.abs() < 2.0**-14, 2.0**-14, value)  # a number that float16 would flush to zero
+        given[name] = smallest.to(DTYPES[case.dtype])
+    return given

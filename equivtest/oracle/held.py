@@ -1,0 +1,41 @@
+"""What the ranks really held, put together again: the operands that an operation was given.
+
+Never by a collective, which may be what is judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from equivtest.layout import Layout, Partial
+from equivtest.tensors import Placed, assemble
+
+Held = Mapping[int, Mapping[str, Placed]]
+"""rank -> what it answered to one draw, by name."""
+
+
+def whole(held: Held, name: str, shape: tuple[int, ...], mesh_shape: tuple[int, ...]) -> torch.Tensor | None:
+    """The global tensor `name`, float64, or None where the ranks' answers do not make one.
+
+    A claim that judges `name` itself says what is missing.  Of replicas the lowest rank's counts;
+    whether they agree is another claim.
+    """
+    placed = {rank: tensors.get(name) for rank, tensors in held.items()}
+    present = {rank: tensor for rank, tensor in placed.items() if tensor is not None}
+    if not present or len(present) < len(placed):
+        return None
+    layouts = {tensor.layout for tensor in present.values()}
+    if len(layouts) > 1 or len({tensor.local.dtype for tensor in present.values()}) > 1:
+        return None
+    layout = layouts.pop()
+    locals_ = {rank: tensor.local.double() if _is_partial(layout) else tensor.local for rank, tensor in present.items()}
+    try:
+        return assemble(locals_, shape, layout, mesh_shape).tensor.double()
+    except ValueError:
+        return None
+
+
+def _is_partial(layout: Layout) -> bool:
+    return any(isinstance(placement, Partial) for placement in layout.placements)

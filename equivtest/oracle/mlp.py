@@ -1,0 +1,160 @@
+"""A perceptron of two layers and its training, each step from what the step before it left.
+
+Letters: T tokens, K in_features, H hidden_features, N out_features.  With x (T, K), W1 (H, K),
+W2 (N, H) and a cotangent G (T, N): a = x W1^T + b1, h = act(a), y = h W2^T + b2; grad h = G W2,
+grad a = act'(a) grad h, grad x = (grad a) W1, grad W1 = (grad a)^T x, grad W2 = G^T h, and the
+gradient of a bias is the sum over tokens.
+
+Given what the ranks held, each operation is judged by itself: from its actual operands, so that
+what an operation before it was allowed to be off is not handed on, and nothing grows with depth or
+steps.  If every operation is right within its bound, so is the whole but for these roundings.
+
+Source: torch.nn.Linear, torch.nn.functional.relu, gelu and silu (2.13.0) for the formulas; the
+gradients are derived here, by the chain rule.  Exactness: see `equivtest.oracle.exact`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from equivtest.cases.mlp import EXACT_MODES, MlpCase, at_step
+from equivtest.cases.values import draw
+from equivtest.oracle.expected import Expected, ExpectedTensor
+from equivtest.oracle.held import Held, whole
+from equivtest.oracle.operations import Found, Operations
+from equivtest.oracle.updates import adamw, sgd_momentum, sgd_parameter
+
+
+def expect_mlp(case: MlpCase, index: int, held: Held | None = None) -> Expected:
+    """Every answer of every step.
+
+    Args:
+        held: What each rank answered; without it each operation takes what the one before it gives
+            in float64, which is what was held only where all is exact.
+
+    Raises:
+        InexactData: the drawn values break the conditions of exactness.
+    """
+    given = draw(case, index)
+    reference = Reference(case, given, held, is_real=case.values[index][0] not in EXACT_MODES)
+    return written(case, reference.run())
+
+
+@dataclass
+class Reference:
+    """The unsharded module, and what it has answered so far, leading dims flattened.
+
+    Attributes:
+        given: Global tensors of the case's dtype.
+        is_real: Whether the values are real numbers, so that results are rounded.
+    """
+
+    case: MlpCase
+    given: dict[str, torch.Tensor]
+    held: Held | None
+    is_real: bool
+
+    def run(self) -> dict[str, Found]:
+        """Every answer by name."""
+        case = self.case
+        self.found: dict[str, Found] = {}
+        parameters = {name: self.given[name].double() for name in case.parameter_names()}
+        for name, value in parameters.items():
+            self.found[f"param.{name}"] = Found.copy_of(value)
+        state: dict[str, torch.Tensor] = {}
+        for step in range(1, case.steps + 1):
+            # Exact data make the first step exact; later ones only if the updates leave few enough bits.
+            operations = Operations(case.dtype, case.world_size, step == 1 and not self.is_real, not self.is_real)
+            gradients = self.run_step(step, operations, parameters)
+            if case.trains:
+                operations = replace(operations, must_be_exact=False)
+                for name in case.trained_names():
+                    parameters[name] = self.update(step, name, operations, parameters[name], state, gradients[name])
+        return self.found
+
+    def add(self, name: str, result: Found, *, is_exact: bool = False) -> torch.Tensor:
+        """Puts down an answer and gives what the next operation was given: what the ranks hold of it."""
+        self.found[name] = result
+        if self.held is None or is_exact:
+            return result.value
+        actual = whole(self.held, name, self.case.shapes()[name], self.case.mesh_shape)
+        return result.value if actual is None else actual.reshape(result.value.shape)
+
+    def update(
+        self,
+        step: int,
+        name: str,
+        operations: Operations,
+        parameter: torch.Tensor,
+        state: dict[str, torch.Tensor],
+        gradient: torch.Tensor,
+    ) -> torch.Tensor:
+        """The parameter after update number `step`; `state` holds its optimizer's state by name."""
+
+        def add(kind: str, result: Found) -> torch.Tensor:
+            state[f"{kind}.{name}"] = self.add(f"step{step}.{kind}.{name}", result)
+            return state[f"{kind}.{name}"]
+
+        case = self.case
+        if case.optimizer == "adamw":
+            moments = (state[f"exp_avg.{name}"], state[f"exp_avg_sq.{name}"]) if step > 1 else None
+            after = adamw(case, operations, step, parameter, moments, gradient)
+            return [add(kind, result) for kind, result in after.items()][-1]
+        if case.momentum:
+            momentum = state.get(f"momentum.{name}")
+            gradient = add("momentum", sgd_momentum(case, operations, parameter, momentum, gradient))
+        return add("param", sgd_parameter(case, operations, parameter, gradient, decays=not case.momentum))
+
+    def run_step(
+        self, step: int, operations: Operations, parameters: dict[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """Forward and backward of one step: the gradients that the case asks for.
+
+        Args:
+            parameters: W1 (H, K), b1 (H,), W2 (N, H), b2 (N,), float64, global, as of before the step.
+        """
+        case, product = self.case, operations.product
+        x = self.given[at_step(step, "x")].reshape(-1, case.in_features).double()
+        cotangent = self.given[at_step(step, "cotangent")].reshape(-1, case.out_features).double()
+        in_weight, out_weight = parameters["in_proj.weight"], parameters["out_proj.weight"]
+        in_bias, out_bias = parameters.get("in_proj.bias"), parameters.get("out_proj.bias")
+
+        def add(name: str, result: Found) -> torch.Tensor:
+            return self.add(at_step(step, name), result, is_exact=operations.must_be_exact)
+
+        add("capture.in_proj.input", Found.copy_of(x))
+        before = add("capture.in_proj.output", product(x, in_weight.T, plus=in_bias))
+        hidden = add("capture.out_proj.input", operations.activation(case.activation, before))
+        add("output", product(hidden, out_weight.T, plus=out_bias, split="contraction"))
+        before_grad = torch.empty(0)
+        if case.hidden_requires_grad:
+            hidden_grad = add("grad.out_proj.input", product(cotangent, out_weight))
+            before_grad = add("grad.in_proj.output", operations.activation_grad(case.activation, before, hidden_grad))
+        gradients = {
+            "x": lambda: product(before_grad, in_weight, split="contraction"),
+            "in_proj.weight": lambda: product(before_grad.T, x, split="tokens"),
+            "in_proj.bias": lambda: operations.total(before_grad),
+            "out_proj.weight": lambda: product(cotangent.T, hidden, split="tokens"),
+            "out_proj.bias": lambda: operations.total(cotangent),
+        }
+        return {name: add(f"grad.{name}", gradients[name]()) for name in case.requires_grad}
+
+
+def written(case: MlpCase, found: dict[str, Found]) -> Expected:
+    """The answers in the case's order, in their global shapes, under the contract's layouts."""
+    shapes, layouts, flags = case.shapes(), case.layouts(), case.given_flags()
+    outputs = {at_step(step, "output") for step in range(1, case.steps + 1)}
+    tensors = {}
+    for name in case.answer_names():
+        result = found[name]
+        tensors[name] = ExpectedTensor(
+            value=result.value.reshape(shapes[name]),
+            allowed=None if result.allowed is None else result.allowed.reshape(shapes[name]),
+            layout=layouts[name],
+            dtype=case.dtype,
+            derivation=result.derivation,
+            requires_grad=bool(case.requires_grad) if name in outputs else flags.get(name.removeprefix("param.")),
+        )
+    return Expected(tensors, {name: result.bits_used for name, result in found.items() if result.bits_used})

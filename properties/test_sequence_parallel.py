@@ -1,0 +1,57 @@
+"""Claims about sequence parallelism of a perceptron: one forward and backward, and training.
+
+A failure here means that a model trained in parallel is another model: look first at what is
+captured of the layers, which tells the collective or the layer that is wrong.
+"""
+
+from __future__ import annotations
+
+from equivtest.cases.mlp import MlpCase
+from equivtest.cases.strategies import mlp_cases, training_cases
+from equivtest.check import DEFAULT_CLAIMS
+from equivtest.property import Property
+from equivtest.verdicts.claims import trains_like_unsharded
+
+SOURCE = (
+    "torch/distributed/tensor/parallel/style.py, classes ColwiseParallel and RowwiseParallel, put together "
+    "as in torch's tensor parallel tutorial (2.13.0)"
+)
+BOTH = ("in_proj", "out_proj")
+ALL = ("x", "in_proj.weight", "in_proj.bias", "out_proj.weight", "out_proj.bias")
+
+# Three ranks share a sequence of 12 evenly and 32 hidden features as 11, 11 and 10.
+UNEVEN = MlpCase(world_size=3, leading=(4, 12), sequence_dim=1, in_features=10, hidden_features=32, out_features=5,
+                 biases=BOTH, use_local_output=False, requires_grad=ALL,
+                 values=(("dense", 0), ("wide-x", 1), ("wide-out", 2), ("real", 3)))  # fmt: skip
+
+# The same as users write it, with the default that loses the uneven size: torch 2.13 refuses it.
+UNEVEN_BY_DEFAULT = MlpCase(world_size=3, leading=(4, 12), sequence_dim=1, in_features=10, hidden_features=32,
+                            out_features=5, biases=BOTH, requires_grad=ALL)  # fmt: skip
+
+sequence_parallel_mlp = Property(
+    subject="sequence_parallel_mlp",
+    statement="A sequence-parallel perceptron computes what the unsharded one computes, forward and backward.",
+    source=SOURCE,
+    cases=mlp_cases,
+    claims=DEFAULT_CLAIMS,
+    examples=(UNEVEN, UNEVEN_BY_DEFAULT),
+    weight=3,
+)
+
+sequence_parallel_mlp_trains = Property(
+    subject="sequence_parallel_mlp",
+    statement="A sequence-parallel perceptron trains as the unsharded one does, step by step.",
+    source=f"{SOURCE}; torch/optim/sgd.py and adamw.py (2.13.0)",
+    cases=training_cases,
+    claims=(*DEFAULT_CLAIMS, trains_like_unsharded),
+    examples=(
+        # torch's sequence parallel example: 20 tokens a rank, AdamW with a learning rate of 0.25, ten iterations.
+        MlpCase(world_size=2, leading=(40,), in_features=10, hidden_features=32, out_features=5, biases=BOTH,
+                requires_grad=ALL[1:], optimizer="adamw", steps=10, lr=0.25, weight_decay=0.01, foreach=True,
+                values=(("real", 0),)),
+        MlpCase(world_size=3, leading=(60,), in_features=10, hidden_features=32, out_features=5, biases=BOTH,
+                use_local_output=False, requires_grad=ALL[1:], optimizer="adamw", steps=10, lr=0.25,
+                weight_decay=0.01, foreach=True, values=(("real", 0),)),
+    ),
+    weight=2,
+)  # fmt: skip
