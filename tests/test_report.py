@@ -95,6 +95,15 @@ def test_margins_are_counted_by_tensor_and_dtype() -> None:
     }
 
 
+def test_margins_of_all_steps_of_training_are_counted_together() -> None:
+    counted = tally(record(mode="real", tensor_margins={"step2.output": 0.25, "step11.output": 0.5, "output": 0.125}))
+
+    assert {tensor: found.largest for (tensor, _), found in counted.margins.items()} == {
+        "step.output": 0.5,
+        "output": 0.125,
+    }
+
+
 def test_the_summary_and_the_page_show_margins_of_real_values() -> None:
     counted = tally(record(mode="real", tensor_margins={"output": 0.25}))
     line = next(line for line in summarize([counted], seconds=1.0) if line.startswith("output"))

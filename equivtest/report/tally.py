@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -115,7 +116,7 @@ class Tally:
             self.cells[cell][kind] += 1
             self.claim_cells[cell, claim, family_of(record["mode"])][kind] += 1
         for tensor, margin in record.get("tensor_margins", {}).items():
-            self.margins[tensor, record["dtype"]].add(margin)
+            self.margins[of_any_step(tensor), record["dtype"]].add(margin)
         for claim, reason in record.get("known", {}).items():
             self.reasons[claim][reason] += 1
         self.refused += record["verdicts"].get("refuses") == "holds"
@@ -188,6 +189,11 @@ def _is_open(counts: Counter[str], *, required: bool = False) -> bool:
     """Whether fewer verdicts are conclusive than open; `required`: whether none is conclusive, too."""
     conclusive = sum(counts[kind] for kind in CONCLUSIVE)
     return counts["inconclusive"] + counts["not_supported"] > conclusive or (required and conclusive == 0)
+
+
+def of_any_step(tensor: str) -> str:
+    """A tensor's name without the number of its step of training: 'step.output' for 'step2.output'."""
+    return re.sub(r"^step\d+\.", "step.", tensor)
 
 
 def family_of(mode: str) -> str:
