@@ -13,7 +13,7 @@ from benchmarks.measure import draw_cases, main_properties, require_answers, sec
 from benchmarks.programs import PARTS
 from equivtest import limits
 from equivtest.cases.base import Case
-from equivtest.oracle import expect
+from equivtest.check import expected_of
 from equivtest.property import Property
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply
@@ -75,7 +75,7 @@ def _judge(prop: Property, case: Case, replies: list[Reply]) -> dict[str, float]
     oracle_s = compare_s = 0.0
     for draw in range(len(case.values)):
         begun_s = time.monotonic()
-        expected = expect(case, draw)
+        expected = expected_of(case, draw, replies)
         known_s = time.monotonic()
         compare(prop.subject, case, draw, expected, replies, prop.claims)
         oracle_s += known_s - begun_s

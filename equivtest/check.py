@@ -80,13 +80,20 @@ def judge_replies(
     answered = all(reply.outcome in ("answered", "not_in_mesh") for reply in replies)
     claims = claims or default_claims(case)
     if not answered or case.refusal:
-        return compare(subject, case, 0, Expected({}, {}), replies, claims)
+        return compare(subject, case, 0, [Expected({}, {})] * len(case.groups), replies, claims)
     verdicts = []
     with one_thread():
         for draw in range(len(case.values)):
-            held = {reply.rank: reply.answers[draw].tensors for reply in replies}
-            verdicts += compare(subject, case, draw, expect_held(case, draw, held), replies, claims)
+            verdicts += compare(subject, case, draw, expected_of(case, draw, replies), replies, claims)
     return verdicts
+
+
+def expected_of(case: Case, draw: int, replies: Sequence[Reply]) -> list[Expected]:
+    """What each of the case's groups must answer, given what its ranks really hold."""
+    return [
+        expect_held(case, draw, {rank: replies[process].answers[draw].tensors for rank, process in enumerate(group)})
+        for group in case.groups
+    ]
 
 
 @contextmanager

@@ -10,18 +10,19 @@ from equivtest.cases.mlp import MlpCase
 from equivtest.cases.strategies import mlp_cases, training_cases
 from equivtest.check import DEFAULT_CLAIMS
 from equivtest.property import Property
-from equivtest.verdicts.claims import trains_like_unsharded
+from equivtest.verdicts.claims import repeats_itself, trains_like_unsharded, uses_only_collectives
 
 SOURCE = (
     "torch/distributed/tensor/parallel/style.py, classes ColwiseParallel and RowwiseParallel, put together "
     "as in torch's tensor parallel tutorial (2.13.0)"
 )
+CLAIMS = (*DEFAULT_CLAIMS, repeats_itself, uses_only_collectives)
 BOTH = ("in_proj", "out_proj")
 ALL = ("x", "in_proj.weight", "in_proj.bias", "out_proj.weight", "out_proj.bias")
 
 # Three ranks share a sequence of 12 evenly and 32 hidden features as 11, 11 and 10.
 UNEVEN = MlpCase(world_size=3, leading=(4, 12), sequence_dim=1, in_features=10, hidden_features=32, out_features=5,
-                 biases=BOTH, use_local_output=False, requires_grad=ALL,
+                 biases=BOTH, use_local_output=False, requires_grad=ALL, records=True,
                  values=(("dense", 0), ("wide-x", 1), ("wide-out", 2), ("real", 3)))  # fmt: skip
 
 # The same as users write it, with the default that loses the uneven size: torch 2.13 refuses it.
@@ -33,7 +34,7 @@ sequence_parallel_mlp = Property(
     statement="A sequence-parallel perceptron computes what the unsharded one computes, forward and backward.",
     source=SOURCE,
     cases=mlp_cases,
-    claims=DEFAULT_CLAIMS,
+    claims=CLAIMS,
     examples=(UNEVEN, UNEVEN_BY_DEFAULT),
     weight=3,
 )
@@ -43,7 +44,7 @@ sequence_parallel_mlp_trains = Property(
     statement="A sequence-parallel perceptron trains as the unsharded one does, step by step.",
     source=f"{SOURCE}; torch/optim/sgd.py and adamw.py (2.13.0)",
     cases=training_cases,
-    claims=(*DEFAULT_CLAIMS, trains_like_unsharded),
+    claims=(*CLAIMS, trains_like_unsharded),
     examples=(
         # torch's sequence parallel example: 20 tokens a rank, AdamW with a learning rate of 0.25, ten iterations.
         MlpCase(world_size=2, leading=(40,), in_features=10, hidden_features=32, out_features=5, biases=BOTH,

@@ -73,7 +73,7 @@ def test_a_bound_that_is_exceeded_is_told_in_multiples() -> None:
     tensors["output"] = replace(tensors["output"], allowed=torch.full_like(value, 0.25), derivation="4 roundings")
     local = right_replies(LINEAR)[0].answers[0].tensors["output"].local
     replies = set_element(right_replies(LINEAR), 0, "output", (0, 0), float(local[0, 0]) + 1)
-    [verdict] = compare("mine", LINEAR, 0, Expected(tensors, {}), replies, [equals_unsharded])
+    [verdict] = compare("mine", LINEAR, 0, [Expected(tensors, {})], replies, [equals_unsharded])
 
     assert rows(verdict)["error"] == "1, allowed 0.25 (4.0 times): 4 roundings"
     assert "one process" not in rows(verdict)["expected"]

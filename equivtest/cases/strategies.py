@@ -241,6 +241,10 @@ def _pick_mlp(draw: DrawFn, space: Space) -> dict[str, Any]:
         "requires_grad": _pick(draw, "requires_grad", _subsets(("x", *with_grad))),
         "x_contiguous": _pick(draw, "x_contiguous", (True, False)),
         "cotangent_contiguous": _pick(draw, "cotangent_contiguous", (True, False)),
+        "poison": _pick(draw, "poison", POISON_TABLE),
+        "repeats": _pick(draw, "repeats", REPEATS),
+        "records": _pick(draw, "records", RECORDS),
+        "members": _pick_members(draw, world_size),
     }
 
 

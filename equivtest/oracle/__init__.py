@@ -15,11 +15,13 @@ from equivtest.cases.fetch import FetchCase, RefusedFetchCase
 from equivtest.cases.linear import LinearCase, RefusedLinearCase
 from equivtest.cases.mlp import MlpCase
 from equivtest.errors import Misuse
+from equivtest.oracle.collectives import document
 from equivtest.oracle.expected import Expected
 from equivtest.oracle.fetch import expect_fetch
 from equivtest.oracle.held import Held
 from equivtest.oracle.linear import expect_linear
 from equivtest.oracle.mlp import expect_mlp
+from equivtest.oracle.mlp_collectives import document_mlp
 
 __all__ = ["expect", "expect_held"]
 
@@ -59,6 +61,7 @@ def expect_refusal(case: Case, index: int) -> Expected:
 expect.register(LinearCase, expect_linear)
 expect.register(MlpCase, expect_mlp)
 expect_held.register(MlpCase, expect_mlp)
+document.register(MlpCase, document_mlp)
 expect.register(FetchCase, expect_fetch)
 expect.register(RefusedLinearCase, expect_refusal)
 expect.register(RefusedFetchCase, expect_refusal)

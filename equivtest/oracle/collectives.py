@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterable
 
 from equivtest.cases.base import Case, Shape
 from equivtest.cases.fetch import FetchCase
@@ -89,24 +90,24 @@ def document_linear(case: LinearCase, rank: int) -> Collectives:
     taken: Placement = Replicate() if colwise else Shard(last)
     made: Placement = Shard(last) if colwise else Partial()
     calls = [
-        *_distribute_parameters(case, rank),
-        *_redistribute(case, shapes["x"], given, taken, "forward"),
-        *_redistribute(case, shapes["output"], made, wanted, "forward"),
+        *distribute_parameters(case, rank, case.parameter_names()),
+        *redistribute(case, shapes["x"], given, taken, "forward"),
+        *redistribute(case, shapes["output"], made, wanted, "forward"),
     ]
     if case.requires_grad:
         back: Placement = made if colwise else Replicate()
-        calls += _redistribute(case, shapes["output"], wanted, back, "backward")
+        calls += redistribute(case, shapes["output"], wanted, back, "backward")
     if "x" in case.requires_grad:
-        calls += _redistribute(case, shapes["x"], Partial() if colwise else Shard(last), given, "backward")
+        calls += redistribute(case, shapes["x"], Partial() if colwise else Shard(last), given, "backward")
     return tuple(calls)
 
 
-def _distribute_parameters(case: LinearCase, rank: int) -> list[Collective]:
+def distribute_parameters(case: Case, rank: int, names: Iterable[str]) -> list[Collective]:
     """A scatter or a broadcast per parameter; of a scatter only rank 0 hands in anything."""
     calls = []
-    for name in case.parameter_names():
+    for name in names:
         placement = case.layouts()[f"param.{name}"].placements[0]
-        shape = case.shapes()[name]
+        shape = case.shapes()[f"param.{name}"]
         if isinstance(placement, Shard):
             size = case.world_size * _shard_bytes(case, shape, placement) if rank == 0 else 0
             calls.append(Collective("scatter", size))
@@ -115,7 +116,7 @@ def _distribute_parameters(case: LinearCase, rank: int) -> list[Collective]:
     return calls
 
 
-def _redistribute(case: Case, shape: Shape, source: Placement, target: Placement, phase: str) -> list[Collective]:
+def redistribute(case: Case, shape: Shape, source: Placement, target: Placement, phase: str) -> list[Collective]:
     """What a tensor of `shape` takes from one placement to another: one collective or none."""
     if source == target or case.world_size == 1:
         return []

@@ -22,7 +22,12 @@ _KIND_OF: dict[Outcome, Kind] = {
 
 
 def compare(
-    subject: str, case: Case, draw: int, expected: Expected, replies: Sequence[Reply], claims: Sequence[Claim]
+    subject: str,
+    case: Case,
+    draw: int,
+    expected: Sequence[Expected],
+    replies: Sequence[Reply],
+    claims: Sequence[Claim],
 ) -> list[Verdict]:
     """One verdict per claim that speaks of this draw of this case.
 
@@ -30,6 +35,7 @@ def compare(
     claim was judged.
 
     Args:
+        expected: One per group of the case, in order.
         replies: One per process of the case's world, in order; each of the case's groups is judged
             by itself.
 
@@ -61,11 +67,11 @@ def compare(
     return verdicts
 
 
-def _judge_groups(claim: Claim, case: Case, expected: Expected, answers: Mapping[int, Answer]) -> Judgement:
+def _judge_groups(claim: Claim, case: Case, expected: Sequence[Expected], answers: Mapping[int, Answer]) -> Judgement:
     """What the claim makes of the case's meshes: the first that it does not hold of, else all."""
     judged = []
-    for group in case.groups:
-        found = claim.judge(case, expected, {rank: answers[process] for rank, process in enumerate(group)})
+    for group, right in zip(case.groups, expected, strict=True):
+        found = claim.judge(case, right, {rank: answers[process] for rank, process in enumerate(group)})
         wrong = (replace(mismatch, process=group[mismatch.rank]) for mismatch in found.mismatches)
         judged.append(replace(found, mismatches=tuple(wrong)))
     worst = next((found for found in judged if found.kind != "holds"), judged[0])
