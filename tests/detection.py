@@ -22,7 +22,7 @@ from equivtest.cases.base import Case
 from equivtest.check import judge_replies, one_thread
 from equivtest.defects import DEFECTS
 from equivtest.known import SHIPPED, KnownFailures
-from equivtest.layout import flat_axis, local_shape
+from equivtest.layout import Partial, flat_axis, local_shape
 from equivtest.property import Property
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply
@@ -81,15 +81,16 @@ def rejections(prop: Property, known: KnownFailures, case: Case, replies: list[R
 
 def is_not_close(case: Case, draw: int, replies: Iterable[Reply]) -> bool:
     """Whether assert_close, with default tolerances, rejects some tensor on some rank."""
-    answered = [reply for reply in replies if reply.outcome != "not_in_mesh"]
-    if any(reply.outcome != "answered" for reply in answered):
+    by_process = {reply.rank: reply for reply in replies if reply.outcome != "not_in_mesh"}
+    if any(reply.outcome != "answered" for reply in by_process.values()):
         return True
     with one_thread():
         right = unsharded(case, draw)
     return any(
         not is_close(name, placed, right, case, rank)
-        for rank, reply in enumerate(answered)
-        for name, placed in reply.answers[draw].tensors.items()
+        for group in case.groups
+        for rank, process in enumerate(group)
+        for name, placed in by_process[process].answers[draw].tensors.items()
     )
 
 
@@ -98,12 +99,15 @@ def is_close(name: str, placed: Placed, right: Mapping[str, torch.Tensor], case:
     if name not in right:
         return True
     shape = tuple(right[name].shape)
+    if any(isinstance(placement, Partial) for placement in placed.layout.placements):
+        return True  # no rank holds a value that could be compared
+    if tuple(placed.local.shape) != local_shape(shape, placed.layout, case.mesh_shape, rank):
+        return False
     expected = slice_local(right[name], placed.layout, case.mesh_shape, rank)
     actual = placed.local
     if flat_axis(placed.layout) is not None:
         held = slice_local(torch.ones(shape), placed.layout, case.mesh_shape, rank) == 1
         actual, expected = actual[held], expected[held]
-    assert tuple(placed.local.shape) == local_shape(shape, placed.layout, case.mesh_shape, rank)
     try:
         torch.testing.assert_close(actual, expected, equal_nan=True)
     except AssertionError:

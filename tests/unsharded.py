@@ -10,6 +10,7 @@ from torch.nn import functional
 from equivtest.cases.base import Case
 from equivtest.cases.fetch import FetchCase
 from equivtest.cases.linear import LinearCase
+from equivtest.cases.mlp import MlpCase, at_step
 from equivtest.cases.values import draw
 
 
@@ -42,3 +43,38 @@ def unsharded_fetch(case: FetchCase, index: int) -> dict[str, torch.Tensor]:
     """The parameters themselves."""
     given = draw(case, index)
     return {name: given[f"param.{name.rpartition('.')[2]}"] for name in case.answer_names()}
+
+
+@unsharded.register
+def unsharded_mlp(case: MlpCase, index: int) -> dict[str, torch.Tensor]:
+    """Two linear layers and their activation, forward, backward and torch's optimizer, step by step."""
+    given = draw(case, index)
+    parameters = {
+        name: given[name].clone().requires_grad_(name in case.requires_grad) for name in case.parameter_names()
+    }
+    answers = {f"param.{name}": tensor.detach().clone() for name, tensor in parameters.items()}
+    trained = [parameters[name] for name in case.trained_names()]
+    optimizer = make_optimizer(case, trained) if case.trains else None
+    for step in range(1, case.steps + 1):
+        for parameter in parameters.values():
+            parameter.grad = None
+        x = given[at_step(step, "x")].clone().requires_grad_("x" in case.requires_grad)
+        hidden = functional.linear(x, parameters["in_proj.weight"], parameters.get("in_proj.bias"))
+        hidden = getattr(functional, case.activation)(hidden)
+        output = functional.linear(hidden, parameters["out_proj.weight"], parameters.get("out_proj.bias"))
+        if output.requires_grad:
+            output.backward(given[at_step(step, "cotangent")])
+        answers[at_step(step, "output")] = output.detach()
+        gradients = {"x": x.grad} | {name: parameters[name].grad for name in parameters}
+        answers |= {at_step(step, f"grad.{name}"): gradients[name].clone() for name in case.requires_grad}
+        if optimizer is not None:
+            optimizer.step()
+            answers |= {f"step{step}.param.{name}": parameters[name].detach().clone() for name in case.trained_names()}
+    return answers
+
+
+def make_optimizer(case: MlpCase, parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
+    """torch's own, with the case's settings."""
+    if case.optimizer == "sgd":
+        return torch.optim.SGD(parameters, lr=case.lr, momentum=case.momentum, weight_decay=case.weight_decay)
+    return torch.optim.AdamW(parameters, lr=case.lr, weight_decay=case.weight_decay)
