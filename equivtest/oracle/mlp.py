@@ -15,7 +15,7 @@ gradients are derived here, by the chain rule.  Exactness: see `equivtest.oracle
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -55,18 +55,23 @@ class Reference:
     given: dict[str, torch.Tensor]
     held: Held | None
     is_real: bool
+    found: dict[str, Found] = field(default_factory=dict, init=False)
 
     def run(self) -> dict[str, Found]:
         """Every answer by name."""
         case = self.case
-        self.found: dict[str, Found] = {}
         parameters = {name: self.given[name].double() for name in case.parameter_names()}
         for name, value in parameters.items():
             self.found[f"param.{name}"] = Found.copy_of(value)
         state: dict[str, torch.Tensor] = {}
         for step in range(1, case.steps + 1):
             # Exact data make the first step exact; later ones only if the updates leave few enough bits.
-            operations = Operations(case.dtype, case.world_size, step == 1 and not self.is_real, not self.is_real)
+            operations = Operations(
+                case.dtype,
+                case.world_size,
+                must_be_exact=step == 1 and not self.is_real,
+                may_be_exact=not self.is_real,
+            )
             gradients = self.run_step(step, operations, parameters)
             if case.trains:
                 operations = replace(operations, must_be_exact=False)
