@@ -34,7 +34,7 @@ class Profile:
 
 PROFILES: dict[str, Profile] = {
     "smoke": Profile(single=1, several=1),
-    "gate": Profile(single=3, several=6),
+    "gate": Profile(single=3, several=7),
     "soak": Profile(single=4, several=4, world_sizes=limits.SOAK_WORLD_SIZES, repeats=True),
     "conformance": Profile(single=20, several=50, requires_cells=True),
 }

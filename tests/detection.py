@@ -141,14 +141,14 @@ def show_defects(console: Console, pool: Pool, cases_per_world: int, only: str) 
 
 def show_clean(console: Console, pool: Pool, cases_per_world: int, only: str) -> None:
     """False alarms of the claims and of assert_close on the subjects themselves, by dtype."""
-    table = Table("subject", *limits.DTYPES, *(f"close: {dtype}" for dtype in limits.DTYPES), title="false alarms")
+    table = Table("property", *limits.DTYPES, *(f"close: {dtype}" for dtype in limits.DTYPES), title="false alarms")
     known = KnownFailures.load(SHIPPED)
-    for prop in load_properties(properties_dir()).values():
-        if only not in prop.subject or "refuses" in [claim.name for claim in prop.claims]:
+    for name, prop in load_properties(properties_dir()).items():
+        if only not in name or prop.absent or "refuses" in [claim.name for claim in prop.claims]:
             continue
         found = tally(prop, known, pool, cases_per_world)
         table.add_row(
-            prop.subject,
+            name,
             *(share(found.rejected, found.judged, dtype) for dtype in limits.DTYPES),
             *(share(found.not_close, found.judged, dtype) for dtype in limits.DTYPES),
         )
@@ -159,8 +159,8 @@ def main() -> None:
     """Parses the command line and prints both tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=int, default=20, help="cases per world size and defect")
-    parser.add_argument("--clean", type=int, default=60, help="cases per world size and subject without a defect")
-    parser.add_argument("--only", default="", help="defects and subjects whose name contains this")
+    parser.add_argument("--clean", type=int, default=60, help="cases per world size and property without a defect")
+    parser.add_argument("--only", default="", help="defects and properties whose name contains this")
     chosen = parser.parse_args()
     console = Console(width=200)
     with Pool() as pool:

@@ -197,7 +197,7 @@ def test_a_rank_that_is_gone_where_its_peers_refuse_counts_most(outcome: Outcome
 def test_claims_are_judged_in_the_order_given() -> None:
     """And no others."""
     claims = (agrees_on_all_ranks, equals_unsharded)
-    verdicts = compare("mine", LINEAR, 0, expect(LINEAR, 0), right_replies(LINEAR), claims)
+    verdicts = compare("mine", LINEAR, 0, [expect(LINEAR, 0)], right_replies(LINEAR), claims)
 
     assert [v.claim for v in verdicts] == ["agrees_on_all_ranks", "equals_unsharded"]
 

@@ -52,6 +52,7 @@ class _Colwise(nn.Linear):
         assert isinstance(x, DTensor) and isinstance(self.weight, DTensor)
         whole = x.to_local(grad_placements=[Partial()])
         bias = self.bias.to_local() if isinstance(self.bias, DTensor) else None
+        self.mesh = x.device_mesh
         local = self.compute(whole, self.weight.to_local(), bias)
         shape = torch.Size((*x.shape[:-1], self.weight.shape[0]))
         stride = torch.empty(shape, device="meta").stride()
@@ -68,8 +69,9 @@ def input_gradient_averaged(case: LinearCase, mesh: DeviceMesh, given: Given) ->
 
 class _InputGradientAveraged(_Colwise):
     def compute(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        world_size = self.mesh.size()
         if x.requires_grad:
-            x.register_hook(lambda share: share / dist.get_world_size())  # type: ignore[no-untyped-call]
+            x.register_hook(lambda share: share / world_size)  # type: ignore[no-untyped-call]
         return functional.linear(x, weight, bias)
 
 
@@ -81,7 +83,7 @@ def one_product_dropped(case: LinearCase, mesh: DeviceMesh, given: Given) -> Ans
 class _OneProductDropped(_Colwise):
     def compute(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         local = functional.linear(x, weight, bias)
-        if dist.get_rank() == 0 and x.shape[-1] > 1:
+        if self.mesh.get_local_rank() == 0 and x.shape[-1] > 1:
             with torch.no_grad():
                 local.view(-1)[0] -= x.reshape(-1, x.shape[-1])[0, -1] * weight[0, -1]
         return local
@@ -105,7 +107,7 @@ def weight_gradient_one_ulp_off(case: LinearCase, mesh: DeviceMesh, given: Given
     """Rowwise: the first element of the weight's gradient on rank 0 is the next number up."""
     answers = run_linear(case, mesh, given, RowwiseParallel)
     gradient = answers.get("grad.weight")
-    if isinstance(gradient, DTensor) and dist.get_rank() == 0 and gradient.to_local().numel():
+    if isinstance(gradient, DTensor) and mesh.get_local_rank() == 0 and gradient.to_local().numel():
         first = gradient.to_local().detach()[:1, :1]
         first.copy_(torch.nextafter(first, torch.full_like(first, torch.inf)))
     return answers

@@ -128,6 +128,6 @@ class _Swapped(Run):
         is_output = name in {at_step(step, "output") for step in range(1, self.case.steps + 1)}
         if tensor is not None and is_output and world_size > 1 and 2 * -(-length // world_size) <= length:
             swapped = tensor.detach().clone()
-            swap_between_first_two(swapped)
+            swap_between_first_two(swapped, self.mesh)
             tensor = swapped.requires_grad_(tensor.requires_grad)
         super().keep(name, tensor)

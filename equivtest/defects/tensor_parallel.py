@@ -52,21 +52,21 @@ def weight_gradient_shards_swapped(case: LinearCase, mesh: DeviceMesh, given: Gi
     shapes = [local_shape(case.shapes()["weight"], case.layouts()["param.weight"], case.mesh_shape, rank)
               for rank in range(min(2, case.world_size))]  # fmt: skip
     if isinstance(gradient, DTensor) and len(shapes) == 2 and shapes[0] == shapes[1]:
-        swap_between_first_two(gradient.to_local())
+        swap_between_first_two(gradient.to_local(), mesh)
     return answers
 
 
-def swap_between_first_two(tensor: torch.Tensor) -> None:
-    """Ranks 0 and 1 exchange what they hold in `tensor`, of one shape on both; the others do nothing."""
-    rank = dist.get_rank()
+def swap_between_first_two(tensor: torch.Tensor, mesh: DeviceMesh) -> None:
+    """Ranks 0 and 1 of the mesh exchange what they hold in `tensor`, of one shape on both; others do nothing."""
+    rank, group, processes = mesh.get_local_rank(), mesh.get_group(), mesh.mesh.flatten().tolist()
     if rank > 1:
         return
     other = torch.empty_like(tensor)
     for sender in (0, 1):
         if rank == sender:
-            dist.send(tensor.contiguous(), 1 - sender)
+            dist.send(tensor.contiguous(), processes[1 - sender], group=group)
         else:
-            dist.recv(other, sender)
+            dist.recv(other, processes[sender], group=group)
     tensor.copy_(other)
 
 
@@ -92,7 +92,7 @@ def output_differs_on_last_rank(case: LinearCase, mesh: DeviceMesh, given: Given
     output = answers["output"]
     assert output is not None
     local = output.local if isinstance(output, Placed) else output.to_local()
-    if case.world_size > 1 and dist.get_rank() == case.world_size - 1 and local.numel():
+    if case.world_size > 1 and mesh.get_local_rank() == case.world_size - 1 and local.numel():
         first = local.detach().view(-1)[:1]
         first.copy_(torch.nextafter(first, torch.full_like(first, torch.inf)))
     return answers
