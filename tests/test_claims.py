@@ -16,7 +16,6 @@ from equivtest.tensors import Placed
 from equivtest.verdicts.claims import (
     CLAIMS,
     Claim,
-    Judgement,
     agrees_on_all_ranks,
     does_not_touch_its_inputs,
     equals_unsharded,
@@ -29,6 +28,7 @@ from equivtest.verdicts.claims import (
     repeats_itself,
     uses_only_collectives,
 )
+from equivtest.verdicts.judgement import Judgement
 from tests.replies import (
     FETCH,
     LINEAR,

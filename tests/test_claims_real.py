@@ -13,7 +13,8 @@ from equivtest.check import judge_replies
 from equivtest.layout import Layout, Replicate
 from equivtest.oracle import expect
 from equivtest.oracle.expected import Expected
-from equivtest.verdicts.claims import Judgement, equals_unsharded, gradients_equal_unsharded
+from equivtest.verdicts.claims import equals_unsharded, gradients_equal_unsharded
+from equivtest.verdicts.judgement import Judgement
 from equivtest.verdicts.message import write_message
 from tests.replies import LINEAR, answers_of, right_replies, set_element, set_tensor
 

@@ -10,7 +10,8 @@ from equivtest.errors import Misuse
 from equivtest.oracle.expected import Expected
 from equivtest.ranks.first_cause import first_cause
 from equivtest.ranks.reply import Answer, Outcome, Reply
-from equivtest.verdicts.claims import Claim, Judgement, refuses
+from equivtest.verdicts.claims import Claim, refuses
+from equivtest.verdicts.judgement import Judgement
 from equivtest.verdicts.verdict import Kind, Mismatch, Verdict
 
 _KIND_OF: dict[Outcome, Kind] = {

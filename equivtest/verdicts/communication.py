@@ -1,0 +1,26 @@
+"""The claim on collectives: those that were recorded beside those that are documented."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from equivtest.cases.base import Case
+from equivtest.collective import describe
+from equivtest.oracle.collectives import document, without_all_to_all
+from equivtest.oracle.expected import Expected
+from equivtest.verdicts.judgement import Answers, Judgement
+from equivtest.verdicts.verdict import Mismatch
+
+
+def judge_collectives(case: Case, expected: Expected, answers: Answers) -> Judgement:
+    """Kinds, counts and bytes; the order within a phase is the backend's business."""
+    wrong = []
+    for rank, answer in answers.items():
+        documented, found = document(case, rank), answer.collectives or ()
+        if Counter(found) not in (Counter(documented), Counter(without_all_to_all(documented))):
+            wrong.append(Mismatch("", rank, describe(documented), describe(found)))
+    if wrong:
+        others = [str(mismatch.rank) for mismatch in wrong]
+        wrong[0] = replace(wrong[0], extent=f"{len(wrong)} of {len(answers)} ranks: {', '.join(others)}")
+    return Judgement("collectives" if wrong else "holds", tuple(wrong))

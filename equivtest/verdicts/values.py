@@ -1,0 +1,72 @@
+"""Claims on values: outputs, gradients and training, element by element."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from equivtest.cases.base import Case
+from equivtest.oracle.expected import Expected
+from equivtest.verdicts.elements import is_too_wide, judge_values, shape_mismatch
+from equivtest.verdicts.judgement import Answers, Judgement
+from equivtest.verdicts.lean import judge_lean
+from equivtest.verdicts.structure import judge_layouts
+from equivtest.verdicts.verdict import Kind
+
+
+def judge_outputs(case: Case, expected: Expected, answers: Answers) -> Judgement:
+    judged = judge_tensors(case, expected, answers, _outputs(expected))
+    if judged.kind not in ("holds", "inconclusive") or "output" not in expected.tensors:
+        return judged
+    layouts = judge_layouts(expected, answers, ["output"])
+    return layouts if layouts.kind != "holds" else judged
+
+
+def judge_gradients(case: Case, expected: Expected, answers: Answers) -> Judgement:
+    return judge_tensors(case, expected, answers, _gradients(expected))
+
+
+def judge_training(case: Case, expected: Expected, answers: Answers) -> Judgement:
+    return judge_tensors(case, expected, answers, _later(expected))
+
+
+def judge_tensors(case: Case, expected: Expected, answers: Answers, names: Iterable[str]) -> Judgement:
+    """Shape first, then values, then what their errors have in common: of each named tensor on every rank.
+
+    A tensor whose allowance is too wide agrees with nothing: the claim is open unless another
+    element or tensor proves it wrong.
+    """
+    shapes, values, agreeing, margin, is_open = [], [], [], 0.0, False
+    margins: dict[str, float] = {}
+    for name in names:
+        placed = {rank: answer.tensors.get(name) for rank, answer in answers.items()}
+        mismatch = shape_mismatch(name, expected.tensors[name], placed, case.mesh_shape)
+        if mismatch is not None:
+            shapes.append(mismatch)
+            continue
+        present = {rank: tensor for rank, tensor in placed.items() if tensor is not None}
+        mismatch, ratio = judge_values(name, expected.tensors[name], present, case.mesh_shape)
+        margin = max(margin, ratio)
+        if expected.tensors[name].allowed is not None:
+            margins[name] = ratio
+        mismatch = mismatch or judge_lean(name, expected.tensors[name], present, case.mesh_shape)
+        if mismatch is not None:
+            values.append(mismatch)
+        elif is_too_wide(expected.tensors[name]):
+            is_open = True
+        else:
+            agreeing.append(name)
+    kind: Kind = "shape" if shapes else "value" if values else "inconclusive" if is_open else "holds"
+    return Judgement(kind, tuple(shapes or values), tuple(agreeing), margin, margins)
+
+
+def _outputs(expected: Expected) -> list[str]:
+    return [name for name in expected.tensors if not name.startswith(("grad.", "step"))]
+
+
+def _gradients(expected: Expected) -> list[str]:
+    return [name for name in expected.tensors if name.startswith("grad.")]
+
+
+def _later(expected: Expected) -> list[str]:
+    """What the updates leave, and all that the steps after the first compute."""
+    return [name for name in expected.tensors if name.startswith("step")]
