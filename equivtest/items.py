@@ -107,12 +107,20 @@ class SearchItem(EquivtestItem):
         """One search; in a soak, searches with fresh seeds for this item's share of the time."""
         from equivtest.search import Chunk, search
 
-        until_s = time.monotonic() + settings.max_time_s * _workers(self.config) / len(self.session.items)
+        until_s = time.monotonic() + settings.max_time_s * _workers(self.config) * self._share()
         for seed in seeds(self.config, settings):
             chunk = Chunk(self.part.world_size, settings.dtypes, self.part.index, self.part.num_cases, seed)
             yield search(self.prop, chunk, pool_of(self.config), settings.known, failures_dir(self.config))
             if not settings.profile.repeats or time.monotonic() > until_s:
                 return
+
+    def _share(self) -> float:
+        """The part of a soak's time that is this item's: as much as its cases cost once, beside all others'.
+
+        So a soak keeps the proportions of the other profiles, however long it lasts.
+        """
+        searches = [item.part for item in self.session.items if isinstance(item, SearchItem)]
+        return self.part.cost / sum(part.cost for part in searches)
 
 
 class KnownFailureItem(EquivtestItem):

@@ -35,7 +35,7 @@ class Profile:
 PROFILES: dict[str, Profile] = {
     "smoke": Profile(single=1, several=1),
     "gate": Profile(single=3, several=7),
-    "soak": Profile(single=4, several=4, world_sizes=limits.SOAK_WORLD_SIZES, repeats=True),
+    "soak": Profile(single=1, several=4, world_sizes=limits.SOAK_WORLD_SIZES, repeats=True),
     "conformance": Profile(single=20, several=50, requires_cells=True),
 }
 
@@ -50,6 +50,11 @@ class Part:
     world_size: int
     index: int
     num_cases: int
+
+    @property
+    def cost(self) -> int:
+        """About how long it takes, in no unit: a visit takes longer the more ranks there are."""
+        return self.num_cases * (1 + self.world_size)
 
     @property
     def label(self) -> str:

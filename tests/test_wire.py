@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from pathlib import Path
 
@@ -203,3 +204,16 @@ def test_texts_are_bounded_and_printable() -> None:
     """A long text keeps its head and its end; what is no text is spelled out."""
     text = clip("head" + "x" * 10 * limits.OUTPUT_CHARS + "tail\udc80")
     assert text.startswith("head") and text.endswith("tail\\udc80") and len(text) < limits.OUTPUT_CHARS + 100
+
+
+def test_a_traceback_shows_the_ends_of_a_way_through_torch() -> None:
+    """Its own frames, and of each run of torch's the first and the last."""
+    layer = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    try:
+        layer(torch.ones(1, 3))
+    except RuntimeError as error:
+        trace = describe_exception(error)[2]
+
+    files = re.findall(r'File "(.+)", line', trace)
+    assert files[0] == __file__ and sum("/torch/" in file for file in files) == 2
+    assert "more of torch)" in trace and "torch/nn/modules/linear.py" in files[-1]

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
 
 from equivtest import limits
 
 HARNESS = Path(__file__).parent
 """Frames of files here are the harness's: they say nothing about the subject."""
+
+COLLECTIVES = ("torch/distributed/distributed_c10d.py", "torch/distributed/_functional_collectives.py")
+"""Where collectives are called: see `equivtest.ranks.places`."""
 
 
 def describe_exception(error: BaseException) -> tuple[str, str, str]:
@@ -21,13 +26,31 @@ def describe_exception(error: BaseException) -> tuple[str, str, str]:
 
 
 def _trace_of(error: BaseException) -> str:
-    """The traceback without the harness's own frames and without marks under the lines."""
+    """The traceback without the harness's own frames, without most of torch's and without marks under the lines."""
     trace = traceback.TracebackException.from_exception(error)
-    frames = [frame for frame in trace.stack if Path(frame.filename).parent != HARNESS]
-    plain = [traceback.FrameSummary(frame.filename, frame.lineno, frame.name) for frame in frames]
-    if plain:
-        trace.stack = traceback.StackSummary.from_list(plain)
+    links: list[traceback.TracebackException | None] = [trace]
+    while links:
+        link = links.pop()
+        if link is not None:
+            link.stack = _shortened(link.stack)
+            links += [link.__cause__, None if link.__suppress_context__ else link.__context__]
     return "".join(trace.format())
+
+
+def _shortened(stack: Iterable[traceback.FrameSummary]) -> traceback.StackSummary:
+    """The frames outside the harness; of a run of torch's the first, the last, and those that call collectives."""
+    stack = list(stack)
+    frames = [frame for frame in stack if Path(frame.filename).parent != HARNESS] or stack
+    kept = []
+    for inside, run in itertools.groupby(frames, lambda frame: "/torch/" in frame.filename):
+        group = list(run)
+        ends = {id(group[0]), id(group[-1])}
+        shown = [frame for frame in group if not inside or id(frame) in ends or frame.filename.endswith(COLLECTIVES)]
+        for frame in shown:
+            first = frame is group[0] and len(shown) < len(group)
+            more = f"  (left out: {len(group) - len(shown)} more of torch)" if first else ""
+            kept.append(traceback.FrameSummary(frame.filename, frame.lineno, frame.name + more))
+    return traceback.StackSummary.from_list(kept)
 
 
 def clip(text: str) -> str:
