@@ -14,7 +14,8 @@ from torch.nn import functional
 from equivtest.cases.base import from_code, from_data, to_data
 from equivtest.cases.exact_mlp import choose_plan
 from equivtest.cases.integers import SIGNIFICAND_BITS
-from equivtest.cases.mlp import EXACT_MODES, MlpCase, at_step
+from equivtest.cases.mlp import MlpCase
+from equivtest.cases.perceptron import EXACT_MODES, at_step
 from equivtest.cases.values import draw
 from equivtest.errors import Misuse
 from equivtest.layout import Replicate, Shard

@@ -14,6 +14,7 @@ from equivtest.cases.base import Case
 from equivtest.cases.fetch import FetchCase, RefusedFetchCase
 from equivtest.cases.linear import LinearCase, RefusedLinearCase
 from equivtest.cases.mlp import MlpCase
+from equivtest.cases.perceptron import PerceptronCase
 from equivtest.errors import Misuse
 from equivtest.oracle.collectives import document
 from equivtest.oracle.expected import Expected
@@ -59,8 +60,8 @@ def expect_refusal(case: Case, index: int) -> Expected:
 
 
 expect.register(LinearCase, expect_linear)
-expect.register(MlpCase, expect_mlp)
-expect_held.register(MlpCase, expect_mlp)
+expect.register(PerceptronCase, expect_mlp)
+expect_held.register(PerceptronCase, expect_mlp)
 document.register(MlpCase, document_mlp)
 expect.register(FetchCase, expect_fetch)
 expect.register(RefusedLinearCase, expect_refusal)
