@@ -64,10 +64,18 @@ class PerceptronRun:
         """The parallelized module."""
         raise NotImplementedError
 
+    def parameter(self, name: str) -> torch.Tensor:
+        """What this rank holds of a parameter."""
+        return self.model.get_parameter(name)
+
+    def trained(self, name: str) -> torch.Tensor:
+        """What the optimizer updates of a parameter."""
+        return self.model.get_parameter(name)
+
     def make_optimizer(self) -> torch.optim.Optimizer:
         """torch's optimizer over the parameters that need a gradient."""
         case = self.case
-        parameters = [self.model.get_parameter(name) for name in case.trained_names()]
+        parameters = [self.trained(name) for name in case.trained_names()]
         lr, weight_decay, foreach = case.lr, case.weight_decay, case.foreach
         if case.optimizer == "sgd":
             return torch.optim.SGD(
@@ -80,7 +88,7 @@ class PerceptronRun:
         case = self.case
         optimizer = self.make_optimizer() if case.trains else None
         for name in case.parameter_names():
-            self.keep(f"param.{name}", self.model.get_parameter(name))
+            self.keep(f"param.{name}", self.parameter(name))
         for step in range(1, case.steps + 1):
             if optimizer is not None:
                 optimizer.zero_grad()
@@ -107,9 +115,14 @@ class PerceptronRun:
         """The trained parameters and their optimizer's state after update number `step`."""
         for state in self.case.state_names():
             for name in self.case.names_left(state):
-                parameter = self.model.get_parameter(name)
-                held = parameter if state == "param" else optimizer.state[parameter].get(STATE_KEYS[state])
-                self.keep(f"step{step}.{state}.{name}", held)
+                self.keep(f"step{step}.{state}.{name}", self.state_held(optimizer, state, name))
+
+    def state_held(self, optimizer: torch.optim.Optimizer, state: str, name: str) -> torch.Tensor | None:
+        """What this rank holds of a parameter, or of its optimizer's state, after an update."""
+        if state == "param":
+            return self.parameter(name)
+        found: torch.Tensor | None = optimizer.state[self.trained(name)].get(STATE_KEYS[state])
+        return found
 
     def keep(self, name: str, tensor: torch.Tensor | None) -> None:
         """Answers a copy of what this rank holds now; plain tensors are under the contract's layout."""
