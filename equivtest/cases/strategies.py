@@ -227,8 +227,8 @@ def _data_parallel_cases(draw: DrawFn, space: Space, style: str, fetch: str) -> 
     optimizer = "sgd" if optimizer == "adamw" and fields["dtype"] == "float16" else optimizer
     trains, activation = optimizer != "none", _pick(draw, "activation", ACTIVATIONS)
     training = _pick_training(draw, adamw=optimizer == "adamw")
-    modes = (MLP_MODES, "") if activation == "relu" else (CURVED_MODES, "curved ")
-    values = _pick_values(draw, *((TRAINING_MODES, "training ") if activation == "relu" and trains else modes))
+    exact, curved = _pick_values(draw, MLP_MODES), _pick_values(draw, CURVED_MODES, "curved ")
+    trained = _pick_values(draw, TRAINING_MODES, "training ")
     flags = {name: _pick(draw, name, (False, True)) for name in ("syncs_every", "small_buckets", "views")}
     reshards, padding = _pick(draw, "reshards", (True, False)), _pick(draw, "padding", PADDINGS)
     return DataParallelCase(
@@ -245,7 +245,7 @@ def _data_parallel_cases(draw: DrawFn, space: Space, style: str, fetch: str) -> 
         records=_pick(draw, "records", RECORDS if fetch else (False,)),
         activation=activation,
         optimizer=optimizer,
-        values=values,
+        values=curved if activation != "relu" else trained if trains else exact,
     )
 
 

@@ -8,7 +8,7 @@ Source: deepspeed/runtime/zero/parameter_offload.py (0.19.8), its pre and post h
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -28,12 +28,15 @@ class Engine:
         gradients: Partitions of the gradients so far.
     """
 
+    layer_class: ClassVar[type[Layer]] = Layer
+    gradients_class: ClassVar[type[Gradients]] = Gradients
+
     def __init__(self, module: nn.Module, mesh: DeviceMesh, fetcher: Fetcher, *, padding: float) -> None:
-        self.gradients = Gradients(mesh, padding=padding)
+        self.gradients = self.gradients_class(mesh, padding=padding)
         self.layers: dict[str, Layer] = {}
         for name, child in module.named_children():
             self._hook_gradients(name, child)
-            self.layers[name] = Layer(child, mesh, fetcher, padding=padding)
+            self.layers[name] = self.layer_class(child, mesh, fetcher, padding=padding)
             self._hook_layer(child, self.layers[name])
 
     def partitioned(self, name: str) -> PartitionedParameter:
