@@ -10,6 +10,7 @@ from hypothesis.strategies import SearchStrategy
 from equivtest import limits
 from equivtest.cases.base import C, Case
 from equivtest.cases.strategies import (
+    data_parallel_cases,
     fetch_cases,
     linear_cases,
     mlp_cases,
@@ -27,6 +28,9 @@ STRATEGIES: dict[str, Callable[[Space], SearchStrategy[Case]]] = {
     "fetch": fetch_cases,
     "mlp": mlp_cases,
     "training": training_cases,
+    "ddp": lambda space: data_parallel_cases(space, style="ddp"),
+    "fsdp2": lambda space: data_parallel_cases(space, style="fsdp2"),
+    "zero3": lambda space: data_parallel_cases(space, style="zero3", fetch="all_gather"),
     "refused colwise": lambda space: refused_linear_cases(space, style="colwise"),
     "refused rowwise": lambda space: refused_linear_cases(space, style="rowwise"),
     "refused fetch": refused_fetch_cases,

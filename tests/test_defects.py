@@ -20,7 +20,7 @@ from equivtest import limits
 from equivtest.cases.base import Case, from_code
 from equivtest.cases.fetch import FetchCase
 from equivtest.cases.linear import LinearCase
-from equivtest.cases.mlp import MlpCase
+from equivtest.cases.perceptron import PerceptronCase
 from equivtest.check import judge
 from equivtest.defects import DEFECTS, Defect
 from equivtest.known import SHIPPED, KnownFailures
@@ -98,9 +98,10 @@ def sizes(case: Case) -> list[int]:
     """What shrinking makes small."""
     if isinstance(case, LinearCase):
         return [case.world_size, math.prod(case.leading), case.in_features, case.out_features]
-    if isinstance(case, MlpCase):
+    if isinstance(case, PerceptronCase):
         features = [case.in_features, case.hidden_features, case.out_features]
-        return [case.world_size, math.prod(case.leading), *features, case.steps]
+        num_tokens = math.prod(case.batch) // case.num_averaged
+        return [case.world_size, num_tokens, *features, case.steps]
     assert isinstance(case, FetchCase)
     return [case.world_size, len(case.parameters), *(math.prod(shape) for shape in case.parameters)]
 

@@ -14,7 +14,8 @@ from torch.nn import functional
 from equivtest.cases.base import from_code, from_data, to_data
 from equivtest.cases.exact_mlp import choose_plan
 from equivtest.cases.integers import SIGNIFICAND_BITS
-from equivtest.cases.mlp import EXACT_MODES, MlpCase, at_step
+from equivtest.cases.mlp import MlpCase
+from equivtest.cases.perceptron import EXACT_MODES, PerceptronCase, at_step
 from equivtest.cases.values import draw
 from equivtest.errors import Misuse
 from equivtest.layout import Replicate, Shard
@@ -55,8 +56,11 @@ def exact_cases(draw_from: st.DrawFn) -> MlpCase:
     )
 
 
-def train_with_torch(case: MlpCase, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Every answer by torch's own kernels, autograd and optimizers on one process, in `dtype`."""
+def train_with_torch(case: PerceptronCase, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Every answer by torch's own kernels, autograd and optimizers on one process, in `dtype`.
+
+    Where the case averages gradients over ranks, they are those of the whole batch, divided once.
+    """
     values = {name: tensor.to(dtype) for name, tensor in draw(case, 0).items()}
     parameters = {n: values[n].clone().requires_grad_(n in case.requires_grad) for n in case.parameter_names()}
     found = {f"param.{name}": parameter.detach().clone() for name, parameter in parameters.items()}
@@ -76,7 +80,7 @@ def train_with_torch(case: MlpCase, dtype: torch.dtype) -> dict[str, torch.Tenso
 
 
 def _one_step(
-    case: MlpCase, step: int, values: Mapping[str, torch.Tensor], parameters: Mapping[str, torch.Tensor]
+    case: PerceptronCase, step: int, values: Mapping[str, torch.Tensor], parameters: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
     x = values[at_step(step, "x")].clone().requires_grad_("x" in case.requires_grad)
     before = functional.linear(x, parameters["in_proj.weight"], parameters.get("in_proj.bias"))
@@ -88,6 +92,9 @@ def _one_step(
         hidden.retain_grad()
     if output.requires_grad:
         output.backward(values[at_step(step, "cotangent")])
+        for parameter in parameters.values():
+            if parameter.grad is not None:
+                parameter.grad /= case.num_averaged
     if case.hidden_requires_grad:
         found |= {"grad.in_proj.output": before.grad, "grad.out_proj.input": hidden.grad}
     found |= {f"grad.{name}": (x if name == "x" else parameters[name]).grad for name in case.requires_grad}
@@ -95,17 +102,18 @@ def _one_step(
 
 
 def _state_after(
-    case: MlpCase, step: int, optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.Tensor]
+    case: PerceptronCase, step: int, optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
     found = {}
-    for name in case.trained_names():
-        state = optimizer.state[parameters[name]]
-        held = {"param": parameters[name], "momentum": state.get("momentum_buffer"), **state}
-        found |= {f"step{step}.{kind}.{name}": held[kind].detach().clone() for kind in case.state_names()}
+    for kind in case.state_names():
+        for name in case.names_left(kind):
+            state = optimizer.state.get(parameters[name], {})
+            held = {"param": parameters[name], "momentum": state.get("momentum_buffer"), **state}
+            found[f"step{step}.{kind}.{name}"] = held[kind].detach().clone()
     return found
 
 
-def held_of(case: MlpCase, found: Mapping[str, torch.Tensor]) -> dict[int, dict[str, Placed]]:
+def held_of(case: PerceptronCase, found: Mapping[str, torch.Tensor]) -> dict[int, dict[str, Placed]]:
     """What each rank would hold of these global tensors, in the case's dtype."""
     layouts, dtype = case.layouts(), DTYPES[case.dtype]
     return {

@@ -19,6 +19,7 @@ import pytest
 from equivtest import limits
 from equivtest.cases import strategies
 from equivtest.cases.base import Case
+from equivtest.cases.data_parallel import DataParallelCase
 from equivtest.cases.fetch import FetchCase, RefusedFetchCase
 from equivtest.cases.linear import REAL_MODES, LinearCase, RefusedLinearCase
 from equivtest.cases.mlp import MlpCase
@@ -26,7 +27,7 @@ from equivtest.layout import shard_kind
 from equivtest.property import Space
 from tests.drawing import SPACE, STRATEGIES, drawn, smallest
 
-WITHIN_CONTRACT = ("colwise", "rowwise", "fetch", "mlp", "training")
+WITHIN_CONTRACT = ("colwise", "rowwise", "fetch", "mlp", "training", "fsdp2", "zero3")
 ROOT = Path(__file__).parents[1]
 
 
@@ -62,7 +63,7 @@ def test_every_world_size_above_one_has_shards_of_every_kind(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "num_draws"), [("colwise", 4), ("rowwise", 4), ("fetch", 4), ("mlp", 2), ("training", 2)]
+    ("name", "num_draws"), [("colwise", 4), ("rowwise", 4), ("fetch", 4), ("mlp", 2), ("training", 2), ("ddp", 2)]
 )
 def test_most_cases_carry_several_draws_of_values(name: str, num_draws: int) -> None:
     cases = run_of(name)
@@ -292,6 +293,9 @@ SIMPLEST: dict[str, Case] = {
     "fetch": FetchCase(world_size=1),
     "mlp": MlpCase(world_size=1),
     "training": MlpCase(world_size=1, optimizer="sgd", steps=2),
+    "ddp": DataParallelCase(world_size=1),
+    "fsdp2": DataParallelCase(world_size=1, style="fsdp2"),
+    "zero3": DataParallelCase(world_size=1, style="zero3", fetch="all_gather"),
     "refused colwise": RefusedLinearCase(world_size=1, style="colwise"),
     "refused rowwise": RefusedLinearCase(world_size=1, style="rowwise"),
     "refused fetch": RefusedFetchCase(world_size=1, parameters=((1,), (1,)), requires_grad=(True, True)),

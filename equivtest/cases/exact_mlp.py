@@ -9,7 +9,9 @@ most 2**p, no order, no blocking and no division among ranks can round.  As prod
 tensors outgrow 16 bits soon, W1, W2 and G may be sparse: at most `cap` nonzero elements in each
 row and column.  The oracle checks the sums of every draw.
 
-DTensor divides a replicated bias by w where it makes it partial, so b2 is a multiple of w.
+DTensor divides a replicated bias by w where it makes it partial, so b2 is a multiple of w.  Where
+gradients are averaged over the ranks, G is one: of w's odd part alone where nothing is trained,
+since halving is exact, and else of w, so that the updates keep their unit.
 
 Training: a gradient times a learning rate of 2**-k is counted in the same unit as its parameter,
 and the magnitudes are 1, so that what the first update leaves is an integer of few bits.  Whether
@@ -28,7 +30,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from equivtest.cases.integers import SIGNIFICAND_BITS, generator, hash_of, odd_floor, odd_integers, permutation
-from equivtest.cases.mlp import MlpCase, at_step
+from equivtest.cases.perceptron import PerceptronCase, at_step, base_of
 from equivtest.tensors import DTYPES
 
 _LOWEST_EXPONENT = -3  # of a tensor's power of two; float16 stays far above its subnormals
@@ -44,6 +46,7 @@ class Plan:
         x, w1, b1, w2, b2, g: Largest magnitudes; b1 is 0 without a bias, b2 is to be multiplied by
             the world size.
         cap1, cap2, cap_g: Nonzero elements in each row and in each column of W1, W2 and G.
+        averaged: What G is to be multiplied by.
     """
 
     tokens: int
@@ -60,19 +63,21 @@ class Plan:
     cap1: int = 1
     cap2: int = 1
     cap_g: int = 1
+    averaged: int = 1
 
     def sums(self) -> dict[str, int]:
         """What the magnitudes behind one element come to at most, and which caps that depends on."""
         before = min(self.features, self.cap1) * self.x * self.w1 + self.b1
         after = min(self.hidden, self.cap2) * self.w2 * before + self.b2 * self.world_size
-        hidden_grad = self.g * self.w2 * min(self.outputs, self.cap_g, self.cap2)
+        cotangent = self.g * self.averaged
+        hidden_grad = cotangent * self.w2 * min(self.outputs, self.cap_g, self.cap2)
         tokens = min(self.tokens, self.cap_g)
         return {
             "cap1": before,
             "cap1 cap2": after,
             "cap1 cap2 cap_g": hidden_grad * self.w1 * min(self.hidden, self.cap1),
-            "cap2 cap_g": min(self.outputs, self.cap2) * self.w2 * tokens * self.g * self.x,
-            "cap1 cap_g": tokens * self.g * before,
+            "cap2 cap_g": min(self.outputs, self.cap2) * self.w2 * tokens * cotangent * self.x,
+            "cap1 cap_g": tokens * cotangent * before,
         }
 
     def fits(self, limit: int) -> bool:
@@ -92,6 +97,7 @@ def choose_plan(
     *,
     has_b1: bool,
     small: bool,
+    averaged: int = 1,
 ) -> Plan:
     """The plan of one draw.
 
@@ -100,9 +106,9 @@ def choose_plan(
     W2 and G meet hidden features of up to 1 + b1, and so take one bit less where there is a bias.
     """
     b2 = 1 if small else odd_floor(max(1, limit // 8 // world_size))
-    plan = Plan(tokens, features, hidden, outputs, world_size, int(has_b1), b2)
+    plan = Plan(tokens, features, hidden, outputs, world_size, int(has_b1), b2, averaged=averaged)
     if mode != "dense":
-        met = 1 + plan.b1 if mode in ("wide-out", "wide-g") else 1
+        met = averaged * (1 + plan.b1 if mode in ("wide-out", "wide-g") else 1)
         return replace(plan, **{_WIDE[mode]: odd_floor((limit - b2 * world_size - 2) // met)})
     plan = replace(plan, cap1=max(features, hidden), cap2=max(hidden, outputs), cap_g=max(tokens, outputs))
     while not plan.fits(limit):
@@ -135,7 +141,7 @@ def _larger(plan: Plan, limit: int) -> Plan:
     return plan
 
 
-def draw_mlp(case: MlpCase, index: int) -> dict[str, torch.Tensor]:
+def draw_mlp(case: PerceptronCase, index: int) -> dict[str, torch.Tensor]:
     """Global x (*leading, K), parameters, cotangent (*leading, N), and x and cotangent of each later step.
 
     Modes:
@@ -145,21 +151,30 @@ def draw_mlp(case: MlpCase, index: int) -> dict[str, torch.Tensor]:
             gradient comes from one token.
     """
     mode, seed = case.values[index]
-    shape = (math.prod(case.leading), case.in_features, case.hidden_features, case.out_features)
+    shape = (math.prod(case.batch), case.in_features, case.hidden_features, case.out_features)
     limit = 2 ** SIGNIFICAND_BITS[case.dtype]
     has_b1 = "in_proj" in case.biases
-    plan = choose_plan(*shape, case.world_size, limit, mode, has_b1=has_b1, small=case.trains)
+    plan = choose_plan(*shape, case.world_size, limit, mode, has_b1=has_b1, small=case.trains, averaged=_divisor(case))
     parameters = _draw_parameters(plan, mode, seed)
     integers = {name: parameters[name] for name in case.parameter_names()} | _draw_step(plan, mode, seed, 1)
     _activate(integers, plan, mode, seed)
     for step in range(2, case.steps + 1):
         integers |= _draw_step(plan, mode, seed, step)
+    for name in integers.keys() - parameters.keys():
+        if base_of(name) == "cotangent":
+            integers[name] = integers[name] * plan.averaged
     exponents = _exponents(case, mode, seed)
     shapes = case.shapes()
     return {
         name: integers[name].to(DTYPES[case.dtype]).mul_(2.0 ** exponents[_of_any_step(name)]).view(shapes[name])
         for name in case.given_names()
     }
+
+
+def _divisor(case: PerceptronCase) -> int:
+    """What the cotangents are a multiple of."""
+    averaged = case.num_averaged
+    return averaged if case.trains else averaged // (averaged & -averaged)
 
 
 def _draw_parameters(plan: Plan, mode: str, seed: int) -> dict[str, torch.Tensor]:
@@ -217,7 +232,7 @@ def _activate(integers: dict[str, torch.Tensor], plan: Plan, mode: str, seed: in
     bias *= turned
 
 
-def _exponents(case: MlpCase, mode: str, seed: int) -> dict[str, int]:
+def _exponents(case: PerceptronCase, mode: str, seed: int) -> dict[str, int]:
     """The power of two of each tensor; of later steps' x and cotangent as of the first's."""
     names = ("x", "in_proj.weight", "out_proj.weight", "cotangent")
     span = 1 - _LOWEST_EXPONENT

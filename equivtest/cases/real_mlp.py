@@ -11,14 +11,14 @@ import math
 import torch
 
 from equivtest.cases.integers import generator, hash_of
-from equivtest.cases.mlp import MlpCase
+from equivtest.cases.perceptron import PerceptronCase
 from equivtest.cases.real_linear import nearly_normal
 from equivtest.tensors import DTYPES
 
 _SCALES = (1.0, 0.3, 3.0)  # of x, each bias and each cotangent: far from overflow and subnormals in float16
 
 
-def draw_real_mlp(case: MlpCase, index: int) -> dict[str, torch.Tensor]:
+def draw_real_mlp(case: PerceptronCase, index: int) -> dict[str, torch.Tensor]:
     """Global x, parameters and cotangent of each step: nearly normal numbers, each tensor with a scale of its own.
 
     Weights are divided by the root of what they sum over, as layers are initialised, so that the

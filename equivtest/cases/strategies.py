@@ -22,10 +22,12 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from equivtest.cases.base import Shape
+from equivtest.cases.data_parallel import DataParallelCase
 from equivtest.cases.fetch import PADDINGS, FetchCase, RefusedFetchCase
 from equivtest.cases.linear import LINEAR_MODES as EXACT_MODES
 from equivtest.cases.linear import REAL_MODES, REFUSALS, LinearCase, RefusedLinearCase
-from equivtest.cases.mlp import LAYERS, MlpCase
+from equivtest.cases.mlp import MlpCase
+from equivtest.cases.perceptron import LAYERS
 from equivtest.layout import Layout, parse_placement, shard_bounds, shard_kind
 from equivtest.property import Space
 
@@ -79,6 +81,9 @@ ACTIVATIONS = ("relu",) * 4 + ("gelu", "silu")
 LEARNING_RATES = (0.25, 0.5, 0.125, 0.25, 0.1)  # powers of two keep the first updates exact
 MOMENTA = (0.0, 0.5, 0.5, 0.9)
 WEIGHT_DECAYS = (0.0, 0.25, 0.5, 0.01)
+MICRO_BATCHES = (1, 1, 2, 3)
+ROWS = (1, 2, 3, 5)  # of one rank in one micro-batch
+DATA_PARALLEL_OPTIMIZERS = ("none", "sgd", "sgd", "adamw")
 MISFITS_OF_FETCH = ("dtype", "in_flight")
 
 
@@ -113,6 +118,14 @@ def training_cases(space: Space) -> SearchStrategy[MlpCase]:
     Shrinks to two steps of SGD without momentum and weight decay.
     """
     return _training_cases(space)
+
+
+def data_parallel_cases(space: Space, *, style: str, fetch: str = "") -> SearchStrategy[DataParallelCase]:
+    """Cases of a perceptron under data parallelism, three in four of them trained; some parameter needs a gradient.
+
+    Recorded only where `fetch` is named.  Shrinks to one forward and backward of one row.
+    """
+    return _data_parallel_cases(space, style, fetch)
 
 
 def refused_linear_cases(space: Space, *, style: str) -> SearchStrategy[RefusedLinearCase]:
@@ -196,18 +209,56 @@ def _training_cases(draw: DrawFn, space: Space) -> MlpCase:
     fields = _pick_mlp(draw, space)
     if not any(name.endswith(("weight", "bias")) for name in fields["requires_grad"]):
         fields["requires_grad"] = ("in_proj.weight", "out_proj.weight")
-    momentum = _pick(draw, "momentum", MOMENTA)
     adamw = _pick(draw, "adamw", (False, False, True)) and fields["dtype"] != "float16"
     return MlpCase(
         **fields,
+        **_pick_training(draw, adamw=adamw),
         optimizer="adamw" if adamw else "sgd",
-        steps=_pick(draw, "steps", (2, 2, 2, 3)),
-        lr=_pick(draw, "lr", LEARNING_RATES),
-        momentum=0.0 if adamw else momentum,
-        weight_decay=_pick(draw, "weight_decay", WEIGHT_DECAYS),
-        foreach=_pick(draw, "foreach", (False, True)),
         values=_pick_values(draw, TRAINING_MODES),
     )
+
+
+@st.composite
+def _data_parallel_cases(draw: DrawFn, space: Space, style: str, fetch: str) -> DataParallelCase:
+    fields = _pick_perceptron(draw, space)
+    if not any(name.endswith(("weight", "bias")) for name in fields["requires_grad"]):
+        fields["requires_grad"] = ("in_proj.weight", "out_proj.weight")
+    optimizer = _pick(draw, "optimizer", DATA_PARALLEL_OPTIMIZERS)
+    optimizer = "sgd" if optimizer == "adamw" and fields["dtype"] == "float16" else optimizer
+    trains, activation = optimizer != "none", _pick(draw, "activation", ACTIVATIONS)
+    training = _pick_training(draw, adamw=optimizer == "adamw")
+    exact, curved = _pick_values(draw, MLP_MODES), _pick_values(draw, CURVED_MODES, "curved ")
+    trained = _pick_values(draw, TRAINING_MODES, "training ")
+    flags = {name: _pick(draw, name, (False, True)) for name in ("syncs_every", "small_buckets", "views")}
+    reshards, padding = _pick(draw, "reshards", (True, False)), _pick(draw, "padding", PADDINGS)
+    return DataParallelCase(
+        **fields | (training if trains else {}),
+        style=style,
+        leading=(_pick(draw, "rows", ROWS), *_pick(draw, "more dims", ((), (), (2,), (3,)))),
+        micro_batches=_pick(draw, "micro_batches", MICRO_BATCHES),
+        syncs_every=style == "fsdp2" and flags["syncs_every"],
+        reshards=style != "fsdp2" or reshards,
+        small_buckets=style == "ddp" and flags["small_buckets"],
+        views=style == "ddp" and flags["views"],
+        padding=padding if style == "zero3" else "nan",
+        fetch=fetch,
+        records=_pick(draw, "records", RECORDS if fetch else (False,)),
+        activation=activation,
+        optimizer=optimizer,
+        values=curved if activation != "relu" else trained if trains else exact,
+    )
+
+
+def _pick_training(draw: DrawFn, *, adamw: bool) -> dict[str, Any]:
+    """Steps, and what an optimizer takes."""
+    momentum = _pick(draw, "momentum", MOMENTA)
+    return {
+        "steps": _pick(draw, "steps", (2, 2, 2, 3)),
+        "lr": _pick(draw, "lr", LEARNING_RATES),
+        "momentum": 0.0 if adamw else momentum,
+        "weight_decay": _pick(draw, "weight_decay", WEIGHT_DECAYS),
+        "foreach": _pick(draw, "foreach", (False, True)),
+    }
 
 
 def _pick_mlp(draw: DrawFn, space: Space) -> dict[str, Any]:
@@ -216,34 +267,42 @@ def _pick_mlp(draw: DrawFn, space: Space) -> dict[str, Any]:
     Where the hidden activation is a plain tensor, torch takes its global size to be local size
     times ranks and refuses others: three in four of these cases are even.
     """
-    world_size = _pick(draw, "world_size", space.world_sizes)
-    dtype = _pick(draw, "dtype", space.dtypes)
+    fields = _pick_perceptron(draw, space)
+    world_size, hidden = fields["world_size"], fields["hidden_features"]
     leading = _pick_shape(draw, "leading", world_size, NUM_SEQUENCE_DIMS)
     sequence_dim = _pick(draw, "sequence_dim", LARGE_DIMS) % len(leading)
     use_local_output = _pick(draw, "use_local_output", (True, False, False))
-    hidden = _pick(draw, "hidden_features", edge_sizes(world_size))
     rounded = _pick(draw, "even hidden", (False, True, True, True)) and use_local_output
+    x_is_dtensor = _pick(draw, "x_is_dtensor", (False, True))
+    return {
+        **fields,
+        "leading": leading,
+        "sequence_dim": sequence_dim,
+        "hidden_features": -(-hidden // world_size) * world_size if rounded else hidden,
+        "x_is_dtensor": x_is_dtensor or leading[sequence_dim] % world_size != 0,
+        "use_local_output": use_local_output,
+        "records": _pick(draw, "records", RECORDS),
+    }
+
+
+def _pick_perceptron(draw: DrawFn, space: Space) -> dict[str, Any]:
+    """The fields of any perceptron, but for its leading dims, training, activation and values."""
+    world_size = _pick(draw, "world_size", space.world_sizes)
     biases = _pick(draw, "biases", BIASES)
     names = tuple(f"{layer}.{kind}" for layer in LAYERS for kind in ("weight", "bias"))
     with_grad = tuple(name for name in names if name.endswith("weight") or name.partition(".")[0] in biases)
-    x_is_dtensor = _pick(draw, "x_is_dtensor", (False, True))
     return {
         "world_size": world_size,
-        "dtype": dtype,
-        "leading": leading,
-        "sequence_dim": sequence_dim,
+        "dtype": _pick(draw, "dtype", space.dtypes),
         "in_features": _pick(draw, "in_features", FEATURES),
-        "hidden_features": -(-hidden // world_size) * world_size if rounded else hidden,
+        "hidden_features": _pick(draw, "hidden_features", edge_sizes(world_size)),
         "out_features": _pick(draw, "out_features", FEATURES),
         "biases": biases,
-        "x_is_dtensor": x_is_dtensor or leading[sequence_dim] % world_size != 0,
-        "use_local_output": use_local_output,
         "requires_grad": _pick(draw, "requires_grad", _subsets(("x", *with_grad))),
         "x_contiguous": _pick(draw, "x_contiguous", (True, False)),
         "cotangent_contiguous": _pick(draw, "cotangent_contiguous", (True, False)),
         "poison": _pick(draw, "poison", POISON_TABLE),
         "repeats": _pick(draw, "repeats", REPEATS),
-        "records": _pick(draw, "records", RECORDS),
         "members": _pick_members(draw, world_size),
     }
 

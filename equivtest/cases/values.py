@@ -19,7 +19,7 @@ from equivtest.cases.exact_mlp import draw_mlp
 from equivtest.cases.fetch import FetchCase, RefusedFetchCase
 from equivtest.cases.integers import SIGNIFICAND_BITS, generator, odd_integers, signs
 from equivtest.cases.linear import REAL_MODES, LinearCase, RefusedLinearCase
-from equivtest.cases.mlp import MlpCase
+from equivtest.cases.perceptron import PerceptronCase
 from equivtest.cases.real_linear import draw_real_linear
 from equivtest.cases.real_mlp import draw_real_mlp
 from equivtest.cases.special import INTEGERS, draw_patterns, draw_special
@@ -58,7 +58,7 @@ def draw_linear_case(case: LinearCase, index: int) -> dict[str, torch.Tensor]:
 
 
 @draw.register
-def draw_mlp_case(case: MlpCase, index: int) -> dict[str, torch.Tensor]:
+def draw_mlp_case(case: PerceptronCase, index: int) -> dict[str, torch.Tensor]:
     """Exact or real values of a perceptron of two layers, as the draw's mode says."""
     return (draw_real_mlp if case.values[index][0] == "real" else draw_mlp)(case, index)
 

@@ -8,9 +8,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.nn import functional
 
-from equivtest.cases.mlp import MlpCase, at_step
+from equivtest.cases.mlp import MlpCase
+from equivtest.cases.perceptron import PerceptronCase, at_step
 from equivtest.defects.tensor_parallel import swap_between_first_two
-from equivtest.subjects.sequence_parallel import Activation, Mlp, Run
+from equivtest.subjects.perceptron import Activation, Mlp
+from equivtest.subjects.sequence_parallel import Run
 from equivtest.subjects.tensor_parallel import Answers, Given
 
 
@@ -79,7 +81,7 @@ class _LinearBeforeActivation(nn.Linear):
 
 
 class _ActivationMisplaced(Mlp):
-    def __init__(self, case: MlpCase, given: Given) -> None:
+    def __init__(self, case: PerceptronCase, given: Given) -> None:
         super().__init__(case, given)
         right, wrong = self.out_proj, _LinearBeforeActivation(1, 1, device="meta")
         wrong.weight, wrong.bias = right.weight, right.bias

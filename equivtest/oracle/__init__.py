@@ -11,11 +11,14 @@ from __future__ import annotations
 import functools
 
 from equivtest.cases.base import Case
+from equivtest.cases.data_parallel import DataParallelCase
 from equivtest.cases.fetch import FetchCase, RefusedFetchCase
 from equivtest.cases.linear import LinearCase, RefusedLinearCase
 from equivtest.cases.mlp import MlpCase
+from equivtest.cases.perceptron import PerceptronCase
 from equivtest.errors import Misuse
 from equivtest.oracle.collectives import document
+from equivtest.oracle.data_parallel_collectives import document_data_parallel
 from equivtest.oracle.expected import Expected
 from equivtest.oracle.fetch import expect_fetch
 from equivtest.oracle.held import Held
@@ -59,9 +62,10 @@ def expect_refusal(case: Case, index: int) -> Expected:
 
 
 expect.register(LinearCase, expect_linear)
-expect.register(MlpCase, expect_mlp)
-expect_held.register(MlpCase, expect_mlp)
+expect.register(PerceptronCase, expect_mlp)
+expect_held.register(PerceptronCase, expect_mlp)
 document.register(MlpCase, document_mlp)
+document.register(DataParallelCase, document_data_parallel)
 expect.register(FetchCase, expect_fetch)
 expect.register(RefusedLinearCase, expect_refusal)
 expect.register(RefusedFetchCase, expect_refusal)

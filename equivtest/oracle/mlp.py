@@ -3,7 +3,8 @@
 Letters: T tokens, K in_features, H hidden_features, N out_features.  With x (T, K), W1 (H, K),
 W2 (N, H) and a cotangent G (T, N): a = x W1^T + b1, h = act(a), y = h W2^T + b2; grad h = G W2,
 grad a = act'(a) grad h, grad x = (grad a) W1, grad W1 = (grad a)^T x, grad W2 = G^T h, and the
-gradient of a bias is the sum over tokens.
+gradient of a bias is the sum over tokens.  Sequence parallelism contracts H, and all that is a sum
+over T, across ranks; data parallelism contracts T alone, and averages.
 
 Given what the ranks held, each operation is judged by itself: from its actual operands, so that
 what an operation before it was allowed to be off is not handed on, and nothing grows with depth or
@@ -19,15 +20,17 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from equivtest.cases.mlp import EXACT_MODES, MlpCase, at_step
+from equivtest.cases.data_parallel import DataParallelCase
+from equivtest.cases.perceptron import EXACT_MODES, PerceptronCase, at_step
 from equivtest.cases.values import draw
+from equivtest.oracle.averages import Averages
 from equivtest.oracle.expected import Expected, ExpectedTensor
 from equivtest.oracle.held import Held, whole
 from equivtest.oracle.operations import Found, Operations
 from equivtest.oracle.updates import adamw, sgd_momentum, sgd_parameter
 
 
-def expect_mlp(case: MlpCase, index: int, held: Held | None = None) -> Expected:
+def expect_mlp(case: PerceptronCase, index: int, held: Held | None = None) -> Expected:
     """Every answer of every step.
 
     Args:
@@ -42,6 +45,21 @@ def expect_mlp(case: MlpCase, index: int, held: Held | None = None) -> Expected:
     return written(case, reference.run())
 
 
+@dataclass(frozen=True)
+class TokenSums:
+    """Sums over tokens that are divided among the ranks in any way."""
+
+    operations: Operations
+
+    def product(self, left: torch.Tensor, right: torch.Tensor) -> Found:
+        """left (C, T) @ right (T, D)."""
+        return self.operations.product(left, right, split="tokens")
+
+    def total(self, terms: torch.Tensor) -> Found:
+        """The sum of terms (T, C): (C,)."""
+        return self.operations.total(terms)
+
+
 @dataclass
 class Reference:
     """The unsharded module, and what it has answered so far, leading dims flattened.
@@ -51,7 +69,7 @@ class Reference:
         is_real: Whether the values are real numbers, so that results are rounded.
     """
 
-    case: MlpCase
+    case: PerceptronCase
     given: dict[str, torch.Tensor]
     held: Held | None
     is_real: bool
@@ -75,7 +93,10 @@ class Reference:
             gradients = self.run_step(step, operations, parameters)
             if case.trains:
                 operations = replace(operations, must_be_exact=False)
-                for name in case.trained_names():
+                for name in case.names_left("param"):
+                    if name not in gradients:
+                        self.found[f"step{step}.param.{name}"] = Found.copy_of(parameters[name])
+                        continue
                     parameters[name] = self.update(step, name, operations, parameters[name], state, gradients[name])
         return self.found
 
@@ -86,6 +107,17 @@ class Reference:
             return result.value
         actual = whole(self.held, name, self.case.shapes()[name], self.case.mesh_shape)
         return result.value if actual is None else actual.reshape(result.value.shape)
+
+    @property
+    def hidden_split(self) -> str:
+        """How a contraction over the hidden features is divided among the ranks."""
+        return "" if isinstance(self.case, DataParallelCase) else "contraction"
+
+    def sums(self, operations: Operations) -> Averages | TokenSums:
+        """The sums over tokens that gradients of parameters are."""
+        if isinstance(self.case, DataParallelCase):
+            return Averages(operations, self.case.world_size, self.case.micro_batches)
+        return TokenSums(operations)
 
     def update(
         self,
@@ -120,7 +152,7 @@ class Reference:
         Args:
             parameters: W1 (H, K), b1 (H,), W2 (N, H), b2 (N,), float64, global, as of before the step.
         """
-        case, product = self.case, operations.product
+        case, product, sums = self.case, operations.product, self.sums(operations)
         x = self.given[at_step(step, "x")].reshape(-1, case.in_features).double()
         cotangent = self.given[at_step(step, "cotangent")].reshape(-1, case.out_features).double()
         in_weight, out_weight = parameters["in_proj.weight"], parameters["out_proj.weight"]
@@ -132,22 +164,22 @@ class Reference:
         add("capture.in_proj.input", Found.copy_of(x))
         before = add("capture.in_proj.output", product(x, in_weight.T, plus=in_bias))
         hidden = add("capture.out_proj.input", operations.activation(case.activation, before))
-        add("output", product(hidden, out_weight.T, plus=out_bias, split="contraction"))
+        add("output", product(hidden, out_weight.T, plus=out_bias, split=self.hidden_split))
         before_grad = torch.empty(0)
         if case.hidden_requires_grad:
             hidden_grad = add("grad.out_proj.input", product(cotangent, out_weight))
             before_grad = add("grad.in_proj.output", operations.activation_grad(case.activation, before, hidden_grad))
         gradients = {
-            "x": lambda: product(before_grad, in_weight, split="contraction"),
-            "in_proj.weight": lambda: product(before_grad.T, x, split="tokens"),
-            "in_proj.bias": lambda: operations.total(before_grad),
-            "out_proj.weight": lambda: product(cotangent.T, hidden, split="tokens"),
-            "out_proj.bias": lambda: operations.total(cotangent),
+            "x": lambda: product(before_grad, in_weight, split=self.hidden_split),
+            "in_proj.weight": lambda: sums.product(before_grad.T, x),
+            "in_proj.bias": lambda: sums.total(before_grad),
+            "out_proj.weight": lambda: sums.product(cotangent.T, hidden),
+            "out_proj.bias": lambda: sums.total(cotangent),
         }
         return {name: add(f"grad.{name}", gradients[name]()) for name in case.requires_grad}
 
 
-def written(case: MlpCase, found: dict[str, Found]) -> Expected:
+def written(case: PerceptronCase, found: dict[str, Found]) -> Expected:
     """The answers in the case's order, in their global shapes, under the contract's layouts."""
     shapes, layouts, flags = case.shapes(), case.layouts(), case.given_flags()
     outputs = {at_step(step, "output") for step in range(1, case.steps + 1)}

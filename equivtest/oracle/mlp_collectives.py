@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from equivtest.cases.mlp import MlpCase, at_step
+from equivtest.cases.mlp import MlpCase
+from equivtest.cases.perceptron import at_step
 from equivtest.layout import Partial, Replicate
 from equivtest.oracle.collectives import Collectives, distribute_parameters, redistribute
 

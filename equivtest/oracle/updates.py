@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import torch
 
-from equivtest.cases.mlp import MlpCase
+from equivtest.cases.perceptron import PerceptronCase
 from equivtest.oracle.operations import Found, Operations
 from equivtest.oracle.optimizers import AdamOptions, SgdOptions, adamw_step, sgd_step
 from equivtest.oracle.rounding import Bounded
 
 
 def sgd_momentum(
-    case: MlpCase,
+    case: PerceptronCase,
     operations: Operations,
     parameter: torch.Tensor,
     momentum: torch.Tensor | None,
@@ -38,7 +38,7 @@ def sgd_momentum(
 
 
 def sgd_parameter(
-    case: MlpCase, operations: Operations, parameter: torch.Tensor, step: torch.Tensor, *, decays: bool
+    case: PerceptronCase, operations: Operations, parameter: torch.Tensor, step: torch.Tensor, *, decays: bool
 ) -> Found:
     """parameter - lr * step; `decays` where the step does not hold the weight decay yet."""
     weight_decay = case.weight_decay if decays else 0.0
@@ -52,7 +52,7 @@ def sgd_parameter(
 
 
 def adamw(
-    case: MlpCase,
+    case: PerceptronCase,
     operations: Operations,
     number: int,
     parameter: torch.Tensor,

@@ -19,12 +19,16 @@ Subject = Callable[[Any, "DeviceMesh", Mapping[str, "torch.Tensor"]], "Mapping[s
 
 SUBJECTS: dict[str, str] = {
     "colwise_linear": "equivtest.subjects.tensor_parallel:colwise_linear",
+    "ddp_mlp": "equivtest.subjects.data_parallel:ddp_mlp",
     "deepspeed_fetch_all_gather": "equivtest.subjects.deepspeed_fetch:deepspeed_fetch_all_gather",
     "deepspeed_fetch_all_reduce": "equivtest.subjects.deepspeed_fetch:deepspeed_fetch_all_reduce",
+    "fsdp2_mlp": "equivtest.subjects.data_parallel:fsdp2_mlp",
     "rowwise_linear": "equivtest.subjects.tensor_parallel:rowwise_linear",
     "sequence_parallel_mlp": "equivtest.subjects.sequence_parallel:sequence_parallel_mlp",
     "zero3_fetch_all_gather": "equivtest.subjects.zero3_fetch:zero3_fetch_all_gather",
     "zero3_fetch_all_reduce": "equivtest.subjects.zero3_fetch:zero3_fetch_all_reduce",
+    "zero3_mlp_all_gather": "equivtest.subjects.zero3.training:zero3_mlp_all_gather",
+    "zero3_mlp_all_reduce": "equivtest.subjects.zero3.training:zero3_mlp_all_reduce",
 }
 """Short name -> 'package.module:function'; a package named with --import may add its own."""
 

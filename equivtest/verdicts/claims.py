@@ -56,6 +56,7 @@ trains_like_unsharded = Claim(
     "trains_like_unsharded",
     "each update, and each step after the first, equals the oracle's from the state that the step before it left",
     judge_training,
+    lambda case, draw: case.trains,
 )
 does_not_touch_its_inputs = Claim(
     "does_not_touch_its_inputs", "inputs, parameters and requires_grad flags are as before", judge_touched

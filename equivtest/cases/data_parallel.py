@@ -1,0 +1,102 @@
+"""A perceptron under data parallelism: its batch divided among the ranks, its gradients averaged.
+
+Letters: w ranks, M micro-batches, K in_features, H hidden_features, N out_features.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from equivtest.cases.base import Shape, replicated, require
+from equivtest.cases.fetch import FETCH_COLLECTIVES, PADDINGS
+from equivtest.cases.perceptron import PerceptronCase, base_of
+from equivtest.layout import Flat, Layout, Shard, shard_kind
+
+STYLES = ("ddp", "fsdp2", "zero3")
+MAX_MICRO_BATCHES = 8
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class DataParallelCase(PerceptronCase):
+    """A perceptron whose rows are divided among the ranks, each rank taking as many.
+
+    `leading` is what one rank is given in one micro-batch.  Globally x is (w M leading[0],
+    *leading[1:], K): rank after rank, and of each rank micro-batch after micro-batch.  What a rank
+    answers of its activations is that of all its micro-batches, in order.  The gradient of a
+    parameter is that of the whole batch divided by w; of x it is each rank's own.
+
+    Attributes:
+        style: One of STYLES: parameters and gradients replicated; sharded on dim 0; or flattened,
+            padded and partitioned.
+        micro_batches: Forwards and backwards whose gradients are added up before each update.
+        syncs_every: Of fsdp2: whether gradients are reduced after every micro-batch, not the last alone.
+        reshards: Of fsdp2: whether a layer's parameters are released between forward and backward.
+        small_buckets: Of ddp: whether each gradient is reduced by itself.
+        views: Of ddp: whether gradients are views of the buckets.
+        padding: Of zero3: what padding holds, 'nan' or a 'large' finite number, as nobody writes it.
+        fetch: Of zero3: the collective that its fetches are documented to use; '' where nobody says.
+    """
+
+    style: str = "ddp"
+    micro_batches: int = 1
+    syncs_every: bool = False
+    reshards: bool = True
+    small_buckets: bool = False
+    views: bool = False
+    padding: str = "nan"
+    fetch: str = ""
+
+    def __post_init__(self) -> None:
+        for name, known in (("style", STYLES), ("padding", PADDINGS), ("fetch", FETCH_COLLECTIVES)):
+            value = getattr(self, name)
+            require(value in known, f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
+        require(
+            1 <= self.micro_batches <= MAX_MICRO_BATCHES,
+            f"micro_batches must be in 1..{MAX_MICRO_BATCHES}, got {self.micro_batches}",
+        )
+        require(bool(self.trained_names()), "data parallelism needs a parameter in requires_grad, got none")
+        require(
+            not self.records or (self.style == "zero3" and bool(self.fetch)),
+            "only the collectives of style 'zero3' with a named fetch are documented: set records=False",
+        )
+        super().__post_init__()
+
+    @property
+    def batch(self) -> Shape:
+        return (self.world_size * self.micro_batches * self.leading[0], *self.leading[1:])
+
+    @property
+    def num_averaged(self) -> int:
+        return self.world_size
+
+    @property
+    def smallest_numel(self) -> int:
+        """Elements of the smallest parameter."""
+        return min(math.prod(self.shapes()[f"param.{name}"]) for name in self.parameter_names())
+
+    def names_left(self, state: str) -> tuple[str, ...]:
+        """Parameters that are frozen too, which an update must leave as they are."""
+        return self.parameter_names() if state == "param" else self.trained_names()
+
+    def layouts(self) -> dict[str, Layout]:
+        rows, shapes = Layout((Shard(0),)), self.shapes()
+        given = dict.fromkeys(self.parameter_names(), replicated())
+        others = (*(name for name in self.given_names() if name not in given), *self.answer_names())
+        return given | {
+            name: self._parameter_layout(shapes[name]) if base_of(name) in given else rows for name in others
+        }
+
+    def _parameter_layout(self, shape: Shape) -> Layout:
+        if self.style == "ddp":
+            return replicated()
+        if self.style == "fsdp2":
+            return Layout((Shard(0),))
+        return Layout((Flat(-(-math.prod(shape) // self.world_size) * self.world_size),))
+
+    @property
+    def shard_kind(self) -> str:
+        """The worst of the parameters: 'even', 'uneven' or 'empty'."""
+        names = [f"param.{name}" for name in self.parameter_names()]
+        kinds = {shard_kind(self.shapes()[name], self.layouts()[name], self.mesh_shape) for name in names}
+        return next(kind for kind in ("empty", "uneven", "even") if kind in kinds)

@@ -1,0 +1,220 @@
+"""A multilayer perceptron of two linear layers and its training, however it is made parallel.
+
+Letters: T tokens (product of the leading dims), K in_features, H hidden_features, N out_features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from equivtest import limits
+from equivtest.cases.base import Case, Shape, require
+
+EXACT_MODES = ("dense", "wide-x", "wide-in", "wide-out", "wide-g")
+REAL_MODES = ("real",)
+ACTIVATIONS = ("relu", "gelu", "silu")
+OPTIMIZERS = ("none", "sgd", "adamw")
+LAYERS = ("in_proj", "out_proj")
+MAX_STEPS = 16
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class PerceptronCase(Case):
+    """y = act(x W1^T + b1) W2^T + b2.  A subclass says what of it which rank holds.
+
+    Each step k has an x and a cotangent of its own.  Names of step 1 are plain (`output`,
+    `grad.in_proj.weight`), those of later steps begin with their step (`step2.output`).
+    `param.in_proj.weight` is the parameter before training, `step1.param.in_proj.weight` after
+    the first update; `step1.momentum.`, `step1.exp_avg.` and `step1.exp_avg_sq.` hold the
+    optimizer's state after it.  `capture.in_proj.output` is what a layer took or gave,
+    `grad.in_proj.output` the gradient of that.
+
+    Attributes:
+        leading: Leading dims of the activations, one to three; x is (*leading, K).
+        biases: Which layers have a bias, in this order; never zero.
+        requires_grad: Which of 'x', 'in_proj.weight', 'in_proj.bias', 'out_proj.weight' and
+            'out_proj.bias' need a gradient, in this order.
+        x_contiguous, cotangent_contiguous: Memory format of what the harness hands over.
+        optimizer: What updates the parameters; 'none': one forward and backward alone.
+        steps: Forward, backward and update, this many times; 1 without an optimizer, else 2 or more.
+        lr, momentum, weight_decay, foreach: Of the optimizer; momentum of SGD alone.
+    """
+
+    VALUE_MODES: ClassVar[tuple[str, ...]] = EXACT_MODES + REAL_MODES
+
+    leading: Shape = (1,)
+    in_features: int = 1
+    hidden_features: int = 1
+    out_features: int = 1
+    biases: tuple[str, ...] = ()
+    activation: str = "relu"
+    requires_grad: tuple[str, ...] = ("x", "in_proj.weight", "out_proj.weight")
+    x_contiguous: bool = True
+    cotangent_contiguous: bool = True
+    optimizer: str = "none"
+    steps: int = 1
+    lr: float = 0.25
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    foreach: bool = False
+
+    def __post_init__(self) -> None:
+        self._check_sizes()
+        require(
+            self.activation in ACTIVATIONS,
+            f"activation must be one of {', '.join(ACTIVATIONS)}, got {self.activation!r}",
+        )
+        for name, known in (("biases", LAYERS), ("requires_grad", ("x", *self.parameter_names()))):
+            listed = getattr(self, name)
+            require(
+                listed == tuple(each for each in known if each in listed),
+                f"{name} must list some of {', '.join(known)} in this order, got {listed}",
+            )
+        self._check_training()
+        super().__post_init__()
+        for mode, _ in self.values:
+            exact = mode in EXACT_MODES
+            require(not exact or self.activation == "relu", f"{self.activation} rounds: use mode real, not {mode}")
+            require(
+                not mode.startswith("wide") or not self.trains,
+                f"mode {mode} leaves no bits for an update: train on dense or real values",
+            )
+
+    def _check_sizes(self) -> None:
+        require(
+            1 <= len(self.leading) < limits.MAX_DIMS,
+            f"leading must have 1 to {limits.MAX_DIMS - 1} dims, got {self.leading}",
+        )
+        require(all(size >= 1 for size in self.leading), f"leading dims must be at least 1, got {self.leading}")
+        for name in ("in_features", "hidden_features", "out_features"):
+            size = getattr(self, name)
+            require(1 <= size <= limits.MAX_FEATURES, f"{name} must be in 1..{limits.MAX_FEATURES}, got {size}")
+
+    def _check_training(self) -> None:
+        require(
+            self.optimizer in OPTIMIZERS, f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {self.optimizer!r}"
+        )
+        if not self.trains:
+            require(self.steps == 1, f"steps must be 1 without an optimizer, got {self.steps}")
+            return
+        require(2 <= self.steps <= MAX_STEPS, f"steps must be in 2..{MAX_STEPS} with an optimizer, got {self.steps}")
+        require(bool(self.trained_names()), "an optimizer needs a parameter in requires_grad")
+        require(0 < self.lr <= 1, f"lr must be above 0 and at most 1, got {self.lr}")
+        require(0 <= self.weight_decay <= 1, f"weight_decay must be in 0..1, got {self.weight_decay}")
+        require(0 <= self.momentum < 1, f"momentum must be at least 0 and below 1, got {self.momentum}")
+        require(self.momentum == 0 or self.optimizer == "sgd", f"momentum is SGD's, got it for {self.optimizer}")
+        require(
+            self.optimizer != "adamw" or self.dtype != "float16",
+            "AdamW's eps of 1e-8 is zero in float16, so that a gradient of zero gives 0 / 0: use another dtype",
+        )
+
+    @property
+    def trains(self) -> bool:
+        """Whether an optimizer updates the parameters."""
+        return self.optimizer != "none"
+
+    @property
+    def num_dims(self) -> int:
+        """Dims of the activations, the feature dim included."""
+        return len(self.leading) + 1
+
+    @property
+    def batch(self) -> Shape:
+        """Global leading dims: of x, of the activations and of the output."""
+        return self.leading
+
+    @property
+    def num_averaged(self) -> int:
+        """Over how many ranks a parameter's gradient is averaged; 1 where it is a sum."""
+        return 1
+
+    @property
+    def last_leading(self) -> int:
+        """Size of the dim before the features."""
+        return self.leading[-1]
+
+    @property
+    def hidden_requires_grad(self) -> bool:
+        """Whether the hidden activation does: x or a parameter of in_proj needs a gradient."""
+        return any(name == "x" or name.startswith("in_proj") for name in self.requires_grad)
+
+    def parameter_names(self) -> tuple[str, ...]:
+        """'in_proj.weight', 'in_proj.bias', 'out_proj.weight', 'out_proj.bias', less the biases that are not there."""
+        kinds = [(layer, kind) for layer in LAYERS for kind in ("weight", "bias")]
+        return tuple(f"{layer}.{kind}" for layer, kind in kinds if kind == "weight" or layer in self.biases)
+
+    def trained_names(self) -> tuple[str, ...]:
+        """The parameters that the optimizer updates."""
+        return tuple(name for name in self.requires_grad if name != "x")
+
+    def captured_names(self) -> tuple[str, ...]:
+        """What is captured of the activations of one step, its gradients where it has some."""
+        values = ("capture.in_proj.input", "capture.in_proj.output", "capture.out_proj.input")
+        return (*values, "grad.in_proj.output", "grad.out_proj.input") if self.hidden_requires_grad else values
+
+    def state_names(self) -> tuple[str, ...]:
+        """What an update leaves of each trained parameter: itself and the optimizer's state."""
+        if self.optimizer == "adamw":
+            return ("param", "exp_avg", "exp_avg_sq")
+        return ("param", "momentum") if self.momentum else ("param",)
+
+    def names_left(self, state: str) -> tuple[str, ...]:
+        """The parameters of which an update leaves `state`, one of `state_names`."""
+        return self.trained_names()
+
+    def shapes(self) -> dict[str, Shape]:
+        layers = {
+            "in_proj": (self.hidden_features, self.in_features),
+            "out_proj": (self.out_features, self.hidden_features),
+        }
+        x, hidden = (*self.batch, self.in_features), (*self.batch, self.hidden_features)
+        output = (*self.batch, self.out_features)
+        base: dict[str, Shape] = {"x": x, "cotangent": output, "output": output, "grad.x": x}
+        for name in self.parameter_names():
+            layer, _, kind = name.partition(".")
+            base[name] = layers[layer] if kind == "weight" else layers[layer][:1]
+        for name in self.captured_names():
+            base[name] = x if name == "capture.in_proj.input" else hidden
+        return {name: base[base_of(name)] for name in (*self.given_names(), *self.answer_names())}
+
+    def given_names(self) -> tuple[str, ...]:
+        later = [f"step{step}.{name}" for step in range(2, self.steps + 1) for name in ("x", "cotangent")]
+        return ("x", *self.parameter_names(), "cotangent", *later)
+
+    def answer_names(self) -> tuple[str, ...]:
+        return ("output", *(f"param.{name}" for name in self.parameter_names()), *self._answered_later())
+
+    def _answered_later(self) -> Iterator[str]:
+        """The rest of the answers of step 1, then each update and the step that follows it."""
+        once = (*self.captured_names(), *(f"grad.{name}" for name in self.requires_grad))
+        yield from once
+        for step in range(1, self.steps + 1 if self.trains else 1):
+            yield from (f"step{step}.{state}.{name}" for state in self.state_names() for name in self.names_left(state))
+            if step < self.steps:
+                yield from (f"step{step + 1}.{name}" for name in ("output", *once))
+
+    def given_flags(self) -> dict[str, bool]:
+        return {name: base_of(name) in self.requires_grad for name in self.given_names()}
+
+    def is_contiguous(self, name: str) -> bool:
+        return {"x": self.x_contiguous, "cotangent": self.cotangent_contiguous}.get(base_of(name), True)
+
+
+def base_of(name: str) -> str:
+    """What a name is about: 'in_proj.weight' for 'step2.grad.in_proj.weight', 'x' for 'step2.x'.
+
+    Gradients and captures that have a shape of their own keep their prefix.
+    """
+    parts = name.split(".")
+    if parts[0].startswith("step"):
+        parts = parts[1:]
+    if parts[-1] in ("weight", "bias"):
+        parts = parts[-2:]
+    return ".".join(parts)
+
+
+def at_step(step: int, name: str) -> str:
+    """The name of step 1 as of another step: at_step(2, 'output') == 'step2.output'."""
+    return name if step == 1 else f"step{step}.{name}"

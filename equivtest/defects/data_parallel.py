@@ -1,0 +1,125 @@
+"""Data parallelism that is wrong in one way each: DDP, FSDP2 and our own ZeRO-3."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from equivtest.cases.data_parallel import DataParallelCase
+from equivtest.subjects.data_parallel import DdpRun, Fsdp2Run
+from equivtest.subjects.tensor_parallel import Answers, Given
+from equivtest.subjects.zero3.engine import Engine
+from equivtest.subjects.zero3.gradients import Gradients
+from equivtest.subjects.zero3.layer import Layer
+from equivtest.subjects.zero3.training import Zero3Run
+from equivtest.subjects.zero3_fetch import Status, fetch_by_all_gather, fetch_by_all_reduce
+
+
+def gradients_summed(case: DataParallelCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """DDP with a hook that sums gradients over the ranks and forgets to divide."""
+    return _Summed(case, mesh, given).answers()
+
+
+class _Summed(DdpRun):
+    def build(self) -> nn.Module:
+        model = super().build()
+        # DDP checks the annotations of a function, as types and not as text: a lambda has none.
+        self.parallel.register_comm_hook(self.mesh.get_group(), lambda group, bucket: _sum(group, bucket))
+        return model
+
+
+def _sum(group: dist.ProcessGroup, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    work = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
+    return work.get_future().then(lambda future: future.value()[0])  # type: ignore[no-any-return]
+
+
+def gradients_of_the_last_micro_batch(case: DataParallelCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """FSDP2 whose gradients are set by every micro-batch, instead of added up."""
+    return _Overwritten(case, mesh, given).answers()
+
+
+class _Overwritten(Fsdp2Run):
+    def run_micro_batch(self, step: int, index: int) -> dict[str, torch.Tensor | None]:
+        self.parallel.zero_grad()  # type: ignore[attr-defined]
+        return super().run_micro_batch(step, index)
+
+    def synchronization(self, *, is_last: bool) -> Any:
+        return super().synchronization(is_last=True)
+
+
+def frozen_parameter_decayed(case: DataParallelCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """ZeRO-3 whose weight decay reaches the partitions of frozen parameters too."""
+    return _Thawed(case, mesh, given, fetch_by_all_reduce).answers()
+
+
+class _Thawed(Zero3Run):
+    def update(self, optimizer: torch.optim.Optimizer, step: int) -> None:
+        super().update(optimizer, step)
+        for name in set(self.case.parameter_names()) - set(self.views):
+            self.engine.partitioned(name).partition.mul_(1 - self.case.lr * self.case.weight_decay)
+
+
+def norm_reads_padding(case: DataParallelCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """ZeRO-3 that clips only enormous gradients, by a norm that reads the padding of their partitions."""
+    return _PaddingRead(case, mesh, given, fetch_by_all_reduce).answers()
+
+
+class _PaddingRead(Zero3Run):
+    def update(self, optimizer: torch.optim.Optimizer, step: int) -> None:
+        partitions = self.engine.gradients.partitions
+        squares = torch.stack([partition.double().square().sum() for partition in partitions.values()]).sum()
+        dist.all_reduce(squares, group=self.mesh.get_group())
+        largest = torch.finfo(next(iter(partitions.values())).dtype).max / 8
+        scale = (largest / squares.sqrt().clamp(min=1)).clamp(max=1)
+        for partition in partitions.values():
+            partition.mul_(scale)
+        super().update(optimizer, step)
+
+
+def whole_kept_over_the_update(case: DataParallelCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """ZeRO-3 that keeps what it has fetched, and fetches nothing again after its partitions were updated."""
+    return _Kept(case, mesh, given, fetch_by_all_gather).answers()
+
+
+class _KeptLayer(Layer):
+    kept: dict[str, torch.Tensor | None] | None = None
+
+    def fetch(self) -> None:
+        if self.kept is None:
+            super().fetch()
+            self.kept = {kind: parameter.whole for kind, parameter in self.partitioned.items()}
+        for kind, parameter in self.partitioned.items():
+            parameter.whole, parameter.status = self.kept[kind], Status.AVAILABLE
+            self.parameters[kind].data = self._whole(kind)
+
+
+class _KeepingEngine(Engine):
+    layer_class = _KeptLayer
+
+
+class _Kept(Zero3Run):
+    engine_class = _KeepingEngine
+
+
+def rank_without_partition_left_out(case: DataParallelCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """ZeRO-3 where a rank whose partition is nothing but padding adds nothing to that parameter's gradient."""
+    return _LeftOut(case, mesh, given, fetch_by_all_gather).answers()
+
+
+class _HoldersOnly(Gradients):
+    def average(self, gradient: torch.Tensor) -> torch.Tensor:
+        size = -(-gradient.numel() // self.mesh.size())
+        holds = self.mesh.get_local_rank() * size < gradient.numel()
+        return super().average(gradient if holds else torch.zeros_like(gradient))
+
+
+class _EngineOfHolders(Engine):
+    gradients_class = _HoldersOnly
+
+
+class _LeftOut(Zero3Run):
+    engine_class = _EngineOfHolders

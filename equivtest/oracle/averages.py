@@ -1,0 +1,87 @@
+"""Gradients that data parallelism sums over micro-batches and averages over ranks.
+
+Letters: R rows of the whole batch, w ranks, M micro-batches; left (C, R) @ right (R, D) / w.
+
+Exact where the operands are integers (`equivtest.oracle.exact`) and those of `left` multiples of
+w's odd part: then so is every sum of terms, which may be divided before or after it is reduced.  A
+division may be a multiplication by fl(1/w), which is within a relative error d of 1/w; a quotient k
+comes out as k wherever |d| <= u/2, since k (1 + d) is then nearest to k.  In float32 that fails
+first at w = 7.
+
+Else: each of the w M micro-batches is stored, added to those before it, divided and reduced, so
+that a stored product takes part in 1 + (M - 1) + 2 roundings of storage (the reciprocal and the
+product) and w - 1 of reduction.
+
+Source: Reducer::mark_variable_ready_dense in torch/csrc/distributed/c10d/reducer.cpp for the
+reciprocal; _get_gradient_divide_factors in torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py,
+which divides by a power of two before and by the rest after (2.13.0); Higham, Accuracy and
+Stability of Numerical Algorithms, 2nd ed., equation 3.5.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+import torch
+
+from equivtest.oracle.exact import InexactData, Sum, find_integers, sum_products
+from equivtest.oracle.operations import Found, Operations
+from equivtest.oracle.rounding import Bounded, bounded, gamma, growth, unit_roundoff, where_finite
+from equivtest.tensors import DTYPES
+
+
+@dataclass(frozen=True)
+class Averages:
+    """Averages of one step's gradients, `operations` saying in which dtype and how exact."""
+
+    operations: Operations
+    ranks: int
+    micro_batches: int
+
+    def product(self, left: torch.Tensor, right: torch.Tensor) -> Found:
+        """left (C, R) @ right (R, D) / w; float64, global, rows in the order of the batch."""
+        operations = self.operations
+        if not reciprocal_is_near(self.ranks, operations.arithmetic.accumulate):
+            operations = replace(operations, must_be_exact=False, may_be_exact=False)
+        return operations.choose(lambda: self._exactly(left, right), lambda: self._bounded(left, right))
+
+    def total(self, terms: torch.Tensor) -> Found:
+        """The sum over rows of terms (R, C), divided by w: (C,)."""
+        found = self.product(terms.T, torch.ones((len(terms), 1), dtype=torch.float64))
+        allowed = None if found.allowed is None else found.allowed[:, 0]
+        return replace(found, value=found.value[:, 0], allowed=allowed)
+
+    def _exactly(self, left: torch.Tensor, right: torch.Tensor) -> Sum:
+        factors = find_integers("left", left)
+        odd = self.ranks // (self.ranks & -self.ranks)
+        if bool((factors.integers % odd != 0).any()):
+            raise InexactData(f"gradients are no multiples of {odd}, so that their average over ranks is rounded")
+        found = sum_products("average", factors, find_integers("right", right), DTYPES[self.operations.dtype])
+        return Sum(found.value / self.ranks, found.bits_used)
+
+    def _bounded(self, left: torch.Tensor, right: torch.Tensor) -> Bounded:
+        w, num_rows, arithmetic = self.ranks, len(right), self.operations.arithmetic
+        num_stored = w * self.micro_batches
+        size = num_rows // num_stored
+        blocks = [slice(size * block, size * (block + 1)) for block in range(num_stored)]
+        stored = torch.stack([(left[:, block] @ right[block]).abs() for block in blocks]).sum(0)
+        terms = left.abs() @ right.abs()
+        error = gamma(size, arithmetic.u_a) * terms + num_rows * arithmetic.eta_a
+        of_storage = 1 + (self.micro_batches - 1) + (2 if w > 1 else 0)
+        grown = growth((of_storage, arithmetic.u_o), (w - 1, arithmetic.u_r))
+        error = error + grown * (stored + error) + 2 * num_stored * arithmetic.eta * (1 + grown)
+        error = where_finite(terms + error, arithmetic.largest, error)
+        error = error / w + arithmetic.eta
+        derivation = (
+            f"(gamma({size} roundings of {arithmetic.accumulate}) |left||right| + {of_storage} of {arithmetic.dtype} "
+            f"and {w - 1} of {arithmetic.reduce} on {num_stored} micro-batches' sums) / {w}"
+        )
+        return bounded(left @ right / w, error, terms / w, num_rows + 1, derivation)
+
+
+def reciprocal_is_near(ranks: int, dtype: str) -> bool:
+    """Whether fl(1 / ranks) is within half a unit roundoff of 1 / ranks, relative."""
+    reciprocal = torch.tensor(1.0, dtype=DTYPES[dtype]) / ranks
+    error = abs(Fraction(float(reciprocal)) * ranks - 1)
+    return 2 * error <= Fraction(unit_roundoff(dtype))

@@ -1,0 +1,106 @@
+"""torch's data parallelism of a perceptron: DDP and FSDP2, trained by torch's optimizers.
+
+Every rank runs its own rows, micro-batch after micro-batch; gradients are averaged over the ranks.
+
+Source: torch/nn/parallel/distributed.py and torch/distributed/fsdp/_fully_shard (2.13.0).
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import cast
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from equivtest.cases.data_parallel import DataParallelCase
+from equivtest.cases.perceptron import LAYERS, at_step
+from equivtest.subjects.perceptron import Mlp, PerceptronRun
+from equivtest.subjects.tensor_parallel import Answers, Given
+
+TINY_BUCKET_MIB = 1e-6
+"""A bucket of one byte, which every gradient fills by itself."""
+
+
+def ddp_mlp(case: DataParallelCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """DistributedDataParallel: parameters replicated, gradients reduced in buckets."""
+    return DdpRun(case, mesh, given).answers()
+
+
+def fsdp2_mlp(case: DataParallelCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """fully_shard of each layer and of the whole: parameters, gradients and states sharded on dim 0."""
+    return Fsdp2Run(case, mesh, given).answers()
+
+
+class DataParallelRun(PerceptronRun):
+    """A visit whose steps take several micro-batches; what is captured of these is put together."""
+
+    case: DataParallelCase
+
+    def run_step(self, step: int) -> None:
+        """Forward and backward of each micro-batch of one step."""
+        parts = [self.run_micro_batch(step, index) for index in range(self.case.micro_batches)]
+        for name in parts[0]:
+            found = [part[name] for part in parts]
+            whole = torch.cat([tensor for tensor in found if tensor is not None]) if None not in found else None
+            self.keep(at_step(step, name), whole)
+        for name in self.case.trained_names():
+            self.keep(at_step(step, f"grad.{name}"), self.gradient(name))
+
+    def run_micro_batch(self, step: int, index: int) -> dict[str, torch.Tensor | None]:
+        """The output, captures and gradient of x of one micro-batch, on this rank's rows."""
+        case, rows = self.case, slice(index * self.case.leading[0], (index + 1) * self.case.leading[0])
+        x = self.given[at_step(step, "x")].detach()[rows].requires_grad_("x" in case.requires_grad)
+        with self.synchronization(is_last=index == case.micro_batches - 1):
+            output = self.forward(x)
+            self.backward(output, self.given[at_step(step, "cotangent")][rows])
+        found: dict[str, torch.Tensor | None] = {"output": output}
+        found |= {name: self.captured.pop(name, None) for name in case.captured_names()}
+        return found | ({"grad.x": x.grad} if "x" in case.requires_grad else {})
+
+    def backward(self, output: torch.Tensor, cotangent: torch.Tensor) -> None:
+        """Adds this micro-batch's gradients to those of the step."""
+        torch.autograd.backward(output, cotangent)
+
+    def gradient(self, name: str) -> torch.Tensor | None:
+        """What this rank holds of a parameter's gradient after the last micro-batch."""
+        return self.model.get_parameter(name).grad
+
+    def synchronization(self, *, is_last: bool) -> AbstractContextManager[None]:
+        """Where a micro-batch runs: gradients are reduced in it, or added up on this rank."""
+        return nullcontext()
+
+
+class DdpRun(DataParallelRun):
+    def build(self) -> nn.Module:
+        case, model = self.case, Mlp(self.case, self.given)
+        self.parallel = DistributedDataParallel(
+            model,
+            process_group=self.mesh.get_group(),
+            bucket_cap_mb=TINY_BUCKET_MIB if case.small_buckets else None,
+            gradient_as_bucket_view=case.views,
+        )
+        return model
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.parallel(x)
+        return output
+
+    def synchronization(self, *, is_last: bool) -> AbstractContextManager[None]:
+        return nullcontext() if is_last else cast("AbstractContextManager[None]", self.parallel.no_sync())
+
+
+class Fsdp2Run(DataParallelRun):
+    def build(self) -> nn.Module:
+        model = Mlp(self.case, self.given)
+        for layer in LAYERS:
+            fully_shard(model.get_submodule(layer), mesh=self.mesh, reshard_after_forward=self.case.reshards)
+        self.parallel: FSDPModule = fully_shard(model, mesh=self.mesh, reshard_after_forward=self.case.reshards)
+        return model
+
+    def synchronization(self, *, is_last: bool) -> AbstractContextManager[None]:
+        self.parallel.set_requires_gradient_sync(is_last or self.case.syncs_every)
+        return nullcontext()

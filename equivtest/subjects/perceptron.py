@@ -1,0 +1,159 @@
+"""A perceptron and its training on one rank, however it is made parallel: what all its subjects share.
+
+Source: torch.nn.Linear, torch.optim.SGD and AdamW (2.13.0).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.nn import functional
+
+from equivtest.cases.perceptron import LAYERS, PerceptronCase
+from equivtest.subjects.tensor_parallel import Answers, Given
+from equivtest.tensors import Placed
+
+STATE_KEYS = {"momentum": "momentum_buffer", "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
+"""Our name of an optimizer's state -> torch's (torch.optim.SGD, torch.optim.AdamW, 2.13.0)."""
+Activation = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Mlp(nn.Module):
+    """The unsharded module, whole on every rank, as a user builds it before parallelizing."""
+
+    ACTIVATIONS: ClassVar[dict[str, Activation]] = {
+        "relu": functional.relu,
+        "gelu": functional.gelu,
+        "silu": functional.silu,
+    }
+
+    def __init__(self, case: PerceptronCase, given: Given) -> None:
+        super().__init__()
+        self.activation: Activation = self.ACTIVATIONS[case.activation]
+        biases = {layer: layer in case.biases for layer in LAYERS}
+        self.in_proj = nn.Linear(case.in_features, case.hidden_features, bias=biases["in_proj"], device="meta")
+        self.out_proj = nn.Linear(case.hidden_features, case.out_features, bias=biases["out_proj"], device="meta")
+        for name in case.parameter_names():
+            layer, _, kind = name.partition(".")
+            # A copy: an optimizer's update must not reach the harness's own tensor.
+            whole = nn.Parameter(given[name].detach().clone(), requires_grad=name in case.requires_grad)
+            setattr(self.get_submodule(layer), kind, whole)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x (*leading, K) -> (*leading, N)."""
+        output: torch.Tensor = self.out_proj(self.activation(self.in_proj(x)))
+        return output
+
+
+class PerceptronRun:
+    """One visit on this rank: the parallelized module, its optimizer, and what is answered of each step."""
+
+    def __init__(self, case: PerceptronCase, mesh: DeviceMesh, given: Given) -> None:
+        self.case, self.mesh, self.given = case, mesh, given
+        self.captured: dict[str, torch.Tensor] = {}
+        self.found: Answers = {}
+        self.model = self.build()
+        self._capture()
+
+    def build(self) -> nn.Module:
+        """The parallelized module."""
+        raise NotImplementedError
+
+    def parameter(self, name: str) -> torch.Tensor:
+        """What this rank holds of a parameter."""
+        return self.model.get_parameter(name)
+
+    def trained(self, name: str) -> torch.Tensor:
+        """What the optimizer updates of a parameter."""
+        return self.model.get_parameter(name)
+
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        """torch's optimizer over the parameters that need a gradient."""
+        case = self.case
+        parameters = [self.trained(name) for name in case.trained_names()]
+        lr, weight_decay, foreach = case.lr, case.weight_decay, case.foreach
+        if case.optimizer == "sgd":
+            return torch.optim.SGD(
+                parameters, lr=lr, momentum=case.momentum, weight_decay=weight_decay, foreach=foreach
+            )
+        return torch.optim.AdamW(parameters, lr=lr, weight_decay=weight_decay, foreach=foreach)
+
+    def answers(self) -> Answers:
+        """Every answer of every step."""
+        case = self.case
+        optimizer = self.make_optimizer() if case.trains else None
+        for name in case.parameter_names():
+            self.keep(f"param.{name}", self.parameter(name))
+        for step in range(1, case.steps + 1):
+            if optimizer is not None:
+                optimizer.zero_grad()
+            self.run_step(step)
+            if optimizer is not None:
+                self.update(optimizer, step)
+                self.keep_state(optimizer, step)
+        return self.found
+
+    def run_step(self, step: int) -> None:
+        """Forward and backward of one step, on its own x and cotangent."""
+        raise NotImplementedError
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The parallelized module's output on this rank's part of x."""
+        output: torch.Tensor = self.model(x)
+        return output
+
+    def update(self, optimizer: torch.optim.Optimizer, step: int) -> None:
+        """One update of the parameters from their gradients."""
+        optimizer.step()
+
+    def keep_state(self, optimizer: torch.optim.Optimizer, step: int) -> None:
+        """The trained parameters and their optimizer's state after update number `step`."""
+        for state in self.case.state_names():
+            for name in self.case.names_left(state):
+                self.keep(f"step{step}.{state}.{name}", self.state_held(optimizer, state, name))
+
+    def state_held(self, optimizer: torch.optim.Optimizer, state: str, name: str) -> torch.Tensor | None:
+        """What this rank holds of a parameter, or of its optimizer's state, after an update."""
+        if state == "param":
+            return self.parameter(name)
+        found: torch.Tensor | None = optimizer.state[self.trained(name)].get(STATE_KEYS[state])
+        return found
+
+    def keep(self, name: str, tensor: torch.Tensor | None) -> None:
+        """Answers a copy of what this rank holds now; plain tensors are under the contract's layout."""
+        if tensor is None:
+            self.found[name] = None
+        elif isinstance(tensor, DTensor):
+            self.found[name] = copied(tensor)
+        else:
+            local = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+            self.found[name] = Placed(local, self.case.layouts()[name])
+
+    def _capture(self) -> None:
+        """Remembers what the layers take and give, and the gradients of these, without touching them."""
+        in_proj, out_proj = self.model.get_submodule("in_proj"), self.model.get_submodule("out_proj")
+        in_proj.register_forward_pre_hook(lambda _, args: self._remember("in_proj.input", args[0], with_grad=False))
+        in_proj.register_forward_hook(lambda _, args, output: self._remember("in_proj.output", output))
+        out_proj.register_forward_pre_hook(lambda _, args: self._remember("out_proj.input", args[0]))
+
+    def _remember(self, name: str, tensor: torch.Tensor, *, with_grad: bool = True) -> None:
+        self.captured[f"capture.{name}"] = tensor
+        if with_grad and tensor.requires_grad:
+            tensor.register_hook(  # type: ignore[no-untyped-call]
+                lambda gradient: self.captured.update({f"grad.{name}": gradient})
+            )
+
+
+def copied(tensor: DTensor) -> DTensor:
+    """A copy that later steps do not change, made without a collective."""
+    local = tensor.to_local().detach().clone()
+    copy = DTensor.from_local(
+        local, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
+    )
+    copy.requires_grad_(tensor.requires_grad)
+    return copy

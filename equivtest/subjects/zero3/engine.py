@@ -1,0 +1,90 @@
+"""The hooks of ZeRO-3: when each layer of a module is fetched and released, and its gradients reduced.
+
+Forward, a layer is whole while it runs.  Backward, it is whole from when the gradient of its output
+is there until that of an earlier layer's output is, or the backward ends; by then it has been used.
+
+Source: deepspeed/runtime/zero/parameter_offload.py (0.19.8), its pre and post hooks of modules.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed.device_mesh import DeviceMesh
+
+from equivtest.subjects.zero3.gradients import Gradients
+from equivtest.subjects.zero3.layer import Layer
+from equivtest.subjects.zero3_fetch import Fetcher, PartitionedParameter
+
+
+class Engine:
+    """A module whose layers, the children with parameters, are partitioned.
+
+    Attributes:
+        layers: By name.
+        gradients: Partitions of the gradients so far.
+    """
+
+    layer_class: ClassVar[type[Layer]] = Layer
+    gradients_class: ClassVar[type[Gradients]] = Gradients
+
+    def __init__(self, module: nn.Module, mesh: DeviceMesh, fetcher: Fetcher, *, padding: float) -> None:
+        self.gradients = self.gradients_class(mesh, padding=padding)
+        self.layers: dict[str, Layer] = {}
+        for name, child in module.named_children():
+            self._hook_gradients(name, child)
+            self.layers[name] = self.layer_class(child, mesh, fetcher, padding=padding)
+            self._hook_layer(child, self.layers[name])
+
+    def partitioned(self, name: str) -> PartitionedParameter:
+        """What this rank holds of parameter 'layer.kind'."""
+        layer, _, kind = name.partition(".")
+        return self.layers[layer].partitioned[kind]
+
+    def backward(self, output: torch.Tensor, cotangent: torch.Tensor) -> None:
+        """Backward through the module; no layer is left whole, and every gradient is reduced."""
+        torch.autograd.backward(output, cotangent)
+        self.release_all()
+
+    def release_all(self) -> None:
+        """Releases what layers are whole."""
+        for layer in self.layers.values():
+            if layer.is_available:
+                layer.release()
+
+    def before_backward_of(self, layer: Layer) -> None:
+        """Every later layer has been used; this one is next."""
+        self.release_all()
+        layer.fetch()
+
+    def _hook_gradients(self, name: str, module: nn.Module) -> None:
+        """While the parameters are still whole: autograd notes their shapes."""
+        for kind, parameter in module.named_parameters(recurse=False):
+            if parameter.requires_grad:
+
+                def reduce(held: torch.Tensor, full_name: str = f"{name}.{kind}") -> None:
+                    assert held.grad is not None
+                    self.gradients.add(full_name, held.grad)
+                    held.grad = None
+
+                parameter.register_post_accumulate_grad_hook(reduce)  # type: ignore[no-untyped-call]
+
+    def _hook_layer(self, module: nn.Module, layer: Layer) -> None:
+        saving: list[Any] = []
+
+        def before(_module: nn.Module, _args: Any) -> None:
+            layer.fetch()
+            saving.append(saved_tensors_hooks(layer.pack, layer.unpack))
+            saving[-1].__enter__()
+
+        def after(_module: nn.Module, _args: Any, output: torch.Tensor) -> None:
+            saving.pop().__exit__(None, None, None)
+            layer.release()
+            if output.requires_grad:
+                output.register_hook(lambda _: self.before_backward_of(layer))  # type: ignore[no-untyped-call]
+
+        module.register_forward_pre_hook(before)
+        module.register_forward_hook(after)

@@ -1,0 +1,98 @@
+"""One module's parameters under ZeRO-3: this rank's partitions of them, and the wholes while fetched.
+
+While they are not fetched, the module's parameters have no elements.  Autograd saves for the
+backward what refers to a whole, not the whole itself, and so finds the one that is fetched then.
+
+Source: DeepSpeed's statuses, ZeroParamStatus in deepspeed/runtime/zero/partition_parameters.py
+(0.19.8); torch.autograd.graph.saved_tensors_hooks (2.13.0).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from equivtest.subjects.zero3_fetch import Fetcher, PartitionedParameter, Status, partition, release
+
+
+@dataclass(frozen=True)
+class SavedView:
+    """Stands for a view of parameter `kind`, from its first element, until the backward asks for it."""
+
+    kind: str
+    size: torch.Size
+    stride: tuple[int, ...]
+
+
+class Layer:
+    """A module's own parameters, by kind: 'weight', 'bias'.
+
+    Args:
+        module: Its parameters are whole; they lose their elements.
+        fetcher: Makes them whole again, all with one collective.
+        padding: What the padding of partitions holds.
+    """
+
+    def __init__(self, module: nn.Module, mesh: DeviceMesh, fetcher: Fetcher, *, padding: float) -> None:
+        self.mesh, self.fetcher = mesh, fetcher
+        self.parameters = dict(module.named_parameters(recurse=False))
+        self.partitioned = {kind: partition(whole, mesh, padding=padding) for kind, whole in self.parameters.items()}
+        self._empty()
+
+    @property
+    def is_available(self) -> bool:
+        """Whether the parameters are whole."""
+        return all(parameter.status is Status.AVAILABLE for parameter in self.partitioned.values())
+
+    def fetch(self) -> None:
+        """Makes the parameters whole: NOT_AVAILABLE -> IN_FLIGHT -> AVAILABLE.
+
+        Raises:
+            RuntimeError: one is not NOT_AVAILABLE.
+        """
+        self.fetcher(list(self.partitioned.values()), self.mesh).wait()
+        for kind, parameter in self.parameters.items():
+            parameter.data = self._whole(kind)
+
+    def release(self) -> None:
+        """Drops the wholes: AVAILABLE -> NOT_AVAILABLE.
+
+        Raises:
+            RuntimeError: one is not AVAILABLE.
+        """
+        for kind, parameter in self.partitioned.items():
+            if parameter.status is not Status.AVAILABLE:
+                raise RuntimeError(f"{kind} is {parameter.status.name}; only an AVAILABLE parameter can be released")
+        release(list(self.partitioned.values()))
+        self._empty()
+
+    def pack(self, tensor: torch.Tensor) -> torch.Tensor | SavedView:
+        """What autograd is to save in place of a tensor: views of wholes are only referred to."""
+        for kind, parameter in self.partitioned.items():
+            if parameter.whole is not None and _begins_with(tensor, parameter.whole):
+                return SavedView(kind, tensor.size(), tensor.stride())
+        return tensor
+
+    def unpack(self, saved: torch.Tensor | SavedView) -> torch.Tensor:
+        """The saved tensor, or the view of the whole that is present now."""
+        if isinstance(saved, torch.Tensor):
+            return saved
+        return self._whole(saved.kind).as_strided(saved.size, saved.stride)
+
+    def _whole(self, kind: str) -> torch.Tensor:
+        parameter: PartitionedParameter = self.partitioned[kind]
+        if parameter.whole is None or parameter.status is not Status.AVAILABLE:
+            raise RuntimeError(f"{kind} is {parameter.status.name}; only an AVAILABLE parameter can be used")
+        return parameter.whole
+
+    def _empty(self) -> None:
+        for parameter in self.parameters.values():
+            parameter.data = parameter.data.new_empty(0)
+
+
+def _begins_with(tensor: torch.Tensor, whole: torch.Tensor) -> bool:
+    """Whether a tensor is made of all elements of `whole`, in its memory."""
+    return tensor.data_ptr() == whole.data_ptr() and tensor.numel() == whole.numel() > 0

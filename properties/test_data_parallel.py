@@ -1,0 +1,70 @@
+"""Claims about data parallelism of a perceptron: DDP, FSDP2, and a small ZeRO-3 of our own.
+
+A failure here means that a model trained on several ranks is another model than one trained on
+the whole batch: look first at the earliest step, and there at the gradients.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from equivtest.cases.data_parallel import DataParallelCase
+from equivtest.cases.strategies import data_parallel_cases
+from equivtest.check import DEFAULT_CLAIMS
+from equivtest.property import Property
+from equivtest.verdicts.claims import repeats_itself, trains_like_unsharded, uses_only_collectives
+
+CLAIMS = (*DEFAULT_CLAIMS, trains_like_unsharded, repeats_itself)
+ZERO3 = "Rajbhandari et al., ZeRO (2020), sections 5.3 and 7.2.2; deepspeed/runtime/zero/stage3.py (0.19.8)"
+BOTH = ("in_proj", "out_proj")
+ALL = ("x", "in_proj.weight", "in_proj.bias", "out_proj.weight", "out_proj.bias")
+
+
+def uneven(style: str, *, records: bool = False, fetch: str = "") -> DataParallelCase:
+    """Three ranks share 10, 5, 10 and 2 elements of the parameters; gradients come from two micro-batches."""
+    return DataParallelCase(
+        world_size=3, style=style, leading=(2,), in_features=2, hidden_features=5, out_features=2, biases=BOTH,
+        requires_grad=ALL, micro_batches=2, optimizer="adamw", steps=3, weight_decay=0.25, fetch=fetch,
+        records=records, values=(("dense", 0), ("real", 1)),
+    )  # fmt: skip
+
+
+ddp_mlp = Property(
+    subject="ddp_mlp",
+    statement="A perceptron under DistributedDataParallel trains as the unsharded one does on the whole batch.",
+    source="torch/nn/parallel/distributed.py, class DistributedDataParallel (2.13.0)",
+    cases=partial(data_parallel_cases, style="ddp"),
+    claims=CLAIMS,
+    examples=(uneven("ddp"),),
+    weight=2,
+)
+
+fsdp2_mlp = Property(
+    subject="fsdp2_mlp",
+    statement="A perceptron whose layers are fully sharded trains as the unsharded one does on the whole batch.",
+    source="torch/distributed/fsdp/_fully_shard/_fully_shard.py, fully_shard (2.13.0)",
+    cases=partial(data_parallel_cases, style="fsdp2"),
+    claims=CLAIMS,
+    examples=(uneven("fsdp2"),),
+    weight=2,
+)
+
+zero3_mlp_all_gather = Property(
+    subject="zero3_mlp_all_gather",
+    statement="A perceptron under ZeRO-3 that fetches by all_gather trains as the unsharded one on the whole batch.",
+    source=ZERO3,
+    cases=partial(data_parallel_cases, style="zero3", fetch="all_gather"),
+    claims=(*CLAIMS, uses_only_collectives),
+    examples=(uneven("zero3", fetch="all_gather", records=True),),
+    weight=2,
+)
+
+zero3_mlp_all_reduce = Property(
+    subject="zero3_mlp_all_reduce",
+    statement="A perceptron under ZeRO-3 that fetches by all_reduce trains as the unsharded one on the whole batch.",
+    source=ZERO3 + "; DeepSpeed PR 5420",
+    cases=partial(data_parallel_cases, style="zero3", fetch="all_reduce"),
+    claims=(*CLAIMS, uses_only_collectives),
+    examples=(uneven("zero3", fetch="all_reduce", records=True),),
+    weight=2,
+)
