@@ -11,11 +11,14 @@ from __future__ import annotations
 import functools
 
 from equivtest.cases.base import Case
+from equivtest.cases.embedding import EmbeddingCase, RefusedEmbeddingCase
 from equivtest.cases.fetch import FetchCase, RefusedFetchCase
 from equivtest.cases.linear import LinearCase, RefusedLinearCase
 from equivtest.cases.mlp import MlpCase
 from equivtest.errors import Misuse
 from equivtest.oracle.collectives import document
+from equivtest.oracle.embedding import expect_embedding
+from equivtest.oracle.embedding_collectives import document_embedding
 from equivtest.oracle.expected import Expected
 from equivtest.oracle.fetch import expect_fetch
 from equivtest.oracle.held import Held
@@ -62,6 +65,9 @@ expect.register(LinearCase, expect_linear)
 expect.register(MlpCase, expect_mlp)
 expect_held.register(MlpCase, expect_mlp)
 document.register(MlpCase, document_mlp)
+expect.register(EmbeddingCase, expect_embedding)
+document.register(EmbeddingCase, document_embedding)
 expect.register(FetchCase, expect_fetch)
 expect.register(RefusedLinearCase, expect_refusal)
 expect.register(RefusedFetchCase, expect_refusal)
+expect.register(RefusedEmbeddingCase, expect_refusal)
