@@ -18,6 +18,7 @@ import pytest
 
 from equivtest import limits
 from equivtest.cases.base import Case, from_code
+from equivtest.cases.embedding import EmbeddingCase
 from equivtest.cases.fetch import FetchCase
 from equivtest.cases.linear import LinearCase
 from equivtest.cases.mlp import MlpCase
@@ -41,6 +42,7 @@ FAMILIES = {
     "operands in fewer bits",
     "a way of its own for one rank",
     "flags",
+    "ids at the edge of a shard",
     "inputs modified",
     "layout of gradients",
     "misfits accepted",
@@ -101,6 +103,8 @@ def sizes(case: Case) -> list[int]:
     if isinstance(case, MlpCase):
         features = [case.in_features, case.hidden_features, case.out_features]
         return [case.world_size, math.prod(case.leading), *features, case.steps]
+    if isinstance(case, EmbeddingCase):
+        return [case.world_size, math.prod(case.leading), case.num_embeddings, case.embedding_dim]
     assert isinstance(case, FetchCase)
     return [case.world_size, len(case.parameters), *(math.prod(shape) for shape in case.parameters)]
 

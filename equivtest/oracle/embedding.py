@@ -78,9 +78,7 @@ def sum_gradient(case: EmbeddingCase, ids: torch.Tensor, cotangent: torch.Tensor
     return Bounded(found.value, torch.zeros_like(found.value), why), found.bits_used
 
 
-def bound_gradient(
-    case: EmbeddingCase, ids: torch.Tensor, cotangent: torch.Tensor, arithmetic: Arithmetic
-) -> Bounded:
+def bound_gradient(case: EmbeddingCase, ids: torch.Tensor, cotangent: torch.Tensor, arithmetic: Arithmetic) -> Bounded:
     """The gradient (V, D) and how far a correct one may be off; arguments as of `sum_gradient`.
 
     A row without tokens is zero and that of a single one a copy: neither may be off.
@@ -91,13 +89,17 @@ def bound_gradient(
     value = chosen @ cotangent.double() / divisors[:, None]
     magnitude = chosen @ cotangent.double().abs() / divisors[:, None]
     rounds = torch.tensor([_may_round(int(divisor)) for divisor in divisors])
-    relative = [_relative(int(count), rounded, arithmetic) for count, rounded in zip(counts, rounds.tolist(), strict=True)]
+    relative = [
+        _relative(int(count), rounded, arithmetic) for count, rounded in zip(counts, rounds.tolist(), strict=True)
+    ]
     underflows = (counts * rounds * (arithmetic.eta + arithmetic.eta_a))[:, None]
     error = torch.tensor(relative, dtype=torch.float64)[:, None] * magnitude + underflows
     error = where_finite(magnitude + error, arithmetic.largest, error)
     most = int(counts.max())
     scaled = ", each scaled by a rounded 1 / n" if case.scale_grad_by_freq else ""
-    found = bounded(value, error, magnitude, most, f"n - 1 additions of {case.dtype} for an id n times{scaled}; n <= {most}")
+    found = bounded(
+        value, error, magnitude, most, f"n - 1 additions of {case.dtype} for an id n times{scaled}; n <= {most}"
+    )
     exact = (counts <= 1)[:, None]
     return Bounded(found.value, torch.where(exact, 0.0, found.allowed), found.derivation)
 
