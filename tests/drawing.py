@@ -10,9 +10,11 @@ from hypothesis.strategies import SearchStrategy
 from equivtest import limits
 from equivtest.cases.base import C, Case
 from equivtest.cases.strategies import (
+    embedding_cases,
     fetch_cases,
     linear_cases,
     mlp_cases,
+    refused_embedding_cases,
     refused_fetch_cases,
     refused_linear_cases,
     training_cases,
@@ -27,6 +29,10 @@ STRATEGIES: dict[str, Callable[[Space], SearchStrategy[Case]]] = {
     "fetch": fetch_cases,
     "mlp": mlp_cases,
     "training": training_cases,
+    "colwise embedding": lambda space: embedding_cases(space, style="colwise"),
+    "rowwise embedding": lambda space: embedding_cases(space, style="rowwise"),
+    "refused colwise embedding": lambda space: refused_embedding_cases(space, style="colwise"),
+    "refused rowwise embedding": lambda space: refused_embedding_cases(space, style="rowwise"),
     "refused colwise": lambda space: refused_linear_cases(space, style="colwise"),
     "refused rowwise": lambda space: refused_linear_cases(space, style="rowwise"),
     "refused fetch": refused_fetch_cases,

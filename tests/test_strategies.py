@@ -19,6 +19,7 @@ import pytest
 from equivtest import limits
 from equivtest.cases import strategies
 from equivtest.cases.base import Case
+from equivtest.cases.embedding import EmbeddingCase, RefusedEmbeddingCase
 from equivtest.cases.fetch import FetchCase, RefusedFetchCase
 from equivtest.cases.linear import REAL_MODES, LinearCase, RefusedLinearCase
 from equivtest.cases.mlp import MlpCase
@@ -26,7 +27,7 @@ from equivtest.layout import shard_kind
 from equivtest.property import Space
 from tests.drawing import SPACE, STRATEGIES, drawn, smallest
 
-WITHIN_CONTRACT = ("colwise", "rowwise", "fetch", "mlp", "training")
+WITHIN_CONTRACT = ("colwise", "rowwise", "fetch", "mlp", "training", "colwise embedding", "rowwise embedding")
 ROOT = Path(__file__).parents[1]
 
 
@@ -292,6 +293,10 @@ SIMPLEST: dict[str, Case] = {
     "fetch": FetchCase(world_size=1),
     "mlp": MlpCase(world_size=1),
     "training": MlpCase(world_size=1, optimizer="sgd", steps=2),
+    "colwise embedding": EmbeddingCase(world_size=1, style="colwise"),
+    "rowwise embedding": EmbeddingCase(world_size=1, style="rowwise"),
+    "refused colwise embedding": RefusedEmbeddingCase(world_size=1, style="colwise"),
+    "refused rowwise embedding": RefusedEmbeddingCase(world_size=1, style="rowwise"),
     "refused colwise": RefusedLinearCase(world_size=1, style="colwise"),
     "refused rowwise": RefusedLinearCase(world_size=1, style="rowwise"),
     "refused fetch": RefusedFetchCase(world_size=1, parameters=((1,), (1,)), requires_grad=(True, True)),

@@ -81,8 +81,8 @@ def _draw_weight(case: EmbeddingCase, mode: str, seed: int) -> torch.Tensor:
     if mode == "special":
         return draw_special(case.dtype, seed, shape, source)
     if mode == "index":
-        running = torch.arange(math.prod(shape), device="cpu")
-        return (running % largest + 1).view(shape).to(DTYPES[case.dtype])
+        numbers = torch.arange(math.prod(shape), device="cpu").remainder(largest).add_(1)
+        return numbers.to(DTYPES[case.dtype]).view(shape)
     if mode == REAL_MODE:
         return _draw_real(case, shape, source)
     return odd_integers(shape, 1, largest, source).to(DTYPES[case.dtype])

@@ -135,7 +135,8 @@ class _Local(nn.Embedding):
 
 class _RepeatsCountedOnce(_Local):
     def look_up(self, ids: torch.Tensor, own: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
-        return cast(torch.Tensor, _PutNotAdded.apply(own, ids.long(), self.padding_idx))
+        found = _PutNotAdded.apply(own, ids.long(), self.padding_idx)  # type: ignore[no-untyped-call]
+        return cast(torch.Tensor, found)
 
 
 class _PutNotAdded(torch.autograd.Function):

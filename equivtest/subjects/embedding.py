@@ -66,12 +66,11 @@ def make_embedding(case: EmbeddingCase, given: Given, module: type[nn.Embedding]
 def embedding_answers(case: EmbeddingCase, layer: nn.Module, output: torch.Tensor) -> Answers:
     """Output, weight and, where the case asks for it, its gradient."""
     weight = layer.get_parameter("weight")
-    answers: Answers = {
-        "output": output if isinstance(output, DTensor) else Placed(output, case.layouts()["output"]),
-        "param.weight": weight if isinstance(weight, DTensor) else Placed(weight, case.layouts()["param.weight"]),
-    }
+    found: dict[str, torch.Tensor | None] = {"output": output, "param.weight": weight}
     if case.requires_grad:
-        gradient = weight.grad
-        is_known = gradient is None or isinstance(gradient, DTensor)
-        answers["grad.weight"] = gradient if is_known else Placed(gradient, case.layouts()["grad.weight"])
-    return answers
+        found["grad.weight"] = weight.grad
+    contract = case.layouts()
+    return {
+        name: tensor if tensor is None or isinstance(tensor, DTensor) else Placed(tensor, contract[name])
+        for name, tensor in found.items()
+    }
