@@ -39,7 +39,7 @@ colwise_embedding = Property(
         EmbeddingCase(world_size=2, style="colwise", leading=(2, 6), num_embeddings=8, embedding_dim=4,
                       output_layout="shard(1)", values=ALL_MODES, records=True),
     ),
-    weight=3,
+    weight=4,
 )  # fmt: skip
 
 rowwise_embedding = Property(
@@ -55,7 +55,7 @@ rowwise_embedding = Property(
         EmbeddingCase(world_size=4, style="rowwise", leading=(8,), num_embeddings=5, embedding_dim=3,
                       padding_idx=2, values=ALL_MODES, records=True),
     ),
-    weight=3,
+    weight=4,
 )  # fmt: skip
 
 colwise_embedding_refuses = Property(
