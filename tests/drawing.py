@@ -11,9 +11,11 @@ from equivtest import limits
 from equivtest.cases.base import C, Case
 from equivtest.cases.strategies import (
     data_parallel_cases,
+    embedding_cases,
     fetch_cases,
     linear_cases,
     mlp_cases,
+    refused_embedding_cases,
     refused_fetch_cases,
     refused_linear_cases,
     training_cases,
@@ -31,6 +33,10 @@ STRATEGIES: dict[str, Callable[[Space], SearchStrategy[Case]]] = {
     "ddp": lambda space: data_parallel_cases(space, style="ddp"),
     "fsdp2": lambda space: data_parallel_cases(space, style="fsdp2"),
     "zero3": lambda space: data_parallel_cases(space, style="zero3", fetch="all_gather"),
+    "colwise embedding": lambda space: embedding_cases(space, style="colwise"),
+    "rowwise embedding": lambda space: embedding_cases(space, style="rowwise"),
+    "refused colwise embedding": lambda space: refused_embedding_cases(space, style="colwise"),
+    "refused rowwise embedding": lambda space: refused_embedding_cases(space, style="rowwise"),
     "refused colwise": lambda space: refused_linear_cases(space, style="colwise"),
     "refused rowwise": lambda space: refused_linear_cases(space, style="rowwise"),
     "refused fetch": refused_fetch_cases,

@@ -18,6 +18,7 @@ import pytest
 
 from equivtest import limits
 from equivtest.cases.base import Case, from_code
+from equivtest.cases.embedding import EmbeddingCase
 from equivtest.cases.fetch import FetchCase
 from equivtest.cases.linear import LinearCase
 from equivtest.cases.perceptron import PerceptronCase
@@ -41,6 +42,7 @@ FAMILIES = {
     "operands in fewer bits",
     "a way of its own for one rank",
     "flags",
+    "ids at the edge of a shard",
     "inputs modified",
     "layout of gradients",
     "misfits accepted",
@@ -102,6 +104,8 @@ def sizes(case: Case) -> list[int]:
         features = [case.in_features, case.hidden_features, case.out_features]
         num_tokens = math.prod(case.batch) // case.num_averaged
         return [case.world_size, num_tokens, *features, case.steps]
+    if isinstance(case, EmbeddingCase):
+        return [case.world_size, math.prod(case.leading), case.num_embeddings, case.embedding_dim]
     assert isinstance(case, FetchCase)
     return [case.world_size, len(case.parameters), *(math.prod(shape) for shape in case.parameters)]
 

@@ -20,6 +20,7 @@ from equivtest import limits
 from equivtest.cases import strategies
 from equivtest.cases.base import Case
 from equivtest.cases.data_parallel import DataParallelCase
+from equivtest.cases.embedding import EmbeddingCase, RefusedEmbeddingCase
 from equivtest.cases.fetch import FetchCase, RefusedFetchCase
 from equivtest.cases.linear import REAL_MODES, LinearCase, RefusedLinearCase
 from equivtest.cases.mlp import MlpCase
@@ -27,7 +28,9 @@ from equivtest.layout import shard_kind
 from equivtest.property import Space
 from tests.drawing import SPACE, STRATEGIES, drawn, smallest
 
-WITHIN_CONTRACT = ("colwise", "rowwise", "fetch", "mlp", "training", "fsdp2", "zero3")
+WITHIN_CONTRACT = (
+    "colwise", "rowwise", "fetch", "mlp", "training", "fsdp2", "zero3", "colwise embedding", "rowwise embedding",
+)  # fmt: skip
 ROOT = Path(__file__).parents[1]
 
 
@@ -296,6 +299,10 @@ SIMPLEST: dict[str, Case] = {
     "ddp": DataParallelCase(world_size=1),
     "fsdp2": DataParallelCase(world_size=1, style="fsdp2"),
     "zero3": DataParallelCase(world_size=1, style="zero3", fetch="all_gather"),
+    "colwise embedding": EmbeddingCase(world_size=1, style="colwise"),
+    "rowwise embedding": EmbeddingCase(world_size=1, style="rowwise"),
+    "refused colwise embedding": RefusedEmbeddingCase(world_size=1, style="colwise"),
+    "refused rowwise embedding": RefusedEmbeddingCase(world_size=1, style="rowwise"),
     "refused colwise": RefusedLinearCase(world_size=1, style="colwise"),
     "refused rowwise": RefusedLinearCase(world_size=1, style="rowwise"),
     "refused fetch": RefusedFetchCase(world_size=1, parameters=((1,), (1,)), requires_grad=(True, True)),

@@ -23,6 +23,7 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 
 from equivtest.cases.base import Shape
 from equivtest.cases.data_parallel import DataParallelCase
+from equivtest.cases.embedding import MISFITS, NO_PADDING, EmbeddingCase, RefusedEmbeddingCase
 from equivtest.cases.fetch import PADDINGS, FetchCase, RefusedFetchCase
 from equivtest.cases.linear import LINEAR_MODES as EXACT_MODES
 from equivtest.cases.linear import REAL_MODES, REFUSALS, LinearCase, RefusedLinearCase
@@ -84,6 +85,8 @@ WEIGHT_DECAYS = (0.0, 0.25, 0.5, 0.01)
 MICRO_BATCHES = (1, 1, 2, 3)
 ROWS = (1, 2, 3, 5)  # of one rank in one micro-batch
 DATA_PARALLEL_OPTIMIZERS = ("none", "sgd", "sgd", "adamw")
+EMBEDDING_MODES = (("dense",), ("index",), ("special",), ("real",), *[("dense", "index", "special", "real")] * 16)
+PADDED = (False, False, True)
 MISFITS_OF_FETCH = ("dtype", "in_flight")
 
 
@@ -126,6 +129,19 @@ def data_parallel_cases(space: Space, *, style: str, fetch: str = "") -> SearchS
     Recorded only where `fetch` is named.  Shrinks to one forward and backward of one row.
     """
     return _data_parallel_cases(space, style, fetch)
+
+
+def embedding_cases(space: Space, *, style: str) -> SearchStrategy[EmbeddingCase]:
+    """Cases of one embedding; `style` is 'colwise' or 'rowwise'.
+
+    Shrinks to one draw of dense values, one token, one id, one feature, everything replicated.
+    """
+    return _embedding_cases(space, style)
+
+
+def refused_embedding_cases(space: Space, *, style: str) -> SearchStrategy[RefusedEmbeddingCase]:
+    """Cases of an id outside the vocabulary, ids that are no integers, or an option that no style has."""
+    return _refused_embedding_cases(space, style)
 
 
 def refused_linear_cases(space: Space, *, style: str) -> SearchStrategy[RefusedLinearCase]:
@@ -304,6 +320,60 @@ def _pick_perceptron(draw: DrawFn, space: Space) -> dict[str, Any]:
         "poison": _pick(draw, "poison", POISON_TABLE),
         "repeats": _pick(draw, "repeats", REPEATS),
         "members": _pick_members(draw, world_size),
+    }
+
+
+@st.composite
+def _embedding_cases(draw: DrawFn, space: Space, style: str) -> EmbeddingCase:
+    fields = _pick_embedding(draw, space)
+    world_size, leading = fields["world_size"], fields["leading"]
+    shards = tuple(f"shard({dim})" for dim in range(len(leading) + 1))
+    input_layout = _pick(draw, "input_layout", ("replicate", "replicate", *shards[:-1]))
+    padded = _pick(draw, "padded", PADDED)
+    padding_idx = _pick(draw, "padding_idx", edge_sizes(world_size)) % fields["num_embeddings"]
+    return EmbeddingCase(
+        style=style,
+        **fields,
+        input_layout=input_layout,
+        output_layout=_pick(draw, "output_layout", ("replicate", "replicate", *shards)),
+        ids_dtype=_pick(draw, "ids_dtype", ("int64", "int64", "int64", "int32")),
+        ids_is_dtensor=_pick_x_is_dtensor(draw, leading, input_layout, world_size),
+        use_local_output=_pick(draw, "use_local_output", (True, False)),
+        padding_idx=padding_idx if padded else NO_PADDING,
+        scale_grad_by_freq=_pick(draw, "scale_grad_by_freq", (False, False, False, True)),
+        requires_grad=_pick(draw, "requires_grad", _subsets(("weight",))),
+        ids_contiguous=_pick(draw, "ids_contiguous", (True, False)),
+        cotangent_contiguous=_pick(draw, "cotangent_contiguous", (True, False)),
+        values=_pick_values(draw, EMBEDDING_MODES),
+        poison=_pick(draw, "poison", POISON_TABLE),
+        repeats=_pick(draw, "repeats", REPEATS),
+        records=_pick(draw, "records", RECORDS),
+        members=_pick_members(draw, world_size),
+    )
+
+
+@st.composite
+def _refused_embedding_cases(draw: DrawFn, space: Space, style: str) -> RefusedEmbeddingCase:
+    """Of any layout, but of ids that no rank must be told the global shape of."""
+    fields = _pick_embedding(draw, space)
+    return RefusedEmbeddingCase(
+        misfit=_pick(draw, "misfit", MISFITS),
+        style=style,
+        **fields,
+        output_layout=_pick(draw, "output_layout", ("replicate", f"shard({len(fields['leading'])})")),
+        values=_pick_values(draw, REFUSED_MODES),
+    )
+
+
+def _pick_embedding(draw: DrawFn, space: Space) -> dict[str, Any]:
+    """World size, dtype and sizes of an embedding."""
+    world_size = _pick(draw, "world_size", space.world_sizes)
+    return {
+        "world_size": world_size,
+        "dtype": _pick(draw, "dtype", space.dtypes),
+        "leading": _pick_shape(draw, "leading", world_size, NUM_LEADING_DIMS),
+        "num_embeddings": _pick(draw, "num_embeddings", edge_sizes(world_size)),
+        "embedding_dim": _pick(draw, "embedding_dim", edge_sizes(world_size)),
     }
 
 

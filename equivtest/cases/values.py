@@ -14,6 +14,8 @@ import math
 import torch
 
 from equivtest.cases.base import Case
+from equivtest.cases.embedding import EmbeddingCase, RefusedEmbeddingCase
+from equivtest.cases.embedding_values import draw_embedding, draw_refused_embedding
 from equivtest.cases.exact_linear import draw_linear
 from equivtest.cases.exact_mlp import draw_mlp
 from equivtest.cases.fetch import FetchCase, RefusedFetchCase
@@ -61,6 +63,10 @@ def draw_linear_case(case: LinearCase, index: int) -> dict[str, torch.Tensor]:
 def draw_mlp_case(case: PerceptronCase, index: int) -> dict[str, torch.Tensor]:
     """Exact or real values of a perceptron of two layers, as the draw's mode says."""
     return (draw_real_mlp if case.values[index][0] == "real" else draw_mlp)(case, index)
+
+
+draw.register(EmbeddingCase, draw_embedding)
+draw.register(RefusedEmbeddingCase, draw_refused_embedding)
 
 
 @draw.register

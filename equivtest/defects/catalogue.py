@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from equivtest.cases.base import Case
 from equivtest.cases.data_parallel import DataParallelCase
+from equivtest.cases.embedding import EmbeddingCase
 from equivtest.cases.fetch import FetchCase, RefusedFetchCase
 from equivtest.cases.linear import LinearCase
 from equivtest.cases.mlp import MlpCase
@@ -44,6 +45,7 @@ _LINEAR = "equivtest.defects.tensor_parallel:"
 _MLP = "equivtest.defects.sequence_parallel:"
 _DATA = "equivtest.defects.data_parallel:"
 _ARITHMETIC = "equivtest.defects.linear_arithmetic:"
+_EMBEDDING = "equivtest.defects.embedding:"
 _COLLECTIVES = "equivtest.defects.collectives:"
 
 DEFECTS = (
@@ -504,6 +506,80 @@ DEFECTS = (
             world_size=2, style="rowwise", in_features=2, output_layout="shard(0)", requires_grad=(), records=True
         ),
         "one rank reduces nothing, and torch reduces nothing where there are fewer in features than ranks",
+    ),
+    Defect(
+        _EMBEDDING + "mask_off_by_one",
+        "rowwise_embedding",
+        "ids at the edge of a shard",
+        "equals_unsharded",
+        "value",
+        EmbeddingCase(world_size=2, style="rowwise", leading=(2,), num_embeddings=2, requires_grad=()),
+        "one rank has no second part; of two ids in two tokens one begins it",
+    ),
+    Defect(
+        _EMBEDDING + "mask_not_applied",
+        "rowwise_embedding",
+        "a partial value taken for the whole",
+        "equals_unsharded",
+        "value",
+        EmbeddingCase(world_size=2, style="rowwise", num_embeddings=2, requires_grad=()),
+        "one rank masks nothing, and a rank without ids of its own has no row to add",
+    ),
+    Defect(
+        _EMBEDDING + "part_of_another_rank",
+        "rowwise_embedding",
+        "shard order",
+        "equals_unsharded",
+        "value",
+        EmbeddingCase(world_size=2, style="rowwise", num_embeddings=2, requires_grad=()),
+        "two ranks need one id each",
+    ),
+    Defect(
+        _EMBEDDING + "lookups_averaged",
+        "rowwise_embedding",
+        "wrong divisor or wrong group",
+        "equals_unsharded",
+        "value",
+        EmbeddingCase(world_size=2, style="rowwise", requires_grad=()),
+        "one rank's lookup is its average; the zero of a rank without ids halves the other's",
+    ),
+    Defect(
+        _EMBEDDING + "padding_row_learns",
+        "colwise_embedding",
+        "flags",
+        "gradients_equal_unsharded",
+        "value",
+        EmbeddingCase(world_size=1, style="colwise", padding_idx=0),
+        "one rank and one token, which holds the padding id, suffice",
+    ),
+    Defect(
+        _EMBEDDING + "repeats_counted_once",
+        "colwise_embedding",
+        "a term missing",
+        "gradients_equal_unsharded",
+        "value",
+        EmbeddingCase(world_size=1, style="colwise", leading=(2,)),
+        "two tokens hold the only id",
+    ),
+    Defect(
+        _EMBEDDING + "features_of_next_rank",
+        "colwise_embedding",
+        "shard order",
+        "equals_unsharded",
+        "value",
+        EmbeddingCase(world_size=2, style="colwise", embedding_dim=2, requires_grad=()),
+        "two ranks need one feature each",
+    ),
+    Defect(
+        _EMBEDDING + "ids_gathered_in_another_order",
+        "colwise_embedding",
+        "shard order",
+        "equals_unsharded",
+        "value",
+        EmbeddingCase(
+            world_size=2, style="colwise", leading=(2,), num_embeddings=2, input_layout="shard(0)", requires_grad=()
+        ),
+        "two ranks need one token each; two tokens hold both of two ids",
     ),
 )
 """All defects; the audit in tests/test_defects.py runs each one."""

@@ -12,6 +12,7 @@ import functools
 
 from equivtest.cases.base import Case
 from equivtest.cases.data_parallel import DataParallelCase
+from equivtest.cases.embedding import EmbeddingCase, RefusedEmbeddingCase
 from equivtest.cases.fetch import FetchCase, RefusedFetchCase
 from equivtest.cases.linear import LinearCase, RefusedLinearCase
 from equivtest.cases.mlp import MlpCase
@@ -19,6 +20,8 @@ from equivtest.cases.perceptron import PerceptronCase
 from equivtest.errors import Misuse
 from equivtest.oracle.collectives import document
 from equivtest.oracle.data_parallel_collectives import document_data_parallel
+from equivtest.oracle.embedding import expect_embedding
+from equivtest.oracle.embedding_collectives import document_embedding
 from equivtest.oracle.expected import Expected
 from equivtest.oracle.fetch import expect_fetch
 from equivtest.oracle.held import Held
@@ -66,6 +69,9 @@ expect.register(PerceptronCase, expect_mlp)
 expect_held.register(PerceptronCase, expect_mlp)
 document.register(MlpCase, document_mlp)
 document.register(DataParallelCase, document_data_parallel)
+expect.register(EmbeddingCase, expect_embedding)
+document.register(EmbeddingCase, document_embedding)
 expect.register(FetchCase, expect_fetch)
 expect.register(RefusedLinearCase, expect_refusal)
 expect.register(RefusedFetchCase, expect_refusal)
+expect.register(RefusedEmbeddingCase, expect_refusal)

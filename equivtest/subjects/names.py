@@ -18,11 +18,13 @@ if TYPE_CHECKING:
 Subject = Callable[[Any, "DeviceMesh", Mapping[str, "torch.Tensor"]], "Mapping[str, DTensor | Placed | None]"]
 
 SUBJECTS: dict[str, str] = {
+    "colwise_embedding": "equivtest.subjects.embedding:colwise_embedding",
     "colwise_linear": "equivtest.subjects.tensor_parallel:colwise_linear",
     "ddp_mlp": "equivtest.subjects.data_parallel:ddp_mlp",
     "deepspeed_fetch_all_gather": "equivtest.subjects.deepspeed_fetch:deepspeed_fetch_all_gather",
     "deepspeed_fetch_all_reduce": "equivtest.subjects.deepspeed_fetch:deepspeed_fetch_all_reduce",
     "fsdp2_mlp": "equivtest.subjects.data_parallel:fsdp2_mlp",
+    "rowwise_embedding": "equivtest.subjects.embedding:rowwise_embedding",
     "rowwise_linear": "equivtest.subjects.tensor_parallel:rowwise_linear",
     "sequence_parallel_mlp": "equivtest.subjects.sequence_parallel:sequence_parallel_mlp",
     "zero3_fetch_all_gather": "equivtest.subjects.zero3_fetch:zero3_fetch_all_gather",

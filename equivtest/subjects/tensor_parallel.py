@@ -61,8 +61,8 @@ def make_linear(case: LinearCase, given: Given, module: type[nn.Linear]) -> nn.L
     return layer
 
 
-def run_backward(output: torch.Tensor, case: LinearCase, mesh: DeviceMesh, cotangent: torch.Tensor) -> None:
-    """Feeds the local cotangent (*leading, N), under the output's layout, to backward."""
+def run_backward(output: torch.Tensor, case: Case, mesh: DeviceMesh, cotangent: torch.Tensor) -> None:
+    """Feeds the local cotangent, of the output's shape and layout, to backward."""
     if output.requires_grad:
         if isinstance(output, DTensor):
             cotangent = as_dtensor(cotangent, case, "output", mesh)
