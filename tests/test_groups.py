@@ -13,6 +13,7 @@ from equivtest.cases.fetch import FetchCase, RefusedFetchCase
 from equivtest.cases.linear import LinearCase
 from equivtest.check import DEFAULT_CLAIMS, judge, judge_replies
 from equivtest.errors import Misuse, Unsupported
+from equivtest.oracle.expected import Expected
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.meshes import _new_group
 from equivtest.ranks.messages import Start
@@ -20,7 +21,9 @@ from equivtest.ranks.pool import Pool
 from equivtest.ranks.rank import Rank
 from equivtest.ranks.reply import Reply
 from equivtest.ranks.wire import decode_reply
-from equivtest.verdicts.claims import refuses
+from equivtest.verdicts.claims import Claim, refuses
+from equivtest.verdicts.compare import compare
+from equivtest.verdicts.judgement import Judgement
 from equivtest.verdicts.message import write_message
 from tests.replies import change_answer, raised, right_replies, set_element
 
@@ -114,6 +117,18 @@ def test_replicas_are_compared_within_a_mesh_only() -> None:
     kinds = {verdict.claim: verdict.kind for verdict in judge_replies("mine", TWO_OF_FOUR, replies, CLAIMS)}
 
     assert (kinds["equals_unsharded"], kinds["agrees_on_all_ranks"]) == ("value", "holds")
+
+
+def test_a_failure_in_the_second_mesh_outweighs_an_open_question_in_the_first() -> None:
+    found = (
+        Judgement("inconclusive", margin=0.5, margins={"output": 0.5}),
+        Judgement("value", margins={"output": 2.0}),
+    )
+    judged = iter(found)
+    claim = Claim("equals_unsharded", "", lambda case, expected, answers: next(judged))
+    (verdict,) = compare("", TWO_OF_FOUR, 0, [Expected({}, {})] * 2, right_replies(TWO_OF_FOUR), [claim])
+
+    assert (verdict.kind, verdict.margins) == ("value", {"output": 2.0})
 
 
 def test_a_rank_that_raised_is_named_with_its_process() -> None:

@@ -12,7 +12,7 @@ from equivtest.ranks.first_cause import first_cause
 from equivtest.ranks.reply import Answer, Outcome, Reply
 from equivtest.verdicts.claims import Claim, refuses
 from equivtest.verdicts.judgement import Judgement
-from equivtest.verdicts.verdict import Kind, Mismatch, Verdict
+from equivtest.verdicts.verdict import FAILURES, Kind, Mismatch, Verdict
 
 _KIND_OF: dict[Outcome, Kind] = {
     "raised": "raised",
@@ -69,14 +69,17 @@ def compare(
 
 
 def _judge_groups(claim: Claim, case: Case, expected: Sequence[Expected], answers: Mapping[int, Answer]) -> Judgement:
-    """What the claim makes of the case's meshes: the first that it does not hold of, else all."""
+    """What the claim makes of the case's meshes: the first that it fails on, else the first that is open, else all."""
     judged = []
     for group, right in zip(case.groups, expected, strict=True):
         found = claim.judge(case, right, {rank: answers[process] for rank, process in enumerate(group)})
         wrong = (replace(mismatch, process=group[mismatch.rank]) for mismatch in found.mismatches)
         judged.append(replace(found, mismatches=tuple(wrong)))
-    worst = next((found for found in judged if found.kind != "holds"), judged[0])
-    return replace(worst, margin=max(found.margin for found in judged))
+    failed = (found for found in judged if found.kind in FAILURES)
+    worst = next(failed, None) or next((found for found in judged if found.kind != "holds"), judged[0])
+    names = {name for found in judged for name in found.margins}
+    margins = {name: max(found.margins.get(name, 0.0) for found in judged) for name in sorted(names)}
+    return replace(worst, margin=max(found.margin for found in judged), margins=margins)
 
 
 def _judge_run(subject: str, case: Case, draw: int, replies: Sequence[Reply], claim: Claim) -> Verdict | None:
