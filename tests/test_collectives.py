@@ -251,3 +251,13 @@ def test_a_recorded_case_is_judged_by_its_collectives_unless_claims_are_named() 
 
 def test_nothing_is_described_as_none() -> None:
     assert describe(()) == "none"
+
+
+def test_a_case_that_was_not_recorded_does_not_hold() -> None:
+    """Nothing recorded is not the same as nothing called."""
+    case = replace(RECORDED, world_size=1)
+    replies = change_answer(right_replies(case), 0, lambda answer: replace(answer, collectives=None))
+
+    [verdict] = verdicts_on(replies, case)
+
+    assert verdict.kind == "collectives" and "not recorded" in verdict.mismatches[0].actual

@@ -17,8 +17,10 @@ def judge_collectives(case: Case, expected: Expected, answers: Answers) -> Judge
     """Kinds, counts and bytes; the order within a phase is the backend's business."""
     wrong = []
     for rank, answer in answers.items():
-        documented, found = document(case, rank), answer.collectives or ()
-        if Counter(found) not in (Counter(documented), Counter(without_all_to_all(documented))):
+        documented, found = document(case, rank), answer.collectives
+        if found is None:
+            wrong.append(Mismatch("", rank, describe(documented), "nothing: they were not recorded"))
+        elif Counter(found) not in (Counter(documented), Counter(without_all_to_all(documented))):
             wrong.append(Mismatch("", rank, describe(documented), describe(found)))
     if wrong:
         others = [str(mismatch.rank) for mismatch in wrong]

@@ -11,7 +11,9 @@ exceed sqrt(n) for n errors that are not zero, so tensors of 81 or fewer are nev
 
 What is summed: the whole tensor, each row, each column, each shard; with weights 1 and with the
 right values as weights, which shows a factor that is slightly off.  Replicas count once: the same
-error on every rank is one error.
+error on every rank is one error.  That errors are independent is an assumption: those of one row
+share operands, though no rounding.  In float64 an error includes that of the reference itself,
+which rounds to nearest too.
 
 What is left out, since its errors are not independent or not symmetric:
 - tensors that the oracle does not declare so (`ExpectedTensor.is_symmetric`): of backends that do
