@@ -12,7 +12,7 @@ SHARD_KINDS = ("even", "uneven", "empty")
 
 @dataclass(frozen=True)
 class Profile:
-    """How many cases a property of weight 1 gets; the shipped properties weigh 35 together.
+    """How many cases a property of weight 1 gets; the shipped properties weigh 53 together.
 
     Attributes:
         single: Cases on one rank; few, since nothing is sharded there.
@@ -34,7 +34,7 @@ class Profile:
 
 PROFILES: dict[str, Profile] = {
     "smoke": Profile(single=1, several=1),
-    "gate": Profile(single=3, several=7),
+    "gate": Profile(single=3, several=6),
     "soak": Profile(single=1, several=4, world_sizes=limits.SOAK_WORLD_SIZES, repeats=True),
     "conformance": Profile(single=20, several=50, requires_cells=True),
 }
