@@ -24,7 +24,9 @@ SUBJECTS: dict[str, str] = {
     "deepspeed_fetch_all_reduce": "equivtest.subjects.deepspeed_fetch:deepspeed_fetch_all_reduce",
     "rowwise_embedding": "equivtest.subjects.embedding:rowwise_embedding",
     "rowwise_linear": "equivtest.subjects.tensor_parallel:rowwise_linear",
+    "sequence_layer_norm": "equivtest.subjects.norm:sequence_layer_norm",
     "sequence_parallel_mlp": "equivtest.subjects.sequence_parallel:sequence_parallel_mlp",
+    "sequence_rms_norm": "equivtest.subjects.norm:sequence_rms_norm",
     "zero3_fetch_all_gather": "equivtest.subjects.zero3_fetch:zero3_fetch_all_gather",
     "zero3_fetch_all_reduce": "equivtest.subjects.zero3_fetch:zero3_fetch_all_reduce",
 }
