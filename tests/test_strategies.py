@@ -23,11 +23,15 @@ from equivtest.cases.embedding import EmbeddingCase, RefusedEmbeddingCase
 from equivtest.cases.fetch import FetchCase, RefusedFetchCase
 from equivtest.cases.linear import REAL_MODES, LinearCase, RefusedLinearCase
 from equivtest.cases.mlp import MlpCase
+from equivtest.cases.norm import NormCase
 from equivtest.layout import shard_kind
 from equivtest.property import Space
 from tests.drawing import SPACE, STRATEGIES, drawn, smallest
 
-WITHIN_CONTRACT = ("colwise", "rowwise", "fetch", "mlp", "training", "colwise embedding", "rowwise embedding")
+WITHIN_CONTRACT = (
+    *("colwise", "rowwise", "fetch", "mlp", "training"),
+    *("colwise embedding", "rowwise embedding", "layer_norm", "rms_norm"),
+)
 ROOT = Path(__file__).parents[1]
 
 
@@ -295,6 +299,8 @@ SIMPLEST: dict[str, Case] = {
     "training": MlpCase(world_size=1, optimizer="sgd", steps=2),
     "colwise embedding": EmbeddingCase(world_size=1, style="colwise"),
     "rowwise embedding": EmbeddingCase(world_size=1, style="rowwise"),
+    "layer_norm": NormCase(world_size=1, norm="layer_norm"),
+    "rms_norm": NormCase(world_size=1, norm="rms_norm"),
     "refused colwise embedding": RefusedEmbeddingCase(world_size=1, style="colwise"),
     "refused rowwise embedding": RefusedEmbeddingCase(world_size=1, style="rowwise"),
     "refused colwise": RefusedLinearCase(world_size=1, style="colwise"),
