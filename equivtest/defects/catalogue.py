@@ -540,8 +540,8 @@ DEFECTS = (
         "eps at another place",
         "equals_unsharded",
         "value",
-        NormCase(world_size=1, norm="rms_norm", requires_grad=()),
-        "one number over its magnitude is off by eps at once",
+        NormCase(world_size=1, norm="rms_norm", requires_grad=(), values=(("real", 1),)),
+        "one number x over its magnitude is off by eps / |x|, by right by eps / 2 x**2: the same where |x| is a half",
     ),
     Defect(
         _NORM + "moments_of_a_feature",
