@@ -21,6 +21,7 @@ from equivtest.cases.base import Case, from_code
 from equivtest.cases.embedding import EmbeddingCase
 from equivtest.cases.fetch import FetchCase
 from equivtest.cases.linear import LinearCase
+from equivtest.cases.norm import NormCase
 from equivtest.cases.perceptron import PerceptronCase
 from equivtest.check import judge
 from equivtest.defects import DEFECTS, Defect
@@ -41,6 +42,8 @@ FAMILIES = {
     "one element off by one ulp",
     "operands in fewer bits",
     "a way of its own for one rank",
+    "another dim",
+    "eps at another place",
     "flags",
     "ids at the edge of a shard",
     "inputs modified",
@@ -106,6 +109,8 @@ def sizes(case: Case) -> list[int]:
         return [case.world_size, num_tokens, *features, case.steps]
     if isinstance(case, EmbeddingCase):
         return [case.world_size, math.prod(case.leading), case.num_embeddings, case.embedding_dim]
+    if isinstance(case, NormCase):
+        return [case.world_size, math.prod(case.leading), case.features]
     assert isinstance(case, FetchCase)
     return [case.world_size, len(case.parameters), *(math.prod(shape) for shape in case.parameters)]
 

@@ -24,13 +24,15 @@ from equivtest.cases.embedding import EmbeddingCase, RefusedEmbeddingCase
 from equivtest.cases.fetch import FetchCase, RefusedFetchCase
 from equivtest.cases.linear import REAL_MODES, LinearCase, RefusedLinearCase
 from equivtest.cases.mlp import MlpCase
+from equivtest.cases.norm import NormCase
 from equivtest.layout import shard_kind
 from equivtest.property import Space
 from tests.drawing import SPACE, STRATEGIES, drawn, smallest
 
 WITHIN_CONTRACT = (
-    "colwise", "rowwise", "fetch", "mlp", "training", "fsdp2", "zero3", "colwise embedding", "rowwise embedding",
-)  # fmt: skip
+    *("colwise", "rowwise", "fetch", "mlp", "training", "fsdp2", "zero3"),
+    *("colwise embedding", "rowwise embedding", "layer_norm", "rms_norm"),
+)
 ROOT = Path(__file__).parents[1]
 
 
@@ -301,6 +303,8 @@ SIMPLEST: dict[str, Case] = {
     "zero3": DataParallelCase(world_size=1, style="zero3", fetch="all_gather"),
     "colwise embedding": EmbeddingCase(world_size=1, style="colwise"),
     "rowwise embedding": EmbeddingCase(world_size=1, style="rowwise"),
+    "layer_norm": NormCase(world_size=1, norm="layer_norm"),
+    "rms_norm": NormCase(world_size=1, norm="rms_norm"),
     "refused colwise embedding": RefusedEmbeddingCase(world_size=1, style="colwise"),
     "refused rowwise embedding": RefusedEmbeddingCase(world_size=1, style="rowwise"),
     "refused colwise": RefusedLinearCase(world_size=1, style="colwise"),

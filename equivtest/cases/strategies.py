@@ -28,6 +28,7 @@ from equivtest.cases.fetch import PADDINGS, FetchCase, RefusedFetchCase
 from equivtest.cases.linear import LINEAR_MODES as EXACT_MODES
 from equivtest.cases.linear import REAL_MODES, REFUSALS, LinearCase, RefusedLinearCase
 from equivtest.cases.mlp import MlpCase
+from equivtest.cases.norm import PARAMETERS, NormCase
 from equivtest.cases.perceptron import LAYERS
 from equivtest.layout import Layout, parse_placement, shard_bounds, shard_kind
 from equivtest.property import Space
@@ -86,6 +87,8 @@ MICRO_BATCHES = (1, 1, 2, 3)
 ROWS = (1, 2, 3, 5)  # of one rank in one micro-batch
 DATA_PARALLEL_OPTIMIZERS = ("none", "sgd", "sgd", "adamw")
 EMBEDDING_MODES = (("dense",), ("index",), ("special",), ("real",), *[("dense", "index", "special", "real")] * 16)
+NORM_MODES = (("real",), *[("real", "real", "real")] * 9)
+EPSILONS = (1e-5, 1e-5, 1e-6, 0.01)
 PADDED = (False, False, True)
 MISFITS_OF_FETCH = ("dtype", "in_flight")
 
@@ -137,6 +140,14 @@ def embedding_cases(space: Space, *, style: str) -> SearchStrategy[EmbeddingCase
     Shrinks to one draw of dense values, one token, one id, one feature, everything replicated.
     """
     return _embedding_cases(space, style)
+
+
+def norm_cases(space: Space, *, norm: str) -> SearchStrategy[NormCase]:
+    """Cases of one norm under sequence parallelism; `norm` is 'layer_norm' or 'rms_norm'.
+
+    Shrinks to one draw of values, one token, one feature, no parameters.
+    """
+    return _norm_cases(space, norm)
 
 
 def refused_embedding_cases(space: Space, *, style: str) -> SearchStrategy[RefusedEmbeddingCase]:
@@ -345,6 +356,37 @@ def _embedding_cases(draw: DrawFn, space: Space, style: str) -> EmbeddingCase:
         ids_contiguous=_pick(draw, "ids_contiguous", (True, False)),
         cotangent_contiguous=_pick(draw, "cotangent_contiguous", (True, False)),
         values=_pick_values(draw, EMBEDDING_MODES),
+        poison=_pick(draw, "poison", POISON_TABLE),
+        repeats=_pick(draw, "repeats", REPEATS),
+        records=_pick(draw, "records", RECORDS),
+        members=_pick_members(draw, world_size),
+    )
+
+
+@st.composite
+def _norm_cases(draw: DrawFn, space: Space, norm: str) -> NormCase:
+    world_size = _pick(draw, "world_size", space.world_sizes)
+    dtype = _pick(draw, "dtype", space.dtypes)
+    leading = _pick_shape(draw, "leading", world_size, NUM_SEQUENCE_DIMS)
+    sequence_dim = _pick(draw, "sequence_dim", LARGE_DIMS) % len(leading)
+    num_parameters = _pick(draw, "num_parameters", (0, 1, 2, 2, 2))
+    parameters = PARAMETERS[: min(num_parameters, 2 if norm == "layer_norm" else 1)]
+    x_is_dtensor = _pick(draw, "x_is_dtensor", (False, True))
+    return NormCase(
+        norm=norm,
+        world_size=world_size,
+        dtype=dtype,
+        leading=leading,
+        sequence_dim=sequence_dim,
+        features=_pick(draw, "features", edge_sizes(world_size)),
+        parameters=parameters,
+        eps=_pick(draw, "eps", EPSILONS),
+        x_is_dtensor=x_is_dtensor or leading[sequence_dim] % world_size != 0,
+        use_local_output=_pick(draw, "use_local_output", (False, True)),
+        requires_grad=_pick(draw, "requires_grad", _subsets(("x", *parameters))),
+        x_contiguous=_pick(draw, "x_contiguous", (True, False)),
+        cotangent_contiguous=_pick(draw, "cotangent_contiguous", (True, False)),
+        values=_pick_values(draw, NORM_MODES),
         poison=_pick(draw, "poison", POISON_TABLE),
         repeats=_pick(draw, "repeats", REPEATS),
         records=_pick(draw, "records", RECORDS),

@@ -10,6 +10,7 @@ from equivtest.cases.embedding import EmbeddingCase
 from equivtest.cases.fetch import FetchCase, RefusedFetchCase
 from equivtest.cases.linear import LinearCase
 from equivtest.cases.mlp import MlpCase
+from equivtest.cases.norm import NormCase
 from equivtest.verdicts.verdict import Kind
 
 
@@ -46,6 +47,7 @@ _MLP = "equivtest.defects.sequence_parallel:"
 _DATA = "equivtest.defects.data_parallel:"
 _ARITHMETIC = "equivtest.defects.linear_arithmetic:"
 _EMBEDDING = "equivtest.defects.embedding:"
+_NORM = "equivtest.defects.norm:"
 _COLLECTIVES = "equivtest.defects.collectives:"
 
 DEFECTS = (
@@ -580,6 +582,40 @@ DEFECTS = (
             world_size=2, style="colwise", leading=(2,), num_embeddings=2, input_layout="shard(0)", requires_grad=()
         ),
         "two ranks need one token each; two tokens hold both of two ids",
+    ),
+    Defect(
+        _NORM + "gradient_of_own_tokens",
+        "sequence_layer_norm",
+        "a reduction missing in the backward",
+        "gradients_equal_unsharded",
+        "value",
+        NormCase(
+            world_size=2,
+            norm="layer_norm",
+            leading=(2,),
+            features=2,
+            parameters=("weight", "bias"),
+            requires_grad=("bias",),
+        ),
+        "two ranks need one token each, since torch gathers a shorter sequence; one feature has no deviation",
+    ),
+    Defect(
+        _NORM + "eps_outside_the_root",
+        "sequence_rms_norm",
+        "eps at another place",
+        "equals_unsharded",
+        "value",
+        NormCase(world_size=1, norm="rms_norm", requires_grad=(), values=(("real", 1),)),
+        "one number x over its magnitude is off by eps / |x|, by right by eps / 2 x**2: the same where |x| is a half",
+    ),
+    Defect(
+        _NORM + "moments_of_a_feature",
+        "sequence_rms_norm",
+        "another dim",
+        "equals_unsharded",
+        "value",
+        NormCase(world_size=1, norm="rms_norm", leading=(2,), requires_grad=()),
+        "of a single token and feature both dims have the same mean square; two tokens differ",
     ),
 )
 """All defects; the audit in tests/test_defects.py runs each one."""

@@ -16,6 +16,7 @@ from equivtest.cases.embedding import EmbeddingCase, RefusedEmbeddingCase
 from equivtest.cases.fetch import FetchCase, RefusedFetchCase
 from equivtest.cases.linear import LinearCase, RefusedLinearCase
 from equivtest.cases.mlp import MlpCase
+from equivtest.cases.norm import NormCase
 from equivtest.cases.perceptron import PerceptronCase
 from equivtest.errors import Misuse
 from equivtest.oracle.collectives import document
@@ -28,6 +29,7 @@ from equivtest.oracle.held import Held
 from equivtest.oracle.linear import expect_linear
 from equivtest.oracle.mlp import expect_mlp
 from equivtest.oracle.mlp_collectives import document_mlp
+from equivtest.oracle.norm_layer import document_norm, expect_norm
 
 __all__ = ["expect", "expect_held"]
 
@@ -71,6 +73,8 @@ document.register(MlpCase, document_mlp)
 document.register(DataParallelCase, document_data_parallel)
 expect.register(EmbeddingCase, expect_embedding)
 document.register(EmbeddingCase, document_embedding)
+expect.register(NormCase, expect_norm)
+document.register(NormCase, document_norm)
 expect.register(FetchCase, expect_fetch)
 expect.register(RefusedLinearCase, expect_refusal)
 expect.register(RefusedFetchCase, expect_refusal)

@@ -1,0 +1,45 @@
+"""Claims about torch's sequence-parallel style on nn.LayerNorm and nn.RMSNorm.
+
+A failure here means that norms of a divided sequence are other norms: look first at the gradients
+of the parameters, which are sums over all ranks' tokens.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from equivtest.cases.norm import NormCase
+from equivtest.cases.strategies import norm_cases
+from equivtest.check import DEFAULT_CLAIMS
+from equivtest.property import Property
+from equivtest.verdicts.claims import repeats_itself, uses_only_collectives
+
+SOURCE = "torch/distributed/tensor/parallel/style.py, class SequenceParallel (2.13.0)"
+CLAIMS = (*DEFAULT_CLAIMS, repeats_itself, uses_only_collectives)
+
+sequence_layer_norm = Property(
+    subject="sequence_layer_norm",
+    statement="SequenceParallel(nn.LayerNorm) computes what the unsharded nn.LayerNorm computes.",
+    source=SOURCE,
+    cases=partial(norm_cases, norm="layer_norm"),
+    claims=CLAIMS,
+    examples=(
+        # A sequence of 5 over four ranks: 2, 2, 1 and 0 tokens.
+        NormCase(world_size=4, norm="layer_norm", leading=(2, 5), sequence_dim=1, features=8, x_is_dtensor=True,
+                 parameters=("weight", "bias"), requires_grad=("x", "weight", "bias"), records=True),
+    ),
+    weight=2,
+)  # fmt: skip
+
+sequence_rms_norm = Property(
+    subject="sequence_rms_norm",
+    statement="SequenceParallel(nn.RMSNorm) computes what the unsharded nn.RMSNorm computes.",
+    source=SOURCE,
+    cases=partial(norm_cases, norm="rms_norm"),
+    claims=CLAIMS,
+    examples=(
+        NormCase(world_size=4, norm="rms_norm", leading=(2, 5), sequence_dim=1, features=8, x_is_dtensor=True,
+                 parameters=("weight",), requires_grad=("x", "weight"), records=True),
+    ),
+    weight=2,
+)  # fmt: skip
