@@ -22,6 +22,8 @@ SUBJECTS: dict[str, str] = {
     "ddp_mlp": "equivtest.subjects.data_parallel:ddp_mlp",
     "deepspeed_fetch_all_gather": "equivtest.subjects.deepspeed_fetch:deepspeed_fetch_all_gather",
     "deepspeed_fetch_all_reduce": "equivtest.subjects.deepspeed_fetch:deepspeed_fetch_all_reduce",
+    "deepspeed_mlp_all_gather": "equivtest.subjects.deepspeed_training:deepspeed_mlp_all_gather",
+    "deepspeed_mlp_all_reduce": "equivtest.subjects.deepspeed_training:deepspeed_mlp_all_reduce",
     "fsdp2_mlp": "equivtest.subjects.data_parallel:fsdp2_mlp",
     "rowwise_linear": "equivtest.subjects.tensor_parallel:rowwise_linear",
     "sequence_parallel_mlp": "equivtest.subjects.sequence_parallel:sequence_parallel_mlp",
