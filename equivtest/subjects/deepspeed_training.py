@@ -95,14 +95,12 @@ class DeepSpeedRun(DataParallelRun):
         self.engine.backward((output * cotangent).sum(), scale_wrt_gas=False)
 
     def gradient(self, name: str) -> torch.Tensor | None:
-        found: torch.Tensor | None = self.utils.safe_get_local_grad(self.model.get_parameter(name))
-        return found
+        return self.without_padding(name, self.utils.safe_get_local_grad(self.model.get_parameter(name)))
 
     def parameter(self, name: str) -> torch.Tensor:
         parameter: Any = self.model.get_parameter(name)
         held = self.utils.safe_get_local_fp32_param(parameter) if parameter.requires_grad else parameter.ds_tensor
-        partition: torch.Tensor = held.detach().clone()
-        return partition.requires_grad_(parameter.requires_grad)
+        return self.without_padding(name, held).requires_grad_(parameter.requires_grad)
 
     def update(self, optimizer: torch.optim.Optimizer, step: int) -> None:
         self.engine.step()
@@ -110,7 +108,13 @@ class DeepSpeedRun(DataParallelRun):
     def state_held(self, optimizer: torch.optim.Optimizer, state: str, name: str) -> torch.Tensor | None:
         if state == "param":
             return self.parameter(name)
-        found: torch.Tensor | None = self.utils.safe_get_local_optimizer_state(
-            self.model.get_parameter(name), STATE_KEYS[state]
-        )
-        return found
+        found = self.utils.safe_get_local_optimizer_state(self.model.get_parameter(name), STATE_KEYS[state])
+        return self.without_padding(name, found)
+
+    def without_padding(self, name: str, partition: torch.Tensor) -> torch.Tensor:
+        """A copy with zeros for padding: DeepSpeed never writes there, so that no two runs find the same."""
+        start = self.mesh.get_local_rank() * partition.numel()
+        numel: int = self.model.get_parameter(name).ds_numel  # type: ignore[assignment]
+        copy = partition.detach().clone()
+        copy[max(0, numel - start) :] = 0
+        return copy
