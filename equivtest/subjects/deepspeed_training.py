@@ -114,7 +114,7 @@ class DeepSpeedRun(DataParallelRun):
     def without_padding(self, name: str, partition: torch.Tensor) -> torch.Tensor:
         """A copy with zeros for padding: DeepSpeed never writes there, so that no two runs find the same."""
         start = self.mesh.get_local_rank() * partition.numel()
-        numel: int = self.model.get_parameter(name).ds_numel  # type: ignore[assignment]
+        parameter: Any = self.model.get_parameter(name)
         copy = partition.detach().clone()
-        copy[max(0, numel - start) :] = 0
+        copy[max(0, parameter.ds_numel - start) :] = 0
         return copy
