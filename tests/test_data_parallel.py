@@ -142,6 +142,18 @@ def test_seven_ranks_are_judged_within_a_bound_in_float32() -> None:
     assert tensors["output"].allowed is None
 
 
+def test_an_update_of_seven_ranks_follows_from_the_gradient_that_they_held() -> None:
+    """Though the data are exact: a gradient within its bound is no error of the update."""
+    case = data_parallel_case(world_size=7, optimizer="sgd", steps=2, requires_grad=("out_proj.bias",))
+    held = train_with_torch(case, torch.float32)
+    right = held["grad.out_proj.bias"]
+    held["grad.out_proj.bias"] = torch.nextafter(right, right + 1)
+
+    expected = expect_held(case, 0, held_of(case, held)).tensors["step1.param.out_proj.bias"].value
+    moved = held["param.out_proj.bias"].double() - 0.25 * held["grad.out_proj.bias"].double()
+    assert torch.equal(expected, moved)
+
+
 def test_gradients_that_do_not_divide_are_no_exact_data() -> None:
     averages = Averages(Operations("float32", 3, must_be_exact=True), 3, 1)
     with pytest.raises(InexactData, match="no multiples of 3"):

@@ -7,12 +7,14 @@ import importlib.util
 
 import pytest
 
+from equivtest.cases.data_parallel import DataParallelCase
 from equivtest.cases.fetch import FetchCase
 from equivtest.check import judge
 from equivtest.known import SHIPPED, KnownFailures
 from equivtest.ranks.pool import Pool
 from equivtest.subjects.names import SUBJECTS
 from properties import test_deepspeed as suite
+from properties import test_deepspeed_training as training
 
 installed = pytest.mark.skipif(
     not importlib.util.find_spec("deepspeed"), reason="deepspeed is not installed: make deepspeed runs these too"
@@ -38,6 +40,7 @@ def test_a_property_that_cannot_run_is_skipped_with_its_reason(pytester: pytest.
         """
         import dataclasses
         from properties import test_deepspeed as suite
+from properties import test_deepspeed_training as training
         prop = dataclasses.replace(suite.deepspeed_fetch_all_reduce, requires="no_such_package")
         """
     )
@@ -56,7 +59,7 @@ def test_known_failures_of_an_absent_package_are_not_active() -> None:
 
 @installed
 @pytest.mark.ranks
-@pytest.mark.parametrize("subject", [name for name in SUBJECTS if name.startswith("deepspeed")])
+@pytest.mark.parametrize("subject", [name for name in SUBJECTS if name.startswith("deepspeed_fetch")])
 def test_two_padded_parameters_are_fetched_right(subject: str) -> None:
     """The smallest case of DeepSpeed PR 8158; releases before 0.19.4 fail it."""
     with Pool() as pool:
@@ -65,3 +68,21 @@ def test_two_padded_parameters_are_fetched_right(subject: str) -> None:
         )
 
     assert {verdict.kind for verdict in verdicts} == {"holds"}
+
+
+@installed
+@pytest.mark.ranks
+@pytest.mark.parametrize("subject", [name for name in SUBJECTS if name.startswith("deepspeed_mlp")])
+@pytest.mark.parametrize("reshards", [True, False])
+def test_a_layer_of_two_padded_parameters_is_trained_right(subject: str, *, reshards: bool) -> None:
+    """Up to the step that prefetches; releases before 0.19.4 fail it by all_reduce."""
+    case = DataParallelCase(
+        world_size=2, style="zero3", biases=("out_proj",), requires_grad=("in_proj.weight", "out_proj.bias"),
+        micro_batches=2, optimizer="sgd", steps=3, momentum=0.5, reshards=reshards,
+        values=(("dense", 0), ("real", 1)),
+    )  # fmt: skip
+    with Pool() as pool:
+        verdicts = judge(subject, case, pool, training.CLAIMS)
+
+    assert {verdict.kind for verdict in verdicts} <= {"holds", "inconclusive"}
+    assert any((v.claim, v.kind) == ("trains_like_unsharded", "holds") for v in verdicts)

@@ -103,7 +103,7 @@ class Reference:
     def add(self, name: str, result: Found, *, is_exact: bool = False) -> torch.Tensor:
         """Puts down an answer and gives what the next operation was given: what the ranks hold of it."""
         self.found[name] = result
-        if self.held is None or is_exact:
+        if self.held is None or (is_exact and result.allowed is None):
             return result.value
         actual = whole(self.held, name, self.case.shapes()[name], self.case.mesh_shape)
         return result.value if actual is None else actual.reshape(result.value.shape)

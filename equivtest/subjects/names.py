@@ -23,6 +23,8 @@ SUBJECTS: dict[str, str] = {
     "ddp_mlp": "equivtest.subjects.data_parallel:ddp_mlp",
     "deepspeed_fetch_all_gather": "equivtest.subjects.deepspeed_fetch:deepspeed_fetch_all_gather",
     "deepspeed_fetch_all_reduce": "equivtest.subjects.deepspeed_fetch:deepspeed_fetch_all_reduce",
+    "deepspeed_mlp_all_gather": "equivtest.subjects.deepspeed_training:deepspeed_mlp_all_gather",
+    "deepspeed_mlp_all_reduce": "equivtest.subjects.deepspeed_training:deepspeed_mlp_all_reduce",
     "fsdp2_mlp": "equivtest.subjects.data_parallel:fsdp2_mlp",
     "rowwise_embedding": "equivtest.subjects.embedding:rowwise_embedding",
     "rowwise_linear": "equivtest.subjects.tensor_parallel:rowwise_linear",

@@ -1,0 +1,120 @@
+"""The real DeepSpeed: a perceptron trained by its ZeRO-3 engine with torch's optimizers.
+
+What a rank holds is read from its own partitions; nothing is gathered to be judged.
+
+Source: deepspeed/runtime/engine.py and runtime/zero/stage3.py; deepspeed/utils/tensor_fragment.py,
+safe_get_local_fp32_param and its like (0.19.8).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from equivtest.cases.data_parallel import DataParallelCase
+from equivtest.subjects.data_parallel import DataParallelRun
+from equivtest.subjects.deepspeed_fetch import FLAG, joined_deepspeed
+from equivtest.subjects.perceptron import STATE_KEYS, Mlp
+from equivtest.subjects.tensor_parallel import Answers, Given
+
+REDUCE_BUCKET_NUMEL = 1_000
+"""Of the buffer that gradients are reduced in, in elements: by default it takes 2 GB on every rank."""
+
+
+def deepspeed_mlp_all_gather(case: DataParallelCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """DeepSpeed's ZeRO-3 engine, fetching by all_gather: its default."""
+    return run(case, mesh, given, by_all_reduce=False)
+
+
+def deepspeed_mlp_all_reduce(case: DataParallelCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """DeepSpeed's ZeRO-3 engine, fetching by all_reduce where two or more parameters are fetched together."""
+    return run(case, mesh, given, by_all_reduce=True)
+
+
+def run(case: DataParallelCase, mesh: DeviceMesh, given: Given, *, by_all_reduce: bool) -> Answers:
+    """One life of an engine."""
+    visit = DeepSpeedRun(case, mesh, given, by_all_reduce=by_all_reduce)
+    try:
+        return visit.answers()
+    finally:
+        visit.engine.destroy()
+
+
+class DeepSpeedRun(DataParallelRun):
+    """One visit on this rank."""
+
+    def __init__(self, case: DataParallelCase, mesh: DeviceMesh, given: Given, *, by_all_reduce: bool) -> None:
+        self.by_all_reduce = by_all_reduce
+        super().__init__(case, mesh, given)
+
+    def build(self) -> nn.Module:
+        deepspeed = joined_deepspeed(self.mesh.device_type)
+        self.utils = deepspeed.utils
+        self.model = Mlp(self.case, self.given)
+        optimizer = super().make_optimizer()
+        self.engine: Any = deepspeed.initialize(model=self.model, optimizer=optimizer, config=self.config())[0]
+        return self.model
+
+    def config(self) -> dict[str, object]:
+        """Of the engine: any torch optimizer, nothing clipped, parameters persistent or not as the case says."""
+        persistent = {} if self.case.reshards else {"stage3_param_persistence_threshold": 100_000}
+        return {
+            "train_micro_batch_size_per_gpu": 1,
+            "gradient_accumulation_steps": self.case.micro_batches,
+            "gradient_clipping": 0.0,
+            "zero_allow_untested_optimizer": True,
+            "zero_force_ds_cpu_optimizer": False,
+            "zero_optimization": {
+                "stage": 3,
+                FLAG: self.by_all_reduce,
+                "reduce_bucket_size": REDUCE_BUCKET_NUMEL,
+                "stage3_param_persistence_threshold": 0,
+                **persistent,
+            },
+        }
+
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        """The engine's, which is handed in and wrapped before the first step."""
+        wrapped: torch.optim.Optimizer = self.engine.optimizer
+        return wrapped
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.engine(x)
+        return output
+
+    def run_micro_batch(self, step: int, index: int) -> dict[str, torch.Tensor | None]:
+        if index:
+            self.engine.step()  # no update before the last micro-batch, but the engine counts them
+        return super().run_micro_batch(step, index)
+
+    def backward(self, output: torch.Tensor, cotangent: torch.Tensor) -> None:
+        """As of a loss whose gradient is the cotangent."""
+        self.engine.backward((output * cotangent).sum(), scale_wrt_gas=False)
+
+    def gradient(self, name: str) -> torch.Tensor | None:
+        return self.without_padding(name, self.utils.safe_get_local_grad(self.model.get_parameter(name)))
+
+    def parameter(self, name: str) -> torch.Tensor:
+        parameter: Any = self.model.get_parameter(name)
+        held = self.utils.safe_get_local_fp32_param(parameter) if parameter.requires_grad else parameter.ds_tensor
+        return self.without_padding(name, held).requires_grad_(parameter.requires_grad)
+
+    def update(self, optimizer: torch.optim.Optimizer, step: int) -> None:
+        self.engine.step()
+
+    def state_held(self, optimizer: torch.optim.Optimizer, state: str, name: str) -> torch.Tensor | None:
+        if state == "param":
+            return self.parameter(name)
+        found = self.utils.safe_get_local_optimizer_state(self.model.get_parameter(name), STATE_KEYS[state])
+        return self.without_padding(name, found)
+
+    def without_padding(self, name: str, partition: torch.Tensor) -> torch.Tensor:
+        """A copy with zeros for padding: DeepSpeed never writes there, so that no two runs find the same."""
+        start = self.mesh.get_local_rank() * partition.numel()
+        parameter: Any = self.model.get_parameter(name)
+        copy = partition.detach().clone()
+        copy[max(0, parameter.ds_numel - start) :] = 0
+        return copy
