@@ -40,7 +40,6 @@ def test_a_property_that_cannot_run_is_skipped_with_its_reason(pytester: pytest.
         """
         import dataclasses
         from properties import test_deepspeed as suite
-from properties import test_deepspeed_training as training
         prop = dataclasses.replace(suite.deepspeed_fetch_all_reduce, requires="no_such_package")
         """
     )
