@@ -1,0 +1,67 @@
+"""Known failures that keep a case from running: what they cover really fails.
+
+An entry broader than its failure hides cases that nobody runs; its smallest case alone would never show it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from random import Random
+from unittest.mock import Mock, patch
+
+import pytest
+
+from equivtest.cases.base import Case
+from equivtest.check import judge
+from equivtest.known import SHIPPED, WHOLE_RUN, KnownFailure, KnownFailures
+from equivtest.property import Space
+from equivtest.ranks.pool import Pool
+from equivtest.suite import load_properties, properties_dir
+
+ENTRIES = [entry for entry in KnownFailures.load(SHIPPED).entries if entry.kind in WHOLE_RUN]
+SPACE = Space((1, 2), ("float32",))
+NUM_DRAWN = 500  # of each property
+NUM_SAMPLED = 4  # of those that an entry covers
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    with Pool() as pool:
+        yield pool
+
+
+@cache
+def drawn_of(subject: str) -> tuple[Case, ...]:
+    """Cases of the subject's properties, the same each time; one draw of values and the world in order, for speed.
+
+    Drawn from the strategies' tables, but without Hypothesis, which takes a hundred times as long.
+    """
+    properties = [prop for prop in load_properties(properties_dir()).values() if prop.subject == subject]
+    generator, data = Random(0), Mock()
+    data.draw = lambda strategy: strategy.do_draw(data)
+    with patch("equivtest.cases.strategies._pick", lambda _draw, _name, table: generator.choice(table)):
+        drawn = [prop.cases(SPACE).do_draw(data) for prop in properties for _ in range(NUM_DRAWN)]
+    return tuple(
+        replace(case, values=case.values[:1], repeats=False, records=False, members=())
+        for case in drawn
+        if not case.refusal
+    )
+
+
+def sample_of(entry: KnownFailure) -> list[Case]:
+    """The entry's own case, and others that it covers, from the whole of what was drawn."""
+    covered = [case for case in drawn_of(entry.subject) if entry.covers(case)]
+    step = -(-len(covered) // NUM_SAMPLED) or 1
+    return [entry.case, *covered[::step]]
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.id)
+def test_nine_in_ten_of_the_cases_that_an_entry_keeps_from_running_fail(entry: KnownFailure, pool: Pool) -> None:
+    sample = sample_of(entry)
+
+    hold = [case for case in sample if not any(found.kind == entry.kind for found in judge(entry.subject, case, pool))]
+
+    assert len(hold) <= len(sample) / 10, f"{len(hold)} of {len(sample)} do not fail as {entry.kind}, so {hold[0]}"
