@@ -11,7 +11,8 @@ from equivtest.cases.base import Case
 from equivtest.cases.embedding import NO_PADDING, EmbeddingCase
 from equivtest.cases.fetch import FetchCase
 from equivtest.cases.linear import LinearCase
-from equivtest.cases.mlp import MlpCase, at_step
+from equivtest.cases.mlp import MlpCase
+from equivtest.cases.perceptron import at_step
 from equivtest.cases.values import draw
 
 

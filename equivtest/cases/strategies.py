@@ -89,6 +89,9 @@ ROWS = (1, 2, 3, 5)  # of one rank in one micro-batch
 DATA_PARALLEL_OPTIMIZERS = ("none", "sgd", "sgd", "adamw")
 EMBEDDING_MODES = (("dense",), ("index",), ("special",), ("real",), *[("dense", "index", "special", "real")] * 16)
 NORM_MODES = (("real",), *[("real", "real", "real")] * 9)
+NORM_FEATURES = (1, 2, *range(4, 10), 12, *range(15, 18), *range(31, 34))
+"""Of one or two features a norm leaves little but signs: bounds are then too wide to conclude anything."""
+
 EPSILONS = (1e-5, 1e-5, 1e-6, 0.01)
 PADDED = (False, False, True)
 MISFITS_OF_FETCH = ("dtype", "in_flight")
@@ -396,7 +399,7 @@ def _norm_cases(draw: DrawFn, space: Space, norm: str) -> NormCase:
         dtype=dtype,
         leading=leading,
         sequence_dim=sequence_dim,
-        features=_pick(draw, "features", edge_sizes(world_size)),
+        features=_pick(draw, "features", NORM_FEATURES),
         parameters=parameters,
         eps=_pick(draw, "eps", EPSILONS),
         x_is_dtensor=x_is_dtensor or leading[sequence_dim] % world_size != 0,
