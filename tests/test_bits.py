@@ -10,6 +10,7 @@ import torch
 
 from equivtest.cases.base import Case
 from equivtest.cases.fetch import FetchCase
+from equivtest.cases.linear import LinearCase
 from equivtest.cases.special import special_patterns
 from equivtest.check import judge_replies
 from equivtest.layout import Layout, Partial
@@ -182,3 +183,14 @@ def test_a_message_says_what_did_not_repeat() -> None:
 
     assert told.startswith("RepeatMismatch: mine: param.0 is not the same when the case runs again")
     assert "rank 1 of 2, local (0,)" in told and "repeats=True" in told
+
+
+def test_a_zero_that_is_a_sum_may_have_either_sign() -> None:
+    """Where a sum of products begins is the kernel's business; torch's own depends on the strides of x."""
+    case = LinearCase(world_size=1, style="rowwise", in_features=2, requires_grad=("x",), values=(("wide-x", 0),))
+    gradient = expect(case, 0).tensors["grad.x"].value
+    zero = (0, int((gradient[0] == 0).nonzero()[0]))
+
+    for value, kind in ((-0.0, "holds"), (0.0, "holds"), (1e-30, "bits")):
+        replies = set_element(right_replies(case), 0, "grad.x", zero, value)
+        assert judge(is_the_identity_for_one_rank, replies, case).kind == kind

@@ -25,6 +25,8 @@ class ExpectedTensor:
             that their sums are known to stay small: see `equivtest.verdicts.lean`.
         bits: The right value in the answer's own dtype, global, where nothing may round it and
             every bit has one right value; None: only `value` has.
+        is_sum: Whether elements are sums, so that a zero may have either sign: 0 * -1 alone is -0,
+            added to +0 it is +0, and where a sum begins is the kernel's business.
     """
 
     value: torch.Tensor
@@ -35,6 +37,7 @@ class ExpectedTensor:
     requires_grad: bool | None = None
     is_symmetric: bool = False
     bits: torch.Tensor | None = None
+    is_sum: bool = False
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,7 @@ def expect_linear(case: LinearCase, index: int) -> Expected:
             derivation=f"equal: integers times a power of two, at most {found.bits_used} of {bits} bits",
             requires_grad=bool(case.requires_grad) if name == "output" else flags.get(name.removeprefix("param.")),
             bits=own_bits.get(name),
+            is_sum=not name.startswith("param."),
         )
         bits_used[name] = found.bits_used
     return Expected(tensors, bits_used)

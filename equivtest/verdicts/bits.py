@@ -83,6 +83,11 @@ def no_excuse(actual: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(expected, dtype=torch.bool)
 
 
+def where_both_are_zero(actual: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+    """Zeros, of whatever sign: see `ExpectedTensor.is_sum`."""
+    return (expected == 0) & (actual == 0)
+
+
 def where_zeros_were_added(actual: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
     """-0.0 that has become +0.0, and NaN that has become another NaN.
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 from equivtest.cases.base import Case
 from equivtest.layout import flat_axis
 from equivtest.oracle.expected import Expected
-from equivtest.verdicts.bits import Excuse, bits_mismatch, no_excuse, repeat_mismatch, where_zeros_were_added
+from equivtest.verdicts.bits import (
+    Excuse,
+    bits_mismatch,
+    no_excuse,
+    repeat_mismatch,
+    where_both_are_zero,
+    where_zeros_were_added,
+)
 from equivtest.verdicts.judgement import Answers, Judgement
 
 
@@ -20,6 +27,7 @@ def judge_bits(case: Case, expected: Expected, answers: Answers, excuse: Excuse 
             continue
         held = {rank: answer.tensors[name] for rank, answer in answers.items() if name in answer.tensors}
         excused = no_excuse if flat_axis(tensor.layout) is not None else excuse
+        excused = where_both_are_zero if tensor.is_sum else excused
         mismatch = bits_mismatch(name, tensor, held, case.mesh_shape, excused)
         if mismatch is not None:
             wrong.append(mismatch)
