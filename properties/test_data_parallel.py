@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from equivtest import limits
 from equivtest.cases.data_parallel import DataParallelCase
 from equivtest.cases.strategies import data_parallel_cases
 from equivtest.check import DEFAULT_CLAIMS
@@ -29,6 +30,18 @@ def uneven(style: str, *, records: bool = False, fetch: str = "") -> DataParalle
     )  # fmt: skip
 
 
+def on_four_ranks(style: str, fetch: str = "") -> tuple[DataParallelCase, ...]:
+    """In every dtype parameters that four ranks share evenly, and unevenly: few drawn cases are even."""
+    return tuple(
+        DataParallelCase(
+            world_size=4, dtype=dtype, style=style, fetch=fetch, leading=(2,), in_features=4, hidden_features=hidden,
+            out_features=4, optimizer="sgd", steps=2, values=(("dense", 0), ("real", 1)),
+        )
+        for dtype in limits.DTYPES
+        for hidden in (4, 7)
+    )  # fmt: skip
+
+
 ddp_mlp = Property(
     subject="ddp_mlp",
     statement="A perceptron under DistributedDataParallel trains as the unsharded one does on the whole batch.",
@@ -37,6 +50,7 @@ ddp_mlp = Property(
     claims=CLAIMS,
     examples=(uneven("ddp"),),
     weight=2,
+    shards=False,
 )
 
 fsdp2_mlp = Property(
@@ -45,7 +59,7 @@ fsdp2_mlp = Property(
     source="torch/distributed/fsdp/_fully_shard/_fully_shard.py, fully_shard (2.13.0)",
     cases=partial(data_parallel_cases, style="fsdp2"),
     claims=CLAIMS,
-    examples=(uneven("fsdp2"),),
+    examples=(uneven("fsdp2"), *on_four_ranks("fsdp2")),
     weight=2,
 )
 
@@ -55,7 +69,7 @@ zero3_mlp_all_gather = Property(
     source=ZERO3,
     cases=partial(data_parallel_cases, style="zero3", fetch="all_gather"),
     claims=(*CLAIMS, uses_only_collectives),
-    examples=(uneven("zero3", fetch="all_gather", records=True),),
+    examples=(uneven("zero3", fetch="all_gather", records=True), *on_four_ranks("zero3", "all_gather")),
     weight=2,
 )
 
@@ -65,6 +79,6 @@ zero3_mlp_all_reduce = Property(
     source=ZERO3 + "; DeepSpeed PR 5420",
     cases=partial(data_parallel_cases, style="zero3", fetch="all_reduce"),
     claims=(*CLAIMS, uses_only_collectives),
-    examples=(uneven("zero3", fetch="all_reduce", records=True),),
+    examples=(uneven("zero3", fetch="all_reduce", records=True), *on_four_ranks("zero3", "all_reduce")),
     weight=2,
 )

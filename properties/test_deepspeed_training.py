@@ -20,6 +20,7 @@ deepspeed_mlp_all_gather = Property(
     cases=deepspeed_training_cases,
     claims=CLAIMS,
     requires="deepspeed",
+    conclusive_dtypes=("float32",),
 )
 
 deepspeed_mlp_all_reduce = Property(
@@ -29,4 +30,5 @@ deepspeed_mlp_all_reduce = Property(
     cases=deepspeed_training_cases,
     claims=CLAIMS,
     requires="deepspeed",
+    conclusive_dtypes=("float32",),
 )

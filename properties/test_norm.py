@@ -17,6 +17,21 @@ from equivtest.verdicts.claims import repeats_itself, uses_only_collectives
 SOURCE = "torch/distributed/tensor/parallel/style.py, class SequenceParallel (2.13.0)"
 CLAIMS = (*DEFAULT_CLAIMS, repeats_itself, uses_only_collectives)
 
+
+def on_all_ranks(norm: str, parameters: tuple[str, ...]) -> tuple[NormCase, ...]:
+    """Sequences that the ranks share evenly, and unevenly, in the dtypes that bounds conclude in."""
+    return tuple(
+        NormCase(
+            world_size=world_size, dtype=dtype, norm=norm, leading=(2, length), sequence_dim=1, features=16,
+            x_is_dtensor=True, parameters=parameters, requires_grad=("x", *parameters),
+            values=(("real", 0), ("real", 1), ("real", 2)),
+        )
+        for world_size in (2, 3, 4)
+        for dtype in ("float32", "float64")
+        for length in (world_size, 2 * world_size - 1)
+    )  # fmt: skip
+
+
 sequence_layer_norm = Property(
     subject="sequence_layer_norm",
     statement="SequenceParallel(nn.LayerNorm) computes what the unsharded nn.LayerNorm computes.",
@@ -24,11 +39,13 @@ sequence_layer_norm = Property(
     cases=partial(norm_cases, norm="layer_norm"),
     claims=CLAIMS,
     examples=(
+        *on_all_ranks("layer_norm", ("weight", "bias")),
         # A sequence of 5 over four ranks: 2, 2, 1 and 0 tokens.
         NormCase(world_size=4, norm="layer_norm", leading=(2, 5), sequence_dim=1, features=8, x_is_dtensor=True,
                  parameters=("weight", "bias"), requires_grad=("x", "weight", "bias"), records=True),
     ),
     weight=2,
+    conclusive_dtypes=("float32", "float64"),  # the gradient of x has wide bounds in 16 bits
 )  # fmt: skip
 
 sequence_rms_norm = Property(
@@ -38,8 +55,10 @@ sequence_rms_norm = Property(
     cases=partial(norm_cases, norm="rms_norm"),
     claims=CLAIMS,
     examples=(
+        *on_all_ranks("rms_norm", ("weight",)),
         NormCase(world_size=4, norm="rms_norm", leading=(2, 5), sequence_dim=1, features=8, x_is_dtensor=True,
                  parameters=("weight",), requires_grad=("x", "weight"), records=True),
     ),
     weight=2,
+    conclusive_dtypes=("float32", "float64"),  # the gradient of x has wide bounds in 16 bits
 )  # fmt: skip

@@ -6,6 +6,9 @@ captured of the layers, which tells the collective or the layer that is wrong.
 
 from __future__ import annotations
 
+from typing import Any
+
+from equivtest import limits
 from equivtest.cases.mlp import MlpCase
 from equivtest.cases.strategies import mlp_cases, training_cases
 from equivtest.check import DEFAULT_CLAIMS
@@ -29,13 +32,26 @@ UNEVEN = MlpCase(world_size=3, leading=(4, 12), sequence_dim=1, in_features=10, 
 UNEVEN_BY_DEFAULT = MlpCase(world_size=3, leading=(4, 12), sequence_dim=1, in_features=10, hidden_features=32,
                             out_features=5, biases=BOTH, requires_grad=ALL)  # fmt: skip
 
+
+def on_four_ranks(**fields: Any) -> tuple[MlpCase, ...]:
+    """In every dtype what four ranks share evenly, and unevenly: few drawn cases are even."""
+    return tuple(
+        MlpCase(
+            world_size=4, dtype=dtype, leading=(size,), in_features=4, hidden_features=size, out_features=4,
+            x_is_dtensor=True, use_local_output=False, values=(("dense", 0), ("real", 1)), **fields,
+        )
+        for dtype in limits.DTYPES
+        for size in (8, 7)
+    )  # fmt: skip
+
+
 sequence_parallel_mlp = Property(
     subject="sequence_parallel_mlp",
     statement="A sequence-parallel perceptron computes what the unsharded one computes, forward and backward.",
     source=SOURCE,
     cases=mlp_cases,
     claims=CLAIMS,
-    examples=(UNEVEN, UNEVEN_BY_DEFAULT),
+    examples=(UNEVEN, UNEVEN_BY_DEFAULT, *on_four_ranks()),
     weight=3,
 )
 
@@ -53,6 +69,7 @@ sequence_parallel_mlp_trains = Property(
         MlpCase(world_size=3, leading=(60,), in_features=10, hidden_features=32, out_features=5, biases=BOTH,
                 use_local_output=False, requires_grad=ALL[1:], optimizer="adamw", steps=10, lr=0.25,
                 weight_decay=0.01, foreach=True, values=(("real", 0),)),
+        *on_four_ranks(optimizer="sgd", steps=2),
     ),
     weight=2,
 )  # fmt: skip

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from equivtest.errors import BrokenSetup
-from equivtest.profiles import shard_kinds
 from equivtest.report import margins
 from equivtest.report.tally import CONCLUSIVE, Tally
 from equivtest.report.text import summarize, totals
@@ -79,10 +78,10 @@ def cell_grid(tally: Tally) -> dict[str, Any]:
     """Conclusive and other verdicts by world size and dtype (down), shard kind (across)."""
     sizes = sorted({size for size, _, _ in tally.cells})
     dtypes = list(dict.fromkeys(dtype for _, dtype, _ in tally.cells))
-    kinds = ("any",) if tally.refuses_only else shard_kinds(max(sizes, default=1))
+    kinds = tally.kinds_of_cells(max(sizes, default=1))
     rows = []
     for size in sizes:
-        possible = ("any",) if tally.refuses_only else shard_kinds(size)
+        possible = tally.kinds_of_cells(size)
         for dtype in dtypes:
             cells = [_cell(tally, (size, dtype, kind)) if kind in possible else None for kind in kinds]
             rows.append((size, dtype, cells))

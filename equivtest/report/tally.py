@@ -152,6 +152,12 @@ class Tally:
             return ClaimResult(name, "xfailed", "; ".join(self.reasons[name]))
         return ClaimResult(name, "skipped", f"no conclusive verdict: {describe(counts)}")
 
+    def kinds_of_cells(self, world_size: int) -> tuple[str, ...]:
+        """The shard kinds that the property's cases on so many ranks can have."""
+        if self.refuses_only:
+            return ("any",)
+        return shard_kinds(world_size if self.meta.get("shards", True) else 1)
+
     def required_cells(self, dtypes: Iterable[str]) -> list[Cell]:
         """The cells in which a conformance run has to reach conclusive verdicts."""
         sizes = sorted({int(label.partition("-")[0].removeprefix("w")) for label in self.planned})
@@ -159,7 +165,8 @@ class Tally:
             (size, dtype, kind)
             for size in sizes
             for dtype in dtypes
-            for kind in (("any",) if self.refuses_only else shard_kinds(size))
+            if dtype in (self.meta.get("conclusive_dtypes") or (dtype,))
+            for kind in self.kinds_of_cells(size)
         ]
 
     def holes(self, dtypes: Iterable[str]) -> list[str]:
