@@ -34,7 +34,8 @@ def on_four_ranks(style: str, fetch: str = "") -> tuple[DataParallelCase, ...]:
     """In every dtype parameters that four ranks share evenly, and unevenly: few drawn cases are even."""
     return tuple(
         DataParallelCase(
-            world_size=4, dtype=dtype, style=style, fetch=fetch, leading=(2,), in_features=4, hidden_features=hidden,
+            world_size=4, dtype=dtype, style=style, fetch=fetch, leading=(2,),
+            in_features=4 if hidden == 4 else 3, hidden_features=hidden,
             out_features=4, optimizer="sgd", steps=2, values=(("dense", 0), ("real", 1)),
         )
         for dtype in limits.DTYPES
