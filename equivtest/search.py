@@ -22,6 +22,7 @@ from equivtest import limits
 from equivtest.cases.base import Case, to_data
 from equivtest.check import judge_replies, raise_for
 from equivtest.errors import ClaimFailed
+from equivtest.known import WHOLE_RUN
 from equivtest.property import Property, Space
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
     from equivtest.known import KnownFailures
 
 RECORD_SCHEMA = 1
-WHOLE_RUN: tuple[Kind, ...] = ("raised", "lost", "timed_out")
-"""Kinds of a run that did not end in answers."""
+
+
 Target = tuple[str, Kind]
 """(claim, kind) of a failure."""
 
@@ -167,8 +168,10 @@ class _Hunt:
         if failure.kind in WHOLE_RUN:
             return failure
         case = failure.case
-        earlier = [ran for ran in list(self.seen)[: list(self.seen).index(case)] if ran.world_size == case.world_size]
-        self.pool.renew(case.world_size)
+        earlier = [
+            ran for ran in list(self.seen)[: list(self.seen).index(case)] if ran.num_processes == case.num_processes
+        ]
+        self.pool.renew(case.num_processes)
         replies = self.pool.run(self.prop.subject, case, keep_if_all_raised=bool(case.refusal))
         alone = judge_replies(self.prop.subject, case, replies, self.prop.claims)
         if any(v.failed and (v.claim, v.kind) == (failure.claim, failure.kind) for v in alone):
