@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 RECORD_SCHEMA = 1
 
-
 Target = tuple[str, Kind]
 """(claim, kind) of a failure."""
 
@@ -85,16 +84,19 @@ class Findings:
     seconds: float
 
 
-def search(prop: Property, chunk: Chunk, pool: Pool, known: KnownFailures, failures_dir: Path) -> Findings:
+def search(
+    prop: Property, chunk: Chunk, pool: Pool, known: KnownFailures, failures_dir: Path, *, only: Target | None = None
+) -> Findings:
     """Judges every case of a chunk and shrinks what fails.
 
     Args:
         failures_dir: Where replay files go; made when there is one to write.
+        only: The one (claim, kind) of interest: its first failure ends the run, and nothing else is shrunk.
     """
     started_s = time.monotonic()
     hunt = _Hunt(prop, chunk, pool, known)
-    records = hunt.run_all(chunk_cases(prop, chunk))
-    smallest = (hunt.tell_history(hunt.shrink(target)) for target in hunt.targets())
+    records = hunt.run_all(chunk_cases(prop, chunk), until=only)
+    smallest = (hunt.tell_history(hunt.shrink(target)) for target in hunt.targets() if only in (None, target))
     failures = [_write_up(verdict, pool, failures_dir) for verdict in smallest]
     return Findings(records, failures, time.monotonic() - started_s)
 
@@ -144,8 +146,8 @@ class _Hunt:
     failing: dict[Target, Verdict] = field(default_factory=dict)
     seen: dict[Case, dict[Target, Verdict]] = field(default_factory=dict)
 
-    def run_all(self, cases: Sequence[Case]) -> list[dict[str, Any]]:
-        """Runs the cases in order; the records of those that were run or are known not to run."""
+    def run_all(self, cases: Sequence[Case], *, until: Target | None = None) -> list[dict[str, Any]]:
+        """Runs the cases in order, up to the first failure of `until`; records of those run or known not to run."""
         records = []
         barred = {case: entry for case in cases if (entry := self.known.forbids_run(self.prop.subject, case))}
         for case, entry in barred.items():
@@ -156,7 +158,7 @@ class _Hunt:
             verdicts = self.judge(case, replies)
             records += _records(case, verdicts, replies)
             broken_runs += any(verdict.kind in WHOLE_RUN for verdict in verdicts)
-            if broken_runs >= limits.BROKEN_RUNS:
+            if broken_runs >= limits.BROKEN_RUNS or until in self.failing:
                 break
         return records
 
