@@ -251,29 +251,21 @@ class _Hunt:
 
 def _records(case: Case, verdicts: Sequence[Verdict], replies: Sequence[Reply]) -> list[dict[str, Any]]:
     """One record per draw that was judged: the case, its place in the case space, kind by claim."""
+    of_all_draws = {
+        "schema": RECORD_SCHEMA,
+        "case": to_data(case),
+        "world_size": case.world_size,
+        "dtype": case.dtype,
+        "shard_kind": case.shard_kind,
+        "refusal": case.refusal,
+        "busy_s": max((reply.busy_s for reply in replies), default=0.0),
+    }
     records: dict[int, dict[str, Any]] = {}
     for verdict in verdicts:
         mode, seed = case.values[verdict.draw]
-        record = records.setdefault(
-            verdict.draw,
-            {
-                "schema": RECORD_SCHEMA,
-                "subject": verdict.subject,
-                "case": to_data(case),
-                "draw": verdict.draw,
-                "mode": mode,
-                "seed": seed,
-                "world_size": case.world_size,
-                "dtype": case.dtype,
-                "shard_kind": case.shard_kind,
-                "refusal": case.refusal,
-                "verdicts": {},
-                "margins": {},
-                "tensor_margins": {},
-                "known": {},
-                "busy_s": max((reply.busy_s for reply in replies), default=0.0),
-            },
-        )
+        of_draw = {"subject": verdict.subject, "draw": verdict.draw, "mode": mode, "seed": seed}
+        results: dict[str, Any] = {"verdicts": {}, "margins": {}, "tensor_margins": {}, "known": {}}
+        record = records.setdefault(verdict.draw, of_all_draws | of_draw | results)
         record["verdicts"][verdict.claim] = verdict.kind
         record["margins"][verdict.claim] = min(verdict.margin, sys.float_info.max)  # JSON has no infinity
         record["tensor_margins"] |= {name: min(m, sys.float_info.max) for name, m in verdict.margins.items()}
