@@ -165,7 +165,6 @@ class Tally:
             (size, dtype, kind)
             for size in sizes
             for dtype in dtypes
-            if dtype in (self.meta.get("conclusive_dtypes") or (dtype,))
             for kind in self.kinds_of_cells(size)
         ]
 
