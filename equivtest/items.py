@@ -79,6 +79,7 @@ class SearchItem(EquivtestItem):
             "statement": self.prop.statement,
             "source": self.prop.source,
             "claims": [claim.name for claim in self.prop.claims],
+            "conclusive_dtypes": list(self.prop.conclusive_dtypes),
             "shards": self.prop.shards,
         }
 

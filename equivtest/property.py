@@ -39,6 +39,7 @@ class Property:
         claims: Judged together from one run of each case.
         examples: Cases that are always run, first: bugs somebody once had.
         weight: Share of the cases of a run, relative to the other properties.
+        conclusive_dtypes: In which a conformance run has to reach conclusions, where not in all.
         shards: Whether its tensors are sharded at all; if not, every case counts as even.
         requires: Package that the subject imports and equivtest does not; without it nothing is run.
     """
@@ -50,6 +51,7 @@ class Property:
     claims: tuple[Claim, ...]
     examples: tuple[Case, ...] = ()
     weight: int = 1
+    conclusive_dtypes: tuple[str, ...] = ()
     shards: bool = True
     requires: str = ""
 

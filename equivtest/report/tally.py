@@ -161,7 +161,13 @@ class Tally:
     def required_cells(self, dtypes: Iterable[str]) -> list[Cell]:
         """The cells in which a conformance run has to reach conclusive verdicts."""
         sizes = sorted({int(label.partition("-")[0].removeprefix("w")) for label in self.planned})
-        return [(size, dtype, kind) for size in sizes for dtype in dtypes for kind in self.kinds_of_cells(size)]
+        return [
+            (size, dtype, kind)
+            for size in sizes
+            for dtype in dtypes
+            if dtype in (self.meta.get("conclusive_dtypes") or (dtype,))
+            for kind in self.kinds_of_cells(size)
+        ]
 
     def holes(self, dtypes: Iterable[str]) -> list[str]:
         """What is wrong with each required cell that is empty or mostly without a conclusion.
