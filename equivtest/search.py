@@ -23,6 +23,7 @@ from equivtest.cases.base import Case, to_data
 from equivtest.check import judge_replies, raise_for
 from equivtest.errors import ClaimFailed
 from equivtest.known import WHOLE_RUN
+from equivtest.oracle.declared import load_arithmetics
 from equivtest.property import Property, Space
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply
@@ -175,8 +176,7 @@ class _Hunt:
         ]
         self.pool.renew(case.num_processes)
         replies = self.pool.run(self.prop.subject, case, keep_if_all_raised=bool(case.refusal))
-        alone = judge_replies(self.prop.subject, case, replies, self.prop.claims)
-        if any(v.failed and (v.claim, v.kind) == (failure.claim, failure.kind) for v in alone):
+        if any(v.failed and (v.claim, v.kind) == (failure.claim, failure.kind) for v in self._verdicts(case, replies)):
             return failure
         first = f", the first of them {earlier[0]!r}" if earlier else ": those of earlier searches"
         visits = f"{len(earlier)} earlier visits of this search in worlds of that size"
@@ -184,7 +184,7 @@ class _Hunt:
 
     def judge(self, case: Case, replies: Sequence[Reply]) -> list[Verdict]:
         """Every verdict on one run; failures are remembered, known ones set apart."""
-        verdicts = [self._apart(v) for v in judge_replies(self.prop.subject, case, replies, self.prop.claims)]
+        verdicts = [self._apart(verdict) for verdict in self._verdicts(case, replies)]
         self.seen[case] = {}
         for verdict in verdicts:
             if verdict.failed:
@@ -192,6 +192,10 @@ class _Hunt:
                 self.seen[case].setdefault(target, verdict)
                 self.failing.setdefault(target, verdict)
         return verdicts
+
+    def _verdicts(self, case: Case, replies: Sequence[Reply]) -> list[Verdict]:
+        arithmetics = load_arithmetics(self.pool.backend.arithmetic)
+        return judge_replies(self.prop.subject, case, replies, self.prop.claims, arithmetics)
 
     def _apart(self, verdict: Verdict) -> Verdict:
         if not verdict.failed:

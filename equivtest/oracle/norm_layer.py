@@ -15,9 +15,10 @@ from equivtest.cases.norm import NormCase
 from equivtest.cases.values import draw
 from equivtest.layout import shard_bounds
 from equivtest.oracle.collectives import Collectives
+from equivtest.oracle.declared import arithmetic_of
 from equivtest.oracle.expected import Expected, ExpectedTensor
 from equivtest.oracle.norms import norm, norm_grad_bias, norm_grad_weight, norm_grad_x
-from equivtest.oracle.rounding import TORCH_CPU, Bounded
+from equivtest.oracle.rounding import Bounded
 
 
 def expect_norm(case: NormCase, index: int) -> Expected:
@@ -41,7 +42,7 @@ def expect_norm(case: NormCase, index: int) -> Expected:
 
 def bound_norm(case: NormCase, index: int) -> dict[str, Bounded]:
     """Everything that the layer computes, leading dims flattened, by name."""
-    given, arithmetic = draw(case, index), TORCH_CPU[case.dtype]
+    given, arithmetic = draw(case, index), arithmetic_of(case.dtype)
     x, cotangent = (given[name].reshape(-1, case.features) for name in ("x", "cotangent"))  # (T, D)
     weight = given.get("weight", torch.ones(case.features))
     bias = given.get("bias", torch.zeros(case.features))
