@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import combinations
 from typing import Any, TypeVar
@@ -158,6 +159,15 @@ def refused_embedding_cases(space: Space, *, style: str) -> SearchStrategy[Refus
     return _refused_embedding_cases(space, style)
 
 
+def deepspeed_training_cases(space: Space) -> SearchStrategy[DataParallelCase]:
+    """Cases for DeepSpeed's ZeRO-3 engine, in float32 alone: it keeps a master copy of narrower parameters in that.
+
+    A mesh is always the world, whose group the engine takes.  Three steps at least where anything is
+    trained: prefetching begins with the third.  Half of the cases have persistent parameters.
+    """
+    return _deepspeed_training_cases(space)
+
+
 def refused_linear_cases(space: Space, *, style: str) -> SearchStrategy[RefusedLinearCase]:
     """Cases whose x does not fit the weight, which every rank can tell from what it holds."""
     return _refused_linear_cases(space, style)
@@ -277,6 +287,14 @@ def _data_parallel_cases(draw: DrawFn, space: Space, style: str, fetch: str) -> 
         optimizer=optimizer,
         values=curved if activation != "relu" else trained if trains else exact,
     )
+
+
+@st.composite
+def _deepspeed_training_cases(draw: DrawFn, space: Space) -> DataParallelCase:
+    case = draw(_data_parallel_cases(Space(space.world_sizes, ("float32",)), "zero3", ""))
+    steps = _pick(draw, "steps of an engine", (3, 3, 4))
+    reshards = _pick(draw, "no persistent parameters", (True, False))
+    return replace(case, members=(), steps=steps if case.trains else 1, reshards=reshards)
 
 
 def _pick_training(draw: DrawFn, *, adamw: bool) -> dict[str, Any]:

@@ -11,10 +11,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from equivtest.cases.data_parallel import DataParallelCase
+from equivtest.errors import Unsupported
 from equivtest.subjects.data_parallel import DataParallelRun
 from equivtest.subjects.deepspeed_fetch import FLAG, joined_deepspeed
 from equivtest.subjects.perceptron import STATE_KEYS, Mlp
@@ -43,6 +45,17 @@ def run(case: DataParallelCase, mesh: DeviceMesh, given: Given, *, by_all_reduce
         visit.engine.destroy()
 
 
+def number_alike(init: Any, mesh: DeviceMesh) -> None:
+    """Has the ranks number the parameters of their next engine alike, after those that each of them has had.
+
+    DeepSpeed counts per process and compares between ranks: an engine is refused where one rank has
+    partitioned more before, as for a mesh that left the others out (0.19.8).
+    """
+    following = torch.tensor(init.param_id, device=mesh.device_type)
+    dist.all_reduce(following, dist.ReduceOp.MAX, mesh.get_group())
+    init.param_id = int(following)
+
+
 class DeepSpeedRun(DataParallelRun):
     """One visit on this rank."""
 
@@ -51,8 +64,11 @@ class DeepSpeedRun(DataParallelRun):
         super().__init__(case, mesh, given)
 
     def build(self) -> nn.Module:
+        if self.case.members:
+            raise Unsupported("DeepSpeed's engine trains on the whole world, whatever other meshes there are")
         deepspeed = joined_deepspeed(self.mesh.device_type)
         self.utils = deepspeed.utils
+        number_alike(deepspeed.zero.Init, self.mesh)
         self.model = Mlp(self.case, self.given)
         optimizer = super().make_optimizer()
         self.engine: Any = deepspeed.initialize(model=self.model, optimizer=optimizer, config=self.config())[0]
