@@ -5,7 +5,7 @@ Which release is judged is whichever is installed.
 
 from __future__ import annotations
 
-from equivtest.cases.strategies import deepspeed_training_cases
+from equivtest.cases.strategies import engine_cases
 from equivtest.check import DEFAULT_CLAIMS
 from equivtest.property import Property
 from equivtest.verdicts.claims import repeats_itself, trains_like_unsharded
@@ -17,8 +17,9 @@ deepspeed_mlp_all_gather = Property(
     subject="deepspeed_mlp_all_gather",
     statement="A perceptron under DeepSpeed's ZeRO-3 trains as the unsharded one does on the whole batch.",
     source=SOURCE,
-    cases=deepspeed_training_cases,
+    cases=engine_cases,
     claims=CLAIMS,
+    weight=2,
     requires="deepspeed",
     conclusive_dtypes=("float32",),
 )
@@ -27,8 +28,9 @@ deepspeed_mlp_all_reduce = Property(
     subject="deepspeed_mlp_all_reduce",
     statement="A perceptron under DeepSpeed's ZeRO-3 that fetches by all_reduce trains as the unsharded one does.",
     source=SOURCE + "; stage3_use_all_reduce_for_fetch_params",
-    cases=deepspeed_training_cases,
+    cases=engine_cases,
     claims=CLAIMS,
+    weight=2,
     requires="deepspeed",
     conclusive_dtypes=("float32",),
 )

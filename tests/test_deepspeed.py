@@ -7,7 +7,7 @@ import importlib.util
 
 import pytest
 
-from equivtest.cases.data_parallel import DataParallelCase
+from equivtest.cases.engine import EVERYTHING, EngineCase
 from equivtest.cases.fetch import FetchCase
 from equivtest.check import judge
 from equivtest.collective import Collective
@@ -74,12 +74,12 @@ def test_two_padded_parameters_are_fetched_right(subject: str) -> None:
 @installed
 @pytest.mark.ranks
 @pytest.mark.parametrize("subject", [name for name in SUBJECTS if name.startswith("deepspeed_mlp")])
-@pytest.mark.parametrize("reshards", [True, False])
-def test_a_layer_of_two_padded_parameters_is_trained_right(subject: str, *, reshards: bool) -> None:
+@pytest.mark.parametrize("persistence_numel", [0, EVERYTHING])
+def test_a_layer_of_two_padded_parameters_is_trained_right(subject: str, persistence_numel: int) -> None:
     """Up to the step that prefetches; releases before 0.19.4 fail it by all_reduce."""
-    case = DataParallelCase(
-        world_size=2, style="zero3", biases=("out_proj",), requires_grad=("in_proj.weight", "out_proj.bias"),
-        micro_batches=2, optimizer="sgd", steps=3, momentum=0.5, reshards=reshards,
+    case = EngineCase(
+        world_size=2, biases=("out_proj",), requires_grad=("in_proj.weight", "out_proj.bias"),
+        micro_batches=2, optimizer="sgd", steps=3, momentum=0.5, persistence_numel=persistence_numel,
         values=(("dense", 0), ("real", 1)),
     )  # fmt: skip
     with Pool() as pool:
@@ -110,8 +110,8 @@ def test_two_parameters_are_fetched_by_the_collective_that_the_subject_names(col
 @pytest.mark.parametrize("collective", ["all_gather", "all_reduce"])
 def test_an_engine_fetches_by_the_collective_that_the_subject_names(collective: str) -> None:
     """The backward of its first step makes no others: each layer's two parameters are fetched together."""
-    case = DataParallelCase(
-        world_size=2, style="zero3", biases=("in_proj", "out_proj"), fetch=collective, records=True,
+    case = EngineCase(
+        world_size=2, biases=("in_proj", "out_proj"), fetch=collective, records=True,
         requires_grad=("in_proj.weight", "in_proj.bias", "out_proj.weight", "out_proj.bias"),
     )  # fmt: skip
     with Pool() as pool:
@@ -126,22 +126,12 @@ def test_an_engine_fetches_by_the_collective_that_the_subject_names(collective: 
 @pytest.mark.ranks
 def test_an_engine_runs_after_a_mesh_that_left_a_rank_out() -> None:
     """Parameters are counted per process, and DeepSpeed compares the counts between ranks."""
-    case = DataParallelCase(world_size=3, style="zero3", optimizer="sgd", steps=3)
+    case = EngineCase(world_size=3, optimizer="sgd", steps=3)
     with Pool() as pool:
         pool.run("deepspeed_fetch_all_gather", FetchCase(world_size=2, members=(1, 2)))
         replies = pool.run("deepspeed_mlp_all_gather", case)
 
     assert [(reply.outcome, reply.error_text) for reply in replies] == [("answered", "")] * 3
-
-
-@installed
-@pytest.mark.ranks
-def test_an_engine_on_part_of_a_world_is_not_supported() -> None:
-    """It takes the whole one, and would wait for the others."""
-    with Pool() as pool:
-        replies = pool.run("deepspeed_mlp_all_gather", DataParallelCase(world_size=2, style="zero3", members=(1, 0)))
-
-    assert {reply.outcome for reply in replies} == {"not_supported"}
 
 
 def found_of(reply: Reply) -> tuple[Collective, ...]:
