@@ -124,6 +124,22 @@ def test_an_engine_fetches_by_the_collective_that_the_subject_names(collective: 
 
 @installed
 @pytest.mark.ranks
+@pytest.mark.parametrize(("numel", "fetches"), [(EVERYTHING, 2), (0, 6)])
+def test_an_engine_fetches_again_for_each_backward_where_nothing_may_stay(numel: int, fetches: int) -> None:
+    """Otherwise what a later forward fetched is still there: only the first of three backwards fetches."""
+    case = EngineCase(
+        world_size=2, biases=("in_proj", "out_proj"), fetch="all_gather", records=True, optimizer="sgd", steps=3,
+        requires_grad=("in_proj.weight", "in_proj.bias", "out_proj.weight", "out_proj.bias"),
+        prefetch_numel=numel, reuse_numel=numel,
+    )  # fmt: skip
+    with Pool() as pool:
+        replies = pool.run("deepspeed_mlp_all_gather", case)
+
+    assert [sum(seen.phase == "backward" for seen in found_of(reply)) for reply in replies] == [fetches] * 2
+
+
+@installed
+@pytest.mark.ranks
 def test_an_engine_runs_after_a_mesh_that_left_a_rank_out() -> None:
     """Parameters are counted per process, and DeepSpeed compares the counts between ranks."""
     case = EngineCase(world_size=3, optimizer="sgd", steps=3)

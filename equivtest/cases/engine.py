@@ -33,9 +33,9 @@ class EngineCase(DataParallelCase):
 
     Attributes:
         persistence_numel: Parameters of up to so many elements stay fetched until the update.
-        prefetch_numel: How much is fetched ahead, from the third step on.
-        reuse_numel: Parameters that are used again within so many stay fetched, from the third step on.
-        live_numel: How much may be fetched at once, from the third step on.
+        prefetch_numel: How much is fetched ahead, from the second forward on.
+        reuse_numel: Parameters that are used again within so many stay fetched, from the second forward on.
+        live_numel: How much may be fetched ahead of its use, from the second forward on.
         reduce_bucket_numel: Gradients that are reduced together, at least 1.
         reduce_scatter: Whether gradients are reduced by reduce_scatter, not by all_reduce.
         sequential: Whether a fetch by all_gather takes one collective per parameter.

@@ -174,8 +174,8 @@ def engine_cases(space: Space) -> SearchStrategy[EngineCase]:
     """Cases for DeepSpeed's ZeRO-3 engine, in float32 alone: it keeps a master copy of narrower parameters in that.
 
     A mesh is always the world, whose group the engine takes.  Three steps at least where anything is
-    trained: prefetching begins with the third.  Sizes lie around the numel of a parameter.  Shrinks
-    to one forward and backward without persistent parameters, all else as DeepSpeed has it.
+    trained: parameters are fetched ahead from the second on.  Sizes lie around the numel of a parameter.
+    Shrinks to one forward and backward without persistent parameters, all else as DeepSpeed has it.
     """
     return _engine_cases(space)
 
