@@ -7,13 +7,16 @@ import importlib.util
 
 import pytest
 
-from equivtest.cases.data_parallel import DataParallelCase
+from equivtest.cases.engine import EVERYTHING, EngineCase
 from equivtest.cases.fetch import FetchCase
 from equivtest.check import judge
+from equivtest.collective import Collective
 from equivtest.known import SHIPPED, KnownFailures
 from equivtest.ranks.pool import Pool
+from equivtest.ranks.reply import Reply
 from equivtest.subjects.names import SUBJECTS
 from properties import test_deepspeed as suite
+from properties import test_deepspeed_training as training
 
 installed = pytest.mark.skipif(
     not importlib.util.find_spec("deepspeed"), reason="deepspeed is not installed: make deepspeed runs these too"
@@ -71,16 +74,84 @@ def test_two_padded_parameters_are_fetched_right(subject: str) -> None:
 @installed
 @pytest.mark.ranks
 @pytest.mark.parametrize("subject", [name for name in SUBJECTS if name.startswith("deepspeed_mlp")])
-@pytest.mark.parametrize("reshards", [True, False])
-def test_a_layer_of_two_padded_parameters_is_trained_right(subject: str, *, reshards: bool) -> None:
+@pytest.mark.parametrize("persistence_numel", [0, EVERYTHING])
+def test_a_layer_of_two_padded_parameters_is_trained_right(subject: str, persistence_numel: int) -> None:
     """Up to the step that prefetches; releases before 0.19.4 fail it by all_reduce."""
-    case = DataParallelCase(
-        world_size=2, style="zero3", biases=("out_proj",), requires_grad=("in_proj.weight", "out_proj.bias"),
-        micro_batches=2, optimizer="sgd", steps=3, momentum=0.5, reshards=reshards,
+    case = EngineCase(
+        world_size=2, biases=("out_proj",), requires_grad=("in_proj.weight", "out_proj.bias"),
+        micro_batches=2, optimizer="sgd", steps=3, momentum=0.5, persistence_numel=persistence_numel,
         values=(("dense", 0), ("real", 1)),
     )  # fmt: skip
     with Pool() as pool:
-        verdicts = judge(subject, case, pool)
+        verdicts = judge(subject, case, pool, training.CLAIMS)
 
     assert {verdict.kind for verdict in verdicts} <= {"holds", "inconclusive"}
     assert any((v.claim, v.kind) == ("trains_like_unsharded", "holds") for v in verdicts)
+
+
+@installed
+@pytest.mark.ranks
+@pytest.mark.parametrize("collective", ["all_gather", "all_reduce"])
+def test_two_parameters_are_fetched_by_the_collective_that_the_subject_names(collective: str) -> None:
+    """One for both of them; the broadcasts are the partition's."""
+    case = FetchCase(
+        world_size=2, parameters=((3,), (5,)), requires_grad=(True, True), collective=collective, records=True
+    )
+    with Pool() as pool:
+        replies = pool.run(f"deepspeed_fetch_{collective}", case)
+
+    assert [[seen.kind for seen in found_of(reply) if seen.kind != "broadcast"] for reply in replies] == [
+        [collective]
+    ] * 2
+
+
+@installed
+@pytest.mark.ranks
+@pytest.mark.parametrize("collective", ["all_gather", "all_reduce"])
+def test_an_engine_fetches_by_the_collective_that_the_subject_names(collective: str) -> None:
+    """The backward of its first step makes no others: each layer's two parameters are fetched together."""
+    case = EngineCase(
+        world_size=2, biases=("in_proj", "out_proj"), fetch=collective, records=True,
+        requires_grad=("in_proj.weight", "in_proj.bias", "out_proj.weight", "out_proj.bias"),
+    )  # fmt: skip
+    with Pool() as pool:
+        replies = pool.run(f"deepspeed_mlp_{collective}", case)
+
+    assert [[seen.kind for seen in found_of(reply) if seen.phase == "backward"] for reply in replies] == [
+        [collective] * 2
+    ] * 2
+
+
+@installed
+@pytest.mark.ranks
+@pytest.mark.parametrize(("numel", "fetches"), [(EVERYTHING, 2), (0, 6)])
+def test_an_engine_fetches_again_for_each_backward_where_nothing_may_stay(numel: int, fetches: int) -> None:
+    """Otherwise what a later forward fetched is still there: only the first of three backwards fetches."""
+    case = EngineCase(
+        world_size=2, biases=("in_proj", "out_proj"), fetch="all_gather", records=True, optimizer="sgd", steps=3,
+        requires_grad=("in_proj.weight", "in_proj.bias", "out_proj.weight", "out_proj.bias"),
+        prefetch_numel=numel, reuse_numel=numel,
+    )  # fmt: skip
+    with Pool() as pool:
+        replies = pool.run("deepspeed_mlp_all_gather", case)
+
+    assert [sum(seen.phase == "backward" for seen in found_of(reply)) for reply in replies] == [fetches] * 2
+
+
+@installed
+@pytest.mark.ranks
+def test_an_engine_runs_after_a_mesh_that_left_a_rank_out() -> None:
+    """Parameters are counted per process, and DeepSpeed compares the counts between ranks."""
+    case = EngineCase(world_size=3, optimizer="sgd", steps=3)
+    with Pool() as pool:
+        pool.run("deepspeed_fetch_all_gather", FetchCase(world_size=2, members=(1, 2)))
+        replies = pool.run("deepspeed_mlp_all_gather", case)
+
+    assert [(reply.outcome, reply.error_text) for reply in replies] == [("answered", "")] * 3
+
+
+def found_of(reply: Reply) -> tuple[Collective, ...]:
+    """The collectives of a reply's first draw."""
+    found = reply.answers[0].collectives
+    assert found is not None
+    return found

@@ -31,8 +31,7 @@ class DataParallelCase(PerceptronCase):
             padded and partitioned.
         micro_batches: Forwards and backwards whose gradients are added up before each update.
         syncs_every: Of fsdp2: whether gradients are reduced after every micro-batch, not the last alone.
-        reshards: Of fsdp2 and DeepSpeed: whether a layer's parameters are released between forward
-            and backward; DeepSpeed keeps persistent ones until the update.
+        reshards: Of fsdp2: whether a layer's parameters are released between forward and backward.
         small_buckets: Of ddp: whether each gradient is reduced by itself.
         views: Of ddp: whether gradients are views of the buckets.
         padding: Of zero3: what padding holds, 'nan' or a 'large' finite number, as nobody writes it.

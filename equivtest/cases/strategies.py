@@ -12,6 +12,7 @@ that leave trailing ranks empty, and 31, 32, 33 around a tile of 32.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from functools import cache
@@ -24,6 +25,7 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 from equivtest.cases.base import Shape
 from equivtest.cases.data_parallel import DataParallelCase
 from equivtest.cases.embedding import MISFITS, NO_PADDING, EmbeddingCase, RefusedEmbeddingCase
+from equivtest.cases.engine import EVERYTHING, REDUCE_BUCKET_NUMEL, EngineCase
 from equivtest.cases.fetch import PADDINGS, FetchCase, RefusedFetchCase
 from equivtest.cases.linear import LINEAR_MODES as EXACT_MODES
 from equivtest.cases.linear import REAL_MODES, REFUSALS, LinearCase, RefusedLinearCase
@@ -86,6 +88,16 @@ WEIGHT_DECAYS = (0.0, 0.25, 0.5, 0.01)
 MICRO_BATCHES = (1, 1, 2, 3)
 ROWS = (1, 2, 3, 5)  # of one rank in one micro-batch
 DATA_PARALLEL_OPTIMIZERS = ("none", "sgd", "sgd", "adamw")
+ENGINE_SIZES = {
+    "persistence_numel": ("nothing", "nothing", "nothing", "below", "at", "above", "everything"),
+    "prefetch_numel": ("everything", "everything", "nothing", "below", "at", "above"),
+    "reuse_numel": ("everything", "nothing", "nothing", "at"),
+    "live_numel": ("everything", "everything", "everything", "nothing", "at"),
+}
+"""Of the engine's sizes: DeepSpeed's defaults first, but for persistence, which would keep all that is so small."""
+
+BUCKET_SIZES = ("everything", "everything", "nothing", "below", "at", "above")
+NUMEL_OF = tuple(range(12))  # which parameter a size lies around, modulo their number, 2 to 4
 EMBEDDING_MODES = (("dense",), ("index",), ("special",), ("real",), *[("dense", "index", "special", "real")] * 16)
 NORM_MODES = (("real",), *[("real", "real", "real")] * 9)
 NORM_FEATURES = (*(*range(4, 10), 3, 12, *range(15, 18), *range(31, 34)) * 4, 2, 1)
@@ -159,6 +171,16 @@ def norm_cases(space: Space, *, norm: str) -> SearchStrategy[NormCase]:
 def refused_embedding_cases(space: Space, *, style: str) -> SearchStrategy[RefusedEmbeddingCase]:
     """Cases of an id outside the vocabulary, ids that are no integers, or an option that no style has."""
     return _refused_embedding_cases(space, style)
+
+
+def engine_cases(space: Space) -> SearchStrategy[EngineCase]:
+    """Cases for DeepSpeed's ZeRO-3 engine, in float32 alone: it keeps a master copy of narrower parameters in that.
+
+    A mesh is always the world, whose group the engine takes.  Three steps at least where anything is
+    trained: parameters are fetched ahead from the second on.  Sizes lie around the numel of a parameter.
+    Shrinks to one forward and backward without persistent parameters, all else as DeepSpeed has it.
+    """
+    return _engine_cases(space)
 
 
 def refused_linear_cases(space: Space, *, style: str) -> SearchStrategy[RefusedLinearCase]:
@@ -280,6 +302,31 @@ def _data_parallel_cases(draw: DrawFn, space: Space, style: str, fetch: str) -> 
         optimizer=optimizer,
         values=curved if activation != "relu" else trained if trains else exact,
     )
+
+
+@st.composite
+def _engine_cases(draw: DrawFn, space: Space) -> EngineCase:
+    case = draw(_data_parallel_cases(Space(space.world_sizes, ("float32",)), "zero3", ""))
+    steps = _pick(draw, "steps of an engine", (3, 3, 4))
+    numels = [math.prod(case.shapes()[f"param.{name}"]) for name in case.parameter_names()]
+    picked = {name: _pick_numel(draw, name, numels, kinds) for name, kinds in ENGINE_SIZES.items()}
+    shared = {field.name: getattr(case, field.name) for field in dataclasses.fields(case)}
+    changed = {"members": (), "padding": "nan", "steps": steps if case.trains else 1}
+    return EngineCase(
+        **shared | changed | picked,
+        reduce_bucket_numel=min(REDUCE_BUCKET_NUMEL, max(1, _pick_numel(draw, "bucket", numels, BUCKET_SIZES))),
+        reduce_scatter=_pick(draw, "reduce_scatter", (True, True, False)),
+        sequential=_pick(draw, "sequential", (False,) * 7 + (True,)),
+        leaf=_pick(draw, "leaf", (False, False, False, True)),
+        sub_group_numel=_pick(draw, "sub_group_numel", (EVERYTHING, EVERYTHING, EVERYTHING, 1)),
+    )
+
+
+def _pick_numel(draw: DrawFn, name: str, numels: Sequence[int], kinds: Sequence[str]) -> int:
+    """A size around one of `numels`, or beyond all of them on either side."""
+    kind = _pick(draw, name, kinds)
+    numel = numels[_pick(draw, f"{name}: of", NUMEL_OF) % len(numels)]
+    return {"nothing": 0, "below": numel - 1, "at": numel, "above": numel + 1, "everything": EVERYTHING}[kind]
 
 
 def _pick_training(draw: DrawFn, *, adamw: bool) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import functools
 from equivtest.cases.base import Case
 from equivtest.cases.data_parallel import DataParallelCase
 from equivtest.cases.embedding import EmbeddingCase, RefusedEmbeddingCase
+from equivtest.cases.engine import EngineCase
 from equivtest.cases.fetch import FetchCase, RefusedFetchCase
 from equivtest.cases.linear import LinearCase, RefusedLinearCase
 from equivtest.cases.mlp import MlpCase
@@ -69,6 +70,8 @@ def expect_refusal(case: Case, index: int) -> Expected:
 expect.register(LinearCase, expect_linear)
 expect.register(PerceptronCase, expect_mlp)
 expect_held.register(PerceptronCase, expect_mlp)
+expect.register(EngineCase, expect_mlp)
+expect_held.register(EngineCase, expect_mlp)
 document.register(MlpCase, document_mlp)
 document.register(DataParallelCase, document_data_parallel)
 expect.register(EmbeddingCase, expect_embedding)

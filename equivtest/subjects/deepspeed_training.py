@@ -11,30 +11,29 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from equivtest.cases.data_parallel import DataParallelCase
+from equivtest.cases.engine import EngineCase
+from equivtest.errors import Unsupported
 from equivtest.subjects.data_parallel import DataParallelRun
 from equivtest.subjects.deepspeed_fetch import FLAG, joined_deepspeed
 from equivtest.subjects.perceptron import STATE_KEYS, Mlp
 from equivtest.subjects.tensor_parallel import Answers, Given
 
-REDUCE_BUCKET_NUMEL = 1_000
-"""Of the buffer that gradients are reduced in, in elements: by default it takes 2 GB on every rank."""
 
-
-def deepspeed_mlp_all_gather(case: DataParallelCase, mesh: DeviceMesh, given: Given) -> Answers:
+def deepspeed_mlp_all_gather(case: EngineCase, mesh: DeviceMesh, given: Given) -> Answers:
     """DeepSpeed's ZeRO-3 engine, fetching by all_gather: its default."""
     return run(case, mesh, given, by_all_reduce=False)
 
 
-def deepspeed_mlp_all_reduce(case: DataParallelCase, mesh: DeviceMesh, given: Given) -> Answers:
+def deepspeed_mlp_all_reduce(case: EngineCase, mesh: DeviceMesh, given: Given) -> Answers:
     """DeepSpeed's ZeRO-3 engine, fetching by all_reduce where two or more parameters are fetched together."""
     return run(case, mesh, given, by_all_reduce=True)
 
 
-def run(case: DataParallelCase, mesh: DeviceMesh, given: Given, *, by_all_reduce: bool) -> Answers:
+def run(case: EngineCase, mesh: DeviceMesh, given: Given, *, by_all_reduce: bool) -> Answers:
     """One life of an engine."""
     visit = DeepSpeedRun(case, mesh, given, by_all_reduce=by_all_reduce)
     try:
@@ -43,38 +42,67 @@ def run(case: DataParallelCase, mesh: DeviceMesh, given: Given, *, by_all_reduce
         visit.engine.destroy()
 
 
+def number_alike(init: Any, mesh: DeviceMesh) -> None:
+    """Has the ranks number the parameters of their next engine alike, after those that each of them has had.
+
+    DeepSpeed counts per process and compares between ranks: an engine is refused where one rank has
+    partitioned more before, as for a mesh that left the others out (0.19.8).
+    """
+    following = torch.tensor(init.param_id, device=mesh.device_type)
+    dist.all_reduce(following, dist.ReduceOp.MAX, mesh.get_group())
+    init.param_id = int(following)
+
+
 class DeepSpeedRun(DataParallelRun):
     """One visit on this rank."""
 
-    def __init__(self, case: DataParallelCase, mesh: DeviceMesh, given: Given, *, by_all_reduce: bool) -> None:
+    case: EngineCase
+
+    def __init__(self, case: EngineCase, mesh: DeviceMesh, given: Given, *, by_all_reduce: bool) -> None:
         self.by_all_reduce = by_all_reduce
         super().__init__(case, mesh, given)
 
     def build(self) -> nn.Module:
         deepspeed = joined_deepspeed(self.mesh.device_type)
-        self.utils = deepspeed.utils
+        self.utils, self.options = deepspeed.utils, deepspeed.zero.config.DeepSpeedZeroConfig
+        number_alike(deepspeed.zero.Init, self.mesh)
         self.model = Mlp(self.case, self.given)
+        if self.case.leaf:
+            self.utils.set_z3_leaf_modules(self.model, [Mlp])
         optimizer = super().make_optimizer()
         self.engine: Any = deepspeed.initialize(model=self.model, optimizer=optimizer, config=self.config())[0]
         return self.model
 
     def config(self) -> dict[str, object]:
-        """Of the engine: any torch optimizer, nothing clipped, parameters persistent or not as the case says."""
-        persistent = {} if self.case.reshards else {"stage3_param_persistence_threshold": 100_000}
+        """Of the engine: any torch optimizer, nothing clipped, and what the case says."""
+        case = self.case
         return {
             "train_micro_batch_size_per_gpu": 1,
-            "gradient_accumulation_steps": self.case.micro_batches,
+            "gradient_accumulation_steps": case.micro_batches,
             "gradient_clipping": 0.0,
             "zero_allow_untested_optimizer": True,
             "zero_force_ds_cpu_optimizer": False,
             "zero_optimization": {
                 "stage": 3,
                 FLAG: self.by_all_reduce,
-                "reduce_bucket_size": REDUCE_BUCKET_NUMEL,
-                "stage3_param_persistence_threshold": 0,
-                **persistent,
+                "stage3_param_persistence_threshold": case.persistence_numel,
+                "stage3_prefetch_bucket_size": case.prefetch_numel,
+                "stage3_max_reuse_distance": case.reuse_numel,
+                "stage3_max_live_parameters": case.live_numel,
+                **self.sequentially(),
+                "reduce_bucket_size": case.reduce_bucket_numel,
+                "reduce_scatter": case.reduce_scatter,
+                "sub_group_size": case.sub_group_numel,
             },
         }
+
+    def sequentially(self) -> dict[str, bool]:
+        """The option of that name, only where it is asked for: it came with 0.18."""
+        if not self.case.sequential:
+            return {}
+        if "allgather_sequential" not in self.options.model_fields:
+            raise Unsupported("this DeepSpeed has no stage3_allgather_sequential")
+        return {"stage3_allgather_sequential": True}
 
     def make_optimizer(self) -> torch.optim.Optimizer:
         """The engine's, which is handed in and wrapped before the first step."""

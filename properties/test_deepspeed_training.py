@@ -1,0 +1,36 @@
+"""Claims about the real DeepSpeed: what its ZeRO-3 engine trains is the model that one process would.
+
+Which release is judged is whichever is installed.
+"""
+
+from __future__ import annotations
+
+from equivtest.cases.strategies import engine_cases
+from equivtest.check import DEFAULT_CLAIMS
+from equivtest.property import Property
+from equivtest.verdicts.claims import repeats_itself, trains_like_unsharded
+
+SOURCE = "deepspeed/runtime/engine.py and runtime/zero/stage3.py (0.19.8)"
+CLAIMS = (*DEFAULT_CLAIMS, trains_like_unsharded, repeats_itself)
+
+deepspeed_mlp_all_gather = Property(
+    subject="deepspeed_mlp_all_gather",
+    statement="A perceptron under DeepSpeed's ZeRO-3 trains as the unsharded one does on the whole batch.",
+    source=SOURCE,
+    cases=engine_cases,
+    claims=CLAIMS,
+    weight=2,
+    requires="deepspeed",
+    conclusive_dtypes=("float32",),
+)
+
+deepspeed_mlp_all_reduce = Property(
+    subject="deepspeed_mlp_all_reduce",
+    statement="A perceptron under DeepSpeed's ZeRO-3 that fetches by all_reduce trains as the unsharded one does.",
+    source=SOURCE + "; stage3_use_all_reduce_for_fetch_params",
+    cases=engine_cases,
+    claims=CLAIMS,
+    weight=2,
+    requires="deepspeed",
+    conclusive_dtypes=("float32",),
+)

@@ -1,0 +1,100 @@
+"""Cases of DeepSpeed's engine: what they allow, and what of them is drawn.  Nothing here needs DeepSpeed."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from functools import cache
+
+import pytest
+
+from equivtest.cases.base import from_code, from_data, to_data
+from equivtest.cases.engine import EVERYTHING, REDUCE_BUCKET_NUMEL, EngineCase
+from equivtest.cases.strategies import engine_cases
+from equivtest.errors import Misuse
+from tests.drawing import SPACE, drawn, smallest
+
+SIZES = ("persistence_numel", "prefetch_numel", "reuse_numel", "live_numel", "reduce_bucket_numel")
+
+
+@cache
+def run() -> tuple[EngineCase, ...]:
+    return tuple(case for number in range(2) for case in drawn(engine_cases(SPACE), 60, number=number))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("style", "ddp", "style is 'zero3'"),
+        ("members", (1, 0), "leave members out"),
+        ("dtype", "bfloat16", "float32 alone"),
+        ("persistence_numel", -1, "must be in 0.."),
+        ("reduce_bucket_numel", 0, "must be in 1.."),
+        ("live_numel", EVERYTHING + 1, "got 1000000001"),
+    ],
+)
+def test_an_engine_case_refuses_what_an_engine_cannot_do(field: str, value: object, said: str) -> None:
+    with pytest.raises(Misuse, match=said):
+        EngineCase(**{"world_size": 2, field: value})  # type: ignore[arg-type]
+
+
+def test_every_drawn_case_is_read_back_from_code_and_data() -> None:
+    for case in run():
+        assert from_code(repr(case)) == from_data(to_data(case)) == case
+
+
+def test_the_smallest_case_is_one_forward_and_backward_without_options() -> None:
+    assert smallest(engine_cases(SPACE), lambda case: True) == EngineCase(world_size=1)
+
+
+def test_a_third_of_the_cases_has_no_persistent_parameter() -> None:
+    cases = run()
+
+    assert sum(case.persistence_numel == 0 for case in cases) > 0.3 * len(cases)
+    assert any(0 < case.persistence_numel < EVERYTHING for case in cases)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_sizes_lie_below_at_and_above_the_numel_of_a_parameter(size: str) -> None:
+    found = {getattr(case, size) - numel for case in run() for numel in numels_of(case)}
+
+    assert {-1, 0, 1} <= found
+
+
+@pytest.mark.parametrize("field", ["reduce_scatter", "sequential", "leaf", "sub_group_numel"])
+def test_the_less_usual_choice_is_drawn_but_seldom(field: str) -> None:
+    usual = getattr(EngineCase(world_size=1), field)
+    share = sum(getattr(case, field) != usual for case in run()) / len(run())
+
+    assert 0.03 < share < 0.5
+
+
+def test_what_is_trained_is_trained_beyond_the_first_step_that_fetches_ahead() -> None:
+    assert {case.steps for case in run() if case.trains} == {3, 4}
+    assert {case.steps for case in run() if not case.trains} == {1}
+
+
+def test_the_bucket_of_gradients_stays_small() -> None:
+    """DeepSpeed's own default takes 2 GB on every rank."""
+    assert max(case.reduce_bucket_numel for case in run()) == REDUCE_BUCKET_NUMEL
+
+
+def test_only_a_leaf_can_lack_the_gradient_of_its_input() -> None:
+    plain, leaf = EngineCase(world_size=1, requires_grad=("in_proj.weight",)), EngineCase(world_size=1, leaf=True)
+
+    assert plain.leaf_input_requires_grad and leaf.leaf_input_requires_grad
+    assert not EngineCase(world_size=1, requires_grad=("in_proj.weight",), leaf=True).leaf_input_requires_grad
+
+
+def test_the_command_knows_the_case_without_any_property() -> None:
+    """It imports what judges a case, and no strategy."""
+    program = "import equivtest.check; from equivtest.cases.base import CASE_TYPES; print(*CASE_TYPES)"
+    shown = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
+
+    assert "EngineCase" in shown.split()
+
+
+def numels_of(case: EngineCase) -> set[int]:
+    """Elements of each parameter."""
+    return {math.prod(case.shapes()[f"param.{name}"]) for name in case.parameter_names()}
