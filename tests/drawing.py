@@ -21,6 +21,7 @@ from equivtest.cases.strategies import (
     refused_linear_cases,
     training_cases,
 )
+from equivtest.cases.strategies_redistribute import redistribute_cases
 from equivtest.property import Space
 
 SPACE = Space(limits.WORLD_SIZES, limits.DTYPES)
@@ -38,6 +39,7 @@ STRATEGIES: dict[str, Callable[[Space], SearchStrategy[Case]]] = {
     "rowwise embedding": lambda space: embedding_cases(space, style="rowwise"),
     "layer_norm": lambda space: norm_cases(space, norm="layer_norm"),
     "rms_norm": lambda space: norm_cases(space, norm="rms_norm"),
+    "redistribute": redistribute_cases,
     "refused colwise embedding": lambda space: refused_embedding_cases(space, style="colwise"),
     "refused rowwise embedding": lambda space: refused_embedding_cases(space, style="rowwise"),
     "refused colwise": lambda space: refused_linear_cases(space, style="colwise"),

@@ -23,6 +23,7 @@ from equivtest.cases.fetch import FetchCase
 from equivtest.cases.linear import LinearCase
 from equivtest.cases.norm import NormCase
 from equivtest.cases.perceptron import PerceptronCase
+from equivtest.cases.redistribute import RedistributeCase
 from equivtest.check import judge
 from equivtest.defects import DEFECTS, Defect
 from equivtest.known import SHIPPED, KnownFailures
@@ -90,7 +91,7 @@ def audit(defect: Defect, pool: Pool, directory: Path) -> tuple[list[tuple[str, 
     """(claim, kind) of all failures in the first world that rejects the defect as it should; that failure."""
     prop, known = property_of(defect), known_of(defect)
     found: list[tuple[str, str]] = []
-    for world_size in (1, 2, 3):
+    for world_size in (1, 2, 3, 4):  # a mesh of two axes takes four ranks
         chunk = Chunk(world_size, limits.DTYPES, 0, 25)
         failures = {(f["claim"], f["kind"]): f for f in search(prop, chunk, pool, known, directory).failures}
         found += failures
@@ -111,6 +112,8 @@ def sizes(case: Case) -> list[int]:
         return [case.world_size, math.prod(case.leading), case.num_embeddings, case.embedding_dim]
     if isinstance(case, NormCase):
         return [case.world_size, math.prod(case.leading), case.features]
+    if isinstance(case, RedistributeCase):
+        return [case.world_size, math.prod(case.shape)]
     assert isinstance(case, FetchCase)
     return [case.world_size, len(case.parameters), *(math.prod(shape) for shape in case.parameters)]
 

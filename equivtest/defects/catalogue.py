@@ -618,4 +618,4 @@ DEFECTS = (
         "of a single token and feature both dims have the same mean square; two tokens differ",
     ),
 )
-"""All defects; the audit in tests/test_defects.py runs each one."""
+"""Those of the older families; `equivtest.defects` adds the others."""
