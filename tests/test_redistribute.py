@@ -55,6 +55,7 @@ def drawn_cases(world_size: int) -> tuple[RedistributeCase, ...]:
         ({"road": "rail"}, "road must be one of dtensor, local, full_tensor, distribute, got 'rail'"),
         ({"mesh": (1, 1, 3)}, r"mesh must have at most 2 axes of one rank or more, got \(1, 1, 3\)"),
         ({"mesh": (2, 2)}, r"mesh must have 3 ranks, got \(2, 2\)"),
+        ({"flattened": True}, r"flattened is for two axes, got mesh \(\)"),
         ({"shape": (1, 1, 1, 1, 1)}, r"shape must have at most 4 dims of size 0 or more, got \(1, 1, 1, 1, 1\)"),
         ({"requires_grad": ("weight",)}, r"requires_grad must be \(\) or \('x',\), got \('weight',\)"),
         ({"source": ("replicate", "replicate")}, r"source must have one placement per mesh axis: 1, got"),
@@ -130,6 +131,30 @@ def test_a_plain_tensors_cotangent_is_replicated_where_it_is_partial_itself() ->
 )
 def test_reductions_mix_on_an_axis_of_several_ranks(fields: dict[str, Any], *, expected: bool) -> None:
     assert on_two_axes(cotangent=("partial(sum)", "replicate"), **fields).mixes_reductions is expected
+
+
+@pytest.mark.parametrize(
+    ("size", "target", "expected"),
+    [
+        (5, ("replicate", "replicate"), True),
+        (5, ("replicate", "shard(0)"), True),
+        (5, ("shard(0)", "replicate"), False),
+        (5, ("replicate", "shard(1)"), False),
+        (7, ("replicate", "replicate"), False),
+    ],
+)
+def test_nested_shards_are_gathered_flat_where_one_axis_would_have_others(
+    size: int, target: tuple[str, ...], *, expected: bool
+) -> None:
+    """5 over 2 x 2 ranks is 2, 1, 1, 1 and over four 2, 2, 1, 0; 7 is 2, 2, 2, 1 either way."""
+    nested, shape = ("shard(0)", "shard(0)"), (size, 2)
+    there = on_two_axes(flattened=True, shape=shape, source=nested, target=target)
+    back = on_two_axes(flattened=True, shape=shape, source=target, target=nested)
+    apart = on_two_axes(shape=shape, source=nested, target=target)
+
+    assert there.gathers_nested_shards_flat is back.gradient_gathers_nested_shards_flat is expected
+    assert not there.gradient_gathers_nested_shards_flat and not back.gathers_nested_shards_flat
+    assert not apart.gathers_nested_shards_flat
 
 
 # ------------------------------------------------------------------------------------------------

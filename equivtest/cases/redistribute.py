@@ -12,7 +12,16 @@ from typing import ClassVar
 
 from equivtest import limits
 from equivtest.cases.base import Case, Shape, replicated, require
-from equivtest.layout import Layout, Partial, Replicate, Shard, parse_placement, shard_kind
+from equivtest.layout import (
+    Layout,
+    Partial,
+    Replicate,
+    Shard,
+    local_box,
+    parse_placement,
+    shard_bounds,
+    shard_kind,
+)
 
 ROADS = ("dtensor", "local", "full_tensor", "distribute")
 """How the tensor comes and goes; see `RedistributeCase.road`."""
@@ -27,6 +36,8 @@ class RedistributeCase(Case):
 
     Attributes:
         mesh: Ranks along each of at most two mesh axes; empty: one axis of all ranks.
+        flattened: Whether the two axes have been flattened into a third mesh beside them, by
+            DeviceMesh._flatten: torch then takes steps over both axes in one collective.
         shape: Global shape of the tensor, up to four dims; sizes may be 0.
         source, target: One placement per axis, 'replicate', 'shard(DIM)' or 'partial(OP)'.  A target
             is partial only where the source is so already.
@@ -45,6 +56,7 @@ class RedistributeCase(Case):
     VALUE_MODES: ClassVar[tuple[str, ...]] = ("dense", "index", "special", REAL_MODE)
 
     mesh: Shape = ()
+    flattened: bool = False
     shape: Shape = (1,)
     source: tuple[str, ...] = ("replicate",)
     target: tuple[str, ...] = ("replicate",)
@@ -66,6 +78,7 @@ class RedistributeCase(Case):
             math.prod(self.mesh_shape) == self.world_size,
             f"mesh must have {self.world_size} ranks, got {self.mesh}",
         )
+        require(not self.flattened or len(self.mesh) == MAX_AXES, f"flattened is for two axes, got mesh {self.mesh}")
         require(
             len(self.shape) <= limits.MAX_DIMS and all(size >= 0 for size in self.shape),
             f"shape must have at most {limits.MAX_DIMS} dims of size 0 or more, got {self.shape}",
@@ -167,6 +180,27 @@ class RedistributeCase(Case):
             isinstance(old, Partial) and isinstance(new, Partial) and old != new and num_ranks > 1
             for old, new, num_ranks in pairs
         )
+
+    @property
+    def gathers_nested_shards_flat(self) -> bool:
+        """Whether x is gathered over both axes in one step, though its shards are others than one axis would have."""
+        return self._is_gathered_flat(_layout(self.source), _layout(self.target))
+
+    @property
+    def gradient_gathers_nested_shards_flat(self) -> bool:
+        """The same of the cotangent on its way to the gradient's layout."""
+        return self._is_gathered_flat(self.cotangent_layout, self.gradient_layout)
+
+    def _is_gathered_flat(self, source: Layout, target: Layout) -> bool:
+        """A dim is gathered over both axes even where the second is to divide it again, alone."""
+        first, second = source.placements[0], source.placements[-1]
+        if not self.flattened or not isinstance(first, Shard) or first != second:
+            return False
+        if target.placements not in ((Replicate(), Replicate()), (Replicate(), first)):
+            return False
+        ranks = range(self.world_size)
+        nested = [local_box(self.shape, source, self.mesh_shape, rank)[first.dim] for rank in ranks]
+        return nested != [shard_bounds(self.shape[first.dim], self.world_size, rank) for rank in ranks]
 
     def operand_layout(self, name: str) -> Layout:
         """The placements, partial ones included, of 'x' or 'cotangent' as a DTensor."""

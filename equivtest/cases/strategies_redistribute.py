@@ -68,6 +68,7 @@ def _redistribute_cases(draw: DrawFn, space: Space) -> RedistributeCase:
         world_size=world_size,
         dtype=dtype,
         mesh=mesh,
+        flattened=bool(mesh) and _pick(draw, "flattened", (False, False, True)),
         shape=shape,
         source=source,
         target=target,

@@ -6,11 +6,12 @@ torch/distributed/tensor/_api.py (2.13.0).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
 from torch.distributed import tensor as torch_tensor
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, distribute_tensor
 
 from equivtest.cases.redistribute import RedistributeCase, partial_axes
@@ -34,6 +35,8 @@ def move_by_torch(case: RedistributeCase, x: DTensor) -> DTensor:
 
 def run_redistribute(case: RedistributeCase, mesh: DeviceMesh, given: Given, move: Move) -> Answers:
     """There and back on this rank, by the case's road; full_tensor moves by itself."""
+    if case.flattened:
+        mesh = flattened_mesh(mesh.device_type, case.mesh_shape)
     leaf, x = enter(case, mesh, given["x"])
     output = leave(case, x, move)
     if output.requires_grad:
@@ -45,6 +48,17 @@ def run_redistribute(case: RedistributeCase, mesh: DeviceMesh, given: Given, mov
         name: tensor if tensor is None or isinstance(tensor, DTensor) else Placed(tensor, contract[name])
         for name, tensor in found.items()
     }
+
+
+@functools.cache
+def flattened_mesh(device_type: str, mesh_shape: tuple[int, ...]) -> DeviceMesh:
+    """A mesh of the whole world, of the ranks in the same order as the harness's, and a mesh of one axis beside it.
+
+    A mesh of its own: a flattened one stays with its root mesh for good.
+    """
+    mesh = init_device_mesh(device_type, mesh_shape, mesh_dim_names=("outer", "inner"))
+    mesh._flatten("both")
+    return mesh
 
 
 def enter(case: RedistributeCase, mesh: DeviceMesh, given: torch.Tensor) -> tuple[torch.Tensor, DTensor]:
