@@ -7,13 +7,14 @@ that was not removed, then at the order of shards and of mesh axes, then at what
 from __future__ import annotations
 
 from equivtest.cases.redistribute import RedistributeCase
-from equivtest.cases.strategies_redistribute import redistribute_cases
+from equivtest.cases.strategies_redistribute import redistribute_cases, refused_redistribute_cases
 from equivtest.check import DEFAULT_CLAIMS
 from equivtest.limits import DTYPES
 from equivtest.property import Property
 from equivtest.verdicts.claims import (
     is_exact_without_reduction,
     is_the_identity_for_one_rank,
+    refuses,
     repeats_itself,
     uses_only_collectives,
 )
@@ -72,3 +73,11 @@ redistribute = Property(
     ),
     weight=4,
 )  # fmt: skip
+
+redistribute_refuses = Property(
+    subject="redistribute",
+    statement="Placements that the tensor or the mesh cannot have are refused, on every rank alike.",
+    source="torch/distributed/tensor/_api.py, DTensor.redistribute: `placements` (2.13.0)",
+    cases=refused_redistribute_cases,
+    claims=(refuses,),
+)

@@ -21,7 +21,7 @@ from equivtest.cases.strategies import (
     refused_linear_cases,
     training_cases,
 )
-from equivtest.cases.strategies_redistribute import redistribute_cases
+from equivtest.cases.strategies_redistribute import redistribute_cases, refused_redistribute_cases
 from equivtest.property import Space
 
 SPACE = Space(limits.WORLD_SIZES, limits.DTYPES)
@@ -45,6 +45,7 @@ STRATEGIES: dict[str, Callable[[Space], SearchStrategy[Case]]] = {
     "refused colwise": lambda space: refused_linear_cases(space, style="colwise"),
     "refused rowwise": lambda space: refused_linear_cases(space, style="rowwise"),
     "refused fetch": refused_fetch_cases,
+    "refused redistribute": refused_redistribute_cases,
 }
 """Every strategy of the package, by what it draws."""
 

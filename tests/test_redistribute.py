@@ -12,6 +12,7 @@ import torch
 
 from equivtest import limits
 from equivtest.cases.redistribute import ROADS, RedistributeCase, stacked
+from equivtest.cases.redistribute_refused import RefusedRedistributeCase
 from equivtest.cases.values import draw
 from equivtest.check import one_thread
 from equivtest.errors import Misuse
@@ -85,6 +86,19 @@ def test_what_is_no_redistribution_is_named(fields: dict[str, Any], message: str
 def test_what_two_axes_cannot_have_is_named(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(Misuse, match=message):
         on_two_axes(**fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"misfit": "mesh"}, "misfit must be one of to_partial, too_many, too_few, dim, got 'mesh'"),
+        ({"road": "local"}, "a refused redistribution takes the road 'dtensor', got 'local'"),
+        ({"source": ("partial(sum)",)}, "the source of a refused redistribution must not be partial, got"),
+    ],
+)
+def test_what_is_no_refused_redistribution_is_named(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(Misuse, match=message):
+        RefusedRedistributeCase(world_size=2, **fields)
 
 
 def test_operands_are_stacked_in_front_and_each_rank_is_given_its_own() -> None:

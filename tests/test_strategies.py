@@ -26,6 +26,7 @@ from equivtest.cases.linear import REAL_MODES, LinearCase, RefusedLinearCase
 from equivtest.cases.mlp import MlpCase
 from equivtest.cases.norm import NormCase
 from equivtest.cases.redistribute import RedistributeCase
+from equivtest.cases.redistribute_refused import RefusedRedistributeCase
 from equivtest.layout import shard_kind
 from equivtest.property import Space
 from tests.drawing import SPACE, STRATEGIES, drawn, smallest
@@ -311,6 +312,7 @@ SIMPLEST: dict[str, Case] = {
     "refused rowwise embedding": RefusedEmbeddingCase(world_size=1, style="rowwise"),
     "refused colwise": RefusedLinearCase(world_size=1, style="colwise"),
     "refused rowwise": RefusedLinearCase(world_size=1, style="rowwise"),
+    "refused redistribute": RefusedRedistributeCase(world_size=1),
     "refused fetch": RefusedFetchCase(world_size=1, parameters=((1,), (1,)), requires_grad=(True, True)),
 }
 

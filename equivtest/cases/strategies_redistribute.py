@@ -10,9 +10,11 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 
 from equivtest.cases.base import Shape
 from equivtest.cases.redistribute import RedistributeCase
+from equivtest.cases.redistribute_refused import MISFITS, RefusedRedistributeCase
 from equivtest.cases.strategies import (
     MEMBERS,
     POISON_TABLE,
+    REFUSED_MODES,
     REPEATS,
     _pick,
     _pick_values,
@@ -51,6 +53,11 @@ def redistribute_cases(space: Space) -> SearchStrategy[RedistributeCase]:
     return _redistribute_cases(space)
 
 
+def refused_redistribute_cases(space: Space) -> SearchStrategy[RefusedRedistributeCase]:
+    """Cases whose placements do not fit the tensor or the mesh, which every rank can tell."""
+    return _refused_redistribute_cases(space)
+
+
 @st.composite
 def _redistribute_cases(draw: DrawFn, space: Space) -> RedistributeCase:
     world_size = _pick(draw, "world_size", space.world_sizes)
@@ -86,6 +93,25 @@ def _redistribute_cases(draw: DrawFn, space: Space) -> RedistributeCase:
         repeats=_pick(draw, "repeats", REPEATS),
         records=records and not mesh,
         members=() if mesh else members,
+    )
+
+
+@st.composite
+def _refused_redistribute_cases(draw: DrawFn, space: Space) -> RefusedRedistributeCase:
+    world_size = _pick(draw, "world_size", space.world_sizes)
+    dtype = _pick(draw, "dtype", space.dtypes)
+    mesh = _pick(draw, "mesh", meshes_of(world_size))
+    shape = _pick_global_shape(draw, world_size)
+    source = _pick_source(draw, shape, max(len(mesh), 1), operands=False)
+    return RefusedRedistributeCase(
+        misfit=_pick(draw, "misfit", MISFITS),
+        world_size=world_size,
+        dtype=dtype,
+        mesh=mesh,
+        shape=shape,
+        source=source,
+        target=_pick_target(draw, shape, source),
+        values=_pick_values(draw, REFUSED_MODES),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from equivtest.cases.redistribute import RedistributeCase
+from equivtest.cases.redistribute_refused import RefusedRedistributeCase
 from equivtest.defects.catalogue import Defect
 
 _REDISTRIBUTE = "equivtest.defects.redistribute:"
@@ -104,6 +105,15 @@ REDISTRIBUTE_DEFECTS = (
         "layout",
         RedistributeCase(world_size=1, source=("partial(sum)",)),
         "the layout is wrong on a mesh of one rank too",
+    ),
+    Defect(
+        _REDISTRIBUTE + "partial_target_accepted",
+        "redistribute",
+        "misfits accepted",
+        "refuses",
+        "not_refused",
+        RefusedRedistributeCase(world_size=1),
+        "one rank and one element are accepted too",
     ),
 )
 """Registered in `equivtest.defects`."""

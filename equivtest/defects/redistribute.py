@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from equivtest.cases.redistribute import RedistributeCase
+from equivtest.cases.redistribute_refused import RefusedRedistributeCase
 from equivtest.layout import Layout, local_box, shard_bounds
 from equivtest.subjects.redistribute import move_by_torch, placements_of, run_redistribute
 from equivtest.subjects.tensor_parallel import Answers, Given
@@ -180,6 +181,17 @@ def _reduce_whole(case: RedistributeCase, x: DTensor) -> DTensor:
     match _only_move(case):
         case Partial(), Shard():
             return move_by_torch(case, x.redistribute(placements=[Replicate()]))
+    return move_by_torch(case, x)
+
+
+def partial_target_accepted(case: RedistributeCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """Asked for partial sums, every rank takes the whole tensor for its operand."""
+    return run_redistribute(case, mesh, given, _accept_partial_target)
+
+
+def _accept_partial_target(case: RedistributeCase, x: DTensor) -> DTensor:
+    if isinstance(case, RefusedRedistributeCase) and case.misfit == "to_partial":
+        return DTensor.from_local(_whole(x), x.device_mesh, [Partial()] * case.num_axes, run_check=False)
     return move_by_torch(case, x)
 
 

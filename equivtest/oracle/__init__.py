@@ -19,6 +19,7 @@ from equivtest.cases.mlp import MlpCase
 from equivtest.cases.norm import NormCase
 from equivtest.cases.perceptron import PerceptronCase
 from equivtest.cases.redistribute import RedistributeCase
+from equivtest.cases.redistribute_refused import RefusedRedistributeCase
 from equivtest.errors import Misuse
 from equivtest.oracle.collectives import document
 from equivtest.oracle.data_parallel_collectives import document_data_parallel
@@ -83,3 +84,4 @@ expect.register(FetchCase, expect_fetch)
 expect.register(RefusedLinearCase, expect_refusal)
 expect.register(RefusedFetchCase, expect_refusal)
 expect.register(RefusedEmbeddingCase, expect_refusal)
+expect.register(RefusedRedistributeCase, expect_refusal)

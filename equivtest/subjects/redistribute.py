@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, distribute_tensor
 
 from equivtest.cases.redistribute import RedistributeCase, partial_axes
+from equivtest.cases.redistribute_refused import RefusedRedistributeCase
 from equivtest.layout import Layout, Partial, Shard
 from equivtest.subjects.tensor_parallel import Answers, Given
 from equivtest.tensors import Placed
@@ -30,7 +31,7 @@ def redistribute(case: RedistributeCase, mesh: DeviceMesh, given: Given) -> Answ
 
 def move_by_torch(case: RedistributeCase, x: DTensor) -> DTensor:
     """DTensor.redistribute itself."""
-    return x.redistribute(placements=placements_of(case.layouts()["output"]), async_op=case.async_op)
+    return x.redistribute(placements=asked_placements(case), async_op=case.async_op)
 
 
 def run_redistribute(case: RedistributeCase, mesh: DeviceMesh, given: Given, move: Move) -> Answers:
@@ -110,6 +111,18 @@ def as_dtensor(case: RedistributeCase, mesh: DeviceMesh, local: torch.Tensor, na
     if whole.dim() > 1 and not case.is_contiguous(name):
         whole = whole.transpose(-1, -2).contiguous().transpose(-1, -2)
     return DTensor.from_local(local, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride())
+
+
+def asked_placements(case: RedistributeCase) -> list[Placement]:
+    """The target's; of a case that is to be refused, what does not fit in their place."""
+    right = placements_of(case.layouts()["output"])
+    if not isinstance(case, RefusedRedistributeCase):
+        return right
+    if case.misfit == "to_partial":
+        return [torch_tensor.Partial()] * case.num_axes
+    if case.misfit == "dim":
+        return [torch_tensor.Shard(len(case.shape)), *right[1:]]
+    return [*right, right[-1]] if case.misfit == "too_many" else right[:-1]
 
 
 def placements_of(layout: Layout) -> list[Placement]:
