@@ -11,7 +11,9 @@ import torch
 from equivtest import errors
 from equivtest.cases.base import Case
 from equivtest.oracle import expect_held
+from equivtest.oracle.declared import Arithmetics, declared, load_arithmetics
 from equivtest.oracle.expected import Expected
+from equivtest.oracle.rounding import TORCH_CPU
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply
 from equivtest.verdicts.claims import (
@@ -70,19 +72,28 @@ def check(subject: str, case: Case, pool: Pool, claims: Sequence[Claim] | None =
 
 def judge(subject: str, case: Case, pool: Pool, claims: Sequence[Claim] | None = None) -> list[Verdict]:
     """Runs `case` and gives every verdict, draw by draw; arguments and errors as of `check`."""
-    return judge_replies(subject, case, pool.run(subject, case, keep_if_all_raised=bool(case.refusal)), claims)
+    replies = pool.run(subject, case, keep_if_all_raised=bool(case.refusal))
+    return judge_replies(subject, case, replies, claims, load_arithmetics(pool.backend.arithmetic))
 
 
 def judge_replies(
-    subject: str, case: Case, replies: Sequence[Reply], claims: Sequence[Claim] | None = None
+    subject: str,
+    case: Case,
+    replies: Sequence[Reply],
+    claims: Sequence[Claim] | None = None,
+    arithmetics: Arithmetics = TORCH_CPU,
 ) -> list[Verdict]:
-    """The verdicts on a run that has ended; one draw alone where the run itself failed."""
+    """The verdicts on a run that has ended; one draw alone where the run itself failed.
+
+    Args:
+        arithmetics: What real values are judged by.
+    """
     answered = all(reply.outcome in ("answered", "not_in_mesh") for reply in replies)
     claims = claims or default_claims(case)
     if not answered or case.refusal:
         return compare(subject, case, 0, [Expected({}, {})] * len(case.groups), replies, claims)
     verdicts = []
-    with one_thread():
+    with one_thread(), declared(arithmetics):
         for draw in range(len(case.values)):
             verdicts += compare(subject, case, draw, expected_of(case, draw, replies), replies, claims)
     return verdicts

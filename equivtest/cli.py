@@ -74,6 +74,7 @@ def run(
     backend: Annotated[str | None, typer.Option(help=HELP["backend"])] = None,
     device: Annotated[str | None, typer.Option(help=HELP["device"])] = None,
     imports: Annotated[list[str] | None, typer.Option("--import", metavar="MODULE", help=HELP["import"])] = None,
+    arithmetic: Annotated[str | None, typer.Option(metavar="NAME", help=HELP["arithmetic"])] = None,
     world_sizes: Annotated[str | None, typer.Option(help=HELP["world-sizes"])] = None,
     dtypes: Annotated[str | None, typer.Option(help=HELP["dtypes"])] = None,
     subjects: Annotated[str | None, typer.Option(help=HELP["subjects"])] = None,
@@ -87,8 +88,9 @@ def run(
 ) -> int:
     """Judge the properties that come with equivtest, or those under PATHS."""
     raw = {
-        "profile": profile, "backend": backend, "device": device, "import": imports, "world_sizes": world_sizes,
-        "dtypes": dtypes, "subjects": subjects, "known_failures": known_failures, "report": report,
+        "profile": profile, "backend": backend, "device": device, "import": imports,
+        "arithmetic": arithmetic, "world_sizes": world_sizes, "dtypes": dtypes, "subjects": subjects,
+        "known_failures": known_failures, "report": report,
         "max_time": max_time,
     }  # fmt: skip
     if not (workers in ("auto", "logical") or workers.isdecimal()):
@@ -176,16 +178,19 @@ def check(
     backend: Annotated[str, typer.Option(help=HELP["backend"])] = "gloo",
     device: Annotated[str, typer.Option(help=HELP["device"])] = "cpu",
     imports: Annotated[list[str] | None, typer.Option("--import", metavar="MODULE", help=HELP["import"])] = None,
+    arithmetic: Annotated[str, typer.Option(metavar="NAME", help=HELP["arithmetic"])] = "",
 ) -> int:
     """Run one case, known failure or not; exit code 1 if a claim fails."""
     from equivtest.cases.base import from_code
     from equivtest.check import judge
+    from equivtest.oracle.declared import load_arithmetics
     from equivtest.ranks.backend import Backend
     from equivtest.ranks.pool import Pool
     from equivtest.verdicts.message import write_message
 
-    chosen = Backend(backend, device, tuple(imports or ()))
+    chosen = Backend(backend, device, tuple(imports or ()), arithmetic=arithmetic)
     chosen.validate()
+    load_arithmetics(arithmetic)
     parsed = from_code(case)
     with Pool(chosen) as pool:
         verdicts = judge(subject, parsed, pool)

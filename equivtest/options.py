@@ -21,6 +21,7 @@ HELP: dict[str, str] = {
     "backend": "Backend of torch.distributed that is judged (default gloo).",
     "device": "Device type that the tensors live on (default cpu).",
     "import": "Module that every process imports first, such as a vendor's backend; may be repeated.",
+    "arithmetic": "package.module:NAME of what the backend declares of its roundings (default: torch's CPU and gloo).",
     "world-sizes": "Numbers of ranks, such as 1,2,3,4.",
     "dtypes": "Dtypes to draw from, such as float32,bfloat16.",
     "subjects": "Judge these alone; NAME=package.module:function judges another implementation as NAME.",
@@ -31,7 +32,7 @@ HELP: dict[str, str] = {
 }
 """Option -> help, for pytest and for the command alike."""
 
-_METAVARS = {"import": "MODULE", "report": "DIR", "known-failures": "FILE", "max-time": "SECONDS"}
+_METAVARS = {"import": "MODULE", "arithmetic": "NAME", "report": "DIR", "known-failures": "FILE", "max-time": "SECONDS"}
 _done: WeakSet[pytest.Parser] = WeakSet()
 _settings_key = pytest.StashKey[Settings]()
 _seed_key = pytest.StashKey[str]()

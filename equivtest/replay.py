@@ -31,7 +31,12 @@ def write_replay(verdict: Verdict, backend: Backend, directory: Path) -> Path:
         "claim": verdict.claim,
         "kind": verdict.kind,
         "case": to_data(verdict.case),
-        "backend": {"name": backend.name, "device": backend.device, "imports": list(backend.imports)},
+        "backend": {
+            "name": backend.name,
+            "device": backend.device,
+            "imports": list(backend.imports),
+            "arithmetic": backend.arithmetic,
+        },
         "message": write_message(verdict),
         "versions": {"torch": str(torch.__version__), "python": platform.python_version()},
     }

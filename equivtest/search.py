@@ -23,6 +23,7 @@ from equivtest.cases.base import Case, to_data
 from equivtest.check import judge_replies, raise_for
 from equivtest.errors import ClaimFailed
 from equivtest.known import WHOLE_RUN
+from equivtest.oracle.declared import load_arithmetics
 from equivtest.property import Property, Space
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from equivtest.known import KnownFailures
 
 RECORD_SCHEMA = 1
-
 
 Target = tuple[str, Kind]
 """(claim, kind) of a failure."""
@@ -85,16 +85,19 @@ class Findings:
     seconds: float
 
 
-def search(prop: Property, chunk: Chunk, pool: Pool, known: KnownFailures, failures_dir: Path) -> Findings:
+def search(
+    prop: Property, chunk: Chunk, pool: Pool, known: KnownFailures, failures_dir: Path, *, only: Target | None = None
+) -> Findings:
     """Judges every case of a chunk and shrinks what fails.
 
     Args:
         failures_dir: Where replay files go; made when there is one to write.
+        only: The one (claim, kind) of interest: its first failure ends the run, and nothing else is shrunk.
     """
     started_s = time.monotonic()
     hunt = _Hunt(prop, chunk, pool, known)
-    records = hunt.run_all(chunk_cases(prop, chunk))
-    smallest = (hunt.tell_history(hunt.shrink(target)) for target in hunt.targets())
+    records = hunt.run_all(chunk_cases(prop, chunk), until=only)
+    smallest = (hunt.tell_history(hunt.shrink(target)) for target in hunt.targets() if only in (None, target))
     failures = [_write_up(verdict, pool, failures_dir) for verdict in smallest]
     return Findings(records, failures, time.monotonic() - started_s)
 
@@ -144,8 +147,8 @@ class _Hunt:
     failing: dict[Target, Verdict] = field(default_factory=dict)
     seen: dict[Case, dict[Target, Verdict]] = field(default_factory=dict)
 
-    def run_all(self, cases: Sequence[Case]) -> list[dict[str, Any]]:
-        """Runs the cases in order; the records of those that were run or are known not to run."""
+    def run_all(self, cases: Sequence[Case], *, until: Target | None = None) -> list[dict[str, Any]]:
+        """Runs the cases in order, up to the first failure of `until`; records of those run or known not to run."""
         records = []
         barred = {case: entry for case in cases if (entry := self.known.forbids_run(self.prop.subject, case))}
         for case, entry in barred.items():
@@ -156,7 +159,7 @@ class _Hunt:
             verdicts = self.judge(case, replies)
             records += _records(case, verdicts, replies)
             broken_runs += any(verdict.kind in WHOLE_RUN for verdict in verdicts)
-            if broken_runs >= limits.BROKEN_RUNS:
+            if broken_runs >= limits.BROKEN_RUNS or until in self.failing:
                 break
         return records
 
@@ -173,8 +176,7 @@ class _Hunt:
         ]
         self.pool.renew(case.num_processes)
         replies = self.pool.run(self.prop.subject, case, keep_if_all_raised=bool(case.refusal))
-        alone = judge_replies(self.prop.subject, case, replies, self.prop.claims)
-        if any(v.failed and (v.claim, v.kind) == (failure.claim, failure.kind) for v in alone):
+        if any(v.failed and (v.claim, v.kind) == (failure.claim, failure.kind) for v in self._verdicts(case, replies)):
             return failure
         first = f", the first of them {earlier[0]!r}" if earlier else ": those of earlier searches"
         visits = f"{len(earlier)} earlier visits of this search in worlds of that size"
@@ -182,7 +184,7 @@ class _Hunt:
 
     def judge(self, case: Case, replies: Sequence[Reply]) -> list[Verdict]:
         """Every verdict on one run; failures are remembered, known ones set apart."""
-        verdicts = [self._apart(v) for v in judge_replies(self.prop.subject, case, replies, self.prop.claims)]
+        verdicts = [self._apart(verdict) for verdict in self._verdicts(case, replies)]
         self.seen[case] = {}
         for verdict in verdicts:
             if verdict.failed:
@@ -190,6 +192,10 @@ class _Hunt:
                 self.seen[case].setdefault(target, verdict)
                 self.failing.setdefault(target, verdict)
         return verdicts
+
+    def _verdicts(self, case: Case, replies: Sequence[Reply]) -> list[Verdict]:
+        arithmetics = load_arithmetics(self.pool.backend.arithmetic)
+        return judge_replies(self.prop.subject, case, replies, self.prop.claims, arithmetics)
 
     def _apart(self, verdict: Verdict) -> Verdict:
         if not verdict.failed:
@@ -249,29 +255,21 @@ class _Hunt:
 
 def _records(case: Case, verdicts: Sequence[Verdict], replies: Sequence[Reply]) -> list[dict[str, Any]]:
     """One record per draw that was judged: the case, its place in the case space, kind by claim."""
+    of_all_draws = {
+        "schema": RECORD_SCHEMA,
+        "case": to_data(case),
+        "world_size": case.world_size,
+        "dtype": case.dtype,
+        "shard_kind": case.shard_kind,
+        "refusal": case.refusal,
+        "busy_s": max((reply.busy_s for reply in replies), default=0.0),
+    }
     records: dict[int, dict[str, Any]] = {}
     for verdict in verdicts:
         mode, seed = case.values[verdict.draw]
-        record = records.setdefault(
-            verdict.draw,
-            {
-                "schema": RECORD_SCHEMA,
-                "subject": verdict.subject,
-                "case": to_data(case),
-                "draw": verdict.draw,
-                "mode": mode,
-                "seed": seed,
-                "world_size": case.world_size,
-                "dtype": case.dtype,
-                "shard_kind": case.shard_kind,
-                "refusal": case.refusal,
-                "verdicts": {},
-                "margins": {},
-                "tensor_margins": {},
-                "known": {},
-                "busy_s": max((reply.busy_s for reply in replies), default=0.0),
-            },
-        )
+        of_draw = {"subject": verdict.subject, "draw": verdict.draw, "mode": mode, "seed": seed}
+        results: dict[str, Any] = {"verdicts": {}, "margins": {}, "tensor_margins": {}, "known": {}}
+        record = records.setdefault(verdict.draw, of_all_draws | of_draw | results)
         record["verdicts"][verdict.claim] = verdict.kind
         record["margins"][verdict.claim] = min(verdict.margin, sys.float_info.max)  # JSON has no infinity
         record["tensor_margins"] |= {name: min(m, sys.float_info.max) for name, m in verdict.margins.items()}

@@ -148,6 +148,7 @@ class Controller:
             "backend": settings.backend,
             "device": settings.device,
             "imports": list(settings.imports),
+            "arithmetic": settings.arithmetic or "torch on the CPU, gloo",
             "profile": settings.profile_name,
             "seeds": soak_seed(self.config) if settings.profile.repeats else "gate",
             "world_sizes": list(settings.world_sizes),

@@ -27,6 +27,7 @@ class Settings:
     Attributes:
         subjects: (name of a property or its subject, what to judge under it); empty means all.
         known_failures: A file, 'none', or '' for the shipped one.
+        arithmetic: 'package.module:NAME' of the backend's own arithmetic; '' for torch's on the CPU.
         max_time_s: Seconds a soak lasts.
     """
 
@@ -34,6 +35,7 @@ class Settings:
     backend: str = "gloo"
     device: str = "cpu"
     imports: tuple[str, ...] = ()
+    arithmetic: str = ""
     world_sizes: tuple[int, ...] = limits.WORLD_SIZES
     dtypes: tuple[str, ...] = limits.DTYPES
     subjects: tuple[tuple[str, str], ...] = ()
@@ -62,7 +64,7 @@ class Settings:
         """The backend of this run; raises Misuse or BrokenSetup where it cannot work."""
         from equivtest.ranks.backend import Backend
 
-        return Backend(name=self.backend, device=self.device, imports=self.imports)
+        return Backend(name=self.backend, device=self.device, imports=self.imports, arithmetic=self.arithmetic)
 
     def judged_subject(self, name: str, prop: Property) -> str | None:
         """What to judge under the property of that name: its subject, another, or nothing."""
@@ -98,6 +100,7 @@ def parse(raw: Mapping[str, Any]) -> Settings:
         backend=str(given.get("backend", "gloo")),
         device=str(given.get("device", "cpu")),
         imports=tuple(given.get("import", ())),
+        arithmetic=str(given.get("arithmetic", "")),
         world_sizes=_world_sizes(given.get("world_sizes"), PROFILES[profile_name].world_sizes),
         dtypes=_dtypes(given.get("dtypes")),
         subjects=tuple(_subject(text) for text in _split(given.get("subjects"), "--subjects")),
@@ -115,6 +118,10 @@ def check(settings: Settings) -> None:
     """
     if (settings.backend, settings.device, settings.imports) != ("gloo", "cpu", ()):
         settings.make_backend().validate()  # imports torch, which takes seconds: not for what every torch has
+    if settings.arithmetic:
+        from equivtest.oracle.declared import load_arithmetics
+
+        load_arithmetics(settings.arithmetic)
     _ = settings.known
     if settings.report_dir is not None:
         _check_writable(settings.report_dir)

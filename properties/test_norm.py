@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from equivtest import limits
 from equivtest.cases.norm import NormCase
 from equivtest.cases.strategies import norm_cases
 from equivtest.check import DEFAULT_CLAIMS
@@ -19,16 +20,16 @@ CLAIMS = (*DEFAULT_CLAIMS, repeats_itself, uses_only_collectives)
 
 
 def on_all_ranks(norm: str, parameters: tuple[str, ...]) -> tuple[NormCase, ...]:
-    """Sequences that the ranks share evenly, and unevenly, in the dtypes that bounds conclude in."""
+    """Sequences that the ranks share evenly, unevenly, and so that some go without, in every dtype."""
     return tuple(
         NormCase(
-            world_size=world_size, dtype=dtype, norm=norm, leading=(2, length), sequence_dim=1, features=16,
+            world_size=world_size, dtype=dtype, norm=norm, leading=(1, length), sequence_dim=1, features=16,
             x_is_dtensor=True, parameters=parameters, requires_grad=("x", *parameters),
             values=(("real", 0), ("real", 1), ("real", 2)),
         )
         for world_size in (2, 3, 4)
-        for dtype in ("float32", "float64")
-        for length in (world_size, 2 * world_size - 1)
+        for dtype in limits.DTYPES
+        for length in (world_size, 2 * world_size - 1, world_size + 1 if world_size > 2 else 1)
     )  # fmt: skip
 
 
@@ -45,7 +46,6 @@ sequence_layer_norm = Property(
                  parameters=("weight", "bias"), requires_grad=("x", "weight", "bias"), records=True),
     ),
     weight=2,
-    conclusive_dtypes=("float32", "float64"),  # the gradient of x has wide bounds in 16 bits
 )  # fmt: skip
 
 sequence_rms_norm = Property(
@@ -60,5 +60,4 @@ sequence_rms_norm = Property(
                  parameters=("weight",), requires_grad=("x", "weight"), records=True),
     ),
     weight=2,
-    conclusive_dtypes=("float32", "float64"),  # the gradient of x has wide bounds in 16 bits
 )  # fmt: skip

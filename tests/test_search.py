@@ -216,6 +216,18 @@ def test_two_failures_are_found_and_shrunk_each_alone(tmp_path: Path) -> None:
     assert shrunk(findings, "does_not_touch_its_inputs").parameters == ((3,),)
 
 
+def test_a_search_for_one_failure_ends_at_its_first_and_shrinks_no_other(tmp_path: Path) -> None:
+    """Of the same two: what is left of the chunk is not run."""
+    everything = run(stub(wrong_second_value, touches_three), tmp_path)
+    prop = one_draw(claimed())
+    pool = cast(Pool, stub(wrong_second_value, touches_three))
+    found = search(prop, CHUNK, pool, NOTHING, tmp_path, only=("does_not_touch_its_inputs", "touched"))
+
+    assert targets(everything) > targets(found) == {("does_not_touch_its_inputs", "touched")}
+    assert shrunk(found, "does_not_touch_its_inputs") == shrunk(everything, "does_not_touch_its_inputs")
+    assert 0 < len(found.records) < len(everything.records)
+
+
 def test_two_kinds_of_one_claim_are_found_and_shrunk_each_alone(tmp_path: Path) -> None:
     """A missing tensor, which hides values in the same case, and a wrong value."""
     findings = run(stub(wrong_second_value, missing_third), tmp_path, claims=(equals_unsharded,))

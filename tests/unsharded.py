@@ -11,8 +11,8 @@ from equivtest.cases.base import Case
 from equivtest.cases.embedding import NO_PADDING, EmbeddingCase
 from equivtest.cases.fetch import FetchCase
 from equivtest.cases.linear import LinearCase
-from equivtest.cases.mlp import MlpCase
-from equivtest.cases.perceptron import at_step
+from equivtest.cases.norm import NormCase
+from equivtest.cases.perceptron import PerceptronCase, at_step
 from equivtest.cases.redistribute import RedistributeCase
 from equivtest.cases.values import draw
 
@@ -78,7 +78,25 @@ def _reduced(case: RedistributeCase, name: str, given: torch.Tensor) -> torch.Te
 
 
 @unsharded.register
-def unsharded_mlp(case: MlpCase, index: int) -> dict[str, torch.Tensor]:
+def unsharded_norm(case: NormCase, index: int) -> dict[str, torch.Tensor]:
+    """nn.functional.layer_norm or rms_norm, forward and backward."""
+    given = {name: tensor.clone() for name, tensor in draw(case, index).items()}
+    for name in case.requires_grad:
+        given[name].requires_grad_()
+    shape, weight = (case.features,), given.get("weight")
+    if case.norm == "layer_norm":
+        output = functional.layer_norm(given["x"], shape, weight, given.get("bias"), case.eps)
+    else:
+        output = functional.rms_norm(given["x"], shape, weight, case.eps)
+    if output.requires_grad:
+        output.backward(given["cotangent"])
+    answers = {"output": output} | {f"param.{name}": given[name] for name in case.parameters}
+    answers |= {f"grad.{name}": given[name].grad for name in case.requires_grad}
+    return {name: tensor.detach() for name, tensor in answers.items()}
+
+
+@unsharded.register
+def unsharded_perceptron(case: PerceptronCase, index: int) -> dict[str, torch.Tensor]:
     """Two linear layers and their activation, forward, backward and torch's optimizer, step by step."""
     given = draw(case, index)
     parameters = {
@@ -97,15 +115,18 @@ def unsharded_mlp(case: MlpCase, index: int) -> dict[str, torch.Tensor]:
         if output.requires_grad:
             output.backward(given[at_step(step, "cotangent")])
         answers[at_step(step, "output")] = output.detach()
+        for parameter in trained:
+            parameter.grad /= case.num_averaged
         gradients = {"x": x.grad} | {name: parameters[name].grad for name in parameters}
         answers |= {at_step(step, f"grad.{name}"): gradients[name].clone() for name in case.requires_grad}
         if optimizer is not None:
             optimizer.step()
-            answers |= {f"step{step}.param.{name}": parameters[name].detach().clone() for name in case.trained_names()}
+            left = {name: parameters[name].detach().clone() for name in case.names_left("param")}
+            answers |= {f"step{step}.param.{name}": value for name, value in left.items()}
     return answers
 
 
-def make_optimizer(case: MlpCase, parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
+def make_optimizer(case: PerceptronCase, parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
     """torch's own, with the case's settings."""
     if case.optimizer == "sgd":
         return torch.optim.SGD(parameters, lr=case.lr, momentum=case.momentum, weight_decay=case.weight_decay)

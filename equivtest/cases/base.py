@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
@@ -78,11 +79,12 @@ class Case:
             require(mode in self.VALUE_MODES, f"mode must be one of {', '.join(self.VALUE_MODES)}, got {mode!r}")
             require(seed >= 0, f"a seed must be at least 0, got {seed}")
         self._check_members()
+        layouts = self.layouts()
         for name, shape in self.shapes().items():
             numel = math.prod(shape)
             require(numel <= limits.MAX_NUMEL, f"{name} must have at most {limits.MAX_NUMEL} elements, got {numel}")
             try:
-                check_layout(shape, self.layouts()[name], self.mesh_shape)
+                check_layout(shape, layouts[name], self.mesh_shape)
             except ValueError as error:
                 raise Misuse(f"{name}: {error}") from error
 
@@ -167,7 +169,12 @@ class Case:
     @property
     def shard_kind(self) -> str:
         """The worst of the case's tensors: 'even', 'uneven' or 'empty'."""
-        kinds = {shard_kind(shape, self.layouts()[name], self.mesh_shape) for name, shape in self.shapes().items()}
+        return self.worst_shard_kind(tuple(self.shapes()))
+
+    def worst_shard_kind(self, names: Iterable[str]) -> str:
+        """The worst of the tensors of these names: 'even', 'uneven' or 'empty'."""
+        shapes, layouts = self.shapes(), self.layouts()
+        kinds = {shard_kind(shapes[name], layouts[name], self.mesh_shape) for name in names}
         return next(kind for kind in ("empty", "uneven", "even") if kind in kinds)
 
     @property

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from equivtest.cases.base import Shape, replicated, require
 from equivtest.cases.fetch import FETCH_COLLECTIVES, PADDINGS
 from equivtest.cases.perceptron import PerceptronCase, base_of
-from equivtest.layout import Flat, Layout, Shard, shard_kind
+from equivtest.layout import Flat, Layout, Shard
 
 STYLES = ("ddp", "fsdp2", "zero3")
 MAX_MICRO_BATCHES = 8
@@ -74,7 +74,8 @@ class DataParallelCase(PerceptronCase):
     @property
     def smallest_numel(self) -> int:
         """Elements of the smallest parameter."""
-        return min(math.prod(self.shapes()[f"param.{name}"]) for name in self.parameter_names())
+        shapes = self.shapes()
+        return min(math.prod(shapes[f"param.{name}"]) for name in self.parameter_names())
 
     def names_left(self, state: str) -> tuple[str, ...]:
         """Parameters that are frozen too, which an update must leave as they are."""
@@ -98,6 +99,4 @@ class DataParallelCase(PerceptronCase):
     @property
     def shard_kind(self) -> str:
         """The worst of the parameters: 'even', 'uneven' or 'empty'."""
-        names = [f"param.{name}" for name in self.parameter_names()]
-        kinds = {shard_kind(self.shapes()[name], self.layouts()[name], self.mesh_shape) for name in names}
-        return next(kind for kind in ("empty", "uneven", "even") if kind in kinds)
+        return self.worst_shard_kind(f"param.{name}" for name in self.parameter_names())

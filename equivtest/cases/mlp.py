@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from equivtest.cases.base import replicated, require
 from equivtest.cases.perceptron import PerceptronCase, base_of
-from equivtest.layout import Layout, Shard, shard_kind
+from equivtest.layout import Layout, Shard
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -75,6 +75,4 @@ class MlpCase(PerceptronCase):
     @property
     def shard_kind(self) -> str:
         """The worst of the sequence and the hidden features: 'even', 'uneven' or 'empty'."""
-        names = ("x", "param.in_proj.weight")
-        kinds = {shard_kind(self.shapes()[name], self.layouts()[name], self.mesh_shape) for name in names}
-        return next(kind for kind in ("empty", "uneven", "even") if kind in kinds)
+        return self.worst_shard_kind(("x", "param.in_proj.weight"))

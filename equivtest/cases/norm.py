@@ -32,7 +32,7 @@ class NormCase(Case):
         norm: 'layer_norm' or 'rms_norm'.
         leading: Leading dims of the activation, one to three; x is (*leading, D).
         sequence_dim: Which of them is divided among the ranks.
-        features: D.
+        features: D; of one or two a norm leaves little but signs, and bounds conclude nothing.
         parameters: Which of 'weight' and, of layer_norm with a weight, 'bias' there are.
         eps: Added to the variance or the mean square.
         x_is_dtensor: Hand x over as a DTensor; needed where its shards are uneven, since torch
@@ -48,7 +48,7 @@ class NormCase(Case):
     values: tuple[tuple[str, int], ...] = (("real", 0),)
     leading: Shape = (1,)
     sequence_dim: int = 0
-    features: int = 1
+    features: int = 4
     parameters: tuple[str, ...] = ()
     eps: float = 1e-5
     x_is_dtensor: bool = False

@@ -5,6 +5,7 @@ Letters: T tokens (product of the leading dims), K in_features, H hidden_feature
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
@@ -202,6 +203,7 @@ class PerceptronCase(Case):
         return {"x": self.x_contiguous, "cotangent": self.cotangent_contiguous}.get(base_of(name), True)
 
 
+@functools.lru_cache(maxsize=2**12)  # asked again for every tensor of every case
 def base_of(name: str) -> str:
     """What a name is about: 'in_proj.weight' for 'step2.grad.in_proj.weight', 'x' for 'step2.x'.
 

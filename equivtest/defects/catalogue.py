@@ -593,11 +593,10 @@ DEFECTS = (
             world_size=2,
             norm="layer_norm",
             leading=(2,),
-            features=2,
             parameters=("weight", "bias"),
             requires_grad=("bias",),
         ),
-        "two ranks need one token each, since torch gathers a shorter sequence; one feature has no deviation",
+        "two ranks need one token each, since torch gathers a shorter sequence",
     ),
     Defect(
         _NORM + "eps_outside_the_root",
@@ -606,7 +605,7 @@ DEFECTS = (
         "equals_unsharded",
         "value",
         NormCase(world_size=1, norm="rms_norm", requires_grad=(), values=(("real", 1),)),
-        "one number x over its magnitude is off by eps / |x|, by right by eps / 2 x**2: the same where |x| is a half",
+        "of mean square q, values are off by eps / sqrt(q) of themselves, by right by eps / 2 q: the same at a quarter",
     ),
     Defect(
         _NORM + "moments_of_a_feature",
@@ -614,8 +613,8 @@ DEFECTS = (
         "another dim",
         "equals_unsharded",
         "value",
-        NormCase(world_size=1, norm="rms_norm", leading=(2,), requires_grad=()),
-        "of a single token and feature both dims have the same mean square; two tokens differ",
+        NormCase(world_size=1, norm="rms_norm", requires_grad=()),
+        "of a single token each feature would become a sign",
     ),
 )
 """Those of the older families; `equivtest.defects` adds the others."""

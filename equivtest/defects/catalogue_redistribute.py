@@ -28,7 +28,7 @@ REDISTRIBUTE_DEFECTS = (
         "two ranks need one element each",
     ),
     Defect(
-        _REDISTRIBUTE + "last_axis_divides_first",
+        _REDISTRIBUTE + "mesh_axes_swapped",
         "redistribute",
         "shard order",
         "equals_unsharded",
@@ -36,12 +36,12 @@ REDISTRIBUTE_DEFECTS = (
         RedistributeCase(
             world_size=4,
             mesh=(2, 2),
-            shape=(3,),
+            shape=(2,),
             source=("replicate", "replicate"),
-            target=("shard(0)", "shard(0)"),
+            target=("shard(0)", "replicate"),
             requires_grad=(),
         ),
-        "an axis of one rank divides nothing; of two elements other ranks would hold none, which shows in shapes",
+        "one rank has no other coordinates; the two places of the axis that divides need one element each",
     ),
     Defect(
         _REDISTRIBUTE + "shorter_shard_not_copied",
@@ -80,7 +80,7 @@ REDISTRIBUTE_DEFECTS = (
         "one rank's operand is the sum; no odd integer leaves another one as it was",
     ),
     Defect(
-        _REDISTRIBUTE + "reduced_whole_then_divided",
+        _REDISTRIBUTE + "made_whole_then_divided",
         "redistribute",
         "other collectives than documented",
         "uses_only_collectives",

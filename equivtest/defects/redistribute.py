@@ -9,9 +9,9 @@ from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
-from equivtest.cases.redistribute import RedistributeCase
+from equivtest.cases.redistribute import RedistributeCase, partial_axes
 from equivtest.cases.redistribute_refused import RefusedRedistributeCase
-from equivtest.layout import Layout, local_box, shard_bounds
+from equivtest.layout import coordinate_of, local_box, shard_bounds
 from equivtest.subjects.redistribute import move_by_torch, placements_of, run_redistribute
 from equivtest.subjects.tensor_parallel import Answers, Given
 
@@ -80,16 +80,21 @@ def _divide_backwards(case: RedistributeCase, x: DTensor) -> DTensor:
     return right
 
 
-def last_axis_divides_first(case: RedistributeCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """A dim that both mesh axes divide is divided by the second axis first."""
-    return run_redistribute(case, mesh, given, _divide_by_last_axis_first)
+def mesh_axes_swapped(case: RedistributeCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """On a square mesh each rank takes the place of the one whose coordinates are its own, swapped."""
+    return run_redistribute(case, mesh, given, _swap_axes)
 
 
-def _divide_by_last_axis_first(case: RedistributeCase, x: DTensor) -> DTensor:
-    right, target = move_by_torch(case, x), case.layouts()["output"].placements
-    if case.num_axes != 2 or len(set(target)) > 1 or not right.placements[0].is_shard():
+def _swap_axes(case: RedistributeCase, x: DTensor) -> DTensor:
+    right, layout = move_by_torch(case, x), case.layouts()["output"]
+    if case.num_axes != 2 or len(set(case.mesh_shape)) > 1 or partial_axes(layout):
         return right
-    return _replace(right, _own_part(case, x.device_mesh, _whole(x), Layout(target, shard_order=(1, 0))))
+    row, column = coordinate_of(_rank_in(x.device_mesh), case.mesh_shape)
+    box = local_box(case.shape, layout, case.mesh_shape, column * case.mesh_shape[1] + row)
+    local = _whole(x)
+    for dim, size in enumerate(right.to_local().shape):
+        local = local.narrow(dim, min(box[dim][0], case.shape[dim] - size), size)
+    return _replace(right, local.clone())
 
 
 def shorter_shard_not_copied(case: RedistributeCase, mesh: DeviceMesh, given: Given) -> Answers:
@@ -108,7 +113,7 @@ def _leave_shorter_shards_out(case: RedistributeCase, x: DTensor) -> DTensor:
                 start, stop = shard_bounds(x.shape[dim], case.world_size, rank)
                 if stop - start == largest:
                     buffer.narrow(dim, start, largest).copy_(whole.narrow(dim, start, largest))
-            return _replace(right, _own_part(case, x.device_mesh, buffer, case.layouts()["output"]))
+            return _replace(right, _own_part(case, x, buffer))
     return right
 
 
@@ -125,7 +130,7 @@ def _gather_by_adding(case: RedistributeCase, x: DTensor) -> DTensor:
             buffer = torch.zeros(x.shape, dtype=x.dtype)
             buffer.narrow(dim, start, stop - start).copy_(x.to_local().detach())
             dist.all_reduce(buffer, group=x.device_mesh.get_group())
-            return _replace(right, _own_part(case, x.device_mesh, buffer, case.layouts()["output"]))
+            return _replace(right, _own_part(case, x, buffer))
     return right
 
 
@@ -133,9 +138,9 @@ def _whole(x: DTensor) -> torch.Tensor:
     return x.redistribute(placements=[Replicate()] * x.device_mesh.ndim).to_local().detach()
 
 
-def _own_part(case: RedistributeCase, mesh: DeviceMesh, whole: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """A copy of what this rank holds of the whole tensor."""
-    box = local_box(case.shape, layout, case.mesh_shape, _rank_in(mesh))
+def _own_part(case: RedistributeCase, x: DTensor, whole: torch.Tensor) -> torch.Tensor:
+    """A copy of what this rank is to hold of the whole tensor."""
+    box = local_box(case.shape, case.layouts()["output"], case.mesh_shape, _rank_in(x.device_mesh))
     return whole[tuple(slice(start, stop) for start, stop in box)].clone()
 
 
@@ -172,14 +177,14 @@ def _reduce_in_place(case: RedistributeCase, x: DTensor) -> DTensor:
     return right
 
 
-def reduced_whole_then_divided(case: RedistributeCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """What is to be reduced and scattered is reduced whole on every rank, of which each keeps its part."""
-    return run_redistribute(case, mesh, given, _reduce_whole)
+def made_whole_then_divided(case: RedistributeCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """What is to end sharded is made whole on every rank first, of which each keeps its part."""
+    return run_redistribute(case, mesh, given, _make_whole)
 
 
-def _reduce_whole(case: RedistributeCase, x: DTensor) -> DTensor:
+def _make_whole(case: RedistributeCase, x: DTensor) -> DTensor:
     match _only_move(case):
-        case Partial(), Shard():
+        case _, Shard():
             return move_by_torch(case, x.redistribute(placements=[Replicate()]))
     return move_by_torch(case, x)
 

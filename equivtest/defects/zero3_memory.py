@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
-from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from equivtest.cases.fetch import FetchCase, RefusedFetchCase
@@ -17,7 +17,6 @@ from equivtest.subjects.zero3_fetch import (
     Fetcher,
     fetch_by_all_gather,
     fetch_by_all_reduce,
-    launch,
     run_fetch,
 )
 from equivtest.tensors import Placed
@@ -169,21 +168,7 @@ def only_the_first_rank_refuses(case: RefusedFetchCase, mesh: DeviceMesh, given:
 
 def _all_reduce_into(make_buffer: Callable[[torch.Tensor, int], torch.Tensor]) -> Fetcher:
     """The all_reduce fetch, its flat buffer of so many elements like a partition made by `make_buffer`."""
-
-    def fetch(parameters: Parameters, mesh: DeviceMesh) -> Fetch:
-        launch(parameters)
-        padded = [parameter.partition.numel() * mesh.size() for parameter in parameters]
-        buffer = make_buffer(parameters[0].partition, sum(padded))
-        start = 0
-        for parameter, padded_numel in zip(parameters, padded, strict=True):
-            size = parameter.partition.numel()
-            buffer.narrow(0, start + mesh.get_local_rank() * size, size).copy_(parameter.partition)
-            parameter.whole = buffer.narrow(0, start, parameter.numel).view(parameter.shape)
-            start += padded_numel
-        work = dist.all_reduce(buffer, group=mesh.get_group(), async_op=True) if buffer.numel() else None
-        return Fetch(parameters, work, lambda: None)
-
-    return fetch
+    return partial(fetch_by_all_reduce, make_buffer=make_buffer)
 
 
 def _changed(

@@ -22,9 +22,10 @@ import torch
 
 from equivtest.cases.embedding import REAL_MODE, EmbeddingCase
 from equivtest.cases.values import draw
+from equivtest.oracle.declared import arithmetic_of
 from equivtest.oracle.exact import Scaled, find_integers, significand_bits, sum_products
 from equivtest.oracle.expected import Expected, ExpectedTensor
-from equivtest.oracle.rounding import TORCH_CPU, U_REFERENCE, Arithmetic, Bounded, bounded, growth, where_finite
+from equivtest.oracle.rounding import U_REFERENCE, Arithmetic, Bounded, bounded, growth, where_finite
 from equivtest.tensors import DTYPES
 
 COPIED = "equal: copied, nothing is computed"
@@ -48,7 +49,7 @@ def expect_embedding(case: EmbeddingCase, index: int) -> Expected:
         return Expected(tensors, bits_used)
     cotangent = given["cotangent"].reshape(-1, case.embedding_dim)  # (T, D)
     if case.values[index][0] == REAL_MODE or case.scale_grad_by_freq:
-        found = bound_gradient(case, ids.reshape(-1), cotangent, TORCH_CPU[case.dtype])
+        found = bound_gradient(case, ids.reshape(-1), cotangent, arithmetic_of(case.dtype))
     else:
         found, bits_used["grad.weight"] = sum_gradient(case, ids.reshape(-1), cotangent)
     tensors["grad.weight"] = ExpectedTensor(

@@ -75,6 +75,9 @@ class Reference:
     is_real: bool
     found: dict[str, Found] = field(default_factory=dict, init=False)
 
+    def __post_init__(self) -> None:
+        self.shapes = self.case.shapes()
+
     def run(self) -> dict[str, Found]:
         """Every answer by name."""
         case = self.case
@@ -105,7 +108,7 @@ class Reference:
         self.found[name] = result
         if self.held is None or (is_exact and result.allowed is None):
             return result.value
-        actual = whole(self.held, name, self.case.shapes()[name], self.case.mesh_shape)
+        actual = whole(self.held, name, self.shapes[name], self.case.mesh_shape)
         return result.value if actual is None else actual.reshape(result.value.shape)
 
     @property

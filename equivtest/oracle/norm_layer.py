@@ -7,14 +7,18 @@ Bounds: `equivtest.oracle.norms`.
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from equivtest.cases.norm import NormCase
 from equivtest.cases.values import draw
+from equivtest.layout import shard_bounds
 from equivtest.oracle.collectives import Collectives
+from equivtest.oracle.declared import arithmetic_of
 from equivtest.oracle.expected import Expected, ExpectedTensor
 from equivtest.oracle.norms import norm, norm_grad_bias, norm_grad_weight, norm_grad_x
-from equivtest.oracle.rounding import TORCH_CPU, Bounded
+from equivtest.oracle.rounding import Bounded
 
 
 def expect_norm(case: NormCase, index: int) -> Expected:
@@ -38,19 +42,26 @@ def expect_norm(case: NormCase, index: int) -> Expected:
 
 def bound_norm(case: NormCase, index: int) -> dict[str, Bounded]:
     """Everything that the layer computes, leading dims flattened, by name."""
-    given, arithmetic = draw(case, index), TORCH_CPU[case.dtype]
+    given, arithmetic = draw(case, index), arithmetic_of(case.dtype)
     x, cotangent = (given[name].reshape(-1, case.features) for name in ("x", "cotangent"))  # (T, D)
     weight = given.get("weight", torch.ones(case.features))
     bias = given.get("bias", torch.zeros(case.features))
-    eps, centered, ranks = case.eps, case.norm == "layer_norm", case.world_size
+    eps, centered = case.eps, case.norm == "layer_norm"
+    sums = {"ranks": case.world_size, "longest": _most_tokens_of_a_rank(case)}
     answers = {"output": norm(x, weight, bias, arithmetic, eps=eps, centered=centered)}
     if "x" in case.requires_grad:
         answers["grad.x"] = norm_grad_x(x, weight, cotangent, arithmetic, eps=eps, centered=centered)
     if "weight" in case.requires_grad:
-        answers["grad.weight"] = norm_grad_weight(x, cotangent, arithmetic, ranks=ranks, eps=eps, centered=centered)
+        answers["grad.weight"] = norm_grad_weight(x, cotangent, arithmetic, **sums, eps=eps, centered=centered)
     if "bias" in case.requires_grad:
-        answers["grad.bias"] = norm_grad_bias(cotangent, arithmetic, ranks=ranks)
+        answers["grad.bias"] = norm_grad_bias(cotangent, arithmetic, **sums)
     return answers
+
+
+def _most_tokens_of_a_rank(case: NormCase) -> int:
+    """The first rank's: torch.chunk leaves the shorter shards to the end."""
+    start, stop = shard_bounds(case.sequence_length, case.world_size, 0)
+    return (stop - start) * math.prod(case.leading) // case.sequence_length
 
 
 def document_norm(case: NormCase, rank: int) -> Collectives:

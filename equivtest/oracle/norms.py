@@ -107,9 +107,16 @@ def norm_grad_x(
 
 
 def norm_grad_weight(
-    x: torch.Tensor, cotangent: torch.Tensor, arithmetic: Arithmetic, *, ranks: int, eps: float, centered: bool
+    x: torch.Tensor,
+    cotangent: torch.Tensor,
+    arithmetic: Arithmetic,
+    *,
+    ranks: int,
+    longest: int,
+    eps: float,
+    centered: bool,
 ) -> Bounded:
-    """grad.weight, (D,): a sum over tokens, split over ranks; arguments as of `norm_grad_x`."""
+    """grad.weight, (D,): a sum over tokens, `longest` at most on one of `ranks` ranks; others as of `norm_grad_x`."""
     x, given = x.double(), cotangent.double()
     moments = _moments(x, arithmetic, eps=eps, centered=centered).saved(arithmetic)
     normed, e_normed = _normalized(x, moments, arithmetic)
@@ -118,18 +125,18 @@ def norm_grad_weight(
     reach = (x.abs() + moments.mean.abs()) * (moments.rstd + moments.e_rstd)
     magnitude = (given.abs() * (normed.abs() + e_normed)).sum(0)
     error = (given.abs() * (e_normed + 4 * arithmetic.u_a * reach)).sum(0)
-    error = error + _of_tokens(len(x), ranks, arithmetic) * magnitude
+    error = error + _of_tokens(longest, ranks, arithmetic) * magnitude
     reference = magnitude * float(_reference_growth(x, moments).max())
     error = store((given * normed).sum(0), error, arithmetic)
     return bounded((given * normed).sum(0), error, reference, len(x) + x.shape[1], _derivation(x, arithmetic))
 
 
-def norm_grad_bias(cotangent: torch.Tensor, arithmetic: Arithmetic, *, ranks: int) -> Bounded:
-    """grad.bias, (D,): the sum of the cotangent (T, D) over tokens, split over ranks."""
+def norm_grad_bias(cotangent: torch.Tensor, arithmetic: Arithmetic, *, ranks: int, longest: int) -> Bounded:
+    """grad.bias, (D,): the sum of the cotangent (T, D) over tokens, `longest` at most on one of `ranks` ranks."""
     given = cotangent.double()
     value, magnitude = given.sum(0), given.abs().sum(0)
-    error = store(value, _of_tokens(len(given), ranks, arithmetic) * magnitude, arithmetic)
-    return bounded(value, error, magnitude, len(given), f"{len(given) + ranks} additions of {arithmetic.dtype}")
+    error = store(value, _of_tokens(longest, ranks, arithmetic) * magnitude, arithmetic)
+    return bounded(value, error, magnitude, len(given), f"{longest + ranks} additions of {arithmetic.dtype}")
 
 
 def _moments(x: torch.Tensor, arithmetic: Arithmetic, *, eps: float, centered: bool) -> _Moments:
@@ -159,7 +166,7 @@ def _reference_growth(x: torch.Tensor, moments: _Moments) -> torch.Tensor:
 
 
 def _of_tokens(num_tokens: int, ranks: int, arithmetic: Arithmetic) -> float:
-    """The roundings of a sum over tokens and ranks, kept in the storage dtype."""
+    """The roundings that one operand meets in a sum over a rank's tokens, then ranks, kept in the storage dtype."""
     in_accumulator = (num_tokens + 2, arithmetic.u_a if arithmetic.dtype != arithmetic.accumulate else 0.0)
     return growth(in_accumulator, (num_tokens + ranks, arithmetic.u_o))
 

@@ -14,6 +14,7 @@ import torch
 from equivtest.layout import shard_bounds
 from equivtest.oracle.activations import gelu, gelu_grad, relu, relu_grad, silu, silu_grad
 from equivtest.oracle.contractions import product, total
+from equivtest.oracle.declared import arithmetic_of
 from equivtest.oracle.exact import (
     InexactData,
     Scaled,
@@ -24,7 +25,7 @@ from equivtest.oracle.exact import (
     significand_bits,
     sum_products,
 )
-from equivtest.oracle.rounding import TORCH_CPU, Arithmetic, Bounded
+from equivtest.oracle.rounding import Arithmetic, Bounded
 from equivtest.tensors import DTYPES
 
 COPIED = "equal: copied, nothing is computed"
@@ -80,8 +81,8 @@ class Operations:
 
     @property
     def arithmetic(self) -> Arithmetic:
-        """What torch's kernels and gloo do."""
-        return TORCH_CPU[self.dtype]
+        """What the kernels and collectives under judgement do."""
+        return arithmetic_of(self.dtype)
 
     def product(
         self, left: torch.Tensor, right: torch.Tensor, *, plus: torch.Tensor | None = None, split: str = ""

@@ -22,15 +22,16 @@ from equivtest.cases.linear import LinearCase
 from equivtest.cases.values import draw
 from equivtest.layout import shard_bounds
 from equivtest.oracle.contractions import linear, linear_grad_bias, linear_grad_weight, linear_grad_x
+from equivtest.oracle.declared import arithmetic_of
 from equivtest.oracle.expected import Expected, ExpectedTensor
-from equivtest.oracle.rounding import TORCH_CPU, Arithmetic, Bounded
+from equivtest.oracle.rounding import Arithmetic, Bounded
 
 
 def expect_real_linear(case: LinearCase, index: int) -> Expected:
     """Output, parameters and gradients of the unsharded layer, each with what it may be off by."""
     given = draw(case, index)
     shapes, layouts, flags = case.shapes(), case.layouts(), case.given_flags()
-    arithmetic = TORCH_CPU[case.dtype]
+    arithmetic = arithmetic_of(case.dtype)
     tensors = {}
     for name, found in bound_linear(case, given, arithmetic).items():
         tensors[name] = ExpectedTensor(

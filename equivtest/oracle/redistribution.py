@@ -29,9 +29,10 @@ from equivtest.cases.values import draw
 from equivtest.collective import Collective
 from equivtest.oracle.averages import reciprocal_is_near
 from equivtest.oracle.collectives import Collectives, distribute, redistribute
+from equivtest.oracle.declared import arithmetic_of
 from equivtest.oracle.exact import InexactData, Scaled, find_integers, sum_products
 from equivtest.oracle.expected import Expected, ExpectedTensor
-from equivtest.oracle.rounding import TORCH_CPU, Bounded, bounded, growth, where_finite
+from equivtest.oracle.rounding import Bounded, bounded, growth, where_finite
 
 COPIED = "equal: copied, nothing is computed"
 
@@ -94,7 +95,7 @@ def reduce_operands(case: RedistributeCase, name: str, given: torch.Tensor, inde
 
 def _divides_exactly(case: RedistributeCase, axes: tuple[int, ...]) -> bool:
     """Whether dividing by the ranks of each axis, or multiplying by the reciprocal, rounds no multiple."""
-    accumulate = TORCH_CPU[case.dtype].accumulate
+    accumulate = arithmetic_of(case.dtype).accumulate
     return all(reciprocal_is_near(case.mesh_shape[axis], accumulate) for axis in axes)
 
 
@@ -112,7 +113,7 @@ def _exactly(name: str, operands: torch.Tensor, op: str) -> Reduced:
 
 
 def _bounded(case: RedistributeCase, operands: torch.Tensor, axes: tuple[int, ...], op: str) -> Reduced:
-    arithmetic, num_operands = TORCH_CPU[case.dtype], len(operands)
+    arithmetic, num_operands = arithmetic_of(case.dtype), len(operands)
     divisor, num_divisions = (num_operands, 2 * len(axes)) if op == "avg" else (1, 0)
     value, magnitude = operands.double().sum(0) / divisor, operands.double().abs().sum(0) / divisor
     relative = growth((num_operands - 1, arithmetic.u_r), (num_divisions, arithmetic.u_o))

@@ -24,12 +24,15 @@ class Backend:
         imports: Modules that every rank imports first, such as a vendor's torch backend.
         start: 'forkserver' forks ranks from a server that has imported torch; 'spawn' executes
             a new interpreter for each, as accelerators need it; '' chooses by device.
+        arithmetic: 'package.module:NAME' of what it declares of its roundings, by which real values
+            are judged; '' stands for torch's kernels on the CPU and gloo.
     """
 
     name: str = "gloo"
     device: str = "cpu"
     imports: tuple[str, ...] = ()
     start: str = ""
+    arithmetic: str = ""
 
     def __post_init__(self) -> None:
         if not self.start:

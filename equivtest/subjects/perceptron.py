@@ -55,6 +55,7 @@ class PerceptronRun:
 
     def __init__(self, case: PerceptronCase, mesh: DeviceMesh, given: Given) -> None:
         self.case, self.mesh, self.given = case, mesh, given
+        self.layouts = case.layouts()
         self.captured: dict[str, torch.Tensor] = {}
         self.found: Answers = {}
         self.model = self.build()
@@ -132,7 +133,7 @@ class PerceptronRun:
             self.found[name] = copied(tensor)
         else:
             local = tensor.detach().clone().requires_grad_(tensor.requires_grad)
-            self.found[name] = Placed(local, self.case.layouts()[name])
+            self.found[name] = Placed(local, self.layouts[name])
 
     def _capture(self) -> None:
         """Remembers what the layers take and give, and the gradients of these, without touching them."""

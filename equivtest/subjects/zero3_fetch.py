@@ -127,11 +127,24 @@ def fetch_by_all_gather(parameters: Sequence[PartitionedParameter], mesh: Device
     return Fetch(parameters, work, finish)
 
 
-def fetch_by_all_reduce(parameters: Sequence[PartitionedParameter], mesh: DeviceMesh) -> Fetch:
-    """Starts one all_reduce of one flat buffer; the parameters are views of it from the start."""
+def zeros(like: torch.Tensor, numel: int) -> torch.Tensor:
+    """A flat buffer in which the other ranks' partitions add nothing."""
+    return like.new_zeros((numel,))
+
+
+def fetch_by_all_reduce(
+    parameters: Sequence[PartitionedParameter],
+    mesh: DeviceMesh,
+    make_buffer: Callable[[torch.Tensor, int], torch.Tensor] = zeros,
+) -> Fetch:
+    """Starts one all_reduce of one flat buffer; the parameters are views of it from the start.
+
+    Args:
+        make_buffer: Gives the buffer, of the kind of a partition and of so many elements.
+    """
     launch(parameters)
     padded = [parameter.partition.numel() * mesh.size() for parameter in parameters]
-    buffer = parameters[0].partition.new_zeros((sum(padded),))
+    buffer = make_buffer(parameters[0].partition, sum(padded))
     start = 0
     for parameter, padded_numel in zip(parameters, padded, strict=True):
         size = parameter.partition.numel()
