@@ -21,6 +21,7 @@ from equivtest.cases.strategies import (
     refused_linear_cases,
     training_cases,
 )
+from equivtest.cases.strategies_redistribute import redistribute_cases, refused_redistribute_cases
 from equivtest.property import Space
 
 SPACE = Space(limits.WORLD_SIZES, limits.DTYPES)
@@ -38,11 +39,13 @@ STRATEGIES: dict[str, Callable[[Space], SearchStrategy[Case]]] = {
     "rowwise embedding": lambda space: embedding_cases(space, style="rowwise"),
     "layer_norm": lambda space: norm_cases(space, norm="layer_norm"),
     "rms_norm": lambda space: norm_cases(space, norm="rms_norm"),
+    "redistribute": redistribute_cases,
     "refused colwise embedding": lambda space: refused_embedding_cases(space, style="colwise"),
     "refused rowwise embedding": lambda space: refused_embedding_cases(space, style="rowwise"),
     "refused colwise": lambda space: refused_linear_cases(space, style="colwise"),
     "refused rowwise": lambda space: refused_linear_cases(space, style="rowwise"),
     "refused fetch": refused_fetch_cases,
+    "refused redistribute": refused_redistribute_cases,
 }
 """Every strategy of the package, by what it draws."""
 

@@ -23,6 +23,7 @@ from equivtest.cases.fetch import FetchCase
 from equivtest.cases.linear import LinearCase
 from equivtest.cases.norm import NormCase
 from equivtest.cases.perceptron import PerceptronCase
+from equivtest.cases.redistribute import RedistributeCase
 from equivtest.check import judge
 from equivtest.defects import DEFECTS, Defect
 from equivtest.known import SHIPPED, KnownFailures
@@ -115,6 +116,8 @@ def sizes(case: Case) -> list[int]:
         return [case.world_size, math.prod(case.leading), case.num_embeddings, case.embedding_dim]
     if isinstance(case, NormCase):
         return [case.world_size, math.prod(case.leading), case.features]
+    if isinstance(case, RedistributeCase):
+        return [case.world_size, math.prod(case.shape)]
     assert isinstance(case, FetchCase)
     return [case.world_size, len(case.parameters), *(math.prod(shape) for shape in case.parameters)]
 

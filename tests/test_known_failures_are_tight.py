@@ -6,6 +6,7 @@ An entry broader than its failure hides cases that nobody runs; its smallest cas
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache
 from random import Random
@@ -22,6 +23,7 @@ from equivtest.suite import load_properties, properties_dir
 
 ENTRIES = [entry for entry in KnownFailures.load(SHIPPED).entries if entry.kind in WHOLE_RUN]
 SPACE = Space((1, 2), ("float32",))
+STRATEGIES = ("equivtest.cases.strategies", "equivtest.cases.strategies_redistribute")
 NUM_DRAWN = 500  # of each property
 NUM_SAMPLED = 4  # of those that an entry covers
 
@@ -41,7 +43,9 @@ def drawn_of(subject: str) -> tuple[Case, ...]:
     properties = [prop for prop in load_properties(properties_dir()).values() if prop.subject == subject]
     generator, data = Random(0), Mock()
     data.draw = lambda strategy: strategy.do_draw(data)
-    with patch("equivtest.cases.strategies._pick", lambda _draw, _name, table: generator.choice(table)):
+    with ExitStack() as patches:
+        for module in STRATEGIES:
+            patches.enter_context(patch(f"{module}._pick", lambda _draw, _name, table: generator.choice(table)))
         drawn = [prop.cases(SPACE).do_draw(data) for prop in properties for _ in range(NUM_DRAWN)]
     return tuple(
         replace(case, values=case.values[:1], repeats=False, records=False, members=())

@@ -25,13 +25,15 @@ from equivtest.cases.fetch import FetchCase, RefusedFetchCase
 from equivtest.cases.linear import REAL_MODES, LinearCase, RefusedLinearCase
 from equivtest.cases.mlp import MlpCase
 from equivtest.cases.norm import NormCase
+from equivtest.cases.redistribute import RedistributeCase
+from equivtest.cases.redistribute_refused import RefusedRedistributeCase
 from equivtest.layout import shard_kind
 from equivtest.property import Space
 from tests.drawing import SPACE, STRATEGIES, drawn, smallest
 
 WITHIN_CONTRACT = (
     *("colwise", "rowwise", "fetch", "mlp", "training", "fsdp2", "zero3"),
-    *("colwise embedding", "rowwise embedding", "layer_norm", "rms_norm"),
+    *("colwise embedding", "rowwise embedding", "layer_norm", "rms_norm", "redistribute"),
 )
 ROOT = Path(__file__).parents[1]
 
@@ -305,10 +307,12 @@ SIMPLEST: dict[str, Case] = {
     "rowwise embedding": EmbeddingCase(world_size=1, style="rowwise"),
     "layer_norm": NormCase(world_size=1, norm="layer_norm"),
     "rms_norm": NormCase(world_size=1, norm="rms_norm"),
+    "redistribute": RedistributeCase(world_size=1),
     "refused colwise embedding": RefusedEmbeddingCase(world_size=1, style="colwise"),
     "refused rowwise embedding": RefusedEmbeddingCase(world_size=1, style="rowwise"),
     "refused colwise": RefusedLinearCase(world_size=1, style="colwise"),
     "refused rowwise": RefusedLinearCase(world_size=1, style="rowwise"),
+    "refused redistribute": RefusedRedistributeCase(world_size=1),
     "refused fetch": RefusedFetchCase(world_size=1, parameters=((1,), (1,)), requires_grad=(True, True)),
 }
 

@@ -13,6 +13,7 @@ from equivtest.cases.fetch import FetchCase
 from equivtest.cases.linear import LinearCase
 from equivtest.cases.norm import NormCase
 from equivtest.cases.perceptron import PerceptronCase, at_step
+from equivtest.cases.redistribute import RedistributeCase
 from equivtest.cases.values import draw
 
 
@@ -60,6 +61,20 @@ def unsharded_fetch(case: FetchCase, index: int) -> dict[str, torch.Tensor]:
     """The parameters themselves."""
     given = draw(case, index)
     return {name: given[f"param.{name.rpartition('.')[2]}"] for name in case.answer_names()}
+
+
+@unsharded.register
+def unsharded_redistribute(case: RedistributeCase, index: int) -> dict[str, torch.Tensor]:
+    """The tensor and its cotangent; operands are reduced one after the other, in their own dtype."""
+    given = draw(case, index)
+    return {"output": _reduced(case, "x", given["x"]), "grad.x": _reduced(case, "cotangent", given["cotangent"])}
+
+
+def _reduced(case: RedistributeCase, name: str, given: torch.Tensor) -> torch.Tensor:
+    op, num_operands = case.reduction(name)
+    join = {"max": torch.maximum, "min": torch.minimum}.get(op, torch.add)
+    total = functools.reduce(join, given.reshape(num_operands, *case.shape))
+    return total / num_operands if op == "avg" else total
 
 
 @unsharded.register

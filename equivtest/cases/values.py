@@ -25,6 +25,8 @@ from equivtest.cases.norm import NormCase, draw_norm
 from equivtest.cases.perceptron import PerceptronCase
 from equivtest.cases.real_linear import draw_real_linear
 from equivtest.cases.real_mlp import draw_real_mlp
+from equivtest.cases.redistribute import RedistributeCase
+from equivtest.cases.redistribute_values import draw_redistribute
 from equivtest.cases.special import INTEGERS, draw_patterns, draw_special
 from equivtest.errors import Misuse
 from equivtest.tensors import DTYPES
@@ -68,6 +70,7 @@ def draw_mlp_case(case: PerceptronCase, index: int) -> dict[str, torch.Tensor]:
 
 draw.register(EmbeddingCase, draw_embedding)
 draw.register(NormCase, draw_norm)
+draw.register(RedistributeCase, draw_redistribute)
 draw.register(RefusedEmbeddingCase, draw_refused_embedding)
 
 

@@ -617,4 +617,4 @@ DEFECTS = (
         "of a single token each feature would become a sign",
     ),
 )
-"""All defects; the audit in tests/test_defects.py runs each one."""
+"""Those of the older families; `equivtest.defects` adds the others."""

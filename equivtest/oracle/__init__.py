@@ -19,6 +19,8 @@ from equivtest.cases.linear import LinearCase, RefusedLinearCase
 from equivtest.cases.mlp import MlpCase
 from equivtest.cases.norm import NormCase
 from equivtest.cases.perceptron import PerceptronCase
+from equivtest.cases.redistribute import RedistributeCase
+from equivtest.cases.redistribute_refused import RefusedRedistributeCase
 from equivtest.errors import Misuse
 from equivtest.oracle.collectives import document
 from equivtest.oracle.data_parallel_collectives import document_data_parallel
@@ -31,6 +33,7 @@ from equivtest.oracle.linear import expect_linear
 from equivtest.oracle.mlp import expect_mlp
 from equivtest.oracle.mlp_collectives import document_mlp
 from equivtest.oracle.norm_layer import document_norm, expect_norm
+from equivtest.oracle.redistribution import document_redistribute, expect_redistribute
 
 __all__ = ["expect", "expect_held"]
 
@@ -78,7 +81,10 @@ expect.register(EmbeddingCase, expect_embedding)
 document.register(EmbeddingCase, document_embedding)
 expect.register(NormCase, expect_norm)
 document.register(NormCase, document_norm)
+expect.register(RedistributeCase, expect_redistribute)
+document.register(RedistributeCase, document_redistribute)
 expect.register(FetchCase, expect_fetch)
 expect.register(RefusedLinearCase, expect_refusal)
 expect.register(RefusedFetchCase, expect_refusal)
 expect.register(RefusedEmbeddingCase, expect_refusal)
+expect.register(RefusedRedistributeCase, expect_refusal)

@@ -103,17 +103,16 @@ def document_linear(case: LinearCase, rank: int) -> Collectives:
 
 
 def distribute_parameters(case: Case, rank: int, names: Iterable[str]) -> list[Collective]:
-    """A scatter or a broadcast per parameter; of a scatter only rank 0 hands in anything."""
-    calls = []
-    for name in names:
-        placement = case.layouts()[f"param.{name}"].placements[0]
-        shape = case.shapes()[f"param.{name}"]
-        if isinstance(placement, Shard):
-            size = case.world_size * _shard_bytes(case, shape, placement) if rank == 0 else 0
-            calls.append(Collective("scatter", size))
-        else:
-            calls.append(Collective("broadcast", _bytes(case, shape)))
-    return calls
+    """One collective per parameter; see `distribute`."""
+    parameters = [f"param.{name}" for name in names]
+    return [distribute(case, rank, case.shapes()[name], case.layouts()[name].placements[0]) for name in parameters]
+
+
+def distribute(case: Case, rank: int, shape: Shape, placement: Placement) -> Collective:
+    """A scatter, of which only rank 0 hands in anything, or a broadcast of the whole tensor."""
+    if isinstance(placement, Shard):
+        return Collective("scatter", case.world_size * _shard_bytes(case, shape, placement) if rank == 0 else 0)
+    return Collective("broadcast", _bytes(case, shape))
 
 
 def redistribute(case: Case, shape: Shape, source: Placement, target: Placement, phase: str) -> list[Collective]:
