@@ -16,12 +16,13 @@ from equivtest.cases.strategies import (
     linear_cases,
     mlp_cases,
     norm_cases,
+    redistribute_cases,
     refused_embedding_cases,
     refused_fetch_cases,
     refused_linear_cases,
+    refused_redistribute_cases,
     training_cases,
 )
-from equivtest.cases.strategies_redistribute import redistribute_cases, refused_redistribute_cases
 from equivtest.property import Space
 
 SPACE = Space(limits.WORLD_SIZES, limits.DTYPES)

@@ -37,7 +37,7 @@ FLOORS = (
 HOMES = {
     "multiprocessing": ("ranks",),
     "torch.multiprocessing": ("ranks",),
-    "hypothesis": ("cases.strategies", "cases.strategies_redistribute", "search", "plugin"),
+    "hypothesis": ("cases.strategies", "search", "plugin"),
     "pytest": ("plugin", "options", "cli", "fixture", "items", "pools", "session"),
     "jinja2": ("report",),
     "typer": ("cli",),

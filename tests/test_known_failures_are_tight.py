@@ -5,6 +5,7 @@ An entry broader than its failure hides cases that nobody runs; its smallest cas
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -14,6 +15,7 @@ from unittest.mock import Mock, patch
 
 import pytest
 
+from equivtest.cases import strategies
 from equivtest.cases.base import Case
 from equivtest.check import judge
 from equivtest.known import SHIPPED, WHOLE_RUN, KnownFailure, KnownFailures
@@ -23,7 +25,7 @@ from equivtest.suite import load_properties, properties_dir
 
 ENTRIES = [entry for entry in KnownFailures.load(SHIPPED).entries if entry.kind in WHOLE_RUN]
 SPACE = Space((1, 2), ("float32",))
-STRATEGIES = ("equivtest.cases.strategies", "equivtest.cases.strategies_redistribute")
+FAMILIES = [module.name for module in pkgutil.iter_modules(strategies.__path__, f"{strategies.__name__}.")]
 NUM_DRAWN = 500  # of each property
 NUM_SAMPLED = 4  # of those that an entry covers
 
@@ -44,8 +46,8 @@ def drawn_of(subject: str) -> tuple[Case, ...]:
     generator, data = Random(0), Mock()
     data.draw = lambda strategy: strategy.do_draw(data)
     with ExitStack() as patches:
-        for module in STRATEGIES:
-            patches.enter_context(patch(f"{module}._pick", lambda _draw, _name, table: generator.choice(table)))
+        for family in FAMILIES:
+            patches.enter_context(patch(f"{family}.pick", lambda _draw, _name, table: generator.choice(table)))
         drawn = [prop.cases(SPACE).do_draw(data) for prop in properties for _ in range(NUM_DRAWN)]
     return tuple(
         replace(case, values=case.values[:1], repeats=False, records=False, members=())

@@ -1,4 +1,4 @@
-"""Strategies that draw redistributions; tables and rules as of `equivtest.cases.strategies`."""
+"""Cases of one redistributed tensor, within the contract and outside of it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 from equivtest.cases.base import Shape
 from equivtest.cases.redistribute import RedistributeCase
 from equivtest.cases.redistribute_refused import MISFITS, RefusedRedistributeCase
-from equivtest.cases.strategies import (
+from equivtest.cases.strategies.picks import (
     MEMBERS,
     POISON_TABLE,
     REFUSED_MODES,
     REPEATS,
-    _pick,
-    _pick_values,
-    _subsets,
     edge_sizes,
+    pick,
+    pick_values,
+    subsets,
 )
 from equivtest.layout import Shard, parse_placement
 from equivtest.property import Space
@@ -60,37 +60,37 @@ def refused_redistribute_cases(space: Space) -> SearchStrategy[RefusedRedistribu
 
 @st.composite
 def _redistribute_cases(draw: DrawFn, space: Space) -> RedistributeCase:
-    world_size = _pick(draw, "world_size", space.world_sizes)
-    dtype = _pick(draw, "dtype", space.dtypes)
-    mesh = _pick(draw, "mesh", meshes_of(world_size))
+    world_size = pick(draw, "world_size", space.world_sizes)
+    dtype = pick(draw, "dtype", space.dtypes)
+    mesh = pick(draw, "mesh", meshes_of(world_size))
     mesh_shape = mesh or (world_size,)
     shape = _pick_global_shape(draw, world_size)
-    road = _pick(draw, "road", ROADS_DRAWN)
+    road = pick(draw, "road", ROADS_DRAWN)
     source = _pick_source(draw, shape, len(mesh_shape), operands=road != "distribute")
     target = _pick_target(draw, shape, source)
     target = ("replicate",) * len(mesh_shape) if road == "full_tensor" else target
     members = _pick_members_of_one_axis(draw, world_size)
-    records, async_op = _pick(draw, "records", RECORDS_OF_ONE_AXIS), _pick(draw, "async_op", (False, False, True))
+    records, async_op = pick(draw, "records", RECORDS_OF_ONE_AXIS), pick(draw, "async_op", (False, False, True))
     return RedistributeCase(
         world_size=world_size,
         dtype=dtype,
         mesh=mesh,
-        flattened=bool(mesh) and _pick(draw, "flattened", (False, False, True)),
+        flattened=bool(mesh) and pick(draw, "flattened", (False, False, True)),
         shape=shape,
         source=source,
         target=target,
         cotangent=_pick_cotangent(draw, shape, target, plain=road in ("local", "full_tensor")),
         road=road,
-        states_shape=_pick(draw, "states_shape", (True, False))
+        states_shape=pick(draw, "states_shape", (True, False))
         or road == "distribute"
         or not _is_even(shape, source, mesh_shape),
         async_op=async_op and road != "full_tensor",
-        requires_grad=_pick(draw, "requires_grad", _subsets(("x",))),
-        x_contiguous=_pick(draw, "x_contiguous", (True, False)),
-        cotangent_contiguous=_pick(draw, "cotangent_contiguous", (True, False)),
-        values=_pick_values(draw, REDISTRIBUTE_MODES),
-        poison=_pick(draw, "poison", POISON_TABLE),
-        repeats=_pick(draw, "repeats", REPEATS),
+        requires_grad=pick(draw, "requires_grad", subsets(("x",))),
+        x_contiguous=pick(draw, "x_contiguous", (True, False)),
+        cotangent_contiguous=pick(draw, "cotangent_contiguous", (True, False)),
+        values=pick_values(draw, REDISTRIBUTE_MODES),
+        poison=pick(draw, "poison", POISON_TABLE),
+        repeats=pick(draw, "repeats", REPEATS),
         records=records and not mesh,
         members=() if mesh else members,
     )
@@ -98,20 +98,20 @@ def _redistribute_cases(draw: DrawFn, space: Space) -> RedistributeCase:
 
 @st.composite
 def _refused_redistribute_cases(draw: DrawFn, space: Space) -> RefusedRedistributeCase:
-    world_size = _pick(draw, "world_size", space.world_sizes)
-    dtype = _pick(draw, "dtype", space.dtypes)
-    mesh = _pick(draw, "mesh", meshes_of(world_size))
+    world_size = pick(draw, "world_size", space.world_sizes)
+    dtype = pick(draw, "dtype", space.dtypes)
+    mesh = pick(draw, "mesh", meshes_of(world_size))
     shape = _pick_global_shape(draw, world_size)
     source = _pick_source(draw, shape, max(len(mesh), 1), operands=False)
     return RefusedRedistributeCase(
-        misfit=_pick(draw, "misfit", MISFITS),
+        misfit=pick(draw, "misfit", MISFITS),
         world_size=world_size,
         dtype=dtype,
         mesh=mesh,
         shape=shape,
         source=source,
         target=_pick_target(draw, shape, source),
-        values=_pick_values(draw, REFUSED_MODES),
+        values=pick_values(draw, REFUSED_MODES),
     )
 
 
@@ -125,10 +125,10 @@ def meshes_of(world_size: int) -> tuple[Shape, ...]:
 
 
 def _pick_global_shape(draw: DrawFn, world_size: int) -> Shape:
-    num_dims = _pick(draw, "dims", NUM_DIMS)
+    num_dims = pick(draw, "dims", NUM_DIMS)
     sizes = _sizes(world_size, max(MAX_SIZES[num_dims], world_size + 1))
-    shape = [_pick(draw, f"dim {dim}", sizes) for dim in range(max(NUM_DIMS))][:num_dims]
-    empty = _pick(draw, "no elements", NO_ELEMENTS)
+    shape = [pick(draw, f"dim {dim}", sizes) for dim in range(max(NUM_DIMS))][:num_dims]
+    empty = pick(draw, "no elements", NO_ELEMENTS)
     if empty is not None and shape:
         shape[empty % num_dims] = 0
     return tuple(shape)
@@ -152,12 +152,12 @@ def _nested(placements: list[str]) -> list[str]:
 
 
 def _pick_source(draw: DrawFn, shape: Shape, num_axes: int, *, operands: bool) -> tuple[str, ...]:
-    op = _pick(draw, "op", OPS)
+    op = pick(draw, "op", OPS)
     partial = ("partial",) * 6 if operands else ()  # of the sources of two dims six in sixteen
     found: list[str] = []
     for axis in range(num_axes):
         table = (*WHOLE, *partial, *_shards(shape) * 4, *_nested(found))
-        found.append(_pick(draw, f"source {axis}", table))
+        found.append(pick(draw, f"source {axis}", table))
     return tuple(f"partial({op})" if text == "partial" else text for text in found)
 
 
@@ -165,20 +165,20 @@ def _pick_target(draw: DrawFn, shape: Shape, source: tuple[str, ...]) -> tuple[s
     """A partial axis may stay as it is."""
     found: list[str] = []
     for axis, text in enumerate(source):
-        target = _pick(draw, f"target {axis}", (*WHOLE, *_shards(shape) * 6, *_nested(found)))
-        stays = _pick(draw, f"stays {axis}", STAYS_PARTIAL)
+        target = pick(draw, f"target {axis}", (*WHOLE, *_shards(shape) * 6, *_nested(found)))
+        stays = pick(draw, f"stays {axis}", STAYS_PARTIAL)
         found.append(text if stays and text.startswith("partial") else target)
     return tuple(found)
 
 
 def _pick_cotangent(draw: DrawFn, shape: Shape, target: tuple[str, ...], *, plain: bool) -> tuple[str, ...]:
     """One in three is placed otherwise than the output; that of a plain tensor has its local shape."""
-    is_other = _pick(draw, "other cotangent", COTANGENTS)
+    is_other = pick(draw, "other cotangent", COTANGENTS)
     whole = ("replicate", "partial(sum)", "partial(sum)")
     found = []
     for axis, text in enumerate(target):
-        anything = _pick(draw, f"cotangent {axis}", (*whole, *_shards(shape)))
-        whole_text = _pick(draw, f"whole cotangent {axis}", whole)
+        anything = pick(draw, f"cotangent {axis}", (*whole, *_shards(shape)))
+        whole_text = pick(draw, f"whole cotangent {axis}", whole)
         found.append(anything if not plain else text if text.startswith("shard") else whole_text)
     return tuple(found) if is_other else ()
 
@@ -186,7 +186,7 @@ def _pick_cotangent(draw: DrawFn, shape: Shape, target: tuple[str, ...], *, plai
 def _pick_members_of_one_axis(draw: DrawFn, world_size: int) -> tuple[int, ...]:
     """As of other families, and more often: they go with one axis, which two in three cases have."""
     meshes = MEMBERS.get(world_size, (tuple(reversed(range(world_size))),))
-    drawn = _pick(draw, "members", MEMBERS_OF_ONE_AXIS)
+    drawn = pick(draw, "members", MEMBERS_OF_ONE_AXIS)
     return () if drawn is None else meshes[drawn % len(meshes)]
 
 

@@ -1,16 +1,16 @@
-"""The defects of redistribution, as of `equivtest.defects.catalogue`."""
+"""Defects of redistribution."""
 
 from __future__ import annotations
 
 from equivtest.cases.redistribute import RedistributeCase
 from equivtest.cases.redistribute_refused import RefusedRedistributeCase
-from equivtest.defects.catalogue import Defect
+from equivtest.defects.catalogue.record import Defect
 
-_REDISTRIBUTE = "equivtest.defects.redistribute:"
+_HERE = "equivtest.defects.redistribute:"
 
-REDISTRIBUTE_DEFECTS = (
+DEFECTS = (
     Defect(
-        _REDISTRIBUTE + "padding_kept",
+        _HERE + "padding_kept",
         "redistribute",
         "size not a multiple of the world size",
         "equals_unsharded",
@@ -19,7 +19,7 @@ REDISTRIBUTE_DEFECTS = (
         "one rank pads nothing; of two, the second's shard of one element is empty",
     ),
     Defect(
-        _REDISTRIBUTE + "shards_swapped",
+        _HERE + "shards_swapped",
         "redistribute",
         "shard order",
         "equals_unsharded",
@@ -28,7 +28,7 @@ REDISTRIBUTE_DEFECTS = (
         "two ranks need one element each",
     ),
     Defect(
-        _REDISTRIBUTE + "mesh_axes_swapped",
+        _HERE + "mesh_axes_swapped",
         "redistribute",
         "shard order",
         "equals_unsharded",
@@ -44,7 +44,7 @@ REDISTRIBUTE_DEFECTS = (
         "one rank has no other coordinates; the two places of the axis that divides need one element each",
     ),
     Defect(
-        _REDISTRIBUTE + "shorter_shard_not_copied",
+        _HERE + "shorter_shard_not_copied",
         "redistribute",
         "uninitialised memory reaches a value",
         "equals_unsharded",
@@ -53,7 +53,7 @@ REDISTRIBUTE_DEFECTS = (
         "of one element the second of two ranks has an empty shard, which brings nothing; of two, both have one",
     ),
     Defect(
-        _REDISTRIBUTE + "gathered_by_adding_zeros",
+        _HERE + "gathered_by_adding_zeros",
         "redistribute",
         "special values replaced",
         "is_exact_without_reduction",
@@ -62,7 +62,7 @@ REDISTRIBUTE_DEFECTS = (
         "one rank adds nothing; of two, the second adds +0.0 to the first one's -0.0, which is special value number 0",
     ),
     Defect(
-        _REDISTRIBUTE + "averaged_instead_of_summed",
+        _HERE + "averaged_instead_of_summed",
         "redistribute",
         "wrong divisor or wrong group",
         "equals_unsharded",
@@ -71,7 +71,7 @@ REDISTRIBUTE_DEFECTS = (
         "the average of one rank is its sum",
     ),
     Defect(
-        _REDISTRIBUTE + "reduced_in_place",
+        _HERE + "reduced_in_place",
         "redistribute",
         "inputs modified",
         "does_not_touch_its_inputs",
@@ -80,7 +80,7 @@ REDISTRIBUTE_DEFECTS = (
         "one rank's operand is the sum; no odd integer leaves another one as it was",
     ),
     Defect(
-        _REDISTRIBUTE + "made_whole_then_divided",
+        _HERE + "made_whole_then_divided",
         "redistribute",
         "other collectives than documented",
         "uses_only_collectives",
@@ -89,7 +89,7 @@ REDISTRIBUTE_DEFECTS = (
         "one rank reduces nothing",
     ),
     Defect(
-        _REDISTRIBUTE + "gradient_of_operands_added",
+        _HERE + "gradient_of_operands_added",
         "redistribute",
         "wrong divisor or wrong group",
         "gradients_equal_unsharded",
@@ -98,7 +98,7 @@ REDISTRIBUTE_DEFECTS = (
         "one rank has one operand; no cotangent is zero",
     ),
     Defect(
-        _REDISTRIBUTE + "gradient_left_partial",
+        _HERE + "gradient_left_partial",
         "redistribute",
         "layout of gradients",
         "keeps_layout_of_parameter",
@@ -107,7 +107,7 @@ REDISTRIBUTE_DEFECTS = (
         "the layout is wrong on a mesh of one rank too",
     ),
     Defect(
-        _REDISTRIBUTE + "partial_target_accepted",
+        _HERE + "partial_target_accepted",
         "redistribute",
         "misfits accepted",
         "refuses",

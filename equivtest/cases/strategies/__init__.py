@@ -1,0 +1,40 @@
+"""Strategies that draw cases.  They build valid cases and filter nothing.
+
+Every draw is `sampled_from` over an explicit table: Hypothesis' integers, floats and strings also
+draw constants that it finds in whatever modules are imported, so that the same seed would draw
+other cases in another process.  Tables begin with the simplest entry, the one that shrinking ends
+at, and repeat an entry to draw it more often.  A case takes the same number of draws whatever they
+give, except where fewer is meant to be simpler: Hypothesis counts fewer draws as simpler.
+
+Sizes keep to the edges of a dim's division: around multiples of the world size w, below w, shards
+that leave trailing ranks empty, and 31, 32, 33 around a tile of 32.
+"""
+
+from __future__ import annotations
+
+from equivtest.cases.strategies.data_parallel import data_parallel_cases
+from equivtest.cases.strategies.embedding import embedding_cases, refused_embedding_cases
+from equivtest.cases.strategies.engine import engine_cases
+from equivtest.cases.strategies.fetch import fetch_cases, refused_fetch_cases
+from equivtest.cases.strategies.linear import linear_cases, refused_linear_cases
+from equivtest.cases.strategies.norm import norm_cases
+from equivtest.cases.strategies.perceptron import mlp_cases, training_cases
+from equivtest.cases.strategies.picks import edge_sizes
+from equivtest.cases.strategies.redistribute import redistribute_cases, refused_redistribute_cases
+
+__all__ = [
+    "data_parallel_cases",
+    "edge_sizes",
+    "embedding_cases",
+    "engine_cases",
+    "fetch_cases",
+    "linear_cases",
+    "mlp_cases",
+    "norm_cases",
+    "redistribute_cases",
+    "refused_embedding_cases",
+    "refused_fetch_cases",
+    "refused_linear_cases",
+    "refused_redistribute_cases",
+    "training_cases",
+]

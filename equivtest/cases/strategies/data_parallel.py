@@ -1,0 +1,62 @@
+"""Cases of a perceptron under data parallelism."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn, SearchStrategy
+
+from equivtest.cases.data_parallel import DataParallelCase
+from equivtest.cases.fetch import PADDINGS
+from equivtest.cases.strategies.perceptron import (
+    ACTIVATIONS,
+    CURVED_MODES,
+    MLP_MODES,
+    TRAINING_MODES,
+    _pick_perceptron,
+    _pick_training,
+)
+from equivtest.cases.strategies.picks import RECORDS, pick, pick_values
+from equivtest.property import Space
+
+MICRO_BATCHES = (1, 1, 2, 3)
+ROWS = (1, 2, 3, 5)  # of one rank in one micro-batch
+DATA_PARALLEL_OPTIMIZERS = ("none", "sgd", "sgd", "adamw")
+
+
+def data_parallel_cases(space: Space, *, style: str, fetch: str = "") -> SearchStrategy[DataParallelCase]:
+    """Cases of a perceptron under data parallelism, three in four of them trained; some parameter needs a gradient.
+
+    Recorded only where `fetch` is named.  Shrinks to one forward and backward of one row.
+    """
+    return _data_parallel_cases(space, style, fetch)
+
+
+@st.composite
+def _data_parallel_cases(draw: DrawFn, space: Space, style: str, fetch: str) -> DataParallelCase:
+    fields = _pick_perceptron(draw, space)
+    if not any(name.endswith(("weight", "bias")) for name in fields["requires_grad"]):
+        fields["requires_grad"] = ("in_proj.weight", "out_proj.weight")
+    optimizer = pick(draw, "optimizer", DATA_PARALLEL_OPTIMIZERS)
+    optimizer = "sgd" if optimizer == "adamw" and fields["dtype"] == "float16" else optimizer
+    trains, activation = optimizer != "none", pick(draw, "activation", ACTIVATIONS)
+    training = _pick_training(draw, adamw=optimizer == "adamw")
+    exact, curved = pick_values(draw, MLP_MODES), pick_values(draw, CURVED_MODES, "curved ")
+    trained = pick_values(draw, TRAINING_MODES, "training ")
+    flags = {name: pick(draw, name, (False, True)) for name in ("syncs_every", "small_buckets", "views")}
+    reshards, padding = pick(draw, "reshards", (True, False)), pick(draw, "padding", PADDINGS)
+    return DataParallelCase(
+        **fields | (training if trains else {}),
+        style=style,
+        leading=(pick(draw, "rows", ROWS), *pick(draw, "more dims", ((), (), (2,), (3,)))),
+        micro_batches=pick(draw, "micro_batches", MICRO_BATCHES),
+        syncs_every=style == "fsdp2" and flags["syncs_every"],
+        reshards=style != "fsdp2" or reshards,
+        small_buckets=style == "ddp" and flags["small_buckets"],
+        views=style == "ddp" and flags["views"],
+        padding=padding if style == "zero3" else "nan",
+        fetch=fetch,
+        records=pick(draw, "records", RECORDS if fetch else (False,)),
+        activation=activation,
+        optimizer=optimizer,
+        values=curved if activation != "relu" else trained if trains else exact,
+    )

@@ -1,0 +1,60 @@
+"""Cases for DeepSpeed's ZeRO-3 engine."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn, SearchStrategy
+
+from equivtest.cases.engine import EVERYTHING, REDUCE_BUCKET_NUMEL, EngineCase
+from equivtest.cases.strategies.data_parallel import data_parallel_cases
+from equivtest.cases.strategies.picks import pick
+from equivtest.property import Space
+
+ENGINE_SIZES = {
+    "persistence_numel": ("nothing", "nothing", "nothing", "below", "at", "above", "everything"),
+    "prefetch_numel": ("everything", "everything", "nothing", "below", "at", "above"),
+    "reuse_numel": ("everything", "nothing", "nothing", "at"),
+    "live_numel": ("everything", "everything", "everything", "nothing", "at"),
+}
+"""Of the engine's sizes: DeepSpeed's defaults first, but for persistence, which would keep all that is so small."""
+BUCKET_SIZES = ("everything", "everything", "nothing", "below", "at", "above")
+NUMEL_OF = tuple(range(12))  # which parameter a size lies around, modulo their number, 2 to 4
+
+
+def engine_cases(space: Space) -> SearchStrategy[EngineCase]:
+    """Cases for DeepSpeed's ZeRO-3 engine, in float32 alone: it keeps a master copy of narrower parameters in that.
+
+    A mesh is always the world, whose group the engine takes.  Three steps at least where anything is
+    trained: parameters are fetched ahead from the second on.  Sizes lie around the numel of a parameter.
+    Shrinks to one forward and backward without persistent parameters, all else as DeepSpeed has it.
+    """
+    return _engine_cases(space)
+
+
+@st.composite
+def _engine_cases(draw: DrawFn, space: Space) -> EngineCase:
+    case = draw(data_parallel_cases(Space(space.world_sizes, ("float32",)), style="zero3"))
+    steps = pick(draw, "steps of an engine", (3, 3, 4))
+    numels = [math.prod(case.shapes()[f"param.{name}"]) for name in case.parameter_names()]
+    picked = {name: _pick_numel(draw, name, numels, kinds) for name, kinds in ENGINE_SIZES.items()}
+    shared = {field.name: getattr(case, field.name) for field in dataclasses.fields(case)}
+    changed = {"members": (), "padding": "nan", "steps": steps if case.trains else 1}
+    return EngineCase(
+        **shared | changed | picked,
+        reduce_bucket_numel=min(REDUCE_BUCKET_NUMEL, max(1, _pick_numel(draw, "bucket", numels, BUCKET_SIZES))),
+        reduce_scatter=pick(draw, "reduce_scatter", (True, True, False)),
+        sequential=pick(draw, "sequential", (False,) * 7 + (True,)),
+        leaf=pick(draw, "leaf", (False, False, False, True)),
+        sub_group_numel=pick(draw, "sub_group_numel", (EVERYTHING, EVERYTHING, EVERYTHING, 1)),
+    )
+
+
+def _pick_numel(draw: DrawFn, name: str, numels: Sequence[int], kinds: Sequence[str]) -> int:
+    """A size around one of `numels`, or beyond all of them on either side."""
+    kind = pick(draw, name, kinds)
+    numel = numels[pick(draw, f"{name}: of", NUMEL_OF) % len(numels)]
+    return {"nothing": 0, "below": numel - 1, "at": numel, "above": numel + 1, "everything": EVERYTHING}[kind]

@@ -1,0 +1,31 @@
+"""Every defect: what it replaces, what must reject it, and the smallest case, derived by hand."""
+
+from __future__ import annotations
+
+from equivtest.defects.catalogue.collectives import DEFECTS as COLLECTIVES
+from equivtest.defects.catalogue.data_parallel import DEFECTS as DATA_PARALLEL
+from equivtest.defects.catalogue.embedding import DEFECTS as EMBEDDING
+from equivtest.defects.catalogue.linear_arithmetic import DEFECTS as LINEAR_ARITHMETIC
+from equivtest.defects.catalogue.norm import DEFECTS as NORM
+from equivtest.defects.catalogue.record import Defect
+from equivtest.defects.catalogue.redistribute import DEFECTS as REDISTRIBUTE
+from equivtest.defects.catalogue.sequence_parallel import DEFECTS as SEQUENCE_PARALLEL
+from equivtest.defects.catalogue.tensor_parallel import DEFECTS as TENSOR_PARALLEL
+from equivtest.defects.catalogue.zero3_fetch import DEFECTS as ZERO3_FETCH
+from equivtest.defects.catalogue.zero3_memory import DEFECTS as ZERO3_MEMORY
+
+__all__ = ["DEFECTS", "Defect"]
+
+DEFECTS: tuple[Defect, ...] = (
+    *ZERO3_FETCH,
+    *ZERO3_MEMORY,
+    *TENSOR_PARALLEL,
+    *SEQUENCE_PARALLEL,
+    *DATA_PARALLEL,
+    *LINEAR_ARITHMETIC,
+    *COLLECTIVES,
+    *EMBEDDING,
+    *NORM,
+    *REDISTRIBUTE,
+)
+"""All defects; the audit in tests/test_defects.py runs each one."""

@@ -1,0 +1,74 @@
+"""Defects of data parallelism."""
+
+from __future__ import annotations
+
+from equivtest.cases.data_parallel import DataParallelCase
+from equivtest.defects.catalogue.record import Defect
+
+_HERE = "equivtest.defects.data_parallel:"
+
+DEFECTS = (
+    Defect(
+        _HERE + "gradients_summed",
+        "ddp_mlp",
+        "wrong divisor or wrong group",
+        "gradients_equal_unsharded",
+        "value",
+        DataParallelCase(world_size=2, biases=("out_proj",), requires_grad=("out_proj.bias",)),
+        "one rank's sum is its average; of two it is twice that, and the sum of two cotangents is not zero",
+    ),
+    Defect(
+        _HERE + "gradients_of_the_last_micro_batch",
+        "fsdp2_mlp",
+        "state across calls",
+        "gradients_equal_unsharded",
+        "value",
+        DataParallelCase(
+            world_size=1, style="fsdp2", biases=("out_proj",), requires_grad=("out_proj.bias",), micro_batches=2
+        ),
+        "two micro-batches are needed, one rank suffices; no cotangent is zero",
+    ),
+    Defect(
+        _HERE + "frozen_parameter_decayed",
+        "zero3_mlp_all_reduce",
+        "flags",
+        "trains_like_unsharded",
+        "value",
+        DataParallelCase(
+            world_size=1,
+            style="zero3",
+            requires_grad=("out_proj.weight",),
+            optimizer="sgd",
+            steps=2,
+            weight_decay=0.25,
+        ),
+        "one frozen weight of one element; training takes two steps at least",
+    ),
+    Defect(
+        _HERE + "norm_reads_padding",
+        "zero3_mlp_all_reduce",
+        "uninitialised memory reaches a value",
+        "trains_like_unsharded",
+        "value",
+        DataParallelCase(world_size=2, style="zero3", requires_grad=("out_proj.weight",), optimizer="sgd", steps=2),
+        "one rank pads nothing; of two, the second holds nothing but padding of one element",
+    ),
+    Defect(
+        _HERE + "whole_kept_over_the_update",
+        "zero3_mlp_all_gather",
+        "state across steps",
+        "trains_like_unsharded",
+        "value",
+        DataParallelCase(world_size=1, style="zero3", requires_grad=("out_proj.weight",), optimizer="sgd", steps=2),
+        "one weight, updated once, tells from the second step on",
+    ),
+    Defect(
+        _HERE + "rank_without_partition_left_out",
+        "zero3_mlp_all_gather",
+        "size not a multiple of the world size",
+        "gradients_equal_unsharded",
+        "value",
+        DataParallelCase(world_size=2, style="zero3", requires_grad=("out_proj.weight",)),
+        "of two ranks the second holds nothing of one element, and has a row of its own",
+    ),
+)
