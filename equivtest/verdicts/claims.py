@@ -27,12 +27,12 @@ def always(case: Case, draw: int) -> bool:
 class Claim:
     """A claim: its name, what it means, how it is judged, and of which draws of which cases it speaks.
 
-    Of others it gives no verdict at all.
+    Of others it gives no verdict at all; neither does it where `judge` finds nothing to judge.
     """
 
     name: str
     meaning: str
-    judge: Callable[[Case, Expected, Answers], Judgement]
+    judge: Callable[[Case, Expected, Answers], Judgement | None]
     applies: Callable[[Case, int], bool] = always
 
 

@@ -52,6 +52,8 @@ def compare(
         if not claim.applies(case, draw):
             continue
         judged = _judge_groups(claim, case, expected, answers)
+        if judged is None:
+            continue
         verdicts.append(
             Verdict(
                 judged.kind,
@@ -68,11 +70,15 @@ def compare(
     return verdicts
 
 
-def _judge_groups(claim: Claim, case: Case, expected: Sequence[Expected], answers: Mapping[int, Answer]) -> Judgement:
+def _judge_groups(
+    claim: Claim, case: Case, expected: Sequence[Expected], answers: Mapping[int, Answer]
+) -> Judgement | None:
     """What the claim makes of the case's meshes: the first that it fails on, else the first that is open, else all."""
     judged = []
     for group, right in zip(case.groups, expected, strict=True):
         found = claim.judge(case, right, {rank: answers[process] for rank, process in enumerate(group)})
+        if found is None:
+            return None
         wrong = (replace(mismatch, process=group[mismatch.rank]) for mismatch in found.mismatches)
         judged.append(replace(found, mismatches=tuple(wrong)))
     failed = (found for found in judged if found.kind in FAILURES)

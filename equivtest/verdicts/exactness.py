@@ -16,8 +16,8 @@ from equivtest.verdicts.bits import (
 from equivtest.verdicts.judgement import Answers, Judgement
 
 
-def judge_bits(case: Case, expected: Expected, answers: Answers, excuse: Excuse = no_excuse) -> Judgement:
-    """Inconclusive where no tensor has right bits to be compared with.
+def judge_bits(case: Case, expected: Expected, answers: Answers, excuse: Excuse = no_excuse) -> Judgement | None:
+    """Nothing where no tensor has right bits to be compared with.
 
     What a rank holds as its own part of a flat partition took part in no sum, and has no excuse.
     """
@@ -34,11 +34,11 @@ def judge_bits(case: Case, expected: Expected, answers: Answers, excuse: Excuse 
         else:
             agreeing.append(name)
     if not wrong and not agreeing:
-        return Judgement("inconclusive")
+        return None
     return Judgement("bits" if wrong else "holds", tuple(wrong), tuple(agreeing))
 
 
-def judge_bits_but_for_zeros(case: Case, expected: Expected, answers: Answers) -> Judgement:
+def judge_bits_but_for_zeros(case: Case, expected: Expected, answers: Answers) -> Judgement | None:
     return judge_bits(case, expected, answers, where_zeros_were_added)
 
 
