@@ -43,6 +43,7 @@ class Backend:
     name: str = "gloo"
     device: str = "cpu"
     imports: tuple = ()
+    arithmetic: str = ""
 
     def validate(self):
         if self.name != "gloo":
