@@ -166,6 +166,17 @@ def test_an_output_to_which_every_row_adds_one_rounded_bias_is_left_out(
     assert expect(case, 0).tensors["output"].is_symmetric == symmetric
 
 
+def test_an_output_whose_bias_loses_a_subnormal_bit_when_it_is_halved_is_left_out() -> None:
+    """217 and -175 times float16's smallest number are odd: their halves are rounded, once for every token."""
+    case = LinearCase(
+        world_size=2, dtype="float16", style="rowwise", leading=(31, 2), in_features=8, out_features=3, bias=True,
+        values=(("real-cancelling", 1),),
+    )  # fmt: skip
+
+    assert not expect(case, 0).tensors["output"].is_symmetric
+    assert expect(replace(case, bias=False), 0).tensors["output"].is_symmetric
+
+
 def test_products_with_one_factor_do_lean() -> None:
     """Small significands are more frequent than large ones: 1 + 2**-7 rounds those down."""
     x = torch.linspace(1, 2, 20_000, dtype=torch.float64).square().sub(1).div(3).add(1).bfloat16()

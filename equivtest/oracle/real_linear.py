@@ -41,7 +41,7 @@ def expect_real_linear(case: LinearCase, index: int) -> Expected:
             dtype=case.dtype,
             derivation=found.derivation,
             requires_grad=bool(case.requires_grad) if name == "output" else flags.get(name),
-            is_symmetric=arithmetic.rounds_to_nearest and _is_symmetric(case, name),
+            is_symmetric=arithmetic.rounds_to_nearest and _is_symmetric(case, name, given),
         )
     for name in case.parameter_names():
         tensors[f"param.{name}"] = ExpectedTensor(
@@ -92,15 +92,21 @@ def partial_magnitudes(left: torch.Tensor, right: torch.Tensor, ranks: int) -> t
     return partials
 
 
-def _is_symmetric(case: LinearCase, name: str) -> bool:
+def _is_symmetric(case: LinearCase, name: str, given: dict[str, torch.Tensor]) -> bool:
     """Whether errors prefer no sign and share no rounding.
 
     They share that of bias / w, which every token of a rowwise output has in it, unless w is a power
-    of two.  They may prefer a sign where a sum has few terms: a single product with 1 + 2**-7 in
+    of two and bias is not so small that a subnormal number's last bit is lost.  They may prefer a sign where a sum has few terms: a single product with 1 + 2**-7 in
     bfloat16 falls below its rounded value more often than above.
     """
     tokens = math.prod(case.leading)
     num_terms = {"output": case.in_features, "grad.x": case.out_features}.get(name, tokens)
-    is_power_of_two = case.world_size & (case.world_size - 1) == 0
-    shares = name == "output" and case.style == "rowwise" and case.bias and not is_power_of_two
+    shares = name == "output" and case.style == "rowwise" and case.bias and _is_rounded(given["bias"], case.world_size)
     return num_terms >= limits.LEAN_TERMS and not shares
+
+
+def _is_rounded(bias: torch.Tensor, ranks: int) -> bool:
+    """Whether dividing by the ranks, or multiplying by a reciprocal, may round some element."""
+    if ranks & (ranks - 1):
+        return True
+    return not torch.equal((bias.double() / ranks).to(bias.dtype).double() * ranks, bias.double())
