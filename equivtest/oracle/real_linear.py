@@ -96,8 +96,9 @@ def _is_symmetric(case: LinearCase, name: str, given: dict[str, torch.Tensor]) -
     """Whether errors prefer no sign and share no rounding.
 
     They share that of bias / w, which every token of a rowwise output has in it, unless w is a power
-    of two and bias is not so small that a subnormal number's last bit is lost.  They may prefer a sign where a sum has few terms: a single product with 1 + 2**-7 in
-    bfloat16 falls below its rounded value more often than above.
+    of two and bias is not so small that a subnormal number's last bit is lost.  They may prefer a sign
+    where a sum has few terms: a single product with 1 + 2**-7 in bfloat16 falls below its rounded value
+    more often than above.
     """
     tokens = math.prod(case.leading)
     num_terms = {"output": case.in_features, "grad.x": case.out_features}.get(name, tokens)
