@@ -17,11 +17,9 @@ import torch
 
 from equivtest.cases.embedding import REAL_MODE, EmbeddingCase, RefusedEmbeddingCase
 from equivtest.cases.integers import SIGNIFICAND_BITS, generator, hash_of, odd_floor, odd_integers, permutation
-from equivtest.cases.real_linear import nearly_normal
+from equivtest.cases.real_linear import nearly_normal, without_subnormals
 from equivtest.cases.special import draw_special
 from equivtest.tensors import DTYPES
-
-_SMALLEST = 2.0**-14  # the smallest normal number of float16
 
 
 def draw_embedding(case: EmbeddingCase, index: int) -> dict[str, torch.Tensor]:
@@ -119,4 +117,4 @@ def _earlier_occurrences(ids: torch.Tensor) -> torch.Tensor:
 
 def _draw_real(case: EmbeddingCase, shape: tuple[int, ...], source: torch.Generator) -> torch.Tensor:
     value = nearly_normal(shape, source)
-    return torch.where(value.abs() < _SMALLEST, _SMALLEST, value).to(DTYPES[case.dtype])
+    return without_subnormals(value).to(DTYPES[case.dtype])

@@ -13,7 +13,7 @@ import torch
 from equivtest import limits
 from equivtest.cases.base import Case, Shape, replicated, require
 from equivtest.cases.integers import generator, hash_of
-from equivtest.cases.real_linear import nearly_normal
+from equivtest.cases.real_linear import nearly_normal, without_subnormals
 from equivtest.layout import Layout, Shard
 from equivtest.tensors import DTYPES
 
@@ -21,7 +21,6 @@ NORMS = ("layer_norm", "rms_norm")
 PARAMETERS = ("weight", "bias")
 _SCALES = {"x": (1.0, 0.1, 3.0), "weight": (1.0, 0.5), "bias": (1.0, 0.2), "cotangent": (1.0, 0.1, 3.0)}
 _OFFSETS = {"x": (0.0, 0.5, -1.0), "weight": (0.0, 1.0)}  # in scales: what layer_norm takes away, and weights near one
-_SMALLEST = 2.0**-14  # the smallest normal number of float16
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -135,10 +134,10 @@ def draw_norm(case: NormCase, index: int) -> dict[str, torch.Tensor]:
     is not zero, and weights may lie around one.
     """
     mode, seed = case.values[index]
-    given = {}
+    given, shapes = {}, case.shapes()
     for name in case.given_names():
         scales, offsets = _SCALES[name], _OFFSETS.get(name, (0.0,))
         scale, offset = scales[hash_of(mode, seed, f"{name} scale") % len(scales)], offsets[seed % len(offsets)]
-        value = (nearly_normal(case.shapes()[name], generator(mode, seed, name)) + offset) * scale
-        given[name] = torch.where(value.abs() < _SMALLEST, _SMALLEST, value).to(DTYPES[case.dtype])
+        value = (nearly_normal(shapes[name], generator(mode, seed, name)) + offset) * scale
+        given[name] = without_subnormals(value).to(DTYPES[case.dtype])
     return given

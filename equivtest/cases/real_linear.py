@@ -60,6 +60,11 @@ def nearly_normal(shape: tuple[int, ...], source: torch.Generator) -> torch.Tens
     return (uniform + (uniform >= 0)).to(torch.float64) * 2.0**-_UNIFORM_BITS
 
 
+def without_subnormals(value: torch.Tensor) -> torch.Tensor:
+    """The numbers, but those that float16 has no normal number for: they become its smallest one, 2**-14."""
+    return torch.where(value.abs() < 2.0**-14, 2.0**-14, value)
+
+
 def pairs_of(case: LinearCase) -> tuple[list[tuple[int, int]], list[int]]:
     """The pairs of features that cancel, and the features without a partner."""
     num, half = case.in_features, case.in_features // 2

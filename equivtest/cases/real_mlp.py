@@ -12,7 +12,7 @@ import torch
 
 from equivtest.cases.integers import generator, hash_of
 from equivtest.cases.perceptron import PerceptronCase
-from equivtest.cases.real_linear import nearly_normal
+from equivtest.cases.real_linear import nearly_normal, without_subnormals
 from equivtest.tensors import DTYPES
 
 _SCALES = (1.0, 0.3, 3.0)  # of x, each bias and each cotangent: far from overflow and subnormals in float16
@@ -26,10 +26,9 @@ def draw_real_mlp(case: PerceptronCase, index: int) -> dict[str, torch.Tensor]:
     """
     mode, seed = case.values[index]
     sizes = {"in_proj.weight": 1 / math.sqrt(case.in_features), "out_proj.weight": 1 / math.sqrt(case.hidden_features)}
-    given = {}
+    given, shapes = {}, case.shapes()
     for name in case.given_names():
         size = sizes.get(name) or _SCALES[hash_of(mode, seed, f"{name} scale") % len(_SCALES)]
-        value = nearly_normal(case.shapes()[name], generator(mode, seed, name)) * size
-        smallest = torch.where(value.abs() < 2.0**-14, 2.0**-14, value)  # a number that float16 would flush to zero
-        given[name] = smallest.to(DTYPES[case.dtype])
+        value = nearly_normal(shapes[name], generator(mode, seed, name)) * size
+        given[name] = without_subnormals(value).to(DTYPES[case.dtype])
     return given

@@ -17,13 +17,12 @@ import math
 import torch
 
 from equivtest.cases.integers import SIGNIFICAND_BITS, generator, hash_of, odd_floor, odd_integers, signs
-from equivtest.cases.real_linear import nearly_normal
+from equivtest.cases.real_linear import nearly_normal, without_subnormals
 from equivtest.cases.redistribute import REAL_MODE, RedistributeCase
 from equivtest.cases.special import draw_special
 from equivtest.tensors import DTYPES
 
 _SCALES = (1.0, 0.1, 3.0)
-_SMALLEST = 2.0**-14  # the smallest normal number of float16
 
 
 def draw_redistribute(case: RedistributeCase, index: int) -> dict[str, torch.Tensor]:
@@ -49,7 +48,7 @@ def _draw(case: RedistributeCase, name: str, mode: str, seed: int) -> torch.Tens
     if mode == REAL_MODE:
         scale = _SCALES[hash_of(mode, seed, f"{name} scale") % len(_SCALES)]
         value = nearly_normal(shape, source) * scale
-        return torch.where(value.abs() < _SMALLEST, _SMALLEST, value).to(dtype)
+        return without_subnormals(value).to(dtype)
     factor = num_operands // (num_operands & -num_operands) if op == "avg" else 1
     largest = (2 ** SIGNIFICAND_BITS[case.dtype] - (num_operands == 1)) // (num_operands * factor)
     if mode == "index":

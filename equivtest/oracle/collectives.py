@@ -104,8 +104,8 @@ def document_linear(case: LinearCase, rank: int) -> Collectives:
 
 def distribute_parameters(case: Case, rank: int, names: Iterable[str]) -> list[Collective]:
     """One collective per parameter; see `distribute`."""
-    parameters = [f"param.{name}" for name in names]
-    return [distribute(case, rank, case.shapes()[name], case.layouts()[name].placements[0]) for name in parameters]
+    parameters, shapes, layouts = [f"param.{name}" for name in names], case.shapes(), case.layouts()
+    return [distribute(case, rank, shapes[name], layouts[name].placements[0]) for name in parameters]
 
 
 def distribute(case: Case, rank: int, shape: Shape, placement: Placement) -> Collective:

@@ -24,11 +24,9 @@ from equivtest.cases.embedding import REAL_MODE, EmbeddingCase
 from equivtest.cases.values import draw
 from equivtest.oracle.declared import arithmetic_of
 from equivtest.oracle.exact import Scaled, find_integers, significand_bits, sum_products
-from equivtest.oracle.expected import Expected, ExpectedTensor
+from equivtest.oracle.expected import COPIED, Expected, ExpectedTensor
 from equivtest.oracle.rounding import U_REFERENCE, Arithmetic, Bounded, bounded, growth, where_finite
 from equivtest.tensors import DTYPES
-
-COPIED = "equal: copied, nothing is computed"
 
 
 def expect_embedding(case: EmbeddingCase, index: int) -> Expected:

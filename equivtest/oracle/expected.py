@@ -9,6 +9,9 @@ import torch
 
 from equivtest.layout import Layout
 
+COPIED = "equal: copied, nothing is computed"
+"""The derivation of what no operation may change."""
+
 
 @dataclass(frozen=True)
 class ExpectedTensor:

@@ -6,9 +6,7 @@ import torch
 
 from equivtest.cases.fetch import FetchCase
 from equivtest.cases.values import draw
-from equivtest.oracle.expected import Expected, ExpectedTensor
-
-DERIVATION = "equal: copied, nothing is computed"
+from equivtest.oracle.expected import COPIED, Expected, ExpectedTensor
 
 
 def expect_fetch(case: FetchCase, index: int) -> Expected:
@@ -28,7 +26,7 @@ def expect_fetch(case: FetchCase, index: int) -> Expected:
             allowed=None,
             layout=layouts[name],
             dtype=case.dtype,
-            derivation=DERIVATION,
+            derivation=COPIED,
             requires_grad=flags.get(name),
             bits=given[parameter],
         )

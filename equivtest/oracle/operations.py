@@ -25,10 +25,9 @@ from equivtest.oracle.exact import (
     significand_bits,
     sum_products,
 )
+from equivtest.oracle.expected import COPIED
 from equivtest.oracle.rounding import Arithmetic, Bounded
 from equivtest.tensors import DTYPES
-
-COPIED = "equal: copied, nothing is computed"
 
 
 @dataclass(frozen=True)

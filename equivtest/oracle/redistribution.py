@@ -31,10 +31,8 @@ from equivtest.oracle.averages import reciprocal_is_near
 from equivtest.oracle.collectives import Collectives, distribute, redistribute
 from equivtest.oracle.declared import arithmetic_of
 from equivtest.oracle.exact import InexactData, Scaled, find_integers, sum_products
-from equivtest.oracle.expected import Expected, ExpectedTensor
+from equivtest.oracle.expected import COPIED, Expected, ExpectedTensor
 from equivtest.oracle.rounding import Bounded, bounded, growth, where_finite
-
-COPIED = "equal: copied, nothing is computed"
 
 
 @dataclass(frozen=True)

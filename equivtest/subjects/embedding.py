@@ -10,12 +10,10 @@ from __future__ import annotations
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from equivtest.cases.embedding import NO_PADDING, EmbeddingCase, RefusedEmbeddingCase
-from equivtest.subjects.tensor_parallel import Answers, Given, as_dtensor, run_backward, torch_placement
-from equivtest.tensors import Placed
+from equivtest.subjects.tensor_parallel import Answers, Given, as_dtensor, run_backward, torch_placement, under_contract
 
 
 def colwise_embedding(case: EmbeddingCase, mesh: DeviceMesh, given: Given) -> Answers:
@@ -69,8 +67,4 @@ def embedding_answers(case: EmbeddingCase, layer: nn.Module, output: torch.Tenso
     found: dict[str, torch.Tensor | None] = {"output": output, "param.weight": weight}
     if case.requires_grad:
         found["grad.weight"] = weight.grad
-    contract = case.layouts()
-    return {
-        name: tensor if tensor is None or isinstance(tensor, DTensor) else Placed(tensor, contract[name])
-        for name, tensor in found.items()
-    }
+    return under_contract(case, found)

@@ -9,12 +9,10 @@ from __future__ import annotations
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import SequenceParallel, parallelize_module
 
 from equivtest.cases.norm import NormCase
-from equivtest.subjects.tensor_parallel import Answers, Given, as_dtensor, run_backward
-from equivtest.tensors import Placed
+from equivtest.subjects.tensor_parallel import Answers, Given, as_dtensor, run_backward, under_contract
 
 
 def sequence_layer_norm(case: NormCase, mesh: DeviceMesh, given: Given) -> Answers:
@@ -46,8 +44,4 @@ def norm_answers(case: NormCase, layer: nn.Module, x: torch.Tensor, output: torc
     found |= {f"param.{name}": layer.get_parameter(name) for name in case.parameters}
     for name in case.requires_grad:
         found[f"grad.{name}"] = x.grad if name == "x" else layer.get_parameter(name).grad
-    contract = case.layouts()
-    return {
-        name: tensor if tensor is None or isinstance(tensor, DTensor) else Placed(tensor, contract[name])
-        for name, tensor in found.items()
-    }
+    return under_contract(case, found)

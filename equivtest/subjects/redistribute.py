@@ -17,8 +17,7 @@ from torch.distributed.tensor import DTensor, Placement, distribute_tensor
 from equivtest.cases.redistribute import RedistributeCase, partial_axes
 from equivtest.cases.redistribute_refused import RefusedRedistributeCase
 from equivtest.layout import Layout, Partial, Shard
-from equivtest.subjects.tensor_parallel import Answers, Given
-from equivtest.tensors import Placed
+from equivtest.subjects.tensor_parallel import Answers, Given, under_contract
 
 Move = Callable[[RedistributeCase, DTensor], DTensor]
 """Takes a DTensor from the case's source to its target."""
@@ -44,11 +43,7 @@ def run_redistribute(case: RedistributeCase, mesh: DeviceMesh, given: Given, mov
         torch.autograd.backward(output, take_cotangent(case, mesh, given["cotangent"]))
     found: dict[str, torch.Tensor | None] = {"output": output}
     found |= {f"grad.{name}": leaf.grad for name in case.requires_grad}
-    contract = case.layouts()
-    return {
-        name: tensor if tensor is None or isinstance(tensor, DTensor) else Placed(tensor, contract[name])
-        for name, tensor in found.items()
-    }
+    return under_contract(case, found)
 
 
 @functools.cache

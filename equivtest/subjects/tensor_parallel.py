@@ -76,6 +76,11 @@ def answers(case: LinearCase, layer: nn.Module, x: torch.Tensor, output: torch.T
         found[f"param.{name}"] = layer.get_parameter(name)
     for name in case.requires_grad:
         found[f"grad.{name}"] = x.grad if name == "x" else layer.get_parameter(name).grad
+    return under_contract(case, found)
+
+
+def under_contract(case: Case, found: Mapping[str, torch.Tensor | None]) -> Answers:
+    """Answers by name: DTensors as they are, plain tensors under the layout of the case's contract."""
     contract = case.layouts()
     return {
         name: tensor if tensor is None or isinstance(tensor, DTensor) else Placed(tensor, contract[name])
