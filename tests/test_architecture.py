@@ -24,7 +24,7 @@ FLOORS = (
     ("defects", "ranks"),
     ("verdicts",),
     ("check", "known", "report"),
-    ("replay", "settings", "suite"),
+    ("chunks", "replay", "settings", "suite"),
     ("search", "options"),
     ("pools",),
     ("fixture", "items", "session"),
@@ -37,7 +37,7 @@ FLOORS = (
 HOMES = {
     "multiprocessing": ("ranks",),
     "torch.multiprocessing": ("ranks",),
-    "hypothesis": ("cases.strategies", "search", "plugin"),
+    "hypothesis": ("cases.strategies", "chunks", "search", "plugin"),
     "pytest": ("plugin", "options", "cli", "fixture", "items", "pools", "session"),
     "jinja2": ("report",),
     "typer": ("cli",),

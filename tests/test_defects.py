@@ -25,11 +25,12 @@ from equivtest.cases.norm import NormCase
 from equivtest.cases.perceptron import PerceptronCase
 from equivtest.cases.redistribute import RedistributeCase
 from equivtest.check import judge
+from equivtest.chunks import Chunk
 from equivtest.defects import DEFECTS, Defect
 from equivtest.known import SHIPPED, KnownFailures
 from equivtest.property import Property
 from equivtest.ranks.pool import Pool
-from equivtest.search import Chunk, search
+from equivtest.search import search
 from equivtest.subjects.names import resolve
 from equivtest.suite import load_properties, properties_dir
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from equivtest.profiles import SHARD_KINDS
-from equivtest.report import margins
+from equivtest.report import cells, margins
 from equivtest.report.tally import FAILING, Tally
 
 NUM_SLOWEST = 3
@@ -21,6 +21,7 @@ def summarize(
     if not tallies:
         return []
     notes = [f"values  {tally.meta['name']}: {_shares_text(tally.modes)}" for tally in tallies if len(tally.modes) > 1]
+    notes += [f"cells   {thin}" for tally in tallies if (thin := cells.in_words(tally))]
     notes += [f"slow    {line}" for line in _slowest(tallies)]
     notes += [line for tally in tallies for line in _not_passed(tally)]
     notes += [f"known   {entry['id']}: {entry['state']}: {entry['reason']}" for entry in known]
