@@ -23,6 +23,7 @@ from equivtest.cases.strategies import (
     refused_redistribute_cases,
     training_cases,
 )
+from equivtest.module import module_property
 from equivtest.property import Space
 
 SPACE = Space(limits.WORLD_SIZES, limits.DTYPES)
@@ -38,6 +39,7 @@ STRATEGIES: dict[str, Callable[[Space], SearchStrategy[Case]]] = {
     "zero3": lambda space: data_parallel_cases(space, style="zero3", fetch="all_gather"),
     "colwise embedding": lambda space: embedding_cases(space, style="colwise"),
     "rowwise embedding": lambda space: embedding_cases(space, style="rowwise"),
+    "module": lambda space: module_property("torch.nn:Identity", "mine:whole", ((1,), (2, 3))).cases(space),
     "layer_norm": lambda space: norm_cases(space, norm="layer_norm"),
     "rms_norm": lambda space: norm_cases(space, norm="rms_norm"),
     "redistribute": redistribute_cases,

@@ -17,14 +17,14 @@ OWN_FOLDERS = ("equivtest", "properties", "tests", "benchmarks")
 
 FLOORS = (
     ("collective", "errors", "limits", "property"),
-    ("layout", "profiles"),
+    ("importing", "layout", "profiles"),
     ("tensors",),
     ("cases",),
     ("oracle", "subjects", "verdicts.verdict"),
     ("defects", "ranks"),
     ("verdicts",),
     ("check", "known", "report"),
-    ("chunks", "replay", "settings", "suite"),
+    ("chunks", "module", "replay", "settings", "suite"),
     ("search", "options"),
     ("pools",),
     ("fixture", "items", "session"),

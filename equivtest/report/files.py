@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from equivtest.errors import BrokenSetup
+from equivtest.profiles import PROFILES
 from equivtest.report import cells, margins
 from equivtest.report.tally import CONCLUSIVE, Tally
 from equivtest.report.text import summarize, totals
@@ -34,7 +35,8 @@ def write_report(
         BrokenSetup: a file cannot be written.
     """
     seconds = float(environment["seconds"])
-    summary = summarize(tallies, seconds=seconds, known=known, width=SUMMARY_WIDTH)
+    wants_cells = PROFILES[environment["profile"]].per_cell > 0
+    summary = summarize(tallies, seconds=seconds, known=known, width=SUMMARY_WIDTH, wants_cells=wants_cells)
     texts = {
         "verdicts.jsonl": "".join(f"{line}\n" for line in lines),
         "summary.txt": "".join(f"{line}\n" for line in summary),

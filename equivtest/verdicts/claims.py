@@ -63,6 +63,7 @@ keeps_layout_of_parameter = Claim(
     "keeps_layout_of_parameter",
     "parameters and gradients carry the layout of their parameter",
     judge_parameter_layouts,
+    lambda case, draw: case.fixes_layouts,
 )
 trains_like_unsharded = Claim(
     "trains_like_unsharded",
