@@ -39,6 +39,8 @@ FAMILIES = {
     "a partial value taken for the whole",
     "a reduction in fewer bits",
     "a reduction missing in the backward",
+    "a sum in another order",
+    "a sum in other bits",
     "a term missing",
     "one element off by one ulp",
     "operands in fewer bits",

@@ -21,6 +21,7 @@ from equivtest.cases import strategies
 from equivtest.cases.base import Case
 from equivtest.cases.data_parallel import DataParallelCase
 from equivtest.cases.embedding import EmbeddingCase, RefusedEmbeddingCase
+from equivtest.cases.embedding_ways import EmbeddingWaysCase
 from equivtest.cases.fetch import FetchCase, RefusedFetchCase
 from equivtest.cases.linear import REAL_MODES, LinearCase, RefusedLinearCase
 from equivtest.cases.mlp import MlpCase
@@ -305,6 +306,7 @@ SIMPLEST: dict[str, Case] = {
     "zero3": DataParallelCase(world_size=1, style="zero3", fetch="all_gather"),
     "colwise embedding": EmbeddingCase(world_size=1, style="colwise"),
     "rowwise embedding": EmbeddingCase(world_size=1, style="rowwise"),
+    "embedding ways": EmbeddingWaysCase(world_size=1),
     "layer_norm": NormCase(world_size=1, norm="layer_norm"),
     "rms_norm": NormCase(world_size=1, norm="rms_norm"),
     "redistribute": RedistributeCase(world_size=1),

@@ -13,6 +13,7 @@ import functools
 from equivtest.cases.base import Case
 from equivtest.cases.data_parallel import DataParallelCase
 from equivtest.cases.embedding import EmbeddingCase, RefusedEmbeddingCase
+from equivtest.cases.embedding_ways import EmbeddingWaysCase
 from equivtest.cases.engine import EngineCase
 from equivtest.cases.fetch import FetchCase, RefusedFetchCase
 from equivtest.cases.linear import LinearCase, RefusedLinearCase
@@ -26,6 +27,7 @@ from equivtest.oracle.collectives import document
 from equivtest.oracle.data_parallel_collectives import document_data_parallel
 from equivtest.oracle.embedding import expect_embedding
 from equivtest.oracle.embedding_collectives import document_embedding
+from equivtest.oracle.embedding_ways import document_both_ways, expect_both_ways, expect_each_way
 from equivtest.oracle.expected import Expected
 from equivtest.oracle.fetch import expect_fetch
 from equivtest.oracle.held import Held
@@ -79,6 +81,9 @@ document.register(MlpCase, document_mlp)
 document.register(DataParallelCase, document_data_parallel)
 expect.register(EmbeddingCase, expect_embedding)
 document.register(EmbeddingCase, document_embedding)
+expect.register(EmbeddingWaysCase, expect_each_way)
+expect_held.register(EmbeddingWaysCase, expect_both_ways)
+document.register(EmbeddingWaysCase, document_both_ways)
 expect.register(NormCase, expect_norm)
 document.register(NormCase, document_norm)
 expect.register(RedistributeCase, expect_redistribute)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from equivtest.defects.catalogue.collectives import DEFECTS as COLLECTIVES
 from equivtest.defects.catalogue.data_parallel import DEFECTS as DATA_PARALLEL
 from equivtest.defects.catalogue.embedding import DEFECTS as EMBEDDING
+from equivtest.defects.catalogue.embedding_ways import DEFECTS as EMBEDDING_WAYS
 from equivtest.defects.catalogue.linear_arithmetic import DEFECTS as LINEAR_ARITHMETIC
 from equivtest.defects.catalogue.norm import DEFECTS as NORM
 from equivtest.defects.catalogue.record import Defect
@@ -25,6 +26,7 @@ DEFECTS: tuple[Defect, ...] = (
     *LINEAR_ARITHMETIC,
     *COLLECTIVES,
     *EMBEDDING,
+    *EMBEDDING_WAYS,
     *NORM,
     *REDISTRIBUTE,
 )
