@@ -28,6 +28,7 @@ from equivtest.oracle.data_parallel_collectives import document_data_parallel
 from equivtest.oracle.embedding import expect_embedding
 from equivtest.oracle.embedding_collectives import document_embedding
 from equivtest.oracle.embedding_ways import document_both_ways, expect_both_ways, expect_each_way
+from equivtest.oracle.engine import expect_engine
 from equivtest.oracle.expected import Expected
 from equivtest.oracle.fetch import expect_fetch
 from equivtest.oracle.held import Held
@@ -75,8 +76,8 @@ def expect_refusal(case: Case, index: int) -> Expected:
 expect.register(LinearCase, expect_linear)
 expect.register(PerceptronCase, expect_mlp)
 expect_held.register(PerceptronCase, expect_mlp)
-expect.register(EngineCase, expect_mlp)
-expect_held.register(EngineCase, expect_mlp)
+expect.register(EngineCase, expect_engine)
+expect_held.register(EngineCase, expect_engine)
 document.register(MlpCase, document_mlp)
 document.register(DataParallelCase, document_data_parallel)
 expect.register(EmbeddingCase, expect_embedding)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from equivtest.cases.strategies.data_parallel import data_parallel_cases
 from equivtest.cases.strategies.embedding import embedding_cases, embedding_ways_cases, refused_embedding_cases
-from equivtest.cases.strategies.engine import engine_cases
+from equivtest.cases.strategies.engine import engine_cases, whole_engine_cases
 from equivtest.cases.strategies.fetch import fetch_cases, refused_fetch_cases
 from equivtest.cases.strategies.linear import linear_cases, refused_linear_cases
 from equivtest.cases.strategies.norm import norm_cases
@@ -38,4 +38,5 @@ __all__ = [
     "refused_linear_cases",
     "refused_redistribute_cases",
     "training_cases",
+    "whole_engine_cases",
 ]
