@@ -10,7 +10,7 @@ DEEPSPEED := .deepspeed/$(VERSION)
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help conform test deepspeed lint format bench smoke-wheel clean
+.PHONY: help conform test deepspeed deepspeed-installed lint format bench smoke-wheel clean
 
 help:  ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -21,9 +21,11 @@ conform: $(INSTALLED)  ## Conformance run on gloo and the CPU, with a report in 
 test: $(INSTALLED)  ## All tests and properties
 	$(BIN)/pytest -n auto
 
-deepspeed: $(INSTALLED) $(DEEPSPEED)/.installed  ## The properties of the real DeepSpeed; VERSION=0.19.3 takes another release
+deepspeed-installed: $(INSTALLED) $(DEEPSPEED)/.installed
+
+deepspeed: deepspeed-installed  ## The properties of the real DeepSpeed; VERSION=0.19.3 takes another release
 	PYTHONPATH=$(CURDIR)/$(DEEPSPEED) $(BIN)/equivtest run --import deepspeed --report report/deepspeed-$(VERSION) \
-		--subjects deepspeed_fetch_all_gather,deepspeed_fetch_all_reduce,deepspeed_mlp_all_gather,deepspeed_mlp_all_reduce
+		--subjects deepspeed_fetch_all_gather,deepspeed_fetch_all_reduce,deepspeed_mlp_all_gather,deepspeed_mlp_all_reduce,deepspeed_mlp_stages_1_and_2
 	PYTHONPATH=$(CURDIR)/$(DEEPSPEED) $(BIN)/pytest -q tests/test_deepspeed.py
 
 lint: $(INSTALLED)  ## Ruff and mypy, changing nothing

@@ -18,6 +18,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.communication import Sent, measure_communication
+from benchmarks.compared import measure_embeddings, measure_fetches
 from benchmarks.first import measure_first
 from benchmarks.peers import measure_peers
 from benchmarks.phases import measure_phases
@@ -31,6 +33,14 @@ from benchmarks.show import (
     throughput_table,
     worlds_rows,
     worlds_table,
+)  # fmt: skip
+from benchmarks.show_compared import (
+    communication_table,
+    embeddings_table,
+    fetches_table,
+    plot_communication,
+    plot_embeddings,
+    plot_fetches,
 )  # fmt: skip
 from benchmarks.show_peers import peers_table, plot_peers
 from benchmarks.show_scale import first_table, plot_first, plot_scale, scale_table
@@ -50,6 +60,9 @@ class Benchmark(StrEnum):
     cold = "cold"
     scale = "scale"
     peers = "peers"
+    communication = "communication"
+    embedding = "embedding"
+    fetch = "fetch"
 
 
 @dataclass(frozen=True)
@@ -72,6 +85,11 @@ def _throughput_data(pairs: list[Pair]) -> dict[str, Any]:
     return {"overall": asdict(overall(pairs)), "target": TARGET, "pairs": rows}
 
 
+def _communication_data(found: list[Sent]) -> list[dict[str, Any]]:
+    sums = ("bytes_documented", "bytes_recorded")
+    return [{**asdict(sent), **{name: getattr(sent, name) for name in sums}} for sent in found]
+
+
 def _rows(found: list[Any]) -> list[dict[str, Any]]:
     return [asdict(row) for row in found]
 
@@ -83,6 +101,11 @@ WAYS = {
     Benchmark.cold: Way(lambda repeats, _: measure_first(repeats), first_table, plot_first, asdict),
     Benchmark.scale: Way(lambda repeats, _: measure_scale(repeats), scale_table, plot_scale, _rows),
     Benchmark.peers: Way(measure_peers, peers_table, plot_peers, _rows),
+    Benchmark.communication: Way(
+        lambda _repeats, _cases: measure_communication(), communication_table, plot_communication, _communication_data
+    ),
+    Benchmark.embedding: Way(lambda repeats, _: measure_embeddings(repeats), embeddings_table, plot_embeddings, _rows),
+    Benchmark.fetch: Way(lambda repeats, _: measure_fetches(repeats), fetches_table, plot_fetches, _rows),
 }
 
 

@@ -60,8 +60,9 @@ def seconds_of(work: Callable[[], object]) -> float:
 
 
 def main_properties() -> list[Property]:
-    """The shipped properties about values, one per subject; refusals are left out."""
-    return [prop for prop in load_properties(properties_dir()).values() if refuses not in prop.claims]
+    """The shipped properties about values, one per subject; refusals and what is not installed are left out."""
+    shipped = load_properties(properties_dir()).values()
+    return [prop for prop in shipped if refuses not in prop.claims and not prop.absent]
 
 
 def draw_cases(prop: Property, world_size: int, num_cases: int) -> list[Case]:

@@ -140,6 +140,8 @@ def raise_for(verdict: Verdict, *, replay: str = "") -> NoReturn:
             raise errors.BitsMismatch(verdict, message)
         case "repeat":
             raise errors.RepeatMismatch(verdict, message)
+        case "ways":
+            raise errors.WaysMismatch(verdict, message)
         case "collectives":
             raise errors.CollectiveMismatch(verdict, message)
         case "not_refused":

@@ -65,6 +65,10 @@ class RepeatMismatch(ClaimFailed):
     """The same case, run again in the same processes, gave other bits."""
 
 
+class WaysMismatch(ClaimFailed):
+    """Two ways of computing one thing gave different values."""
+
+
 class CollectiveMismatch(ClaimFailed):
     """The kinds, counts or bytes of the collectives are not the documented ones."""
 

@@ -1,11 +1,11 @@
-"""Claims about the real DeepSpeed: what its ZeRO-3 engine trains is the model that one process would.
+"""Claims about the real DeepSpeed: what its engines train is the model that one process would.
 
 Which release is judged is whichever is installed.
 """
 
 from __future__ import annotations
 
-from equivtest.cases.strategies import engine_cases
+from equivtest.cases.strategies import engine_cases, whole_engine_cases
 from equivtest.check import DEFAULT_CLAIMS
 from equivtest.property import Property
 from equivtest.verdicts.claims import repeats_itself, trains_like_unsharded
@@ -31,6 +31,18 @@ deepspeed_mlp_all_reduce = Property(
     cases=engine_cases,
     claims=CLAIMS,
     weight=2,
+    requires="deepspeed",
+    conclusive_dtypes=("float32",),
+)
+
+deepspeed_mlp_stages_1_and_2 = Property(
+    subject="deepspeed_mlp_stages_1_and_2",
+    statement="A perceptron under DeepSpeed's ZeRO-1 and ZeRO-2 trains as the unsharded one does on the whole batch.",
+    source="deepspeed/runtime/engine.py and runtime/zero/stage_1_and_2.py (0.19.8)",
+    cases=whole_engine_cases,
+    claims=CLAIMS,
+    weight=2,
+    shards=False,
     requires="deepspeed",
     conclusive_dtypes=("float32",),
 )

@@ -12,6 +12,7 @@ from equivtest.cases.base import C, Case
 from equivtest.cases.strategies import (
     data_parallel_cases,
     embedding_cases,
+    embedding_ways_cases,
     fetch_cases,
     linear_cases,
     mlp_cases,
@@ -40,6 +41,7 @@ STRATEGIES: dict[str, Callable[[Space], SearchStrategy[Case]]] = {
     "colwise embedding": lambda space: embedding_cases(space, style="colwise"),
     "rowwise embedding": lambda space: embedding_cases(space, style="rowwise"),
     "module": lambda space: module_property("torch.nn:Identity", "mine:whole", ((1,), (2, 3))).cases(space),
+    "embedding ways": embedding_ways_cases,
     "layer_norm": lambda space: norm_cases(space, norm="layer_norm"),
     "rms_norm": lambda space: norm_cases(space, norm="rms_norm"),
     "redistribute": redistribute_cases,

@@ -25,6 +25,7 @@ CLASSES: dict[str, type[errors.ClaimFailed]] = {
     "touched": errors.InputTouched,
     "bits": errors.BitsMismatch,
     "repeat": errors.RepeatMismatch,
+    "ways": errors.WaysMismatch,
     "collectives": errors.CollectiveMismatch,
     "not_refused": errors.NotRefused,
     "raised": errors.RankRaised,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+from collections.abc import Iterator
 
 import pytest
 
@@ -21,6 +22,12 @@ from properties import test_deepspeed_training as training
 installed = pytest.mark.skipif(
     not importlib.util.find_spec("deepspeed"), reason="deepspeed is not installed: make deepspeed runs these too"
 )
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    with Pool() as pool:
+        yield pool
 
 
 def test_a_property_says_what_it_misses_and_how_to_get_it() -> None:
@@ -61,44 +68,73 @@ def test_known_failures_of_an_absent_package_are_not_active() -> None:
 @installed
 @pytest.mark.ranks
 @pytest.mark.parametrize("subject", [name for name in SUBJECTS if name.startswith("deepspeed_fetch")])
-def test_two_padded_parameters_are_fetched_right(subject: str) -> None:
+def test_two_padded_parameters_are_fetched_right(subject: str, pool: Pool) -> None:
     """The smallest case of DeepSpeed PR 8158; releases before 0.19.4 fail it."""
-    with Pool() as pool:
-        verdicts = judge(
-            subject, FetchCase(world_size=2, parameters=((1,), (1,)), requires_grad=(True, True)), pool, suite.CLAIMS
-        )
+    case = FetchCase(world_size=2, parameters=((1,), (1,)), requires_grad=(True, True))
+    verdicts = judge(subject, case, pool, suite.CLAIMS)
 
     assert {verdict.kind for verdict in verdicts} == {"holds"}
 
 
 @installed
 @pytest.mark.ranks
-@pytest.mark.parametrize("subject", [name for name in SUBJECTS if name.startswith("deepspeed_mlp")])
+@pytest.mark.parametrize("subject", ["deepspeed_mlp_all_gather", "deepspeed_mlp_all_reduce"])
 @pytest.mark.parametrize("persistence_numel", [0, EVERYTHING])
-def test_a_layer_of_two_padded_parameters_is_trained_right(subject: str, persistence_numel: int) -> None:
+def test_a_layer_of_two_padded_parameters_is_trained_right(subject: str, persistence_numel: int, pool: Pool) -> None:
     """Up to the step that prefetches; releases before 0.19.4 fail it by all_reduce."""
     case = EngineCase(
         world_size=2, biases=("out_proj",), requires_grad=("in_proj.weight", "out_proj.bias"),
         micro_batches=2, optimizer="sgd", steps=3, momentum=0.5, persistence_numel=persistence_numel,
         values=(("dense", 0), ("real", 1)),
     )  # fmt: skip
-    with Pool() as pool:
-        verdicts = judge(subject, case, pool, training.CLAIMS)
+    verdicts = judge(subject, case, pool, training.CLAIMS)
 
     assert {verdict.kind for verdict in verdicts} <= {"holds", "inconclusive"}
     assert any((v.claim, v.kind) == ("trains_like_unsharded", "holds") for v in verdicts)
 
 
+CLIPPED = EngineCase(
+    world_size=2, biases=("in_proj", "out_proj"), leading=(2,), in_features=3, hidden_features=5, out_features=3,
+    requires_grad=("in_proj.weight", "in_proj.bias", "out_proj.weight", "out_proj.bias"), optimizer="sgd", steps=3,
+    gradient_clipping=0.25, values=(("real", 1), ("real", 2)),
+)  # fmt: skip
+"""Of a norm around ten."""
+
+
+@installed
+@pytest.mark.ranks
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_clipped_gradients_train_right(stage: int, pool: Pool) -> None:
+    subject = "deepspeed_mlp_all_gather" if stage == 3 else "deepspeed_mlp_stages_1_and_2"
+    verdicts = judge(subject, dataclasses.replace(CLIPPED, stage=stage), pool, training.CLAIMS)
+
+    assert {verdict.kind for verdict in verdicts} == {"holds"}
+
+
+@installed
+@pytest.mark.ranks
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("program", ["by_the_norm_of_a_rank", "by_the_largest_element", "not_at_all"])
+def test_gradients_clipped_otherwise_are_rejected(program: str, stage: int, pool: Pool) -> None:
+    """In the first update, and in nothing before it."""
+    subject = f"tests.rank_programs_deepspeed:{program}"
+    verdicts = judge(subject, dataclasses.replace(CLIPPED, stage=stage), pool, training.CLAIMS)
+
+    failed = [verdict for verdict in verdicts if verdict.failed]
+    assert {(verdict.claim, verdict.kind) for verdict in failed} >= {("trains_like_unsharded", "value")}
+    assert {verdict.claim for verdict in failed} <= {"trains_like_unsharded", "agrees_on_all_ranks"}
+    assert all(verdict.mismatches[0].tensor.startswith("step1.") for verdict in failed)
+
+
 @installed
 @pytest.mark.ranks
 @pytest.mark.parametrize("collective", ["all_gather", "all_reduce"])
-def test_two_parameters_are_fetched_by_the_collective_that_the_subject_names(collective: str) -> None:
+def test_two_parameters_are_fetched_by_the_collective_that_the_subject_names(collective: str, pool: Pool) -> None:
     """One for both of them; the broadcasts are the partition's."""
     case = FetchCase(
         world_size=2, parameters=((3,), (5,)), requires_grad=(True, True), collective=collective, records=True
     )
-    with Pool() as pool:
-        replies = pool.run(f"deepspeed_fetch_{collective}", case)
+    replies = pool.run(f"deepspeed_fetch_{collective}", case)
 
     assert [[seen.kind for seen in found_of(reply) if seen.kind != "broadcast"] for reply in replies] == [
         [collective]
@@ -108,14 +144,13 @@ def test_two_parameters_are_fetched_by_the_collective_that_the_subject_names(col
 @installed
 @pytest.mark.ranks
 @pytest.mark.parametrize("collective", ["all_gather", "all_reduce"])
-def test_an_engine_fetches_by_the_collective_that_the_subject_names(collective: str) -> None:
+def test_an_engine_fetches_by_the_collective_that_the_subject_names(collective: str, pool: Pool) -> None:
     """The backward of its first step makes no others: each layer's two parameters are fetched together."""
     case = EngineCase(
         world_size=2, biases=("in_proj", "out_proj"), fetch=collective, records=True,
         requires_grad=("in_proj.weight", "in_proj.bias", "out_proj.weight", "out_proj.bias"),
     )  # fmt: skip
-    with Pool() as pool:
-        replies = pool.run(f"deepspeed_mlp_{collective}", case)
+    replies = pool.run(f"deepspeed_mlp_{collective}", case)
 
     assert [[seen.kind for seen in found_of(reply) if seen.phase == "backward"] for reply in replies] == [
         [collective] * 2
@@ -125,27 +160,25 @@ def test_an_engine_fetches_by_the_collective_that_the_subject_names(collective: 
 @installed
 @pytest.mark.ranks
 @pytest.mark.parametrize(("numel", "fetches"), [(EVERYTHING, 2), (0, 6)])
-def test_an_engine_fetches_again_for_each_backward_where_nothing_may_stay(numel: int, fetches: int) -> None:
+def test_an_engine_fetches_again_for_each_backward_where_nothing_may_stay(numel: int, fetches: int, pool: Pool) -> None:
     """Otherwise what a later forward fetched is still there: only the first of three backwards fetches."""
     case = EngineCase(
         world_size=2, biases=("in_proj", "out_proj"), fetch="all_gather", records=True, optimizer="sgd", steps=3,
         requires_grad=("in_proj.weight", "in_proj.bias", "out_proj.weight", "out_proj.bias"),
         prefetch_numel=numel, reuse_numel=numel,
     )  # fmt: skip
-    with Pool() as pool:
-        replies = pool.run("deepspeed_mlp_all_gather", case)
+    replies = pool.run("deepspeed_mlp_all_gather", case)
 
     assert [sum(seen.phase == "backward" for seen in found_of(reply)) for reply in replies] == [fetches] * 2
 
 
 @installed
 @pytest.mark.ranks
-def test_an_engine_runs_after_a_mesh_that_left_a_rank_out() -> None:
+def test_an_engine_runs_after_a_mesh_that_left_a_rank_out(pool: Pool) -> None:
     """Parameters are counted per process, and DeepSpeed compares the counts between ranks."""
     case = EngineCase(world_size=3, optimizer="sgd", steps=3)
-    with Pool() as pool:
-        pool.run("deepspeed_fetch_all_gather", FetchCase(world_size=2, members=(1, 2)))
-        replies = pool.run("deepspeed_mlp_all_gather", case)
+    pool.run("deepspeed_fetch_all_gather", FetchCase(world_size=2, members=(1, 2)))
+    replies = pool.run("deepspeed_mlp_all_gather", case)
 
     assert [(reply.outcome, reply.error_text) for reply in replies] == [("answered", "")] * 3
 

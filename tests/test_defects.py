@@ -42,6 +42,8 @@ FAMILIES = {
     "a reduction in fewer bits",
     "a reduction missing in the backward",
     "a term added on every rank",
+    "a sum in another order",
+    "a sum in other bits",
     "a term missing",
     "one element off by one ulp",
     "operands in fewer bits",

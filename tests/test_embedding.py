@@ -1,8 +1,8 @@
-"""Embeddings: the case, its ids and values, the oracle beside torch's own kernel, and one style beside the other."""
+"""Embeddings: the case, its ids and values, the oracle beside torch's own kernel."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -10,21 +10,17 @@ from typing import Any
 import pytest
 import torch
 
-from equivtest import limits
 from equivtest.cases.embedding import MISFITS, EmbeddingCase, RefusedEmbeddingCase
 from equivtest.cases.embedding_values import draw_ids
 from equivtest.cases.values import draw
 from equivtest.check import one_thread
 from equivtest.errors import Misuse
-from equivtest.known import SHIPPED, KnownFailures
 from equivtest.layout import shard_bounds
 from equivtest.oracle import expect
 from equivtest.oracle.collectives import document
 from equivtest.oracle.embedding import bound_gradient
 from equivtest.oracle.rounding import TORCH_CPU
-from equivtest.property import Space
-from equivtest.ranks.pool import Pool
-from equivtest.tensors import DTYPES, assemble, same_bits
+from equivtest.tensors import DTYPES, same_bits
 from tests.drawing import SPACE, STRATEGIES, drawn
 from tests.unsharded import unsharded
 
@@ -253,50 +249,3 @@ def test_an_embedding_takes_the_collectives_of_its_layouts(fields: dict[str, Any
     calls = [str(call) for call in document(case_of(**fields), 1)][1:]  # after the weight was handed out
 
     assert calls == [f"{'' if 'backward' in text else 'forward '}{text} bytes" for text in expected]
-
-
-# ------------------------------------------------------------------------------------------------
-# Both styles
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    with Pool() as pool:
-        yield pool
-
-
-def answered(case: EmbeddingCase, pool: Pool) -> list[dict[str, torch.Tensor]]:
-    """Output and gradient of each draw, put together from what the ranks of the first mesh hold."""
-    replies = pool.run(f"{case.style}_embedding", case)
-    found = []
-    for index in range(len(case.values)):
-        held = [replies[process].answers[index].tensors for process in case.groups[0]]
-        names = [name for name in held[0] if not name.startswith("param.")]
-        locals_ = {name: {rank: tensors[name].local for rank, tensors in enumerate(held)} for name in names}
-        found.append(
-            {
-                name: assemble(locals_[name], case.shapes()[name], held[0][name].layout, case.mesh_shape).tensor
-                for name in names
-            }
-        )
-    return found
-
-
-@pytest.mark.ranks
-@pytest.mark.parametrize("world_size", limits.WORLD_SIZES)
-def test_both_styles_give_the_same_output_and_gradient(world_size: int, pool: Pool) -> None:
-    """By value, on every exact draw of the same twelve cases; where no sum crosses ranks the values say all."""
-    known = KnownFailures.load(SHIPPED)
-    cases = drawn(STRATEGIES["rowwise embedding"](Space((world_size,), limits.DTYPES)), 16, number=7)
-    cases = [case for case in cases if not known.forbids_run("rowwise_embedding", case)][:12]
-    num_compared = 0
-    for case in cases:
-        exact = replace(case, values=(("index", 1), ("dense", 2)), scale_grad_by_freq=False)
-        for rowwise, colwise in zip(
-            *(answered(replace(exact, style=s), pool) for s in ("rowwise", "colwise")), strict=True
-        ):
-            assert rowwise.keys() == colwise.keys()
-            assert all(torch.equal(rowwise[name], colwise[name]) for name in rowwise), exact
-            num_compared += 1
-
-    assert num_compared >= 16

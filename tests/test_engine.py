@@ -10,9 +10,10 @@ from functools import cache
 import pytest
 
 from equivtest.cases.base import from_code, from_data, to_data
-from equivtest.cases.engine import EVERYTHING, REDUCE_BUCKET_NUMEL, EngineCase
-from equivtest.cases.strategies import engine_cases
+from equivtest.cases.engine import EVERYTHING, OF_STAGE_3, REDUCE_BUCKET_NUMEL, EngineCase
+from equivtest.cases.strategies import engine_cases, whole_engine_cases
 from equivtest.errors import Misuse
+from equivtest.layout import Layout, Partial, Replicate, Shard
 from tests.drawing import SPACE, drawn, smallest
 
 SIZES = ("persistence_numel", "prefetch_numel", "reuse_numel", "live_numel", "reduce_bucket_numel")
@@ -32,6 +33,9 @@ def run() -> tuple[EngineCase, ...]:
         ("persistence_numel", -1, "must be in 0.."),
         ("reduce_bucket_numel", 0, "must be in 1.."),
         ("live_numel", EVERYTHING + 1, "got 1000000001"),
+        ("stage", 0, "stage must be one of 1, 2, 3"),
+        ("gradient_clipping", -1.0, "at least 0 and finite"),
+        ("gradient_clipping", 1.0, "before an update: set optimizer"),
     ],
 )
 def test_an_engine_case_refuses_what_an_engine_cannot_do(field: str, value: object, said: str) -> None:
@@ -85,6 +89,39 @@ def test_only_a_leaf_can_lack_the_gradient_of_its_input() -> None:
 
     assert plain.leaf_input_requires_grad and leaf.leaf_input_requires_grad
     assert not EngineCase(world_size=1, requires_grad=("in_proj.weight",), leaf=True).leaf_input_requires_grad
+
+
+@pytest.mark.parametrize("name", OF_STAGE_3)
+def test_only_stage_3_is_told_about_divided_parameters(name: str) -> None:
+    usual = getattr(EngineCase, name)
+
+    with pytest.raises(Misuse, match=f"stage 2 divides no parameters: leave {name} out"):
+        EngineCase(world_size=2, stage=2, **{name: 1 if usual in (0, EVERYTHING) else not usual})
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_stages_1_and_2_hold_whole_parameters_and_parts_of_all_else(stage: int) -> None:
+    case = EngineCase(world_size=3, stage=stage, optimizer="adamw", steps=2, biases=("in_proj",))
+    layouts = case.layouts()
+    whole, operand = Layout((Replicate(),)), Layout((Partial(),))
+
+    assert {layouts[name] for name in layouts if ".param." in f".{name}"} == {whole}
+    assert {layouts[name] for name in layouts if "exp_avg" in name or name.startswith("grad.in_proj.w")} == {operand}
+    assert layouts["output"] == layouts["grad.x"] == layouts["capture.in_proj.output"] == Layout((Shard(0),))
+
+
+def test_both_stages_without_divided_parameters_are_drawn() -> None:
+    cases = drawn(whole_engine_cases(SPACE), 60)
+
+    assert {case.stage for case in cases} == {1, 2}
+
+
+def test_a_third_of_what_is_trained_is_clipped_and_nothing_else() -> None:
+    trained = [case for case in run() if case.trains]
+    shares = [sum(case.gradient_clipping == limit for case in trained) / len(trained) for limit in (0.0, 2.0**12)]
+
+    assert 0.3 < 1 - shares[0] < 0.75 and shares[1] > 0.03
+    assert not any(case.gradient_clipping for case in run() if not case.trains)
 
 
 def test_the_command_knows_the_case_without_any_property() -> None:

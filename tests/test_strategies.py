@@ -21,6 +21,7 @@ from equivtest.cases import strategies
 from equivtest.cases.base import Case
 from equivtest.cases.data_parallel import DataParallelCase
 from equivtest.cases.embedding import EmbeddingCase, RefusedEmbeddingCase
+from equivtest.cases.embedding_ways import EmbeddingWaysCase
 from equivtest.cases.fetch import FetchCase, RefusedFetchCase
 from equivtest.cases.linear import REAL_MODES, LinearCase, RefusedLinearCase
 from equivtest.cases.mlp import MlpCase
@@ -307,6 +308,7 @@ SIMPLEST: dict[str, Case] = {
     "colwise embedding": EmbeddingCase(world_size=1, style="colwise"),
     "rowwise embedding": EmbeddingCase(world_size=1, style="rowwise"),
     "module": ModuleCase(world_size=1, build="torch.nn:Identity", parallelize="mine:whole"),
+    "embedding ways": EmbeddingWaysCase(world_size=1),
     "layer_norm": NormCase(world_size=1, norm="layer_norm"),
     "rms_norm": NormCase(world_size=1, norm="rms_norm"),
     "redistribute": RedistributeCase(world_size=1),

@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from equivtest.cases.base import Case
 from equivtest.cases.embedding import NO_PADDING, EmbeddingCase
+from equivtest.cases.embedding_ways import EmbeddingWaysCase, of_style
 from equivtest.cases.fetch import FetchCase
 from equivtest.cases.linear import LinearCase
 from equivtest.cases.module import ModuleCase, call_builder
@@ -55,6 +56,16 @@ def unsharded_embedding(case: EmbeddingCase, index: int) -> dict[str, torch.Tens
         assert weight.grad is not None
         answers["grad.weight"] = weight.grad
     return answers
+
+
+@unsharded.register
+def unsharded_embedding_ways(case: EmbeddingWaysCase, index: int) -> dict[str, torch.Tensor]:
+    """The same for both ways."""
+    return {
+        of_style(name, style): tensor
+        for style in case.styles
+        for name, tensor in unsharded_embedding(case.of_style(style), index).items()
+    }
 
 
 @unsharded.register

@@ -128,7 +128,7 @@ class EmbeddingCase(Case):
     @property
     def output_is_uneven(self) -> bool:
         """Whether ranks hold different amounts of the output."""
-        return shard_kind(self.shapes()["output"], self.layouts()["output"], self.mesh_shape) != "even"
+        return shard_kind(self.shapes()["cotangent"], self.layouts()["cotangent"], self.mesh_shape) != "even"
 
     def edge_ids(self) -> tuple[int, ...]:
         """The first and last id of each rank's part of the vocabulary, ascending, and `padding_idx`.

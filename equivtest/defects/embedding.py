@@ -21,7 +21,7 @@ from equivtest.subjects.tensor_parallel import Answers, Given
 # rowwise
 
 
-class _Masked(nn.Embedding):
+class Masked(nn.Embedding):
     """A right masked lookup on one rank's part of the vocabulary; defects change one step of it.
 
     A row of zeros behind the part is what the ids of other ranks look up.
@@ -59,10 +59,10 @@ class _Masked(nn.Embedding):
 
 def mask_off_by_one(case: EmbeddingCase, mesh: DeviceMesh, given: Given) -> Answers:
     """Rowwise: of every part but the first, the first id is taken for another rank's."""
-    return run_embedding(case, mesh, given, RowwiseParallel, _MaskOffByOne)
+    return run_embedding(case, mesh, given, RowwiseParallel, MaskOffByOne)
 
 
-class _MaskOffByOne(_Masked):
+class MaskOffByOne(Masked):
     def is_of_others(self, ids: torch.Tensor, start: int, stop: int) -> torch.Tensor:
         return super().is_of_others(ids, start, stop) | ((ids == start) & (start > 0))
 
@@ -72,7 +72,7 @@ def mask_not_applied(case: EmbeddingCase, mesh: DeviceMesh, given: Given) -> Ans
     return run_embedding(case, mesh, given, RowwiseParallel, _MaskNotApplied)
 
 
-class _MaskNotApplied(_Masked):
+class _MaskNotApplied(Masked):
     def to_rows(self, local: torch.Tensor, num_rows: int) -> torch.Tensor:
         return local.masked_fill(local == num_rows, 0)
 
@@ -82,7 +82,7 @@ def part_of_another_rank(case: EmbeddingCase, mesh: DeviceMesh, given: Given) ->
     return run_embedding(case, mesh, given, RowwiseParallel, _PartOfAnotherRank)
 
 
-class _PartOfAnotherRank(_Masked):
+class _PartOfAnotherRank(Masked):
     def part(self, rank: int, num_ranks: int) -> tuple[int, int]:
         return super().part(num_ranks - 1 - rank, num_ranks)
 
@@ -95,7 +95,7 @@ def lookups_averaged(case: EmbeddingCase, mesh: DeviceMesh, given: Given) -> Ans
     return run_embedding(case, mesh, given, RowwiseParallel, _LookupsAveraged)
 
 
-class _LookupsAveraged(_Masked):
+class _LookupsAveraged(Masked):
     def to_partial(self, found: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
         return found / mesh.size()
 
@@ -106,10 +106,10 @@ class _LookupsAveraged(_Masked):
 
 def padding_row_learns(case: EmbeddingCase, mesh: DeviceMesh, given: Given) -> Answers:
     """Colwise: the row of `padding_idx` gets a gradient like any other."""
-    return run_embedding(case, mesh, given, ColwiseParallel, _PaddingRowLearns)
+    return run_embedding(case, mesh, given, ColwiseParallel, PaddingRowLearns)
 
 
-class _PaddingRowLearns(nn.Embedding):
+class PaddingRowLearns(nn.Embedding):
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         return functional.embedding(ids, self.weight, scale_grad_by_freq=self.scale_grad_by_freq)
 
@@ -119,7 +119,7 @@ def repeats_counted_once(case: EmbeddingCase, mesh: DeviceMesh, given: Given) ->
     return run_embedding(case, mesh, given, ColwiseParallel, _RepeatsCountedOnce)
 
 
-class _Local(nn.Embedding):
+class Local(nn.Embedding):
     """A right lookup on one rank's features; defects change what is looked up."""
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
@@ -133,7 +133,7 @@ class _Local(nn.Embedding):
         return functional.embedding(ids, own, padding_idx=self.padding_idx, scale_grad_by_freq=self.scale_grad_by_freq)
 
 
-class _RepeatsCountedOnce(_Local):
+class _RepeatsCountedOnce(Local):
     def look_up(self, ids: torch.Tensor, own: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
         found = _PutNotAdded.apply(own, ids.long(), self.padding_idx)  # type: ignore[no-untyped-call]
         return cast(torch.Tensor, found)
@@ -163,7 +163,7 @@ def features_of_next_rank(case: EmbeddingCase, mesh: DeviceMesh, given: Given) -
     return run_embedding(case, mesh, given, ColwiseParallel, _FeaturesOfNextRank)
 
 
-class _FeaturesOfNextRank(_Local):
+class _FeaturesOfNextRank(Local):
     def look_up(self, ids: torch.Tensor, own: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
         if self.embedding_dim % mesh.size() == 0:
             own = own + (_of_next_rank(own.detach(), mesh) - own.detach())  # the gradient stays one's own

@@ -13,6 +13,7 @@ import functools
 from equivtest.cases.base import Case
 from equivtest.cases.data_parallel import DataParallelCase
 from equivtest.cases.embedding import EmbeddingCase, RefusedEmbeddingCase
+from equivtest.cases.embedding_ways import EmbeddingWaysCase
 from equivtest.cases.engine import EngineCase
 from equivtest.cases.fetch import FetchCase, RefusedFetchCase
 from equivtest.cases.linear import LinearCase, RefusedLinearCase
@@ -27,6 +28,8 @@ from equivtest.oracle.collectives import document
 from equivtest.oracle.data_parallel_collectives import document_data_parallel
 from equivtest.oracle.embedding import expect_embedding
 from equivtest.oracle.embedding_collectives import document_embedding
+from equivtest.oracle.embedding_ways import document_both_ways, expect_both_ways, expect_each_way
+from equivtest.oracle.engine import expect_engine
 from equivtest.oracle.expected import Expected
 from equivtest.oracle.fetch import expect_fetch
 from equivtest.oracle.held import Held
@@ -75,13 +78,16 @@ def expect_refusal(case: Case, index: int) -> Expected:
 expect.register(LinearCase, expect_linear)
 expect.register(PerceptronCase, expect_mlp)
 expect_held.register(PerceptronCase, expect_mlp)
-expect.register(EngineCase, expect_mlp)
-expect_held.register(EngineCase, expect_mlp)
+expect.register(EngineCase, expect_engine)
+expect_held.register(EngineCase, expect_engine)
 document.register(MlpCase, document_mlp)
 document.register(DataParallelCase, document_data_parallel)
 expect.register(EmbeddingCase, expect_embedding)
 document.register(EmbeddingCase, document_embedding)
 expect.register(ModuleCase, expect_module)
+expect.register(EmbeddingWaysCase, expect_each_way)
+expect_held.register(EmbeddingWaysCase, expect_both_ways)
+document.register(EmbeddingWaysCase, document_both_ways)
 expect.register(NormCase, expect_norm)
 document.register(NormCase, document_norm)
 expect.register(RedistributeCase, expect_redistribute)

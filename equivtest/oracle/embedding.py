@@ -87,7 +87,7 @@ def bound_gradient(case: EmbeddingCase, ids: torch.Tensor, cotangent: torch.Tens
     divisors = counts.clamp(min=1) if case.scale_grad_by_freq else torch.ones_like(counts)
     value = chosen @ cotangent.double() / divisors[:, None]
     magnitude = chosen @ cotangent.double().abs() / divisors[:, None]
-    rounds = torch.tensor([_may_round(int(divisor)) for divisor in divisors])
+    rounds = torch.tensor([may_round(int(divisor)) for divisor in divisors])
     relative = [
         _relative(int(count), rounded, arithmetic) for count, rounded in zip(counts, rounds.tolist(), strict=True)
     ]
@@ -112,7 +112,7 @@ def _relative(count: int, rounded: bool, arithmetic: Arithmetic) -> float:  # no
     return growth(in_accumulator, (additions + rounded, arithmetic.u_o), (rounded, U_REFERENCE))
 
 
-def _may_round(divisor: int) -> bool:
+def may_round(divisor: int) -> bool:
     """Whether 1 / divisor, and a product with it, may be no value of the dtype."""
     return divisor & (divisor - 1) != 0
 

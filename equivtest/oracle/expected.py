@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -44,12 +44,29 @@ class ExpectedTensor:
 
 
 @dataclass(frozen=True)
+class Twin:
+    """What a tensor must be like that is answered twice, computed in two ways.
+
+    Attributes:
+        other: Name of the one that was computed in the other way.
+        right: As the ranks hold that one, put together; None where their answers make no whole.
+        zeros_added: Whether only the first went through an all_reduce that adds zeros.
+    """
+
+    other: str
+    right: ExpectedTensor | None
+    zeros_added: bool = False
+
+
+@dataclass(frozen=True)
 class Expected:
     """Every tensor that a subject must answer for one draw, by name.
 
     Attributes:
         bits_used: name -> bits that the largest sum of magnitudes behind it takes.
+        twins: name -> what the tensor must be like too, where another is to be the same.
     """
 
     tensors: Mapping[str, ExpectedTensor]
     bits_used: Mapping[str, int]
+    twins: Mapping[str, Twin] = field(default_factory=dict)

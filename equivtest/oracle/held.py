@@ -17,10 +17,16 @@ Held = Mapping[int, Mapping[str, Placed]]
 
 
 def whole(held: Held, name: str, shape: tuple[int, ...], mesh_shape: tuple[int, ...]) -> torch.Tensor | None:
-    """The global tensor `name`, float64, or None where the ranks' answers do not make one.
+    """As `put_together`, float64."""
+    found = put_together(held, name, shape, mesh_shape)
+    return None if found is None else found.double()
+
+
+def put_together(held: Held, name: str, shape: tuple[int, ...], mesh_shape: tuple[int, ...]) -> torch.Tensor | None:
+    """The global tensor `name`, bit by bit, or None where the ranks' answers do not make one.
 
     A claim that judges `name` itself says what is missing.  Of replicas the lowest rank's counts;
-    whether they agree is another claim.
+    whether they agree is another claim.  Operands are added in float64.
     """
     placed = {rank: tensors.get(name) for rank, tensors in held.items()}
     present = {rank: tensor for rank, tensor in placed.items() if tensor is not None}
@@ -32,7 +38,7 @@ def whole(held: Held, name: str, shape: tuple[int, ...], mesh_shape: tuple[int, 
     layout = layouts.pop()
     locals_ = {rank: tensor.local.double() if _is_partial(layout) else tensor.local for rank, tensor in present.items()}
     try:
-        return assemble(locals_, shape, layout, mesh_shape).tensor.double()
+        return assemble(locals_, shape, layout, mesh_shape).tensor
     except ValueError:
         return None
 

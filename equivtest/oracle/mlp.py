@@ -27,6 +27,7 @@ from equivtest.oracle.averages import Averages
 from equivtest.oracle.expected import Expected, ExpectedTensor
 from equivtest.oracle.held import Held, whole
 from equivtest.oracle.operations import Found, Operations
+from equivtest.oracle.rounding import Operand
 from equivtest.oracle.updates import adamw, sgd_momentum, sgd_parameter
 
 
@@ -129,7 +130,7 @@ class Reference:
         operations: Operations,
         parameter: torch.Tensor,
         state: dict[str, torch.Tensor],
-        gradient: torch.Tensor,
+        gradient: Operand,
     ) -> torch.Tensor:
         """The parameter after update number `step`; `state` holds its optimizer's state by name."""
 
@@ -147,10 +148,8 @@ class Reference:
             gradient = add("momentum", sgd_momentum(case, operations, parameter, momentum, gradient))
         return add("param", sgd_parameter(case, operations, parameter, gradient, decays=not case.momentum))
 
-    def run_step(
-        self, step: int, operations: Operations, parameters: dict[str, torch.Tensor]
-    ) -> dict[str, torch.Tensor]:
-        """Forward and backward of one step: the gradients that the case asks for.
+    def run_step(self, step: int, operations: Operations, parameters: dict[str, torch.Tensor]) -> dict[str, Operand]:
+        """Forward and backward of one step: the gradients that the case asks for, as an update takes them.
 
         Args:
             parameters: W1 (H, K), b1 (H,), W2 (N, H), b2 (N,), float64, global, as of before the step.

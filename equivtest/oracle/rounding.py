@@ -36,6 +36,9 @@ class Arithmetic:
         libm_ulp: Largest error of erf, exp, sqrt and the like, in units in the last place.
         rounds_to_nearest: Whether every rounding is to nearest, so that errors have no preferred sign.
         flushes_subnormals: Whether results below the smallest normal number become zero.
+        adds_rows_in_order: Whether a kernel that adds rows into the rows of a table, such as the
+            gradient of an embedding, adds them one after the other in the order given, be they
+            wide or narrow, so that each element has one value.
     """
 
     dtype: str
@@ -44,6 +47,7 @@ class Arithmetic:
     libm_ulp: float = 4.0
     rounds_to_nearest: bool = True
     flushes_subnormals: bool = False
+    adds_rows_in_order: bool = False
 
     @property
     def u_a(self) -> float:
@@ -82,15 +86,16 @@ class Arithmetic:
 
 
 TORCH_CPU = {
-    "float64": Arithmetic("float64", "float64", "float64"),
-    "float32": Arithmetic("float32", "float32", "float32"),
-    "bfloat16": Arithmetic("bfloat16", "float32", "bfloat16"),
-    "float16": Arithmetic("float16", "float32", "float16"),
+    "float64": Arithmetic("float64", "float64", "float64", adds_rows_in_order=True),
+    "float32": Arithmetic("float32", "float32", "float32", adds_rows_in_order=True),
+    "bfloat16": Arithmetic("bfloat16", "float32", "bfloat16", adds_rows_in_order=True),
+    "float16": Arithmetic("float16", "float32", "float16", adds_rows_in_order=True),
 }
 """torch's CPU kernels and gloo: 16-bit kernels compute in float32 and store once, gloo adds in the tensor's dtype.
 
 Source: at::opmath_type (ATen/OpMathType.h) and at::acc_type of torch 2.13.0; gloo/math.h, sum over
-gloo::float16 and c10::BFloat16.  Sleef's functions are within 1 ulp, torch's own vector code within 4.
+gloo::float16 and c10::BFloat16; embedding_dense_backward_cpu_loop in ATen/native/Embedding.cpp, one token
+after the other.  Sleef's functions are within 1 ulp, torch's own vector code within 4.
 """
 
 

@@ -6,12 +6,14 @@ gradient, both moments of AdamW as zeros.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 
 from equivtest.cases.perceptron import PerceptronCase
 from equivtest.oracle.operations import Found, Operations
 from equivtest.oracle.optimizers import AdamOptions, SgdOptions, adamw_step, sgd_step
-from equivtest.oracle.rounding import Bounded
+from equivtest.oracle.rounding import Bounded, Operand
 
 
 def sgd_momentum(
@@ -19,7 +21,7 @@ def sgd_momentum(
     operations: Operations,
     parameter: torch.Tensor,
     momentum: torch.Tensor | None,
-    gradient: torch.Tensor,
+    gradient: Operand,
 ) -> Found:
     """momentum * buffer + gradient + weight_decay * parameter; no buffer before the first update."""
     terms = [(1.0, gradient)]
@@ -28,17 +30,17 @@ def sgd_momentum(
     if momentum is not None:
         terms.append((case.momentum, momentum))
     if len(terms) == 1:
-        return Found.copy_of(gradient)
+        return Found.within(gradient) if isinstance(gradient, Bounded) else Found.copy_of(gradient)
 
     def bounded() -> Bounded:
         options = SgdOptions(case.lr, case.momentum, weight_decay=case.weight_decay)
         return sgd_step(parameter, momentum, gradient, options, operations.arithmetic)["momentum_buffer"]
 
-    return operations.weighted_sum(terms, bounded)
+    return _weighted_sum(operations, terms, bounded)
 
 
 def sgd_parameter(
-    case: PerceptronCase, operations: Operations, parameter: torch.Tensor, step: torch.Tensor, *, decays: bool
+    case: PerceptronCase, operations: Operations, parameter: torch.Tensor, step: Operand, *, decays: bool
 ) -> Found:
     """parameter - lr * step; `decays` where the step does not hold the weight decay yet."""
     weight_decay = case.weight_decay if decays else 0.0
@@ -48,7 +50,15 @@ def sgd_parameter(
         options = SgdOptions(case.lr, weight_decay=weight_decay)
         return sgd_step(parameter, None, step, options, operations.arithmetic)["param"]
 
-    return operations.weighted_sum(terms if weight_decay else terms[:2], bounded)
+    return _weighted_sum(operations, terms if weight_decay else terms[:2], bounded)
+
+
+def _weighted_sum(
+    operations: Operations, terms: Sequence[tuple[float, Operand]], bounded: Callable[[], Bounded]
+) -> Found:
+    """As of `Operations.weighted_sum`; of a term that is itself known within a bound the sum is, too."""
+    known = [(factor, term) for factor, term in terms if isinstance(term, torch.Tensor)]
+    return operations.weighted_sum(known, bounded) if len(known) == len(terms) else Found.within(bounded())
 
 
 def adamw(
@@ -57,10 +67,10 @@ def adamw(
     number: int,
     parameter: torch.Tensor,
     moments: tuple[torch.Tensor, torch.Tensor] | None,
-    gradient: torch.Tensor,
+    gradient: Operand,
 ) -> dict[str, Found]:
     """'exp_avg', 'exp_avg_sq' and 'param' after update number `number`, counted from 1; never exact."""
-    first, second = moments or (torch.zeros_like(gradient), torch.zeros_like(gradient))
+    first, second = moments or (torch.zeros_like(parameter), torch.zeros_like(parameter))
     options = AdamOptions(case.lr, weight_decay=case.weight_decay)
     after = adamw_step(parameter, first, second, gradient, number, options, operations.arithmetic)
     return {name: Found.within(after[name]) for name in ("exp_avg", "exp_avg_sq", "param")}

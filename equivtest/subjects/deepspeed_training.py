@@ -34,8 +34,12 @@ def deepspeed_mlp_all_reduce(case: EngineCase, mesh: DeviceMesh, given: Given) -
 
 
 def run(case: EngineCase, mesh: DeviceMesh, given: Given, *, by_all_reduce: bool) -> Answers:
-    """One life of an engine."""
-    visit = DeepSpeedRun(case, mesh, given, by_all_reduce=by_all_reduce)
+    """One life of an engine of stage 3."""
+    return live(DeepSpeedRun(case, mesh, given, by_all_reduce=by_all_reduce))
+
+
+def live(visit: DeepSpeedRun) -> Answers:
+    """What an engine answers until its end."""
     try:
         return visit.answers()
     finally:
@@ -65,7 +69,8 @@ class DeepSpeedRun(DataParallelRun):
     def build(self) -> nn.Module:
         deepspeed = joined_deepspeed(self.mesh.device_type)
         self.utils, self.options = deepspeed.utils, deepspeed.zero.config.DeepSpeedZeroConfig
-        number_alike(deepspeed.zero.Init, self.mesh)
+        if self.case.stage == 3:
+            number_alike(deepspeed.zero.Init, self.mesh)
         self.model = Mlp(self.case, self.given)
         if self.case.leaf:
             self.utils.set_z3_leaf_modules(self.model, [Mlp])
@@ -74,26 +79,33 @@ class DeepSpeedRun(DataParallelRun):
         return self.model
 
     def config(self) -> dict[str, object]:
-        """Of the engine: any torch optimizer, nothing clipped, and what the case says."""
+        """Of the engine: any torch optimizer, and what the case says."""
         case = self.case
         return {
             "train_micro_batch_size_per_gpu": 1,
             "gradient_accumulation_steps": case.micro_batches,
-            "gradient_clipping": 0.0,
+            "gradient_clipping": case.gradient_clipping,
             "zero_allow_untested_optimizer": True,
             "zero_force_ds_cpu_optimizer": False,
             "zero_optimization": {
-                "stage": 3,
-                FLAG: self.by_all_reduce,
-                "stage3_param_persistence_threshold": case.persistence_numel,
-                "stage3_prefetch_bucket_size": case.prefetch_numel,
-                "stage3_max_reuse_distance": case.reuse_numel,
-                "stage3_max_live_parameters": case.live_numel,
-                **self.sequentially(),
+                "stage": case.stage,
                 "reduce_bucket_size": case.reduce_bucket_numel,
                 "reduce_scatter": case.reduce_scatter,
-                "sub_group_size": case.sub_group_numel,
+                **self.stage_config(),
             },
+        }
+
+    def stage_config(self) -> dict[str, object]:
+        """What only this stage can be told."""
+        case = self.case
+        return {
+            FLAG: self.by_all_reduce,
+            "stage3_param_persistence_threshold": case.persistence_numel,
+            "stage3_prefetch_bucket_size": case.prefetch_numel,
+            "stage3_max_reuse_distance": case.reuse_numel,
+            "stage3_max_live_parameters": case.live_numel,
+            **self.sequentially(),
+            "sub_group_size": case.sub_group_numel,
         }
 
     def sequentially(self) -> dict[str, bool]:

@@ -25,6 +25,8 @@ SUBJECTS: dict[str, str] = {
     "deepspeed_fetch_all_reduce": "equivtest.subjects.deepspeed_fetch:deepspeed_fetch_all_reduce",
     "deepspeed_mlp_all_gather": "equivtest.subjects.deepspeed_training:deepspeed_mlp_all_gather",
     "deepspeed_mlp_all_reduce": "equivtest.subjects.deepspeed_training:deepspeed_mlp_all_reduce",
+    "deepspeed_mlp_stages_1_and_2": "equivtest.subjects.deepspeed_stages:deepspeed_mlp_stages_1_and_2",
+    "embedding_both_ways": "equivtest.subjects.embedding:embedding_both_ways",
     "fsdp2_mlp": "equivtest.subjects.data_parallel:fsdp2_mlp",
     "module": "equivtest.subjects.module:module",
     "redistribute": "equivtest.subjects.redistribute:redistribute",

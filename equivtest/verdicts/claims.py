@@ -16,6 +16,7 @@ from equivtest.verdicts.exactness import judge_bits, judge_bits_but_for_zeros, j
 from equivtest.verdicts.judgement import Answers, Judgement
 from equivtest.verdicts.structure import judge_parameter_layouts, judge_replicas, judge_touched
 from equivtest.verdicts.values import judge_gradients, judge_outputs, judge_training
+from equivtest.verdicts.ways import judge_ways
 
 
 def always(case: Case, draw: int) -> bool:
@@ -74,6 +75,12 @@ trains_like_unsharded = Claim(
 does_not_touch_its_inputs = Claim(
     "does_not_touch_its_inputs", "inputs, parameters and requires_grad flags are as before", judge_touched
 )
+both_ways_agree = Claim(
+    "both_ways_agree",
+    "what is computed in two ways is the same by both, as the ranks hold it: bit by bit, but that -0.0 may be +0.0 and "
+    "a NaN any other where one of them added zeros; sums within what two orders of summation may be apart",
+    judge_ways,
+)
 uses_only_collectives = Claim(
     "uses_only_collectives",
     "kinds, counts and bytes of collectives are the documented ones on every rank; judged where they are recorded",
@@ -114,7 +121,7 @@ CLAIMS = {
     for claim in (
         equals_unsharded, gradients_equal_unsharded, agrees_on_all_ranks, keeps_layout_of_parameter,
         trains_like_unsharded, does_not_touch_its_inputs, is_exact_without_reduction, is_exact_but_for_added_zeros,
-        is_the_identity_for_one_rank, repeats_itself, uses_only_collectives, refuses,
+        is_the_identity_for_one_rank, repeats_itself, both_ways_agree, uses_only_collectives, refuses,
     )
 }  # fmt: skip
 """Every claim by name."""

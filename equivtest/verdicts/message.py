@@ -12,6 +12,7 @@ HEADLINES: dict[Kind, str] = {
     "touched": "InputTouched: {subject}: {tensor} is not as it was handed out",
     "bits": "BitsMismatch: {subject}: {tensor} has not the bits of the unsharded computation",
     "repeat": "RepeatMismatch: {subject}: {tensor} is not the same when the case runs again",
+    "ways": "WaysMismatch: {subject}: {tensor} is not what the other way gives",
     "collectives": "CollectiveMismatch: {subject}: other collectives than the documented ones",
     "not_refused": "NotRefused: {subject}: a case outside the contract was not refused alike",
     "raised": "RankRaised: {subject}: a rank raised",

@@ -45,7 +45,7 @@ def judge_parameter_layouts(case: Case, expected: Expected, answers: Answers) ->
 
 def _of_parameters(expected: Expected) -> list[str]:
     """All but activations and their gradients, which torch may keep under another layout."""
-    return [name for name in expected.tensors if name.rpartition(".")[2] not in ("input", "output")]
+    return [name for name in expected.tensors if not {"input", "output"} & {*name.split(".")}]
 
 
 def judge_replicas(case: Case, expected: Expected, answers: Answers) -> Judgement:

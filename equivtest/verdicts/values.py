@@ -15,9 +15,10 @@ from equivtest.verdicts.verdict import Kind
 
 def judge_outputs(case: Case, expected: Expected, answers: Answers) -> Judgement:
     judged = judge_tensors(case, expected, answers, _outputs(expected))
-    if judged.kind not in ("holds", "inconclusive") or "output" not in expected.tensors:
+    outputs = [name for name in expected.tensors if name.split(".")[0] == "output"]
+    if judged.kind not in ("holds", "inconclusive") or not outputs:
         return judged
-    layouts = judge_layouts(expected, answers, ["output"])
+    layouts = judge_layouts(expected, answers, outputs)
     return layouts if layouts.kind != "holds" else judged
 
 

@@ -17,6 +17,7 @@ Kind = Literal[
     "touched",
     "bits",
     "repeat",
+    "ways",
     "collectives",
     "not_refused",
     "raised",
@@ -29,8 +30,8 @@ Kind = Literal[
 """Kinds from 'value' to 'timed_out' are failures; 'known' is a known failure, not judged again."""
 
 FAILURES: tuple[Kind, ...] = (
-    "value", "layout", "shape", "replica", "touched", "bits", "repeat", "collectives", "not_refused", "raised", "lost",
-    "timed_out",
+    "value", "layout", "shape", "replica", "touched", "bits", "repeat", "ways", "collectives", "not_refused", "raised",
+    "lost", "timed_out",
 )  # fmt: skip
 
 

@@ -13,8 +13,8 @@ that leave trailing ranks empty, and 31, 32, 33 around a tile of 32.
 from __future__ import annotations
 
 from equivtest.cases.strategies.data_parallel import data_parallel_cases
-from equivtest.cases.strategies.embedding import embedding_cases, refused_embedding_cases
-from equivtest.cases.strategies.engine import engine_cases
+from equivtest.cases.strategies.embedding import embedding_cases, embedding_ways_cases, refused_embedding_cases
+from equivtest.cases.strategies.engine import engine_cases, whole_engine_cases
 from equivtest.cases.strategies.fetch import fetch_cases, refused_fetch_cases
 from equivtest.cases.strategies.linear import linear_cases, refused_linear_cases
 from equivtest.cases.strategies.module import module_cases
@@ -27,6 +27,7 @@ __all__ = [
     "data_parallel_cases",
     "edge_sizes",
     "embedding_cases",
+    "embedding_ways_cases",
     "engine_cases",
     "fetch_cases",
     "linear_cases",
@@ -39,4 +40,5 @@ __all__ = [
     "refused_linear_cases",
     "refused_redistribute_cases",
     "training_cases",
+    "whole_engine_cases",
 ]

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from equivtest.cases.embedding import MISFITS, NO_PADDING, EmbeddingCase, RefusedEmbeddingCase
+from equivtest.cases.embedding_ways import EmbeddingWaysCase
 from equivtest.cases.strategies.picks import (
     NUM_LEADING_DIMS,
     POISON_TABLE,
@@ -22,10 +23,12 @@ from equivtest.cases.strategies.picks import (
     pick_x_is_dtensor,
     subsets,
 )
+from equivtest.layout import Shard, parse_placement
 from equivtest.property import Space
 
 EMBEDDING_MODES = (("dense",), ("index",), ("special",), ("real",), *[("dense", "index", "special", "real")] * 16)
 PADDED = (False, False, True)
+DIVISIONS = ("any", "any", "even", "uneven")
 
 
 def embedding_cases(space: Space, *, style: str) -> SearchStrategy[EmbeddingCase]:
@@ -36,6 +39,11 @@ def embedding_cases(space: Space, *, style: str) -> SearchStrategy[EmbeddingCase
     return _embedding_cases(space, style)
 
 
+def embedding_ways_cases(space: Space) -> SearchStrategy[EmbeddingWaysCase]:
+    """Cases of one embedding computed by rows and by columns; shrinks as `embedding_cases`."""
+    return _embedding_ways_cases(space)
+
+
 def refused_embedding_cases(space: Space, *, style: str) -> SearchStrategy[RefusedEmbeddingCase]:
     """Cases of an id outside the vocabulary, ids that are no integers, or an option that no style has."""
     return _refused_embedding_cases(space, style)
@@ -43,14 +51,45 @@ def refused_embedding_cases(space: Space, *, style: str) -> SearchStrategy[Refus
 
 @st.composite
 def _embedding_cases(draw: DrawFn, space: Space, style: str) -> EmbeddingCase:
+    return EmbeddingCase(style=style, **_pick_all(draw, space))
+
+
+@st.composite
+def _embedding_ways_cases(draw: DrawFn, space: Space) -> EmbeddingWaysCase:
+    """Half the time no dim that is divided leaves a rank empty: seldom do all of them happen not to."""
+    fields = _pick_all(draw, space)
+    style, division = pick(draw, "style", ("rowwise", "colwise")), pick(draw, "division", DIVISIONS)
+    if division != "any":
+        fields |= _evened(fields)
+    if division == "uneven":
+        fields["num_embeddings"] += fields["world_size"] - 1
+    return EmbeddingWaysCase(**fields, style=style)
+
+
+def _evened(fields: dict[str, Any]) -> dict[str, Any]:
+    """Both dims of the table, and those of ids and output that are sharded, at the next multiple of the ranks."""
+    world_size, leading = fields["world_size"], list(fields["leading"])
+    for name in ("input_layout", "output_layout"):
+        placement = parse_placement(fields[name])
+        if isinstance(placement, Shard) and placement.dim < len(leading):
+            leading[placement.dim] = _next_multiple(leading[placement.dim], world_size)
+    table = {name: _next_multiple(fields[name], world_size) for name in ("num_embeddings", "embedding_dim")}
+    return {**table, "leading": tuple(leading)}
+
+
+def _next_multiple(size: int, divisor: int) -> int:
+    return -(-size // divisor) * divisor
+
+
+def _pick_all(draw: DrawFn, space: Space) -> dict[str, Any]:
+    """Every field but the style."""
     fields = _pick_embedding(draw, space)
     world_size, leading = fields["world_size"], fields["leading"]
     shards = tuple(f"shard({dim})" for dim in range(len(leading) + 1))
     input_layout = pick(draw, "input_layout", ("replicate", "replicate", *shards[:-1]))
     padded = pick(draw, "padded", PADDED)
     padding_idx = pick(draw, "padding_idx", edge_sizes(world_size)) % fields["num_embeddings"]
-    return EmbeddingCase(
-        style=style,
+    return dict(
         **fields,
         input_layout=input_layout,
         output_layout=pick(draw, "output_layout", ("replicate", "replicate", *shards)),

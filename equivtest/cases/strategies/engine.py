@@ -1,4 +1,4 @@
-"""Cases for DeepSpeed's ZeRO-3 engine."""
+"""Cases for DeepSpeed's engine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from equivtest.cases.engine import EVERYTHING, REDUCE_BUCKET_NUMEL, EngineCase
+from equivtest.cases.engine import EVERYTHING, OF_STAGE_3, REDUCE_BUCKET_NUMEL, EngineCase
 from equivtest.cases.strategies.data_parallel import data_parallel_cases
 from equivtest.cases.strategies.picks import pick
 from equivtest.property import Space
@@ -22,6 +22,8 @@ ENGINE_SIZES = {
 }
 """Of the engine's sizes: DeepSpeed's defaults first, but for persistence, which would keep all that is so small."""
 BUCKET_SIZES = ("everything", "everything", "nothing", "below", "at", "above")
+CLIPPINGS = (0.0, 0.0, 0.0, 2.0**-4, 1.0, 16.0, 2.0**12)
+"""Norms that gradients are clipped to: never, far below the usual ones, around them, and above most."""
 NUMEL_OF = tuple(range(12))  # which parameter a size lies around, modulo their number, 2 to 4
 
 
@@ -33,6 +35,18 @@ def engine_cases(space: Space) -> SearchStrategy[EngineCase]:
     Shrinks to one forward and backward without persistent parameters, all else as DeepSpeed has it.
     """
     return _engine_cases(space)
+
+
+def whole_engine_cases(space: Space) -> SearchStrategy[EngineCase]:
+    """The same for stages 1 and 2, without what only stage 3 has."""
+    return _whole_engine_cases(space)
+
+
+@st.composite
+def _whole_engine_cases(draw: DrawFn, space: Space) -> EngineCase:
+    case = draw(_engine_cases(space))
+    usual = {name: getattr(EngineCase, name) for name in OF_STAGE_3}
+    return dataclasses.replace(case, stage=pick(draw, "stage", (2, 2, 1)), **usual)
 
 
 @st.composite
@@ -50,6 +64,7 @@ def _engine_cases(draw: DrawFn, space: Space) -> EngineCase:
         sequential=pick(draw, "sequential", (False,) * 7 + (True,)),
         leaf=pick(draw, "leaf", (False, False, False, True)),
         sub_group_numel=pick(draw, "sub_group_numel", (EVERYTHING, EVERYTHING, EVERYTHING, 1)),
+        gradient_clipping=pick(draw, "gradient_clipping", CLIPPINGS) if case.trains else 0.0,
     )
 
 

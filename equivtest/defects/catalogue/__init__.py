@@ -5,6 +5,7 @@ from __future__ import annotations
 from equivtest.defects.catalogue.collectives import DEFECTS as COLLECTIVES
 from equivtest.defects.catalogue.data_parallel import DEFECTS as DATA_PARALLEL
 from equivtest.defects.catalogue.embedding import DEFECTS as EMBEDDING
+from equivtest.defects.catalogue.embedding_ways import DEFECTS as EMBEDDING_WAYS
 from equivtest.defects.catalogue.linear_arithmetic import DEFECTS as LINEAR_ARITHMETIC
 from equivtest.defects.catalogue.module import DEFECTS as MODULE
 from equivtest.defects.catalogue.norm import DEFECTS as NORM
@@ -27,6 +28,7 @@ DEFECTS: tuple[Defect, ...] = (
     *COLLECTIVES,
     *EMBEDDING,
     *MODULE,
+    *EMBEDDING_WAYS,
     *NORM,
     *REDISTRIBUTE,
 )

@@ -1,0 +1,127 @@
+"""What ranks time for the benchmarks of subjects, with no harness in between.  No Hypothesis here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.parallel import parallelize_module
+
+from equivtest.cases.base import Case, replicated
+from equivtest.cases.embedding import STYLES
+from equivtest.cases.embedding_ways import EmbeddingWaysCase
+from equivtest.layout import Layout
+from equivtest.ranks.backend import Backend
+from equivtest.ranks.meshes import mesh_for
+from equivtest.ranks.reply import Answer
+from equivtest.ranks.visit import hand_out
+from equivtest.subjects.embedding import PLANS, make_embedding
+from equivtest.subjects.names import resolve
+from equivtest.subjects.tensor_parallel import torch_placement
+from equivtest.subjects.zero3_fetch import Fetcher, fetch_by_all_gather, fetch_by_all_reduce, partition, release
+from equivtest.tensors import Placed
+
+NUM_TIMED = 10  # of each of the two that are compared, turn by turn
+NUM_WARM = 2
+FETCHES: dict[str, Fetcher] = {"all_gather": fetch_by_all_gather, "all_reduce": fetch_by_all_reduce}
+FETCH_PARTS = ("submit", "wait", "total", "host")
+"""Seconds until the fetch has returned, from there until it has been waited for, both; of this thread's CPU in both."""
+
+
+def visit_timed(subject: str, case: Case, backend: Backend) -> tuple[Answer, ...] | None:
+    """What `subject`, a function of the case and the mesh, has timed: one tensor of seconds, under 'times'."""
+    mesh = mesh_for(case, backend.device)
+    if mesh is None:
+        return None
+    measure: Callable[[Case, DeviceMesh], torch.Tensor] = resolve(subject)  # type: ignore[assignment]
+    return (Answer({"times": Placed(measure(case, mesh), replicated())}),)
+
+
+def in_turns(timed: Mapping[str, Callable[[], list[float]]], num_timed: int) -> torch.Tensor:
+    """What each gives, time and again, beginning together on all ranks: (times, of each, its parts), float64."""
+    found = []
+    for number in range(-NUM_WARM, num_timed):
+        row = {}
+        for name in timed if number % 2 == 0 else reversed(timed):
+            dist.barrier()
+            row[name] = timed[name]()
+        if number >= 0:
+            found.append([row[name] for name in timed])
+    return torch.tensor(found, dtype=torch.float64)
+
+
+# ------------------------------------------------------------------------------------------------
+# Embeddings
+
+
+def time_embeddings(case: EmbeddingWaysCase, mesh: DeviceMesh) -> torch.Tensor:
+    """Seconds of forward and backward by each of STYLES: (NUM_TIMED, 2, 2)."""
+    return in_turns({style: _embedding(case, mesh, style) for style in STYLES}, NUM_TIMED)
+
+
+def _embedding(case: EmbeddingWaysCase, mesh: DeviceMesh, style: str) -> Callable[[], list[float]]:
+    alone = case.of_style(style)
+    given = hand_out(alone, 0, mesh)
+    layouts = {"input_layouts": torch_placement(alone, "ids"), "output_layouts": torch_placement(alone, "output")}
+    layer = parallelize_module(make_embedding(alone, given, torch.nn.Embedding), mesh, PLANS[style](**layouts))
+
+    def step() -> list[float]:
+        layer.zero_grad()
+        begun_s = time.perf_counter()
+        output = layer(given["ids"])
+        if isinstance(output, AsyncCollectiveTensor):
+            output.wait()
+        made_s = time.perf_counter()
+        torch.autograd.backward(output, given["cotangent"])
+        return [made_s - begun_s, time.perf_counter() - made_s]
+
+    return step
+
+
+# ------------------------------------------------------------------------------------------------
+# Fetches
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ManyParameters(Case):
+    """Parameters of one size, fetched with one collective.
+
+    Attributes:
+        num_parameters: How many.
+        numel: Elements of each.
+        num_timed: How often each fetch is timed.
+    """
+
+    num_parameters: int = 1
+    numel: int = 1
+    num_timed: int = NUM_TIMED
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {}
+
+    def layouts(self) -> dict[str, Layout]:
+        return {}
+
+
+def time_fetches(case: ManyParameters, mesh: DeviceMesh) -> torch.Tensor:
+    """Seconds of each of FETCH_PARTS by each of FETCHES: (num_timed, 2, 4)."""
+    whole = torch.arange(case.numel, dtype=torch.float32)
+    parameters = [partition(whole, mesh, padding=0.0) for _ in range(case.num_parameters)]
+
+    def timed(fetch: Fetcher) -> list[float]:
+        begun_s, host_s = time.perf_counter(), time.thread_time()
+        fetching = fetch(parameters, mesh)
+        submitted_s = time.perf_counter()
+        fetching.wait()
+        done_s = time.perf_counter()
+        host_s = time.thread_time() - host_s
+        assert all(parameter.whole is not None for parameter in parameters)
+        release(parameters)
+        return [submitted_s - begun_s, done_s - submitted_s, done_s - begun_s, host_s]
+
+    return in_turns({name: lambda fetch=fetch: timed(fetch) for name, fetch in FETCHES.items()}, case.num_timed)

@@ -1,0 +1,47 @@
+"""DeepSpeed's engines, clipping in one wrong way each; run inside ranks, by tests/test_deepspeed.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from equivtest.cases.engine import EngineCase
+from equivtest.subjects.deepspeed_stages import StagesRun
+from equivtest.subjects.deepspeed_training import DeepSpeedRun, live
+from equivtest.subjects.tensor_parallel import Answers, Given
+
+
+def started(case: EngineCase, mesh: DeviceMesh, given: Given) -> DeepSpeedRun:
+    """An engine of the case's stage."""
+    return (DeepSpeedRun if case.stage == 3 else StagesRun)(case, mesh, given, by_all_reduce=False)
+
+
+def by_the_norm_of_a_rank(case: EngineCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """Each rank scales by the norm of what it holds itself."""
+    visit = started(case, mesh, given)
+    visit.engine.optimizer.get_grad_norm_direct = norm_of
+    return live(visit)
+
+
+def norm_of(gradients: Sequence[torch.Tensor], *_: Any) -> torch.Tensor:
+    """Of all of them together, in float32."""
+    norms = [gradient.double().norm() for gradient in gradients]
+    return torch.stack(norms).norm().float() if norms else torch.zeros(())
+
+
+def by_the_largest_element(case: EngineCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """The largest magnitude stands for the norm."""
+    visit = started(case, mesh, given)
+    of_two = visit.engine.optimizer.get_grad_norm_direct
+    visit.engine.optimizer.get_grad_norm_direct = lambda gradients, params, *_: of_two(gradients, params, float("inf"))
+    return live(visit)
+
+
+def not_at_all(case: EngineCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """The engine is not told to clip at all."""
+    visit = started(case, mesh, given)
+    visit.engine.optimizer.clip_grad = 0.0
+    return live(visit)
