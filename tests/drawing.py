@@ -22,6 +22,7 @@ from equivtest.cases.strategies import (
     refused_linear_cases,
     refused_redistribute_cases,
     training_cases,
+    two_axis_cases,
 )
 from equivtest.property import Space
 
@@ -36,6 +37,8 @@ STRATEGIES: dict[str, Callable[[Space], SearchStrategy[Case]]] = {
     "ddp": lambda space: data_parallel_cases(space, style="ddp"),
     "fsdp2": lambda space: data_parallel_cases(space, style="fsdp2"),
     "zero3": lambda space: data_parallel_cases(space, style="zero3", fetch="all_gather"),
+    "fsdp2_tp": lambda space: two_axis_cases(space, style="fsdp2_tp"),
+    "hsdp": lambda space: two_axis_cases(space, style="hsdp"),
     "colwise embedding": lambda space: embedding_cases(space, style="colwise"),
     "rowwise embedding": lambda space: embedding_cases(space, style="rowwise"),
     "layer_norm": lambda space: norm_cases(space, norm="layer_norm"),

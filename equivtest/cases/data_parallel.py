@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from equivtest.cases.base import Shape, replicated, require
 from equivtest.cases.fetch import FETCH_COLLECTIVES, PADDINGS
@@ -38,6 +39,8 @@ class DataParallelCase(PerceptronCase):
         fetch: Of zero3: the collective that its fetches are documented to use; '' where nobody says.
     """
 
+    STYLES: ClassVar[tuple[str, ...]] = STYLES
+
     style: str = "ddp"
     micro_batches: int = 1
     syncs_every: bool = False
@@ -48,7 +51,7 @@ class DataParallelCase(PerceptronCase):
     fetch: str = ""
 
     def __post_init__(self) -> None:
-        for name, known in (("style", STYLES), ("padding", PADDINGS), ("fetch", FETCH_COLLECTIVES)):
+        for name, known in (("style", self.STYLES), ("padding", PADDINGS), ("fetch", FETCH_COLLECTIVES)):
             value = getattr(self, name)
             require(value in known, f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
         require(
@@ -64,11 +67,15 @@ class DataParallelCase(PerceptronCase):
 
     @property
     def batch(self) -> Shape:
-        return (self.world_size * self.micro_batches * self.leading[0], *self.leading[1:])
+        return (self.num_averaged * self.micro_batches * self.leading[0], *self.leading[1:])
 
     @property
     def num_averaged(self) -> int:
         return self.world_size
+
+    @property
+    def num_hidden_parts(self) -> int:
+        return 1
 
     @property
     def smallest_numel(self) -> int:
@@ -81,14 +88,19 @@ class DataParallelCase(PerceptronCase):
         return self.parameter_names() if state == "param" else self.trained_names()
 
     def layouts(self) -> dict[str, Layout]:
-        rows, shapes = Layout((Shard(0),)), self.shapes()
-        given = dict.fromkeys(self.parameter_names(), replicated())
+        shapes, given = self.shapes(), dict.fromkeys(self.parameter_names(), replicated(len(self.mesh_shape)))
         others = (*(name for name in self.given_names() if name not in given), *self.answer_names())
         return given | {
-            name: self._parameter_layout(shapes[name]) if base_of(name) in given else rows for name in others
+            name: self._parameter_layout(base_of(name), shapes[name])
+            if base_of(name) in given
+            else self._activation_layout(base_of(name))
+            for name in others
         }
 
-    def _parameter_layout(self, shape: Shape) -> Layout:
+    def _activation_layout(self, base: str) -> Layout:
+        return Layout((Shard(0),))
+
+    def _parameter_layout(self, base: str, shape: Shape) -> Layout:
         if self.style == "ddp":
             return replicated()
         if self.style == "fsdp2":

@@ -132,6 +132,11 @@ class PerceptronCase(Case):
         return 1
 
     @property
+    def num_hidden_parts(self) -> int:
+        """Among how many ranks the hidden features are divided, and with them the sums over them."""
+        return self.world_size
+
+    @property
     def last_leading(self) -> int:
         """Size of the dim before the features."""
         return self.leading[-1]
@@ -140,6 +145,11 @@ class PerceptronCase(Case):
     def hidden_requires_grad(self) -> bool:
         """Whether the hidden activation does: x or a parameter of in_proj needs a gradient."""
         return any(name == "x" or name.startswith("in_proj") for name in self.requires_grad)
+
+    @property
+    def has_sharded_gradient(self) -> bool:
+        """Whether a parameter with hidden features needs a gradient."""
+        return any(name not in ("x", "out_proj.bias") for name in self.requires_grad)
 
     def parameter_names(self) -> tuple[str, ...]:
         """'in_proj.weight', 'in_proj.bias', 'out_proj.weight', 'out_proj.bias', less the biases that are not there."""

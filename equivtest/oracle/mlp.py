@@ -89,7 +89,7 @@ class Reference:
             # Exact data make the first step exact; later ones only if the updates leave few enough bits.
             operations = Operations(
                 case.dtype,
-                case.world_size,
+                case.num_hidden_parts,
                 must_be_exact=step == 1 and not self.is_real,
                 may_be_exact=not self.is_real,
             )
@@ -114,12 +114,12 @@ class Reference:
     @property
     def hidden_split(self) -> str:
         """How a contraction over the hidden features is divided among the ranks."""
-        return "" if isinstance(self.case, DataParallelCase) else "contraction"
+        return "contraction" if self.case.num_hidden_parts > 1 else ""
 
     def sums(self, operations: Operations) -> Averages | TokenSums:
         """The sums over tokens that gradients of parameters are."""
         if isinstance(self.case, DataParallelCase):
-            return Averages(operations, self.case.world_size, self.case.micro_batches)
+            return Averages(operations, self.case.num_averaged, self.case.micro_batches)
         return TokenSums(operations)
 
     def update(

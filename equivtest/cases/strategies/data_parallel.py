@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
@@ -33,6 +35,11 @@ def data_parallel_cases(space: Space, *, style: str, fetch: str = "") -> SearchS
 
 @st.composite
 def _data_parallel_cases(draw: DrawFn, space: Space, style: str, fetch: str) -> DataParallelCase:
+    return DataParallelCase(**_pick_data_parallel(draw, space, style, fetch))
+
+
+def _pick_data_parallel(draw: DrawFn, space: Space, style: str, fetch: str) -> dict[str, Any]:
+    """All fields of a DataParallelCase."""
     fields = _pick_perceptron(draw, space)
     if not any(name.endswith(("weight", "bias")) for name in fields["requires_grad"]):
         fields["requires_grad"] = ("in_proj.weight", "out_proj.weight")
@@ -44,19 +51,19 @@ def _data_parallel_cases(draw: DrawFn, space: Space, style: str, fetch: str) -> 
     trained = pick_values(draw, TRAINING_MODES, "training ")
     flags = {name: pick(draw, name, (False, True)) for name in ("syncs_every", "small_buckets", "views")}
     reshards, padding = pick(draw, "reshards", (True, False)), pick(draw, "padding", PADDINGS)
-    return DataParallelCase(
-        **fields | (training if trains else {}),
-        style=style,
-        leading=(pick(draw, "rows", ROWS), *pick(draw, "more dims", ((), (), (2,), (3,)))),
-        micro_batches=pick(draw, "micro_batches", MICRO_BATCHES),
-        syncs_every=style == "fsdp2" and flags["syncs_every"],
-        reshards=style != "fsdp2" or reshards,
-        small_buckets=style == "ddp" and flags["small_buckets"],
-        views=style == "ddp" and flags["views"],
-        padding=padding if style == "zero3" else "nan",
-        fetch=fetch,
-        records=pick(draw, "records", RECORDS if fetch else (False,)),
-        activation=activation,
-        optimizer=optimizer,
-        values=curved if activation != "relu" else trained if trains else exact,
-    )
+    own = {
+        "style": style,
+        "leading": (pick(draw, "rows", ROWS), *pick(draw, "more dims", ((), (), (2,), (3,)))),
+        "micro_batches": pick(draw, "micro_batches", MICRO_BATCHES),
+        "syncs_every": style == "fsdp2" and flags["syncs_every"],
+        "reshards": style != "fsdp2" or reshards,
+        "small_buckets": style == "ddp" and flags["small_buckets"],
+        "views": style == "ddp" and flags["views"],
+        "padding": padding if style == "zero3" else "nan",
+        "fetch": fetch,
+        "records": pick(draw, "records", RECORDS if fetch else (False,)),
+        "activation": activation,
+        "optimizer": optimizer,
+        "values": curved if activation != "relu" else trained if trains else exact,
+    }
+    return fields | (training if trains else {}) | own
