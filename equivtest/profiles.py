@@ -12,7 +12,7 @@ SHARD_KINDS = ("even", "uneven", "empty")
 
 @dataclass(frozen=True)
 class Profile:
-    """How many cases a property of weight 1 gets; the shipped properties weigh 62 together.
+    """How many cases a property of weight 1 gets; the shipped properties weigh 65 together.
 
     Attributes:
         single: Cases on one rank; few, since nothing is sharded there.

@@ -97,6 +97,10 @@ def test_an_update_is_answered_for_frozen_parameters_too() -> None:
         ({"requires_grad": ("x",)}, "needs a parameter in requires_grad"),
         ({"records": True}, "set records=False"),
         ({"style": "zero3", "records": True}, "set records=False"),
+        ({"clip_norm": 1.0}, "gradients are clipped before an update: set optimizer"),
+        ({"optimizer": "sgd", "steps": 2, "clip_norm": -1.0}, "clip_norm must be at least 0 and finite"),
+        ({"optimizer": "sgd", "steps": 2, "norm_type": "inf"}, "norm_type is clipping's: set clip_norm"),
+        ({"optimizer": "sgd", "steps": 2, "clip_norm": 1.0, "norm_type": "3"}, "norm_type must be one of 2, 1, inf"),
     ],
 )
 def test_what_is_no_case_is_refused_by_name(fields: dict[str, object], message: str) -> None:
@@ -193,6 +197,9 @@ def test_averages_of_real_numbers_are_within_the_bound_however_they_are_divided(
         ("bfloat16", {"optimizer": "sgd", "steps": 2, "momentum": 0.5, "weight_decay": 0.25}),
         ("float16", {"optimizer": "sgd", "steps": 2, "momentum": 0.9, "lr": 0.1}),
         ("float64", {"optimizer": "sgd", "steps": 3, "requires_grad": ("in_proj.weight", "out_proj.bias")}),
+        ("float32", {"optimizer": "adamw", "steps": 3, "clip_norm": 1.0}),
+        ("bfloat16", {"optimizer": "sgd", "steps": 2, "clip_norm": 16.0, "norm_type": "1"}),
+        ("float16", {"optimizer": "sgd", "steps": 2, "momentum": 0.5, "clip_norm": 0.5, "norm_type": "inf"}),
     ],
 )
 def test_training_on_the_whole_batch_is_within_every_bound(dtype: str, fields: dict[str, object], mode: str) -> None:

@@ -73,6 +73,7 @@ def train_with_torch(case: PerceptronCase, dtype: torch.dtype) -> dict[str, torc
     for step in range(1, case.steps + 1):
         found |= {at_step(step, name): tensor for name, tensor in _one_step(case, step, values, parameters).items()}
         if optimizer is not None:
+            found |= _clipped(case, step, parameters)
             optimizer.step()
             found |= _state_after(case, step, optimizer, parameters)
             optimizer.zero_grad()
@@ -99,6 +100,15 @@ def _one_step(
         found |= {"grad.in_proj.output": before.grad, "grad.out_proj.input": hidden.grad}
     found |= {f"grad.{name}": (x if name == "x" else parameters[name]).grad for name in case.requires_grad}
     return {name: tensor.detach().clone() for name, tensor in (found | {"output": output}).items()}
+
+
+def _clipped(case: PerceptronCase, step: int, parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    if not case.clips:
+        return {}
+    trained = {name: parameters[name] for name in case.trained_names()}
+    norm = torch.nn.utils.clip_grad_norm_(list(trained.values()), case.clip_norm, float(case.norm_type))
+    left = {f"step{step}.clipped.{name}": tensor.grad.clone() for name, tensor in trained.items()}
+    return {f"step{step}.total_norm": norm, **left}
 
 
 def _state_after(

@@ -172,6 +172,15 @@ def test_every_training_case_updates_a_parameter_and_adamw_is_not_drawn_in_float
         assert (case.optimizer, case.dtype) != ("adamw", "float16")
 
 
+@pytest.mark.parametrize("name", ["ddp", "fsdp2", "zero3", "fsdp2_tp", "hsdp"])
+def test_of_data_parallel_training_a_third_or_more_clips_by_each_kind_of_norm(name: str) -> None:
+    trained = [case for case in run_of(name) if case.trains]
+    clipping = [case for case in trained if case.clips]
+
+    assert len(trained) / 3 < len(clipping) < 2 * len(trained) / 3
+    assert {case.norm_type for case in clipping} == {"1", "2", "inf"}
+
+
 def test_over_half_of_the_perceptrons_with_a_local_hidden_activation_are_even_and_so_run() -> None:
     local = [case for case in run_of("mlp") if case.use_local_output]
 

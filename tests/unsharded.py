@@ -120,6 +120,12 @@ def unsharded_perceptron(case: PerceptronCase, index: int) -> dict[str, torch.Te
         gradients = {"x": x.grad} | {name: parameters[name].grad for name in parameters}
         answers |= {at_step(step, f"grad.{name}"): gradients[name].clone() for name in case.requires_grad}
         if optimizer is not None:
+            if case.clips:
+                norm = torch.nn.utils.clip_grad_norm_(trained, case.clip_norm, float(case.norm_type))
+                answers |= {f"step{step}.total_norm": norm}
+                answers |= {
+                    f"step{step}.clipped.{name}": parameters[name].grad.clone() for name in case.trained_names()
+                }
             optimizer.step()
             left = {name: parameters[name].detach().clone() for name in case.names_left("param")}
             answers |= {f"step{step}.param.{name}": value for name, value in left.items()}

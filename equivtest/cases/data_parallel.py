@@ -78,6 +78,15 @@ class DataParallelCase(PerceptronCase):
         return 1
 
     @property
+    def norm_axes(self) -> tuple[int, ...]:
+        return () if self.style == "ddp" else self.mesh_shape
+
+    @property
+    def has_empty_trained_shard(self) -> bool:
+        """Whether some rank holds nothing of a parameter that is trained."""
+        return self.worst_shard_kind(f"param.{name}" for name in self.trained_names()) == "empty"
+
+    @property
     def smallest_numel(self) -> int:
         """Elements of the smallest parameter."""
         shapes = self.shapes()
@@ -88,11 +97,14 @@ class DataParallelCase(PerceptronCase):
         return self.parameter_names() if state == "param" else self.trained_names()
 
     def layouts(self) -> dict[str, Layout]:
-        shapes, given = self.shapes(), dict.fromkeys(self.parameter_names(), replicated(len(self.mesh_shape)))
+        whole, shapes = replicated(len(self.mesh_shape)), self.shapes()
+        given = dict.fromkeys(self.parameter_names(), whole)
         others = (*(name for name in self.given_names() if name not in given), *self.answer_names())
         return given | {
             name: self._parameter_layout(base_of(name), shapes[name])
             if base_of(name) in given
+            else whole
+            if base_of(name) == "total_norm"
             else self._activation_layout(base_of(name))
             for name in others
         }

@@ -62,6 +62,7 @@ class MlpCase(PerceptronCase):
             "in_proj.bias": Layout((Shard(0),)),
             "out_proj.weight": Layout((Shard(1),)),
             "out_proj.bias": replicated(),
+            "total_norm": replicated(),
         }
         given = dict.fromkeys(self.parameter_names(), replicated())
         answered = (*(name for name in self.given_names() if name not in given), *self.answer_names())

@@ -24,6 +24,7 @@ from equivtest.cases.data_parallel import DataParallelCase
 from equivtest.cases.perceptron import EXACT_MODES, PerceptronCase, at_step
 from equivtest.cases.values import draw
 from equivtest.oracle.averages import Averages
+from equivtest.oracle.clipping import clipped, total_norm
 from equivtest.oracle.expected import Expected, ExpectedTensor
 from equivtest.oracle.held import Held, whole
 from equivtest.oracle.operations import Found, Operations
@@ -96,6 +97,7 @@ class Reference:
             gradients = self.run_step(step, operations, parameters)
             if case.trains:
                 operations = replace(operations, must_be_exact=False)
+                gradients = self.clip(step, operations, gradients)
                 for name in case.names_left("param"):
                     if name not in gradients:
                         self.found[f"step{step}.param.{name}"] = Found.copy_of(parameters[name])
@@ -121,6 +123,18 @@ class Reference:
         if isinstance(self.case, DataParallelCase):
             return Averages(operations, self.case.num_averaged, self.case.micro_batches)
         return TokenSums(operations)
+
+    def clip(self, step: int, operations: Operations, gradients: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """What clipping leaves of the gradients of parameters, if the case clips them."""
+        case, gradients = self.case, {name: gradients[name] for name in self.case.trained_names()}
+        if not case.clips:
+            return gradients
+        norm = total_norm(list(gradients.values()), case.norm_type, case.norm_axes, operations)
+        held = self.add(f"step{step}.total_norm", norm)
+        return {
+            name: self.add(f"step{step}.clipped.{name}", clipped(value, held, case.clip_norm, operations.arithmetic))
+            for name, value in gradients.items()
+        }
 
     def update(
         self,

@@ -65,10 +65,6 @@ class DataParallelRun(PerceptronRun):
         """Adds this micro-batch's gradients to those of the step."""
         torch.autograd.backward(output, cotangent)
 
-    def gradient(self, name: str) -> torch.Tensor | None:
-        """What this rank holds of a parameter's gradient after the last micro-batch."""
-        return self.model.get_parameter(name).grad
-
     def synchronization(self, *, is_last: bool) -> AbstractContextManager[None]:
         """Where a micro-batch runs: gradients are reduced in it, or added up on this rank."""
         return nullcontext()

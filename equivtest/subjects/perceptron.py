@@ -109,8 +109,23 @@ class PerceptronRun:
         return output
 
     def update(self, optimizer: torch.optim.Optimizer, step: int) -> None:
-        """One update of the parameters from their gradients."""
+        """One update of the parameters from their gradients, clipped if the case says so."""
+        if self.case.clips:
+            self.keep(f"step{step}.total_norm", self.clip())
+            for name in self.case.trained_names():
+                self.keep(f"step{step}.clipped.{name}", self.gradient(name))
         optimizer.step()
+
+    def clip(self) -> torch.Tensor:
+        """Scales the gradients in place; gives their norm over all parameters before, 0-dim, whole on every rank."""
+        case = self.case
+        parameters = [self.trained(name) for name in case.trained_names()]
+        norm = nn.utils.clip_grad_norm_(parameters, case.clip_norm, float(case.norm_type), foreach=case.foreach)
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+    def gradient(self, name: str) -> torch.Tensor | None:
+        """What this rank holds of a parameter's gradient."""
+        return self.model.get_parameter(name).grad
 
     def keep_state(self, optimizer: torch.optim.Optimizer, step: int) -> None:
         """The trained parameters and their optimizer's state after update number `step`."""

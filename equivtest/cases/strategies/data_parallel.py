@@ -22,6 +22,8 @@ from equivtest.property import Space
 
 MICRO_BATCHES = (1, 1, 2, 3)
 ROWS = (1, 2, 3, 5)  # of one rank in one micro-batch
+CLIP_NORMS = (0.0, 0.0, 0.0, 1024.0, 16.0, 1.0)  # none; hardly ever, sometimes, nearly always less than the norm is
+NORM_TYPES_DRAWN = ("2", "2", "1", "inf")
 DATA_PARALLEL_OPTIMIZERS = ("none", "sgd", "sgd", "adamw")
 
 
@@ -46,7 +48,7 @@ def _pick_data_parallel(draw: DrawFn, space: Space, style: str, fetch: str) -> d
     optimizer = pick(draw, "optimizer", DATA_PARALLEL_OPTIMIZERS)
     optimizer = "sgd" if optimizer == "adamw" and fields["dtype"] == "float16" else optimizer
     trains, activation = optimizer != "none", pick(draw, "activation", ACTIVATIONS)
-    training = _pick_training(draw, adamw=optimizer == "adamw")
+    training = _pick_training(draw, adamw=optimizer == "adamw") | _pick_clipping(draw)
     exact, curved = pick_values(draw, MLP_MODES), pick_values(draw, CURVED_MODES, "curved ")
     trained = pick_values(draw, TRAINING_MODES, "training ")
     flags = {name: pick(draw, name, (False, True)) for name in ("syncs_every", "small_buckets", "views")}
@@ -67,3 +69,9 @@ def _pick_data_parallel(draw: DrawFn, space: Space, style: str, fetch: str) -> d
         "values": curved if activation != "relu" else trained if trains else exact,
     }
     return fields | (training if trains else {}) | own
+
+
+def _pick_clipping(draw: DrawFn) -> dict[str, Any]:
+    """What gradients are clipped to, in half of the trained cases."""
+    clip_norm, norm_type = pick(draw, "clip_norm", CLIP_NORMS), pick(draw, "norm_type", NORM_TYPES_DRAWN)
+    return {"clip_norm": clip_norm, "norm_type": norm_type if clip_norm else "2"}

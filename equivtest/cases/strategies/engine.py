@@ -42,7 +42,13 @@ def _engine_cases(draw: DrawFn, space: Space) -> EngineCase:
     numels = [math.prod(case.shapes()[f"param.{name}"]) for name in case.parameter_names()]
     picked = {name: _pick_numel(draw, name, numels, kinds) for name, kinds in ENGINE_SIZES.items()}
     shared = {field.name: getattr(case, field.name) for field in dataclasses.fields(case)}
-    changed = {"members": (), "padding": "nan", "steps": steps if case.trains else 1}
+    changed = {
+        "members": (),
+        "padding": "nan",
+        "clip_norm": 0.0,
+        "norm_type": "2",
+        "steps": steps if case.trains else 1,
+    }
     return EngineCase(
         **shared | changed | picked,
         reduce_bucket_numel=min(REDUCE_BUCKET_NUMEL, max(1, _pick_numel(draw, "bucket", numels, BUCKET_SIZES))),
