@@ -110,11 +110,15 @@ class PerceptronRun:
 
     def update(self, optimizer: torch.optim.Optimizer, step: int) -> None:
         """One update of the parameters from their gradients, clipped if the case says so."""
+        self.keep_clipped(step)
+        optimizer.step()
+
+    def keep_clipped(self, step: int) -> None:
+        """Clips the gradients if the case says so, and answers their norm and what is left of them."""
         if self.case.clips:
             self.keep(f"step{step}.total_norm", self.clip())
             for name in self.case.trained_names():
                 self.keep(f"step{step}.clipped.{name}", self.gradient(name))
-        optimizer.step()
 
     def clip(self) -> torch.Tensor:
         """Scales the gradients in place; gives their norm over all parameters before, 0-dim, whole on every rank."""
