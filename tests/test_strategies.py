@@ -173,6 +173,13 @@ def test_every_training_case_updates_a_parameter_and_adamw_is_not_drawn_in_float
 
 
 @pytest.mark.parametrize("name", ["ddp", "fsdp2", "zero3", "fsdp2_tp", "hsdp"])
+def test_some_data_parallel_training_has_a_step_that_leaves_in_proj_unused(name: str) -> None:
+    trained = [case for case in run_of(name) if case.trains]
+
+    assert len(trained) / 20 < sum(bool(case.stopped_steps) for case in trained) < len(trained) / 2
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp2", "zero3", "fsdp2_tp", "hsdp"])
 def test_of_data_parallel_training_a_third_or_more_clips_by_each_kind_of_norm(name: str) -> None:
     trained = [case for case in run_of(name) if case.trains]
     clipping = [case for case in trained if case.clips]

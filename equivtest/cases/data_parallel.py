@@ -36,6 +36,8 @@ class DataParallelCase(PerceptronCase):
         small_buckets: Of ddp: whether each gradient is reduced by itself.
         views: Of ddp: whether gradients are views of the buckets.
         padding: Of zero3: what padding holds, 'nan' or a 'large' finite number, as nobody writes it.
+        stopped_steps: Steps, ascending and after the first, whose backward ends at the hidden activation:
+            in_proj takes part in the forward alone, and an update leaves it and its state as they are.
         fetch: Of zero3: the collective that its fetches are documented to use; '' where nobody says.
     """
 
@@ -48,6 +50,7 @@ class DataParallelCase(PerceptronCase):
     small_buckets: bool = False
     views: bool = False
     padding: str = "nan"
+    stopped_steps: tuple[int, ...] = ()
     fetch: str = ""
 
     def __post_init__(self) -> None:
@@ -62,6 +65,14 @@ class DataParallelCase(PerceptronCase):
         require(
             not self.records or (self.style == "zero3" and bool(self.fetch)),
             "only the collectives of style 'zero3' with a named fetch are documented: set records=False",
+        )
+        require(
+            self.stopped_steps == tuple(step for step in range(2, self.steps + 1) if step in self.stopped_steps),
+            f"stopped_steps must list some of 2..{self.steps} in this order, got {self.stopped_steps}",
+        )
+        require(
+            not self.stopped_steps or any(name.startswith("out_proj") for name in self.trained_names()),
+            f"stopped_steps need a parameter of out_proj in requires_grad, got {self.requires_grad}",
         )
         super().__post_init__()
 
@@ -91,6 +102,9 @@ class DataParallelCase(PerceptronCase):
         """Elements of the smallest parameter."""
         shapes = self.shapes()
         return min(math.prod(shapes[f"param.{name}"]) for name in self.parameter_names())
+
+    def stops_at_hidden(self, step: int) -> bool:
+        return step in self.stopped_steps
 
     def names_left(self, state: str) -> tuple[str, ...]:
         """Parameters that are frozen too, which an update must leave as they are."""

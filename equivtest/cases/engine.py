@@ -60,6 +60,7 @@ class EngineCase(DataParallelCase):
         require(self.style == "zero3", f"an engine's style is 'zero3', got {self.style!r}")
         require(not self.members, f"an engine trains on the whole world: leave members out, got {self.members}")
         require(self.dtype == "float32", f"an engine is judged in float32 alone, got {self.dtype!r}")
+        require(not self.stopped_steps, f"an engine's steps all go through, got stopped_steps {self.stopped_steps}")
         require(not self.clips, f"an engine is judged without clipping, got clip_norm {self.clip_norm}")
         for name, least in LEAST.items():
             value = getattr(self, name)

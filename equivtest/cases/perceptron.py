@@ -184,10 +184,24 @@ class PerceptronCase(Case):
         """The parameters that the optimizer updates."""
         return tuple(name for name in self.requires_grad if name != "x")
 
-    def captured_names(self) -> tuple[str, ...]:
+    def stops_at_hidden(self, step: int) -> bool:
+        """Whether the backward of that step ends at the hidden activation, so that in_proj and x have no gradient."""
+        return False
+
+    def graded_names(self, step: int) -> tuple[str, ...]:
+        """Those of `requires_grad` that get a gradient in that step."""
+        stops = self.stops_at_hidden(step)
+        return tuple(name for name in self.requires_grad if not stops or name.startswith("out_proj"))
+
+    def captured_names(self, step: int = 1) -> tuple[str, ...]:
         """What is captured of the activations of one step, its gradients where it has some."""
         values = ("capture.in_proj.input", "capture.in_proj.output", "capture.out_proj.input")
-        return (*values, "grad.in_proj.output", "grad.out_proj.input") if self.hidden_requires_grad else values
+        has_grad = self.hidden_requires_grad and not self.stops_at_hidden(step)
+        return (*values, "grad.in_proj.output", "grad.out_proj.input") if has_grad else values
+
+    def num_updates(self, name: str, step: int) -> int:
+        """How often a trained parameter has been updated once that step is over."""
+        return sum(name in self.graded_names(each) for each in range(1, step + 1))
 
     def state_names(self) -> tuple[str, ...]:
         """What an update leaves of each trained parameter: itself and the optimizer's state."""
@@ -223,17 +237,17 @@ class PerceptronCase(Case):
 
     def _answered_later(self) -> Iterator[str]:
         """The rest of the answers of step 1, then each update and the step that follows it."""
-        once = (*self.captured_names(), *(f"grad.{name}" for name in self.requires_grad))
-        yield from once
+        yield from self._once(1)
         for step in range(1, self.steps + 1 if self.trains else 1):
             if self.clips:
-                yield from (f"step{step}.{name}" for name in ("total_norm", *self._clipped_names()))
+                left = (f"clipped.{name}" for name in self.graded_names(step) if name != "x")
+                yield from (f"step{step}.{name}" for name in ("total_norm", *left))
             yield from (f"step{step}.{state}.{name}" for state in self.state_names() for name in self.names_left(state))
             if step < self.steps:
-                yield from (f"step{step + 1}.{name}" for name in ("output", *once))
+                yield from (f"step{step + 1}.{name}" for name in ("output", *self._once(step + 1)))
 
-    def _clipped_names(self) -> tuple[str, ...]:
-        return tuple(f"clipped.{name}" for name in self.trained_names())
+    def _once(self, step: int) -> tuple[str, ...]:
+        return (*self.captured_names(step), *(f"grad.{name}" for name in self.graded_names(step)))
 
     def given_flags(self) -> dict[str, bool]:
         return {name: base_of(name) in self.requires_grad for name in self.given_names()}

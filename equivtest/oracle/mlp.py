@@ -100,7 +100,7 @@ class Reference:
                 gradients = self.clip(step, operations, gradients)
                 for name in case.names_left("param"):
                     if name not in gradients:
-                        self.found[f"step{step}.param.{name}"] = Found.copy_of(parameters[name])
+                        self.leave(step, name, parameters[name], state)
                         continue
                     parameters[name] = self.update(step, name, operations, parameters[name], state, gradients[name])
         return self.found
@@ -126,7 +126,7 @@ class Reference:
 
     def clip(self, step: int, operations: Operations, gradients: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """What clipping leaves of the gradients of parameters, if the case clips them."""
-        case, gradients = self.case, {name: gradients[name] for name in self.case.trained_names()}
+        case, gradients = self.case, {name: gradient for name, gradient in gradients.items() if name != "x"}
         if not case.clips:
             return gradients
         norm = total_norm(list(gradients.values()), case.norm_type, case.norm_axes, operations)
@@ -135,6 +135,13 @@ class Reference:
             name: self.add(f"step{step}.clipped.{name}", clipped(value, held, case.clip_norm, operations.arithmetic))
             for name, value in gradients.items()
         }
+
+    def leave(self, step: int, name: str, parameter: torch.Tensor, state: dict[str, torch.Tensor]) -> None:
+        """What an update does not touch: a frozen parameter, or one without a gradient in this step, and its state."""
+        self.found[f"step{step}.param.{name}"] = Found.copy_of(parameter)
+        for kind in self.case.state_names():
+            if kind != "param" and name in self.case.names_left(kind):
+                self.found[f"step{step}.{kind}.{name}"] = Found.copy_of(state[f"{kind}.{name}"])
 
     def update(
         self,
@@ -154,7 +161,7 @@ class Reference:
         case = self.case
         if case.optimizer == "adamw":
             moments = (state[f"exp_avg.{name}"], state[f"exp_avg_sq.{name}"]) if step > 1 else None
-            after = adamw(case, operations, step, parameter, moments, gradient)
+            after = adamw(case, operations, case.num_updates(name, step), parameter, moments, gradient)
             return [add(kind, result) for kind, result in after.items()][-1]
         if case.momentum:
             momentum = state.get(f"momentum.{name}")
@@ -183,7 +190,7 @@ class Reference:
         hidden = add("capture.out_proj.input", operations.activation(case.activation, before))
         add("output", product(hidden, out_weight.T, plus=out_bias, split=self.hidden_split))
         before_grad = torch.empty(0)
-        if case.hidden_requires_grad:
+        if case.hidden_requires_grad and not case.stops_at_hidden(step):
             hidden_grad = add("grad.out_proj.input", product(cotangent, out_weight))
             before_grad = add("grad.in_proj.output", operations.activation_grad(case.activation, before, hidden_grad))
         gradients = {
@@ -193,7 +200,7 @@ class Reference:
             "out_proj.weight": lambda: sums.product(cotangent.T, hidden),
             "out_proj.bias": lambda: sums.total(cotangent),
         }
-        return {name: add(f"grad.{name}", gradients[name]()) for name in case.requires_grad}
+        return {name: add(f"grad.{name}", gradients[name]()) for name in case.graded_names(step)}
 
 
 def written(case: PerceptronCase, found: dict[str, Found]) -> Expected:

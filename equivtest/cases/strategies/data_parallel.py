@@ -24,6 +24,7 @@ MICRO_BATCHES = (1, 1, 2, 3)
 ROWS = (1, 2, 3, 5)  # of one rank in one micro-batch
 CLIP_NORMS = (0.0, 0.0, 0.0, 1.0, 16.0, 1024.0)  # none; nearly always, sometimes, hardly ever below the norm
 NORM_TYPES_DRAWN = ("2", "2", "1", "inf")
+STOPPED_STEPS: tuple[tuple[int, ...], ...] = ((), (), (), (), (2,), (2, 3), (3,))
 DATA_PARALLEL_OPTIMIZERS = ("none", "sgd", "sgd", "adamw")
 
 
@@ -53,6 +54,8 @@ def _pick_data_parallel(draw: DrawFn, space: Space, style: str, fetch: str) -> d
     trained = pick_values(draw, TRAINING_MODES, "training ")
     flags = {name: pick(draw, name, (False, True)) for name in ("syncs_every", "small_buckets", "views")}
     reshards, padding = pick(draw, "reshards", (True, False)), pick(draw, "padding", PADDINGS)
+    stopped = pick(draw, "stopped_steps", STOPPED_STEPS)
+    goes_on = trains and any(name.startswith("out_proj") for name in fields["requires_grad"])
     own = {
         "style": style,
         "leading": (pick(draw, "rows", ROWS), *pick(draw, "more dims", ((), (), (2,), (3,)))),
@@ -62,6 +65,7 @@ def _pick_data_parallel(draw: DrawFn, space: Space, style: str, fetch: str) -> d
         "small_buckets": style == "ddp" and flags["small_buckets"],
         "views": style == "ddp" and flags["views"],
         "padding": padding if style == "zero3" else "nan",
+        "stopped_steps": tuple(step for step in stopped if goes_on and step <= training["steps"]),
         "fetch": fetch,
         "records": pick(draw, "records", RECORDS if fetch else (False,)),
         "activation": activation,

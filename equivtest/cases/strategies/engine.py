@@ -17,8 +17,8 @@ from equivtest.property import Space
 ENGINE_SIZES = {
     "persistence_numel": ("nothing", "nothing", "nothing", "below", "at", "above", "everything"),
     "prefetch_numel": ("everything", "everything", "nothing", "below", "at", "above"),
-    "reuse_numel": ("everything", "nothing", "nothing", "at"),
-    "live_numel": ("everything", "everything", "everything", "nothing", "at"),
+    "reuse_numel": ("everything", "nothing", "nothing", "below", "at", "above"),
+    "live_numel": ("everything", "everything", "everything", "nothing", "below", "at", "above"),
 }
 """Of the engine's sizes: DeepSpeed's defaults first, but for persistence, which would keep all that is so small."""
 BUCKET_SIZES = ("everything", "everything", "nothing", "below", "at", "above")
@@ -47,6 +47,7 @@ def _engine_cases(draw: DrawFn, space: Space) -> EngineCase:
         "padding": "nan",
         "clip_norm": 0.0,
         "norm_type": "2",
+        "stopped_steps": (),
         "steps": steps if case.trains else 1,
     }
     return EngineCase(

@@ -82,7 +82,8 @@ class Zero3Run(DataParallelRun):
             if layer.is_available:
                 raise RuntimeError(f"{name} is AVAILABLE; release it before the update of its partitions")
         for name, view in self.views.items():
-            view.grad = self.held(name, self.engine.gradients.partitions[name])
+            partition = self.engine.gradients.partitions.get(name)
+            view.grad = None if partition is None else self.held(name, partition)
         super().update(optimizer, step)
         self.engine.gradients.clear()
 
