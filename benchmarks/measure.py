@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 
 from equivtest import limits
 from equivtest.cases.base import Case
+from equivtest.chunks import Chunk, chunk_cases
 from equivtest.known import SHIPPED, KnownFailures
 from equivtest.property import Property
 from equivtest.ranks.first_cause import first_cause
 from equivtest.ranks.reply import Reply
-from equivtest.search import Chunk, chunk_cases
 from equivtest.suite import load_properties, properties_dir
 from equivtest.verdicts.claims import refuses
 

@@ -14,10 +14,10 @@ from benchmarks.programs import PARTS
 from equivtest import limits
 from equivtest.cases.base import Case
 from equivtest.check import expected_of
+from equivtest.chunks import Chunk, chunk_cases
 from equivtest.property import Property
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply
-from equivtest.search import Chunk, chunk_cases
 from equivtest.verdicts.compare import compare
 
 VISIT = "benchmarks.programs:timed_visit"

@@ -28,6 +28,7 @@ SUITE_INI = Path(__file__).with_name("suite.ini")
 
 def main() -> None:
     """Runs the command and ends the process with its exit code."""
+    sys.path.append(os.getcwd())  # where modules of one's own are; behind all that is installed
     try:
         code = app(standalone_mode=False)
     except EquivtestError as error:

@@ -79,6 +79,7 @@ class SearchItem(EquivtestItem):
             "statement": self.prop.statement,
             "source": self.prop.source,
             "claims": [claim.name for claim in self.prop.claims],
+            "sampled": [claim.name for claim in self.prop.claims if claim.is_sampled],
             "conclusive_dtypes": list(self.prop.conclusive_dtypes),
             "shards": self.prop.shards,
         }
@@ -107,11 +108,13 @@ class SearchItem(EquivtestItem):
 
     def _searches(self, settings: Settings) -> Iterator[Findings]:
         """One search; in a soak, searches with fresh seeds for this item's share of the time."""
-        from equivtest.search import Chunk, search
+        from equivtest.chunks import Chunk
+        from equivtest.search import search
 
+        part = self.part
         until_s = time.monotonic() + settings.max_time_s * _workers(self.config) * self._share()
         for seed in seeds(self.config, settings):
-            chunk = Chunk(self.part.world_size, settings.dtypes, self.part.index, self.part.num_cases, seed)
+            chunk = Chunk(part.world_size, settings.dtypes, part.index, part.num_cases, seed, part.per_cell)
             yield search(self.prop, chunk, pool_of(self.config), settings.known, failures_dir(self.config))
             if not settings.profile.repeats or time.monotonic() > until_s:
                 return

@@ -9,6 +9,9 @@ from equivtest import limits
 
 SHARD_KINDS = ("even", "uneven", "empty")
 
+PER_CELL = 20
+"""Conclusive verdicts that a conformance run wants of each claim in each cell."""
+
 
 @dataclass(frozen=True)
 class Profile:
@@ -22,6 +25,7 @@ class Profile:
         world_sizes: Unless --world-sizes says otherwise.
         repeats: Whether a search is repeated with fresh seeds until the time is up.
         requires_cells: Whether a cell of the case space without a conclusive verdict is a failure.
+        per_cell: Draws of which each claim is judged in every cell, drawn beyond `single` and `several`.
     """
 
     single: int
@@ -30,13 +34,14 @@ class Profile:
     world_sizes: tuple[int, ...] = limits.WORLD_SIZES
     repeats: bool = False
     requires_cells: bool = False
+    per_cell: int = 0
 
 
 PROFILES: dict[str, Profile] = {
     "smoke": Profile(single=1, several=1),
     "gate": Profile(single=3, several=6),
     "soak": Profile(single=1, several=4, world_sizes=limits.SOAK_WORLD_SIZES, repeats=True),
-    "conformance": Profile(single=20, several=50, requires_cells=True),
+    "conformance": Profile(single=10, several=20, requires_cells=True, per_cell=PER_CELL + 4),  # some do not conclude
 }
 
 DEFAULT_PROFILE = "gate"
@@ -45,11 +50,16 @@ SOAK_S = 600.0  # --max-time where it is not given
 
 @dataclass(frozen=True)
 class Part:
-    """One search of a property: `num_cases` cases on `world_size` ranks, number `index` there."""
+    """One search of a property: `num_cases` cases on `world_size` ranks, number `index` there.
+
+    Attributes:
+        per_cell: Its share of the draws that a profile wants in every cell.
+    """
 
     world_size: int
     index: int
     num_cases: int
+    per_cell: int = 0
 
     @property
     def cost(self) -> int:
@@ -69,7 +79,8 @@ def plan(profile: Profile, world_sizes: Iterable[int], weight: int = 1) -> tuple
         num_cases = weight * (profile.single if world_size == 1 else profile.several)
         num_parts = -(-num_cases // profile.chunk)
         sizes = [num_cases // num_parts + (index < num_cases % num_parts) for index in range(num_parts)]
-        parts += [Part(world_size, index, size) for index, size in enumerate(sizes)]
+        per_cell = -(-profile.per_cell // num_parts)
+        parts += [Part(world_size, index, size, per_cell) for index, size in enumerate(sizes)]
     return tuple(parts)
 
 

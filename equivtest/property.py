@@ -56,6 +56,11 @@ class Property:
     requires: str = ""
 
     @property
+    def refuses_only(self) -> bool:
+        """Whether it is about cases outside the contract."""
+        return [claim.name for claim in self.claims] == ["refuses"]
+
+    @property
     def absent(self) -> str:
         """Why the subject cannot run here, and the way out; '' where it can."""
         if not self.requires or importlib.util.find_spec(self.requires):

@@ -1,13 +1,11 @@
 """Search one chunk of the case space: draw, run, judge every claim, shrink what fails.
 
-Cases are drawn before any of them runs, from a seed of ours, so that a commit draws the same
-cases everywhere.  All claims are judged from one run; then each failing (claim, kind) is
-shrunk alone, so that no failure masks another.
+All claims are judged from one run of each case; then each failing (claim, kind) is shrunk
+alone, so that no failure masks another.
 """
 
 from __future__ import annotations
 
-import hashlib
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -16,15 +14,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hypothesis
-from hypothesis import HealthCheck, Phase, Verbosity
+from hypothesis import Phase
 
 from equivtest import limits
 from equivtest.cases.base import Case, to_data
 from equivtest.check import judge_replies, raise_for
+from equivtest.chunks import SETTINGS, Chunk, chunk_cases, seed_of
 from equivtest.errors import ClaimFailed
 from equivtest.known import WHOLE_RUN
 from equivtest.oracle.declared import load_arithmetics
-from equivtest.property import Property, Space
+from equivtest.property import Property
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply
 from equivtest.replay import write_replay
@@ -38,36 +37,6 @@ RECORD_SCHEMA = 1
 
 Target = tuple[str, Kind]
 """(claim, kind) of a failure."""
-
-_SETTINGS: dict[str, Any] = {
-    "database": None,
-    "deadline": None,
-    "derandomize": False,
-    "print_blob": False,
-    "report_multiple_bugs": False,
-    "suppress_health_check": list(HealthCheck),
-    "verbosity": Verbosity.quiet,
-}
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """One part of a property's case space: one world size, so many cases, one seed.
-
-    Attributes:
-        seed: 'gate' for the fixed cases of this commit, anything else for others.
-    """
-
-    world_size: int
-    dtypes: tuple[str, ...]
-    index: int
-    num_cases: int
-    seed: str = "gate"
-
-    @property
-    def space(self) -> Space:
-        """What the chunk's cases are drawn from."""
-        return Space((self.world_size,), self.dtypes)
 
 
 @dataclass(frozen=True)
@@ -96,7 +65,8 @@ def search(
     """
     started_s = time.monotonic()
     hunt = _Hunt(prop, chunk, pool, known)
-    records = hunt.run_all(chunk_cases(prop, chunk), until=only)
+    cases = chunk_cases(prop, chunk, lambda case: not known.forbids_run(prop.subject, case))
+    records = hunt.run_all(cases, until=only)
     smallest = (hunt.tell_history(hunt.shrink(target)) for target in hunt.targets() if only in (None, target))
     failures = [_write_up(verdict, pool, failures_dir) for verdict in smallest]
     return Findings(records, failures, time.monotonic() - started_s)
@@ -112,28 +82,6 @@ def _write_up(smallest: Verdict, pool: Pool, failures_dir: Path) -> dict[str, An
         "replay": str(path),
         "case": repr(smallest.case),
     }
-
-
-def seed_of(prop: Property, chunk: Chunk) -> int:
-    """A chunk's seed: depends on nothing but the property, the chunk and its seed text."""
-    claims = ",".join(claim.name for claim in prop.claims)
-    text = f"{chunk.seed}|{prop.subject}|{claims}|{chunk.world_size}|{chunk.index}"
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
-
-
-def chunk_cases(prop: Property, chunk: Chunk) -> list[Case]:
-    """The chunk's cases, each once: the property's examples (in chunk 0), then drawn ones."""
-    cases = [case for case in prop.examples if chunk.index == 0 and case.world_size == chunk.world_size]
-    cases = [case for case in cases if case.dtype in chunk.dtypes]
-
-    @hypothesis.seed(seed_of(prop, chunk))
-    @hypothesis.settings(max_examples=chunk.num_cases, phases=[Phase.generate], **_SETTINGS)
-    @hypothesis.given(prop.cases(chunk.space))
-    def collect(case: Case) -> None:
-        cases.append(case)
-
-    collect()
-    return list(dict.fromkeys(cases))
 
 
 @dataclass
@@ -229,7 +177,7 @@ class _Hunt:
         """The smallest failure that Hypothesis finds among the cases of `chunk`."""
 
         @hypothesis.seed(seed_of(self.prop, chunk))
-        @hypothesis.settings(max_examples=chunk.num_cases, phases=[Phase.generate, Phase.shrink], **_SETTINGS)
+        @hypothesis.settings(max_examples=chunk.num_cases, phases=[Phase.generate, Phase.shrink], **SETTINGS)
         @hypothesis.given(self.prop.cases(chunk.space))
         def holds(case: Case) -> None:
             verdict = self._look(case, target, until_s)

@@ -131,7 +131,13 @@ class Controller:
         """What stands at the end of the terminal's output."""
         if self.stopped or self.config.option.collectonly:
             return []
-        return summarize(self.ordered(), seconds=time.time() - self.started_s, known=self.ordered_known(), width=width)
+        return summarize(
+            self.ordered(),
+            seconds=time.time() - self.started_s,
+            known=self.ordered_known(),
+            width=width,
+            wants_cells=settings_of(self.config).profile.per_cell > 0,
+        )
 
     def environment(self) -> dict[str, Any]:
         """What somebody else needs to know to compare this run with another."""

@@ -21,12 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from equivtest import limits
+from equivtest.chunks import Chunk
 from equivtest.known import SHIPPED, KnownFailures
 from equivtest.profiles import PROFILES, plan
 from equivtest.property import Property
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.pool import Pool
-from equivtest.search import Chunk, Findings, search
+from equivtest.search import Findings, search
 from equivtest.suite import load_properties, properties_dir, version_of
 
 

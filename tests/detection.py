@@ -20,13 +20,13 @@ from rich.table import Table
 from equivtest import limits
 from equivtest.cases.base import Case
 from equivtest.check import judge_replies, one_thread
+from equivtest.chunks import Chunk, chunk_cases
 from equivtest.defects import DEFECTS
 from equivtest.known import SHIPPED, KnownFailures
 from equivtest.layout import Partial, flat_axis, local_shape
 from equivtest.property import Property
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply
-from equivtest.search import Chunk, chunk_cases
 from equivtest.suite import load_properties, properties_dir
 from equivtest.tensors import Placed, slice_local
 from tests.test_defects import known_of, property_of

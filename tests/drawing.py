@@ -24,6 +24,7 @@ from equivtest.cases.strategies import (
     training_cases,
     two_axis_cases,
 )
+from equivtest.module import module_property
 from equivtest.property import Space
 
 SPACE = Space(limits.WORLD_SIZES, limits.DTYPES)
@@ -41,6 +42,7 @@ STRATEGIES: dict[str, Callable[[Space], SearchStrategy[Case]]] = {
     "hsdp": lambda space: two_axis_cases(space, style="hsdp"),
     "colwise embedding": lambda space: embedding_cases(space, style="colwise"),
     "rowwise embedding": lambda space: embedding_cases(space, style="rowwise"),
+    "module": lambda space: module_property("torch.nn:Identity", "mine:whole", ((1,), (2, 3))).cases(space),
     "layer_norm": lambda space: norm_cases(space, norm="layer_norm"),
     "rms_norm": lambda space: norm_cases(space, norm="rms_norm"),
     "redistribute": redistribute_cases,

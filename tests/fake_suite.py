@@ -29,6 +29,7 @@ class Chunk:
     index: int
     num_cases: int
     seed: str = "gate"
+    per_cell: int = 0
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,8 @@ def fake(name, **members):
     sys.modules[name] = module
 
 
-fake("equivtest.search", Chunk=Chunk, Findings=Findings, search=search)
+fake("equivtest.chunks", Chunk=Chunk)
+fake("equivtest.search", Findings=Findings, search=search)
 fake("equivtest.ranks.pool", Pool=Pool)
 fake("equivtest.ranks.backend", Backend=Backend)
 fake("equivtest.check", judge=judge)
@@ -120,7 +122,7 @@ from types import SimpleNamespace
 
 from equivtest.property import Property
 
-CLAIMS = tuple(SimpleNamespace(name=name) for name in ("equals_unsharded", "agrees_on_all_ranks"))
+CLAIMS = tuple(SimpleNamespace(name=name, is_sampled=False) for name in ("equals_unsharded", "agrees_on_all_ranks"))
 
 def make(subject):
     return Property(subject=subject, statement="It is.", source="here", cases=None, claims=CLAIMS)

@@ -17,14 +17,14 @@ OWN_FOLDERS = ("equivtest", "properties", "tests", "benchmarks")
 
 FLOORS = (
     ("collective", "errors", "limits", "property"),
-    ("layout", "profiles"),
+    ("importing", "layout", "profiles"),
     ("tensors",),
     ("cases",),
     ("oracle", "subjects", "verdicts.verdict"),
     ("defects", "ranks"),
     ("verdicts",),
     ("check", "known", "report"),
-    ("replay", "settings", "suite"),
+    ("chunks", "module", "replay", "settings", "suite"),
     ("search", "options"),
     ("pools",),
     ("fixture", "items", "session"),
@@ -37,7 +37,7 @@ FLOORS = (
 HOMES = {
     "multiprocessing": ("ranks",),
     "torch.multiprocessing": ("ranks",),
-    "hypothesis": ("cases.strategies", "search", "plugin"),
+    "hypothesis": ("cases.strategies", "chunks", "search", "plugin"),
     "pytest": ("plugin", "options", "cli", "fixture", "items", "pools", "session"),
     "jinja2": ("report",),
     "typer": ("cli",),

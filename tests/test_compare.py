@@ -12,7 +12,12 @@ from equivtest.check import DEFAULT_CLAIMS, judge_replies
 from equivtest.errors import Misuse
 from equivtest.oracle import expect
 from equivtest.ranks.reply import Outcome, Reply
-from equivtest.verdicts.claims import agrees_on_all_ranks, equals_unsharded, refuses
+from equivtest.verdicts.claims import (
+    CLAIMS,
+    agrees_on_all_ranks,
+    equals_unsharded,
+    refuses,
+)
 from equivtest.verdicts.compare import compare
 from equivtest.verdicts.verdict import Verdict
 from tests.replies import LINEAR, REFUSED, change_answer, raised, right_replies, set_element
@@ -200,6 +205,25 @@ def test_claims_are_judged_in_the_order_given() -> None:
     verdicts = compare("mine", LINEAR, 0, [expect(LINEAR, 0)], right_replies(LINEAR), claims)
 
     assert [v.claim for v in verdicts] == ["agrees_on_all_ranks", "equals_unsharded"]
+
+
+@pytest.mark.parametrize(
+    ("claim", "where_it_is_silent"),
+    [
+        ("gradients_equal_unsharded", {"requires_grad": ()}),
+        ("agrees_on_all_ranks", {"world_size": 1}),
+        ("trains_like_unsharded", {}),
+        ("uses_only_collectives", {"records": False}),
+        ("is_the_identity_for_one_rank", {"world_size": 2}),
+        ("is_the_identity_for_one_rank", {"world_size": 1, "values": (("real", 0),)}),
+        ("repeats_itself", {"repeats": False}),
+    ],
+)
+def test_a_claim_says_nothing_where_it_has_nothing_to_judge(claim: str, where_it_is_silent: dict[str, object]) -> None:
+    """A verdict that could not have failed would count as a proof."""
+    case = replace(LINEAR, **where_it_is_silent)
+
+    assert compare("mine", case, 0, [expect(case, 0)], right_replies(case), [equals_unsharded, CLAIMS[claim]])[1:] == []
 
 
 def test_a_refused_case_is_judged_by_refuses_alone() -> None:

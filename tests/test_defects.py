@@ -21,15 +21,17 @@ from equivtest.cases.base import Case, from_code
 from equivtest.cases.embedding import EmbeddingCase
 from equivtest.cases.fetch import FetchCase
 from equivtest.cases.linear import LinearCase
+from equivtest.cases.module import ModuleCase
 from equivtest.cases.norm import NormCase
 from equivtest.cases.perceptron import PerceptronCase
 from equivtest.cases.redistribute import RedistributeCase
 from equivtest.check import judge
+from equivtest.chunks import Chunk
 from equivtest.defects import DEFECTS, Defect
 from equivtest.known import SHIPPED, KnownFailures
 from equivtest.property import Property
 from equivtest.ranks.pool import Pool
-from equivtest.search import Chunk, search
+from equivtest.search import search
 from equivtest.subjects.names import resolve
 from equivtest.suite import load_properties, properties_dir
 
@@ -39,6 +41,7 @@ FAMILIES = {
     "a partial value taken for the whole",
     "a reduction in fewer bits",
     "a reduction missing in the backward",
+    "a term added on every rank",
     "a term missing",
     "one element off by one ulp",
     "operands in fewer bits",
@@ -116,6 +119,8 @@ def sizes(case: Case) -> list[int]:
         return [case.world_size, math.prod(case.leading), case.num_embeddings, case.embedding_dim]
     if isinstance(case, NormCase):
         return [case.world_size, math.prod(case.leading), case.features]
+    if isinstance(case, ModuleCase):
+        return [case.world_size, math.prod(case.x_shape), case.largest]
     if isinstance(case, RedistributeCase):
         return [case.world_size, math.prod(case.shape)]
     assert isinstance(case, FetchCase)

@@ -12,11 +12,12 @@ from equivtest import limits
 from equivtest.cases.base import Case
 from equivtest.cases.fetch import FetchCase
 from equivtest.cases.strategies import fetch_cases
+from equivtest.chunks import Chunk
 from equivtest.known import KnownFailures
 from equivtest.property import Property
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply
-from equivtest.search import Chunk, Findings, search
+from equivtest.search import Findings, search
 from equivtest.verdicts.claims import does_not_touch_its_inputs, equals_unsharded
 from tests.replies import StubPool, on_all_ranks, right_replies
 

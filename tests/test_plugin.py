@@ -317,7 +317,7 @@ def test_report_has_every_file(pytester: pytest.Pytester) -> None:
     run_suite(pytester, "--report=out")
 
     found = {path.name for path in (pytester.path / "out").iterdir()}
-    assert found == {"verdicts.jsonl", "junit.xml", "summary.txt", "report.html", "environment.json"}
+    assert found == {"cells.csv", "verdicts.jsonl", "junit.xml", "summary.txt", "report.html", "environment.json"}
 
 
 def test_junitxml_of_the_user_wins(pytester: pytest.Pytester) -> None:

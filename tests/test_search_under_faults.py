@@ -14,12 +14,13 @@ from equivtest import limits
 from equivtest.cases.base import Case, from_code
 from equivtest.cases.fetch import FetchCase
 from equivtest.cases.strategies import fetch_cases
+from equivtest.chunks import Chunk
 from equivtest.known import KnownFailures
 from equivtest.property import Property
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Outcome, Reply
 from equivtest.ranks.world import World
-from equivtest.search import Chunk, Findings, search
+from equivtest.search import Findings, search
 from equivtest.verdicts.claims import equals_unsharded
 from tests.replies import StubPool, right_replies
 

@@ -24,6 +24,7 @@ from equivtest.cases.embedding import EmbeddingCase, RefusedEmbeddingCase
 from equivtest.cases.fetch import FetchCase, RefusedFetchCase
 from equivtest.cases.linear import REAL_MODES, LinearCase, RefusedLinearCase
 from equivtest.cases.mlp import MlpCase
+from equivtest.cases.module import ModuleCase
 from equivtest.cases.norm import NormCase
 from equivtest.cases.redistribute import RedistributeCase
 from equivtest.cases.redistribute_refused import RefusedRedistributeCase
@@ -325,6 +326,7 @@ SIMPLEST: dict[str, Case] = {
     "hsdp": TwoAxisCase(world_size=1, style="hsdp"),
     "colwise embedding": EmbeddingCase(world_size=1, style="colwise"),
     "rowwise embedding": EmbeddingCase(world_size=1, style="rowwise"),
+    "module": ModuleCase(world_size=1, build="torch.nn:Identity", parallelize="mine:whole"),
     "layer_norm": NormCase(world_size=1, norm="layer_norm"),
     "rms_norm": NormCase(world_size=1, norm="rms_norm"),
     "redistribute": RedistributeCase(world_size=1),

@@ -11,6 +11,7 @@ from equivtest.cases.base import Case
 from equivtest.cases.embedding import NO_PADDING, EmbeddingCase
 from equivtest.cases.fetch import FetchCase
 from equivtest.cases.linear import LinearCase
+from equivtest.cases.module import ModuleCase, call_builder
 from equivtest.cases.norm import NormCase
 from equivtest.cases.perceptron import PerceptronCase, at_step
 from equivtest.cases.redistribute import RedistributeCase
@@ -75,6 +76,21 @@ def _reduced(case: RedistributeCase, name: str, given: torch.Tensor) -> torch.Te
     join = {"max": torch.maximum, "min": torch.minimum}.get(op, torch.add)
     total = functools.reduce(join, given.reshape(num_operands, *case.shape))
     return total / num_operands if op == "avg" else total
+
+
+@unsharded.register
+def unsharded_module(case: ModuleCase, index: int) -> dict[str, torch.Tensor]:
+    """The unsharded module, in the case's dtype."""
+    given = {name: tensor.clone() for name, tensor in draw(case, index).items()}
+    module = call_builder(case.build).to(given["x"].dtype)
+    module.load_state_dict({name: given[name] for name in case.parameter_names()})
+    x = given["x"].requires_grad_()
+    output = module(x)
+    output.backward(given["cotangent"])
+    answers = {"output": output, "grad.x": x.grad}
+    for name, parameter in module.named_parameters():
+        answers |= {f"param.{name}": parameter, f"grad.{name}": parameter.grad}
+    return {name: tensor.detach() for name, tensor in answers.items()}
 
 
 @unsharded.register

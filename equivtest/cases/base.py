@@ -183,6 +183,11 @@ class Case:
         return False
 
     @property
+    def fixes_layouts(self) -> bool:
+        """Whether the contract says how parameters are divided; if not, that is the subject's own affair."""
+        return True
+
+    @property
     def refusal(self) -> str:
         """Why the case lies outside the contract, or '' where it lies within."""
         return ""

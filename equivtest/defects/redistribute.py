@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import distributed as dist
@@ -28,6 +28,9 @@ class _InItsPlace(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
         return gradients[0], None
+
+
+T = TypeVar("T", bound=torch.Tensor)
 
 
 def _replace(right: DTensor, local: torch.Tensor) -> DTensor:
@@ -212,7 +215,7 @@ def gradient_of_operands_added(case: RedistributeCase, mesh: DeviceMesh, given: 
 def _add_gradients(case: RedistributeCase, x: DTensor) -> DTensor:
     match _only_move(case):
         case Partial(reduce_op="sum"), Replicate() | Shard():
-            return move_by_torch(case, _scale_gradient(x, case.world_size))
+            return move_by_torch(case, scale_gradient(x, case.world_size))
     return move_by_torch(case, x)
 
 
@@ -220,7 +223,7 @@ class _ScaledGradient(torch.autograd.Function):
     """The tensor as it is; its gradient times a factor."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, factor: int) -> torch.Tensor:
+    def forward(ctx: Any, tensor: torch.Tensor, factor: float) -> torch.Tensor:
         ctx.factor = factor
         return tensor.view_as(tensor)
 
@@ -229,8 +232,9 @@ class _ScaledGradient(torch.autograd.Function):
         return gradients[0] * ctx.factor, None
 
 
-def _scale_gradient(tensor: DTensor, factor: int) -> DTensor:
-    return cast(DTensor, _ScaledGradient.apply(tensor, factor))  # type: ignore[no-untyped-call]
+def scale_gradient(tensor: T, factor: float) -> T:
+    """The tensor as it is; its gradient times a factor."""
+    return cast(T, _ScaledGradient.apply(tensor, factor))  # type: ignore[no-untyped-call]
 
 
 def gradient_left_partial(case: RedistributeCase, mesh: DeviceMesh, given: Given) -> Answers:

@@ -17,6 +17,7 @@ from equivtest.cases.engine import EngineCase
 from equivtest.cases.fetch import FetchCase, RefusedFetchCase
 from equivtest.cases.linear import LinearCase, RefusedLinearCase
 from equivtest.cases.mlp import MlpCase
+from equivtest.cases.module import ModuleCase
 from equivtest.cases.norm import NormCase
 from equivtest.cases.perceptron import PerceptronCase
 from equivtest.cases.redistribute import RedistributeCase
@@ -32,6 +33,7 @@ from equivtest.oracle.held import Held
 from equivtest.oracle.linear import expect_linear
 from equivtest.oracle.mlp import expect_mlp
 from equivtest.oracle.mlp_collectives import document_mlp
+from equivtest.oracle.module import expect_module
 from equivtest.oracle.norm_layer import document_norm, expect_norm
 from equivtest.oracle.redistribution import document_redistribute, expect_redistribute
 
@@ -79,6 +81,7 @@ document.register(MlpCase, document_mlp)
 document.register(DataParallelCase, document_data_parallel)
 expect.register(EmbeddingCase, expect_embedding)
 document.register(EmbeddingCase, document_embedding)
+expect.register(ModuleCase, expect_module)
 expect.register(NormCase, expect_norm)
 document.register(NormCase, document_norm)
 expect.register(RedistributeCase, expect_redistribute)

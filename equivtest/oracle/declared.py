@@ -13,13 +13,13 @@ and is judged by it with --arithmetic mypackage.arithmetic:MINE.  Exact values n
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 
 from equivtest import limits
 from equivtest.errors import Misuse
+from equivtest.importing import load_named
 from equivtest.oracle.rounding import TORCH_CPU, Arithmetic
 
 Arithmetics = Mapping[str, Arithmetic]
@@ -52,11 +52,7 @@ def load_arithmetics(name: str) -> Arithmetics:
     """
     if not name:
         return TORCH_CPU
-    module_name, _, attribute = name.partition(":")
-    try:
-        found = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise Misuse(f"--arithmetic: {name!r} cannot be imported: {error}; write package.module:NAME") from error
+    found = load_named(name, "--arithmetic")
     records = found if isinstance(found, Mapping) else {}
     for dtype in limits.DTYPES:
         record = records.get(dtype)

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from equivtest.errors import BrokenSetup
-from equivtest.report import margins
+from equivtest.profiles import PROFILES
+from equivtest.report import cells, margins
 from equivtest.report.tally import CONCLUSIVE, Tally
 from equivtest.report.text import summarize, totals
 
@@ -34,10 +35,12 @@ def write_report(
         BrokenSetup: a file cannot be written.
     """
     seconds = float(environment["seconds"])
-    summary = summarize(tallies, seconds=seconds, known=known, width=SUMMARY_WIDTH)
+    wants_cells = PROFILES[environment["profile"]].per_cell > 0
+    summary = summarize(tallies, seconds=seconds, known=known, width=SUMMARY_WIDTH, wants_cells=wants_cells)
     texts = {
         "verdicts.jsonl": "".join(f"{line}\n" for line in lines),
         "summary.txt": "".join(f"{line}\n" for line in summary),
+        "cells.csv": cells.as_csv(tallies),
         "environment.json": json.dumps(environment, indent=2) + "\n",
         "report.html": as_html(environment, tallies, known),
     }
@@ -64,6 +67,7 @@ def as_html(environment: Mapping[str, Any], tallies: Sequence[Tally], known: Seq
                 "tally": tally,
                 "claims": [(result, tally.kinds.get(result.claim, {})) for result in tally.claims()],
                 "grid": cell_grid(tally),
+                "thinnest": cells.in_words(tally),
                 "margins": margins.rows(margins.merged([tally.margins])),
             }
             for tally in tallies
@@ -83,8 +87,8 @@ def cell_grid(tally: Tally) -> dict[str, Any]:
     for size in sizes:
         possible = tally.kinds_of_cells(size)
         for dtype in dtypes:
-            cells = [_cell(tally, (size, dtype, kind)) if kind in possible else None for kind in kinds]
-            rows.append((size, dtype, cells))
+            found = [_cell(tally, (size, dtype, kind)) if kind in possible else None for kind in kinds]
+            rows.append((size, dtype, found))
     return {"kinds": kinds, "rows": rows}
 
 

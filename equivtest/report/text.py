@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from equivtest.profiles import SHARD_KINDS
-from equivtest.report import margins
+from equivtest.report import cells, margins
 from equivtest.report.tally import FAILING, Tally
 
 NUM_SLOWEST = 3
@@ -15,12 +15,22 @@ SHORT_DTYPES = {"float32": "f32", "float64": "f64", "bfloat16": "bf16", "float16
 
 
 def summarize(
-    tallies: Sequence[Tally], *, seconds: float, known: Sequence[Mapping[str, Any]] = (), width: int = 100
+    tallies: Sequence[Tally],
+    *,
+    seconds: float,
+    known: Sequence[Mapping[str, Any]] = (),
+    width: int = 100,
+    wants_cells: bool = False,
 ) -> list[str]:
-    """The lines of the summary; none where no property was searched."""
+    """The lines of the summary; none where no property was searched.
+
+    Args:
+        wants_cells: Whether the run was to fill the cells of the case space, so that it is told where it did not.
+    """
     if not tallies:
         return []
     notes = [f"values  {tally.meta['name']}: {_shares_text(tally.modes)}" for tally in tallies if len(tally.modes) > 1]
+    notes += [f"cells   {thin}" for tally in tallies if wants_cells and (thin := cells.in_words(tally))]
     notes += [f"slow    {line}" for line in _slowest(tallies)]
     notes += [line for tally in tallies for line in _not_passed(tally)]
     notes += [f"known   {entry['id']}: {entry['state']}: {entry['reason']}" for entry in known]

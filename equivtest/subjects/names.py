@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from equivtest.errors import Misuse
+from equivtest.importing import load_named
 
 if TYPE_CHECKING:
     import torch
@@ -28,6 +28,7 @@ SUBJECTS: dict[str, str] = {
     "fsdp2_mlp": "equivtest.subjects.data_parallel:fsdp2_mlp",
     "fsdp2_tp_mlp": "equivtest.subjects.two_axes:fsdp2_tp_mlp",
     "hsdp_mlp": "equivtest.subjects.two_axes:hsdp_mlp",
+    "module": "equivtest.subjects.module:module",
     "redistribute": "equivtest.subjects.redistribute:redistribute",
     "rowwise_embedding": "equivtest.subjects.embedding:rowwise_embedding",
     "rowwise_linear": "equivtest.subjects.tensor_parallel:rowwise_linear",
@@ -51,14 +52,11 @@ def resolve(name: str) -> Subject:
     Raises:
         Misuse: no such name, module or function.
     """
-    module_name, colon, function_name = SUBJECTS.get(name, name).partition(":")
-    if not colon:
+    path = SUBJECTS.get(name, name)
+    if ":" not in path:
         known = ", ".join(sorted(SUBJECTS))
         raise Misuse(f"unknown subject {name!r}: use one of {known}, or 'package.module:function'")
-    try:
-        function = getattr(importlib.import_module(module_name), function_name)
-    except (ImportError, AttributeError) as error:
-        raise Misuse(f"subject {name!r} cannot be imported: {error}") from error
+    function = load_named(path, "subject")
     if not callable(function):
         raise Misuse(f"subject {name!r} is no function: {function!r}")
     return cast(Subject, function)

@@ -28,12 +28,16 @@ class Claim:
     """A claim: its name, what it means, how it is judged, and of which draws of which cases it speaks.
 
     Of others it gives no verdict at all; neither does it where `judge` finds nothing to judge.
+
+    Attributes:
+        is_sampled: Judged on the fraction of visits that a case marks, whatever their dtype.
     """
 
     name: str
     meaning: str
     judge: Callable[[Case, Expected, Answers], Judgement | None]
     applies: Callable[[Case, int], bool] = always
+    is_sampled: bool = False
 
 
 def _judge_refusal(case: Case, expected: Expected, answers: Answers) -> Judgement:
@@ -59,6 +63,7 @@ keeps_layout_of_parameter = Claim(
     "keeps_layout_of_parameter",
     "parameters and gradients carry the layout of their parameter",
     judge_parameter_layouts,
+    lambda case, draw: case.fixes_layouts,
 )
 trains_like_unsharded = Claim(
     "trains_like_unsharded",
@@ -74,6 +79,7 @@ uses_only_collectives = Claim(
     "kinds, counts and bytes of collectives are the documented ones on every rank; judged where they are recorded",
     judge_collectives,
     lambda case, draw: case.records,
+    is_sampled=True,
 )
 refuses = Claim(
     "refuses", "a case outside the contract raises the same kind of error on every rank, none hangs", _judge_refusal
@@ -100,6 +106,7 @@ repeats_itself = Claim(
     "arguments before it did no harm to those draws is judged by the claims about values",
     judge_repeats,
     lambda case, draw: case.repeats and draw == 0,
+    is_sampled=True,
 )
 
 CLAIMS = {

@@ -17,6 +17,7 @@ from equivtest.cases.strategies.embedding import embedding_cases, refused_embedd
 from equivtest.cases.strategies.engine import engine_cases
 from equivtest.cases.strategies.fetch import fetch_cases, refused_fetch_cases
 from equivtest.cases.strategies.linear import linear_cases, refused_linear_cases
+from equivtest.cases.strategies.module import module_cases
 from equivtest.cases.strategies.norm import norm_cases
 from equivtest.cases.strategies.perceptron import mlp_cases, training_cases
 from equivtest.cases.strategies.picks import edge_sizes
@@ -31,6 +32,7 @@ __all__ = [
     "fetch_cases",
     "linear_cases",
     "mlp_cases",
+    "module_cases",
     "norm_cases",
     "redistribute_cases",
     "refused_embedding_cases",

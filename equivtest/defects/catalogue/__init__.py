@@ -7,6 +7,7 @@ from equivtest.defects.catalogue.collectives import DEFECTS as COLLECTIVES
 from equivtest.defects.catalogue.data_parallel import DEFECTS as DATA_PARALLEL
 from equivtest.defects.catalogue.embedding import DEFECTS as EMBEDDING
 from equivtest.defects.catalogue.linear_arithmetic import DEFECTS as LINEAR_ARITHMETIC
+from equivtest.defects.catalogue.module import DEFECTS as MODULE
 from equivtest.defects.catalogue.norm import DEFECTS as NORM
 from equivtest.defects.catalogue.record import Defect
 from equivtest.defects.catalogue.redistribute import DEFECTS as REDISTRIBUTE
@@ -29,6 +30,7 @@ DEFECTS: tuple[Defect, ...] = (
     *LINEAR_ARITHMETIC,
     *COLLECTIVES,
     *EMBEDDING,
+    *MODULE,
     *NORM,
     *REDISTRIBUTE,
 )

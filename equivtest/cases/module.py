@@ -1,0 +1,153 @@
+"""A module of anybody's own, unsharded and parallelized, each made by a function that is named.
+
+The unsharded one is the reference: it says how many parameters there are, of what shapes, and what comes out.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import nn
+
+from equivtest.cases.base import Case, Shape, require
+from equivtest.cases.integers import generator, odd_integers
+from equivtest.errors import Misuse
+from equivtest.importing import load_named
+from equivtest.layout import Layout, Replicate
+from equivtest.tensors import DTYPES
+
+LARGEST = {"float32": (1, 3), "float64": (1, 3, 7), "bfloat16": (1,), "float16": (1,)}
+"""Magnitudes of which the strategy draws, by dtype: few bits are full soon."""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ModuleCase(Case):
+    """y = f(x), and the gradients of x and of every parameter, given a cotangent of y.
+
+    Values are odd integers, so that the reference is exact where f adds and multiplies; the oracle
+    refuses data that some operation could round.
+
+    Attributes:
+        build: 'package.module:NAME' of a function without arguments that makes the unsharded
+            module: one floating-point tensor in, one out, all parameters trained.
+        parallelize: 'package.module:NAME' of a function (module, mesh) -> module.  The result takes
+            the whole x on every rank, and gives the whole output on every rank.
+        x_shape: Of the input, global; at least one element.
+        largest: Largest magnitude of x and of the parameters; odd.
+    """
+
+    build: str
+    parallelize: str
+    x_shape: Shape = (1,)
+    largest: int = 1
+
+    def __post_init__(self) -> None:
+        require(all(size >= 1 for size in self.x_shape), f"x_shape must hold sizes of at least 1, got {self.x_shape}")
+        require(self.largest >= 1 and self.largest % 2 == 1, f"largest must be odd, got {self.largest}")
+        super().__post_init__()
+
+    @property
+    def fixes_layouts(self) -> bool:
+        return False
+
+    def parameter_names(self) -> tuple[str, ...]:
+        """Of the unsharded module, as `named_parameters` lists them: a tied one once."""
+        return tuple(name for name in shapes_of(self.build, self.x_shape) if name not in ("x", "output"))
+
+    def shapes(self) -> dict[str, Shape]:
+        base = shapes_of(self.build, self.x_shape)
+        base = {**base, "cotangent": base["output"], "grad.x": base["x"]}
+        for name in self.parameter_names():
+            base[f"param.{name}"] = base[f"grad.{name}"] = base[name]
+        return {name: base[name] for name in (*self.given_names(), *self.answer_names())}
+
+    def layouts(self) -> dict[str, Layout]:
+        """Whole on every rank; how the parallel module divides its parameters is its own affair."""
+        return dict.fromkeys(self.shapes(), Layout((Replicate(),)))
+
+    def given_names(self) -> tuple[str, ...]:
+        return ("x", *self.parameter_names(), "cotangent")
+
+    def answer_names(self) -> tuple[str, ...]:
+        names = self.parameter_names()
+        return ("output", *(f"param.{name}" for name in names), "grad.x", *(f"grad.{name}" for name in names))
+
+    def given_flags(self) -> dict[str, bool]:
+        return {name: name != "cotangent" for name in self.given_names()}
+
+
+@functools.lru_cache(maxsize=256)
+def shapes_of(build: str, x_shape: Shape) -> dict[str, Shape]:
+    """Shapes of 'x', 'output' and every parameter of the unsharded module.
+
+    Raises:
+        Misuse: it cannot be built, does not take such an x, or does not give one tensor.
+    """
+    module = call_builder(build)
+    parameters = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}  # "meta" unties them
+    try:
+        with torch.no_grad():
+            output = module.to("meta")(torch.empty(x_shape, device="meta"))
+    except Exception as error:
+        raise Misuse(f"{build}: the unsharded module does not take an x of shape {x_shape}: {error}") from error
+    if not isinstance(output, torch.Tensor):
+        raise Misuse(f"{build}: the unsharded module must give one tensor, got {type(output).__name__}")
+    reserved = sorted({"x", "output", "cotangent"} & parameters.keys())
+    if reserved:
+        raise Misuse(f"{build}: a parameter may not be called {reserved[0]}: rename it")
+    return {"x": x_shape, "output": tuple(output.shape), **parameters}
+
+
+def call_builder(build: str) -> nn.Module:
+    """The unsharded module, as its function makes it.
+
+    Raises:
+        Misuse: there is no such function, it raises, or it makes no module.
+    """
+    try:
+        module = cast("Callable[[], object]", load_named(build, "build"))()
+    except Misuse:
+        raise
+    except Exception as error:
+        raise Misuse(f"build {build!r} must take no arguments and give a module: {error}") from error
+    if not isinstance(module, nn.Module):
+        raise Misuse(f"build {build!r} must give an nn.Module, got {type(module).__name__}")
+    return module
+
+
+def draw_module(case: ModuleCase, index: int) -> dict[str, torch.Tensor]:
+    """Odd integers of random sign, up to `largest`; of the cotangent +1 or -1.
+
+    The cotangent, and parameters of one dim, which may be biases, are multiplied by the world size, so that dividing by
+    it is exact.
+
+    Source: Partial._partition_value in torch.distributed.tensor.placement_types (2.13.0): what every rank holds whole
+    is divided by the number of ranks where it is added to a partial tensor.  Data parallelism divides gradients by it.
+    """
+    (mode, seed), shapes = case.values[index], case.shapes()
+    given = {}
+    for name in case.given_names():
+        largest, factor = bounds_of(case, name)
+        odd = odd_integers(shapes[name], 1, largest, generator(mode, seed, name))
+        given[name] = (odd * factor).to(DTYPES[case.dtype])
+    return given
+
+
+def bounds_of(case: ModuleCase, name: str) -> tuple[int, int]:
+    """The largest integer that a given tensor holds, and what all its integers are multiplied by."""
+    divisible = name == "cotangent" or (len(case.shapes()[name]) == 1 and name in case.parameter_names())
+    return 1 if name == "cotangent" else case.largest, case.world_size if divisible else 1
+
+
+def with_parameters(module: nn.Module, given: Mapping[str, torch.Tensor]) -> nn.Module:
+    """The module with `given` in place of its parameters, by name, trained; tied ones stay tied."""
+    names = dict(module.named_parameters())
+    made = {id(names[name]): nn.Parameter(tensor) for name, tensor in given.items()}
+    for name, parameter in list(module.named_parameters(remove_duplicate=False)):
+        owner, _, last = name.rpartition(".")
+        setattr(module.get_submodule(owner), last, made[id(parameter)])
+    return module

@@ -1,0 +1,142 @@
+"""Which cases a search runs: one chunk of a property's case space, drawn before anything runs.
+
+Cases come from a seed of ours, so that a commit draws the same ones everywhere.  Where a profile asks for so many
+draws in every cell of the case space, further cases are drawn and those kept that help a cell which is short of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import hypothesis
+from hypothesis import HealthCheck, Phase, Verbosity
+
+from equivtest.cases.base import Case
+from equivtest.profiles import shard_kinds
+from equivtest.property import Property, Space
+
+SETTINGS: dict[str, Any] = {
+    "database": None,
+    "deadline": None,
+    "derandomize": False,
+    "print_blob": False,
+    "report_multiple_bugs": False,
+    "suppress_health_check": list(HealthCheck),
+    "verbosity": Verbosity.quiet,
+}
+
+BATCH = 50
+"""Cases that are drawn at a time to fill cells; a batch that helps none is the last."""
+
+Cell = tuple[str, str, str]
+"""(dtype, shard kind, claim); the dtype is '' for a claim that is judged on some visits only."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """One part of a property's case space: one world size, so many cases, one seed.
+
+    Attributes:
+        seed: 'gate' for the fixed cases of this commit, anything else for others.
+        per_cell: Draws that every claim is to get in each cell, by further cases.
+    """
+
+    world_size: int
+    dtypes: tuple[str, ...]
+    index: int
+    num_cases: int
+    seed: str = "gate"
+    per_cell: int = 0
+
+    @property
+    def space(self) -> Space:
+        """What the chunk's cases are drawn from."""
+        return Space((self.world_size,), self.dtypes)
+
+
+def seed_of(prop: Property, chunk: Chunk) -> int:
+    """A chunk's seed: depends on nothing but the property, the chunk and its seed text."""
+    claims = ",".join(claim.name for claim in prop.claims)
+    text = f"{chunk.seed}|{prop.subject}|{claims}|{chunk.world_size}|{chunk.index}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+
+
+def runs(case: Case) -> bool:
+    """Of every case."""
+    return True
+
+
+def chunk_cases(prop: Property, chunk: Chunk, is_run: Callable[[Case], bool] = runs) -> list[Case]:
+    """The chunk's cases, each once: the property's examples (in chunk 0), drawn ones, and those that fill cells.
+
+    Args:
+        is_run: Whether a case will be run at all; one that will not fills no cell.
+    """
+    examples = [case for case in prop.examples if chunk.index == 0 and case.world_size == chunk.world_size]
+    cases = [case for case in examples if case.dtype in chunk.dtypes] + _draw(prop, chunk, chunk.num_cases)
+    cases = list(dict.fromkeys(cases))
+    return cases + list(_filling(prop, chunk, cases, is_run)) if chunk.per_cell else cases
+
+
+def _draw(prop: Property, chunk: Chunk, num_cases: int) -> list[Case]:
+    cases = []
+
+    @hypothesis.seed(seed_of(prop, chunk))
+    @hypothesis.settings(max_examples=num_cases, phases=[Phase.generate], **SETTINGS)
+    @hypothesis.given(prop.cases(chunk.space))
+    def collect(case: Case) -> None:
+        cases.append(case)
+
+    collect()
+    return cases
+
+
+def _filling(prop: Property, chunk: Chunk, cases: Sequence[Case], is_run: Callable[[Case], bool]) -> Iterator[Case]:
+    """Further cases, each of which has a claim judged in a cell that is short of draws."""
+    missing = dict.fromkeys(cells_of(prop, chunk), chunk.per_cell)
+    _take_off(missing, prop, [case for case in cases if is_run(case)])
+    seen, helped, batch = set(cases), True, 0
+    while helped and any(number > 0 for number in missing.values()):
+        helped, batch = False, batch + 1
+        for case in _draw(prop, replace(chunk, seed=f"{chunk.seed}, batch {batch}"), BATCH):
+            if case in seen or not is_run(case):
+                continue
+            if any(missing.get(cell, 0) > 0 for cell in draws_by_cell(prop, case)):
+                helped = True
+                seen.add(case)
+                _take_off(missing, prop, [case])
+                yield case
+
+
+def cells_of(prop: Property, chunk: Chunk) -> set[Cell]:
+    """Every cell in which the chunk may have cases."""
+    kinds = ("any",) if prop.refuses_only else shard_kinds(chunk.world_size if prop.shards else 1)
+    dtypes = [dtype for dtype in chunk.dtypes if dtype in (prop.conclusive_dtypes or chunk.dtypes)]
+    return {
+        ("" if claim.is_sampled else dtype, kind, claim.name)
+        for dtype in dtypes
+        for kind in kinds
+        for claim in prop.claims
+    }
+
+
+def draws_by_cell(prop: Property, case: Case) -> Counter[Cell]:
+    """How many draws of a case each claim is judged on, by its cell."""
+    kind = "any" if prop.refuses_only else case.shard_kind
+    found = Counter[Cell]()
+    for claim in prop.claims:
+        judged = sum(claim.applies(case, draw) for draw in range(len(case.values)))
+        found["" if claim.is_sampled else case.dtype, kind, claim.name] = judged
+    return +found
+
+
+def _take_off(missing: dict[Cell, int], prop: Property, cases: Sequence[Case]) -> None:
+    """Counts the draws of the cases as no longer missing."""
+    for case in cases:
+        for cell, number in draws_by_cell(prop, case).items():
+            if cell in missing:
+                missing[cell] -= number

@@ -1,0 +1,61 @@
+"""Parallelized modules that are wrong in one way each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from equivtest.cases.module import ModuleCase
+from equivtest.defects.redistribute import scale_gradient
+from equivtest.subjects.module import GatedBlock, run_module, tensor_parallel
+from equivtest.subjects.tensor_parallel import Answers, Given
+
+
+def residual_on_every_rank(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """The block's input is added to each rank's share of the output, before these are summed."""
+    return run_module(case, mesh, given, _add_before_the_sum)
+
+
+def _add_before_the_sum(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    block.__class__ = _Residual
+    divided = ColwiseParallel(use_local_output=False)
+    summed_later = RowwiseParallel(output_layouts=Partial(), use_local_output=False)
+    return parallelize_module(block, mesh, {"gate": divided, "up": divided, "down": summed_later})
+
+
+class _Residual(GatedBlock):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        share: DTensor = self.change(x)
+        total = DTensor.from_local(x, share.device_mesh, [Partial()], run_check=False) + share
+        assert isinstance(total, DTensor)
+        return total.redistribute(placements=[Replicate()]).to_local()
+
+
+def gradient_averaged(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """The gradient that comes back through the block is averaged over the ranks, as data parallelism would."""
+    return run_module(case, mesh, given, _average)
+
+
+def _average(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    return _Averaged(tensor_parallel(block, mesh), mesh)
+
+
+class _Averaged(nn.Module):
+    """A block of which x takes the average of what comes back."""
+
+    def __init__(self, block: nn.Module, mesh: DeviceMesh) -> None:
+        super().__init__()
+        self.block, self.factor = block, 1 / mesh.size()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.block(scale_gradient(x, self.factor))
+        return output
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        return self.block.named_parameters(*args, **kwargs)

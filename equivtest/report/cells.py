@@ -1,0 +1,90 @@
+"""How often each claim of a property came to a conclusion in each cell of the case space."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from equivtest.profiles import PER_CELL
+from equivtest.report.tally import CONCLUSIVE, Tally
+
+OTHERS = ("inconclusive", "known", "not_supported")
+"""Kinds of verdict beside the conclusive ones."""
+
+HEAD = ("property", "claim", "world size", "dtype", "shards", "conclusive", *OTHERS)
+
+
+@dataclass(frozen=True)
+class ClaimCell:
+    """The verdicts on one claim in one cell.
+
+    Attributes:
+        dtype: 'any' for a claim that is judged on some visits only, whatever their dtype.
+    """
+
+    property_name: str
+    claim: str
+    world_size: int
+    dtype: str
+    shard_kind: str
+    counts: Counter[str]
+
+    @property
+    def conclusive(self) -> int:
+        """Verdicts that say whether the claim holds."""
+        return sum(self.counts[kind] for kind in CONCLUSIVE)
+
+    @property
+    def row(self) -> tuple[str | int, ...]:
+        """Its cells under `HEAD`."""
+        where = (self.property_name, self.claim, self.world_size, self.dtype, self.shard_kind)
+        return (*where, self.conclusive, *(self.counts[kind] for kind in OTHERS))
+
+
+def cells_of(tally: Tally) -> list[ClaimCell]:
+    """Every required cell of every claim, the claims left out that speak of no case on so many ranks."""
+    counts = Counter[tuple[str, int, str, str, str]]()
+    for ((size, dtype, kind), claim, _), verdicts in tally.claim_cells.items():
+        for verdict, number in verdicts.items():
+            counts[claim, size, _dtype(tally, claim, dtype), kind, verdict] += number
+    judged = {(claim, size) for claim, size, *_ in counts}
+    verdict_kinds = {key[-1] for key in counts}
+    wanted = [
+        (claim, size, _dtype(tally, claim, dtype), kind)
+        for size, dtype, kind in tally.required_cells(dict.fromkeys(dtype for _, dtype, _ in tally.cells))
+        for claim in tally.meta["claims"]
+        if (claim, size) in judged
+    ]
+    return [
+        ClaimCell(tally.meta["name"], *cell, Counter({verdict: counts[(*cell, verdict)] for verdict in verdict_kinds}))
+        for cell in dict.fromkeys(wanted)
+    ]
+
+
+def _dtype(tally: Tally, claim: str, dtype: str) -> str:
+    return "any" if claim in tally.meta.get("sampled", ()) else dtype
+
+
+def as_csv(tallies: Iterable[Tally]) -> str:
+    """Every cell of every property, one line each, under `HEAD`."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(HEAD)
+    writer.writerows(cell.row for tally in tallies for cell in cells_of(tally))
+    return text.getvalue()
+
+
+def in_words(tally: Tally) -> str:
+    """How many cells fell short, and which has the fewest conclusions; '' where the property has none."""
+    cells = cells_of(tally)
+    if not cells:
+        return ""
+    short = sum(cell.conclusive < PER_CELL for cell in cells)
+    thin = min(cells, key=lambda cell: cell.conclusive)
+    return (
+        f"{tally.meta['name']}: {short} of {len(cells):,} below {PER_CELL}; {thin.conclusive} in "
+        f"{thin.claim}, w{thin.world_size}, {thin.dtype}, {thin.shard_kind}"
+    )

@@ -1,0 +1,20 @@
+"""Claims about a module of anybody's own, shown on a gated block; copy this and name yours.
+
+A failure here means that the parallelized module is another function than the unsharded one: look
+first at what is added on every rank, before or after the sum over the ranks.
+"""
+
+from __future__ import annotations
+
+from equivtest.cases.module import ModuleCase
+from equivtest.module import module_property
+
+BUILD = "equivtest.subjects.module:gated_block"
+PARALLELIZE = "equivtest.subjects.module:tensor_parallel"
+
+gated_block = module_property(
+    BUILD,
+    PARALLELIZE,
+    x_shapes=((1, 2), (2, 2), (3, 2), (2, 3, 2), (5, 2)),
+    examples=[ModuleCase(world_size=4, build=BUILD, parallelize=PARALLELIZE, x_shape=(2, 3, 2), largest=3)],
+)

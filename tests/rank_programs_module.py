@@ -1,0 +1,89 @@
+"""Modules of somebody's own, and ways to parallelize them, right and wrong: tests name them."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+
+class Tied(nn.Module):
+    """One weight, used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 3, bias=False)
+        self.second = nn.Linear(3, 3, bias=False)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        second: torch.Tensor = self.second(self.first(x))
+        return second
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
+
+
+def tied() -> nn.Module:
+    return Tied()
+
+
+def norm() -> nn.Module:
+    return nn.LayerNorm(3)
+
+
+def named_x() -> nn.Module:
+    module = nn.Linear(3, 3)
+    module.register_parameter("x", nn.Parameter(torch.ones(3)))
+    return module
+
+
+def pair() -> nn.Module:
+    return nn.LSTM(3, 3)
+
+
+def no_module() -> int:
+    return 3
+
+
+def needs_sizes(num_features: int) -> nn.Module:
+    return nn.Linear(num_features, num_features)
+
+
+def tensor_parallel(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    return parallelize_module(module, mesh, {"0": ColwiseParallel(use_local_output=False), "2": RowwiseParallel()})
+
+
+def sharded_output(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    plan = {
+        "0": ColwiseParallel(use_local_output=False),
+        "2": RowwiseParallel(output_layouts=Shard(0), use_local_output=False),
+    }
+    return parallelize_module(module, mesh, plan)
+
+
+def fsdp2(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    return fully_shard(module, mesh=mesh)
+
+
+def ddp(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    return DistributedDataParallel(module, process_group=mesh.get_group())
+
+
+def whole(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    return module
+
+
+def renamed(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    return nn.Sequential(module)
+
+
+def without_relu(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    assert isinstance(module, nn.Sequential)
+    module[1] = nn.Identity()
+    return tensor_parallel(module, mesh)

@@ -1,0 +1,105 @@
+"""The certificate: what is proved exact, and what is refused, operation by operation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.nn import functional
+
+from equivtest.oracle.certificate import Certificate
+from equivtest.oracle.exact import InexactData
+
+Function = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+SQUARE = torch.full((4, 4), 3.0, dtype=torch.float64)
+
+
+def bits_of(function: Function, left: torch.Tensor = SQUARE, right: torch.Tensor = SQUARE) -> int:
+    """The bits that the function's sums take on magnitudes, forward and backward, in bfloat16, which has 8."""
+    left, right = left.clone().requires_grad_(), right.clone().requires_grad_()
+    certificate = Certificate(torch.bfloat16)
+    with certificate:
+        function(left, right).backward(torch.ones(4, 4, dtype=torch.float64))
+    return certificate.bits_used
+
+
+@pytest.mark.parametrize(
+    ("function", "bits"),
+    [
+        (lambda x, w: x + w, 3),  # 6
+        (lambda x, w: x - w, 3),  # 6 of magnitudes, though 0 of values
+        (lambda x, w: x * w, 4),  # 9
+        (lambda x, w: x @ w, 6),  # 4 * 9 = 36
+        (lambda x, w: functional.linear(x, w, w[0]), 6),  # 39
+        (lambda x, w: functional.linear(x[None], w)[0], 6),
+        (lambda x, w: x.relu() + w.t(), 3),
+        (lambda x, w: torch.cat([x[:2], w[2:]]) * 0.5 + x, 4),  # 9 halves
+        (lambda x, w: torch.baddbmm(x[None], x[None], w[None])[0], 6),
+        (lambda x, w: x.sum(0, keepdim=True) + w, 4),  # 15
+        (lambda x, w: x[torch.tensor([0, 0, 1, 1])] + w, 3),
+    ],
+    ids=["add", "sub", "mul", "mm", "linear", "bmm", "moves", "halves", "baddbmm", "sum", "index"],
+)
+def test_the_largest_sum_of_magnitudes_counts(function: Function, bits: int) -> None:
+    assert bits_of(function) == bits
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (lambda x, w: (x @ w) @ w, "adds up magnitudes of 432 units, and bfloat16 holds 256"),
+        (lambda x, w: (x - w) @ w @ w, "mm adds up magnitudes of 864"),
+        (lambda x, w: (x * w) * (x * w) * (x * w), "mul adds up magnitudes of 729"),
+        (lambda x, w: x * 0.1 + w, "mul adds up magnitudes"),
+        (lambda x, w: x / w, "div may round"),
+        (lambda x, w: x.softmax(-1) + w, "_softmax may round"),
+        (lambda x, w: functional.gelu(x) + w, "gelu may round"),
+        (lambda x, w: functional.layer_norm(x, (4,)) + w, "native_layer_norm may round"),
+        (lambda x, w: x.mean(0, keepdim=True) + w, "mean may round"),
+        (lambda x, w: x.exp() + w, "exp may round"),
+    ],
+    ids=["two layers", "difference", "cubes", "a tenth", "div", "softmax", "gelu", "norm", "mean", "exp"],
+)
+def test_what_could_round_is_refused(function: Function, reason: str) -> None:
+    with pytest.raises(InexactData, match=reason):
+        bits_of(function)
+
+
+def test_backward_is_looked_at_too() -> None:
+    """Forward takes 100; the gradient of the weights adds four rows of 100, each times the cotangent."""
+    large = torch.full((4, 4), 100.0, dtype=torch.float64)
+
+    assert bits_of(lambda x, w: x * w.detach(), large, SQUARE / 3) == 7
+    with pytest.raises(InexactData, match="sum adds up magnitudes of 400"):
+        bits_of(lambda x, w: x * w, large, SQUARE[:1] / 3)
+
+
+def test_powers_of_two_that_results_share_are_not_taken_off() -> None:
+    """4 * 16 = 64, and 4 * 64: a rank's share of the first sum may be 48, and is multiplied before it is added."""
+    fours = torch.full((4, 4), 4.0, dtype=torch.float64)
+
+    with pytest.raises(InexactData, match="mm adds up magnitudes of 1024"):
+        bits_of(lambda x, w: x @ w @ w, fours, fours)
+
+
+def test_infinite_data_is_refused() -> None:
+    with pytest.raises(InexactData, match="infinite or NaN"):
+        bits_of(lambda x, w: x + w, left=torch.full((4, 4), float("inf"), dtype=torch.float64))
+
+
+def test_any_order_gives_the_same_bits_where_the_certificate_holds() -> None:
+    """512 terms of up to 2**p units in all: every permutation, and every split, sums to the same."""
+    source = torch.Generator().manual_seed(0)
+    left = torch.randint(-1, 2, (1, 128), generator=source).double()
+    right = torch.randint(-2, 3, (128, 1), generator=source).double()
+    certificate = Certificate(torch.bfloat16)
+    with certificate:
+        right_sum = left @ right
+
+    for seed in range(50):
+        order = torch.randperm(128, generator=torch.Generator().manual_seed(seed))
+        total = torch.zeros((), dtype=torch.bfloat16)
+        for index in order.tolist():
+            total = total + left[0, index].bfloat16() * right[index, 0].bfloat16()
+        assert total == right_sum

@@ -1,0 +1,179 @@
+"""Chunks: the same cases everywhere, and enough of them in every cell."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from equivtest import limits
+from equivtest.cases.base import Case
+from equivtest.cases.fetch import FetchCase
+from equivtest.cases.strategies import data_parallel_cases, fetch_cases, refused_fetch_cases
+from equivtest.chunks import Cell, Chunk, cells_of, chunk_cases, draws_by_cell, seed_of
+from equivtest.property import Property
+from equivtest.suite import properties_dir
+from equivtest.verdicts.claims import (
+    agrees_on_all_ranks,
+    equals_unsharded,
+    is_the_identity_for_one_rank,
+    refuses,
+    repeats_itself,
+)
+
+CHUNK = Chunk(2, limits.DTYPES, 0, 20)
+
+
+def claimed(subject: str = "mine:fetch", **fields: Any) -> Property:
+    """A property of fetches; no module may hold one, or pytest would run it."""
+    made = Property(
+        subject, "Fetched parameters are right.", "nowhere", fetch_cases, (equals_unsharded, agrees_on_all_ranks)
+    )
+    return replace(made, **fields)
+
+
+SCRIPT = """
+import importlib.util, json, sys
+from pathlib import Path
+from equivtest import limits
+from equivtest.chunks import Chunk, chunk_cases
+others, folder = sys.argv[1:3]
+if others:
+    import decimal, fractions, numpy, sqlite3, torch.distributed.tensor, tests.drawing, tests.fake_suite, made_up
+    from equivtest import cli, plugin
+for path in sorted(Path(folder).glob("test_*.py" if others else "test_zero3_fetch.py")):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    if path.stem == "test_zero3_fetch":
+        found = vars(module)
+names = ("zero3_fetch_all_reduce", "zero3_fetch_all_gather_refuses")
+chunks = [Chunk(world_size, limits.DTYPES, 1, 20) for world_size in (2, 3)]
+print(json.dumps([repr(case) for name in names for chunk in chunks for case in chunk_cases(found[name], chunk)]))
+"""
+
+
+def test_a_chunk_draws_the_same_cases_whatever_else_is_imported(tmp_path: Path) -> None:
+    """One property file alone, and all of them among other local modules full of constants."""
+    (tmp_path / "made_up.py").write_text(
+        "SIZES = [5, 77, 1001]\nNAMES = ('shard(7)', 'float8')\nSEEDS = (12345, 2.5)\n"
+    )
+    root = str(Path(__file__).parent.parent)
+    drawn = []
+    for others, seed in (("", "0"), ("yes", "7")):
+        environment = {"PYTHONPATH": f"{root}:{tmp_path}", "PYTHONHASHSEED": seed, "PATH": ""}
+        command = [sys.executable, "-c", SCRIPT, others, str(properties_dir())]
+        drawn.append(subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True))
+    alone, among_others = (json.loads(process.communicate(timeout=120)[0]) for process in drawn)
+
+    assert len(alone) > 60 and alone == among_others
+
+
+@pytest.mark.parametrize(
+    ("prop", "chunk"),
+    [
+        (claimed(), replace(CHUNK, index=1)),
+        (claimed(), replace(CHUNK, world_size=3)),
+        (claimed(), replace(CHUNK, seed="another")),
+        (claimed("mine:other"), CHUNK),
+        (claimed(claims=(equals_unsharded,)), CHUNK),
+    ],
+    ids=["chunk", "world size", "seed", "subject", "claims"],
+)
+def test_what_differs_draws_other_cases(prop: Property, chunk: Chunk) -> None:
+    """By another seed: their parameters differ too, not only what the chunk fixes."""
+    here, there = ({fetch.parameters for fetch in fetches(*of)} for of in ((claimed(), CHUNK), (prop, chunk)))
+
+    assert seed_of(prop, chunk) != seed_of(claimed(), CHUNK)
+    assert len(here & there) < len(here) / 2
+
+
+def fetches(prop: Property, chunk: Chunk) -> list[FetchCase]:
+    return [case for case in chunk_cases(prop, chunk) if isinstance(case, FetchCase)]
+
+
+def test_a_chunk_draws_the_same_cases_twice() -> None:
+    """In its own world size and dtypes, and each once."""
+    cases = chunk_cases(claimed(), replace(CHUNK, dtypes=("float64",)))
+
+    assert cases == chunk_cases(claimed(), replace(CHUNK, dtypes=("float64",)))
+    assert {(case.world_size, case.dtype) for case in cases} == {(2, "float64")}
+    assert len(cases) == len(set(cases)) > 10
+
+
+def test_the_examples_come_first_in_chunk_0() -> None:
+    """Those of its world size and dtypes."""
+    wanted = FetchCase(world_size=2, parameters=((77,),))
+    others = (FetchCase(world_size=3, parameters=((77,),)), replace(wanted, dtype="float16"))
+    prop = claimed(examples=(others[0], wanted, others[1]))
+    chunk = replace(CHUNK, dtypes=("float32", "float64"))
+
+    assert chunk_cases(prop, chunk)[0] == wanted
+    assert not set(others) & set(chunk_cases(prop, chunk))
+    assert wanted not in chunk_cases(prop, replace(chunk, index=1))
+
+
+# Cells.
+
+
+def filled(prop: Property, per_cell: int = 9, **fields: Any) -> Counter[Cell]:
+    """Draws by cell of a chunk of one case, and of those that fill its cells."""
+    found = Counter[Cell]()
+    for case in chunk_cases(prop, replace(CHUNK, num_cases=1, per_cell=per_cell, **fields)):
+        found += draws_by_cell(prop, case)
+    return found
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize(
+    "prop",
+    [
+        claimed(claims=(equals_unsharded, repeats_itself)),
+        claimed(cases=refused_fetch_cases, claims=(refuses,)),
+        claimed(cases=lambda space: data_parallel_cases(space, style="ddp"), claims=(equals_unsharded,), shards=False),
+        claimed(conclusive_dtypes=("float64",), claims=(equals_unsharded,)),
+    ],
+    ids=["fetches", "refusals", "without shards", "one dtype"],
+)
+def test_every_cell_gets_its_draws(prop: Property, world_size: int) -> None:
+    """A claim that is judged on some visits only gets them over all dtypes together."""
+    found = filled(prop, world_size=world_size)
+
+    assert min(found[cell] for cell in cells_of(prop, replace(CHUNK, world_size=world_size))) >= 9
+
+
+def test_cells_without_cases_end_the_filling() -> None:
+    """On two ranks nothing is judged of one rank."""
+    found = filled(claimed(claims=(equals_unsharded, is_the_identity_for_one_rank)))
+
+    assert {claim for _, _, claim in found} == {"equals_unsharded"}
+
+
+def test_only_cases_that_help_a_cell_are_kept() -> None:
+    """About as many as there are cells to fill, of several draws each."""
+    cases = chunk_cases(claimed(), replace(CHUNK, num_cases=1, per_cell=9))
+
+    assert 3 * 4 < len(cases) < 9 * 3 * 4 and len(cases) == len(set(cases))
+
+
+def test_what_is_not_run_fills_no_cell() -> None:
+    """Of the cases that are known to fail none is added, and others make up for them."""
+    prop, chunk = claimed(), replace(CHUNK, num_cases=1, per_cell=9)
+    found = Counter[Cell]()
+
+    def is_small(case: Case) -> bool:
+        assert isinstance(case, FetchCase)
+        return len(case.parameters) < 3
+
+    cases = [case for case in chunk_cases(prop, chunk, is_small) if is_small(case)]
+    for case in cases:
+        found += draws_by_cell(prop, case)
+
+    assert min(found[cell] for cell in cells_of(prop, chunk)) >= 9

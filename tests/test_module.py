@@ -1,0 +1,139 @@
+"""A module of somebody's own: whatever parallelizes it rightly holds, what does not is named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from equivtest import limits
+from equivtest.cases.base import from_code
+from equivtest.cases.module import ModuleCase
+from equivtest.cases.values import draw
+from equivtest.check import check, judge
+from equivtest.errors import Misuse, ValueMismatch
+from equivtest.module import module_property
+from equivtest.oracle import expect
+from equivtest.property import Space
+from equivtest.ranks.pool import Pool
+from tests.drawing import drawn
+
+HERE = "tests.rank_programs_module:"
+
+
+def case_of(build: str = "mlp", parallelize: str = "tensor_parallel", **fields: Any) -> ModuleCase:
+    """Two ranks, an x of two rows, unless said otherwise."""
+    fields = {"world_size": 2, "x_shape": (2, 3)} | fields
+    return ModuleCase(build=HERE + build, parallelize=HERE + parallelize, **fields)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    with Pool() as pool:
+        yield pool
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("dtype", limits.DTYPES)
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize(
+    ("build", "parallelize"),
+    [
+        ("mlp", "tensor_parallel"),
+        ("mlp", "fsdp2"),
+        ("mlp", "ddp"),
+        ("mlp", "whole"),
+        ("tied", "fsdp2"),
+        ("tied", "ddp"),
+    ],
+)
+def test_what_is_right_holds(pool: Pool, build: str, parallelize: str, world_size: int, dtype: str) -> None:
+    """Divided, gathered or replicated: gradients that are averaged over equal rows, too."""
+    case = case_of(build, parallelize, world_size=world_size, dtype=dtype, values=(("dense", 0), ("dense", 1)))
+
+    assert {verdict.kind for verdict in check("module", case, pool)} == {"holds"}
+
+
+@pytest.mark.ranks
+def test_another_function_is_refuted(pool: Pool) -> None:
+    with pytest.raises(ValueMismatch, match="module: output differs from the oracle"):
+        check("module", case_of(parallelize="without_relu"), pool)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("parallelize", "message"),
+    [
+        ("sharded_output", "must give its output whole on every rank, got .*Shard.*: redistribute it"),
+        ("renamed", r"has no parameter 0\.weight, only 0\.0\.weight, .*: keep the names of the unsharded module"),
+        ("missing", "parallelize 'tests.rank_programs_module:missing' cannot be imported"),
+    ],
+)
+def test_what_cannot_be_judged_is_told(pool: Pool, parallelize: str, message: str) -> None:
+    with pytest.raises(Misuse, match=message):
+        judge("module", case_of(parallelize=parallelize), pool)
+
+
+@pytest.mark.parametrize(
+    ("build", "fields", "message"),
+    [
+        ("missing", {}, "build 'tests.rank_programs_module:missing' cannot be imported"),
+        ("no_module", {}, "must give an nn.Module, got int"),
+        ("needs_sizes", {}, "must take no arguments and give a module"),
+        ("pair", {}, "must give one tensor, got tuple"),
+        ("named_x", {}, "a parameter may not be called x: rename it"),
+        ("mlp", {"x_shape": (2, 5)}, r"does not take an x of shape \(2, 5\)"),
+        ("mlp", {"x_shape": (0, 3)}, "x_shape must hold sizes of at least 1"),
+        ("mlp", {"largest": 2}, "largest must be odd, got 2"),
+    ],
+)
+def test_what_is_no_case_is_told(build: str, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(Misuse, match=message):
+        case_of(build, **fields)
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        (case_of("norm"), "native_layer_norm may round"),
+        (case_of(dtype="bfloat16", largest=7), "holds 256 exactly: take smaller sizes or leave this dtype out"),
+    ],
+    ids=["an operation that rounds", "too many bits"],
+)
+def test_values_that_could_round_are_refused(case: ModuleCase, message: str) -> None:
+    with pytest.raises(Misuse, match=message):
+        expect(case, 0)
+
+
+def test_the_reference_is_the_unsharded_module() -> None:
+    """Its gradients too; a weight that is used twice is one parameter."""
+    case = case_of("tied")
+    x, weight, cotangent = (draw(case, 0)[name].double() for name in ("x", "first.weight", "cotangent"))
+    found = expect(case, 0).tensors
+
+    assert set(found) == {"output", "param.first.weight", "grad.x", "grad.first.weight"}
+    assert torch.equal(found["output"].value, x @ weight.T @ weight.T)
+    assert torch.equal(found["grad.x"].value, cotangent @ weight @ weight)
+    assert torch.equal(found["grad.first.weight"].value, cotangent.T @ (x @ weight.T) + (cotangent @ weight).T @ x)
+
+
+def test_a_case_prints_as_code() -> None:
+    case = case_of(dtype="float64", largest=3)
+
+    assert from_code(repr(case)) == case
+
+
+def test_a_dtype_gets_the_shapes_whose_sums_it_holds() -> None:
+    """bfloat16 holds 256, which sums over sixty rows exceed."""
+    prop = module_property(HERE + "mlp", HERE + "tensor_parallel", ((2, 3), (60, 3)))
+    cases = drawn(prop.cases(Space((2,), limits.DTYPES)), 200)
+
+    assert {case.x_shape for case in cases if case.dtype == "bfloat16"} == {(2, 3)}
+    assert {case.dtype for case in cases if case.x_shape == (60, 3)} == {"float32", "float64", "float16"}
+
+
+def test_a_module_that_rounds_everywhere_has_no_property() -> None:
+    with pytest.raises(Misuse, match="native_layer_norm may round"):
+        module_property(HERE + "norm", HERE + "whole", ((2, 3),)).cases(Space((1,), ("float64",)))
