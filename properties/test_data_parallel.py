@@ -1,4 +1,4 @@
-"""Claims about data parallelism of a perceptron: DDP, FSDP2, and a small ZeRO-3 of our own.
+"""Claims about data parallelism of a perceptron: DDP, FSDP2, a small ZeRO-3 of our own, and meshes of two axes.
 
 A failure here means that a model trained on several ranks is another model than one trained on
 the whole batch: look first at the earliest step, and there at the gradients.
@@ -10,7 +10,8 @@ from functools import partial
 
 from equivtest import limits
 from equivtest.cases.data_parallel import DataParallelCase
-from equivtest.cases.strategies import data_parallel_cases
+from equivtest.cases.strategies import data_parallel_cases, two_axis_cases
+from equivtest.cases.two_axes import TwoAxisCase
 from equivtest.check import DEFAULT_CLAIMS
 from equivtest.property import Property
 from equivtest.verdicts.claims import repeats_itself, trains_like_unsharded, uses_only_collectives
@@ -40,6 +41,19 @@ def on_four_ranks(style: str, fetch: str = "") -> tuple[DataParallelCase, ...]:
         )
         for dtype in limits.DTYPES
         for hidden in (4, 7)
+    )  # fmt: skip
+
+
+def on_two_axes(style: str) -> tuple[TwoAxisCase, ...]:
+    """Two by two ranks in every dtype: 5 and 8 hidden features over the second axis, then the first."""
+    return tuple(
+        TwoAxisCase(
+            world_size=4, mesh=(2, 2), dtype=dtype, style=style, leading=(2, 3), in_features=3,
+            hidden_features=hidden, out_features=4, biases=BOTH, requires_grad=ALL, micro_batches=2,
+            use_local_output=hidden == 8, optimizer="sgd", steps=3, momentum=0.5, values=(("dense", 0), ("real", 1)),
+        )
+        for dtype in limits.DTYPES
+        for hidden in (5, 8)
     )  # fmt: skip
 
 
@@ -82,4 +96,24 @@ zero3_mlp_all_reduce = Property(
     claims=(*CLAIMS, uses_only_collectives),
     examples=(uneven("zero3", fetch="all_reduce", records=True), *on_four_ranks("zero3", "all_reduce")),
     weight=2,
+)
+
+fsdp2_tp_mlp = Property(
+    subject="fsdp2_tp_mlp",
+    statement="A perceptron that is tensor parallel on one axis and fully sharded on another trains as the unsharded.",
+    source="torch's tutorial of two-dimensional parallelism; _init_sharding_spec_tp in _fully_shard/_fsdp_param.py "
+    "(2.13.0)",
+    cases=partial(two_axis_cases, style="fsdp2_tp"),
+    claims=CLAIMS,
+    examples=on_two_axes("fsdp2_tp"),
+    weight=2,
+)
+
+hsdp_mlp = Property(
+    subject="hsdp_mlp",
+    statement="A perceptron sharded on one axis and replicated on another trains as the unsharded one on the batch.",
+    source="torch/distributed/fsdp/_fully_shard/_fully_shard.py, fully_shard on a mesh of two axes (2.13.0)",
+    cases=partial(two_axis_cases, style="hsdp"),
+    claims=CLAIMS,
+    examples=on_two_axes("hsdp"),
 )

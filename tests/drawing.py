@@ -23,6 +23,7 @@ from equivtest.cases.strategies import (
     refused_linear_cases,
     refused_redistribute_cases,
     training_cases,
+    two_axis_cases,
 )
 from equivtest.module import module_property
 from equivtest.property import Space
@@ -38,6 +39,8 @@ STRATEGIES: dict[str, Callable[[Space], SearchStrategy[Case]]] = {
     "ddp": lambda space: data_parallel_cases(space, style="ddp"),
     "fsdp2": lambda space: data_parallel_cases(space, style="fsdp2"),
     "zero3": lambda space: data_parallel_cases(space, style="zero3", fetch="all_gather"),
+    "fsdp2_tp": lambda space: two_axis_cases(space, style="fsdp2_tp"),
+    "hsdp": lambda space: two_axis_cases(space, style="hsdp"),
     "colwise embedding": lambda space: embedding_cases(space, style="colwise"),
     "rowwise embedding": lambda space: embedding_cases(space, style="rowwise"),
     "module": lambda space: module_property("torch.nn:Identity", "mine:whole", ((1,), (2, 3))).cases(space),

@@ -97,6 +97,19 @@ def test_an_update_is_answered_for_frozen_parameters_too() -> None:
         ({"requires_grad": ("x",)}, "needs a parameter in requires_grad"),
         ({"records": True}, "set records=False"),
         ({"style": "zero3", "records": True}, "set records=False"),
+        (
+            {"optimizer": "sgd", "steps": 3, "stopped_steps": (1,)},
+            r"stopped_steps must list some of 2..3 in this order",
+        ),
+        ({"optimizer": "sgd", "steps": 3, "stopped_steps": (3, 2)}, r"stopped_steps must list some of 2..3"),
+        (
+            {"optimizer": "sgd", "steps": 2, "stopped_steps": (2,), "requires_grad": ("in_proj.weight",)},
+            "stopped_steps need a parameter of out_proj",
+        ),
+        ({"clip_norm": 1.0}, "gradients are clipped before an update: set optimizer"),
+        ({"optimizer": "sgd", "steps": 2, "clip_norm": -1.0}, "clip_norm must be at least 0 and finite"),
+        ({"optimizer": "sgd", "steps": 2, "norm_type": "inf"}, "norm_type is clipping's: set clip_norm"),
+        ({"optimizer": "sgd", "steps": 2, "clip_norm": 1.0, "norm_type": "3"}, "norm_type must be one of 2, 1, inf"),
     ],
 )
 def test_what_is_no_case_is_refused_by_name(fields: dict[str, object], message: str) -> None:
@@ -193,6 +206,11 @@ def test_averages_of_real_numbers_are_within_the_bound_however_they_are_divided(
         ("bfloat16", {"optimizer": "sgd", "steps": 2, "momentum": 0.5, "weight_decay": 0.25}),
         ("float16", {"optimizer": "sgd", "steps": 2, "momentum": 0.9, "lr": 0.1}),
         ("float64", {"optimizer": "sgd", "steps": 3, "requires_grad": ("in_proj.weight", "out_proj.bias")}),
+        ("float32", {"optimizer": "adamw", "steps": 3, "clip_norm": 1.0}),
+        ("float32", {"optimizer": "adamw", "steps": 4, "stopped_steps": (2, 3), "weight_decay": 0.25}),
+        ("float64", {"optimizer": "sgd", "steps": 3, "momentum": 0.9, "stopped_steps": (2,), "clip_norm": 1.0}),
+        ("bfloat16", {"optimizer": "sgd", "steps": 2, "clip_norm": 16.0, "norm_type": "1"}),
+        ("float16", {"optimizer": "sgd", "steps": 2, "momentum": 0.5, "clip_norm": 0.5, "norm_type": "inf"}),
     ],
 )
 def test_training_on_the_whole_batch_is_within_every_bound(dtype: str, fields: dict[str, object], mode: str) -> None:
@@ -204,6 +222,19 @@ def test_training_on_the_whole_batch_is_within_every_bound(dtype: str, fields: d
         for name, tensor in expected.items():
             allowed = 0 if tensor.allowed is None else tensor.allowed
             assert bool(((found[name].double() - tensor.value).abs() <= allowed).all()), name
+
+
+def test_a_step_that_stops_at_the_hidden_activation_leaves_in_proj_and_its_state_as_they_are() -> None:
+    case = data_parallel_case(optimizer="sgd", steps=3, momentum=0.5, weight_decay=0.25, stopped_steps=(2,))
+    expected = expect(case, 0).tensors
+
+    for state in ("param", "momentum"):
+        before, after = (expected[f"step{step}.{state}.in_proj.weight"] for step in (1, 2))
+        assert torch.equal(before.value, after.value) and after.allowed is None
+        assert not torch.equal(before.value, expected[f"step3.{state}.in_proj.weight"].value)
+    assert "step2.grad.in_proj.weight" not in expected and "step2.grad.x" not in expected
+    assert case.num_updates("in_proj.weight", 3) == 2
+    assert case.num_updates("out_proj.weight", 3) == 3
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])

@@ -73,6 +73,7 @@ def train_with_torch(case: PerceptronCase, dtype: torch.dtype) -> dict[str, torc
     for step in range(1, case.steps + 1):
         found |= {at_step(step, name): tensor for name, tensor in _one_step(case, step, values, parameters).items()}
         if optimizer is not None:
+            found |= _clipped(case, step, parameters)
             optimizer.step()
             found |= _state_after(case, step, optimizer, parameters)
             optimizer.zero_grad()
@@ -85,9 +86,12 @@ def _one_step(
     x = values[at_step(step, "x")].clone().requires_grad_("x" in case.requires_grad)
     before = functional.linear(x, parameters["in_proj.weight"], parameters.get("in_proj.bias"))
     hidden = ACTIVATIONS[case.activation](before)
-    output = functional.linear(hidden, parameters["out_proj.weight"], parameters.get("out_proj.bias"))
+    stops = case.stops_at_hidden(step)
+    output = functional.linear(
+        hidden.detach() if stops else hidden, parameters["out_proj.weight"], parameters.get("out_proj.bias")
+    )
     found = {"capture.in_proj.input": x, "capture.in_proj.output": before, "capture.out_proj.input": hidden}
-    if case.hidden_requires_grad:
+    if case.hidden_requires_grad and not stops:
         before.retain_grad()
         hidden.retain_grad()
     if output.requires_grad:
@@ -95,10 +99,19 @@ def _one_step(
         for parameter in parameters.values():
             if parameter.grad is not None:
                 parameter.grad /= case.num_averaged
-    if case.hidden_requires_grad:
+    if case.hidden_requires_grad and not stops:
         found |= {"grad.in_proj.output": before.grad, "grad.out_proj.input": hidden.grad}
-    found |= {f"grad.{name}": (x if name == "x" else parameters[name]).grad for name in case.requires_grad}
+    found |= {f"grad.{name}": (x if name == "x" else parameters[name]).grad for name in case.graded_names(step)}
     return {name: tensor.detach().clone() for name, tensor in (found | {"output": output}).items()}
+
+
+def _clipped(case: PerceptronCase, step: int, parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    if not case.clips:
+        return {}
+    trained = {name: parameters[name] for name in case.graded_names(step) if name != "x"}
+    norm = torch.nn.utils.clip_grad_norm_(list(trained.values()), case.clip_norm, float(case.norm_type))
+    left = {f"step{step}.clipped.{name}": tensor.grad.clone() for name, tensor in trained.items()}
+    return {f"step{step}.total_norm": norm, **left}
 
 
 def _state_after(

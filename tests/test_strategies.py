@@ -29,14 +29,16 @@ from equivtest.cases.module import ModuleCase
 from equivtest.cases.norm import NormCase
 from equivtest.cases.redistribute import RedistributeCase
 from equivtest.cases.redistribute_refused import RefusedRedistributeCase
+from equivtest.cases.two_axes import TwoAxisCase
 from equivtest.layout import shard_kind
 from equivtest.property import Space
 from tests.drawing import SPACE, STRATEGIES, drawn, smallest
 
 WITHIN_CONTRACT = (
-    *("colwise", "rowwise", "fetch", "mlp", "training", "fsdp2", "zero3"),
+    *("colwise", "rowwise", "fetch", "mlp", "training", "fsdp2", "zero3", "fsdp2_tp", "hsdp"),
     *("colwise embedding", "rowwise embedding", "layer_norm", "rms_norm", "redistribute"),
 )
+TWO_AXES = ("fsdp2_tp", "hsdp")  # members go with a mesh of one axis
 ROOT = Path(__file__).parents[1]
 
 
@@ -172,6 +174,22 @@ def test_every_training_case_updates_a_parameter_and_adamw_is_not_drawn_in_float
         assert (case.optimizer, case.dtype) != ("adamw", "float16")
 
 
+@pytest.mark.parametrize("name", ["ddp", "fsdp2", "zero3", "fsdp2_tp", "hsdp"])
+def test_some_data_parallel_training_has_a_step_that_leaves_in_proj_unused(name: str) -> None:
+    trained = [case for case in run_of(name) if case.trains]
+
+    assert len(trained) / 20 < sum(bool(case.stopped_steps) for case in trained) < len(trained) / 2
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp2", "zero3", "fsdp2_tp", "hsdp"])
+def test_of_data_parallel_training_a_third_or_more_clips_by_each_kind_of_norm(name: str) -> None:
+    trained = [case for case in run_of(name) if case.trains]
+    clipping = [case for case in trained if case.clips]
+
+    assert len(trained) / 3 < len(clipping) < 2 * len(trained) / 3
+    assert {case.norm_type for case in clipping} == {"1", "2", "inf"}
+
+
 def test_over_half_of_the_perceptrons_with_a_local_hidden_activation_are_even_and_so_run() -> None:
     local = [case for case in run_of("mlp") if case.use_local_output]
 
@@ -220,7 +238,7 @@ def test_sums_stay_short_enough_for_exact_values_in_bfloat16(style: str) -> None
         assert max(case.in_features, case.out_features) <= 33
 
 
-@pytest.mark.parametrize("name", WITHIN_CONTRACT)
+@pytest.mark.parametrize("name", [name for name in WITHIN_CONTRACT if name not in TWO_AXES])
 def test_about_one_case_in_six_runs_on_a_mesh_within_a_larger_world(name: str) -> None:
     """Of at most four processes; some meshes are not ascending, some leave processes out."""
     cases = run_of(name)
@@ -305,6 +323,8 @@ SIMPLEST: dict[str, Case] = {
     "ddp": DataParallelCase(world_size=1),
     "fsdp2": DataParallelCase(world_size=1, style="fsdp2"),
     "zero3": DataParallelCase(world_size=1, style="zero3", fetch="all_gather"),
+    "fsdp2_tp": TwoAxisCase(world_size=1),
+    "hsdp": TwoAxisCase(world_size=1, style="hsdp"),
     "colwise embedding": EmbeddingCase(world_size=1, style="colwise"),
     "rowwise embedding": EmbeddingCase(world_size=1, style="rowwise"),
     "module": ModuleCase(world_size=1, build="torch.nn:Identity", parallelize="mine:whole"),

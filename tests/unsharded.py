@@ -138,15 +138,21 @@ def unsharded_perceptron(case: PerceptronCase, index: int) -> dict[str, torch.Te
         x = given[at_step(step, "x")].clone().requires_grad_("x" in case.requires_grad)
         hidden = functional.linear(x, parameters["in_proj.weight"], parameters.get("in_proj.bias"))
         hidden = getattr(functional, case.activation)(hidden)
+        hidden = hidden.detach() if case.stops_at_hidden(step) else hidden
         output = functional.linear(hidden, parameters["out_proj.weight"], parameters.get("out_proj.bias"))
         if output.requires_grad:
             output.backward(given[at_step(step, "cotangent")])
         answers[at_step(step, "output")] = output.detach()
-        for parameter in trained:
-            parameter.grad /= case.num_averaged
+        graded = [name for name in case.graded_names(step) if name != "x"]
+        for name in graded:
+            parameters[name].grad /= case.num_averaged
         gradients = {"x": x.grad} | {name: parameters[name].grad for name in parameters}
-        answers |= {at_step(step, f"grad.{name}"): gradients[name].clone() for name in case.requires_grad}
+        answers |= {at_step(step, f"grad.{name}"): gradients[name].clone() for name in case.graded_names(step)}
         if optimizer is not None:
+            if case.clips:
+                norm = torch.nn.utils.clip_grad_norm_(trained, case.clip_norm, float(case.norm_type))
+                answers |= {f"step{step}.total_norm": norm}
+                answers |= {f"step{step}.clipped.{name}": parameters[name].grad.clone() for name in graded}
             optimizer.step()
             left = {name: parameters[name].detach().clone() for name in case.names_left("param")}
             answers |= {f"step{step}.param.{name}": value for name, value in left.items()}

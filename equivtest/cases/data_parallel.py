@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from equivtest.cases.base import Shape, replicated, require
 from equivtest.cases.fetch import FETCH_COLLECTIVES, PADDINGS
@@ -35,8 +36,12 @@ class DataParallelCase(PerceptronCase):
         small_buckets: Of ddp: whether each gradient is reduced by itself.
         views: Of ddp: whether gradients are views of the buckets.
         padding: Of zero3: what padding holds, 'nan' or a 'large' finite number, as nobody writes it.
+        stopped_steps: Steps, ascending and after the first, whose backward ends at the hidden activation:
+            in_proj takes part in the forward alone, and an update leaves it and its state as they are.
         fetch: Of zero3: the collective that its fetches are documented to use; '' where nobody says.
     """
+
+    STYLES: ClassVar[tuple[str, ...]] = STYLES
 
     style: str = "ddp"
     micro_batches: int = 1
@@ -45,10 +50,11 @@ class DataParallelCase(PerceptronCase):
     small_buckets: bool = False
     views: bool = False
     padding: str = "nan"
+    stopped_steps: tuple[int, ...] = ()
     fetch: str = ""
 
     def __post_init__(self) -> None:
-        for name, known in (("style", STYLES), ("padding", PADDINGS), ("fetch", FETCH_COLLECTIVES)):
+        for name, known in (("style", self.STYLES), ("padding", PADDINGS), ("fetch", FETCH_COLLECTIVES)):
             value = getattr(self, name)
             require(value in known, f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
         require(
@@ -60,15 +66,36 @@ class DataParallelCase(PerceptronCase):
             not self.records or (self.style == "zero3" and bool(self.fetch)),
             "only the collectives of style 'zero3' with a named fetch are documented: set records=False",
         )
+        require(
+            self.stopped_steps == tuple(step for step in range(2, self.steps + 1) if step in self.stopped_steps),
+            f"stopped_steps must list some of 2..{self.steps} in this order, got {self.stopped_steps}",
+        )
+        require(
+            not self.stopped_steps or any(name.startswith("out_proj") for name in self.trained_names()),
+            f"stopped_steps need a parameter of out_proj in requires_grad, got {self.requires_grad}",
+        )
         super().__post_init__()
 
     @property
     def batch(self) -> Shape:
-        return (self.world_size * self.micro_batches * self.leading[0], *self.leading[1:])
+        return (self.num_averaged * self.micro_batches * self.leading[0], *self.leading[1:])
 
     @property
     def num_averaged(self) -> int:
         return self.world_size
+
+    @property
+    def num_hidden_parts(self) -> int:
+        return 1
+
+    @property
+    def norm_axes(self) -> tuple[int, ...]:
+        return () if self.style == "ddp" else self.mesh_shape
+
+    @property
+    def has_empty_trained_shard(self) -> bool:
+        """Whether some rank holds nothing of a parameter that is trained."""
+        return self.worst_shard_kind(f"param.{name}" for name in self.trained_names()) == "empty"
 
     @property
     def smallest_numel(self) -> int:
@@ -76,19 +103,30 @@ class DataParallelCase(PerceptronCase):
         shapes = self.shapes()
         return min(math.prod(shapes[f"param.{name}"]) for name in self.parameter_names())
 
+    def stops_at_hidden(self, step: int) -> bool:
+        return step in self.stopped_steps
+
     def names_left(self, state: str) -> tuple[str, ...]:
         """Parameters that are frozen too, which an update must leave as they are."""
         return self.parameter_names() if state == "param" else self.trained_names()
 
     def layouts(self) -> dict[str, Layout]:
-        rows, shapes = Layout((Shard(0),)), self.shapes()
-        given = dict.fromkeys(self.parameter_names(), replicated())
+        whole, shapes = replicated(len(self.mesh_shape)), self.shapes()
+        given = dict.fromkeys(self.parameter_names(), whole)
         others = (*(name for name in self.given_names() if name not in given), *self.answer_names())
         return given | {
-            name: self._parameter_layout(shapes[name]) if base_of(name) in given else rows for name in others
+            name: self._parameter_layout(base_of(name), shapes[name])
+            if base_of(name) in given
+            else whole
+            if base_of(name) == "total_norm"
+            else self._activation_layout(base_of(name))
+            for name in others
         }
 
-    def _parameter_layout(self, shape: Shape) -> Layout:
+    def _activation_layout(self, base: str) -> Layout:
+        return Layout((Shard(0),))
+
+    def _parameter_layout(self, base: str, shape: Shape) -> Layout:
         if self.style == "ddp":
             return replicated()
         if self.style == "fsdp2":

@@ -52,11 +52,6 @@ class MlpCase(PerceptronCase):
         """Whether ranks hold different amounts of the hidden features."""
         return self.hidden_features % self.world_size != 0
 
-    @property
-    def has_sharded_gradient(self) -> bool:
-        """Whether a parameter that is sharded on the hidden features needs a gradient."""
-        return any(name not in ("x", "out_proj.bias") for name in self.requires_grad)
-
     def layouts(self) -> dict[str, Layout]:
         sequence, hidden = Layout((Shard(self.sequence_dim),)), Layout((Shard(self.num_dims - 1),))
         base = {
@@ -67,6 +62,7 @@ class MlpCase(PerceptronCase):
             "in_proj.bias": Layout((Shard(0),)),
             "out_proj.weight": Layout((Shard(1),)),
             "out_proj.bias": replicated(),
+            "total_norm": replicated(),
         }
         given = dict.fromkeys(self.parameter_names(), replicated())
         answered = (*(name for name in self.given_names() if name not in given), *self.answer_names())

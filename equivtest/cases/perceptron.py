@@ -6,6 +6,7 @@ Letters: T tokens (product of the leading dims), K in_features, H hidden_feature
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
@@ -17,6 +18,7 @@ EXACT_MODES = ("dense", "wide-x", "wide-in", "wide-out", "wide-g")
 REAL_MODES = ("real",)
 ACTIVATIONS = ("relu", "gelu", "silu")
 OPTIMIZERS = ("none", "sgd", "adamw")
+NORM_TYPES = ("2", "1", "inf")
 LAYERS = ("in_proj", "out_proj")
 MAX_STEPS = 16
 
@@ -29,8 +31,9 @@ class PerceptronCase(Case):
     `grad.in_proj.weight`), those of later steps begin with their step (`step2.output`).
     `param.in_proj.weight` is the parameter before training, `step1.param.in_proj.weight` after
     the first update; `step1.momentum.`, `step1.exp_avg.` and `step1.exp_avg_sq.` hold the
-    optimizer's state after it.  `capture.in_proj.output` is what a layer took or gave,
-    `grad.in_proj.output` the gradient of that.
+    optimizer's state after it.  Before it `step1.total_norm` is that of all gradients, 0-dim, and
+    `step1.clipped.in_proj.weight` what clipping leaves of a gradient.  `capture.in_proj.output` is
+    what a layer took or gave, `grad.in_proj.output` the gradient of that.
 
     Attributes:
         leading: Leading dims of the activations, one to three; x is (*leading, K).
@@ -41,6 +44,9 @@ class PerceptronCase(Case):
         optimizer: What updates the parameters; 'none': one forward and backward alone.
         steps: Forward, backward and update, this many times; 1 without an optimizer, else 2 or more.
         lr, momentum, weight_decay, foreach: Of the optimizer; momentum of SGD alone.
+        clip_norm: Gradients are scaled before each update so that their norm over all parameters is
+            at most about this; 0: they are not.
+        norm_type: Which norm: '1', '2' or 'inf'.
     """
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = EXACT_MODES + REAL_MODES
@@ -60,6 +66,8 @@ class PerceptronCase(Case):
     momentum: float = 0.0
     weight_decay: float = 0.0
     foreach: bool = False
+    clip_norm: float = 0.0
+    norm_type: str = "2"
 
     def __post_init__(self) -> None:
         self._check_sizes()
@@ -97,7 +105,13 @@ class PerceptronCase(Case):
         require(
             self.optimizer in OPTIMIZERS, f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {self.optimizer!r}"
         )
+        require(
+            self.norm_type in NORM_TYPES, f"norm_type must be one of {', '.join(NORM_TYPES)}, got {self.norm_type!r}"
+        )
+        require(0 <= self.clip_norm < math.inf, f"clip_norm must be at least 0 and finite, got {self.clip_norm}")
+        require(self.clips or self.norm_type == "2", "norm_type is clipping's: set clip_norm")
         if not self.trains:
+            require(not self.clips, f"gradients are clipped before an update: set optimizer, got {self.clip_norm}")
             require(self.steps == 1, f"steps must be 1 without an optimizer, got {self.steps}")
             return
         require(2 <= self.steps <= MAX_STEPS, f"steps must be in 2..{MAX_STEPS} with an optimizer, got {self.steps}")
@@ -117,6 +131,11 @@ class PerceptronCase(Case):
         return self.optimizer != "none"
 
     @property
+    def clips(self) -> bool:
+        """Whether gradients are clipped by their norm before each update."""
+        return self.clip_norm > 0
+
+    @property
     def num_dims(self) -> int:
         """Dims of the activations, the feature dim included."""
         return len(self.leading) + 1
@@ -132,6 +151,16 @@ class PerceptronCase(Case):
         return 1
 
     @property
+    def num_hidden_parts(self) -> int:
+        """Among how many ranks the hidden features are divided, and with them the sums over them."""
+        return self.world_size
+
+    @property
+    def norm_axes(self) -> tuple[int, ...]:
+        """Ranks along each mesh axis over which the norm of the gradients is put together."""
+        return self.mesh_shape
+
+    @property
     def last_leading(self) -> int:
         """Size of the dim before the features."""
         return self.leading[-1]
@@ -140,6 +169,11 @@ class PerceptronCase(Case):
     def hidden_requires_grad(self) -> bool:
         """Whether the hidden activation does: x or a parameter of in_proj needs a gradient."""
         return any(name == "x" or name.startswith("in_proj") for name in self.requires_grad)
+
+    @property
+    def has_sharded_gradient(self) -> bool:
+        """Whether a parameter with hidden features needs a gradient."""
+        return any(name not in ("x", "out_proj.bias") for name in self.requires_grad)
 
     def parameter_names(self) -> tuple[str, ...]:
         """'in_proj.weight', 'in_proj.bias', 'out_proj.weight', 'out_proj.bias', less the biases that are not there."""
@@ -150,10 +184,24 @@ class PerceptronCase(Case):
         """The parameters that the optimizer updates."""
         return tuple(name for name in self.requires_grad if name != "x")
 
-    def captured_names(self) -> tuple[str, ...]:
+    def stops_at_hidden(self, step: int) -> bool:
+        """Whether the backward of that step ends at the hidden activation, so that in_proj and x have no gradient."""
+        return False
+
+    def graded_names(self, step: int) -> tuple[str, ...]:
+        """Those of `requires_grad` that get a gradient in that step."""
+        stops = self.stops_at_hidden(step)
+        return tuple(name for name in self.requires_grad if not stops or name.startswith("out_proj"))
+
+    def captured_names(self, step: int = 1) -> tuple[str, ...]:
         """What is captured of the activations of one step, its gradients where it has some."""
         values = ("capture.in_proj.input", "capture.in_proj.output", "capture.out_proj.input")
-        return (*values, "grad.in_proj.output", "grad.out_proj.input") if self.hidden_requires_grad else values
+        has_grad = self.hidden_requires_grad and not self.stops_at_hidden(step)
+        return (*values, "grad.in_proj.output", "grad.out_proj.input") if has_grad else values
+
+    def num_updates(self, name: str, step: int) -> int:
+        """How often a trained parameter has been updated once that step is over."""
+        return sum(name in self.graded_names(each) for each in range(1, step + 1))
 
     def state_names(self) -> tuple[str, ...]:
         """What an update leaves of each trained parameter: itself and the optimizer's state."""
@@ -172,7 +220,7 @@ class PerceptronCase(Case):
         }
         x, hidden = (*self.batch, self.in_features), (*self.batch, self.hidden_features)
         output = (*self.batch, self.out_features)
-        base: dict[str, Shape] = {"x": x, "cotangent": output, "output": output, "grad.x": x}
+        base: dict[str, Shape] = {"x": x, "cotangent": output, "output": output, "grad.x": x, "total_norm": ()}
         for name in self.parameter_names():
             layer, _, kind = name.partition(".")
             base[name] = layers[layer] if kind == "weight" else layers[layer][:1]
@@ -189,12 +237,17 @@ class PerceptronCase(Case):
 
     def _answered_later(self) -> Iterator[str]:
         """The rest of the answers of step 1, then each update and the step that follows it."""
-        once = (*self.captured_names(), *(f"grad.{name}" for name in self.requires_grad))
-        yield from once
+        yield from self._once(1)
         for step in range(1, self.steps + 1 if self.trains else 1):
+            if self.clips:
+                left = (f"clipped.{name}" for name in self.graded_names(step) if name != "x")
+                yield from (f"step{step}.{name}" for name in ("total_norm", *left))
             yield from (f"step{step}.{state}.{name}" for state in self.state_names() for name in self.names_left(state))
             if step < self.steps:
-                yield from (f"step{step + 1}.{name}" for name in ("output", *once))
+                yield from (f"step{step + 1}.{name}" for name in ("output", *self._once(step + 1)))
+
+    def _once(self, step: int) -> tuple[str, ...]:
+        return (*self.captured_names(step), *(f"grad.{name}" for name in self.graded_names(step)))
 
     def given_flags(self) -> dict[str, bool]:
         return {name: base_of(name) in self.requires_grad for name in self.given_names()}

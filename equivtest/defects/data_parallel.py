@@ -63,6 +63,18 @@ class _Thawed(Zero3Run):
             self.engine.partitioned(name).partition.mul_(1 - self.case.lr * self.case.weight_decay)
 
 
+def unused_layer_updated(case: DataParallelCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """ZeRO-3 that takes a gradient that did not come about for one of zeros: momentum and weight decay go on."""
+    return _Unused(case, mesh, given, fetch_by_all_gather).answers()
+
+
+class _Unused(Zero3Run):
+    def update(self, optimizer: torch.optim.Optimizer, step: int) -> None:
+        for name in self.views:
+            self.engine.gradients.partitions.setdefault(name, torch.zeros_like(self.parameter(name)))
+        super().update(optimizer, step)
+
+
 def norm_reads_padding(case: DataParallelCase, mesh: DeviceMesh, given: Given) -> Answers:
     """ZeRO-3 that clips only enormous gradients, by a norm that reads the padding of their partitions."""
     return _PaddingRead(case, mesh, given, fetch_by_all_reduce).answers()

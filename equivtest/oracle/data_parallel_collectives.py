@@ -16,7 +16,8 @@ def document_data_parallel(case: DataParallelCase, rank: int) -> Collectives:
 
     A fetch is one collective of a layer's partitions (all_gather) or of its padded parameters
     (all_reduce); every gradient takes one reduce_scatter of its padded elements.  The backward
-    passes through in_proj only where its output needs a gradient.
+    passes through in_proj only where its output needs a gradient.  Where gradients are clipped, each
+    step ends with one all_reduce of one float64, a sum of powers or the largest magnitude.
 
     Source: Rajbhandari et al., ZeRO (2020), sections 5.3 and 7.2.2: parameters are gathered for the
     forward and again for the backward, gradients are reduced and scattered.
@@ -24,11 +25,16 @@ def document_data_parallel(case: DataParallelCase, rank: int) -> Collectives:
     padded = {name: _padded_bytes(case, name) for name in case.parameter_names()}
     layers = {layer: sum(size for name, size in padded.items() if name.startswith(layer)) for layer in LAYERS}
     share = 1 if case.fetch == "all_reduce" else case.world_size
-    calls = [Collective(case.fetch, size // share) for size in layers.values()]
-    used = LAYERS if case.hidden_requires_grad else LAYERS[1:]
-    calls += [Collective(case.fetch, layers[layer] // share, "backward") for layer in used]
-    calls += [Collective("reduce_scatter", padded[name], "backward") for name in case.trained_names()]
-    return tuple(calls * case.micro_batches * case.steps)
+    forward = [Collective(case.fetch, size // share) for size in layers.values()]
+    clipping = [Collective("all_reduce", DTYPES["float64"].itemsize)] if case.clips else []
+    found: list[Collective] = []
+    for step in range(1, case.steps + 1):
+        used = LAYERS if case.hidden_requires_grad and not case.stops_at_hidden(step) else LAYERS[1:]
+        backward = [Collective(case.fetch, layers[layer] // share, "backward") for layer in used]
+        graded = [padded[name] for name in case.graded_names(step) if name != "x"]
+        backward += [Collective("reduce_scatter", size_bytes, "backward") for size_bytes in graded]
+        found += (forward + backward) * case.micro_batches + clipping
+    return tuple(found)
 
 
 def _padded_bytes(case: DataParallelCase, name: str) -> int:

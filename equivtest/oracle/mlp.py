@@ -24,6 +24,7 @@ from equivtest.cases.data_parallel import DataParallelCase
 from equivtest.cases.perceptron import EXACT_MODES, PerceptronCase, at_step
 from equivtest.cases.values import draw
 from equivtest.oracle.averages import Averages
+from equivtest.oracle.clipping import clipped, total_norm
 from equivtest.oracle.expected import Expected, ExpectedTensor
 from equivtest.oracle.held import Held, whole
 from equivtest.oracle.operations import Found, Operations
@@ -90,16 +91,17 @@ class Reference:
             # Exact data make the first step exact; later ones only if the updates leave few enough bits.
             operations = Operations(
                 case.dtype,
-                case.world_size,
+                case.num_hidden_parts,
                 must_be_exact=step == 1 and not self.is_real,
                 may_be_exact=not self.is_real,
             )
             gradients = self.run_step(step, operations, parameters)
             if case.trains:
                 operations = replace(operations, must_be_exact=False)
+                gradients = self.clip(step, operations, gradients)
                 for name in case.names_left("param"):
                     if name not in gradients:
-                        self.found[f"step{step}.param.{name}"] = Found.copy_of(parameters[name])
+                        self.leave(step, name, parameters[name], state)
                         continue
                     parameters[name] = self.update(step, name, operations, parameters[name], state, gradients[name])
         return self.found
@@ -115,13 +117,32 @@ class Reference:
     @property
     def hidden_split(self) -> str:
         """How a contraction over the hidden features is divided among the ranks."""
-        return "" if isinstance(self.case, DataParallelCase) else "contraction"
+        return "contraction" if self.case.num_hidden_parts > 1 else ""
 
     def sums(self, operations: Operations) -> Averages | TokenSums:
         """The sums over tokens that gradients of parameters are."""
         if isinstance(self.case, DataParallelCase):
-            return Averages(operations, self.case.world_size, self.case.micro_batches)
+            return Averages(operations, self.case.num_averaged, self.case.micro_batches)
         return TokenSums(operations)
+
+    def clip(self, step: int, operations: Operations, gradients: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """What clipping leaves of the gradients of parameters, if the case clips them."""
+        case, gradients = self.case, {name: gradient for name, gradient in gradients.items() if name != "x"}
+        if not case.clips:
+            return gradients
+        norm = total_norm(list(gradients.values()), case.norm_type, case.norm_axes, operations)
+        held = self.add(f"step{step}.total_norm", norm)
+        return {
+            name: self.add(f"step{step}.clipped.{name}", clipped(value, held, case.clip_norm, operations.arithmetic))
+            for name, value in gradients.items()
+        }
+
+    def leave(self, step: int, name: str, parameter: torch.Tensor, state: dict[str, torch.Tensor]) -> None:
+        """What an update does not touch: a frozen parameter, or one without a gradient in this step, and its state."""
+        self.found[f"step{step}.param.{name}"] = Found.copy_of(parameter)
+        for kind in self.case.state_names():
+            if kind != "param" and name in self.case.names_left(kind):
+                self.found[f"step{step}.{kind}.{name}"] = Found.copy_of(state[f"{kind}.{name}"])
 
     def update(
         self,
@@ -141,7 +162,7 @@ class Reference:
         case = self.case
         if case.optimizer == "adamw":
             moments = (state[f"exp_avg.{name}"], state[f"exp_avg_sq.{name}"]) if step > 1 else None
-            after = adamw(case, operations, step, parameter, moments, gradient)
+            after = adamw(case, operations, case.num_updates(name, step), parameter, moments, gradient)
             return [add(kind, result) for kind, result in after.items()][-1]
         if case.momentum:
             momentum = state.get(f"momentum.{name}")
@@ -168,7 +189,7 @@ class Reference:
         hidden = add("capture.out_proj.input", operations.activation(case.activation, before))
         add("output", product(hidden, out_weight.T, plus=out_bias, split=self.hidden_split))
         before_grad = torch.empty(0)
-        if case.hidden_requires_grad:
+        if case.hidden_requires_grad and not case.stops_at_hidden(step):
             hidden_grad = add("grad.out_proj.input", product(cotangent, out_weight))
             before_grad = add("grad.in_proj.output", operations.activation_grad(case.activation, before, hidden_grad))
         gradients = {
@@ -178,7 +199,7 @@ class Reference:
             "out_proj.weight": lambda: sums.product(cotangent.T, hidden),
             "out_proj.bias": lambda: sums.total(cotangent),
         }
-        return {name: add(f"grad.{name}", gradients[name]()) for name in case.requires_grad}
+        return {name: add(f"grad.{name}", gradients[name]()) for name in case.graded_names(step)}
 
 
 def written(case: PerceptronCase, found: dict[str, Found]) -> Expected:

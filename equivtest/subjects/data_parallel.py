@@ -47,7 +47,7 @@ class DataParallelRun(PerceptronRun):
             found = [part[name] for part in parts]
             whole = torch.cat([tensor for tensor in found if tensor is not None]) if None not in found else None
             self.keep(at_step(step, name), whole)
-        for name in self.case.trained_names():
+        for name in (name for name in self.case.graded_names(step) if name != "x"):
             self.keep(at_step(step, f"grad.{name}"), self.gradient(name))
 
     def run_micro_batch(self, step: int, index: int) -> dict[str, torch.Tensor | None]:
@@ -58,16 +58,12 @@ class DataParallelRun(PerceptronRun):
             output = self.forward(x)
             self.backward(output, self.given[at_step(step, "cotangent")][rows])
         found: dict[str, torch.Tensor | None] = {"output": output}
-        found |= {name: self.captured.pop(name, None) for name in case.captured_names()}
-        return found | ({"grad.x": x.grad} if "x" in case.requires_grad else {})
+        found |= {name: self.captured.pop(name, None) for name in case.captured_names(step)}
+        return found | ({"grad.x": x.grad} if "x" in case.graded_names(step) else {})
 
     def backward(self, output: torch.Tensor, cotangent: torch.Tensor) -> None:
         """Adds this micro-batch's gradients to those of the step."""
         torch.autograd.backward(output, cotangent)
-
-    def gradient(self, name: str) -> torch.Tensor | None:
-        """What this rank holds of a parameter's gradient after the last micro-batch."""
-        return self.model.get_parameter(name).grad
 
     def synchronization(self, *, is_last: bool) -> AbstractContextManager[None]:
         """Where a micro-batch runs: gradients are reduced in it, or added up on this rank."""
@@ -82,6 +78,7 @@ class DdpRun(DataParallelRun):
             process_group=self.mesh.get_group(),
             bucket_cap_mb=TINY_BUCKET_MIB if case.small_buckets else None,
             gradient_as_bucket_view=case.views,
+            find_unused_parameters=bool(case.stopped_steps),
         )
         return model
 

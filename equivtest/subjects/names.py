@@ -28,6 +28,8 @@ SUBJECTS: dict[str, str] = {
     "deepspeed_mlp_stages_1_and_2": "equivtest.subjects.deepspeed_stages:deepspeed_mlp_stages_1_and_2",
     "embedding_both_ways": "equivtest.subjects.embedding:embedding_both_ways",
     "fsdp2_mlp": "equivtest.subjects.data_parallel:fsdp2_mlp",
+    "fsdp2_tp_mlp": "equivtest.subjects.two_axes:fsdp2_tp_mlp",
+    "hsdp_mlp": "equivtest.subjects.two_axes:hsdp_mlp",
     "module": "equivtest.subjects.module:module",
     "redistribute": "equivtest.subjects.redistribute:redistribute",
     "rowwise_embedding": "equivtest.subjects.embedding:rowwise_embedding",

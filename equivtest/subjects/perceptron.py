@@ -24,8 +24,13 @@ Activation = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Mlp(nn.Module):
-    """The unsharded module, whole on every rank, as a user builds it before parallelizing."""
+    """The unsharded module, whole on every rank, as a user builds it before parallelizing.
 
+    Attributes:
+        stops_at_hidden: Whether the backward of the next forward ends at the hidden activation.
+    """
+
+    stops_at_hidden = False
     ACTIVATIONS: ClassVar[dict[str, Activation]] = {
         "relu": functional.relu,
         "gelu": functional.gelu,
@@ -46,7 +51,8 @@ class Mlp(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x (*leading, K) -> (*leading, N)."""
-        output: torch.Tensor = self.out_proj(self.activation(self.in_proj(x)))
+        hidden = self.activation(self.in_proj(x))
+        output: torch.Tensor = self.out_proj(hidden.detach() if self.stops_at_hidden else hidden)
         return output
 
 
@@ -93,6 +99,7 @@ class PerceptronRun:
         for step in range(1, case.steps + 1):
             if optimizer is not None:
                 optimizer.zero_grad()
+            self.model.stops_at_hidden = case.stops_at_hidden(step)  # type: ignore[assignment]
             self.run_step(step)
             if optimizer is not None:
                 self.update(optimizer, step)
@@ -109,8 +116,27 @@ class PerceptronRun:
         return output
 
     def update(self, optimizer: torch.optim.Optimizer, step: int) -> None:
-        """One update of the parameters from their gradients."""
+        """One update of the parameters from their gradients, clipped if the case says so."""
+        self.keep_clipped(step)
         optimizer.step()
+
+    def keep_clipped(self, step: int) -> None:
+        """Clips the gradients if the case says so, and answers their norm and what is left of them."""
+        if self.case.clips:
+            self.keep(f"step{step}.total_norm", self.clip())
+            for name in (name for name in self.case.graded_names(step) if name != "x"):
+                self.keep(f"step{step}.clipped.{name}", self.gradient(name))
+
+    def clip(self) -> torch.Tensor:
+        """Scales the gradients in place; gives their norm over all parameters before, 0-dim, whole on every rank."""
+        case = self.case
+        parameters = [self.trained(name) for name in case.trained_names()]
+        norm = nn.utils.clip_grad_norm_(parameters, case.clip_norm, float(case.norm_type), foreach=case.foreach)
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+    def gradient(self, name: str) -> torch.Tensor | None:
+        """What this rank holds of a parameter's gradient."""
+        return self.model.get_parameter(name).grad
 
     def keep_state(self, optimizer: torch.optim.Optimizer, step: int) -> None:
         """The trained parameters and their optimizer's state after update number `step`."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
@@ -20,6 +22,9 @@ from equivtest.property import Space
 
 MICRO_BATCHES = (1, 1, 2, 3)
 ROWS = (1, 2, 3, 5)  # of one rank in one micro-batch
+CLIP_NORMS = (0.0, 0.0, 0.0, 1.0, 16.0, 1024.0)  # none; nearly always, sometimes, hardly ever below the norm
+NORM_TYPES_DRAWN = ("2", "2", "1", "inf")
+STOPPED_STEPS: tuple[tuple[int, ...], ...] = ((), (), (), (), (2,), (2, 3), (3,))
 DATA_PARALLEL_OPTIMIZERS = ("none", "sgd", "sgd", "adamw")
 
 
@@ -33,30 +38,44 @@ def data_parallel_cases(space: Space, *, style: str, fetch: str = "") -> SearchS
 
 @st.composite
 def _data_parallel_cases(draw: DrawFn, space: Space, style: str, fetch: str) -> DataParallelCase:
+    return DataParallelCase(**_pick_data_parallel(draw, space, style, fetch))
+
+
+def _pick_data_parallel(draw: DrawFn, space: Space, style: str, fetch: str) -> dict[str, Any]:
+    """All fields of a DataParallelCase."""
     fields = _pick_perceptron(draw, space)
     if not any(name.endswith(("weight", "bias")) for name in fields["requires_grad"]):
         fields["requires_grad"] = ("in_proj.weight", "out_proj.weight")
     optimizer = pick(draw, "optimizer", DATA_PARALLEL_OPTIMIZERS)
     optimizer = "sgd" if optimizer == "adamw" and fields["dtype"] == "float16" else optimizer
     trains, activation = optimizer != "none", pick(draw, "activation", ACTIVATIONS)
-    training = _pick_training(draw, adamw=optimizer == "adamw")
+    training = _pick_training(draw, adamw=optimizer == "adamw") | _pick_clipping(draw)
     exact, curved = pick_values(draw, MLP_MODES), pick_values(draw, CURVED_MODES, "curved ")
     trained = pick_values(draw, TRAINING_MODES, "training ")
     flags = {name: pick(draw, name, (False, True)) for name in ("syncs_every", "small_buckets", "views")}
     reshards, padding = pick(draw, "reshards", (True, False)), pick(draw, "padding", PADDINGS)
-    return DataParallelCase(
-        **fields | (training if trains else {}),
-        style=style,
-        leading=(pick(draw, "rows", ROWS), *pick(draw, "more dims", ((), (), (2,), (3,)))),
-        micro_batches=pick(draw, "micro_batches", MICRO_BATCHES),
-        syncs_every=style == "fsdp2" and flags["syncs_every"],
-        reshards=style != "fsdp2" or reshards,
-        small_buckets=style == "ddp" and flags["small_buckets"],
-        views=style == "ddp" and flags["views"],
-        padding=padding if style == "zero3" else "nan",
-        fetch=fetch,
-        records=pick(draw, "records", RECORDS if fetch else (False,)),
-        activation=activation,
-        optimizer=optimizer,
-        values=curved if activation != "relu" else trained if trains else exact,
-    )
+    stopped = pick(draw, "stopped_steps", STOPPED_STEPS)
+    goes_on = trains and any(name.startswith("out_proj") for name in fields["requires_grad"])
+    own = {
+        "style": style,
+        "leading": (pick(draw, "rows", ROWS), *pick(draw, "more dims", ((), (), (2,), (3,)))),
+        "micro_batches": pick(draw, "micro_batches", MICRO_BATCHES),
+        "syncs_every": style == "fsdp2" and flags["syncs_every"],
+        "reshards": style != "fsdp2" or reshards,
+        "small_buckets": style == "ddp" and flags["small_buckets"],
+        "views": style == "ddp" and flags["views"],
+        "padding": padding if style == "zero3" else "nan",
+        "stopped_steps": tuple(step for step in stopped if goes_on and step <= training["steps"]),
+        "fetch": fetch,
+        "records": pick(draw, "records", RECORDS if fetch else (False,)),
+        "activation": activation,
+        "optimizer": optimizer,
+        "values": curved if activation != "relu" else trained if trains else exact,
+    }
+    return fields | (training if trains else {}) | own
+
+
+def _pick_clipping(draw: DrawFn) -> dict[str, Any]:
+    """What gradients are clipped to, in half of the trained cases."""
+    clip_norm, norm_type = pick(draw, "clip_norm", CLIP_NORMS), pick(draw, "norm_type", NORM_TYPES_DRAWN)
+    return {"clip_norm": clip_norm, "norm_type": norm_type if clip_norm else "2"}

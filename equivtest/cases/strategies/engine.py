@@ -17,8 +17,8 @@ from equivtest.property import Space
 ENGINE_SIZES = {
     "persistence_numel": ("nothing", "nothing", "nothing", "below", "at", "above", "everything"),
     "prefetch_numel": ("everything", "everything", "nothing", "below", "at", "above"),
-    "reuse_numel": ("everything", "nothing", "nothing", "at"),
-    "live_numel": ("everything", "everything", "everything", "nothing", "at"),
+    "reuse_numel": ("everything", "nothing", "nothing", "below", "at", "above"),
+    "live_numel": ("everything", "everything", "everything", "nothing", "below", "at", "above"),
 }
 """Of the engine's sizes: DeepSpeed's defaults first, but for persistence, which would keep all that is so small."""
 BUCKET_SIZES = ("everything", "everything", "nothing", "below", "at", "above")
@@ -56,7 +56,14 @@ def _engine_cases(draw: DrawFn, space: Space) -> EngineCase:
     numels = [math.prod(case.shapes()[f"param.{name}"]) for name in case.parameter_names()]
     picked = {name: _pick_numel(draw, name, numels, kinds) for name, kinds in ENGINE_SIZES.items()}
     shared = {field.name: getattr(case, field.name) for field in dataclasses.fields(case)}
-    changed = {"members": (), "padding": "nan", "steps": steps if case.trains else 1}
+    changed = {
+        "members": (),
+        "padding": "nan",
+        "clip_norm": 0.0,
+        "norm_type": "2",
+        "stopped_steps": (),
+        "steps": steps if case.trains else 1,
+    }
     return EngineCase(
         **shared | changed | picked,
         reduce_bucket_numel=min(REDUCE_BUCKET_NUMEL, max(1, _pick_numel(draw, "bucket", numels, BUCKET_SIZES))),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from equivtest.defects.catalogue.clipping import DEFECTS as CLIPPING
 from equivtest.defects.catalogue.collectives import DEFECTS as COLLECTIVES
 from equivtest.defects.catalogue.data_parallel import DEFECTS as DATA_PARALLEL
 from equivtest.defects.catalogue.embedding import DEFECTS as EMBEDDING
@@ -13,6 +14,7 @@ from equivtest.defects.catalogue.record import Defect
 from equivtest.defects.catalogue.redistribute import DEFECTS as REDISTRIBUTE
 from equivtest.defects.catalogue.sequence_parallel import DEFECTS as SEQUENCE_PARALLEL
 from equivtest.defects.catalogue.tensor_parallel import DEFECTS as TENSOR_PARALLEL
+from equivtest.defects.catalogue.two_axes import DEFECTS as TWO_AXES
 from equivtest.defects.catalogue.zero3_fetch import DEFECTS as ZERO3_FETCH
 from equivtest.defects.catalogue.zero3_memory import DEFECTS as ZERO3_MEMORY
 
@@ -24,6 +26,8 @@ DEFECTS: tuple[Defect, ...] = (
     *TENSOR_PARALLEL,
     *SEQUENCE_PARALLEL,
     *DATA_PARALLEL,
+    *TWO_AXES,
+    *CLIPPING,
     *LINEAR_ARITHMETIC,
     *COLLECTIVES,
     *EMBEDDING,

@@ -45,6 +45,23 @@ DEFECTS = (
         "one frozen weight of one element; training takes two steps at least",
     ),
     Defect(
+        _HERE + "unused_layer_updated",
+        "zero3_mlp_all_gather",
+        "flags",
+        "trains_like_unsharded",
+        "value",
+        DataParallelCase(
+            world_size=1,
+            style="zero3",
+            requires_grad=("in_proj.weight", "out_proj.weight"),
+            optimizer="sgd",
+            steps=2,
+            weight_decay=0.25,
+            stopped_steps=(2,),
+        ),
+        "one rank; a layer must have been used before it is not, and decays",
+    ),
+    Defect(
         _HERE + "norm_reads_padding",
         "zero3_mlp_all_reduce",
         "uninitialised memory reaches a value",

@@ -3,6 +3,7 @@
     layer       one module's parameters: partitioned, whole only between fetch and release
     gradients   each gradient reduced and scattered, then added to what this rank has of it
     engine      hooks: fetch before and release after each layer, forward and backward
+    clipping    the norm of all gradients from those of the partitions
     training    the subjects: a perceptron trained by torch's optimizers on the partitions
 
 Source: Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models

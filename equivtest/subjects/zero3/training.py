@@ -15,6 +15,7 @@ from equivtest.cases.data_parallel import DataParallelCase
 from equivtest.subjects.data_parallel import DataParallelRun
 from equivtest.subjects.perceptron import Mlp
 from equivtest.subjects.tensor_parallel import Answers, Given
+from equivtest.subjects.zero3.clipping import global_norm, scale
 from equivtest.subjects.zero3.engine import Engine
 from equivtest.subjects.zero3_fetch import Fetcher, fetch_by_all_gather, fetch_by_all_reduce
 from equivtest.tensors import DTYPES
@@ -81,9 +82,20 @@ class Zero3Run(DataParallelRun):
             if layer.is_available:
                 raise RuntimeError(f"{name} is AVAILABLE; release it before the update of its partitions")
         for name, view in self.views.items():
-            view.grad = self.held(name, self.engine.gradients.partitions[name])
-        optimizer.step()
+            partition = self.engine.gradients.partitions.get(name)
+            view.grad = None if partition is None else self.held(name, partition)
+        super().update(optimizer, step)
         self.engine.gradients.clear()
+
+    def clip(self) -> torch.Tensor:
+        gradients = [view.grad for view in self.views.values() if view.grad is not None]
+        norm = self.global_norm(gradients)
+        scale(gradients, norm, self.case.clip_norm)
+        return norm
+
+    def global_norm(self, gradients: list[torch.Tensor]) -> torch.Tensor:
+        """The norm of all ranks' partitions, which have no padding here, 0-dim, of the case's dtype."""
+        return global_norm(gradients, float(self.case.norm_type), self.mesh)
 
     def state_held(self, optimizer: torch.optim.Optimizer, state: str, name: str) -> torch.Tensor | None:
         if state == "param":

@@ -1,0 +1,40 @@
+"""Defects of data parallelism on a mesh of two axes."""
+
+from __future__ import annotations
+
+from equivtest.cases.two_axes import TwoAxisCase
+from equivtest.defects.catalogue.record import Defect
+
+_HERE = "equivtest.defects.two_axes:"
+
+DEFECTS = (
+    Defect(
+        _HERE + "averaged_over_every_rank",
+        "fsdp2_tp_mlp",
+        "wrong divisor or wrong group",
+        "gradients_equal_unsharded",
+        "value",
+        TwoAxisCase(
+            world_size=2, mesh=(1, 2), hidden_features=2, biases=("out_proj",), requires_grad=("out_proj.bias",)
+        ),
+        "two ranks of one row, whose gradient is no average; each has a hidden feature, as torch needs it",
+    ),
+    Defect(
+        _HERE + "strided_shards_taken_for_plain_ones",
+        "fsdp2_tp_mlp",
+        "shard order",
+        "equals_unsharded",
+        "value",
+        TwoAxisCase(world_size=4, mesh=(2, 2), hidden_features=4, requires_grad=("out_proj.weight",)),
+        "four ranks need one hidden feature each for two of them to be at each other's place",
+    ),
+    Defect(
+        _HERE + "replicas_not_reduced",
+        "hsdp_mlp",
+        "a reduction missing in the backward",
+        "gradients_equal_unsharded",
+        "value",
+        TwoAxisCase(world_size=2, mesh=(2, 1), style="hsdp", biases=("out_proj",), requires_grad=("out_proj.bias",)),
+        "two replicas, each with a row of its own",
+    ),
+)

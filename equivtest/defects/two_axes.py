@@ -1,0 +1,69 @@
+"""Data parallelism on a mesh of two axes that is wrong in one way each."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+
+from equivtest.cases.perceptron import LAYERS
+from equivtest.cases.two_axes import TwoAxisCase
+from equivtest.subjects.perceptron import Mlp
+from equivtest.subjects.tensor_parallel import Answers, Given
+from equivtest.subjects.two_axes import Fsdp2TpRun, HsdpRun
+
+
+def averaged_over_every_rank(case: TwoAxisCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """Tensor parallelism under FSDP2 whose gradients are divided by the whole world's size."""
+    return _DividedByAll(case, mesh, given).answers()
+
+
+class _DividedByAll(Fsdp2TpRun):
+    def build(self) -> nn.Module:
+        model = super().build()
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.set_gradient_divide_factor(float(self.case.world_size))
+        return model
+
+
+def strided_shards_taken_for_plain_ones(case: TwoAxisCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """Tensor parallelism under FSDP2 that says of its parameters that the first axis divides first."""
+    return _Unstrided(case, mesh, given).answers()
+
+
+class _Unstrided(Fsdp2TpRun):
+    def keep(self, name: str, tensor: torch.Tensor | None) -> None:
+        if isinstance(tensor, DTensor) and name == "param.in_proj.weight":
+            tensor = on_mesh(tensor, tensor.device_mesh, (Shard(0), Shard(0)))
+        super().keep(name, tensor)
+
+
+def replicas_not_reduced(case: TwoAxisCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """HSDP whose gradients are averaged along the shards' axis and never along the replicas'."""
+    return _Unreduced(case, mesh, given).answers()
+
+
+class _Unreduced(HsdpRun):
+    def build(self) -> nn.Module:
+        model = Mlp(self.case, self.given)
+        for layer in LAYERS:
+            fully_shard(model.get_submodule(layer), mesh=self.mesh["shard"])
+        self.parallel: FSDPModule = fully_shard(model, mesh=self.mesh["shard"])
+        return model
+
+    def keep(self, name: str, tensor: torch.Tensor | None) -> None:
+        """As if it had been reduced."""
+        if isinstance(tensor, DTensor) and tensor.dim() and tensor.device_mesh.ndim == 1:
+            tensor = on_mesh(tensor, self.mesh, (Replicate(), *tensor.placements))
+        super().keep(name, tensor)
+
+
+def on_mesh(tensor: DTensor, mesh: DeviceMesh, placements: tuple[Placement, ...]) -> DTensor:
+    """What this rank holds, under another mesh and other placements."""
+    local = tensor.to_local().detach()
+    made = DTensor.from_local(local, mesh, placements, run_check=False, shape=tensor.shape, stride=tensor.stride())
+    made.requires_grad_(tensor.requires_grad)
+    return made

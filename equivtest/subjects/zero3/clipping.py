@@ -1,0 +1,39 @@
+"""The norm of all gradients under ZeRO-3, of which each rank has partitions, and clipping by it.
+
+Source: deepspeed/runtime/zero/stage3.py (0.19.8), get_grad_norm_direct: powers of the partitions' norms
+are added over the ranks, or the largest magnitude is taken.  Here in float64, where no square of a
+number of fewer bits overflows or underflows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+
+def global_norm(gradients: Sequence[torch.Tensor], norm_type: float, mesh: DeviceMesh) -> torch.Tensor:
+    """The norm of the elements of all ranks' gradients, 0-dim, of their dtype.
+
+    Args:
+        gradients: This rank's partitions without padding, any number of elements; at least one tensor.
+    """
+    elements = torch.cat([gradient.detach().reshape(-1) for gradient in gradients]).double().abs()
+    if math.isinf(norm_type):
+        total = torch.cat([elements, elements.new_zeros(1)]).max()  # a rank may have nothing
+        dist.all_reduce(total, dist.ReduceOp.MAX, group=mesh.get_group())
+    else:
+        total = elements.pow(norm_type).sum()
+        dist.all_reduce(total, group=mesh.get_group())
+        total = total.pow(1 / norm_type)
+    return total.to(gradients[0].dtype)
+
+
+def scale(gradients: Sequence[torch.Tensor], norm: torch.Tensor, max_norm: float) -> None:
+    """Multiplies the gradients in place, so that their norm is at most about `max_norm`; never makes them larger."""
+    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    for gradient in gradients:
+        gradient.mul_(factor)

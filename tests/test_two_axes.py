@@ -1,0 +1,142 @@
+"""Perceptrons on a mesh of two axes: the case, where its parameters lie, and an oracle with a second opinion."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from equivtest.cases.base import from_code, from_data, to_data
+from equivtest.cases.perceptron import EXACT_MODES
+from equivtest.cases.strategies.two_axes import two_axis_meshes
+from equivtest.cases.two_axes import TWO_AXIS_STYLES, TwoAxisCase
+from equivtest.errors import Misuse
+from equivtest.layout import Replicate, Shard, local_box
+from equivtest.oracle import expect, expect_held
+from equivtest.tensors import DTYPES
+from tests.test_mlp import ALL, BOTH, SETTINGS, SIZES, held_of, train_with_torch
+
+
+def two_axis_case(**fields: Any) -> TwoAxisCase:
+    """Two by two ranks, two micro-batches of two rows each, parameters of 15, 5, 10 and 2 elements."""
+    return TwoAxisCase(**{"world_size": 4, "mesh": (2, 2), "leading": (2,), "micro_batches": 2, "in_features": 3,
+                          "hidden_features": 5, "out_features": 2, "biases": BOTH, "requires_grad": ALL,
+                          "use_local_output": False, **fields})  # fmt: skip
+
+
+@st.composite
+def exact_cases(draw_from: st.DrawFn) -> TwoAxisCase:
+    sizes = st.sampled_from(SIZES)
+    mesh = draw_from(st.sampled_from(((1, 1), (2, 2), (2, 3), (3, 2), (1, 5), (4, 1))))
+    return two_axis_case(
+        world_size=mesh[0] * mesh[1],
+        mesh=mesh,
+        style=draw_from(st.sampled_from(TWO_AXIS_STYLES)),
+        micro_batches=draw_from(st.sampled_from((1, 2, 3))),
+        in_features=draw_from(sizes),
+        hidden_features=draw_from(sizes),
+        out_features=draw_from(sizes),
+        dtype=draw_from(st.sampled_from(tuple(DTYPES))),
+        values=((draw_from(st.sampled_from(EXACT_MODES)), draw_from(st.integers(0, 2**40))),),
+    )
+
+
+@pytest.mark.parametrize("style", TWO_AXIS_STYLES)
+def test_a_case_survives_code_and_json(style: str) -> None:
+    case = two_axis_case(style=style, optimizer="sgd", steps=2)
+
+    assert from_code(repr(case)) == case
+    assert from_data(to_data(case)) == case
+
+
+def test_the_second_axis_divides_the_hidden_features_before_the_first_does() -> None:
+    """5 over two ranks of a row is 3 and 2; then each of these over the two rows: 2, 1 and 1, 1."""
+    case = two_axis_case()
+    layout = case.layouts()["param.in_proj.weight"]
+
+    boxes = [local_box((5, 3), layout, (2, 2), rank)[0] for rank in range(4)]
+    assert boxes == [(0, 2), (3, 4), (2, 3), (4, 5)]
+
+
+def test_a_row_parallel_weight_is_divided_on_each_dim_by_one_axis_and_its_bias_by_one_alone() -> None:
+    layouts = two_axis_case().layouts()
+
+    assert layouts["param.out_proj.weight"].placements == (
+        Shard(0),
+        Shard(1),
+    )
+    assert layouts["grad.out_proj.bias"].placements == (Shard(0), Replicate())
+
+
+def test_every_rank_of_a_row_takes_the_same_rows_of_the_batch() -> None:
+    case = two_axis_case()
+
+    assert case.shapes()["x"] == (2 * 2 * 2, 3)
+    assert case.layouts()["x"].placements == case.layouts()["grad.x"].placements == (Shard(0), Replicate())
+    assert case.layouts()["grad.in_proj.output"].placements == (Shard(0), Shard(1))
+
+
+def test_under_hsdp_every_rank_takes_rows_of_its_own_and_rows_of_the_mesh_hold_the_same() -> None:
+    case = two_axis_case(style="hsdp")
+
+    assert case.shapes()["x"] == (4 * 2 * 2, 3)
+    assert case.layouts()["x"].placements == (Shard(0), Shard(0))
+    assert case.layouts()["grad.out_proj.weight"].placements == (Replicate(), Shard(0))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"style": "fsdp2"}, "style must be one of 'fsdp2_tp', 'hsdp', got 'fsdp2'"),
+        ({"mesh": (4,)}, "mesh must have two axes of one rank or more"),
+        ({"mesh": (4, 0)}, "mesh must have two axes of one rank or more"),
+        ({"mesh": (2, 3)}, "mesh must have 4 ranks"),
+        ({"members": (3, 2, 1, 0)}, "members go with a mesh of one axis"),
+        ({"use_local_output": True}, "5 hidden features on 2 ranks are uneven: set use_local_output=False"),
+    ],
+)
+def test_what_is_no_case_is_refused_by_name(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(Misuse, match=message):
+        two_axis_case(**fields)
+
+
+def test_a_rank_may_be_left_without_hidden_features() -> None:
+    with_none = {size for size in range(1, 8) if two_axis_case(hidden_features=size).has_rank_without_hidden}
+
+    assert with_none == {1}
+    assert two_axis_case(world_size=3, mesh=(1, 3), hidden_features=4).has_rank_without_hidden
+    assert not two_axis_case(style="hsdp", hidden_features=1).has_rank_without_hidden
+
+
+def test_of_six_ranks_most_meshes_have_several_on_both_axes() -> None:
+    meshes = two_axis_meshes(6, "fsdp2_tp")
+
+    assert set(meshes) == {(1, 6), (2, 3), (3, 2), (6, 1)}
+    assert sum(1 not in mesh for mesh in meshes) > len(meshes) / 2
+
+
+@given(case=exact_cases())
+@SETTINGS
+def test_float64_autograd_agrees_with_exact_data_in_every_tensor(case: TwoAxisCase) -> None:
+    expected, second = expect(case, 0).tensors, train_with_torch(case, torch.float64)
+
+    assert tuple(expected) == case.answer_names()
+    assert all(tensor.allowed is None for tensor in expected.values())
+    assert all(torch.equal(expected[name].value, second[name]) for name in expected)
+
+
+@pytest.mark.parametrize("mode", ["dense", "real"])
+@pytest.mark.parametrize("style", TWO_AXIS_STYLES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_training_on_the_whole_batch_is_within_every_bound(dtype: str, style: str, mode: str) -> None:
+    case = two_axis_case(style=style, dtype=dtype, optimizer="sgd", steps=3, momentum=0.9, lr=0.1, values=((mode, 3),))
+    found = train_with_torch(case, DTYPES[dtype])
+    expected = expect_held(case, 0, held_of(case, found)).tensors
+
+    assert tuple(expected) == case.answer_names()
+    for name, tensor in expected.items():
+        allowed = 0 if tensor.allowed is None else tensor.allowed
+        assert bool(((found[name].double() - tensor.value).abs() <= allowed).all()), name
