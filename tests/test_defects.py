@@ -124,6 +124,9 @@ def sizes(case: Case) -> list[int]:
     if isinstance(case, ModuleCase):
         return [case.world_size, math.prod(case.x_shape), case.largest]
     if isinstance(case, RedistributeCase):
+    if isinstance(case, CrossEntropyCase):
+        return [case.world_size, case.num_positions, case.num_classes]
+    if isinstance(case, ReductionCase | RedistributeCase):
         return [case.world_size, math.prod(case.shape)]
     assert isinstance(case, FetchCase)
     return [case.world_size, len(case.parameters), *(math.prod(shape) for shape in case.parameters)]

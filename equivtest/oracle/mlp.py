@@ -16,6 +16,7 @@ gradients are derived here, by the chain rule.  Exactness: see `equivtest.oracle
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -98,12 +99,12 @@ class Reference:
             gradients = self.run_step(step, operations, parameters)
             if case.trains:
                 operations = replace(operations, must_be_exact=False)
-                gradients = self.clip(step, operations, gradients)
+                taken = self.clip(step, operations, gradients)
                 for name in case.names_left("param"):
-                    if name not in gradients:
+                    if name not in taken:
                         self.leave(step, name, parameters[name], state)
                         continue
-                    parameters[name] = self.update(step, name, operations, parameters[name], state, gradients[name])
+                    parameters[name] = self.update(step, name, operations, parameters[name], state, taken[name])
         return self.found
 
     def add(self, name: str, result: Found, *, is_exact: bool = False) -> torch.Tensor:
@@ -125,16 +126,18 @@ class Reference:
             return Averages(operations, self.case.num_averaged, self.case.micro_batches)
         return TokenSums(operations)
 
-    def clip(self, step: int, operations: Operations, gradients: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def clip(self, step: int, operations: Operations, gradients: Mapping[str, Operand]) -> Mapping[str, Operand]:
         """What clipping leaves of the gradients of parameters, if the case clips them."""
-        case, gradients = self.case, {name: gradient for name, gradient in gradients.items() if name != "x"}
+        case = self.case
         if not case.clips:
             return gradients
-        norm = total_norm(list(gradients.values()), case.norm_type, case.norm_axes, operations)
-        held = self.add(f"step{step}.total_norm", norm)
+        held = {name: gradient for name, gradient in gradients.items() if name != "x" and torch.is_tensor(gradient)}
+        norm = self.add(
+            f"step{step}.total_norm", total_norm(list(held.values()), case.norm_type, case.norm_axes, operations)
+        )
         return {
-            name: self.add(f"step{step}.clipped.{name}", clipped(value, held, case.clip_norm, operations.arithmetic))
-            for name, value in gradients.items()
+            name: self.add(f"step{step}.clipped.{name}", clipped(value, norm, case.clip_norm, operations.arithmetic))
+            for name, value in held.items()
         }
 
     def leave(self, step: int, name: str, parameter: torch.Tensor, state: dict[str, torch.Tensor]) -> None:

@@ -22,6 +22,7 @@ from equivtest.cases.strategies.norm import norm_cases
 from equivtest.cases.strategies.perceptron import mlp_cases, training_cases
 from equivtest.cases.strategies.picks import edge_sizes
 from equivtest.cases.strategies.redistribute import redistribute_cases, refused_redistribute_cases
+from equivtest.cases.strategies.reduction import reduction_cases
 from equivtest.cases.strategies.two_axes import two_axis_cases
 
 __all__ = [
@@ -41,6 +42,6 @@ __all__ = [
     "refused_linear_cases",
     "refused_redistribute_cases",
     "training_cases",
-    "whole_engine_cases",
     "two_axis_cases",
+    "whole_engine_cases",
 ]
