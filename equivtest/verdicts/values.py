@@ -25,6 +25,10 @@ def judge_gradients(case: Case, expected: Expected, answers: Answers) -> Judgeme
     return judge_tensors(case, expected, answers, _gradients(expected))
 
 
+def judge_memory(case: Case, expected: Expected, answers: Answers) -> Judgement:
+    return judge_tensors(case, expected, answers, [name for name in expected.tensors if name.startswith("memory.")])
+
+
 def judge_training(case: Case, expected: Expected, answers: Answers) -> Judgement:
     return judge_tensors(case, expected, answers, _later(expected))
 
@@ -60,7 +64,7 @@ def judge_tensors(case: Case, expected: Expected, answers: Answers, names: Itera
 
 
 def _outputs(expected: Expected) -> list[str]:
-    return [name for name in expected.tensors if not name.startswith(("grad.", "step"))]
+    return [name for name in expected.tensors if not name.startswith(("grad.", "step", "memory."))]
 
 
 def _gradients(expected: Expected) -> list[str]:
