@@ -27,6 +27,7 @@ from equivtest.subjects.zero3.lifecycle import NoMemory
 from equivtest.subjects.zero3.memory import Meter
 from equivtest.subjects.zero3.store import NeverSavedError, Store
 from equivtest.subjects.zero3_fetch import DtypeError, Fetcher, StatusError, fetch_by_all_gather, fetch_by_all_reduce
+from equivtest.verdicts.claims import gradients_equal_unsharded
 from tests.drawing import STRATEGIES, drawn
 from tests.unsharded import unsharded
 
@@ -45,8 +46,8 @@ def cases_of(world_size: int, num: int = 40) -> list[LifecycleCase]:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"operations": ()}, "operations must be 1 to 12, got 0"),
-        ({"operations": ("step",) * 13}, "operations must be 1 to 12, got 13"),
+        ({"operations": ()}, "operations must be 1 to 16, got 0"),
+        ({"operations": ("step",) * 17}, "operations must be 1 to 16, got 17"),
         ({"operations": ("gather 0",)}, "an operation must be one of fetch, launch, fail, .* got 'gather 0'"),
         ({"operations": ("fetch first",)}, "names parameters by number, got 'fetch first'"),
         ({"operations": ("fetch",)}, "fetch names a parameter, got 'fetch'"),
@@ -84,6 +85,15 @@ def test_sequences_are_long_and_most_operations_are_not_refused() -> None:
     assert {moment.refusal for moment in everything} == set(REFUSALS)
     assert len(refused) < 0.4 * len(everything)
     assert sum(len(sequence) >= 9 for sequence in sequences) >= 0.5 * len(sequences)
+
+
+def test_gradients_are_judged_only_where_there_are_some() -> None:
+    """A use that is refused gives none, and a frozen parameter has none."""
+    refused = LifecycleCase(world_size=1, operations=("use 0",))
+    frozen = LifecycleCase(world_size=1, operations=("fetch 0", "use 0"), requires_grad=(False,))
+
+    assert not any(name.startswith("grad.") for name in frozen.answer_names())
+    assert gradients_equal_unsharded.judge(refused, expect(refused, 0), {}) is None
 
 
 # Values.

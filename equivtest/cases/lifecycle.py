@@ -38,7 +38,7 @@ FETCHES = ("fetch", "launch", "fail")
 
 WITHOUT_NAMES = ("wait", "step")
 VERBS = (*FETCHES, "wait", "release", "use", "step", "update", "save", "load")
-MAX_OPERATIONS = 12
+MAX_OPERATIONS = 16
 LEARNING_RATE = 0.5
 
 STATUSES = ("not available", "in flight", "available")
@@ -188,10 +188,15 @@ class LifecycleCase(Case):
         here = f"after{number}"
         left: dict[str, tuple[Shape, Layout]] = {f"{here}.refusal": ((), replicated())}
         left |= {f"{here}.{kind}": ((self.num_parameters,), replicated()) for kind in ("status", "has_gradient")}
+        used = {
+            index for before in self.sequence()[: number + 1] if before.verb == "use" for index in before.parameters
+        }
         for index, shape in enumerate(self.parameters):
             flat = Layout((Flat(self.padded_numel(index)),))
             left[f"{here}.param.{index}"] = shape, replicated()
-            left[f"{here}.partition.{index}"] = left[f"grad.{index}.{here}"] = shape, flat
+            left[f"{here}.partition.{index}"] = shape, flat
+            if index in used and self.requires_grad[index]:
+                left[f"grad.{index}.{here}"] = shape, flat
         if operation.verb == "use":
             rows = Layout((Shard(0),))
             for index in operation.parameters:

@@ -86,6 +86,7 @@ uses_only_documented_memory = Claim(
     "the bytes that each rank holds are the documented ones; judged where they are measured",
     judge_memory,
     lambda case, draw: any(name.startswith("memory.") for name in case.answer_names()),
+    is_sampled=True,
 )
 refuses = Claim(
     "refuses", "a case outside the contract raises the same kind of error on every rank, none hangs", _judge_refusal

@@ -21,8 +21,10 @@ def judge_outputs(case: Case, expected: Expected, answers: Answers) -> Judgement
     return layouts if layouts.kind != "holds" else judged
 
 
-def judge_gradients(case: Case, expected: Expected, answers: Answers) -> Judgement:
-    return judge_tensors(case, expected, answers, _gradients(expected))
+def judge_gradients(case: Case, expected: Expected, answers: Answers) -> Judgement | None:
+    """Nothing where no gradient is expected."""
+    names = _gradients(expected)
+    return judge_tensors(case, expected, answers, names) if names else None
 
 
 def judge_memory(case: Case, expected: Expected, answers: Answers) -> Judgement:

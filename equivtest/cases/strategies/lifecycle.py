@@ -14,16 +14,16 @@ from equivtest.cases.strategies.picks import POISON_TABLE, REPEATS, pick, pick_m
 from equivtest.property import Space
 
 LIFECYCLE_MODES = (("dense",), ("index",), ("dense", "index"))
-NUM_PARAMETERS = (1, 1, 2, 2, 3)
+NUM_PARAMETERS = (1, 1, 1, 2, 2, 3)
 RECORDS = (False, False, False, True)  # oftener than elsewhere: what a sequence calls, no single fetch shows
 VERBS_DRAWN = (
-    *("fetch",) * 2,
+    *("fetch",) * 3,
     *("release",) * 3,
     *("use",) * 4,
-    *("step",) * 4,
-    *("update",) * 5,
+    *("step",) * 6,
+    *("update",) * 4,
     *("save",) * 3,
-    *("load",) * 6,
+    *("load",) * 3,
     *("launch",) * 2,
     *("wait",) * 2,
     "fail",
@@ -33,8 +33,9 @@ PLACES = ((0,), (1,), (2,), (0, 1), (1, 0), (0, 2), (0, 1, 2), (2, 0, 1))
 
 REQUESTS = (
     *((verb, places, "can be done") for verb in VERBS_DRAWN for places in PLACES),
-    *((verb, places, "any") for verb in (*VERBS, "step", "step", "load") for places in PLACES[:4]),
-    *((verb, (place, place), "twice") for verb in ("fetch", "launch", "fail") for place in (0, 0, 1)),
+    *(("load", places, "after a change") for _ in range(6) for places in PLACES),
+    *((verb, places, "any") for verb in (*VERBS, *("step",) * 6, "load") for places in PLACES[:4]),
+    *((verb, (place, place), "twice") for _ in range(2) for verb in ("fetch", "launch", "fail") for place in (0, 0, 1)),
 )
 """What is asked for: a verb, of which parameters, and whether it must be possible.
 
@@ -65,6 +66,7 @@ class Course:
         self.available: set[int] = set()
         self.in_flight: set[int] = set()
         self.saved: set[int] = set()
+        self.changed: set[int] = set()  # since they were saved
         self.used: set[int] = set()
 
     def candidates(self, verb: str) -> list[int]:
@@ -74,8 +76,10 @@ class Course:
             return [index for index in away if index in self.saved]
         return away if verb in FETCHES else sorted(self.available)
 
-    def lead(self, verb: str) -> str:
+    def lead(self, verb: str, how: str) -> str:
         """`verb`, or what has to be done before it can be."""
+        if how == "after a change" and self.saved and not self.changed:
+            verb = "update"
         while before := self._before(verb):
             verb = before
         return verb
@@ -97,6 +101,7 @@ class Course:
         if verb == "wait":
             self.available, self.in_flight = self.available | self.in_flight, set()
         elif verb == "step":
+            self.changed |= self.used & self.saved
             self.used = self.used & (self.available | self.in_flight)
         elif set(named) <= set(self.candidates(verb)) and len(set(named)) == len(named):
             match verb:
@@ -109,7 +114,11 @@ class Course:
                 case "use":
                     self.used |= set(named)
                 case "save":
-                    self.saved |= set(named)
+                    self.saved, self.changed = self.saved | set(named), self.changed - set(named)
+                case "update":
+                    self.changed |= set(named) & self.saved
+                case "load":
+                    self.changed -= set(named)
 
 
 @st.composite
@@ -152,10 +161,10 @@ def _pick_operations(draw: DrawFn, course: Course) -> tuple[str, ...]:
 def _pick_operation(draw: DrawFn, name: str, course: Course) -> str:
     verb, places, how = pick(draw, name, REQUESTS)
     if how != "any":
-        verb = course.lead(verb)
+        verb = course.lead(verb, how)
     candidates = course.everything if how == "any" else course.candidates(verb) or course.everything
     named = tuple(candidates[place % len(candidates)] for place in places) if verb not in WITHOUT_NAMES else ()
-    if how == "can be done" or verb not in FETCHES:
+    if how not in ("any", "twice") or verb not in FETCHES:
         named = tuple(dict.fromkeys(named))
     course.follow(verb, named)
     return " ".join([verb, *map(str, named)])

@@ -16,6 +16,7 @@ from equivtest.subjects.zero3.store import NeverSavedError, Store
 from equivtest.subjects.zero3_fetch import (
     DtypeError,
     Fetcher,
+    PartitionedParameter,
     Status,
     StatusError,
     fetch_by_all_gather,
@@ -159,7 +160,7 @@ class Life:
         sizes["others"] = 0 if store.fetching else meter.unaccounted(everything)
         return torch.tensor([sizes[kind] for kind in MEMORY])
 
-    def parameters(self) -> Iterator[tuple[int, Any]]:
+    def parameters(self) -> Iterator[tuple[int, PartitionedParameter]]:
         """Each parameter by number."""
         return enumerate(self.store.parameters)
 
