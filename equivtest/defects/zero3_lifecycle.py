@@ -1,4 +1,4 @@
-"""Lives of ZeRO-3's parameters that are wrong in one way each."""
+"""Lives of ZeRO-3's parameters whose values go wrong, in one way each."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from equivtest.cases.lifecycle import LifecycleCase
 from equivtest.subjects.zero3.gradients import Gradients
 from equivtest.subjects.zero3.lifecycle import Answers, Given, Life
 from equivtest.subjects.zero3.store import Store, whole_of
-from equivtest.subjects.zero3_fetch import (
-    Fetch,
-    Fetcher,
-    PartitionedParameter,
-    Status,
-    fetch_by_all_gather,
-    fetch_by_all_reduce,
-    launch,
-    release,
-)
+from equivtest.subjects.zero3_fetch import Fetcher, Status, fetch_by_all_gather, fetch_by_all_reduce
+
+FETCHERS: dict[str, Fetcher] = {"all_gather": fetch_by_all_gather, "all_reduce": fetch_by_all_reduce}
+
+
+def live(case: LifecycleCase, mesh: DeviceMesh, given: Given, store_class: type[Store]) -> Answers:
+    """A life that is right but for its store."""
+    return Life(case, mesh, given, FETCHERS[case.collective], store_class).answers()
+
 
 # One of two copies is left behind.
 
@@ -32,7 +31,7 @@ def stale_whole_after_update(case: LifecycleCase, mesh: DeviceMesh, given: Given
         def write_whole(self, index: int, new: torch.Tensor) -> None:
             pass
 
-    return _life(case, mesh, given, Wrong)
+    return live(case, mesh, given, Wrong)
 
 
 def update_misses_the_partitions(case: LifecycleCase, mesh: DeviceMesh, given: Given) -> Answers:
@@ -44,7 +43,7 @@ def update_misses_the_partitions(case: LifecycleCase, mesh: DeviceMesh, given: G
             for index in indices:
                 self.write_whole(index, new[index])
 
-    return _life(case, mesh, given, Wrong)
+    return live(case, mesh, given, Wrong)
 
 
 def second_fetch_finds_the_first_buffer(case: LifecycleCase, mesh: DeviceMesh, given: Given) -> Answers:
@@ -57,7 +56,7 @@ def second_fetch_finds_the_first_buffer(case: LifecycleCase, mesh: DeviceMesh, g
                 if parameter.whole is not None:
                     parameter.whole = self.__dict__.setdefault("kept", {}).setdefault(other, parameter.whole)
 
-    return _life(case, mesh, given, Wrong)
+    return live(case, mesh, given, Wrong)
 
 
 def saves_a_reference(case: LifecycleCase, mesh: DeviceMesh, given: Given) -> Answers:
@@ -68,7 +67,7 @@ def saves_a_reference(case: LifecycleCase, mesh: DeviceMesh, given: Given) -> An
             self.need(indices, Status.AVAILABLE, "saved")
             self.saved |= {index: whole_of(self.parameters[index]).detach() for index in indices}
 
-    return _life(case, mesh, given, Wrong)
+    return live(case, mesh, given, Wrong)
 
 
 # Partitions.
@@ -83,7 +82,7 @@ def release_drops_the_partition(case: LifecycleCase, mesh: DeviceMesh, given: Gi
             for index in indices:
                 self.parameters[index].partition.zero_()
 
-    return _life(case, mesh, given, Wrong)
+    return live(case, mesh, given, Wrong)
 
 
 def shards_loaded_in_reverse(case: LifecycleCase, mesh: DeviceMesh, given: Given) -> Answers:
@@ -98,7 +97,7 @@ def shards_loaded_in_reverse(case: LifecycleCase, mesh: DeviceMesh, given: Given
                 padded[: self.saved[index].numel()] = self.saved[index].reshape(-1)
                 partition.copy_(padded.view(mesh.size(), -1)[mesh.size() - 1 - mesh.get_local_rank()])
 
-    return _life(case, mesh, given, Wrong)
+    return live(case, mesh, given, Wrong)
 
 
 def only_the_first_rank_steps(case: LifecycleCase, mesh: DeviceMesh, given: Given) -> Answers:
@@ -109,7 +108,7 @@ def only_the_first_rank_steps(case: LifecycleCase, mesh: DeviceMesh, given: Give
             if mesh.get_local_rank() == 0:
                 super().descend(index, lr)
 
-    return _life(case, mesh, given, Wrong)
+    return live(case, mesh, given, Wrong)
 
 
 def asked_for_in_own_order(case: LifecycleCase, mesh: DeviceMesh, given: Given) -> Answers:
@@ -120,7 +119,7 @@ def asked_for_in_own_order(case: LifecycleCase, mesh: DeviceMesh, given: Given) 
             fetch = self.fetcher([self.parameters[index] for index in indices], self.mesh)
             self.fetching.append((tuple(indices), fetch))
 
-    return _life(case, mesh, given, Wrong)
+    return live(case, mesh, given, Wrong)
 
 
 # Gradients.
@@ -136,7 +135,7 @@ def second_micro_batch_overwrites(case: LifecycleCase, mesh: DeviceMesh, given: 
     class Wrong(Store):
         gradients_class = Overwriting
 
-    return _life(case, mesh, given, Wrong)
+    return live(case, mesh, given, Wrong)
 
 
 def gradients_outlive_the_step(case: LifecycleCase, mesh: DeviceMesh, given: Given) -> Answers:
@@ -149,106 +148,4 @@ def gradients_outlive_the_step(case: LifecycleCase, mesh: DeviceMesh, given: Giv
     class Wrong(Store):
         gradients_class = Clinging
 
-    return _life(case, mesh, given, Wrong)
-
-
-# Statuses and refusals.
-
-
-def in_flight_after_failure(case: LifecycleCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """all_reduce: a fetch for which there was no memory leaves its parameters in flight for good."""
-
-    class Wrong(Store):
-        def launch(self, indices: Sequence[int]) -> None:
-            try:
-                super().launch(indices)
-            except MemoryError:
-                for index in indices:
-                    self.parameters[index].status = Status.IN_FLIGHT
-                raise
-
-    return _life(case, mesh, given, Wrong)
-
-
-def release_takes_the_group(case: LifecycleCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """all_reduce: with one parameter all that are available are released, fetched together or not."""
-
-    class Wrong(Store):
-        def release(self, indices: Sequence[int]) -> None:
-            self.need(indices, Status.AVAILABLE, "released")
-            available = [i for i, parameter in enumerate(self.parameters) if parameter.status is Status.AVAILABLE]
-            super().release(available)
-
-    return _life(case, mesh, given, Wrong)
-
-
-def steps_while_whole(case: LifecycleCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """all_gather: partitions are updated under wholes, which are then the old ones."""
-
-    class Wrong(Store):
-        def need(self, indices: Sequence[int], status: Status, done: str) -> None:
-            if done != "updated":
-                super().need(indices, status, done)
-
-    return _life(case, mesh, given, Wrong)
-
-
-def takes_one_twice(case: LifecycleCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """all_gather: a parameter that is named twice is fetched, once, instead of refused."""
-
-    class Wrong(Store):
-        def launch(self, indices: Sequence[int]) -> None:
-            super().launch(tuple(dict.fromkeys(indices)))
-
-    return _life(case, mesh, given, Wrong)
-
-
-# Memory and collectives.
-
-
-def whole_kept_after_release(case: LifecycleCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """all_reduce: a released parameter is no longer available, but its memory is not given back."""
-
-    class Wrong(Store):
-        def release(self, indices: Sequence[int]) -> None:
-            self.need(indices, Status.AVAILABLE, "released")
-            for index in indices:
-                self.parameters[index].status = Status.NOT_AVAILABLE
-
-    return _life(case, mesh, given, Wrong)
-
-
-def gathered_buffer_kept(case: LifecycleCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """all_gather: the fetch that has ended is kept, and with it the buffer that was taken apart."""
-
-    class Wrong(Store):
-        def launch(self, indices: Sequence[int]) -> None:
-            super().launch(indices)
-            self.__dict__.setdefault("kept", []).append(self.fetching[-1])
-
-    return _life(case, mesh, given, Wrong)
-
-
-def fetched_one_by_one(case: LifecycleCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """all_gather: a fetch of several parameters takes one collective for each."""
-
-    def fetch(parameters: Sequence[PartitionedParameter], mesh: DeviceMesh) -> Fetch:
-        launch(parameters)  # which refuses what it must
-        release(parameters)
-        each = [fetch_by_all_gather([parameter], mesh) for parameter in parameters]
-
-        def finish() -> None:
-            for one in each:
-                one.wait()
-
-        return Fetch(parameters, None, finish)
-
-    return Life(case, mesh, given, fetch).answers()
-
-
-FETCHERS: dict[str, Fetcher] = {"all_gather": fetch_by_all_gather, "all_reduce": fetch_by_all_reduce}
-
-
-def _life(case: LifecycleCase, mesh: DeviceMesh, given: Given, store_class: type[Store]) -> Answers:
-    """A life that is right but for its store."""
-    return Life(case, mesh, given, FETCHERS[case.collective], store_class).answers()
+    return live(case, mesh, given, Wrong)

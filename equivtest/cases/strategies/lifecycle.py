@@ -26,7 +26,7 @@ VERBS_DRAWN = (
     *("load",) * 3,
     *("launch",) * 2,
     *("wait",) * 2,
-    "fail",
+    *("fail",) * 4,
 )
 PLACES = ((0,), (1,), (2,), (0, 1), (1, 0), (0, 2), (0, 1, 2), (2, 0, 1))
 """Which parameters an operation names, modulo how many it may name."""

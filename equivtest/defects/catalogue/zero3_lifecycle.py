@@ -6,6 +6,7 @@ from equivtest.cases.lifecycle import LifecycleCase
 from equivtest.defects.catalogue.record import Defect
 
 _HERE = "equivtest.defects.zero3_lifecycle:"
+_STATUS = "equivtest.defects.zero3_lifecycle_status:"
 
 DEFECTS = (
     Defect(
@@ -106,7 +107,7 @@ DEFECTS = (
         "after the first step there must be no gradient",
     ),
     Defect(
-        _HERE + "in_flight_after_failure",
+        _STATUS + "in_flight_after_failure",
         "zero3_lifecycle_all_reduce",
         "state after a failure",
         "equals_unsharded",
@@ -115,7 +116,7 @@ DEFECTS = (
         "the status after the failure tells",
     ),
     Defect(
-        _HERE + "release_takes_the_group",
+        _STATUS + "release_takes_the_group",
         "zero3_lifecycle_all_reduce",
         "state after a release",
         "equals_unsharded",
@@ -130,7 +131,7 @@ DEFECTS = (
         "one of two parameters is released",
     ),
     Defect(
-        _HERE + "steps_while_whole",
+        _STATUS + "steps_while_whole",
         "zero3_lifecycle_all_gather",
         "misfits accepted",
         "equals_unsharded",
@@ -139,7 +140,7 @@ DEFECTS = (
         "a gradient, and a whole that is still there",
     ),
     Defect(
-        _HERE + "takes_one_twice",
+        _STATUS + "takes_one_twice",
         "zero3_lifecycle_all_gather",
         "misfits accepted",
         "equals_unsharded",
@@ -148,7 +149,7 @@ DEFECTS = (
         "one parameter can be named twice",
     ),
     Defect(
-        _HERE + "whole_kept_after_release",
+        _STATUS + "whole_kept_after_release",
         "zero3_lifecycle_all_reduce",
         "memory kept",
         "uses_only_documented_memory",
@@ -157,7 +158,7 @@ DEFECTS = (
         "only what is available can be released",
     ),
     Defect(
-        _HERE + "gathered_buffer_kept",
+        _STATUS + "gathered_buffer_kept",
         "zero3_lifecycle_all_gather",
         "memory kept",
         "uses_only_documented_memory",
@@ -166,7 +167,7 @@ DEFECTS = (
         "one fetch makes one buffer",
     ),
     Defect(
-        _HERE + "fetched_one_by_one",
+        _STATUS + "fetched_one_by_one",
         "zero3_lifecycle_all_gather",
         "other collectives than documented",
         "uses_only_collectives",
