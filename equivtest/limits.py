@@ -13,6 +13,7 @@ PROBE_S = 15.0  # a collective of a few elements on ranks that were just heard f
 SEND_S = 5.0  # for a rank to take a message; it reads at once unless it hangs
 WATCH_S = 0.2  # between a rank's looks at the size of what its C code prints; Python's is always bounded
 SHRINK_S = 60.0  # one failure's shrinking; then the smallest case so far is reported
+SETTLE_S = 0.1  # for the backend's threads to let go of a collective's buffers; they take microseconds
 COLLECTIVE_S = 600.0  # the backend's own time-out: longer than CASE_S, so that the parent names the cause
 
 # Sizes.

@@ -60,10 +60,11 @@ def wrong_tensors(judgement: Judgement) -> list[str]:
 @pytest.mark.parametrize("case", [LINEAR, FETCH, replace(LINEAR, world_size=1), replace(LINEAR, dtype="bfloat16")])
 @pytest.mark.parametrize("claim", JUDGED, ids=lambda claim: claim.name)
 def test_a_claim_holds_of_right_replies(claim: Claim, case: Case) -> None:
-    """Without a mismatch and with margin 0."""
+    """Without a mismatch and with margin 0, unless it speaks of nothing in the case."""
     judgement = judge(claim, right_replies(case), case)
 
-    assert (judgement.kind, judgement.mismatches, judgement.margin) == ("holds", (), 0.0)
+    assert judgement is not None or not claim.applies(case, 0)
+    assert judgement is None or (judgement.kind, judgement.mismatches, judgement.margin) == ("holds", (), 0.0)
 
 
 @pytest.mark.parametrize(
@@ -287,6 +288,7 @@ def test_the_table_names_every_claim_once() -> None:
         "repeats_itself",
         "both_ways_agree",
         "uses_only_collectives",
+        "uses_only_documented_memory",
         "refuses",
     ]
     assert all(name == claim.name and claim.meaning for name, claim in CLAIMS.items())

@@ -20,6 +20,7 @@ from equivtest import limits
 from equivtest.cases.base import Case, from_code
 from equivtest.cases.embedding import EmbeddingCase
 from equivtest.cases.fetch import FetchCase
+from equivtest.cases.lifecycle import LifecycleCase
 from equivtest.cases.linear import LinearCase
 from equivtest.cases.module import ModuleCase
 from equivtest.cases.norm import NormCase
@@ -38,6 +39,7 @@ from equivtest.suite import load_properties, properties_dir
 FAMILIES = {
     "a cache keyed too coarsely",
     "a collective not waited for",
+    "a copy left behind",
     "a partial value taken for the whole",
     "a reduction in fewer bits",
     "a reduction missing in the backward",
@@ -54,6 +56,8 @@ FAMILIES = {
     "ids at the edge of a shard",
     "inputs modified",
     "layout of gradients",
+    "memory given back too soon",
+    "memory kept",
     "misfits accepted",
     "other collectives than documented",
     "ranks that diverge",
@@ -64,6 +68,8 @@ FAMILIES = {
     "special values replaced",
     "state across calls",
     "state across steps",
+    "state after a failure",
+    "state after a release",
     "uninitialised memory reaches a value",
     "wrong divisor or wrong group",
 }
@@ -128,6 +134,9 @@ def sizes(case: Case) -> list[int]:
         return [case.world_size, case.num_positions, case.num_classes]
     if isinstance(case, ReductionCase | RedistributeCase):
         return [case.world_size, math.prod(case.shape)]
+    if isinstance(case, LifecycleCase):
+        num_operations, num_parameters = len(case.operations), len(case.parameters)
+        return [case.world_size, num_operations, num_parameters, *(math.prod(shape) for shape in case.parameters)]
     assert isinstance(case, FetchCase)
     return [case.world_size, len(case.parameters), *(math.prod(shape) for shape in case.parameters)]
 

@@ -23,6 +23,7 @@ from equivtest.cases.data_parallel import DataParallelCase
 from equivtest.cases.embedding import EmbeddingCase, RefusedEmbeddingCase
 from equivtest.cases.embedding_ways import EmbeddingWaysCase
 from equivtest.cases.fetch import FetchCase, RefusedFetchCase
+from equivtest.cases.lifecycle import LifecycleCase
 from equivtest.cases.linear import REAL_MODES, LinearCase, RefusedLinearCase
 from equivtest.cases.mlp import MlpCase
 from equivtest.cases.module import ModuleCase
@@ -37,6 +38,7 @@ from tests.drawing import SPACE, STRATEGIES, drawn, smallest
 
 WITHIN_CONTRACT = (
     *("colwise", "rowwise", "fetch", "mlp", "training", "fsdp2", "zero3", "fsdp2_tp", "hsdp"),
+    *("colwise", "rowwise", "fetch", "lifecycle", "mlp", "training", "fsdp2", "zero3"),
     *("colwise embedding", "rowwise embedding", "layer_norm", "rms_norm", "redistribute"),
 )
 TWO_AXES = ("fsdp2_tp", "hsdp")  # members go with a mesh of one axis
@@ -319,6 +321,7 @@ SIMPLEST: dict[str, Case] = {
     "colwise": LinearCase(world_size=1, style="colwise"),
     "rowwise": LinearCase(world_size=1, style="rowwise"),
     "fetch": FetchCase(world_size=1),
+    "lifecycle": LifecycleCase(world_size=1),
     "mlp": MlpCase(world_size=1),
     "training": MlpCase(world_size=1, optimizer="sgd", steps=2),
     "ddp": DataParallelCase(world_size=1),

@@ -20,6 +20,8 @@ from equivtest.cases.exact_linear import draw_linear
 from equivtest.cases.exact_mlp import draw_mlp
 from equivtest.cases.fetch import FetchCase, RefusedFetchCase
 from equivtest.cases.integers import SIGNIFICAND_BITS, generator, odd_integers, signs
+from equivtest.cases.lifecycle import LifecycleCase
+from equivtest.cases.lifecycle_values import draw_lifecycle
 from equivtest.cases.linear import REAL_MODES, LinearCase, RefusedLinearCase
 from equivtest.cases.module import ModuleCase, draw_module
 from equivtest.cases.norm import NormCase, draw_norm
@@ -71,6 +73,7 @@ def draw_mlp_case(case: PerceptronCase, index: int) -> dict[str, torch.Tensor]:
 
 draw.register(EmbeddingCase, draw_embedding)
 draw.register(ModuleCase, draw_module)
+draw.register(LifecycleCase, draw_lifecycle)
 draw.register(NormCase, draw_norm)
 draw.register(RedistributeCase, draw_redistribute)
 draw.register(RefusedEmbeddingCase, draw_refused_embedding)

@@ -16,6 +16,7 @@ from equivtest.cases.embedding import EmbeddingCase, RefusedEmbeddingCase
 from equivtest.cases.embedding_ways import EmbeddingWaysCase
 from equivtest.cases.engine import EngineCase
 from equivtest.cases.fetch import FetchCase, RefusedFetchCase
+from equivtest.cases.lifecycle import LifecycleCase
 from equivtest.cases.linear import LinearCase, RefusedLinearCase
 from equivtest.cases.mlp import MlpCase
 from equivtest.cases.module import ModuleCase
@@ -33,6 +34,8 @@ from equivtest.oracle.engine import expect_engine
 from equivtest.oracle.expected import Expected
 from equivtest.oracle.fetch import expect_fetch
 from equivtest.oracle.held import Held
+from equivtest.oracle.lifecycle import expect_lifecycle
+from equivtest.oracle.lifecycle_costs import document_lifecycle
 from equivtest.oracle.linear import expect_linear
 from equivtest.oracle.mlp import expect_mlp
 from equivtest.oracle.mlp_collectives import document_mlp
@@ -93,6 +96,8 @@ document.register(NormCase, document_norm)
 expect.register(RedistributeCase, expect_redistribute)
 document.register(RedistributeCase, document_redistribute)
 expect.register(FetchCase, expect_fetch)
+expect.register(LifecycleCase, expect_lifecycle)
+document.register(LifecycleCase, document_lifecycle)
 expect.register(RefusedLinearCase, expect_refusal)
 expect.register(RefusedFetchCase, expect_refusal)
 expect.register(RefusedEmbeddingCase, expect_refusal)

@@ -39,6 +39,8 @@ SUBJECTS: dict[str, str] = {
     "sequence_rms_norm": "equivtest.subjects.norm:sequence_rms_norm",
     "zero3_fetch_all_gather": "equivtest.subjects.zero3_fetch:zero3_fetch_all_gather",
     "zero3_fetch_all_reduce": "equivtest.subjects.zero3_fetch:zero3_fetch_all_reduce",
+    "zero3_lifecycle_all_gather": "equivtest.subjects.zero3.lifecycle:zero3_lifecycle_all_gather",
+    "zero3_lifecycle_all_reduce": "equivtest.subjects.zero3.lifecycle:zero3_lifecycle_all_reduce",
     "zero3_mlp_all_gather": "equivtest.subjects.zero3.training:zero3_mlp_all_gather",
     "zero3_mlp_all_reduce": "equivtest.subjects.zero3.training:zero3_mlp_all_reduce",
 }

@@ -15,7 +15,8 @@ Source: DeepSpeed PR 5420 and deepspeed/runtime/zero/partition_parameters.py (0.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -27,6 +28,14 @@ from equivtest.tensors import Placed
 
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 """Renamed in torch 2.13, which warns of the old name."""
+
+
+class StatusError(RuntimeError):
+    """A parameter is not in the status that an operation needs."""
+
+
+class DtypeError(TypeError):
+    """Parameters of several dtypes do not fit one flat buffer."""
 
 
 class Status(enum.Enum):
@@ -94,27 +103,40 @@ def launch(parameters: Sequence[PartitionedParameter]) -> None:
     """Marks the parameters IN_FLIGHT.
 
     Raises:
-        RuntimeError: one is not NOT_AVAILABLE.
-        TypeError: they differ in dtype, and so do not fit one flat buffer.
+        StatusError: one is not NOT_AVAILABLE, or comes twice.
+        DtypeError: they differ in dtype.
     """
     for index, parameter in enumerate(parameters):
         if parameter.status is not Status.NOT_AVAILABLE:
-            raise RuntimeError(f"parameter {index} is {parameter.status.name}; only a NOT_AVAILABLE one can be fetched")
+            raise StatusError(f"parameter {index} is {parameter.status.name}; only a NOT_AVAILABLE one can be fetched")
+        if any(parameter is other for other in parameters[:index]):
+            raise StatusError(f"parameter {index} comes twice; one fetch takes each parameter once")
     dtypes = {str(parameter.partition.dtype) for parameter in parameters}
     if len(dtypes) > 1:
-        raise TypeError(f"one fetch needs one dtype, got {', '.join(sorted(dtypes))}; fetch them separately")
+        raise DtypeError(f"one fetch needs one dtype, got {', '.join(sorted(dtypes))}; fetch them separately")
     for parameter in parameters:
         parameter.status = Status.IN_FLIGHT
 
 
+@contextmanager
+def launching(parameters: Sequence[PartitionedParameter]) -> Iterator[None]:
+    """Launches the parameters; they are NOT_AVAILABLE again where what is done under it fails."""
+    launch(parameters)
+    try:
+        yield
+    except BaseException:
+        release(parameters)
+        raise
+
+
 def fetch_by_all_gather(parameters: Sequence[PartitionedParameter], mesh: DeviceMesh) -> Fetch:
     """Starts one all_gather of all partitions; `wait` takes the gathered buffer apart."""
-    launch(parameters)
-    own = torch.cat([parameter.partition for parameter in parameters])
-    gathered = own.new_empty((mesh.size(), own.numel()))  # (rank, its partitions one after the other)
-    work = None
-    if own.numel():
-        work = all_gather(gathered.view(-1), own, group=mesh.get_group(), async_op=True)
+    with launching(parameters):
+        own = torch.cat([parameter.partition for parameter in parameters])
+        gathered = own.new_empty((mesh.size(), own.numel()))  # (rank, its partitions one after the other)
+        work = None
+        if own.numel():
+            work = all_gather(gathered.view(-1), own, group=mesh.get_group(), async_op=True)
 
     def finish() -> None:
         start = 0
@@ -142,16 +164,16 @@ def fetch_by_all_reduce(
     Args:
         make_buffer: Gives the buffer, of the kind of a partition and of so many elements.
     """
-    launch(parameters)
     padded = [parameter.partition.numel() * mesh.size() for parameter in parameters]
-    buffer = make_buffer(parameters[0].partition, sum(padded))
-    start = 0
-    for parameter, padded_numel in zip(parameters, padded, strict=True):
-        size = parameter.partition.numel()
-        buffer.narrow(0, start + mesh.get_local_rank() * size, size).copy_(parameter.partition)
-        parameter.whole = buffer.narrow(0, start, parameter.numel).view(parameter.shape)
-        start += padded_numel
-    work = dist.all_reduce(buffer, group=mesh.get_group(), async_op=True) if buffer.numel() else None
+    with launching(parameters):
+        buffer = make_buffer(parameters[0].partition, sum(padded))
+        start = 0
+        for parameter, padded_numel in zip(parameters, padded, strict=True):
+            size = parameter.partition.numel()
+            buffer.narrow(0, start + mesh.get_local_rank() * size, size).copy_(parameter.partition)
+            parameter.whole = buffer.narrow(0, start, parameter.numel).view(parameter.shape)
+            start += padded_numel
+        work = dist.all_reduce(buffer, group=mesh.get_group(), async_op=True) if buffer.numel() else None
     return Fetch(parameters, work, lambda: None)
 
 

@@ -15,7 +15,7 @@ from equivtest.verdicts.communication import judge_collectives
 from equivtest.verdicts.exactness import judge_bits, judge_bits_but_for_zeros, judge_repeats
 from equivtest.verdicts.judgement import Answers, Judgement
 from equivtest.verdicts.structure import judge_parameter_layouts, judge_replicas, judge_touched
-from equivtest.verdicts.values import judge_gradients, judge_outputs, judge_training
+from equivtest.verdicts.values import judge_gradients, judge_memory, judge_outputs, judge_training
 from equivtest.verdicts.ways import judge_ways
 
 
@@ -88,6 +88,13 @@ uses_only_collectives = Claim(
     lambda case, draw: case.records,
     is_sampled=True,
 )
+uses_only_documented_memory = Claim(
+    "uses_only_documented_memory",
+    "the bytes that each rank holds are the documented ones; judged where they are measured",
+    judge_memory,
+    lambda case, draw: any(name.startswith("memory.") for name in case.answer_names()),
+    is_sampled=True,
+)
 refuses = Claim(
     "refuses", "a case outside the contract raises the same kind of error on every rank, none hangs", _judge_refusal
 )
@@ -121,7 +128,8 @@ CLAIMS = {
     for claim in (
         equals_unsharded, gradients_equal_unsharded, agrees_on_all_ranks, keeps_layout_of_parameter,
         trains_like_unsharded, does_not_touch_its_inputs, is_exact_without_reduction, is_exact_but_for_added_zeros,
-        is_the_identity_for_one_rank, repeats_itself, both_ways_agree, uses_only_collectives, refuses,
+        is_the_identity_for_one_rank, repeats_itself, both_ways_agree, uses_only_collectives,
+        uses_only_documented_memory, refuses,
     )
 }  # fmt: skip
 """Every claim by name."""

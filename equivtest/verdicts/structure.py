@@ -96,7 +96,7 @@ def judge_touched(case: Case, expected: Expected, answers: Answers) -> Judgement
             name, _, what = change.partition(": ")
             wrong.append(Mismatch(name, rank, expected="as it was handed out", actual=what))
         for name, flag in answer.requires_grad.items():
-            right = expected.tensors[name].requires_grad
+            right = expected.tensors[name].requires_grad if name in expected.tensors else None
             if right is not None and flag != right:
                 wrong.append(Mismatch(name, rank, expected=f"requires_grad {right}", actual=f"requires_grad {flag}"))
     return Judgement("touched" if wrong else "holds", tuple(wrong))

@@ -22,8 +22,14 @@ def judge_outputs(case: Case, expected: Expected, answers: Answers) -> Judgement
     return layouts if layouts.kind != "holds" else judged
 
 
-def judge_gradients(case: Case, expected: Expected, answers: Answers) -> Judgement:
-    return judge_tensors(case, expected, answers, _gradients(expected))
+def judge_gradients(case: Case, expected: Expected, answers: Answers) -> Judgement | None:
+    """Nothing where no gradient is expected."""
+    names = _gradients(expected)
+    return judge_tensors(case, expected, answers, names) if names else None
+
+
+def judge_memory(case: Case, expected: Expected, answers: Answers) -> Judgement:
+    return judge_tensors(case, expected, answers, [name for name in expected.tensors if name.startswith("memory.")])
 
 
 def judge_training(case: Case, expected: Expected, answers: Answers) -> Judgement:
@@ -61,7 +67,7 @@ def judge_tensors(case: Case, expected: Expected, answers: Answers, names: Itera
 
 
 def _outputs(expected: Expected) -> list[str]:
-    return [name for name in expected.tensors if not name.startswith(("grad.", "step"))]
+    return [name for name in expected.tensors if not name.startswith(("grad.", "step", "memory."))]
 
 
 def _gradients(expected: Expected) -> list[str]:

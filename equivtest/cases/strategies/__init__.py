@@ -16,6 +16,7 @@ from equivtest.cases.strategies.data_parallel import data_parallel_cases
 from equivtest.cases.strategies.embedding import embedding_cases, embedding_ways_cases, refused_embedding_cases
 from equivtest.cases.strategies.engine import engine_cases, whole_engine_cases
 from equivtest.cases.strategies.fetch import fetch_cases, refused_fetch_cases
+from equivtest.cases.strategies.lifecycle import lifecycle_cases
 from equivtest.cases.strategies.linear import linear_cases, refused_linear_cases
 from equivtest.cases.strategies.module import module_cases
 from equivtest.cases.strategies.norm import norm_cases
@@ -32,6 +33,7 @@ __all__ = [
     "embedding_ways_cases",
     "engine_cases",
     "fetch_cases",
+    "lifecycle_cases",
     "linear_cases",
     "mlp_cases",
     "module_cases",

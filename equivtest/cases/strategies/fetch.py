@@ -48,7 +48,7 @@ def _fetch_cases(draw: DrawFn, space: Space, collective: str) -> FetchCase:
     world_size = pick(draw, "world_size", space.world_sizes)
     dtype = pick(draw, "dtype", space.dtypes)
     num_parameters = pick(draw, "num_parameters", NUM_PARAMETERS)
-    picked = [_pick_parameter(draw, f"parameter {index}", world_size) for index in range(num_parameters)]
+    picked = [pick_parameter(draw, f"parameter {index}", world_size) for index in range(num_parameters)]
     no_padding = pick(draw, "no padding", (False, False, False, True))
     return FetchCase(
         world_size=world_size,
@@ -83,7 +83,7 @@ def _refused_fetch_cases(draw: DrawFn, space: Space) -> RefusedFetchCase:
     )
 
 
-def _pick_parameter(draw: DrawFn, name: str, world_size: int) -> tuple[Shape, bool]:
+def pick_parameter(draw: DrawFn, name: str, world_size: int) -> tuple[Shape, bool]:
     """A parameter's shape, one in sixteen without elements, and its flag.
 
     Drawn in one go: shrinking drops a parameter by dropping its draws.

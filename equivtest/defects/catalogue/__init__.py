@@ -16,6 +16,7 @@ from equivtest.defects.catalogue.sequence_parallel import DEFECTS as SEQUENCE_PA
 from equivtest.defects.catalogue.tensor_parallel import DEFECTS as TENSOR_PARALLEL
 from equivtest.defects.catalogue.two_axes import DEFECTS as TWO_AXES
 from equivtest.defects.catalogue.zero3_fetch import DEFECTS as ZERO3_FETCH
+from equivtest.defects.catalogue.zero3_lifecycle import DEFECTS as ZERO3_LIFECYCLE
 from equivtest.defects.catalogue.zero3_memory import DEFECTS as ZERO3_MEMORY
 
 __all__ = ["DEFECTS", "Defect"]
@@ -23,6 +24,7 @@ __all__ = ["DEFECTS", "Defect"]
 DEFECTS: tuple[Defect, ...] = (
     *ZERO3_FETCH,
     *ZERO3_MEMORY,
+    *ZERO3_LIFECYCLE,
     *TENSOR_PARALLEL,
     *SEQUENCE_PARALLEL,
     *DATA_PARALLEL,

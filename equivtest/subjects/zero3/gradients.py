@@ -28,12 +28,13 @@ class Gradients:
         self.partitions[name] = own if before is None else before + own
 
     def average(self, gradient: torch.Tensor) -> torch.Tensor:
-        """This rank's partition of the average over ranks of their whole gradients."""
+        """This rank's partition of the average over ranks of their whole gradients; no collective for no element."""
         size = -(-gradient.numel() // self.mesh.size())
         padded = gradient.new_full((size * self.mesh.size(),), self.padding)
         padded[: gradient.numel()] = gradient.reshape(-1)
         own = gradient.new_empty((size,))
-        reduce_scatter(own, padded, group=self.mesh.get_group())
+        if size:
+            reduce_scatter(own, padded, group=self.mesh.get_group())
         return own.div_(self.mesh.size())
 
     def clear(self) -> None:

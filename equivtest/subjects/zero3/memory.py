@@ -1,0 +1,60 @@
+"""The memory that a part of a program holds: every storage that came about in it and is still alive."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from equivtest import limits
+
+
+class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes, while it is active, every storage that an operator gives; never keeps one alive.
+
+    A storage is alive as long as anything refers to it, be it Python, autograd or a collective under
+    way: torch keeps a storage's Python object for as long (2.13.0).
+
+    Args:
+        others: Tensors whose memory does not count.
+    """
+
+    def __init__(self, others: Iterable[torch.Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._others = set(storages(others))
+        self._seen: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(given):
+            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage().data_ptr() not in self._others:
+                storage = tensor.untyped_storage()
+                self._seen[storage.data_ptr()] = weakref.ref(storage)
+        return given
+
+    def alive(self) -> dict[int, int]:
+        """Address -> bytes of every storage that is still there."""
+        found = ((address, storage()) for address, storage in self._seen.items())
+        return {address: storage.nbytes() for address, storage in found if storage is not None}
+
+    def unaccounted(self, tensors: Iterable[torch.Tensor]) -> int:
+        """Bytes that are alive beside those of `tensors`, once the backend's threads have let go of theirs."""
+        accounted, until_s = storages(tensors), time.monotonic() + limits.SETTLE_S
+        while True:
+            size = sum(size for address, size in self.alive().items() if address not in accounted)
+            if not size or time.monotonic() > until_s:
+                return size
+            time.sleep(limits.SETTLE_S / 100)
+
+
+def storages(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
+    """Address -> bytes of every storage behind the tensors, each once."""
+    found = (tensor.untyped_storage() for tensor in tensors)
+    return {storage.data_ptr(): storage.nbytes() for storage in found}
