@@ -30,7 +30,6 @@ from equivtest.cases.module import ModuleCase
 from equivtest.cases.norm import NormCase
 from equivtest.cases.redistribute import RedistributeCase
 from equivtest.cases.redistribute_refused import RefusedRedistributeCase
-from equivtest.cases.reduction import ReductionCase
 from equivtest.cases.two_axes import TwoAxisCase
 from equivtest.layout import shard_kind
 from equivtest.property import Space
