@@ -18,6 +18,7 @@ import pytest
 
 from equivtest import limits
 from equivtest.cases.base import Case, from_code
+from equivtest.cases.cross_entropy import CrossEntropyCase
 from equivtest.cases.embedding import EmbeddingCase
 from equivtest.cases.fetch import FetchCase
 from equivtest.cases.linear import LinearCase
@@ -116,6 +117,8 @@ def sizes(case: Case) -> list[int]:
         return [case.world_size, math.prod(case.leading), case.num_embeddings, case.embedding_dim]
     if isinstance(case, NormCase):
         return [case.world_size, math.prod(case.leading), case.features]
+    if isinstance(case, CrossEntropyCase):
+        return [case.world_size, case.num_positions, case.num_classes]
     if isinstance(case, RedistributeCase):
         return [case.world_size, math.prod(case.shape)]
     assert isinstance(case, FetchCase)

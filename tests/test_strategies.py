@@ -19,6 +19,7 @@ import pytest
 from equivtest import limits
 from equivtest.cases import strategies
 from equivtest.cases.base import Case
+from equivtest.cases.cross_entropy import CrossEntropyCase, RefusedCrossEntropyCase
 from equivtest.cases.data_parallel import DataParallelCase
 from equivtest.cases.embedding import EmbeddingCase, RefusedEmbeddingCase
 from equivtest.cases.fetch import FetchCase, RefusedFetchCase
@@ -33,7 +34,7 @@ from tests.drawing import SPACE, STRATEGIES, drawn, smallest
 
 WITHIN_CONTRACT = (
     *("colwise", "rowwise", "fetch", "mlp", "training", "fsdp2", "zero3"),
-    *("colwise embedding", "rowwise embedding", "layer_norm", "rms_norm", "redistribute"),
+    *("colwise embedding", "rowwise embedding", "layer_norm", "rms_norm", "redistribute", "cross entropy"),
 )
 ROOT = Path(__file__).parents[1]
 
@@ -307,9 +308,11 @@ SIMPLEST: dict[str, Case] = {
     "rowwise embedding": EmbeddingCase(world_size=1, style="rowwise"),
     "layer_norm": NormCase(world_size=1, norm="layer_norm"),
     "rms_norm": NormCase(world_size=1, norm="rms_norm"),
+    "cross entropy": CrossEntropyCase(world_size=1),
     "redistribute": RedistributeCase(world_size=1),
     "refused colwise embedding": RefusedEmbeddingCase(world_size=1, style="colwise"),
     "refused rowwise embedding": RefusedEmbeddingCase(world_size=1, style="rowwise"),
+    "refused cross entropy": RefusedCrossEntropyCase(world_size=1),
     "refused colwise": RefusedLinearCase(world_size=1, style="colwise"),
     "refused rowwise": RefusedLinearCase(world_size=1, style="rowwise"),
     "refused redistribute": RefusedRedistributeCase(world_size=1),

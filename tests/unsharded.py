@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional
 
 from equivtest.cases.base import Case
+from equivtest.cases.cross_entropy import CrossEntropyCase
 from equivtest.cases.embedding import NO_PADDING, EmbeddingCase
 from equivtest.cases.fetch import FetchCase
 from equivtest.cases.linear import LinearCase
@@ -93,6 +94,22 @@ def unsharded_norm(case: NormCase, index: int) -> dict[str, torch.Tensor]:
     answers = {"output": output} | {f"param.{name}": given[name] for name in case.parameters}
     answers |= {f"grad.{name}": given[name].grad for name in case.requires_grad}
     return {name: tensor.detach() for name, tensor in answers.items()}
+
+
+@unsharded.register
+def unsharded_cross_entropy(case: CrossEntropyCase, index: int) -> dict[str, torch.Tensor]:
+    """nn.functional.cross_entropy, forward and backward."""
+    given = draw(case, index)
+    x, weight = given["x"].requires_grad_(bool(case.requires_grad)), given.get("weight")
+    output = functional.cross_entropy(
+        x, given["target"], weight, ignore_index=case.ignore_index, reduction=case.reduction
+    )
+    answers = {"output": output.detach()}
+    if case.requires_grad:
+        output.backward(given["cotangent"])
+        assert x.grad is not None
+        answers["grad.x"] = x.grad
+    return answers
 
 
 @unsharded.register

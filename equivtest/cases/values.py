@@ -14,6 +14,8 @@ import math
 import torch
 
 from equivtest.cases.base import Case
+from equivtest.cases.cross_entropy import CrossEntropyCase, RefusedCrossEntropyCase
+from equivtest.cases.cross_entropy_values import draw_cross_entropy, draw_refused_cross_entropy
 from equivtest.cases.embedding import EmbeddingCase, RefusedEmbeddingCase
 from equivtest.cases.embedding_values import draw_embedding, draw_refused_embedding
 from equivtest.cases.exact_linear import draw_linear
@@ -68,6 +70,8 @@ def draw_mlp_case(case: PerceptronCase, index: int) -> dict[str, torch.Tensor]:
     return (draw_real_mlp if case.values[index][0] == "real" else draw_mlp)(case, index)
 
 
+draw.register(CrossEntropyCase, draw_cross_entropy)
+draw.register(RefusedCrossEntropyCase, draw_refused_cross_entropy)
 draw.register(EmbeddingCase, draw_embedding)
 draw.register(NormCase, draw_norm)
 draw.register(RedistributeCase, draw_redistribute)

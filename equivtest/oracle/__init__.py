@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 
 from equivtest.cases.base import Case
+from equivtest.cases.cross_entropy import CrossEntropyCase, RefusedCrossEntropyCase
 from equivtest.cases.data_parallel import DataParallelCase
 from equivtest.cases.embedding import EmbeddingCase, RefusedEmbeddingCase
 from equivtest.cases.engine import EngineCase
@@ -23,6 +24,7 @@ from equivtest.cases.redistribute import RedistributeCase
 from equivtest.cases.redistribute_refused import RefusedRedistributeCase
 from equivtest.errors import Misuse
 from equivtest.oracle.collectives import document
+from equivtest.oracle.cross_entropy import document_cross_entropy, expect_cross_entropy
 from equivtest.oracle.data_parallel_collectives import document_data_parallel
 from equivtest.oracle.embedding import expect_embedding
 from equivtest.oracle.embedding_collectives import document_embedding
@@ -79,6 +81,8 @@ document.register(MlpCase, document_mlp)
 document.register(DataParallelCase, document_data_parallel)
 expect.register(EmbeddingCase, expect_embedding)
 document.register(EmbeddingCase, document_embedding)
+expect.register(CrossEntropyCase, expect_cross_entropy)
+document.register(CrossEntropyCase, document_cross_entropy)
 expect.register(NormCase, expect_norm)
 document.register(NormCase, document_norm)
 expect.register(RedistributeCase, expect_redistribute)
@@ -87,4 +91,5 @@ expect.register(FetchCase, expect_fetch)
 expect.register(RefusedLinearCase, expect_refusal)
 expect.register(RefusedFetchCase, expect_refusal)
 expect.register(RefusedEmbeddingCase, expect_refusal)
+expect.register(RefusedCrossEntropyCase, expect_refusal)
 expect.register(RefusedRedistributeCase, expect_refusal)

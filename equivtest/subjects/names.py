@@ -26,6 +26,7 @@ SUBJECTS: dict[str, str] = {
     "deepspeed_mlp_all_gather": "equivtest.subjects.deepspeed_training:deepspeed_mlp_all_gather",
     "deepspeed_mlp_all_reduce": "equivtest.subjects.deepspeed_training:deepspeed_mlp_all_reduce",
     "fsdp2_mlp": "equivtest.subjects.data_parallel:fsdp2_mlp",
+    "parallel_cross_entropy": "equivtest.subjects.cross_entropy:parallel_cross_entropy",
     "redistribute": "equivtest.subjects.redistribute:redistribute",
     "rowwise_embedding": "equivtest.subjects.embedding:rowwise_embedding",
     "rowwise_linear": "equivtest.subjects.tensor_parallel:rowwise_linear",

@@ -12,6 +12,7 @@ that leave trailing ranks empty, and 31, 32, 33 around a tile of 32.
 
 from __future__ import annotations
 
+from equivtest.cases.strategies.cross_entropy import cross_entropy_cases, refused_cross_entropy_cases
 from equivtest.cases.strategies.data_parallel import data_parallel_cases
 from equivtest.cases.strategies.embedding import embedding_cases, refused_embedding_cases
 from equivtest.cases.strategies.engine import engine_cases
@@ -23,6 +24,7 @@ from equivtest.cases.strategies.picks import edge_sizes
 from equivtest.cases.strategies.redistribute import redistribute_cases, refused_redistribute_cases
 
 __all__ = [
+    "cross_entropy_cases",
     "data_parallel_cases",
     "edge_sizes",
     "embedding_cases",
@@ -32,6 +34,7 @@ __all__ = [
     "mlp_cases",
     "norm_cases",
     "redistribute_cases",
+    "refused_cross_entropy_cases",
     "refused_embedding_cases",
     "refused_fetch_cases",
     "refused_linear_cases",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from equivtest.defects.catalogue.collectives import DEFECTS as COLLECTIVES
+from equivtest.defects.catalogue.cross_entropy import DEFECTS as CROSS_ENTROPY
 from equivtest.defects.catalogue.data_parallel import DEFECTS as DATA_PARALLEL
 from equivtest.defects.catalogue.embedding import DEFECTS as EMBEDDING
 from equivtest.defects.catalogue.linear_arithmetic import DEFECTS as LINEAR_ARITHMETIC
@@ -27,5 +28,6 @@ DEFECTS: tuple[Defect, ...] = (
     *EMBEDDING,
     *NORM,
     *REDISTRIBUTE,
+    *CROSS_ENTROPY,
 )
 """All defects; the audit in tests/test_defects.py runs each one."""
