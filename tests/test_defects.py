@@ -25,6 +25,7 @@ from equivtest.cases.linear import LinearCase
 from equivtest.cases.norm import NormCase
 from equivtest.cases.perceptron import PerceptronCase
 from equivtest.cases.redistribute import RedistributeCase
+from equivtest.cases.reduction import ReductionCase
 from equivtest.check import judge
 from equivtest.defects import DEFECTS, Defect
 from equivtest.known import SHIPPED, KnownFailures
@@ -119,7 +120,7 @@ def sizes(case: Case) -> list[int]:
         return [case.world_size, math.prod(case.leading), case.features]
     if isinstance(case, CrossEntropyCase):
         return [case.world_size, case.num_positions, case.num_classes]
-    if isinstance(case, RedistributeCase):
+    if isinstance(case, ReductionCase | RedistributeCase):
         return [case.world_size, math.prod(case.shape)]
     assert isinstance(case, FetchCase)
     return [case.world_size, len(case.parameters), *(math.prod(shape) for shape in case.parameters)]

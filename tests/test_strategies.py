@@ -28,13 +28,14 @@ from equivtest.cases.mlp import MlpCase
 from equivtest.cases.norm import NormCase
 from equivtest.cases.redistribute import RedistributeCase
 from equivtest.cases.redistribute_refused import RefusedRedistributeCase
+from equivtest.cases.reduction import ReductionCase
 from equivtest.layout import shard_kind
 from equivtest.property import Space
 from tests.drawing import SPACE, STRATEGIES, drawn, smallest
 
 WITHIN_CONTRACT = (
     *("colwise", "rowwise", "fetch", "mlp", "training", "fsdp2", "zero3"),
-    *("colwise embedding", "rowwise embedding", "layer_norm", "rms_norm", "redistribute", "cross entropy"),
+    *("colwise embedding", "rowwise embedding", "layer_norm", "rms_norm", "redistribute", "cross entropy", "reduction"),
 )
 ROOT = Path(__file__).parents[1]
 
@@ -309,6 +310,7 @@ SIMPLEST: dict[str, Case] = {
     "layer_norm": NormCase(world_size=1, norm="layer_norm"),
     "rms_norm": NormCase(world_size=1, norm="rms_norm"),
     "cross entropy": CrossEntropyCase(world_size=1),
+    "reduction": ReductionCase(world_size=1),
     "redistribute": RedistributeCase(world_size=1),
     "refused colwise embedding": RefusedEmbeddingCase(world_size=1, style="colwise"),
     "refused rowwise embedding": RefusedEmbeddingCase(world_size=1, style="rowwise"),

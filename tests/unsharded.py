@@ -15,6 +15,7 @@ from equivtest.cases.linear import LinearCase
 from equivtest.cases.norm import NormCase
 from equivtest.cases.perceptron import PerceptronCase, at_step
 from equivtest.cases.redistribute import RedistributeCase
+from equivtest.cases.reduction import ReductionCase
 from equivtest.cases.values import draw
 
 
@@ -104,6 +105,25 @@ def unsharded_cross_entropy(case: CrossEntropyCase, index: int) -> dict[str, tor
     output = functional.cross_entropy(
         x, given["target"], weight, ignore_index=case.ignore_index, reduction=case.reduction
     )
+    answers = {"output": output.detach()}
+    if case.requires_grad:
+        output.backward(given["cotangent"])
+        assert x.grad is not None
+        answers["grad.x"] = x.grad
+    return answers
+
+
+@unsharded.register
+def unsharded_reduction(case: ReductionCase, index: int) -> dict[str, torch.Tensor]:
+    """torch's operation, forward and backward; operands of a partial sum are added first."""
+    given = draw(case, index)
+    x = (given["x"].sum(0) if case.is_partial else given["x"]).requires_grad_(bool(case.requires_grad))
+    if case.op in ("softmax", "log_softmax"):
+        output = getattr(torch, case.op)(x, case.dims[0])
+    elif case.op == "norm":
+        output = torch.linalg.vector_norm(x, 2, case.dims, keepdim=case.keepdim)
+    else:
+        output = getattr(torch, case.op)(x, case.dims, keepdim=case.keepdim)
     answers = {"output": output.detach()}
     if case.requires_grad:
         output.backward(given["cotangent"])

@@ -29,6 +29,7 @@ from equivtest.cases.real_linear import draw_real_linear
 from equivtest.cases.real_mlp import draw_real_mlp
 from equivtest.cases.redistribute import RedistributeCase
 from equivtest.cases.redistribute_values import draw_redistribute
+from equivtest.cases.reduction import ReductionCase, draw_reduction
 from equivtest.cases.special import INTEGERS, draw_patterns, draw_special
 from equivtest.errors import Misuse
 from equivtest.tensors import DTYPES
@@ -74,6 +75,7 @@ draw.register(CrossEntropyCase, draw_cross_entropy)
 draw.register(RefusedCrossEntropyCase, draw_refused_cross_entropy)
 draw.register(EmbeddingCase, draw_embedding)
 draw.register(NormCase, draw_norm)
+draw.register(ReductionCase, draw_reduction)
 draw.register(RedistributeCase, draw_redistribute)
 draw.register(RefusedEmbeddingCase, draw_refused_embedding)
 

@@ -22,6 +22,7 @@ from equivtest.cases.norm import NormCase
 from equivtest.cases.perceptron import PerceptronCase
 from equivtest.cases.redistribute import RedistributeCase
 from equivtest.cases.redistribute_refused import RefusedRedistributeCase
+from equivtest.cases.reduction import ReductionCase
 from equivtest.errors import Misuse
 from equivtest.oracle.collectives import document
 from equivtest.oracle.cross_entropy import document_cross_entropy, expect_cross_entropy
@@ -36,6 +37,7 @@ from equivtest.oracle.mlp import expect_mlp
 from equivtest.oracle.mlp_collectives import document_mlp
 from equivtest.oracle.norm_layer import document_norm, expect_norm
 from equivtest.oracle.redistribution import document_redistribute, expect_redistribute
+from equivtest.oracle.reduction import expect_reduction
 
 __all__ = ["expect", "expect_held"]
 
@@ -85,6 +87,7 @@ expect.register(CrossEntropyCase, expect_cross_entropy)
 document.register(CrossEntropyCase, document_cross_entropy)
 expect.register(NormCase, expect_norm)
 document.register(NormCase, document_norm)
+expect.register(ReductionCase, expect_reduction)
 expect.register(RedistributeCase, expect_redistribute)
 document.register(RedistributeCase, document_redistribute)
 expect.register(FetchCase, expect_fetch)

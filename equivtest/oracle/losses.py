@@ -62,12 +62,18 @@ class Targets:
 
 def log_softmax(x: torch.Tensor, arithmetic: Arithmetic, *, ranks: int) -> Bounded:
     """y, (P, C), as it is stored; x (P, C), its classes divided among `ranks` ranks."""
+    y = log_of_sum(x, arithmetic, ranks=ranks)
+    return Bounded(y.value, stored(y.value, y.allowed, arithmetic), y.derivation)
+
+
+def log_of_sum(x: torch.Tensor, arithmetic: Arithmetic, *, ranks: int) -> Bounded:
+    """The same, as an accumulator holds it."""
     x, u, f = x.double(), arithmetic.u_a, arithmetic.libm_ulp
     peak = x.argmax(1, keepdim=True)
     apart = x - x.gather(1, peak)  # d
     e_apart = _rounded(apart, torch.zeros_like(apart), arithmetic.accumulate)
     others = apart.exp().scatter(1, peak, 0.0)
-    e_others = _exp_error(others, e_apart, arithmetic) * (others != 0)
+    e_others = exp_error(others, e_apart, arithmetic) * (others != 0)
     rest, e_rest = others.sum(1, keepdim=True), e_others.sum(1, keepdim=True)
     total = 1 + rest  # s
     relative = (e_rest + gamma(x.shape[1] + ranks, u) * (total + e_rest)) / total
@@ -76,9 +82,9 @@ def log_softmax(x: torch.Tensor, arithmetic: Arithmetic, *, ranks: int) -> Bound
     e_log = e_log + 2 * f * u * (log + e_log)
     log, e_log = (torch.where(rest + e_rest < _NOTHING, 0.0, tensor) for tensor in (log, e_log))
     value = apart - log
-    error = _stored(value, _rounded(value, e_apart + e_log, arithmetic.accumulate), arithmetic)
+    error = _rounded(value, e_apart + e_log, arithmetic.accumulate)
     derivation = f"gamma({x.shape[1]} + {ranks} roundings of {arithmetic.accumulate}) of the sum of exponentials"
-    return _sure(value, error, apart.abs() + log.abs() + 1, x.shape[1], derivation)
+    return sure(value, error, apart.abs() + log.abs() + 1, x.shape[1], derivation)
 
 
 def nll(y: Bounded, targets: Targets, arithmetic: Arithmetic, reduction: str) -> Bounded:
@@ -98,7 +104,7 @@ def nll(y: Bounded, targets: Targets, arithmetic: Arithmetic, reduction: str) ->
         value, magnitude = value / total, magnitude / total
         error = rounded(value, (error + value.abs() * e_total) / (total - e_total), arithmetic)
     error = torch.where(value.isnan(), 0.0, error)
-    return _sure(value, error, magnitude, num, f"{y.derivation}, stored in {arithmetic.dtype}, {reduction} over {num}")
+    return sure(value, error, magnitude, num, f"{y.derivation}, stored in {arithmetic.dtype}, {reduction} over {num}")
 
 
 def nll_grad(y: Bounded, targets: Targets, cotangent: torch.Tensor, arithmetic: Arithmetic, reduction: str) -> Bounded:
@@ -123,14 +129,14 @@ def nll_grad(y: Bounded, targets: Targets, cotangent: torch.Tensor, arithmetic: 
     error = rounded(value, e_apart * (given.abs() + e_given) + apart.abs() * e_given, arithmetic)
     error = torch.where(targets.kept.unsqueeze(1), error, 0.0)
     magnitude = (p * (1 + y.value.abs()) + hits) * given.abs()
-    return _sure(value, error, magnitude, p.shape[1], f"{y.derivation}, its exp and 4 roundings of {arithmetic.dtype}")
+    return sure(value, error, magnitude, p.shape[1], f"{y.derivation}, its exp and 4 roundings of {arithmetic.dtype}")
 
 
 def _softmax(y: Bounded, arithmetic: Arithmetic) -> tuple[torch.Tensor, torch.Tensor]:
     """exp y, stored, and what it is off by."""
     p = y.value.exp()
-    error = torch.where((y.value == 0) & (y.allowed == 0), 0.0, _exp_error(p, y.allowed, arithmetic))
-    return p, _stored(p, error, arithmetic)
+    error = torch.where((y.value == 0) & (y.allowed == 0), 0.0, exp_error(p, y.allowed, arithmetic))
+    return p, stored(p, error, arithmetic)
 
 
 def rounded(value: torch.Tensor, error: torch.Tensor, arithmetic: Arithmetic) -> torch.Tensor:
@@ -145,7 +151,7 @@ def _rounded(value: torch.Tensor, error: torch.Tensor, dtype: str) -> torch.Tens
     return torch.where(_is_exact(value, error, dtype), 0.0, found)
 
 
-def _stored(value: torch.Tensor, error: torch.Tensor, arithmetic: Arithmetic) -> torch.Tensor:
+def stored(value: torch.Tensor, error: torch.Tensor, arithmetic: Arithmetic) -> torch.Tensor:
     """The error once what an accumulator holds is stored, which rounds where that has more bits."""
     return error if arithmetic.dtype == arithmetic.accumulate else rounded(value, error, arithmetic)
 
@@ -155,7 +161,7 @@ def _is_exact(value: torch.Tensor, error: torch.Tensor, dtype: str) -> torch.Ten
     return (error == 0) & (value.to(DTYPES[dtype]).double() == value)
 
 
-def _exp_error(value: torch.Tensor, error: torch.Tensor, arithmetic: Arithmetic) -> torch.Tensor:
+def exp_error(value: torch.Tensor, error: torch.Tensor, arithmetic: Arithmetic) -> torch.Tensor:
     """What exp = `value` is off by where its argument is off by `error`."""
     moved = value * error.expm1()
     smallest = float(torch.finfo(DTYPES[arithmetic.accumulate]).tiny)
@@ -185,9 +191,7 @@ def _adds_exactly(terms: torch.Tensor, dtype: torch.dtype) -> bool:
     return True
 
 
-def _sure(
-    value: torch.Tensor, error: torch.Tensor, magnitude: torch.Tensor, num_terms: int, derivation: str
-) -> Bounded:
+def sure(value: torch.Tensor, error: torch.Tensor, magnitude: torch.Tensor, num_terms: int, derivation: str) -> Bounded:
     """As `bounded`, but that a reference which nothing rounds is off by nothing either."""
     found = bounded(value, error, magnitude, num_terms, derivation)
     return Bounded(value, torch.where(error == 0, 0.0, found.allowed), derivation)

@@ -28,6 +28,7 @@ SUBJECTS: dict[str, str] = {
     "fsdp2_mlp": "equivtest.subjects.data_parallel:fsdp2_mlp",
     "parallel_cross_entropy": "equivtest.subjects.cross_entropy:parallel_cross_entropy",
     "redistribute": "equivtest.subjects.redistribute:redistribute",
+    "reduction": "equivtest.subjects.reduction:reduction",
     "rowwise_embedding": "equivtest.subjects.embedding:rowwise_embedding",
     "rowwise_linear": "equivtest.subjects.tensor_parallel:rowwise_linear",
     "sequence_layer_norm": "equivtest.subjects.norm:sequence_layer_norm",

@@ -22,6 +22,7 @@ from equivtest.cases.strategies.norm import norm_cases
 from equivtest.cases.strategies.perceptron import mlp_cases, training_cases
 from equivtest.cases.strategies.picks import edge_sizes
 from equivtest.cases.strategies.redistribute import redistribute_cases, refused_redistribute_cases
+from equivtest.cases.strategies.reduction import reduction_cases
 
 __all__ = [
     "cross_entropy_cases",
@@ -34,6 +35,7 @@ __all__ = [
     "mlp_cases",
     "norm_cases",
     "redistribute_cases",
+    "reduction_cases",
     "refused_cross_entropy_cases",
     "refused_embedding_cases",
     "refused_fetch_cases",

@@ -10,6 +10,7 @@ from equivtest.defects.catalogue.linear_arithmetic import DEFECTS as LINEAR_ARIT
 from equivtest.defects.catalogue.norm import DEFECTS as NORM
 from equivtest.defects.catalogue.record import Defect
 from equivtest.defects.catalogue.redistribute import DEFECTS as REDISTRIBUTE
+from equivtest.defects.catalogue.reduction import DEFECTS as REDUCTION
 from equivtest.defects.catalogue.sequence_parallel import DEFECTS as SEQUENCE_PARALLEL
 from equivtest.defects.catalogue.tensor_parallel import DEFECTS as TENSOR_PARALLEL
 from equivtest.defects.catalogue.zero3_fetch import DEFECTS as ZERO3_FETCH
@@ -29,5 +30,6 @@ DEFECTS: tuple[Defect, ...] = (
     *NORM,
     *REDISTRIBUTE,
     *CROSS_ENTROPY,
+    *REDUCTION,
 )
 """All defects; the audit in tests/test_defects.py runs each one."""
