@@ -41,6 +41,7 @@ FAMILIES = {
     "a partial value taken for the whole",
     "a reduction in fewer bits",
     "a reduction missing in the backward",
+    "a step left out",
     "a term missing",
     "one element off by one ulp",
     "operands in fewer bits",

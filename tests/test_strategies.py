@@ -26,6 +26,7 @@ from equivtest.cases.fetch import FetchCase, RefusedFetchCase
 from equivtest.cases.linear import REAL_MODES, LinearCase, RefusedLinearCase
 from equivtest.cases.mlp import MlpCase
 from equivtest.cases.norm import NormCase
+from equivtest.cases.prepared import PreparedCase
 from equivtest.cases.redistribute import RedistributeCase
 from equivtest.cases.redistribute_refused import RefusedRedistributeCase
 from equivtest.cases.reduction import ReductionCase
@@ -35,7 +36,8 @@ from tests.drawing import SPACE, STRATEGIES, drawn, smallest
 
 WITHIN_CONTRACT = (
     *("colwise", "rowwise", "fetch", "mlp", "training", "fsdp2", "zero3"),
-    *("colwise embedding", "rowwise embedding", "layer_norm", "rms_norm", "redistribute", "cross entropy", "reduction"),
+    *("colwise embedding", "rowwise embedding", "layer_norm", "rms_norm", "redistribute"),
+    *("cross entropy", "reduction", "prepared"),
 )
 ROOT = Path(__file__).parents[1]
 
@@ -311,6 +313,7 @@ SIMPLEST: dict[str, Case] = {
     "rms_norm": NormCase(world_size=1, norm="rms_norm"),
     "cross entropy": CrossEntropyCase(world_size=1),
     "reduction": ReductionCase(world_size=1),
+    "prepared": PreparedCase(world_size=1),
     "redistribute": RedistributeCase(world_size=1),
     "refused colwise embedding": RefusedEmbeddingCase(world_size=1, style="colwise"),
     "refused rowwise embedding": RefusedEmbeddingCase(world_size=1, style="rowwise"),

@@ -95,11 +95,12 @@ def sums_in_bfloat16(case: ReductionCase, mesh: DeviceMesh, given: Given) -> Ans
 
 
 def ties_get_all(case: ReductionCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """amax of what every rank has whole: each of several largest elements gets the whole cotangent."""
+    """amax: each of several largest elements gets the whole cotangent, where its dim is divided or nothing is."""
     answers = run_reduction(case, mesh, given, reduce_by_torch)
     gradient = answers.get("grad.x")
-    if case.op == "amax" and case.layout == "replicate" and isinstance(gradient, Placed):
+    has_whole_cotangent = case.reduces_shards or case.layout == "replicate"
+    if case.op == "amax" and has_whole_cotangent and isinstance(gradient, Placed):
         kept = [1 if dim in case.dims else size for dim, size in enumerate(case.shape)]
-        cotangent = given["cotangent"].reshape(kept).expand(case.shape)
+        cotangent = given["cotangent"].reshape(kept).expand(gradient.local.shape)
         answers["grad.x"] = Placed(torch.where(gradient.local != 0, cotangent, 0.0), gradient.layout)
     return answers

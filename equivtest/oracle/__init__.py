@@ -20,6 +20,7 @@ from equivtest.cases.linear import LinearCase, RefusedLinearCase
 from equivtest.cases.mlp import MlpCase
 from equivtest.cases.norm import NormCase
 from equivtest.cases.perceptron import PerceptronCase
+from equivtest.cases.prepared import PreparedCase
 from equivtest.cases.redistribute import RedistributeCase
 from equivtest.cases.redistribute_refused import RefusedRedistributeCase
 from equivtest.cases.reduction import ReductionCase
@@ -36,7 +37,7 @@ from equivtest.oracle.linear import expect_linear
 from equivtest.oracle.mlp import expect_mlp
 from equivtest.oracle.mlp_collectives import document_mlp
 from equivtest.oracle.norm_layer import document_norm, expect_norm
-from equivtest.oracle.redistribution import document_redistribute, expect_redistribute
+from equivtest.oracle.redistribution import document_prepared, document_redistribute, expect_redistribute
 from equivtest.oracle.reduction import expect_reduction
 
 __all__ = ["expect", "expect_held"]
@@ -90,6 +91,7 @@ document.register(NormCase, document_norm)
 expect.register(ReductionCase, expect_reduction)
 expect.register(RedistributeCase, expect_redistribute)
 document.register(RedistributeCase, document_redistribute)
+document.register(PreparedCase, document_prepared)
 expect.register(FetchCase, expect_fetch)
 expect.register(RefusedLinearCase, expect_refusal)
 expect.register(RefusedFetchCase, expect_refusal)

@@ -27,6 +27,7 @@ SUBJECTS: dict[str, str] = {
     "deepspeed_mlp_all_reduce": "equivtest.subjects.deepspeed_training:deepspeed_mlp_all_reduce",
     "fsdp2_mlp": "equivtest.subjects.data_parallel:fsdp2_mlp",
     "parallel_cross_entropy": "equivtest.subjects.cross_entropy:parallel_cross_entropy",
+    "prepared_module": "equivtest.subjects.prepared:prepared_module",
     "redistribute": "equivtest.subjects.redistribute:redistribute",
     "reduction": "equivtest.subjects.reduction:reduction",
     "rowwise_embedding": "equivtest.subjects.embedding:rowwise_embedding",

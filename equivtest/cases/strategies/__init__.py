@@ -21,6 +21,7 @@ from equivtest.cases.strategies.linear import linear_cases, refused_linear_cases
 from equivtest.cases.strategies.norm import norm_cases
 from equivtest.cases.strategies.perceptron import mlp_cases, training_cases
 from equivtest.cases.strategies.picks import edge_sizes
+from equivtest.cases.strategies.prepared import prepared_cases
 from equivtest.cases.strategies.redistribute import redistribute_cases, refused_redistribute_cases
 from equivtest.cases.strategies.reduction import reduction_cases
 
@@ -34,6 +35,7 @@ __all__ = [
     "linear_cases",
     "mlp_cases",
     "norm_cases",
+    "prepared_cases",
     "redistribute_cases",
     "reduction_cases",
     "refused_cross_entropy_cases",

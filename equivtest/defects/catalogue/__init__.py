@@ -8,6 +8,7 @@ from equivtest.defects.catalogue.data_parallel import DEFECTS as DATA_PARALLEL
 from equivtest.defects.catalogue.embedding import DEFECTS as EMBEDDING
 from equivtest.defects.catalogue.linear_arithmetic import DEFECTS as LINEAR_ARITHMETIC
 from equivtest.defects.catalogue.norm import DEFECTS as NORM
+from equivtest.defects.catalogue.prepared import DEFECTS as PREPARED
 from equivtest.defects.catalogue.record import Defect
 from equivtest.defects.catalogue.redistribute import DEFECTS as REDISTRIBUTE
 from equivtest.defects.catalogue.reduction import DEFECTS as REDUCTION
@@ -31,5 +32,6 @@ DEFECTS: tuple[Defect, ...] = (
     *REDISTRIBUTE,
     *CROSS_ENTROPY,
     *REDUCTION,
+    *PREPARED,
 )
 """All defects; the audit in tests/test_defects.py runs each one."""
