@@ -11,6 +11,7 @@ import torch
 
 from equivtest.cases.reduction import SOFTMAXES, ReductionCase
 from equivtest.cases.values import draw
+from equivtest.layout import shard_bounds
 from equivtest.oracle.contractions import total
 from equivtest.oracle.declared import arithmetic_of
 from equivtest.oracle.exact import InexactData, Scaled, Sum, find_integers, sum_products
@@ -87,14 +88,26 @@ def _forward(case: ReductionCase, x: torch.Tensor) -> Found:
         try:
             return Found.exactly(_sum_exactly(case, x), DTYPES[case.dtype])
         except InexactData:
-            return Found.within(total(x, 1, arithmetic, ranks=case.world_size if case.is_partial else ranks))
+            ranks = case.world_size if case.is_partial else ranks
+            return Found.within(total(x, 1, arithmetic, ranks=ranks, partials=_partials(case, x)))
     bounds: dict[str, Callable[[], object]] = {
-        "mean": lambda: mean(x, arithmetic, ranks=ranks),
+        "mean": lambda: mean(x, arithmetic, ranks=ranks, partials=_partials(case, x)),
         "norm": lambda: norm(x, arithmetic, ranks=ranks),
         "softmax": lambda: softmax(x, arithmetic),
         "log_softmax": lambda: log_softmax(x, arithmetic),
     }
     return Found.within(bounds[case.op]())  # type: ignore[arg-type]
+
+
+def _partials(case: ReductionCase, x: torch.Tensor) -> torch.Tensor | None:
+    """(rows,), the sum over the ranks of |the sum of their terms|; None where the terms are not divided."""
+    if not case.reduces_shards:
+        return None
+    dim = case.layouts()["x"].placements[0].dim  # type: ignore[union-attr]
+    bounds = [shard_bounds(case.shape[dim], case.world_size, rank) for rank in range(case.world_size)]
+    terms = x.reshape(len(x), *(case.shape[each] for each in case.dims))
+    at = 1 + case.dims.index(dim)
+    return torch.stack([terms.narrow(at, a, b - a).reshape(len(x), -1).sum(1).abs() for a, b in bounds]).sum(0)
 
 
 def _sum_exactly(case: ReductionCase, x: torch.Tensor) -> Sum:

@@ -5,12 +5,12 @@ u the roundoff of accumulation, f the error of exp, log and roots in ulp; m, d, 
 `equivtest.oracle.losses`, p = exp(d - l); A = mean |x|.
 
     mean      sums over ranks of means of their own, or one mean of all: gamma(R + 1) A of
-              accumulation; what a rank stores, w - 1 additions and the division of a collective
+              accumulation; of what ranks store, w - 1 additions and the division of a collective
     norm      y = sqrt(sum x**2): roots of ranks' sums, squared, added, and rooted again
     amax      g over the number of largest terms goes to each of them
     softmax   grad = p (g - sum p g);   log_softmax   grad = g - p sum g
 
-Derived here.  Every term of a mean is multiplied by at most so many factors 1 + u.  Of a norm all
+Derived here.  Every term, or partial sum, of a mean is multiplied by at most so many factors 1 + u.  Of a norm all
 terms are positive, so that its square is off by a relative bound t, and the norm by t / 2 (1 - t).
 A collective needs the squares: of a norm n stored in 16 bits they underflow, by eta / 2 n in the end.
 What a softmax is off by: see `losses`; its gradients are sums of products, p as it was stored.  In
@@ -30,12 +30,20 @@ import torch
 from equivtest.oracle.losses import exp_error, log_of_sum, rounded, stored, sure
 from equivtest.oracle.rounding import Arithmetic, Bounded, bounded, gamma, growth, store
 
+_ALONE = "equal: the softmax of one term is exp 0 over itself, and a cotangent less itself is 0"
 
-def mean(x: torch.Tensor, arithmetic: Arithmetic, *, ranks: int) -> Bounded:
-    """Means of rows, (K,)."""
+
+def mean(x: torch.Tensor, arithmetic: Arithmetic, *, ranks: int, partials: torch.Tensor | None = None) -> Bounded:
+    """Means of rows, (K,).
+
+    Args:
+        partials: (K,), the sum over the ranks of |the sum of their terms|, where the partition is known.
+    """
     num, magnitude = x.shape[1], x.abs().mean(1)
-    reduced = ((ranks - 1, arithmetic.u_r), (3, arithmetic.u_o)) if ranks > 1 else ()
-    error = growth((num + 1, arithmetic.u_a), *reduced) * magnitude + 2 * ranks * arithmetic.eta
+    error = gamma(num + 1, arithmetic.u_a) * magnitude + 2 * ranks * arithmetic.eta
+    if ranks > 1:
+        stored_means = (magnitude if partials is None else partials / num) + error
+        error = error + growth((ranks - 1, arithmetic.u_r), (3, arithmetic.u_o)) * stored_means
     value = x.mean(1)
     derivation = f"{num + 1} roundings of {arithmetic.accumulate}, {ranks - 1} of {arithmetic.reduce}, of mean |x|"
     return bounded(value, store(value, error, arithmetic), magnitude, num, derivation)
@@ -90,6 +98,8 @@ def softmax(x: torch.Tensor, arithmetic: Arithmetic) -> Bounded:
     """p, (K, R)."""
     y = log_of_sum(x, arithmetic, ranks=1)
     p = y.value.exp()
+    if x.shape[1] == 1:
+        return Bounded(p, torch.zeros_like(p), _ALONE)
     error = exp_error(p, y.allowed + 3 * arithmetic.u_a, arithmetic)
     if arithmetic.dtype != arithmetic.accumulate:
         error = store(p, error, arithmetic, times=2)
@@ -99,6 +109,8 @@ def softmax(x: torch.Tensor, arithmetic: Arithmetic) -> Bounded:
 def softmax_grad(x: torch.Tensor, cotangent: torch.Tensor, arithmetic: Arithmetic) -> Bounded:
     """p (g - sum p g), (K, R), p as it was stored."""
     y, u, num = softmax(x, arithmetic), arithmetic.u_a, x.shape[1]
+    if num == 1:
+        return Bounded(torch.zeros_like(x), torch.zeros_like(x), _ALONE)
     p, e_p = y.value, y.allowed
     shift, magnitude = ((p * each).sum(1, keepdim=True) for each in (cotangent, cotangent.abs()))
     e_shift = gamma(num + 2, u) * magnitude + (e_p * cotangent.abs()).sum(1, keepdim=True) * (1 + gamma(num, u))
@@ -112,6 +124,8 @@ def softmax_grad(x: torch.Tensor, cotangent: torch.Tensor, arithmetic: Arithmeti
 def log_softmax(x: torch.Tensor, arithmetic: Arithmetic) -> Bounded:
     """y, (K, R), by a kernel that may store sum and logarithm on its way."""
     y = log_of_sum(x, arithmetic, ranks=1)
+    if x.shape[1] == 1:
+        return Bounded(y.value, torch.zeros_like(x), _ALONE)
     apart = x - x.amax(1, keepdim=True)
     size = 1 + (apart - y.value).abs() + apart.abs() + x.abs()
     error = y.allowed + (arithmetic.u_o if arithmetic.dtype != arithmetic.accumulate else arithmetic.u_a) * size
@@ -121,6 +135,8 @@ def log_softmax(x: torch.Tensor, arithmetic: Arithmetic) -> Bounded:
 def log_softmax_grad(x: torch.Tensor, cotangent: torch.Tensor, arithmetic: Arithmetic) -> Bounded:
     """g - p sum g, (K, R), p from y as it was stored."""
     y, num = log_softmax(x, arithmetic), x.shape[1]
+    if num == 1:
+        return Bounded(torch.zeros_like(x), torch.zeros_like(x), _ALONE)
     p = y.value.exp()
     e_p = exp_error(p, y.allowed, arithmetic)
     shift, magnitude = cotangent.sum(1, keepdim=True), cotangent.abs().sum(1, keepdim=True)

@@ -43,7 +43,8 @@ def _reduction_cases(draw: DrawFn, space: Space) -> ReductionCase:
     place = pick(draw, "place", PLACES)
     shard_dim = large_dim if pick(draw, "shards the large dim", (*[True] * 15, False)) else 0
     layout = f"shard({shard_dim})" if place == "shard" else place
-    first = pick(draw, "first dim", LARGE_DIMS) % len(shape)
+    any_dim = pick(draw, "first dim", LARGE_DIMS) % len(shape)
+    first = large_dim if pick(draw, "reduces the large dim", (True, True, False)) else any_dim
     others = [pick(draw, f"dim {dim} too", (False, False, True)) for dim in range(4)]
     dims = {first} if op in SOFTMAXES else {first} | {dim for dim in range(len(shape)) if others[dim]}
     keepdim = pick(draw, "keepdim", (False, True))
