@@ -80,6 +80,7 @@ class SearchItem(EquivtestItem):
             "source": self.prop.source,
             "claims": [claim.name for claim in self.prop.claims],
             "conclusive_dtypes": list(self.prop.conclusive_dtypes),
+            "conclusive_shards": list(self.prop.conclusive_shards),
             "shards": self.prop.shards,
         }
 

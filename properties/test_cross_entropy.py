@@ -37,6 +37,7 @@ parallel_cross_entropy = Property(
         CrossEntropyCase(world_size=2, positions=(3,), num_classes=4096, reduction="sum", weighted=True),
     ),
     weight=3,
+    conclusive_shards=("even", "uneven"),
 )  # fmt: skip
 
 parallel_cross_entropy_refuses = Property(
