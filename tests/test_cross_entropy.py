@@ -52,6 +52,8 @@ def test_what_is_no_cross_entropy_is_named(fields: dict[str, Any], message: str)
 def test_a_misfit_that_nobody_knows_is_named() -> None:
     with pytest.raises(Misuse, match=r"misfit must be one of .*, got 'size'"):
         RefusedCrossEntropyCase(world_size=1, misfit="size")
+    with pytest.raises(Misuse, match="probabilities need several classes"):
+        RefusedCrossEntropyCase(world_size=1, misfit="probabilities")
 
 
 @pytest.mark.parametrize(

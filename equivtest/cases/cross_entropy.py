@@ -150,6 +150,10 @@ class RefusedCrossEntropyCase(CrossEntropyCase):
 
     def __post_init__(self) -> None:
         require(self.misfit in MISFITS, f"misfit must be one of {', '.join(MISFITS)}, got {self.misfit!r}")
+        require(
+            self.misfit != "probabilities" or self.num_classes > 1,
+            "probabilities need several classes: DTensor takes a plain tensor of one element for a number",
+        )
         super().__post_init__()
 
     def shapes(self) -> dict[str, Shape]:

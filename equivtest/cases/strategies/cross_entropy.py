@@ -68,6 +68,8 @@ def _refused_cross_entropy_cases(draw: DrawFn, space: Space) -> RefusedCrossEntr
     fields = _pick_loss(draw, space)
     fields["num_classes"] = fields["world_size"] * pick(draw, "classes per rank", SMALL)
     misfit = pick(draw, "misfit", MISFITS)
+    if misfit == "probabilities":
+        fields["num_classes"] = max(2, fields["num_classes"])
     return RefusedCrossEntropyCase(misfit=misfit, **fields, values=pick_values(draw, (("real",),)))
 
 
