@@ -81,6 +81,7 @@ class SearchItem(EquivtestItem):
             "claims": [claim.name for claim in self.prop.claims],
             "sampled": [claim.name for claim in self.prop.claims if claim.is_sampled],
             "conclusive_dtypes": list(self.prop.conclusive_dtypes),
+            "conclusive_shards": list(self.prop.conclusive_shards),
             "shards": self.prop.shards,
         }
 

@@ -40,6 +40,8 @@ class Property:
         examples: Cases that are always run, first: bugs somebody once had.
         weight: Share of the cases of a run, relative to the other properties.
         conclusive_dtypes: In which a conformance run has to reach conclusions, where not in all.
+        conclusive_shards: Kinds of shards of which it has to, where not of all: none are to be had
+            where every case of a kind is a known failure.
         shards: Whether its tensors are sharded at all; if not, every case counts as even.
         requires: Package that the subject imports and equivtest does not; without it nothing is run.
     """
@@ -52,6 +54,7 @@ class Property:
     examples: tuple[Case, ...] = ()
     weight: int = 1
     conclusive_dtypes: tuple[str, ...] = ()
+    conclusive_shards: tuple[str, ...] = ()
     shards: bool = True
     requires: str = ""
 

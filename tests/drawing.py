@@ -10,6 +10,7 @@ from hypothesis.strategies import SearchStrategy
 from equivtest import limits
 from equivtest.cases.base import C, Case
 from equivtest.cases.strategies import (
+    cross_entropy_cases,
     data_parallel_cases,
     embedding_cases,
     embedding_ways_cases,
@@ -18,7 +19,10 @@ from equivtest.cases.strategies import (
     linear_cases,
     mlp_cases,
     norm_cases,
+    prepared_cases,
     redistribute_cases,
+    reduction_cases,
+    refused_cross_entropy_cases,
     refused_embedding_cases,
     refused_fetch_cases,
     refused_linear_cases,
@@ -49,9 +53,13 @@ STRATEGIES: dict[str, Callable[[Space], SearchStrategy[Case]]] = {
     "embedding ways": embedding_ways_cases,
     "layer_norm": lambda space: norm_cases(space, norm="layer_norm"),
     "rms_norm": lambda space: norm_cases(space, norm="rms_norm"),
+    "cross entropy": cross_entropy_cases,
+    "reduction": reduction_cases,
+    "prepared": prepared_cases,
     "redistribute": redistribute_cases,
     "refused colwise embedding": lambda space: refused_embedding_cases(space, style="colwise"),
     "refused rowwise embedding": lambda space: refused_embedding_cases(space, style="rowwise"),
+    "refused cross entropy": refused_cross_entropy_cases,
     "refused colwise": lambda space: refused_linear_cases(space, style="colwise"),
     "refused rowwise": lambda space: refused_linear_cases(space, style="rowwise"),
     "refused fetch": refused_fetch_cases,

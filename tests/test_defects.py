@@ -18,6 +18,7 @@ import pytest
 
 from equivtest import limits
 from equivtest.cases.base import Case, from_code
+from equivtest.cases.cross_entropy import CrossEntropyCase
 from equivtest.cases.embedding import EmbeddingCase
 from equivtest.cases.fetch import FetchCase
 from equivtest.cases.lifecycle import LifecycleCase
@@ -26,6 +27,7 @@ from equivtest.cases.module import ModuleCase
 from equivtest.cases.norm import NormCase
 from equivtest.cases.perceptron import PerceptronCase
 from equivtest.cases.redistribute import RedistributeCase
+from equivtest.cases.reduction import ReductionCase
 from equivtest.check import judge
 from equivtest.chunks import Chunk
 from equivtest.defects import DEFECTS, Defect
@@ -46,6 +48,7 @@ FAMILIES = {
     "a term added on every rank",
     "a sum in another order",
     "a sum in other bits",
+    "a step left out",
     "a term missing",
     "one element off by one ulp",
     "operands in fewer bits",

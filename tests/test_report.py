@@ -174,6 +174,14 @@ def test_missing_cell_is_a_hole() -> None:
     assert tally(record()).holes(["float32"])[0] == "world size 3, float32, even shards: no case"
 
 
+def test_no_conclusion_is_asked_of_shards_whose_every_case_is_a_known_failure() -> None:
+    counted = tally(record(), record(shard_kind="even"), record(shard_kind="empty", verdicts={"output": "known"}))
+    assert counted.holes(["float32"]) == ["world size 3, float32, empty shards: 1 known"]
+
+    counted.meta["conclusive_shards"] = ["even", "uneven"]
+    assert counted.holes(["float32"]) == []
+
+
 def test_a_claim_that_judges_some_visits_only_leaves_no_hole() -> None:
     """A cell is conclusive by any claim; what no visit judged is still reported as not run."""
     kinds = {"equals_unsharded": "holds"}

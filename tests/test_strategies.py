@@ -19,6 +19,7 @@ import pytest
 from equivtest import limits
 from equivtest.cases import strategies
 from equivtest.cases.base import Case
+from equivtest.cases.cross_entropy import CrossEntropyCase, RefusedCrossEntropyCase
 from equivtest.cases.data_parallel import DataParallelCase
 from equivtest.cases.embedding import EmbeddingCase, RefusedEmbeddingCase
 from equivtest.cases.embedding_ways import EmbeddingWaysCase
@@ -28,9 +29,11 @@ from equivtest.cases.linear import REAL_MODES, LinearCase, RefusedLinearCase
 from equivtest.cases.mlp import MlpCase
 from equivtest.cases.module import ModuleCase
 from equivtest.cases.norm import NormCase
+from equivtest.cases.prepared import PreparedCase
 from equivtest.cases.redistribute import RedistributeCase
 from equivtest.cases.redistribute_refused import RefusedRedistributeCase
 from equivtest.cases.two_axes import TwoAxisCase
+from equivtest.cases.reduction import ReductionCase
 from equivtest.layout import shard_kind
 from equivtest.property import Space
 from tests.drawing import SPACE, STRATEGIES, drawn, smallest
@@ -39,6 +42,7 @@ WITHIN_CONTRACT = (
     *("colwise", "rowwise", "fetch", "mlp", "training", "fsdp2", "zero3", "fsdp2_tp", "hsdp"),
     *("colwise", "rowwise", "fetch", "lifecycle", "mlp", "training", "fsdp2", "zero3"),
     *("colwise embedding", "rowwise embedding", "layer_norm", "rms_norm", "redistribute"),
+    *("cross entropy", "reduction", "prepared"),
 )
 TWO_AXES = ("fsdp2_tp", "hsdp")  # members go with a mesh of one axis
 ROOT = Path(__file__).parents[1]
@@ -334,9 +338,13 @@ SIMPLEST: dict[str, Case] = {
     "embedding ways": EmbeddingWaysCase(world_size=1),
     "layer_norm": NormCase(world_size=1, norm="layer_norm"),
     "rms_norm": NormCase(world_size=1, norm="rms_norm"),
+    "cross entropy": CrossEntropyCase(world_size=1),
+    "reduction": ReductionCase(world_size=1),
+    "prepared": PreparedCase(world_size=1),
     "redistribute": RedistributeCase(world_size=1),
     "refused colwise embedding": RefusedEmbeddingCase(world_size=1, style="colwise"),
     "refused rowwise embedding": RefusedEmbeddingCase(world_size=1, style="rowwise"),
+    "refused cross entropy": RefusedCrossEntropyCase(world_size=1),
     "refused colwise": RefusedLinearCase(world_size=1, style="colwise"),
     "refused rowwise": RefusedLinearCase(world_size=1, style="rowwise"),
     "refused redistribute": RefusedRedistributeCase(world_size=1),

@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional
 
 from equivtest.cases.base import Case
+from equivtest.cases.cross_entropy import CrossEntropyCase
 from equivtest.cases.embedding import NO_PADDING, EmbeddingCase
 from equivtest.cases.embedding_ways import EmbeddingWaysCase, of_style
 from equivtest.cases.fetch import FetchCase
@@ -17,6 +18,7 @@ from equivtest.cases.module import ModuleCase, call_builder
 from equivtest.cases.norm import NormCase
 from equivtest.cases.perceptron import PerceptronCase, at_step
 from equivtest.cases.redistribute import RedistributeCase
+from equivtest.cases.reduction import ReductionCase
 from equivtest.cases.values import draw
 from equivtest.oracle.lifecycle_model import moments
 
@@ -157,6 +159,41 @@ def unsharded_norm(case: NormCase, index: int) -> dict[str, torch.Tensor]:
     answers = {"output": output} | {f"param.{name}": given[name] for name in case.parameters}
     answers |= {f"grad.{name}": given[name].grad for name in case.requires_grad}
     return {name: tensor.detach() for name, tensor in answers.items()}
+
+
+@unsharded.register
+def unsharded_cross_entropy(case: CrossEntropyCase, index: int) -> dict[str, torch.Tensor]:
+    """nn.functional.cross_entropy, forward and backward."""
+    given = draw(case, index)
+    x, weight = given["x"].requires_grad_(bool(case.requires_grad)), given.get("weight")
+    output = functional.cross_entropy(
+        x, given["target"], weight, ignore_index=case.ignore_index, reduction=case.reduction
+    )
+    answers = {"output": output.detach()}
+    if case.requires_grad:
+        output.backward(given["cotangent"])
+        assert x.grad is not None
+        answers["grad.x"] = x.grad
+    return answers
+
+
+@unsharded.register
+def unsharded_reduction(case: ReductionCase, index: int) -> dict[str, torch.Tensor]:
+    """torch's operation, forward and backward; operands of a partial sum are added first."""
+    given = draw(case, index)
+    x = (given["x"].sum(0) if case.is_partial else given["x"]).requires_grad_(bool(case.requires_grad))
+    if case.op in ("softmax", "log_softmax"):
+        output = getattr(torch, case.op)(x, case.dims[0])
+    elif case.op == "norm":
+        output = torch.linalg.vector_norm(x, 2, case.dims, keepdim=case.keepdim)
+    else:
+        output = getattr(torch, case.op)(x, case.dims, keepdim=case.keepdim)
+    answers = {"output": output.detach()}
+    if case.requires_grad:
+        output.backward(given["cotangent"])
+        assert x.grad is not None
+        answers["grad.x"] = x.grad
+    return answers
 
 
 @unsharded.register

@@ -14,6 +14,8 @@ import math
 import torch
 
 from equivtest.cases.base import Case
+from equivtest.cases.cross_entropy import CrossEntropyCase, RefusedCrossEntropyCase
+from equivtest.cases.cross_entropy_values import draw_cross_entropy, draw_refused_cross_entropy
 from equivtest.cases.embedding import EmbeddingCase, RefusedEmbeddingCase
 from equivtest.cases.embedding_values import draw_embedding, draw_refused_embedding
 from equivtest.cases.exact_linear import draw_linear
@@ -30,6 +32,7 @@ from equivtest.cases.real_linear import draw_real_linear
 from equivtest.cases.real_mlp import draw_real_mlp
 from equivtest.cases.redistribute import RedistributeCase
 from equivtest.cases.redistribute_values import draw_redistribute
+from equivtest.cases.reduction import ReductionCase, draw_reduction
 from equivtest.cases.special import INTEGERS, draw_patterns, draw_special
 from equivtest.errors import Misuse
 from equivtest.tensors import DTYPES
@@ -71,10 +74,13 @@ def draw_mlp_case(case: PerceptronCase, index: int) -> dict[str, torch.Tensor]:
     return (draw_real_mlp if case.values[index][0] == "real" else draw_mlp)(case, index)
 
 
+draw.register(CrossEntropyCase, draw_cross_entropy)
+draw.register(RefusedCrossEntropyCase, draw_refused_cross_entropy)
 draw.register(EmbeddingCase, draw_embedding)
 draw.register(ModuleCase, draw_module)
 draw.register(LifecycleCase, draw_lifecycle)
 draw.register(NormCase, draw_norm)
+draw.register(ReductionCase, draw_reduction)
 draw.register(RedistributeCase, draw_redistribute)
 draw.register(RefusedEmbeddingCase, draw_refused_embedding)
 

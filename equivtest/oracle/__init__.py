@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 
 from equivtest.cases.base import Case
+from equivtest.cases.cross_entropy import CrossEntropyCase, RefusedCrossEntropyCase
 from equivtest.cases.data_parallel import DataParallelCase
 from equivtest.cases.embedding import EmbeddingCase, RefusedEmbeddingCase
 from equivtest.cases.embedding_ways import EmbeddingWaysCase
@@ -22,10 +23,13 @@ from equivtest.cases.mlp import MlpCase
 from equivtest.cases.module import ModuleCase
 from equivtest.cases.norm import NormCase
 from equivtest.cases.perceptron import PerceptronCase
+from equivtest.cases.prepared import PreparedCase
 from equivtest.cases.redistribute import RedistributeCase
 from equivtest.cases.redistribute_refused import RefusedRedistributeCase
+from equivtest.cases.reduction import ReductionCase
 from equivtest.errors import Misuse
 from equivtest.oracle.collectives import document
+from equivtest.oracle.cross_entropy import document_cross_entropy, expect_cross_entropy
 from equivtest.oracle.data_parallel_collectives import document_data_parallel
 from equivtest.oracle.embedding import expect_embedding
 from equivtest.oracle.embedding_collectives import document_embedding
@@ -41,7 +45,8 @@ from equivtest.oracle.mlp import expect_mlp
 from equivtest.oracle.mlp_collectives import document_mlp
 from equivtest.oracle.module import expect_module
 from equivtest.oracle.norm_layer import document_norm, expect_norm
-from equivtest.oracle.redistribution import document_redistribute, expect_redistribute
+from equivtest.oracle.redistribution import document_prepared, document_redistribute, expect_redistribute
+from equivtest.oracle.reduction import expect_reduction
 
 __all__ = ["expect", "expect_held"]
 
@@ -91,14 +96,19 @@ expect.register(ModuleCase, expect_module)
 expect.register(EmbeddingWaysCase, expect_each_way)
 expect_held.register(EmbeddingWaysCase, expect_both_ways)
 document.register(EmbeddingWaysCase, document_both_ways)
+expect.register(CrossEntropyCase, expect_cross_entropy)
+document.register(CrossEntropyCase, document_cross_entropy)
 expect.register(NormCase, expect_norm)
 document.register(NormCase, document_norm)
+expect.register(ReductionCase, expect_reduction)
 expect.register(RedistributeCase, expect_redistribute)
 document.register(RedistributeCase, document_redistribute)
+document.register(PreparedCase, document_prepared)
 expect.register(FetchCase, expect_fetch)
 expect.register(LifecycleCase, expect_lifecycle)
 document.register(LifecycleCase, document_lifecycle)
 expect.register(RefusedLinearCase, expect_refusal)
 expect.register(RefusedFetchCase, expect_refusal)
 expect.register(RefusedEmbeddingCase, expect_refusal)
+expect.register(RefusedCrossEntropyCase, expect_refusal)
 expect.register(RefusedRedistributeCase, expect_refusal)

@@ -20,13 +20,16 @@ Stability of Numerical Algorithms, 2nd ed., section 4.2.  Exactness: `equivtest.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import torch
 
+from equivtest.cases.prepared import PreparedCase
 from equivtest.cases.redistribute import REAL_MODE, RedistributeCase, partial_axes
 from equivtest.cases.values import draw
 from equivtest.collective import Collective
+from equivtest.layout import Partial, Replicate, parse_placement
 from equivtest.oracle.averages import reciprocal_is_near
 from equivtest.oracle.collectives import Collectives, distribute, redistribute
 from equivtest.oracle.declared import arithmetic_of
@@ -137,4 +140,21 @@ def document_redistribute(case: RedistributeCase, rank: int) -> Collectives:
     if case.requires_grad:
         cotangent, gradient = case.cotangent_layout.placements[0], case.gradient_layout.placements[0]
         calls += redistribute(case, case.shape, cotangent, gradient, "backward")
+    return tuple(calls)
+
+
+def document_prepared(case: PreparedCase, rank: int) -> Collectives:
+    """Each step of the tensor in the forward, and of its cotangent back in the backward; a partial sum is none there.
+
+    Source: as of `document_redistribute`; PrepareModuleInput and PrepareModuleOutput in
+    torch/distributed/tensor/parallel/style.py (2.13.0).
+    """
+    steps = [parse_placement(text) for text in case.steps]
+    calls: list[Collective] = []
+    for old, new in itertools.pairwise(steps):
+        calls += redistribute(case, case.shape, old, new, "forward")
+    if case.requires_grad:
+        back = [Replicate() if isinstance(step, Partial) else step for step in reversed(steps)]
+        for old, new in itertools.pairwise(back):
+            calls += redistribute(case, case.shape, old, new, "backward")
     return tuple(calls)

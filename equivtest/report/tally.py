@@ -167,6 +167,7 @@ class Tally:
             for dtype in dtypes
             if dtype in (self.meta.get("conclusive_dtypes") or (dtype,))
             for kind in self.kinds_of_cells(size)
+            if self.refuses_only or kind in (self.meta.get("conclusive_shards") or (kind,))
         ]
 
     def holes(self, dtypes: Iterable[str]) -> list[str]:

@@ -12,6 +12,7 @@ that leave trailing ranks empty, and 31, 32, 33 around a tile of 32.
 
 from __future__ import annotations
 
+from equivtest.cases.strategies.cross_entropy import cross_entropy_cases, refused_cross_entropy_cases
 from equivtest.cases.strategies.data_parallel import data_parallel_cases
 from equivtest.cases.strategies.embedding import embedding_cases, embedding_ways_cases, refused_embedding_cases
 from equivtest.cases.strategies.engine import engine_cases, whole_engine_cases
@@ -22,11 +23,13 @@ from equivtest.cases.strategies.module import module_cases
 from equivtest.cases.strategies.norm import norm_cases
 from equivtest.cases.strategies.perceptron import mlp_cases, training_cases
 from equivtest.cases.strategies.picks import edge_sizes
+from equivtest.cases.strategies.prepared import prepared_cases
 from equivtest.cases.strategies.redistribute import redistribute_cases, refused_redistribute_cases
 from equivtest.cases.strategies.reduction import reduction_cases
 from equivtest.cases.strategies.two_axes import two_axis_cases
 
 __all__ = [
+    "cross_entropy_cases",
     "data_parallel_cases",
     "edge_sizes",
     "embedding_cases",
@@ -38,7 +41,10 @@ __all__ = [
     "mlp_cases",
     "module_cases",
     "norm_cases",
+    "prepared_cases",
     "redistribute_cases",
+    "reduction_cases",
+    "refused_cross_entropy_cases",
     "refused_embedding_cases",
     "refused_fetch_cases",
     "refused_linear_cases",

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from equivtest.defects.catalogue.clipping import DEFECTS as CLIPPING
 from equivtest.defects.catalogue.collectives import DEFECTS as COLLECTIVES
+from equivtest.defects.catalogue.cross_entropy import DEFECTS as CROSS_ENTROPY
 from equivtest.defects.catalogue.data_parallel import DEFECTS as DATA_PARALLEL
 from equivtest.defects.catalogue.embedding import DEFECTS as EMBEDDING
 from equivtest.defects.catalogue.embedding_ways import DEFECTS as EMBEDDING_WAYS
 from equivtest.defects.catalogue.linear_arithmetic import DEFECTS as LINEAR_ARITHMETIC
 from equivtest.defects.catalogue.module import DEFECTS as MODULE
 from equivtest.defects.catalogue.norm import DEFECTS as NORM
+from equivtest.defects.catalogue.prepared import DEFECTS as PREPARED
 from equivtest.defects.catalogue.record import Defect
 from equivtest.defects.catalogue.redistribute import DEFECTS as REDISTRIBUTE
+from equivtest.defects.catalogue.reduction import DEFECTS as REDUCTION
 from equivtest.defects.catalogue.sequence_parallel import DEFECTS as SEQUENCE_PARALLEL
 from equivtest.defects.catalogue.tensor_parallel import DEFECTS as TENSOR_PARALLEL
 from equivtest.defects.catalogue.two_axes import DEFECTS as TWO_AXES
@@ -37,5 +40,8 @@ DEFECTS: tuple[Defect, ...] = (
     *EMBEDDING_WAYS,
     *NORM,
     *REDISTRIBUTE,
+    *CROSS_ENTROPY,
+    *REDUCTION,
+    *PREPARED,
 )
 """All defects; the audit in tests/test_defects.py runs each one."""

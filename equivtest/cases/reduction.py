@@ -1,0 +1,150 @@
+"""One reduction, or softmax, along dims of a tensor that the ranks share.
+
+Letters: R terms of one result (product of the reduced dims).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from equivtest import limits
+from equivtest.cases.base import Case, Shape, replicated, require
+from equivtest.cases.integers import SIGNIFICAND_BITS, generator, hash_of, odd_floor, odd_integers
+from equivtest.cases.real_linear import nearly_normal, without_subnormals
+from equivtest.layout import Layout, Partial, Replicate, Shard, parse_placement
+from equivtest.tensors import DTYPES
+
+SOFTMAXES = ("softmax", "log_softmax")
+OPS = ("sum", "mean", "amax", "norm", *SOFTMAXES)
+_LARGEST = (1, 15, 63)  # odd integers of dense values: of the first, half are the largest of them
+_SCALES = {"x": (1.0, 0.25, 3.0), "cotangent": (1.0, 0.1, 3.0)}
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ReductionCase(Case):
+    """output = op(x) over some dims, forward and backward; the output whole on every rank.
+
+    Attributes:
+        op: 'sum', 'mean', 'amax', 'norm' (the root of the sum of squares), 'softmax' or 'log_softmax'.
+        shape: Of x, one to four dims.
+        layout: Of x: 'replicate', 'shard(DIM)' or 'partial(sum)', of which each rank holds an operand.
+        dims: Those that are reduced, ascending; a softmax takes one.
+        keepdim: Whether they stay, of size 1; not of a softmax, which keeps them as they are.
+        requires_grad: ('x',) or ().
+        x_contiguous, cotangent_contiguous: Memory format of what the harness hands over.
+    """
+
+    VALUE_MODES: ClassVar[tuple[str, ...]] = ("dense", "real")
+
+    op: str = "sum"
+    shape: Shape = (1,)
+    layout: str = "replicate"
+    dims: Shape = (0,)
+    keepdim: bool = False
+    requires_grad: tuple[str, ...] = ("x",)
+    x_contiguous: bool = True
+    cotangent_contiguous: bool = True
+
+    def __post_init__(self) -> None:
+        require(self.op in OPS, f"op must be one of {', '.join(OPS)}, got {self.op!r}")
+        require(
+            1 <= len(self.shape) <= limits.MAX_DIMS and min(self.shape) >= 1,
+            f"shape must have 1 to {limits.MAX_DIMS} dims of at least 1, got {self.shape}",
+        )
+        require(
+            self.dims == tuple(sorted(set(self.dims) & set(range(len(self.shape))))) and len(self.dims) > 0,
+            f"dims must be some of the {len(self.shape)} dims, ascending, got {self.dims}",
+        )
+        if self.op in SOFTMAXES:
+            require(len(self.dims) == 1, f"{self.op} takes one dim, got {self.dims}")
+            require(not self.keepdim, f"{self.op} keeps its dim: leave keepdim at False")
+        require(self.requires_grad in ((), ("x",)), f"requires_grad must be () or ('x',), got {self.requires_grad}")
+        require(
+            self.placement == Partial("sum") or isinstance(self.placement, Replicate | Shard),
+            f"layout must be replicate, shard(DIM) or partial(sum), got {self.layout!r}",
+        )
+        require(
+            not self.is_partial or all(mode == "dense" for mode, _ in self.values),
+            "operands of a partial sum must be dense: real ones are rounded before the reduction",
+        )
+        super().__post_init__()
+
+    @property
+    def placement(self) -> Replicate | Shard | Partial:
+        """Of x on the only mesh axis."""
+        return parse_placement(self.layout)  # type: ignore[return-value]
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether each rank holds an operand of x."""
+        return isinstance(self.placement, Partial)
+
+    @property
+    def reduces_shards(self) -> bool:
+        """Whether the dim that the ranks share is reduced."""
+        return isinstance(self.placement, Shard) and self.placement.dim in self.dims
+
+    @property
+    def has_empty_shard(self) -> bool:
+        """Whether some rank has no element of x."""
+        return self.worst_shard_kind(("x",)) == "empty"
+
+    @property
+    def num_terms(self) -> int:
+        """R."""
+        return math.prod(self.shape[dim] for dim in self.dims)
+
+    def shapes(self) -> dict[str, Shape]:
+        """Of x, where it is partial, all operands in rank order."""
+        kept = tuple(1 if dim in self.dims else size for dim, size in enumerate(self.shape))
+        output = kept if self.keepdim else tuple(s for dim, s in enumerate(self.shape) if dim not in self.dims)
+        if self.op in SOFTMAXES:
+            output = self.shape
+        x = (self.world_size, *self.shape) if self.is_partial else self.shape
+        shapes = {"x": x, "cotangent": output, "output": output}
+        return shapes | {f"grad.{name}": self.shape for name in self.requires_grad}
+
+    def layouts(self) -> dict[str, Layout]:
+        given = Layout((Shard(0) if self.is_partial else self.placement,))
+        base = {"x": given, "cotangent": replicated(), "output": replicated()}
+        return base | {f"grad.{name}": replicated() if self.is_partial else given for name in self.requires_grad}
+
+    def given_names(self) -> tuple[str, ...]:
+        return ("x", "cotangent")
+
+    def answer_names(self) -> tuple[str, ...]:
+        return ("output", *(f"grad.{name}" for name in self.requires_grad))
+
+    def given_flags(self) -> dict[str, bool]:
+        return {name: name in self.requires_grad for name in self.given_names()}
+
+    def is_contiguous(self, name: str) -> bool:
+        return {"x": self.x_contiguous, "cotangent": self.cotangent_contiguous}.get(name, True)
+
+
+def draw_reduction(case: ReductionCase, index: int) -> dict[str, torch.Tensor]:
+    """Global x, all operands of it where it is partial, and the cotangent.
+
+    Modes:
+        dense: Odd integers times a power of two, so small that every sum of them is exact where
+            there are no more terms than the dtype has integers; one time in three of so few
+            magnitudes that the largest is there several times.
+        real: Nearly normal numbers of several scales.
+    """
+    mode, seed = case.values[index]
+    given = {}
+    for name, scales in _SCALES.items():
+        shape, source = case.shapes()[name], generator(mode, seed, name)
+        if mode == "dense":
+            num_added = case.num_terms * (case.world_size if case.is_partial else 1) if name == "x" else 1
+            largest = odd_floor(max(1, min(_LARGEST[seed % 3], 2 ** SIGNIFICAND_BITS[case.dtype] // num_added)))
+            value = odd_integers(shape, 1, largest, source) / (4 if largest < 63 else 32)
+        else:
+            scale = scales[hash_of(mode, seed, f"{name} scale") % len(scales)]
+            value = without_subnormals(nearly_normal(shape, source) * scale)
+        given[name] = value.to(DTYPES[case.dtype])
+    return given

@@ -1,0 +1,30 @@
+"""Claims about the styles that prepare a module's inputs and outputs.
+
+A failure here means that a module is given, or gives on, another tensor: look first at uneven
+shards, whose global size a plain tensor does not tell.
+"""
+
+from __future__ import annotations
+
+from equivtest.cases.prepared import PreparedCase
+from equivtest.cases.strategies import prepared_cases
+from equivtest.check import DEFAULT_CLAIMS
+from equivtest.property import Property
+from equivtest.verdicts.claims import is_exact_without_reduction, repeats_itself, uses_only_collectives
+
+prepared_module = Property(
+    subject="prepared_module",
+    statement="PrepareModuleInput, PrepareModuleOutput and both change where a tensor lives and nothing else.",
+    source="torch/distributed/tensor/parallel/style.py, classes PrepareModuleInput, PrepareModuleOutput and "
+    "PrepareModuleInputOutput (2.13.0)",
+    cases=prepared_cases,
+    claims=(*DEFAULT_CLAIMS, is_exact_without_reduction, repeats_itself, uses_only_collectives),
+    examples=(
+        # An attention block under sequence parallelism: gathered before, divided again behind.
+        PreparedCase(world_size=2, shape=(2, 6, 4), source=("shard(1)",), target=("shard(1)",), style="input_output",
+                     use_local_output=True, values=(("dense", 0), ("special", 1), ("index", 2)), records=True),
+        PreparedCase(world_size=4, shape=(5, 3), source=("shard(0)",), target=("shard(1)",), x_is_dtensor=True,
+                     values=(("dense", 0), ("special", 1), ("index", 2))),
+    ),
+    weight=2,
+)  # fmt: skip
