@@ -132,7 +132,6 @@ def sizes(case: Case) -> list[int]:
         return [case.world_size, math.prod(case.leading), case.features]
     if isinstance(case, ModuleCase):
         return [case.world_size, math.prod(case.x_shape), case.largest]
-    if isinstance(case, RedistributeCase):
     if isinstance(case, CrossEntropyCase):
         return [case.world_size, case.num_positions, case.num_classes]
     if isinstance(case, ReductionCase | RedistributeCase):

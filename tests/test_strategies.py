@@ -32,8 +32,8 @@ from equivtest.cases.norm import NormCase
 from equivtest.cases.prepared import PreparedCase
 from equivtest.cases.redistribute import RedistributeCase
 from equivtest.cases.redistribute_refused import RefusedRedistributeCase
-from equivtest.cases.two_axes import TwoAxisCase
 from equivtest.cases.reduction import ReductionCase
+from equivtest.cases.two_axes import TwoAxisCase
 from equivtest.layout import shard_kind
 from equivtest.property import Space
 from tests.drawing import SPACE, STRATEGIES, drawn, smallest
