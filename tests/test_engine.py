@@ -32,7 +32,7 @@ def run() -> tuple[EngineCase, ...]:
         ("dtype", "bfloat16", "float32 alone"),
         ("persistence_numel", -1, "must be in 0.."),
         ("reduce_bucket_numel", 0, "must be in 1.."),
-        ("clip_norm", 1.0, "without clipping"),
+        ("clip_norm", 1.0, "clips by gradient_clipping"),
         ("stopped_steps", (2,), "all go through"),
         ("live_numel", EVERYTHING + 1, "got 1000000001"),
         ("stage", 0, "stage must be one of 1, 2, 3"),
