@@ -34,7 +34,7 @@ from tests.unsharded import unsharded
 
 WORLD_SIZES = (1, 2, 3, 4)
 KINDS = ("dense", "wide", "real", "special")
-KIND_OF_MODE = {"index": "dense", "every-bit-pattern": "special"}
+KIND_OF_MODE = {"index": "dense", "peaked": "dense", "every-bit-pattern": "special"}
 """Modes whose name does not begin with their kind."""
 
 

@@ -39,8 +39,7 @@ from equivtest.property import Space
 from tests.drawing import SPACE, STRATEGIES, drawn, smallest
 
 WITHIN_CONTRACT = (
-    *("colwise", "rowwise", "fetch", "mlp", "training", "fsdp2", "zero3", "fsdp2_tp", "hsdp"),
-    *("colwise", "rowwise", "fetch", "lifecycle", "mlp", "training", "fsdp2", "zero3"),
+    *("colwise", "rowwise", "fetch", "lifecycle", "mlp", "training", "fsdp2", "zero3", "fsdp2_tp", "hsdp"),
     *("colwise embedding", "rowwise embedding", "layer_norm", "rms_norm", "redistribute"),
     *("cross entropy", "reduction", "prepared"),
 )
