@@ -33,7 +33,7 @@ BATCH = 50
 """Cases that are drawn at a time to fill cells; a batch that helps none is the last."""
 
 Cell = tuple[str, str, str]
-"""(dtype, shard kind, claim); the dtype is '' for a claim that is judged on some visits only."""
+"""(dtype, shard kind, claim); the dtype is '' for a claim that is not wanted in each."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def cells_of(prop: Property, chunk: Chunk) -> set[Cell]:
     kinds = ("any",) if prop.refuses_only else shard_kinds(chunk.world_size if prop.shards else 1)
     dtypes = [dtype for dtype in chunk.dtypes if dtype in (prop.conclusive_dtypes or chunk.dtypes)]
     return {
-        ("" if claim.is_sampled else dtype, kind, claim.name)
+        (dtype if claim.by_dtype else "", kind, claim.name)
         for dtype in dtypes
         for kind in kinds
         for claim in prop.claims
@@ -130,7 +130,7 @@ def draws_by_cell(prop: Property, case: Case) -> Counter[Cell]:
     found = Counter[Cell]()
     for claim in prop.claims:
         judged = sum(claim.applies(case, draw) for draw in range(len(case.values)))
-        found["" if claim.is_sampled else case.dtype, kind, claim.name] = judged
+        found[case.dtype if claim.by_dtype else "", kind, claim.name] = judged
     return +found
 
 

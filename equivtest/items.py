@@ -79,7 +79,7 @@ class SearchItem(EquivtestItem):
             "statement": self.prop.statement,
             "source": self.prop.source,
             "claims": [claim.name for claim in self.prop.claims],
-            "sampled": [claim.name for claim in self.prop.claims if claim.is_sampled],
+            "of_any_dtype": [claim.name for claim in self.prop.claims if not claim.by_dtype],
             "conclusive_dtypes": list(self.prop.conclusive_dtypes),
             "conclusive_shards": list(self.prop.conclusive_shards),
             "shards": self.prop.shards,

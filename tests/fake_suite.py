@@ -122,7 +122,7 @@ from types import SimpleNamespace
 
 from equivtest.property import Property
 
-CLAIMS = tuple(SimpleNamespace(name=name, is_sampled=False) for name in ("equals_unsharded", "agrees_on_all_ranks"))
+CLAIMS = tuple(SimpleNamespace(name=name, by_dtype=True) for name in ("equals_unsharded", "agrees_on_all_ranks"))
 
 def make(subject):
     return Property(subject=subject, statement="It is.", source="here", cases=None, claims=CLAIMS)

@@ -10,7 +10,7 @@ from tests.test_report import META, record, tally
 
 SAMPLED = META | {
     "claims": ["equals_unsharded", "repeats_itself", "trains_like_unsharded"],
-    "sampled": ["repeats_itself"],
+    "of_any_dtype": ["repeats_itself"],
 }
 
 
@@ -27,7 +27,7 @@ def counted(*records: dict[str, Any]) -> Tally:
 
 
 def test_a_claim_has_a_cell_for_each_dtype_and_kind_of_shard() -> None:
-    """A sampled one for each kind alone; one that speaks of no case on so many ranks has none."""
+    """One of any dtype for each kind alone; one that speaks of no case on so many ranks has none."""
     cells = cells_of(counted(*holding("equals_unsharded")))
 
     assert {(cell.claim, cell.dtype, cell.shard_kind) for cell in cells} == {

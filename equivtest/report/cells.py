@@ -22,7 +22,7 @@ class ClaimCell:
     """The verdicts on one claim in one cell.
 
     Attributes:
-        dtype: 'any' for a claim that is judged on some visits only, whatever their dtype.
+        dtype: 'any' for a claim of which verdicts are not wanted in each.
     """
 
     property_name: str
@@ -65,7 +65,7 @@ def cells_of(tally: Tally) -> list[ClaimCell]:
 
 
 def _dtype(tally: Tally, claim: str, dtype: str) -> str:
-    return "any" if claim in tally.meta.get("sampled", ()) else dtype
+    return "any" if claim in tally.meta.get("of_any_dtype", ()) else dtype
 
 
 def as_csv(tallies: Iterable[Tally]) -> str:

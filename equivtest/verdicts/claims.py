@@ -31,14 +31,15 @@ class Claim:
     Of others it gives no verdict at all; neither does it where `judge` finds nothing to judge.
 
     Attributes:
-        is_sampled: Judged on the fraction of visits that a case marks, whatever their dtype.
+        by_dtype: Whether a conformance run wants verdicts in every dtype; not of what is judged on a fraction of
+            visits, nor of refusals.
     """
 
     name: str
     meaning: str
     judge: Callable[[Case, Expected, Answers], Judgement | None]
     applies: Callable[[Case, int], bool] = always
-    is_sampled: bool = False
+    by_dtype: bool = True
 
 
 def _judge_refusal(case: Case, expected: Expected, answers: Answers) -> Judgement:
@@ -86,17 +87,20 @@ uses_only_collectives = Claim(
     "kinds, counts and bytes of collectives are the documented ones on every rank; judged where they are recorded",
     judge_collectives,
     lambda case, draw: case.records,
-    is_sampled=True,
+    by_dtype=False,
 )
 uses_only_documented_memory = Claim(
     "uses_only_documented_memory",
     "the bytes that each rank holds are the documented ones; judged where they are measured",
     judge_memory,
     lambda case, draw: any(name.startswith("memory.") for name in case.answer_names()),
-    is_sampled=True,
+    by_dtype=False,
 )
 refuses = Claim(
-    "refuses", "a case outside the contract raises the same kind of error on every rank, none hangs", _judge_refusal
+    "refuses",
+    "a case outside the contract raises the same kind of error on every rank, none hangs",
+    _judge_refusal,
+    by_dtype=False,
 )
 is_exact_without_reduction = Claim(
     "is_exact_without_reduction",
@@ -120,7 +124,7 @@ repeats_itself = Claim(
     "arguments before it did no harm to those draws is judged by the claims about values",
     judge_repeats,
     lambda case, draw: case.repeats and draw == 0,
-    is_sampled=True,
+    by_dtype=False,
 )
 
 CLAIMS = {
