@@ -83,6 +83,37 @@ def test_powers_of_two_that_results_share_are_not_taken_off() -> None:
         bits_of(lambda x, w: x @ w @ w, fours, fours)
 
 
+@pytest.mark.parametrize(
+    ("function", "bits"),
+    [
+        (lambda x, w: torch.add(x, w, alpha=-1), 3),  # 6 of magnitudes
+        (lambda x, w: x * -1 + w, 3),
+        (lambda x, w: x * -2.0 + w, 4),  # 9
+        (lambda x, w: torch.addmm(x, x, w, beta=-1, alpha=-1), 6),  # 39
+        (lambda x, w: x.clone().add_(w, alpha=-1), 3),
+        (lambda x, w: x - SQUARE + w, 4),  # 9
+        (lambda x, w: x + -SQUARE + w, 4),
+        (lambda x, w: (-SQUARE).relu() + torch.maximum(-SQUARE, -SQUARE) + x, 4),  # 9
+        (lambda x, w: x.sum(-1, keepdim=True) + w.select(-1, -1).unsqueeze(-1) + x, 5),  # 18
+    ],
+    ids=["alpha", "integer", "float", "beta", "in place", "less", "constant", "choices", "dims"],
+)
+def test_signs_of_numbers_and_constants_take_nothing_off(function: Function, bits: int) -> None:
+    """Nor is a dim counted from the end taken for a factor."""
+    assert bits_of(function) == bits
+
+
+def test_units_too_small_for_an_integer_are_counted() -> None:
+    """0.1 takes 55 bits behind the point, and its square 110."""
+    tenth = SQUARE * 0 + 0.1
+
+    with (
+        pytest.raises(InexactData, match=r"mul adds up magnitudes of \d{32} units, and float64 holds"),
+        Certificate(torch.float64),
+    ):
+        tenth * tenth
+
+
 def test_infinite_data_is_refused() -> None:
     with pytest.raises(InexactData, match="infinite or NaN"):
         bits_of(lambda x, w: x + w, left=torch.full((4, 4), float("inf"), dtype=torch.float64))
@@ -94,8 +125,9 @@ def test_any_order_gives_the_same_bits_where_the_certificate_holds() -> None:
     left = torch.randint(-1, 2, (1, 128), generator=source).double()
     right = torch.randint(-2, 3, (128, 1), generator=source).double()
     certificate = Certificate(torch.bfloat16)
+    right_sum = left @ right
     with certificate:
-        right_sum = left @ right
+        left.abs() @ right.abs()
 
     for seed in range(50):
         order = torch.randperm(128, generator=torch.Generator().manual_seed(seed))

@@ -13,13 +13,15 @@ Source: torch.utils._python_dispatch.TorchDispatchMode (2.13.0), which sees forw
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
+from fractions import Fraction
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from equivtest.oracle.exact import InexactData, bits_of, find_integers, largest_of, significand_bits
+from equivtest.oracle.exact import InexactData, bits_of, find_integers, significand_bits
 
 MOVES = frozenset(
     {
@@ -45,6 +47,9 @@ ON_MAGNITUDES: dict[str, Callable[..., Any]] = {
 }
 """What bounds an operation whose own result on magnitudes does not."""
 
+CHOOSES = frozenset({"amax", "max", "maximum", "relu"})
+"""Of MOVES, those whose choice depends on signs, which a constant of the module may have."""
+
 
 class Certificate(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Within it, a module that runs on magnitudes in float64 is proved to be exact in `dtype`.
@@ -65,6 +70,10 @@ class Certificate(TorchDispatchMode):  # type: ignore[no-untyped-call]
         name, kwargs = func.overloadpacket.__name__, kwargs or {}
         if name not in MOVES | SUMS | PRODUCTS | ON_MAGNITUDES.keys():
             raise InexactData(f"{name} may round: equality can be asked of sums, products and what moves values alone")
+        if name in MOVES - CHOOSES:
+            return func(*args, **kwargs)
+        args = magnitudes_of(name, args)
+        kwargs = {key: abs(value) if key in ("alpha", "beta") else value for key, value in kwargs.items()}
         result = ON_MAGNITUDES.get(name, func)(*args, **kwargs)
         if name not in MOVES:
             numbers = [each for each in (*args, *kwargs.values()) if isinstance(each, float)]
@@ -73,7 +82,8 @@ class Certificate(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _count(self, name: str, result: torch.Tensor, unit: int) -> None:
         """That the dtype holds every magnitude, in units of 2**unit."""
-        units = largest_of((result * 2.0**-unit).ceil().to(torch.int64))
+        largest = float(result.max()) if result.numel() else 0.0
+        units = math.ceil(Fraction(largest) * 2**-unit)  # of a product of small units more than an int64 holds
         self.bits_used = max(self.bits_used, bits_of(units))
         bits = significand_bits(self.dtype)
         if units > 2**bits:
@@ -81,6 +91,28 @@ class Certificate(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 f"{name} adds up magnitudes of {units} units, and {str(self.dtype).removeprefix('torch.')} holds "
                 f"{2**bits} exactly"
             )
+
+
+def magnitudes_of(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments of an operation by their magnitudes; what is written to stays the tensor that it is.
+
+    What came out of the operations before is a magnitude already; a constant of the module need not be.
+    """
+    kept = 1 if name.endswith("_") else 0
+    factors = [_magnitude(each) if _is_factor(name, place, each) else each for place, each in enumerate(args)]
+    return (*args[:kept], *factors[kept:])
+
+
+def _is_factor(name: str, place: int, value: object) -> bool:
+    """Whether an argument is multiplied or added: tensors are, numbers only of the first two of arithmetic."""
+    return isinstance(value, torch.Tensor) or (name in ("add", "add_", "mul", "sub") and place < 2)
+
+
+def _magnitude(value: Any) -> Any:
+    if is_floating(value):
+        return value.abs()
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return abs(value) if is_number else value
 
 
 def unit_of(name: str, operands: Iterable[torch.Tensor], numbers: Iterable[float]) -> int:
