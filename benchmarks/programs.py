@@ -40,6 +40,9 @@ class CaseList(Case):
         """The list of `cases`, all of that world size."""
         return cls(world_size=world_size, written=tuple(json.dumps(to_data(case)) for case in cases))
 
+    def __str__(self) -> str:
+        return f"a list of {len(self.written)} cases on {self.world_size} ranks"
+
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {}
 
@@ -51,6 +54,7 @@ def visit_one_or_list(subject: str, case: Case, backend: Backend) -> tuple[Answe
     """The harness's own visit; of a list the same for each case, with nothing sent or judged."""
     if not isinstance(case, CaseList):
         return visit(subject, case, backend)
+    resolve(subject)  # which imports the class of its cases
     for text in case.written:
         visit(subject, from_data(json.loads(text)), backend)
     return ()

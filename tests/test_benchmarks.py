@@ -1,0 +1,17 @@
+"""The benchmarks assert nothing themselves: what they stand on is asserted here."""
+
+from __future__ import annotations
+
+from benchmarks.measure import draw_cases, main_properties, require_answers
+from benchmarks.programs import CaseList
+from benchmarks.throughput import VISIT
+from equivtest.ranks.pool import Pool
+
+
+def test_the_bare_loop_imports_what_its_cases_need() -> None:
+    """The class of these lies with their subject, and is not known to a fresh rank."""
+    [prop] = [prop for prop in main_properties() if prop.subject == "ddp_mlp"]
+    listed = CaseList.of(1, draw_cases(prop, 1, 1))
+
+    with Pool(max_worlds=1, visit=VISIT) as pool:
+        require_answers(prop.subject, listed, pool.run(prop.subject, listed))
