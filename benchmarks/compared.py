@@ -67,8 +67,13 @@ def measure_fetches(repeats: int) -> list[Compared]:
     with Pool(max_worlds=1, visit=VISIT) as pool:
         for world_size in WORLD_SIZES:
             for numel, num_timed in NUMELS.items():
-                parameters = {"num_parameters": NUM_PARAMETERS, "numel": numel, "num_timed": num_timed}
-                case = ManyParameters(world_size=world_size, **parameters, poison="none")
+                case = ManyParameters(
+                    world_size=world_size,
+                    poison="none",
+                    num_parameters=NUM_PARAMETERS,
+                    numel=numel,
+                    num_timed=num_timed,
+                )
                 times_s = _times(pool, "time_fetches", case, repeats)
                 found += _compare(f"{numel:,} elements", world_size, FETCH_PARTS, tuple(FETCHES), times_s)
     return found

@@ -19,11 +19,13 @@ from types import ModuleType
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
 from torch.testing._internal.common_distributed import MultiProcContinuousTest, MultiProcessTestCase
 
 from equivtest.cases.base import Case, from_data, to_data
 from equivtest.oracle import expect
-from equivtest.ranks.visit import mesh_of, visit_draw
+from equivtest.ranks.meshes import mesh_of
+from equivtest.ranks.visit import visit_draw
 from equivtest.subjects.names import resolve
 from equivtest.tensors import slice_local
 
@@ -45,6 +47,7 @@ def judge(case: Case, draws: Sequence[int]) -> None:
     """Compares every tensor of the draws, in this rank."""
     torch.set_num_threads(1)
     mesh = mesh_of("cpu", case.mesh_shape)
+    assert mesh is not None  # of the whole world
     for draw in draws:
         expected = expect(case, draw)
         answer = visit_draw(resolve(_SUBJECT), case, draw, mesh)
@@ -70,7 +73,7 @@ class ProcessTest(MultiProcessTestCase):
 
     def join(self) -> None:
         """As torch's tests on gloo begin."""
-        store = dist.FileStore(self.file_name, _WORLD_SIZE)
+        store = FileStore(self.file_name, _WORLD_SIZE)
         dist.init_process_group("gloo", store=store, rank=self.rank, world_size=_WORLD_SIZE)
 
 

@@ -50,7 +50,7 @@ class CaseList(Case):
         return {}
 
 
-def visit_one_or_list(subject: str, case: Case, backend: Backend) -> tuple[Answer, ...]:
+def visit_one_or_list(subject: str, case: Case, backend: Backend) -> tuple[Answer, ...] | None:
     """The harness's own visit; of a list the same for each case, with nothing sent or judged."""
     if not isinstance(case, CaseList):
         return visit(subject, case, backend)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -47,7 +48,7 @@ def in_turns(timed: Mapping[str, Callable[[], list[float]]], num_timed: int) -> 
     found = []
     for number in range(-NUM_WARM, num_timed):
         row = {}
-        for name in timed if number % 2 == 0 else reversed(timed):
+        for name in timed if number % 2 == 0 else reversed(tuple(timed)):
             dist.barrier()
             row[name] = timed[name]()
         if number >= 0:
@@ -67,8 +68,9 @@ def time_embeddings(case: EmbeddingWaysCase, mesh: DeviceMesh) -> torch.Tensor:
 def _embedding(case: EmbeddingWaysCase, mesh: DeviceMesh, style: str) -> Callable[[], list[float]]:
     alone = case.of_style(style)
     given = hand_out(alone, 0, mesh)
-    layouts = {"input_layouts": torch_placement(alone, "ids"), "output_layouts": torch_placement(alone, "output")}
-    layer = parallelize_module(make_embedding(alone, given, torch.nn.Embedding), mesh, PLANS[style](**layouts))
+    layouts = [torch_placement(alone, name) for name in ("ids", "output")]
+    plan = PLANS[style](input_layouts=layouts[0], output_layouts=layouts[1])
+    layer = parallelize_module(make_embedding(alone, given, torch.nn.Embedding), mesh, plan)
 
     def step() -> list[float]:
         layer.zero_grad()
@@ -124,4 +126,4 @@ def time_fetches(case: ManyParameters, mesh: DeviceMesh) -> torch.Tensor:
         release(parameters)
         return [submitted_s - begun_s, done_s - submitted_s, done_s - begun_s, host_s]
 
-    return in_turns({name: lambda fetch=fetch: timed(fetch) for name, fetch in FETCHES.items()}, case.num_timed)
+    return in_turns({name: partial(timed, fetch) for name, fetch in FETCHES.items()}, case.num_timed)

@@ -84,4 +84,4 @@ def _run(pool: Pool, subject: str, case: Case) -> None:
 def _unique_mib(pool: Pool, case: Case) -> float:
     told = pool.run("benchmarks.programs:tell_pid", LinearCase(world_size=case.world_size, style="colwise"))
     pids = [int(reply.answers[0].tensors["output"].local) for reply in told]
-    return statistics.median(psutil.Process(pid).memory_full_info().uss for pid in pids) / MIB
+    return statistics.median(float(psutil.Process(pid).memory_full_info().uss) for pid in pids) / MIB
