@@ -76,7 +76,7 @@ def _layouts(
         for x_shape, largest in itertools.product(x_shapes, LARGEST[dtype]):
             case = ModuleCase(
                 world_size=world_size, dtype=dtype, build=build, parallelize=parallelize, x_shape=x_shape,
-                largest=largest, poison="none",
+                largest=largest,
             )  # fmt: skip
             try:
                 prove_exact(case)

@@ -7,7 +7,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from equivtest.cases.reduction import SOFTMAXES, ReductionCase
-from equivtest.subjects.reduction import reduce_by_torch, run_reduction
+from equivtest.subjects.reduction import Reduce, reduce_by_torch, run_reduction
 from equivtest.subjects.tensor_parallel import Answers, Given
 from equivtest.tensors import Placed
 
@@ -21,24 +21,24 @@ def _of_own_shard(case: ReductionCase, x: torch.Tensor, op: str) -> torch.Tensor
     return DTensor.from_local(found, x.device_mesh, [placement], run_check=False)
 
 
-def amax_of_own_shard(case: ReductionCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """amax over the dim that is divided: each rank answers the largest element of its own shard."""
+def _of_own_shards(wrong: str, op: str) -> Reduce:
+    """The reduction `wrong` over a divided dim from the ranks' own by `op`, or one rank's own; the others as torch."""
 
     def reduce(case: ReductionCase, x: torch.Tensor) -> torch.Tensor:
-        own = case.op == "amax" and case.reduces_shards
-        return _of_own_shard(case, x, "") if own else reduce_by_torch(case, x)
+        own = case.op == wrong and case.reduces_shards
+        return _of_own_shard(case, x, op) if own else reduce_by_torch(case, x)
 
-    return run_reduction(case, mesh, given, reduce)
+    return reduce
+
+
+def amax_of_own_shard(case: ReductionCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """amax over the dim that is divided: each rank answers the largest element of its own shard."""
+    return run_reduction(case, mesh, given, _of_own_shards("amax", ""))
 
 
 def mean_of_means(case: ReductionCase, mesh: DeviceMesh, given: Given) -> Answers:
     """mean over the dim that is divided: the average of the ranks' own means, however many terms each has."""
-
-    def reduce(case: ReductionCase, x: torch.Tensor) -> torch.Tensor:
-        own = case.op == "mean" and case.reduces_shards
-        return _of_own_shard(case, x, "avg") if own else reduce_by_torch(case, x)
-
-    return run_reduction(case, mesh, given, reduce)
+    return run_reduction(case, mesh, given, _of_own_shards("mean", "avg"))
 
 
 def mean_counts_padding(case: ReductionCase, mesh: DeviceMesh, given: Given) -> Answers:
@@ -57,12 +57,7 @@ def mean_counts_padding(case: ReductionCase, mesh: DeviceMesh, given: Given) -> 
 
 def norms_added(case: ReductionCase, mesh: DeviceMesh, given: Given) -> Answers:
     """norm over the dim that is divided: the sum of the ranks' norms."""
-
-    def reduce(case: ReductionCase, x: torch.Tensor) -> torch.Tensor:
-        own = case.op == "norm" and case.reduces_shards
-        return _of_own_shard(case, x, "sum") if own else reduce_by_torch(case, x)
-
-    return run_reduction(case, mesh, given, reduce)
+    return run_reduction(case, mesh, given, _of_own_shards("norm", "sum"))
 
 
 def softmax_of_own_shard(case: ReductionCase, mesh: DeviceMesh, given: Given) -> Answers:

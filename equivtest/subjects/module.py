@@ -16,14 +16,12 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional
 
-from equivtest import layout
 from equivtest.cases.module import ModuleCase, call_builder, with_parameters
 from equivtest.errors import Misuse
 from equivtest.importing import load_named
-from equivtest.subjects.tensor_parallel import Answers, Given
-from equivtest.tensors import DTYPES, Placed
+from equivtest.subjects.tensor_parallel import Answers, Given, under_contract
+from equivtest.tensors import DTYPES
 
-WHOLE = layout.Layout((layout.Replicate(),))
 Parallelize = Callable[[nn.Module, DeviceMesh], nn.Module]
 
 
@@ -45,10 +43,7 @@ def run_module(case: ModuleCase, mesh: DeviceMesh, given: Given, parallelize: Pa
     parameters = _parameters(case, parallel)
     for name in case.parameter_names():
         found |= {f"param.{name}": parameters[name], f"grad.{name}": parameters[name].grad}
-    return {
-        name: tensor if tensor is None or isinstance(tensor, DTensor) else Placed(tensor, WHOLE)
-        for name, tensor in found.items()
-    }
+    return under_contract(case, found)
 
 
 def _like(output: torch.Tensor, cotangent: torch.Tensor) -> torch.Tensor:
