@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 import unittest
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks.measure import RankFailed, Spread, draw_cases, main_properties, require_answers
 from equivtest.cases.base import Case
@@ -57,6 +57,7 @@ def measure_peers(repeats: int, num_cases: int) -> list[Rate]:
 
 def _measure_world(prop: Property, world_size: int, repeats: int, num_cases: int) -> list[Rate]:
     cases = draw_cases(prop, world_size, max(num_cases, 2))
+    cases = [replace(case, repeats=False, poison="none") for case in cases]  # no peer does either
     samples: dict[str, list[tuple[float, float]]] = {way: [] for way in (HARNESS, *PEERS)}
     for _ in range(repeats):
         samples[HARNESS].append(_run_harness(prop, cases))
