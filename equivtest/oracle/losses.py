@@ -29,7 +29,7 @@ from dataclasses import dataclass
 
 import torch
 
-from equivtest.oracle.exact import InexactData, Scaled, find_integers, sum_products
+from equivtest.oracle.exact import InexactData, find_integers, sum_terms
 from equivtest.oracle.rounding import (
     Arithmetic,
     Bounded,
@@ -183,9 +183,8 @@ def _sum_of_weights(targets: Targets, arithmetic: Arithmetic) -> tuple[torch.Ten
 
 
 def _adds_exactly(terms: torch.Tensor, dtype: torch.dtype) -> bool:
-    ones = Scaled(torch.ones((1, len(terms)), dtype=torch.int64), 0)
     try:
-        sum_products("sum", ones, find_integers("terms", terms.unsqueeze(1)), dtype)
+        sum_terms("sum", find_integers("terms", terms.unsqueeze(1)), dtype)
     except InexactData:
         return False
     return True
