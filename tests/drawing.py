@@ -12,6 +12,7 @@ from equivtest.cases.base import C, Case
 from equivtest.cases.strategies import (
     cross_entropy_cases,
     data_parallel_cases,
+    dropout_cases,
     embedding_cases,
     embedding_ways_cases,
     fetch_cases,
@@ -54,6 +55,7 @@ STRATEGIES: dict[str, Callable[[Space], SearchStrategy[Case]]] = {
     "layer_norm": lambda space: norm_cases(space, norm="layer_norm"),
     "rms_norm": lambda space: norm_cases(space, norm="rms_norm"),
     "cross entropy": cross_entropy_cases,
+    "dropout": dropout_cases,
     "reduction": reduction_cases,
     "prepared": prepared_cases,
     "redistribute": redistribute_cases,

@@ -21,6 +21,7 @@ from equivtest.cases import strategies
 from equivtest.cases.base import Case
 from equivtest.cases.cross_entropy import CrossEntropyCase, RefusedCrossEntropyCase
 from equivtest.cases.data_parallel import DataParallelCase
+from equivtest.cases.dropout import DropoutCase
 from equivtest.cases.embedding import EmbeddingCase, RefusedEmbeddingCase
 from equivtest.cases.embedding_ways import EmbeddingWaysCase
 from equivtest.cases.fetch import FetchCase, RefusedFetchCase
@@ -41,7 +42,7 @@ from tests.drawing import SPACE, STRATEGIES, drawn, smallest
 WITHIN_CONTRACT = (
     *("colwise", "rowwise", "fetch", "lifecycle", "mlp", "training", "fsdp2", "zero3", "fsdp2_tp", "hsdp"),
     *("colwise embedding", "rowwise embedding", "layer_norm", "rms_norm", "redistribute"),
-    *("cross entropy", "reduction", "prepared"),
+    *("cross entropy", "reduction", "prepared", "dropout"),
 )
 TWO_AXES = ("fsdp2_tp", "hsdp")  # members go with a mesh of one axis
 ROOT = Path(__file__).parents[1]
@@ -338,6 +339,7 @@ SIMPLEST: dict[str, Case] = {
     "layer_norm": NormCase(world_size=1, norm="layer_norm"),
     "rms_norm": NormCase(world_size=1, norm="rms_norm"),
     "cross entropy": CrossEntropyCase(world_size=1),
+    "dropout": DropoutCase(world_size=1),
     "reduction": ReductionCase(world_size=1),
     "prepared": PreparedCase(world_size=1),
     "redistribute": RedistributeCase(world_size=1),

@@ -16,6 +16,7 @@ import torch
 from equivtest.cases.base import Case
 from equivtest.cases.cross_entropy import CrossEntropyCase, RefusedCrossEntropyCase
 from equivtest.cases.cross_entropy_values import draw_cross_entropy, draw_refused_cross_entropy
+from equivtest.cases.dropout import DropoutCase, draw_dropout
 from equivtest.cases.embedding import EmbeddingCase, RefusedEmbeddingCase
 from equivtest.cases.embedding_values import draw_embedding, draw_refused_embedding
 from equivtest.cases.exact_linear import draw_linear
@@ -76,6 +77,7 @@ def draw_mlp_case(case: PerceptronCase, index: int) -> dict[str, torch.Tensor]:
 
 draw.register(CrossEntropyCase, draw_cross_entropy)
 draw.register(RefusedCrossEntropyCase, draw_refused_cross_entropy)
+draw.register(DropoutCase, draw_dropout)
 draw.register(EmbeddingCase, draw_embedding)
 draw.register(ModuleCase, draw_module)
 draw.register(LifecycleCase, draw_lifecycle)

@@ -32,6 +32,7 @@ SUBJECTS: dict[str, str] = {
     "hsdp_mlp": "equivtest.subjects.two_axes:hsdp_mlp",
     "module": "equivtest.subjects.module:module",
     "parallel_cross_entropy": "equivtest.subjects.cross_entropy:parallel_cross_entropy",
+    "parallel_dropout": "equivtest.subjects.dropout:parallel_dropout",
     "prepared_module": "equivtest.subjects.prepared:prepared_module",
     "redistribute": "equivtest.subjects.redistribute:redistribute",
     "reduction": "equivtest.subjects.reduction:reduction",

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from equivtest.cases.strategies.cross_entropy import cross_entropy_cases, refused_cross_entropy_cases
 from equivtest.cases.strategies.data_parallel import data_parallel_cases
+from equivtest.cases.strategies.dropout import dropout_cases
 from equivtest.cases.strategies.embedding import embedding_cases, embedding_ways_cases, refused_embedding_cases
 from equivtest.cases.strategies.engine import engine_cases, whole_engine_cases
 from equivtest.cases.strategies.fetch import fetch_cases, refused_fetch_cases
@@ -31,6 +32,7 @@ from equivtest.cases.strategies.two_axes import two_axis_cases
 __all__ = [
     "cross_entropy_cases",
     "data_parallel_cases",
+    "dropout_cases",
     "edge_sizes",
     "embedding_cases",
     "embedding_ways_cases",
