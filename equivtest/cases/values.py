@@ -22,6 +22,7 @@ from equivtest.cases.embedding_values import draw_embedding, draw_refused_embedd
 from equivtest.cases.exact_linear import draw_linear
 from equivtest.cases.exact_mlp import draw_mlp
 from equivtest.cases.fetch import FetchCase, RefusedFetchCase
+from equivtest.cases.gathered_cross_entropy import RefusedGatheredCrossEntropyCase, draw_refused_gathered
 from equivtest.cases.integers import SIGNIFICAND_BITS, generator, odd_integers, signs
 from equivtest.cases.lifecycle import LifecycleCase
 from equivtest.cases.lifecycle_values import draw_lifecycle
@@ -77,6 +78,7 @@ def draw_mlp_case(case: PerceptronCase, index: int) -> dict[str, torch.Tensor]:
 
 draw.register(CrossEntropyCase, draw_cross_entropy)
 draw.register(RefusedCrossEntropyCase, draw_refused_cross_entropy)
+draw.register(RefusedGatheredCrossEntropyCase, draw_refused_gathered)
 draw.register(DropoutCase, draw_dropout)
 draw.register(EmbeddingCase, draw_embedding)
 draw.register(ModuleCase, draw_module)

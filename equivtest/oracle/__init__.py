@@ -18,6 +18,7 @@ from equivtest.cases.embedding import EmbeddingCase, RefusedEmbeddingCase
 from equivtest.cases.embedding_ways import EmbeddingWaysCase
 from equivtest.cases.engine import EngineCase
 from equivtest.cases.fetch import FetchCase, RefusedFetchCase
+from equivtest.cases.gathered_cross_entropy import GatheredCrossEntropyCase, RefusedGatheredCrossEntropyCase
 from equivtest.cases.lifecycle import LifecycleCase
 from equivtest.cases.linear import LinearCase, RefusedLinearCase
 from equivtest.cases.mlp import MlpCase
@@ -39,6 +40,7 @@ from equivtest.oracle.embedding_ways import document_both_ways, expect_both_ways
 from equivtest.oracle.engine import expect_engine
 from equivtest.oracle.expected import Expected
 from equivtest.oracle.fetch import expect_fetch
+from equivtest.oracle.gathered_cross_entropy import document_gathered, expect_gathered
 from equivtest.oracle.held import Held
 from equivtest.oracle.lifecycle import expect_lifecycle
 from equivtest.oracle.lifecycle_costs import document_lifecycle
@@ -100,6 +102,9 @@ expect_held.register(EmbeddingWaysCase, expect_both_ways)
 document.register(EmbeddingWaysCase, document_both_ways)
 expect.register(CrossEntropyCase, expect_cross_entropy)
 document.register(CrossEntropyCase, document_cross_entropy)
+expect.register(GatheredCrossEntropyCase, expect_gathered)
+document.register(GatheredCrossEntropyCase, document_gathered)
+expect.register(RefusedGatheredCrossEntropyCase, expect_refusal)
 expect.register(DropoutCase, expect_dropout)
 expect_held.register(DropoutCase, expect_dropout_held)
 document.register(DropoutCase, document_dropout)
