@@ -142,6 +142,8 @@ def raise_for(verdict: Verdict, *, replay: str = "") -> NoReturn:
             raise errors.RepeatMismatch(verdict, message)
         case "ways":
             raise errors.WaysMismatch(verdict, message)
+        case "chance":
+            raise errors.ChanceMismatch(verdict, message)
         case "collectives":
             raise errors.CollectiveMismatch(verdict, message)
         case "not_refused":

@@ -69,6 +69,10 @@ class WaysMismatch(ClaimFailed):
     """Two ways of computing one thing gave different values."""
 
 
+class ChanceMismatch(ClaimFailed):
+    """What hangs on chance came out as chance does not have it."""
+
+
 class CollectiveMismatch(ClaimFailed):
     """The kinds, counts or bytes of the collectives are not the documented ones."""
 

@@ -39,6 +39,9 @@ TOO_WIDE = 0.1  # median allowance over the root mean square of the right values
 LEAN = 9.0  # |sum of errors| over the root of their squares' sum: chance passes it once in 2e17 sums
 LEAN_TERMS = 8  # of a sum, for its rounding errors to prefer no sign: those of one product may, in 16 bits
 
+# Judging chance.
+FALSE_ALARM = 1e-12  # probability that one draw of a right subject is called wrong; a soak has 1e6 draws
+
 # Search and shrinking.
 SHRINK_CASE_S = 5.0  # one try while shrinking a time-out, instead of CASE_S
 SHRINK_TRIES = 15  # cases tried in each smaller world before the failure's own world is shrunk in

@@ -1,4 +1,4 @@
-"""Claims about torch's loss_parallel.
+"""Claims about cross entropies of logits that are divided by class: torch's loss_parallel, and without it.
 
 A failure here means that a model is trained on another loss: look first at the rows of logits whose
 maximum, or target, lies on another rank, then at positions that are to be ignored.
@@ -8,7 +8,13 @@ from __future__ import annotations
 
 from equivtest import limits
 from equivtest.cases.cross_entropy import CrossEntropyCase
-from equivtest.cases.strategies import cross_entropy_cases, refused_cross_entropy_cases
+from equivtest.cases.gathered_cross_entropy import GatheredCrossEntropyCase
+from equivtest.cases.strategies import (
+    cross_entropy_cases,
+    gathered_cross_entropy_cases,
+    refused_cross_entropy_cases,
+    refused_gathered_cross_entropy_cases,
+)
 from equivtest.check import DEFAULT_CLAIMS
 from equivtest.property import Property
 from equivtest.verdicts.claims import refuses, repeats_itself, uses_only_collectives
@@ -45,5 +51,38 @@ parallel_cross_entropy_refuses = Property(
     statement="Targets, weights, layouts and options that loss_parallel does not take are refused on every rank alike.",
     source=f"{SOURCE}, its docstring; torch.nn.functional.cross_entropy",
     cases=refused_cross_entropy_cases,
+    claims=(refuses,),
+)
+
+GATHERED = "torch/distributed/tensor/_ops/_math_ops.py, softmax_strategy and nll_loss_forward_strategy (2.13.0)"
+
+dtensor_cross_entropy = Property(
+    subject="dtensor_cross_entropy",
+    statement="F.cross_entropy of DTensors, logits divided by class or by position, is that of the whole logits.",
+    source=GATHERED,
+    cases=gathered_cross_entropy_cases,
+    claims=(*DEFAULT_CLAIMS, repeats_itself, uses_only_collectives),
+    examples=(
+        # Vocabularies that the ranks share unevenly, and so that some go without.
+        *(
+            GatheredCrossEntropyCase(
+                world_size=world_size, dtype=dtype, positions=(3,), num_classes=num_classes, reduction="mean",
+                ignored="some", label_smoothing=0.125, values=ALL_MODES, records=True,
+            )
+            for world_size in (2, 3, 4)
+            for dtype in limits.DTYPES
+            for num_classes in (33, 8 * world_size, world_size + 1 if world_size > 2 else 1)
+        ),
+        GatheredCrossEntropyCase(world_size=2, positions=(2, 2, 3), num_classes=5, weighted=True, reduction="sum",
+                                 weight_is_dtensor=True, label_smoothing=0.1, ignored="some"),
+    ),
+    weight=2,
+)  # fmt: skip
+
+dtensor_cross_entropy_refuses = Property(
+    subject="dtensor_cross_entropy",
+    statement="Plain targets and weights, targets that are no class and uneven means are refused on every rank alike.",
+    source=f"{GATHERED}; torch/distributed/tensor/_dispatch.py: mixed torch.Tensor and DTensor",
+    cases=refused_gathered_cross_entropy_cases,
     claims=(refuses,),
 )

@@ -26,6 +26,7 @@ CLASSES: dict[str, type[errors.ClaimFailed]] = {
     "bits": errors.BitsMismatch,
     "repeat": errors.RepeatMismatch,
     "ways": errors.WaysMismatch,
+    "chance": errors.ChanceMismatch,
     "collectives": errors.CollectiveMismatch,
     "not_refused": errors.NotRefused,
     "raised": errors.RankRaised,

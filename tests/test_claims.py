@@ -287,6 +287,7 @@ def test_the_table_names_every_claim_once() -> None:
         "is_the_identity_for_one_rank",
         "repeats_itself",
         "both_ways_agree",
+        "drops_at_random",
         "uses_only_collectives",
         "uses_only_documented_memory",
         "refuses",

@@ -214,6 +214,7 @@ def test_claims_are_judged_in_the_order_given() -> None:
         ("agrees_on_all_ranks", {"world_size": 1}),
         ("trains_like_unsharded", {}),
         ("uses_only_collectives", {"records": False}),
+        ("drops_at_random", {}),
         ("uses_only_documented_memory", {}),
         ("is_the_identity_for_one_rank", {"world_size": 2}),
         ("is_the_identity_for_one_rank", {"world_size": 1, "values": (("real", 0),)}),

@@ -19,6 +19,7 @@ import pytest
 from equivtest import limits
 from equivtest.cases.base import Case, from_code
 from equivtest.cases.cross_entropy import CrossEntropyCase
+from equivtest.cases.dropout import DropoutCase
 from equivtest.cases.embedding import EmbeddingCase
 from equivtest.cases.fetch import FetchCase
 from equivtest.cases.lifecycle import LifecycleCase
@@ -54,6 +55,7 @@ FAMILIES = {
     "operands in fewer bits",
     "a way of its own for one rank",
     "another dim",
+    "chance that is none",
     "eps at another place",
     "flags",
     "ids at the edge of a shard",
@@ -134,7 +136,7 @@ def sizes(case: Case) -> list[int]:
         return [case.world_size, math.prod(case.x_shape), case.largest]
     if isinstance(case, CrossEntropyCase):
         return [case.world_size, case.num_positions, case.num_classes]
-    if isinstance(case, ReductionCase | RedistributeCase):
+    if isinstance(case, DropoutCase | ReductionCase | RedistributeCase):
         return [case.world_size, math.prod(case.shape)]
     if isinstance(case, LifecycleCase):
         num_operations, num_parameters = len(case.operations), len(case.parameters)

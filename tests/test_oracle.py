@@ -18,7 +18,7 @@ from equivtest.cases.values import draw
 from equivtest.errors import Misuse
 from equivtest.layout import Flat, Replicate
 from equivtest.oracle import expect
-from equivtest.oracle.exact import InexactData, find_integers, significand_bits, sum_products
+from equivtest.oracle.exact import InexactData, Sum, find_integers, significand_bits, sum_products, sum_terms
 from equivtest.oracle.linear import sum_linear
 from equivtest.tensors import DTYPES, same_bits
 
@@ -211,6 +211,17 @@ def test_cancellation_does_not_hide_large_terms():
 
     with pytest.raises(InexactData, match="401 units"):
         sum_products("output", left, right, torch.bfloat16)
+
+
+@pytest.mark.parametrize(("times", "refused"), [(1, False), (2, True)])
+def test_terms_that_are_sums_of_as_large_operands_count_as_often(times, refused):
+    terms = find_integers("terms", torch.tensor([[100.0], [-29.0]]))
+
+    if refused:
+        with pytest.raises(InexactData, match="258 units"):
+            sum_terms("sum", terms, torch.bfloat16, times=times)
+    else:
+        assert sum_terms("sum", terms, torch.bfloat16, times=times) == Sum(torch.tensor([71.0]).double(), 8)
 
 
 @pytest.mark.parametrize(

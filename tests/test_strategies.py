@@ -21,9 +21,11 @@ from equivtest.cases import strategies
 from equivtest.cases.base import Case
 from equivtest.cases.cross_entropy import CrossEntropyCase, RefusedCrossEntropyCase
 from equivtest.cases.data_parallel import DataParallelCase
+from equivtest.cases.dropout import DropoutCase
 from equivtest.cases.embedding import EmbeddingCase, RefusedEmbeddingCase
 from equivtest.cases.embedding_ways import EmbeddingWaysCase
 from equivtest.cases.fetch import FetchCase, RefusedFetchCase
+from equivtest.cases.gathered_cross_entropy import GatheredCrossEntropyCase, RefusedGatheredCrossEntropyCase
 from equivtest.cases.lifecycle import LifecycleCase
 from equivtest.cases.linear import REAL_MODES, LinearCase, RefusedLinearCase
 from equivtest.cases.mlp import MlpCase
@@ -41,7 +43,7 @@ from tests.drawing import SPACE, STRATEGIES, drawn, smallest
 WITHIN_CONTRACT = (
     *("colwise", "rowwise", "fetch", "lifecycle", "mlp", "training", "fsdp2", "zero3", "fsdp2_tp", "hsdp"),
     *("colwise embedding", "rowwise embedding", "layer_norm", "rms_norm", "redistribute"),
-    *("cross entropy", "reduction", "prepared"),
+    *("cross entropy", "reduction", "prepared", "dropout", "gathered cross entropy"),
 )
 TWO_AXES = ("fsdp2_tp", "hsdp")  # members go with a mesh of one axis
 ROOT = Path(__file__).parents[1]
@@ -338,6 +340,9 @@ SIMPLEST: dict[str, Case] = {
     "layer_norm": NormCase(world_size=1, norm="layer_norm"),
     "rms_norm": NormCase(world_size=1, norm="rms_norm"),
     "cross entropy": CrossEntropyCase(world_size=1),
+    "dropout": DropoutCase(world_size=1),
+    "gathered cross entropy": GatheredCrossEntropyCase(world_size=1),
+    "refused gathered cross entropy": RefusedGatheredCrossEntropyCase(world_size=1),
     "reduction": ReductionCase(world_size=1),
     "prepared": PreparedCase(world_size=1),
     "redistribute": RedistributeCase(world_size=1),

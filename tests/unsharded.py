@@ -12,6 +12,7 @@ from equivtest.cases.cross_entropy import CrossEntropyCase
 from equivtest.cases.embedding import NO_PADDING, EmbeddingCase
 from equivtest.cases.embedding_ways import EmbeddingWaysCase, of_style
 from equivtest.cases.fetch import FetchCase
+from equivtest.cases.gathered_cross_entropy import GatheredCrossEntropyCase
 from equivtest.cases.lifecycle import LEARNING_RATE, LifecycleCase
 from equivtest.cases.linear import LinearCase
 from equivtest.cases.module import ModuleCase, call_builder
@@ -167,7 +168,12 @@ def unsharded_cross_entropy(case: CrossEntropyCase, index: int) -> dict[str, tor
     given = draw(case, index)
     x, weight = given["x"].requires_grad_(bool(case.requires_grad)), given.get("weight")
     output = functional.cross_entropy(
-        x, given["target"], weight, ignore_index=case.ignore_index, reduction=case.reduction
+        x,
+        given["target"],
+        weight,
+        ignore_index=case.ignore_index,
+        reduction=case.reduction,
+        label_smoothing=case.label_smoothing if isinstance(case, GatheredCrossEntropyCase) else 0.0,
     )
     answers = {"output": output.detach()}
     if case.requires_grad:

@@ -183,6 +183,11 @@ class Case:
         return False
 
     @property
+    def draws_at_random(self) -> bool:
+        """Whether the answers hang on chance, so that claims about chance have something to judge."""
+        return False
+
+    @property
     def fixes_layouts(self) -> bool:
         """Whether the contract says how parameters are divided; if not, that is the subject's own affair."""
         return True

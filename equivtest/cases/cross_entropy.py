@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from equivtest import limits
-from equivtest.cases.base import Case, Shape, replicated, require
+from equivtest.cases.activation import ActivationCase
+from equivtest.cases.base import Shape, replicated, require
 from equivtest.layout import Layout, Shard, shard_bounds
 
 REDUCTIONS = ("none", "sum", "mean")
@@ -19,7 +20,7 @@ MAX_TARGET_DIMS = 4
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class CrossEntropyCase(Case):
+class CrossEntropyCase(ActivationCase):
     """output = sum or mean over positions of -weight[target] log softmax(x)[target], and its gradient.
 
     Attributes:
@@ -125,12 +126,6 @@ class CrossEntropyCase(Case):
 
     def answer_names(self) -> tuple[str, ...]:
         return ("output", *(f"grad.{name}" for name in self.requires_grad))
-
-    def given_flags(self) -> dict[str, bool]:
-        return {name: name in self.requires_grad for name in self.given_names()}
-
-    def is_contiguous(self, name: str) -> bool:
-        return {"x": self.x_contiguous, "cotangent": self.cotangent_contiguous}.get(name, True)
 
 
 MISFITS = ("label_smoothing", "probabilities", "replicated", "weight", "above", "below")

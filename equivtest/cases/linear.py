@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from equivtest import limits
-from equivtest.cases.base import Case, Shape, replicated, require
+from equivtest.cases.activation import ActivationCase
+from equivtest.cases.base import Shape, replicated, require
 from equivtest.layout import Layout, Replicate, Shard, parse_placement, shard_kind
 
 STYLES = ("colwise", "rowwise")
@@ -22,7 +23,7 @@ REAL_MODES = ("real", "real-cancelling")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class LinearCase(Case):
+class LinearCase(ActivationCase):
     """y = x W^T + b, forward and backward, its weight sharded on one axis.
 
     Attributes:
@@ -188,12 +189,6 @@ class LinearCase(Case):
     def answer_names(self) -> tuple[str, ...]:
         grads = tuple(f"grad.{name}" for name in self.requires_grad)
         return ("output", *(f"param.{name}" for name in self.parameter_names()), *grads)
-
-    def given_flags(self) -> dict[str, bool]:
-        return {name: name in self.requires_grad for name in self.given_names()}
-
-    def is_contiguous(self, name: str) -> bool:
-        return {"x": self.x_contiguous, "cotangent": self.cotangent_contiguous}.get(name, True)
 
 
 def _place(placement: str, num_dims: int) -> str:

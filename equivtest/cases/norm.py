@@ -11,7 +11,8 @@ from typing import ClassVar
 import torch
 
 from equivtest import limits
-from equivtest.cases.base import Case, Shape, replicated, require
+from equivtest.cases.activation import ActivationCase
+from equivtest.cases.base import Shape, replicated, require
 from equivtest.cases.integers import generator, hash_of
 from equivtest.cases.real_linear import nearly_normal, without_subnormals
 from equivtest.layout import Layout, Shard
@@ -24,7 +25,7 @@ _OFFSETS = {"x": (0.0, 0.5, -1.0), "weight": (0.0, 1.0)}  # in scales: what laye
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class NormCase(Case):
+class NormCase(ActivationCase):
     """y = norm(x) weight + bias over the last dim, x and y sharded along the sequence, parameters replicated.
 
     Attributes:
@@ -119,12 +120,6 @@ class NormCase(Case):
     def answer_names(self) -> tuple[str, ...]:
         answered = ("output", *(f"param.{name}" for name in self.parameters))
         return (*answered, *(f"grad.{name}" for name in self.requires_grad))
-
-    def given_flags(self) -> dict[str, bool]:
-        return {name: name in self.requires_grad for name in self.given_names()}
-
-    def is_contiguous(self, name: str) -> bool:
-        return {"x": self.x_contiguous, "cotangent": self.cotangent_contiguous}.get(name, True)
 
 
 def draw_norm(case: NormCase, index: int) -> dict[str, torch.Tensor]:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from equivtest import limits
-from equivtest.cases.base import Case, Shape, replicated, require
+from equivtest.cases.activation import ActivationCase
+from equivtest.cases.base import Shape, replicated, require
 from equivtest.layout import (
     Layout,
     Partial,
@@ -31,7 +32,7 @@ MAX_AXES = 2
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class RedistributeCase(Case):
+class RedistributeCase(ActivationCase):
     """output = x, under other placements; its gradient is the cotangent, under x's.
 
     Attributes:
@@ -233,12 +234,6 @@ class RedistributeCase(Case):
 
     def answer_names(self) -> tuple[str, ...]:
         return ("output", *(f"grad.{name}" for name in self.requires_grad))
-
-    def given_flags(self) -> dict[str, bool]:
-        return {name: name in self.requires_grad for name in self.given_names()}
-
-    def is_contiguous(self, name: str) -> bool:
-        return {"x": self.x_contiguous, "cotangent": self.cotangent_contiguous}.get(name, True)
 
     @property
     def shard_kind(self) -> str:

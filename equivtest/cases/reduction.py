@@ -12,7 +12,8 @@ from typing import ClassVar
 import torch
 
 from equivtest import limits
-from equivtest.cases.base import Case, Shape, replicated, require
+from equivtest.cases.activation import ActivationCase
+from equivtest.cases.base import Shape, replicated, require
 from equivtest.cases.integers import SIGNIFICAND_BITS, generator, hash_of, odd_floor, odd_integers
 from equivtest.cases.real_linear import nearly_normal, without_subnormals
 from equivtest.layout import Layout, Partial, Replicate, Shard, parse_placement
@@ -25,7 +26,7 @@ _SCALES = {"x": (1.0, 0.25, 3.0), "cotangent": (1.0, 0.1, 3.0)}
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class ReductionCase(Case):
+class ReductionCase(ActivationCase):
     """output = op(x) over some dims, forward and backward; the output whole on every rank.
 
     Attributes:
@@ -118,12 +119,6 @@ class ReductionCase(Case):
 
     def answer_names(self) -> tuple[str, ...]:
         return ("output", *(f"grad.{name}" for name in self.requires_grad))
-
-    def given_flags(self) -> dict[str, bool]:
-        return {name: name in self.requires_grad for name in self.given_names()}
-
-    def is_contiguous(self, name: str) -> bool:
-        return {"x": self.x_contiguous, "cotangent": self.cotangent_contiguous}.get(name, True)
 
 
 def draw_reduction(case: ReductionCase, index: int) -> dict[str, torch.Tensor]:

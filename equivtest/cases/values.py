@@ -16,11 +16,13 @@ import torch
 from equivtest.cases.base import Case
 from equivtest.cases.cross_entropy import CrossEntropyCase, RefusedCrossEntropyCase
 from equivtest.cases.cross_entropy_values import draw_cross_entropy, draw_refused_cross_entropy
+from equivtest.cases.dropout import DropoutCase, draw_dropout
 from equivtest.cases.embedding import EmbeddingCase, RefusedEmbeddingCase
 from equivtest.cases.embedding_values import draw_embedding, draw_refused_embedding
 from equivtest.cases.exact_linear import draw_linear
 from equivtest.cases.exact_mlp import draw_mlp
 from equivtest.cases.fetch import FetchCase, RefusedFetchCase
+from equivtest.cases.gathered_cross_entropy import RefusedGatheredCrossEntropyCase, draw_refused_gathered
 from equivtest.cases.integers import SIGNIFICAND_BITS, generator, odd_integers, signs
 from equivtest.cases.lifecycle import LifecycleCase
 from equivtest.cases.lifecycle_values import draw_lifecycle
@@ -76,6 +78,8 @@ def draw_mlp_case(case: PerceptronCase, index: int) -> dict[str, torch.Tensor]:
 
 draw.register(CrossEntropyCase, draw_cross_entropy)
 draw.register(RefusedCrossEntropyCase, draw_refused_cross_entropy)
+draw.register(RefusedGatheredCrossEntropyCase, draw_refused_gathered)
+draw.register(DropoutCase, draw_dropout)
 draw.register(EmbeddingCase, draw_embedding)
 draw.register(ModuleCase, draw_module)
 draw.register(LifecycleCase, draw_lifecycle)

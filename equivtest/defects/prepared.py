@@ -8,7 +8,8 @@ from torch.distributed.tensor.parallel import PrepareModuleInput
 
 from equivtest.cases.prepared import PreparedCase
 from equivtest.layout import Layout, Replicate, Shard, parse_placement, shard_bounds
-from equivtest.subjects.prepared import prepared_module, run_prepared, torch_placement
+from equivtest.subjects.prepared import prepared_module, run_prepared
+from equivtest.subjects.redistribute import placement_of
 from equivtest.subjects.tensor_parallel import Answers, Given
 from equivtest.tensors import Placed
 
@@ -17,7 +18,7 @@ def input_left_as_it_came(case: PreparedCase, mesh: DeviceMesh, given: Given) ->
     """PrepareModuleInput: what the module is given is not taken to the desired layout."""
     if case.style != "input" or case.as_kwarg:
         return prepared_module(case, mesh, given)
-    given_as = torch_placement(case.source[0])
+    given_as = placement_of(parse_placement(case.source[0]))
     plan = PrepareModuleInput(
         input_layouts=given_as, desired_input_layouts=given_as, use_local_output=case.use_local_output
     )
@@ -28,7 +29,7 @@ def named_input_left_out(case: PreparedCase, mesh: DeviceMesh, given: Given) -> 
     """PrepareModuleInput: what is handed over by name is looked for under another one, and not prepared."""
     if case.style != "input" or not case.as_kwarg:
         return prepared_module(case, mesh, given)
-    first, last = map(torch_placement, case.steps)
+    first, last = (placement_of(parse_placement(step)) for step in case.steps)
     plan = PrepareModuleInput(
         input_kwarg_layouts={"x": first},
         desired_input_kwarg_layouts={"x": last},

@@ -13,10 +13,12 @@ import functools
 from equivtest.cases.base import Case
 from equivtest.cases.cross_entropy import CrossEntropyCase, RefusedCrossEntropyCase
 from equivtest.cases.data_parallel import DataParallelCase
+from equivtest.cases.dropout import DropoutCase
 from equivtest.cases.embedding import EmbeddingCase, RefusedEmbeddingCase
 from equivtest.cases.embedding_ways import EmbeddingWaysCase
 from equivtest.cases.engine import EngineCase
 from equivtest.cases.fetch import FetchCase, RefusedFetchCase
+from equivtest.cases.gathered_cross_entropy import GatheredCrossEntropyCase, RefusedGatheredCrossEntropyCase
 from equivtest.cases.lifecycle import LifecycleCase
 from equivtest.cases.linear import LinearCase, RefusedLinearCase
 from equivtest.cases.mlp import MlpCase
@@ -31,12 +33,14 @@ from equivtest.errors import Misuse
 from equivtest.oracle.collectives import document
 from equivtest.oracle.cross_entropy import document_cross_entropy, expect_cross_entropy
 from equivtest.oracle.data_parallel_collectives import document_data_parallel
+from equivtest.oracle.dropout import document_dropout, expect_dropout, expect_dropout_held
 from equivtest.oracle.embedding import expect_embedding
 from equivtest.oracle.embedding_collectives import document_embedding
 from equivtest.oracle.embedding_ways import document_both_ways, expect_both_ways, expect_each_way
 from equivtest.oracle.engine import expect_engine
 from equivtest.oracle.expected import Expected
 from equivtest.oracle.fetch import expect_fetch
+from equivtest.oracle.gathered_cross_entropy import document_gathered, expect_gathered
 from equivtest.oracle.held import Held
 from equivtest.oracle.lifecycle import expect_lifecycle
 from equivtest.oracle.lifecycle_costs import document_lifecycle
@@ -98,6 +102,12 @@ expect_held.register(EmbeddingWaysCase, expect_both_ways)
 document.register(EmbeddingWaysCase, document_both_ways)
 expect.register(CrossEntropyCase, expect_cross_entropy)
 document.register(CrossEntropyCase, document_cross_entropy)
+expect.register(GatheredCrossEntropyCase, expect_gathered)
+document.register(GatheredCrossEntropyCase, document_gathered)
+expect.register(RefusedGatheredCrossEntropyCase, expect_refusal)
+expect.register(DropoutCase, expect_dropout)
+expect_held.register(DropoutCase, expect_dropout_held)
+document.register(DropoutCase, document_dropout)
 expect.register(NormCase, expect_norm)
 document.register(NormCase, document_norm)
 expect.register(ReductionCase, expect_reduction)

@@ -27,7 +27,7 @@ from dataclasses import replace
 
 import torch
 
-from equivtest.oracle.exact import Scaled, Sum, find_integers, sum_products
+from equivtest.oracle.exact import Sum, find_integers, sum_terms
 from equivtest.oracle.operations import Found, Operations
 from equivtest.oracle.optimizers import Interval
 from equivtest.oracle.rounding import Arithmetic, Bounded, bounded, gamma, growth, where_finite
@@ -56,9 +56,8 @@ def total_norm(gradients: Sequence[torch.Tensor], norm_type: str, axes: Iterable
 
 
 def _sum_exactly(elements: torch.Tensor, operations: Operations) -> Sum:
-    ones = Scaled(torch.ones((1, len(elements)), dtype=torch.int64), 0)
-    found = sum_products("norm", ones, find_integers("gradients", elements[:, None]), DTYPES[operations.dtype])
-    return Sum(found.value[0, 0], found.bits_used)
+    found = sum_terms("norm", find_integers("gradients", elements[:, None]), DTYPES[operations.dtype])
+    return Sum(found.value[0], found.bits_used)
 
 
 def _norm_within(

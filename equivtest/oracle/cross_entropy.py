@@ -5,6 +5,8 @@ Bounds: `equivtest.oracle.losses`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from equivtest.cases.cross_entropy import CrossEntropyCase
@@ -20,7 +22,12 @@ from equivtest.tensors import DTYPES
 
 def expect_cross_entropy(case: CrossEntropyCase, index: int) -> Expected:
     """The loss and the gradient of the logits of the unsharded loss, with what each may be off by."""
-    found, shapes, layouts = bound_cross_entropy(case, index), case.shapes(), case.layouts()
+    return expect_bounds(case, bound_cross_entropy(case, index))
+
+
+def expect_bounds(case: CrossEntropyCase, found: Mapping[str, Bounded]) -> Expected:
+    """The same from bounds by name, positions flattened: (P,) or 0-dim, and (P, C)."""
+    shapes, layouts = case.shapes(), case.layouts()
     tensors = {
         name: ExpectedTensor(
             value=_in_shape(case, name, found[name].value),

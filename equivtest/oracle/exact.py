@@ -138,6 +138,23 @@ def sum_products(
     return Sum(torch.ldexp(sums.to(torch.float64), torch.tensor(unit)), bits_used)
 
 
+def sum_terms(name: str, terms: Scaled, dtype: torch.dtype, *, times: int = 1) -> Sum:
+    """The sum of terms along the first dim, exact, and proved exact in `dtype`.
+
+    Args:
+        name: Of the result, for the message.
+        terms: (terms, columns); the value has the shape (columns,).
+        dtype: In which partial sums may be stored.
+        times: How many operands of the size of a term may make one up, each of them added by itself.
+
+    Raises:
+        InexactData: magnitudes, counted so many times, add up to more than 2**p.
+    """
+    factors = Scaled(torch.full((1, len(terms.integers)), times, dtype=torch.int64), 0)
+    found = sum_products(name, factors, terms, dtype)
+    return Sum(found.value[0] / times, found.bits_used)
+
+
 def largest_of(integers: torch.Tensor) -> int:
     """The largest magnitude, 0 where there is no element."""
     return int(integers.abs().max()) if integers.numel() else 0

@@ -65,8 +65,10 @@ class Expected:
     Attributes:
         bits_used: name -> bits that the largest sum of magnitudes behind it takes.
         twins: name -> what the tensor must be like too, where another is to be the same.
+        drops: name -> with which probability each element is zero, whatever becomes of the others.
     """
 
     tensors: Mapping[str, ExpectedTensor]
     bits_used: Mapping[str, int]
     twins: Mapping[str, Twin] = field(default_factory=dict)
+    drops: Mapping[str, float] = field(default_factory=dict)

@@ -13,7 +13,16 @@ import torch
 
 from equivtest.cases.linear import REAL_MODES, LinearCase
 from equivtest.cases.values import draw
-from equivtest.oracle.exact import Scaled, Sum, bits_of, find_integers, largest_of, significand_bits, sum_products
+from equivtest.oracle.exact import (
+    Scaled,
+    Sum,
+    bits_of,
+    find_integers,
+    largest_of,
+    significand_bits,
+    sum_products,
+    sum_terms,
+)
 from equivtest.oracle.expected import Expected, ExpectedTensor
 from equivtest.oracle.real_linear import expect_real_linear
 from equivtest.oracle.unsharded_linear import unsharded_bits
@@ -73,8 +82,7 @@ def sum_linear(case: LinearCase, given: dict[str, torch.Tensor]) -> dict[str, Su
     if "weight" in case.requires_grad:
         answers["grad.weight"] = sum_products("grad.weight", _transposed(cotangent), x, dtype)
     if "bias" in case.requires_grad:
-        ones = Scaled(torch.ones((1, len(cotangent.integers)), dtype=torch.int64), 0)  # (1, T)
-        answers["grad.bias"] = sum_products("grad.bias", ones, cotangent, dtype)
+        answers["grad.bias"] = sum_terms("grad.bias", cotangent, dtype)
     return answers
 
 

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 
 import torch
 
-from equivtest.oracle.exact import InexactData, Scaled, find_integers, sum_products
+from equivtest.oracle.exact import InexactData, find_integers, sum_terms
 from equivtest.oracle.rounding import (
     Arithmetic,
     Bounded,
@@ -100,7 +100,7 @@ def nll(y: Bounded, targets: Targets, arithmetic: Arithmetic, reduction: str) ->
     if reduction != "none":
         value, error = _sum(value, error, arithmetic)
     if reduction == "mean":
-        total, e_total = _sum_of_weights(targets, arithmetic)
+        total, e_total = sum_of_weights(targets, arithmetic)
         value, magnitude = value / total, magnitude / total
         error = rounded(value, (error + value.abs() * e_total) / (total - e_total), arithmetic)
     error = torch.where(value.isnan(), 0.0, error)
@@ -112,7 +112,7 @@ def nll_grad(y: Bounded, targets: Targets, cotangent: torch.Tensor, arithmetic: 
     given = cotangent.double().expand(len(targets.classes))
     e_given = torch.zeros_like(given)
     if reduction == "mean":
-        total, e_total = _sum_of_weights(targets, arithmetic)
+        total, e_total = sum_of_weights(targets, arithmetic)
         given = given / total
         e_given = rounded(given, given.abs() * e_total / (total - e_total), arithmetic)
     if targets.has_weight:
@@ -176,16 +176,15 @@ def _sum(value: torch.Tensor, error: torch.Tensor, arithmetic: Arithmetic) -> tu
     return total, rounded(total, brought, arithmetic)
 
 
-def _sum_of_weights(targets: Targets, arithmetic: Arithmetic) -> tuple[torch.Tensor, torch.Tensor]:
+def sum_of_weights(targets: Targets, arithmetic: Arithmetic) -> tuple[torch.Tensor, torch.Tensor]:
     """By what a mean divides, in the dtype of the tensors: a count, or a sum of weights."""
     weights = torch.where(targets.kept, targets.weight, 0.0)
     return _sum(weights, torch.zeros_like(weights), arithmetic)
 
 
 def _adds_exactly(terms: torch.Tensor, dtype: torch.dtype) -> bool:
-    ones = Scaled(torch.ones((1, len(terms)), dtype=torch.int64), 0)
     try:
-        sum_products("sum", ones, find_integers("terms", terms.unsqueeze(1)), dtype)
+        sum_terms("sum", find_integers("terms", terms.unsqueeze(1)), dtype)
     except InexactData:
         return False
     return True

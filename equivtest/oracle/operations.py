@@ -24,6 +24,7 @@ from equivtest.oracle.exact import (
     largest_of,
     significand_bits,
     sum_products,
+    sum_terms,
 )
 from equivtest.oracle.expected import COPIED
 from equivtest.oracle.rounding import Arithmetic, Bounded
@@ -112,9 +113,7 @@ class Operations:
         """The sum over tokens of terms (T, C), divided among the ranks in any way: (C,)."""
 
         def exactly() -> Sum:
-            ones = Scaled(torch.ones((1, len(terms)), dtype=torch.int64), 0)
-            found = sum_products("total", ones, find_integers("terms", terms), DTYPES[self.dtype])
-            return Sum(found.value[0], found.bits_used)
+            return sum_terms("total", find_integers("terms", terms), DTYPES[self.dtype])
 
         return self.choose(exactly, lambda: total(terms, 0, self.arithmetic, ranks=self.ranks))
 

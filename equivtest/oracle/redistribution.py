@@ -33,7 +33,7 @@ from equivtest.layout import Partial, Replicate, parse_placement
 from equivtest.oracle.averages import reciprocal_is_near
 from equivtest.oracle.collectives import Collectives, distribute, redistribute
 from equivtest.oracle.declared import arithmetic_of
-from equivtest.oracle.exact import InexactData, Scaled, find_integers, sum_products
+from equivtest.oracle.exact import InexactData, find_integers, sum_terms
 from equivtest.oracle.expected import COPIED, Expected, ExpectedTensor
 from equivtest.oracle.rounding import Bounded, bounded, growth, where_finite
 
@@ -106,8 +106,7 @@ def _exactly(name: str, operands: torch.Tensor, op: str) -> Reduced:
     odd = num_operands // (num_operands & -num_operands)
     if op == "avg" and bool((flat.integers % odd != 0).any()):
         raise InexactData(f"{name}: operands are no multiples of {odd}, so that their average is rounded")
-    ones = Scaled(torch.ones((1, num_operands), dtype=torch.int64), 0)
-    found = sum_products(name, ones, flat, operands.dtype)
+    found = sum_terms(name, flat, operands.dtype)
     value = found.value.reshape(shape) / (num_operands if op == "avg" else 1)
     derivation = f"equal: the {op} of {num_operands} integers times a power of two, exact in any order"
     return Reduced(value, value.to(operands.dtype), None, derivation, found.bits_used)

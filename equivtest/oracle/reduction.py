@@ -14,7 +14,7 @@ from equivtest.cases.values import draw
 from equivtest.layout import shard_bounds
 from equivtest.oracle.contractions import total
 from equivtest.oracle.declared import arithmetic_of
-from equivtest.oracle.exact import InexactData, Scaled, Sum, find_integers, sum_products
+from equivtest.oracle.exact import InexactData, Sum, find_integers, sum_terms
 from equivtest.oracle.expected import COPIED, Expected, ExpectedTensor
 from equivtest.oracle.operations import Found
 from equivtest.oracle.reductions import (
@@ -59,9 +59,8 @@ def expect_reduction(case: ReductionCase, index: int) -> Expected:
 def _whole(case: ReductionCase, x: torch.Tensor) -> torch.Tensor:
     """x (rows, R), float64: its reduced dims last; of a partial one the sum of its operands, which must be exact."""
     if case.is_partial:
-        ones = Scaled(torch.ones((1, case.world_size), dtype=torch.int64), 0)
         operands = find_integers("x", x.reshape(case.world_size, -1))
-        x = sum_products("x", ones, operands, DTYPES[case.dtype]).value.reshape(case.shape)
+        x = sum_terms("x", operands, DTYPES[case.dtype]).value.reshape(case.shape)
     return _rows(case, x.double())
 
 
@@ -112,10 +111,8 @@ def _partials(case: ReductionCase, x: torch.Tensor) -> torch.Tensor | None:
 
 def _sum_exactly(case: ReductionCase, x: torch.Tensor) -> Sum:
     """The sums of rows; operands of a partial one are as large as all terms together."""
-    factor = case.world_size if case.is_partial else 1
-    ones = Scaled(torch.full((1, x.shape[1]), factor, dtype=torch.int64), 0)
-    found = sum_products("sum", ones, find_integers("x", x.T), DTYPES[case.dtype])
-    return Sum(found.value[0] / factor, found.bits_used)
+    times = case.world_size if case.is_partial else 1
+    return sum_terms("sum", find_integers("x", x.T), DTYPES[case.dtype], times=times)
 
 
 def _backward(case: ReductionCase, x: torch.Tensor, cotangent: torch.Tensor) -> Found:

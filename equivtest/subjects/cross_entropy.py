@@ -1,4 +1,4 @@
-"""torch's loss_parallel: the cross entropy of logits whose classes are divided among the ranks.
+"""The cross entropy of logits whose classes are divided among the ranks: torch's loss_parallel, and without it.
 
 Source: torch/distributed/tensor/parallel/loss.py, loss_parallel (2.13.0).  A correct one computes
 what torch.nn.functional.cross_entropy computes of the whole logits, forward and backward.
@@ -11,10 +11,12 @@ from contextlib import contextmanager
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.functional import cross_entropy
 
 from equivtest.cases.cross_entropy import CrossEntropyCase, RefusedCrossEntropyCase
+from equivtest.cases.gathered_cross_entropy import GatheredCrossEntropyCase
 from equivtest.subjects.tensor_parallel import Answers, Given, as_dtensor, run_backward, under_contract
 
 Loss = Callable[[CrossEntropyCase, torch.Tensor, Given], torch.Tensor]
@@ -27,16 +29,33 @@ def parallel_cross_entropy(case: CrossEntropyCase, mesh: DeviceMesh, given: Give
         return run_loss(case, mesh, given, cross_entropy_by_torch)
 
 
+def dtensor_cross_entropy(case: GatheredCrossEntropyCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """F.cross_entropy, forward and backward, of DTensors alone: torch gathers what it needs.  The loss made whole.
+
+    Source: softmax_strategy, nll_loss_forward_strategy and nll_loss_backward_strategy in
+    torch/distributed/tensor/_ops/_math_ops.py (2.13.0).
+    """
+    return run_loss(case, mesh, given, gathered_by_torch)
+
+
+def gathered_by_torch(case: CrossEntropyCase, logits: torch.Tensor, given: Given) -> torch.Tensor:
+    """F.cross_entropy, whatever its placement redistributed to every rank."""
+    output = cross_entropy_by_torch(case, logits, given)
+    return output.redistribute(placements=[Replicate()]) if isinstance(output, DTensor) else output
+
+
 def cross_entropy_by_torch(case: CrossEntropyCase, logits: torch.Tensor, given: Given) -> torch.Tensor:
     """F.cross_entropy with the options of the case."""
-    smooths = isinstance(case, RefusedCrossEntropyCase) and case.misfit == "label_smoothing"
+    smoothing = case.label_smoothing if isinstance(case, GatheredCrossEntropyCase) else 0.0
+    if isinstance(case, RefusedCrossEntropyCase) and case.misfit == "label_smoothing":
+        smoothing = 0.125
     return cross_entropy(
         logits,
         given["target"],
         given.get("weight"),
         ignore_index=case.ignore_index,
         reduction=case.reduction,
-        label_smoothing=0.125 if smooths else 0.0,
+        label_smoothing=smoothing,
     )
 
 

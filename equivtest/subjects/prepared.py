@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.distributed import tensor as torch_tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Placement
 from torch.distributed.tensor.parallel import (
     ParallelStyle,
     PrepareModuleInput,
@@ -20,8 +18,8 @@ from torch.distributed.tensor.parallel import (
 )
 
 from equivtest.cases.prepared import PreparedCase
-from equivtest.layout import Partial, Shard, parse_placement
-from equivtest.subjects.redistribute import as_dtensor, own_operand, take_cotangent
+from equivtest.layout import parse_placement
+from equivtest.subjects.redistribute import as_dtensor, own_operand, placement_of, take_cotangent
 from equivtest.subjects.tensor_parallel import Answers, Given, under_contract
 
 
@@ -32,7 +30,7 @@ def prepared_module(case: PreparedCase, mesh: DeviceMesh, given: Given) -> Answe
 
 def plan_of(case: PreparedCase) -> ParallelStyle:
     """The style of the case, x handed over by position or by name."""
-    first, *middle, last = map(torch_placement, case.steps)
+    first, *middle, last = (placement_of(parse_placement(step)) for step in case.steps)
     if case.style == "output":
         return PrepareModuleOutput(
             output_layouts=first, desired_output_layouts=last, use_local_output=case.use_local_output
@@ -65,11 +63,3 @@ def run_prepared(case: PreparedCase, mesh: DeviceMesh, given: Given, plan: Paral
         torch.autograd.backward(output, take_cotangent(case, mesh, given["cotangent"]))
     found: dict[str, torch.Tensor | None] = {"output": output}
     return under_contract(case, found | {f"grad.{name}": x.grad for name in case.requires_grad})
-
-
-def torch_placement(text: str) -> Placement:
-    """A placement of the case in torch's words."""
-    placement = parse_placement(text)
-    if isinstance(placement, Shard):
-        return torch_tensor.Shard(placement.dim)
-    return torch_tensor.Partial(placement.op) if isinstance(placement, Partial) else torch_tensor.Replicate()

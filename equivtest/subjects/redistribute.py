@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor, Placement, distribute_tensor
 from equivtest.cases.redistribute import RedistributeCase, partial_axes
 from equivtest.cases.redistribute_refused import RefusedRedistributeCase
 from equivtest.layout import Layout, Partial, Shard
+from equivtest.layout import Placement as OwnPlacement
 from equivtest.subjects.tensor_parallel import Answers, Given, under_contract
 
 Move = Callable[[RedistributeCase, DTensor], DTensor]
@@ -122,12 +123,11 @@ def asked_placements(case: RedistributeCase) -> list[Placement]:
 
 def placements_of(layout: Layout) -> list[Placement]:
     """The layout in torch's words."""
-    found: list[Placement] = []
-    for placement in layout.placements:
-        if isinstance(placement, Shard):
-            found.append(torch_tensor.Shard(placement.dim))
-        elif isinstance(placement, Partial):
-            found.append(torch_tensor.Partial(placement.op))
-        else:
-            found.append(torch_tensor.Replicate())
-    return found
+    return list(map(placement_of, layout.placements))
+
+
+def placement_of(placement: OwnPlacement) -> Placement:
+    """One placement in torch's words."""
+    if isinstance(placement, Shard):
+        return torch_tensor.Shard(placement.dim)
+    return torch_tensor.Partial(placement.op) if isinstance(placement, Partial) else torch_tensor.Replicate()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from equivtest.cases.base import Case
 from equivtest.oracle.expected import Expected
+from equivtest.verdicts.chance import judge_chance
 from equivtest.verdicts.communication import judge_collectives
 from equivtest.verdicts.exactness import judge_bits, judge_bits_but_for_zeros, judge_repeats
 from equivtest.verdicts.judgement import Answers, Judgement
@@ -82,6 +83,14 @@ both_ways_agree = Claim(
     "a NaN any other where one of them added zeros; sums within what two orders of summation may be apart",
     judge_ways,
 )
+drops_at_random = Claim(
+    "drops_at_random",
+    "as many elements are dropped as chance allows, of all and of each rank's, and on no two ranks the same ones; a "
+    "right subject fails it once in 10**12 draws",
+    judge_chance,
+    lambda case, draw: case.draws_at_random,
+    by_dtype=False,
+)
 uses_only_collectives = Claim(
     "uses_only_collectives",
     "kinds, counts and bytes of collectives are the documented ones on every rank; judged where they are recorded",
@@ -132,7 +141,7 @@ CLAIMS = {
     for claim in (
         equals_unsharded, gradients_equal_unsharded, agrees_on_all_ranks, keeps_layout_of_parameter,
         trains_like_unsharded, does_not_touch_its_inputs, is_exact_without_reduction, is_exact_but_for_added_zeros,
-        is_the_identity_for_one_rank, repeats_itself, both_ways_agree, uses_only_collectives,
+        is_the_identity_for_one_rank, repeats_itself, both_ways_agree, drops_at_random, uses_only_collectives,
         uses_only_documented_memory, refuses,
     )
 }  # fmt: skip

@@ -13,6 +13,7 @@ HEADLINES: dict[Kind, str] = {
     "bits": "BitsMismatch: {subject}: {tensor} has not the bits of the unsharded computation",
     "repeat": "RepeatMismatch: {subject}: {tensor} is not the same when the case runs again",
     "ways": "WaysMismatch: {subject}: {tensor} is not what the other way gives",
+    "chance": "ChanceMismatch: {subject}: {tensor} is not as chance has it",
     "collectives": "CollectiveMismatch: {subject}: other collectives than the documented ones",
     "not_refused": "NotRefused: {subject}: a case outside the contract was not refused alike",
     "raised": "RankRaised: {subject}: a rank raised",

@@ -18,6 +18,7 @@ Kind = Literal[
     "bits",
     "repeat",
     "ways",
+    "chance",
     "collectives",
     "not_refused",
     "raised",
@@ -30,8 +31,8 @@ Kind = Literal[
 """Kinds from 'value' to 'timed_out' are failures; 'known' is a known failure, not judged again."""
 
 FAILURES: tuple[Kind, ...] = (
-    "value", "layout", "shape", "replica", "touched", "bits", "repeat", "ways", "collectives", "not_refused", "raised",
-    "lost", "timed_out",
+    "value", "layout", "shape", "replica", "touched", "bits", "repeat", "ways", "chance", "collectives", "not_refused",
+    "raised", "lost", "timed_out",
 )  # fmt: skip
 
 

@@ -12,8 +12,14 @@ that leave trailing ranks empty, and 31, 32, 33 around a tile of 32.
 
 from __future__ import annotations
 
-from equivtest.cases.strategies.cross_entropy import cross_entropy_cases, refused_cross_entropy_cases
+from equivtest.cases.strategies.cross_entropy import (
+    cross_entropy_cases,
+    gathered_cross_entropy_cases,
+    refused_cross_entropy_cases,
+    refused_gathered_cross_entropy_cases,
+)
 from equivtest.cases.strategies.data_parallel import data_parallel_cases
+from equivtest.cases.strategies.dropout import dropout_cases
 from equivtest.cases.strategies.embedding import embedding_cases, embedding_ways_cases, refused_embedding_cases
 from equivtest.cases.strategies.engine import engine_cases, whole_engine_cases
 from equivtest.cases.strategies.fetch import fetch_cases, refused_fetch_cases
@@ -31,11 +37,13 @@ from equivtest.cases.strategies.two_axes import two_axis_cases
 __all__ = [
     "cross_entropy_cases",
     "data_parallel_cases",
+    "dropout_cases",
     "edge_sizes",
     "embedding_cases",
     "embedding_ways_cases",
     "engine_cases",
     "fetch_cases",
+    "gathered_cross_entropy_cases",
     "lifecycle_cases",
     "linear_cases",
     "mlp_cases",
@@ -47,6 +55,7 @@ __all__ = [
     "refused_cross_entropy_cases",
     "refused_embedding_cases",
     "refused_fetch_cases",
+    "refused_gathered_cross_entropy_cases",
     "refused_linear_cases",
     "refused_redistribute_cases",
     "training_cases",

@@ -9,6 +9,11 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 
 from equivtest.cases.base import Shape
 from equivtest.cases.cross_entropy import MISFITS, REDUCTIONS, CrossEntropyCase, RefusedCrossEntropyCase
+from equivtest.cases.gathered_cross_entropy import (
+    GATHERED_MISFITS,
+    GatheredCrossEntropyCase,
+    RefusedGatheredCrossEntropyCase,
+)
 from equivtest.cases.strategies.picks import (
     POISON_TABLE,
     RECORDS,
@@ -40,6 +45,59 @@ def cross_entropy_cases(space: Space) -> SearchStrategy[CrossEntropyCase]:
 def refused_cross_entropy_cases(space: Space) -> SearchStrategy[RefusedCrossEntropyCase]:
     """Cases of targets, weights, layouts and options that loss_parallel does not take."""
     return _refused_cross_entropy_cases(space)
+
+
+def gathered_cross_entropy_cases(space: Space) -> SearchStrategy[GatheredCrossEntropyCase]:
+    """Cases of one cross entropy without loss_parallel.
+
+    Shrinks to one draw of real values, one position, one class, no reduction, no smoothing.
+    """
+    return _gathered_cross_entropy_cases(space)
+
+
+def refused_gathered_cross_entropy_cases(space: Space) -> SearchStrategy[RefusedGatheredCrossEntropyCase]:
+    """Cases of targets, weights and layouts that a cross entropy of DTensors does not take."""
+    return _refused_gathered_cross_entropy_cases(space)
+
+
+@st.composite
+def _gathered_cross_entropy_cases(draw: DrawFn, space: Space) -> GatheredCrossEntropyCase:
+    """In 16 bits few positions are reduced: torch adds them in 16 bits, and bounds of many conclude nothing."""
+    case = draw(_cross_entropy_cases(space))
+    shares, positions = pick(draw, "shares", ("classes", "classes", "positions")), case.positions
+    shares = shares if positions else "classes"
+    if case.dtype in ("bfloat16", "float16") and case.reduction != "none":
+        positions = tuple(min(size, 5) if dim == 0 else 1 for dim, size in enumerate(positions))
+    if shares == "positions" and case.reduction == "mean":
+        positions = (-(-positions[0] // case.world_size) * case.world_size, *positions[1:])
+    fields = {"positions": positions, "target_is_dtensor": True, "weight_is_dtensor": case.weighted}
+    return GatheredCrossEntropyCase(
+        **vars(case) | fields | {"records": case.records and shares == "classes"},
+        shares=shares,
+        label_smoothing=pick(draw, "label_smoothing", (0.0, 0.0, 0.125, 0.1, 1.0)),
+    )
+
+
+@st.composite
+def _refused_gathered_cross_entropy_cases(draw: DrawFn, space: Space) -> RefusedGatheredCrossEntropyCase:
+    fields, misfit = _pick_loss(draw, space), pick(draw, "misfit", GATHERED_MISFITS)
+    if misfit == "batch_mean" and fields["world_size"] == 1:
+        misfit = "above"  # of one rank nothing is uneven
+    if misfit == "batch_mean":
+        fields |= {"reduction": "mean", "positions": (fields["world_size"] + 1, *fields["positions"][1:])}
+    if misfit == "plain_target":
+        fields["positions"] = (max((2, *fields["positions"][:1])), *fields["positions"][1:])
+    if misfit == "plain_weight":
+        fields |= {"weighted": True, "num_classes": max(2, fields["num_classes"])}
+    return RefusedGatheredCrossEntropyCase(
+        misfit=misfit,
+        **fields,
+        shares="positions" if misfit == "batch_mean" else "classes",
+        target_is_dtensor=misfit != "plain_target",
+        weight_is_dtensor=fields["weighted"] and misfit != "plain_weight",
+        label_smoothing=pick(draw, "label_smoothing", (0.0, 0.125)),
+        values=pick_values(draw, (("real",),)),
+    )
 
 
 @st.composite

@@ -6,8 +6,10 @@ from equivtest.defects.catalogue.clipping import DEFECTS as CLIPPING
 from equivtest.defects.catalogue.collectives import DEFECTS as COLLECTIVES
 from equivtest.defects.catalogue.cross_entropy import DEFECTS as CROSS_ENTROPY
 from equivtest.defects.catalogue.data_parallel import DEFECTS as DATA_PARALLEL
+from equivtest.defects.catalogue.dropout import DEFECTS as DROPOUT
 from equivtest.defects.catalogue.embedding import DEFECTS as EMBEDDING
 from equivtest.defects.catalogue.embedding_ways import DEFECTS as EMBEDDING_WAYS
+from equivtest.defects.catalogue.gathered_cross_entropy import DEFECTS as GATHERED_CROSS_ENTROPY
 from equivtest.defects.catalogue.linear_arithmetic import DEFECTS as LINEAR_ARITHMETIC
 from equivtest.defects.catalogue.module import DEFECTS as MODULE
 from equivtest.defects.catalogue.norm import DEFECTS as NORM
@@ -43,5 +45,7 @@ DEFECTS: tuple[Defect, ...] = (
     *CROSS_ENTROPY,
     *REDUCTION,
     *PREPARED,
+    *DROPOUT,
+    *GATHERED_CROSS_ENTROPY,
 )
 """All defects; the audit in tests/test_defects.py runs each one."""

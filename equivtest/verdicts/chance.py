@@ -1,0 +1,109 @@
+"""The claim on chance: what is dropped is as much as chance allows, and something else in each shard.
+
+Every count here is binomial where a subject is right: elements are dropped independently of one
+another, so are those that two ranks hold of different parts, and whether two independent elements
+share their fate is again such an event.  A subject that is right fails on one draw with a
+probability of at most limits.FALSE_ALARM, which the counts of the draw share equally.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import combinations
+
+import torch
+
+from equivtest import limits
+from equivtest.cases.base import Case
+from equivtest.layout import replicas
+from equivtest.oracle.chance import DELTA, agreement, count_limits
+from equivtest.oracle.expected import Expected
+from equivtest.verdicts.elements import shape_mismatch
+from equivtest.verdicts.judgement import Answers, Judgement
+from equivtest.verdicts.verdict import Kind, Mismatch
+
+
+@dataclass(frozen=True)
+class Count:
+    """How often something happened.
+
+    Attributes:
+        rank: Of whose elements it is told.
+        what: In words, of elements.
+        num, count: Elements in all, and those of which it is so.
+        probability: Of one element, by chance.
+        pairs: Whether two ranks' elements are compared.
+    """
+
+    rank: int
+    what: str
+    num: int
+    count: int
+    probability: float
+    pairs: bool = False
+
+    def limits(self, num_counts: int) -> tuple[int, int]:
+        """Between which `count` must be, where the draw has so many counts."""
+        delta = 2 * DELTA if self.pairs else DELTA  # of p**2 + (1 - p)**2, whose slope is at most 2
+        return count_limits(self.num, self.probability, limits.FALSE_ALARM / num_counts, delta=delta)
+
+
+def judge_chance(case: Case, expected: Expected, answers: Answers) -> Judgement | None:
+    """Nothing where nothing hangs on chance; open where the ranks do not hold what they should.
+
+    Of so many elements as `Case.draws_at_random` asks for, every count could be wrong.
+    """
+    wrong, agreeing = [], []
+    for name, p in expected.drops.items():
+        kept = _kept(case, expected, name, answers)
+        counts = list(_counts(kept, 1 - p))
+        judged = [(each, *each.limits(len(counts))) for each in counts]
+        found = [_describe(name, each, low, high) for each, low, high in judged if not low <= each.count <= high]
+        wrong += found
+        if kept and not found:
+            agreeing.append(name)
+    if not expected.drops:
+        return None
+    kind: Kind = "chance" if wrong else "holds" if len(agreeing) == len(expected.drops) else "inconclusive"
+    return Judgement(kind, tuple(wrong), tuple(agreeing))
+
+
+def _kept(case: Case, expected: Expected, name: str, answers: Answers) -> Mapping[int, torch.Tensor]:
+    """rank -> which of its elements are left, 1-D; of replicas the first, and none without elements.
+
+    Nothing where the tensor is not what its contract says, which is another claim's business.
+    """
+    right = expected.tensors[name]
+    held = {rank: answer.tensors.get(name) for rank, answer in answers.items()}
+    if shape_mismatch(name, right, held, case.mesh_shape) is not None:
+        return {}
+    present = {rank: placed for rank, placed in held.items() if placed is not None}
+    if any(placed.layout != right.layout for placed in present.values()):
+        return {}
+    firsts = [ranks[0] for ranks in replicas(right.layout, case.mesh_shape)]
+    return {rank: present[rank].local.flatten() != 0 for rank in firsts if present[rank].local.numel()}
+
+
+def _counts(kept: Mapping[int, torch.Tensor], q: float) -> Iterator[Count]:
+    """What is left of all, of each part, and alike in each two parts, as far as the shorter one goes."""
+    for rank, part in kept.items():
+        yield Count(rank, "elements of the rank are left", part.numel(), int(part.sum()), q)
+    if len(kept) > 1:
+        whole = torch.cat(list(kept.values()))
+        yield Count(next(iter(kept)), "elements of all ranks are left", whole.numel(), int(whole.sum()), q)
+    for (one, left), (other, right) in combinations(kept.items(), 2):
+        num = min(left.numel(), right.numel())
+        alike = int((left[:num] == right[:num]).sum())
+        what = f"elements are left or dropped as on rank {one}"
+        yield Count(other, what, num, alike, agreement(q), pairs=True)
+
+
+def _describe(name: str, count: Count, low: int, high: int) -> Mismatch:
+    return Mismatch(
+        name,
+        count.rank,
+        expected=f"{low} to {high} of {count.num} {count.what}",
+        actual=f"{count.count} are",
+        extent=f"by chance about {count.num * count.probability:.1f}",
+    )
