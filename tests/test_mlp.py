@@ -108,7 +108,7 @@ def _one_step(
 def _clipped(case: PerceptronCase, step: int, parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     if not case.clips:
         return {}
-    trained = {name: parameters[name] for name in case.graded_names(step) if name != "x"}
+    trained = {name: parameters[name] for name in case.graded_parameters(step)}
     norm = torch.nn.utils.clip_grad_norm_(list(trained.values()), case.clip_norm, float(case.norm_type))
     left = {f"step{step}.clipped.{name}": tensor.grad.clone() for name, tensor in trained.items()}
     return {f"step{step}.total_norm": norm, **left}

@@ -217,7 +217,7 @@ def unsharded_perceptron(case: PerceptronCase, index: int) -> dict[str, torch.Te
         if output.requires_grad:
             output.backward(given[at_step(step, "cotangent")])
         answers[at_step(step, "output")] = output.detach()
-        graded = [name for name in case.graded_names(step) if name != "x"]
+        graded = case.graded_parameters(step)
         for name in graded:
             parameters[name].grad /= case.num_averaged
         gradients = {"x": x.grad} | {name: parameters[name].grad for name in parameters}

@@ -193,6 +193,10 @@ class PerceptronCase(Case):
         stops = self.stops_at_hidden(step)
         return tuple(name for name in self.requires_grad if not stops or name.startswith("out_proj"))
 
+    def graded_parameters(self, step: int) -> tuple[str, ...]:
+        """The parameters that get a gradient in that step."""
+        return tuple(name for name in self.graded_names(step) if name != "x")
+
     def captured_names(self, step: int = 1) -> tuple[str, ...]:
         """What is captured of the activations of one step, its gradients where it has some."""
         values = ("capture.in_proj.input", "capture.in_proj.output", "capture.out_proj.input")
@@ -240,7 +244,7 @@ class PerceptronCase(Case):
         yield from self._once(1)
         for step in range(1, self.steps + 1 if self.trains else 1):
             if self.clips:
-                left = (f"clipped.{name}" for name in self.graded_names(step) if name != "x")
+                left = (f"clipped.{name}" for name in self.graded_parameters(step))
                 yield from (f"step{step}.{name}" for name in ("total_norm", *left))
             yield from (f"step{step}.{state}.{name}" for state in self.state_names() for name in self.names_left(state))
             if step < self.steps:

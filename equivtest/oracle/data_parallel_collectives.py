@@ -31,7 +31,7 @@ def document_data_parallel(case: DataParallelCase, rank: int) -> Collectives:
     for step in range(1, case.steps + 1):
         used = LAYERS if case.hidden_requires_grad and not case.stops_at_hidden(step) else LAYERS[1:]
         backward = [Collective(case.fetch, layers[layer] // share, "backward") for layer in used]
-        graded = [padded[name] for name in case.graded_names(step) if name != "x"]
+        graded = [padded[name] for name in case.graded_parameters(step)]
         backward += [Collective("reduce_scatter", size_bytes, "backward") for size_bytes in graded]
         found += (forward + backward) * case.micro_batches + clipping
     return tuple(found)

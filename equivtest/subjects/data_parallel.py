@@ -47,7 +47,7 @@ class DataParallelRun(PerceptronRun):
             found = [part[name] for part in parts]
             whole = torch.cat([tensor for tensor in found if tensor is not None]) if None not in found else None
             self.keep(at_step(step, name), whole)
-        for name in (name for name in self.case.graded_names(step) if name != "x"):
+        for name in self.case.graded_parameters(step):
             self.keep(at_step(step, f"grad.{name}"), self.gradient(name))
 
     def run_micro_batch(self, step: int, index: int) -> dict[str, torch.Tensor | None]:

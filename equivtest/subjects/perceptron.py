@@ -124,7 +124,7 @@ class PerceptronRun:
         """Clips the gradients if the case says so, and answers their norm and what is left of them."""
         if self.case.clips:
             self.keep(f"step{step}.total_norm", self.clip())
-            for name in (name for name in self.case.graded_names(step) if name != "x"):
+            for name in self.case.graded_parameters(step):
                 self.keep(f"step{step}.clipped.{name}", self.gradient(name))
 
     def clip(self) -> torch.Tensor:
