@@ -92,10 +92,13 @@ class DdpRun(DataParallelRun):
 
 class Fsdp2Run(DataParallelRun):
     def build(self) -> nn.Module:
-        model = Mlp(self.case, self.given)
+        return self.shard(Mlp(self.case, self.given), self.mesh)
+
+    def shard(self, model: Mlp, mesh: DeviceMesh) -> nn.Module:
+        """The model, its layers and what is left of it sharded along the mesh."""
         for layer in LAYERS:
-            fully_shard(model.get_submodule(layer), mesh=self.mesh, reshard_after_forward=self.case.reshards)
-        self.parallel: FSDPModule = fully_shard(model, mesh=self.mesh, reshard_after_forward=self.case.reshards)
+            fully_shard(model.get_submodule(layer), mesh=mesh, reshard_after_forward=self.case.reshards)
+        self.parallel: FSDPModule = fully_shard(model, mesh=mesh, reshard_after_forward=self.case.reshards)
         return model
 
     def synchronization(self, *, is_last: bool) -> AbstractContextManager[None]:
