@@ -6,25 +6,22 @@ Letters: T tokens (product of the leading dims), K in_features, H hidden_feature
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from equivtest import limits
-from equivtest.cases.base import Case, Shape, require
+from equivtest.cases.base import Shape, require
+from equivtest.cases.training import TrainingCase
 
 EXACT_MODES = ("dense", "wide-x", "wide-in", "wide-out", "wide-g")
 REAL_MODES = ("real",)
 ACTIVATIONS = ("relu", "gelu", "silu")
-OPTIMIZERS = ("none", "sgd", "adamw")
-NORM_TYPES = ("2", "1", "inf")
 LAYERS = ("in_proj", "out_proj")
-MAX_STEPS = 16
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class PerceptronCase(Case):
+class PerceptronCase(TrainingCase):
     """y = act(x W1^T + b1) W2^T + b2.  A subclass says what of it which rank holds.
 
     Each step k has an x and a cotangent of its own.  Names of step 1 are plain (`output`,
@@ -41,12 +38,6 @@ class PerceptronCase(Case):
         requires_grad: Which of 'x', 'in_proj.weight', 'in_proj.bias', 'out_proj.weight' and
             'out_proj.bias' need a gradient, in this order.
         x_contiguous, cotangent_contiguous: Memory format of what the harness hands over.
-        optimizer: What updates the parameters; 'none': one forward and backward alone.
-        steps: Forward, backward and update, this many times; 1 without an optimizer, else 2 or more.
-        lr, momentum, weight_decay, foreach: Of the optimizer; momentum of SGD alone.
-        clip_norm: Gradients are scaled before each update so that their norm over all parameters is
-            at most about this; 0: they are not.
-        norm_type: Which norm: '1', '2' or 'inf'.
     """
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = EXACT_MODES + REAL_MODES
@@ -60,14 +51,6 @@ class PerceptronCase(Case):
     requires_grad: tuple[str, ...] = ("x", "in_proj.weight", "out_proj.weight")
     x_contiguous: bool = True
     cotangent_contiguous: bool = True
-    optimizer: str = "none"
-    steps: int = 1
-    lr: float = 0.25
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    foreach: bool = False
-    clip_norm: float = 0.0
-    norm_type: str = "2"
 
     def __post_init__(self) -> None:
         self._check_sizes()
@@ -81,7 +64,7 @@ class PerceptronCase(Case):
                 listed == tuple(each for each in known if each in listed),
                 f"{name} must list some of {', '.join(known)} in this order, got {listed}",
             )
-        self._check_training()
+        require(not self.trains or bool(self.trained_names()), "an optimizer needs a parameter in requires_grad")
         super().__post_init__()
         for mode, _ in self.values:
             exact = mode in EXACT_MODES
@@ -100,40 +83,6 @@ class PerceptronCase(Case):
         for name in ("in_features", "hidden_features", "out_features"):
             size = getattr(self, name)
             require(1 <= size <= limits.MAX_FEATURES, f"{name} must be in 1..{limits.MAX_FEATURES}, got {size}")
-
-    def _check_training(self) -> None:
-        require(
-            self.optimizer in OPTIMIZERS, f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {self.optimizer!r}"
-        )
-        require(
-            self.norm_type in NORM_TYPES, f"norm_type must be one of {', '.join(NORM_TYPES)}, got {self.norm_type!r}"
-        )
-        require(0 <= self.clip_norm < math.inf, f"clip_norm must be at least 0 and finite, got {self.clip_norm}")
-        require(self.clips or self.norm_type == "2", "norm_type is clipping's: set clip_norm")
-        if not self.trains:
-            require(not self.clips, f"gradients are clipped before an update: set optimizer, got {self.clip_norm}")
-            require(self.steps == 1, f"steps must be 1 without an optimizer, got {self.steps}")
-            return
-        require(2 <= self.steps <= MAX_STEPS, f"steps must be in 2..{MAX_STEPS} with an optimizer, got {self.steps}")
-        require(bool(self.trained_names()), "an optimizer needs a parameter in requires_grad")
-        require(0 < self.lr <= 1, f"lr must be above 0 and at most 1, got {self.lr}")
-        require(0 <= self.weight_decay <= 1, f"weight_decay must be in 0..1, got {self.weight_decay}")
-        require(0 <= self.momentum < 1, f"momentum must be at least 0 and below 1, got {self.momentum}")
-        require(self.momentum == 0 or self.optimizer == "sgd", f"momentum is SGD's, got it for {self.optimizer}")
-        require(
-            self.optimizer != "adamw" or self.dtype != "float16",
-            "AdamW's eps of 1e-8 is zero in float16, so that a gradient of zero gives 0 / 0: use another dtype",
-        )
-
-    @property
-    def trains(self) -> bool:
-        """Whether an optimizer updates the parameters."""
-        return self.optimizer != "none"
-
-    @property
-    def clips(self) -> bool:
-        """Whether gradients are clipped by their norm before each update."""
-        return self.clip_norm > 0
 
     @property
     def num_dims(self) -> int:
@@ -154,11 +103,6 @@ class PerceptronCase(Case):
     def num_hidden_parts(self) -> int:
         """Among how many ranks the hidden features are divided, and with them the sums over them."""
         return self.world_size
-
-    @property
-    def norm_axes(self) -> tuple[int, ...]:
-        """Ranks along each mesh axis over which the norm of the gradients is put together."""
-        return self.mesh_shape
 
     @property
     def last_leading(self) -> int:
@@ -206,12 +150,6 @@ class PerceptronCase(Case):
     def num_updates(self, name: str, step: int) -> int:
         """How often a trained parameter has been updated once that step is over."""
         return sum(name in self.graded_names(each) for each in range(1, step + 1))
-
-    def state_names(self) -> tuple[str, ...]:
-        """What an update leaves of each trained parameter: itself and the optimizer's state."""
-        if self.optimizer == "adamw":
-            return ("param", "exp_avg", "exp_avg_sq")
-        return ("param", "momentum") if self.momentum else ("param",)
 
     def names_left(self, state: str) -> tuple[str, ...]:
         """The parameters of which an update leaves `state`, one of `state_names`."""
