@@ -203,6 +203,8 @@ def unsharded_perceptron(case: PerceptronCase, index: int) -> dict[str, torch.Te
     parameters = {
         name: given[name].clone().requires_grad_(name in case.requires_grad) for name in case.parameter_names()
     }
+    if case.tied:
+        parameters["out_proj.weight"] = parameters["in_proj.weight"]
     answers = {f"param.{name}": tensor.detach().clone() for name, tensor in parameters.items()}
     trained = [parameters[name] for name in case.trained_names()]
     optimizer = make_optimizer(case, trained) if case.trains else None
@@ -213,7 +215,9 @@ def unsharded_perceptron(case: PerceptronCase, index: int) -> dict[str, torch.Te
         hidden = functional.linear(x, parameters["in_proj.weight"], parameters.get("in_proj.bias"))
         hidden = getattr(functional, case.activation)(hidden)
         hidden = hidden.detach() if case.stops_at_hidden(step) else hidden
-        output = functional.linear(hidden, parameters["out_proj.weight"], parameters.get("out_proj.bias"))
+        weight = parameters["out_proj.weight"]
+        weight = weight.t() if case.tied == "transposed" else weight
+        output = functional.linear(hidden, weight, parameters.get("out_proj.bias"))
         if output.requires_grad:
             output.backward(given[at_step(step, "cotangent")])
         answers[at_step(step, "output")] = output.detach()

@@ -18,6 +18,9 @@ EXACT_MODES = ("dense", "wide-x", "wide-in", "wide-out", "wide-g")
 REAL_MODES = ("real",)
 ACTIVATIONS = ("relu", "gelu", "silu")
 LAYERS = ("in_proj", "out_proj")
+SCALARS = ("total_norm", "storages")
+"""What is answered of all parameters together."""
+TIES = ("", "same", "transposed")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -30,13 +33,18 @@ class PerceptronCase(TrainingCase):
     the first update; `step1.momentum.`, `step1.exp_avg.` and `step1.exp_avg_sq.` hold the
     optimizer's state after it.  Before it `step1.total_norm` is that of all gradients, 0-dim, and
     `step1.clipped.in_proj.weight` what clipping leaves of a gradient.  `capture.in_proj.output` is
-    what a layer took or gave, `grad.in_proj.output` the gradient of that.
+    what a layer took or gave, `grad.in_proj.output` the gradient of that.  Of a tied weight,
+    `param.out_proj.weight` is what is found at its second place, and `storages` in how many storages
+    a rank holds it in the end, 0-dim: one.
 
     Attributes:
         leading: Leading dims of the activations, one to three; x is (*leading, K).
         biases: Which layers have a bias, in this order; never zero.
         requires_grad: Which of 'x', 'in_proj.weight', 'in_proj.bias', 'out_proj.weight' and
             'out_proj.bias' need a gradient, in this order.
+        tied: 'same': out_proj's weight is in_proj's, one parameter in two places, so that K = H = N;
+            'transposed': the same, but that out_proj uses its transpose, so that K = N; '': two parameters.
+            A tied weight is called in_proj.weight.
         x_contiguous, cotangent_contiguous: Memory format of what the harness hands over.
     """
 
@@ -49,11 +57,13 @@ class PerceptronCase(TrainingCase):
     biases: tuple[str, ...] = ()
     activation: str = "relu"
     requires_grad: tuple[str, ...] = ("x", "in_proj.weight", "out_proj.weight")
+    tied: str = ""
     x_contiguous: bool = True
     cotangent_contiguous: bool = True
 
     def __post_init__(self) -> None:
         self._check_sizes()
+        self._check_tie()
         require(
             self.activation in ACTIVATIONS,
             f"activation must be one of {', '.join(ACTIVATIONS)}, got {self.activation!r}",
@@ -83,6 +93,19 @@ class PerceptronCase(TrainingCase):
         for name in ("in_features", "hidden_features", "out_features"):
             size = getattr(self, name)
             require(1 <= size <= limits.MAX_FEATURES, f"{name} must be in 1..{limits.MAX_FEATURES}, got {size}")
+
+    def _check_tie(self) -> None:
+        require(self.tied in TIES, f"tied must be one of {', '.join(map(repr, TIES))}, got {self.tied!r}")
+        sizes = (self.in_features, self.hidden_features, self.out_features)
+        require(
+            self.tied != "same" or len(set(sizes)) == 1, f"tied='same' needs as many features everywhere, got {sizes}"
+        )
+        require(
+            self.tied != "transposed" or self.in_features == self.out_features,
+            f"tied='transposed' needs in_features as many as out_features, got {sizes}",
+        )
+        wide = [mode for mode, _ in self.values if mode in ("wide-in", "wide-out")]
+        require(not self.tied or not wide, f"a tied weight meets itself: use another mode than {', '.join(wide)}")
 
     @property
     def num_dims(self) -> int:
@@ -120,9 +143,21 @@ class PerceptronCase(TrainingCase):
         return any(name not in ("x", "out_proj.bias") for name in self.requires_grad)
 
     def parameter_names(self) -> tuple[str, ...]:
-        """'in_proj.weight', 'in_proj.bias', 'out_proj.weight', 'out_proj.bias', less the biases that are not there."""
+        """'in_proj.weight', 'in_proj.bias', 'out_proj.weight', 'out_proj.bias', less those that are not there."""
+        return tuple(name for name in self.place_names() if not self.tied or name != "out_proj.weight")
+
+    def place_names(self) -> tuple[str, ...]:
+        """Where the module has parameters: `parameter_names`, and the second place of a tied weight."""
         kinds = [(layer, kind) for layer in LAYERS for kind in ("weight", "bias")]
         return tuple(f"{layer}.{kind}" for layer, kind in kinds if kind == "weight" or layer in self.biases)
+
+    def parameter_at(self, place: str) -> str:
+        """The parameter that is found at a place."""
+        return "in_proj.weight" if self.tied and place == "out_proj.weight" else place
+
+    def is_used_in_out_proj(self, name: str) -> bool:
+        """Whether a parameter takes part in the second layer."""
+        return name.startswith("out_proj") or (bool(self.tied) and name == "in_proj.weight")
 
     def trained_names(self) -> tuple[str, ...]:
         """The parameters that the optimizer updates."""
@@ -135,7 +170,7 @@ class PerceptronCase(TrainingCase):
     def graded_names(self, step: int) -> tuple[str, ...]:
         """Those of `requires_grad` that get a gradient in that step."""
         stops = self.stops_at_hidden(step)
-        return tuple(name for name in self.requires_grad if not stops or name.startswith("out_proj"))
+        return tuple(name for name in self.requires_grad if not stops or self.is_used_in_out_proj(name))
 
     def graded_parameters(self, step: int) -> tuple[str, ...]:
         """The parameters that get a gradient in that step."""
@@ -155,6 +190,13 @@ class PerceptronCase(TrainingCase):
         """The parameters of which an update leaves `state`, one of `state_names`."""
         return self.trained_names()
 
+    def names_after(self, step: int) -> Iterator[str]:
+        """The answers that tell what an update has left, in order."""
+        for state in self.state_names():
+            yield from (f"step{step}.{state}.{name}" for name in self.names_left(state))
+        if self.tied:
+            yield f"step{step}.param.out_proj.weight"
+
     def shapes(self) -> dict[str, Shape]:
         layers = {
             "in_proj": (self.hidden_features, self.in_features),
@@ -162,9 +204,10 @@ class PerceptronCase(TrainingCase):
         }
         x, hidden = (*self.batch, self.in_features), (*self.batch, self.hidden_features)
         output = (*self.batch, self.out_features)
-        base: dict[str, Shape] = {"x": x, "cotangent": output, "output": output, "grad.x": x, "total_norm": ()}
-        for name in self.parameter_names():
-            layer, _, kind = name.partition(".")
+        base: dict[str, Shape] = {"x": x, "cotangent": output, "output": output, "grad.x": x}
+        base |= dict.fromkeys(SCALARS, ())
+        for name in self.place_names():
+            layer, _, kind = self.parameter_at(name).partition(".")
             base[name] = layers[layer] if kind == "weight" else layers[layer][:1]
         for name in self.captured_names():
             base[name] = x if name == "capture.in_proj.input" else hidden
@@ -175,7 +218,8 @@ class PerceptronCase(TrainingCase):
         return ("x", *self.parameter_names(), "cotangent", *later)
 
     def answer_names(self) -> tuple[str, ...]:
-        return ("output", *(f"param.{name}" for name in self.parameter_names()), *self._answered_later())
+        first = ("output", *(f"param.{name}" for name in self.place_names()), *(("storages",) if self.tied else ()))
+        return (*first, *self._answered_later())
 
     def _answered_later(self) -> Iterator[str]:
         """The rest of the answers of step 1, then each update and the step that follows it."""
@@ -184,7 +228,7 @@ class PerceptronCase(TrainingCase):
             if self.clips:
                 left = (f"clipped.{name}" for name in self.graded_parameters(step))
                 yield from (f"step{step}.{name}" for name in ("total_norm", *left))
-            yield from (f"step{step}.{state}.{name}" for state in self.state_names() for name in self.names_left(state))
+            yield from self.names_after(step)
             if step < self.steps:
                 yield from (f"step{step + 1}.{name}" for name in ("output", *self._once(step + 1)))
 

@@ -2,11 +2,11 @@
 
 Letters: R rows of the whole batch, w ranks, M micro-batches; left (C, R) @ right (R, D) / w.
 
-Exact where the operands are integers (`equivtest.oracle.exact`) and those of `left` multiples of
-w's odd part: then so is every sum of terms, which may be divided before or after it is reduced.  A
-division may be a multiplication by fl(1/w), which is within a relative error d of 1/w; a quotient k
-comes out as k wherever |d| <= u/2, since k (1 + d) is then nearest to k.  In float32 that fails
-first at w = 7.
+Exact where the operands are integers (`equivtest.oracle.exact`) and, of each row of the batch, those of
+`left` or those of `right` multiples of w's odd part: then so is every sum of terms, which may be divided
+before or after it is reduced.  A division may be a multiplication by fl(1/w), which is within a relative
+error d of 1/w; a quotient k comes out as k wherever |d| <= u/2, since k (1 + d) is then nearest to k.  In
+float32 that fails first at w = 7.
 
 Else: each of the w M micro-batches is stored, added to those before it, divided and reduced, so
 that a stored product takes part in 1 + (M - 1) + 2 roundings of storage (the reciprocal and the
@@ -53,11 +53,12 @@ class Averages:
         return replace(found, value=found.value[:, 0], allowed=allowed)
 
     def _exactly(self, left: torch.Tensor, right: torch.Tensor) -> Sum:
-        factors = find_integers("left", left)
+        factors = find_integers("left", left), find_integers("right", right)
         odd = self.ranks // (self.ranks & -self.ranks)
-        if bool((factors.integers % odd != 0).any()):
+        in_left, in_right = (side.integers % odd == 0 for side in factors)
+        if not bool((in_left.all(0) | in_right.all(1)).all()):
             raise InexactData(f"gradients are no multiples of {odd}, so that their average over ranks is rounded")
-        found = sum_products("average", factors, find_integers("right", right), DTYPES[self.operations.dtype])
+        found = sum_products("average", *factors, DTYPES[self.operations.dtype])
         return Sum(found.value / self.ranks, found.bits_used)
 
     def _bounded(self, left: torch.Tensor, right: torch.Tensor) -> Bounded:

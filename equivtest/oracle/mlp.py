@@ -30,6 +30,7 @@ from equivtest.oracle.expected import Expected, ExpectedTensor
 from equivtest.oracle.held import Held, whole
 from equivtest.oracle.operations import Found, Operations
 from equivtest.oracle.rounding import Operand
+from equivtest.oracle.tied import ONE_STORAGE, grad_of_tied, weight_of_out_proj
 from equivtest.oracle.updates import adamw, sgd_momentum, sgd_parameter
 
 
@@ -85,8 +86,10 @@ class Reference:
         """Every answer by name."""
         case = self.case
         parameters = {name: self.given[name].double() for name in case.parameter_names()}
-        for name, value in parameters.items():
-            self.found[f"param.{name}"] = Found.copy_of(value)
+        for place in case.place_names():
+            self.found[f"param.{place}"] = Found.copy_of(parameters[case.parameter_at(place)])
+        if case.tied:
+            self.found["storages"] = ONE_STORAGE
         state: dict[str, torch.Tensor] = {}
         for step in range(1, case.steps + 1):
             # Exact data make the first step exact; later ones only if the updates leave few enough bits.
@@ -105,6 +108,8 @@ class Reference:
                         self.leave(step, name, parameters[name], state)
                         continue
                     parameters[name] = self.update(step, name, operations, parameters[name], state, taken[name])
+                if case.tied:
+                    self.found[f"step{step}.param.out_proj.weight"] = Found.copy_of(parameters["in_proj.weight"])
         return self.found
 
     def add(self, name: str, result: Found, *, is_exact: bool = False) -> torch.Tensor:
@@ -181,7 +186,7 @@ class Reference:
         case, product, sums = self.case, operations.product, self.sums(operations)
         x = self.given[at_step(step, "x")].reshape(-1, case.in_features).double()
         cotangent = self.given[at_step(step, "cotangent")].reshape(-1, case.out_features).double()
-        in_weight, out_weight = parameters["in_proj.weight"], parameters["out_proj.weight"]
+        in_weight, out_weight = parameters["in_proj.weight"], weight_of_out_proj(case, parameters)
         in_bias, out_bias = parameters.get("in_proj.bias"), parameters.get("out_proj.bias")
 
         def add(name: str, result: Found) -> torch.Tensor:
@@ -202,6 +207,9 @@ class Reference:
             "out_proj.weight": lambda: sums.product(cotangent.T, hidden),
             "out_proj.bias": lambda: sums.total(cotangent),
         }
+        if case.tied:
+            assert isinstance(sums, Averages)
+            gradients["in_proj.weight"] = lambda: grad_of_tied(case, sums, (before_grad, x), (cotangent, hidden))
         return {name: add(f"grad.{name}", gradients[name]()) for name in case.graded_names(step)}
 
 

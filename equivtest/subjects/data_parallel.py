@@ -95,9 +95,10 @@ class Fsdp2Run(DataParallelRun):
         return self.shard(Mlp(self.case, self.given), self.mesh)
 
     def shard(self, model: Mlp, mesh: DeviceMesh) -> nn.Module:
-        """The model, its layers and what is left of it sharded along the mesh."""
-        for layer in LAYERS:
-            fully_shard(model.get_submodule(layer), mesh=mesh, reshard_after_forward=self.case.reshards)
+        """The model, its layers and what is left of it sharded along the mesh; layers that are tied form one group."""
+        layers = [model.get_submodule(layer) for layer in LAYERS]
+        for group in [layers] if self.case.tied else [[layer] for layer in layers]:
+            fully_shard(group, mesh=mesh, reshard_after_forward=self.case.reshards)
         self.parallel: FSDPModule = fully_shard(model, mesh=mesh, reshard_after_forward=self.case.reshards)
         return model
 

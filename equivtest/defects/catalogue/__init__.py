@@ -17,6 +17,7 @@ from equivtest.defects.catalogue.redistribute import DEFECTS as REDISTRIBUTE
 from equivtest.defects.catalogue.reduction import DEFECTS as REDUCTION
 from equivtest.defects.catalogue.sequence_parallel import DEFECTS as SEQUENCE_PARALLEL
 from equivtest.defects.catalogue.tensor_parallel import DEFECTS as TENSOR_PARALLEL
+from equivtest.defects.catalogue.tied import DEFECTS as TIED
 from equivtest.defects.catalogue.two_axes import DEFECTS as TWO_AXES
 from equivtest.defects.catalogue.zero3_fetch import DEFECTS as ZERO3_FETCH
 from equivtest.defects.catalogue.zero3_lifecycle import DEFECTS as ZERO3_LIFECYCLE
@@ -31,6 +32,7 @@ DEFECTS: tuple[Defect, ...] = (
     *TENSOR_PARALLEL,
     *SEQUENCE_PARALLEL,
     *DATA_PARALLEL,
+    *TIED,
     *TWO_AXES,
     *CLIPPING,
     *LINEAR_ARITHMETIC,
