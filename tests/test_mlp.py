@@ -131,11 +131,12 @@ def _state_after(
 
 
 def held_of(case: PerceptronCase, found: Mapping[str, torch.Tensor]) -> dict[int, dict[str, Placed]]:
-    """What each rank would hold of these global tensors, in the case's dtype."""
-    layouts, dtype = case.layouts(), DTYPES[case.dtype]
+    """What each rank would hold of these global tensors, in the dtypes of the case."""
+    layouts = case.layouts()
+    found = {name: tensor.to(DTYPES[case.dtype_of(name)]) for name, tensor in found.items()}
     return {
         rank: {
-            name: Placed(slice_local(tensor.to(dtype), layouts[name], case.mesh_shape, rank), layouts[name])
+            name: Placed(slice_local(tensor, layouts[name], case.mesh_shape, rank), layouts[name])
             for name, tensor in found.items()
         }
         for rank in range(case.world_size)

@@ -35,6 +35,7 @@ from equivtest.cases.perceptron import PerceptronCase, at_step, base_of
 from equivtest.tensors import DTYPES
 
 _LOWEST_EXPONENT = -3  # of a tensor's power of two; float16 stays far above its subnormals
+_FINER_BITS = 8  # by which the unit of every other part of a batch is finer: two parts then fit no 16-bit dtype
 _WIDE = {"wide-x": "x", "wide-in": "w1", "wide-out": "w2", "wide-g": "g"}
 
 
@@ -157,25 +158,29 @@ def draw_mlp(case: PerceptronCase, index: int) -> dict[str, torch.Tensor]:
             gradient comes from one token.
     """
     mode, seed = case.values[index]
-    shape = (math.prod(case.batch), case.in_features, case.hidden_features, case.out_features)
-    limit = 2 ** SIGNIFICAND_BITS[case.dtype]
+    shape = (math.prod(case.batch) // case.num_sums, case.in_features, case.hidden_features, case.out_features)
+    limit = 2 ** SIGNIFICAND_BITS[case.narrowest]
     has_b1 = "in_proj" in case.biases
     averaged, tied = _divisor(case), bool(case.tied)
     plan = choose_plan(
         *shape, case.world_size, limit, mode, has_b1=has_b1, small=case.trains, averaged=averaged, tied=tied
     )
     parameters = _draw_parameters(plan, mode, seed)
-    integers = {name: parameters[name] for name in case.parameter_names()} | _draw_step(plan, mode, seed, 1)
+    integers = {name: parameters[name] for name in case.parameter_names()} | _draw_step(
+        plan, mode, seed, 1, case.num_sums
+    )
     _activate(integers, plan, mode, seed)
     for step in range(2, case.steps + 1):
-        integers |= _draw_step(plan, mode, seed, step)
+        integers |= _draw_step(plan, mode, seed, step, case.num_sums)
     for name in integers.keys() - parameters.keys():
         if base_of(name) == "cotangent":
             integers[name] = integers[name] * plan.averaged
     exponents = _exponents(case, mode, seed)
     shapes = case.shapes()
     return {
-        name: integers[name].to(DTYPES[case.dtype]).mul_(2.0 ** exponents[_of_any_step(name)]).view(shapes[name])
+        name: (integers[name].double() * 2.0 ** exponents[_of_any_step(name)])  # the integers alone may be too large
+        .to(DTYPES[case.dtype_of(name)])
+        .view(shapes[name])
         for name in case.given_names()
     }
 
@@ -199,15 +204,20 @@ def _draw_parameters(plan: Plan, mode: str, seed: int) -> dict[str, torch.Tensor
     }
 
 
-def _draw_step(plan: Plan, mode: str, seed: int, step: int) -> dict[str, torch.Tensor]:
-    """x (T, K) and cotangent (T, N) of one step, int64."""
+def _draw_step(plan: Plan, mode: str, seed: int, step: int, num_sums: int) -> dict[str, torch.Tensor]:
+    """x and cotangent of one step, so many times T rows, int64.
+
+    Of several parts, whose sums may take more bits, every other cotangent counts in a finer unit.
+    """
     x_name, g_name = at_step(step, "x"), at_step(step, "cotangent")
     x_source, g_source = generator(mode, seed, x_name), generator(mode, seed, g_name)
     low = _lowest(mode, "g", plan.g)
-    return {
-        x_name: odd_integers((plan.tokens, plan.features), _lowest(mode, "x", plan.x), plan.x, x_source),
-        g_name: _sparse(plan.tokens, plan.outputs, plan.cap_g, low, plan.g, g_source),
-    }
+    parts = [_sparse(plan.tokens, plan.outputs, plan.cap_g, low, plan.g, g_source) for _ in range(num_sums)]
+    if num_sums > 1:
+        parts[::2] = [part << _FINER_BITS for part in parts[::2]]
+    x = odd_integers((plan.tokens * num_sums, plan.features), _lowest(mode, "x", plan.x), plan.x, x_source)
+    signs = x[: plan.tokens].sign().repeat(num_sums, 1)  # so that what is active in one part is in all
+    return {x_name: x.abs() * signs, g_name: torch.cat(parts)}
 
 
 def _lowest(mode: str, name: str, largest: int) -> int:
@@ -251,6 +261,8 @@ def _exponents(case: PerceptronCase, mode: str, seed: int) -> dict[str, int]:
         found = dict.fromkeys(names, 0) | {"cotangent": round(-math.log2(case.lr))}
     if case.tied:
         found["out_proj.weight"] = found["in_proj.weight"]
+    if case.num_sums > 1:
+        found["cotangent"] -= _FINER_BITS
     found["in_proj.bias"] = found["x"] + found["in_proj.weight"]
     found["out_proj.bias"] = found["in_proj.bias"] + found["out_proj.weight"]
     return found

@@ -123,9 +123,23 @@ class PerceptronCase(TrainingCase):
         return 1
 
     @property
+    def narrowest(self) -> str:
+        """The dtype in which exact values must fit."""
+        return self.dtype
+
+    @property
+    def num_sums(self) -> int:
+        """Into how many equal parts the batch falls whose sums must fit that dtype, each by itself."""
+        return 1
+
+    @property
     def num_hidden_parts(self) -> int:
         """Among how many ranks the hidden features are divided, and with them the sums over them."""
         return self.world_size
+
+    def dtype_of(self, name: str) -> str:
+        """Name of the dtype of a tensor that is given or answered."""
+        return self.dtype
 
     @property
     def last_leading(self) -> int:

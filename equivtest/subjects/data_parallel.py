@@ -13,7 +13,7 @@ from typing import cast
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from equivtest.cases.data_parallel import DataParallelCase
@@ -98,9 +98,15 @@ class Fsdp2Run(DataParallelRun):
         """The model, its layers and what is left of it sharded along the mesh; layers that are tied form one group."""
         layers = [model.get_submodule(layer) for layer in LAYERS]
         for group in [layers] if self.case.tied else [[layer] for layer in layers]:
-            fully_shard(group, mesh=mesh, reshard_after_forward=self.case.reshards)
-        self.parallel: FSDPModule = fully_shard(model, mesh=mesh, reshard_after_forward=self.case.reshards)
+            fully_shard(group, mesh=mesh, reshard_after_forward=self.case.reshards, mp_policy=self.policy())
+        self.parallel: FSDPModule = fully_shard(
+            model, mesh=mesh, reshard_after_forward=self.case.reshards, mp_policy=self.policy()
+        )
         return model
+
+    def policy(self) -> MixedPrecisionPolicy:
+        """Which dtypes there are beside that of the parameters: none."""
+        return MixedPrecisionPolicy()
 
     def synchronization(self, *, is_last: bool) -> AbstractContextManager[None]:
         self.parallel.set_requires_gradient_sync(is_last or self.case.syncs_every)

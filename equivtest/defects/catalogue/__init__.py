@@ -9,6 +9,7 @@ from equivtest.defects.catalogue.data_parallel import DEFECTS as DATA_PARALLEL
 from equivtest.defects.catalogue.embedding import DEFECTS as EMBEDDING
 from equivtest.defects.catalogue.embedding_ways import DEFECTS as EMBEDDING_WAYS
 from equivtest.defects.catalogue.linear_arithmetic import DEFECTS as LINEAR_ARITHMETIC
+from equivtest.defects.catalogue.mixed import DEFECTS as MIXED
 from equivtest.defects.catalogue.module import DEFECTS as MODULE
 from equivtest.defects.catalogue.norm import DEFECTS as NORM
 from equivtest.defects.catalogue.prepared import DEFECTS as PREPARED
@@ -33,6 +34,7 @@ DEFECTS: tuple[Defect, ...] = (
     *SEQUENCE_PARALLEL,
     *DATA_PARALLEL,
     *TIED,
+    *MIXED,
     *TWO_AXES,
     *CLIPPING,
     *LINEAR_ARITHMETIC,
