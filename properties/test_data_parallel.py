@@ -10,7 +10,8 @@ from functools import partial
 
 from equivtest import limits
 from equivtest.cases.data_parallel import DataParallelCase
-from equivtest.cases.strategies import data_parallel_cases, two_axis_cases
+from equivtest.cases.mixed import NARROW, MixedCase
+from equivtest.cases.strategies import data_parallel_cases, mixed_cases, two_axis_cases
 from equivtest.cases.two_axes import TwoAxisCase
 from equivtest.check import DEFAULT_CLAIMS
 from equivtest.property import Property
@@ -57,6 +58,15 @@ def on_two_axes(style: str) -> tuple[TwoAxisCase, ...]:
     )  # fmt: skip
 
 
+def mixed(param_dtype: str, reduce_dtype: str) -> MixedCase:
+    """Three ranks; the gradients of two micro-batches each come to more than bfloat16 holds."""
+    return MixedCase(
+        world_size=3, param_dtype=param_dtype, reduce_dtype=reduce_dtype, output_dtype="float32", leading=(2,),
+        in_features=2, hidden_features=5, out_features=2, biases=BOTH, requires_grad=ALL, micro_batches=2,
+        values=(("dense", 0), ("wide-x", 0), ("real", 1)),
+    )  # fmt: skip
+
+
 ddp_mlp = Property(
     subject="ddp_mlp",
     statement="A perceptron under DistributedDataParallel trains as the unsharded one does on the whole batch.",
@@ -76,6 +86,17 @@ fsdp2_mlp = Property(
     claims=CLAIMS,
     examples=(uneven("fsdp2"), *on_four_ranks("fsdp2")),
     weight=2,
+)
+
+fsdp2_mixed_mlp = Property(
+    subject="fsdp2_mixed_mlp",
+    statement="A fully sharded perceptron of mixed precision trains as the unsharded one with the same casts.",
+    source="torch/distributed/fsdp/_fully_shard/_fsdp_api.py, MixedPrecisionPolicy (2.13.0)",
+    cases=mixed_cases,
+    claims=CLAIMS,
+    examples=tuple(mixed(param_dtype, reduce_dtype) for param_dtype in NARROW for reduce_dtype in ("", "float32")),
+    weight=2,
+    conclusive_dtypes=("float32",),
 )
 
 zero3_mlp_all_gather = Property(

@@ -1,4 +1,4 @@
-"""DeepSpeed's engines, clipping in one wrong way each; run inside ranks, by tests/test_deepspeed.py."""
+"""DeepSpeed's engines, wrong in one way each; run inside ranks, by tests/test_deepspeed.py."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.nn import functional
 
 from equivtest.cases.engine import EngineCase
 from equivtest.subjects.deepspeed_stages import StagesRun
 from equivtest.subjects.deepspeed_training import DeepSpeedRun, live
+from equivtest.subjects.perceptron import Mlp
 from equivtest.subjects.tensor_parallel import Answers, Given
 
 
@@ -45,3 +48,24 @@ def not_at_all(case: EngineCase, mesh: DeviceMesh, given: Given) -> Answers:
     visit = started(case, mesh, given)
     visit.engine.optimizer.clip_grad = 0.0
     return live(visit)
+
+
+def with_one_use_of_a_tied_weight(case: EngineCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """The second layer uses the tied weight beside the graph."""
+    visit = started(case, mesh, given)
+    out_proj = visit.model.out_proj
+    out_proj.forward = lambda x: functional.linear(x, out_proj.weight.detach().t(), out_proj.bias)
+    return live(visit)
+
+
+def with_a_weight_untied(case: EngineCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """The engine is given a module whose second layer has a frozen copy of the weight."""
+    kind = DeepSpeedRun if case.stage == 3 else StagesRun
+
+    class Untied(kind):  # type: ignore[misc, valid-type]
+        def make_model(self) -> Mlp:
+            model = super().make_model()
+            model.out_proj.weight = nn.Parameter(model.in_proj.weight.detach().clone(), requires_grad=False)
+            return model
+
+    return live(Untied(case, mesh, given, by_all_reduce=False))

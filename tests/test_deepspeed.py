@@ -126,6 +126,41 @@ def test_gradients_clipped_otherwise_are_rejected(program: str, stage: int, pool
     assert all(verdict.mismatches[0].tensor.startswith("step1.") for verdict in failed)
 
 
+TIED = EngineCase(
+    world_size=2, biases=("in_proj", "out_proj"), leading=(2,), in_features=3, hidden_features=5, out_features=3,
+    tied="transposed", requires_grad=("in_proj.weight", "in_proj.bias", "out_proj.bias"), micro_batches=2,
+    optimizer="sgd", steps=3, momentum=0.5, values=(("dense", 1), ("real", 2)),
+)  # fmt: skip
+"""One weight of 15 elements in two layers."""
+
+
+@installed
+@pytest.mark.ranks
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("tied", ["same", "transposed"])
+def test_a_weight_of_two_layers_trains_right(tied: str, stage: int, pool: Pool) -> None:
+    case = dataclasses.replace(TIED, tied=tied, hidden_features=3 if tied == "same" else 5, stage=stage)
+    subject = "deepspeed_mlp_all_gather" if stage == 3 else "deepspeed_mlp_stages_1_and_2"
+    verdicts = judge(subject, case, pool, training.CLAIMS)
+
+    assert {verdict.kind for verdict in verdicts} == {"holds"}
+
+
+@installed
+@pytest.mark.ranks
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("program", "claim"),
+    [("with_one_use_of_a_tied_weight", "gradients_equal_unsharded"), ("with_a_weight_untied", "equals_unsharded")],
+)
+def test_a_weight_of_two_layers_that_is_not_one_is_rejected(program: str, claim: str, stage: int, pool: Pool) -> None:
+    subject = f"tests.rank_programs_deepspeed:{program}"
+    verdicts = judge(subject, dataclasses.replace(TIED, stage=stage), pool, training.CLAIMS)
+
+    failed = {(verdict.claim, verdict.kind) for verdict in verdicts if verdict.failed}
+    assert {(claim, "value"), ("trains_like_unsharded", "value")} <= failed
+
+
 @installed
 @pytest.mark.ranks
 @pytest.mark.parametrize("collective", ["all_gather", "all_reduce"])

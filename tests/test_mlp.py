@@ -63,7 +63,10 @@ def train_with_torch(case: PerceptronCase, dtype: torch.dtype) -> dict[str, torc
     """
     values = {name: tensor.to(dtype) for name, tensor in draw(case, 0).items()}
     parameters = {n: values[n].clone().requires_grad_(n in case.requires_grad) for n in case.parameter_names()}
+    if case.tied:
+        parameters["out_proj.weight"] = parameters["in_proj.weight"]
     found = {f"param.{name}": parameter.detach().clone() for name, parameter in parameters.items()}
+    found |= {"storages": torch.ones(())} if case.tied else {}
     trained = [parameters[name] for name in case.trained_names()]
     optimizer: torch.optim.Optimizer | None = None
     if case.optimizer == "sgd":
@@ -87,16 +90,15 @@ def _one_step(
     before = functional.linear(x, parameters["in_proj.weight"], parameters.get("in_proj.bias"))
     hidden = ACTIVATIONS[case.activation](before)
     stops = case.stops_at_hidden(step)
-    output = functional.linear(
-        hidden.detach() if stops else hidden, parameters["out_proj.weight"], parameters.get("out_proj.bias")
-    )
+    weight = parameters["out_proj.weight"].t() if case.tied == "transposed" else parameters["out_proj.weight"]
+    output = functional.linear(hidden.detach() if stops else hidden, weight, parameters.get("out_proj.bias"))
     found = {"capture.in_proj.input": x, "capture.in_proj.output": before, "capture.out_proj.input": hidden}
     if case.hidden_requires_grad and not stops:
         before.retain_grad()
         hidden.retain_grad()
     if output.requires_grad:
         output.backward(values[at_step(step, "cotangent")])
-        for parameter in parameters.values():
+        for parameter in (parameters[name] for name in case.parameter_names()):
             if parameter.grad is not None:
                 parameter.grad /= case.num_averaged
     if case.hidden_requires_grad and not stops:
@@ -108,7 +110,7 @@ def _one_step(
 def _clipped(case: PerceptronCase, step: int, parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     if not case.clips:
         return {}
-    trained = {name: parameters[name] for name in case.graded_names(step) if name != "x"}
+    trained = {name: parameters[name] for name in case.graded_parameters(step)}
     norm = torch.nn.utils.clip_grad_norm_(list(trained.values()), case.clip_norm, float(case.norm_type))
     left = {f"step{step}.clipped.{name}": tensor.grad.clone() for name, tensor in trained.items()}
     return {f"step{step}.total_norm": norm, **left}
@@ -123,15 +125,18 @@ def _state_after(
             state = optimizer.state.get(parameters[name], {})
             held = {"param": parameters[name], "momentum": state.get("momentum_buffer"), **state}
             found[f"step{step}.{kind}.{name}"] = held[kind].detach().clone()
+    if case.tied:
+        found[f"step{step}.param.out_proj.weight"] = parameters["out_proj.weight"].detach().clone()
     return found
 
 
 def held_of(case: PerceptronCase, found: Mapping[str, torch.Tensor]) -> dict[int, dict[str, Placed]]:
-    """What each rank would hold of these global tensors, in the case's dtype."""
-    layouts, dtype = case.layouts(), DTYPES[case.dtype]
+    """What each rank would hold of these global tensors, in the dtypes of the case."""
+    layouts = case.layouts()
+    found = {name: tensor.to(DTYPES[case.dtype_of(name)]) for name, tensor in found.items()}
     return {
         rank: {
-            name: Placed(slice_local(tensor.to(dtype), layouts[name], case.mesh_shape, rank), layouts[name])
+            name: Placed(slice_local(tensor, layouts[name], case.mesh_shape, rank), layouts[name])
             for name, tensor in found.items()
         }
         for rank in range(case.world_size)

@@ -15,6 +15,7 @@ from equivtest.cases.fetch import FetchCase
 from equivtest.cases.gathered_cross_entropy import GatheredCrossEntropyCase
 from equivtest.cases.lifecycle import LEARNING_RATE, LifecycleCase
 from equivtest.cases.linear import LinearCase
+from equivtest.cases.mixed import MixedCase
 from equivtest.cases.module import ModuleCase, call_builder
 from equivtest.cases.norm import NormCase
 from equivtest.cases.perceptron import PerceptronCase, at_step
@@ -22,6 +23,7 @@ from equivtest.cases.redistribute import RedistributeCase
 from equivtest.cases.reduction import ReductionCase
 from equivtest.cases.values import draw
 from equivtest.oracle.lifecycle_model import moments
+from equivtest.tensors import DTYPES
 
 
 @functools.singledispatch
@@ -209,6 +211,8 @@ def unsharded_perceptron(case: PerceptronCase, index: int) -> dict[str, torch.Te
     parameters = {
         name: given[name].clone().requires_grad_(name in case.requires_grad) for name in case.parameter_names()
     }
+    if case.tied:
+        parameters["out_proj.weight"] = parameters["in_proj.weight"]
     answers = {f"param.{name}": tensor.detach().clone() for name, tensor in parameters.items()}
     trained = [parameters[name] for name in case.trained_names()]
     optimizer = make_optimizer(case, trained) if case.trains else None
@@ -219,11 +223,13 @@ def unsharded_perceptron(case: PerceptronCase, index: int) -> dict[str, torch.Te
         hidden = functional.linear(x, parameters["in_proj.weight"], parameters.get("in_proj.bias"))
         hidden = getattr(functional, case.activation)(hidden)
         hidden = hidden.detach() if case.stops_at_hidden(step) else hidden
-        output = functional.linear(hidden, parameters["out_proj.weight"], parameters.get("out_proj.bias"))
+        weight = parameters["out_proj.weight"]
+        weight = weight.t() if case.tied == "transposed" else weight
+        output = functional.linear(hidden, weight, parameters.get("out_proj.bias"))
         if output.requires_grad:
             output.backward(given[at_step(step, "cotangent")])
         answers[at_step(step, "output")] = output.detach()
-        graded = [name for name in case.graded_names(step) if name != "x"]
+        graded = case.graded_parameters(step)
         for name in graded:
             parameters[name].grad /= case.num_averaged
         gradients = {"x": x.grad} | {name: parameters[name].grad for name in parameters}
@@ -237,6 +243,70 @@ def unsharded_perceptron(case: PerceptronCase, index: int) -> dict[str, torch.Te
             left = {name: parameters[name].detach().clone() for name in case.names_left("param")}
             answers |= {f"step{step}.param.{name}": value for name, value in left.items()}
     return answers
+
+
+@unsharded.register
+def unsharded_mixed(case: MixedCase, index: int) -> dict[str, torch.Tensor]:
+    """The same with the casts of mixed precision, rank by rank and micro-batch by micro-batch."""
+    given = draw(case, index)
+    masters = {name: given[name].clone().requires_grad_(name in case.requires_grad) for name in case.parameter_names()}
+    answers = {f"param.{name}": tensor.detach().clone() for name, tensor in masters.items()}
+    trained = [masters[name] for name in case.trained_names()]
+    optimizer = make_optimizer(case, trained) if case.trains else None
+    for step in range(1, case.steps + 1):
+        parts = [
+            _mixed_part(case, step, x, cotangent, masters)
+            for x, cotangent in zip(
+                *(
+                    given[at_step(step, name)].chunk(case.world_size * case.micro_batches)
+                    for name in ("x", "cotangent")
+                ),
+                strict=True,
+            )
+        ]
+        graded = [f"grad.{name}" for name in case.graded_parameters(step)]
+        found = {name: torch.cat([part[name] for part in parts]) for name in parts[0] if name not in graded}
+        for name in graded:
+            total = functools.reduce(torch.add, [part[name].to(DTYPES[case.reduced_dtype]) for part in parts])
+            found[name] = (total / case.world_size).to(DTYPES[case.dtype])
+        for name, master in masters.items():
+            master.grad = found[f"grad.{name}"].clone() if f"grad.{name}" in graded else None
+        answers |= {at_step(step, name): value for name, value in found.items()}
+        if optimizer is not None:
+            if case.clips:
+                norm = torch.nn.utils.clip_grad_norm_(trained, case.clip_norm, float(case.norm_type))
+                answers[f"step{step}.total_norm"] = norm
+                for name in case.graded_parameters(step):
+                    answers[f"step{step}.clipped.{name}"] = masters[name].grad.clone()
+            optimizer.step()
+            answers |= {f"step{step}.param.{name}": master.detach().clone() for name, master in masters.items()}
+            for kind, key in (("momentum", "momentum_buffer"), ("exp_avg", "exp_avg"), ("exp_avg_sq", "exp_avg_sq")):
+                for name in case.trained_names() if kind in case.state_names() else ():
+                    answers[f"step{step}.{kind}.{name}"] = optimizer.state[masters[name]][key].clone()
+    return answers
+
+
+def _mixed_part(
+    case: MixedCase, step: int, x: torch.Tensor, cotangent: torch.Tensor, masters: dict[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """What one rank has of one micro-batch; gradients of parameters not reduced yet."""
+    narrow, wide = DTYPES[case.param_dtype], DTYPES[case.activation_dtype]
+    taken = {n: m.detach().to(narrow).requires_grad_(m.requires_grad) for n, m in masters.items()}
+    x = x.clone().requires_grad_("x" in case.requires_grad)
+    first = x.to(narrow)
+    before = functional.linear(first, taken["in_proj.weight"], taken.get("in_proj.bias")).to(wide)
+    hidden = getattr(functional, case.activation)(before).to(narrow)
+    stops = case.stops_at_hidden(step)
+    last = hidden.detach() if stops else hidden
+    output = functional.linear(last, taken["out_proj.weight"], taken.get("out_proj.bias")).to(wide)
+    values = {"capture.in_proj.input": first, "capture.in_proj.output": before, "capture.out_proj.input": hidden}
+    followed = {"grad.in_proj.output": before, "grad.out_proj.input": hidden} if before.requires_grad else {}
+    for tensor in followed.values():
+        tensor.retain_grad()
+    output.backward(cotangent)
+    leaves = {f"grad.{name}": x if name == "x" else taken[name] for name in case.graded_names(step)}
+    gradients = {name: tensor.grad for name, tensor in (leaves | ({} if stops else followed)).items()}
+    return {name: tensor.detach() for name, tensor in ({"output": output} | values | gradients).items()}
 
 
 def make_optimizer(case: PerceptronCase, parameters: list[torch.Tensor]) -> torch.optim.Optimizer:

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from equivtest.cases.base import Shape, replicated, require
 from equivtest.cases.fetch import FETCH_COLLECTIVES, PADDINGS
-from equivtest.cases.perceptron import PerceptronCase, base_of
+from equivtest.cases.perceptron import SCALARS, PerceptronCase, base_of
 from equivtest.layout import Flat, Layout, Shard
 
 STYLES = ("ddp", "fsdp2", "zero3")
@@ -71,7 +71,7 @@ class DataParallelCase(PerceptronCase):
             f"stopped_steps must list some of 2..{self.steps} in this order, got {self.stopped_steps}",
         )
         require(
-            not self.stopped_steps or any(name.startswith("out_proj") for name in self.trained_names()),
+            not self.stopped_steps or any(map(self.is_used_in_out_proj, self.trained_names())),
             f"stopped_steps need a parameter of out_proj in requires_grad, got {self.requires_grad}",
         )
         super().__post_init__()
@@ -111,14 +111,14 @@ class DataParallelCase(PerceptronCase):
         return self.parameter_names() if state == "param" else self.trained_names()
 
     def layouts(self) -> dict[str, Layout]:
-        whole, shapes = replicated(len(self.mesh_shape)), self.shapes()
+        whole, shapes, places = replicated(len(self.mesh_shape)), self.shapes(), self.place_names()
         given = dict.fromkeys(self.parameter_names(), whole)
         others = (*(name for name in self.given_names() if name not in given), *self.answer_names())
         return given | {
             name: self._parameter_layout(base_of(name), shapes[name])
-            if base_of(name) in given
+            if base_of(name) in places
             else whole
-            if base_of(name) == "total_norm"
+            if base_of(name) in SCALARS
             else self._activation_layout(base_of(name))
             for name in others
         }

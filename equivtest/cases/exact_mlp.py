@@ -26,6 +26,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -34,6 +35,7 @@ from equivtest.cases.perceptron import PerceptronCase, at_step, base_of
 from equivtest.tensors import DTYPES
 
 _LOWEST_EXPONENT = -3  # of a tensor's power of two; float16 stays far above its subnormals
+_FINER_BITS = 8  # by which the unit of every other part of a batch is finer: two parts then fit no 16-bit dtype
 _WIDE = {"wide-x": "x", "wide-in": "w1", "wide-out": "w2", "wide-g": "g"}
 
 
@@ -47,6 +49,7 @@ class Plan:
             the world size.
         cap1, cap2, cap_g: Nonzero elements in each row and in each column of W1, W2 and G.
         averaged: What G is to be multiplied by.
+        tied: Whether W2 is W1 or its transpose: as sparse and as small as the lesser of the two plans.
     """
 
     tokens: int
@@ -64,6 +67,7 @@ class Plan:
     cap2: int = 1
     cap_g: int = 1
     averaged: int = 1
+    tied: bool = False
 
     def sums(self) -> dict[str, int]:
         """What the magnitudes behind one element come to at most, and which caps that depends on."""
@@ -72,13 +76,13 @@ class Plan:
         cotangent = self.g * self.averaged
         hidden_grad = cotangent * self.w2 * min(self.outputs, self.cap_g, self.cap2)
         tokens = min(self.tokens, self.cap_g)
-        return {
-            "cap1": before,
-            "cap1 cap2": after,
-            "cap1 cap2 cap_g": hidden_grad * self.w1 * min(self.hidden, self.cap1),
-            "cap2 cap_g": min(self.outputs, self.cap2) * self.w2 * tokens * cotangent * self.x,
-            "cap1 cap_g": tokens * cotangent * before,
-        }
+        of_in = min(self.outputs, self.cap2) * self.w2 * tokens * cotangent * self.x
+        of_out = tokens * cotangent * before
+        grad_x = hidden_grad * self.w1 * min(self.hidden, self.cap1)
+        forward = {"cap1": before, "cap1 cap2": after}
+        if self.tied:
+            return forward | {"cap1 cap2 cap_g": max(grad_x, of_in + of_out)}
+        return forward | {"cap1 cap2 cap_g": grad_x, "cap2 cap_g": of_in, "cap1 cap_g": of_out}
 
     def fits(self, limit: int) -> bool:
         """Whether no sum is above `limit`."""
@@ -98,18 +102,21 @@ def choose_plan(
     has_b1: bool,
     small: bool,
     averaged: int = 1,
+    tied: bool = False,
 ) -> Plan:
     """The plan of one draw.
 
     dense: as many nonzero elements as fit with magnitudes of 1, then magnitudes as large as fit;
     `small` leaves them at 1.  wide-*: one nonzero element per line, one tensor as large as fits:
-    W2 and G meet hidden features of up to 1 + b1, and so take one bit less where there is a bias.
+    W2 and G meet hidden features of up to 1 + b1, and so take one bit less where there is a bias; the
+    gradient of a tied weight is a sum of both uses.
     """
     b2 = 1 if small else odd_floor(max(1, limit // 8 // world_size))
-    plan = Plan(tokens, features, hidden, outputs, world_size, int(has_b1), b2, averaged=averaged)
+    plan = Plan(tokens, features, hidden, outputs, world_size, int(has_b1), b2, averaged=averaged, tied=tied)
     if mode != "dense":
-        met = averaged * (1 + plan.b1 if mode in ("wide-out", "wide-g") else 1)
-        return replace(plan, **{_WIDE[mode]: odd_floor((limit - b2 * world_size - 2) // met)})
+        met = averaged * ((1 + plan.b1 if tied or mode in ("wide-out", "wide-g") else 1) + tied)
+        wide: dict[str, Any] = {_WIDE[mode]: odd_floor((limit - b2 * world_size - 2) // met)}
+        return replace(plan, **wide)
     plan = replace(plan, cap1=max(features, hidden), cap2=max(hidden, outputs), cap_g=max(tokens, outputs))
     while not plan.fits(limit):
         plan = _thinner(plan, limit)
@@ -151,22 +158,29 @@ def draw_mlp(case: PerceptronCase, index: int) -> dict[str, torch.Tensor]:
             gradient comes from one token.
     """
     mode, seed = case.values[index]
-    shape = (math.prod(case.batch), case.in_features, case.hidden_features, case.out_features)
-    limit = 2 ** SIGNIFICAND_BITS[case.dtype]
+    shape = (math.prod(case.batch) // case.num_sums, case.in_features, case.hidden_features, case.out_features)
+    limit = 2 ** SIGNIFICAND_BITS[case.narrowest]
     has_b1 = "in_proj" in case.biases
-    plan = choose_plan(*shape, case.world_size, limit, mode, has_b1=has_b1, small=case.trains, averaged=_divisor(case))
+    averaged, tied = _divisor(case), bool(case.tied)
+    plan = choose_plan(
+        *shape, case.world_size, limit, mode, has_b1=has_b1, small=case.trains, averaged=averaged, tied=tied
+    )
     parameters = _draw_parameters(plan, mode, seed)
-    integers = {name: parameters[name] for name in case.parameter_names()} | _draw_step(plan, mode, seed, 1)
+    integers = {name: parameters[name] for name in case.parameter_names()} | _draw_step(
+        plan, mode, seed, 1, case.num_sums
+    )
     _activate(integers, plan, mode, seed)
     for step in range(2, case.steps + 1):
-        integers |= _draw_step(plan, mode, seed, step)
+        integers |= _draw_step(plan, mode, seed, step, case.num_sums)
     for name in integers.keys() - parameters.keys():
         if base_of(name) == "cotangent":
             integers[name] = integers[name] * plan.averaged
     exponents = _exponents(case, mode, seed)
     shapes = case.shapes()
     return {
-        name: integers[name].to(DTYPES[case.dtype]).mul_(2.0 ** exponents[_of_any_step(name)]).view(shapes[name])
+        name: (integers[name].double() * 2.0 ** exponents[_of_any_step(name)])  # the integers alone may be too large
+        .to(DTYPES[case.dtype_of(name)])
+        .view(shapes[name])
         for name in case.given_names()
     }
 
@@ -181,23 +195,29 @@ def _draw_parameters(plan: Plan, mode: str, seed: int) -> dict[str, torch.Tensor
     """W1, b1, W2, b2, int64."""
     sources = {name: generator(mode, seed, name) for name in ("w1", "b1", "w2", "b2")}
     low = {name: _lowest(mode, name, getattr(plan, name)) for name in ("w1", "w2")}
+    cap1, w1 = (min(plan.cap1, plan.cap2), min(plan.w1, plan.w2)) if plan.tied else (plan.cap1, plan.w1)
     return {
-        "in_proj.weight": _sparse(plan.hidden, plan.features, plan.cap1, low["w1"], plan.w1, sources["w1"]),
+        "in_proj.weight": _sparse(plan.hidden, plan.features, cap1, low["w1"], w1, sources["w1"]),
         "in_proj.bias": odd_integers((plan.hidden,), 1, max(1, plan.b1), sources["b1"]),
         "out_proj.weight": _sparse(plan.outputs, plan.hidden, plan.cap2, low["w2"], plan.w2, sources["w2"]),
         "out_proj.bias": odd_integers((plan.outputs,), 1, plan.b2, sources["b2"]) * plan.world_size,
     }
 
 
-def _draw_step(plan: Plan, mode: str, seed: int, step: int) -> dict[str, torch.Tensor]:
-    """x (T, K) and cotangent (T, N) of one step, int64."""
+def _draw_step(plan: Plan, mode: str, seed: int, step: int, num_sums: int) -> dict[str, torch.Tensor]:
+    """x and cotangent of one step, so many times T rows, int64.
+
+    Of several parts, whose sums may take more bits, every other cotangent counts in a finer unit.
+    """
     x_name, g_name = at_step(step, "x"), at_step(step, "cotangent")
     x_source, g_source = generator(mode, seed, x_name), generator(mode, seed, g_name)
     low = _lowest(mode, "g", plan.g)
-    return {
-        x_name: odd_integers((plan.tokens, plan.features), _lowest(mode, "x", plan.x), plan.x, x_source),
-        g_name: _sparse(plan.tokens, plan.outputs, plan.cap_g, low, plan.g, g_source),
-    }
+    parts = [_sparse(plan.tokens, plan.outputs, plan.cap_g, low, plan.g, g_source) for _ in range(num_sums)]
+    if num_sums > 1:
+        parts[::2] = [part << _FINER_BITS for part in parts[::2]]
+    x = odd_integers((plan.tokens * num_sums, plan.features), _lowest(mode, "x", plan.x), plan.x, x_source)
+    signs = x[: plan.tokens].sign().repeat(num_sums, 1)  # so that what is active in one part is in all
+    return {x_name: x.abs() * signs, g_name: torch.cat(parts)}
 
 
 def _lowest(mode: str, name: str, largest: int) -> int:
@@ -239,6 +259,10 @@ def _exponents(case: PerceptronCase, mode: str, seed: int) -> dict[str, int]:
     found = {name: _LOWEST_EXPONENT + hash_of(mode, seed, f"{name} exponent") % span for name in names}
     if case.trains:
         found = dict.fromkeys(names, 0) | {"cotangent": round(-math.log2(case.lr))}
+    if case.tied:
+        found["out_proj.weight"] = found["in_proj.weight"]
+    if case.num_sums > 1:
+        found["cotangent"] -= _FINER_BITS
     found["in_proj.bias"] = found["x"] + found["in_proj.weight"]
     found["out_proj.bias"] = found["in_proj.bias"] + found["out_proj.weight"]
     return found

@@ -28,6 +28,7 @@ class MlpCase(PerceptronCase):
     use_local_output: bool = True
 
     def __post_init__(self) -> None:
+        require(not self.tied, f"W1 and W2 are sharded on dims of their own: leave tied out, got {self.tied!r}")
         super().__post_init__()
         require(
             self.x_is_dtensor or not self.sequence_is_uneven,

@@ -6,25 +6,25 @@ Letters: T tokens (product of the leading dims), K in_features, H hidden_feature
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from equivtest import limits
-from equivtest.cases.base import Case, Shape, require
+from equivtest.cases.base import Shape, require
+from equivtest.cases.training import TrainingCase
 
 EXACT_MODES = ("dense", "wide-x", "wide-in", "wide-out", "wide-g")
 REAL_MODES = ("real",)
 ACTIVATIONS = ("relu", "gelu", "silu")
-OPTIMIZERS = ("none", "sgd", "adamw")
-NORM_TYPES = ("2", "1", "inf")
 LAYERS = ("in_proj", "out_proj")
-MAX_STEPS = 16
+SCALARS = ("total_norm", "storages")
+"""What is answered of all parameters together."""
+TIES = ("", "same", "transposed")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class PerceptronCase(Case):
+class PerceptronCase(TrainingCase):
     """y = act(x W1^T + b1) W2^T + b2.  A subclass says what of it which rank holds.
 
     Each step k has an x and a cotangent of its own.  Names of step 1 are plain (`output`,
@@ -33,20 +33,19 @@ class PerceptronCase(Case):
     the first update; `step1.momentum.`, `step1.exp_avg.` and `step1.exp_avg_sq.` hold the
     optimizer's state after it.  Before it `step1.total_norm` is that of all gradients, 0-dim, and
     `step1.clipped.in_proj.weight` what clipping leaves of a gradient.  `capture.in_proj.output` is
-    what a layer took or gave, `grad.in_proj.output` the gradient of that.
+    what a layer took or gave, `grad.in_proj.output` the gradient of that.  Of a tied weight,
+    `param.out_proj.weight` is what is found at its second place, and `storages` in how many storages
+    a rank holds it in the end, 0-dim: one.
 
     Attributes:
         leading: Leading dims of the activations, one to three; x is (*leading, K).
         biases: Which layers have a bias, in this order; never zero.
         requires_grad: Which of 'x', 'in_proj.weight', 'in_proj.bias', 'out_proj.weight' and
             'out_proj.bias' need a gradient, in this order.
+        tied: 'same': out_proj's weight is in_proj's, one parameter in two places, so that K = H = N;
+            'transposed': the same, but that out_proj uses its transpose, so that K = N; '': two parameters.
+            A tied weight is called in_proj.weight.
         x_contiguous, cotangent_contiguous: Memory format of what the harness hands over.
-        optimizer: What updates the parameters; 'none': one forward and backward alone.
-        steps: Forward, backward and update, this many times; 1 without an optimizer, else 2 or more.
-        lr, momentum, weight_decay, foreach: Of the optimizer; momentum of SGD alone.
-        clip_norm: Gradients are scaled before each update so that their norm over all parameters is
-            at most about this; 0: they are not.
-        norm_type: Which norm: '1', '2' or 'inf'.
     """
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = EXACT_MODES + REAL_MODES
@@ -58,19 +57,13 @@ class PerceptronCase(Case):
     biases: tuple[str, ...] = ()
     activation: str = "relu"
     requires_grad: tuple[str, ...] = ("x", "in_proj.weight", "out_proj.weight")
+    tied: str = ""
     x_contiguous: bool = True
     cotangent_contiguous: bool = True
-    optimizer: str = "none"
-    steps: int = 1
-    lr: float = 0.25
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    foreach: bool = False
-    clip_norm: float = 0.0
-    norm_type: str = "2"
 
     def __post_init__(self) -> None:
         self._check_sizes()
+        self._check_tie()
         require(
             self.activation in ACTIVATIONS,
             f"activation must be one of {', '.join(ACTIVATIONS)}, got {self.activation!r}",
@@ -81,7 +74,7 @@ class PerceptronCase(Case):
                 listed == tuple(each for each in known if each in listed),
                 f"{name} must list some of {', '.join(known)} in this order, got {listed}",
             )
-        self._check_training()
+        require(not self.trains or bool(self.trained_names()), "an optimizer needs a parameter in requires_grad")
         super().__post_init__()
         for mode, _ in self.values:
             exact = mode in EXACT_MODES
@@ -101,39 +94,18 @@ class PerceptronCase(Case):
             size = getattr(self, name)
             require(1 <= size <= limits.MAX_FEATURES, f"{name} must be in 1..{limits.MAX_FEATURES}, got {size}")
 
-    def _check_training(self) -> None:
+    def _check_tie(self) -> None:
+        require(self.tied in TIES, f"tied must be one of {', '.join(map(repr, TIES))}, got {self.tied!r}")
+        sizes = (self.in_features, self.hidden_features, self.out_features)
         require(
-            self.optimizer in OPTIMIZERS, f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {self.optimizer!r}"
+            self.tied != "same" or len(set(sizes)) == 1, f"tied='same' needs as many features everywhere, got {sizes}"
         )
         require(
-            self.norm_type in NORM_TYPES, f"norm_type must be one of {', '.join(NORM_TYPES)}, got {self.norm_type!r}"
+            self.tied != "transposed" or self.in_features == self.out_features,
+            f"tied='transposed' needs in_features as many as out_features, got {sizes}",
         )
-        require(0 <= self.clip_norm < math.inf, f"clip_norm must be at least 0 and finite, got {self.clip_norm}")
-        require(self.clips or self.norm_type == "2", "norm_type is clipping's: set clip_norm")
-        if not self.trains:
-            require(not self.clips, f"gradients are clipped before an update: set optimizer, got {self.clip_norm}")
-            require(self.steps == 1, f"steps must be 1 without an optimizer, got {self.steps}")
-            return
-        require(2 <= self.steps <= MAX_STEPS, f"steps must be in 2..{MAX_STEPS} with an optimizer, got {self.steps}")
-        require(bool(self.trained_names()), "an optimizer needs a parameter in requires_grad")
-        require(0 < self.lr <= 1, f"lr must be above 0 and at most 1, got {self.lr}")
-        require(0 <= self.weight_decay <= 1, f"weight_decay must be in 0..1, got {self.weight_decay}")
-        require(0 <= self.momentum < 1, f"momentum must be at least 0 and below 1, got {self.momentum}")
-        require(self.momentum == 0 or self.optimizer == "sgd", f"momentum is SGD's, got it for {self.optimizer}")
-        require(
-            self.optimizer != "adamw" or self.dtype != "float16",
-            "AdamW's eps of 1e-8 is zero in float16, so that a gradient of zero gives 0 / 0: use another dtype",
-        )
-
-    @property
-    def trains(self) -> bool:
-        """Whether an optimizer updates the parameters."""
-        return self.optimizer != "none"
-
-    @property
-    def clips(self) -> bool:
-        """Whether gradients are clipped by their norm before each update."""
-        return self.clip_norm > 0
+        wide = [mode for mode, _ in self.values if mode in ("wide-in", "wide-out")]
+        require(not self.tied or not wide, f"a tied weight meets itself: use another mode than {', '.join(wide)}")
 
     @property
     def num_dims(self) -> int:
@@ -151,14 +123,23 @@ class PerceptronCase(Case):
         return 1
 
     @property
+    def narrowest(self) -> str:
+        """The dtype in which exact values must fit."""
+        return self.dtype
+
+    @property
+    def num_sums(self) -> int:
+        """Into how many equal parts the batch falls whose sums must fit that dtype, each by itself."""
+        return 1
+
+    @property
     def num_hidden_parts(self) -> int:
         """Among how many ranks the hidden features are divided, and with them the sums over them."""
         return self.world_size
 
-    @property
-    def norm_axes(self) -> tuple[int, ...]:
-        """Ranks along each mesh axis over which the norm of the gradients is put together."""
-        return self.mesh_shape
+    def dtype_of(self, name: str) -> str:
+        """Name of the dtype of a tensor that is given or answered."""
+        return self.dtype
 
     @property
     def last_leading(self) -> int:
@@ -176,9 +157,21 @@ class PerceptronCase(Case):
         return any(name not in ("x", "out_proj.bias") for name in self.requires_grad)
 
     def parameter_names(self) -> tuple[str, ...]:
-        """'in_proj.weight', 'in_proj.bias', 'out_proj.weight', 'out_proj.bias', less the biases that are not there."""
+        """'in_proj.weight', 'in_proj.bias', 'out_proj.weight', 'out_proj.bias', less those that are not there."""
+        return tuple(name for name in self.place_names() if not self.tied or name != "out_proj.weight")
+
+    def place_names(self) -> tuple[str, ...]:
+        """Where the module has parameters: `parameter_names`, and the second place of a tied weight."""
         kinds = [(layer, kind) for layer in LAYERS for kind in ("weight", "bias")]
         return tuple(f"{layer}.{kind}" for layer, kind in kinds if kind == "weight" or layer in self.biases)
+
+    def parameter_at(self, place: str) -> str:
+        """The parameter that is found at a place."""
+        return "in_proj.weight" if self.tied and place == "out_proj.weight" else place
+
+    def is_used_in_out_proj(self, name: str) -> bool:
+        """Whether a parameter takes part in the second layer."""
+        return name.startswith("out_proj") or (bool(self.tied) and name == "in_proj.weight")
 
     def trained_names(self) -> tuple[str, ...]:
         """The parameters that the optimizer updates."""
@@ -191,7 +184,11 @@ class PerceptronCase(Case):
     def graded_names(self, step: int) -> tuple[str, ...]:
         """Those of `requires_grad` that get a gradient in that step."""
         stops = self.stops_at_hidden(step)
-        return tuple(name for name in self.requires_grad if not stops or name.startswith("out_proj"))
+        return tuple(name for name in self.requires_grad if not stops or self.is_used_in_out_proj(name))
+
+    def graded_parameters(self, step: int) -> tuple[str, ...]:
+        """The parameters that get a gradient in that step."""
+        return tuple(name for name in self.graded_names(step) if name != "x")
 
     def captured_names(self, step: int = 1) -> tuple[str, ...]:
         """What is captured of the activations of one step, its gradients where it has some."""
@@ -203,15 +200,16 @@ class PerceptronCase(Case):
         """How often a trained parameter has been updated once that step is over."""
         return sum(name in self.graded_names(each) for each in range(1, step + 1))
 
-    def state_names(self) -> tuple[str, ...]:
-        """What an update leaves of each trained parameter: itself and the optimizer's state."""
-        if self.optimizer == "adamw":
-            return ("param", "exp_avg", "exp_avg_sq")
-        return ("param", "momentum") if self.momentum else ("param",)
-
     def names_left(self, state: str) -> tuple[str, ...]:
         """The parameters of which an update leaves `state`, one of `state_names`."""
         return self.trained_names()
+
+    def names_after(self, step: int) -> Iterator[str]:
+        """The answers that tell what an update has left, in order."""
+        for state in self.state_names():
+            yield from (f"step{step}.{state}.{name}" for name in self.names_left(state))
+        if self.tied:
+            yield f"step{step}.param.out_proj.weight"
 
     def shapes(self) -> dict[str, Shape]:
         layers = {
@@ -220,9 +218,10 @@ class PerceptronCase(Case):
         }
         x, hidden = (*self.batch, self.in_features), (*self.batch, self.hidden_features)
         output = (*self.batch, self.out_features)
-        base: dict[str, Shape] = {"x": x, "cotangent": output, "output": output, "grad.x": x, "total_norm": ()}
-        for name in self.parameter_names():
-            layer, _, kind = name.partition(".")
+        base: dict[str, Shape] = {"x": x, "cotangent": output, "output": output, "grad.x": x}
+        base |= dict.fromkeys(SCALARS, ())
+        for name in self.place_names():
+            layer, _, kind = self.parameter_at(name).partition(".")
             base[name] = layers[layer] if kind == "weight" else layers[layer][:1]
         for name in self.captured_names():
             base[name] = x if name == "capture.in_proj.input" else hidden
@@ -233,16 +232,17 @@ class PerceptronCase(Case):
         return ("x", *self.parameter_names(), "cotangent", *later)
 
     def answer_names(self) -> tuple[str, ...]:
-        return ("output", *(f"param.{name}" for name in self.parameter_names()), *self._answered_later())
+        first = ("output", *(f"param.{name}" for name in self.place_names()), *(("storages",) if self.tied else ()))
+        return (*first, *self._answered_later())
 
     def _answered_later(self) -> Iterator[str]:
         """The rest of the answers of step 1, then each update and the step that follows it."""
         yield from self._once(1)
         for step in range(1, self.steps + 1 if self.trains else 1):
             if self.clips:
-                left = (f"clipped.{name}" for name in self.graded_names(step) if name != "x")
+                left = (f"clipped.{name}" for name in self.graded_parameters(step))
                 yield from (f"step{step}.{name}" for name in ("total_norm", *left))
-            yield from (f"step{step}.{state}.{name}" for state in self.state_names() for name in self.names_left(state))
+            yield from self.names_after(step)
             if step < self.steps:
                 yield from (f"step{step + 1}.{name}" for name in ("output", *self._once(step + 1)))
 

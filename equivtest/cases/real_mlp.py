@@ -30,5 +30,5 @@ def draw_real_mlp(case: PerceptronCase, index: int) -> dict[str, torch.Tensor]:
     for name in case.given_names():
         size = sizes.get(name) or _SCALES[hash_of(mode, seed, f"{name} scale") % len(_SCALES)]
         value = nearly_normal(shapes[name], generator(mode, seed, name)) * size
-        given[name] = without_subnormals(value).to(DTYPES[case.dtype])
+        given[name] = without_subnormals(value).to(DTYPES[case.dtype_of(name)])
     return given

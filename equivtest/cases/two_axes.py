@@ -45,6 +45,10 @@ class TwoAxisCase(DataParallelCase):
         require(math.prod(self.mesh) == self.world_size, f"mesh must have {self.world_size} ranks, got {self.mesh}")
         super().__post_init__()
         require(
+            self.style != "fsdp2_tp" or not self.tied,
+            f"the weights of fsdp2_tp are sharded on dims of their own: leave tied out, got {self.tied!r}",
+        )
+        require(
             not self.use_local_output or self.hidden_features % self.num_hidden_parts == 0,
             f"{self.hidden_features} hidden features on {self.num_hidden_parts} ranks are uneven: "
             "set use_local_output=False",

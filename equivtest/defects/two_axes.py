@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
-from equivtest.cases.perceptron import LAYERS
 from equivtest.cases.two_axes import TwoAxisCase
 from equivtest.subjects.perceptron import Mlp
 from equivtest.subjects.tensor_parallel import Answers, Given
@@ -48,11 +47,7 @@ def replicas_not_reduced(case: TwoAxisCase, mesh: DeviceMesh, given: Given) -> A
 
 class _Unreduced(HsdpRun):
     def build(self) -> nn.Module:
-        model = Mlp(self.case, self.given)
-        for layer in LAYERS:
-            fully_shard(model.get_submodule(layer), mesh=self.mesh["shard"])
-        self.parallel: FSDPModule = fully_shard(model, mesh=self.mesh["shard"])
-        return model
+        return self.shard(Mlp(self.case, self.given), self.mesh["shard"])
 
     def keep(self, name: str, tensor: torch.Tensor | None) -> None:
         """As if it had been reduced."""

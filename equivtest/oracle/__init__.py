@@ -21,6 +21,7 @@ from equivtest.cases.fetch import FetchCase, RefusedFetchCase
 from equivtest.cases.gathered_cross_entropy import GatheredCrossEntropyCase, RefusedGatheredCrossEntropyCase
 from equivtest.cases.lifecycle import LifecycleCase
 from equivtest.cases.linear import LinearCase, RefusedLinearCase
+from equivtest.cases.mixed import MixedCase
 from equivtest.cases.mlp import MlpCase
 from equivtest.cases.module import ModuleCase
 from equivtest.cases.norm import NormCase
@@ -45,6 +46,7 @@ from equivtest.oracle.held import Held
 from equivtest.oracle.lifecycle import expect_lifecycle
 from equivtest.oracle.lifecycle_costs import document_lifecycle
 from equivtest.oracle.linear import expect_linear
+from equivtest.oracle.mixed import expect_mixed
 from equivtest.oracle.mlp import expect_mlp
 from equivtest.oracle.mlp_collectives import document_mlp
 from equivtest.oracle.module import expect_module
@@ -90,6 +92,8 @@ def expect_refusal(case: Case, index: int) -> Expected:
 expect.register(LinearCase, expect_linear)
 expect.register(PerceptronCase, expect_mlp)
 expect_held.register(PerceptronCase, expect_mlp)
+expect.register(MixedCase, expect_mixed)
+expect_held.register(MixedCase, expect_mixed)
 expect.register(EngineCase, expect_engine)
 expect_held.register(EngineCase, expect_engine)
 document.register(MlpCase, document_mlp)

@@ -30,6 +30,7 @@ from equivtest.oracle.expected import Expected, ExpectedTensor
 from equivtest.oracle.held import Held, whole
 from equivtest.oracle.operations import Found, Operations
 from equivtest.oracle.rounding import Operand
+from equivtest.oracle.tied import ONE_STORAGE, grad_of_tied, weight_of_out_proj
 from equivtest.oracle.updates import adamw, sgd_momentum, sgd_parameter
 
 
@@ -85,8 +86,10 @@ class Reference:
         """Every answer by name."""
         case = self.case
         parameters = {name: self.given[name].double() for name in case.parameter_names()}
-        for name, value in parameters.items():
-            self.found[f"param.{name}"] = Found.copy_of(value)
+        for place in case.place_names():
+            self.found[f"param.{place}"] = Found.copy_of(parameters[case.parameter_at(place)])
+        if case.tied:
+            self.found["storages"] = ONE_STORAGE
         state: dict[str, torch.Tensor] = {}
         for step in range(1, case.steps + 1):
             # Exact data make the first step exact; later ones only if the updates leave few enough bits.
@@ -105,6 +108,8 @@ class Reference:
                         self.leave(step, name, parameters[name], state)
                         continue
                     parameters[name] = self.update(step, name, operations, parameters[name], state, taken[name])
+                if case.tied:
+                    self.found[f"step{step}.param.out_proj.weight"] = Found.copy_of(parameters["in_proj.weight"])
         return self.found
 
     def add(self, name: str, result: Found, *, is_exact: bool = False) -> torch.Tensor:
@@ -125,6 +130,18 @@ class Reference:
         if isinstance(self.case, DataParallelCase):
             return Averages(operations, self.case.num_averaged, self.case.micro_batches)
         return TokenSums(operations)
+
+    def taken(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What a layer multiplies where it is handed `tensor`."""
+        return tensor
+
+    def activation(self, operations: Operations, before: torch.Tensor) -> Found:
+        """What out_proj takes."""
+        return operations.activation(self.case.activation, before)
+
+    def activation_grad(self, operations: Operations, before: torch.Tensor, cotangent: torch.Tensor) -> Found:
+        """The gradient of in_proj's output."""
+        return operations.activation_grad(self.case.activation, before, cotangent)
 
     def clip(self, step: int, operations: Operations, gradients: Mapping[str, Operand]) -> Mapping[str, Operand]:
         """What clipping leaves of the gradients of parameters, if the case clips them."""
@@ -179,9 +196,9 @@ class Reference:
             parameters: W1 (H, K), b1 (H,), W2 (N, H), b2 (N,), float64, global, as of before the step.
         """
         case, product, sums = self.case, operations.product, self.sums(operations)
-        x = self.given[at_step(step, "x")].reshape(-1, case.in_features).double()
-        cotangent = self.given[at_step(step, "cotangent")].reshape(-1, case.out_features).double()
-        in_weight, out_weight = parameters["in_proj.weight"], parameters["out_proj.weight"]
+        x = self.taken(self.given[at_step(step, "x")].reshape(-1, case.in_features).double())
+        cotangent = self.taken(self.given[at_step(step, "cotangent")].reshape(-1, case.out_features).double())
+        in_weight, out_weight = parameters["in_proj.weight"], weight_of_out_proj(case, parameters)
         in_bias, out_bias = parameters.get("in_proj.bias"), parameters.get("out_proj.bias")
 
         def add(name: str, result: Found) -> torch.Tensor:
@@ -189,12 +206,12 @@ class Reference:
 
         add("capture.in_proj.input", Found.copy_of(x))
         before = add("capture.in_proj.output", product(x, in_weight.T, plus=in_bias))
-        hidden = add("capture.out_proj.input", operations.activation(case.activation, before))
+        hidden = add("capture.out_proj.input", self.activation(operations, before))
         add("output", product(hidden, out_weight.T, plus=out_bias, split=self.hidden_split))
         before_grad = torch.empty(0)
         if case.hidden_requires_grad and not case.stops_at_hidden(step):
             hidden_grad = add("grad.out_proj.input", product(cotangent, out_weight))
-            before_grad = add("grad.in_proj.output", operations.activation_grad(case.activation, before, hidden_grad))
+            before_grad = self.taken(add("grad.in_proj.output", self.activation_grad(operations, before, hidden_grad)))
         gradients = {
             "x": lambda: product(before_grad, in_weight, split=self.hidden_split),
             "in_proj.weight": lambda: sums.product(before_grad.T, x),
@@ -202,6 +219,9 @@ class Reference:
             "out_proj.weight": lambda: sums.product(cotangent.T, hidden),
             "out_proj.bias": lambda: sums.total(cotangent),
         }
+        if case.tied:
+            assert isinstance(sums, Averages)
+            gradients["in_proj.weight"] = lambda: grad_of_tied(case, sums, (before_grad, x), (cotangent, hidden))
         return {name: add(f"grad.{name}", gradients[name]()) for name in case.graded_names(step)}
 
 
@@ -216,7 +236,7 @@ def written(case: PerceptronCase, found: dict[str, Found]) -> Expected:
             value=result.value.reshape(shapes[name]),
             allowed=None if result.allowed is None else result.allowed.reshape(shapes[name]),
             layout=layouts[name],
-            dtype=case.dtype,
+            dtype=case.dtype_of(name),
             derivation=result.derivation,
             requires_grad=bool(case.requires_grad) if name in outputs else flags.get(name.removeprefix("param.")),
         )

@@ -13,7 +13,7 @@ from typing import cast
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from equivtest.cases.data_parallel import DataParallelCase
@@ -47,7 +47,7 @@ class DataParallelRun(PerceptronRun):
             found = [part[name] for part in parts]
             whole = torch.cat([tensor for tensor in found if tensor is not None]) if None not in found else None
             self.keep(at_step(step, name), whole)
-        for name in (name for name in self.case.graded_names(step) if name != "x"):
+        for name in self.case.graded_parameters(step):
             self.keep(at_step(step, f"grad.{name}"), self.gradient(name))
 
     def run_micro_batch(self, step: int, index: int) -> dict[str, torch.Tensor | None]:
@@ -92,11 +92,21 @@ class DdpRun(DataParallelRun):
 
 class Fsdp2Run(DataParallelRun):
     def build(self) -> nn.Module:
-        model = Mlp(self.case, self.given)
-        for layer in LAYERS:
-            fully_shard(model.get_submodule(layer), mesh=self.mesh, reshard_after_forward=self.case.reshards)
-        self.parallel: FSDPModule = fully_shard(model, mesh=self.mesh, reshard_after_forward=self.case.reshards)
+        return self.shard(Mlp(self.case, self.given), self.mesh)
+
+    def shard(self, model: Mlp, mesh: DeviceMesh) -> nn.Module:
+        """The model, its layers and what is left of it sharded along the mesh; layers that are tied form one group."""
+        layers = [model.get_submodule(layer) for layer in LAYERS]
+        for group in [layers] if self.case.tied else [[layer] for layer in layers]:
+            fully_shard(group, mesh=mesh, reshard_after_forward=self.case.reshards, mp_policy=self.policy())
+        self.parallel: FSDPModule = fully_shard(
+            model, mesh=mesh, reshard_after_forward=self.case.reshards, mp_policy=self.policy()
+        )
         return model
+
+    def policy(self) -> MixedPrecisionPolicy:
+        """Which dtypes there are beside that of the parameters: none."""
+        return MixedPrecisionPolicy()
 
     def synchronization(self, *, is_last: bool) -> AbstractContextManager[None]:
         self.parallel.set_requires_gradient_sync(is_last or self.case.syncs_every)

@@ -71,12 +71,16 @@ class DeepSpeedRun(DataParallelRun):
         self.utils, self.options = deepspeed.utils, deepspeed.zero.config.DeepSpeedZeroConfig
         if self.case.stage == 3:
             number_alike(deepspeed.zero.Init, self.mesh)
-        self.model = Mlp(self.case, self.given)
+        self.model = self.make_model()
         if self.case.leaf:
             self.utils.set_z3_leaf_modules(self.model, [Mlp])
         optimizer = super().make_optimizer()
         self.engine: Any = deepspeed.initialize(model=self.model, optimizer=optimizer, config=self.config())[0]
         return self.model
+
+    def make_model(self) -> Mlp:
+        """The unsharded module that the engine takes over."""
+        return Mlp(self.case, self.given)
 
     def config(self) -> dict[str, object]:
         """Of the engine: any torch optimizer, and what the case says."""
@@ -141,6 +145,11 @@ class DeepSpeedRun(DataParallelRun):
         parameter: Any = self.model.get_parameter(name)
         held = self.utils.safe_get_local_fp32_param(parameter) if parameter.requires_grad else parameter.ds_tensor
         return self.without_padding(name, held).requires_grad_(parameter.requires_grad)
+
+    def memory(self, place: str) -> torch.Tensor:
+        parameter: Any = self.model.get_parameter(place)
+        held: torch.Tensor = parameter.ds_tensor if self.case.stage == 3 else parameter
+        return held
 
     def update(self, optimizer: torch.optim.Optimizer, step: int) -> None:
         self.engine.step()

@@ -28,6 +28,7 @@ SUBJECTS: dict[str, str] = {
     "deepspeed_mlp_stages_1_and_2": "equivtest.subjects.deepspeed_stages:deepspeed_mlp_stages_1_and_2",
     "dtensor_cross_entropy": "equivtest.subjects.cross_entropy:dtensor_cross_entropy",
     "embedding_both_ways": "equivtest.subjects.embedding:embedding_both_ways",
+    "fsdp2_mixed_mlp": "equivtest.subjects.mixed:fsdp2_mixed_mlp",
     "fsdp2_mlp": "equivtest.subjects.data_parallel:fsdp2_mlp",
     "fsdp2_tp_mlp": "equivtest.subjects.two_axes:fsdp2_tp_mlp",
     "hsdp_mlp": "equivtest.subjects.two_axes:hsdp_mlp",

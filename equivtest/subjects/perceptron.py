@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from equivtest.cases.perceptron import LAYERS, PerceptronCase
 from equivtest.subjects.tensor_parallel import Answers, Given
-from equivtest.tensors import Placed
+from equivtest.tensors import DTYPES, Placed
 
 STATE_KEYS = {"momentum": "momentum_buffer", "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
 """Our name of an optimizer's state -> torch's (torch.optim.SGD, torch.optim.AdamW, 2.13.0)."""
@@ -42,18 +42,29 @@ class Mlp(nn.Module):
         self.activation: Activation = self.ACTIVATIONS[case.activation]
         biases = {layer: layer in case.biases for layer in LAYERS}
         self.in_proj = nn.Linear(case.in_features, case.hidden_features, bias=biases["in_proj"], device="meta")
-        self.out_proj = nn.Linear(case.hidden_features, case.out_features, bias=biases["out_proj"], device="meta")
+        linear = TransposedLinear if case.tied == "transposed" else nn.Linear
+        self.out_proj = linear(case.hidden_features, case.out_features, bias=biases["out_proj"], device="meta")
         for name in case.parameter_names():
             layer, _, kind = name.partition(".")
             # A copy: an optimizer's update must not reach the harness's own tensor.
             whole = nn.Parameter(given[name].detach().clone(), requires_grad=name in case.requires_grad)
             setattr(self.get_submodule(layer), kind, whole)
+        if case.tied:
+            self.out_proj.weight = self.in_proj.weight
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x (*leading, K) -> (*leading, N)."""
         hidden = self.activation(self.in_proj(x))
         output: torch.Tensor = self.out_proj(hidden.detach() if self.stops_at_hidden else hidden)
         return output
+
+
+class TransposedLinear(nn.Linear):
+    """A linear layer whose weight is (in_features, out_features), as that of the layer it is tied to."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x (*leading, in_features) -> (*leading, out_features)."""
+        return functional.linear(x, self.weight.t(), self.bias)
 
 
 class PerceptronRun:
@@ -79,10 +90,14 @@ class PerceptronRun:
         """What the optimizer updates of a parameter."""
         return self.model.get_parameter(name)
 
+    def updated(self) -> list[torch.Tensor]:
+        """What the optimizer is given: each trained parameter once."""
+        return [self.trained(name) for name in self.case.trained_names()]
+
     def make_optimizer(self) -> torch.optim.Optimizer:
         """torch's optimizer over the parameters that need a gradient."""
         case = self.case
-        parameters = [self.trained(name) for name in case.trained_names()]
+        parameters = self.updated()
         lr, weight_decay, foreach = case.lr, case.weight_decay, case.foreach
         if case.optimizer == "sgd":
             return torch.optim.SGD(
@@ -94,7 +109,7 @@ class PerceptronRun:
         """Every answer of every step."""
         case = self.case
         optimizer = self.make_optimizer() if case.trains else None
-        for name in case.parameter_names():
+        for name in case.place_names():
             self.keep(f"param.{name}", self.parameter(name))
         for step in range(1, case.steps + 1):
             if optimizer is not None:
@@ -104,7 +119,19 @@ class PerceptronRun:
             if optimizer is not None:
                 self.update(optimizer, step)
                 self.keep_state(optimizer, step)
+        if case.tied:
+            self.keep("storages", self.count_storages())
         return self.found
+
+    def count_storages(self) -> torch.Tensor:
+        """In how many storages this rank holds a tied weight: 0-dim, of the case's dtype."""
+        held = {self.memory(name).untyped_storage().data_ptr() for name in ("in_proj.weight", "out_proj.weight")}
+        return torch.tensor(len(held), dtype=DTYPES[self.case.dtype], device=self.mesh.device_type)
+
+    def memory(self, place: str) -> torch.Tensor:
+        """The tensor in which this rank keeps what it holds of a parameter."""
+        found = self.parameter(place)
+        return found.to_local() if isinstance(found, DTensor) else found
 
     def run_step(self, step: int) -> None:
         """Forward and backward of one step, on its own x and cotangent."""
@@ -124,7 +151,7 @@ class PerceptronRun:
         """Clips the gradients if the case says so, and answers their norm and what is left of them."""
         if self.case.clips:
             self.keep(f"step{step}.total_norm", self.clip())
-            for name in (name for name in self.case.graded_names(step) if name != "x"):
+            for name in self.case.graded_parameters(step):
                 self.keep(f"step{step}.clipped.{name}", self.gradient(name))
 
     def clip(self) -> torch.Tensor:
@@ -143,6 +170,8 @@ class PerceptronRun:
         for state in self.case.state_names():
             for name in self.case.names_left(state):
                 self.keep(f"step{step}.{state}.{name}", self.state_held(optimizer, state, name))
+        if self.case.tied:
+            self.keep(f"step{step}.param.out_proj.weight", self.parameter("out_proj.weight"))
 
     def state_held(self, optimizer: torch.optim.Optimizer, state: str, name: str) -> torch.Tensor | None:
         """What this rank holds of a parameter, or of its optimizer's state, after an update."""

@@ -12,11 +12,9 @@ import functools
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
-from equivtest.cases.perceptron import LAYERS
 from equivtest.cases.two_axes import TwoAxisCase
 from equivtest.subjects.data_parallel import Fsdp2Run
 from equivtest.subjects.perceptron import Mlp
@@ -53,12 +51,9 @@ class Fsdp2TpRun(Fsdp2Run):
         super().__init__(case, named_mesh(mesh.device_type, case.mesh_shape, ("dp", "tp")), given)
 
     def build(self) -> nn.Module:
-        model = parallelize_module(Mlp(self.case, self.given), self.mesh["tp"], self.plan())
-        reshards = self.case.reshards
-        for layer in LAYERS:
-            fully_shard(model.get_submodule(layer), mesh=self.mesh["dp"], reshard_after_forward=reshards)
-        self.parallel: FSDPModule = fully_shard(model, mesh=self.mesh["dp"], reshard_after_forward=reshards)
-        return model
+        model = Mlp(self.case, self.given)
+        parallelize_module(model, self.mesh["tp"], self.plan())
+        return self.shard(model, self.mesh["dp"])
 
     def plan(self) -> dict[str, ParallelStyle]:
         """How each layer is divided among the ranks of a row."""

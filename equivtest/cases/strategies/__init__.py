@@ -25,6 +25,7 @@ from equivtest.cases.strategies.engine import engine_cases, whole_engine_cases
 from equivtest.cases.strategies.fetch import fetch_cases, refused_fetch_cases
 from equivtest.cases.strategies.lifecycle import lifecycle_cases
 from equivtest.cases.strategies.linear import linear_cases, refused_linear_cases
+from equivtest.cases.strategies.mixed import mixed_cases
 from equivtest.cases.strategies.module import module_cases
 from equivtest.cases.strategies.norm import norm_cases
 from equivtest.cases.strategies.perceptron import mlp_cases, training_cases
@@ -46,6 +47,7 @@ __all__ = [
     "gathered_cross_entropy_cases",
     "lifecycle_cases",
     "linear_cases",
+    "mixed_cases",
     "mlp_cases",
     "module_cases",
     "norm_cases",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from hypothesis import strategies as st
@@ -25,6 +26,7 @@ ROWS = (1, 2, 3, 5)  # of one rank in one micro-batch
 CLIP_NORMS = (0.0, 0.0, 0.0, 1.0, 16.0, 1024.0)  # none; nearly always, sometimes, hardly ever below the norm
 NORM_TYPES_DRAWN = ("2", "2", "1", "inf")
 STOPPED_STEPS: tuple[tuple[int, ...], ...] = ((), (), (), (), (2,), (2, 3), (3,))
+TIES_DRAWN = ("", "", "", "", "", "", "same", "transposed")
 DATA_PARALLEL_OPTIMIZERS = ("none", "sgd", "sgd", "adamw")
 
 
@@ -41,21 +43,26 @@ def _data_parallel_cases(draw: DrawFn, space: Space, style: str, fetch: str) -> 
     return DataParallelCase(**_pick_data_parallel(draw, space, style, fetch))
 
 
-def _pick_data_parallel(draw: DrawFn, space: Space, style: str, fetch: str) -> dict[str, Any]:
+def _pick_data_parallel(
+    draw: DrawFn, space: Space, style: str, fetch: str, ties: tuple[str, ...] = TIES_DRAWN
+) -> dict[str, Any]:
     """All fields of a DataParallelCase."""
     fields = _pick_perceptron(draw, space)
+    fields |= _tie(fields, pick(draw, "tied", ties))
     if not any(name.endswith(("weight", "bias")) for name in fields["requires_grad"]):
-        fields["requires_grad"] = ("in_proj.weight", "out_proj.weight")
+        fields["requires_grad"] = ("in_proj.weight",) if fields["tied"] else ("in_proj.weight", "out_proj.weight")
     optimizer = pick(draw, "optimizer", DATA_PARALLEL_OPTIMIZERS)
     optimizer = "sgd" if optimizer == "adamw" and fields["dtype"] == "float16" else optimizer
     trains, activation = optimizer != "none", pick(draw, "activation", ACTIVATIONS)
     training = _pick_training(draw, adamw=optimizer == "adamw") | _pick_clipping(draw)
     exact, curved = pick_values(draw, MLP_MODES), pick_values(draw, CURVED_MODES, "curved ")
+    exact = _of_tied(exact) if fields["tied"] else exact
     trained = pick_values(draw, TRAINING_MODES, "training ")
     flags = {name: pick(draw, name, (False, True)) for name in ("syncs_every", "small_buckets", "views")}
     reshards, padding = pick(draw, "reshards", (True, False)), pick(draw, "padding", PADDINGS)
     stopped = pick(draw, "stopped_steps", STOPPED_STEPS)
-    goes_on = trains and any(name.startswith("out_proj") for name in fields["requires_grad"])
+    of_out_proj = ("out_proj", "in_proj.weight") if fields["tied"] else ("out_proj",)
+    goes_on = trains and any(name.startswith(of_out_proj) for name in fields["requires_grad"])
     own = {
         "style": style,
         "leading": (pick(draw, "rows", ROWS), *pick(draw, "more dims", ((), (), (2,), (3,)))),
@@ -73,6 +80,23 @@ def _pick_data_parallel(draw: DrawFn, space: Space, style: str, fetch: str) -> d
         "values": curved if activation != "relu" else trained if trains else exact,
     }
     return fields | (training if trains else {}) | own
+
+
+def _tie(fields: Mapping[str, Any], tied: str) -> dict[str, Any]:
+    """The tie, and those of the fields that it changes: sizes, and whether the one weight needs a gradient."""
+    if not tied:
+        return {"tied": ""}
+    size, flags = fields["hidden_features" if tied == "same" else "in_features"], fields["requires_grad"]
+    sizes = {"in_features": size, "out_features": size}
+    needs = {name if name != "out_proj.weight" else "in_proj.weight" for name in flags}
+    names = ("x", "in_proj.weight", "in_proj.bias", "out_proj.bias")
+    return {"tied": tied, **sizes, "requires_grad": tuple(name for name in names if name in needs)}
+
+
+def _of_tied(values: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
+    """The draws that a tied weight can have: it would meet itself where it took the whole significand."""
+    instead = {"wide-in": "wide-x", "wide-out": "wide-g"}
+    return tuple((instead.get(mode, mode), seed) for mode, seed in values)
 
 
 def _pick_clipping(draw: DrawFn) -> dict[str, Any]:

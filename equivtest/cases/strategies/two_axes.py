@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from equivtest.cases.base import Shape
-from equivtest.cases.strategies.data_parallel import _pick_data_parallel
+from equivtest.cases.strategies.data_parallel import TIES_DRAWN, _pick_data_parallel
 from equivtest.cases.strategies.picks import pick
 from equivtest.cases.two_axes import TwoAxisCase
 from equivtest.property import Space
@@ -27,7 +27,7 @@ def two_axis_cases(space: Space, *, style: str) -> SearchStrategy[TwoAxisCase]:
 
 @st.composite
 def _two_axis_cases(draw: DrawFn, space: Space, style: str) -> TwoAxisCase:
-    fields = _pick_data_parallel(draw, space, "fsdp2", "")
+    fields = _pick_data_parallel(draw, space, "fsdp2", "", TIES_DRAWN if style == "hsdp" else ("",))
     mesh = pick(draw, "mesh", two_axis_meshes(fields["world_size"], style))
     use_local_output = pick(draw, "use_local_output", USE_LOCAL_OUTPUT)
     is_even = style == "hsdp" or fields["hidden_features"] % mesh[1] == 0

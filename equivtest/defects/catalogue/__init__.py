@@ -11,6 +11,7 @@ from equivtest.defects.catalogue.embedding import DEFECTS as EMBEDDING
 from equivtest.defects.catalogue.embedding_ways import DEFECTS as EMBEDDING_WAYS
 from equivtest.defects.catalogue.gathered_cross_entropy import DEFECTS as GATHERED_CROSS_ENTROPY
 from equivtest.defects.catalogue.linear_arithmetic import DEFECTS as LINEAR_ARITHMETIC
+from equivtest.defects.catalogue.mixed import DEFECTS as MIXED
 from equivtest.defects.catalogue.module import DEFECTS as MODULE
 from equivtest.defects.catalogue.norm import DEFECTS as NORM
 from equivtest.defects.catalogue.prepared import DEFECTS as PREPARED
@@ -19,6 +20,7 @@ from equivtest.defects.catalogue.redistribute import DEFECTS as REDISTRIBUTE
 from equivtest.defects.catalogue.reduction import DEFECTS as REDUCTION
 from equivtest.defects.catalogue.sequence_parallel import DEFECTS as SEQUENCE_PARALLEL
 from equivtest.defects.catalogue.tensor_parallel import DEFECTS as TENSOR_PARALLEL
+from equivtest.defects.catalogue.tied import DEFECTS as TIED
 from equivtest.defects.catalogue.two_axes import DEFECTS as TWO_AXES
 from equivtest.defects.catalogue.zero3_fetch import DEFECTS as ZERO3_FETCH
 from equivtest.defects.catalogue.zero3_lifecycle import DEFECTS as ZERO3_LIFECYCLE
@@ -33,6 +35,8 @@ DEFECTS: tuple[Defect, ...] = (
     *TENSOR_PARALLEL,
     *SEQUENCE_PARALLEL,
     *DATA_PARALLEL,
+    *TIED,
+    *MIXED,
     *TWO_AXES,
     *CLIPPING,
     *LINEAR_ARITHMETIC,

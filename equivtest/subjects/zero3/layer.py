@@ -9,6 +9,7 @@ Source: DeepSpeed's statuses, ZeroParamStatus in deepspeed/runtime/zero/partitio
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
@@ -30,44 +31,75 @@ class SavedView:
 class Layer:
     """A module's own parameters, by kind: 'weight', 'bias'.
 
+    A parameter that an earlier or a later layer has too is partitioned once: whichever layer comes
+    first fetches it, whichever comes last releases it.
+
     Args:
         module: Its parameters are whole; they lose their elements.
         fetcher: Makes them whole again, all with one collective.
         padding: What the padding of partitions holds.
+        partitions: Of the layers before this one; those of its own parameters are added.
+
+    Attributes:
+        earlier, later: Kinds of which an earlier or a later layer has the parameter too.
     """
 
-    def __init__(self, module: nn.Module, mesh: DeviceMesh, fetcher: Fetcher, *, padding: float) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        mesh: DeviceMesh,
+        fetcher: Fetcher,
+        *,
+        padding: float,
+        partitions: dict[nn.Parameter, PartitionedParameter] | None = None,
+    ) -> None:
         self.mesh, self.fetcher = mesh, fetcher
         self.parameters = dict(module.named_parameters(recurse=False))
-        self.partitioned = {kind: partition(whole, mesh, padding=padding) for kind, whole in self.parameters.items()}
-        self._empty()
+        self.earlier: frozenset[str] = frozenset()
+        self.later: frozenset[str] = frozenset()
+        partitions = {} if partitions is None else partitions
+        for whole in self.parameters.values():
+            if whole not in partitions:
+                partitions[whole] = partition(whole, mesh, padding=padding)
+        self.partitioned = {kind: partitions[whole] for kind, whole in self.parameters.items()}
+        self._empty(self.parameters)
 
     @property
     def is_available(self) -> bool:
-        """Whether the parameters are whole."""
-        return all(parameter.status is Status.AVAILABLE for parameter in self.partitioned.values())
+        """Whether the parameters are whole, but for what another layer that has it too has released."""
+        present = {kind for kind, parameter in self.partitioned.items() if parameter.status is Status.AVAILABLE}
+        return bool(present) and self.partitioned.keys() - self.earlier - self.later <= present
 
     def fetch(self) -> None:
         """Makes the parameters whole: NOT_AVAILABLE -> IN_FLIGHT -> AVAILABLE.
 
         Raises:
-            RuntimeError: one is not NOT_AVAILABLE.
+            RuntimeError: one is not NOT_AVAILABLE, and no other layer has it too.
         """
-        self.fetcher(list(self.partitioned.values()), self.mesh).wait()
+        tied = self.earlier | self.later
+        absent = [
+            parameter
+            for kind, parameter in self.partitioned.items()
+            if kind not in tied or parameter.status is not Status.AVAILABLE
+        ]
+        if absent:
+            self.fetcher(absent, self.mesh).wait()
         for kind, parameter in self.parameters.items():
             parameter.data = self._whole(kind)
 
-    def release(self) -> None:
-        """Drops the wholes: AVAILABLE -> NOT_AVAILABLE.
+    def release(self, keeping: Collection[str] = ()) -> None:
+        """Drops the wholes but those of the kinds `keeping`: AVAILABLE -> NOT_AVAILABLE.
 
         Raises:
-            RuntimeError: one is not AVAILABLE.
+            RuntimeError: one is not AVAILABLE, and no other layer has it too.
         """
+        tied = self.earlier | self.later
         for kind, parameter in self.partitioned.items():
-            if parameter.status is not Status.AVAILABLE:
+            if parameter.status is not Status.AVAILABLE and kind not in tied:
                 raise RuntimeError(f"{kind} is {parameter.status.name}; only an AVAILABLE parameter can be released")
-        release(list(self.partitioned.values()))
-        self._empty()
+        dropped = [kind for kind in self.partitioned if kind not in keeping]
+        release([self.partitioned[kind] for kind in dropped])
+        self._empty(dropped)
 
     def pack(self, tensor: torch.Tensor) -> torch.Tensor | SavedView:
         """What autograd is to save in place of a tensor: views of wholes are only referred to."""
@@ -88,9 +120,9 @@ class Layer:
             raise RuntimeError(f"{kind} is {parameter.status.name}; only an AVAILABLE parameter can be used")
         return parameter.whole
 
-    def _empty(self) -> None:
-        for parameter in self.parameters.values():
-            parameter.data = parameter.data.new_empty(0)
+    def _empty(self, kinds: Collection[str]) -> None:
+        for kind in kinds:
+            self.parameters[kind].data = self.parameters[kind].data.new_empty(0)
 
 
 def _begins_with(tensor: torch.Tensor, whole: torch.Tensor) -> bool:
