@@ -198,6 +198,43 @@ def test_averages_of_real_numbers_are_within_the_bound_however_they_are_divided(
             assert bool(((averaged.double() - found.value).abs() <= found.allowed).all())
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_micro_batches_are_within_the_bound_whichever_is_added_first(dtype: str, ranks: int) -> None:
+    """A rank's own and then the ranks', or each micro-batch's and then these; a product counted twice is beyond it."""
+    worst = 0.0
+    for seed in range(20):
+        batch = torch.randn(ranks * 3 * 2, 4, generator=torch.Generator().manual_seed(seed)).to(DTYPES[dtype])
+        operations = Operations(dtype, ranks, must_be_exact=False, may_be_exact=False)
+        found = Averages(operations, ranks, 3).product(batch.double().T, batch.double().flip(1))
+        assert found.allowed is not None
+        products = [[own.T @ own.flip(1) for own in rank.chunk(3)] for rank in batch.chunk(ranks)]
+        on_ranks = [in_order(own) for own in products]
+        across = [in_order([own[at] for own in products]) for at in range(3)]
+        divided = in_order([in_order([own[at] / ranks for own in products]) for at in range(3)])
+        for averaged in (in_order(on_ranks) / ranks, in_order(across) / ranks, divided):
+            worst = max(worst, float(((averaged.double() - found.value).abs() / found.allowed).max()))
+        doubled = in_order([*on_ranks, products[0][0]]) / ranks
+        assert bool(((doubled.double() - found.value).abs() > found.allowed).any())
+    assert worst <= 1
+    assert worst > 0.2 or dtype in ("float32", "float64")
+
+
+def in_order(operands: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Their sum, rounded after each addition."""
+    total = operands[0]
+    for operand in operands[1:]:
+        total = total + operand
+    return total
+
+
+def test_gradients_of_zero_average_to_zero() -> None:
+    averages = Averages(Operations("float16", 3, must_be_exact=False, may_be_exact=False), 3, 2)
+    found = averages.product(torch.zeros(2, 6, dtype=torch.float64), torch.ones(6, 1, dtype=torch.float64))
+
+    assert found.allowed is not None and not found.allowed.any()
+
+
 @pytest.mark.parametrize("mode", ["dense", "real"])
 @pytest.mark.parametrize(
     ("dtype", "fields"),

@@ -145,8 +145,9 @@ def test_a_gradient_without_the_mean_or_with_tokens_missing_is_beyond_the_bound(
     x, weight, cotangent = given["x"], given["weight"], given["cotangent"]
     right = norm_grad_x(x, weight, cotangent, arithmetic, eps=1e-5, centered=True)
     wrong = norm_grad_x(x, weight, cotangent, arithmetic, eps=1e-5, centered=False)
-    whole = norm_grad_weight(x, cotangent, arithmetic, ranks=2, longest=3, eps=1e-5, centered=True)
-    own = norm_grad_weight(x[:3], cotangent[:3], arithmetic, ranks=2, longest=3, eps=1e-5, centered=True)
+    rank_of = torch.arange(len(x)) // 3
+    whole = norm_grad_weight(x, cotangent, arithmetic, rank_of=rank_of, eps=1e-5, centered=True)
+    own = norm_grad_weight(x[:3], cotangent[:3], arithmetic, rank_of=rank_of[:3], eps=1e-5, centered=True)
 
     assert bool(((wrong.value - right.value).abs() > right.allowed).any())
     assert bool(((own.value - whole.value).abs() > whole.allowed).any())

@@ -8,9 +8,12 @@ division may be a multiplication by fl(1/w), which is within a relative error d 
 comes out as k wherever |d| <= u/2, since k (1 + d) is then nearest to k.  In float32 that fails
 first at w = 7.
 
-Else: each of the w M micro-batches is stored, added to those before it, divided and reduced, so
-that a stored product takes part in 1 + (M - 1) + 2 roundings of storage (the reciprocal and the
-product) and w - 1 of reduction.
+Else, derived here: each of the w M micro-batches' products is stored, and divided, which is two
+roundings more (the reciprocal and its product) unless w is a power of two.  Then either each rank
+adds its M and w of these sums are reduced, or each micro-batch is reduced and M of these sums are
+added: M - 1 additions in each of w sums and w - 1 of them, or the other way round.  What additions
+cost: `equivtest.oracle.rounding.after_additions`; the wider of the two ways is allowed.  A sum of
+which every term is zero is zero.
 
 Source: Reducer::mark_variable_ready_dense in torch/csrc/distributed/c10d/reducer.cpp for the
 reciprocal; _get_gradient_divide_factors in torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py,
@@ -27,7 +30,7 @@ import torch
 
 from equivtest.oracle.exact import InexactData, Sum, find_integers, sum_products
 from equivtest.oracle.operations import Found, Operations
-from equivtest.oracle.rounding import Bounded, bounded, gamma, growth, unit_roundoff, where_finite
+from equivtest.oracle.rounding import Bounded, after_additions, bounded, gamma, growth, unit_roundoff, where_finite
 from equivtest.tensors import DTYPES
 
 
@@ -64,20 +67,37 @@ class Averages:
         w, num_rows, arithmetic = self.ranks, len(right), self.operations.arithmetic
         num_stored = w * self.micro_batches
         size = num_rows // num_stored
-        blocks = [slice(size * block, size * (block + 1)) for block in range(num_stored)]
-        stored = torch.stack([(left[:, block] @ right[block]).abs() for block in blocks]).sum(0)
+        products = [
+            left[:, size * at : size * (at + 1)] @ right[size * at : size * (at + 1)] for at in range(num_stored)
+        ]
+        blocks = torch.stack(products).view(w, self.micro_batches, *products[0].shape)  # (w, M, C, D)
         terms = left.abs() @ right.abs()
         error = gamma(size, arithmetic.u_a) * terms + num_rows * arithmetic.eta_a
-        of_storage = 1 + (self.micro_batches - 1) + (2 if w > 1 else 0)
-        grown = growth((of_storage, arithmetic.u_o), (w - 1, arithmetic.u_r))
-        error = error + grown * (stored + error) + 2 * num_stored * arithmetic.eta * (1 + grown)
+        of_storage = 1 + (2 if w & (w - 1) else 0)
+        magnitude = blocks.abs().sum((0, 1))
+        error = error + growth((of_storage, arithmetic.u_o)) * (magnitude + error) + num_stored * arithmetic.eta
+        error = self._added(blocks, error)
         error = where_finite(terms + error, arithmetic.largest, error)
-        error = error / w + arithmetic.eta
+        error = error / w + num_stored * arithmetic.eta  # of what is divided before it is added
+        error = torch.where((left != 0).double() @ (right != 0).double() == 0, 0.0, error)
         derivation = (
             f"(gamma({size} roundings of {arithmetic.accumulate}) |left||right| + {of_storage} of {arithmetic.dtype} "
-            f"and {w - 1} of {arithmetic.reduce} on {num_stored} micro-batches' sums) / {w}"
+            f"on {num_stored} micro-batches' sums + {num_stored - w} additions of {arithmetic.dtype} and "
+            f"{w - 1} of {arithmetic.reduce}, or on each micro-batch) / {w}"
         )
         return bounded(left @ right / w, error, terms / w, num_rows + 1, derivation)
+
+    def _added(self, blocks: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
+        """What the sum of stored products (w, M, C, D) is off by; `error` is what they are off by together."""
+        arithmetic = self.operations.arithmetic
+        on_a_rank = (1, self.micro_batches - 1, arithmetic.u_o)
+        across_ranks = (0, self.ranks - 1, arithmetic.u_r)
+        total, magnitude, found = blocks.sum((0, 1)), blocks.abs().sum((0, 1)), []
+        for (dim, num_first, u_first), (_, num_last, u_last) in ((on_a_rank, across_ranks), (across_ranks, on_a_rank)):
+            between = blocks.sum(dim).abs().sum(0)
+            reached = after_additions(between, magnitude, error, num_first, u_first)
+            found.append(after_additions(total, between, reached, num_last, u_last))
+        return torch.maximum(*found)
 
 
 def reciprocal_is_near(ranks: int, dtype: str) -> bool:
