@@ -25,6 +25,7 @@ from equivtest.oracle.operations import Operations
 from equivtest.subjects.zero3.layer import Layer
 from equivtest.subjects.zero3_fetch import Fetch, PartitionedParameter
 from equivtest.tensors import DTYPES
+from equivtest.verdicts.elements import is_too_wide
 from tests.test_mlp import ALL, BOTH, SETTINGS, SIZES, held_of, train_with_torch
 
 
@@ -233,6 +234,34 @@ def test_gradients_of_zero_average_to_zero() -> None:
     found = averages.product(torch.zeros(2, 6, dtype=torch.float64), torch.ones(6, 1, dtype=torch.float64))
 
     assert found.allowed is not None and not found.allowed.any()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
+@pytest.mark.parametrize(("world_size", "micro_batches"), [(2, 1), (3, 2), (4, 3)])
+def test_of_layers_of_two_features_nearly_all_real_values_conclude(
+    dtype: str, world_size: int, micro_batches: int
+) -> None:
+    """Up to 36 tokens behind each element of a gradient, in bfloat16 too."""
+    case = DataParallelCase(
+        world_size=world_size, leading=(3,), micro_batches=micro_batches, in_features=2, hidden_features=2,
+        out_features=2, biases=BOTH, requires_grad=ALL, dtype=dtype, values=tuple(("real", seed) for seed in range(40)),
+    )  # fmt: skip
+    open_ = [seed for seed in range(40) if any(map(is_too_wide, expect(case, seed).tensors.values()))]
+
+    assert len(open_) <= 1
+
+
+@pytest.mark.parametrize("mode", ["dense", "real"])
+@pytest.mark.parametrize("seed", range(5))
+def test_training_does_not_overflow_float16(mode: str, seed: int) -> None:
+    """Products of the second step's parameters would, had the first update its whole eleven bits."""
+    case = DataParallelCase(
+        world_size=4, leading=(5, 3), in_features=10, hidden_features=33, out_features=10, biases=BOTH,
+        requires_grad=ALL, dtype="float16", optimizer="sgd", steps=2, lr=0.5, momentum=0.9, values=((mode, seed),),
+    )  # fmt: skip
+    expected = expect(case, 0).tensors.values()
+
+    assert all(tensor.allowed is None or bool(tensor.allowed.isfinite().all()) for tensor in expected)
 
 
 @pytest.mark.parametrize("mode", ["dense", "real"])
