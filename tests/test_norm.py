@@ -17,6 +17,8 @@ from equivtest.oracle import expect
 from equivtest.oracle.norms import norm, norm_grad_weight, norm_grad_x
 from equivtest.oracle.rounding import TORCH_CPU
 from equivtest.tensors import DTYPES
+from equivtest.verdicts.elements import is_too_wide
+from tests.drawing import SPACE, STRATEGIES, drawn
 
 each_dtype = pytest.mark.parametrize("dtype", DTYPES)
 each_norm = pytest.mark.parametrize("kind", NORMS)
@@ -71,6 +73,17 @@ def test_no_value_is_zero_and_some_have_a_mean(dtype: str) -> None:
         means.append(float(given["x"].double().mean() / given["x"].double().std()))
 
     assert max(means) > 0.3 and min(means) < -0.6 and min(map(abs, means)) < 0.2
+
+
+@each_norm
+def test_hardly_a_norm_that_is_drawn_leaves_anything_open(kind: str) -> None:
+    """Of one feature, of sums kept in 16 bits, too; fewer than one draw in fifty."""
+    cases = drawn(STRATEGIES[kind](SPACE), 150)
+    draws = [expect(case, index).tensors for case in cases for index in range(len(case.values))]
+    open_ = [tensors for tensors in draws if any(map(is_too_wide, tensors.values()))]
+
+    assert len(draws) > 300 and len(open_) <= len(draws) // 50
+    assert kind == "rms_norm" or all(case.features > 1 for case in cases if isinstance(case, NormCase))
 
 
 # ------------------------------------------------------------------------------------------------
