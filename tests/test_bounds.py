@@ -153,3 +153,32 @@ def test_a_step_without_bias_correction_is_beyond_the_bound(dtype: str) -> None:
     wrong = param.double() * (1 - 0.1 * options.weight_decay) - 0.1 * 0.1 * grad.sign() / 0.001**0.5
 
     assert ((wrong - bound.value).abs() > bound.allowed).any()
+
+
+def test_a_sum_of_zeros_is_zero_to_the_last_bit() -> None:
+    """Its products neither round nor underflow, on one rank or several; with a bias something may."""
+    zeros, ones = torch.zeros(2, 3), torch.ones(3, 4)
+    for ranks in (1, 3):
+        assert not contractions.product(zeros, ones, TORCH_CPU["float16"], ranks=ranks).allowed.any()
+        assert not contractions.total(zeros, 0, TORCH_CPU["float16"], ranks=ranks).allowed.any()
+        added = contractions.product(zeros, ones, TORCH_CPU["float16"], plus=torch.ones(4), ranks=ranks)
+        assert added.allowed.all()
+    assert contractions.product(torch.full((2, 3), 1e-5), ones * 1e-5, TORCH_CPU["float16"]).allowed.all()
+
+
+@each_dtype
+def test_a_gradient_of_zero_leaves_moments_of_zero(dtype: str) -> None:
+    """Decay alone moves the parameter then: by roundings, or not at all where it is zero too."""
+    zero, options = torch.zeros(2, dtype=torch.float64), optimizers.AdamOptions(lr=0.1)
+    param = torch.tensor([0.0, 1.0], dtype=torch.float64)
+    after = optimizers.adamw_step(param, zero, zero, zero, 1, options, TORCH_CPU[dtype])
+
+    assert not after["exp_avg"].allowed.any() and not after["exp_avg_sq"].allowed.any()
+    assert dtype == "float16" or (after["param"].allowed > 0).tolist() == [False, True]
+
+
+def test_terms_that_cancel_are_not_taken_for_zeros() -> None:
+    terms = torch.tensor([[1.0], [-1.0]])
+
+    assert contractions.total(terms, 0, TORCH_CPU["bfloat16"], ranks=2).allowed.all()
+    assert contractions.product(terms.T, torch.ones(2, 1), TORCH_CPU["bfloat16"]).allowed.all()

@@ -89,6 +89,14 @@ def test_of_peaked_logits_nothing_may_be_off(reduction: str, dtype: str) -> None
     assert gradient.value.abs().max() >= 1 and gradient.allowed.max() < 22 * torch.finfo(DTYPES[dtype]).tiny
 
 
+@each_dtype
+def test_some_gradient_of_peaked_logits_is_not_zero(dtype: str) -> None:
+    """Of a single position, too: its peak is not its target."""
+    case = case_of(dtype=dtype, positions=(), values=tuple(("peaked", seed) for seed in range(20)))
+
+    assert all(expect(case, index).tensors["grad.x"].value.abs().max() >= 0.5 for index in range(20))
+
+
 # ------------------------------------------------------------------------------------------------
 # The bounds
 

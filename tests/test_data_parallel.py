@@ -25,6 +25,7 @@ from equivtest.oracle.operations import Operations
 from equivtest.subjects.zero3.layer import Layer
 from equivtest.subjects.zero3_fetch import Fetch, PartitionedParameter
 from equivtest.tensors import DTYPES
+from equivtest.verdicts.elements import is_too_wide
 from tests.test_mlp import ALL, BOTH, SETTINGS, SIZES, held_of, train_with_torch
 
 
@@ -196,6 +197,71 @@ def test_averages_of_real_numbers_are_within_the_bound_however_they_are_divided(
         for averaged in tries:
             assert found.allowed is not None
             assert bool(((averaged.double() - found.value).abs() <= found.allowed).all())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_micro_batches_are_within_the_bound_whichever_is_added_first(dtype: str, ranks: int) -> None:
+    """A rank's own and then the ranks', or each micro-batch's and then these; a product counted twice is beyond it."""
+    worst = 0.0
+    for seed in range(20):
+        batch = torch.randn(ranks * 3 * 2, 4, generator=torch.Generator().manual_seed(seed)).to(DTYPES[dtype])
+        operations = Operations(dtype, ranks, must_be_exact=False, may_be_exact=False)
+        found = Averages(operations, ranks, 3).product(batch.double().T, batch.double().flip(1))
+        assert found.allowed is not None
+        products = [[own.T @ own.flip(1) for own in rank.chunk(3)] for rank in batch.chunk(ranks)]
+        on_ranks = [in_order(own) for own in products]
+        across = [in_order([own[at] for own in products]) for at in range(3)]
+        divided = in_order([in_order([own[at] / ranks for own in products]) for at in range(3)])
+        for averaged in (in_order(on_ranks) / ranks, in_order(across) / ranks, divided):
+            worst = max(worst, float(((averaged.double() - found.value).abs() / found.allowed).max()))
+        doubled = in_order([*on_ranks, products[0][0]]) / ranks
+        assert bool(((doubled.double() - found.value).abs() > found.allowed).any())
+    assert worst <= 1
+    assert worst > 0.2 or dtype in ("float32", "float64")
+
+
+def in_order(operands: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Their sum, rounded after each addition."""
+    total = operands[0]
+    for operand in operands[1:]:
+        total = total + operand
+    return total
+
+
+def test_gradients_of_zero_average_to_zero() -> None:
+    averages = Averages(Operations("float16", 3, must_be_exact=False, may_be_exact=False), 3, 2)
+    found = averages.product(torch.zeros(2, 6, dtype=torch.float64), torch.ones(6, 1, dtype=torch.float64))
+
+    assert found.allowed is not None and not found.allowed.any()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
+@pytest.mark.parametrize(("world_size", "micro_batches"), [(2, 1), (3, 2), (4, 3)])
+def test_of_layers_of_two_features_nearly_all_real_values_conclude(
+    dtype: str, world_size: int, micro_batches: int
+) -> None:
+    """Up to 36 tokens behind each element of a gradient, in bfloat16 too."""
+    case = DataParallelCase(
+        world_size=world_size, leading=(3,), micro_batches=micro_batches, in_features=2, hidden_features=2,
+        out_features=2, biases=BOTH, requires_grad=ALL, dtype=dtype, values=tuple(("real", seed) for seed in range(40)),
+    )  # fmt: skip
+    open_ = [seed for seed in range(40) if any(map(is_too_wide, expect(case, seed).tensors.values()))]
+
+    assert len(open_) <= 1
+
+
+@pytest.mark.parametrize("mode", ["dense", "real"])
+@pytest.mark.parametrize("seed", range(5))
+def test_training_does_not_overflow_float16(mode: str, seed: int) -> None:
+    """Products of the second step's parameters would, had the first update its whole eleven bits."""
+    case = DataParallelCase(
+        world_size=4, leading=(5, 3), in_features=10, hidden_features=33, out_features=10, biases=BOTH,
+        requires_grad=ALL, dtype="float16", optimizer="sgd", steps=2, lr=0.5, momentum=0.9, values=((mode, seed),),
+    )  # fmt: skip
+    expected = expect(case, 0).tensors.values()
+
+    assert all(tensor.allowed is None or bool(tensor.allowed.isfinite().all()) for tensor in expected)
 
 
 @pytest.mark.parametrize("mode", ["dense", "real"])

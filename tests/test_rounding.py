@@ -7,7 +7,17 @@ import math
 import pytest
 import torch
 
-from equivtest.oracle.rounding import TORCH_CPU, Arithmetic, bounded, gamma, growth, store, underflow, unit_roundoff
+from equivtest.oracle.rounding import (
+    TORCH_CPU,
+    Arithmetic,
+    after_additions,
+    bounded,
+    gamma,
+    growth,
+    store,
+    underflow,
+    unit_roundoff,
+)
 from equivtest.tensors import DTYPES
 
 
@@ -62,3 +72,41 @@ def test_a_record_is_about_the_dtype_it_is_listed_under(dtype: str) -> None:
     assert declared.dtype == declared.reduce == dtype
     assert declared.u_a <= declared.u_o
     assert declared.largest <= declared.largest_a
+
+
+def test_what_is_certainly_zero_is_stored_as_it_is() -> None:
+    value, error = torch.tensor([0.0, 0.0, 1e-9], dtype=torch.float64), torch.tensor([0.0, 1e-9, 0.0])
+
+    assert (store(value, error, TORCH_CPU["float16"]) > 0).tolist() == [False, True, True]
+
+
+@pytest.mark.parametrize("count", [4, 8])
+def test_additions_in_a_bad_order_come_near_their_bound_and_not_beyond(count: int) -> None:
+    """In bfloat16 256 + 1 is 256, each time; then 256 is taken away.  Two additions less, and it is beyond."""
+    computed = torch.tensor(256.0, dtype=torch.bfloat16)
+    for term in [*[1.0] * count, -256.0]:
+        computed = computed + term
+    total, magnitude = torch.tensor(float(count)), torch.tensor(512.0 + count)
+    allowed, fewer = (
+        after_additions(total, magnitude, torch.zeros(()), number, 2.0**-8) for number in (count + 1, count - 1)
+    )
+
+    assert 0.7 * allowed < abs(float(computed) - count) <= allowed
+    assert abs(float(computed) - count) > fewer
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_no_order_of_additions_is_beyond_its_bound(dtype: str) -> None:
+    """Any two of what is left are added, until one is left."""
+    source, ratios = torch.Generator().manual_seed(0), []
+    for _ in range(50):
+        left = list(torch.randn(9, 64, generator=source).to(DTYPES[dtype]))
+        terms = torch.stack(left).double()
+        total, magnitude = terms.sum(0), terms.abs().sum(0)
+        while len(left) > 1:
+            one, other = (left.pop(int(torch.randint(0, len(left), (), generator=source))) for _ in range(2))
+            left.append(one + other)
+        allowed = after_additions(total, magnitude, torch.zeros(64), 8, unit_roundoff(dtype))
+        ratios.append(((left[0].double() - total).abs() / allowed).max())
+
+    assert 0.2 < max(ratios) <= 1

@@ -40,7 +40,7 @@ def draw_cross_entropy(case: CrossEntropyCase, index: int) -> dict[str, torch.Te
         given["weight"] = _draw_weight(case, mode, seed)
     if mode == "peaked":
         counted = _weight_of_positions(case, target, given.get("weight")).sum()
-        given |= _draw_peaked(case, seed, counted)
+        given |= _draw_peaked(case, seed, target, counted)
     else:
         given |= _draw_real(case, seed)
     return {name: given[name] for name in case.given_names()}
@@ -105,12 +105,19 @@ def _draw_real(case: CrossEntropyCase, seed: int) -> dict[str, torch.Tensor]:
     return given
 
 
-def _draw_peaked(case: CrossEntropyCase, seed: int, counted: torch.Tensor) -> dict[str, torch.Tensor]:
-    """x (P, C) is built row by row: a level of -1 to 1 units, the peak there, all else 1 to 3 units below."""
+def _draw_peaked(
+    case: CrossEntropyCase, seed: int, target: torch.Tensor, counted: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """x (P, C) is built row by row: a level of -1 to 1 units, the peak there, all else 1 to 3 units below.
+
+    The first position that counts has its peak beside its target: gradients of zero alone conclude little.
+    """
     source, shapes = generator("peaked", seed, "x"), case.shapes()
     num, edges = case.num_positions, torch.tensor(case.edge_classes(), device="cpu")
     units = -torch.randint(1, 4, (num, case.num_classes), generator=source, device="cpu")
     peaks = edges[torch.randint(0, len(edges), (num,), generator=source, device="cpu")]
+    kept = (target != case.ignore_index).nonzero()[:1, 0]
+    peaks[kept] = torch.where(peaks[kept] == target[kept], (target[kept] + 1) % case.num_classes, peaks[kept])
     units[torch.arange(num, device="cpu"), peaks] = 0
     units += torch.randint(-1, 2, (num, 1), generator=source, device="cpu")
     x = (units * PEAK_UNITS[case.dtype]).to(DTYPES[case.dtype])

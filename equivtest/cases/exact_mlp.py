@@ -15,7 +15,9 @@ since halving is exact, and else of w, so that the updates keep their unit.
 
 Training: a gradient times a learning rate of 2**-k is counted in the same unit as its parameter,
 and the magnitudes are 1, so that what the first update leaves is an integer of few bits.  Whether
-the sums of the next step are exact as well is for the oracle to find out.
+the sums of the next step are exact as well is for the oracle to find out.  In float16, whose
+largest number is 65504, cotangents are smaller by a power of two that leaves no update above
+`_LARGEST_UPDATE`: the products of the next step would overflow.
 
 Source: derived here but for Partial._partition_value in
 torch.distributed.tensor.placement_types (2.13.0).
@@ -34,6 +36,7 @@ from equivtest.cases.integers import SIGNIFICAND_BITS, generator, hash_of, odd_f
 from equivtest.cases.perceptron import PerceptronCase, at_step, base_of
 from equivtest.tensors import DTYPES
 
+_LARGEST_UPDATE = 4  # in units of the parameters, in float16
 _LOWEST_EXPONENT = -3  # of a tensor's power of two; float16 stays far above its subnormals
 _FINER_BITS = 8  # by which the unit of every other part of a batch is finer: two parts then fit no 16-bit dtype
 _WIDE = {"wide-x": "x", "wide-in": "w1", "wide-out": "w2", "wide-g": "g"}
@@ -176,6 +179,9 @@ def draw_mlp(case: PerceptronCase, index: int) -> dict[str, torch.Tensor]:
         if base_of(name) == "cotangent":
             integers[name] = integers[name] * plan.averaged
     exponents = _exponents(case, mode, seed)
+    if case.trains and case.dtype == "float16":
+        largest = _largest_gradient(integers) / case.num_averaged
+        exponents["cotangent"] -= max(0, math.ceil(math.log2(max(1.0, largest) / _LARGEST_UPDATE)))
     shapes = case.shapes()
     return {
         name: (integers[name].double() * 2.0 ** exponents[_of_any_step(name)])  # the integers alone may be too large
@@ -250,6 +256,15 @@ def _activate(integers: dict[str, torch.Tensor], plan: Plan, mode: str, seed: in
     turned = torch.where((before < 0) & (hidden % 4 != 3), -1, 1)
     weight *= turned[:, None]
     bias *= turned
+
+
+def _largest_gradient(integers: dict[str, torch.Tensor]) -> int:
+    """The largest magnitude among the first step's gradients of the parameters, summed over all tokens, in units."""
+    x, cotangent, weight = (integers[name] for name in ("x", "cotangent", "out_proj.weight"))
+    before = x @ integers["in_proj.weight"].T + integers.get("in_proj.bias", 0)
+    before_grad = (cotangent @ weight) * (before > 0)
+    sums = (before_grad.T @ x, before_grad.sum(0), cotangent.T @ before.relu(), cotangent.sum(0))
+    return max(int(total.abs().max()) for total in sums)
 
 
 def _exponents(case: PerceptronCase, mode: str, seed: int) -> dict[str, int]:

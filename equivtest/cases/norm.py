@@ -13,7 +13,7 @@ import torch
 from equivtest import limits
 from equivtest.cases.activation import ActivationCase
 from equivtest.cases.base import Shape, replicated, require
-from equivtest.cases.integers import generator, hash_of
+from equivtest.cases.integers import generator, hash_of, signs
 from equivtest.cases.real_linear import nearly_normal, without_subnormals
 from equivtest.layout import Layout, Shard
 from equivtest.tensors import DTYPES
@@ -22,6 +22,7 @@ NORMS = ("layer_norm", "rms_norm")
 PARAMETERS = ("weight", "bias")
 _SCALES = {"x": (1.0, 0.1, 3.0), "weight": (1.0, 0.5), "bias": (1.0, 0.2), "cotangent": (1.0, 0.1, 3.0)}
 _OFFSETS = {"x": (0.0, 0.5, -1.0), "weight": (0.0, 1.0)}  # in scales: what layer_norm takes away, and weights near one
+_FEW_FEATURES = 3  # of so few a norm leaves little but signs, unless eps is as large as their squares
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -126,13 +127,19 @@ def draw_norm(case: NormCase, index: int) -> dict[str, torch.Tensor]:
     """Global x and cotangent (*leading, D), weight and bias (D,) where there are some.
 
     Nearly normal numbers, never zero, each tensor with a scale of its own; x may have a mean that
-    is not zero, and weights may lie around one.
+    is not zero, and weights may lie around one.  Every feature of x and of the cotangent lies on one
+    side of that mean more often than on the other: the terms of a parameter's gradient, a sum over
+    tokens, rather add up than cancel.
     """
     mode, seed = case.values[index]
     given, shapes = {}, case.shapes()
     for name in case.given_names():
         scales, offsets = _SCALES[name], _OFFSETS.get(name, (0.0,))
         scale, offset = scales[hash_of(mode, seed, f"{name} scale") % len(scales)], offsets[seed % len(offsets)]
+        if name == "x" and case.features <= _FEW_FEATURES:
+            scale = min(scale, 0.25)
         value = (nearly_normal(shapes[name], generator(mode, seed, name)) + offset) * scale
+        if name in ("x", "cotangent"):
+            value = value + scale * signs((case.features,), generator(mode, seed, f"{name} sides"))
         given[name] = without_subnormals(value).to(DTYPES[case.dtype])
     return given

@@ -8,9 +8,12 @@ before or after it is reduced.  A division may be a multiplication by fl(1/w), w
 error d of 1/w; a quotient k comes out as k wherever |d| <= u/2, since k (1 + d) is then nearest to k.  In
 float32 that fails first at w = 7.
 
-Else: each of the w M micro-batches is stored, added to those before it, divided and reduced, so
-that a stored product takes part in 1 + (M - 1) + 2 roundings of storage (the reciprocal and the
-product) and w - 1 of reduction.
+Else, derived here: each of the w M micro-batches' products is stored, and divided, which is two
+roundings more (the reciprocal and its product) unless w is a power of two.  Then either each rank
+adds its M and w of these sums are reduced, or each micro-batch is reduced and M of these sums are
+added: M - 1 additions in each of w sums and w - 1 of them, or the other way round.  What additions
+cost: `equivtest.oracle.rounding.after_additions`; the wider of the two ways is allowed.  A sum of
+which every term is zero is zero.
 
 Where gradients are reduced in another dtype than they are stored in, a stored product is cast to that,
 which is one rounding more, and all that follows rounds there.  Exact sums must then fit the first dtype
@@ -32,7 +35,16 @@ import torch
 from equivtest.oracle.declared import arithmetic_of
 from equivtest.oracle.exact import InexactData, Sum, find_integers, sum_products
 from equivtest.oracle.operations import Found, Operations
-from equivtest.oracle.rounding import Bounded, bounded, gamma, growth, unit_roundoff, where_finite
+from equivtest.oracle.rounding import (
+    Arithmetic,
+    Bounded,
+    after_additions,
+    bounded,
+    gamma,
+    growth,
+    unit_roundoff,
+    where_finite,
+)
 from equivtest.tensors import DTYPES
 
 
@@ -87,23 +99,38 @@ class Averages:
     def _bounded(self, left: torch.Tensor, right: torch.Tensor) -> Bounded:
         w, num_rows, arithmetic = self.ranks, len(right), self.operations.arithmetic
         after = arithmetic_of(self.reduced) if self.reduced else arithmetic
-        blocks = self._blocks(num_rows)
-        num_stored, size = len(blocks), num_rows // len(blocks)
-        stored = torch.stack([(left[:, block] @ right[block]).abs() for block in blocks]).sum(0)
+        products = [left[:, block] @ right[block] for block in self._blocks(num_rows)]
+        blocks = torch.stack(products).view(w, self.micro_batches, *products[0].shape)  # (w, M, C, D)
+        num_stored, size = len(products), num_rows // len(products)
         terms = left.abs() @ right.abs()
         error = gamma(size, arithmetic.u_a) * terms + num_rows * arithmetic.eta_a
         num_casts = int(after.dtype != arithmetic.dtype)
-        of_sums = num_casts + (self.micro_batches - 1) + (2 if w > 1 else 0)
-        grown = growth((1, arithmetic.u_o), (of_sums, after.u_o), (w - 1, after.u_r))
-        eta = max(arithmetic.eta, after.eta)
-        error = error + grown * (stored + error) + (2 + num_casts) * num_stored * eta * (1 + grown)
-        error = where_finite(terms + error, min(arithmetic.largest, after.largest), error)
-        error = error / w + eta
+        num_more = num_casts + (2 if w & (w - 1) else 0)
+        grown, eta = growth((1, arithmetic.u_o), (num_more, after.u_o)), max(arithmetic.eta, after.eta)
+        error = error + grown * (blocks.abs().sum((0, 1)) + error)
+        error = error + (1 + num_casts + w) * num_stored * eta * (
+            1 + grown
+        )  # w: where it is divided before it is added
+        error = self._added(blocks, error, after)
+        error = where_finite(terms + error, min(arithmetic.largest, after.largest), error) / w
+        error = torch.where((left != 0).double() @ (right != 0).double() == 0, 0.0, error)
         derivation = (
-            f"(gamma({size} roundings of {arithmetic.accumulate}) |left||right| + 1 of {arithmetic.dtype}, {of_sums} "
-            f"of {after.dtype} and {w - 1} of {after.reduce} on {num_stored} micro-batches' sums) / {w}"
+            f"(gamma({size} roundings of {arithmetic.accumulate}) |left||right| + 1 of {arithmetic.dtype} and {num_more} "
+            f"of {after.dtype} on {num_stored} micro-batches' sums + {num_stored - w} additions of {after.dtype} and "
+            f"{w - 1} of {after.reduce}, or on each micro-batch) / {w}"
         )
         return bounded(left @ right / w, error, terms / w, num_rows + 1, derivation)
+
+    def _added(self, blocks: torch.Tensor, error: torch.Tensor, arithmetic: Arithmetic) -> torch.Tensor:
+        """What the sum of stored products (w, M, C, D) is off by; `error` is what they are off by together."""
+        on_a_rank = (1, self.micro_batches - 1, arithmetic.u_o)
+        across_ranks = (0, self.ranks - 1, arithmetic.u_r)
+        total, magnitude, found = blocks.sum((0, 1)), blocks.abs().sum((0, 1)), []
+        for (dim, num_first, u_first), (_, num_last, u_last) in ((on_a_rank, across_ranks), (across_ranks, on_a_rank)):
+            between = blocks.sum(dim).abs().sum(0)
+            reached = after_additions(between, magnitude, error, num_first, u_first)
+            found.append(after_additions(total, between, reached, num_last, u_last))
+        return torch.maximum(*found)
 
 
 def reciprocal_is_near(ranks: int, dtype: str) -> bool:

@@ -63,6 +63,8 @@ def _sum_exactly(elements: torch.Tensor, operations: Operations) -> Sum:
 def _norm_within(
     gradients: Sequence[torch.Tensor], elements: torch.Tensor, p: float, axes: tuple[int, ...], arithmetic: Arithmetic
 ) -> Bounded:
+    if not bool(elements.any()):
+        return Bounded(elements.max(), torch.zeros_like(elements.max()), "equal: the norm of zeros alone")
     num_tensors, largest = len(gradients), max(gradient.numel() for gradient in gradients)
     num_norms = len(axes) + 2  # stored: of a rank's share, along each axis, of all tensors
     num_shares = num_tensors * math.prod(axes)

@@ -6,10 +6,9 @@ magnitudes of the ranks' partial sums.
 
 Derived here.  A sum of K products, in any order, blocked or not, with or without fused
 multiply-add, is off by gamma(K, u_a) S.  Where the contraction is split over w ranks, each rank
-stores its partial sum (one rounding of the storage dtype) and a collective adds w of them: no
-partial sum takes part in more than w - 1 additions, each of which rounds once.  So every partial
-sum is multiplied by at most (1 + u_o)(1 + u_r)**(w - 1), and the error grows by that less one,
-times P.  P is at most S, which is taken where the partition is not known.
+stores its partial sum, one rounding of the storage dtype, u_o P in all, and a collective adds w of
+them (`equivtest.oracle.rounding.after_additions`).  P is at most S, which is taken where the
+partition is not known.  A sum of which every term is zero is zero: nothing rounds or underflows.
 
 A bias costs a rounding more: a kernel may store the product before it adds the bias.  DTensor
 divides a replicated bias by w where it makes it partial, which rounds too.
@@ -26,6 +25,7 @@ from equivtest.oracle.rounding import (
     Arithmetic,
     Bounded,
     Operand,
+    after_additions,
     bounded,
     error_of,
     gamma,
@@ -103,7 +103,8 @@ def product(
     num_terms = a.shape[-1] + (plus is not None)
     terms = (a.abs() + e_a) @ (b.abs() + e_b)  # S, the operands' own errors included
     brought = e_a @ b.abs() + (a.abs() + e_a) @ e_b
-    sums = _Sums(a @ b, terms, brought, num_terms, partials)
+    present = ((a.abs() + e_a) != 0).double() @ ((b.abs() + e_b) != 0).double()  # terms that are not zero
+    sums = _Sums(a @ b, terms, brought, num_terms, partials, present == 0)
     return _stored(sums, plus, arithmetic, ranks, names)
 
 
@@ -122,7 +123,8 @@ def total(
     num_terms = 1
     for each in dims:
         num_terms *= value.shape[each]
-    sums = _Sums(value.sum(dims), (value.abs() + error).sum(dims), error.sum(dims), num_terms, partials)
+    magnitude = (value.abs() + error).sum(dims)
+    sums = _Sums(value.sum(dims), magnitude, error.sum(dims), num_terms, partials, magnitude == 0)
     return _stored(sums, None, arithmetic, ranks, names)
 
 
@@ -158,6 +160,7 @@ class _Sums:
         brought: What the operands' own errors come to.
         num_terms: Roundings that a term goes through in an accumulator.
         partials: P, or S where the partition is not known.
+        is_zero: Where every term is zero, so that the sum is.
     """
 
     def __init__(
@@ -167,8 +170,10 @@ class _Sums:
         brought: torch.Tensor,
         num_terms: int,
         partials: torch.Tensor | None,
+        is_zero: torch.Tensor,
     ) -> None:
         self.value, self.magnitude, self.brought, self.num_terms = value, magnitude, brought, num_terms
+        self.is_zero = is_zero
         self.partials = magnitude if partials is None else partials + brought
 
 
@@ -186,33 +191,26 @@ def _stored(sums: _Sums, plus: Operand | None, arithmetic: Arithmetic, ranks: in
         error = store(value, error, arithmetic)
         stored = f"{1 + (plus is not None)} rounding{'s' * (plus is not None)} of {arithmetic.dtype}"
     else:
-        error = _reduced(sums.partials, bias.abs() + e_bias, error, arithmetic, ranks, has_bias=plus is not None)
+        error = _reduced(sums, bias.abs() + e_bias, error, arithmetic, ranks, has_bias=plus is not None)
         num_stored = 1 + 2 * (plus is not None)
         stored = f"{num_stored} of {arithmetic.dtype} and {ranks - 1} of {arithmetic.reduce} on {ranks} ranks' sums"
     error = where_finite(magnitude + error, arithmetic.largest_a, error)
+    error = torch.where(sums.is_zero & (bias.abs() + e_bias == 0), 0.0, error)
     derivation = f"gamma({sums.num_terms} roundings of {arithmetic.accumulate}) {names} + {stored}"
     return bounded(value, error, magnitude, sums.num_terms, derivation)
 
 
 def _reduced(
-    partials: torch.Tensor,
-    bias: torch.Tensor,
-    error: torch.Tensor,
-    arithmetic: Arithmetic,
-    ranks: int,
-    *,
-    has_bias: bool,
+    sums: _Sums, bias: torch.Tensor, error: torch.Tensor, arithmetic: Arithmetic, ranks: int, *, has_bias: bool
 ) -> torch.Tensor:
     """The error once every rank has stored its sum, with its share of the bias, and all are added.
 
     A product is stored once, or twice where a bias is added to it; the bias is divided and stored.
     """
-    additions = (ranks - 1, arithmetic.u_r)
-    of_products = growth((1 + has_bias, arithmetic.u_o), additions) * (partials + error)
-    of_bias = growth((2, arithmetic.u_o), additions) * bias
-    num_underflows = ranks * (1 + 2 * has_bias)
-    found = error + of_products + of_bias + num_underflows * arithmetic.eta * (1 + growth(additions))
-    return where_finite(partials + bias + found, arithmetic.largest, found)
+    stored = error + growth((1 + has_bias, arithmetic.u_o)) * (sums.partials + error)
+    stored = stored + growth((2, arithmetic.u_o)) * bias + ranks * (1 + 2 * has_bias) * arithmetic.eta
+    found = after_additions(sums.value, sums.partials, stored, ranks - 1, arithmetic.u_r, beside=bias)
+    return where_finite(sums.partials + bias + found, arithmetic.largest, found)
 
 
 def _transposed(matrix: Operand) -> Operand:

@@ -6,10 +6,11 @@ G (T, D), row v of the gradient is the sum of G_t over the tokens t whose id is 
 
 Nothing is computed in the forward, so real values are equal too, to the last bit but for zeros
 that an all_reduce adds.  Of the gradient, derived here: n_v numbers take n_v - 1 additions, in any
-order and divided among ranks in any way, since adding the zeros of others rounds nothing.  A sum
-may be kept in the storage dtype, so that each addition is rounded there, after one of the
-accumulator where that is wider.  A gradient scaled by 1 / n_v rounds that factor and each product,
-and stores the first product before anything is added; where n_v is a power of two none of these rounds.
+order and divided among ranks in any way, since adding zeros rounds nothing (what additions cost:
+`equivtest.oracle.rounding.after_additions`).  A sum may be kept in the storage dtype, so that each
+addition is rounded there, after one of the accumulator where that is wider.  A gradient scaled by
+1 / n_v rounds that factor and each product, and stores the first product before anything is added;
+where n_v is a power of two none of these rounds.
 
 Source: torch.nn.Embedding and embedding_dense_backward_cpu in ATen/native/Embedding.cpp (2.13.0),
 which adds row by row into the gradient; Higham, Accuracy and Stability of Numerical Algorithms,
@@ -25,7 +26,15 @@ from equivtest.cases.values import draw
 from equivtest.oracle.declared import arithmetic_of
 from equivtest.oracle.exact import Scaled, find_integers, significand_bits, sum_products
 from equivtest.oracle.expected import COPIED, Expected, ExpectedTensor
-from equivtest.oracle.rounding import U_REFERENCE, Arithmetic, Bounded, bounded, growth, where_finite
+from equivtest.oracle.rounding import (
+    U_REFERENCE,
+    Arithmetic,
+    Bounded,
+    after_additions,
+    bounded,
+    growth,
+    where_finite,
+)
 from equivtest.tensors import DTYPES
 
 
@@ -87,12 +96,10 @@ def bound_gradient(case: EmbeddingCase, ids: torch.Tensor, cotangent: torch.Tens
     divisors = counts.clamp(min=1) if case.scale_grad_by_freq else torch.ones_like(counts)
     value = chosen @ cotangent.double() / divisors[:, None]
     magnitude = chosen @ cotangent.double().abs() / divisors[:, None]
-    rounds = torch.tensor([may_round(int(divisor)) for divisor in divisors])
-    relative = [
-        _relative(int(count), rounded, arithmetic) for count, rounded in zip(counts, rounds.tolist(), strict=True)
-    ]
-    underflows = (counts * rounds * (arithmetic.eta + arithmetic.eta_a))[:, None]
-    error = torch.tensor(relative, dtype=torch.float64)[:, None] * magnitude + underflows
+    terms = chosen @ (cotangent != 0).double()  # (V, D), that are not zero
+    rounds = torch.tensor([may_round(int(divisor)) for divisor in divisors])[:, None]
+    error = rounds * (_of_factor(arithmetic) * magnitude + counts[:, None] * (arithmetic.eta + arithmetic.eta_a))
+    error = _after_each(value, magnitude, error, (terms - 1).clamp(min=0), arithmetic)
     error = where_finite(magnitude + error, arithmetic.largest, error)
     most = int(counts.max())
     scaled = ", each scaled by a rounded 1 / n" if case.scale_grad_by_freq else ""
@@ -103,13 +110,22 @@ def bound_gradient(case: EmbeddingCase, ids: torch.Tensor, cotangent: torch.Tens
     return Bounded(found.value, torch.where(exact, 0.0, found.allowed), found.derivation)
 
 
-def _relative(count: int, rounded: bool, arithmetic: Arithmetic) -> float:  # noqa: FBT001  (one row of a table)
-    """What the roundings of one row's gradient come to at most, relative to its magnitudes."""
-    additions = max(count - 1, 0)
+def _of_factor(arithmetic: Arithmetic) -> float:
+    """What a rounded 1 / n, a product with it and that product's storage come to, relative to the magnitudes."""
     if arithmetic.accumulate == arithmetic.dtype:
-        return growth((additions + 2 * rounded, arithmetic.u_o), (rounded, U_REFERENCE))
-    in_accumulator = (additions + 2 * rounded, arithmetic.u_a)
-    return growth(in_accumulator, (additions + rounded, arithmetic.u_o), (rounded, U_REFERENCE))
+        return growth((2, arithmetic.u_o), (1, U_REFERENCE))
+    return growth((2, arithmetic.u_a), (1, arithmetic.u_o), (1, U_REFERENCE))
+
+
+def _after_each(
+    value: torch.Tensor, magnitude: torch.Tensor, error: torch.Tensor, additions: torch.Tensor, arithmetic: Arithmetic
+) -> torch.Tensor:
+    """As `after_additions`, of another number of additions for each element."""
+    u = growth((1, arithmetic.u_o), (1, arithmetic.u_a if arithmetic.accumulate != arithmetic.dtype else 0.0))
+    found = torch.zeros_like(value)
+    for num in set(additions.flatten().tolist()):
+        found = torch.where(additions == num, after_additions(value, magnitude, error, int(num), u), found)
+    return found
 
 
 def may_round(divisor: int) -> bool:

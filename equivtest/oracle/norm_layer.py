@@ -7,8 +7,6 @@ Bounds: `equivtest.oracle.norms`.
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from equivtest.cases.norm import NormCase
@@ -47,21 +45,25 @@ def bound_norm(case: NormCase, index: int) -> dict[str, Bounded]:
     weight = given.get("weight", torch.ones(case.features))
     bias = given.get("bias", torch.zeros(case.features))
     eps, centered = case.eps, case.norm == "layer_norm"
-    sums = {"ranks": case.world_size, "longest": _most_tokens_of_a_rank(case)}
+    rank_of = _rank_of_tokens(case)
     answers = {"output": norm(x, weight, bias, arithmetic, eps=eps, centered=centered)}
     if "x" in case.requires_grad:
         answers["grad.x"] = norm_grad_x(x, weight, cotangent, arithmetic, eps=eps, centered=centered)
     if "weight" in case.requires_grad:
-        answers["grad.weight"] = norm_grad_weight(x, cotangent, arithmetic, **sums, eps=eps, centered=centered)
+        answers["grad.weight"] = norm_grad_weight(x, cotangent, arithmetic, rank_of=rank_of, eps=eps, centered=centered)
     if "bias" in case.requires_grad:
-        answers["grad.bias"] = norm_grad_bias(cotangent, arithmetic, **sums)
+        answers["grad.bias"] = norm_grad_bias(cotangent, arithmetic, rank_of=rank_of)
     return answers
 
 
-def _most_tokens_of_a_rank(case: NormCase) -> int:
-    """The first rank's: torch.chunk leaves the shorter shards to the end."""
-    start, stop = shard_bounds(case.sequence_length, case.world_size, 0)
-    return (stop - start) * math.prod(case.leading) // case.sequence_length
+def _rank_of_tokens(case: NormCase) -> torch.Tensor:
+    """Which rank has each token: (T,), int64."""
+    along = torch.empty(case.sequence_length, dtype=torch.int64)
+    for rank in range(case.world_size):
+        start, stop = shard_bounds(case.sequence_length, case.world_size, rank)
+        along[start:stop] = rank
+    others = [case.sequence_length if dim == case.sequence_dim else 1 for dim in range(len(case.leading))]
+    return along.view(others).expand(case.leading).reshape(-1)
 
 
 def document_norm(case: NormCase, rank: int) -> Collectives:

@@ -13,7 +13,8 @@ off by gamma(D + 4) (Q + 3 A**2).  r is monotonic in v, and takes (f + 3) ulp mo
 the products (x r - mu r, g' r + b x + c), so that each rounding is of |x| + |mu|, not of |x - mu|.
 
 In 16 bits torch's CPU kernels save mu and r, which the backward takes, and accumulate the gradients
-of weight and bias over tokens in the storage dtype; rms_norm stores x r before it multiplies.
+of weight and bias over tokens in the storage dtype (what additions cost:
+`equivtest.oracle.rounding.after_additions`); rms_norm stores x r before it multiplies.
 
 Source: ATen/native/cpu/layer_norm_kernel.cpp, ATen/native/layer_norm.cpp (2.13.0); Higham, Accuracy
 and Stability of Numerical Algorithms, 2nd ed., sections 1.9 (variance) and 3.1.
@@ -26,7 +27,7 @@ from dataclasses import dataclass
 
 import torch
 
-from equivtest.oracle.rounding import Arithmetic, Bounded, bounded, gamma, growth, store
+from equivtest.oracle.rounding import Arithmetic, Bounded, after_additions, bounded, gamma, growth, store
 
 
 @dataclass(frozen=True)
@@ -111,12 +112,11 @@ def norm_grad_weight(
     cotangent: torch.Tensor,
     arithmetic: Arithmetic,
     *,
-    ranks: int,
-    longest: int,
+    rank_of: torch.Tensor,
     eps: float,
     centered: bool,
 ) -> Bounded:
-    """grad.weight, (D,): a sum over tokens, `longest` at most on one of `ranks` ranks; others as of `norm_grad_x`."""
+    """grad.weight, (D,): a sum over tokens; `rank_of` (T,) says which rank has which; others as of `norm_grad_x`."""
     x, given = x.double(), cotangent.double()
     moments = _moments(x, arithmetic, eps=eps, centered=centered).saved(arithmetic)
     normed, e_normed = _normalized(x, moments, arithmetic)
@@ -125,18 +125,17 @@ def norm_grad_weight(
     reach = (x.abs() + moments.mean.abs()) * (moments.rstd + moments.e_rstd)
     magnitude = (given.abs() * (normed.abs() + e_normed)).sum(0)
     error = (given.abs() * (e_normed + 4 * arithmetic.u_a * reach)).sum(0)
-    error = error + _of_tokens(longest, ranks, arithmetic) * magnitude
+    error = _over_tokens(given * normed, magnitude, error, rank_of, arithmetic)
     reference = magnitude * float(_reference_growth(x, moments).max())
-    error = store((given * normed).sum(0), error, arithmetic)
     return bounded((given * normed).sum(0), error, reference, len(x) + x.shape[1], _derivation(x, arithmetic))
 
 
-def norm_grad_bias(cotangent: torch.Tensor, arithmetic: Arithmetic, *, ranks: int, longest: int) -> Bounded:
-    """grad.bias, (D,): the sum of the cotangent (T, D) over tokens, `longest` at most on one of `ranks` ranks."""
+def norm_grad_bias(cotangent: torch.Tensor, arithmetic: Arithmetic, *, rank_of: torch.Tensor) -> Bounded:
+    """grad.bias, (D,): the sum of the cotangent (T, D) over tokens; `rank_of` (T,) says which rank has which."""
     given = cotangent.double()
     value, magnitude = given.sum(0), given.abs().sum(0)
-    error = store(value, _of_tokens(longest, ranks, arithmetic) * magnitude, arithmetic)
-    return bounded(value, error, magnitude, len(given), f"{longest + ranks} additions of {arithmetic.dtype}")
+    error = _over_tokens(given, magnitude, torch.zeros_like(value), rank_of, arithmetic)
+    return bounded(value, error, magnitude, len(given), f"{len(given)} additions of {arithmetic.dtype}")
 
 
 def _moments(x: torch.Tensor, arithmetic: Arithmetic, *, eps: float, centered: bool) -> _Moments:
@@ -165,10 +164,23 @@ def _reference_growth(x: torch.Tensor, moments: _Moments) -> torch.Tensor:
     return 1 + (x * x).mean(1, keepdim=True) * moments.rstd**2
 
 
-def _of_tokens(num_tokens: int, ranks: int, arithmetic: Arithmetic) -> float:
-    """The roundings that one operand meets in a sum over a rank's tokens, then ranks, kept in the storage dtype."""
-    in_accumulator = (num_tokens + 2, arithmetic.u_a if arithmetic.dtype != arithmetic.accumulate else 0.0)
-    return growth(in_accumulator, (num_tokens + ranks, arithmetic.u_o))
+def _over_tokens(
+    terms: torch.Tensor, magnitude: torch.Tensor, error: torch.Tensor, rank_of: torch.Tensor, arithmetic: Arithmetic
+) -> torch.Tensor:
+    """The error of a sum of terms (T, D) kept in the storage dtype: on each rank, then over the ranks.
+
+    A term may be stored before it is added, and what is added up computed before it is stored.
+
+    Args:
+        magnitude, error: (D,), of all terms together.
+    """
+    u = growth((1, arithmetic.u_o), (1, arithmetic.u_a))
+    ranks = set(rank_of.tolist())
+    sums = torch.stack([terms[rank_of == rank].sum(0).abs() for rank in ranks]).sum(0)
+    error = error + growth((2, arithmetic.u_o), (2, arithmetic.u_a)) * (magnitude + error)
+    error = after_additions(sums, magnitude, error, int(rank_of.bincount().max()) - 1, u)
+    error = after_additions(terms.sum(0), sums, error, len(ranks) - 1, arithmetic.u_r)
+    return store(terms.sum(0), error, arithmetic)
 
 
 def _u_stored(arithmetic: Arithmetic) -> float:

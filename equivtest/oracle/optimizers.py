@@ -80,9 +80,9 @@ def _sum_of(
     terms_a, terms_b = abs(left_factor) * (a.abs() + e_a), abs(factor) * (b.abs() + e_b)
     value = left_factor * a + factor * b
     error = abs(left_factor) * e_a + abs(factor) * e_b
-    error = error + growth((1 + stored, arithmetic.u_o)) * terms_b + stored * arithmetic.eta
+    error = error + growth((1 + stored, arithmetic.u_o)) * terms_b + (terms_b != 0) * stored * arithmetic.eta
     if left_factor != 1.0:
-        error = error + growth((2, arithmetic.u_o)) * terms_a + arithmetic.eta
+        error = error + growth((2, arithmetic.u_o)) * terms_a + (terms_a != 0) * arithmetic.eta
     error = store(value, error, arithmetic)
     derivation = f"{1 + stored} roundings of {arithmetic.dtype} of the scaled term and 1 of the sum"
     return bounded(value, error, terms_a + terms_b, 2, derivation)
@@ -106,9 +106,10 @@ class Interval:
         value, error = value_of(operand), error_of(operand)
         return cls(value - error, value + error)
 
-    def widened(self, relative: float, absolute: float) -> Interval:
-        """With room for roundings, and for those of this float64 evaluation."""
+    def widened(self, relative: float, underflow: float) -> Interval:
+        """With room for roundings, and for those of this float64 evaluation; what is certainly zero is kept."""
         relative += SLACK_TERMS * U_REFERENCE
+        absolute = ((self.low != 0) | (self.high != 0)) * underflow  # of zero nothing does
         return Interval(
             self.low - relative * self.low.abs() - absolute, self.high + relative * self.high.abs() + absolute
         )

@@ -159,15 +159,40 @@ def error_of(operand: Operand) -> torch.Tensor:
 def store(value: torch.Tensor, error: torch.Tensor, arithmetic: Arithmetic, *, times: int = 1) -> torch.Tensor:
     """The error after storing a result that is `error` off `value`, each storage one rounding; float64.
 
-    Infinite where the result may overflow.
+    Infinite where the result may overflow; none where it is certainly zero.
     """
-    stored = error + growth((times, arithmetic.u_o)) * (value.abs() + error) + times * arithmetic.eta
+    size = value.abs() + error
+    stored = error + growth((times, arithmetic.u_o)) * size + (size != 0) * times * arithmetic.eta
     return where_finite(value.abs() + stored, arithmetic.largest, stored)
 
 
 def where_finite(magnitude: torch.Tensor, largest: float, error: torch.Tensor) -> torch.Tensor:
     """`error`, but infinite wherever `magnitude` may pass `largest` or is NaN."""
     return torch.where(magnitude <= largest, error, math.inf)
+
+
+def after_additions(
+    total: torch.Tensor,
+    magnitude: torch.Tensor,
+    error: torch.Tensor,
+    num_additions: int,
+    u: float,
+    *,
+    beside: torch.Tensor | float = 0.0,
+) -> torch.Tensor:
+    """The error of a sum once `num_additions` additions in any order have each rounded their result.
+
+    Derived here.  What an addition gives is the sum of some of the terms: at most that of the
+    positive or that of the negative ones, which is (magnitude + |total|) / 2 =: M, and `beside`.
+    It is that far from zero but for the errors below it, which are no more than the final error E.
+    So E <= error + n u (M + E), hence E <= error + gamma(n, u) (M + error).
+
+    Args:
+        total, magnitude: Of the exact terms, their sum and that of their magnitudes.
+        error: What the terms as they are added are off by, all together.
+        beside: Of further terms, such as shares of a bias, the magnitudes.
+    """
+    return error + gamma(num_additions, u) * ((magnitude + total.abs()) / 2 + beside + error)
 
 
 def bounded(
