@@ -143,6 +143,31 @@ def test_a_search_for_one_failure_ends_at_its_first_and_shrinks_no_other(tmp_pat
     assert 0 < len(found.records) < len(everything.records)
 
 
+def test_a_search_that_knows_what_is_enough_ends_there(tmp_path: Path) -> None:
+    """At the first case that is, in the world of the failure."""
+    pool = stub(touches_three)
+
+    def is_enough(case: Case) -> bool:
+        return isinstance(case, FetchCase) and len(case.parameters) < 3 and math.prod(case.parameters[0]) in (4, 5)
+
+    wanted = ("does_not_touch_its_inputs", "touched")
+    found = search(one_draw(claimed()), CHUNK, cast(Pool, pool), NOTHING, tmp_path, only=wanted, is_enough=is_enough)
+
+    assert sum(is_enough(case) for case in pool.seen) == 2  # once more alone, in new ranks
+    assert shrunk(found, "does_not_touch_its_inputs") == pool.seen[-1]
+    assert {case.world_size for case in pool.seen} == {2}
+
+
+def test_a_world_in_which_nothing_is_enough_is_left_for_smaller_ones(tmp_path: Path) -> None:
+    wanted = ("does_not_touch_its_inputs", "touched")
+    pool = cast(Pool, stub(touches_three))
+    found = search(
+        one_draw(claimed()), CHUNK, pool, NOTHING, tmp_path, only=wanted, is_enough=lambda case: case.world_size == 1
+    )
+
+    assert shrunk(found, "does_not_touch_its_inputs").world_size == 1
+
+
 def test_two_kinds_of_one_claim_are_found_and_shrunk_each_alone(tmp_path: Path) -> None:
     """A missing tensor, which hides values in the same case, and a wrong value."""
     findings = run(stub(wrong_second_value, missing_third), tmp_path, claims=(equals_unsharded,))
