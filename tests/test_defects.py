@@ -10,7 +10,6 @@ import dataclasses
 import math
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -81,12 +80,6 @@ FAMILIES = {
 TABLE = os.environ.get("EQUIVTEST_DEFECT_TABLE", "")
 COLUMNS = ("defect", "family", "claim", "kind", "smallest found", "seconds")
 each_defect = pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.name)
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    with Pool() as pool:
-        yield pool
 
 
 def property_of(defect: Defect) -> Property:

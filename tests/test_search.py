@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -374,12 +374,6 @@ def test_what_is_not_supported_is_recorded_and_is_no_failure(tmp_path: Path) -> 
 
 
 # On real ranks.
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    with Pool() as pool:
-        yield pool
 
 
 @pytest.mark.ranks
