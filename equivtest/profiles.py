@@ -39,7 +39,7 @@ class Profile:
 
 PROFILES: dict[str, Profile] = {
     "smoke": Profile(single=1, several=1),
-    "gate": Profile(single=1, several=4),
+    "gate": Profile(single=1, several=3),
     "soak": Profile(single=1, several=4, world_sizes=limits.SOAK_WORLD_SIZES, repeats=True),
     "conformance": Profile(single=10, several=20, requires_cells=True, per_cell=PER_CELL + 4),  # some do not conclude
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,17 +54,30 @@ class Findings:
     seconds: float
 
 
+def never(case: Case) -> bool:
+    """Of no case."""
+    return False
+
+
 def search(
-    prop: Property, chunk: Chunk, pool: Pool, known: KnownFailures, failures_dir: Path, *, only: Target | None = None
+    prop: Property,
+    chunk: Chunk,
+    pool: Pool,
+    known: KnownFailures,
+    failures_dir: Path,
+    *,
+    only: Target | None = None,
+    is_enough: Callable[[Case], bool] = never,
 ) -> Findings:
     """Judges every case of a chunk and shrinks what fails.
 
     Args:
         failures_dir: Where replay files go; made when there is one to write.
         only: The one (claim, kind) of interest: its first failure ends the run, and nothing else is shrunk.
+        is_enough: Whether a failing case is small enough, for shrinking to end there.
     """
     started_s = time.monotonic()
-    hunt = _Hunt(prop, chunk, pool, known)
+    hunt = _Hunt(prop, chunk, pool, known, is_enough)
     cases = chunk_cases(prop, chunk, lambda case: not known.forbids_run(prop.subject, case))
     records = hunt.run_all(cases, until=only)
     smallest = (hunt.tell_history(hunt.shrink(target)) for target in hunt.targets() if only in (None, target))
@@ -84,6 +97,14 @@ def _write_up(smallest: Verdict, pool: Pool, failures_dir: Path) -> dict[str, An
     }
 
 
+class _Enough(BaseException):
+    """Ends Hypothesis at a failure: it catches what is an Exception, and passes on all else."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        super().__init__()
+        self.verdict = verdict
+
+
 @dataclass
 class _Hunt:
     """One search under way: what each case has shown so far."""
@@ -92,6 +113,7 @@ class _Hunt:
     chunk: Chunk
     pool: Pool
     known: KnownFailures
+    is_enough: Callable[[Case], bool] = never
     failing: dict[Target, Verdict] = field(default_factory=dict)
     seen: dict[Case, dict[Target, Verdict]] = field(default_factory=dict)
 
@@ -163,15 +185,21 @@ class _Hunt:
     def shrink(self, target: Target) -> Verdict:
         """The smallest failure of that claim and kind that is found within limits.SHRINK_S.
 
-        Smaller worlds are searched first, then the failure's own world is shrunk in.
+        Smaller worlds are searched first, then the failure's own world is shrunk in; the other way round where
+        something is enough.
         """
         until_s = time.monotonic() + limits.SHRINK_S
+        found = self.failing[target]
+        if self.is_enough is not never:
+            found = found if self.is_enough(found.case) else self._find(target, self.chunk, until_s) or found
+            if self.is_enough(found.case):
+                return found
         for world_size in range(1, self.chunk.world_size):
             chunk = replace(self.chunk, world_size=world_size, num_cases=limits.SHRINK_TRIES)
             smallest = self._find(target, chunk, until_s)
             if smallest is not None:
                 return smallest
-        return self._find(target, self.chunk, until_s) or self.failing[target]
+        return self._find(target, self.chunk, until_s) or found
 
     def _find(self, target: Target, chunk: Chunk, until_s: float) -> Verdict | None:
         """The smallest failure that Hypothesis finds among the cases of `chunk`."""
@@ -181,11 +209,15 @@ class _Hunt:
         @hypothesis.given(self.prop.cases(chunk.space))
         def holds(case: Case) -> None:
             verdict = self._look(case, target, until_s)
+            if verdict is not None and self.is_enough(case):
+                raise _Enough(verdict)
             if verdict is not None:
                 raise_for(verdict)
 
         try:
             holds()
+        except _Enough as found:
+            return found.verdict
         except ClaimFailed as failure:
             return failure.verdict
         return None

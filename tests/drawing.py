@@ -95,5 +95,9 @@ def drawn(strategy: SearchStrategy[C], num: int, *, number: int = 0) -> list[C]:
 
 
 def smallest(strategy: SearchStrategy[C], condition: Callable[[C], bool] = lambda _: True) -> C:
-    """What the strategy shrinks to where `condition` holds."""
-    return find(strategy, condition, settings=settings(max_examples=2000, database=None, deadline=None))
+    """What the strategy shrinks to where `condition` holds.
+
+    Hypothesis is not asked to explain it, which traces a hundred further draws line by line.
+    """
+    phases = [Phase.generate, Phase.shrink]
+    return find(strategy, condition, settings=settings(max_examples=2000, database=None, deadline=None, phases=phases))

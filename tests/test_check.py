@@ -155,8 +155,8 @@ def test_one_rank_that_did_not_answer_ends_the_judging() -> None:
 
 
 @pytest.mark.ranks
-def test_a_case_is_checked_on_real_ranks() -> None:
+def test_a_case_is_checked_on_real_ranks(pool: Pool) -> None:
     """From the name of a subject to verdicts."""
-    with Pool() as pool:
-        [verdict] = check("zero3_fetch_all_reduce", replace(REFUSED, world_size=2), pool)
-        assert verdict.kind == "holds"
+    [verdict] = check("zero3_fetch_all_reduce", replace(REFUSED, world_size=2), pool)
+
+    assert verdict.kind == "holds"

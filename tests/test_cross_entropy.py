@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -177,9 +176,3 @@ def test_the_loss_that_defects_are_made_from_is_right(case: CrossEntropyCase, po
     verdicts = judge("equivtest.defects.cross_entropy:own_cross_entropy", case, pool)
 
     assert {verdict.kind for verdict in verdicts} == {"holds"}
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    with Pool() as pool:
-        yield pool

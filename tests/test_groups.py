@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -179,12 +178,6 @@ def test_what_torch_cannot_do_is_not_supported(tmp_path: Path) -> None:
 
 
 # On ranks.
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    with Pool() as pool:
-        yield pool
 
 
 def places(case: FetchCase, pool: Pool) -> list[list[int] | str]:

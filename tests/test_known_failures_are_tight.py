@@ -6,7 +6,6 @@ An entry broader than its failure hides cases that nobody runs; its smallest cas
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache
@@ -28,12 +27,6 @@ SPACE = Space((1, 2), ("float32",))
 FAMILIES = [module.name for module in pkgutil.iter_modules(strategies.__path__, f"{strategies.__name__}.")]
 NUM_DRAWN = 500  # of each property
 NUM_SAMPLED = 4  # of those that an entry covers
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    with Pool() as pool:
-        yield pool
 
 
 @cache

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -27,12 +26,6 @@ def case_of(build: str = "mlp", parallelize: str = "tensor_parallel", **fields: 
     """Two ranks, an x of two rows, unless said otherwise."""
     fields = {"world_size": 2, "x_shape": (2, 3)} | fields
     return ModuleCase(build=HERE + build, parallelize=HERE + parallelize, **fields)
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    with Pool() as pool:
-        yield pool
 
 
 @pytest.mark.ranks

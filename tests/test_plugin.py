@@ -22,6 +22,7 @@ from equivtest.settings import Settings
 from tests.fake_suite import log_of, make_suite, plugin_args, run_suite
 
 W3 = ("--world-sizes", "3")
+UNKNOWN = "--known-failures=none"  # of a process of its own, which the shipped ones would make import torch
 
 
 def test_import_of_plugin_imports_neither_torch_nor_hypothesis() -> None:
@@ -97,7 +98,7 @@ def test_every_claim_is_a_test_of_its_own(pytester: pytest.Pytester) -> None:
 def test_claims_end_alike_with_and_without_xdist(pytester: pytest.Pytester, workers: str) -> None:
     make_suite(pytester, "a", "b_wrong")
 
-    result = run_suite(pytester, "-n", workers, subprocess=True)
+    result = run_suite(pytester, UNKNOWN, "-n", workers, subprocess=True)
 
     # 8 searches and 4 claims, of which a search and its claim fail
     result.assert_outcomes(passed=10, failed=2)
@@ -151,7 +152,7 @@ def test_claims_of_a_property_that_did_not_finish_are_open(pytester: pytest.Pyte
 def test_claims_of_a_property_that_never_began_are_open(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a_wrong", "b")
 
-    result = run_suite(pytester, "-x", "-v", "-n1", "--maxschedchunk=1", "--world-sizes=3", subprocess=True)
+    result = run_suite(pytester, "-x", "-v", "-n1", "--maxschedchunk=1", UNKNOWN, *W3, subprocess=True)
 
     result.stdout.fnmatch_lines(["test_fake.py::b::equals_unsharded SKIPPED*"])
 
@@ -193,7 +194,7 @@ def test_what_no_item_can_survive_ends_the_session(
 ) -> None:
     make_suite(pytester, subject)
 
-    result = run_suite(pytester, "-n", workers, subprocess=True)
+    result = run_suite(pytester, UNKNOWN, "-n", workers, subprocess=True)
 
     assert result.ret == 2
     assert result.stdout.str().count(message) == 1
@@ -232,7 +233,7 @@ def test_misuse_is_one_line_before_anything_runs(pytester: pytest.Pytester, args
 def test_unknown_subject_under_xdist_ends_the_session(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a")
 
-    result = run_suite(pytester, "--subjects=b", "-n1", subprocess=True)
+    result = run_suite(pytester, "--subjects=b", "-n1", UNKNOWN, subprocess=True)
 
     assert result.ret == 2
     result.stdout.fnmatch_lines(["*equivtest: Misuse: --subjects: no property judges 'b'; use one of a*"])
@@ -306,7 +307,7 @@ def test_soak_repeats_with_fresh_seeds_until_the_time_is_up(pytester: pytest.Pyt
 def test_soak_has_one_seed_for_all_workers(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a_slow", "b_slow")
 
-    run_suite(pytester, "--profile=soak", "--max-time=0.1", "-n2", subprocess=True)
+    run_suite(pytester, "--profile=soak", "--max-time=0.1", "-n2", UNKNOWN, subprocess=True)
 
     assert len({line.split()[-1].partition("-")[0] for line in log_of(pytester) if "search" in line}) == 1
 
@@ -349,7 +350,7 @@ def test_one_pool_is_opened_and_closed(pytester: pytest.Pytester) -> None:
 
 def test_sigterm_closes_the_pool(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a_hangs")
-    command = [sys.executable, "-m", "pytest", *plugin_args(), "-n0", *W3]
+    command = [sys.executable, "-m", "pytest", *plugin_args(), "-n0", UNKNOWN, *W3]
     process = subprocess.Popen(command, cwd=pytester.path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     _wait_for("hanging", pytester)
 
@@ -362,7 +363,7 @@ def test_sigterm_closes_the_pool(pytester: pytest.Pytester) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux's")
 def test_killed_controller_takes_its_workers_along(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a_hangs")
-    command = [sys.executable, "-m", "pytest", *plugin_args(), "-n1", *W3]
+    command = [sys.executable, "-m", "pytest", *plugin_args(), "-n1", UNKNOWN, *W3]
     process = subprocess.Popen(command, cwd=pytester.path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     _wait_for("hanging", pytester)
     workers = _children(process.pid)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -101,12 +101,6 @@ def test_records_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # On ranks.
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    with Pool() as pool:
-        yield pool
 
 
 @pytest.mark.ranks

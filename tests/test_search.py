@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -141,6 +141,31 @@ def test_a_search_for_one_failure_ends_at_its_first_and_shrinks_no_other(tmp_pat
     assert targets(everything) > targets(found) == {("does_not_touch_its_inputs", "touched")}
     assert shrunk(found, "does_not_touch_its_inputs") == shrunk(everything, "does_not_touch_its_inputs")
     assert 0 < len(found.records) < len(everything.records)
+
+
+def test_a_search_that_knows_what_is_enough_ends_there(tmp_path: Path) -> None:
+    """At the first case that is, in the world of the failure."""
+    pool = stub(touches_three)
+
+    def is_enough(case: Case) -> bool:
+        return isinstance(case, FetchCase) and len(case.parameters) < 3 and math.prod(case.parameters[0]) in (4, 5)
+
+    wanted = ("does_not_touch_its_inputs", "touched")
+    found = search(one_draw(claimed()), CHUNK, cast(Pool, pool), NOTHING, tmp_path, only=wanted, is_enough=is_enough)
+
+    assert sum(is_enough(case) for case in pool.seen) == 2  # once more alone, in new ranks
+    assert shrunk(found, "does_not_touch_its_inputs") == pool.seen[-1]
+    assert {case.world_size for case in pool.seen} == {2}
+
+
+def test_a_world_in_which_nothing_is_enough_is_left_for_smaller_ones(tmp_path: Path) -> None:
+    wanted = ("does_not_touch_its_inputs", "touched")
+    pool = cast(Pool, stub(touches_three))
+    found = search(
+        one_draw(claimed()), CHUNK, pool, NOTHING, tmp_path, only=wanted, is_enough=lambda case: case.world_size == 1
+    )
+
+    assert shrunk(found, "does_not_touch_its_inputs").world_size == 1
 
 
 def test_two_kinds_of_one_claim_are_found_and_shrunk_each_alone(tmp_path: Path) -> None:
@@ -349,12 +374,6 @@ def test_what_is_not_supported_is_recorded_and_is_no_failure(tmp_path: Path) -> 
 
 
 # On real ranks.
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    with Pool() as pool:
-        yield pool
 
 
 @pytest.mark.ranks

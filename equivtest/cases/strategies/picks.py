@@ -8,7 +8,7 @@ from itertools import combinations
 from typing import TypeVar
 
 from hypothesis import strategies as st
-from hypothesis.strategies import DrawFn
+from hypothesis.strategies import DrawFn, SearchStrategy
 
 from equivtest.cases.base import Shape
 from equivtest.layout import Layout, parse_placement, shard_bounds, shard_kind
@@ -63,7 +63,14 @@ def pick(draw: DrawFn, name: str, table: Sequence[T]) -> T:
     then spends five examples in six on copies of one, with one draw repeated at another's place.
     Source: ConjectureRunner.generate_mutations_from, Hypothesis 6.170.
     """
-    return draw(st.sampled_from(tuple((name, entry) for entry in table)))[1]
+    entries: SearchStrategy[tuple[str, T]] = _entries(name, tuple(table), tuple(map(type, table)))
+    return draw(entries)[1]
+
+
+@cache
+def _entries(name: str, table: tuple[T, ...], types: tuple[type, ...]) -> SearchStrategy[tuple[str, T]]:
+    """Made once, since that takes as long as all else of a draw; `types` tells a table of True from one of 1."""
+    return st.sampled_from([(name, entry) for entry in table])
 
 
 def pick_shape(draw: DrawFn, name: str, world_size: int, num_dims_table: tuple[int, ...]) -> Shape:
