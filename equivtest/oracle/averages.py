@@ -115,8 +115,8 @@ class Averages:
         error = where_finite(terms + error, min(arithmetic.largest, after.largest), error) / w
         error = torch.where((left != 0).double() @ (right != 0).double() == 0, 0.0, error)
         derivation = (
-            f"(gamma({size} roundings of {arithmetic.accumulate}) |left||right| + 1 of {arithmetic.dtype} and {num_more} "
-            f"of {after.dtype} on {num_stored} micro-batches' sums + {num_stored - w} additions of {after.dtype} and "
+            f"(gamma({size} roundings of {arithmetic.accumulate}) |left||right| + 1 of {arithmetic.dtype} and "
+            f"{num_more} of {after.dtype} on {num_stored} micro-batches' sums + {num_stored - w} additions of {after.dtype} and "
             f"{w - 1} of {after.reduce}, or on each micro-batch) / {w}"
         )
         return bounded(left @ right / w, error, terms / w, num_rows + 1, derivation)
