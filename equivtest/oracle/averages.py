@@ -108,16 +108,15 @@ class Averages:
         num_more = num_casts + (2 if w & (w - 1) else 0)
         grown, eta = growth((1, arithmetic.u_o), (num_more, after.u_o)), max(arithmetic.eta, after.eta)
         error = error + grown * (blocks.abs().sum((0, 1)) + error)
-        error = error + (1 + num_casts + w) * num_stored * eta * (
-            1 + grown
-        )  # w: where it is divided before it is added
+        num_underflows = (1 + num_casts + w) * num_stored  # w: where it is divided before it is added
+        error = error + num_underflows * eta * (1 + grown)
         error = self._added(blocks, error, after)
         error = where_finite(terms + error, min(arithmetic.largest, after.largest), error) / w
         error = torch.where((left != 0).double() @ (right != 0).double() == 0, 0.0, error)
         derivation = (
             f"(gamma({size} roundings of {arithmetic.accumulate}) |left||right| + 1 of {arithmetic.dtype} and "
-            f"{num_more} of {after.dtype} on {num_stored} micro-batches' sums + {num_stored - w} additions of {after.dtype} and "
-            f"{w - 1} of {after.reduce}, or on each micro-batch) / {w}"
+            f"{num_more} of {after.dtype} on {num_stored} micro-batches' sums + {num_stored - w} additions of "
+            f"{after.dtype} and {w - 1} of {after.reduce}, or on each micro-batch) / {w}"
         )
         return bounded(left @ right / w, error, terms / w, num_rows + 1, derivation)
 
