@@ -69,3 +69,12 @@ def with_a_weight_untied(case: EngineCase, mesh: DeviceMesh, given: Given) -> An
             return model
 
     return live(Untied(case, mesh, given, by_all_reduce=False))
+
+
+def scaled_before_alone(case: EngineCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """Stages 1 and 2: what is reduced is divided by the factor once more, and never multiplied again."""
+    visit = started(case, mesh, given)
+    optimizer = visit.engine.optimizer
+    reduce = optimizer.gradient_reduction_w_predivide
+    optimizer.gradient_reduction_w_predivide = lambda tensor, dtype: reduce(tensor.div_(case.predivide_factor), dtype)
+    return live(visit)

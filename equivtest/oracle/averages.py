@@ -35,6 +35,9 @@ from equivtest.oracle.operations import Found, Operations
 from equivtest.oracle.rounding import Bounded, bounded, gamma, growth, unit_roundoff, where_finite
 from equivtest.tensors import DTYPES
 
+AVERAGING_ROUNDINGS = 2
+"""Of the reciprocal of w, and of the product with it."""
+
 
 @dataclass(frozen=True)
 class Averages:
@@ -44,12 +47,14 @@ class Averages:
         ranks: w.
         micro_batches: M.
         reduced: Name of the dtype in which stored products are added and divided; '': that of `operations`.
+        more_scalings: Roundings of scaling beyond those of the division by w.
     """
 
     operations: Operations
     ranks: int
     micro_batches: int
     reduced: str = ""
+    more_scalings: int = 0
 
     def product(self, left: torch.Tensor, right: torch.Tensor) -> Found:
         """left (C, R) @ right (R, D) / w; float64, global, rows in the order of the batch."""
@@ -93,10 +98,10 @@ class Averages:
         terms = left.abs() @ right.abs()
         error = gamma(size, arithmetic.u_a) * terms + num_rows * arithmetic.eta_a
         num_casts = int(after.dtype != arithmetic.dtype)
-        of_sums = num_casts + (self.micro_batches - 1) + (2 if w > 1 else 0)
+        of_sums = num_casts + (self.micro_batches - 1) + (AVERAGING_ROUNDINGS if w > 1 else 0) + self.more_scalings
         grown = growth((1, arithmetic.u_o), (of_sums, after.u_o), (w - 1, after.u_r))
         eta = max(arithmetic.eta, after.eta)
-        error = error + grown * (stored + error) + (2 + num_casts) * num_stored * eta * (1 + grown)
+        error = error + grown * (stored + error) + (2 + num_casts + self.more_scalings) * num_stored * eta * (1 + grown)
         error = where_finite(terms + error, min(arithmetic.largest, after.largest), error)
         error = error / w + eta
         derivation = (

@@ -89,6 +89,8 @@ class DeepSpeedRun(DataParallelRun):
             "train_micro_batch_size_per_gpu": 1,
             "gradient_accumulation_steps": case.micro_batches,
             "gradient_clipping": case.gradient_clipping,
+            "gradient_predivide_factor": case.predivide_factor,
+            "prescale_gradients": case.prescales,
             "zero_allow_untested_optimizer": True,
             "zero_force_ds_cpu_optimizer": False,
             "zero_optimization": {
