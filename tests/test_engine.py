@@ -43,6 +43,7 @@ def run() -> tuple[EngineCase, ...]:
         ("predivide_factor", 0.0, "above 0 and finite, got 0.0"),
         ("predivide_factor", 2.0, "stage 3 scales no gradients that it reduces by reduce_scatter"),
         ("prescales", True, "set reduce_scatter=False"),
+        ("saved_after", 1, "must be in 0..0, a step that another follows, got 1"),
     ],
 )
 def test_an_engine_case_refuses_what_an_engine_cannot_do(field: str, value: object, said: str) -> None:
@@ -73,7 +74,7 @@ def test_sizes_lie_below_at_and_above_the_numel_of_a_parameter(size: str) -> Non
     assert {-1, 0, 1} <= found
 
 
-@pytest.mark.parametrize("field", ["reduce_scatter", "sequential", "leaf", "sub_group_numel"])
+@pytest.mark.parametrize("field", ["reduce_scatter", "saved_after", "sequential", "leaf", "sub_group_numel"])
 def test_the_less_usual_choice_is_drawn_but_seldom(field: str) -> None:
     usual = getattr(EngineCase(world_size=1), field)
     share = sum(getattr(case, field) != usual for case in run()) / len(run())

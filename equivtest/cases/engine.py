@@ -55,6 +55,8 @@ class EngineCase(DataParallelCase):
         sequential: Whether a fetch by all_gather takes one collective per parameter.
         leaf: Whether the whole model is fetched and released together, as one module.
         sub_group_numel: Parameters that are updated together; 1: each alone.
+        saved_after: The step after whose update everything is saved, and loaded by a fresh engine of other values
+            that goes on; 0: none.
         predivide_factor: What gradients are divided by before they are reduced, and multiplied with again after.
         prescales: Whether they are divided by the number of ranks before they are reduced, whatever that factor.
         gradient_clipping: Norm of all gradients together beyond which they are scaled down to it
@@ -74,6 +76,7 @@ class EngineCase(DataParallelCase):
     sequential: bool = False
     leaf: bool = False
     sub_group_numel: int = EVERYTHING
+    saved_after: int = 0
     predivide_factor: float = 1.0
     prescales: bool = False
     gradient_clipping: float = 0.0
@@ -93,6 +96,10 @@ class EngineCase(DataParallelCase):
         for name, least in LEAST.items():
             value = getattr(self, name)
             require(least <= value <= EVERYTHING, f"{name} must be in {least}..{EVERYTHING}, got {value}")
+        require(
+            0 <= self.saved_after < self.steps,
+            f"saved_after must be in 0..{self.steps - 1}, a step that another follows, got {self.saved_after}",
+        )
         require(
             0 < self.predivide_factor < math.inf,
             f"predivide_factor must be above 0 and finite, got {self.predivide_factor}",

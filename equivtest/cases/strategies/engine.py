@@ -66,11 +66,13 @@ def _engine_cases(draw: DrawFn, space: Space) -> EngineCase:
         "stopped_steps": (),
         "steps": steps if case.trains else 1,
     }
+    saved_after = pick(draw, "saved_after", (0, 0, 0, 0, 0, 1, 2))
     reduce_scatter = pick(draw, "reduce_scatter", (True, True, False))
     return EngineCase(
         **shared | changed | picked,
         **_pick_scaling(draw, case.world_size, reduce_scatter=reduce_scatter),
         reduce_bucket_numel=min(REDUCE_BUCKET_NUMEL, max(1, _pick_numel(draw, "bucket", numels, BUCKET_SIZES))),
+        saved_after=saved_after if case.trains else 0,
         reduce_scatter=reduce_scatter,
         sequential=pick(draw, "sequential", (False,) * 7 + (True,)),
         leaf=pick(draw, "leaf", (False, False, False, True)),
