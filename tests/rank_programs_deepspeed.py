@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from equivtest.cases.engine import EngineCase
 from equivtest.subjects.deepspeed_stages import StagesRun
-from equivtest.subjects.deepspeed_training import DeepSpeedRun, live
+from equivtest.subjects.deepspeed_training import TAG, DeepSpeedRun, live
 from equivtest.subjects.perceptron import Mlp
 from equivtest.subjects.tensor_parallel import Answers, Given
 
@@ -60,12 +60,38 @@ def with_one_use_of_a_tied_weight(case: EngineCase, mesh: DeviceMesh, given: Giv
 
 def with_a_weight_untied(case: EngineCase, mesh: DeviceMesh, given: Given) -> Answers:
     """The engine is given a module whose second layer has a frozen copy of the weight."""
-    kind = DeepSpeedRun if case.stage == 3 else StagesRun
 
-    class Untied(kind):  # type: ignore[misc, valid-type]
-        def make_model(self) -> Mlp:
-            model = super().make_model()
-            model.out_proj.weight = nn.Parameter(model.in_proj.weight.detach().clone(), requires_grad=False)
-            return model
+    def make_model(self: DeepSpeedRun) -> Mlp:
+        model = Mlp(self.case, self.initial)
+        model.out_proj.weight = nn.Parameter(model.in_proj.weight.detach().clone(), requires_grad=False)
+        return model
 
-    return live(Untied(case, mesh, given, by_all_reduce=False))
+    return live(of_kind(case, make_model=make_model)(case, mesh, given, by_all_reduce=False))
+
+
+def scaled_before_alone(case: EngineCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """Stages 1 and 2: what is reduced is divided by the factor once more, and never multiplied again."""
+    visit = started(case, mesh, given)
+    optimizer = visit.engine.optimizer
+    reduce = optimizer.gradient_reduction_w_predivide
+    optimizer.gradient_reduction_w_predivide = lambda tensor, dtype: reduce(tensor.div_(case.predivide_factor), dtype)
+    return live(visit)
+
+
+def loading_nothing(case: EngineCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """The fresh engine goes on with the values that it was made of."""
+    return live(of_kind(case, load=lambda self, folder: None)(case, mesh, given, by_all_reduce=False))
+
+
+def loading_no_states(case: EngineCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """The fresh engine loads parameters, and its optimizer begins anew."""
+
+    def load(self: DeepSpeedRun, folder: str) -> None:
+        self.engine.load_checkpoint(folder, tag=TAG, load_optimizer_states=False)
+
+    return live(of_kind(case, load=load)(case, mesh, given, by_all_reduce=False))
+
+
+def of_kind(case: EngineCase, **methods: Any) -> type[DeepSpeedRun]:
+    """A visit of the case's stage with other methods."""
+    return type("Changed", (DeepSpeedRun if case.stage == 3 else StagesRun,), methods)

@@ -161,6 +161,69 @@ def test_a_weight_of_two_layers_that_is_not_one_is_rejected(program: str, claim:
     assert {(claim, "value"), ("trains_like_unsharded", "value")} <= failed
 
 
+SCALED = EngineCase(
+    world_size=2, leading=(2,), in_features=3, hidden_features=5, out_features=2, micro_batches=2, optimizer="sgd",
+    steps=2, reduce_scatter=False, predivide_factor=3.0, values=(("dense", 0), ("real", 1)),
+)  # fmt: skip
+
+
+@installed
+@pytest.mark.ranks
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("fields", [{}, {"predivide_factor": 0.5}, {"predivide_factor": 2.0, "prescales": True}])
+def test_gradients_that_are_scaled_before_they_are_reduced_train_right(
+    fields: dict[str, float], stage: int, pool: Pool
+) -> None:
+    subject = "deepspeed_mlp_all_gather" if stage == 3 else "deepspeed_mlp_stages_1_and_2"
+    verdicts = judge(subject, dataclasses.replace(SCALED, stage=stage, **fields), pool, training.CLAIMS)
+
+    assert {verdict.kind for verdict in verdicts} == {"holds"}
+
+
+@installed
+@pytest.mark.ranks
+@pytest.mark.parametrize("stage", [1, 2])
+def test_gradients_that_are_scaled_before_alone_are_rejected(stage: int, pool: Pool) -> None:
+    subject = "tests.rank_programs_deepspeed:scaled_before_alone"
+    verdicts = judge(subject, dataclasses.replace(SCALED, stage=stage), pool, training.CLAIMS)
+
+    assert ("gradients_equal_unsharded", "value") in {(v.claim, v.kind) for v in verdicts if v.failed}
+
+
+SAVED = EngineCase(
+    world_size=2, biases=("in_proj", "out_proj"), leading=(2,), in_features=3, hidden_features=5, out_features=3,
+    requires_grad=("in_proj.weight", "out_proj.weight", "out_proj.bias"), micro_batches=2, optimizer="sgd", steps=3,
+    momentum=0.5, saved_after=2, values=(("dense", 1), ("real", 2)),
+)  # fmt: skip
+"""One bias is frozen: a fresh engine has it from what was saved alone."""
+
+
+@installed
+@pytest.mark.ranks
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("fields", [{}, {"optimizer": "adamw", "momentum": 0.0, "saved_after": 1}])
+def test_training_goes_on_from_what_a_fresh_engine_loads(fields: dict[str, object], stage: int, pool: Pool) -> None:
+    case = dataclasses.replace(SAVED, stage=stage, **fields)  # type: ignore[arg-type]
+    subject = "deepspeed_mlp_all_gather" if stage == 3 else "deepspeed_mlp_stages_1_and_2"
+    verdicts = judge(subject, case, pool, training.CLAIMS)
+
+    assert {verdict.kind for verdict in verdicts} == {"holds"}
+
+
+@installed
+@pytest.mark.ranks
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("program", ["loading_nothing", "loading_no_states"])
+def test_training_that_goes_on_from_anything_else_is_rejected(program: str, stage: int, pool: Pool) -> None:
+    """In the step after the load, and in nothing before it."""
+    subject = f"tests.rank_programs_deepspeed:{program}"
+    verdicts = judge(subject, dataclasses.replace(SAVED, stage=stage), pool, training.CLAIMS)
+
+    failed = [verdict for verdict in verdicts if verdict.failed]
+    assert {(verdict.claim, verdict.kind) for verdict in failed} == {("trains_like_unsharded", "value")}
+    assert all(verdict.mismatches[0].tensor.startswith("step3.") for verdict in failed)
+
+
 @installed
 @pytest.mark.ranks
 @pytest.mark.parametrize("collective", ["all_gather", "all_reduce"])

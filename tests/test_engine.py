@@ -12,8 +12,10 @@ import pytest
 from equivtest.cases.base import from_code, from_data, to_data
 from equivtest.cases.engine import EVERYTHING, OF_STAGE_3, REDUCE_BUCKET_NUMEL, EngineCase
 from equivtest.cases.strategies import engine_cases, whole_engine_cases
+from equivtest.cases.values import draw
 from equivtest.errors import Misuse
 from equivtest.layout import Layout, Partial, Replicate, Shard
+from equivtest.oracle import expect
 from tests.drawing import SPACE, drawn, smallest
 
 SIZES = ("persistence_numel", "prefetch_numel", "reuse_numel", "live_numel", "reduce_bucket_numel")
@@ -38,6 +40,10 @@ def run() -> tuple[EngineCase, ...]:
         ("stage", 0, "stage must be one of 1, 2, 3"),
         ("gradient_clipping", -1.0, "at least 0 and finite"),
         ("gradient_clipping", 1.0, "before an update: set optimizer"),
+        ("predivide_factor", 0.0, "above 0 and finite, got 0.0"),
+        ("predivide_factor", 2.0, "stage 3 scales no gradients that it reduces by reduce_scatter"),
+        ("prescales", True, "set reduce_scatter=False"),
+        ("saved_after", 1, "must be in 0..0, a step that another follows, got 1"),
     ],
 )
 def test_an_engine_case_refuses_what_an_engine_cannot_do(field: str, value: object, said: str) -> None:
@@ -68,12 +74,43 @@ def test_sizes_lie_below_at_and_above_the_numel_of_a_parameter(size: str) -> Non
     assert {-1, 0, 1} <= found
 
 
-@pytest.mark.parametrize("field", ["reduce_scatter", "sequential", "leaf", "sub_group_numel"])
+@pytest.mark.parametrize("field", ["reduce_scatter", "saved_after", "sequential", "leaf", "sub_group_numel"])
 def test_the_less_usual_choice_is_drawn_but_seldom(field: str) -> None:
     usual = getattr(EngineCase(world_size=1), field)
     share = sum(getattr(case, field) != usual for case in run()) / len(run())
 
     assert 0.03 < share < 0.5
+
+
+def test_gradients_are_scaled_before_an_all_reduce_by_every_kind_of_factor() -> None:
+    scaled = [case for case in run() if not case.reduce_scatter]
+
+    assert {case.predivide_factor for case in scaled} >= {0.5, 1.0, 2.0, 3.0}
+    assert any(case.predivides and case.predivide_factor == case.world_size for case in scaled)
+    assert {case.prescales for case in scaled} == {False, True}
+    assert EngineCase(world_size=2, stage=1, predivide_factor=2.0).predivides
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0, 3.0, 7.0])
+@pytest.mark.parametrize("mode", ["dense", "real"])
+def test_gradients_scaled_before_and_after_are_within_the_bound_and_by_powers_of_two_exact(
+    factor: float, mode: str
+) -> None:
+    """Multiplied by reciprocals, as in stages 1 and 2, or divided, as in stage 3."""
+    case = EngineCase(
+        world_size=3, leading=(4,), in_features=3, out_features=5, requires_grad=("out_proj.weight",),
+        reduce_scatter=False, predivide_factor=factor, values=((mode, 0),),
+    )  # fmt: skip
+    expected = expect(case, 0).tensors
+    right, hidden = expected["grad.out_proj.weight"], expected["capture.out_proj.input"].value.float()
+    cotangents, hiddens = draw(case, 0)["cotangent"].chunk(3), hidden.chunk(3)
+    parts = [cotangent.T @ own for cotangent, own in zip(cotangents, hiddens, strict=True)]
+    by_products = (parts[0] * (1 / factor) + parts[1] * (1 / factor) + parts[2] * (1 / factor)) * (factor / 3)
+    by_quotients = (parts[0] / factor / 3 + parts[1] / factor / 3 + parts[2] / factor / 3) * factor
+    for found in (by_products, by_quotients):
+        allowed = 0 if right.allowed is None else right.allowed
+        assert bool(((found.double() - right.value).abs() <= allowed).all())
+    assert (right.allowed is None) == (mode == "dense" and factor in (0.5, 2.0))
 
 
 def test_what_is_trained_is_trained_beyond_the_first_step_that_fetches_ahead() -> None:

@@ -55,6 +55,10 @@ class EngineCase(DataParallelCase):
         sequential: Whether a fetch by all_gather takes one collective per parameter.
         leaf: Whether the whole model is fetched and released together, as one module.
         sub_group_numel: Parameters that are updated together; 1: each alone.
+        saved_after: The step after whose update everything is saved, and loaded by a fresh engine of other values
+            that goes on; 0: none.
+        predivide_factor: What gradients are divided by before they are reduced, and multiplied with again after.
+        prescales: Whether they are divided by the number of ranks before they are reduced, whatever that factor.
         gradient_clipping: Norm of all gradients together beyond which they are scaled down to it
             before each update; 0: never.  Unlike the others this may change answers.
 
@@ -72,6 +76,9 @@ class EngineCase(DataParallelCase):
     sequential: bool = False
     leaf: bool = False
     sub_group_numel: int = EVERYTHING
+    saved_after: int = 0
+    predivide_factor: float = 1.0
+    prescales: bool = False
     gradient_clipping: float = 0.0
 
     def __post_init__(self) -> None:
@@ -90,6 +97,19 @@ class EngineCase(DataParallelCase):
             value = getattr(self, name)
             require(least <= value <= EVERYTHING, f"{name} must be in {least}..{EVERYTHING}, got {value}")
         require(
+            0 <= self.saved_after < self.steps,
+            f"saved_after must be in 0..{self.steps - 1}, a step that another follows, got {self.saved_after}",
+        )
+        require(
+            0 < self.predivide_factor < math.inf,
+            f"predivide_factor must be above 0 and finite, got {self.predivide_factor}",
+        )
+        require(
+            self.stage == 1 or not self.reduce_scatter or (self.predivide_factor == 1 and not self.prescales),
+            f"stage {self.stage} scales no gradients that it reduces by reduce_scatter: set reduce_scatter=False, "
+            f"got predivide_factor={self.predivide_factor} and prescales={self.prescales}",
+        )
+        require(
             0 <= self.gradient_clipping < math.inf,
             f"gradient_clipping must be at least 0 and finite, got {self.gradient_clipping}",
         )
@@ -107,6 +127,11 @@ class EngineCase(DataParallelCase):
         whole = {name for name in divided if "param" in name.split(".")}
         operands = dict.fromkeys(divided - whole, Layout((Partial(),)))
         return {name: replicated() if name in whole else operands.get(name, layouts[name]) for name in layouts}
+
+    @property
+    def predivides(self) -> bool:
+        """Whether the factor is used."""
+        return self.predivide_factor != 1 and not self.prescales
 
     @property
     def leaf_input_requires_grad(self) -> bool:

@@ -47,6 +47,9 @@ from equivtest.oracle.rounding import (
 )
 from equivtest.tensors import DTYPES
 
+AVERAGING_ROUNDINGS = 2
+"""Of the reciprocal of w, and of the product with it."""
+
 
 @dataclass(frozen=True)
 class Averages:
@@ -56,12 +59,21 @@ class Averages:
         ranks: w.
         micro_batches: M.
         reduced: Name of the dtype in which stored products are added and divided; '': that of `operations`.
+        scalings: Roundings of scaling by other factors than 1/w, whose product that is; None: it is divided by w.
     """
 
     operations: Operations
     ranks: int
     micro_batches: int
     reduced: str = ""
+    scalings: int | None = None
+
+    @property
+    def num_scalings(self) -> int:
+        """Roundings of scaling; a division by a power of two has none but where it underflows."""
+        if self.scalings is not None:
+            return self.scalings
+        return AVERAGING_ROUNDINGS if self.ranks & (self.ranks - 1) else 0
 
     def product(self, left: torch.Tensor, right: torch.Tensor) -> Found:
         """left (C, R) @ right (R, D) / w; float64, global, rows in the order of the batch."""
@@ -105,10 +117,10 @@ class Averages:
         terms = left.abs() @ right.abs()
         error = gamma(size, arithmetic.u_a) * terms + num_rows * arithmetic.eta_a
         num_casts = int(after.dtype != arithmetic.dtype)
-        num_more = num_casts + (2 if w & (w - 1) else 0)
+        num_more = num_casts + self.num_scalings
         grown, eta = growth((1, arithmetic.u_o), (num_more, after.u_o)), max(arithmetic.eta, after.eta)
         error = error + grown * (blocks.abs().sum((0, 1)) + error)
-        num_underflows = (1 + num_casts + w) * num_stored  # w: where it is divided before it is added
+        num_underflows = (1 + num_casts + w * max(self.num_scalings, 1)) * num_stored  # divided before it is added
         error = error + num_underflows * eta * (1 + grown)
         error = self._added(blocks, error, after)
         error = where_finite(terms + error, min(arithmetic.largest, after.largest), error) / w

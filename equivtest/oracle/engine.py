@@ -4,7 +4,10 @@ Letters: w ranks, N elements and P parameters of the whole model, u unit roundof
 
     norm = sqrt(sum g^2) over all parameters      c = max(1, (norm + 1e-6) / limit)      g becomes g (1 / c)
 
-from the averaged gradients g that the ranks really held.  Each parameter's norm is taken in
+A factor f by which gradients are divided before they are reduced, and multiplied with after, changes
+nothing but roundings: up to four for the two scalings and their reciprocals.  Where f is a power of two there are none.
+
+Clipping starts from the averaged gradients g that the ranks really held.  Each parameter's norm is taken in
 float64; after that, each step is counted as one rounding of float32, though some are of float64:
 the sum of squares is stored, reduced (w - 1) and its root taken; P groups of parameters at most
 are squared, summed and rooted again; then 1e-6, the sum, the limit and the quotient.  Within these roundings c
@@ -19,11 +22,15 @@ section 3.1.
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import torch
 
 from equivtest.cases.engine import EngineCase
 from equivtest.cases.perceptron import EXACT_MODES
 from equivtest.cases.values import draw
+from equivtest.oracle.averages import Averages
 from equivtest.oracle.expected import Expected
 from equivtest.oracle.held import Held
 from equivtest.oracle.mlp import Reference, written
@@ -31,6 +38,8 @@ from equivtest.oracle.operations import Operations
 from equivtest.oracle.rounding import U_REFERENCE, Arithmetic, Bounded, Operand, bounded, growth
 
 ADDED_TO_NORM = 1e-6
+SCALING_ROUNDINGS = 4
+"""Of a product with a reciprocal before the reduction and of one after it."""
 
 
 def expect_engine(case: EngineCase, index: int, held: Held | None = None) -> Expected:
@@ -44,6 +53,15 @@ class EngineReference(Reference):
     """The unsharded module, its updates made from clipped gradients."""
 
     case: EngineCase
+
+    def sums(self, operations: Operations) -> Averages:
+        """As of data parallelism, scaled before and after the reduction."""
+        case = self.case
+        if not case.predivides:
+            return Averages(operations, case.num_averaged, case.micro_batches)
+        if math.frexp(case.predivide_factor)[0] != 0.5:
+            operations = replace(operations, must_be_exact=False, may_be_exact=False)
+        return Averages(operations, case.num_averaged, case.micro_batches, scalings=SCALING_ROUNDINGS)
 
     def run_step(self, step: int, operations: Operations, parameters: dict[str, torch.Tensor]) -> dict[str, Operand]:
         gradients = super().run_step(step, operations, parameters)

@@ -12,7 +12,7 @@ and micro-batch, and adds them in any order, before it reduces them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -45,9 +45,16 @@ def grad_of_tied(
     """
     pairs = [in_use] if in_use[0].numel() else []
     pairs.append(out_use if case.tied == "same" else (out_use[1], out_use[0]))
-    averages = replace(averages, micro_batches=averages.micro_batches * len(pairs))
     pairs = [_in_units_of(pairs[0][0], *pair) for pair in pairs]
-    return averages.product(torch.cat([left for left, _ in pairs]).T, torch.cat([right for _, right in pairs]))
+    num_blocks = averages.ranks * averages.micro_batches
+    left, right = (_by_block(sides, num_blocks) for sides in zip(*pairs, strict=True))
+    return replace(averages, micro_batches=averages.micro_batches * len(pairs)).product(left.T, right)
+
+
+def _by_block(tensors: Sequence[torch.Tensor], num_blocks: int) -> torch.Tensor:
+    """The rows of all, micro-batch after micro-batch of each rank, and of each the uses one after the other."""
+    blocks = zip(*(tensor.chunk(num_blocks) for tensor in tensors), strict=True)
+    return torch.cat([use for uses in blocks for use in uses])
 
 
 def _in_units_of(first: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

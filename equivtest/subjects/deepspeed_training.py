@@ -8,6 +8,10 @@ safe_get_local_fp32_param and its like (0.19.8).
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -21,6 +25,8 @@ from equivtest.subjects.data_parallel import DataParallelRun
 from equivtest.subjects.deepspeed_fetch import FLAG, joined_deepspeed
 from equivtest.subjects.perceptron import STATE_KEYS, Mlp
 from equivtest.subjects.tensor_parallel import Answers, Given
+
+TAG = "saved"
 
 
 def deepspeed_mlp_all_gather(case: EngineCase, mesh: DeviceMesh, given: Given) -> Answers:
@@ -46,6 +52,21 @@ def live(visit: DeepSpeedRun) -> Answers:
         visit.engine.destroy()
 
 
+@contextmanager
+def shared_folder(mesh: DeviceMesh) -> Iterator[str]:
+    """The path of a folder that the first rank makes and removes."""
+    is_first, told = mesh.get_local_rank() == 0, [""]
+    if is_first:
+        told = [tempfile.mkdtemp(prefix="equivtest-")]
+    try:
+        dist.broadcast_object_list(told, group_src=0, group=mesh.get_group())
+        yield told[0]
+        dist.barrier(mesh.get_group())
+    finally:
+        if is_first:
+            shutil.rmtree(told[0], ignore_errors=True)
+
+
 def number_alike(init: Any, mesh: DeviceMesh) -> None:
     """Has the ranks number the parameters of their next engine alike, after those that each of them has had.
 
@@ -64,6 +85,7 @@ class DeepSpeedRun(DataParallelRun):
 
     def __init__(self, case: EngineCase, mesh: DeviceMesh, given: Given, *, by_all_reduce: bool) -> None:
         self.by_all_reduce = by_all_reduce
+        self.initial = given
         super().__init__(case, mesh, given)
 
     def build(self) -> nn.Module:
@@ -80,7 +102,7 @@ class DeepSpeedRun(DataParallelRun):
 
     def make_model(self) -> Mlp:
         """The unsharded module that the engine takes over."""
-        return Mlp(self.case, self.given)
+        return Mlp(self.case, self.initial)
 
     def config(self) -> dict[str, object]:
         """Of the engine: any torch optimizer, and what the case says."""
@@ -89,6 +111,8 @@ class DeepSpeedRun(DataParallelRun):
             "train_micro_batch_size_per_gpu": 1,
             "gradient_accumulation_steps": case.micro_batches,
             "gradient_clipping": case.gradient_clipping,
+            "gradient_predivide_factor": case.predivide_factor,
+            "prescale_gradients": case.prescales,
             "zero_allow_untested_optimizer": True,
             "zero_force_ds_cpu_optimizer": False,
             "zero_optimization": {
@@ -153,6 +177,29 @@ class DeepSpeedRun(DataParallelRun):
 
     def update(self, optimizer: torch.optim.Optimizer, step: int) -> None:
         self.engine.step()
+
+    def go_on(self, optimizer: torch.optim.Optimizer, step: int) -> torch.optim.Optimizer:
+        """After the step that the case names, all that goes on is what a fresh engine has loaded."""
+        if step != self.case.saved_after:
+            return optimizer
+        with shared_folder(self.mesh) as folder:
+            self.engine.save_checkpoint(folder, tag=TAG)
+            self.engine.destroy()
+            self.initial = {name: torch.ones_like(tensor) for name, tensor in self.given.items()}
+            self.model = self.build()
+            self._capture()
+            self.load(folder)
+        return self.make_optimizer()
+
+    def load(self, folder: str) -> None:
+        """Takes parameters and states from what was saved.
+
+        Raises:
+            RuntimeError: DeepSpeed has found nothing to load.
+        """
+        path, _ = self.engine.load_checkpoint(folder, tag=TAG)
+        if path is None:
+            raise RuntimeError(f"DeepSpeed loads nothing from {folder}")
 
     def state_held(self, optimizer: torch.optim.Optimizer, state: str, name: str) -> torch.Tensor | None:
         if state == "param":

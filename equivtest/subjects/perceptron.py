@@ -119,9 +119,14 @@ class PerceptronRun:
             if optimizer is not None:
                 self.update(optimizer, step)
                 self.keep_state(optimizer, step)
+                optimizer = self.go_on(optimizer, step)
         if case.tied:
             self.keep("storages", self.count_storages())
         return self.found
+
+    def go_on(self, optimizer: torch.optim.Optimizer, step: int) -> torch.optim.Optimizer:
+        """What comes between two steps; gives the optimizer of the next one."""
+        return optimizer
 
     def count_storages(self) -> torch.Tensor:
         """In how many storages this rank holds a tied weight: 0-dim, of the case's dtype."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
@@ -24,6 +25,7 @@ ENGINE_SIZES = {
 BUCKET_SIZES = ("everything", "everything", "nothing", "below", "at", "above")
 CLIPPINGS = (0.0, 0.0, 0.0, 2.0**-4, 1.0, 16.0, 2.0**12)
 """Norms that gradients are clipped to: never, far below the usual ones, around them, and above most."""
+PREDIVIDE_FACTORS = ("none", "none", "none", "two", "half", "three", "ranks")
 NUMEL_OF = tuple(range(12))  # which parameter a size lies around, modulo their number, 2 to 4
 
 
@@ -64,15 +66,26 @@ def _engine_cases(draw: DrawFn, space: Space) -> EngineCase:
         "stopped_steps": (),
         "steps": steps if case.trains else 1,
     }
+    saved_after = pick(draw, "saved_after", (0, 0, 0, 0, 0, 1, 2))
+    reduce_scatter = pick(draw, "reduce_scatter", (True, True, False))
     return EngineCase(
         **shared | changed | picked,
+        **_pick_scaling(draw, case.world_size, reduce_scatter=reduce_scatter),
         reduce_bucket_numel=min(REDUCE_BUCKET_NUMEL, max(1, _pick_numel(draw, "bucket", numels, BUCKET_SIZES))),
-        reduce_scatter=pick(draw, "reduce_scatter", (True, True, False)),
+        saved_after=saved_after if case.trains else 0,
+        reduce_scatter=reduce_scatter,
         sequential=pick(draw, "sequential", (False,) * 7 + (True,)),
         leaf=pick(draw, "leaf", (False, False, False, True)),
         sub_group_numel=pick(draw, "sub_group_numel", (EVERYTHING, EVERYTHING, EVERYTHING, 1)),
         gradient_clipping=pick(draw, "gradient_clipping", CLIPPINGS) if case.trains else 0.0,
     )
+
+
+def _pick_scaling(draw: DrawFn, world_size: int, *, reduce_scatter: bool) -> dict[str, Any]:
+    """How gradients are scaled before they are reduced; only an all_reduce takes them scaled."""
+    kind, prescales = pick(draw, "predivide", PREDIVIDE_FACTORS), pick(draw, "prescales", (False, False, False, True))
+    factor = {"none": 1.0, "two": 2.0, "half": 0.5, "three": 3.0, "ranks": float(world_size)}[kind]
+    return {} if reduce_scatter else {"predivide_factor": factor, "prescales": prescales}
 
 
 def _pick_numel(draw: DrawFn, name: str, numels: Sequence[int], kinds: Sequence[str]) -> int:
