@@ -51,6 +51,7 @@ from equivtest.oracle.module import expect_module
 from equivtest.oracle.norm_layer import document_norm, expect_norm
 from equivtest.oracle.redistribution import document_prepared, document_redistribute, expect_redistribute
 from equivtest.oracle.reduction import expect_reduction
+from equivtest.oracle.reduction_collectives import document_reduction
 
 __all__ = ["expect", "expect_held"]
 
@@ -111,6 +112,7 @@ document.register(DropoutCase, document_dropout)
 expect.register(NormCase, expect_norm)
 document.register(NormCase, document_norm)
 expect.register(ReductionCase, expect_reduction)
+document.register(ReductionCase, document_reduction)
 expect.register(RedistributeCase, expect_redistribute)
 document.register(RedistributeCase, document_redistribute)
 document.register(PreparedCase, document_prepared)
