@@ -29,6 +29,7 @@ from equivtest.cases.prepared import PreparedCase
 from equivtest.cases.redistribute import RedistributeCase
 from equivtest.cases.redistribute_refused import RefusedRedistributeCase
 from equivtest.cases.reduction import ReductionCase
+from equivtest.cases.two_axes import TwoAxisCase
 from equivtest.errors import Misuse
 from equivtest.oracle.collectives import document
 from equivtest.oracle.cross_entropy import document_cross_entropy, expect_cross_entropy
@@ -42,6 +43,7 @@ from equivtest.oracle.expected import Expected
 from equivtest.oracle.fetch import expect_fetch
 from equivtest.oracle.gathered_cross_entropy import document_gathered, expect_gathered
 from equivtest.oracle.held import Held
+from equivtest.oracle.hsdp_collectives import document_hsdp
 from equivtest.oracle.lifecycle import expect_lifecycle
 from equivtest.oracle.lifecycle_costs import document_lifecycle
 from equivtest.oracle.linear import expect_linear
@@ -95,6 +97,7 @@ expect.register(EngineCase, expect_engine)
 expect_held.register(EngineCase, expect_engine)
 document.register(MlpCase, document_mlp)
 document.register(DataParallelCase, document_data_parallel)
+document.register(TwoAxisCase, document_hsdp)
 expect.register(EmbeddingCase, expect_embedding)
 document.register(EmbeddingCase, document_embedding)
 expect.register(ModuleCase, expect_module)
