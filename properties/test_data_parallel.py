@@ -135,6 +135,22 @@ hsdp_mlp = Property(
     statement="A perceptron sharded on one axis and replicated on another trains as the unsharded one on the batch.",
     source="torch/distributed/fsdp/_fully_shard/_fully_shard.py, fully_shard on a mesh of two axes (2.13.0)",
     cases=partial(two_axis_cases, style="hsdp"),
-    claims=CLAIMS,
-    examples=on_two_axes("hsdp"),
+    claims=(*CLAIMS, uses_only_collectives),
+    examples=(
+        *on_two_axes("hsdp"),
+        # Five rows of parameters over two ranks of each row of the mesh: 3 and 2, padded.
+        TwoAxisCase(
+            world_size=4,
+            mesh=(2, 2),
+            style="hsdp",
+            leading=(2,),
+            micro_batches=2,
+            in_features=3,
+            hidden_features=5,
+            out_features=4,
+            biases=BOTH,
+            requires_grad=ALL,
+            records=True,
+        ),
+    ),
 )

@@ -10,19 +10,24 @@ from equivtest.cases.reduction import ReductionCase
 from equivtest.cases.strategies import reduction_cases
 from equivtest.check import DEFAULT_CLAIMS
 from equivtest.property import Property
-from equivtest.verdicts.claims import repeats_itself
+from equivtest.verdicts.claims import repeats_itself, uses_only_collectives
 
 reduction = Property(
     subject="reduction",
     statement="A reduction or softmax of a DTensor is that of the whole tensor, and so is its gradient.",
     source="torch/distributed/tensor/_ops/_math_ops.py, common_reduction_strategy and softmax_strategy (2.13.0)",
     cases=reduction_cases,
-    claims=(*DEFAULT_CLAIMS, repeats_itself),
+    claims=(*DEFAULT_CLAIMS, repeats_itself, uses_only_collectives),
     examples=(
         # Means of 3, 3 and 1 rows are not the mean of seven.
         *(
             ReductionCase(
-                world_size=3, op=op, shape=(7, 4), layout="shard(0)", values=(("dense", 0), ("real", 1), ("real", 2))
+                world_size=3,
+                op=op,
+                shape=(7, 4),
+                layout="shard(0)",
+                records=True,
+                values=(("dense", 0), ("real", 1), ("real", 2)),
             )
             for op in ("sum", "mean", "amax", "norm", "softmax", "log_softmax")
         ),

@@ -15,6 +15,7 @@ from equivtest.check import one_thread
 from equivtest.errors import Misuse
 from equivtest.layout import Layout, Replicate, Shard
 from equivtest.oracle import expect
+from equivtest.oracle.collectives import document
 from equivtest.oracle.reductions import log_softmax_grad, mean, norm, softmax
 from equivtest.oracle.rounding import TORCH_CPU
 from equivtest.tensors import DTYPES
@@ -156,3 +157,43 @@ def test_a_softmax_takes_any_one_dim() -> None:
         case = case_of(op=op, dims=(1,), values=(("real", 0),))
         x = draw(case, 0)["x"].double()
         assert torch.allclose(expect(case, 0).tensors["output"].value, getattr(torch, op)(x, 1), rtol=1e-12)
+
+
+# ------------------------------------------------------------------------------------------------
+# Collectives
+
+
+def documented(**fields: Any) -> list[str]:
+    return [str(call) for call in document(case_of(**fields), 0)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "calls"),
+    [
+        ({}, ["forward all_reduce of 16 bytes"]),
+        ({"dims": (1,)}, ["forward all_gather of 12 bytes"]),
+        ({"dims": (1,), "keepdim": True}, ["forward all_gather of 12 bytes"]),
+        ({"op": "mean"}, ["forward all_gather of 48 bytes"]),
+        ({"op": "mean", "shape": (6, 4)}, ["forward all_reduce of 16 bytes"]),
+        ({"op": "softmax"}, ["forward all_gather of 48 bytes"]),
+        ({"op": "softmax", "dims": (1,)}, ["forward all_gather of 48 bytes"]),
+        ({"layout": "partial(sum)"}, ["forward all_reduce of 16 bytes"]),
+        ({"layout": "partial(sum)", "op": "mean", "requires_grad": ()}, ["forward all_reduce of 112 bytes"]),
+        ({"layout": "replicate"}, []),
+        ({"world_size": 1}, []),
+        ({"op": "norm"}, ["forward all_reduce of 16 bytes", *["backward all_reduce of 16 bytes"] * 2]),
+        (
+            {"op": "amax"},
+            ["forward all_reduce of 16 bytes", "backward all_reduce of 16 bytes", "backward all_reduce of 32 bytes"],
+        ),
+        (
+            {"op": "amax", "layout": "partial(sum)"},
+            ["forward all_reduce of 112 bytes", "backward all_reduce of 112 bytes"],
+        ),
+    ],
+)
+def test_results_are_reduced_where_that_is_enough_and_else_operands_are_gathered(
+    fields: dict[str, Any], calls: list[str]
+) -> None:
+    """Of seven rows of four numbers of four bytes, three rows on the largest rank; counts have eight bytes."""
+    assert documented(**fields) == calls

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from equivtest.cases.two_axes import TWO_AXIS_STYLES, TwoAxisCase
 from equivtest.errors import Misuse
 from equivtest.layout import Replicate, Shard, local_box
 from equivtest.oracle import expect, expect_held
+from equivtest.oracle.collectives import document
 from equivtest.tensors import DTYPES
 from tests.test_mlp import ALL, BOTH, SETTINGS, SIZES, held_of, train_with_torch
 
@@ -140,3 +142,41 @@ def test_training_on_the_whole_batch_is_within_every_bound(dtype: str, style: st
     for name, tensor in expected.items():
         allowed = 0 if tensor.allowed is None else tensor.allowed
         assert bool(((found[name].double() - tensor.value).abs() <= allowed).all()), name
+
+
+# ------------------------------------------------------------------------------------------------
+# Collectives
+
+
+def documented(rank: int, **fields: Any) -> Counter[str]:
+    case = two_axis_case(style="hsdp", micro_batches=1, records=True, **fields)
+    return Counter(str(call) for call in document(case, rank))
+
+
+def test_each_row_gathers_and_scatters_and_each_column_reduces() -> None:
+    """By hand: of rows of 5 a rank holds 3, of 2 one: 3 x 3 + 3 numbers of in_proj, 5 + 1 of out_proj."""
+    assert documented(3) == {
+        "forward all_gather of 48 bytes on processes 2, 3": 1,
+        "backward all_gather of 48 bytes on processes 2, 3": 1,
+        "forward all_gather of 24 bytes on processes 2, 3": 1,
+        "backward all_gather of 24 bytes on processes 2, 3": 1,
+        "backward reduce_scatter of 96 bytes on processes 2, 3": 1,
+        "backward reduce_scatter of 48 bytes on processes 2, 3": 1,
+        "backward all_reduce of 48 bytes on processes 1, 3": 1,
+        "backward all_reduce of 24 bytes on processes 1, 3": 1,
+    }
+
+
+def test_a_column_of_one_rank_reduces_by_itself_and_a_row_of_one_gathers_nothing() -> None:
+    alone = documented(1, world_size=2, mesh=(1, 2), reshards=False, requires_grad=("out_proj.bias",))
+    whole = documented(0, world_size=2, mesh=(2, 1), requires_grad=("out_proj.bias",))
+
+    assert alone["backward all_reduce of 4 bytes on processes 1"] == 1 and alone.total() == 4
+    assert whole == {"backward all_reduce of 8 bytes": 1}
+
+
+def test_no_collectives_are_documented_beside_tensor_parallelism_or_clipping() -> None:
+    for fields in ({"style": "fsdp2_tp"}, {"style": "hsdp", "optimizer": "sgd", "steps": 2, "clip_norm": 1.0,
+                                           "requires_grad": ALL[1:]}):  # fmt: skip
+        with pytest.raises(Misuse, match="of 'hsdp' that does not clip, are documented: set records=False"):
+            two_axis_case(records=True, **fields)

@@ -63,8 +63,9 @@ class DataParallelCase(PerceptronCase):
         )
         require(bool(self.trained_names()), "data parallelism needs a parameter in requires_grad, got none")
         require(
-            not self.records or (self.style == "zero3" and bool(self.fetch)),
-            "only the collectives of style 'zero3' with a named fetch are documented: set records=False",
+            not self.records or self.has_documented_collectives,
+            "only the collectives of style 'zero3' with a named fetch, and of 'hsdp' that does not clip, are "
+            "documented: set records=False",
         )
         require(
             self.stopped_steps == tuple(step for step in range(2, self.steps + 1) if step in self.stopped_steps),
@@ -75,6 +76,11 @@ class DataParallelCase(PerceptronCase):
             f"stopped_steps need a parameter of out_proj in requires_grad, got {self.requires_grad}",
         )
         super().__post_init__()
+
+    @property
+    def has_documented_collectives(self) -> bool:
+        """Whether it is known what the ranks call."""
+        return self.style == "zero3" and bool(self.fetch)
 
     @property
     def batch(self) -> Shape:

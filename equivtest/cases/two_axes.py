@@ -55,6 +55,10 @@ class TwoAxisCase(DataParallelCase):
         )
 
     @property
+    def has_documented_collectives(self) -> bool:
+        return self.style == "hsdp" and not self.clips
+
+    @property
     def mesh_shape(self) -> Shape:
         return self.mesh
 

@@ -89,6 +89,18 @@ def sums_in_bfloat16(case: ReductionCase, mesh: DeviceMesh, given: Given) -> Ans
     return run_reduction(case, mesh, given, reduce)
 
 
+def gathers_before_it_sums(case: ReductionCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """sum over the dim that is divided: x is gathered, and each rank adds all of it."""
+
+    def reduce(case: ReductionCase, x: torch.Tensor) -> torch.Tensor:
+        if case.op == "sum" and case.reduces_shards:
+            assert isinstance(x, DTensor)
+            x = x.redistribute(placements=[Replicate()])
+        return reduce_by_torch(case, x)
+
+    return run_reduction(case, mesh, given, reduce)
+
+
 def ties_get_all(case: ReductionCase, mesh: DeviceMesh, given: Given) -> Answers:
     """amax: each of several largest elements gets the whole cotangent, where its dim is divided or nothing is."""
     answers = run_reduction(case, mesh, given, reduce_by_torch)

@@ -62,3 +62,15 @@ def on_mesh(tensor: DTensor, mesh: DeviceMesh, placements: tuple[Placement, ...]
     made = DTensor.from_local(local, mesh, placements, run_check=False, shape=tensor.shape, stride=tensor.stride())
     made.requires_grad_(tensor.requires_grad)
     return made
+
+
+def released_all_the_same(case: TwoAxisCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """Parameters that are to be kept between forward and backward are released, and gathered once more."""
+    return _Released(case, mesh, given).answers()
+
+
+class _Released(HsdpRun):
+    def build(self) -> nn.Module:
+        model = super().build()
+        self.parallel.set_reshard_after_forward(reshard_after_forward=True)
+        return model

@@ -30,6 +30,7 @@ from equivtest.cases.prepared import PreparedCase
 from equivtest.cases.redistribute import RedistributeCase
 from equivtest.cases.redistribute_refused import RefusedRedistributeCase
 from equivtest.cases.reduction import ReductionCase
+from equivtest.cases.two_axes import TwoAxisCase
 from equivtest.errors import Misuse
 from equivtest.oracle.collectives import document
 from equivtest.oracle.cross_entropy import document_cross_entropy, expect_cross_entropy
@@ -43,6 +44,7 @@ from equivtest.oracle.expected import Expected
 from equivtest.oracle.fetch import expect_fetch
 from equivtest.oracle.gathered_cross_entropy import document_gathered, expect_gathered
 from equivtest.oracle.held import Held
+from equivtest.oracle.hsdp_collectives import document_hsdp
 from equivtest.oracle.lifecycle import expect_lifecycle
 from equivtest.oracle.lifecycle_costs import document_lifecycle
 from equivtest.oracle.linear import expect_linear
@@ -53,6 +55,7 @@ from equivtest.oracle.module import expect_module
 from equivtest.oracle.norm_layer import document_norm, expect_norm
 from equivtest.oracle.redistribution import document_prepared, document_redistribute, expect_redistribute
 from equivtest.oracle.reduction import expect_reduction
+from equivtest.oracle.reduction_collectives import document_reduction
 
 __all__ = ["expect", "expect_held"]
 
@@ -98,6 +101,7 @@ expect.register(EngineCase, expect_engine)
 expect_held.register(EngineCase, expect_engine)
 document.register(MlpCase, document_mlp)
 document.register(DataParallelCase, document_data_parallel)
+document.register(TwoAxisCase, document_hsdp)
 expect.register(EmbeddingCase, expect_embedding)
 document.register(EmbeddingCase, document_embedding)
 expect.register(ModuleCase, expect_module)
@@ -115,6 +119,7 @@ document.register(DropoutCase, document_dropout)
 expect.register(NormCase, expect_norm)
 document.register(NormCase, document_norm)
 expect.register(ReductionCase, expect_reduction)
+document.register(ReductionCase, document_reduction)
 expect.register(RedistributeCase, expect_redistribute)
 document.register(RedistributeCase, document_redistribute)
 document.register(PreparedCase, document_prepared)

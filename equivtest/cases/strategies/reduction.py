@@ -12,6 +12,7 @@ from equivtest.cases.reduction import OPS, SOFTMAXES, ReductionCase
 from equivtest.cases.strategies.picks import (
     LARGE_DIMS,
     POISON_TABLE,
+    RECORDS,
     REPEATS,
     SMALL_SIZES,
     edge_sizes,
@@ -64,6 +65,7 @@ def _reduction_cases(draw: DrawFn, space: Space) -> ReductionCase:
         poison=pick(draw, "poison", POISON_TABLE),
         repeats=pick(draw, "repeats", REPEATS),
         members=pick_members(draw, world_size),
+        records=pick(draw, "records", RECORDS),
     )
 
 

@@ -71,4 +71,13 @@ DEFECTS = (
         ReductionCase(world_size=1, op="amax", shape=(3,), values=(("dense", 6),)),
         "two of the elements are the largest; with the first seed it takes four elements",
     ),
+    Defect(
+        _HERE + "gathers_before_it_sums",
+        "reduction",
+        "other collectives than documented",
+        "uses_only_collectives",
+        "collectives",
+        ReductionCase(world_size=2, layout="shard(0)", requires_grad=(), records=True),
+        "two ranks share one element, whose all_gather is no all_reduce",
+    ),
 )

@@ -37,4 +37,15 @@ DEFECTS = (
         TwoAxisCase(world_size=2, mesh=(2, 1), style="hsdp", biases=("out_proj",), requires_grad=("out_proj.bias",)),
         "two replicas, each with a row of its own",
     ),
+    Defect(
+        _HERE + "released_all_the_same",
+        "hsdp_mlp",
+        "other collectives than documented",
+        "uses_only_collectives",
+        "collectives",
+        TwoAxisCase(
+            world_size=2, mesh=(1, 2), style="hsdp", reshards=False, requires_grad=("out_proj.weight",), records=True
+        ),
+        "two ranks share each parameter; one rank gathers nothing",
+    ),
 )

@@ -1,0 +1,60 @@
+"""The collectives of a perceptron that is sharded on one mesh axis and replicated on the other.
+
+Letters: d x t ranks, of which the t of a row share the parameters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from equivtest.cases.perceptron import LAYERS
+from equivtest.cases.two_axes import TwoAxisCase
+from equivtest.collective import Collective
+from equivtest.oracle.collectives import Collectives
+from equivtest.tensors import DTYPES
+
+
+def document_hsdp(case: TwoAxisCase, rank: int) -> Collectives:
+    """Each micro-batch gathers every layer along the row, and in the backward again what was released.
+
+    Where gradients are reduced, those of a layer take one reduce_scatter along the row and one
+    all_reduce of the rank's part along the column.  Each rank's part of a parameter is ceil(rows / t)
+    rows, padded.  A row of one rank gathers and scatters nothing; a column of one rank still takes
+    its all_reduce.  The backward gathers the next layer ahead, whether or not gradients reach it.
+
+    Source: Rajbhandari et al., ZeRO (2020), section 5.3, for what is gathered and reduced;
+    FSDPParamGroup.unshard and post_backward, _prefetch_unshard, in
+    torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, foreach_reduce in _fsdp_collectives.py (2.13.0).
+    """
+    num_shards = case.mesh[1]
+    row, column = rank // num_shards, rank % num_shards
+    along_row = _name(case, range(row * num_shards, (row + 1) * num_shards))
+    along_column = _name(case, range(column, case.world_size, num_shards))
+    found: list[Collective] = []
+    for step in range(1, case.steps + 1):
+        for micro_batch in range(1, case.micro_batches + 1):
+            layers = [_part_bytes(case, layer, case.parameter_names()) for layer in LAYERS]
+            phases = ("forward", "backward") if case.reshards else ("forward",)
+            if num_shards > 1:
+                found += [Collective("all_gather", size, phase, along_row) for phase in phases for size in layers]
+            if micro_batch < case.micro_batches and not case.syncs_every:
+                continue
+            for size in filter(None, (_part_bytes(case, layer, case.graded_names(step)) for layer in LAYERS)):
+                if num_shards > 1:
+                    found.append(Collective("reduce_scatter", num_shards * size, "backward", along_row))
+                found.append(Collective("all_reduce", size, "backward", along_column))
+    return tuple(found)
+
+
+def _part_bytes(case: TwoAxisCase, layer: str, names: Iterable[str]) -> int:
+    """Of what one rank holds of those of the parameters that are the layer's, padding included."""
+    shapes = case.shapes()
+    of_layer = [shapes[f"param.{name}"] for name in names if name.startswith(layer)]
+    numel = sum(-(-shape[0] // case.mesh[1]) * math.prod(shape[1:]) for shape in of_layer)
+    return numel * DTYPES[case.dtype].itemsize
+
+
+def _name(case: TwoAxisCase, ranks: range) -> str:
+    """The group of these ranks, as `Collective.group` names it."""
+    return "mesh" if len(ranks) == case.world_size else f"processes {', '.join(map(str, ranks))}"
