@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ import hypothesis
 from hypothesis import HealthCheck, Phase, Verbosity
 
 from equivtest.cases.base import Case
-from equivtest.profiles import shard_kinds
+from equivtest.profiles import ANY, wanted_kinds
 from equivtest.property import Property, Space
 
 SETTINGS: dict[str, Any] = {
@@ -30,7 +30,9 @@ SETTINGS: dict[str, Any] = {
 }
 
 BATCH = 50
-"""Cases that are drawn at a time to fill cells; a batch that helps none is the last."""
+"""Cases that are drawn at a time to fill cells."""
+PATIENCE = 4
+"""Batches in a row that may help no cell; some cells need what one case in a hundred is, others cannot be had."""
 
 Cell = tuple[str, str, str]
 """(dtype, shard kind, claim); the dtype is '' for a claim that is not wanted in each."""
@@ -65,21 +67,21 @@ def seed_of(prop: Property, chunk: Chunk) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
-def runs(case: Case) -> bool:
-    """Of every case."""
+def always(case: Case, claim: str) -> bool:
+    """Of every claim on every case."""
     return True
 
 
-def chunk_cases(prop: Property, chunk: Chunk, is_run: Callable[[Case], bool] = runs) -> list[Case]:
+def chunk_cases(prop: Property, chunk: Chunk, is_judged: Callable[[Case, str], bool] = always) -> list[Case]:
     """The chunk's cases, each once: the property's examples (in chunk 0), drawn ones, and those that fill cells.
 
     Args:
-        is_run: Whether a case will be run at all; one that will not fills no cell.
+        is_judged: Whether a case will be judged on the claim of that name, not known to fail; else it fills no cell.
     """
     examples = [case for case in prop.examples if chunk.index == 0 and case.world_size == chunk.world_size]
     cases = [case for case in examples if case.dtype in chunk.dtypes] + _draw(prop, chunk, chunk.num_cases)
     cases = list(dict.fromkeys(cases))
-    return cases + list(_filling(prop, chunk, cases, is_run)) if chunk.per_cell else cases
+    return cases + list(_filling(prop, chunk, cases, is_judged)) if chunk.per_cell else cases
 
 
 def _draw(prop: Property, chunk: Chunk, num_cases: int) -> list[Case]:
@@ -95,26 +97,37 @@ def _draw(prop: Property, chunk: Chunk, num_cases: int) -> list[Case]:
     return cases
 
 
-def _filling(prop: Property, chunk: Chunk, cases: Sequence[Case], is_run: Callable[[Case], bool]) -> Iterator[Case]:
+def _filling(
+    prop: Property, chunk: Chunk, cases: Sequence[Case], is_judged: Callable[[Case, str], bool]
+) -> Iterator[Case]:
     """Further cases, each of which has a claim judged in a cell that is short of draws."""
-    missing = dict.fromkeys(cells_of(prop, chunk), chunk.per_cell)
-    _take_off(missing, prop, [case for case in cases if is_run(case)])
-    seen, helped, batch = set(cases), True, 0
-    while helped and any(number > 0 for number in missing.values()):
-        helped, batch = False, batch + 1
-        for case in _draw(prop, replace(chunk, seed=f"{chunk.seed}, batch {batch}"), BATCH):
-            if case in seen or not is_run(case):
-                continue
-            if any(missing.get(cell, 0) > 0 for cell in draws_by_cell(prop, case)):
-                helped = True
+    missing = Counter(dict.fromkeys(cells_of(prop, chunk), chunk.per_cell))
+    for case in cases:
+        missing -= draws_by_cell(prop, case, is_judged)  # which keeps what is above zero alone
+    seen, helpless, batch = set(cases), 0, 0
+    while missing and helpless < PATIENCE:
+        batch, helpless = batch + 1, helpless + 1
+        short = replace(chunk, seed=f"{chunk.seed}, batch {batch}", dtypes=_dtypes_of(missing, chunk))
+        for case in _draw(prop, short, BATCH):
+            found = draws_by_cell(prop, case, is_judged)
+            if case not in seen and missing.keys() & found.keys():
+                helpless = 0
                 seen.add(case)
-                _take_off(missing, prop, [case])
+                missing -= found
                 yield case
 
 
+def _dtypes_of(missing: Iterable[Cell], chunk: Chunk) -> tuple[str, ...]:
+    """The chunk's dtypes in which some cell is short of draws; all where one is that has none."""
+    short = {dtype for dtype, _, _ in missing}
+    return tuple(dtype for dtype in chunk.dtypes if dtype in short or "" in short)
+
+
 def cells_of(prop: Property, chunk: Chunk) -> set[Cell]:
-    """Every cell in which the chunk may have cases."""
-    kinds = ("any",) if prop.refuses_only else shard_kinds(chunk.world_size if prop.shards else 1)
+    """Every cell in which the chunk may have cases, and a conformance run wants conclusions."""
+    kinds = wanted_kinds(
+        chunk.world_size, refusals=prop.refuses_only, shards=prop.shards, conclusive=prop.conclusive_shards
+    )
     dtypes = [dtype for dtype in chunk.dtypes if dtype in (prop.conclusive_dtypes or chunk.dtypes)]
     return {
         (dtype if claim.by_dtype else "", kind, claim.name)
@@ -124,19 +137,12 @@ def cells_of(prop: Property, chunk: Chunk) -> set[Cell]:
     }
 
 
-def draws_by_cell(prop: Property, case: Case) -> Counter[Cell]:
+def draws_by_cell(prop: Property, case: Case, is_judged: Callable[[Case, str], bool] = always) -> Counter[Cell]:
     """How many draws of a case each claim is judged on, by its cell."""
-    kind = "any" if prop.refuses_only else case.shard_kind
+    kind = ANY if prop.refuses_only else case.shard_kind
     found = Counter[Cell]()
     for claim in prop.claims:
         judged = sum(claim.applies(case, draw) for draw in range(len(case.values)))
-        found[case.dtype if claim.by_dtype else "", kind, claim.name] = judged
-    return +found
-
-
-def _take_off(missing: dict[Cell, int], prop: Property, cases: Sequence[Case]) -> None:
-    """Counts the draws of the cases as no longer missing."""
-    for case in cases:
-        for cell, number in draws_by_cell(prop, case).items():
-            if cell in missing:
-                missing[cell] -= number
+        if judged and is_judged(case, claim.name):
+            found[case.dtype if claim.by_dtype else "", kind, claim.name] = judged
+    return found

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from equivtest import limits
 
 SHARD_KINDS = ("even", "uneven", "empty")
+ANY = "any"  # shard kind of every case of a property of refusals
 
 PER_CELL = 20
 """Conclusive verdicts that a conformance run wants of each claim in each cell."""
@@ -84,6 +85,16 @@ def plan(profile: Profile, world_sizes: Iterable[int], weight: int = 1) -> tuple
     return tuple(parts)
 
 
-def shard_kinds(world_size: int) -> tuple[str, ...]:
-    """The shard kinds that cases of this world size can have: one rank holds everything."""
-    return SHARD_KINDS if world_size > 1 else ("even",)
+def wanted_kinds(
+    world_size: int, *, refusals: bool, shards: bool = True, conclusive: Collection[str] = ()
+) -> tuple[str, ...]:
+    """The shard kinds of which a conformance run wants conclusions on so many ranks.
+
+    Args:
+        refusals: Whether the property is about cases outside the contract, whose shards do not matter.
+        shards, conclusive: `Property.shards` and `Property.conclusive_shards`.
+    """
+    if refusals:
+        return (ANY,)
+    kinds = SHARD_KINDS if shards and world_size > 1 else ("even",)  # one rank holds everything
+    return tuple(kind for kind in kinds if kind in (conclusive or kinds))

@@ -78,7 +78,7 @@ def search(
     """
     started_s = time.monotonic()
     hunt = _Hunt(prop, chunk, pool, known, is_enough)
-    cases = chunk_cases(prop, chunk, lambda case: not known.forbids_run(prop.subject, case))
+    cases = chunk_cases(prop, chunk, lambda case, claim: known.match(prop.subject, claim, case) is None)
     records = hunt.run_all(cases, until=only)
     smallest = (hunt.tell_history(hunt.shrink(target)) for target in hunt.targets() if only in (None, target))
     failures = [_write_up(verdict, pool, failures_dir) for verdict in smallest]

@@ -16,7 +16,7 @@ from equivtest import limits
 from equivtest.cases.base import Case
 from equivtest.cases.fetch import FetchCase
 from equivtest.cases.strategies import data_parallel_cases, fetch_cases, refused_fetch_cases
-from equivtest.chunks import Cell, Chunk, cells_of, chunk_cases, draws_by_cell, seed_of
+from equivtest.chunks import BATCH, PATIENCE, Cell, Chunk, cells_of, chunk_cases, draws_by_cell, seed_of
 from equivtest.property import Property
 from equivtest.suite import properties_dir
 from equivtest.verdicts.claims import (
@@ -163,17 +163,55 @@ def test_only_cases_that_help_a_cell_are_kept() -> None:
     assert 3 * 4 < len(cases) < 9 * 3 * 4 and len(cases) == len(set(cases))
 
 
-def test_what_is_not_run_fills_no_cell() -> None:
-    """Of the cases that are known to fail none is added, and others make up for them."""
+def is_small(case: Case, claim: str) -> bool:
+    """All claims on fetches of few parameters, and all but one on any."""
+    assert isinstance(case, FetchCase)
+    return len(case.parameters) < 3 or claim != "equals_unsharded"
+
+
+def test_a_claim_that_is_known_to_fail_fills_its_cells_with_other_cases() -> None:
+    """What the same cases say of another claim counts: those that help no cell are not added."""
     prop, chunk = claimed(), replace(CHUNK, num_cases=1, per_cell=9)
-    found = Counter[Cell]()
-
-    def is_small(case: Case) -> bool:
-        assert isinstance(case, FetchCase)
-        return len(case.parameters) < 3
-
-    cases = [case for case in chunk_cases(prop, chunk, is_small) if is_small(case)]
-    for case in cases:
-        found += draws_by_cell(prop, case)
+    found, of_all = Counter[Cell](), Counter[Cell]()
+    for case in chunk_cases(prop, chunk, is_small):
+        found += draws_by_cell(prop, case, is_small)
+        of_all += draws_by_cell(prop, case)
 
     assert min(found[cell] for cell in cells_of(prop, chunk)) >= 9
+    assert found != of_all
+    assert {cell[2] for cell in of_all if of_all[cell] > found[cell]} == {"equals_unsharded"}
+
+
+def test_a_cell_that_one_case_in_a_hundred_helps_is_filled() -> None:
+    """Though batches of cases help none; drawn in the dtypes alone that are short of draws."""
+    prop, chunk = claimed(claims=(equals_unsharded,)), replace(CHUNK, num_cases=1, per_cell=1)
+    found = Counter[Cell]()
+
+    def is_rare(case: Case, claim: str) -> bool:
+        assert isinstance(case, FetchCase)
+        return case.dtype != "float16" or case.values[0][1] < 2
+
+    for case in chunk_cases(prop, chunk, is_rare):
+        found += draws_by_cell(prop, case, is_rare)
+
+    assert min(found[cell] for cell in cells_of(prop, chunk)) >= 1
+
+
+def test_cells_that_cannot_be_had_end_the_filling_within_the_budget() -> None:
+    asked: list[Case] = []
+
+    def is_never(case: Case, claim: str) -> bool:
+        asked.append(case)
+        return False
+
+    cases = chunk_cases(claimed(claims=(equals_unsharded,)), replace(CHUNK, per_cell=9), is_never)
+
+    assert len(cases) <= CHUNK.num_cases
+    assert PATIENCE * BATCH / 2 < len(asked) - len(cases) <= PATIENCE * BATCH
+
+
+def test_shards_of_which_no_conclusion_is_wanted_have_no_cell() -> None:
+    prop = claimed(conclusive_shards=("even", "uneven"))
+
+    assert {kind for _, kind, _ in cells_of(prop, CHUNK)} == {"even", "uneven"}
+    assert {kind for _, kind, _ in cells_of(claimed(), CHUNK)} == {"even", "uneven", "empty"}

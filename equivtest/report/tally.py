@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from equivtest.profiles import shard_kinds
+from equivtest.profiles import ANY, wanted_kinds
 from equivtest.report.margins import Key, Margins
 from equivtest.verdicts.verdict import FAILURES
 
@@ -110,7 +110,7 @@ class Tally:
     def _add_verdicts(self, record: Mapping[str, Any]) -> None:
         self.draws += 1
         self.modes[record["mode"]] += 1
-        cell = (record["world_size"], record["dtype"], "any" if self.refuses_only else record["shard_kind"])
+        cell = (record["world_size"], record["dtype"], ANY if self.refuses_only else record["shard_kind"])
         for claim, kind in record["verdicts"].items():
             self.kinds[claim][kind] += 1
             self.cells[cell][kind] += 1
@@ -152,11 +152,10 @@ class Tally:
             return ClaimResult(name, "xfailed", "; ".join(self.reasons[name]))
         return ClaimResult(name, "skipped", f"no conclusive verdict: {describe(counts)}")
 
-    def kinds_of_cells(self, world_size: int) -> tuple[str, ...]:
-        """The shard kinds that the property's cases on so many ranks can have."""
-        if self.refuses_only:
-            return ("any",)
-        return shard_kinds(world_size if self.meta.get("shards", True) else 1)
+    def kinds_of_cells(self, world_size: int, conclusive: Collection[str] = ()) -> tuple[str, ...]:
+        """The shard kinds that the property's cases on so many ranks can have; of `conclusive` ones, where given."""
+        shards = self.meta.get("shards", True)
+        return wanted_kinds(world_size, refusals=self.refuses_only, shards=shards, conclusive=conclusive)
 
     def required_cells(self, dtypes: Iterable[str]) -> list[Cell]:
         """The cells in which a conformance run has to reach conclusive verdicts."""
@@ -166,8 +165,7 @@ class Tally:
             for size in sizes
             for dtype in dtypes
             if dtype in (self.meta.get("conclusive_dtypes") or (dtype,))
-            for kind in self.kinds_of_cells(size)
-            if self.refuses_only or kind in (self.meta.get("conclusive_shards") or (kind,))
+            for kind in self.kinds_of_cells(size, self.meta.get("conclusive_shards", ()))
         ]
 
     def holes(self, dtypes: Iterable[str]) -> list[str]:
