@@ -21,6 +21,7 @@ from equivtest.oracle.collectives import document
 from equivtest.oracle.embedding import bound_gradient
 from equivtest.oracle.rounding import TORCH_CPU
 from equivtest.tensors import DTYPES, same_bits
+from equivtest.verdicts.elements import is_too_wide
 from tests.drawing import SPACE, STRATEGIES, drawn
 from tests.unsharded import unsharded
 
@@ -134,6 +135,17 @@ def test_more_repeats_than_bfloat16_can_add_are_left_out_of_the_cotangent(num_to
 
     assert int((draw(case, 0)["cotangent"][:, 0] != 0).sum()) == 256
     assert expect(case, 0).bits_used == {"grad.weight": 8}
+
+
+@pytest.mark.parametrize(
+    "fields", [{"values": (("real", 3),)}, {"values": (("dense", 3),), "scale_grad_by_freq": True}]
+)
+def test_bounds_of_ids_that_repeat_often_conclude_something(fields: dict[str, Any]) -> None:
+    """Of a thousand tokens of one id in bfloat16 sixteen have a gradient, on the same side of zero mostly."""
+    case = case_of(dtype="bfloat16", leading=(1000,), num_embeddings=1, **fields)
+
+    assert int((draw(case, 0)["cotangent"] != 0).any(-1).sum()) == 16
+    assert not is_too_wide(expect(case, 0).tensors["grad.weight"])
 
 
 @pytest.mark.parametrize("misfit", MISFITS)

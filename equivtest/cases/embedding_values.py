@@ -16,10 +16,12 @@ import math
 import torch
 
 from equivtest.cases.embedding import REAL_MODE, EmbeddingCase, RefusedEmbeddingCase
-from equivtest.cases.integers import SIGNIFICAND_BITS, generator, hash_of, odd_floor, odd_integers, permutation
+from equivtest.cases.integers import SIGNIFICAND_BITS, generator, hash_of, odd_floor, odd_integers, permutation, signs
 from equivtest.cases.real_linear import nearly_normal, without_subnormals
 from equivtest.cases.special import draw_special
 from equivtest.tensors import DTYPES
+
+_SHARE_ADDED = 16
 
 
 def draw_embedding(case: EmbeddingCase, index: int) -> dict[str, torch.Tensor]:
@@ -33,7 +35,10 @@ def draw_embedding(case: EmbeddingCase, index: int) -> dict[str, torch.Tensor]:
             number `seed`, between -0.0 and odd integers; see `equivtest.cases.special`.
         real: Nearly normal numbers, those of the cotangent too; never zero.
 
-    In the first three the cotangent holds odd integers whose sums are exact.
+    In the first three the cotangent holds odd integers whose sums are exact.  Where its sums are
+    rounded (real numbers, or scaled by frequency) each of its columns lies on one side of zero, or
+    more often there, so that terms rather add up than cancel; and of the tokens of one id only the
+    first 2**p / 16 have one but zero: what is added up in storage is off by a rounding each time.
     """
     mode, seed = case.values[index]
     ids = draw_ids(case, mode, seed)
@@ -89,20 +94,24 @@ def _draw_weight(case: EmbeddingCase, mode: str, seed: int) -> torch.Tensor:
 def _draw_cotangent(case: EmbeddingCase, mode: str, seed: int, ids: torch.Tensor) -> torch.Tensor:
     """(T, D), of the case's dtype.
 
-    Where an id occurs more often than 2**p times, only the first 2**p have a cotangent but zero.
+    Where an id occurs more often than 2**p times, only the first 2**p have a cotangent but zero; as `draw_embedding`
+    says, fewer where sums are rounded.
     """
     shape, source = (len(ids), case.embedding_dim), generator(mode, seed, "cotangent")
-    if mode == REAL_MODE:
-        return _draw_real(case, shape, source)
+    rounds = mode == REAL_MODE or case.scale_grad_by_freq
     limit = 2 ** SIGNIFICAND_BITS[case.dtype]
+    sides = signs((case.embedding_dim,), generator(mode, seed, "cotangent sides"))
     occurrences = torch.bincount(ids)[ids]  # n_v of each token's id
-    cotangent = torch.zeros(shape, dtype=torch.int64, device="cpu")
-    for count in sorted(set(occurrences.tolist())):
-        tokens = (occurrences == count).nonzero()[:, 0]
-        high = odd_floor(max(1, limit // count))
-        cotangent[tokens] = odd_integers((len(tokens), case.embedding_dim), 1, high, source)
-    if int(occurrences.max()) > limit:
-        cotangent[_earlier_occurrences(ids) >= limit] = 0
+    if mode == REAL_MODE:
+        cotangent = without_subnormals(nearly_normal(shape, source) + sides)
+    else:
+        cotangent = torch.zeros(shape, dtype=torch.int64, device="cpu")
+        for count in sorted(set(occurrences.tolist())):
+            tokens = (occurrences == count).nonzero()[:, 0]
+            high = odd_floor(max(1, limit // count))
+            cotangent[tokens] = odd_integers((len(tokens), case.embedding_dim), 1, high, source)
+        cotangent = cotangent.abs() * sides if rounds else cotangent
+    cotangent[_earlier_occurrences(ids) >= (limit // _SHARE_ADDED if rounds else limit)] = 0
     return cotangent.to(DTYPES[case.dtype])
 
 
