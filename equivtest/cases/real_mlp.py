@@ -5,8 +5,9 @@ Letters: K in_features, H hidden_features, as in `equivtest.cases.mlp`.  How num
 
 A gradient of a parameter is a sum over tokens.  Of numbers around zero it may come out far smaller
 than its terms, and roundings of 16 bits may then be as large as itself, so that nothing can be
-concluded of a tensor of one element.  So every feature of x and of a cotangent lies on one side of
-zero more often than on the other, which side its own: the terms of such sums rather add up.
+concluded of a tensor of one element.  So every feature of x and of the cotangents lies on one side of
+zero more often than on the other, which side its own, in every step the same: the terms of such sums
+rather add up, and so do the gradients that an optimizer averages over steps.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ def draw_real_mlp(case: PerceptronCase, index: int) -> dict[str, torch.Tensor]:
     activation meets arguments of either sign on both sides of its bend; most hidden features are
     turned so that one token, another for each, activates them.  Cotangents are divided by the number
     of tokens that a gradient sums over, as the gradient of a mean is: training goes on from what
-    gradients leave, and float16 overflows soon.
+    gradients leave, and float16 overflows soon.  AdamW moves a bias by its learning rate, whatever the
+    gradient: that of out_proj begins on the side of zero from which it is moved away.
     """
     mode, seed = case.values[index]
     sizes = {"in_proj.weight": 1 / math.sqrt(case.in_features), "out_proj.weight": 1 / math.sqrt(case.hidden_features)}
@@ -42,7 +44,9 @@ def draw_real_mlp(case: PerceptronCase, index: int) -> dict[str, torch.Tensor]:
         value = nearly_normal(shapes[name], generator(mode, seed, name))
         if base_of(name) in ("x", "cotangent"):
             offset = _OFFSETS[hash_of(mode, seed, f"{name} offset") % len(_OFFSETS)]
-            value = value + offset * signs(shapes[name][-1:], generator(mode, seed, f"{name} sides"))
+            value = value + offset * signs(shapes[name][-1:], generator(mode, seed, f"{base_of(name)} sides"))
+        if name == "out_proj.bias" and case.optimizer == "adamw":
+            value = -value.abs() * signs(shapes[name], generator(mode, seed, "cotangent sides"))
         if base_of(name) == "cotangent":
             size = size * 2.0 ** -round(math.log2(rows))
         given[name] = value * size
