@@ -33,7 +33,8 @@ def draw_real_mlp(case: PerceptronCase, index: int) -> dict[str, torch.Tensor]:
     turned so that one token, another for each, activates them.  Cotangents are divided by the number
     of tokens that a gradient sums over, as the gradient of a mean is: training goes on from what
     gradients leave, and float16 overflows soon.  AdamW moves a bias by its learning rate, whatever the
-    gradient: that of out_proj begins on the side of zero from which it is moved away.
+    gradient: that of out_proj begins on the side of zero from which it is moved away, that of in_proj at
+    one or more.
     """
     mode, seed = case.values[index]
     sizes = {"in_proj.weight": 1 / math.sqrt(case.in_features), "out_proj.weight": 1 / math.sqrt(case.hidden_features)}
@@ -47,6 +48,8 @@ def draw_real_mlp(case: PerceptronCase, index: int) -> dict[str, torch.Tensor]:
             value = value + offset * signs(shapes[name][-1:], generator(mode, seed, f"{base_of(name)} sides"))
         if name == "out_proj.bias" and case.optimizer == "adamw":
             value = -value.abs() * signs(shapes[name], generator(mode, seed, "cotangent sides"))
+        if name == "in_proj.bias" and case.optimizer == "adamw":
+            value, size = value + value.sign(), max(size, 1.0)
         if base_of(name) == "cotangent":
             size = size * 2.0 ** -round(math.log2(rows))
         given[name] = value * size
