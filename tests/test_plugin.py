@@ -17,7 +17,7 @@ import pytest
 import equivtest.items
 import equivtest.session
 import equivtest.verdicts.claims  # noqa: F401
-from equivtest import plugin
+from equivtest import known, plugin
 from equivtest.settings import Settings
 from tests.fake_suite import log_of, make_suite, plugin_args, run_suite
 
@@ -421,6 +421,20 @@ def test_known_failure_that_no_longer_fails_turns_the_run_red(pytester: pytest.P
 
     assert result.ret == 1
     result.stdout.fnmatch_lines(["no longer fails: remove the entry known_failures::a::1, or make it stricter"])
+
+
+def test_shipped_known_failure_that_holds_on_another_backend_passes(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was found with gloo on the CPU; what another backend or device gets right is no news about the entry."""
+    make_suite(pytester, "a")
+    (pytester.path / "known.toml").write_text(KNOWN.format(bias=True))
+    monkeypatch.setattr(known, "SHIPPED", pytester.path / "known.toml")
+
+    result = run_suite(pytester, "--device=cuda", "-rA", *W3)
+
+    result.assert_outcomes(passed=4)
+    result.stdout.fnmatch_lines(["PASSED known_failures::a::1"])
 
 
 def test_known_failure_outside_the_world_sizes_is_skipped(pytester: pytest.Pytester) -> None:
