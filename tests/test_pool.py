@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -372,6 +373,18 @@ def test_ranks_end_with_a_killed_parent(tmp_path: Path, subject: str) -> None:
         parent.send_signal(signal.SIGKILL)
     assert become_true(lambda: not any(is_at_work(child.pid) for child in family), 2)
     assert become_true(lambda: scratch_of(parent.pid) == [], 2)
+
+
+def test_a_pool_keeps_its_directories_when_the_server_of_another_one_loses_its_connection() -> None:
+    """Its ranks rendezvous there when they make groups, and write their stacks."""
+    with Pool(visit=VISIT) as pool, Pool(visit=VISIT) as other:
+        assert outcomes(pool.run("counts", TWO)) == ["answered"] * 2
+        other.run("counts", TWO)
+        before = [path for path in scratch_of(os.getpid()) if path.exists()]
+        server = other._server
+        server._control.shutdown(socket.SHUT_RDWR)
+        server._process.wait(5)
+        assert all(path.exists() for path in before)
 
 
 def test_a_script_without_a_guard_runs_once(tmp_path: Path) -> None:

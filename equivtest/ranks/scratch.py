@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import tempfile
+import time
 from pathlib import Path
 
 from equivtest import limits
@@ -92,16 +93,35 @@ def _claim(lock: int) -> None:
     os.ftruncate(lock, 0)
 
 
-def sweep(owner: int | None = None) -> None:
-    """Removes the directories of processes that have ended, or those of `owner`, which just did.
+def sweep() -> None:
+    """Removes the directories of processes that have ended.
 
     The lock tells too, since a directory may come from a container with other process ids.
     """
     for path in scratch_directories():
-        pid = int(path.name.split("-")[1])
-        ended = pid == owner if owner is not None else not is_alive(pid) and _is_unlocked(path)
-        if ended:
+        if not is_alive(_owner_of(path)) and _is_unlocked(path):
             _remove(path)
+
+
+def sweep_after(owner: int) -> None:
+    """Removes the directories of a process that is about to end or has, but none that it still uses.
+
+    It may have closed one connection and live on with others; where it ends, the kernel takes its
+    locks one by one, for which this waits.  What is unlocked at two looks is not just being made.
+    """
+    left = {path for path in scratch_directories() if _owner_of(path) == owner}
+    unlocked: set[Path] = set()
+    until_s = time.monotonic() + limits.UNLOCK_S
+    while left and time.monotonic() < until_s:
+        before, unlocked = unlocked, {path for path in left if _is_unlocked(path)}
+        for path in before & unlocked:
+            _remove(path)
+            left.remove(path)
+        time.sleep(limits.UNLOCK_S / 100)
+
+
+def _owner_of(path: Path) -> int:
+    return int(path.name.split("-")[1])
 
 
 def is_alive(pid: int) -> bool:

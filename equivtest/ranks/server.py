@@ -25,7 +25,7 @@ from typing import NoReturn
 from equivtest.ranks.channel import Channel
 from equivtest.ranks.failure import describe_exception
 from equivtest.ranks.messages import interpreter_command
-from equivtest.ranks.scratch import sweep
+from equivtest.ranks.scratch import sweep_after
 
 FORK = b"f"
 """Asks for one rank; comes with two descriptors: the rank's channel, and where its end goes."""
@@ -60,7 +60,7 @@ def main(fd: int, parent: int, start: str, imports: Sequence[str], preload: Sequ
 
 def _leave(parent: int, *, on_purpose: bool) -> NoReturn:
     if not on_purpose:
-        sweep(parent)
+        sweep_after(parent)
     os._exit(0)  # taking torch down in order would take the parent 0.2 s
 
 
