@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
@@ -109,7 +110,7 @@ def cells() -> list[Cell]:
 
 def run_cell(pool: Pool, cell: Cell) -> Result:
     """Has the fault happen in a world that works, and looks at all that follows."""
-    before = _pids(pool, cell.world_size)
+    before, directories = _pids(pool, cell.world_size), _directories()
     case = FaultCase(world_size=cell.world_size, numel=2, culprits=cell.culprits, moment=cell.moment)
     begun_s = time.monotonic()
     replies = pool.run(cell.fault, case, limit_s=LIMIT_S)
@@ -124,7 +125,7 @@ def run_cell(pool: Pool, cell: Cell) -> Result:
         problems.append(f"the next case does not pass: {error}")
     if cause is not None and (alive := [pid for pid in before if psutil.pid_exists(pid)]):
         problems.append(f"processes left: {alive}")
-    problems += _judge_files()
+    problems += _judge_files(directories)
     if cell.fault == "floods":
         size = max(reply.answers[0].tensors["output"].local[1].item() for reply in replies if reply.answers)
         problems += [f"output grew to {size} bytes"] * (not 0 < size < 2**23)
@@ -164,8 +165,13 @@ def _judge_stacks(replies: Sequence[Reply]) -> list[str]:
     ]
 
 
-def _judge_files() -> list[str]:
-    """A directory for the server and one for each world that may live, and no reply's file in them."""
-    mine = [path for path in scratch_directories() if path.name.startswith(f"equivtest-{os.getpid()}-")]
+def _judge_files(before: Sequence[Path]) -> list[str]:
+    """As many directories as before, that of a world in place of another's, and no reply's file in them."""
+    mine = _directories()
     files = [str(file) for path in mine for file in path.glob("reply-*")]
-    return [f"files left: {files}"] * bool(files) + [f"directories left: {mine}"] * (len(mine) > 3)
+    return [f"files left: {files}"] * bool(files) + [f"directories left: {mine}"] * (len(mine) > len(before))
+
+
+def _directories() -> list[Path]:
+    """Those of this process, whichever pool's."""
+    return [path for path in scratch_directories() if path.name.startswith(f"equivtest-{os.getpid()}-")]
