@@ -180,7 +180,7 @@ def draw_mlp(case: PerceptronCase, index: int) -> dict[str, torch.Tensor]:
             integers[name] = integers[name] * plan.averaged
     exponents = _exponents(case, mode, seed)
     if case.trains and case.dtype == "float16":
-        largest = _largest_gradient(integers) / case.num_averaged
+        largest = _largest_gradient(integers, case.tied) / case.num_averaged
         exponents["cotangent"] -= max(0, math.ceil(math.log2(max(1.0, largest) / _LARGEST_UPDATE)))
     shapes = case.shapes()
     return {
@@ -258,13 +258,18 @@ def _activate(integers: dict[str, torch.Tensor], plan: Plan, mode: str, seed: in
     bias *= turned
 
 
-def _largest_gradient(integers: dict[str, torch.Tensor]) -> int:
-    """The largest magnitude among the first step's gradients of the parameters, summed over all tokens, in units."""
-    x, cotangent, weight = (integers[name] for name in ("x", "cotangent", "out_proj.weight"))
-    before = x @ integers["in_proj.weight"].T + integers.get("in_proj.bias", 0)
-    before_grad = (cotangent @ weight) * (before > 0)
+def _largest_gradient(integers: dict[str, torch.Tensor], tied: str) -> int:
+    """The largest magnitude among the first step's gradients of the parameters, summed over all tokens, in units.
+
+    Of a tied weight it is one of either use, or as large as both together.
+    """
+    x, cotangent, first = (integers[name] for name in ("x", "cotangent", "in_proj.weight"))
+    before = x @ first.T + integers.get("in_proj.bias", 0)
+    second = integers.get("out_proj.weight", first.T if tied == "transposed" else first)
+    before_grad = (cotangent @ second) * (before > 0)
     sums = (before_grad.T @ x, before_grad.sum(0), cotangent.T @ before.relu(), cotangent.sum(0))
-    return max(int(total.abs().max()) for total in sums)
+    largest = [int(total.abs().max()) for total in sums]
+    return max(*largest, largest[0] + largest[2] if tied else 0)
 
 
 def _exponents(case: PerceptronCase, mode: str, seed: int) -> dict[str, int]:
