@@ -18,6 +18,7 @@ from equivtest.tensors import DTYPES
 def document_hsdp(case: TwoAxisCase, rank: int) -> Collectives:
     """Each micro-batch gathers every layer along the row, and in the backward again what was released.
 
+    Tied layers are gathered and reduced together.
     Where gradients are reduced, those of a layer take one reduce_scatter along the row and one
     all_reduce of the rank's part along the column.  Each rank's part of a parameter is ceil(rows / t)
     rows, padded.  A row of one rank gathers and scatters nothing; a column of one rank still takes
@@ -31,27 +32,28 @@ def document_hsdp(case: TwoAxisCase, rank: int) -> Collectives:
     row, column = rank // num_shards, rank % num_shards
     along_row = _name(case, range(row * num_shards, (row + 1) * num_shards))
     along_column = _name(case, range(column, case.world_size, num_shards))
+    groups = [LAYERS] if case.tied else [(layer,) for layer in LAYERS]
     found: list[Collective] = []
     for step in range(1, case.steps + 1):
         for micro_batch in range(1, case.micro_batches + 1):
-            layers = [_part_bytes(case, layer, case.parameter_names()) for layer in LAYERS]
+            sizes = [_part_bytes(case, layers, case.parameter_names()) for layers in groups]
             phases = ("forward", "backward") if case.reshards else ("forward",)
             if num_shards > 1:
-                found += [Collective("all_gather", size, phase, along_row) for phase in phases for size in layers]
+                found += [Collective("all_gather", size, phase, along_row) for phase in phases for size in sizes]
             if micro_batch < case.micro_batches and not case.syncs_every:
                 continue
-            for size in filter(None, (_part_bytes(case, layer, case.graded_names(step)) for layer in LAYERS)):
+            for size in filter(None, (_part_bytes(case, layers, case.graded_names(step)) for layers in groups)):
                 if num_shards > 1:
                     found.append(Collective("reduce_scatter", num_shards * size, "backward", along_row))
                 found.append(Collective("all_reduce", size, "backward", along_column))
     return tuple(found)
 
 
-def _part_bytes(case: TwoAxisCase, layer: str, names: Iterable[str]) -> int:
-    """Of what one rank holds of those of the parameters that are the layer's, padding included."""
+def _part_bytes(case: TwoAxisCase, layers: tuple[str, ...], names: Iterable[str]) -> int:
+    """Of what one rank holds of those of the parameters that are the layers', padding included."""
     shapes = case.shapes()
-    of_layer = [shapes[f"param.{name}"] for name in names if name.startswith(layer)]
-    numel = sum(-(-shape[0] // case.mesh[1]) * math.prod(shape[1:]) for shape in of_layer)
+    held = [shapes[f"param.{name}"] for name in names if name.startswith(layers)]
+    numel = sum(-(-shape[0] // case.mesh[1]) * math.prod(shape[1:]) for shape in held)
     return numel * DTYPES[case.dtype].itemsize
 
 

@@ -62,8 +62,9 @@ def visit_draw(function: Subject, case: Case, index: int, mesh: DeviceMesh) -> A
 def hand_out(case: Case, index: int, mesh: DeviceMesh) -> dict[str, torch.Tensor]:
     """The harness's local tensors: the contract's shards of the drawn global ones."""
     given, layouts, flags = {}, case.layouts(), case.given_flags()
+    rank = rank_in(mesh)
     for name, tensor in draw(case, index).items():
-        local = slice_local(tensor, layouts[name], case.mesh_shape, rank_in(mesh)).to(mesh.device_type)
+        local = slice_local(tensor, layouts[name], case.mesh_shape, rank).to(mesh.device_type)
         if not case.is_contiguous(name):
             local = strided(local)
         given[name] = local.requires_grad_(flags[name])

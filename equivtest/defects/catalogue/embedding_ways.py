@@ -6,7 +6,7 @@ from equivtest.cases.embedding_ways import EmbeddingWaysCase
 from equivtest.defects.catalogue.record import Defect
 
 _HERE = "equivtest.defects.embedding_ways:"
-_REAL = (("real", 11),)  # three numbers whose sums in other orders, and rounded once, are others
+_REAL = (("real", 12),)  # numbers whose sums in other orders, and rounded once, are others, three of them and four
 
 DEFECTS = (
     Defect(
@@ -24,8 +24,8 @@ DEFECTS = (
         "a sum in other bits",
         "both_ways_agree",
         "ways",
-        EmbeddingWaysCase(world_size=1, leading=(3,), values=_REAL),
-        "the sum of two is rounded once in either; three tokens hold the only id",
+        EmbeddingWaysCase(world_size=1, leading=(4,), values=_REAL),
+        "the sum of two is rounded once in either; four tokens hold the only id, and of three or five other values show it",
     ),
     Defect(
         _HERE + "first_id_of_a_part_missing",
