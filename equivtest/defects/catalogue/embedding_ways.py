@@ -25,7 +25,7 @@ DEFECTS = (
         "both_ways_agree",
         "ways",
         EmbeddingWaysCase(world_size=1, leading=(4,), values=_REAL),
-        "the sum of two is rounded once in either; four tokens hold the only id, and of three or five other values show it",
+        "the sum of two is rounded once in either; of three to five tokens of one id some values show it",
     ),
     Defect(
         _HERE + "first_id_of_a_part_missing",
