@@ -9,6 +9,7 @@ alarm.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -121,15 +122,23 @@ def share(part: Counter[tuple[str, str]], whole: Counter[tuple[str, str]], key: 
     return f"{sum(number for names, number in part.items() if key in names)}/{judged}" if judged else ""
 
 
+def add_row(table: Table, *row: str) -> None:
+    """Tells of the row at once, too, since the table is printed when its last row is done."""
+    table.add_row(*row)
+    sys.stderr.write("  ".join(row) + "\n")
+    sys.stderr.flush()
+
+
 def show_defects(console: Console, pool: Pool, cases_per_world: int, only: str) -> None:
-    """One row per defect, printed when the last is done; and what only one kind of values catches."""
+    """One row per defect; and what only one kind of values catches."""
     table = Table("defect", "claim: kind", *KINDS, *(f"close: {kind}" for kind in KINDS), "only")
     for defect in DEFECTS:
         if only not in defect.name:
             continue
         found = tally(property_of(defect), known_of(defect), pool, cases_per_world)
         caught = [kind for kind in KINDS if any(kind in key for key, number in found.rejected.items() if number)]
-        table.add_row(
+        add_row(
+            table,
             defect.name,
             f"{defect.claim}: {defect.kind}",
             *(share(found.rejected, found.judged, kind) for kind in KINDS),
@@ -147,7 +156,8 @@ def show_clean(console: Console, pool: Pool, cases_per_world: int, only: str) ->
         if only not in name or prop.absent or "refuses" in [claim.name for claim in prop.claims]:
             continue
         found = tally(prop, known, pool, cases_per_world)
-        table.add_row(
+        add_row(
+            table,
             name,
             *(share(found.rejected, found.judged, dtype) for dtype in limits.DTYPES),
             *(share(found.not_close, found.judged, dtype) for dtype in limits.DTYPES),
