@@ -94,13 +94,14 @@ class Certificate(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def magnitudes_of(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments of an operation by their magnitudes; what is written to stays the tensor that it is.
+    """The arguments of an operation by their magnitudes; what is written to takes its own in place.
 
     What came out of the operations before is a magnitude already; a constant of the module need not be.
     """
-    kept = 1 if name.endswith("_") else 0
+    if name.endswith("_"):
+        args[0].abs_()
     factors = [_magnitude(each) if _is_factor(name, place, each) else each for place, each in enumerate(args)]
-    return (*args[:kept], *factors[kept:])
+    return (args[0], *factors[1:]) if name.endswith("_") else tuple(factors)
 
 
 def _is_factor(name: str, place: int, value: object) -> bool:
