@@ -134,16 +134,20 @@ TIED = EngineCase(
 """One weight of 15 elements in two layers."""
 
 
+def kinds_in_training(case: EngineCase, pool: Pool) -> set[str]:
+    """What the claims come to under the engine of the case's stage."""
+    subject = "deepspeed_mlp_all_gather" if case.stage == 3 else "deepspeed_mlp_stages_1_and_2"
+    return {verdict.kind for verdict in judge(subject, case, pool, training.CLAIMS)}
+
+
 @installed
 @pytest.mark.ranks
 @pytest.mark.parametrize("stage", [1, 2, 3])
 @pytest.mark.parametrize("tied", ["same", "transposed"])
 def test_a_weight_of_two_layers_trains_right(tied: str, stage: int, pool: Pool) -> None:
     case = dataclasses.replace(TIED, tied=tied, hidden_features=3 if tied == "same" else 5, stage=stage)
-    subject = "deepspeed_mlp_all_gather" if stage == 3 else "deepspeed_mlp_stages_1_and_2"
-    verdicts = judge(subject, case, pool, training.CLAIMS)
 
-    assert {verdict.kind for verdict in verdicts} == {"holds"}
+    assert kinds_in_training(case, pool) == {"holds"}
 
 
 @installed
@@ -204,10 +208,8 @@ SAVED = EngineCase(
 @pytest.mark.parametrize("fields", [{}, {"optimizer": "adamw", "momentum": 0.0, "saved_after": 1}])
 def test_training_goes_on_from_what_a_fresh_engine_loads(fields: dict[str, object], stage: int, pool: Pool) -> None:
     case = dataclasses.replace(SAVED, stage=stage, **fields)  # type: ignore[arg-type]
-    subject = "deepspeed_mlp_all_gather" if stage == 3 else "deepspeed_mlp_stages_1_and_2"
-    verdicts = judge(subject, case, pool, training.CLAIMS)
 
-    assert {verdict.kind for verdict in verdicts} == {"holds"}
+    assert kinds_in_training(case, pool) == {"holds"}
 
 
 @installed
