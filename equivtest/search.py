@@ -136,21 +136,23 @@ class _Hunt:
     def tell_history(self, failure: Verdict) -> Verdict:
         """The failure, with a line on its history where its case shows nothing alone in new ranks.
 
-        A failure of the run itself is taken as it is: its world has ended anyway.
+        A run that timed out has less time alone: where it takes longer than limits.SHRINK_CASE_S, nothing is said.
         """
-        if failure.kind in WHOLE_RUN:
-            return failure
         case = failure.case
         earlier = [
             ran for ran in list(self.seen)[: list(self.seen).index(case)] if ran.num_processes == case.num_processes
         ]
         self.pool.renew(case.num_processes)
-        replies = self.pool.run(self.prop.subject, case, keep_if_all_raised=bool(case.refusal))
-        if any(v.failed and (v.claim, v.kind) == (failure.claim, failure.kind) for v in self._verdicts(case, replies)):
+        if any(is_alike(verdict, failure) for verdict in self._verdicts(case, self._run(case, failure.kind))):
             return failure
         first = f", the first of them {earlier[0]!r}" if earlier else ": those of earlier searches"
         visits = f"{len(earlier)} earlier visits of this search in worlds of that size"
         return replace(failure, history=f"holds alone in new ranks; failed after {visits}{first}")
+
+    def _run(self, case: Case, kind: Kind) -> list[Reply]:
+        """One more run of a case, on the way to a failure of that kind."""
+        limit_s = limits.SHRINK_CASE_S if kind == "timed_out" else limits.CASE_S
+        return self.pool.run(self.prop.subject, case, limit_s=limit_s, keep_if_all_raised=bool(case.refusal))
 
     def judge(self, case: Case, replies: Sequence[Reply]) -> list[Verdict]:
         """Every verdict on one run; failures are remembered, known ones set apart."""
@@ -227,10 +229,15 @@ class _Hunt:
         if case not in self.seen:
             if time.monotonic() > until_s or self.known.forbids_run(self.prop.subject, case):
                 return None
-            limit_s = limits.SHRINK_CASE_S if target[1] == "timed_out" else limits.CASE_S
-            keep = bool(case.refusal)
-            self.judge(case, self.pool.run(self.prop.subject, case, limit_s=limit_s, keep_if_all_raised=keep))
+            self.judge(case, self._run(case, target[1]))
         return self.seen[case].get(target)
+
+
+def is_alike(verdict: Verdict, failure: Verdict) -> bool:
+    """Whether a verdict on the same case says what the failure says: a run that breaks may break in other ways."""
+    if failure.kind in WHOLE_RUN:
+        return verdict.kind in WHOLE_RUN
+    return verdict.failed and (verdict.claim, verdict.kind) == (failure.claim, failure.kind)
 
 
 def _records(case: Case, verdicts: Sequence[Verdict], replies: Sequence[Reply]) -> list[dict[str, Any]]:

@@ -283,6 +283,23 @@ def test_an_engine_runs_after_a_mesh_that_left_a_rank_out(pool: Pool) -> None:
     assert [(reply.outcome, reply.error_text) for reply in replies] == [("answered", "")] * 3
 
 
+@installed
+@pytest.mark.ranks
+def test_ranks_reduce_alike_after_a_mesh_that_left_one_out(pool: Pool) -> None:
+    """zero.Init replaces torch's linear for the whole process, and with it the order of gradients."""
+    case = EngineCase(
+        world_size=3,
+        biases=("in_proj",),
+        requires_grad=("in_proj.weight", "in_proj.bias"),
+        stage=2,
+        reduce_bucket_numel=100,
+        reduce_scatter=False,
+    )
+    pool.run("deepspeed_fetch_all_gather", FetchCase(world_size=2, members=(1, 2)))
+
+    assert kinds_in_training(case, pool) == {"holds"}
+
+
 def found_of(reply: Reply) -> tuple[Collective, ...]:
     """The collectives of a reply's first draw."""
     found = reply.answers[0].collectives

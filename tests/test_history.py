@@ -112,10 +112,26 @@ def test_a_real_subject_that_keeps_state_between_visits_is_told_apart(pool: Pool
     assert (failure["kind"], "holds alone in new ranks" in failure["message"]) == ("touched", True)
 
 
-@pytest.mark.parametrize("outcome", ["raised", "lost", "timed_out"])
-def test_a_run_that_did_not_end_is_not_repeated(tmp_path: Path, outcome: str) -> None:
-    """Its world has been replaced at every try."""
-    pool = StubPool(lambda case: [Reply(rank, outcome) for rank in range(case.world_size)])  # type: ignore[arg-type]
-    run(pool, tmp_path)
+BREAKS = ["raised", "lost", "timed_out"]
 
-    assert pool.renewed == []
+
+@pytest.mark.parametrize("outcome", BREAKS)
+def test_a_run_that_breaks_alone_too_has_no_history(tmp_path: Path, outcome: str) -> None:
+    """It is run once more, as any failure; which of its ranks breaks how may differ."""
+    outcomes = iter([outcome] * (limits.BROKEN_RUNS - 1))
+    pool = StubPool(lambda case: [Reply(rank, next(outcomes, "lost")) for rank in range(case.world_size)])  # type: ignore[arg-type]
+    failures = run(pool, tmp_path).failures
+
+    assert len(failures) == len(pool.renewed) and not any("history" in failure["message"] for failure in failures)
+
+
+@pytest.mark.parametrize("outcome", BREAKS)
+def test_a_run_that_breaks_only_after_others_says_so(tmp_path: Path, outcome: str) -> None:
+    """What the others left in the processes is the first thing to look for."""
+    visits = iter(range(1000))
+    pool = StubPool(
+        lambda case: [Reply(0, outcome)] if next(visits) == 3 else right_replies(case)  # type: ignore[arg-type]
+    )
+    [failure] = run(pool, tmp_path).failures
+
+    assert "holds alone in new ranks; failed after 3 earlier visits" in failure["message"]

@@ -20,6 +20,7 @@ import torch
 from torch import distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.nn import functional
 
 from equivtest.cases.fetch import FetchCase
 from equivtest.tensors import Placed
@@ -55,6 +56,7 @@ def run_fetch(
     )
     fetched = list(parameters)
     fetched[0].all_gather_coalesced(fetched).wait()
+    restore_linear(deepspeed)
     contract = case.layouts()
     answers = {}
     for index, parameter in enumerate(fetched):
@@ -81,3 +83,17 @@ def joined_deepspeed(device_type: str) -> ModuleType:
     sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # type: ignore[attr-defined]
     deepspeed.init_distributed(dist_backend=dist.get_backend(), auto_mpi_discovery=False, verbose=False)
     return deepspeed
+
+
+def restore_linear(deepspeed: ModuleType) -> None:
+    """Gives torch.nn.functional.linear back, which zero.Init has replaced for the rest of the process.
+
+    The replacement hands a weight's gradient on before the bias's, torch's own after it, and engines
+    reduce gradients in the order in which they come: no visit may depend on which ranks an earlier one
+    had.  Without its note of the original, DeepSpeed replaces it afresh the next time
+    (runtime/zero/partition_parameters.py, InsertPostInitMethodToModuleSubClasses.linear_bk, 0.17.6 to 0.19.8).
+    """
+    patcher = deepspeed.zero.partition_parameters.InsertPostInitMethodToModuleSubClasses
+    if "linear_bk" in vars(patcher):
+        functional.linear = patcher.linear_bk
+        del patcher.linear_bk

@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from equivtest.cases.engine import EngineCase
 from equivtest.errors import Unsupported
 from equivtest.subjects.data_parallel import DataParallelRun
-from equivtest.subjects.deepspeed_fetch import FLAG, joined_deepspeed
+from equivtest.subjects.deepspeed_fetch import FLAG, joined_deepspeed, restore_linear
 from equivtest.subjects.perceptron import STATE_KEYS, Mlp
 from equivtest.subjects.tensor_parallel import Answers, Given
 
@@ -50,6 +50,7 @@ def live(visit: DeepSpeedRun) -> Answers:
         return visit.answers()
     finally:
         visit.engine.destroy()
+        restore_linear(joined_deepspeed(visit.mesh.device_type))
 
 
 @contextmanager
