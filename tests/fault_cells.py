@@ -11,11 +11,12 @@ from pathlib import Path
 
 import psutil
 
+from equivtest import limits
 from equivtest.ranks.first_cause import first_cause
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply
 from equivtest.ranks.scratch import scratch_directories
-from tests.fault_programs import LIMIT_S, MOMENTS, FaultCase
+from tests.fault_programs import MOMENTS, FaultCase
 
 VISIT = "tests.fault_programs:visit"
 _ALONE = [(2, (0,)), (2, (1,)), (3, (0,)), (3, (1,)), (3, (2,))]
@@ -36,6 +37,11 @@ class Naming:
     text: str
     peer: bool = False
 
+
+NOTHING = Naming("", "")
+LEAST_LIMIT_S = 1.0
+VISITS_PER_LIMIT = 50
+"""How many visits without a fault fit into the limit of one that is to time out: it must reach its fault before."""
 
 NAMINGS = {
     "raises": Naming("raised", "the culprit's own words"),
@@ -58,9 +64,9 @@ NAMINGS = {
     "enters_longer": Naming("lost|timed_out", "all_reduce", peer=True),
     "skips_collective": Naming("timed_out", r"in all_reduce .*\nrank {culprit} has answered", peer=True),
     "answers_late": Naming("timed_out", "rank {culprit} is in answers_late"),
-    "answers_twice": Naming("", ""),
-    "floods": Naming("", ""),
-    "floods_from_c": Naming("", ""),
+    "answers_twice": NOTHING,
+    "floods": NOTHING,
+    "floods_from_c": NOTHING,
 }
 AT_ONCE = ("raises", "exits_3", "is_killed", "crashes", "hangs")
 """Faults that two ranks also have at once."""
@@ -110,14 +116,17 @@ def cells() -> list[Cell]:
 
 def run_cell(pool: Pool, cell: Cell) -> Result:
     """Has the fault happen in a world that works, and looks at all that follows."""
+    limit_s = limit_of(pool, cell)
     before, directories = _pids(pool, cell.world_size), _directories()
-    case = FaultCase(world_size=cell.world_size, numel=2, culprits=cell.culprits, moment=cell.moment)
+    case = FaultCase(
+        world_size=cell.world_size, numel=2, culprits=cell.culprits, moment=cell.moment, late_s=limit_s + 0.3
+    )
     begun_s = time.monotonic()
-    replies = pool.run(cell.fault, case, limit_s=LIMIT_S)
+    replies = pool.run(cell.fault, case, limit_s=limit_s)
     seconds = time.monotonic() - begun_s
     cause = first_cause(replies)
     problems = _judge_naming(cell, cause) + _judge_stacks(replies)
-    if seconds > 2 * LIMIT_S:
+    if seconds > limit_s + 1:
         problems.append(f"took {seconds:.2f} s")
     try:
         _pids(pool, cell.world_size)
@@ -131,6 +140,16 @@ def run_cell(pool: Pool, cell: Cell) -> Result:
         problems += [f"output grew to {size} bytes"] * (not 0 < size < 2**23)
     named = "-" if cause is None else f"rank {cause.rank} {cause.outcome}: {cause.error_text.strip()[:60]}"
     return Result(named, seconds, tuple(problems))
+
+
+def limit_of(pool: Pool, cell: Cell) -> float:
+    """Seconds that a visit of the cell is given: few where it is to time out, though more where the machine is slow."""
+    if "timed_out" not in NAMINGS.get(cell.fault, NOTHING).outcome:
+        return limits.CASE_S
+    _pids(pool, cell.world_size)  # the world may have to start
+    begun_s = time.monotonic()
+    _pids(pool, cell.world_size)
+    return max(LEAST_LIMIT_S, VISITS_PER_LIMIT * (time.monotonic() - begun_s))
 
 
 def _pids(pool: Pool, world_size: int) -> set[int]:

@@ -9,14 +9,11 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from equivtest import limits
 from equivtest.ranks.pool import Pool
 from tests.burners import burning
-
-if TYPE_CHECKING:
-    from tests.fault_cells import Cell, Result
+from tests.fault_cells import VISIT, Cell, Result, cells, run_cell
 
 
 def main() -> int:
@@ -28,8 +25,6 @@ def main() -> int:
     parser.add_argument("--burners", type=int, default=0, help="other processes that keep cores busy meanwhile")
     chosen = parser.parse_args()
     allow_for(chosen.burners)
-    from tests.fault_cells import VISIT, cells, run_cell  # only now: it reads the limit of a visit
-
     only, skip = chosen.only.split(","), chosen.skip.split(",")
     wanted = [cell for cell in cells() if (not chosen.only or cell.fault in only) and cell.fault not in skip]
     results: dict[Cell, list[Result]] = defaultdict(list)
@@ -51,7 +46,6 @@ def main() -> int:
 def allow_for(num_burners: int) -> None:
     """Has every limit on time that decides a verdict grow with what the cores have to share: slow is not wrong."""
     slowdown = 1 + 2 * num_burners / (os.cpu_count() or 1)
-    os.environ["EQUIVTEST_FAULT_LIMIT_S"] = str(slowdown)
     for name in ("GRACE_S", "STACKS_S", "STOP_S"):
         setattr(limits, name, slowdown * getattr(limits, name))
 

@@ -24,18 +24,21 @@ from tests.rank_programs import PlainCase, meet
 MOMENTS = ("before", "during", "after")
 """Of the peers' collective: the culprits fail before any rank is in it, while their peers wait
 in it, or when all have left it."""
-LIMIT_S = float(os.environ.get("EQUIVTEST_FAULT_LIMIT_S", "1"))
-"""That the visits of the matrix are given; more where the machine is made slow on purpose."""
 FLOOD_BYTES = 100 * 2**20
 _hoard: list[bytearray] = []
 
 
 @dataclass(frozen=True, kw_only=True)
 class FaultCase(PlainCase):
-    """A case on which the culprits do what the subject names."""
+    """A case on which the culprits do what the subject names.
+
+    Attributes:
+        late_s: After how long one that answers late does.
+    """
 
     culprits: tuple[int, ...] = ()
     moment: str = "before"
+    late_s: float = 0.0
 
 
 def visit(subject: str, case: FaultCase, backend: Backend) -> tuple[Answer, ...]:
@@ -47,7 +50,8 @@ def visit(subject: str, case: FaultCase, backend: Backend) -> tuple[Answer, ...]
     elif case.moment == ("during" if is_culprit else "before"):
         time.sleep(0.15)
     if is_culprit:
-        size = FAULTS[subject]() or 0
+        fault = FAULTS[subject]
+        size = (fault(case.late_s) if fault is answers_late else fault()) or 0
     if case.moment != "after" and not (is_culprit and subject == "skips_collective") and subject != "enters_alone":
         meet()
     if not is_culprit and case.moment == "after" and subject in ("enters_other", "enters_longer", "skips_collective"):
@@ -136,8 +140,8 @@ def skips_collective() -> None:
     """Answers without having entered the collective that its peers wait in."""
 
 
-def answers_late() -> None:
-    time.sleep(LIMIT_S + 0.3)
+def answers_late(late_s: float) -> None:
+    time.sleep(late_s)
 
 
 def answers_twice() -> None:
@@ -161,7 +165,7 @@ def _flood(write: Callable[[], object]) -> int:
     return largest
 
 
-FAULTS: dict[str, Callable[[], int | None]] = {
+FAULTS: dict[str, Callable[..., int | None]] = {
     fault.__name__: fault
     for fault in (
         raises, raises_system_exit, exits_0, exits_3, is_killed, crashes, lacks_memory, eats_memory, hangs, hangs_in_c,
