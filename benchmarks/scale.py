@@ -2,6 +2,8 @@
 
 A machine of few cores can do no better than the work of that many single ranks, dealt out to
 its cores: the time of a case is told beside that of the world of one, times ranks / cores.
+What of the rest is the harness's is told by a bare loop: the same ranks run the same case time
+after time, with no word to the parent in between.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ from dataclasses import dataclass
 import psutil
 
 from benchmarks.measure import Spread, require_answers, seconds_of
+from benchmarks.programs import CaseList
+from benchmarks.throughput import LIMIT_S, VISIT
 from equivtest import limits
 from equivtest.cases.base import Case
 from equivtest.cases.fetch import FetchCase
@@ -32,6 +36,7 @@ class Scaled:
         start_s: From nothing but a warm server to the first answer.
         steady_s: One case, once its shape is known.
         of_ideal: Steady, over the time of the world of one times ranks / cores (at least 1).
+        of_bare: Steady, over the time of one case of a bare loop in the same world.
         unique_mib: USS of a rank, median over the ranks.
     """
 
@@ -40,6 +45,7 @@ class Scaled:
     start_s: float
     steady_s: Spread
     of_ideal: Spread
+    of_bare: Spread
     unique_mib: float
 
 
@@ -58,7 +64,7 @@ def measure_scale(repeats: int) -> list[Scaled]:
     """Both families at every world size, each in a fresh world."""
     found: list[Scaled] = []
     alone_s: dict[str, float] = {}
-    with Pool(max_worlds=1) as pool:
+    with Pool(max_worlds=1, visit=VISIT) as pool:
         pool.run(*cases_of(1)["linear"])  # the server is warm
         for world_size in WORLD_SIZES:
             for family, (subject, case) in cases_of(world_size).items():
@@ -74,7 +80,15 @@ def _measure(pool: Pool, family: str, subject: str, case: Case, repeats: int, al
     steady = Spread.of(times_s)
     alone_s.setdefault(family, steady.median)
     ideal_s = alone_s[family] * max(case.world_size / (os.cpu_count() or 1), 1)
-    return Scaled(family, case.world_size, start_s, steady, steady.over(ideal_s), _unique_mib(pool, case))
+    bare_s = _bare_s(pool, subject, case, len(times_s))
+    ratios = (steady.over(ideal_s), steady.over(bare_s))
+    return Scaled(family, case.world_size, start_s, steady, *ratios, _unique_mib(pool, case))
+
+
+def _bare_s(pool: Pool, subject: str, case: Case, num_cases: int) -> float:
+    """Seconds of one case in a loop of so many."""
+    loop = CaseList.of(case.world_size, [case] * num_cases)
+    return seconds_of(lambda: require_answers(subject, loop, pool.run(subject, loop, limit_s=LIMIT_S))) / num_cases
 
 
 def _run(pool: Pool, subject: str, case: Case) -> None:

@@ -14,11 +14,18 @@ from benchmarks.show import BARE_COLOUR, HARNESS_COLOUR, errors, make_table, rat
 
 def scale_table(found: Sequence[Scaled]) -> Table:
     """One line per case and world size."""
-    columns = ("case", "ranks", "first ms", "steady ms", "/ (alone x ranks / cores)", "min..max", "unique MiB per rank")
+    ideal = ("/ (alone x ranks / cores)", "min..max")
+    columns = ("case", "ranks", "first ms", "steady ms", *ideal, "/ bare loop", "min..max", "unique MiB per rank")
     table = make_table("A case in ever larger worlds", columns)
     for scaled in found:
         times = (f"{1000 * scaled.start_s:.0f}", f"{1000 * scaled.steady_s.median:.1f}")
-        row = (str(scaled.world_size), *times, *ratio_cells(scaled.of_ideal), f"{scaled.unique_mib:.1f}")
+        row = (
+            str(scaled.world_size),
+            *times,
+            *ratio_cells(scaled.of_ideal),
+            *ratio_cells(scaled.of_bare),
+            f"{scaled.unique_mib:.1f}",
+        )
         table.add_row(scaled.family, *row)
     return table
 
