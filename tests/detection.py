@@ -1,22 +1,29 @@
 """Which values reveal which defect, beside what torch.testing.assert_close says: `python -m tests.detection`.
 
-For each defect: of the draws of each kind of values, in cases drawn by the property that must reject it, how many
-the claims reject and how many `assert_close` with its default tolerances rejects, given torch's own unsharded result
-in the same dtype and the same slices.  Below, the same of the subjects themselves, where every rejection is a false
-alarm.
+For each defect: of the draws of each kind of values, in cases drawn by the property that must reject it and without
+its examples, how many the claims reject and how many `assert_close` with its default tolerances rejects, given torch's
+own unsharded result in the same dtype and the same slices.  A defect's row ends once the claims have rejected it
+`--enough` times by every kind that its cases draw; so the shares of a row that ended early are of fewer cases, and lean
+upwards.  Below, the same of the subjects themselves, never cut short, where every rejection is a false alarm.
+
+Writes Markdown (`tests.detection_table`), and tells of each row at once on stderr.  Rows are shared out over processes.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
+import multiprocessing.util
 import sys
-from collections import Counter
+import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+from itertools import chain, zip_longest
+from pathlib import Path
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
 from equivtest import limits
 from equivtest.cases.base import Case
@@ -30,11 +37,11 @@ from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply
 from equivtest.suite import load_properties, properties_dir
 from equivtest.tensors import Placed, slice_local
+from tests.detection_table import KINDS, Row, write_tables
 from tests.test_defects import known_of, property_of
 from tests.unsharded import unsharded
 
 WORLD_SIZES = (1, 2, 3, 4)
-KINDS = ("dense", "wide", "real", "special")
 KIND_OF_MODE = {"index": "dense", "peaked": "dense", "every-bit-pattern": "special"}
 """Modes whose name does not begin with their kind."""
 
@@ -44,31 +51,73 @@ def kind_of(mode: str) -> str:
     return KIND_OF_MODE.get(mode, mode.partition("-")[0])
 
 
-@dataclass
-class Tally:
-    """Draws judged, rejected by the claims, and rejected by assert_close: each by (kind of values, dtype)."""
+@dataclass(frozen=True)
+class Task:
+    """One row: a defect, or a property without one, and how much of it is run.
 
-    judged: Counter[tuple[str, str]] = field(default_factory=Counter)
-    rejected: Counter[tuple[str, str]] = field(default_factory=Counter)
-    not_close: Counter[tuple[str, str]] = field(default_factory=Counter)
+    Attributes:
+        cases: Per world size, at most.
+        enough: Rejections by every kind of values that end the row; 0: it is never cut short.
+    """
 
-    def add(self, case: Case, draw: int, *, rejected: bool, not_close: bool) -> None:
-        key = kind_of(case.values[draw][0]), case.dtype
-        self.judged[key] += 1
-        self.rejected[key] += rejected
-        self.not_close[key] += not_close
+    name: str
+    is_defect: bool
+    cases: int
+    enough: int
 
 
-def tally(prop: Property, known: KnownFailures, pool: Pool, cases_per_world: int) -> Tally:
-    """Runs cases of the property on every world size; those that torch is known to get wrong are left out."""
-    found = Tally()
+def run_task(task: Task) -> Row:
+    """Runs cases on every world size in turn, but those that torch is known to get wrong."""
+    begun_s = time.monotonic()
+    prop, known = _judged(task)
+    shipped = _replaced(task) if task.is_defect else prop.subject
+    cases = [case for case in planned(shipped, prop, task.cases) if not known.forbids_run(prop.subject, case)]
+    wanted = {kind_of(mode) for case in cases for mode, _ in case.values}
+    row = Row(task.name, num_planned=len(cases), kinds=tuple(kind for kind in KINDS if kind in wanted))
+    for case, replies in _pool().run_all(prop.subject, cases):
+        row.num_cases += 1
+        for draw, rejected in rejections(prop, known, case, replies):
+            key = kind_of(case.values[draw][0]), case.dtype
+            row.tally.add(key, rejected=rejected, not_close=is_not_close(case, draw, replies))
+        if task.enough and all(row.tally.of(row.tally.rejected, kind) >= task.enough for kind in wanted):
+            break
+    row.seconds = time.monotonic() - begun_s
+    return row
+
+
+def _judged(task: Task) -> tuple[Property, KnownFailures]:
+    if not task.is_defect:
+        return load_properties(properties_dir())[task.name], KnownFailures.load(SHIPPED)
+    defect = next(defect for defect in DEFECTS if defect.name == task.name)
+    return property_of(defect), known_of(defect)
+
+
+def _replaced(task: Task) -> str:
+    return next(defect.replaces for defect in DEFECTS if defect.name == task.name)
+
+
+def planned(subject: str, prop: Property, cases_per_world: int) -> list[Case]:
+    """Drawn as of `subject`, so that all defects of one subject meet the same cases; one of each world size in turn."""
+    drawn = []
     for world_size in WORLD_SIZES:
-        chunk = Chunk(world_size, limits.DTYPES, 0, cases_per_world, "detection")
-        cases = [case for case in chunk_cases(prop, chunk) if not known.forbids_run(prop.subject, case)]
-        for case, replies in pool.run_all(prop.subject, cases):
-            for draw, rejected in rejections(prop, known, case, replies):
-                found.add(case, draw, rejected=rejected, not_close=is_not_close(case, draw, replies))
-    return found
+        chunk = Chunk(world_size, limits.DTYPES, 1, cases_per_world, "detection")  # chunk 0 has the examples
+        drawn.append(chunk_cases(replace(prop, subject=subject), chunk))
+    return [case for case in chain.from_iterable(zip_longest(*drawn)) if case is not None]
+
+
+@cache
+def _pool() -> Pool:
+    """This process's own."""
+    pool = Pool()
+    multiprocessing.util.Finalize(pool, pool.close, exitpriority=10)
+    return pool
+
+
+@lru_cache(maxsize=1024)
+def right(case: Case, draw: int) -> Mapping[str, torch.Tensor]:
+    """torch's unsharded result; kept, since the defects of one subject meet the same cases."""
+    with one_thread():
+        return unsharded(case, draw)
 
 
 def rejections(prop: Property, known: KnownFailures, case: Case, replies: list[Reply]) -> Iterator[tuple[int, bool]]:
@@ -85,26 +134,25 @@ def is_not_close(case: Case, draw: int, replies: Iterable[Reply]) -> bool:
     by_process = {reply.rank: reply for reply in replies if reply.outcome != "not_in_mesh"}
     if any(reply.outcome != "answered" for reply in by_process.values()):
         return True
-    with one_thread():
-        right = unsharded(case, draw)
+    whole = right(case, draw)
     return any(
-        not is_close(name, placed, right, case, rank)
+        not is_close(name, placed, whole, case, rank)
         for group in case.groups
         for rank, process in enumerate(group)
         for name, placed in by_process[process].answers[draw].tensors.items()
     )
 
 
-def is_close(name: str, placed: Placed, right: Mapping[str, torch.Tensor], case: Case, rank: int) -> bool:
+def is_close(name: str, placed: Placed, whole: Mapping[str, torch.Tensor], case: Case, rank: int) -> bool:
     """One rank's tensor beside its slice of the unsharded one; padding is left out."""
-    if name not in right:
+    if name not in whole:
         return True
-    shape = tuple(right[name].shape)
+    shape = tuple(whole[name].shape)
     if any(isinstance(placement, Partial) for placement in placed.layout.placements):
         return True  # no rank holds a value that could be compared
     if tuple(placed.local.shape) != local_shape(shape, placed.layout, case.mesh_shape, rank):
         return False
-    expected = slice_local(right[name], placed.layout, case.mesh_shape, rank)
+    expected = slice_local(whole[name], placed.layout, case.mesh_shape, rank)
     actual = placed.local
     if flat_axis(placed.layout) is not None:
         held = slice_local(torch.ones(shape), placed.layout, case.mesh_shape, rank) == 1
@@ -116,66 +164,51 @@ def is_close(name: str, placed: Placed, right: Mapping[str, torch.Tensor], case:
     return True
 
 
-def share(part: Counter[tuple[str, str]], whole: Counter[tuple[str, str]], key: str) -> str:
-    """'3/40' of the draws of one kind of values or dtype; '' where there was none."""
-    judged = sum(number for names, number in whole.items() if key in names)
-    return f"{sum(number for names, number in part.items() if key in names)}/{judged}" if judged else ""
-
-
-def add_row(table: Table, *row: str) -> None:
-    """Tells of the row at once, too, since the table is printed when its last row is done."""
-    table.add_row(*row)
-    sys.stderr.write("  ".join(row) + "\n")
-    sys.stderr.flush()
-
-
-def show_defects(console: Console, pool: Pool, cases_per_world: int, only: str) -> None:
-    """One row per defect; and what only one kind of values catches."""
-    table = Table("defect", "claim: kind", *KINDS, *(f"close: {kind}" for kind in KINDS), "only")
-    for defect in DEFECTS:
-        if only not in defect.name:
-            continue
-        found = tally(property_of(defect), known_of(defect), pool, cases_per_world)
-        caught = [kind for kind in KINDS if any(kind in key for key, number in found.rejected.items() if number)]
-        add_row(
-            table,
-            defect.name,
-            f"{defect.claim}: {defect.kind}",
-            *(share(found.rejected, found.judged, kind) for kind in KINDS),
-            *(share(found.not_close, found.judged, kind) for kind in KINDS),
-            caught[0] if len(caught) == 1 else "" if caught else "NONE",
-        )
-    console.print(table)
-
-
-def show_clean(console: Console, pool: Pool, cases_per_world: int, only: str) -> None:
-    """False alarms of the claims and of assert_close on the subjects themselves, by dtype."""
-    table = Table("property", *limits.DTYPES, *(f"close: {dtype}" for dtype in limits.DTYPES), title="false alarms")
-    known = KnownFailures.load(SHIPPED)
+def tasks(chosen: argparse.Namespace) -> Iterator[Task]:
+    """Every row that is asked for, those of one subject beside each other."""
+    for defect in sorted(DEFECTS, key=lambda defect: defect.replaces):
+        if chosen.only in defect.name:
+            yield Task(defect.name, is_defect=True, cases=chosen.cases, enough=chosen.enough)
     for name, prop in load_properties(properties_dir()).items():
-        if only not in name or prop.absent or "refuses" in [claim.name for claim in prop.claims]:
-            continue
-        found = tally(prop, known, pool, cases_per_world)
-        add_row(
-            table,
-            name,
-            *(share(found.rejected, found.judged, dtype) for dtype in limits.DTYPES),
-            *(share(found.not_close, found.judged, dtype) for dtype in limits.DTYPES),
-        )
-    console.print(table)
+        if chosen.only in name and not prop.absent and not prop.refuses_only:
+            yield Task(name, is_defect=False, cases=chosen.clean, enough=0)
+
+
+def run_all(wanted: list[Task], num_processes: int) -> dict[Task, Row]:
+    """The row of each task; each process has ranks of its own."""
+    found = {}
+    with ProcessPoolExecutor(num_processes, multiprocessing.get_context("spawn")) as processes:
+        running = {processes.submit(run_task, task): task for task in wanted}
+        for number, future in enumerate(as_completed(running), 1):
+            task, row = running[future], future.result()
+            found[task] = row
+            sys.stderr.write(f"{number}/{len(running)} {row.name} {row.seconds:.1f} s, {row.num_cases} cases\n")
+            sys.stderr.flush()
+    return {task: found[task] for task in wanted}
 
 
 def main() -> None:
-    """Parses the command line and prints both tables."""
+    """Parses the command line, and writes the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cases", type=int, default=20, help="cases per world size and defect")
-    parser.add_argument("--clean", type=int, default=60, help="cases per world size and property without a defect")
+    parser.add_argument("--cases", type=int, default=12, help="cases per world size and defect, at most")
+    parser.add_argument("--clean", type=int, default=40, help="cases per world size and property without a defect")
+    parser.add_argument("--enough", type=int, default=3, help="rejections by every kind that end a row; 0: none do")
     parser.add_argument("--only", default="", help="defects and properties whose name contains this")
+    parser.add_argument("--processes", type=int, default=2, help="rows that are made at a time")
+    parser.add_argument("--out", type=Path, help="file for the tables, Markdown; without it they are printed")
     chosen = parser.parse_args()
-    console = Console(width=200)
-    with Pool() as pool:
-        show_defects(console, pool, chosen.cases, chosen.only)
-        show_clean(console, pool, chosen.clean, chosen.only)
+    begun_s = time.monotonic()
+    rows = run_all(list(tasks(chosen)), chosen.processes)
+    defects = [
+        (defect, rows[task]) for defect in DEFECTS for task in rows if task.is_defect and task.name == defect.name
+    ]
+    clean = [row for task, row in rows.items() if not task.is_defect]
+    text = write_tables(defects, clean, chosen.cases, chosen.enough, chosen.clean)
+    text += f"\n{time.monotonic() - begun_s:.0f} s in {chosen.processes} processes.\n"
+    if chosen.out:
+        chosen.out.write_text(text)
+    else:
+        sys.stdout.write(text)
 
 
 if __name__ == "__main__":

@@ -360,3 +360,22 @@ def test_the_backward_uses_the_whole_that_is_there_then() -> None:
     layer.partitioned["weight"].partition.fill_(7.0)
     layer.fetch()
     assert torch.equal(layer.unpack(saved), torch.full((2, 3), 7.0))
+
+
+def test_later_steps_lean_to_one_side_so_that_their_rounded_gradients_add_up() -> None:
+    case = DataParallelCase(
+        world_size=2, style="ddp", leading=(64,), in_features=5, out_features=3, optimizer="sgd", steps=3
+    )
+    given = draw(case, 0)
+    for name in ("x", "cotangent"):
+        means = [given[f"step{step}.{name}"].sign().mean(0).abs() for step in (2, 3)]
+        assert float(torch.stack(means).min()) > 0.5
+
+
+def test_a_weight_of_one_element_is_too_large_for_a_step_of_adamw_to_leave_nothing() -> None:
+    case = DataParallelCase(
+        world_size=2, style="ddp", values=tuple(("real", seed) for seed in range(32)), optimizer="adamw", steps=2
+    )
+    for index in range(len(case.values)):
+        weights = [draw(case, index)[name] for name in ("in_proj.weight", "out_proj.weight")]
+        assert all(float(weight.abs().min()) >= 1 for weight in weights)

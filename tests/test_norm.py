@@ -172,3 +172,12 @@ def test_moments_that_may_vanish_conclude_nothing() -> None:
     found = norm(x, torch.ones(1), torch.zeros(1), TORCH_CPU["float32"], eps=1e-6, centered=True)
 
     assert found.value.item() == 0 and found.allowed.item() == torch.inf
+
+
+def test_features_of_x_and_of_the_cotangent_lie_on_sides_that_are_orthogonal() -> None:
+    """So that no gradient of x is what is left of a cotangent that is a multiple of x - mean."""
+    given = draw(case_of(leading=(400, 1), sequence_dim=0, values=(("real", 0),)), 0)
+    centered = (given[name].flatten(0, -2).double().mean(0) for name in ("x", "cotangent"))
+    of_x, of_g = ((mean - mean.mean()).sign() for mean in centered)
+
+    assert of_x.sum() == of_g.sum() == (of_x * of_g).sum() == 0

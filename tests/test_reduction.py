@@ -16,9 +16,10 @@ from equivtest.errors import Misuse
 from equivtest.layout import Layout, Replicate, Shard
 from equivtest.oracle import expect
 from equivtest.oracle.collectives import document
-from equivtest.oracle.reductions import log_softmax_grad, mean, norm, softmax
+from equivtest.oracle.reductions import log_softmax, log_softmax_grad, mean, norm, softmax
 from equivtest.oracle.rounding import TORCH_CPU
 from equivtest.tensors import DTYPES
+from equivtest.verdicts.elements import is_too_wide
 from tests.drawing import SPACE, drawn
 from tests.unsharded import unsharded
 
@@ -150,6 +151,34 @@ def test_a_softmax_of_parts_and_a_gradient_without_the_sum_are_beyond_the_bound(
 
     assert bool(((parts - bound.value).abs() > bound.allowed).all())
     assert bool(((cotangent - of_gradient.value).abs() > of_gradient.allowed).any())
+
+
+@each_dtype
+def test_the_bound_of_a_log_softmax_does_not_grow_with_what_all_logits_share(dtype: str) -> None:
+    x = rows(dtype, 8, 6)
+    near, far = (log_softmax(each, TORCH_CPU[dtype]) for each in (x, x + 256))
+
+    assert torch.allclose(far.allowed, near.allowed, rtol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_log_softmax_that_stores_maximum_and_logarithm_together_is_beyond_the_bound(dtype: str) -> None:
+    """The order of subtractions that torch gave up: pytorch issue 11752."""
+    x = rows(dtype, 8, 6) + 256
+    bound, peak = log_softmax(x, TORCH_CPU[dtype]), x.amax(1, keepdim=True)
+    together = peak + (x - peak).exp().sum(1, keepdim=True).log()
+    wrong = x - together.to(DTYPES[dtype]).double()
+
+    assert bool(((wrong - bound.value).abs() > bound.allowed).any())
+
+
+@pytest.mark.parametrize("op", ["sum", "mean"])
+def test_terms_of_sums_and_means_rather_add_up_than_cancel(op: str) -> None:
+    values = tuple((mode, seed) for seed in range(32) for mode in ("dense", "real"))
+    for size in (2, 6, 12):
+        case = ReductionCase(world_size=4, dtype="bfloat16", op=op, shape=(size,), layout="shard(0)", values=values)
+        wide = [is_too_wide(expect(case, index).tensors["output"]) for index in range(len(values))]
+        assert sum(wide) <= 3
 
 
 def test_a_softmax_takes_any_one_dim() -> None:

@@ -213,7 +213,8 @@ def _draw_parameters(plan: Plan, mode: str, seed: int) -> dict[str, torch.Tensor
 def _draw_step(plan: Plan, mode: str, seed: int, step: int, num_sums: int) -> dict[str, torch.Tensor]:
     """x and cotangent of one step, so many times T rows, int64.
 
-    Of several parts, whose sums may take more bits, every other cotangent counts in a finer unit.
+    Of several parts, whose sums may take more bits, every other cotangent counts in a finer unit.  After an
+    update sums are rounded, and one over tokens that nearly cancels would conclude nothing: features lean to one side.
     """
     x_name, g_name = at_step(step, "x"), at_step(step, "cotangent")
     x_source, g_source = generator(mode, seed, x_name), generator(mode, seed, g_name)
@@ -222,8 +223,18 @@ def _draw_step(plan: Plan, mode: str, seed: int, step: int, num_sums: int) -> di
     if num_sums > 1:
         parts[::2] = [part << _FINER_BITS for part in parts[::2]]
     x = odd_integers((plan.tokens * num_sums, plan.features), _lowest(mode, "x", plan.x), plan.x, x_source)
-    signs = x[: plan.tokens].sign().repeat(num_sums, 1)  # so that what is active in one part is in all
-    return {x_name: x.abs() * signs, g_name: torch.cat(parts)}
+    signs, cotangent = x[: plan.tokens].sign(), torch.cat(parts)
+    if step > 1:
+        signs, cotangent = _leaning(signs, x_source), _leaning(cotangent, g_source)
+    signs = signs.repeat(num_sums, 1)  # so that what is active in one part is in all
+    return {x_name: x.abs() * signs, g_name: cotangent}
+
+
+def _leaning(rows: torch.Tensor, source: torch.Generator) -> torch.Tensor:
+    """Signs turned so that of each column, a feature, seven rows in eight lie on one side of zero."""
+    sides = odd_integers(rows.shape[1:], 1, 1, source)
+    kept = torch.randint(4, rows.shape, generator=source, device="cpu") == 0
+    return torch.where(kept, rows, rows.abs() * sides)
 
 
 def _lowest(mode: str, name: str, largest: int) -> int:

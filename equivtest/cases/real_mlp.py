@@ -23,6 +23,7 @@ from equivtest.tensors import DTYPES
 
 _SCALES = (1.0, 0.3, 3.0)  # of x, each bias and each cotangent: far from overflow and subnormals in float16
 _OFFSETS = (1.0, 2.0, 0.5)  # of the features of x and of a cotangent, in scales
+_FEW = 3  # elements of a weight, of which a few steps of AdamW may leave next to nothing
 
 
 def draw_real_mlp(case: PerceptronCase, index: int) -> dict[str, torch.Tensor]:
@@ -34,7 +35,7 @@ def draw_real_mlp(case: PerceptronCase, index: int) -> dict[str, torch.Tensor]:
     of tokens that a gradient sums over, as the gradient of a mean is: training goes on from what
     gradients leave, and float16 overflows soon.  AdamW moves a bias by its learning rate, whatever the
     gradient: that of out_proj begins on the side of zero from which it is moved away, that of in_proj at
-    one or more.
+    one or more; and so the weight of a layer of few features.
     """
     mode, seed = case.values[index]
     sizes = {"in_proj.weight": 1 / math.sqrt(case.in_features), "out_proj.weight": 1 / math.sqrt(case.hidden_features)}
@@ -49,6 +50,8 @@ def draw_real_mlp(case: PerceptronCase, index: int) -> dict[str, torch.Tensor]:
         if name == "out_proj.bias" and case.optimizer == "adamw":
             value = -value.abs() * signs(shapes[name], generator(mode, seed, "cotangent sides"))
         if name == "in_proj.bias" and case.optimizer == "adamw":
+            value, size = value + value.sign(), max(size, 1.0)
+        if name in sizes and case.optimizer == "adamw" and value.numel() <= _FEW:
             value, size = value + value.sign(), max(size, 1.0)
         if base_of(name) == "cotangent":
             size = size * 2.0 ** -round(math.log2(rows))

@@ -15,7 +15,8 @@ terms are positive, so that its square is off by a relative bound t, and the nor
 A collective needs the squares: of a norm n stored in 16 bits they underflow, by eta / 2 n in the end.
 What a softmax is off by: see `losses`; its gradients are sums of products, p as it was stored.  In
 16 bits torch's CPU kernels store more on their way: exponentials before they are divided, the sum
-of exponentials and its logarithm, the sum of g.
+of exponentials and its logarithm, the sum of g.  The maximum is taken from x before the logarithm is, so
+that the size of x itself, which all terms of a row may share, does not matter.
 
 Source: common_reduction_strategy and _NormPartial in torch/distributed/tensor/_ops/_math_ops.py;
 norm_backward, scale_grad_by_count in torch/csrc/autograd/FunctionsManual.cpp;
@@ -126,10 +127,12 @@ def log_softmax(x: torch.Tensor, arithmetic: Arithmetic) -> Bounded:
     y = log_of_sum(x, arithmetic, ranks=1)
     if x.shape[1] == 1:
         return Bounded(y.value, torch.zeros_like(x), _ALONE)
-    apart = x - x.amax(1, keepdim=True)
-    size = 1 + (apart - y.value).abs() + apart.abs() + x.abs()
-    error = y.allowed + (arithmetic.u_o if arithmetic.dtype != arithmetic.accumulate else arithmetic.u_a) * size
-    return bounded(y.value, store(y.value, error, arithmetic), size, x.shape[1], y.derivation)
+    apart = (x - x.amax(1, keepdim=True)).abs()
+    size = 1 + (apart + y.value).abs()  # a sum off by a part of itself moves its logarithm l by that; and l
+    narrow = growth((2, arithmetic.u_o)) if arithmetic.dtype != arithmetic.accumulate else 0.0
+    error = stored(y.value, y.allowed + narrow * size, arithmetic)
+    sizes = apart + size
+    return bounded(y.value, error, sizes, x.shape[1], y.derivation)
 
 
 def log_softmax_grad(x: torch.Tensor, cotangent: torch.Tensor, arithmetic: Arithmetic) -> Bounded:
