@@ -11,15 +11,17 @@ from functools import partial
 from equivtest import limits
 from equivtest.cases.data_parallel import DataParallelCase
 from equivtest.cases.mixed import NARROW, MixedCase
-from equivtest.cases.strategies import data_parallel_cases, mixed_cases, two_axis_cases
+from equivtest.cases.sharding_refused import RefusedShardingCase
+from equivtest.cases.strategies import data_parallel_cases, mixed_cases, refused_sharding_cases, two_axis_cases
 from equivtest.cases.two_axes import TwoAxisCase
 from equivtest.check import DEFAULT_CLAIMS
 from equivtest.property import Property
-from equivtest.verdicts.claims import repeats_itself, trains_like_unsharded, uses_only_collectives
+from equivtest.verdicts.claims import refuses, repeats_itself, trains_like_unsharded, uses_only_collectives
 
 CLAIMS = (*DEFAULT_CLAIMS, trains_like_unsharded, repeats_itself)
 ZERO3 = "Rajbhandari et al., ZeRO (2020), sections 5.3 and 7.2.2; deepspeed/runtime/zero/stage3.py (0.19.8)"
 BOTH = ("in_proj", "out_proj")
+WEIGHTS = ("in_proj.weight", "out_proj.weight")
 ALL = ("x", "in_proj.weight", "in_proj.bias", "out_proj.weight", "out_proj.bias")
 
 
@@ -42,6 +44,18 @@ def on_four_ranks(style: str, fetch: str = "") -> tuple[DataParallelCase, ...]:
         )
         for dtype in limits.DTYPES
         for hidden in (4, 7)
+    )  # fmt: skip
+
+
+def by_columns() -> tuple[DataParallelCase, ...]:
+    """Three ranks hold 2 of 6 and 1 of 3 columns each, and of biases of 3 and 2 elements 1 at most."""
+    return tuple(
+        DataParallelCase(
+            world_size=3, dtype=dtype, style="fsdp2", by_columns=WEIGHTS, leading=(2,), in_features=6,
+            hidden_features=3, out_features=2, biases=BOTH, requires_grad=ALL, micro_batches=2, optimizer="sgd",
+            steps=3, momentum=0.5, clip_norm=1.0, values=(("dense", 0), ("real", 1)),
+        )
+        for dtype in limits.DTYPES
     )  # fmt: skip
 
 
@@ -84,8 +98,17 @@ fsdp2_mlp = Property(
     source="torch/distributed/fsdp/_fully_shard/_fully_shard.py, fully_shard (2.13.0)",
     cases=partial(data_parallel_cases, style="fsdp2"),
     claims=CLAIMS,
-    examples=(uneven("fsdp2"), *on_four_ranks("fsdp2")),
+    examples=(uneven("fsdp2"), *on_four_ranks("fsdp2"), *by_columns()),
     weight=2,
+)
+
+fsdp2_mlp_refuses = Property(
+    subject="fsdp2_mlp",
+    statement="A weight that cannot be sharded as it is asked for is refused, on every rank alike.",
+    source="torch/distributed/fsdp/_fully_shard/_fully_shard.py, fully_shard: shard_placement_fn (2.13.0)",
+    cases=refused_sharding_cases,
+    claims=(refuses,),
+    examples=(RefusedShardingCase(world_size=3, misfit="uneven", in_features=4, hidden_features=2),),
 )
 
 fsdp2_mixed_mlp = Property(

@@ -30,6 +30,7 @@ from equivtest.cases.strategies import (
     refused_gathered_cross_entropy_cases,
     refused_linear_cases,
     refused_redistribute_cases,
+    refused_sharding_cases,
     training_cases,
     two_axis_cases,
 )
@@ -70,6 +71,7 @@ STRATEGIES: dict[str, Callable[[Space], SearchStrategy[Case]]] = {
     "refused rowwise": lambda space: refused_linear_cases(space, style="rowwise"),
     "refused fetch": refused_fetch_cases,
     "refused redistribute": refused_redistribute_cases,
+    "refused sharding": refused_sharding_cases,
 }
 """Every strategy of the package, by what it draws."""
 

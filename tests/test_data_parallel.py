@@ -15,6 +15,7 @@ from torch import nn
 from equivtest.cases.base import from_code, from_data, to_data
 from equivtest.cases.data_parallel import STYLES, DataParallelCase
 from equivtest.cases.perceptron import EXACT_MODES
+from equivtest.cases.sharding_refused import RefusedShardingCase
 from equivtest.cases.values import draw
 from equivtest.errors import Misuse
 from equivtest.layout import Flat, Replicate, Shard
@@ -74,6 +75,15 @@ def test_the_style_says_how_parameters_gradients_and_states_are_held(style: str,
     assert layouts["x"] == layouts["output"] == layouts["grad.in_proj.output"] == Shard(0)
 
 
+def test_a_weight_by_columns_is_sharded_on_dim_1_wherever_it_is_held() -> None:
+    case = data_parallel_case(style="fsdp2", by_columns=("in_proj.weight",), optimizer="sgd", steps=2, momentum=0.5)
+    layouts = {name: layout.placements[0] for name, layout in case.layouts().items()}
+
+    names = ("param.in_proj.weight", "step2.grad.in_proj.weight", "step1.momentum.in_proj.weight")
+    assert {layouts[name] for name in names} == {Shard(1)}
+    assert layouts["param.in_proj.bias"] == layouts["param.out_proj.weight"] == Shard(0)
+
+
 def test_the_batch_is_that_of_all_ranks_and_micro_batches() -> None:
     case = data_parallel_case(leading=(2, 5))
 
@@ -96,6 +106,12 @@ def test_an_update_is_answered_for_frozen_parameters_too() -> None:
         ({"fetch": "gather"}, "fetch must be one of"),
         ({"micro_batches": 0}, "micro_batches must be in 1..8, got 0"),
         ({"requires_grad": ("x",)}, "needs a parameter in requires_grad"),
+        (
+            {"style": "fsdp2", "by_columns": ("in_proj.bias",)},
+            "by_columns must list some of in_proj.weight",
+        ),
+        ({"by_columns": ("in_proj.weight",)}, "leave by_columns out for 'ddp'"),
+        ({"style": "fsdp2", "by_columns": ("out_proj.weight",)}, "out_proj.weight has 5 columns, which 3 ranks cannot"),
         ({"records": True}, "set records=False"),
         ({"style": "zero3", "records": True}, "set records=False"),
         (
@@ -116,6 +132,21 @@ def test_an_update_is_answered_for_frozen_parameters_too() -> None:
 def test_what_is_no_case_is_refused_by_name(fields: dict[str, object], message: str) -> None:
     with pytest.raises(Misuse, match=message):
         data_parallel_case(**fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"misfit": "columns"}, "misfit must be one of dim, placement, uneven, not_contiguous, got 'columns'"),
+        ({"style": "ddp"}, "shards are fsdp2's, got style 'ddp'"),
+        ({"by_columns": ("in_proj.weight",)}, "leave by_columns out"),
+        ({"misfit": "uneven", "in_features": 6}, "6 columns on 3 ranks are even: nothing is refused"),
+        ({"misfit": "not_contiguous", "in_features": 1}, "a weight of one row or column is contiguous either way"),
+    ],
+)
+def test_what_can_be_sharded_is_no_case_of_a_refusal(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(Misuse, match=message):
+        RefusedShardingCase(**{"world_size": 3, **fields})
 
 
 # ------------------------------------------------------------------------------------------------

@@ -35,6 +35,7 @@ from equivtest.cases.prepared import PreparedCase
 from equivtest.cases.redistribute import RedistributeCase
 from equivtest.cases.redistribute_refused import RefusedRedistributeCase
 from equivtest.cases.reduction import ReductionCase
+from equivtest.cases.sharding_refused import RefusedShardingCase
 from equivtest.cases.two_axes import TwoAxisCase
 from equivtest.layout import shard_kind
 from equivtest.property import Space
@@ -197,6 +198,15 @@ def test_of_data_parallel_training_a_third_or_more_clips_by_each_kind_of_norm(na
     assert {case.norm_type for case in clipping} == {"1", "2", "inf"}
 
 
+@pytest.mark.parametrize("name", ["fsdp2", "hsdp"])
+def test_in_some_sharded_cases_each_weight_or_both_are_sharded_on_dim_1(name: str) -> None:
+    counts = Counter(case.by_columns for case in run_of(name) if not case.tied)
+    weights = ("in_proj.weight", "out_proj.weight")
+
+    assert counts.keys() == {(), weights, weights[:1], weights[1:]}
+    assert counts.total() / 6 < counts.total() - counts[()] < 2 * counts.total() / 3
+
+
 def test_over_half_of_the_perceptrons_with_a_local_hidden_activation_are_even_and_so_run() -> None:
     local = [case for case in run_of("mlp") if case.use_local_output]
 
@@ -352,6 +362,7 @@ SIMPLEST: dict[str, Case] = {
     "refused colwise": RefusedLinearCase(world_size=1, style="colwise"),
     "refused rowwise": RefusedLinearCase(world_size=1, style="rowwise"),
     "refused redistribute": RefusedRedistributeCase(world_size=1),
+    "refused sharding": RefusedShardingCase(world_size=1),
     "refused fetch": RefusedFetchCase(world_size=1, parameters=((1,), (1,)), requires_grad=(True, True)),
 }
 

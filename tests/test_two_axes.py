@@ -46,6 +46,16 @@ def exact_cases(draw_from: st.DrawFn) -> TwoAxisCase:
     )
 
 
+def test_a_row_of_the_mesh_gathers_a_weight_by_columns_without_padding() -> None:
+    """Of 5 x 4 in_proj.weight two ranks hold 10 elements each; by rows they would hold 3 of 5, 12."""
+    case = two_axis_case(style="hsdp", in_features=4, by_columns=("in_proj.weight",), biases=(),
+                         requires_grad=("in_proj.weight",), records=True)  # fmt: skip
+    gathered = [call.size_bytes for call in document(case, 0) if call.kind == "all_gather"]
+
+    assert case.layouts()["grad.in_proj.weight"].placements == (Replicate(), Shard(1))
+    assert set(gathered) == {10 * 4, 5 * 4}
+
+
 @pytest.mark.parametrize("style", TWO_AXIS_STYLES)
 def test_a_case_survives_code_and_json(style: str) -> None:
     case = two_axis_case(style=style, optimizer="sgd", steps=2)

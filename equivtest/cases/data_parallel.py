@@ -15,6 +15,8 @@ from equivtest.cases.perceptron import SCALARS, PerceptronCase, base_of
 from equivtest.layout import Flat, Layout, Shard
 
 STYLES = ("ddp", "fsdp2", "zero3")
+SHARDED_STYLES = ("fsdp2", "hsdp")
+"""Those that shard each parameter on one of its dims."""
 MAX_MICRO_BATCHES = 8
 
 
@@ -28,11 +30,12 @@ class DataParallelCase(PerceptronCase):
     parameter is that of the whole batch divided by w; of x it is each rank's own.
 
     Attributes:
-        style: One of STYLES: parameters and gradients replicated; sharded on dim 0; or flattened,
+        style: One of STYLES: parameters and gradients replicated; sharded on a dim, mostly 0; or flattened,
             padded and partitioned.
         micro_batches: Forwards and backwards whose gradients are added up before each update.
         syncs_every: Of fsdp2: whether gradients are reduced after every micro-batch, not the last alone.
         reshards: Of fsdp2: whether a layer's parameters are released between forward and backward.
+        by_columns: Of fsdp2: the weights that are sharded on dim 1, in order; every rank must hold as many columns.
         small_buckets: Of ddp: whether each gradient is reduced by itself.
         views: Of ddp: whether gradients are views of the buckets.
         padding: Of zero3: what padding holds, 'nan' or a 'large' finite number, as nobody writes it.
@@ -47,6 +50,7 @@ class DataParallelCase(PerceptronCase):
     micro_batches: int = 1
     syncs_every: bool = False
     reshards: bool = True
+    by_columns: tuple[str, ...] = ()
     small_buckets: bool = False
     views: bool = False
     padding: str = "nan"
@@ -75,7 +79,30 @@ class DataParallelCase(PerceptronCase):
             not self.stopped_steps or any(map(self.is_used_in_out_proj, self.trained_names())),
             f"stopped_steps need a parameter of out_proj in requires_grad, got {self.requires_grad}",
         )
+        self._check_columns()
         super().__post_init__()
+
+    def _check_columns(self) -> None:
+        weights = tuple(name for name in self.parameter_names() if name.endswith("weight"))
+        require(
+            self.by_columns == tuple(name for name in weights if name in self.by_columns),
+            f"by_columns must list some of {', '.join(weights)} in this order, got {self.by_columns}",
+        )
+        require(
+            not self.by_columns or self.style in SHARDED_STYLES,
+            f"only {' and '.join(SHARDED_STYLES)} shard on another dim: leave by_columns out for {self.style!r}",
+        )
+        for name in self.by_columns:
+            columns = self.shapes()[name][1]
+            require(
+                columns % self.num_shards == 0,
+                f"{name} has {columns} columns, which {self.num_shards} ranks cannot hold as many of each",
+            )
+
+    @property
+    def num_shards(self) -> int:
+        """Into how many parts a parameter is divided where it is sharded."""
+        return self.world_size
 
     @property
     def has_documented_collectives(self) -> bool:
@@ -136,8 +163,11 @@ class DataParallelCase(PerceptronCase):
         if self.style == "ddp":
             return replicated()
         if self.style == "fsdp2":
-            return Layout((Shard(0),))
+            return Layout((Shard(self._shard_dim(base)),))
         return Layout((Flat(-(-math.prod(shape) // self.world_size) * self.world_size),))
+
+    def _shard_dim(self, place: str) -> int:
+        return int(self.parameter_at(place) in self.by_columns)
 
     @property
     def shard_kind(self) -> str:

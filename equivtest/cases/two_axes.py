@@ -25,7 +25,7 @@ class TwoAxisCase(DataParallelCase):
         style: 'fsdp2_tp': the hidden features are divided among the t ranks of a row, and what each
             of these holds of a parameter is divided on dim 0 among the d ranks of its column.  The d
             rows of the mesh take rows of the batch, every rank of one the same.
-            'hsdp': parameters are divided on dim 0 among the t ranks of a row, and each row of the mesh
+            'hsdp': parameters are divided, mostly on dim 0, among the t ranks of a row, and each row of the mesh
             holds all of them; every rank takes rows of its own.
         use_local_output: Of fsdp2_tp: whether the hidden activation is a plain tensor; torch takes
             its global size to be local size times t then, so that t must divide H.
@@ -67,6 +67,10 @@ class TwoAxisCase(DataParallelCase):
         return self.mesh[0] if self.style == "fsdp2_tp" else self.world_size
 
     @property
+    def num_shards(self) -> int:
+        return self.mesh[1]
+
+    @property
     def num_hidden_parts(self) -> int:
         return self.mesh[1] if self.style == "fsdp2_tp" else 1
 
@@ -85,7 +89,7 @@ class TwoAxisCase(DataParallelCase):
     def _parameter_layout(self, base: str, shape: Shape) -> Layout:
         """The second axis divides first, as it was there first; of one rank it divides nothing."""
         if self.style == "hsdp":
-            return Layout((Replicate(), Shard(0)))
+            return Layout((Replicate(), Shard(self._shard_dim(base))))
         if base == "out_proj.bias":
             return Layout((Shard(0), Replicate()))
         if base == "out_proj.weight":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from equivtest.cases.data_parallel import DataParallelCase
-from equivtest.subjects.data_parallel import DdpRun, Fsdp2Run
+from equivtest.subjects.data_parallel import DdpRun, Fsdp2Run, RefusedRun
 from equivtest.subjects.tensor_parallel import Answers, Given
 from equivtest.subjects.zero3.engine import Engine
 from equivtest.subjects.zero3.gradients import Gradients
@@ -49,6 +50,56 @@ class _Overwritten(Fsdp2Run):
 
     def synchronization(self, *, is_last: bool) -> Any:
         return super().synchronization(is_last=True)
+
+
+def columns_gathered_as_rows(case: DataParallelCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """FSDP2 that puts the columns that it has gathered one rank after the other, as it does with rows."""
+    return _AsRows(case, mesh, given).answers()
+
+
+class _AsRows(Fsdp2Run):
+    def build(self) -> nn.Module:
+        model = super().build()
+        for name in self.case.by_columns:
+            layer = model.get_submodule(name.removesuffix(".weight"))
+            layer.forward = functools.partial(self.forward_of, layer)
+        return model
+
+    def forward_of(self, layer: Any, input: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(input, self.taken(layer.weight), layer.bias)
+
+    def taken(self, weight: torch.Tensor) -> torch.Tensor:
+        return torch.cat(weight.chunk(self.mesh.size(), dim=1)).view(weight.shape)
+
+
+def columns_scattered_as_rows(case: DataParallelCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """FSDP2 that reduces and scatters the gradient of a weight as it lies in memory, whatever dim is sharded."""
+    return _ScatteredAsRows(case, mesh, given).answers()
+
+
+class _ScatteredAsRows(_AsRows):
+    def taken(self, weight: torch.Tensor) -> torch.Tensor:
+        seen = weight.view_as(weight)
+        if seen.requires_grad:
+            seen.register_hook(self.turned)  # type: ignore[no-untyped-call]
+        return seen
+
+    def turned(self, gradient: torch.Tensor) -> torch.Tensor:
+        """What torch divides into columns such that each rank gets its part of the rows."""
+        rows, columns = gradient.shape
+        num_ranks = self.mesh.size()
+        parts = gradient.reshape(num_ranks * rows, columns // num_ranks)
+        return torch.cat(parts.chunk(num_ranks), dim=1)
+
+
+def uneven_columns_sharded_by_rows(case: DataParallelCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """FSDP2 that shards a weight on dim 0 where dim 1 does not divide, and tells nobody."""
+    return _SilentlyByRows(case, mesh, given).answers()
+
+
+class _SilentlyByRows(RefusedRun):
+    def placement(self, parameter: nn.Parameter) -> Any:
+        return None if self.case.misfit == "uneven" else super().placement(parameter)
 
 
 def frozen_parameter_decayed(case: DataParallelCase, mesh: DeviceMesh, given: Given) -> Answers:

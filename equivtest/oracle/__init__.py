@@ -30,6 +30,7 @@ from equivtest.cases.prepared import PreparedCase
 from equivtest.cases.redistribute import RedistributeCase
 from equivtest.cases.redistribute_refused import RefusedRedistributeCase
 from equivtest.cases.reduction import ReductionCase
+from equivtest.cases.sharding_refused import RefusedShardingCase
 from equivtest.cases.two_axes import TwoAxisCase
 from equivtest.errors import Misuse
 from equivtest.oracle.collectives import document
@@ -131,3 +132,4 @@ expect.register(RefusedFetchCase, expect_refusal)
 expect.register(RefusedEmbeddingCase, expect_refusal)
 expect.register(RefusedCrossEntropyCase, expect_refusal)
 expect.register(RefusedRedistributeCase, expect_refusal)
+expect.register(RefusedShardingCase, expect_refusal)

@@ -21,8 +21,9 @@ def document_hsdp(case: TwoAxisCase, rank: int) -> Collectives:
     Tied layers are gathered and reduced together.
     Where gradients are reduced, those of a layer take one reduce_scatter along the row and one
     all_reduce of the rank's part along the column.  Each rank's part of a parameter is ceil(rows / t)
-    rows, padded.  A row of one rank gathers and scatters nothing; a column of one rank still takes
-    its all_reduce.  The backward gathers the next layer ahead, whether or not gradients reach it.
+    rows, padded, or 1 / t of its columns.  A row of one rank gathers and scatters nothing; a column
+    of one rank still takes its all_reduce.  The backward gathers the next layer ahead, whether or
+    not gradients reach it.
 
     Source: Rajbhandari et al., ZeRO (2020), section 5.3, for what is gathered and reduced;
     FSDPParamGroup.unshard and post_backward, _prefetch_unshard, in
@@ -51,10 +52,15 @@ def document_hsdp(case: TwoAxisCase, rank: int) -> Collectives:
 
 def _part_bytes(case: TwoAxisCase, layers: tuple[str, ...], names: Iterable[str]) -> int:
     """Of what one rank holds of those of the parameters that are the layers', padding included."""
-    shapes = case.shapes()
-    held = [shapes[f"param.{name}"] for name in names if name.startswith(layers)]
-    numel = sum(-(-shape[0] // case.mesh[1]) * math.prod(shape[1:]) for shape in held)
+    numel = sum(_part_numel(case, name) for name in names if name.startswith(layers))
     return numel * DTYPES[case.dtype].itemsize
+
+
+def _part_numel(case: TwoAxisCase, name: str) -> int:
+    rows, *columns = case.shapes()[f"param.{name}"]
+    if name in case.by_columns:
+        return rows * math.prod(columns) // case.num_shards
+    return -(-rows // case.num_shards) * math.prod(columns)
 
 
 def _name(case: TwoAxisCase, ranks: range) -> str:

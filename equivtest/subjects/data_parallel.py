@@ -8,16 +8,18 @@ Source: torch/nn/parallel/distributed.py and torch/distributed/fsdp/_fully_shard
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Replicate, Shard
 from torch.nn.parallel import DistributedDataParallel
 
 from equivtest.cases.data_parallel import DataParallelCase
 from equivtest.cases.perceptron import LAYERS, at_step
+from equivtest.cases.sharding_refused import RefusedShardingCase
 from equivtest.subjects.perceptron import Mlp, PerceptronRun
 from equivtest.subjects.tensor_parallel import Answers, Given
 
@@ -31,8 +33,9 @@ def ddp_mlp(case: DataParallelCase, mesh: DeviceMesh, given: Given) -> Answers:
 
 
 def fsdp2_mlp(case: DataParallelCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """fully_shard of each layer and of the whole: parameters, gradients and states sharded on dim 0."""
-    return Fsdp2Run(case, mesh, given).answers()
+    """fully_shard of each layer and of the whole: parameters, gradients and states sharded on a dim."""
+    run = RefusedRun if isinstance(case, RefusedShardingCase) else Fsdp2Run
+    return run(case, mesh, given).answers()
 
 
 class DataParallelRun(PerceptronRun):
@@ -96,13 +99,27 @@ class Fsdp2Run(DataParallelRun):
 
     def shard(self, model: Mlp, mesh: DeviceMesh) -> nn.Module:
         """The model, its layers and what is left of it sharded along the mesh; layers that are tied form one group."""
+        self.by_columns = [model.get_parameter(name) for name in self.case.by_columns]
         layers = [model.get_submodule(layer) for layer in LAYERS]
         for group in [layers] if self.case.tied else [[layer] for layer in layers]:
-            fully_shard(group, mesh=mesh, reshard_after_forward=self.case.reshards, mp_policy=self.policy())
-        self.parallel: FSDPModule = fully_shard(
-            model, mesh=mesh, reshard_after_forward=self.case.reshards, mp_policy=self.policy()
-        )
+            self.shard_together(group, mesh)
+        self.parallel = self.shard_together(model, mesh)
         return model
+
+    def shard_together(self, modules: Any, mesh: DeviceMesh) -> FSDPModule:
+        """A module, or a list of modules, gathered together."""
+        sharded: FSDPModule = fully_shard(
+            modules,
+            mesh=mesh,
+            reshard_after_forward=self.case.reshards,
+            shard_placement_fn=self.placement,
+            mp_policy=self.policy(),
+        )
+        return sharded
+
+    def placement(self, parameter: nn.Parameter) -> Any:
+        """How a parameter is sharded, if not on dim 0."""
+        return Shard(1) if any(parameter is each for each in self.by_columns) else None
 
     def policy(self) -> MixedPrecisionPolicy:
         """Which dtypes there are beside that of the parameters: none."""
@@ -111,3 +128,17 @@ class Fsdp2Run(DataParallelRun):
     def synchronization(self, *, is_last: bool) -> AbstractContextManager[None]:
         self.parallel.set_requires_gradient_sync(is_last or self.case.syncs_every)
         return nullcontext()
+
+
+class RefusedRun(Fsdp2Run):
+    case: RefusedShardingCase
+
+    def shard(self, model: Mlp, mesh: DeviceMesh) -> nn.Module:
+        self.first = model.get_parameter("in_proj.weight")
+        if self.case.misfit == "not_contiguous":
+            self.first.data = self.first.data.t().contiguous().t()
+        return super().shard(model, mesh)
+
+    def placement(self, parameter: nn.Parameter) -> Any:
+        asked = {"dim": Shard(2), "placement": Replicate(), "uneven": Shard(1)}
+        return asked.get(self.case.misfit) if parameter is self.first else None

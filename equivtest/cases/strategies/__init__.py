@@ -18,7 +18,7 @@ from equivtest.cases.strategies.cross_entropy import (
     refused_cross_entropy_cases,
     refused_gathered_cross_entropy_cases,
 )
-from equivtest.cases.strategies.data_parallel import data_parallel_cases
+from equivtest.cases.strategies.data_parallel import data_parallel_cases, refused_sharding_cases
 from equivtest.cases.strategies.dropout import dropout_cases
 from equivtest.cases.strategies.embedding import embedding_cases, embedding_ways_cases, refused_embedding_cases
 from equivtest.cases.strategies.engine import engine_cases, whole_engine_cases
@@ -60,6 +60,7 @@ __all__ = [
     "refused_gathered_cross_entropy_cases",
     "refused_linear_cases",
     "refused_redistribute_cases",
+    "refused_sharding_cases",
     "training_cases",
     "two_axis_cases",
     "whole_engine_cases",

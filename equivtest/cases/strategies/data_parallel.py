@@ -10,15 +10,17 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 
 from equivtest.cases.data_parallel import DataParallelCase
 from equivtest.cases.fetch import PADDINGS
+from equivtest.cases.sharding_refused import MISFITS, RefusedShardingCase
 from equivtest.cases.strategies.perceptron import (
     ACTIVATIONS,
     CURVED_MODES,
+    FEATURES,
     MLP_MODES,
     TRAINING_MODES,
     _pick_perceptron,
     _pick_training,
 )
-from equivtest.cases.strategies.picks import RECORDS, pick, pick_values
+from equivtest.cases.strategies.picks import RECORDS, REFUSED_MODES, pick, pick_values
 from equivtest.property import Space
 
 MICRO_BATCHES = (1, 1, 2, 3)
@@ -27,6 +29,9 @@ CLIP_NORMS = (0.0, 0.0, 0.0, 1.0, 16.0, 1024.0)  # none; nearly always, sometime
 NORM_TYPES_DRAWN = ("2", "2", "1", "inf")
 STOPPED_STEPS: tuple[tuple[int, ...], ...] = ((), (), (), (), (2,), (2, 3), (3,))
 TIES_DRAWN = ("", "", "", "", "", "", "same", "transposed")
+COLUMNS_DRAWN: tuple[tuple[str, ...], ...] = (
+    *[()] * 9, ("in_proj.weight", "out_proj.weight"), ("in_proj.weight",), ("out_proj.weight",),
+)  # fmt: skip
 DATA_PARALLEL_OPTIMIZERS = ("none", "sgd", "sgd", "adamw")
 
 
@@ -36,6 +41,33 @@ def data_parallel_cases(space: Space, *, style: str, fetch: str = "") -> SearchS
     Recorded only where `fetch` is named.  Shrinks to one forward and backward of one row.
     """
     return _data_parallel_cases(space, style, fetch)
+
+
+def refused_sharding_cases(space: Space) -> SearchStrategy[RefusedShardingCase]:
+    """Cases whose first weight FSDP2 does not take as it is to be sharded.
+
+    Shrinks to one rank that is asked for a dim that a weight does not have.
+    """
+    return _refused_sharding_cases(space)
+
+
+@st.composite
+def _refused_sharding_cases(draw: DrawFn, space: Space) -> RefusedShardingCase:
+    world_size = pick(draw, "world_size", space.world_sizes)
+    dtype = pick(draw, "dtype", space.dtypes)
+    misfit = pick(draw, "misfit", [misfit for misfit in MISFITS if misfit != "uneven" or world_size > 1])
+    in_features, hidden_features = (pick(draw, name, FEATURES) for name in ("in_features", "hidden_features"))
+    if misfit == "uneven" and in_features % world_size == 0:
+        in_features += 1
+    least = 2 if misfit == "not_contiguous" else 1
+    return RefusedShardingCase(
+        misfit=misfit,
+        world_size=world_size,
+        dtype=dtype,
+        in_features=max(in_features, least),
+        hidden_features=max(hidden_features, least),
+        values=pick_values(draw, REFUSED_MODES),
+    )
 
 
 @st.composite
@@ -49,6 +81,8 @@ def _pick_data_parallel(
     """All fields of a DataParallelCase."""
     fields = _pick_perceptron(draw, space)
     fields |= _tie(fields, pick(draw, "tied", ties))
+    columns = pick(draw, "by_columns", COLUMNS_DRAWN if style == "fsdp2" else ((),))
+    fields |= _shard_columns(fields, columns)
     if not any(name.endswith(("weight", "bias")) for name in fields["requires_grad"]):
         fields["requires_grad"] = ("in_proj.weight",) if fields["tied"] else ("in_proj.weight", "out_proj.weight")
     optimizer = pick(draw, "optimizer", DATA_PARALLEL_OPTIMIZERS)
@@ -91,6 +125,17 @@ def _tie(fields: Mapping[str, Any], tied: str) -> dict[str, Any]:
     needs = {name if name != "out_proj.weight" else "in_proj.weight" for name in flags}
     names = ("x", "in_proj.weight", "in_proj.bias", "out_proj.bias")
     return {"tied": tied, **sizes, "requires_grad": tuple(name for name in names if name in needs)}
+
+
+def _shard_columns(fields: Mapping[str, Any], columns: tuple[str, ...]) -> dict[str, Any]:
+    """The weights that are sharded on dim 1, and the sizes that these need: multiples of the world size."""
+    tied, sizes = fields["tied"], {"in_proj.weight": "in_features", "out_proj.weight": "hidden_features"}
+    columns = tuple(name for name in columns if not tied or name == "in_proj.weight")
+    changed = {sizes[name] for name in columns}
+    if changed and tied:
+        changed = {"in_features", "out_features"} | ({"hidden_features"} if tied == "same" else set())
+    w = fields["world_size"]
+    return {"by_columns": columns, **{size: -(-fields[size] // w) * w for size in changed}}
 
 
 def _of_tied(values: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from equivtest.cases.data_parallel import DataParallelCase
+from equivtest.cases.sharding_refused import RefusedShardingCase
 from equivtest.defects.catalogue.record import Defect
 
 _HERE = "equivtest.defects.data_parallel:"
@@ -27,6 +28,47 @@ DEFECTS = (
             world_size=1, style="fsdp2", biases=("out_proj",), requires_grad=("out_proj.bias",), micro_batches=2
         ),
         "two micro-batches are needed, one rank suffices; no cotangent is zero",
+    ),
+    Defect(
+        _HERE + "columns_gathered_as_rows",
+        "fsdp2_mlp",
+        "another dim",
+        "equals_unsharded",
+        "value",
+        DataParallelCase(
+            world_size=2,
+            style="fsdp2",
+            by_columns=("out_proj.weight",),
+            hidden_features=2,
+            out_features=2,
+            requires_grad=("out_proj.weight",),
+        ),
+        "two ranks have a column each; of a single row all orders are one",
+    ),
+    Defect(
+        _HERE + "columns_scattered_as_rows",
+        "fsdp2_mlp",
+        "another dim",
+        "gradients_equal_unsharded",
+        "value",
+        DataParallelCase(
+            world_size=2,
+            style="fsdp2",
+            by_columns=("out_proj.weight",),
+            hidden_features=2,
+            out_features=2,
+            requires_grad=("out_proj.weight",),
+        ),
+        "as of what is gathered",
+    ),
+    Defect(
+        _HERE + "uneven_columns_sharded_by_rows",
+        "fsdp2_mlp",
+        "misfits accepted",
+        "refuses",
+        "not_refused",
+        RefusedShardingCase(world_size=2, misfit="uneven"),
+        "two ranks, one column",
     ),
     Defect(
         _HERE + "frozen_parameter_decayed",
