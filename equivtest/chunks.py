@@ -6,6 +6,7 @@ draws in every cell of the case space, further cases are drawn and those kept th
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,8 +17,10 @@ import hypothesis
 from hypothesis import HealthCheck, Phase, Verbosity
 
 from equivtest.cases.base import Case
+from equivtest.errors import Misuse
 from equivtest.profiles import ANY, wanted_kinds
 from equivtest.property import Property, Space
+from equivtest.verdicts.claims import Claim
 
 SETTINGS: dict[str, Any] = {
     "database": None,
@@ -108,13 +111,28 @@ def _filling(
     while missing and helpless < PATIENCE:
         batch, helpless = batch + 1, helpless + 1
         short = replace(chunk, seed=f"{chunk.seed}, batch {batch}", dtypes=_dtypes_of(missing, chunk))
-        for case in _draw(prop, short, BATCH):
+        for drawn in _draw(prop, short, BATCH):
+            case = _flagged(prop, drawn, missing, is_judged)
             found = draws_by_cell(prop, case, is_judged)
             if case not in seen and missing.keys() & found.keys():
                 helpless = 0
                 seen.add(case)
                 missing -= found
                 yield case
+
+
+def _flagged(prop: Property, case: Case, missing: Iterable[Cell], is_judged: Callable[[Case, str], bool]) -> Case:
+    """The case; recorded, repeated or measured where a claim is judged then in a cell that is short of draws.
+
+    Some claims are judged on one visit in eight, and some cells hold one case in a hundred: too few are both.
+    """
+    for claim in prop.claims:
+        if claim.flag and not getattr(case, claim.flag) and _cell(prop, case, claim) in missing:
+            mark: dict[str, Any] = {claim.flag: True}
+            with contextlib.suppress(Misuse):  # collectives are documented of some cases alone
+                flagged = replace(case, **mark)
+                case = flagged if is_judged(flagged, claim.name) else case
+    return case
 
 
 def _dtypes_of(missing: Iterable[Cell], chunk: Chunk) -> tuple[str, ...]:
@@ -139,10 +157,13 @@ def cells_of(prop: Property, chunk: Chunk) -> set[Cell]:
 
 def draws_by_cell(prop: Property, case: Case, is_judged: Callable[[Case, str], bool] = always) -> Counter[Cell]:
     """How many draws of a case each claim is judged on, by its cell."""
-    kind = ANY if prop.refuses_only else case.shard_kind
     found = Counter[Cell]()
     for claim in prop.claims:
         judged = sum(claim.applies(case, draw) for draw in range(len(case.values)))
         if judged and is_judged(case, claim.name):
-            found[case.dtype if claim.by_dtype else "", kind, claim.name] = judged
+            found[_cell(prop, case, claim)] = judged
     return found
+
+
+def _cell(prop: Property, case: Case, claim: Claim) -> Cell:
+    return case.dtype if claim.by_dtype else "", ANY if prop.refuses_only else case.shard_kind, claim.name

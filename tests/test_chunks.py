@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis.strategies import SearchStrategy
 
 from equivtest import limits
 from equivtest.cases.base import Case
 from equivtest.cases.fetch import FetchCase
-from equivtest.cases.strategies import data_parallel_cases, fetch_cases, refused_fetch_cases
+from equivtest.cases.strategies import data_parallel_cases, fetch_cases, redistribute_cases, refused_fetch_cases
 from equivtest.chunks import BATCH, PATIENCE, Cell, Chunk, cells_of, chunk_cases, draws_by_cell, seed_of
-from equivtest.property import Property
+from equivtest.property import Property, Space
 from equivtest.suite import properties_dir
 from equivtest.verdicts.claims import (
     agrees_on_all_ranks,
@@ -25,6 +26,7 @@ from equivtest.verdicts.claims import (
     is_the_identity_for_one_rank,
     refuses,
     repeats_itself,
+    uses_only_collectives,
 )
 
 CHUNK = Chunk(2, limits.DTYPES, 0, 20)
@@ -195,6 +197,36 @@ def test_a_cell_that_one_case_in_a_hundred_helps_is_filled() -> None:
         found += draws_by_cell(prop, case, is_rare)
 
     assert min(found[cell] for cell in cells_of(prop, chunk)) >= 1
+
+
+def test_a_claim_that_is_judged_on_marked_cases_marks_those_that_it_lacks() -> None:
+    """As few as it needs; none is drawn marked, and those of which no collectives are documented stay as they are."""
+    prop = claimed(cases=unmarked, claims=(equals_unsharded, uses_only_collectives))
+    cases = chunk_cases(prop, replace(CHUNK, world_size=4, num_cases=20, per_cell=9))
+    recorded = [case for case in cases if case.records]
+    draws = Counter(case.shard_kind for case in recorded for _ in case.values)
+    most = max(len(case.values) for case in cases)
+
+    assert all(9 <= draws[kind] < 9 + most for kind in ("even", "uneven", "empty"))
+    assert not any(len(case.mesh_shape) > 1 for case in recorded)
+    assert any(len(case.mesh_shape) > 1 for case in cases)
+
+
+def unmarked(space: Space) -> SearchStrategy[Case]:
+    """Redistributions, on one axis and two, none of them recorded."""
+    return redistribute_cases(space).map(lambda case: replace(case, records=False))
+
+
+def test_a_mark_with_which_a_claim_is_known_to_fail_is_not_made() -> None:
+    """The case then says what it can say without."""
+
+    def is_judged(case: Case, claim: str) -> bool:
+        return not case.records
+
+    prop = claimed(cases=unmarked, claims=(equals_unsharded, uses_only_collectives))
+    cases = chunk_cases(prop, replace(CHUNK, num_cases=1, per_cell=9), is_judged)
+
+    assert len(cases) > 12 and not any(case.records for case in cases)
 
 
 def test_cells_that_cannot_be_had_end_the_filling_within_the_budget() -> None:

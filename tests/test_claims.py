@@ -30,6 +30,7 @@ from equivtest.verdicts.claims import (
     uses_only_collectives,
 )
 from equivtest.verdicts.judgement import Judgement
+from tests.drawing import SPACE, STRATEGIES, drawn
 from tests.replies import (
     FETCH,
     LINEAR,
@@ -65,6 +66,19 @@ def test_a_claim_holds_of_right_replies(claim: Claim, case: Case) -> None:
 
     assert judgement is not None or not claim.applies(case, 0)
     assert judgement is None or (judgement.kind, judgement.mismatches, judgement.margin) == ("holds", (), 0.0)
+
+
+@pytest.mark.parametrize("name", ["dropout", "redistribute", "prepared", "lifecycle", "fetch", "rowwise embedding"])
+def test_a_claim_applies_exactly_where_there_is_something_to_judge(name: str) -> None:
+    """What fills the cells of a conformance run knows the case alone, and must not count what says nothing."""
+    draws = [(case, draw) for case in drawn(STRATEGIES[name](SPACE), 60) for draw in range(len(case.values))]
+    expected = [expect(*each).tensors for each in draws]
+
+    for claim in (is_exact_without_reduction, is_exact_but_for_added_zeros):
+        has_bits = [any(tensor.bits is not None for tensor in tensors.values()) for tensors in expected]
+        assert name == "lifecycle" or [claim.applies(*each) for each in draws] == has_bits
+    has_gradients = [any(each.startswith("grad.") for each in tensors) for tensors in expected]
+    assert [gradients_equal_unsharded.applies(*each) for each in draws] == has_gradients
 
 
 @pytest.mark.parametrize(

@@ -183,6 +183,15 @@ class Case:
         return False
 
     @property
+    def leaves_gradients(self) -> bool:
+        """Whether some gradient is answered."""
+        return any(name.startswith("grad.") for name in self.answer_names())
+
+    def fixes_bits(self, draw: int) -> bool:
+        """Whether some answer to that draw has right bits, so that claims about bits have something to judge."""
+        return True
+
+    @property
     def draws_at_random(self) -> bool:
         """Whether the answers hang on chance, so that claims about chance have something to judge."""
         return False

@@ -115,6 +115,10 @@ class DropoutCase(ActivationCase):
         alike = self.p**2 + (1 - self.p) ** 2
         return self.drops_some and -min(self.parts) * math.log2(alike) >= CHANCE_BITS
 
+    def fixes_bits(self, draw: int) -> bool:
+        """What is left of an element is multiplied by 1 / (1 - p): judged by value."""
+        return self.is_identity
+
     @property
     def num_parts(self) -> int:
         """How many different parts of x there are on the ranks, the empty ones left out."""

@@ -138,6 +138,31 @@ class LifecycleCase(Case):
         """The operations, read."""
         return [parse_operation(text) for text in self.operations]
 
+    @property
+    def leaves_gradients(self) -> bool:
+        """Whether a parameter that requires a gradient is used while it, and all used with it, are whole.
+
+        Up to then no parameter has a gradient, so that a fetch alone may be refused on the way.
+        """
+        away, in_flight, whole = set(range(self.num_parameters)), set[int](), set[int]()
+        for operation in self.sequence():
+            named = set(operation.parameters)
+            if operation.verb == "wait":
+                in_flight, whole = set(), whole | in_flight
+            elif operation.verb in ("fetch", "launch") and named <= away and self._can_be_fetched(operation):
+                away -= named
+                (whole if operation.verb == "fetch" else in_flight).update(named)
+            elif operation.verb == "release" and named <= whole:
+                away, whole = away | named, whole - named
+            elif operation.verb == "use" and named <= whole and any(self.requires_grad[index] for index in named):
+                return True
+        return False
+
+    def _can_be_fetched(self, operation: Operation) -> bool:
+        """Whether it names each parameter once, and those of one dtype."""
+        named = operation.parameters
+        return len(set(named)) == len(named) and len({self.dtype_of(index) for index in named}) == 1
+
     def dtype_of(self, index: int) -> str:
         """Name of the dtype of a parameter."""
         if not self.mixed_dtypes or index % 2 == 0:

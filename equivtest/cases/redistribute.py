@@ -216,6 +216,13 @@ class RedistributeCase(ActivationCase):
         assert isinstance(placement, Partial)
         return placement.op, math.prod(self.mesh_shape[axis] for axis in axes)
 
+    def fixes_bits(self, draw: int) -> bool:
+        """Real operands that are added up, or averaged, have none; all that is copied, and exact sums, have."""
+        mode, _ = self.values[draw]
+        given = {"output": "x", "grad.x": "cotangent"}
+        ops = {self.reduction(given[name])[0] for name in self.answer_names()}
+        return mode != REAL_MODE or not ops <= {"sum", "avg"}
+
     def shapes(self) -> dict[str, Shape]:
         stacks = {
             name: tuple(self.mesh_shape[axis] for axis in partial_axes(self.operand_layout(name)))

@@ -34,6 +34,7 @@ class Claim:
     Attributes:
         by_dtype: Whether a conformance run wants verdicts in every dtype; not of what is judged on a fraction of
             visits, nor of refusals.
+        flag: The field of the case that has it judged at all, '' where any case will do.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Claim:
     judge: Callable[[Case, Expected, Answers], Judgement | None]
     applies: Callable[[Case, int], bool] = always
     by_dtype: bool = True
+    flag: str = ""
 
 
 def _judge_refusal(case: Case, expected: Expected, answers: Answers) -> Judgement:
@@ -54,7 +56,7 @@ gradients_equal_unsharded = Claim(
     "gradients_equal_unsharded",
     "gradients of inputs and parameters equal the oracle's",
     judge_gradients,
-    lambda case, draw: any(name.startswith("grad.") for name in case.answer_names()),
+    lambda case, draw: case.leaves_gradients,
 )
 agrees_on_all_ranks = Claim(
     "agrees_on_all_ranks",
@@ -97,6 +99,7 @@ uses_only_collectives = Claim(
     judge_collectives,
     lambda case, draw: case.records,
     by_dtype=False,
+    flag="records",
 )
 uses_only_documented_memory = Claim(
     "uses_only_documented_memory",
@@ -104,6 +107,7 @@ uses_only_documented_memory = Claim(
     judge_memory,
     lambda case, draw: any(name.startswith("memory.") for name in case.answer_names()),
     by_dtype=False,
+    flag="measures",
 )
 refuses = Claim(
     "refuses",
@@ -115,11 +119,13 @@ is_exact_without_reduction = Claim(
     "is_exact_without_reduction",
     "where no sum crosses ranks, every bit is that of the unsharded run: signs of zero, NaN and payloads too",
     judge_bits,
+    lambda case, draw: case.fixes_bits(draw),
 )
 is_exact_but_for_added_zeros = Claim(
     "is_exact_but_for_added_zeros",
     "every bit is that of the unsharded run, but that -0.0 may be +0.0 and a NaN any other: zeros were added",
     judge_bits_but_for_zeros,
+    lambda case, draw: case.fixes_bits(draw),
 )
 is_the_identity_for_one_rank = Claim(
     "is_the_identity_for_one_rank",
@@ -134,6 +140,7 @@ repeats_itself = Claim(
     judge_repeats,
     lambda case, draw: case.repeats and draw == 0,
     by_dtype=False,
+    flag="repeats",
 )
 
 CLAIMS = {
