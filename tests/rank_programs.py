@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 from dataclasses import dataclass
@@ -207,6 +208,16 @@ def ends_later(case: PlainCase) -> None:
     """Answers, then ends while it is idle."""
     if is_culprit(case):
         threading.Timer(0.1, os._exit, (7,)).start()
+
+
+def killed_with_a_temporary_folder(case: PlainCase) -> torch.Tensor:
+    """One rank dies while it writes a checkpoint, say, next to which a library has left a file of its own."""
+    if is_culprit(case):
+        folder = Path(tempfile.mkdtemp(prefix="checkpoint-"))
+        (folder / "optimizer.pt").write_bytes(bytes(100))
+        print(folder, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return meet()
 
 
 def forks(case: PlainCase) -> None:

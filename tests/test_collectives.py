@@ -253,11 +253,19 @@ def test_nothing_is_described_as_none() -> None:
     assert describe(()) == "none"
 
 
-def test_a_case_that_was_not_recorded_does_not_hold() -> None:
-    """Nothing recorded is not the same as nothing called."""
-    case = replace(RECORDED, world_size=1)
-    replies = change_answer(right_replies(case), 0, lambda answer: replace(answer, collectives=None))
+def test_a_backend_that_cannot_be_recorded_has_no_verdict() -> None:
+    """Neither a pass nor a failure: its groups are Python's own, which torch's dispatcher does not see."""
+    replies = right_replies(RECORDED)
+    for rank in range(RECORDED.world_size):
+        replies = change_answer(replies, rank, lambda answer: replace(answer, collectives=None))
 
-    [verdict] = verdicts_on(replies, case)
+    assert verdicts_on(replies, RECORDED) == []
+
+
+def test_a_rank_that_recorded_nothing_does_not_hold() -> None:
+    """Nothing recorded is not the same as nothing called."""
+    replies = change_answer(right_replies(RECORDED), 0, lambda answer: replace(answer, collectives=None))
+
+    [verdict] = verdicts_on(replies, RECORDED)
 
     assert verdict.kind == "collectives" and "not recorded" in verdict.mismatches[0].actual

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -199,6 +200,14 @@ def test_what_a_rank_forked_goes_with_it(pool: Pool) -> None:
     """Children of a rank are killed with its world."""
     children = [int(reply.error_text.removeprefix("child ")) for reply in pool.run("forks", TWO)]
     assert become_true(lambda: not any(is_at_work(child) for child in children), 2)
+
+
+def test_temporary_files_of_a_killed_rank_go_with_its_world(pool: Pool) -> None:
+    """They lie on the disk that temporary files go to, in a folder that the world removes, however full memory is."""
+    lost = blamed(pool.run("killed_with_a_temporary_folder", TWO))
+    (folder,) = (Path(line) for line in lost.detail.splitlines() if "checkpoint-" in line)
+    assert folder.is_relative_to(tempfile.gettempdir()) and not folder.exists()
+    assert not folder.parent.exists() and folder.parent != Path(tempfile.gettempdir())
 
 
 def test_ranks_see_the_parents_environment_of_their_start(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -442,12 +451,14 @@ def test_a_world_that_cannot_start_says_why(visit: str, message: str) -> None:
         pool.run("trivial", TWO)
 
 
-def test_stale_directories_are_swept() -> None:
-    """Directories of ended processes go; those of living ones, and locked ones, stay."""
+@pytest.mark.parametrize("room", [limits.SCRATCH_BYTES, 2**62], ids=["room", "no-room"])
+def test_stale_directories_are_swept(monkeypatch: pytest.MonkeyPatch, room: int) -> None:
+    """Directories of ended processes go, also where nothing new would fit; those of living ones stay."""
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     stale = scratch_roots()[0] / f"equivtest-{ended.pid}-abcdefgh"
     stale.mkdir()
+    monkeypatch.setattr(limits, "SCRATCH_BYTES", room)
     (stale / "rendezvous").touch()
     mine = Scratch()
     sweep()

@@ -50,6 +50,17 @@ _INPUTS = ("input", "inputs", "input_tensor", "input_tensors", "tensors", "tenso
 _GROUPS = ("process_group", "group_name", "group", "tag")
 
 
+def is_recordable(group: dist.ProcessGroup) -> bool:
+    """Whether torch's dispatcher sees what is called on a group.
+
+    A subclass in Python, as a backend of `register_backend(..., extended_api=True)` may make, is called directly, and
+    what the dispatcher sees are the calls that it makes itself, on groups that torch does not know.
+
+    Source: torch/distributed/distributed_c10d.py (2.13.0), _new_process_group_helper and all_reduce.
+    """
+    return type(group) is dist.ProcessGroup
+
+
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes every collective that is called while it is active, at most limits.MAX_COLLECTIVES.
 

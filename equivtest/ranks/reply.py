@@ -26,7 +26,7 @@ class Answer:
         requires_grad: name -> flag of the tensor as the subject answered it.
         touched: what the subject changed of the harness's own, one sentence each.
         again: as `tensors`, after the same draw was run once more; empty where it was not.
-        collectives: What the subject called, in order; None where the case is not recorded.
+        collectives: What the subject called, in order; None where they are not recorded.
     """
 
     tensors: Mapping[str, Placed]

@@ -1,4 +1,4 @@
-"""Scratch directories: one per world, in memory where possible, and none outlives its owner."""
+"""Scratch directories: of one world two, the harness's in memory where possible, and none outlives its owner."""
 
 from __future__ import annotations
 
@@ -9,36 +9,46 @@ import re
 import shutil
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from equivtest import limits
 from equivtest.errors import BrokenSetup
 
 _NAME = re.compile(r"equivtest-(\d+)-\w+")
+_MEMORY = Path("/dev/shm")
 
 
 def scratch_roots() -> list[Path]:
     """/dev/shm where it can be written and has room, then the directory for temporary files."""
-    memory = Path("/dev/shm")
-    usable = memory.is_dir() and os.access(memory, os.W_OK | os.X_OK)
-    usable = usable and shutil.disk_usage(memory).free >= limits.SCRATCH_BYTES
-    return [memory] * usable + [Path(tempfile.gettempdir())]
+    usable = _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK | os.X_OK)
+    usable = usable and shutil.disk_usage(_MEMORY).free >= limits.SCRATCH_BYTES
+    return [_MEMORY] * usable + [Path(tempfile.gettempdir())]
+
+
+def temporary_roots() -> list[Path]:
+    """The directory for temporary files, then the others: what a subject writes may be more than memory takes."""
+    return list(dict.fromkeys([Path(tempfile.gettempdir()), *scratch_roots()]))
 
 
 def scratch_directories() -> list[Path]:
-    """Every scratch directory of any process on this machine."""
-    return [path for root in scratch_roots() for path in root.glob("equivtest-*") if _NAME.fullmatch(path.name)]
+    """Every scratch directory of any process on this machine, in memory also where that has no room now."""
+    roots = dict.fromkeys([_MEMORY, Path(tempfile.gettempdir())])
+    return [path for root in roots for path in root.glob("equivtest-*") if _NAME.fullmatch(path.name)]
 
 
 class Scratch:
     """A directory of this process, locked for as long as it is in use.
 
+    Args:
+        roots: Where it may lie, the best first; by default `scratch_roots`.
+
     Raises:
         BrokenSetup: there is no room for one anywhere.
     """
 
-    def __init__(self) -> None:
-        self.path, self._lock = _make_directory()
+    def __init__(self, roots: Sequence[Path] = ()) -> None:
+        self.path, self._lock = _make_directory(roots or scratch_roots())
 
     def remove(self) -> None:
         """Removes the directory and all in it; a second call does nothing."""
@@ -48,10 +58,10 @@ class Scratch:
             _remove(self.path)
 
 
-def _make_directory() -> tuple[Path, int]:
+def _make_directory(roots: Sequence[Path]) -> tuple[Path, int]:
     """A new directory in the first root that takes one, and its lock."""
     problems = []
-    for root in scratch_roots():
+    for root in roots:
         path = None
         try:
             path = Path(tempfile.mkdtemp(prefix=f"equivtest-{os.getpid()}-", dir=root))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import faulthandler
+import getpass
 import importlib
 import io
 import os
 import select
 import signal
 import sys
+import tempfile
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -24,11 +26,25 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THRE
 """Environment of ranks and of the server that forks them: no thread may live before the fork."""
 
 
+def temporary_files_in(folder: Path) -> dict[bytes, bytes]:
+    """Environment of ranks whose temporary files go into `folder`, but not torch's kernels: it keeps those for later.
+
+    Source: default_cache_dir of torch/_inductor/runtime/cache_dir_utils.py (2.13.0).
+    """
+    try:
+        user = getpass.getuser()
+    except (KeyError, ModuleNotFoundError, OSError):
+        user = f"uid_{os.getuid()}"
+    kernels = os.environ.get("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{user}")
+    return {b"TMPDIR": os.fsencode(folder), b"TORCHINDUCTOR_CACHE_DIR": os.fsencode(kernels)}
+
+
 def enter(start: Start) -> None:
     """Takes over the parent's environment, import path and working directory."""
     os.environb.clear()
     os.environb.update(start.environment)
     os.environ.update(ONE_THREAD)
+    tempfile.tempdir = None  # what the server has found out is not of this environment
     sys.path[:] = [os.fsdecode(entry) for entry in start.sys_path]
     os.chdir(start.directory)
     importlib.invalidate_caches()  # the server may have looked at these directories long ago

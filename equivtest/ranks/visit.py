@@ -19,7 +19,7 @@ from equivtest.layout import Layout
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.meshes import mesh_for, rank_in
 from equivtest.ranks.poison import poisoned
-from equivtest.ranks.recording import Recorder
+from equivtest.ranks.recording import Recorder, is_recordable
 from equivtest.ranks.reply import Answer
 from equivtest.subjects.names import Subject, resolve
 from equivtest.tensors import Placed, at_rest, same_bits, slice_local
@@ -51,7 +51,8 @@ def visit_draw(function: Subject, case: Case, index: int, mesh: DeviceMesh) -> A
     """Runs the subject on one draw of values and checks what it left of the harness's own."""
     given = hand_out(case, index, mesh)
     before = {name: (tensor.detach().clone(), tensor.requires_grad) for name, tensor in given.items()}
-    recorder = Recorder(mesh.mesh.flatten().tolist()) if case.records else None
+    records = case.records and all(map(is_recordable, mesh.get_all_groups()))
+    recorder = Recorder(mesh.mesh.flatten().tolist()) if records else None
     with recorder or nullcontext():
         returned = function(case, mesh, given)
     answers, flags = collect(case, returned)

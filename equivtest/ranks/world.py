@@ -17,7 +17,8 @@ from equivtest.ranks.first_cause import first_cause
 from equivtest.ranks.launch import RankProcess, Server
 from equivtest.ranks.messages import START_ID, Probe, Start, Stop, Support, Visit, encode_request, import_path
 from equivtest.ranks.reply import Reply
-from equivtest.ranks.scratch import Scratch
+from equivtest.ranks.scratch import Scratch, temporary_roots
+from equivtest.ranks.surroundings import temporary_files_in
 
 VISIT = "equivtest.ranks.visit:visit"
 
@@ -51,9 +52,10 @@ class World:
         self._ids = itertools.count(START_ID + 1)
         self._supported = {} if supported is None else supported
         self._noun = "rank"
-        self._scratch = Scratch()
+        self._scratch = self._temporary = Scratch()
         self._ranks: list[RankProcess] = []
         try:
+            self._temporary = Scratch(temporary_roots())
             self._start(backend, server, visit, environment or {})
         except BaseException:
             self.kill()
@@ -62,6 +64,7 @@ class World:
     def _start(self, backend: Backend, server: Server, visit: str, environment: Mapping[str, str]) -> None:
         surroundings = {
             **os.environb,
+            **temporary_files_in(self._temporary.path),
             **{os.fsencode(name): os.fsencode(value) for name, value in environment.items()},
         }
         path = [os.fsencode(entry) for entry in import_path()]
@@ -160,7 +163,7 @@ class World:
                 process.channel.send(message)
 
     def _end(self, limit_s: float) -> None:
-        """Waits for the ranks to end by themselves, kills what is left, removes the directory."""
+        """Waits for the ranks to end by themselves, kills what is left, removes the directories."""
         deadline_s = time.monotonic() + limit_s
         for process in self._ranks:
             if not process.wait(deadline_s - time.monotonic()) or process.ending(deadline_s).code is None:
@@ -170,6 +173,7 @@ class World:
             process.close()
         self._ranks = []
         self._scratch.remove()
+        self._temporary.remove()
         self._ended = True
 
 

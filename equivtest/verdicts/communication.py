@@ -13,8 +13,13 @@ from equivtest.verdicts.judgement import Answers, Judgement
 from equivtest.verdicts.verdict import Mismatch
 
 
-def judge_collectives(case: Case, expected: Expected, answers: Answers) -> Judgement:
-    """Kinds, counts and bytes; the order within a phase is the backend's business."""
+def judge_collectives(case: Case, expected: Expected, answers: Answers) -> Judgement | None:
+    """Kinds, counts and bytes; the order within a phase is the backend's business.
+
+    Nothing is said where no rank could record any: see `equivtest.ranks.recording.is_recordable`.
+    """
+    if all(answer.collectives is None for answer in answers.values()):
+        return None
     wrong = []
     for rank, answer in answers.items():
         documented, found = document(case, rank), answer.collectives
