@@ -32,7 +32,7 @@ def _two_axis_cases(draw: DrawFn, space: Space, style: str) -> TwoAxisCase:
     use_local_output = pick(draw, "use_local_output", USE_LOCAL_OUTPUT)
     is_even = style == "hsdp" or fields["hidden_features"] % mesh[1] == 0
     own = {"style": style, "members": (), "mesh": mesh, "use_local_output": is_even and use_local_output}
-    own["records"] = pick(draw, "records on two axes", RECORDS) and style == "hsdp" and not fields.get("clip_norm")
+    own["records"] = pick(draw, "records on two axes", RECORDS) and not fields.get("clip_norm")
     return TwoAxisCase(**fields | own)
 
 
