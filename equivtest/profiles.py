@@ -16,7 +16,7 @@ PER_CELL = 20
 
 @dataclass(frozen=True)
 class Profile:
-    """How many cases a property of weight 1 gets; the shipped properties weigh 84 together, 100 with DeepSpeed.
+    """How many cases a property of weight 1 gets; the shipped properties weigh 90 together, 106 with DeepSpeed.
 
     Attributes:
         single: Cases on one rank; few, since nothing is sharded there.

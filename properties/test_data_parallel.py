@@ -72,6 +72,14 @@ def on_two_axes(style: str) -> tuple[TwoAxisCase, ...]:
     )  # fmt: skip
 
 
+def five_rows(style: str) -> TwoAxisCase:
+    """Recorded: five rows of parameters over two ranks of each row of the mesh are 3 and 2, padded."""
+    return TwoAxisCase(
+        world_size=4, mesh=(2, 2), style=style, leading=(2,), micro_batches=2, in_features=3, hidden_features=5,
+        out_features=4, biases=BOTH, use_local_output=style == "hsdp", requires_grad=ALL, records=True,
+    )  # fmt: skip
+
+
 def mixed(param_dtype: str, reduce_dtype: str) -> MixedCase:
     """Three ranks; the gradients of two micro-batches each come to more than bfloat16 holds."""
     return MixedCase(
@@ -148,8 +156,8 @@ fsdp2_tp_mlp = Property(
     source="torch's tutorial of two-dimensional parallelism; _init_sharding_spec_tp in _fully_shard/_fsdp_param.py "
     "(2.13.0)",
     cases=partial(two_axis_cases, style="fsdp2_tp"),
-    claims=CLAIMS,
-    examples=on_two_axes("fsdp2_tp"),
+    claims=(*CLAIMS, uses_only_collectives),
+    examples=(*on_two_axes("fsdp2_tp"), five_rows("fsdp2_tp")),
     weight=2,
 )
 
@@ -161,19 +169,6 @@ hsdp_mlp = Property(
     claims=(*CLAIMS, uses_only_collectives),
     examples=(
         *on_two_axes("hsdp"),
-        # Five rows of parameters over two ranks of each row of the mesh: 3 and 2, padded.
-        TwoAxisCase(
-            world_size=4,
-            mesh=(2, 2),
-            style="hsdp",
-            leading=(2,),
-            micro_batches=2,
-            in_features=3,
-            hidden_features=5,
-            out_features=4,
-            biases=BOTH,
-            requires_grad=ALL,
-            records=True,
-        ),
+        five_rows("hsdp"),
     ),
 )

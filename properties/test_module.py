@@ -18,3 +18,13 @@ gated_block = module_property(
     x_shapes=((1, 2), (2, 2), (3, 2), (2, 3, 2), (5, 2)),
     examples=[ModuleCase(world_size=4, build=BUILD, parallelize=PARALLELIZE, x_shape=(2, 3, 2), largest=3)],
 )
+
+SEQUENCE_PARALLEL = "equivtest.subjects.module:sequence_parallel"
+
+# Tokens that the ranks share evenly, unevenly, and so that some go without.
+sequence_parallel_block = module_property(
+    BUILD,
+    SEQUENCE_PARALLEL,
+    x_shapes=((1, 2), (2, 2), (3, 2), (4, 2), (5, 2), (2, 3, 2)),
+    examples=[ModuleCase(world_size=4, build=BUILD, parallelize=SEQUENCE_PARALLEL, x_shape=(5, 2), largest=3)],
+)

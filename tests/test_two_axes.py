@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,11 +15,14 @@ from equivtest.cases.base import from_code, from_data, to_data
 from equivtest.cases.perceptron import EXACT_MODES
 from equivtest.cases.strategies.two_axes import two_axis_meshes
 from equivtest.cases.two_axes import TWO_AXIS_STYLES, TwoAxisCase
+from equivtest.check import DEFAULT_CLAIMS, judge
 from equivtest.errors import Misuse
 from equivtest.layout import Replicate, Shard, local_box
 from equivtest.oracle import expect, expect_held
 from equivtest.oracle.collectives import document
+from equivtest.ranks.pool import Pool
 from equivtest.tensors import DTYPES
+from equivtest.verdicts.claims import trains_like_unsharded, uses_only_collectives
 from tests.test_mlp import ALL, BOTH, SETTINGS, SIZES, held_of, train_with_torch
 
 
@@ -159,7 +163,7 @@ def test_training_on_the_whole_batch_is_within_every_bound(dtype: str, style: st
 
 
 def documented(rank: int, **fields: Any) -> Counter[str]:
-    case = two_axis_case(style="hsdp", micro_batches=1, records=True, **fields)
+    case = two_axis_case(**{"style": "hsdp", "micro_batches": 1, "records": True, **fields})
     return Counter(str(call) for call in document(case, rank))
 
 
@@ -185,8 +189,57 @@ def test_a_column_of_one_rank_reduces_by_itself_and_a_row_of_one_gathers_nothing
     assert whole == {"backward all_reduce of 8 bytes": 1}
 
 
-def test_no_collectives_are_documented_beside_tensor_parallelism_or_clipping() -> None:
-    for fields in ({"style": "fsdp2_tp"}, {"style": "hsdp", "optimizer": "sgd", "steps": 2, "clip_norm": 1.0,
-                                           "requires_grad": ALL[1:]}):  # fmt: skip
-        with pytest.raises(Misuse, match="of 'hsdp' that does not clip, are documented: set records=False"):
-            two_axis_case(records=True, **fields)
+def test_rows_reduce_the_output_and_the_gradient_of_x_and_columns_gather_and_scatter() -> None:
+    """By hand: of 5 hidden features the second column has 2, a rank of it one; 2 tokens of 2 features out and 3 in."""
+    assert documented(3, style="fsdp2_tp", requires_grad=("x", *ALL[1:])) == {
+        "forward scatter of 0 bytes on processes 2, 3": 3,
+        "forward broadcast of 8 bytes on processes 2, 3": 1,
+        "forward all_reduce of 16 bytes on processes 2, 3": 1,
+        "backward all_reduce of 24 bytes on processes 2, 3": 1,
+        "forward all_gather of 16 bytes on processes 1, 3": 1,
+        "backward all_gather of 16 bytes on processes 1, 3": 1,
+        "forward all_gather of 12 bytes on processes 1, 3": 1,
+        "backward all_gather of 12 bytes on processes 1, 3": 1,
+        "backward reduce_scatter of 32 bytes on processes 1, 3": 1,
+        "backward reduce_scatter of 24 bytes on processes 1, 3": 1,
+    }
+
+
+def test_the_first_rank_of_a_row_scatters_what_is_divided_padding_included() -> None:
+    """Six hidden features instead of five, of 3 features in and 2 out."""
+    calls = documented(2, style="fsdp2_tp")
+
+    assert [calls[f"forward scatter of {size} bytes on processes 2, 3"] for size in (72, 24, 48)] == [1, 1, 1]
+
+
+def test_an_axis_of_one_rank_takes_nothing_but_what_is_handed_out() -> None:
+    row = documented(0, style="fsdp2_tp", world_size=2, mesh=(2, 1), reshards=False)
+    column = documented(0, style="fsdp2_tp", world_size=2, mesh=(1, 2))
+
+    assert not any("all_reduce" in call for call in row) and row.total() == 4 + 2 * 2
+    assert not any("all_gather" in call or "reduce_scatter" in call for call in column)
+
+
+def test_no_collectives_are_documented_where_gradients_are_clipped() -> None:
+    for style in TWO_AXIS_STYLES:
+        clips: dict[str, Any] = {"optimizer": "sgd", "steps": 2, "clip_norm": 1.0, "requires_grad": ALL[1:]}
+        with pytest.raises(Misuse, match="of two axes without clipping, are documented: set records=False"):
+            two_axis_case(style=style, records=True, **clips)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("mesh", [(2, 3), (3, 2)])
+@pytest.mark.parametrize("style", TWO_AXIS_STYLES)
+def test_torch_trains_alike_on_axes_of_two_and_of_three_ranks(style: str, mesh: tuple[int, int], pool: Pool) -> None:
+    """Recorded, and clipped; 7 hidden features are uneven on either axis."""
+    sizes: dict[str, Any] = {"hidden_features": 7, "out_features": 4, "requires_grad": ALL, "optimizer": "sgd"}
+    case = two_axis_case(world_size=6, mesh=mesh, style=style, values=(("dense", 0), ("real", 1)), steps=2, **sizes)
+    claims = (*DEFAULT_CLAIMS, trains_like_unsharded, uses_only_collectives)
+    verdicts = [
+        verdict
+        for each in (replace(case, records=True), replace(case, clip_norm=1.0))
+        for verdict in judge(f"{style}_mlp", each, pool, claims)
+    ]
+
+    assert {verdict.kind for verdict in verdicts} == {"holds"}
+    assert len(verdicts) == 2 * (7 + 6)

@@ -68,7 +68,7 @@ class DataParallelCase(PerceptronCase):
         require(bool(self.trained_names()), "data parallelism needs a parameter in requires_grad, got none")
         require(
             not self.records or self.has_documented_collectives,
-            "only the collectives of style 'zero3' with a named fetch, and of 'hsdp' that does not clip, are "
+            "only the collectives of style 'zero3' with a named fetch, and of two axes without clipping, are "
             "documented: set records=False",
         )
         require(

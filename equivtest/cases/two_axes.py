@@ -56,7 +56,7 @@ class TwoAxisCase(DataParallelCase):
 
     @property
     def has_documented_collectives(self) -> bool:
-        return self.style == "hsdp" and not self.clips
+        return not self.clips
 
     @property
     def mesh_shape(self) -> Shape:

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Replicate
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from equivtest.cases.module import ModuleCase
 from equivtest.defects.redistribute import scale_gradient
-from equivtest.subjects.module import GatedBlock, run_module, tensor_parallel
+from equivtest.subjects.module import GatedBlock, run_module, sequence_parallel, tensor_parallel
 from equivtest.subjects.tensor_parallel import Answers, Given
 
 
@@ -59,3 +59,39 @@ class _Averaged(nn.Module):
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
         return self.block.named_parameters(*args, **kwargs)
+
+
+def shares_of_tokens_not_summed(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """Of its share of the output each rank keeps its own tokens, and never adds the other ranks' shares of these."""
+    return run_module(case, mesh, given, _cut_the_shares)
+
+
+def _cut_the_shares(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    block.__class__ = _Cut
+    divided = ColwiseParallel(use_local_output=False)
+    summed_later = RowwiseParallel(output_layouts=Partial(), use_local_output=False)
+    return parallelize_module(block, mesh, {"gate": divided, "up": divided, "down": summed_later})
+
+
+class _Cut(GatedBlock):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        share: DTensor = self.change(x)
+        taken_for_whole = DTensor.from_local(share.to_local(), share.device_mesh, [Replicate()], run_check=False)
+        change: torch.Tensor = taken_for_whole.redistribute(placements=[Shard(0)]).full_tensor()
+        return x + change
+
+
+def gradient_of_own_tokens_alone(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """Each rank cuts its tokens from x itself, so that the gradients of the others' never come back to it."""
+    return run_module(case, mesh, given, _cut_the_tokens)
+
+
+def _cut_the_tokens(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    def cut(module: nn.Module, handed: tuple[torch.Tensor]) -> torch.Tensor:
+        (x,) = handed
+        each = -(-len(x) // mesh.size())
+        own = x[each * mesh.get_local_rank() :][:each]
+        return DTensor.from_local(own, mesh, [Shard(0)], run_check=False, shape=x.shape, stride=x.stride())
+
+    sequence_parallel(block, mesh).register_forward_pre_hook(cut, prepend=True)
+    return block

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+
 import torch
+from torch import distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor.parallel import ParallelStyle, PrepareModuleOutput, RowwiseParallel
 
 from equivtest.cases.two_axes import TwoAxisCase
 from equivtest.subjects.perceptron import Mlp
@@ -74,3 +78,47 @@ class _Released(HsdpRun):
         model = super().build()
         self.parallel.set_reshard_after_forward(reshard_after_forward=True)
         return model
+
+
+def reduced_in_every_micro_batch(case: TwoAxisCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """Gradients that are to be added up on each rank are reduced after each micro-batch, and these sums added."""
+    return _Syncing(case, mesh, given).answers()
+
+
+class _Syncing(Fsdp2TpRun):
+    def synchronization(self, *, is_last: bool) -> AbstractContextManager[None]:
+        return super().synchronization(is_last=True)
+
+
+def layers_gathered_at_once(case: TwoAxisCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """The model is fully sharded as a whole, its layers forgotten: all parameters are whole at the same time."""
+    return _AtOnce(case, mesh, given).answers()
+
+
+class _AtOnce(Fsdp2TpRun):
+    def shard(self, model: Mlp, mesh: DeviceMesh) -> nn.Module:
+        self.parallel = fully_shard(model, mesh=mesh, reshard_after_forward=self.case.reshards)
+        return model
+
+
+def output_scattered_and_gathered(case: TwoAxisCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """The output's sum is scattered along its features, as if one were to go on from there, and gathered again."""
+    return _Scattered(case, mesh, given).answers()
+
+
+class _Scattered(Fsdp2TpRun):
+    def plan(self) -> dict[str, ParallelStyle]:
+        scattered = RowwiseParallel(output_layouts=Shard(-1), use_local_output=False)
+        whole = PrepareModuleOutput(output_layouts=Shard(-1), desired_output_layouts=Replicate())
+        return super().plan() | {"out_proj": scattered, "": whole}
+
+
+def input_sent_along_the_row(case: TwoAxisCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """The first rank of each row sends the others the rows of the batch that they have already."""
+    return _Sent(case, mesh, given).answers()
+
+
+class _Sent(Fsdp2TpRun):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        dist.broadcast(x.detach().clone(), group=self.mesh["tp"].get_group(), group_src=0)
+        return super().forward(x)

@@ -33,7 +33,7 @@ from equivtest.cases.reduction import ReductionCase
 from equivtest.cases.sharding_refused import RefusedShardingCase
 from equivtest.cases.two_axes import TwoAxisCase
 from equivtest.errors import Misuse
-from equivtest.oracle.collectives import document
+from equivtest.oracle.collectives import Collectives, document
 from equivtest.oracle.cross_entropy import document_cross_entropy, expect_cross_entropy
 from equivtest.oracle.data_parallel_collectives import document_data_parallel
 from equivtest.oracle.dropout import document_dropout, expect_dropout, expect_dropout_held
@@ -43,6 +43,7 @@ from equivtest.oracle.embedding_ways import document_both_ways, expect_both_ways
 from equivtest.oracle.engine import expect_engine
 from equivtest.oracle.expected import Expected
 from equivtest.oracle.fetch import expect_fetch
+from equivtest.oracle.fsdp2_tp_collectives import document_fsdp2_tp
 from equivtest.oracle.gathered_cross_entropy import document_gathered, expect_gathered
 from equivtest.oracle.held import Held
 from equivtest.oracle.hsdp_collectives import document_hsdp
@@ -93,6 +94,11 @@ def expect_refusal(case: Case, index: int) -> Expected:
     return Expected({}, {})
 
 
+def document_two_axes(case: TwoAxisCase, rank: int) -> Collectives:
+    """Those of the case's style."""
+    return document_hsdp(case, rank) if case.style == "hsdp" else document_fsdp2_tp(case, rank)
+
+
 expect.register(LinearCase, expect_linear)
 expect.register(PerceptronCase, expect_mlp)
 expect_held.register(PerceptronCase, expect_mlp)
@@ -102,7 +108,7 @@ expect.register(EngineCase, expect_engine)
 expect_held.register(EngineCase, expect_engine)
 document.register(MlpCase, document_mlp)
 document.register(DataParallelCase, document_data_parallel)
-document.register(TwoAxisCase, document_hsdp)
+document.register(TwoAxisCase, document_two_axes)
 expect.register(EmbeddingCase, expect_embedding)
 document.register(EmbeddingCase, document_embedding)
 expect.register(ModuleCase, expect_module)

@@ -31,8 +31,8 @@ def document_hsdp(case: TwoAxisCase, rank: int) -> Collectives:
     """
     num_shards = case.mesh[1]
     row, column = rank // num_shards, rank % num_shards
-    along_row = _name(case, range(row * num_shards, (row + 1) * num_shards))
-    along_column = _name(case, range(column, case.world_size, num_shards))
+    along_row = name_group(case, range(row * num_shards, (row + 1) * num_shards))
+    along_column = name_group(case, range(column, case.world_size, num_shards))
     groups = [LAYERS] if case.tied else [(layer,) for layer in LAYERS]
     found: list[Collective] = []
     for step in range(1, case.steps + 1):
@@ -63,6 +63,6 @@ def _part_numel(case: TwoAxisCase, name: str) -> int:
     return -(-rows // case.num_shards) * math.prod(columns)
 
 
-def _name(case: TwoAxisCase, ranks: range) -> str:
+def name_group(case: TwoAxisCase, ranks: range) -> str:
     """The group of these ranks, as `Collective.group` names it."""
     return "mesh" if len(ranks) == case.world_size else f"processes {', '.join(map(str, ranks))}"

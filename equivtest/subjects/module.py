@@ -12,8 +12,13 @@ from typing import Any, cast
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInputOutput,
+    RowwiseParallel,
+    parallelize_module,
+)
 from torch.nn import functional
 
 from equivtest.cases.module import ModuleCase, call_builder, with_parameters
@@ -99,3 +104,21 @@ def tensor_parallel(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """
     divided = ColwiseParallel(use_local_output=False)
     return parallelize_module(block, mesh, {"gate": divided, "up": divided, "down": RowwiseParallel()})
+
+
+def sequence_parallel(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Tokens divided around the layers, hidden features within: gathered before, reduced and scattered behind.
+
+    The block is handed all tokens and hands on all; what is added to x is added to each rank's own.
+    """
+    tokens = Shard(0)
+    prepared = PrepareModuleInputOutput(
+        input_layouts=Replicate(),
+        desired_input_layouts=tokens,
+        use_local_input=False,
+        output_layouts=tokens,
+        desired_output_layouts=Replicate(),
+    )
+    divided = ColwiseParallel(input_layouts=tokens, use_local_output=False)
+    summed = RowwiseParallel(output_layouts=tokens, use_local_output=False)
+    return parallelize_module(block, mesh, {"": prepared, "gate": divided, "up": divided, "down": summed})

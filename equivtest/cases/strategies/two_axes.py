@@ -9,11 +9,13 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 
 from equivtest.cases.base import Shape
 from equivtest.cases.strategies.data_parallel import TIES_DRAWN, _pick_data_parallel
-from equivtest.cases.strategies.picks import RECORDS, pick
+from equivtest.cases.strategies.picks import pick
 from equivtest.cases.two_axes import TwoAxisCase
 from equivtest.property import Space
 
 USE_LOCAL_OUTPUT = (True, False, False)
+RECORDS_WITHOUT_CLIPPING = (False,) * 3 + (True,)
+"""Nearly half of the cases clip, which nobody documents: one visit in seven is recorded then."""
 
 
 def two_axis_cases(space: Space, *, style: str) -> SearchStrategy[TwoAxisCase]:
@@ -34,7 +36,7 @@ def _two_axis_cases(draw: DrawFn, space: Space, style: str) -> TwoAxisCase:
     if style == "fsdp2_tp":
         fields["by_columns"] = ()
     own = {"style": style, "members": (), "mesh": mesh, "use_local_output": is_even and use_local_output}
-    own["records"] = pick(draw, "records on two axes", RECORDS) and style == "hsdp" and not fields.get("clip_norm")
+    own["records"] = pick(draw, "records on two axes", RECORDS_WITHOUT_CLIPPING) and not fields.get("clip_norm")
     return TwoAxisCase(**fields | own)
 
 

@@ -31,4 +31,22 @@ DEFECTS = (
         _SMALLEST,
         _WHY,
     ),
+    Defect(
+        _HERE + "shares_of_tokens_not_summed",
+        "module",
+        "a partial value taken for the whole",
+        "equals_unsharded",
+        "value",
+        _SMALLEST,
+        _WHY,
+    ),
+    Defect(
+        _HERE + "gradient_of_own_tokens_alone",
+        "module",
+        "a reduction missing in the backward",
+        "gradients_equal_unsharded",
+        "value",
+        _SMALLEST,
+        "of one token on two ranks the second has none, and gets no gradient of the first's",
+    ),
 )
