@@ -78,7 +78,7 @@ def run_task(task: Task) -> Row:
         row.num_cases += 1
         for draw, rejected in rejections(prop, known, case, replies):
             key = kind_of(case.values[draw][0]), case.dtype
-            row.tally.add(key, rejected=rejected, not_close=is_not_close(case, draw, replies))
+            row.tally.add(key, rejected=rejected, is_close=is_close_on_all_ranks(case, draw, replies))
         if task.enough and all(row.tally.of(row.tally.rejected, kind) >= task.enough for kind in wanted):
             break
     row.seconds = time.monotonic() - begun_s
@@ -114,8 +114,10 @@ def _pool() -> Pool:
 
 
 @lru_cache(maxsize=1024)
-def right(case: Case, draw: int) -> Mapping[str, torch.Tensor]:
-    """torch's unsharded result; kept, since the defects of one subject meet the same cases."""
+def right(case: Case, draw: int) -> Mapping[str, torch.Tensor] | None:
+    """torch's unsharded result, None of dropout, which has none; kept: the defects of a subject meet the same cases."""
+    if unsharded.dispatch(type(case)) is unsharded.dispatch(object):
+        return None
     with one_thread():
         return unsharded(case, draw)
 
@@ -129,14 +131,16 @@ def rejections(prop: Property, known: KnownFailures, case: Case, replies: list[R
         yield draw, draw in failed or (bool(failed) and not answered)
 
 
-def is_not_close(case: Case, draw: int, replies: Iterable[Reply]) -> bool:
-    """Whether assert_close, with default tolerances, rejects some tensor on some rank."""
+def is_close_on_all_ranks(case: Case, draw: int, replies: Iterable[Reply]) -> bool | None:
+    """Whether assert_close, with default tolerances, takes every tensor; None: there is nothing to compare with."""
+    whole = right(case, draw)
+    if whole is None:
+        return None
     by_process = {reply.rank: reply for reply in replies if reply.outcome != "not_in_mesh"}
     if any(reply.outcome != "answered" for reply in by_process.values()):
-        return True
-    whole = right(case, draw)
-    return any(
-        not is_close(name, placed, whole, case, rank)
+        return False
+    return all(
+        is_close(name, placed, whole, case, rank)
         for group in case.groups
         for rank, process in enumerate(group)
         for name, placed in by_process[process].answers[draw].tensors.items()
@@ -179,11 +183,14 @@ def run_all(wanted: list[Task], num_processes: int) -> dict[Task, Row]:
     found = {}
     with ProcessPoolExecutor(num_processes, multiprocessing.get_context("spawn")) as processes:
         running = {processes.submit(run_task, task): task for task in wanted}
-        for number, future in enumerate(as_completed(running), 1):
-            task, row = running[future], future.result()
-            found[task] = row
-            sys.stderr.write(f"{number}/{len(running)} {row.name} {row.seconds:.1f} s, {row.num_cases} cases\n")
-            sys.stderr.flush()
+        try:
+            for number, future in enumerate(as_completed(running), 1):
+                task, row = running[future], future.result()
+                found[task] = row
+                sys.stderr.write(f"{number}/{len(running)} {row.name} {row.seconds:.1f} s, {row.num_cases} cases\n")
+                sys.stderr.flush()
+        finally:
+            processes.shutdown(cancel_futures=True)  # after an error, instead of all that is left
     return {task: found[task] for task in wanted}
 
 

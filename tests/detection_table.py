@@ -17,18 +17,21 @@ Key = tuple[str, str]
 
 @dataclass
 class Tally:
-    """Draws judged, rejected by the claims, rejected by assert_close, and rejected by the claims alone."""
+    """Draws judged, rejected by the claims, compared by assert_close, rejected by it; and by the claims alone."""
 
     judged: Counter[Key] = field(default_factory=Counter)
     rejected: Counter[Key] = field(default_factory=Counter)
+    compared: Counter[Key] = field(default_factory=Counter)
     not_close: Counter[Key] = field(default_factory=Counter)
     missed: Counter[Key] = field(default_factory=Counter)
 
-    def add(self, key: Key, *, rejected: bool, not_close: bool) -> None:
+    def add(self, key: Key, *, rejected: bool, is_close: bool | None) -> None:
+        """One draw; `is_close` is None where there was nothing to compare with."""
         self.judged[key] += 1
         self.rejected[key] += rejected
-        self.not_close[key] += not_close
-        self.missed[key] += rejected and not not_close
+        self.compared[key] += is_close is not None
+        self.not_close[key] += is_close is False
+        self.missed[key] += rejected and is_close is True
 
     @staticmethod
     def of(counts: Counter[Key], part: str = "") -> int:
@@ -83,7 +86,7 @@ def _head(*names: str) -> Iterator[str]:
 
 def _share(tally: Tally, counts: Counter[Key], part: str = "") -> str:
     """'3/40' of the draws; '' where there was none."""
-    judged = tally.of(tally.judged, part)
+    judged = tally.of(tally.compared if counts is tally.not_close else tally.judged, part)
     return f"{tally.of(counts, part)}/{judged}" if judged else ""
 
 
@@ -112,7 +115,7 @@ def _families(defects: Sequence[tuple[Defect, Row]]) -> Iterator[str]:
         rows = [(defect, row) for defect, row in defects if defect.family == family]
         total = _sum(row for _, row in rows)
         single = ", ".join(f"`{d.name}` ({row.only()})" for d, row in rows if row.only() not in ("", "NONE"))
-        never = _names(rows, lambda row: not row.tally.of(row.tally.not_close))
+        never = _names(rows, lambda row: row.tally.of(row.tally.compared) and not row.tally.of(row.tally.not_close))
         none = _names(rows, lambda row: row.only() == "NONE")
         shares = _share(total, total.rejected), _share(total, total.not_close)
         yield _line(family, len(rows), *shares, single, none, never)

@@ -145,6 +145,18 @@ def test_adamw_says_nothing_where_its_denominator_may_be_zero() -> None:
     assert bounds["exp_avg"].allowed.isfinite().all()
 
 
+def test_adamw_may_move_nothing_where_its_second_moment_overflows() -> None:
+    """float16 holds no 817**2 / 10, and torch divides by what it stored."""
+    param, options = torch.nn.Parameter(torch.zeros(1, dtype=torch.float16)), optimizers.AdamOptions(0.1, 0.9, 0.9)
+    zero, param.grad = torch.zeros_like(param), torch.full_like(param, 817.0)
+    bounds = optimizers.adamw_step(zero, zero, zero, param.grad, 1, options, TORCH_CPU["float16"])
+    torch.optim.AdamW([param], lr=options.lr, betas=(0.9, 0.9), foreach=False).step()
+
+    assert not param.any()
+    assert bool(((param.double() - bounds["param"].value).abs() <= bounds["param"].allowed).all())
+    assert float(bounds["param"].allowed) < 0.11
+
+
 @each_dtype
 def test_a_step_without_bias_correction_is_beyond_the_bound(dtype: str) -> None:
     param, grad = matrices(dtype, (8, 8), (8, 8))

@@ -16,7 +16,7 @@ from equivtest.errors import Misuse
 from equivtest.layout import Layout, Replicate, Shard
 from equivtest.oracle import expect
 from equivtest.oracle.collectives import document
-from equivtest.oracle.reductions import log_softmax, log_softmax_grad, mean, norm, softmax
+from equivtest.oracle.reductions import log_softmax, log_softmax_grad, mean, norm, norm_grad, softmax, softmax_grad
 from equivtest.oracle.rounding import TORCH_CPU
 from equivtest.tensors import DTYPES
 from equivtest.verdicts.elements import is_too_wide
@@ -179,6 +179,31 @@ def test_terms_of_sums_and_means_rather_add_up_than_cancel(op: str) -> None:
         case = ReductionCase(world_size=4, dtype="bfloat16", op=op, shape=(size,), layout="shard(0)", values=values)
         wide = [is_too_wide(expect(case, index).tensors["output"]) for index in range(len(values))]
         assert sum(wide) <= 3
+
+
+def test_the_gradient_of_a_norm_may_lose_what_a_term_over_the_norm_underflows() -> None:
+    x = torch.full((1, 700), 1.4, dtype=torch.float16)
+    x[0, ::7] = torch.arange(1, 101) * 2.0**-20
+    cotangent = torch.full((1, 1), 960.0, dtype=torch.float16)
+    norm_of = torch.linalg.vector_norm(x.requires_grad_(), 2, 1, keepdim=True)
+    norm_of.backward(cotangent)
+    bound = norm_grad(x.detach().double(), cotangent.double(), TORCH_CPU["float16"], ranks=1)
+
+    assert x.grad is not None
+    assert bool(((x.grad.double() - bound.value).abs() <= bound.allowed).all())
+
+
+def test_the_gradient_of_a_softmax_may_lose_what_underflows() -> None:
+    x = torch.linspace(-76.5, -75.5, 33).repeat(2, 1)
+    x[:, 0] = 0.0
+    cotangent = torch.zeros_like(x)
+    cotangent[:, 0] = 6e-11
+    torch.softmax(x.requires_grad_(), 1).backward(cotangent)
+    bound = softmax_grad(x.detach().double(), cotangent.double(), TORCH_CPU["float32"])
+
+    assert x.grad is not None
+    assert bool(((x.grad.double() - bound.value).abs() <= bound.allowed).all())
+    assert float(x.grad[0, -1]) != 0
 
 
 def test_a_softmax_takes_any_one_dim() -> None:

@@ -32,6 +32,14 @@ def test_underflow_loses_at_most_half_the_smallest_subnormal(dtype: str, exponen
     assert underflow(dtype, flushed=True) == torch.finfo(DTYPES[dtype]).smallest_normal
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_stored_may_be_off_by_an_underflow_however_small_it_is(dtype: str) -> None:
+    """Not lost to float32, in which half of its own smallest number is zero."""
+    value = torch.tensor([4 * underflow(dtype)], dtype=torch.float64)
+
+    assert float(store(value, torch.zeros_like(value), TORCH_CPU[dtype])) >= underflow(dtype) > 0
+
+
 def test_gamma_is_infinite_where_every_digit_may_be_lost() -> None:
     """256 roundings of bfloat16: 256 u = 1."""
     assert gamma(255, 2.0**-8) == 255.0

@@ -80,9 +80,9 @@ def _sum_of(
     terms_a, terms_b = abs(left_factor) * (a.abs() + e_a), abs(factor) * (b.abs() + e_b)
     value = left_factor * a + factor * b
     error = abs(left_factor) * e_a + abs(factor) * e_b
-    error = error + growth((1 + stored, arithmetic.u_o)) * terms_b + (terms_b != 0) * stored * arithmetic.eta
+    error = error + growth((1 + stored, arithmetic.u_o)) * terms_b + stored * arithmetic.eta * (terms_b != 0).double()
     if left_factor != 1.0:
-        error = error + growth((2, arithmetic.u_o)) * terms_a + (terms_a != 0) * arithmetic.eta
+        error = error + growth((2, arithmetic.u_o)) * terms_a + arithmetic.eta * (terms_a != 0).double()
     error = store(value, error, arithmetic)
     derivation = f"{1 + stored} roundings of {arithmetic.dtype} of the scaled term and 1 of the sum"
     return bounded(value, error, terms_a + terms_b, 2, derivation)
@@ -109,7 +109,7 @@ class Interval:
     def widened(self, relative: float, underflow: float) -> Interval:
         """With room for roundings, and for those of this float64 evaluation; what is certainly zero is kept."""
         relative += SLACK_TERMS * U_REFERENCE
-        absolute = ((self.low != 0) | (self.high != 0)) * underflow  # of zero nothing does
+        absolute = ((self.low != 0) | (self.high != 0)).double() * underflow  # of zero nothing does
         return Interval(
             self.low - relative * self.low.abs() - absolute, self.high + relative * self.high.abs() + absolute
         )
@@ -147,6 +147,11 @@ def adamw_step(
     right = _adamw_exact(value_of(param), value_of(exp_avg), value_of(exp_avg_sq), value_of(grad), num_steps, options)
     first = _first_moment(exp_avg, grad, options, arithmetic)
     second = _second_moment(exp_avg_sq, grad, options, arithmetic)
+
+    # one that overflows is infinite, or not: it may be kept in more bits until it is stored
+    reach = torch.maximum(Interval.of(grad).low.abs(), Interval.of(grad).high.abs()) ** 2
+    overflows = (second.high > arithmetic.largest) | (reach > arithmetic.largest_a)
+    second = Interval(second.low, torch.where(overflows, torch.inf, second.high))
 
     # sqrt stored, divided by a rounded factor and stored, a rounded eps added and stored
     root = Interval(second.low.clamp(min=0).sqrt(), second.high.sqrt())

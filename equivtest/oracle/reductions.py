@@ -85,13 +85,14 @@ def _norm_error(x: torch.Tensor, value: torch.Tensor, arithmetic: Arithmetic, ra
 
 
 def norm_grad(x: torch.Tensor, cotangent: torch.Tensor, arithmetic: Arithmetic, *, ranks: int) -> Bounded:
-    """g x / y, (K, R), y as it was stored."""
+    """g x / y, (K, R), y as it was stored; g / y or x / y is stored, and the latter may underflow."""
     y = norm(x, arithmetic, ranks=ranks)
     size, e_size = y.value.unsqueeze(1), y.allowed.unsqueeze(1)
     scale = cotangent / size
     e_scale = store(scale, scale.abs() * e_size / (size - e_size), arithmetic)
     value = x * scale
-    error = store(value, x.abs() * e_scale, arithmetic)
+    lost = cotangent.abs() * arithmetic.eta * (x != 0).double()
+    error = store(value, x.abs() * e_scale + lost, arithmetic)
     return bounded(value, error, value.abs(), 3, f"{y.derivation}, 2 of {arithmetic.dtype}")
 
 

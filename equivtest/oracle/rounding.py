@@ -159,10 +159,11 @@ def error_of(operand: Operand) -> torch.Tensor:
 def store(value: torch.Tensor, error: torch.Tensor, arithmetic: Arithmetic, *, times: int = 1) -> torch.Tensor:
     """The error after storing a result that is `error` off `value`, each storage one rounding; float64.
 
-    Infinite where the result may overflow; none where it is certainly zero.
+    Infinite where the result may overflow; none where it is certainly zero.  A bool times a number would be
+    float32, in which what float32 and float64 lose by underflow is zero.
     """
     size = value.abs() + error
-    stored = error + growth((times, arithmetic.u_o)) * size + (size != 0) * times * arithmetic.eta
+    stored = error + growth((times, arithmetic.u_o)) * size + times * arithmetic.eta * (size != 0).double()
     return where_finite(value.abs() + stored, arithmetic.largest, stored)
 
 
