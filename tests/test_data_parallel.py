@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -21,8 +22,10 @@ from equivtest.errors import Misuse
 from equivtest.layout import Flat, Replicate, Shard
 from equivtest.oracle import expect, expect_held
 from equivtest.oracle.averages import Averages, reciprocal_is_near
+from equivtest.oracle.collectives import document
 from equivtest.oracle.exact import InexactData
 from equivtest.oracle.operations import Operations
+from equivtest.subjects.perceptron import Mlp
 from equivtest.subjects.zero3.layer import Layer
 from equivtest.subjects.zero3_fetch import Fetch, PartitionedParameter
 from equivtest.tensors import DTYPES
@@ -147,6 +150,50 @@ def test_what_is_no_case_is_refused_by_name(fields: dict[str, object], message: 
 def test_what_can_be_sharded_is_no_case_of_a_refusal(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(Misuse, match=message):
         RefusedShardingCase(**{"world_size": 3, **fields})
+
+
+# ------------------------------------------------------------------------------------------------
+# activation checkpointing
+
+
+def test_only_what_is_known_can_be_checkpointed() -> None:
+    with pytest.raises(Misuse, match="checkpointed must be one of '', 'in_proj', 'out_proj', 'hidden', 'wrapped'"):
+        data_parallel_case(checkpointed="output")
+
+
+def fetches(**fields: Any) -> list[tuple[str, int]]:
+    case = data_parallel_case(style="zero3", fetch="all_gather", micro_batches=1, records=True, **fields)
+    return [(call.phase, call.size_bytes) for call in document(case, 0) if call.kind == "all_gather"]
+
+
+def test_a_hidden_activation_that_is_computed_again_fetches_in_proj_once_more() -> None:
+    """Of three ranks each has 5 + 2 of in_proj's 15 and 5 elements, 4 + 1 of out_proj's 10 and 2."""
+    once = [("forward", 28), ("forward", 20), ("backward", 20), ("backward", 28)]
+
+    assert fetches() == fetches(checkpointed="wrapped") == fetches(checkpointed="in_proj") == once
+    assert fetches(checkpointed="hidden") == [*once, ("backward", 28)]
+
+
+def test_nothing_is_computed_again_where_the_backward_stops_before() -> None:
+    fields = {"checkpointed": "hidden", "optimizer": "sgd", "steps": 2, "stopped_steps": (2,)}
+
+    assert len(fetches(**fields)) == 5 + 3
+    assert len(fetches(checkpointed="hidden", requires_grad=("out_proj.weight",))) == 3
+
+
+@pytest.mark.parametrize("checkpointed", ["hidden", "wrapped", "in_proj", "out_proj"])
+def test_a_checkpointed_part_runs_once_more_in_the_backward(checkpointed: str) -> None:
+    case = data_parallel_case(checkpointed=checkpointed)
+    model, runs = Mlp(case, draw(case, 0)), Counter[str]()
+    for name in ("in_proj", "out_proj"):
+        model.get_submodule(name).register_forward_pre_hook(lambda _module, _args, name=name: runs.update([name]))
+    model.wrap()
+    output = model(torch.ones(2, 3))
+    assert runs == {"in_proj": 1, "out_proj": 1}
+    output.sum().backward()
+
+    again = {"hidden": {"in_proj"}, "wrapped": {"in_proj", "out_proj"}}.get(checkpointed, {checkpointed})
+    assert {name for name, count in runs.items() if count == 2} == again
 
 
 # ------------------------------------------------------------------------------------------------

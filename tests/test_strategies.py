@@ -31,6 +31,7 @@ from equivtest.cases.linear import REAL_MODES, LinearCase, RefusedLinearCase
 from equivtest.cases.mlp import MlpCase
 from equivtest.cases.module import ModuleCase
 from equivtest.cases.norm import NormCase
+from equivtest.cases.perceptron import CHECKPOINTS
 from equivtest.cases.prepared import PreparedCase
 from equivtest.cases.redistribute import RedistributeCase
 from equivtest.cases.redistribute_refused import RefusedRedistributeCase
@@ -196,6 +197,14 @@ def test_of_data_parallel_training_a_third_or_more_clips_by_each_kind_of_norm(na
 
     assert len(trained) / 3 < len(clipping) < 2 * len(trained) / 3
     assert {case.norm_type for case in clipping} == {"1", "2", "inf"}
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp2", "zero3", "fsdp2_tp", "hsdp"])
+def test_a_third_or_more_of_data_parallel_cases_computes_something_again(name: str) -> None:
+    counts = Counter(case.checkpointed for case in run_of(name))
+
+    assert counts.keys() == set(CHECKPOINTS)
+    assert counts.total() / 3 < counts.total() - counts[""] < 2 * counts.total() / 3
 
 
 @pytest.mark.parametrize("name", ["fsdp2", "hsdp"])

@@ -29,6 +29,10 @@ class MlpCase(PerceptronCase):
 
     def __post_init__(self) -> None:
         require(not self.tied, f"W1 and W2 are sharded on dims of their own: leave tied out, got {self.tied!r}")
+        require(
+            not self.checkpointed,
+            f"only data parallelism computes again: leave checkpointed out, got {self.checkpointed!r}",
+        )
         super().__post_init__()
         require(
             self.x_is_dtensor or not self.sequence_is_uneven,

@@ -20,6 +20,7 @@ ACTIVATIONS = ("relu", "gelu", "silu")
 LAYERS = ("in_proj", "out_proj")
 SCALARS = ("total_norm", "storages")
 """What is answered of all parameters together."""
+CHECKPOINTS = ("", "in_proj", "out_proj", "hidden", "wrapped")
 TIES = ("", "same", "transposed")
 
 
@@ -45,6 +46,9 @@ class PerceptronCase(TrainingCase):
         tied: 'same': out_proj's weight is in_proj's, one parameter in two places, so that K = H = N;
             'transposed': the same, but that out_proj uses its transpose, so that K = N; '': two parameters.
             A tied weight is called in_proj.weight.
+        checkpointed: What is not kept for the backward, but computed there again: a layer, 'hidden': in_proj and
+            the activation together, or 'wrapped': each layer by itself, in torch's wrapper of modules; ''.
+            What is captured of a layer is then, where it was computed twice, that of the second time.
         x_contiguous, cotangent_contiguous: Memory format of what the harness hands over.
     """
 
@@ -58,6 +62,7 @@ class PerceptronCase(TrainingCase):
     activation: str = "relu"
     requires_grad: tuple[str, ...] = ("x", "in_proj.weight", "out_proj.weight")
     tied: str = ""
+    checkpointed: str = ""
     x_contiguous: bool = True
     cotangent_contiguous: bool = True
 
@@ -67,6 +72,10 @@ class PerceptronCase(TrainingCase):
         require(
             self.activation in ACTIVATIONS,
             f"activation must be one of {', '.join(ACTIVATIONS)}, got {self.activation!r}",
+        )
+        require(
+            self.checkpointed in CHECKPOINTS,
+            f"checkpointed must be one of {', '.join(map(repr, CHECKPOINTS))}, got {self.checkpointed!r}",
         )
         for name, known in (("biases", LAYERS), ("requires_grad", ("x", *self.parameter_names()))):
             listed = getattr(self, name)
@@ -150,6 +159,10 @@ class PerceptronCase(TrainingCase):
     def hidden_requires_grad(self) -> bool:
         """Whether the hidden activation does: x or a parameter of in_proj needs a gradient."""
         return any(name == "x" or name.startswith("in_proj") for name in self.requires_grad)
+
+    def computes_hidden_again(self, step: int) -> bool:
+        """Whether the backward of that step computes the hidden activation, and with it in_proj, a second time."""
+        return self.checkpointed == "hidden" and self.hidden_requires_grad and not self.stops_at_hidden(step)
 
     @property
     def has_sharded_gradient(self) -> bool:

@@ -18,8 +18,9 @@ def document_data_parallel(case: DataParallelCase, rank: int) -> Collectives:
     A fetch is one collective of a layer's partitions (all_gather) or of its padded parameters
     (all_reduce), less a tied weight that the layer before has fetched, so that there may be none; every
     gradient takes one reduce_scatter of its padded elements.  The backward passes through in_proj only
-    where its output needs a gradient.  Where gradients are clipped, each step ends with one all_reduce
-    of one float64, a sum of powers or the largest magnitude.
+    where its output needs a gradient; a hidden activation that is computed again fetches in_proj once
+    more for that, less a weight that out_proj has too.  Where gradients are clipped, each step ends
+    with one all_reduce of one float64, a sum of powers or the largest magnitude.
 
     Source: Rajbhandari et al., ZeRO (2020), sections 5.3 and 7.2.2: parameters are gathered for the
     forward and again for the backward, gradients are reduced and scattered.
@@ -31,7 +32,9 @@ def document_data_parallel(case: DataParallelCase, rank: int) -> Collectives:
     found: list[Collective] = []
     for step in range(1, case.steps + 1):
         used = LAYERS[::-1] if case.hidden_requires_grad and not case.stops_at_hidden(step) else LAYERS[1:]
-        backward = [Collective(case.fetch, size // share, "backward") for size in _fetched(case, padded, used)]
+        fetched = list(_fetched(case, padded, used))
+        fetched += fetched[1:] if case.computes_hidden_again(step) else []
+        backward = [Collective(case.fetch, size // share, "backward") for size in fetched]
         graded = [padded[name] for name in case.graded_parameters(step)]
         backward += [Collective("reduce_scatter", size_bytes, "backward") for size_bytes in graded]
         found += (forward + backward) * case.micro_batches + clipping

@@ -76,6 +76,7 @@ class DataParallelRun(PerceptronRun):
 class DdpRun(DataParallelRun):
     def build(self) -> nn.Module:
         case, model = self.case, Mlp(self.case, self.given)
+        model.wrap()
         self.parallel = DistributedDataParallel(
             model,
             process_group=self.mesh.get_group(),
@@ -99,6 +100,7 @@ class Fsdp2Run(DataParallelRun):
 
     def shard(self, model: Mlp, mesh: DeviceMesh) -> nn.Module:
         """The model, its layers and what is left of it sharded along the mesh; layers that are tied form one group."""
+        model.wrap()
         self.by_columns = [model.get_parameter(name) for name in self.case.by_columns]
         layers = [model.get_submodule(layer) for layer in LAYERS]
         for group in [layers] if self.case.tied else [[layer] for layer in layers]:

@@ -103,7 +103,9 @@ class DeepSpeedRun(DataParallelRun):
 
     def make_model(self) -> Mlp:
         """The unsharded module that the engine takes over."""
-        return Mlp(self.case, self.initial)
+        model = Mlp(self.case, self.initial)
+        model.wrap()
+        return model
 
     def config(self) -> dict[str, object]:
         """Of the engine: any torch optimizer, and what the case says."""

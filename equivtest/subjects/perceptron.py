@@ -1,6 +1,6 @@
 """A perceptron and its training on one rank, however it is made parallel: what all its subjects share.
 
-Source: torch.nn.Linear, torch.optim.SGD and AdamW (2.13.0).
+Source: torch.nn.Linear, torch.optim.SGD and AdamW, torch.utils.checkpoint (2.13.0).
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from typing import ClassVar
 
 import torch
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from equivtest.cases.perceptron import LAYERS, PerceptronCase
 from equivtest.subjects.tensor_parallel import Answers, Given
@@ -40,6 +42,7 @@ class Mlp(nn.Module):
     def __init__(self, case: PerceptronCase, given: Given) -> None:
         super().__init__()
         self.activation: Activation = self.ACTIVATIONS[case.activation]
+        self.checkpointed = case.checkpointed
         biases = {layer: layer in case.biases for layer in LAYERS}
         self.in_proj = nn.Linear(case.in_features, case.hidden_features, bias=biases["in_proj"], device="meta")
         linear = TransposedLinear if case.tied == "transposed" else nn.Linear
@@ -54,9 +57,20 @@ class Mlp(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x (*leading, K) -> (*leading, N)."""
-        hidden = self.activation(self.in_proj(x))
-        output: torch.Tensor = self.out_proj(hidden.detach() if self.stops_at_hidden else hidden)
+        hidden = self.run("hidden", lambda x: self.activation(self.run("in_proj", self.in_proj, x)), x)
+        return self.run("out_proj", self.out_proj, hidden.detach() if self.stops_at_hidden else hidden)
+
+    def run(self, part: str, function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        """function(x), which the backward computes again if this part is checkpointed."""
+        if part != self.checkpointed:
+            return function(x)
+        output: torch.Tensor = checkpoint(function, x, use_reentrant=False)
         return output
+
+    def wrap(self) -> None:
+        """Puts each layer into a module that computes it again in the backward, if the case says so."""
+        if self.checkpointed == "wrapped":
+            apply_activation_checkpointing(self, check_fn=lambda module: isinstance(module, nn.Linear))
 
 
 class TransposedLinear(nn.Linear):

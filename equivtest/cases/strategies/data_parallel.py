@@ -32,6 +32,7 @@ TIES_DRAWN = ("", "", "", "", "", "", "same", "transposed")
 COLUMNS_DRAWN: tuple[tuple[str, ...], ...] = (
     *[()] * 9, ("in_proj.weight", "out_proj.weight"), ("in_proj.weight",), ("out_proj.weight",),
 )  # fmt: skip
+CHECKPOINTS_DRAWN = (*[""] * 7, "hidden", "wrapped", "in_proj", "out_proj", "hidden")
 DATA_PARALLEL_OPTIMIZERS = ("none", "sgd", "sgd", "adamw")
 
 
@@ -110,6 +111,7 @@ def _pick_data_parallel(
         "fetch": fetch,
         "records": pick(draw, "records", RECORDS if fetch else (False,)),
         "activation": activation,
+        "checkpointed": pick(draw, "checkpointed", CHECKPOINTS_DRAWN),
         "optimizer": optimizer,
         "values": curved if activation != "relu" else trained if trains else exact,
     }

@@ -44,8 +44,8 @@ def _two_axis_cases(draw: DrawFn, space: Space, style: str) -> TwoAxisCase:
 def two_axis_meshes(world_size: int, style: str) -> tuple[Shape, ...]:
     """Every way to make two axes, those with several ranks on both four times more often.
 
-    Of hsdp those with one rank on the second axis, which divide nothing, are drawn a third as often.
+    Of hsdp those with one rank on the second axis, which divide nothing, are drawn a quarter as often.
     """
     pairs = [(size, world_size // size) for size in range(1, world_size + 1) if world_size % size == 0]
-    dividing = [pair for pair in pairs if pair[1] > 1] * (2 if style == "hsdp" else 0)
+    dividing = [pair for pair in pairs if pair[1] > 1] * (3 if style == "hsdp" else 0)
     return (*pairs, *dividing, *[pair for pair in pairs if 1 not in pair] * 4)

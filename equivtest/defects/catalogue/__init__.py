@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from equivtest.defects.catalogue.checkpointed import DEFECTS as CHECKPOINTED
 from equivtest.defects.catalogue.clipping import DEFECTS as CLIPPING
 from equivtest.defects.catalogue.collectives import DEFECTS as COLLECTIVES
 from equivtest.defects.catalogue.cross_entropy import DEFECTS as CROSS_ENTROPY
@@ -36,6 +37,7 @@ DEFECTS: tuple[Defect, ...] = (
     *SEQUENCE_PARALLEL,
     *DATA_PARALLEL,
     *TIED,
+    *CHECKPOINTED,
     *MIXED,
     *TWO_AXES,
     *CLIPPING,

@@ -24,7 +24,7 @@ from equivtest.subjects.zero3_fetch import Fetcher, PartitionedParameter
 
 
 class Engine:
-    """A module whose layers, the children with parameters, are partitioned.
+    """A module whose layers, the children and what is in them, are partitioned.
 
     Attributes:
         layers: By name.
@@ -70,7 +70,7 @@ class Engine:
 
     def _hook_gradients(self, name: str, module: nn.Module, hooked: Collection[nn.Parameter]) -> None:
         """Of parameters that are still whole, as autograd notes their shapes: those not `hooked` before."""
-        for kind, parameter in module.named_parameters(recurse=False):
+        for kind, parameter in module.named_parameters():
             if parameter.requires_grad and parameter not in hooked:
 
                 def reduce(held: torch.Tensor, full_name: str = f"{name}.{kind}") -> None:

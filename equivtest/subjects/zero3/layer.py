@@ -1,4 +1,4 @@
-"""One module's parameters under ZeRO-3: this rank's partitions of them, and the wholes while fetched.
+"""The parameters of a module and of what is in it under ZeRO-3: partitions, and the wholes while fetched.
 
 While they are not fetched, the module's parameters have no elements.  Autograd saves for the
 backward what refers to a whole, not the whole itself, and so finds the one that is fetched then.
@@ -29,7 +29,7 @@ class SavedView:
 
 
 class Layer:
-    """A module's own parameters, by kind: 'weight', 'bias'.
+    """A module's parameters, by kind: 'weight', 'bias'.
 
     A parameter that an earlier or a later layer has too is partitioned once: whichever layer comes
     first fetches it, whichever comes last releases it.
@@ -54,7 +54,7 @@ class Layer:
         partitions: dict[nn.Parameter, PartitionedParameter] | None = None,
     ) -> None:
         self.mesh, self.fetcher = mesh, fetcher
-        self.parameters = dict(module.named_parameters(recurse=False))
+        self.parameters = dict(module.named_parameters())
         self.earlier: frozenset[str] = frozenset()
         self.later: frozenset[str] = frozenset()
         partitions = {} if partitions is None else partitions

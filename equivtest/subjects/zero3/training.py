@@ -44,6 +44,7 @@ class Zero3Run(DataParallelRun):
 
     def build(self) -> nn.Module:
         model = Mlp(self.case, self.given)
+        model.wrap()
         self.engine = self.engine_class(model, self.mesh, self.fetcher, padding=self.padding)
         return model
 
