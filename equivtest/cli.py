@@ -38,7 +38,7 @@ def main() -> None:
     except Exception as error:  # typer's own usage errors; they are no public class in every release
         if not hasattr(error, "format_message"):
             raise
-        code = _complain(error.format_message())
+        code = _complain(f"{error.format_message().rstrip('.')}; see equivtest --help")
     sys.exit(code or 0)
 
 
@@ -96,6 +96,8 @@ def run(
     }  # fmt: skip
     if not (workers in ("auto", "logical") or workers.isdecimal()):
         raise Misuse(f"-n: expected a number or auto, got {workers!r}")
+    if keyword:
+        _check_keyword(keyword)
     for path in paths or []:
         if not path.exists():
             raise Misuse(f"no such file or folder: {path}")
@@ -103,6 +105,16 @@ def run(
     args = pytest_args(raw, folders, workers)
     args += ["-x"] * stop_first + ["-v"] * verbose + (["-k", keyword] if keyword else [])
     return _run_pytest(args)
+
+
+def _check_keyword(keyword: str) -> None:
+    """Raises Misuse unless pytest can read -k, of which its xdist workers would die one by one."""
+    from _pytest.mark.expression import Expression
+
+    try:
+        Expression.compile(keyword)
+    except Exception as error:  # its class is another one in each release
+        raise Misuse(f"-k: pytest cannot read {keyword!r}: {error}; combine parts of names by and, or, not") from error
 
 
 def _check(raw: dict[str, Any], paths: list[Path]) -> list[Path]:
@@ -151,6 +163,8 @@ def _run_pytest(args: list[str]) -> int:
         finally:
             os.environ.clear()
             os.environ.update(before)
+    if code == pytest.ExitCode.NO_TESTS_COLLECTED:
+        raise Misuse("nothing was selected: no property lies under these paths, or -k leaves none; see equivtest list")
     return code if code in (0, 1) else 2
 
 

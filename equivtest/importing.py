@@ -14,7 +14,7 @@ def load_named(name: str, what: str) -> object:
         what: What is named, for the message.
 
     Raises:
-        Misuse: there is no such module, or no such name in it.
+        Misuse: there is no such module, it raises while it is imported, or there is no such name in it.
     """
     module_name, colon, attribute = name.partition(":")
     try:
@@ -23,3 +23,5 @@ def load_named(name: str, what: str) -> object:
         return getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise Misuse(f"{what} {name!r} cannot be imported: {error}; write package.module:NAME") from error
+    except Exception as error:  # somebody's module may raise anything
+        raise Misuse(f"{what} {name!r} cannot be imported: {type(error).__name__}: {error}; mend its module") from error

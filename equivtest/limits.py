@@ -15,6 +15,7 @@ SEND_S = 5.0  # for a rank to take a message; it reads at once unless it hangs
 WATCH_S = 0.2  # between a rank's looks at the size of what its C code prints; Python's is always bounded
 SHRINK_S = 60.0  # one failure's shrinking; then the smallest case so far is reported
 SETTLE_S = 0.1  # for the backend's threads to let go of a collective's buffers; they take microseconds
+GIT_S = 5.0  # for git to name the commit of a folder; takes 0.05
 COLLECTIVE_S = 600.0  # the backend's own time-out: longer than CASE_S, so that the parent names the cause
 
 # Sizes.

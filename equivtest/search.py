@@ -241,7 +241,7 @@ def is_alike(verdict: Verdict, failure: Verdict) -> bool:
 
 
 def _records(case: Case, verdicts: Sequence[Verdict], replies: Sequence[Reply]) -> list[dict[str, Any]]:
-    """One record per draw that was judged: the case, its place in the case space, kind by claim."""
+    """One record per draw that was judged: the case, its place in the case space, kind by claim, what was lacking."""
     of_all_draws = {
         "schema": RECORD_SCHEMA,
         "case": to_data(case),
@@ -251,6 +251,8 @@ def _records(case: Case, verdicts: Sequence[Verdict], replies: Sequence[Reply]) 
         "refusal": case.refusal,
         "busy_s": max((reply.busy_s for reply in replies), default=0.0),
     }
+    if lacking := next((reply.error_text for reply in replies if reply.outcome == "not_supported"), ""):
+        of_all_draws["lacking"] = lacking
     records: dict[int, dict[str, Any]] = {}
     for verdict in verdicts:
         mode, seed = case.values[verdict.draw]

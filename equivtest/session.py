@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import sys
 import time
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
 from equivtest.errors import BrokenSetup
+from equivtest.machine import commit_of, machine_facts, own_commit, versions_of
 from equivtest.options import settings_of, soak_seed
 from equivtest.ranks.poison import poison_in_words
 from equivtest.report.files import write_report
@@ -144,16 +145,18 @@ class Controller:
         settings = settings_of(self.config)
         return {
             "equivtest": version_of("equivtest"),
+            "equivtest_commit": own_commit(),
             "torch": version_of("torch"),
             "hypothesis": version_of("hypothesis"),
             "pytest": version_of("pytest"),
             "python": platform.python_version(),
-            "platform": platform.platform(),
-            "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            **machine_facts(settings.device),
             "poison": poison_in_words(),
             "backend": settings.backend,
             "device": settings.device,
             "imports": list(settings.imports),
+            "releases_of_imports": versions_of(settings.imports),
+            "folder_commit": commit_of(Path.cwd()),
             "arithmetic": settings.arithmetic or "torch on the CPU, gloo",
             "profile": settings.profile_name,
             "seeds": soak_seed(self.config) if settings.profile.repeats else "gate",
@@ -162,6 +165,7 @@ class Controller:
             "subjects": [f"{name}={subject}" if subject != name else name for name, subject in settings.subjects],
             "known_failures": settings.known_failures or "shipped",
             "command": sys.argv,
+            "complete": all(tally.is_complete for tally in self.tallies.values()),
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.started_s)),
             "seconds": round(time.time() - self.started_s, 1),
         }

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from equivtest import limits
 from equivtest.errors import Misuse
+from equivtest.importing import load_named
 from equivtest.profiles import DEFAULT_PROFILE, PROFILES, SOAK_S, Profile
 
 if TYPE_CHECKING:
@@ -133,11 +134,13 @@ def check(settings: Settings) -> None:
 
 
 def check_subjects(settings: Settings, properties: Iterable[tuple[str, str]]) -> None:
-    """Raises Misuse where --subjects names none of the `properties`, pairs (name, subject)."""
+    """Raises Misuse where --subjects names none of the `properties`, pairs (name, subject), or what is not there."""
     known = sorted({name for pair in properties for name in pair})
-    for wanted, _ in settings.subjects:
+    for wanted, implementation in settings.subjects:
         if wanted not in known:
             raise Misuse(f"--subjects: no property judges {wanted!r}; {_suggestion(wanted, known)}")
+        if implementation != wanted:
+            load_named(implementation, "--subjects:")
 
 
 def _suggestion(wanted: str, known: list[str]) -> str:

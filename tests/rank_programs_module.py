@@ -87,3 +87,16 @@ def without_relu(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
     assert isinstance(module, nn.Sequential)
     module[1] = nn.Identity()
     return tensor_parallel(module, mesh)
+
+
+def nothing(module: nn.Module, mesh: DeviceMesh) -> None:
+    """Parallelizes in place and forgets to return."""
+
+
+class Talkative(nn.Sequential):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, str]:  # type: ignore[override]
+        return super().forward(x), "aside"
+
+
+def with_aside(module: nn.Sequential, mesh: DeviceMesh) -> nn.Module:
+    return Talkative(*module)

@@ -25,7 +25,7 @@ FLOORS = (
     ("verdicts",),
     ("check", "known", "report"),
     ("chunks", "module", "replay", "settings", "suite"),
-    ("search", "options"),
+    ("machine", "search", "options"),
     ("pools",),
     ("fixture", "items", "session"),
     ("plugin",),

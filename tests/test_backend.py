@@ -1,4 +1,4 @@
-"""A backend of somebody else's, registered by a module that is named: judged as gloo is, and caught where it is wrong."""
+"""A backend of somebody else's, registered by a module: judged as gloo is, caught where it is wrong."""
 
 from __future__ import annotations
 

@@ -56,6 +56,14 @@ def written_failure(path: Path, **changes: object) -> Path:
         (["run", "--backend=nope"], "'nope'"),
         (["run", "--device=nope"], "'nope'"),
         (["run", "--import=no_such_module"], "'no_such_module'"),
+        (["run", "--subjects=rowwise_linear=no_such:f"], "--subjects: 'no_such:f' cannot be imported: No module named"),
+        (
+            ["run", "--subjects=rowwise_linear=json:no"],
+            "--subjects: 'json:no' cannot be imported: module 'json' has no",
+        ),
+        (["run", "-k", "this and"], "-k: pytest cannot read 'this and'"),
+        (["check", "rowwise_linear", "FetchCase(world_size=2"], "'(' was never closed); paste what stands behind"),
+        ([], "Missing command; see equivtest --help"),
         (["run", "-n", "many"], "-n: expected a number or auto, got 'many'"),
         (["run", "no/such/folder"], "no such file or folder: no/such/folder"),
         (["replay"], "Missing argument"),
@@ -121,10 +129,13 @@ def test_exit_code_says_how_a_run_ended(
     assert call(monkeypatch, "run", "-n0", "--profile=smoke", str(pytester.path)) == expected
 
 
-def test_run_without_properties_is_misuse(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_without_properties_is_misuse(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, capsys: Streams
+) -> None:
     (pytester.path / "empty").mkdir()
 
     assert call(monkeypatch, "run", "-n0", "empty") == 2
+    assert "equivtest: nothing was selected: no property lies under these paths" in capsys.readouterr().err
 
 
 def test_configuration_of_the_caller_plays_no_part(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,9 +150,11 @@ def test_configuration_of_the_caller_plays_no_part(pytester: pytest.Pytester, mo
 def test_options_reach_the_run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     make_suite(pytester, "a", "b")
 
-    call(monkeypatch, "run", "-n0", "-x", "-v", "-k", "w2", "--subjects=b=mine:f", "--report=out", str(pytester.path))
+    call(
+        monkeypatch, "run", "-n0", "-x", "-v", "-k", "w2", "--subjects=b=json:loads", "--report=out", str(pytester.path)
+    )
 
-    assert [line for line in log_of(pytester) if "search" in line] == ["search mine:f w2 gate"]
+    assert [line for line in log_of(pytester) if "search" in line] == ["search json:loads w2 gate"]
     assert (pytester.path / "out" / "junit.xml").exists()
 
 

@@ -61,6 +61,8 @@ def test_another_function_is_refuted(pool: Pool) -> None:
     [
         ("sharded_output", "must give its output whole on every rank, got .*Shard.*: redistribute it"),
         ("renamed", r"has no parameter 0\.weight, only 0\.0\.weight, .*: keep the names of the unsharded module"),
+        ("nothing", "must return the parallel module, got NoneType: return it"),
+        ("with_aside", "the parallel module must give one tensor, got tuple"),
         ("missing", "parallelize 'tests.rank_programs_module:missing' cannot be imported"),
     ],
 )

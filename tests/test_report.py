@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from equivtest.errors import BrokenSetup
+from equivtest.machine import commit_of, cpu_name, versions_of
 from equivtest.profiles import PROFILES, plan
 from equivtest.report.files import as_html, write_report
 from equivtest.report.tally import Tally, case_code
@@ -23,7 +25,13 @@ META = {
     "source": "style.py",
     "claims": ["equals_unsharded", "agrees_on_all_ranks"],
 }
-ENVIRONMENT = {"profile": "gate", "backend": "gloo", "seconds": 12.0, "dtypes": ["float32", "float64"]}
+ENVIRONMENT = {
+    "profile": "gate",
+    "backend": "gloo",
+    "seconds": 12.0,
+    "dtypes": ["float32", "float64"],
+    "complete": True,
+}
 
 
 def record(**changes: Any) -> dict[str, Any]:
@@ -267,6 +275,30 @@ def test_report_that_cannot_be_written_is_a_broken_setup(tmp_path: Path) -> None
         write_report(tmp_path, ENVIRONMENT, [tally(record())], [], [])
 
 
+def test_page_says_first_that_a_run_was_interrupted() -> None:
+    tallies = [tally(record(), planned=("w3-0", "w4-0"))]
+    page = as_html(ENVIRONMENT | {"complete": False}, tallies, [])
+    told = "This run did not end: 1 of 2 searches of rowwise_linear ended"
+    assert told in page.partition("<h2>")[0] and "did not end" not in as_html(ENVIRONMENT, tallies, [])
+
+
+def test_the_machine_and_the_commits_are_named(tmp_path: Path) -> None:
+    """The commit of a folder under git, and that files differ from it; releases of what was imported."""
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    assert commit_of(tmp_path) == "" and cpu_name()
+    (tmp_path / "module.py").write_text("")
+    subprocess.run([*git, "add", "."], check=True)
+    subprocess.run([*git, "commit", "-qm", "first"], check=True)
+    clean = commit_of(tmp_path)
+    (tmp_path / "module.py").write_text("x = 1")
+    assert len(clean) == 40 and commit_of(tmp_path) == f"{clean}-dirty"
+    assert versions_of(["pytest", "pytest.x", "vendor_nobody_has"]) == [
+        f"pytest {pytest.__version__}",
+        "vendor_nobody_has unknown",
+    ]
+
+
 def test_page_escapes_what_it_shows() -> None:
     evil = "<script>alert(1)</script>"
     counted = tally(of_kind("value"), failures=(failure(message=evil, replay=evil),))
@@ -289,8 +321,19 @@ def test_page_says_how_to_see_a_failure_again() -> None:
     assert "<code>equivtest replay f.json</code>" in page
 
 
-def test_page_lists_what_is_not_supported() -> None:
-    assert "<td>float32</td><td>uneven</td>" in as_html(ENVIRONMENT, [tally(of_kind("not_supported"))], [])
+def test_page_lists_what_is_not_supported_and_why() -> None:
+    lacking = tally(of_kind("not_supported") | {"lacking": "rank 1: all_gather of float32 raised RuntimeError: no"})
+    page = as_html(ENVIRONMENT, [lacking], [])
+    assert "<td>float32</td><td>uneven</td>" in page and "<td>rank 1: all_gather of float32 raised" in page
+
+
+def test_summary_tells_what_the_backend_cannot_do_once_and_whole() -> None:
+    """However many verdicts are open for it, and however narrow the terminal is."""
+    lacking = of_kind("not_supported") | {"lacking": f"rank 1: {'all_gather ' * 20}raised"}
+    lines = summarize([tally(lacking, lacking | {"draw": 1})], seconds=1, width=80)
+    assert [line for line in lines if line.startswith("unsupp ")] == [
+        f"unsupp  rank 1: {'all_gather ' * 20}raised: 2 verdicts"
+    ]
 
 
 def test_page_lists_known_failures() -> None:

@@ -371,6 +371,7 @@ def test_what_is_not_supported_is_recorded_and_is_no_failure(tmp_path: Path) -> 
     assert {tuple(record["verdicts"].items()) for record in findings.records} == {
         (("equals_unsharded", "not_supported"),)
     }
+    assert {record["lacking"] for record in findings.records} == {"no"}
 
 
 # On real ranks.

@@ -256,7 +256,11 @@ def from_code(text: str) -> Case:
         assert isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and not call.args
         fields = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
     except (SyntaxError, ValueError, AssertionError) as error:
-        raise Misuse(f"not the code of a case: {text!r}") from error
+        why = f" ({error.msg})" if isinstance(error, SyntaxError) else ""
+        raise Misuse(
+            f"not the code of a case: {text!r}{why}; paste what stands behind 'case' in a message, "
+            "such as FetchCase(world_size=2, parameters=((5,),), requires_grad=(True,))"
+        ) from error
     return from_data({"schema": SCHEMA_VERSION, "type": call.func.id, "fields": fields})
 
 

@@ -62,6 +62,7 @@ def as_html(environment: Mapping[str, Any], tallies: Sequence[Tally], known: Seq
     return templates.get_template(TEMPLATE).render(
         environment=environment,
         totals="; ".join(totals(tallies, float(environment["seconds"]))),
+        unfinished="; ".join(unfinished(tallies)),
         properties=[
             {
                 "tally": tally,
@@ -76,6 +77,15 @@ def as_html(environment: Mapping[str, Any], tallies: Sequence[Tally], known: Seq
         margins_head=margins.HEAD,
         unsupported=[(tally, *row) for tally in tallies for row in unsupported_cells(tally)],
     )
+
+
+def unfinished(tallies: Iterable[Tally]) -> list[str]:
+    """'3 of 4 searches of rowwise_linear ended' of every property that was interrupted."""
+    return [
+        f"{len(tally.done & set(tally.planned))} of {len(tally.planned)} searches of {tally.meta['name']} ended"
+        for tally in tallies
+        if not tally.is_complete
+    ]
 
 
 def cell_grid(tally: Tally) -> dict[str, Any]:
@@ -98,6 +108,6 @@ def _cell(tally: Tally, key: tuple[int, str, str]) -> tuple[int, int]:
     return conclusive, sum(counts.values()) - conclusive
 
 
-def unsupported_cells(tally: Tally) -> list[tuple[int, str, str, int]]:
-    """(world size, dtype, shard kind, verdicts) wherever the backend could not do what a case needs."""
-    return [(*cell, counts["not_supported"]) for cell, counts in sorted(tally.cells.items()) if counts["not_supported"]]
+def unsupported_cells(tally: Tally) -> list[tuple[int, str, str, int, str]]:
+    """(world size, dtype, shard kind, verdicts, why) wherever the backend could not do what a case needs."""
+    return [(*cell, count, reason) for (cell, reason), count in sorted(tally.lacking.items())]

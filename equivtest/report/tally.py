@@ -53,6 +53,7 @@ class Tally:
             as of collectives, need not have been judged in every cell.
         margins: (tensor, dtype) -> margins of the draws judged by a bound.
         reasons: Claim -> reasons of known failures.
+        lacking: (cell, what the backend could not do) -> verdicts that are open for it.
         failures: Shrunk failures, in order of arrival.
         slowest: (seconds, code of the case), the slowest first.
     """
@@ -72,6 +73,7 @@ class Tally:
     claim_cells: defaultdict[tuple[Cell, str, str], Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     margins: defaultdict[Key, Margins] = field(default_factory=lambda: defaultdict(Margins))
     reasons: defaultdict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    lacking: Counter[tuple[Cell, str]] = field(default_factory=Counter)
     failures: list[dict[str, Any]] = field(default_factory=list)
     slowest: list[tuple[float, str]] = field(default_factory=list)
 
@@ -115,6 +117,8 @@ class Tally:
             self.kinds[claim][kind] += 1
             self.cells[cell][kind] += 1
             self.claim_cells[cell, claim, family_of(record["mode"])][kind] += 1
+            if kind == "not_supported":
+                self.lacking[cell, record.get("lacking", "")] += 1
         for tensor, margin in record.get("tensor_margins", {}).items():
             self.margins[of_any_step(tensor), record["dtype"]].add(margin)
         for claim, reason in record.get("known", {}).items():

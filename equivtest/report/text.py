@@ -34,7 +34,7 @@ def summarize(
     notes += [f"slow    {line}" for line in _slowest(tallies)]
     notes += [line for tally in tallies for line in _not_passed(tally)]
     notes += [f"known   {entry['id']}: {entry['state']}: {entry['reason']}" for entry in known]
-    notes = [_cut(line, width) for line in notes]
+    notes = [_cut(line, width) for line in notes] + _lacking(tallies)
     return [
         *_counts_table(tallies),
         "",
@@ -72,6 +72,15 @@ def _not_passed(tally: Tally) -> list[str]:
             word = "known" if result.outcome == "xfailed" else "open"
             by_reason.setdefault(f"{word:<7} {tally.meta['name']}: {result.text}", []).append(result.claim)
     return [f"{reason}: {', '.join(claims)}" for reason, claims in by_reason.items()]
+
+
+def _lacking(tallies: Iterable[Tally]) -> list[str]:
+    """What the backend cannot do, whole: it is the one thing that a vendor can mend."""
+    counts = Counter[str]()
+    for tally in tallies:
+        for (_, reason), count in tally.lacking.items():
+            counts[reason] += count
+    return [f"unsupp  {' '.join(reason.split())}: {count} verdicts" for reason, count in sorted(counts.items())]
 
 
 def _counts_table(tallies: Sequence[Tally]) -> list[str]:

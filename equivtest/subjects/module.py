@@ -41,8 +41,12 @@ def run_module(case: ModuleCase, mesh: DeviceMesh, given: Given, parallelize: Pa
     parallel = parallelize(
         with_parameters(whole, {name: given[name].detach() for name in case.parameter_names()}), mesh
     )
+    if not isinstance(parallel, nn.Module):
+        raise Misuse(f"{case.parallelize} must return the parallel module, got {type(parallel).__name__}: return it")
     x = given["x"].detach().requires_grad_()
     output = parallel(x)
+    if not isinstance(output, torch.Tensor):
+        raise Misuse(f"{case.parallelize}: the parallel module must give one tensor, got {type(output).__name__}")
     torch.autograd.backward(output, _like(output, given["cotangent"]))
     found = {"output": output, "grad.x": x.grad}
     parameters = _parameters(case, parallel)
