@@ -31,6 +31,7 @@ from equivtest.cases.reduction import ReductionCase
 from equivtest.check import judge
 from equivtest.chunks import Chunk
 from equivtest.defects import DEFECTS, Defect
+from equivtest.errors import Misuse
 from equivtest.known import SHIPPED, KnownFailures
 from equivtest.property import Property
 from equivtest.ranks.pool import Pool
@@ -100,7 +101,8 @@ def known_of(defect: Defect) -> KnownFailures:
 def audit(defect: Defect, pool: Pool, directory: Path) -> tuple[list[str], dict[str, Any] | None]:
     """What else failed in the worlds before; the failure in the first world that rejects the defect as it should.
 
-    Drawn cases alone must do it: the property's examples are left out.  The first world is that of the
+    Drawn cases alone must do it: the property's examples are left out, and of a claim that is judged on few visits
+    each case is marked that can be.  The first world is that of the
     case derived by hand; shrinking looks in smaller ones too, and ends where a case is as small as that one, unless
     the table is asked for: it takes half as long again to find that no further step makes a case smaller.
     """
@@ -108,7 +110,7 @@ def audit(defect: Defect, pool: Pool, directory: Path) -> tuple[list[str], dict[
     def is_enough(case: Case) -> bool:
         return not TABLE and is_near(case, defect)
 
-    prop, known = dataclasses.replace(property_of(defect), examples=()), known_of(defect)
+    prop, known = marked(property_of(defect), defect.claim), known_of(defect)
     target = (defect.claim, defect.kind)
     others: list[str] = []
     for world_size in (defect.smallest.world_size, defect.smallest.world_size + 1):
@@ -118,6 +120,21 @@ def audit(defect: Defect, pool: Pool, directory: Path) -> tuple[list[str], dict[
             return others, findings.failures[0]
         others += [f"{claim} {kind}" for record in findings.records for claim, kind in record["verdicts"].items()]
     return [text for text in dict.fromkeys(others) if not text.endswith(("holds", "known"))], None
+
+
+def marked(prop: Property, claim_name: str) -> Property:
+    """The property without its examples, each of its cases recorded, repeated or measured as the claim needs it."""
+    [flag] = {claim.flag for claim in prop.claims if claim.name == claim_name}
+
+    def mark(case: Case) -> Case:
+        fields: dict[str, Any] = {flag: True}
+        try:
+            return dataclasses.replace(case, **fields)
+        except Misuse:  # collectives are documented of some cases alone
+            return case
+
+    cases = prop.cases
+    return dataclasses.replace(prop, examples=(), cases=lambda space: cases(space).map(mark) if flag else cases(space))
 
 
 def sizes(case: Case) -> list[int]:

@@ -56,14 +56,14 @@ DEFECTS = (
         "trains_like_unsharded",
         "value",
         TwoAxisCase(
-            world_size=2,
-            mesh=(2, 1),
+            world_size=4,
+            mesh=(2, 2),
             style="hsdp",
             requires_grad=("out_proj.weight",),
             optimizer="sgd",
             steps=2,
             clip_norm=1.0,
         ),
-        "a weight of one element that two ranks hold alike",
+        "a weight of one element that two ranks hold alike; two would do, but such a mesh is seldom drawn",
     ),
 )

@@ -118,8 +118,15 @@ DEFECTS = (
         "state across steps",
         "trains_like_unsharded",
         "value",
-        DataParallelCase(world_size=1, style="zero3", requires_grad=("out_proj.weight",), optimizer="sgd", steps=2),
-        "one weight, updated once, tells from the second step on",
+        DataParallelCase(
+            world_size=1,
+            style="zero3",
+            requires_grad=("out_proj.weight",),
+            optimizer="sgd",
+            steps=2,
+            values=(("dense", 1),),
+        ),
+        "one weight, updated once, tells from the second step on, where the hidden feature is active then",
     ),
     Defect(
         _HERE + "rank_without_partition_left_out",

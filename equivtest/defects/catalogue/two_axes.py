@@ -72,8 +72,8 @@ DEFECTS = (
         "other collectives than documented",
         "uses_only_collectives",
         "collectives",
-        TwoAxisCase(world_size=4, mesh=(2, 2), hidden_features=2, requires_grad=("out_proj.weight",), records=True),
-        "two ranks of a row, each with a hidden feature, as torch needs it; one row would do, but is seldom drawn",
+        TwoAxisCase(world_size=2, mesh=(1, 2), hidden_features=2, requires_grad=("out_proj.weight",), records=True),
+        "two ranks of a row, each with a hidden feature, as torch needs it",
     ),
     Defect(
         _HERE + "input_sent_along_the_row",
