@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,14 +73,17 @@ def search(
 
     Args:
         failures_dir: Where replay files go; made when there is one to write.
-        only: The one (claim, kind) of interest: its first failure ends the run, and nothing else is shrunk.
+        only: The one (claim, kind) of interest: its first failure ends the run, nothing else is shrunk, and what ran
+            before it is not told.
         is_enough: Whether a failing case is small enough, for shrinking to end there.
     """
     started_s = time.monotonic()
     hunt = _Hunt(prop, chunk, pool, known, is_enough)
     cases = chunk_cases(prop, chunk, lambda case, claim: known.match(prop.subject, claim, case) is None)
     records = hunt.run_all(cases, until=only)
-    smallest = (hunt.tell_history(hunt.shrink(target)) for target in hunt.targets() if only in (None, target))
+    smallest: Iterable[Verdict] = (hunt.shrink(target) for target in hunt.targets() if only in (None, target))
+    if only is None:
+        smallest = map(hunt.tell_history, smallest)
     failures = [_write_up(verdict, pool, failures_dir) for verdict in smallest]
     return Findings(records, failures, time.monotonic() - started_s)
 

@@ -17,7 +17,7 @@ from equivtest.known import KnownFailures
 from equivtest.property import Property
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply
-from equivtest.search import Findings, search
+from equivtest.search import Findings, Target, search
 from equivtest.verdicts.claims import does_not_touch_its_inputs, equals_unsharded
 from tests.replies import StubPool, on_all_ranks, right_replies
 
@@ -79,10 +79,10 @@ class Remembering(StubPool):
         self.visits[world_size] = 0
 
 
-def run(pool: StubPool, directory: Path) -> Findings:
+def run(pool: StubPool, directory: Path, only: Target | None = None) -> Findings:
     prop = Property("mine:fetch", "It is.", "nowhere", fetch_cases, (equals_unsharded,))
     chunk = Chunk(1, limits.DTYPES, 0, 10)
-    return search(prop, chunk, pool, KnownFailures(), directory)  # type: ignore[arg-type]
+    return search(prop, chunk, pool, KnownFailures(), directory, only=only)  # type: ignore[arg-type]
 
 
 def test_a_failure_that_needs_a_past_says_so(tmp_path: Path) -> None:
@@ -100,6 +100,14 @@ def test_a_failure_that_needs_none_has_no_history(tmp_path: Path) -> None:
     [failure] = run(pool, tmp_path).failures
 
     assert "history" not in failure["message"] and pool.renewed == [1]
+
+
+def test_the_one_failure_of_interest_is_not_run_again(tmp_path: Path) -> None:
+    """An audit asks for its case, not for what ran before."""
+    pool = StubPool(lambda case: on_all_ranks(case, "param.0", lambda local: local * 0 + 0.5))
+    [failure] = run(pool, tmp_path, only=("equals_unsharded", "value")).failures
+
+    assert failure["kind"] == "value" and pool.renewed == []
 
 
 @pytest.mark.ranks
