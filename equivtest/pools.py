@@ -76,7 +76,8 @@ def _end_with_controller() -> None:
     """Asks the kernel to end this xdist worker when the controller dies, however it dies.
 
     The worker's ranks then see its end of their pipes close and end too.  Without this a worker
-    lives for seconds after its controller was killed.  Source: prctl(2), Linux.
+    lives for seconds after its controller was killed; so it does with a signal that it may ignore, as
+    SIGHUP under nohup.  Source: prctl(2), Linux.
     """
     if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGHUP)
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

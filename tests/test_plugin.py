@@ -361,9 +361,11 @@ def test_sigterm_closes_the_pool(pytester: pytest.Pytester) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux's")
-def test_killed_controller_takes_its_workers_along(pytester: pytest.Pytester) -> None:
+@pytest.mark.parametrize("prefix", [[], ["nohup"]], ids=["", "nohup"])
+def test_killed_controller_takes_its_workers_along(prefix: list[str], pytester: pytest.Pytester) -> None:
+    """Also where nohup has them all ignore SIGHUP."""
     make_suite(pytester, "a_hangs")
-    command = [sys.executable, "-m", "pytest", *plugin_args(), "-n1", UNKNOWN, *W3]
+    command = [*prefix, sys.executable, "-m", "pytest", *plugin_args(), "-n1", UNKNOWN, *W3]
     process = subprocess.Popen(command, cwd=pytester.path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     _wait_for("hanging", pytester)
     workers = _children(process.pid)
