@@ -105,6 +105,18 @@ class DataParallelCase(PerceptronCase):
         return self.world_size
 
     @property
+    def is_folded_by_a_view_alone(self) -> bool:
+        """Whether in_proj's product takes another road for x than for a view of x, which has other strides.
+
+        Not contiguous, of one row: a view's outer strides fit its inner ones.  Where the weight needs a
+        gradient strides do not matter (should_fold in aten/src/ATen/native/LinearAlgebra.cpp, torch 2.13.0).
+        """
+        *outer, tokens = self.leading
+        is_one_row = bool(outer) and set(outer) == {1} and tokens > 1 and self.in_features > 1
+        needs = self.requires_grad
+        return is_one_row and not self.x_contiguous and "x" in needs and "in_proj.weight" not in needs
+
+    @property
     def has_documented_collectives(self) -> bool:
         """Whether it is known what the ranks call."""
         return self.style == "zero3" and bool(self.fetch)
