@@ -24,9 +24,14 @@ def residual_on_every_rank(case: ModuleCase, mesh: DeviceMesh, given: Given) -> 
 
 def _add_before_the_sum(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
     block.__class__ = _Residual
+    return _summed_later(block, mesh)
+
+
+def _summed_later(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Tensor parallel, but that each rank's share of the change is left to the block to sum."""
     divided = ColwiseParallel(use_local_output=False)
-    summed_later = RowwiseParallel(output_layouts=Partial(), use_local_output=False)
-    return parallelize_module(block, mesh, {"gate": divided, "up": divided, "down": summed_later})
+    share = RowwiseParallel(output_layouts=Partial(), use_local_output=False)
+    return parallelize_module(block, mesh, {"gate": divided, "up": divided, "down": share})
 
 
 class _Residual(GatedBlock):
@@ -68,9 +73,7 @@ def shares_of_tokens_not_summed(case: ModuleCase, mesh: DeviceMesh, given: Given
 
 def _cut_the_shares(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
     block.__class__ = _Cut
-    divided = ColwiseParallel(use_local_output=False)
-    summed_later = RowwiseParallel(output_layouts=Partial(), use_local_output=False)
-    return parallelize_module(block, mesh, {"gate": divided, "up": divided, "down": summed_later})
+    return _summed_later(block, mesh)
 
 
 class _Cut(GatedBlock):
