@@ -30,7 +30,7 @@ from equivtest.oracle.declared import arithmetic_of
 from equivtest.oracle.expected import Expected
 from equivtest.oracle.losses import Targets, exp_error, nll, rounded, sum_of_weights
 from equivtest.oracle.reductions import log_softmax, log_softmax_grad
-from equivtest.oracle.rounding import U_REFERENCE, Arithmetic, Bounded, gamma, growth
+from equivtest.oracle.rounding import U_REFERENCE, Arithmetic, Bounded, growth
 
 Off = tuple[torch.Tensor, torch.Tensor]
 """A value and what it may be off by."""
@@ -128,8 +128,9 @@ class _Loss:
 
     def _sum(self, value: torch.Tensor, error: torch.Tensor, divided: bool = False) -> Off:  # noqa: FBT001, FBT002
         """Over the last dim, accumulated, stored; where it is `divided`, each rank's sum is stored and then added."""
-        u, more = (self.arithmetic.u_o, self.case.world_size) if divided else (self.arithmetic.u_a, 0)
-        brought = error.sum(-1) + gamma(value.shape[-1] + more, u) * (value.abs() + error).sum(-1)
+        stored_on_ranks = (self.case.world_size if divided else 0, self.arithmetic.u_o)
+        relative = growth((value.shape[-1], self.arithmetic.u_a), stored_on_ranks)
+        brought = error.sum(-1) + relative * (value.abs() + error).sum(-1)
         return value.sum(-1), rounded(value.sum(-1), brought, self.arithmetic)
 
     def _over_total(self, value: torch.Tensor, error: torch.Tensor) -> Off:
