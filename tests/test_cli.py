@@ -62,6 +62,7 @@ def written_failure(path: Path, **changes: object) -> Path:
             "--subjects: 'json:no' cannot be imported: module 'json' has no",
         ),
         (["run", "-k", "this and"], "-k: pytest cannot read 'this and'"),
+        (["check", "rowwise_linear", "FetchCase(world_size=1)"], "the subject takes a LinearCase, got a FetchCase"),
         (["check", "rowwise_linear", "FetchCase(world_size=2"], "'(' was never closed); paste what stands behind"),
         ([], "Missing command; see equivtest --help"),
         (["run", "-n", "many"], "-n: expected a number or auto, got 'many'"),

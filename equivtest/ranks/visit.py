@@ -21,7 +21,7 @@ from equivtest.ranks.meshes import mesh_for, rank_in
 from equivtest.ranks.poison import poisoned
 from equivtest.ranks.recording import Recorder, is_recordable
 from equivtest.ranks.reply import Answer
-from equivtest.subjects.names import Subject, resolve
+from equivtest.subjects.names import Subject, require_fit, resolve
 from equivtest.tensors import Placed, at_rest, same_bits, slice_local
 
 
@@ -32,10 +32,11 @@ def visit(subject: str, case: Case, backend: Backend) -> tuple[Answer, ...] | No
     end, when the process has computed all the others.
 
     Raises:
-        Misuse: the subject is unknown, or what it returns is no answer.
+        Misuse: the subject is unknown or takes other cases, or what it returns is no answer.
         Exception: whatever the subject raises.
     """
     function = resolve(subject)
+    require_fit(function, case)
     mesh = mesh_for(case, backend.device)
     if mesh is None:
         return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
@@ -70,3 +72,20 @@ def resolve(name: str) -> Subject:
     if not callable(function):
         raise Misuse(f"subject {name!r} is no function: {function!r}")
     return cast(Subject, function)
+
+
+def require_fit(function: Subject, case: object) -> None:
+    """Raises Misuse where the subject says by an annotation that it takes cases of another class."""
+    wanted = _class_of_cases(function)
+    if wanted is not None and not isinstance(case, wanted):
+        raise Misuse(f"the subject takes a {wanted.__name__}, got a {type(case).__name__}")
+
+
+@functools.cache
+def _class_of_cases(function: Subject) -> type | None:
+    """That of its first parameter; None where it does not say, or in words that only a type checker reads."""
+    parameters = list(inspect.signature(function).parameters.values())
+    found = parameters[0].annotation if parameters else None
+    if isinstance(found, str):
+        found = getattr(function, "__globals__", {}).get(found)
+    return found if isinstance(found, type) and found is not inspect.Parameter.empty else None
