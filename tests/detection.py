@@ -115,8 +115,11 @@ def _pool() -> Pool:
 
 @lru_cache(maxsize=1024)
 def right(case: Case, draw: int) -> Mapping[str, torch.Tensor] | None:
-    """torch's unsharded result, None of dropout, which has none; kept: the defects of a subject meet the same cases."""
-    if unsharded.dispatch(type(case)) is unsharded.dispatch(object):
+    """torch's unsharded result, None where there is none: of dropout, and of what is to be refused.
+
+    Kept: the defects of a subject meet the same cases.
+    """
+    if case.refusal or unsharded.dispatch(type(case)) is unsharded.dispatch(object):
         return None
     with one_thread():
         return unsharded(case, draw)
