@@ -21,6 +21,7 @@ from rich.table import Table
 from benchmarks.communication import Sent, measure_communication
 from benchmarks.compared import measure_embeddings, measure_fetches
 from benchmarks.first import measure_first
+from benchmarks.measure import main_properties
 from benchmarks.peers import measure_peers
 from benchmarks.phases import measure_phases
 from benchmarks.scale import measure_scale
@@ -46,7 +47,11 @@ from benchmarks.show_peers import peers_table, plot_peers
 from benchmarks.show_scale import first_table, plot_first, plot_scale, scale_table
 from benchmarks.throughput import TARGET, Pair, measure_throughput, overall
 from benchmarks.worlds import WorldTimes, measure_worlds
+from equivtest.errors import Misuse
 from equivtest.suite import version_of
+
+SUBJECTS = ("colwise_linear", "rowwise_linear", "zero3_fetch_all_gather", "zero3_fetch_all_reduce")
+"""Of which throughput and phases are measured where nobody says otherwise: all would take most of an hour."""
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -66,10 +71,19 @@ class Benchmark(StrEnum):
 
 
 @dataclass(frozen=True)
-class Way:
-    """How one benchmark is measured, given repetitions and cases, printed, drawn and written."""
+class Amount:
+    """How much is measured: repetitions of what is compared, cases per subject and world size, subjects."""
 
-    measure: Callable[[int, int], Any]
+    repeats: int
+    cases: int
+    subjects: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Way:
+    """How one benchmark is measured, printed, drawn and written."""
+
+    measure: Callable[[Amount], Any]
     table: Callable[[Any], Table]
     plot: Callable[[Any, Any], None]
     as_data: Callable[[Any], Any]
@@ -95,17 +109,22 @@ def _rows(found: list[Any]) -> list[dict[str, Any]]:
 
 
 WAYS = {
-    Benchmark.worlds: Way(lambda repeats, _: measure_worlds(repeats), worlds_table, plot_worlds, _worlds_data),
-    Benchmark.throughput: Way(measure_throughput, throughput_table, plot_throughput, _throughput_data),
-    Benchmark.phases: Way(lambda _, cases: measure_phases(cases), phases_table, plot_phases, _rows),
-    Benchmark.cold: Way(lambda repeats, _: measure_first(repeats), first_table, plot_first, asdict),
-    Benchmark.scale: Way(lambda repeats, _: measure_scale(repeats), scale_table, plot_scale, _rows),
-    Benchmark.peers: Way(measure_peers, peers_table, plot_peers, _rows),
-    Benchmark.communication: Way(
-        lambda _repeats, _cases: measure_communication(), communication_table, plot_communication, _communication_data
+    Benchmark.worlds: Way(lambda a: measure_worlds(a.repeats), worlds_table, plot_worlds, _worlds_data),
+    Benchmark.throughput: Way(
+        lambda a: measure_throughput(a.repeats, a.cases, a.subjects),
+        throughput_table,
+        plot_throughput,
+        _throughput_data,
     ),
-    Benchmark.embedding: Way(lambda repeats, _: measure_embeddings(repeats), embeddings_table, plot_embeddings, _rows),
-    Benchmark.fetch: Way(lambda repeats, _: measure_fetches(repeats), fetches_table, plot_fetches, _rows),
+    Benchmark.phases: Way(lambda a: measure_phases(a.cases, a.subjects), phases_table, plot_phases, _rows),
+    Benchmark.cold: Way(lambda a: measure_first(a.repeats), first_table, plot_first, asdict),
+    Benchmark.scale: Way(lambda a: measure_scale(a.repeats), scale_table, plot_scale, _rows),
+    Benchmark.peers: Way(lambda a: measure_peers(a.repeats, a.cases), peers_table, plot_peers, _rows),
+    Benchmark.communication: Way(
+        lambda _: measure_communication(), communication_table, plot_communication, _communication_data
+    ),
+    Benchmark.embedding: Way(lambda a: measure_embeddings(a.repeats), embeddings_table, plot_embeddings, _rows),
+    Benchmark.fetch: Way(lambda a: measure_fetches(a.repeats), fetches_table, plot_fetches, _rows),
 }
 
 
@@ -115,15 +134,21 @@ def main(
     out: Annotated[Path, typer.Option(help="Where bench.json and bench.png go.")] = Path("report/bench"),
     repeats: Annotated[int, typer.Option(min=1, help="Repetitions of what is compared.")] = 3,
     cases: Annotated[int, typer.Option(min=1, help="Cases per subject and world size.")] = 20,
+    subjects: Annotated[str, typer.Option(help="Of throughput and phases, by comma; all: empty.")] = ",".join(SUBJECTS),
 ) -> None:
     """Measures the harness beside bare programs and peers, in one run; compare ratios, not seconds."""
     begun_s = time.monotonic()
+    amount = Amount(repeats, cases, tuple(filter(None, subjects.split(","))))
+    try:
+        main_properties(amount.subjects)
+    except Misuse as error:
+        raise SystemExit(str(error)) from None
     console = Console(width=None if sys.stdout.isatty() else 140)
     results: dict[str, Any] = {"environment": _environment()}
     panels: list[Callable[[Any], None]] = []
     for name in [name for name in Benchmark if name in (which or Benchmark)]:
         way = WAYS[name]
-        found = way.measure(repeats, cases)
+        found = way.measure(amount)
         console.print(way.table(found), "")
         results[name.value] = way.as_data(found)
         panels.append(functools.partial(_draw, way, found))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from equivtest import limits
 from equivtest.cases.base import Case
 from equivtest.chunks import Chunk, chunk_cases
+from equivtest.errors import Misuse
 from equivtest.known import SHIPPED, KnownFailures
 from equivtest.property import Property
 from equivtest.ranks.first_cause import first_cause
@@ -59,10 +60,18 @@ def seconds_of(work: Callable[[], object]) -> float:
     return time.monotonic() - begun_s
 
 
-def main_properties() -> list[Property]:
-    """The shipped properties about values, one per subject; refusals and what is not installed are left out."""
+def main_properties(subjects: Collection[str] = ()) -> list[Property]:
+    """The shipped properties about values of these subjects, one each; all that are installed where none is named.
+
+    Raises:
+        Misuse: there is no such subject.
+    """
     shipped = load_properties(properties_dir()).values()
-    return [prop for prop in shipped if refuses not in prop.claims and not prop.absent]
+    found = {prop.subject: prop for prop in shipped if refuses not in prop.claims and not prop.absent}
+    for subject in subjects:
+        if subject not in found:
+            raise Misuse(f"--subjects: no property about values of {subject!r}; use some of {', '.join(found)}")
+    return [prop for subject, prop in found.items() if not subjects or subject in subjects]
 
 
 def draw_cases(prop: Property, world_size: int, num_cases: int) -> list[Case]:

@@ -51,7 +51,7 @@ class Rate:
 
 def measure_peers(repeats: int, num_cases: int) -> list[Rate]:
     """Every way at every world size, all in turn."""
-    [prop] = [prop for prop in main_properties() if prop.subject == SUBJECT]
+    [prop] = main_properties([SUBJECT])
     return [rate for world_size in WORLD_SIZES for rate in _measure_world(prop, world_size, repeats, num_cases)]
 
 

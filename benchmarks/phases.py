@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from benchmarks.measure import draw_cases, main_properties, require_answers, seconds_of
@@ -36,11 +37,11 @@ class Breakdown:
     median_ms: dict[str, float]
 
 
-def measure_phases(num_cases: int) -> list[Breakdown]:
+def measure_phases(num_cases: int, subjects: Collection[str]) -> list[Breakdown]:
     """Each kind of case at each world size, every case once, in worlds that begin cold."""
     samples: dict[tuple[str, int], list[dict[str, float]]] = {}
     with Pool(visit=VISIT) as pool:
-        for prop in main_properties():
+        for prop in main_properties(subjects):
             for world_size in limits.WORLD_SIZES:
                 draw_s = _draw_seconds(prop, world_size, num_cases)
                 for case in draw_cases(prop, world_size, num_cases):

@@ -7,7 +7,7 @@ a fresh world, so that DTensor's caches are cold in both, and the two take turns
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import typer
@@ -47,13 +47,13 @@ class Pair:
         return Spread.of(self.num_cases / seconds for seconds in self.harness_s)
 
 
-def measure_throughput(repeats: int, num_cases: int) -> list[Pair]:
-    """Every main property at every world size."""
+def measure_throughput(repeats: int, num_cases: int, subjects: Collection[str]) -> list[Pair]:
+    """The main property of each subject at every world size."""
     with Pool(max_worlds=1, visit=VISIT) as pool:
         return [
             _measure_pair(pool, prop, world_size, repeats, num_cases)
             for world_size in limits.WORLD_SIZES
-            for prop in main_properties()
+            for prop in main_properties(subjects)
         ]
 
 

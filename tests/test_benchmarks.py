@@ -10,7 +10,7 @@ from equivtest.ranks.pool import Pool
 
 def test_the_bare_loop_imports_what_its_cases_need() -> None:
     """The class of these lies with their subject, and is not known to a fresh rank."""
-    [prop] = [prop for prop in main_properties() if prop.subject == "ddp_mlp"]
+    [prop] = main_properties(["ddp_mlp"])
     listed = CaseList.of(1, draw_cases(prop, 1, 1))
 
     with Pool(max_worlds=1, visit=VISIT) as pool:
