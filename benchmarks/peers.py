@@ -5,7 +5,9 @@ A draw: all that one draw of values of one case is judged by, in one go; the sam
 sides, since a test method of the peer judges one draw.  A claim: of the harness each claim on
 each draw (its verdicts), of the peer each tensor on each draw (its assertions).  Time counts
 from the end of the first test or case to the end of the last, so that processes are up, where
-they are kept; the harness judges in the parent, which its ranks do not wait for.
+they are kept; the harness judges in the parent, which its ranks do not wait for.  Beside them a bare
+loop over the same visits, in which nothing is judged: what any harness can reach at most, so that
+its rate over a peer's bounds the ratio that there is to gain.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ import unittest
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from benchmarks.measure import RankFailed, Spread, draw_cases, main_properties, require_answers
+from benchmarks.measure import RankFailed, Spread, draw_cases, main_properties, require_answers, seconds_of
+from benchmarks.programs import CaseList
+from benchmarks.throughput import LIMIT_S, VISIT
 from equivtest.cases.base import Case
 from equivtest.check import judge_replies
 from equivtest.oracle import expect
@@ -26,6 +30,7 @@ SUBJECT = "colwise_linear"
 WORLD_SIZES = (2, 4)
 NUM_PROCESS_TESTS = 10  # measured of those that start processes anew; the rate is that of any number
 HARNESS = "equivtest"
+BARE = "bare loop, nothing judged"
 PEERS = {
     "ProcessTest": "MultiProcessTestCase, a draw per test",
     "ContinuousTest": "MultiProcContinuousTest, a draw per test",
@@ -58,9 +63,10 @@ def measure_peers(repeats: int, num_cases: int) -> list[Rate]:
 def _measure_world(prop: Property, world_size: int, repeats: int, num_cases: int) -> list[Rate]:
     cases = draw_cases(prop, world_size, max(num_cases, 2))
     cases = [replace(case, repeats=False, poison="none") for case in cases]  # no peer does either
-    samples: dict[str, list[tuple[float, float]]] = {way: [] for way in (HARNESS, *PEERS)}
+    samples: dict[str, list[tuple[float, float]]] = {way: [] for way in (HARNESS, BARE, *PEERS)}
     for _ in range(repeats):
         samples[HARNESS].append(_run_harness(prop, cases))
+        samples[BARE].append(_run_bare(prop, cases))
         for way in PEERS:
             samples[way].append(_run_peer(way, cases))
     return [_rate(way, world_size, found, samples[HARNESS]) for way, found in samples.items()]
@@ -87,6 +93,18 @@ def _run_harness(prop: Property, cases: Sequence[Case]) -> tuple[float, float]:
             num_claims += len(verdicts)
         seconds = time.monotonic() - begun_s
     return num_draws / seconds, num_claims / seconds
+
+
+def _run_bare(prop: Property, cases: Sequence[Case]) -> tuple[float, float]:
+    """(draws, tensors) computed per second, after the first case."""
+    work = _work_of("", cases)[len(cases[0].values) :]
+    others = CaseList.of(cases[0].world_size, cases[1:])
+    with Pool(visit=VISIT) as pool:
+        require_answers(prop.subject, cases[0], pool.run(prop.subject, cases[0]))
+        seconds = seconds_of(
+            lambda: require_answers(prop.subject, others, pool.run(prop.subject, others, limit_s=LIMIT_S))
+        )
+    return len(work) / seconds, sum(tensors for _, tensors in work) / seconds
 
 
 class _Stopwatch(unittest.TestResult):
