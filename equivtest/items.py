@@ -1,9 +1,8 @@
-"""What pytest runs: one item per search of a property, one per known failure."""
+"""What pytest runs: a search of a property, a known failure, or what stands for items that cannot be run."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,9 +14,9 @@ from equivtest.errors import BrokenSetup, Misuse
 from equivtest.known import KnownFailure
 from equivtest.options import settings_of, soak_seed
 from equivtest.pools import pool_of
-from equivtest.profiles import Part, plan
+from equivtest.profiles import Part
 from equivtest.report.tally import CONCLUSIVE, FAILING
-from equivtest.settings import Settings, check_subjects
+from equivtest.settings import Settings
 
 if TYPE_CHECKING:
     from equivtest.property import Property
@@ -25,9 +24,6 @@ if TYPE_CHECKING:
 
 FAILURES_DIR = Path(".equivtest") / "failures"
 """Where replay files go, below the folder that pytest was started in, or below --report."""
-
-properties_key = pytest.StashKey[dict[str, tuple[str, str]]]()
-"""Node id -> (name, subject) of every property that was seen, judged or not."""
 
 
 class Short(Exception):
@@ -203,73 +199,6 @@ class MisuseItem(EquivtestItem):
         raise Misuse(self.message)
 
 
-def collect_property(collector: pytest.Module, name: str, prop: Property) -> list[pytest.Item]:
-    """The items of a module-level property; none where --subjects leaves it out."""
-    settings = settings_of(collector.config)
-    seen = collector.config.stash.setdefault(properties_key, {})
-    seen[f"{collector.nodeid}::{name}"] = (name, prop.subject)
-    subject = settings.judged_subject(name, prop)
-    if subject is None:
-        return []
-    if prop.absent:
-        return [AbsentItem.from_parent(collector, name=f"{name}[absent]", reason=prop.absent)]
-    prop = dataclasses.replace(prop, subject=subject)
-    items: list[pytest.Item] = [
-        SearchItem.from_parent(collector, name=f"{name}[{part.label}]", prop=prop, property_name=name, part=part)
-        for part in plan(settings.profile, settings.world_sizes, prop.weight)
-    ]
-    claims = {claim.name for claim in prop.claims}
-    for entry in settings.known.of(subject):
-        if entry.claim in claims:
-            item_name = f"{name}[known-{entry.number}]"
-            items.append(
-                KnownFailureItem.from_parent(collector, name=item_name, nodeid=entry.id, prop=prop, entry=entry)
-            )
-    return items
-
-
-def arrange(session: pytest.Session, items: list[pytest.Item]) -> None:
-    """Orders our items by world size, behind all others, so that each process keeps few worlds.
-
-    Raises:
-        UsageError: --subjects names no property; under xdist an item says so instead, since
-            only what an item reports reaches the controller.
-    """
-    seen = session.config.stash.get(properties_key, {})
-    if not seen:
-        return
-    try:
-        check_subjects(settings_of(session.config), seen.values())
-    except Misuse as error:
-        if not hasattr(session.config, "workerinput"):
-            raise pytest.UsageError(f"equivtest: {error}") from None
-        items[:] = [MisuseItem.from_parent(session, name="options", message=str(error))]
-        return
-    others = [item for item in items if not isinstance(item, KnownFailureItem | SearchItem)]
-    known = {item.nodeid: item for item in items if isinstance(item, KnownFailureItem)}
-    searches = [item for item in items if isinstance(item, SearchItem)]
-    items[:] = [*others, *sorted([*known.values(), *searches], key=_world_size)]
-
-
-def manifest(session: pytest.Session) -> list[dict[str, Any]]:
-    """Every property of the session with the labels of the searches that are to run."""
-    found: dict[tuple[str, str], dict[str, Any]] = {}
-    for item in session.items:
-        if isinstance(item, SearchItem):
-            meta = found.setdefault((item.meta["path"], item.property_name), item.meta | {"planned": []})
-            meta["planned"].append(item.part.label)
-    return list(found.values())
-
-
-def encode(item: EquivtestItem) -> str:
-    """The item's payload as JSON: xdist carries plain builtin types only."""
-    payload = item.payload
-    if isinstance(item, SearchItem) and "property" in payload:
-        same = (meta for meta in manifest(item.session) if item.meta.items() <= meta.items())
-        payload = payload | {"property": next(same)}
-    return json.dumps(payload)
-
-
 def failures_dir(config: pytest.Config) -> Path:
     """Where this run's replay files go."""
     report_dir = settings_of(config).report_dir
@@ -289,13 +218,6 @@ def seeds(config: pytest.Config, settings: Settings) -> Iterator[str]:
 
 def _workers(config: pytest.Config) -> int:
     return int(getattr(config, "workerinput", {}).get("workercount", 1))
-
-
-def _world_size(item: pytest.Item) -> int:
-    if isinstance(item, SearchItem):
-        return item.part.world_size
-    assert isinstance(item, KnownFailureItem)
-    return item.entry.case.world_size
 
 
 def _fail(message: str) -> NoReturn:

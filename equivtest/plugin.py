@@ -53,15 +53,15 @@ def pytest_pycollect_makeitem(collector: Any, name: str, obj: object) -> list[py
     module = sys.modules.get("equivtest.property")
     if module is None or not isinstance(obj, module.Property) or not isinstance(collector, pytest.Module):
         return None
-    from equivtest.items import collect_property
+    from equivtest.collection import collect_property
 
     return collect_property(collector, name, obj)
 
 
 @pytest.hookimpl(tryfirst=True)  # before -k and --lf choose among the items
 def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.Item]) -> None:
-    if "equivtest.items" in sys.modules:
-        from equivtest.items import arrange
+    if "equivtest.collection" in sys.modules:
+        from equivtest.collection import arrange
 
         arrange(session, items)
 
@@ -71,8 +71,9 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    if call.when == "call" and getattr(item, "payload", None) and "equivtest.items" in sys.modules:
-        from equivtest.items import EquivtestItem, encode
+    if call.when == "call" and getattr(item, "payload", None) and "equivtest.collection" in sys.modules:
+        from equivtest.collection import encode
+        from equivtest.items import EquivtestItem
 
         if isinstance(item, EquivtestItem):
             report.equivtest = encode(item)  # type: ignore[attr-defined]  # survives xdist
@@ -80,10 +81,10 @@ def pytest_runtest_makereport(
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    if "equivtest.items" in sys.modules and hasattr(session.config, "workeroutput"):
+    if "equivtest.collection" in sys.modules and hasattr(session.config, "workeroutput"):
         import json
 
-        from equivtest.items import manifest
+        from equivtest.collection import manifest
 
         session.config.workeroutput["equivtest"] = json.dumps(manifest(session))
     _close_pool(session.config)
@@ -160,8 +161,8 @@ class ControllerHooks:
 
     @pytest.hookimpl(tryfirst=True)  # before junitxml writes its file
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if "equivtest.items" in sys.modules:
-            from equivtest.items import manifest
+        if "equivtest.collection" in sys.modules:
+            from equivtest.collection import manifest
 
             listed = manifest(session) if hasattr(session, "items") else []
             if listed:

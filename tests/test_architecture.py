@@ -28,6 +28,7 @@ FLOORS = (
     ("machine", "search", "options"),
     ("pools",),
     ("fixture", "items", "session"),
+    ("collection",),
     ("plugin",),
     ("cli",),
     ("__init__",),
@@ -38,7 +39,7 @@ HOMES = {
     "multiprocessing": ("ranks",),
     "torch.multiprocessing": ("ranks",),
     "hypothesis": ("cases.strategies", "chunks", "search", "plugin"),
-    "pytest": ("plugin", "options", "cli", "fixture", "items", "pools", "session"),
+    "pytest": ("plugin", "options", "cli", "collection", "fixture", "items", "pools", "session"),
     "jinja2": ("report",),
     "typer": ("cli",),
 }

@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 import hypothesis  # noqa: F401  (what runs in this process import is dropped behind each, and torch dies of it)
 import pytest
 
-import equivtest.items
+import equivtest.collection
 import equivtest.session
 import equivtest.verdicts.claims  # noqa: F401
 from equivtest import known, plugin

@@ -1,0 +1,95 @@
+"""Which items there are: those of every property, their order, and what the controller is told of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from equivtest.errors import Misuse
+from equivtest.items import AbsentItem, EquivtestItem, KnownFailureItem, MisuseItem, SearchItem
+from equivtest.options import settings_of
+from equivtest.profiles import plan
+from equivtest.settings import check_subjects
+
+if TYPE_CHECKING:
+    from equivtest.property import Property
+
+properties_key = pytest.StashKey[dict[str, tuple[str, str]]]()
+"""Node id -> (name, subject) of every property that was seen, judged or not."""
+
+
+def collect_property(collector: pytest.Module, name: str, prop: Property) -> list[pytest.Item]:
+    """The items of a module-level property; none where --subjects leaves it out."""
+    settings = settings_of(collector.config)
+    seen = collector.config.stash.setdefault(properties_key, {})
+    seen[f"{collector.nodeid}::{name}"] = (name, prop.subject)
+    subject = settings.judged_subject(name, prop)
+    if subject is None:
+        return []
+    if prop.absent:
+        return [AbsentItem.from_parent(collector, name=f"{name}[absent]", reason=prop.absent)]
+    prop = dataclasses.replace(prop, subject=subject)
+    items: list[pytest.Item] = [
+        SearchItem.from_parent(collector, name=f"{name}[{part.label}]", prop=prop, property_name=name, part=part)
+        for part in plan(settings.profile, settings.world_sizes, prop.weight)
+    ]
+    claims = {claim.name for claim in prop.claims}
+    for entry in settings.known.of(subject):
+        if entry.claim in claims:
+            item_name = f"{name}[known-{entry.number}]"
+            items.append(
+                KnownFailureItem.from_parent(collector, name=item_name, nodeid=entry.id, prop=prop, entry=entry)
+            )
+    return items
+
+
+def arrange(session: pytest.Session, items: list[pytest.Item]) -> None:
+    """Orders our items by world size, behind all others, so that each process keeps few worlds.
+
+    Raises:
+        UsageError: --subjects names no property; under xdist an item says so instead, since
+            only what an item reports reaches the controller.
+    """
+    seen = session.config.stash.get(properties_key, {})
+    if not seen:
+        return
+    try:
+        check_subjects(settings_of(session.config), seen.values())
+    except Misuse as error:
+        if not hasattr(session.config, "workerinput"):
+            raise pytest.UsageError(f"equivtest: {error}") from None
+        items[:] = [MisuseItem.from_parent(session, name="options", message=str(error))]
+        return
+    others = [item for item in items if not isinstance(item, KnownFailureItem | SearchItem)]
+    known = {item.nodeid: item for item in items if isinstance(item, KnownFailureItem)}
+    searches = [item for item in items if isinstance(item, SearchItem)]
+    items[:] = [*others, *sorted([*known.values(), *searches], key=_world_size)]
+
+
+def manifest(session: pytest.Session) -> list[dict[str, Any]]:
+    """Every property of the session with the labels of the searches that are to run."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for item in session.items:
+        if isinstance(item, SearchItem):
+            meta = found.setdefault((item.meta["path"], item.property_name), item.meta | {"planned": []})
+            meta["planned"].append(item.part.label)
+    return list(found.values())
+
+
+def encode(item: EquivtestItem) -> str:
+    """The item's payload as JSON: xdist carries plain builtin types only."""
+    payload = item.payload
+    if isinstance(item, SearchItem) and "property" in payload:
+        same = (meta for meta in manifest(item.session) if item.meta.items() <= meta.items())
+        payload = payload | {"property": next(same)}
+    return json.dumps(payload)
+
+
+def _world_size(item: pytest.Item) -> int:
+    if isinstance(item, SearchItem):
+        return item.part.world_size
+    assert isinstance(item, KnownFailureItem)
+    return item.entry.case.world_size
