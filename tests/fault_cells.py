@@ -39,6 +39,8 @@ class Naming:
 
 
 NOTHING = Naming("", "")
+PLACES = ("fault_programs.py", "in describe_exception", "is stopped")
+"""What the words of a silent rank show: that it is in the visit, or on a slow machine still telling what it raised."""
 LEAST_LIMIT_S = 1.0
 VISITS_PER_LIMIT = 50
 """How many visits without a fault fit into the limit of one that is to time out: it must reach its fault before."""
@@ -175,12 +177,12 @@ def _judge_naming(cell: Cell, cause: Reply | None) -> list[str]:
 
 
 def _judge_stacks(replies: Sequence[Reply]) -> list[str]:
-    """Every rank that hangs shows where."""
+    """Every rank that is silent shows where it is, or that it is stopped."""
     silent = [reply for reply in replies if reply.outcome == "timed_out"]
     return [
         f"no stacks of rank {reply.rank}: {reply.detail}"
         for reply in silent
-        if "fault_programs.py" not in reply.detail and "is stopped" not in reply.detail
+        if not any(place in reply.detail for place in PLACES)
     ]
 
 
