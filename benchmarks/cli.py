@@ -138,7 +138,7 @@ def main(
 ) -> None:
     """Measures the harness beside bare programs and peers, in one run; compare ratios, not seconds."""
     begun_s = time.monotonic()
-    amount = Amount(repeats, cases, tuple(filter(None, subjects.split(","))))
+    amount = Amount(repeats, cases, tuple(filter(None, map(str.strip, subjects.split(",")))))
     try:
         main_properties(amount.subjects)
     except Misuse as error:

@@ -61,17 +61,20 @@ def seconds_of(work: Callable[[], object]) -> float:
 
 
 def main_properties(subjects: Collection[str] = ()) -> list[Property]:
-    """The shipped properties about values of these subjects, one each; all that are installed where none is named.
+    """The shipped properties about values of these subjects; of all that are installed where none is named.
 
     Raises:
         Misuse: there is no such subject.
     """
     shipped = load_properties(properties_dir()).values()
-    found = {prop.subject: prop for prop in shipped if refuses not in prop.claims and not prop.absent}
+    found = [prop for prop in shipped if refuses not in prop.claims and not prop.absent]
+    known = dict.fromkeys(prop.subject for prop in found)
     for subject in subjects:
-        if subject not in found:
-            raise Misuse(f"--subjects: no property about values of {subject!r}; use some of {', '.join(found)}")
-    return [prop for subject, prop in found.items() if not subjects or subject in subjects]
+        if subject not in known:
+            raise Misuse(
+                f"--subjects: no property about values of {subject!r} that can run here; use some of {', '.join(known)}"
+            )
+    return [prop for prop in found if not subjects or prop.subject in subjects]
 
 
 def draw_cases(prop: Property, world_size: int, num_cases: int) -> list[Case]:

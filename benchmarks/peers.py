@@ -6,8 +6,8 @@ sides, since a test method of the peer judges one draw.  A claim: of the harness
 each draw (its verdicts), of the peer each tensor on each draw (its assertions).  Time counts
 from the end of the first test or case to the end of the last, so that processes are up, where
 they are kept; the harness judges in the parent, which its ranks do not wait for.  Beside them a bare
-loop over the same visits, in which nothing is judged: what any harness can reach at most, so that
-its rate over a peer's bounds the ratio that there is to gain.
+loop over the same visits, in which nothing is judged: what a harness that makes these visits one
+after the other can reach at most, so that its rate over a peer's bounds the ratio there is to gain.
 """
 
 from __future__ import annotations
@@ -85,10 +85,10 @@ def _run_harness(prop: Property, cases: Sequence[Case]) -> tuple[float, float]:
     with Pool() as pool:
         for case, replies in pool.run_all(prop.subject, cases):
             require_answers(prop.subject, case, replies)
-            verdicts = judge_replies(prop.subject, case, replies, prop.claims)
-            if not begun_s:
+            if not begun_s:  # the ranks have begun the second case
                 begun_s = time.monotonic()
                 continue
+            verdicts = judge_replies(prop.subject, case, replies, prop.claims)
             num_draws += len(case.values)
             num_claims += len(verdicts)
         seconds = time.monotonic() - begun_s

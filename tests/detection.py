@@ -126,12 +126,18 @@ def right(case: Case, draw: int) -> Mapping[str, torch.Tensor] | None:
 
 
 def rejections(prop: Property, known: KnownFailures, case: Case, replies: list[Reply]) -> Iterator[tuple[int, bool]]:
-    """(draw, whether any claim fails on it); a run without answers rejects every draw."""
+    """(draw, whether any claim fails on it), but of those on which torch alone fails as is known.
+
+    A run without answers rejects every draw.
+    """
     verdicts = [v for v in judge_replies(prop.subject, case, replies, prop.claims) if v.failed]
+    expected = {v.draw for v in verdicts if known.match(v.subject, v.claim, v.case, v.kind)}
     failed = {v.draw for v in verdicts if not known.match(v.subject, v.claim, v.case, v.kind)}
     answered = all(reply.outcome in ("answered", "not_in_mesh") for reply in replies)
     for draw in range(len(case.values)):
-        yield draw, draw in failed or (bool(failed) and not answered)
+        rejected = draw in failed or (bool(failed) and not answered)
+        if rejected or draw not in expected:
+            yield draw, rejected
 
 
 def is_close_on_all_ranks(case: Case, draw: int, replies: Iterable[Reply]) -> bool | None:

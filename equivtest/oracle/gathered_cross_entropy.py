@@ -12,7 +12,9 @@ the sum over classes is accumulated.  All else is one operation after the other,
 dy is off by goes through grad.x = dy - exp(y) sum dy, which is linear in it.
 
 Source: cross_entropy_loss_label_smoothing and nll_loss_out_frame in ATen/native/LossNLL.cpp
-(2.13.0); softmax_strategy and nll_loss_forward_strategy in torch/distributed/tensor/_ops/_math_ops.py.
+(2.13.0); softmax_strategy and nll_loss_forward_strategy in torch/distributed/tensor/_ops/_math_ops.py;
+_BINARY_ADDITIVE_RULES in _pointwise_ops.py there, by which a loss that the ranks average, plus one that
+they sum, is averaged once the second has been summed.
 """
 
 from __future__ import annotations
@@ -127,8 +129,12 @@ class _Loss:
         return value, error
 
     def _sum(self, value: torch.Tensor, error: torch.Tensor, divided: bool = False) -> Off:  # noqa: FBT001, FBT002
-        """Over the last dim, accumulated, stored; where it is `divided`, each rank's sum is stored and then added."""
-        stored_on_ranks = (self.case.world_size if divided else 0, self.arithmetic.u_o)
+        """Over the last dim, accumulated, stored; where it is `divided`, each rank's sum is stored and then added.
+
+        A mean takes two such sums over the ranks: this one once it is added to the hard loss, and that of both.
+        """
+        num_sums = 2 if self.case.reduction == "mean" else 1
+        stored_on_ranks = (num_sums * self.case.world_size if divided else 0, self.arithmetic.u_o)
         relative = growth((value.shape[-1], self.arithmetic.u_a), stored_on_ranks)
         brought = error.sum(-1) + relative * (value.abs() + error).sum(-1)
         return value.sum(-1), rounded(value.sum(-1), brought, self.arithmetic)

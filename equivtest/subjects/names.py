@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
@@ -81,11 +81,14 @@ def require_fit(function: Subject, case: object) -> None:
         raise Misuse(f"the subject takes a {wanted.__name__}, got a {type(case).__name__}")
 
 
-@functools.cache
 def _class_of_cases(function: Subject) -> type | None:
     """That of its first parameter; None where it does not say, or in words that only a type checker reads."""
-    parameters = list(inspect.signature(function).parameters.values())
+    function = inspect.unwrap(function)
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # of what is not written in Python
+        return None
     found = parameters[0].annotation if parameters else None
     if isinstance(found, str):
         found = getattr(function, "__globals__", {}).get(found)
-    return found if isinstance(found, type) and found is not inspect.Parameter.empty else None
+    return found if isinstance(found, type) and dataclasses.is_dataclass(found) else None  # as every class of cases is
