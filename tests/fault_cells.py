@@ -127,7 +127,7 @@ def run_cell(pool: Pool, cell: Cell) -> Result:
     replies = pool.run(cell.fault, case, limit_s=limit_s)
     seconds = time.monotonic() - begun_s
     cause = first_cause(replies)
-    problems = _judge_naming(cell, cause) + _judge_stacks(replies)
+    problems = _judge_naming(cell, cause) + _judge_stacks(cell, replies)
     if seconds > limit_s + 1:
         problems.append(f"took {seconds:.2f} s")
     try:
@@ -156,7 +156,7 @@ def limit_of(pool: Pool, cell: Cell) -> float:
 
 def _pids(pool: Pool, world_size: int) -> set[int]:
     """The processes of a world in which a collective works."""
-    replies = pool.run("nothing", FaultCase(world_size=world_size, numel=2))
+    replies = pool.run("nothing", FaultCase(world_size=world_size, numel=2, moment="after"))  # which waits for nothing
     assert all(reply.outcome == "answered" for reply in replies), replies
     return {int(reply.answers[0].tensors["output"].local[0].item()) for reply in replies}
 
@@ -176,9 +176,10 @@ def _judge_naming(cell: Cell, cause: Reply | None) -> list[str]:
     return problems
 
 
-def _judge_stacks(replies: Sequence[Reply]) -> list[str]:
-    """Every rank that is silent shows where it is, or that it is stopped."""
-    silent = [reply for reply in replies if reply.outcome == "timed_out"]
+def _judge_stacks(cell: Cell, replies: Sequence[Reply]) -> list[str]:
+    """Every rank that is silent shows where it is, or that it is stopped; but for one that is about to be gone."""
+    going = cell.culprits if NAMINGS[cell.fault].outcome == "lost" else ()
+    silent = [reply for reply in replies if reply.outcome == "timed_out" and reply.rank not in going]
     return [
         f"no stacks of rank {reply.rank}: {reply.detail}"
         for reply in silent
