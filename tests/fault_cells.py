@@ -39,7 +39,7 @@ class Naming:
 
 
 NOTHING = Naming("", "")
-PLACES = ("fault_programs.py", "in describe_exception", "is stopped")
+PLACES = ("fault_programs.py", "in _failed", "is stopped")
 """What the words of a silent rank show: that it is in the visit, or on a slow machine still telling what it raised."""
 LEAST_LIMIT_S = 1.0
 VISITS_PER_LIMIT = 50
