@@ -18,8 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks.measure import RankFailed, Spread, draw_cases, main_properties, require_answers, seconds_of
-from benchmarks.programs import CaseList
-from benchmarks.throughput import LIMIT_S, VISIT
+from benchmarks.throughput import VISIT, run_bare
 from equivtest.cases.base import Case
 from equivtest.check import judge_replies
 from equivtest.oracle import expect
@@ -98,12 +97,9 @@ def _run_harness(prop: Property, cases: Sequence[Case]) -> tuple[float, float]:
 def _run_bare(prop: Property, cases: Sequence[Case]) -> tuple[float, float]:
     """(draws, tensors) computed per second, after the first case."""
     work = _work_of("", cases)[len(cases[0].values) :]
-    others = CaseList.of(cases[0].world_size, cases[1:])
     with Pool(visit=VISIT) as pool:
         require_answers(prop.subject, cases[0], pool.run(prop.subject, cases[0]))
-        seconds = seconds_of(
-            lambda: require_answers(prop.subject, others, pool.run(prop.subject, others, limit_s=LIMIT_S))
-        )
+        seconds = seconds_of(lambda: run_bare(pool, prop.subject, cases[1:]))
     return len(work) / seconds, sum(tensors for _, tensors in work) / seconds
 
 

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 import psutil
 
 from benchmarks.measure import Spread, require_answers, seconds_of
-from benchmarks.programs import CaseList
-from benchmarks.throughput import LIMIT_S, VISIT
+from benchmarks.throughput import VISIT, run_bare
 from equivtest import limits
 from equivtest.cases.base import Case
 from equivtest.cases.fetch import FetchCase
@@ -87,8 +86,7 @@ def _measure(pool: Pool, family: str, subject: str, case: Case, repeats: int, al
 
 def _bare_s(pool: Pool, subject: str, case: Case, num_cases: int) -> float:
     """Seconds of one case in a loop of so many."""
-    loop = CaseList.of(case.world_size, [case] * num_cases)
-    return seconds_of(lambda: require_answers(subject, loop, pool.run(subject, loop, limit_s=LIMIT_S))) / num_cases
+    return seconds_of(lambda: run_bare(pool, subject, [case] * num_cases)) / num_cases
 
 
 def _run(pool: Pool, subject: str, case: Case) -> None:

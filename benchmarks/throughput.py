@@ -68,7 +68,7 @@ def _measure_pair(pool: Pool, prop: Property, world_size: int, repeats: int, num
     cases = draw_cases(prop, world_size, num_cases)
     ways: list[Callable[[], None]] = [
         lambda: _run_harness(pool, prop, cases),
-        lambda: _run_bare(pool, prop, world_size, cases),
+        lambda: run_bare(pool, prop.subject, cases),
     ]
     times_s: list[list[float]] = [[], []]
     for repeat in range(repeats):
@@ -101,6 +101,7 @@ def _run_harness(pool: Pool, prop: Property, cases: Sequence[Case]) -> None:
         judge_replies(prop.subject, case, replies, prop.claims)
 
 
-def _run_bare(pool: Pool, prop: Property, world_size: int, cases: Sequence[Case]) -> None:
-    everything = CaseList.of(world_size, cases)
-    require_answers(prop.subject, everything, pool.run(prop.subject, everything, limit_s=LIMIT_S))
+def run_bare(pool: Pool, subject: str, cases: Sequence[Case]) -> None:
+    """Has the ranks of a pool that visits as VISIT says run the cases, of one world size, one after the other."""
+    everything = CaseList.of(cases[0].world_size, cases)
+    require_answers(subject, everything, pool.run(subject, everything, limit_s=LIMIT_S))

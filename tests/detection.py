@@ -131,13 +131,12 @@ def rejections(prop: Property, known: KnownFailures, case: Case, replies: list[R
     A run without answers rejects every draw.
     """
     verdicts = [v for v in judge_replies(prop.subject, case, replies, prop.claims) if v.failed]
-    expected = {v.draw for v in verdicts if known.match(v.subject, v.claim, v.case, v.kind)}
     failed = {v.draw for v in verdicts if not known.match(v.subject, v.claim, v.case, v.kind)}
+    expected = {v.draw for v in verdicts} - failed
     answered = all(reply.outcome in ("answered", "not_in_mesh") for reply in replies)
     for draw in range(len(case.values)):
-        rejected = draw in failed or (bool(failed) and not answered)
-        if rejected or draw not in expected:
-            yield draw, rejected
+        if draw not in expected:
+            yield draw, draw in failed or (bool(failed) and not answered)
 
 
 def is_close_on_all_ranks(case: Case, draw: int, replies: Iterable[Reply]) -> bool | None:
