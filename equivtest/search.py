@@ -21,6 +21,7 @@ from equivtest.cases.base import Case, to_data
 from equivtest.check import judge_replies, raise_for
 from equivtest.chunks import SETTINGS, Chunk, chunk_cases, seed_of
 from equivtest.errors import ClaimFailed
+from equivtest.filling import fill, short_of_conclusions, short_of_draws
 from equivtest.known import WHOLE_RUN
 from equivtest.oracle.declared import load_arithmetics
 from equivtest.property import Property
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from equivtest.known import KnownFailures
 
 RECORD_SCHEMA = 1
+ROUNDS = 5
+"""How often a search that fills cells is extended at most: a cell that is often inconclusive needs more than once."""
 
 Target = tuple[str, Kind]
 """(claim, kind) of a failure."""
@@ -79,8 +82,7 @@ def search(
     """
     started_s = time.monotonic()
     hunt = _Hunt(prop, chunk, pool, known, is_enough)
-    cases = chunk_cases(prop, chunk, lambda case, claim: known.match(prop.subject, claim, case) is None)
-    records = hunt.run_all(cases, until=only)
+    records = hunt.run_and_fill() if chunk.per_cell else hunt.run_all(chunk_cases(prop, chunk), until=only)
     smallest: Iterable[Verdict] = (hunt.shrink(target) for target in hunt.targets() if only in (None, target))
     if only is None:
         smallest = map(hunt.tell_history, smallest)
@@ -119,6 +121,17 @@ class _Hunt:
     is_enough: Callable[[Case], bool] = never
     failing: dict[Target, Verdict] = field(default_factory=dict)
     seen: dict[Case, dict[Target, Verdict]] = field(default_factory=dict)
+
+    def run_and_fill(self) -> list[dict[str, Any]]:
+        """Runs the chunk's cases and further ones, until its cells have their conclusions or ROUNDS are over."""
+        cases = chunk_cases(self.prop, self.chunk)
+        missing = short_of_draws(self.prop, self.chunk, cases, self._is_judged)
+        records = self.run_all(cases + fill(self.prop, self.chunk, cases, missing, self._is_judged))
+        for number in range(1, ROUNDS + 1):
+            missing = short_of_conclusions(self.prop, self.chunk, records)
+            chunk = replace(self.chunk, seed=f"{self.chunk.seed}, round {number}")
+            records += self.run_all(fill(self.prop, chunk, self.seen, missing, self._is_judged))
+        return records
 
     def run_all(self, cases: Sequence[Case], *, until: Target | None = None) -> list[dict[str, Any]]:
         """Runs the cases in order, up to the first failure of `until`; records of those run or known not to run."""
@@ -167,6 +180,9 @@ class _Hunt:
                 self.seen[case].setdefault(target, verdict)
                 self.failing.setdefault(target, verdict)
         return verdicts
+
+    def _is_judged(self, case: Case, claim: str) -> bool:
+        return self.known.match(self.prop.subject, claim, case) is None
 
     def _verdicts(self, case: Case, replies: Sequence[Reply]) -> list[Verdict]:
         arithmetics = load_arithmetics(self.pool.backend.arithmetic)

@@ -25,6 +25,7 @@ FLOORS = (
     ("verdicts",),
     ("check", "known", "report"),
     ("chunks", "module", "replay", "settings", "suite"),
+    ("filling",),
     ("machine", "search", "options"),
     ("pools",),
     ("fixture", "items", "session"),

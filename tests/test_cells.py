@@ -61,8 +61,18 @@ def test_the_cell_with_the_fewest_conclusions_is_named() -> None:
     repeats = [each for kind in ("even", "uneven", "empty") for each in holding("repeats_itself", 20, shard_kind=kind)]
 
     assert in_words(counted(*full, *repeats)) == (
-        "rowwise_linear: 1 of 9 below 20; 7 in equals_unsharded, w3, float64, even"
+        "rowwise_linear: 1 of 9 below 20, 0 above 5% inconclusive; 7 in equals_unsharded, w3, float64, even"
     )
+
+
+def test_cells_with_more_inconclusive_verdicts_than_one_in_twenty_are_counted() -> None:
+    """One in twenty is not more."""
+    told = []
+    for holds in (19, 18):
+        verdicts = [*holding("equals_unsharded", holds), record(verdicts={"equals_unsharded": "inconclusive"})]
+        told.append(in_words(counted(*verdicts)).partition(";")[0].rpartition(", ")[2])
+
+    assert told == ["0 above 5% inconclusive", "1 above 5% inconclusive"]
 
 
 def test_a_property_that_did_not_run_has_no_cells() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -352,6 +353,24 @@ def test_a_record_of_real_values_tells_the_margin_of_each_tensor(tmp_path: Path)
 
     assert margins["dense"] and not any(margins["dense"])
     assert all(0 <= found["output"] <= 1 for found in margins["real"]) and margins["real"]
+
+
+@pytest.mark.parametrize(("num_open", "num_cells_open"), [(3, 0), (10**6, 12)], ids=["a few", "all"])
+def test_cells_that_are_often_inconclusive_are_judged_on_further_cases(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_open: int, num_cells_open: int
+) -> None:
+    """Until few of their verdicts are; the search ends where that is not to be had."""
+    rest = iter([True] * num_open)
+    monkeypatch.setattr("equivtest.verdicts.values.is_too_wide", lambda expected: next(rest, False))
+    prop = claimed(cases=lambda space: linear_cases(space, style="colwise"), claims=(equals_unsharded,))
+    chunk = replace(CHUNK, num_cases=1, per_cell=9)
+    records = search(prop, chunk, cast(Pool, StubPool(right_replies)), NOTHING, tmp_path).records
+    verdicts = Counter((r["dtype"], r["shard_kind"], r["verdicts"]["equals_unsharded"]) for r in records)
+    places = {place[:2] for place in verdicts}
+    open_places = {p for p in places if 19 * verdicts[(*p, "inconclusive")] > verdicts[(*p, "holds")]}
+
+    assert len(places) == 12 and len(open_places) == num_cells_open
+    assert min(verdicts[(*place, "inconclusive" if num_cells_open else "holds")] for place in places) >= 9
 
 
 def test_an_infinite_margin_is_written_as_a_number(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from equivtest.profiles import PER_CELL
+from equivtest.profiles import MAX_INCONCLUSIVE, PER_CELL
 from equivtest.report.tally import CONCLUSIVE, Tally
 
 OTHERS = ("inconclusive", "known", "not_supported")
@@ -36,6 +36,12 @@ class ClaimCell:
     def conclusive(self) -> int:
         """Verdicts that say whether the claim holds."""
         return sum(self.counts[kind] for kind in CONCLUSIVE)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether more of its verdicts are inconclusive than a conformance run wants."""
+        open_ones = self.counts["inconclusive"]
+        return open_ones > MAX_INCONCLUSIVE * (self.conclusive + open_ones)
 
     @property
     def row(self) -> tuple[str | int, ...]:
@@ -78,13 +84,14 @@ def as_csv(tallies: Iterable[Tally]) -> str:
 
 
 def in_words(tally: Tally) -> str:
-    """How many cells fell short, and which has the fewest conclusions; '' where the property has none."""
+    """How many cells fell short, or are open, and which has the fewest conclusions; '' where there are no cells."""
     cells = cells_of(tally)
     if not cells:
         return ""
-    short = sum(cell.conclusive < PER_CELL for cell in cells)
+    short, still_open = sum(cell.conclusive < PER_CELL for cell in cells), sum(cell.is_open for cell in cells)
     thin = min(cells, key=lambda cell: cell.conclusive)
     return (
-        f"{tally.meta['name']}: {short} of {len(cells):,} below {PER_CELL}; {thin.conclusive} in "
+        f"{tally.meta['name']}: {short} of {len(cells):,} below {PER_CELL}, {still_open} above "
+        f"{MAX_INCONCLUSIVE:.0%} inconclusive; {thin.conclusive} in "
         f"{thin.claim}, w{thin.world_size}, {thin.dtype}, {thin.shard_kind}"
     )
