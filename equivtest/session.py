@@ -14,6 +14,7 @@ import pytest
 from equivtest.errors import BrokenSetup
 from equivtest.machine import commit_of, machine_facts, own_commit, versions_of
 from equivtest.options import settings_of, soak_seed
+from equivtest.ranks.gloo import WORKERS
 from equivtest.ranks.poison import poison_in_words
 from equivtest.report.files import write_report
 from equivtest.report.tally import CONCLUSIVE, ClaimResult, Tally
@@ -152,6 +153,7 @@ class Controller:
             "python": platform.python_version(),
             **machine_facts(settings.device),
             "poison": poison_in_words(),
+            "gloo_workers": WORKERS,
             "backend": settings.backend,
             "device": settings.device,
             "imports": list(settings.imports),

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 from torch import distributed as dist
@@ -25,6 +26,13 @@ def tells_its_place(case: FetchCase, mesh: DeviceMesh, given: Given) -> dict[str
     assert coordinate is not None
     numbers = torch.tensor([dist.get_rank(), *coordinate, mesh.get_local_rank(), int(total)])
     return {"param.0": Placed(numbers, case.layouts()["param.0"])}
+
+
+def counts_gloo_workers(case: FetchCase, mesh: DeviceMesh, given: Given) -> dict[str, Placed]:
+    """param.0: threads of this process that run collectives of gloo, over all its groups; (1,), local."""
+    names = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
+    number = sum(name.startswith("pt_gloo_runloo") for name in names)  # cut to 15 characters
+    return {"param.0": Placed(torch.tensor([float(number)]), case.layouts()["param.0"])}
 
 
 def raises_in_process_2(case: FetchCase, mesh: DeviceMesh, given: Given) -> dict[str, Placed]:

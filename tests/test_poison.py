@@ -108,14 +108,17 @@ def test_torchs_settings_are_as_before_afterwards() -> None:
     assert torch.get_deterministic_debug_mode() == before and not torch.are_deterministic_algorithms_enabled()
 
 
-def test_malloc_is_as_before_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is told the complement of the byte, then 0, also where the subject raises."""
+def test_malloc_is_told_at_each_visits_begin_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The complement of the byte or 0; at its end other threads may be within calloc, which is told apart by it."""
     told: list[tuple[int, int]] = []
     monkeypatch.setattr(poison, "_mallopt", lambda: lambda *arguments: told.append(arguments))
-    with pytest.raises(ValueError, match="mine"), poison.poisoned("large"):
-        raise ValueError("mine")
+    seen = []
+    for each in ("large", "nan", "none", "large"):
+        with poison.poisoned(each):
+            seen.append(len(told))
 
-    assert told == [(-6, 0xFF ^ poison.LARGE_BYTE), (-6, 0)]
+    assert [value for _, value in told] == [0xFF ^ poison.LARGE_BYTE, 0, 0, 0xFF ^ poison.LARGE_BYTE]
+    assert seen == [1, 2, 3, 4] and {option for option, _ in told} == {-6}
 
 
 def test_without_glibc_large_does_nothing_and_the_record_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from equivtest.errors import Misuse, Unsupported
 from equivtest.ranks.backend import Backend, choose_device
 from equivtest.ranks.channel import Channel
 from equivtest.ranks.failure import describe_exception
+from equivtest.ranks.gloo import use_few_workers
 from equivtest.ranks.messages import START_ID, Probe, Start, Stop, Support, Task, Visit, decode_request
 from equivtest.ranks.probe import probe_dtype, probe_sum
 from equivtest.ranks.reply import Answer, Outcome, Reply
@@ -91,6 +92,7 @@ class Rank:
         for module in start.backend.imports:
             importlib.import_module(module)
         self._device = choose_device(start.backend, start.rank)
+        use_few_workers()
         dist.init_process_group(
             start.backend.name,
             store=dist.FileStore(str(self._scratch / "rendezvous"), start.world_size),  # type: ignore[attr-defined]
