@@ -29,7 +29,11 @@ def tells_its_place(case: FetchCase, mesh: DeviceMesh, given: Given) -> dict[str
 
 
 def counts_gloo_workers(case: FetchCase, mesh: DeviceMesh, given: Given) -> dict[str, Placed]:
-    """param.0: threads of this process that run collectives of gloo, over all its groups; (1,), local."""
+    """param.0: threads of this process that run collectives of gloo, over all its groups; (1,), local.
+
+    A thread names itself before it takes its first collective.
+    """
+    dist.all_reduce(torch.zeros(1), group=mesh.get_group())
     names = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
     number = sum(name.startswith("pt_gloo_runloo") for name in names)  # cut to 15 characters
     return {"param.0": Placed(torch.tensor([float(number)]), case.layouts()["param.0"])}
