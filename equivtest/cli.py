@@ -23,6 +23,8 @@ app = typer.Typer(
     no_args_is_help=False,
     pretty_exceptions_enable=False,
 )
+INTERRUPTED = 130
+"""What typer makes of Ctrl-C within a command (0.16 and later)."""
 SUITE_INI = Path(__file__).with_name("suite.ini")
 
 
@@ -31,6 +33,8 @@ def main() -> None:
     sys.path.append(os.getcwd())  # where modules of one's own are; behind all that is installed
     try:
         code = app(standalone_mode=False)
+        if code == INTERRUPTED:
+            raise KeyboardInterrupt
     except EquivtestError as error:
         code = _complain(str(error))
     except KeyboardInterrupt:
@@ -194,21 +198,30 @@ def check(
     device: Annotated[str, typer.Option(help=HELP["device"])] = "cpu",
     imports: Annotated[list[str] | None, typer.Option("--import", metavar="MODULE", help=HELP["import"])] = None,
     arithmetic: Annotated[str, typer.Option(metavar="NAME", help=HELP["arithmetic"])] = "",
+    like: Annotated[
+        str, typer.Option(metavar="PROPERTY", help="Judge the claims of this property; see equivtest list.")
+    ] = "",
 ) -> int:
-    """Run one case, known failure or not; exit code 1 if a claim fails."""
+    """Run one case, known failure or not; exit code 1 if a claim fails.
+
+    Judged are the claims of the properties of SUBJECT; for a subject of your own without --like those that can be
+    made of any: values, gradients, replicas, layouts, inputs, training, recorded collectives, refusals.
+    """
     from equivtest.cases.base import from_code
     from equivtest.check import judge
     from equivtest.oracle.declared import load_arithmetics
     from equivtest.ranks.backend import Backend
     from equivtest.ranks.pool import Pool
+    from equivtest.suite import claims_of
     from equivtest.verdicts.message import write_message
 
     chosen = Backend(backend, device, tuple(imports or ()), arithmetic=arithmetic)
     chosen.validate()
     load_arithmetics(arithmetic)
     parsed = from_code(case)
+    claims = claims_of(subject, parsed, like)
     with Pool(chosen) as pool:
-        verdicts = judge(subject, parsed, pool)
+        verdicts = judge(subject, parsed, pool, claims)
     failed = {verdict.claim: verdict for verdict in reversed(verdicts) if verdict.kind != "holds"}
     for verdict in failed.values():
         typer.echo(write_message(verdict))

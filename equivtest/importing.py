@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
+import inspect
+from collections.abc import Sequence
 
 from equivtest.errors import Misuse
 
@@ -25,3 +28,23 @@ def load_named(name: str, what: str) -> object:
         raise Misuse(f"{what} {name!r} cannot be imported: {error}; write package.module:NAME") from error
     except Exception as error:  # somebody's module may raise anything
         raise Misuse(f"{what} {name!r} cannot be imported: {type(error).__name__}: {error}; mend its module") from error
+
+
+def require_arguments(function: object, what: str, names: Sequence[str]) -> None:
+    """Raises Misuse where `function` cannot be called with so many arguments; what is not written in Python passes."""
+    if not callable(function):
+        raise Misuse(f"{what} is no function: {function!r}")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(*names)
+    except TypeError as error:
+        raise Misuse(f"{what} must take ({', '.join(names)}), but takes {signature}: {error}") from error
+
+
+def suggestion(wanted: str, known: Sequence[str]) -> str:
+    """What to write for a name that is not `known`: the one that it is close to, else any."""
+    close = difflib.get_close_matches(wanted, known, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"use one of {', '.join(known)}"

@@ -34,6 +34,8 @@ class EquivtestItem(pytest.Item):
     """An item that reports plain data: `payload` travels with the report of its call."""
 
     payload: dict[str, Any]
+    ends_session = False
+    """Whether a Misuse concerns every item."""
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], *args: Any, **kwargs: Any) -> Any:
         if isinstance(excinfo.value, Short):
@@ -44,12 +46,14 @@ class EquivtestItem(pytest.Item):
         return self.path, None, self.name
 
     def runtest(self) -> None:
-        """Runs the item; what makes every further item pointless ends the session."""
+        """Runs the item; what makes every further one pointless ends the session, a mistake in a property does not."""
         try:
             self.judge()
         except (Misuse, BrokenSetup) as error:
-            self.payload = {"fatal": f"{type(error).__name__}: {error}"}
-            raise Short(str(error)) from None
+            message = f"{type(error).__name__}: {error}"
+            ends = isinstance(error, BrokenSetup) or self.ends_session
+            self.payload = {"fatal" if ends else "misuse": message}
+            raise Short(message) from None
 
     def judge(self) -> None:
         """Does what the item is for, and sets `payload`."""
@@ -189,6 +193,8 @@ class AbsentItem(EquivtestItem):
 
 class MisuseItem(EquivtestItem):
     """Stands for every item where an xdist worker finds that the options make no sense."""
+
+    ends_session = True
 
     def __init__(self, *, message: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)

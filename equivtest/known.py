@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import operator
 import pkgutil
@@ -20,6 +21,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from equivtest import cases
 from equivtest.cases.base import Case, from_code
 from equivtest.errors import Misuse
+from equivtest.subjects.names import SUBJECTS
 from equivtest.verdicts.verdict import FAILURES
 
 SHIPPED = Path(__file__).with_name("known_failures.toml")
@@ -159,6 +161,8 @@ def _entry(data: object, numbers: Counter[str], claims: Collection[str]) -> Know
     for name in ("subject", "claim", "reason"):
         if not getattr(raw, name).strip():
             raise Misuse(f"{name}: must not be empty")
+    if raw.subject not in SUBJECTS and (close := difflib.get_close_matches(raw.subject, SUBJECTS, n=1, cutoff=0.8)):
+        raise Misuse(f"subject: no subject is called {raw.subject!r}; did you mean {close[0]!r}?")
     if raw.claim not in claims:
         raise Misuse(f"claim: must be one of {', '.join(claims)}, got {raw.claim!r}")
     if raw.kind not in FAILURES:

@@ -26,7 +26,7 @@ HELP: dict[str, str] = {
     "dtypes": "Dtypes to draw from, such as float32,bfloat16.",
     "subjects": "Judge these alone; NAME=package.module:function judges another implementation as NAME.",
     "known-failures": "File of known failures, or 'none' (default: the shipped file).",
-    "report": "Directory for verdicts.jsonl, junit.xml, summary.txt, report.html and environment.json. "
+    "report": "Directory for report.html, junit.xml, verdicts.jsonl, cells.csv, summary.txt, environment.json. "
     "Under pytest write --report=DIR: it takes a path that stands alone for a folder of tests.",
     "max-time": f"Seconds that --profile soak lasts (default {SOAK_S:.0f}).",
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
@@ -119,6 +120,7 @@ class ControllerHooks:
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
+        self.started_s = time.time()
         self.found: Controller | None = None
         self.session: pytest.Session | None = None
 
@@ -127,7 +129,7 @@ class ControllerHooks:
         if self.found is None:
             from equivtest.session import Controller
 
-            self.found = Controller(self.config)
+            self.found = Controller(self.config, self.started_s)
         return self.found
 
     def pytest_report_header(self) -> list[str]:

@@ -27,14 +27,15 @@ MISUSE_EXIT = 2
 class Controller:
     """The findings of a session, in the process that prints; workers of xdist have none."""
 
-    def __init__(self, config: pytest.Config) -> None:
+    def __init__(self, config: pytest.Config, started_s: float) -> None:
         self.config = config
         self.tallies: dict[str, Tally] = {}
         self.known: list[dict[str, Any]] = []
         self.lines: list[str] = []  # of verdicts.jsonl
         self.reported: set[str] = set()
         self.stopped = False
-        self.started_s = time.time()
+        self.misused = 0  # items that ended so
+        self.started_s = started_s
         self.trouble = ""
 
     def receive(self, payload: str) -> None:
@@ -47,6 +48,7 @@ class Controller:
         if "fatal" in data:
             self.stopped = True
             pytest.exit(f"equivtest: {data['fatal']}", returncode=MISUSE_EXIT)
+        self.misused += "misuse" in data
         if "known" in data:
             self.known.append(data["known"])
         if "property" in data:
@@ -109,6 +111,8 @@ class Controller:
         if self.stopped or self.config.option.collectonly:
             return
         self.report_claims(session, at_end=True)
+        if self.misused and session.testsfailed == self.misused:  # no claim has failed
+            session.exitstatus = MISUSE_EXIT
         ran = [tally for tally in self.tallies.values() if tally.draws]
         if ran and not any(tally.total(*CONCLUSIVE) for tally in ran):
             self.trouble = "no verdict of this run is conclusive: nothing is proven"

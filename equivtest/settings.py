@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from equivtest import limits
 from equivtest.errors import Misuse
-from equivtest.importing import load_named
+from equivtest.importing import load_named, suggestion
 from equivtest.profiles import DEFAULT_PROFILE, PROFILES, SOAK_S, Profile
 
 if TYPE_CHECKING:
@@ -138,14 +137,9 @@ def check_subjects(settings: Settings, properties: Iterable[tuple[str, str]]) ->
     known = sorted({name for pair in properties for name in pair})
     for wanted, implementation in settings.subjects:
         if wanted not in known:
-            raise Misuse(f"--subjects: no property judges {wanted!r}; {_suggestion(wanted, known)}")
-        if implementation != wanted:
-            load_named(implementation, "--subjects:")
-
-
-def _suggestion(wanted: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(wanted, known, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"use one of {', '.join(known)}"
+            raise Misuse(f"--subjects: no property judges {wanted!r}; {suggestion(wanted, known)}")
+        if implementation != wanted and not callable(found := load_named(implementation, "--subjects:")):
+            raise Misuse(f"--subjects: {implementation!r} is no function: {found!r}")
 
 
 def _split(text: str | None, option: str) -> list[str]:

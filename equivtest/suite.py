@@ -7,10 +7,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from equivtest.errors import BrokenSetup
+from equivtest.errors import BrokenSetup, Misuse
+from equivtest.importing import suggestion
 
 if TYPE_CHECKING:
+    from equivtest.cases.base import Case
     from equivtest.property import Property
+    from equivtest.verdicts.claims import Claim
 
 
 def properties_dir() -> Path:
@@ -38,6 +41,27 @@ def load_properties(folder: Path) -> dict[str, Property]:
         spec.loader.exec_module(module)
         found |= {name: value for name, value in vars(module).items() if isinstance(value, Property)}
     return found
+
+
+def claims_of(subject: str, case: Case, like: str = "") -> tuple[Claim, ...]:
+    """What is claimed of a subject on a case: by the properties that come with the package, if one judges it.
+
+    Args:
+        like: The name of the property whose claims they are to be, for a subject of one's own.
+
+    Raises:
+        Misuse: no property has that name.
+    """
+    from equivtest.check import default_claims
+
+    properties = load_properties(properties_dir())
+    if like and like not in properties:
+        raise Misuse(f"--like: no property is called {like!r}; {suggestion(like, list(properties))}")
+    if like:
+        return properties[like].claims
+    judging = (prop for prop in properties.values() if prop.subject == subject)
+    found = [claim for prop in judging if prop.refuses_only == bool(case.refusal) for claim in prop.claims]
+    return tuple(dict.fromkeys(found)) or default_claims(case)
 
 
 def version_of(distribution: str) -> str:

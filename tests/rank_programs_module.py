@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from torch.distributed._functional_collectives import all_reduce
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard
@@ -76,6 +77,21 @@ def ddp(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def whole(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    return module
+
+
+def misspelt(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    return parallelize_module(module, mesh, {"zero": ColwiseParallel()})
+
+
+def without_mesh(module: nn.Module) -> nn.Module:
+    return module
+
+
+def with_hooks(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Data parallelism by hand: nothing but hooks of parameters."""
+    for parameter in module.parameters():
+        parameter.register_hook(lambda gradient: all_reduce(gradient, "avg", mesh))
     return module
 
 

@@ -61,6 +61,8 @@ def written_failure(path: Path, **changes: object) -> Path:
             ["run", "--subjects=rowwise_linear=json:no"],
             "--subjects: 'json:no' cannot be imported: module 'json' has no",
         ),
+        (["run", "--subjects=rowwise_linear=math:pi"], "--subjects: 'math:pi' is no function: 3.14"),
+        (["check", "zero3_fetch_all_gathr", "FetchCase(world_size=1)"], "did you mean 'zero3_fetch_all_gather'?"),
         (["run", "-k", "this and"], "-k: pytest cannot read 'this and'"),
         (["check", "rowwise_linear", "FetchCase(world_size=1)"], "the subject takes a LinearCase, got a FetchCase"),
         (["check", "rowwise_linear", "FetchCase(world_size=2"], "'(' was never closed); paste what stands behind"),

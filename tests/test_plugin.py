@@ -185,19 +185,29 @@ def test_junit_has_one_case_per_claim(pytester: pytest.Pytester) -> None:
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
-@pytest.mark.parametrize(
-    ("subject", "message"),
-    [("a_misused", "Misuse: the subject answers a name"), ("a_broken", "BrokenSetup: no rank started")],
-)
-def test_what_no_item_can_survive_ends_the_session(
-    pytester: pytest.Pytester, subject: str, message: str, workers: str
-) -> None:
-    make_suite(pytester, subject)
+def test_what_no_item_can_survive_ends_the_session(pytester: pytest.Pytester, workers: str) -> None:
+    make_suite(pytester, "a_broken")
 
     result = run_suite(pytester, UNKNOWN, "-n", workers, subprocess=True)
 
     assert result.ret == 2
-    assert result.stdout.str().count(message) == 1
+    assert result.stdout.str().count("BrokenSetup: no rank started") == 1
+    assert "Traceback" not in result.stdout.str() + result.stderr.str()
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize(("other", "code"), [("b", 2), ("b_wrong", 1)])
+def test_a_mistake_in_one_property_fails_its_items_alone(
+    pytester: pytest.Pytester, other: str, code: int, workers: str
+) -> None:
+    """In one line; the exit code is that of misuse unless a claim fails."""
+    make_suite(pytester, "a_misused", other)
+
+    result = run_suite(pytester, UNKNOWN, "-n", workers, subprocess=True)
+
+    assert result.ret == code
+    assert result.stdout.str().count("Misuse: the subject answers a name that nobody asked for") == 1
+    assert f"search {other} w3 gate" in log_of(pytester)
     assert "Traceback" not in result.stdout.str() + result.stderr.str()
 
 

@@ -16,7 +16,7 @@ from torch import nn
 from equivtest.cases.base import Case, Shape, require
 from equivtest.cases.integers import generator, odd_integers
 from equivtest.errors import Misuse
-from equivtest.importing import load_named
+from equivtest.importing import load_named, require_arguments
 from equivtest.layout import Layout, Replicate
 from equivtest.tensors import DTYPES
 
@@ -108,12 +108,12 @@ def call_builder(build: str) -> nn.Module:
     Raises:
         Misuse: there is no such function, it raises, or it makes no module.
     """
+    function = cast("Callable[[], object]", load_named(build, "build"))
+    require_arguments(function, f"build {build!r}", ())
     try:
-        module = cast("Callable[[], object]", load_named(build, "build"))()
-    except Misuse:
-        raise
+        module = function()
     except Exception as error:
-        raise Misuse(f"build {build!r} must take no arguments and give a module: {error}") from error
+        raise Misuse(f"build {build!r} raised {type(error).__name__}: {error}") from error
     if not isinstance(module, nn.Module):
         raise Misuse(f"build {build!r} must give an nn.Module, got {type(module).__name__}")
     return module

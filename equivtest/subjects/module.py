@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from equivtest.cases.module import ModuleCase, call_builder, with_parameters
 from equivtest.errors import Misuse
-from equivtest.importing import load_named
+from equivtest.importing import load_named, require_arguments
 from equivtest.subjects.tensor_parallel import Answers, Given, under_contract
 from equivtest.tensors import DTYPES
 
@@ -38,11 +38,17 @@ def module(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
 def run_module(case: ModuleCase, mesh: DeviceMesh, given: Given, parallelize: Parallelize) -> Answers:
     """Builds the module whole with the given parameters, parallelizes it, and runs it forward and backward."""
     whole = call_builder(case.build).to(mesh.device_type, DTYPES[case.dtype])
-    parallel = parallelize(
-        with_parameters(whole, {name: given[name].detach() for name in case.parameter_names()}), mesh
-    )
+    whole = with_parameters(whole, {name: given[name].detach() for name in case.parameter_names()})
+    before = _looks_of(whole)
+    require_arguments(parallelize, f"parallelize {case.parallelize!r}", ("module", "mesh"))
+    parallel = parallelize(whole, mesh)
     if not isinstance(parallel, nn.Module):
         raise Misuse(f"{case.parallelize} must return the parallel module, got {type(parallel).__name__}: return it")
+    if case.world_size > 1 and parallel is whole and _looks_of(whole) == before:
+        raise Misuse(
+            f"{case.parallelize} leaves the module as it was: no part, parameter, hook or attribute of it has changed; "
+            "a plan may name parts that it does not have"
+        )
     x = given["x"].detach().requires_grad_()
     output = parallel(x)
     if not isinstance(output, torch.Tensor):
@@ -53,6 +59,18 @@ def run_module(case: ModuleCase, mesh: DeviceMesh, given: Given, parallelize: Pa
     for name in case.parameter_names():
         found |= {f"param.{name}": parameters[name], f"grad.{name}": parameters[name].grad}
     return under_contract(case, found)
+
+
+def _looks_of(module: nn.Module) -> list[object]:
+    """All of a module that parallelizing may change: its parts, what each one holds, parameters and hooks."""
+    looks: list[object] = []
+    for name, part in module.named_modules():
+        held = {key: len(value) if isinstance(value, dict) else id(value) for key, value in vars(part).items()}
+        looks.append((name, id(part), type(part), held))
+    for name, parameter in module.named_parameters():
+        hooks = (parameter._backward_hooks, getattr(parameter, "_post_accumulate_grad_hooks", None))
+        looks.append((name, id(parameter), parameter.data_ptr(), *map(bool, hooks)))
+    return looks
 
 
 def _like(output: torch.Tensor, cotangent: torch.Tensor) -> torch.Tensor:

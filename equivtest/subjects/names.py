@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from equivtest.errors import Misuse
-from equivtest.importing import load_named
+from equivtest.importing import load_named, require_arguments, suggestion
 
 if TYPE_CHECKING:
     import torch
@@ -66,8 +66,7 @@ def resolve(name: str) -> Subject:
     """
     path = SUBJECTS.get(name, name)
     if ":" not in path:
-        known = ", ".join(sorted(SUBJECTS))
-        raise Misuse(f"unknown subject {name!r}: use one of {known}, or 'package.module:function'")
+        raise Misuse(f"unknown subject {name!r}: {suggestion(name, sorted(SUBJECTS))} Or 'package.module:function'")
     function = load_named(path, "subject")
     if not callable(function):
         raise Misuse(f"subject {name!r} is no function: {function!r}")
@@ -75,7 +74,8 @@ def resolve(name: str) -> Subject:
 
 
 def require_fit(function: Subject, case: object) -> None:
-    """Raises Misuse where the subject says by an annotation that it takes cases of another class."""
+    """Raises Misuse where the subject takes other arguments, or says that it takes cases of another class."""
+    require_arguments(function, "the subject", ("case", "mesh", "given"))
     wanted = _class_of_cases(function)
     if wanted is not None and not isinstance(case, wanted):
         raise Misuse(f"the subject takes a {wanted.__name__}, got a {type(case).__name__}")

@@ -1,0 +1,37 @@
+"""Which claims `equivtest check` judges: those of a property, so that a case that fails there fails here too."""
+
+from __future__ import annotations
+
+import pytest
+
+from equivtest.cases.base import Case
+from equivtest.cases.fetch import FetchCase, RefusedFetchCase
+from equivtest.check import default_claims
+from equivtest.errors import Misuse
+from equivtest.suite import claims_of, load_properties, properties_dir
+
+FETCH = FetchCase(world_size=1, values=(("special", 0),), collective="all_gather")
+REFUSED = RefusedFetchCase(world_size=2, misfit="in_flight")
+OWN = "mypackage.parallel:my_fetch"
+
+
+@pytest.mark.parametrize(
+    ("subject", "case", "like", "judging"),
+    [
+        ("zero3_fetch_all_gather", FETCH, "", "zero3_fetch_all_gather"),
+        ("zero3_fetch_all_gather", REFUSED, "", "zero3_fetch_all_gather_refuses"),
+        (OWN, FETCH, "zero3_fetch_all_reduce", "zero3_fetch_all_reduce"),
+    ],
+    ids=["its own", "of refusals", "like"],
+)
+def test_the_claims_are_those_of_the_property(subject: str, case: Case, like: str, judging: str) -> None:
+    assert claims_of(subject, case, like) == load_properties(properties_dir())[judging].claims
+
+
+def test_of_a_subject_that_no_property_judges_the_usual_is_claimed() -> None:
+    assert claims_of(OWN, FETCH) == default_claims(FETCH)
+
+
+def test_a_property_that_is_none_is_told_with_the_nearest() -> None:
+    with pytest.raises(Misuse, match="--like: no property is called 'zero3_fetch'; did you mean 'zero3_fetch_all_"):
+        claims_of(OWN, FETCH, "zero3_fetch")
