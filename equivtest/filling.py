@@ -27,6 +27,9 @@ BATCH = 50
 PATIENCE = 4
 """Batches in a row that may help no cell; some cells need what one case in a hundred is, others cannot be had."""
 
+HOPELESS = 4 * MAX_INCONCLUSIVE
+"""The part of a cell's verdicts that is inconclusive by what its cases are, not by chance; of twice `per_cell`."""
+
 Cell = tuple[str, str, str]
 """(dtype, shard kind, claim); the dtype is '' for a claim that is not wanted in each."""
 
@@ -72,10 +75,11 @@ def short_of_draws(prop: Property, chunk: Chunk, cases: Iterable[Case], is_judge
 
 
 def short_of_conclusions(prop: Property, chunk: Chunk, records: Iterable[Mapping[str, Any]]) -> Counter[Cell]:
-    """How many draws each wanted cell lacks for its inconclusive ones to be few, were all that are added to conclude.
+    """How many draws each wanted cell lacks, were all that are added to conclude; never more than `per_cell` at once.
 
-    Few are MAX_INCONCLUSIVE of its verdicts, beside `per_cell` conclusive ones.  Never more than `per_cell`
-    at once: of a cell in which hardly anything concludes, each addition would ask for twenty more.
+    A cell is to have `per_cell` conclusive verdicts, where it has any: some draws of which a claim speaks leave
+    it nothing to judge.  Its inconclusive ones are to be few, MAX_INCONCLUSIVE of all, unless they are so many
+    that it is no chance.
     """
     by_dtype = {claim.name: claim.by_dtype for claim in prop.claims}
     conclusive, inconclusive = Counter[Cell](), Counter[Cell]()
@@ -86,9 +90,12 @@ def short_of_conclusions(prop: Property, chunk: Chunk, records: Iterable[Mapping
             conclusive[cell] += verdict in CONCLUSIVE
             inconclusive[cell] += verdict == "inconclusive"
     missing = Counter[Cell]()
-    for cell in cells_of(prop, chunk) & (+inconclusive).keys():
-        wanted = math.ceil(inconclusive[cell] * (1 / MAX_INCONCLUSIVE - 1))
-        missing[cell] = min(max(wanted, chunk.per_cell) - conclusive[cell], chunk.per_cell)
+    for cell in cells_of(prop, chunk) & (conclusive + inconclusive).keys():
+        total = conclusive[cell] + inconclusive[cell]
+        if total >= 2 * chunk.per_cell and inconclusive[cell] > HOPELESS * total:
+            continue
+        wanted = max(chunk.per_cell, math.ceil(inconclusive[cell] * (1 / MAX_INCONCLUSIVE - 1)))
+        missing[cell] = min(wanted - conclusive[cell], chunk.per_cell)
     return +missing
 
 

@@ -182,10 +182,15 @@ def verdicts_of(kinds: dict[str, int], **fields: Any) -> list[dict[str, Any]]:
         ({"known": 9, "not_supported": 9}, 0),
         ({"holds": 10, "known": 30, "inconclusive": 1}, 9),
         ({"inconclusive": 9}, 9),
+        ({"holds": 14, "inconclusive": 4}, 0),
+        ({"holds": 7}, 2),
     ],
 )
 def test_a_cell_of_too_many_inconclusive_verdicts_is_short_of_conclusions(kinds: dict[str, int], short: int) -> None:
-    """One in twenty may be so; a failure concludes, and what is known says nothing.  Nine are asked for at once."""
+    """One in twenty may be so; a failure concludes, and what is known says nothing.  Nine are asked for at once.
+
+    One in five is no chance; and a claim may find nothing to judge in a draw of which it speaks.
+    """
     prop, chunk = claimed(claims=(equals_unsharded,)), replace(CHUNK, per_cell=9)
     wanted = {("float16", "empty", "equals_unsharded"): short} if short else {}
 
