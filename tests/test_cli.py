@@ -105,6 +105,18 @@ def test_broken_replay_file_is_misuse(
     assert message in capsys.readouterr().err
 
 
+def test_ctrl_c_within_a_command_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: Streams) -> None:
+    """Which typer makes an exit code of, or passes on."""
+
+    def interrupt(**options: object) -> int:
+        raise KeyboardInterrupt
+
+    for app in (lambda **options: 130, interrupt):
+        monkeypatch.setattr("equivtest.cli.app", app)
+
+        assert (call(monkeypatch), capsys.readouterr().err) == (2, "equivtest: interrupted\n")
+
+
 def test_version_names_torch_too(monkeypatch: pytest.MonkeyPatch, capsys: Streams) -> None:
     code = call(monkeypatch, "--version")
 
