@@ -269,7 +269,7 @@ def test_a_missing_tensor_is_found() -> None:
     """On the rank that lacks it."""
     mismatch = shape_mismatch("w", EXPECTED, {**placed(ROWS, 2), 1: None}, (2,))
 
-    assert mismatch is not None and (mismatch.rank, mismatch.actual) == (1, "none")
+    assert mismatch is not None and (mismatch.rank, mismatch.actual) == (1, "none: the subject did not answer it")
 
 
 def test_an_unstated_global_shape_is_no_mismatch() -> None:

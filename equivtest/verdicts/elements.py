@@ -53,7 +53,8 @@ def shape_mismatch(
     global_shape = tuple(expected.value.shape)
     for rank, placed in answers.items():
         if placed is None:
-            return Mismatch(name, rank, expected="a tensor", actual="none", global_shape=global_shape)
+            missing = "none: the subject did not answer it"
+            return Mismatch(name, rank, expected="a tensor", actual=missing, global_shape=global_shape)
         try:
             shape = local_shape(global_shape, placed.layout, mesh_shape, rank)
         except ValueError as error:
