@@ -2,7 +2,7 @@
 
 A cell is a dtype, a kind of shards and a claim.  Before anything runs, cases are drawn and those kept that
 help a cell which is short of draws; once all were judged, cells are told of which too many verdicts were
-inconclusive, and more are drawn for these.
+inconclusive, and more are drawn for these, which may be others on another machine.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def require_arguments(function: object, what: str, names: Sequence[str]) -> None
     if not callable(function):
         raise Misuse(f"{what} is no function: {function!r}")
     try:
-        signature = inspect.signature(function)
+        signature = inspect.signature(function, follow_wrapped=False)  # what a decorator adds is its own
     except (TypeError, ValueError):
         return
     try:

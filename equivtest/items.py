@@ -52,7 +52,7 @@ class EquivtestItem(pytest.Item):
         except (Misuse, BrokenSetup) as error:
             message = f"{type(error).__name__}: {error}"
             ends = isinstance(error, BrokenSetup) or self.ends_session
-            self.payload = {"fatal" if ends else "misuse": message}
+            self.payload = {"fatal": message} if ends else self.payload | {"misuse": message}  # earlier seeds are kept
             raise Short(message) from None
 
     def judge(self) -> None:
@@ -92,12 +92,12 @@ class SearchItem(EquivtestItem):
         for findings in self._searches(settings):
             records += findings.records
             failures += findings.failures
-        self.payload = {
-            "property": self.meta,
-            "part": dataclasses.asdict(self.part) | {"label": self.part.label},
-            "records": records,
-            "failures": failures,
-        }
+            self.payload = {
+                "property": self.meta,
+                "part": dataclasses.asdict(self.part) | {"label": self.part.label},
+                "records": records,
+                "failures": failures,
+            }
         kinds = {kind for record in records for kind in record["verdicts"].values()}
         if failures or kinds & FAILING:
             found = dict.fromkeys(f"{failure['claim']}: {failure['kind']}" for failure in failures)

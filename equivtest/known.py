@@ -161,7 +161,8 @@ def _entry(data: object, numbers: Counter[str], claims: Collection[str]) -> Know
     for name in ("subject", "claim", "reason"):
         if not getattr(raw, name).strip():
             raise Misuse(f"{name}: must not be empty")
-    if raw.subject not in SUBJECTS and (close := difflib.get_close_matches(raw.subject, SUBJECTS, n=1, cutoff=0.8)):
+    is_known = ":" in raw.subject or raw.subject in SUBJECTS
+    if not is_known and (close := difflib.get_close_matches(raw.subject, SUBJECTS, n=1, cutoff=0.8)):
         raise Misuse(f"subject: no subject is called {raw.subject!r}; did you mean {close[0]!r}?")
     if raw.claim not in claims:
         raise Misuse(f"claim: must be one of {', '.join(claims)}, got {raw.claim!r}")

@@ -121,6 +121,7 @@ class _Hunt:
     is_enough: Callable[[Case], bool] = never
     failing: dict[Target, Verdict] = field(default_factory=dict)
     seen: dict[Case, dict[Target, Verdict]] = field(default_factory=dict)
+    broken_runs: int = 0
 
     def run_and_fill(self) -> list[dict[str, Any]]:
         """Runs the chunk's cases and further ones, until its cells have their conclusions or ROUNDS are over."""
@@ -130,7 +131,10 @@ class _Hunt:
         for number in range(1, ROUNDS + 1):
             missing = short_of_conclusions(self.prop, self.chunk, records)
             chunk = replace(self.chunk, seed=f"{self.chunk.seed}, round {number}")
-            records += self.run_all(fill(self.prop, chunk, self.seen, missing, self._is_judged))
+            further = fill(self.prop, chunk, self.seen, missing, self._is_judged)
+            if not further or self.broken_runs >= limits.BROKEN_RUNS:
+                break
+            records += self.run_all(further)
         return records
 
     def run_all(self, cases: Sequence[Case], *, until: Target | None = None) -> list[dict[str, Any]]:
@@ -140,12 +144,11 @@ class _Hunt:
         for case, entry in barred.items():
             verdict = Verdict("known", entry.claim, self.prop.subject, case, known=entry.reason)
             records += _records(case, [verdict], [])
-        broken_runs = 0
         for case, replies in self.pool.run_all(self.prop.subject, [case for case in cases if case not in barred]):
             verdicts = self.judge(case, replies)
             records += _records(case, verdicts, replies)
-            broken_runs += any(verdict.kind in WHOLE_RUN for verdict in verdicts)
-            if broken_runs >= limits.BROKEN_RUNS or until in self.failing:
+            self.broken_runs += any(verdict.kind in WHOLE_RUN for verdict in verdicts)
+            if self.broken_runs >= limits.BROKEN_RUNS or until in self.failing:
                 break
         return records
 

@@ -157,7 +157,7 @@ class Controller:
             "python": platform.python_version(),
             **machine_facts(settings.device),
             "poison": poison_in_words(),
-            "gloo_workers": WORKERS,
+            **({"gloo_workers": WORKERS} if "gloo" in settings.backend else {}),
             "backend": settings.backend,
             "device": settings.device,
             "imports": list(settings.imports),

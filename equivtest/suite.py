@@ -50,13 +50,16 @@ def claims_of(subject: str, case: Case, like: str = "") -> tuple[Claim, ...]:
         like: The name of the property whose claims they are to be, for a subject of one's own.
 
     Raises:
-        Misuse: no property has that name.
+        Misuse: no property has that name, or it is about refusals and the case is none, or the other way round.
     """
     from equivtest.check import default_claims
 
     properties = load_properties(properties_dir())
     if like and like not in properties:
         raise Misuse(f"--like: no property is called {like!r}; {suggestion(like, list(properties))}")
+    if like and properties[like].refuses_only != bool(case.refusal):
+        kind = "refusals" if properties[like].refuses_only else "cases within the contract"
+        raise Misuse(f"--like: {like} is about {kind}, which {case!r} is not; name another property")
     if like:
         return properties[like].claims
     judging = (prop for prop in properties.values() if prop.subject == subject)

@@ -32,6 +32,15 @@ def test_of_a_subject_that_no_property_judges_the_usual_is_claimed() -> None:
     assert claims_of(OWN, FETCH) == default_claims(FETCH)
 
 
+@pytest.mark.parametrize(
+    ("case", "like", "kind"),
+    [(REFUSED, "zero3_fetch_all_gather", "cases within"), (FETCH, "zero3_fetch_all_gather_refuses", "refusals")],
+)
+def test_a_case_of_the_other_kind_is_told(case: Case, like: str, kind: str) -> None:
+    with pytest.raises(Misuse, match=f"--like: {like} is about {kind}"):
+        claims_of(OWN, case, like)
+
+
 def test_a_property_that_is_none_is_told_with_the_nearest() -> None:
     with pytest.raises(Misuse, match="--like: no property is called 'zero3_fetch'; did you mean 'zero3_fetch_all_"):
         claims_of(OWN, FETCH, "zero3_fetch")

@@ -42,7 +42,8 @@ def test_a_misspelt_subject_is_told(tmp_path: Path) -> None:
     with pytest.raises(Misuse, match=r"entry 1: subject: no subject is called .*; did you mean 'rowwise_linear'"):
         load(tmp_path, subject="'rowise_linear'")
 
-    assert load(tmp_path, subject="'conv'").entries
+    for subject in ("conv", "mine:rowwise_linear"):
+        assert load(tmp_path, subject=f"'{subject}'").entries
 
 
 def test_entry_covers_cases_that_meet_its_conditions(tmp_path: Path) -> None:

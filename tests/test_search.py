@@ -369,8 +369,19 @@ def test_cells_that_are_often_inconclusive_are_judged_on_further_cases(
     places = {place[:2] for place in verdicts}
     open_places = {p for p in places if 19 * verdicts[(*p, "inconclusive")] > verdicts[(*p, "holds")]}
 
+    judged = [sum(verdicts[(*place, kind)] for kind in ("holds", "inconclusive")) for place in places]
+
     assert len(places) == 12 and len(open_places) == num_cells_open
     assert min(verdicts[(*place, "inconclusive" if num_cells_open else "holds")] for place in places) >= 9
+    assert min(judged) >= (18 if num_cells_open else 9) and max(judged) < 60
+
+
+def test_a_search_of_broken_runs_is_not_extended(tmp_path: Path) -> None:
+    """What was cut short has cells that lack conclusions."""
+    pool = StubPool(lambda case: [raised(rank) for rank in range(case.world_size)])
+    findings = run(pool, tmp_path, chunk=replace(CHUNK, num_cases=1, per_cell=9))
+
+    assert len(findings.records) == limits.BROKEN_RUNS
 
 
 def test_an_infinite_margin_is_written_as_a_number(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ from typing import Any
 
 WORKERS = 1
 """Threads of each group that run collectives; torch takes two for each network interface (2.13.0)."""
+TIMEOUT = timedelta(minutes=30)
+"""Torch's default for a group of gloo."""
 
 
 def use_few_workers() -> None:
@@ -31,9 +33,11 @@ def use_few_workers() -> None:
     group: Any = dist.ProcessGroupGloo
     construct: Callable[..., None] = group.__init__
 
-    def init(self: Any, *place: Any, timeout: timedelta | None = None, **options: Any) -> None:
-        chosen = {"options": _options(group, timeout)} if timeout else options
-        construct(self, *place, **chosen)
+    def init(self: Any, store: Any, rank: int, size: int, *given: Any, **named: Any) -> None:
+        timeout = named.get("timeout", given[0] if given else None if named else TIMEOUT)
+        if isinstance(timeout, timedelta):
+            given, named = (_options(group, timeout),), {}
+        construct(self, store, rank, size, *given, **named)
 
     group.__init__ = init
 
@@ -48,5 +52,5 @@ def _devices(group: Any) -> list[Any]:
     """As torch chooses them: of the interfaces that are named, or the one of the machine's name."""
     interfaces = os.environ.get("GLOO_SOCKET_IFNAME", "")
     if interfaces:
-        return [group.create_device(interface=interface) for interface in interfaces.split(",")]
+        return [group.create_device(interface=name) for name in interfaces.split(",") if name]
     return [group.create_default_device()]

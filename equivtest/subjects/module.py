@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import torch
+from torch import distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -39,21 +40,22 @@ def run_module(case: ModuleCase, mesh: DeviceMesh, given: Given, parallelize: Pa
     """Builds the module whole with the given parameters, parallelizes it, and runs it forward and backward."""
     whole = call_builder(case.build).to(mesh.device_type, DTYPES[case.dtype])
     whole = with_parameters(whole, {name: given[name].detach() for name in case.parameter_names()})
-    before = _looks_of(whole)
+    looks, numbers = _looks_of(whole), _numbers_of_collectives(mesh)
     require_arguments(parallelize, f"parallelize {case.parallelize!r}", ("module", "mesh"))
     parallel = parallelize(whole, mesh)
     if not isinstance(parallel, nn.Module):
         raise Misuse(f"{case.parallelize} must return the parallel module, got {type(parallel).__name__}: return it")
-    if case.world_size > 1 and parallel is whole and _looks_of(whole) == before:
-        raise Misuse(
-            f"{case.parallelize} leaves the module as it was: no part, parameter, hook or attribute of it has changed; "
-            "a plan may name parts that it does not have"
-        )
+    is_as_it_was = case.world_size > 1 and parallel is whole and _looks_of(whole) == looks
     x = given["x"].detach().requires_grad_()
     output = parallel(x)
     if not isinstance(output, torch.Tensor):
         raise Misuse(f"{case.parallelize}: the parallel module must give one tensor, got {type(output).__name__}")
     torch.autograd.backward(output, _like(output, given["cotangent"]))
+    if is_as_it_was and numbers and numbers == _numbers_of_collectives(mesh):
+        raise Misuse(
+            f"{case.parallelize} leaves the module as it was, and no collective ran: its plan may name parts that the "
+            "module does not have"
+        )
     found = {"output": output, "grad.x": x.grad}
     parameters = _parameters(case, parallel)
     for name in case.parameter_names():
@@ -61,8 +63,17 @@ def run_module(case: ModuleCase, mesh: DeviceMesh, given: Given, parallelize: Pa
     return under_contract(case, found)
 
 
+def _numbers_of_collectives(mesh: DeviceMesh) -> list[int]:
+    """How many have been called on each of the mesh's groups and on the world; empty where a backend does not count."""
+    groups: list[Any] = [*mesh.get_all_groups(), dist.group.WORLD]
+    try:
+        return [group._get_sequence_number_for_group() for group in groups]
+    except (RuntimeError, NotImplementedError):
+        return []
+
+
 def _looks_of(module: nn.Module) -> list[object]:
-    """All of a module that parallelizing may change: its parts, what each one holds, parameters and hooks."""
+    """Of a module what parallelizing it mostly changes: its parts, what each one holds, parameters and hooks."""
     looks: list[object] = []
     for name, part in module.named_modules():
         held = {key: len(value) if isinstance(value, dict) else id(value) for key, value in vars(part).items()}
