@@ -27,7 +27,7 @@ BATCH = 50
 PATIENCE = 4
 """Batches in a row that may help no cell; some cells need what one case in a hundred is, others cannot be had."""
 
-HOPELESS = 4 * MAX_INCONCLUSIVE
+HOPELESS = 3 * MAX_INCONCLUSIVE
 """The part of a cell's verdicts that is inconclusive by what its cases are, not by chance; of twice `per_cell`."""
 
 Cell = tuple[str, str, str]

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from equivtest.known import KnownFailures
 
 RECORD_SCHEMA = 1
-ROUNDS = 12
+ROUNDS = 30
 """How often a search that fills cells is extended at most: a cell that is often inconclusive needs more than once."""
 
 Target = tuple[str, Kind]

@@ -189,7 +189,7 @@ def verdicts_of(kinds: dict[str, int], **fields: Any) -> list[dict[str, Any]]:
 def test_a_cell_of_too_many_inconclusive_verdicts_is_short_of_conclusions(kinds: dict[str, int], short: int) -> None:
     """One in twenty may be so; a failure concludes, and what is known says nothing.  Nine are asked for at once.
 
-    One in five is no chance; and a claim may find nothing to judge in a draw of which it speaks.
+    Three in twenty is no chance; and a claim may find nothing to judge in a draw of which it speaks.
     """
     prop, chunk = claimed(claims=(equals_unsharded,)), replace(CHUNK, per_cell=9)
     wanted = {("float16", "empty", "equals_unsharded"): short} if short else {}

@@ -81,6 +81,7 @@ def _pick_data_parallel(
 ) -> dict[str, Any]:
     """All fields of a DataParallelCase."""
     fields = _pick_perceptron(draw, space)
+    fields |= _of_more_elements(fields)
     fields |= _tie(fields, pick(draw, "tied", ties))
     columns = pick(draw, "by_columns", COLUMNS_DRAWN if style == "fsdp2" else ((),))
     fields |= _shard_columns(fields, columns)
@@ -90,6 +91,7 @@ def _pick_data_parallel(
     optimizer = "sgd" if optimizer == "adamw" and fields["dtype"] == "float16" else optimizer
     trains, activation = optimizer != "none", pick(draw, "activation", ACTIVATIONS)
     training = _pick_training(draw, adamw=optimizer == "adamw") | _pick_clipping(draw)
+    training |= _of_few_bits(training) if fields["dtype"] == "bfloat16" else {}
     exact, curved = pick_values(draw, MLP_MODES), pick_values(draw, CURVED_MODES, "curved ")
     exact = _of_tied(exact) if fields["tied"] else exact
     trained = pick_values(draw, TRAINING_MODES, "training ")
@@ -118,6 +120,12 @@ def _pick_data_parallel(
     return fields | (training if trains else {}) | own
 
 
+def _of_more_elements(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """In bfloat16 one layer's size at most is 1: a tensor of one element often cancels to what 8 bits say little of."""
+    sizes = [name for name in ("out_features", "in_features", "hidden_features") if fields[name] == 1]
+    return dict.fromkeys(sizes[1:], 2) if fields["dtype"] == "bfloat16" else {}
+
+
 def _tie(fields: Mapping[str, Any], tied: str) -> dict[str, Any]:
     """The tie, and those of the fields that it changes: sizes, and whether the one weight needs a gradient."""
     if not tied:
@@ -144,6 +152,15 @@ def _of_tied(values: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]
     """The draws that a tied weight can have: it would meet itself where it took the whole significand."""
     instead = {"wide-in": "wide-x", "wide-out": "wide-g"}
     return tuple((instead.get(mode, mode), seed) for mode, seed in values)
+
+
+def _of_few_bits(training: Mapping[str, Any]) -> dict[str, Any]:
+    """Shorter steps and less of the momentum, for the same reason: one draw in seven of momentum 0.9 said nothing."""
+    return {
+        "lr": min(training["lr"], 0.25),
+        "momentum": min(training["momentum"], 0.25),
+        "weight_decay": min(training["weight_decay"], 0.25),
+    }
 
 
 def _pick_clipping(draw: DrawFn) -> dict[str, Any]:
