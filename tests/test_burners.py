@@ -32,9 +32,13 @@ def test_burners_use_processor_time() -> None:
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_burners_end_with_their_run(tmp_path: Path, how: signal.Signals) -> None:
-    """However it ends."""
+    """However it ends; a job in the background is begun with SIGINT ignored."""
     run = marked_run(tmp_path)
-    code = "import time\nfrom tests.burners import burning\nwith burning(2):\n    print(flush=True); time.sleep(600)"
+    code = (
+        "import signal, time\nfrom tests.burners import burning\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "with burning(2):\n    print(flush=True); time.sleep(600)"
+    )
     with subprocess.Popen(
         [sys.executable, "-c", code], env={**os.environ, **run.environment, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
