@@ -206,7 +206,7 @@ def test_a_mistake_in_one_property_fails_its_items_alone(
     result = run_suite(pytester, UNKNOWN, "-n", workers, subprocess=True)
 
     assert result.ret == code
-    assert result.stdout.str().count("Misuse: the subject answers a name that nobody asked for") == 1
+    assert result.outlines.count("Misuse: the subject answers a name that nobody asked for") == 1
     assert f"search {other} w3 gate" in log_of(pytester)
     assert "Traceback" not in result.stdout.str() + result.stderr.str()
 
