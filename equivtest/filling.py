@@ -81,12 +81,11 @@ def short_of_conclusions(prop: Property, chunk: Chunk, records: Iterable[Mapping
     it nothing to judge.  Its inconclusive ones are to be few, MAX_INCONCLUSIVE of all, unless they are so many
     that it is no chance.
     """
-    by_dtype = {claim.name: claim.by_dtype for claim in prop.claims}
     conclusive, inconclusive = Counter[Cell](), Counter[Cell]()
     for record in records:
-        kind = ANY if prop.refuses_only else record["shard_kind"]
-        for claim, verdict in record["verdicts"].items():
-            cell = (record["dtype"] if by_dtype.get(claim, True) else "", kind, claim)
+        for claim in prop.claims:
+            cell = _cell(prop, record["dtype"], record["shard_kind"], claim)
+            verdict = record["verdicts"].get(claim.name)
             conclusive[cell] += verdict in CONCLUSIVE
             inconclusive[cell] += verdict == "inconclusive"
     missing = Counter[Cell]()
@@ -105,7 +104,7 @@ def _flagged(prop: Property, case: Case, missing: Iterable[Cell], is_judged: Cal
     Some claims are judged on one visit in eight, and some cells hold one case in a hundred: too few are both.
     """
     for claim in prop.claims:
-        if claim.flag and not getattr(case, claim.flag) and _cell(prop, case, claim) in missing:
+        if claim.flag and not getattr(case, claim.flag) and _cell(prop, case.dtype, case.shard_kind, claim) in missing:
             mark: dict[str, Any] = {claim.flag: True}
             with contextlib.suppress(Misuse):  # collectives are documented of some cases alone
                 flagged = replace(case, **mark)
@@ -139,9 +138,9 @@ def draws_by_cell(prop: Property, case: Case, is_judged: Callable[[Case, str], b
     for claim in prop.claims:
         judged = sum(claim.applies(case, draw) for draw in range(len(case.values)))
         if judged and is_judged(case, claim.name):
-            found[_cell(prop, case, claim)] = judged
+            found[_cell(prop, case.dtype, case.shard_kind, claim)] = judged
     return found
 
 
-def _cell(prop: Property, case: Case, claim: Claim) -> Cell:
-    return case.dtype if claim.by_dtype else "", ANY if prop.refuses_only else case.shard_kind, claim.name
+def _cell(prop: Property, dtype: str, shard_kind: str, claim: Claim) -> Cell:
+    return dtype if claim.by_dtype else "", ANY if prop.refuses_only else shard_kind, claim.name
