@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from equivtest.errors import Misuse
 
@@ -46,5 +46,10 @@ def require_arguments(function: object, what: str, names: Sequence[str]) -> None
 
 def suggestion(wanted: str, known: Sequence[str]) -> str:
     """What to write for a name that is not `known`: the one that it is close to, else any."""
-    close = difflib.get_close_matches(wanted, known, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"use one of {', '.join(known)}"
+    close = closest(wanted, known)
+    return f"did you mean {close!r}?" if close else f"use one of {', '.join(known)}"
+
+
+def closest(wanted: str, known: Iterable[str], *, likeness: float = 0.6) -> str:
+    """The known name that is most like `wanted`, by difflib's ratio; '' where none is as like as that."""
+    return next(iter(difflib.get_close_matches(wanted, list(known), n=1, cutoff=likeness)), "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import operator
 import pkgutil
@@ -21,6 +20,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from equivtest import cases
 from equivtest.cases.base import Case, from_code
 from equivtest.errors import Misuse
+from equivtest.importing import closest
 from equivtest.subjects.names import SUBJECTS
 from equivtest.verdicts.verdict import FAILURES
 
@@ -162,8 +162,8 @@ def _entry(data: object, numbers: Counter[str], claims: Collection[str]) -> Know
         if not getattr(raw, name).strip():
             raise Misuse(f"{name}: must not be empty")
     is_known = ":" in raw.subject or raw.subject in SUBJECTS
-    if not is_known and (close := difflib.get_close_matches(raw.subject, SUBJECTS, n=1, cutoff=0.8)):
-        raise Misuse(f"subject: no subject is called {raw.subject!r}; did you mean {close[0]!r}?")
+    if not is_known and (close := closest(raw.subject, SUBJECTS, likeness=0.8)):
+        raise Misuse(f"subject: no subject is called {raw.subject!r}; did you mean {close!r}?")
     if raw.claim not in claims:
         raise Misuse(f"claim: must be one of {', '.join(claims)}, got {raw.claim!r}")
     if raw.kind not in FAILURES:

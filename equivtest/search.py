@@ -6,7 +6,6 @@ alone, so that no failure masks another.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +16,7 @@ import hypothesis
 from hypothesis import Phase
 
 from equivtest import limits
-from equivtest.cases.base import Case, to_data
+from equivtest.cases.base import Case
 from equivtest.check import judge_replies, raise_for
 from equivtest.chunks import SETTINGS, Chunk, chunk_cases, seed_of
 from equivtest.errors import ClaimFailed
@@ -27,6 +26,7 @@ from equivtest.oracle.declared import load_arithmetics
 from equivtest.property import Property
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply
+from equivtest.records import records_of
 from equivtest.replay import write_replay
 from equivtest.verdicts.message import write_message
 from equivtest.verdicts.verdict import Kind, Verdict
@@ -34,7 +34,6 @@ from equivtest.verdicts.verdict import Kind, Verdict
 if TYPE_CHECKING:
     from equivtest.known import KnownFailures
 
-RECORD_SCHEMA = 1
 ROUNDS = 30
 """How often a search that fills cells is extended at most: a cell that is often inconclusive needs more than once."""
 
@@ -47,7 +46,7 @@ class Findings:
     """What a search has found: plain data, so that it crosses process borders as it is.
 
     Attributes:
-        records: One per case and draw, see `record`.
+        records: One per case and draw, see `records_of`.
         failures: One per failing (claim, kind), shrunk: subject, claim, kind, message, replay, case.
         seconds: Wall-clock time of the search.
     """
@@ -143,10 +142,10 @@ class _Hunt:
         barred = {case: entry for case in cases if (entry := self.known.forbids_run(self.prop.subject, case))}
         for case, entry in barred.items():
             verdict = Verdict("known", entry.claim, self.prop.subject, case, known=entry.reason)
-            records += _records(case, [verdict], [])
+            records += records_of(case, [verdict], [])
         for case, replies in self.pool.run_all(self.prop.subject, [case for case in cases if case not in barred]):
             verdicts = self.judge(case, replies)
-            records += _records(case, verdicts, replies)
+            records += records_of(case, verdicts, replies)
             self.broken_runs += any(verdict.kind in WHOLE_RUN for verdict in verdicts)
             if self.broken_runs >= limits.BROKEN_RUNS or until in self.failing:
                 break
@@ -260,30 +259,3 @@ def is_alike(verdict: Verdict, failure: Verdict) -> bool:
     if failure.kind in WHOLE_RUN:
         return verdict.kind in WHOLE_RUN
     return verdict.failed and (verdict.claim, verdict.kind) == (failure.claim, failure.kind)
-
-
-def _records(case: Case, verdicts: Sequence[Verdict], replies: Sequence[Reply]) -> list[dict[str, Any]]:
-    """One record per draw that was judged: the case, its place in the case space, kind by claim, what was lacking."""
-    of_all_draws = {
-        "schema": RECORD_SCHEMA,
-        "case": to_data(case),
-        "world_size": case.world_size,
-        "dtype": case.dtype,
-        "shard_kind": case.shard_kind,
-        "refusal": case.refusal,
-        "busy_s": max((reply.busy_s for reply in replies), default=0.0),
-    }
-    if lacking := next((reply.error_text for reply in replies if reply.outcome == "not_supported"), ""):
-        of_all_draws["lacking"] = lacking
-    records: dict[int, dict[str, Any]] = {}
-    for verdict in verdicts:
-        mode, seed = case.values[verdict.draw]
-        of_draw = {"subject": verdict.subject, "draw": verdict.draw, "mode": mode, "seed": seed}
-        results: dict[str, Any] = {"verdicts": {}, "margins": {}, "tensor_margins": {}, "known": {}}
-        record = records.setdefault(verdict.draw, of_all_draws | of_draw | results)
-        record["verdicts"][verdict.claim] = verdict.kind
-        record["margins"][verdict.claim] = min(verdict.margin, sys.float_info.max)  # JSON has no infinity
-        record["tensor_margins"] |= {name: min(m, sys.float_info.max) for name, m in verdict.margins.items()}
-        if verdict.known:
-            record["known"][verdict.claim] = verdict.known
-    return list(records.values())
