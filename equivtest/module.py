@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from equivtest.cases.base import require
 from equivtest.cases.module import LARGEST, ModuleCase
 from equivtest.check import DEFAULT_CLAIMS
 from equivtest.errors import Misuse
@@ -42,7 +43,14 @@ def module_property(
             takes the whole x and gives the whole output on every rank.
         x_shapes: Of which the input's shape is drawn, the simplest first; in each dtype those whose sums it holds.
         examples: Cases that are always run.
+
+    Raises:
+        Misuse: x_shapes is no sequence of shapes.
     """
+    require(
+        isinstance(x_shapes, Sequence) and bool(x_shapes) and all(isinstance(shape, Sequence) for shape in x_shapes),
+        f"x_shapes must hold shapes, one at least, such as [(2, 3), (4, 3)], got {x_shapes!r}",
+    )
     return Property(
         subject="module",
         statement=f"{parallelize} computes what {build} computes.",

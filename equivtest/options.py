@@ -22,7 +22,7 @@ HELP: dict[str, str] = {
     "device": "Device type that the tensors live on (default cpu).",
     "import": "Module that every process imports first, such as a vendor's backend; may be repeated.",
     "arithmetic": "package.module:NAME of what the backend declares of its roundings (default: torch's CPU and gloo).",
-    "world-sizes": "Numbers of ranks, such as 1,2,3,4.",
+    "world-sizes": "Numbers of ranks, such as 1,2,3,4; what fails is shrunk to fewer ranks as well.",
     "dtypes": "Dtypes to draw from, such as float32,bfloat16.",
     "subjects": "Judge these alone; NAME=package.module:function judges another implementation as NAME.",
     "known-failures": "File of known failures, or 'none' (default: the shipped file).",

@@ -132,6 +132,12 @@ def test_a_dtype_gets_the_shapes_whose_sums_it_holds() -> None:
     assert {case.dtype for case in cases if case.x_shape == (60, 3)} == {"float32", "float64", "float16"}
 
 
+@pytest.mark.parametrize("x_shapes", [(2, 3), (), 5])
+def test_one_shape_is_not_taken_for_shapes(x_shapes: Any) -> None:
+    with pytest.raises(Misuse, match=r"x_shapes must hold shapes, .* got "):
+        module_property(HERE + "mlp", HERE + "tensor_parallel", x_shapes)
+
+
 def test_a_module_that_rounds_everywhere_has_no_property() -> None:
     with pytest.raises(Misuse, match="native_layer_norm may round"):
         module_property(HERE + "norm", HERE + "whole", ((2, 3),)).cases(Space((1,), ("float64",)))

@@ -425,7 +425,7 @@ def test_spawned_ranks_do_the_same() -> None:
         (Backend(device="toaster"), r"no device 'toaster'; here: cpu"),
         (Backend(device="meta"), "no device 'meta' is available here"),
         (Backend(device="cpu:0"), "must not have an index"),
-        (Backend(imports=("no_such_vendor",)), "cannot import 'no_such_vendor': ModuleNotFoundError"),
+        (Backend(imports=("no_such_vendor",)), "cannot import 'no_such_vendor': ModuleNotFoundError.*installed here"),
         (Backend(start="thread"), "start must be one of forkserver, spawn"),
     ],
     ids=lambda value: "" if isinstance(value, str) else f"{value.name}-{value.device}-{value.imports}-{value.start}",
@@ -434,6 +434,18 @@ def test_a_backend_that_is_not_there_is_refused(backend: Backend, message: str) 
     """Before any process starts, the parent names the value and what there is."""
     with pytest.raises(Misuse, match=message):
         Pool(backend, visit=VISIT)
+
+
+@pytest.mark.parametrize("content", ["raise RuntimeError('no driver')", "import no_such_driver"])
+def test_a_vendors_module_that_raises_is_to_be_mended(
+    content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is there: the way out is not to name another one."""
+    (tmp_path / "raising_vendor.py").write_text(content)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    with pytest.raises(Misuse, match=r"cannot import 'raising_vendor'.*driver.*; mend what it raises, or leave"):
+        Backend(imports=("raising_vendor",)).validate()
 
 
 def test_a_backend_may_differ_by_device() -> None:

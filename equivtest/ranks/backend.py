@@ -56,9 +56,10 @@ def _import(module: str) -> None:
     try:
         importlib.import_module(module)
     except Exception as error:  # a vendor's module may raise anything
+        is_missing = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
+        way_out = "give the name of a module that is installed here" if is_missing else "mend what it raises"
         raise Misuse(
-            f"cannot import {module!r}: {type(error).__name__}: {error}; "
-            "give the name of a module that is installed here, or leave the import out"
+            f"cannot import {module!r}: {type(error).__name__}: {error}; {way_out}, or leave the import out"
         ) from error
 
 
