@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from equivtest.cases.base import from_code, from_data, to_data
-from equivtest.cases.exact_mlp import choose_plan
+from equivtest.cases.exact_plan import choose_plan
 from equivtest.cases.integers import SIGNIFICAND_BITS
 from equivtest.cases.mlp import MlpCase
 from equivtest.cases.perceptron import EXACT_MODES, PerceptronCase, at_step
