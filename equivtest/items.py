@@ -52,7 +52,7 @@ class EquivtestItem(pytest.Item):
         except (Misuse, BrokenSetup) as error:
             message = f"{type(error).__name__}: {error}"
             ends = isinstance(error, BrokenSetup) or self.ends_session
-            self.payload = {"fatal": message} if ends else self.payload | {"misuse": message}  # earlier seeds are kept
+            self.payload = {"fatal": message} if ends else self.payload | {"misuse": message}  # what was found is kept
             raise Short(message) from None
 
     def judge(self) -> None:
@@ -98,6 +98,8 @@ class SearchItem(EquivtestItem):
                 "records": records,
                 "failures": failures,
             }
+            if findings.misuse:
+                raise Misuse(findings.misuse)
         kinds = {kind for record in records for kind in record["verdicts"].values()}
         if failures or kinds & FAILING:
             found = dict.fromkeys(f"{failure['claim']}: {failure['kind']}" for failure in failures)

@@ -6,6 +6,7 @@ alone, so that no failure masks another.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,7 +20,7 @@ from equivtest import limits
 from equivtest.cases.base import Case
 from equivtest.check import judge_replies, raise_for
 from equivtest.chunks import SETTINGS, Chunk, chunk_cases, seed_of
-from equivtest.errors import ClaimFailed
+from equivtest.errors import ClaimFailed, Misuse
 from equivtest.filling import fill, short_of_conclusions, short_of_draws
 from equivtest.known import WHOLE_RUN
 from equivtest.oracle.declared import load_arithmetics
@@ -49,11 +50,13 @@ class Findings:
         records: One per case and draw, see `records_of`.
         failures: One per failing (claim, kind), shrunk: subject, claim, kind, message, replay, case.
         seconds: Wall-clock time of the search.
+        misuse: The mistake in the subject or the property that ended the search before its end; '' where none did.
     """
 
     records: list[dict[str, Any]]
     failures: list[dict[str, Any]]
     seconds: float
+    misuse: str = ""
 
 
 def never(case: Case) -> bool:
@@ -71,7 +74,7 @@ def search(
     only: Target | None = None,
     is_enough: Callable[[Case], bool] = never,
 ) -> Findings:
-    """Judges every case of a chunk and shrinks what fails.
+    """Judges every case of a chunk and shrinks what fails; a mistake in the subject ends it, what it found is told.
 
     Args:
         failures_dir: Where replay files go; made when there is one to write.
@@ -81,12 +84,16 @@ def search(
     """
     started_s = time.monotonic()
     hunt = _Hunt(prop, chunk, pool, known, is_enough)
-    records = hunt.run_and_fill() if chunk.per_cell else hunt.run_all(chunk_cases(prop, chunk), until=only)
+    misuse = ""
+    try:
+        hunt.run_and_fill() if chunk.per_cell else hunt.run_all(chunk_cases(prop, chunk), until=only)
+    except Misuse as error:
+        misuse = str(error)
     smallest: Iterable[Verdict] = (hunt.shrink(target) for target in hunt.targets() if only in (None, target))
     if only is None:
         smallest = map(hunt.tell_history, smallest)
     failures = [_write_up(verdict, pool, failures_dir) for verdict in smallest]
-    return Findings(records, failures, time.monotonic() - started_s)
+    return Findings(hunt.records, failures, time.monotonic() - started_s, misuse)
 
 
 def _write_up(smallest: Verdict, pool: Pool, failures_dir: Path) -> dict[str, Any]:
@@ -120,36 +127,34 @@ class _Hunt:
     is_enough: Callable[[Case], bool] = never
     failing: dict[Target, Verdict] = field(default_factory=dict)
     seen: dict[Case, dict[Target, Verdict]] = field(default_factory=dict)
+    records: list[dict[str, Any]] = field(default_factory=list)
     broken_runs: int = 0
 
-    def run_and_fill(self) -> list[dict[str, Any]]:
+    def run_and_fill(self) -> None:
         """Runs the chunk's cases and further ones, until its cells have their conclusions or ROUNDS are over."""
         cases = chunk_cases(self.prop, self.chunk)
         missing = short_of_draws(self.prop, self.chunk, cases, self._is_judged)
-        records = self.run_all(cases + fill(self.prop, self.chunk, cases, missing, self._is_judged))
+        self.run_all(cases + fill(self.prop, self.chunk, cases, missing, self._is_judged))
         for number in range(1, ROUNDS + 1):
-            missing = short_of_conclusions(self.prop, self.chunk, records)
+            missing = short_of_conclusions(self.prop, self.chunk, self.records)
             chunk = replace(self.chunk, seed=f"{self.chunk.seed}, round {number}")
             further = fill(self.prop, chunk, self.seen, missing, self._is_judged)
             if not further or self.broken_runs >= limits.BROKEN_RUNS:
                 break
-            records += self.run_all(further)
-        return records
+            self.run_all(further)
 
-    def run_all(self, cases: Sequence[Case], *, until: Target | None = None) -> list[dict[str, Any]]:
-        """Runs the cases in order, up to the first failure of `until`; records of those run or known not to run."""
-        records = []
+    def run_all(self, cases: Sequence[Case], *, until: Target | None = None) -> None:
+        """Runs the cases in order, up to the first failure of `until`; keeps records of those known not to run too."""
         barred = {case: entry for case in cases if (entry := self.known.forbids_run(self.prop.subject, case))}
         for case, entry in barred.items():
             verdict = Verdict("known", entry.claim, self.prop.subject, case, known=entry.reason)
-            records += records_of(case, [verdict], [])
+            self.records += records_of(case, [verdict], [])
         for case, replies in self.pool.run_all(self.prop.subject, [case for case in cases if case not in barred]):
             verdicts = self.judge(case, replies)
-            records += records_of(case, verdicts, replies)
+            self.records += records_of(case, verdicts, replies)
             self.broken_runs += any(verdict.kind in WHOLE_RUN for verdict in verdicts)
             if self.broken_runs >= limits.BROKEN_RUNS or until in self.failing:
                 break
-        return records
 
     def tell_history(self, failure: Verdict) -> Verdict:
         """The failure, with a line on its history where its case shows nothing alone in new ranks.
@@ -250,7 +255,9 @@ class _Hunt:
         if case not in self.seen:
             if time.monotonic() > until_s or self.known.forbids_run(self.prop.subject, case):
                 return None
-            self.judge(case, self._run(case, target[1]))
+            self.seen[case] = {}
+            with contextlib.suppress(Misuse):  # a smaller case on which the subject's answer is none: not this failure
+                self.judge(case, self._run(case, target[1]))
         return self.seen[case].get(target)
 
 

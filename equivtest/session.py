@@ -48,13 +48,14 @@ class Controller:
         if "fatal" in data:
             self.stopped = True
             pytest.exit(f"equivtest: {data['fatal']}", returncode=MISUSE_EXIT)
-        self.misused += "misuse" in data
+        is_misused = "misuse" in data
+        self.misused += is_misused
         if "known" in data:
             self.known.append(data["known"])
         if "property" in data:
             tally = self.tally_of(data["property"])
             if data["part"]["label"] not in tally.done:
-                tally.add(data["part"]["label"], data["records"], data["failures"])
+                tally.add(data["part"]["label"], data["records"], data["failures"], ended=not is_misused)
             if settings_of(self.config).report_dir is not None:
                 self.lines += [json.dumps(record) for record in data["records"]]
 

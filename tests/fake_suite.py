@@ -37,6 +37,7 @@ class Findings:
     records: list
     failures: list
     seconds: float
+    misuse: str = ""
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,9 @@ def record(subject, chunk, dtype, kind, verdicts):
 def search(prop, chunk, pool, known, failures_dir):
     log(f"search {prop.subject} w{chunk.world_size} {chunk.seed}")
     subject, _, trait = prop.subject.partition("_")
-    if trait == "misused" and chunk.world_size == 1:
-        raise Misuse("the subject answers a name that nobody asked for")
+    misuse = "the subject answers a name that nobody asked for" if chunk.world_size == 1 and "misused" in trait else ""
+    if trait == "misused" and misuse:
+        return Findings([], [], 0.0, misuse)
     if trait == "broken":
         raise BrokenSetup("no rank started")
     if trait == "crashes" and chunk.world_size == 2:
@@ -85,7 +87,7 @@ def search(prop, chunk, pool, known, failures_dir):
         time.sleep(0.05)
     if trait == "silent":
         return Findings([], [], 0.0)
-    fails = trait == "wrong" and chunk.world_size == 3
+    fails = (trait, chunk.world_size) in {("wrong", 3), ("wrong_and_misused", 1)}
     kind_of = {claim.name: "holds" for claim in prop.claims}
     if fails:
         kind_of["equals_unsharded"] = "value"
@@ -96,7 +98,7 @@ def search(prop, chunk, pool, known, failures_dir):
     failure = {"subject": prop.subject, "claim": "equals_unsharded", "kind": "value", "case": "FakeCase()",
                "replay": str(failures_dir / "f.json"),
                "message": f"ValueMismatch: {prop.subject}: output differs from the oracle\\n  where     rank 2 of 3"}
-    return Findings(records, [failure] if fails else [], 0.1)
+    return Findings(records, [failure] if fails else [], 0.1, misuse)
 
 
 def judge(subject, case, pool, claims):

@@ -211,6 +211,21 @@ def test_a_mistake_in_one_property_fails_its_items_alone(
     assert "Traceback" not in result.stdout.str() + result.stderr.str()
 
 
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_what_was_found_before_a_mistake_is_told_with_it(pytester: pytest.Pytester, workers: str) -> None:
+    """The search that it ended counts as not ended."""
+    make_suite(pytester, "a_wrong_and_misused")
+
+    result = run_suite(pytester, UNKNOWN, "-n", workers, subprocess=True)
+
+    assert result.ret == 1
+    result.stdout.fnmatch_lines_random([
+        "Misuse: the subject answers a name that nobody asked for",
+        "ValueMismatch: a_wrong_and_misused: output differs from the oracle",
+    ])  # fmt: skip
+    assert "not finished: 3 of 4 searches ended" in result.stdout.str()
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [

@@ -54,6 +54,12 @@ def wrong_second_value(case: FetchCase, replies: list[Reply]) -> list[Reply]:
     return set_element(replies, 0, "param.1", (0,) * len(case.parameters[1]), float("nan"))
 
 
+def misused_for_three(case: FetchCase, replies: list[Reply]) -> list[Reply]:
+    """Rank 0 breaks its contract with the harness where there are three parameters."""
+    broken = replace(replies[0], outcome="misused", answers=(), error_text="a subject must return a dict")
+    return [broken, *replies[1:]] if len(case.parameters) > 2 else replies
+
+
 def missing_third(case: FetchCase, replies: list[Reply]) -> list[Reply]:
     """Rank 0 lacks the third parameter, where there is one."""
     return drop_tensor(replies, 0, "param.2") if len(case.parameters) > 2 else replies
@@ -130,6 +136,20 @@ def test_two_failures_are_found_and_shrunk_each_alone(tmp_path: Path) -> None:
     assert {"equals_unsharded", "does_not_touch_its_inputs"} <= {claim for claim, _ in targets(findings)}
     assert shrunk(findings, "equals_unsharded").parameters == ((1,), (1,))
     assert shrunk(findings, "does_not_touch_its_inputs").parameters == ((3,),)
+
+
+def test_what_is_found_before_a_mistake_of_the_subject_is_told_with_it(tmp_path: Path) -> None:
+    """The mistake ends the search; the failure is shrunk past further cases of it."""
+    pool = stub(wrong_second_value, misused_for_three)
+    first = FetchCase(world_size=1, parameters=((2,), (3,)), requires_grad=(True, True))
+    second = FetchCase(world_size=1, parameters=((2,), (3,), (1,)), requires_grad=(True, True, True))
+    findings = run(pool, tmp_path, chunk=replace(CHUNK, world_size=1), examples=(first, second))
+
+    assert findings.misuse == "mine:fetch: a subject must return a dict"
+    assert shrunk(findings, "equals_unsharded").parameters == ((1,), (1,))
+    assert pool.seen[:2] == [first, second] and len(findings.records) == 1
+    assert any(len(case.parameters) > 2 for case in pool.seen[2:])
+    assert not run(stub(), tmp_path).misuse
 
 
 def test_a_search_for_one_failure_ends_at_its_first_and_shrinks_no_other(tmp_path: Path) -> None:

@@ -92,9 +92,16 @@ class Tally:
         """Whether the property is about cases outside the contract."""
         return list(self.meta["claims"]) == ["refuses"]
 
-    def add(self, label: str, records: Iterable[Mapping[str, Any]], failures: Iterable[dict[str, Any]]) -> None:
-        """Counts what one search has found."""
-        self.done.add(label)
+    def add(
+        self,
+        label: str,
+        records: Iterable[Mapping[str, Any]],
+        failures: Iterable[dict[str, Any]],
+        *,
+        ended: bool = True,
+    ) -> None:
+        """Counts what one search has found; it is done if it has `ended`."""
+        self.done |= {label} if ended else set()
         self.failures += failures
         busy_s: dict[str, float] = {}
         for record in records:
