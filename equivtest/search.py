@@ -84,11 +84,7 @@ def search(
     """
     started_s = time.monotonic()
     hunt = _Hunt(prop, chunk, pool, known, is_enough)
-    misuse = ""
-    try:
-        hunt.run_and_fill() if chunk.per_cell else hunt.run_all(chunk_cases(prop, chunk), until=only)
-    except Misuse as error:
-        misuse = str(error)
+    misuse = hunt.run(until=only)
     smallest: Iterable[Verdict] = (hunt.shrink(target) for target in hunt.targets() if only in (None, target))
     if only is None:
         smallest = map(hunt.tell_history, smallest)
@@ -130,9 +126,20 @@ class _Hunt:
     records: list[dict[str, Any]] = field(default_factory=list)
     broken_runs: int = 0
 
-    def run_and_fill(self) -> None:
-        """Runs the chunk's cases and further ones, until its cells have their conclusions or ROUNDS are over."""
-        cases = chunk_cases(self.prop, self.chunk)
+    def run(self, until: Target | None) -> str:
+        """Runs the chunk's cases; the mistake that ended it before its end, or ''."""
+        try:
+            cases = chunk_cases(self.prop, self.chunk)
+            if self.chunk.per_cell:
+                self.run_and_fill(cases)
+            else:
+                self.run_all(cases, until=until)
+        except Misuse as error:
+            return str(error)
+        return ""
+
+    def run_and_fill(self, cases: list[Case]) -> None:
+        """Runs the cases and further ones, until the chunk's cells have their conclusions or ROUNDS are over."""
         missing = short_of_draws(self.prop, self.chunk, cases, self._is_judged)
         self.run_all(cases + fill(self.prop, self.chunk, cases, missing, self._is_judged))
         for number in range(1, ROUNDS + 1):
