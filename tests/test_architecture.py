@@ -24,7 +24,7 @@ FLOORS = (
     ("defects", "ranks"),
     ("verdicts",),
     ("check", "known", "report"),
-    ("chunks", "module", "replay", "settings", "suite"),
+    ("chunks", "module", "records", "replay", "settings", "suite"),
     ("filling",),
     ("machine", "search", "options"),
     ("pools",),
