@@ -173,7 +173,11 @@ class _Hunt:
             ran for ran in list(self.seen)[: list(self.seen).index(case)] if ran.num_processes == case.num_processes
         ]
         self.pool.renew(case.num_processes)
-        if any(is_alike(verdict, failure) for verdict in self._verdicts(case, self._run(case, failure.kind))):
+        try:
+            verdicts = self._verdicts(case, self._run(case, failure.kind))
+        except Misuse:
+            return failure
+        if any(is_alike(verdict, failure) for verdict in verdicts):
             return failure
         first = f", the first of them {earlier[0]!r}" if earlier else ": those of earlier searches"
         visits = f"{len(earlier)} earlier visits of this search in worlds of that size"
@@ -237,11 +241,8 @@ class _Hunt:
         return self._find(target, self.chunk, until_s) or found
 
     def _find(self, target: Target, chunk: Chunk, until_s: float) -> Verdict | None:
-        """The smallest failure that Hypothesis finds among the cases of `chunk`."""
+        """The smallest failure that Hypothesis finds among the cases of `chunk`, if the property has any there."""
 
-        @hypothesis.seed(seed_of(self.prop, chunk))
-        @hypothesis.settings(max_examples=chunk.num_cases, phases=[Phase.generate, Phase.shrink], **SETTINGS)
-        @hypothesis.given(self.prop.cases(chunk.space))
         def holds(case: Case) -> None:
             verdict = self._look(case, target, until_s)
             if verdict is not None and self.is_enough(case):
@@ -249,12 +250,16 @@ class _Hunt:
             if verdict is not None:
                 raise_for(verdict)
 
+        settings = hypothesis.settings(max_examples=chunk.num_cases, phases=[Phase.generate, Phase.shrink], **SETTINGS)
         try:
-            holds()
+            judged = hypothesis.given(self.prop.cases(chunk.space))(holds)
+            hypothesis.seed(seed_of(self.prop, chunk))(settings(judged))()
         except _Enough as found:
             return found.verdict
         except ClaimFailed as failure:
             return failure.verdict
+        except Misuse:  # the property refuses so small a world
+            return None
         return None
 
     def _look(self, case: Case, target: Target, until_s: float) -> Verdict | None:

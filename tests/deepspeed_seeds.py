@@ -22,6 +22,7 @@ from typing import Any
 
 from equivtest import limits
 from equivtest.chunks import Chunk
+from equivtest.errors import Misuse
 from equivtest.known import SHIPPED, KnownFailures
 from equivtest.profiles import PROFILES, plan
 from equivtest.property import Property
@@ -47,6 +48,8 @@ def run_seed(name: str, prop: Property, known: KnownFailures, seed: str, profile
     begun_s, num_cases, failures = time.monotonic(), 0, []
     with Pool(Backend(imports=("deepspeed",))) as pool, tempfile.TemporaryDirectory() as folder:
         for findings in searches(prop, known, seed, profile, pool, Path(folder)):
+            if findings.misuse:
+                raise Misuse(findings.misuse)
             num_cases += len({str(record["case"]) for record in findings.records})
             failures = findings.failures
             if failures:

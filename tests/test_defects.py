@@ -118,6 +118,7 @@ def audit(defect: Defect, pool: Pool, directory: Path) -> tuple[list[str], dict[
         findings = search(prop, chunk, pool, known, directory, only=target, is_enough=is_enough)
         if findings.failures:
             return others, findings.failures[0]
+        assert not findings.misuse, findings.misuse
         others += [f"{claim} {kind}" for record in findings.records for claim, kind in record["verdicts"].items()]
     return [text for text in dict.fromkeys(others) if not text.endswith(("holds", "known"))], None
 

@@ -102,6 +102,18 @@ def test_a_failure_that_needs_none_has_no_history(tmp_path: Path) -> None:
     assert "history" not in failure["message"] and pool.renewed == [1]
 
 
+def test_a_failure_whose_new_ranks_find_a_mistake_is_told_without_a_history(tmp_path: Path) -> None:
+    def answer(case: Case) -> list[Reply]:
+        if pool.renewed:
+            return [Reply(rank, "misused", error_text="no dict") for rank in range(case.world_size)]
+        return on_all_ranks(case, "param.0", lambda local: local * 0 + 0.5)
+
+    pool = StubPool(answer)
+    [failure] = run(pool, tmp_path).failures
+
+    assert "history" not in failure["message"] and pool.renewed == [1]
+
+
 def test_the_one_failure_of_interest_is_not_run_again(tmp_path: Path) -> None:
     """An audit asks for its case, not for what ran before."""
     pool = StubPool(lambda case: on_all_ranks(case, "param.0", lambda local: local * 0 + 0.5))

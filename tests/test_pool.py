@@ -426,6 +426,8 @@ def test_spawned_ranks_do_the_same() -> None:
         (Backend(device="meta"), "no device 'meta' is available here"),
         (Backend(device="cpu:0"), "must not have an index"),
         (Backend(imports=("no_such_vendor",)), "cannot import 'no_such_vendor': ModuleNotFoundError.*installed here"),
+        (Backend(imports=("./vendor.py",)), "cannot import './vendor.py': .*installed here"),
+        (Backend(imports=("",)), "cannot import '': .*installed here"),
         (Backend(start="thread"), "start must be one of forkserver, spawn"),
     ],
     ids=lambda value: "" if isinstance(value, str) else f"{value.name}-{value.device}-{value.imports}-{value.start}",

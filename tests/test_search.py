@@ -12,14 +12,16 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from hypothesis.strategies import SearchStrategy
 
 from equivtest import limits
 from equivtest.cases.base import Case, from_code, from_data
 from equivtest.cases.fetch import FetchCase, RefusedFetchCase
 from equivtest.cases.strategies import fetch_cases, linear_cases, refused_fetch_cases
 from equivtest.chunks import Chunk
+from equivtest.errors import Misuse
 from equivtest.known import Condition, KnownFailure, KnownFailures
-from equivtest.property import Property
+from equivtest.property import Property, Space
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply
 from equivtest.replay import read_replay, replay
@@ -152,6 +154,17 @@ def test_what_is_found_before_a_mistake_of_the_subject_is_told_with_it(tmp_path:
     assert not run(stub(), tmp_path).misuse
 
 
+def test_a_property_that_refuses_smaller_worlds_is_shrunk_in_its_own(tmp_path: Path) -> None:
+    def cases(space: Space) -> SearchStrategy[FetchCase]:
+        if 1 in space.world_sizes:
+            raise Misuse("two ranks at least")
+        return fetch_cases(space)
+
+    findings = run(stub(touches_three), tmp_path, cases=cases)
+
+    assert shrunk(findings, "does_not_touch_its_inputs").world_size == 2 and not findings.misuse
+
+
 def test_a_search_for_one_failure_ends_at_its_first_and_shrinks_no_other(tmp_path: Path) -> None:
     """Of the same two: what is left of the chunk is not run."""
     everything = run(stub(wrong_second_value, touches_three), tmp_path)
@@ -241,7 +254,9 @@ def test_entries_of_two_kinds_about_one_claim_both_count(tmp_path: Path) -> None
         )
     )
 
-    assert run(stub(wrong_second_value), tmp_path, known=known).failures == []
+    findings = run(stub(wrong_second_value), tmp_path, known=known)
+
+    assert findings.records and not findings.misuse and findings.failures == []
 
 
 def test_a_known_failure_of_some_cases_leaves_the_others(tmp_path: Path) -> None:
@@ -449,4 +464,5 @@ def test_a_right_subject_passes_the_same_search(pool: Pool, tmp_path: Path) -> N
     chunk = replace(CHUNK, num_cases=5)
     findings = search(claimed("zero3_fetch_all_reduce"), chunk, pool, NOTHING, tmp_path)
 
-    assert findings.failures == [] and all(0 < record["busy_s"] < 60 for record in findings.records)
+    assert findings.records and not findings.misuse and findings.failures == []
+    assert all(0 < record["busy_s"] < 60 for record in findings.records)

@@ -57,6 +57,7 @@ def _import(module: str) -> None:
         importlib.import_module(module)
     except Exception as error:  # a vendor's module may raise anything
         is_missing = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
+        is_missing = is_missing or not all(part.isidentifier() for part in module.split("."))
         way_out = "give the name of a module that is installed here" if is_missing else "mend what it raises"
         raise Misuse(
             f"cannot import {module!r}: {type(error).__name__}: {error}; {way_out}, or leave the import out"
