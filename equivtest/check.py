@@ -57,17 +57,37 @@ def check(subject: str, case: Case, pool: Pool, claims: Sequence[Claim] | None =
         claims: Judged in this order; by default those of `default_claims`.
 
     Returns:
-        The verdicts, one per claim and draw; all of them hold.
+        The verdicts, one per claim and draw; they hold, or are inconclusive, but not all of them.
 
     Raises:
         ClaimFailed: of the class that goes with the first failure's kind.
-        Misuse: no such subject, or it breaks its contract with the harness.
+        Misuse: no such subject, it breaks its contract with the harness, or nothing is shown (`require_conclusion`).
     """
     verdicts = judge(subject, case, pool, claims)
     for verdict in verdicts:
         if verdict.failed or verdict.kind == "not_supported":
             raise_for(verdict)
+    require_conclusion(subject, case, verdicts)
     return verdicts
+
+
+def require_conclusion(subject: str, case: Case, verdicts: Sequence[Verdict]) -> None:
+    """Tells of verdicts none of which holds or fails: nothing is shown, which must not look like a pass.
+
+    Raises:
+        BrokenSetup: the backend cannot do what the case needs.
+        Misuse: the claims do not speak of the case, or cannot be decided on its values.
+    """
+    if any(verdict.failed or verdict.kind == "holds" for verdict in verdicts):
+        return
+    if any(verdict.kind == "not_supported" for verdict in verdicts):
+        raise errors.BrokenSetup(f"{subject}: this backend cannot do what {case!r} needs, so nothing was shown")
+    if verdicts:
+        raise errors.Misuse(
+            f"{subject}: nothing was shown in {case!r}: a right answer may differ by more than a tenth of its values; "
+            "use exact values or another seed"
+        )
+    raise errors.Misuse(f"{subject}: nothing was shown in {case!r}: no claim speaks of it; name other claims")
 
 
 def judge(subject: str, case: Case, pool: Pool, claims: Sequence[Claim] | None = None) -> list[Verdict]:

@@ -208,7 +208,7 @@ def check(
     made of any: values, gradients, replicas, layouts, inputs, training, recorded collectives, refusals.
     """
     from equivtest.cases.base import from_code
-    from equivtest.check import judge
+    from equivtest.check import judge, require_conclusion
     from equivtest.oracle.declared import load_arithmetics
     from equivtest.ranks.backend import Backend
     from equivtest.ranks.pool import Pool
@@ -222,11 +222,14 @@ def check(
     claims = claims_of(subject, parsed, like)
     with Pool(chosen) as pool:
         verdicts = judge(subject, parsed, pool, claims)
-    failed = {verdict.claim: verdict for verdict in reversed(verdicts) if verdict.kind != "holds"}
+    require_conclusion(subject, parsed, verdicts)
+    failed = {verdict.claim: verdict for verdict in reversed(verdicts) if verdict.failed}
     for verdict in failed.values():
         typer.echo(write_message(verdict))
-    if not failed:
-        typer.echo(f"{subject}: {', '.join(dict.fromkeys(verdict.claim for verdict in verdicts))} hold in {parsed!r}")
+    for kind, words in (("holds", "hold"), ("inconclusive", "inconclusive on some values")):
+        names = dict.fromkeys(verdict.claim for verdict in verdicts if verdict.kind == kind)
+        if names and not failed:
+            typer.echo(f"{subject}: {', '.join(names)} {words} in {parsed!r}")
     return int(bool(failed))
 
 

@@ -26,8 +26,16 @@ class Ranks:
         """Every rank's reply to `case`, by rank."""
         return pool_of(self._config).run(subject, case, keep_if_all_raised=bool(case.refusal))
 
-    def check(self, subject: str, case: Case, claims: Sequence[Claim] | None = None) -> list[Verdict]:
-        """Runs `case` and raises unless every claim holds, as `equivtest.check.check` does."""
-        from equivtest.check import check
+    def check(
+        self, subject: str, case: Case, claims: Sequence[Claim] | None = None, *, like: str = ""
+    ) -> list[Verdict]:
+        """Runs `case` and raises unless every claim holds, as `equivtest.check.check` does.
 
-        return check(subject, case, pool_of(self._config), claims)
+        Args:
+            claims: By default those that `equivtest check` judges.
+            like: The name of the property whose claims they are to be, for a subject of one's own.
+        """
+        from equivtest.check import check
+        from equivtest.suite import claims_of
+
+        return check(subject, case, pool_of(self._config), claims or claims_of(subject, case, like))

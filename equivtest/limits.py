@@ -28,7 +28,7 @@ OUTPUT_CHARS = 8_000  # of a rank's traceback, stacks or output kept in a verdic
 OUTPUT_BYTES = 2**22  # of what one rank prints that is kept in memory; beyond it the file starts again
 SCRATCH_BYTES = 2**30  # free in /dev/shm, else scratch goes where temporary files go; a container may have 64 MiB
 RENDEZVOUS_BYTES = 2**17  # that a scratch directory must take; the rendezvous of 64 ranks has under 100 KiB
-MAX_COLLECTIVES = 1_000  # of one rank on one draw that are recorded; a case of today makes at most nine
+MAX_COLLECTIVES = 1_000  # of one rank on one draw that are recorded; a case of today makes fewer than a hundred
 MAX_WORLDS = 4  # worlds that one pool keeps alive; the one not used longest is ended first
 
 # What strategies draw from.  Explicit tables, so that draws do not depend on what else is imported.

@@ -31,6 +31,7 @@ def module_property(
     x_shapes: Sequence[Shape],
     *,
     examples: Sequence[ModuleCase] = (),
+    conclusive_dtypes: Sequence[str] = (),
 ) -> Property:
     """That a parallelized module computes what the unsharded one computes, forward and backward.
 
@@ -43,6 +44,7 @@ def module_property(
             takes the whole x and gives the whole output on every rank.
         x_shapes: Of which the input's shape is drawn, the simplest first; in each dtype those whose sums it holds.
         examples: Cases that are always run.
+        conclusive_dtypes: In which a conformance run wants conclusions, where some hold no sums; () for all.
 
     Raises:
         Misuse: x_shapes is no sequence of shapes.
@@ -59,6 +61,7 @@ def module_property(
         claims=CLAIMS,
         examples=tuple(examples),
         shards=False,
+        conclusive_dtypes=tuple(conclusive_dtypes),
     )
 
 

@@ -22,10 +22,10 @@ HELP: dict[str, str] = {
     "device": "Device type that the tensors live on (default cpu).",
     "import": "Module that every process imports first, such as a vendor's backend; may be repeated.",
     "arithmetic": "package.module:NAME of what the backend declares of its roundings (default: torch's CPU and gloo).",
-    "world-sizes": "Numbers of ranks, such as 1,2,3,4; what fails is shrunk to fewer ranks as well.",
-    "dtypes": "Dtypes to draw from, such as float32,bfloat16.",
+    "world-sizes": "Numbers of ranks (default 1,2,3,4, in a soak to 8); what fails is shrunk to fewer as well.",
+    "dtypes": "Dtypes to draw from (default float32,float64,bfloat16,float16).",
     "subjects": "Judge these alone; NAME=package.module:function judges another implementation as NAME.",
-    "known-failures": "File of known failures, or 'none' (default: the shipped file).",
+    "known-failures": "File of known failures in place of the shipped one, or 'none'.",
     "report": "Directory for report.html, junit.xml, verdicts.jsonl, cells.csv, summary.txt, environment.json. "
     "Under pytest write --report=DIR: it takes a path that stands alone for a folder of tests.",
     "max-time": f"Seconds that --profile soak lasts (default {SOAK_S:.0f}).",
@@ -57,11 +57,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def _dest(name: str) -> str:
     return "equivtest_" + name.replace("-", "_")
-
-
-def are_added(config: pytest.Config) -> bool:
-    """Whether a conftest.py or the command added the options to this run."""
-    return hasattr(config.option, _dest("profile"))
 
 
 def settings_of(config: pytest.Config) -> Settings:

@@ -68,4 +68,4 @@ class Property:
         """Why the subject cannot run here, and the way out; '' where it can."""
         if not self.requires or importlib.util.find_spec(self.requires):
             return ""
-        return f"{self.requires} is not installed: pip install 'equivtest[{self.requires}]'"
+        return f"{self.requires} is not installed: pip install {self.requires}"

@@ -11,8 +11,9 @@ import msgspec
 import torch
 
 from equivtest.cases.base import from_data, to_data
-from equivtest.check import judge
-from equivtest.errors import BrokenSetup, Misuse
+from equivtest.check import judge, require_conclusion
+from equivtest.errors import Misuse
+from equivtest.importing import suggestion
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.pool import Pool
 from equivtest.verdicts.claims import CLAIMS
@@ -68,7 +69,8 @@ def read_replay(path: Path) -> dict[str, Any]:
             "use the version that wrote it"
         )
     if data["claim"] not in CLAIMS:
-        raise Misuse(f"replay file {path} has the unknown claim {data['claim']!r}")
+        wanted = suggestion(data["claim"], list(CLAIMS))
+        raise Misuse(f"replay file {path} has the unknown claim {data['claim']!r}; {wanted}")
     return data
 
 
@@ -91,13 +93,12 @@ def replay(data: dict[str, Any], pool: Pool, *, path: str = "") -> tuple[bool, s
         Whether the claim still fails, and the message.
 
     Raises:
-        BrokenSetup: the backend cannot do what the case needs.
+        BrokenSetup, Misuse: nothing is shown, see `require_conclusion`.
     """
     case = from_data(data["case"])
     verdicts = judge(data["subject"], case, pool, [CLAIMS[data["claim"]]])
     for verdict in verdicts:
         if verdict.failed:
             return True, write_message(verdict, replay=path)
-    if any(verdict.kind == "not_supported" for verdict in verdicts):
-        raise BrokenSetup(f"{data['subject']}: this backend cannot do what {case!r} needs, so nothing was shown")
+    require_conclusion(data["subject"], case, verdicts)
     return False, f"{data['subject']}: {data['claim']} holds in {case!r}"

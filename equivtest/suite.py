@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from importlib import metadata
 from pathlib import Path
@@ -54,7 +55,7 @@ def claims_of(subject: str, case: Case, like: str = "") -> tuple[Claim, ...]:
     """
     from equivtest.check import default_claims
 
-    properties = load_properties(properties_dir())
+    properties = _shipped()
     if like and like not in properties:
         raise Misuse(f"--like: no property is called {like!r}; {suggestion(like, list(properties))}")
     if like and properties[like].refuses_only != bool(case.refusal):
@@ -65,6 +66,11 @@ def claims_of(subject: str, case: Case, like: str = "") -> tuple[Claim, ...]:
     judging = (prop for prop in properties.values() if prop.subject == subject)
     found = [claim for prop in judging if prop.refuses_only == bool(case.refusal) for claim in prop.claims]
     return tuple(dict.fromkeys(found)) or default_claims(case)
+
+
+@functools.cache
+def _shipped() -> dict[str, Property]:
+    return load_properties(properties_dir())
 
 
 def version_of(distribution: str) -> str:

@@ -103,7 +103,8 @@ def search(prop, chunk, pool, known, failures_dir):
 
 def judge(subject, case, pool, claims):
     log(f"judge {subject} {claims[0].name}")
-    return [types.SimpleNamespace(claim=claims[0].name, kind="holds" if case.bias else "layout")]
+    kind = "inconclusive" if case.in_features > 1 else "holds" if case.bias else "layout"
+    return [types.SimpleNamespace(claim=claims[0].name, kind=kind)]
 
 
 def fake(name, **members):

@@ -39,7 +39,7 @@ FLOORS = (
 HOMES = {
     "multiprocessing": ("ranks",),
     "torch.multiprocessing": ("ranks",),
-    "hypothesis": ("cases.strategies", "chunks", "search", "plugin"),
+    "hypothesis": ("cases.strategies", "chunks", "search"),
     "pytest": ("plugin", "options", "cli", "collection", "fixture", "items", "pools", "session"),
     "jinja2": ("report",),
     "typer": ("cli",),

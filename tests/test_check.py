@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from equivtest import errors
-from equivtest.check import DEFAULT_CLAIMS, check, judge, judge_replies, raise_for
+from equivtest.check import DEFAULT_CLAIMS, check, judge, judge_replies, raise_for, require_conclusion
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply
-from equivtest.verdicts.claims import equals_unsharded, keeps_layout_of_parameter
+from equivtest.verdicts.claims import equals_unsharded, keeps_layout_of_parameter, trains_like_unsharded
 from equivtest.verdicts.verdict import FAILURES, Kind, Mismatch, Verdict
 from tests.replies import LINEAR, REFUSED, StubPool, drop_tensor, on_all_ranks, raised, right_replies, set_element
 
@@ -114,6 +114,29 @@ def test_check_raises_where_the_backend_cannot() -> None:
 
     with pytest.raises(errors.NotSupported, match="rank 0 of 3 cannot: no float16"):
         check("mine", LINEAR, stub(replies))
+
+
+def test_check_raises_where_nothing_is_decided() -> None:
+    """As a claim that speaks of trained parameters does not of a case that trains nothing."""
+    with pytest.raises(errors.Misuse, match=r"nothing was shown in .*: no claim speaks of it; name"):
+        check("mine", LINEAR, stub(right_replies(LINEAR)), [trains_like_unsharded])
+
+
+@pytest.mark.parametrize(
+    ("kinds", "error", "message"),
+    [
+        (["inconclusive"], errors.Misuse, "a right answer may differ by more than a tenth .*; use exact values"),
+        (["not_supported"], errors.BrokenSetup, "this backend cannot do what LinearCase"),
+    ],
+)
+def test_nothing_shown_is_no_pass(kinds: list[str], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        require_conclusion("mine", LINEAR, [verdict_of(kind) for kind in kinds])
+
+
+@pytest.mark.parametrize("kind", ["holds", "value"])
+def test_one_conclusion_is_enough(kind: str) -> None:
+    require_conclusion("mine", LINEAR, [verdict_of("inconclusive"), verdict_of(kind)])
 
 
 def test_only_the_claims_that_are_given_are_judged() -> None:

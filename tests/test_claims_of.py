@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 
+from equivtest import fixture
 from equivtest.cases.base import Case
 from equivtest.cases.fetch import FetchCase, RefusedFetchCase
 from equivtest.check import default_claims
 from equivtest.errors import Misuse
 from equivtest.suite import claims_of, load_properties, properties_dir
+from equivtest.verdicts.claims import equals_unsharded
 
 FETCH = FetchCase(world_size=1, values=(("special", 0),), collective="all_gather")
 REFUSED = RefusedFetchCase(world_size=2, misfit="in_flight")
@@ -44,3 +48,13 @@ def test_a_case_of_the_other_kind_is_told(case: Case, like: str, kind: str) -> N
 def test_a_property_that_is_none_is_told_with_the_nearest() -> None:
     with pytest.raises(Misuse, match="--like: no property is called 'zero3_fetch'; did you mean 'zero3_fetch_all_"):
         claims_of(OWN, FETCH, "zero3_fetch")
+
+
+def test_the_fixture_judges_the_same_claims(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless it is handed others."""
+    monkeypatch.setattr(fixture, "pool_of", lambda config: None)
+    monkeypatch.setattr("equivtest.check.check", lambda subject, case, pool, claims: claims)
+    ranks = fixture.Ranks(cast(pytest.Config, None))
+
+    assert ranks.check(OWN, FETCH, like="zero3_fetch_all_reduce") == claims_of(OWN, FETCH, "zero3_fetch_all_reduce")
+    assert ranks.check(OWN, FETCH, [equals_unsharded]) == [equals_unsharded]

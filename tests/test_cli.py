@@ -15,7 +15,9 @@ import equivtest.verdicts.claims  # noqa: F401
 from equivtest import cli, suite
 from equivtest.cases.base import to_data
 from equivtest.cases.linear import LinearCase
+from equivtest.verdicts.verdict import Kind, Verdict
 from tests.fake_suite import log_of, make_suite
+from tests.replies import LINEAR
 
 Streams = pytest.CaptureFixture[str]
 
@@ -204,6 +206,26 @@ def test_replay_of_a_case_that_holds_ends_with_0(tmp_path: Path) -> None:
 
     assert (done.returncode, done.stderr) == (0, "")
     assert "rowwise_linear: equals_unsharded holds in LinearCase(" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("kinds", "code", "told"),
+    [
+        (("holds", "inconclusive"), 0, ["mine: equals_unsharded hold in ", "repeats_itself inconclusive on some"]),
+        (("value", "inconclusive"), 1, ["ValueMismatch: mine: "]),
+        (("value", "holds"), 1, ["ValueMismatch: mine: "]),
+    ],
+)
+def test_check_tells_what_holds_what_fails_and_what_is_open(
+    kinds: tuple[Kind, Kind], code: int, told: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Streams
+) -> None:
+    names = ("equals_unsharded", "repeats_itself")
+    verdicts = [Verdict(kind, claim, "mine", LINEAR, 0) for kind, claim in zip(kinds, names, strict=True)]
+    monkeypatch.setattr("equivtest.check.judge", lambda *args: verdicts)
+
+    assert cli.check("mine", repr(LINEAR)) == code
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("mine", "Value"))]
+    assert len(lines) == len(told) and all(words in line for words, line in zip(told, lines, strict=True))
 
 
 def environment(path: str) -> dict[str, str]:

@@ -84,7 +84,7 @@ def test_what_cannot_be_judged_is_told(pool: Pool, parallelize: str, message: st
         ("named_x", {}, "a parameter may not be called x: rename it"),
         ("mlp", {"x_shape": (2, 5)}, r"does not take an x of shape \(2, 5\)"),
         ("mlp", {"x_shape": (0, 3)}, "x_shape must hold sizes of at least 1"),
-        ("mlp", {"largest": 2}, "largest must be odd, got 2"),
+        ("mlp", {"largest": 2}, "largest must be odd and at least 1, got 2"),
     ],
 )
 def test_what_is_no_case_is_told(build: str, fields: dict[str, Any], message: str) -> None:

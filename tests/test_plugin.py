@@ -450,6 +450,17 @@ def test_known_failure_that_no_longer_fails_turns_the_run_red(pytester: pytest.P
     result.stdout.fnmatch_lines(["no longer fails: remove the entry known_failures::a::1, or make it stricter"])
 
 
+def test_known_failure_of_which_nothing_is_shown_is_skipped(pytester: pytest.Pytester) -> None:
+    """It may fail still: nobody is told to remove the entry."""
+    make_suite(pytester, "a")
+    (pytester.path / "known.toml").write_text(KNOWN.format(bias="True, in_features=2"))
+
+    result = run_suite(pytester, "--known-failures=known.toml", "-rs", *W3)
+
+    result.assert_outcomes(passed=3, skipped=1)
+    result.stdout.fnmatch_lines(["SKIPPED*no conclusive verdict: inconclusive"])
+
+
 def test_shipped_known_failure_that_holds_on_another_backend_passes(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:

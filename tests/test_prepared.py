@@ -6,14 +6,16 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.tensor import parallel
 
 from equivtest.cases.prepared import PreparedCase
 from equivtest.cases.values import draw
 from equivtest.collective import Collective
-from equivtest.errors import Misuse
+from equivtest.errors import Misuse, Unsupported
 from equivtest.layout import Layout, Replicate, Shard
 from equivtest.oracle import expect
 from equivtest.oracle.collectives import document
+from equivtest.subjects.prepared import plan_of
 
 
 def case_of(**fields: Any) -> PreparedCase:
@@ -64,3 +66,11 @@ def test_each_step_there_and_back_takes_its_collective() -> None:
 
     assert document(case, 0) == (gathered, Collective("all_gather", 24, "backward"))
     assert document(case_of(source=("partial(sum)",), requires_grad=()), 1) == (reduced,)
+
+
+def test_a_style_that_a_release_has_not_is_not_supported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of torch 2.6; the subjects themselves can be imported there."""
+    monkeypatch.delattr(parallel, "PrepareModuleInputOutput")
+
+    with pytest.raises(Unsupported, match=r"torch 2\..* has no PrepareModuleInputOutput"):
+        plan_of(PreparedCase(world_size=2, style="input_output"))

@@ -121,18 +121,16 @@ class LifecycleCase(Case):
         )
         for text in self.operations:
             named = parse_operation(text).parameters
-            require(max(named, default=0) < len(self.parameters), f"{text!r} names a parameter that is not there")
+            require(
+                max(named, default=0) < len(self.parameters),
+                f"{text!r} names a parameter that is not there: they are 0 to {len(self.parameters) - 1}",
+            )
         super().__post_init__()
 
     @property
     def num_parameters(self) -> int:
         """n."""
         return len(self.parameters)
-
-    @property
-    def num_operations(self) -> int:
-        """How many operations there are."""
-        return len(self.operations)
 
     def sequence(self) -> list[Operation]:
         """The operations, read."""

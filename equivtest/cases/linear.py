@@ -125,13 +125,8 @@ class LinearCase(ActivationCase):
         return self.leading[-1] if self.leading else 1
 
     @property
-    def input_place(self) -> str:
-        """Which dim of x is sharded: 'first', 'middle', 'last' (of one dim too) or 'none'."""
-        return _place(self.input_layout, self.num_dims)
-
-    @property
     def output_place(self) -> str:
-        """Which dim of the output is sharded, in the same words."""
+        """Which dim of the output is sharded: 'first', 'middle', 'last' (of one dim too) or 'none'."""
         return _place(self.output_layout, self.num_dims)
 
     @property

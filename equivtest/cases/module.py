@@ -47,7 +47,7 @@ class ModuleCase(Case):
 
     def __post_init__(self) -> None:
         require(all(size >= 1 for size in self.x_shape), f"x_shape must hold sizes of at least 1, got {self.x_shape}")
-        require(self.largest >= 1 and self.largest % 2 == 1, f"largest must be odd, got {self.largest}")
+        require(self.largest >= 1 and self.largest % 2 == 1, f"largest must be odd and at least 1, got {self.largest}")
         super().__post_init__()
 
     @property

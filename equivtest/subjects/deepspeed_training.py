@@ -144,7 +144,7 @@ class DeepSpeedRun(DataParallelRun):
         if not self.case.sequential:
             return {}
         if "allgather_sequential" not in self.options.model_fields:
-            raise Unsupported("this DeepSpeed has no stage3_allgather_sequential")
+            raise Unsupported("this DeepSpeed has no stage3_allgather_sequential: it came with 0.18")
         return {"stage3_allgather_sequential": True}
 
     def make_optimizer(self) -> torch.optim.Optimizer:

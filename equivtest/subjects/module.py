@@ -16,7 +16,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
-    PrepareModuleInputOutput,
     RowwiseParallel,
     parallelize_module,
 )
@@ -25,7 +24,7 @@ from torch.nn import functional
 from equivtest.cases.module import ModuleCase, call_builder, with_parameters
 from equivtest.errors import Misuse
 from equivtest.importing import load_named, require_arguments
-from equivtest.subjects.tensor_parallel import Answers, Given, under_contract
+from equivtest.subjects.tensor_parallel import Answers, Given, style_named, under_contract
 from equivtest.tensors import DTYPES
 
 Parallelize = Callable[[nn.Module, DeviceMesh], nn.Module]
@@ -145,7 +144,7 @@ def sequence_parallel(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
     The block is handed all tokens and hands on all; what is added to x is added to each rank's own.
     """
     tokens = Shard(0)
-    prepared = PrepareModuleInputOutput(
+    prepared = style_named("PrepareModuleInputOutput")(
         input_layouts=Replicate(),
         desired_input_layouts=tokens,
         use_local_input=False,

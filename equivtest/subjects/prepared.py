@@ -12,7 +12,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import (
     ParallelStyle,
     PrepareModuleInput,
-    PrepareModuleInputOutput,
     PrepareModuleOutput,
     parallelize_module,
 )
@@ -20,7 +19,7 @@ from torch.distributed.tensor.parallel import (
 from equivtest.cases.prepared import PreparedCase
 from equivtest.layout import parse_placement
 from equivtest.subjects.redistribute import as_dtensor, own_operand, placement_of, take_cotangent
-from equivtest.subjects.tensor_parallel import Answers, Given, under_contract
+from equivtest.subjects.tensor_parallel import Answers, Given, style_named, under_contract
 
 
 def prepared_module(case: PreparedCase, mesh: DeviceMesh, given: Given) -> Answers:
@@ -42,13 +41,14 @@ def plan_of(case: PreparedCase) -> ParallelStyle:
         layouts = {"input_layouts": given, "desired_input_layouts": wanted}  # type: ignore[dict-item]
     if case.style == "input":
         return PrepareModuleInput(**layouts, use_local_output=case.use_local_output)  # type: ignore[arg-type]
-    return PrepareModuleInputOutput(
-        **layouts,  # type: ignore[arg-type]
+    style: ParallelStyle = style_named("PrepareModuleInputOutput")(
+        **layouts,
         use_local_input=case.use_local_input,
         output_layouts=wanted,
         desired_output_layouts=last,
         use_local_output=case.use_local_output,
     )
+    return style
 
 
 def run_prepared(case: PreparedCase, mesh: DeviceMesh, given: Given, plan: ParallelStyle) -> Answers:

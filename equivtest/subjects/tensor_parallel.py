@@ -7,16 +7,18 @@ Source: torch/distributed/tensor/parallel/style.py, classes ColwiseParallel and 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, parallel
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from equivtest import layout
 from equivtest.cases.base import Case
 from equivtest.cases.linear import LinearCase
+from equivtest.errors import Unsupported
 from equivtest.tensors import Placed
 
 Given = Mapping[str, torch.Tensor]
@@ -108,3 +110,14 @@ def torch_placement(case: Case, name: str) -> Placement:
     if isinstance(placement, layout.Shard):
         return Shard(-1 if placement.dim == len(case.shapes()[name]) - 1 else placement.dim)
     return Replicate()
+
+
+def style_named(name: str) -> Any:
+    """A style of torch.distributed.tensor.parallel that not every release has: 2.6 has no PrepareModuleInputOutput.
+
+    Raises:
+        Unsupported: this release has it not.
+    """
+    if not hasattr(parallel, name):
+        raise Unsupported(f"torch {torch.__version__} has no {name}: it came with a later release")
+    return getattr(parallel, name)
