@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,6 +42,7 @@ NOTHING = Naming("", "")
 PLACES = ("fault_programs.py", "in _failed", "is stopped")
 """What the words of a silent rank show: that it is in the visit, or on a slow machine still telling what it raised."""
 LEAST_LIMIT_S = 1.0
+LATE_S = 1.0  # beyond its limit, for a fault to be named
 VISITS_PER_LIMIT = 50
 """How many visits without a fault fit into the limit of one that is to time out: it must reach its fault before."""
 
@@ -98,11 +99,13 @@ class Result:
     Attributes:
         named: The cause in few words: 'rank 1 lost: killed by SIGKILL'.
         seconds: From the request to the replies.
+        still_s: For how long of them the machine stood still; looked at only where they were too many.
         problems: What is not as it should be; none is a pass.
     """
 
     named: str
     seconds: float
+    still_s: float
     problems: tuple[str, ...]
 
 
@@ -116,8 +119,17 @@ def cells() -> list[Cell]:
     ]
 
 
-def run_cell(pool: Pool, cell: Cell) -> Result:
-    """Has the fault happen in a world that works, and looks at all that follows."""
+def never(begun_s: float, ended_s: float) -> float:
+    """A machine that does not stand still."""
+    return 0.0
+
+
+def run_cell(pool: Pool, cell: Cell, stood_still: Callable[[float, float], float] = never) -> Result:
+    """Has the fault happen in a world that works, and looks at all that follows.
+
+    Args:
+        stood_still: For how long the machine did, between two readings of time.monotonic().
+    """
     limit_s = limit_of(pool, cell)
     before, directories = _pids(pool, cell.world_size), _directories()
     case = FaultCase(
@@ -128,8 +140,9 @@ def run_cell(pool: Pool, cell: Cell) -> Result:
     seconds = time.monotonic() - begun_s
     cause = first_cause(replies)
     problems = _judge_naming(cell, cause) + _judge_stacks(cell, replies)
-    if seconds > limit_s + 1:
-        problems.append(f"took {seconds:.2f} s")
+    still_s = stood_still(begun_s, begun_s + seconds) if seconds > limit_s + LATE_S else 0.0
+    if seconds - still_s > limit_s + LATE_S:
+        problems.append(f"took {seconds:.2f} s, {still_s:.2f} of them while the machine stood still")
     try:
         _pids(pool, cell.world_size)
     except AssertionError as error:
@@ -141,7 +154,7 @@ def run_cell(pool: Pool, cell: Cell) -> Result:
         size = max(reply.answers[0].tensors["output"].local[1].item() for reply in replies if reply.answers)
         problems += [f"output grew to {size} bytes"] * (not 0 < size < 2**23)
     named = "-" if cause is None else f"rank {cause.rank} {cause.outcome}: {cause.error_text.strip()[:60]}"
-    return Result(named, seconds, tuple(problems))
+    return Result(named, seconds, still_s, tuple(problems))
 
 
 def limit_of(pool: Pool, cell: Cell) -> float:

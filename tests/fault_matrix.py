@@ -1,4 +1,7 @@
-"""Prints how every fault of a rank is named: `python -m tests.fault_matrix --repeat 5`."""
+"""Prints how every fault of a rank is named: `python -m tests.fault_matrix --repeat 5`.
+
+No fault may last longer than its limit and a second more, less the time for which the machine stood still.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from equivtest import limits
 from equivtest.ranks.pool import Pool
 from tests.burners import burning
 from tests.fault_cells import VISIT, Cell, Result, cells, run_cell
+from tests.standstill import watching
 
 
 def main() -> int:
@@ -29,17 +33,22 @@ def main() -> int:
     wanted = [cell for cell in cells() if (not chosen.only or cell.fault in only) and cell.fault not in skip]
     results: dict[Cell, list[Result]] = defaultdict(list)
     begun_s = time.monotonic()
-    with burning(chosen.burners), Pool(visit=VISIT) as pool:
+    with burning(chosen.burners), watching() as standstills, Pool(visit=VISIT) as pool:
         for number in range(chosen.repeat):
             for cell in wanted if time.monotonic() - begun_s < chosen.seconds else []:
-                result = run_cell(pool, cell)
+                result = run_cell(pool, cell, standstills.seconds)
                 results[cell].append(result)
-                for problem in result.problems:
-                    print(f"run {number + 1}, {cell.id}: {problem}", file=sys.stderr, flush=True)
-    bad = sum(bool(result.problems) for found in results.values() for result in found)
+                notes = result.problems or (f"late, as the machine stood still: {result}",) * (result.still_s > 0)
+                for note in notes:
+                    print(f"run {number + 1}, {cell.id}: {note}", file=sys.stderr, flush=True)
+    every = [result for found in results.values() for result in found]
+    bad = sum(bool(result.problems) for result in every)
+    late = sum(result.still_s > 0 and not result.problems for result in every)
     print_table(results)
-    runs = sum(map(len, results.values()))
-    print(f"\n{runs} runs of {len(wanted)} cells in {time.monotonic() - begun_s:.0f} s; {bad} not as they should be")
+    print(
+        f"\n{len(every)} runs of {len(wanted)} cells in {time.monotonic() - begun_s:.0f} s; "
+        f"{bad} not as they should be; {late} late, as the machine stood still"
+    )
     return int(bad > 0)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from equivtest import limits
 from equivtest.ranks.pool import Pool
 from tests.fault_cells import AT_ONCE, NAMINGS, VISIT, Cell, cells, run_cell
 from tests.fault_programs import FAULTS
@@ -47,3 +48,13 @@ def test_a_wrong_naming_is_found(pool: Pool, cell: Cell, problem: str, monkeypat
     """A cell whose fault does not happen, or is named otherwise, has a problem."""
     monkeypatch.setitem(NAMINGS, "nothing", NAMINGS["is_killed"])
     assert problem in " ".join(run_cell(pool, cell).problems)
+
+
+@pytest.mark.parametrize(("still_s", "num_problems"), [(0.0, 1), (9.0, 0)])
+def test_a_late_answer_is_found_unless_the_machine_stood_still(
+    pool: Pool, still_s: float, num_problems: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every answer comes later than a limit that has gone before the visit began."""
+    monkeypatch.setattr("tests.fault_cells.LATE_S", -limits.CASE_S)
+    result = run_cell(pool, Cell("raises", "after", 2, (0,)), lambda begun_s, ended_s: still_s)
+    assert len(result.problems) == num_problems and result.still_s == still_s

@@ -1,0 +1,76 @@
+"""How long the machine stood still, which no program on it is to blame for.
+
+On each core a process sleeps, a little at a time; where one wakes far too late, its core ran nobody, or the
+kernel had better to do than to wake it.  A process that competes for the core delays it by milliseconds.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+NAP_S = 0.02
+LEAST_S = 0.25  # a nap that lasts so much longer is a standstill; 4 busy processes for each core delay it by 0.05
+
+_WATCH = """
+import os, sys, threading, time
+
+def watch(core, nap_s, least_s):
+    os.sched_setaffinity(0, {core})
+    before_s = time.monotonic()
+    while True:
+        time.sleep(nap_s)
+        now_s = time.monotonic()
+        if now_s - before_s > nap_s + least_s:
+            print(before_s, now_s, flush=True)
+        before_s = now_s
+
+core, nap_s, least_s = sys.argv[1:]
+threading.Thread(target=watch, args=(int(core), float(nap_s), float(least_s)), daemon=True).start()
+sys.stdin.read()  # until the other end is closed, however its process ends
+"""
+
+
+class Standstills:
+    """What the watchers have noted so far, in a file for each.
+
+    Attributes:
+        pids: The watchers.
+    """
+
+    def __init__(self, pids: list[int], paths: list[Path]) -> None:
+        self.pids = pids
+        self._paths = paths
+
+    def seconds(self, begun_s: float, ended_s: float) -> float:
+        """For how long some core stood still between two readings of time.monotonic()."""
+        time.sleep(2 * NAP_S)  # a watcher that has just woken is to write
+        lines = [line.split() for path in self._paths for line in path.read_text().splitlines()]
+        total_s, until_s = 0.0, begun_s
+        for left_s, right_s in sorted((float(left), float(right)) for left, right in lines):
+            left_s, right_s = max(left_s, until_s), min(right_s, ended_s)
+            total_s += max(right_s - left_s, 0.0)
+            until_s = max(until_s, right_s)
+        return total_s
+
+
+@contextmanager
+def watching() -> Iterator[Standstills]:
+    """Watches every core that this process may use, for as long as the block lasts and this process lives."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="standstill-")))
+        pids, paths = [], []
+        for core in sorted(os.sched_getaffinity(0)):
+            paths.append(folder / str(core))
+            command = [sys.executable, "-c", _WATCH, str(core), str(NAP_S), str(LEAST_S)]
+            notes = stack.enter_context(paths[-1].open("w"))
+            watcher = stack.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=notes))
+            stack.callback(watcher.kill)
+            pids.append(watcher.pid)
+        yield Standstills(pids, paths)
