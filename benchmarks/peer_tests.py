@@ -22,12 +22,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 from torch.testing._internal.common_distributed import MultiProcContinuousTest, MultiProcessTestCase
 
+from benchmarks.programs import judge_draws
 from equivtest.cases.base import Case, from_data, to_data
-from equivtest.oracle import expect
-from equivtest.ranks.meshes import mesh_of
-from equivtest.ranks.visit import visit_draw
-from equivtest.subjects.names import resolve
-from equivtest.tensors import slice_local
 
 logging.getLogger("torch.testing._internal.common_distributed").setLevel(logging.WARNING)  # a line per process
 _CASES = "EQUIVTEST_BENCH_CASES"
@@ -41,23 +37,6 @@ def with_cases(subject: str, cases: Sequence[Case]) -> ModuleType:
     """This module, its classes about `cases`, which are of one world size."""
     os.environ[_CASES] = json.dumps([subject, [to_data(case) for case in cases]])
     return importlib.reload(sys.modules[__name__])
-
-
-def judge(case: Case, draws: Sequence[int]) -> None:
-    """Compares every tensor of the draws, in this rank."""
-    torch.set_num_threads(1)
-    mesh = mesh_of("cpu", case.mesh_shape)
-    assert mesh is not None  # of the whole world
-    for draw in draws:
-        expected = expect(case, draw)
-        answer = visit_draw(resolve(_SUBJECT), case, draw, mesh)
-        for name, right in expected.tensors.items():
-            placed = answer.tensors[name]
-            place = (placed.layout, case.mesh_shape, dist.get_rank())
-            value = slice_local(right.value, *place)
-            allowed = torch.zeros(()) if right.allowed is None else slice_local(right.allowed, *place)
-            actual = placed.local.double()
-            assert bool(((actual == value) | ((actual - value).abs() <= allowed)).all()), (case, draw, name)
 
 
 class ProcessTest(MultiProcessTestCase):
@@ -106,7 +85,8 @@ class BatchedTest(_SameProcesses):
 def _test_of(case: Case, draws: Sequence[int]) -> Test:
     def test(self: unittest.TestCase) -> None:
         self.join()  # type: ignore[attr-defined]
-        judge(case, draws)
+        torch.set_num_threads(1)
+        judge_draws(_SUBJECT, case, draws)
 
     return test
 

@@ -5,8 +5,9 @@ A draw: all that one draw of values of one case is judged by, in one go; the sam
 sides, since a test method of the peer judges one draw.  A claim: of the harness each claim on
 each draw (its verdicts), of the peer each tensor on each draw (its assertions).  Time counts
 from the end of the first test or case to the end of the last, so that processes are up, where
-they are kept; the harness judges in the parent, which its ranks do not wait for.  Beside them a bare
-loop over the same visits, in which nothing is judged: what a harness that makes these visits one
+they are kept; the harness judges in the parent, which its ranks do not wait for.  Beside them two bare
+loops over the same visits.  In one every rank judges what it holds, as the peers' do: what the same work
+takes where nobody manages it.  In the other nothing is judged: what a harness that makes these visits one
 after the other can reach at most, so that its rate over a peer's bounds the ratio there is to gain.
 """
 
@@ -29,7 +30,7 @@ SUBJECT = "colwise_linear"
 WORLD_SIZES = (2, 4)
 NUM_PROCESS_TESTS = 10  # measured of those that start processes anew; the rate is that of any number
 HARNESS = "equivtest"
-BARE = "bare loop, nothing judged"
+LOOPS = {"bare loop, judged in the ranks": True, "bare loop, nothing judged": False}
 PEERS = {
     "ProcessTest": "MultiProcessTestCase, a draw per test",
     "ContinuousTest": "MultiProcContinuousTest, a draw per test",
@@ -62,10 +63,11 @@ def measure_peers(repeats: int, num_cases: int) -> list[Rate]:
 def _measure_world(prop: Property, world_size: int, repeats: int, num_cases: int) -> list[Rate]:
     cases = draw_cases(prop, world_size, max(num_cases, 2))
     cases = [replace(case, repeats=False, poison="none") for case in cases]  # no peer does either
-    samples: dict[str, list[tuple[float, float]]] = {way: [] for way in (HARNESS, BARE, *PEERS)}
+    samples: dict[str, list[tuple[float, float]]] = {way: [] for way in (HARNESS, *LOOPS, *PEERS)}
     for _ in range(repeats):
         samples[HARNESS].append(_run_harness(prop, cases))
-        samples[BARE].append(_run_bare(prop, cases))
+        for way, judged in LOOPS.items():
+            samples[way].append(_run_bare(prop, cases, judged=judged))
         for way in PEERS:
             samples[way].append(_run_peer(way, cases))
     return [_rate(way, world_size, found, samples[HARNESS]) for way, found in samples.items()]
@@ -94,12 +96,12 @@ def _run_harness(prop: Property, cases: Sequence[Case]) -> tuple[float, float]:
     return num_draws / seconds, num_claims / seconds
 
 
-def _run_bare(prop: Property, cases: Sequence[Case]) -> tuple[float, float]:
-    """(draws, tensors) computed per second, after the first case."""
+def _run_bare(prop: Property, cases: Sequence[Case], *, judged: bool) -> tuple[float, float]:
+    """(draws, tensors) computed per second, after the first case; with `judged` judged too."""
     work = _work_of("", cases)[len(cases[0].values) :]
     with Pool(visit=VISIT) as pool:
         require_answers(prop.subject, cases[0], pool.run(prop.subject, cases[0]))
-        seconds = seconds_of(lambda: run_bare(pool, prop.subject, cases[1:]))
+        seconds = seconds_of(lambda: run_bare(pool, prop.subject, cases[1:], judged=judged))
     return len(work) / seconds, sum(tensors for _, tensors in work) / seconds
 
 

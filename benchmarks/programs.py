@@ -15,12 +15,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from equivtest.cases.base import Case, from_data, replicated, to_data
 from equivtest.cases.linear import LinearCase
 from equivtest.layout import Layout
+from equivtest.oracle import expect
 from equivtest.ranks.backend import Backend
-from equivtest.ranks.meshes import mesh_for
+from equivtest.ranks.meshes import mesh_for, mesh_of
 from equivtest.ranks.reply import Answer
-from equivtest.ranks.visit import collect, hand_out, touched, visit
+from equivtest.ranks.visit import collect, hand_out, touched, visit, visit_draw
 from equivtest.subjects.names import Subject, resolve
-from equivtest.tensors import Placed
+from equivtest.tensors import Placed, slice_local
 
 Given = Mapping[str, torch.Tensor]
 
@@ -31,14 +32,19 @@ LONG_S = 60.0  # longer than any benchmark waits
 
 @dataclass(frozen=True, kw_only=True)
 class CaseList(Case):
-    """Cases for ranks to run one after the other: no word to the parent until the last is done."""
+    """Cases for ranks to run one after the other: no word to the parent until the last is done.
+
+    Attributes:
+        judged: Whether every rank compares what it holds with its part of the unsharded result.
+    """
 
     written: tuple[str, ...] = ()
+    judged: bool = False
 
     @classmethod
-    def of(cls, world_size: int, cases: Sequence[Case]) -> CaseList:
+    def of(cls, world_size: int, cases: Sequence[Case], *, judged: bool = False) -> CaseList:
         """The list of `cases`, all of that world size."""
-        return cls(world_size=world_size, written=tuple(json.dumps(to_data(case)) for case in cases))
+        return cls(world_size=world_size, written=tuple(json.dumps(to_data(case)) for case in cases), judged=judged)
 
     def __str__(self) -> str:
         return f"a list of {len(self.written)} cases on {self.world_size} ranks"
@@ -51,13 +57,37 @@ class CaseList(Case):
 
 
 def visit_one_or_list(subject: str, case: Case, backend: Backend) -> tuple[Answer, ...] | None:
-    """The harness's own visit; of a list the same for each case, with nothing sent or judged."""
+    """The harness's own visit; of a list the same for each case, judged where it says so, with nothing sent."""
     if not isinstance(case, CaseList):
         return visit(subject, case, backend)
     resolve(subject)  # which imports the class of its cases
     for text in case.written:
-        visit(subject, from_data(json.loads(text)), backend)
+        listed = from_data(json.loads(text))
+        if case.judged:
+            judge_draws(subject, listed, range(len(listed.values)))
+        else:
+            visit(subject, listed, backend)
     return ()
+
+
+def judge_draws(subject: str, case: Case, draws: Sequence[int]) -> None:
+    """Runs the draws and compares every tensor, in this rank, as a test without a harness does.
+
+    Raises:
+        AssertionError: some element is further from the unsharded one than is allowed.
+    """
+    mesh = mesh_of("cpu", case.mesh_shape)
+    assert mesh is not None  # of the whole world
+    for draw in draws:
+        expected = expect(case, draw)
+        answer = visit_draw(resolve(subject), case, draw, mesh)
+        for name, right in expected.tensors.items():
+            placed = answer.tensors[name]
+            place = (placed.layout, case.mesh_shape, dist.get_rank())
+            value = slice_local(right.value, *place)
+            allowed = torch.zeros(()) if right.allowed is None else slice_local(right.allowed, *place)
+            actual = placed.local.double()
+            assert bool(((actual == value) | ((actual - value).abs() <= allowed)).all()), (case, draw, name)
 
 
 def timed_visit(subject: str, case: Case, backend: Backend) -> tuple[Answer, ...] | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from benchmarks.peers import BARE, HARNESS, PEERS, Rate
+from benchmarks.peers import HARNESS, LOOPS, PEERS, Rate
 from benchmarks.show import HARNESS_COLOUR, errors, make_table, ratio_cells
 
 
@@ -25,14 +25,14 @@ def peers_table(rates: Sequence[Rate]) -> Table:
 
 def plot_peers(axes: Any, rates: Sequence[Rate]) -> None:
     """Draws judged per second, by way and world size, log scale."""
-    ways = [HARNESS, BARE, *PEERS.values()]
+    ways = [HARNESS, *LOOPS, *PEERS.values()]
     for number, way in enumerate(ways):
         own = [rate for rate in rates if rate.way == way]
-        places = [index + 0.17 * (number - (len(ways) - 1) / 2) for index in range(len(own))]
+        places = [index + 0.14 * (number - (len(ways) - 1) / 2) for index in range(len(own))]
         spreads = [rate.draws_per_s for rate in own]
         colour = HARNESS_COLOUR if way == HARNESS else f"C{number}"
         medians = [spread.median for spread in spreads]
-        axes.bar(places, medians, 0.15, yerr=errors(spreads), label=way, color=colour, capsize=2)
+        axes.bar(places, medians, 0.12, yerr=errors(spreads), label=way, color=colour, capsize=2)
     sizes = sorted({rate.world_size for rate in rates})
     axes.set_xticks(range(len(sizes)), [f"{size} ranks" for size in sizes])
     axes.set_yscale("log")

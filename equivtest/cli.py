@@ -83,7 +83,7 @@ def run(
     world_sizes: Annotated[str | None, typer.Option(help=HELP["world-sizes"])] = None,
     dtypes: Annotated[str | None, typer.Option(help=HELP["dtypes"])] = None,
     subjects: Annotated[str | None, typer.Option(help=HELP["subjects"])] = None,
-    known_failures: Annotated[str | None, typer.Option(metavar="FILE", help=HELP["known-failures"])] = None,
+    known_failures: Annotated[str | None, typer.Option(metavar="FILES", help=HELP["known-failures"])] = None,
     report: Annotated[str | None, typer.Option(metavar="DIR", help=HELP["report"])] = None,
     max_time: Annotated[str | None, typer.Option(metavar="SECONDS", help=HELP["max-time"])] = None,
     workers: Annotated[str, typer.Option("-n", metavar="WORKERS", help="xdist workers; 0 for this process.")] = "auto",

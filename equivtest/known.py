@@ -8,7 +8,7 @@ import pkgutil
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
@@ -66,7 +66,7 @@ class Condition:
 
 @dataclass(frozen=True)
 class KnownFailure:
-    """One entry; `number` counts the entries of its subject from 1, in the file's order."""
+    """One entry; `number` counts the entries of its subject from 1, in the order of files and in them."""
 
     subject: str
     claim: str
@@ -77,6 +77,7 @@ class KnownFailure:
     link: str = ""
     versions: tuple[tuple[str, str], ...] = ()
     number: int = 1
+    is_shipped: bool = False
 
     @property
     def id(self) -> str:
@@ -102,33 +103,19 @@ class KnownFailure:
 
 @dataclass(frozen=True)
 class KnownFailures:
-    """The active entries of a file, in its order."""
+    """The active entries of some files, in order."""
 
     entries: tuple[KnownFailure, ...] = field(default=())
 
     @classmethod
-    def load(cls, path: Path) -> KnownFailures:
-        """Reads a file.
+    def load(cls, *paths: Path) -> KnownFailures:
+        """Reads files.
 
         Raises:
-            Misuse: it cannot be read, or holds a mistake; names the entry and the field.
+            Misuse: one cannot be read, or holds a mistake; names the entry and the field.
         """
-        try:
-            data = tomllib.loads(path.read_text("utf-8"))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise Misuse(f"known failures: cannot read {path}: {error}") from error
-        listed = data.pop("known_failure", [])
-        if data or not isinstance(listed, list):
-            raise Misuse(f"known failures: {path}: expected [[known_failure]] entries alone, got {', '.join(data)}")
-        claims = _known_claims() if listed else ()
         numbers: Counter[str] = Counter()
-        entries = []
-        for position, raw in enumerate(listed, start=1):
-            try:
-                entry = _entry(raw, numbers, claims)
-            except (Misuse, msgspec.ValidationError) as error:
-                raise Misuse(f"known failures: {path}: entry {position}: {error}") from error
-            entries.append(entry)
+        entries = [entry for path in paths for entry in _read(path, numbers)]
         return cls(tuple(entry for entry in entries if entry.active))
 
     def of(self, subject: str) -> tuple[KnownFailure, ...]:
@@ -143,6 +130,26 @@ class KnownFailures:
     def forbids_run(self, subject: str, case: Case) -> KnownFailure | None:
         """The first entry for which `case` is not to be run at all, or None."""
         return next((e for e in self.of(subject) if e.kind in WHOLE_RUN and e.covers(case)), None)
+
+
+def _read(path: Path, numbers: Counter[str]) -> list[KnownFailure]:
+    """Every entry of a file; `numbers` counts those of each subject."""
+    try:
+        data = tomllib.loads(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise Misuse(f"known failures: cannot read {path}: {error}") from error
+    listed = data.pop("known_failure", [])
+    if data or not isinstance(listed, list):
+        raise Misuse(f"known failures: {path}: expected [[known_failure]] entries alone, got {', '.join(data)}")
+    claims = _known_claims() if listed else ()
+    entries = []
+    for position, raw in enumerate(listed, start=1):
+        try:
+            entry = _entry(raw, numbers, claims)
+        except (Misuse, msgspec.ValidationError) as error:
+            raise Misuse(f"known failures: {path}: entry {position}: {error}") from error
+        entries.append(replace(entry, is_shipped=path == SHIPPED))
+    return entries
 
 
 class _Raw(msgspec.Struct, forbid_unknown_fields=True):

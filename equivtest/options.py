@@ -25,14 +25,20 @@ HELP: dict[str, str] = {
     "world-sizes": "Numbers of ranks (default 1,2,3,4, in a soak to 8); what fails is shrunk to fewer as well.",
     "dtypes": "Dtypes to draw from (default float32,float64,bfloat16,float16).",
     "subjects": "Judge these alone; NAME=package.module:function judges another implementation as NAME.",
-    "known-failures": "File of known failures in place of the shipped one, or 'none'.",
+    "known-failures": "Files of known failures (default shipped, the list that comes with equivtest), or none.",
     "report": "Directory for report.html, junit.xml, verdicts.jsonl, cells.csv, summary.txt, environment.json. "
     "Under pytest write --report=DIR: it takes a path that stands alone for a folder of tests.",
     "max-time": f"Seconds that --profile soak lasts (default {SOAK_S:.0f}).",
 }
 """Option -> help, for pytest and for the command alike."""
 
-_METAVARS = {"import": "MODULE", "arithmetic": "NAME", "report": "DIR", "known-failures": "FILE", "max-time": "SECONDS"}
+_METAVARS = {
+    "import": "MODULE",
+    "arithmetic": "NAME",
+    "report": "DIR",
+    "known-failures": "FILES",
+    "max-time": "SECONDS",
+}
 _done: WeakSet[pytest.Parser] = WeakSet()
 _settings_key = pytest.StashKey[Settings]()
 _seed_key = pytest.StashKey[str]()

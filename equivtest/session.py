@@ -171,7 +171,7 @@ class Controller:
             "world_sizes": list(settings.world_sizes),
             "dtypes": list(settings.dtypes),
             "subjects": [f"{name}={subject}" if subject != name else name for name, subject in settings.subjects],
-            "known_failures": settings.known_failures or "shipped",
+            "known_failures": ", ".join(settings.known_failures) or "none",
             "command": sys.argv,
             "complete": all(tally.is_complete for tally in self.tallies.values()),
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.started_s)),

@@ -15,9 +15,13 @@ from equivtest.importing import load_named, suggestion
 from equivtest.profiles import DEFAULT_PROFILE, PROFILES, SOAK_S, Profile
 
 if TYPE_CHECKING:
-    from equivtest.known import KnownFailures
+    from equivtest.known import KnownFailure, KnownFailures
     from equivtest.property import Property
     from equivtest.ranks.backend import Backend
+
+SHIPPED_LIST = "shipped"
+"""Stands for the known failures that come with the package."""
+NO_LIST = "none"
 
 
 @dataclass(frozen=True)
@@ -26,7 +30,7 @@ class Settings:
 
     Attributes:
         subjects: (name of a property or its subject, what to judge under it); empty means all.
-        known_failures: A file, 'none', or '' for the shipped one.
+        known_failures: Files, SHIPPED_LIST among them for the one that comes with the package.
         arithmetic: 'package.module:NAME' of the backend's own arithmetic; '' for torch's on the CPU.
         max_time_s: Seconds a soak lasts.
     """
@@ -39,7 +43,7 @@ class Settings:
     world_sizes: tuple[int, ...] = limits.WORLD_SIZES
     dtypes: tuple[str, ...] = limits.DTYPES
     subjects: tuple[tuple[str, str], ...] = ()
-    known_failures: str = ""
+    known_failures: tuple[str, ...] = (SHIPPED_LIST,)
     report_dir: Path | None = None
     max_time_s: float = SOAK_S
 
@@ -52,18 +56,15 @@ class Settings:
         """The known failures of this run.
 
         Raises:
-            Misuse: the file cannot be read or holds a mistake.
+            Misuse: a file cannot be read or holds a mistake.
         """
         from equivtest.known import SHIPPED, KnownFailures
 
-        if self.known_failures == "none":
-            return KnownFailures(())
-        return KnownFailures.load(Path(self.known_failures) if self.known_failures else SHIPPED)
+        return KnownFailures.load(*(SHIPPED if name == SHIPPED_LIST else Path(name) for name in self.known_failures))
 
-    @property
-    def expects_known_failures(self) -> bool:
+    def expects(self, known: KnownFailure) -> bool:
         """Whether a known failure must still fail: the shipped ones were found with gloo on the CPU."""
-        return bool(self.known_failures) or (self.backend, self.device) == ("gloo", "cpu")
+        return not known.is_shipped or (self.backend, self.device) == ("gloo", "cpu")
 
     def make_backend(self) -> Backend:
         """The backend of this run; raises Misuse or BrokenSetup where it cannot work."""
@@ -97,9 +98,6 @@ def parse(raw: Mapping[str, Any]) -> Settings:
     max_time_s = _seconds(given["max_time"]) if "max_time" in given else SOAK_S
     if "max_time" in given and not PROFILES[profile_name].repeats:
         raise Misuse(f"--max-time goes with --profile soak only, not with {profile_name}")
-    known_failures = str(given.get("known_failures", ""))
-    if known_failures not in ("", "none") and not Path(known_failures).is_file():
-        raise Misuse(f"--known-failures: no such file: {known_failures} ('none' stands for no file)")
     return Settings(
         profile_name=profile_name,
         backend=str(given.get("backend", "gloo")),
@@ -109,7 +107,7 @@ def parse(raw: Mapping[str, Any]) -> Settings:
         world_sizes=_world_sizes(given.get("world_sizes"), PROFILES[profile_name].world_sizes),
         dtypes=_dtypes(given.get("dtypes")),
         subjects=tuple(_subject(text) for text in _split(given.get("subjects"), "--subjects")),
-        known_failures=known_failures,
+        known_failures=_known_failures(given.get("known_failures")),
         report_dir=Path(given["report"]).absolute() if "report" in given else None,
         max_time_s=max_time_s,
     )
@@ -173,6 +171,19 @@ def _subject(text: str) -> tuple[str, str]:
     if not name or (equals and ":" not in implementation):
         raise Misuse(f"--subjects: expected NAME or NAME=package.module:function, got {text!r}")
     return name, implementation or name
+
+
+def _known_failures(text: str | None) -> tuple[str, ...]:
+    names = _split(text, "--known-failures")
+    if names == [NO_LIST]:
+        return ()
+    for name in names:
+        if name != SHIPPED_LIST and not Path(name).is_file():
+            raise Misuse(
+                f"--known-failures: no such file: {name} ({SHIPPED_LIST!r} stands for the list that comes with "
+                f"equivtest; {NO_LIST!r}, alone, for none)"
+            )
+    return tuple(names) or (SHIPPED_LIST,)
 
 
 def _seconds(text: object) -> float:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from benchmarks.measure import draw_cases, main_properties, require_answers
+import pytest
+
+from benchmarks.measure import RankFailed, draw_cases, main_properties, require_answers
 from benchmarks.programs import CaseList
-from benchmarks.throughput import VISIT
+from benchmarks.throughput import VISIT, run_bare
 from equivtest.ranks.pool import Pool
 
 
@@ -15,3 +17,15 @@ def test_the_bare_loop_imports_what_its_cases_need() -> None:
 
     with Pool(max_worlds=1, visit=VISIT) as pool:
         require_answers(prop.subject, listed, pool.run(prop.subject, listed))
+
+
+def test_a_loop_that_judges_rejects_what_is_wrong_and_one_that_does_not_lets_it_pass() -> None:
+    """Or the harness would be compared with a loop that has less to do."""
+    [prop] = main_properties(["rowwise_linear"])
+    cases, wrong = draw_cases(prop, 2, 6), "equivtest.defects.tensor_parallel:bias_on_every_rank"
+
+    with Pool(max_worlds=1, visit=VISIT) as pool:
+        run_bare(pool, prop.subject, cases, judged=True)
+        run_bare(pool, wrong, cases)
+        with pytest.raises(RankFailed, match="AssertionError"):
+            run_bare(pool, wrong, cases, judged=True)

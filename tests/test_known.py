@@ -9,6 +9,7 @@ import pytest
 from equivtest.cases.linear import LinearCase
 from equivtest.errors import Misuse
 from equivtest.known import SHIPPED, KnownFailures
+from equivtest.settings import parse
 
 CASE = LinearCase(style="rowwise", world_size=3, in_features=2, requires_grad=("x", "weight"))
 FIELDS = {
@@ -153,6 +154,28 @@ def test_entries_are_numbered_by_subject(tmp_path: Path) -> None:
     ids = [entry.id for entry in KnownFailures.load(path).entries]
 
     assert ids == [f"known_failures::{name}" for name in ("rowwise_linear::1", "mine:linear::1", "rowwise_linear::2")]
+
+
+def test_a_list_of_ones_own_is_added_to_the_shipped_one(tmp_path: Path) -> None:
+    """Its entries are counted behind those that come with the package, and must fail on every backend."""
+    load(tmp_path)
+    settings = parse({"known_failures": f"shipped,{tmp_path / 'known.toml'}", "backend": "theirs"})
+    *shipped, own = settings.known.of("rowwise_linear")
+
+    assert shipped and own.id == f"known_failures::rowwise_linear::{len(shipped) + 1}"
+    assert settings.expects(own) and not any(map(settings.expects, shipped))
+    assert all(map(parse({}).expects, [own, *shipped]))
+
+
+@pytest.mark.parametrize(("text", "lists"), [("none", ()), (None, ("shipped",)), ("shipped", ("shipped",))])
+def test_without_files_there_is_the_shipped_list_or_none(text: str | None, lists: tuple[str, ...]) -> None:
+    assert parse({"known_failures": text}).known_failures == lists
+
+
+@pytest.mark.parametrize("text", ["no.toml", "none,shipped", "shipped,no.toml"])
+def test_a_file_that_is_not_there_is_refused_with_the_names_that_stand_for_lists(text: str) -> None:
+    with pytest.raises(Misuse, match=r"--known-failures: no such file: n.* \('shipped' stands .*; 'none', alone"):
+        parse({"known_failures": text})
 
 
 @pytest.mark.parametrize(
