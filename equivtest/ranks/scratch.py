@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -49,13 +50,30 @@ class Scratch:
 
     def __init__(self, roots: Sequence[Path] = ()) -> None:
         self.path, self._lock = _make_directory(roots or scratch_roots())
+        self._removal: threading.Thread | None = None
 
     def remove(self) -> None:
-        """Removes the directory and all in it; a second call does nothing."""
+        """Removes the directory and all in it; a second call does nothing but wait for what `remove_aside` began."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
             _remove(self.path)
+        if self._removal is not None:
+            self._removal.join()
+            self._removal = None
+
+    def remove_aside(self) -> None:
+        """Begins to remove it and does not wait: a disk may stand still for seconds."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+            removal = threading.Thread(target=_remove, args=(self.path,), name="removes a scratch directory")
+            try:
+                removal.start()
+            except RuntimeError:  # the system has no room for another thread
+                _remove(self.path)
+            else:
+                self._removal = removal
 
 
 def _make_directory(roots: Sequence[Path]) -> tuple[Path, int]:

@@ -102,7 +102,8 @@ class World:
         """One reply per rank, by rank, to what `start_visit` began; never waits for ever.
 
         Ranks that are silent `limit_s` (CASE_S) from now, or GRACE_S after the first failure,
-        have timed out.  After any failure the world is dead and nothing of it is left.
+        have timed out.  After any failure the world is dead and nothing of it is left but directories that are being
+        removed, for which `kill` waits.
 
         Args:
             keep_if_all_raised: The case should be refused: where every rank raised, within
@@ -114,7 +115,7 @@ class World:
             return replies
         all_raised = all(reply.outcome in ("raised", "misused", "not_in_mesh") for reply in replies)
         if not (keep_if_all_raised and all_raised and self._is_in_step()):
-            self.kill()
+            self._end(0.0, aside=True)
         return replies
 
     def visit(
@@ -143,7 +144,7 @@ class World:
         self._end(limits.STOP_S)
 
     def kill(self) -> None:
-        """Ends the ranks at once; a second call does nothing."""
+        """Ends the ranks at once; a second call only waits until the directories are gone."""
         self._end(0.0)
 
     def _is_in_step(self) -> bool:
@@ -162,8 +163,12 @@ class World:
             with contextlib.suppress(OSError):  # it is gone or hangs, which waiting for its reply will find
                 process.channel.send(message)
 
-    def _end(self, limit_s: float) -> None:
-        """Waits for the ranks to end by themselves, kills what is left, removes the directories."""
+    def _end(self, limit_s: float, *, aside: bool = False) -> None:
+        """Waits for the ranks to end by themselves, kills what is left, removes the directories.
+
+        Args:
+            aside: Begin with the last and do not wait for it: a disk that stands still is to delay no answer.
+        """
         deadline_s = time.monotonic() + limit_s
         for process in self._ranks:
             if not process.wait(deadline_s - time.monotonic()) or process.ending(deadline_s).code is None:
@@ -172,8 +177,11 @@ class World:
             process.wait(limits.STOP_S)
             process.close()
         self._ranks = []
-        self._scratch.remove()
-        self._temporary.remove()
+        for scratch in (self._scratch, self._temporary):
+            if aside:
+                scratch.remove_aside()
+            else:
+                scratch.remove()
         self._ended = True
 
 
