@@ -38,6 +38,7 @@ DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 # Judging real values.
 TOO_WIDE = 0.1  # median allowance over the root mean square of the right values: beyond it nothing is concluded
+ZERO_BESIDE = 2.0**-17  # of the other gradients: what one that is zero but for roundings is measured by instead
 LEAN = 9.0  # |sum of errors| over the root of their squares' sum: chance passes it once in 2e17 sums
 LEAN_TERMS = 8  # of a sum, for its rounding errors to prefer no sign: those of one product may, in 16 bits
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from equivtest import limits
 from equivtest.cases.base import require
-from equivtest.cases.module import LARGEST, ModuleCase
+from equivtest.cases.module import LARGEST, REAL_DTYPES, REAL_MODE, ModuleCase
 from equivtest.check import DEFAULT_CLAIMS
 from equivtest.errors import Misuse
+from equivtest.oracle import expect
 from equivtest.oracle.module import prove_exact
 from equivtest.property import Property, Space
 from equivtest.verdicts.claims import keeps_layout_of_parameter, repeats_itself
+from equivtest.verdicts.elements import is_too_wide
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -39,10 +42,13 @@ def module_property(
 
     Args:
         build: 'package.module:NAME' of a function without arguments that makes the unsharded module: one floating-point
-            tensor in, one out, sums, products, ReLU and what moves values in between; all parameters are trained.
+            tensor in, one out; all parameters are trained.  Where it only adds, multiplies, takes maxima and moves
+            values, it is judged on integers, for equality in every dtype; else on real numbers, within a bound, in
+            float64 and, where the bound says something, in float32: a block rather than a model, since bounds grow.
         parallelize: 'package.module:NAME' of a function (module, mesh) -> module, which every rank calls.  The result
             takes the whole x and gives the whole output on every rank.
-        x_shapes: Of which the input's shape is drawn, the simplest first; in each dtype those whose sums it holds.
+        x_shapes: Of which the input's shape is drawn, the simplest first; in each dtype those whose sums it holds, or
+            whose bounds say something.
         examples: Cases that are always run.
         conclusive_dtypes: In which a conformance run wants conclusions, where some hold no sums; () for all.
 
@@ -72,29 +78,60 @@ def _cases(build: str, parallelize: str, x_shapes: tuple[Shape, ...], space: Spa
     return module_cases(space, build=build, parallelize=parallelize, layouts=layouts)
 
 
+Layout = tuple[str, "Shape", int]
+"""(mode, x_shape, largest magnitude) of a case."""
+
+
 @functools.lru_cache(maxsize=64)
 def _layouts(
     build: str, parallelize: str, x_shapes: tuple[Shape, ...], world_size: int, dtypes: tuple[str, ...]
-) -> dict[str, list[tuple[Shape, int]]]:
-    """dtype -> (x_shape, largest magnitude) of every case whose sums are exact.
+) -> dict[str, list[Layout]]:
+    """dtype -> of every case whose sums are exact; where there is none, of every case whose bounds say something.
 
     Raises:
-        Misuse: none is, or a shape does not fit the module.
+        Misuse: there is none of these either, or a shape does not fit the module.
     """
-    fitting: dict[str, list[tuple[Shape, int]]] = {}
-    reasons = []
-    for dtype in dtypes:
-        for x_shape, largest in itertools.product(x_shapes, LARGEST[dtype]):
-            case = ModuleCase(
-                world_size=world_size, dtype=dtype, build=build, parallelize=parallelize, x_shape=x_shape,
-                largest=largest,
-            )  # fmt: skip
-            try:
-                prove_exact(case)
-            except Misuse as error:
-                reasons.append(error)
-            else:
-                fitting.setdefault(dtype, []).append((x_shape, largest))
+    make = functools.partial(ModuleCase, world_size=world_size, build=build, parallelize=parallelize)
+    exact = [
+        make(dtype=dtype, x_shape=x_shape, largest=largest)
+        for dtype in dtypes
+        for x_shape, largest in itertools.product(x_shapes, LARGEST[dtype])
+    ]
+    real = [
+        make(dtype=dtype, x_shape=x_shape, values=((REAL_MODE, 0),))
+        for dtype, x_shape in itertools.product(REAL_DTYPES, x_shapes)
+        if dtype in dtypes
+    ]
+    fitting, reasons = _fitting(exact, prove_exact)
+    if not fitting:
+        fitting, more_reasons = _fitting(real, _require_bounds)
+        reasons = more_reasons or reasons
     if not fitting:
         raise reasons[0]
     return fitting
+
+
+def _fitting(
+    cases: Sequence[ModuleCase], require_fit: Callable[[ModuleCase], object]
+) -> tuple[dict[str, list[Layout]], list[Misuse]]:
+    """By dtype the layouts of the cases that fit; why the others do not."""
+    fitting: dict[str, list[Layout]] = {}
+    reasons = []
+    for case in cases:
+        try:
+            require_fit(case)
+        except Misuse as error:
+            reasons.append(error)
+        else:
+            fitting.setdefault(case.dtype, []).append((case.values[0][0], case.x_shape, case.largest))
+    return fitting, reasons
+
+
+def _require_bounds(case: ModuleCase) -> None:
+    """Raises Misuse where some answer may be off by so much that nothing is to be concluded."""
+    for name, tensor in expect(case, 0).tensors.items():
+        if is_too_wide(tensor):
+            raise Misuse(
+                f"{case.build}: in {case.dtype}, with x of shape {case.x_shape}, the roundings of a correct module may "
+                f"come to more than {limits.TOO_WIDE:g} of {name}: judge a smaller part, or take smaller shapes"
+            )

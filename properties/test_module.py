@@ -1,4 +1,4 @@
-"""Claims about a module of anybody's own, shown on a gated block; copy this and name yours.
+"""Claims about a module of anybody's own, shown on a gated block and on one of attention; copy this and name yours.
 
 A failure here means that the parallelized module is another function than the unsharded one: look
 first at what is added on every rank, before or after the sum over the ranks.
@@ -27,4 +27,25 @@ sequence_parallel_block = module_property(
     SEQUENCE_PARALLEL,
     x_shapes=((1, 2), (2, 2), (3, 2), (4, 2), (5, 2), (2, 3, 2)),
     examples=[ModuleCase(world_size=4, build=BUILD, parallelize=SEQUENCE_PARALLEL, x_shape=(5, 2), largest=3)],
+)
+
+ATTENTION = "equivtest.subjects.attention:attention_block"
+HEADS_DIVIDED = "equivtest.subjects.attention:heads_divided"
+
+# Norms and softmaxes round, so that this one is judged on real numbers, within a bound.
+attention_block = module_property(
+    ATTENTION,
+    HEADS_DIVIDED,
+    x_shapes=((1, 6), (2, 6), (3, 6), (2, 2, 6)),
+    examples=[
+        ModuleCase(
+            world_size=4,
+            dtype="float64",
+            build=ATTENTION,
+            parallelize=HEADS_DIVIDED,
+            x_shape=(2, 3, 6),
+            values=(("real", 0),),
+        )
+    ],
+    conclusive_dtypes=("float64",),
 )

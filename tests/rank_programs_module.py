@@ -38,6 +38,20 @@ def norm() -> nn.Module:
     return nn.LayerNorm(3)
 
 
+def curved() -> nn.Module:
+    """As `mlp`, but that it rounds."""
+    return nn.Sequential(nn.Linear(3, 8), nn.GELU(), nn.Linear(8, 2))
+
+
+def dropout() -> nn.Module:
+    return nn.Dropout()
+
+
+def deep() -> nn.Module:
+    """So deep that the roundings of a correct program may come to anything."""
+    return nn.Sequential(*(nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3)) for _ in range(24)))
+
+
 def named_x() -> nn.Module:
     module = nn.Linear(3, 3)
     module.register_parameter("x", nn.Parameter(torch.ones(3)))
@@ -102,6 +116,13 @@ def renamed(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
 def without_relu(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
     assert isinstance(module, nn.Sequential)
     module[1] = nn.Identity()
+    return tensor_parallel(module, mesh)
+
+
+def with_another_gelu(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Only nearly the same function: GELU by tanh is off by a few ten-thousandths."""
+    assert isinstance(module, nn.Sequential)
+    module[1] = nn.GELU("tanh")
     return tensor_parallel(module, mesh)
 
 

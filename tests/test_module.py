@@ -85,6 +85,7 @@ def test_what_cannot_be_judged_is_told(pool: Pool, parallelize: str, message: st
         ("mlp", {"x_shape": (2, 5)}, r"does not take an x of shape \(2, 5\)"),
         ("mlp", {"x_shape": (0, 3)}, "x_shape must hold sizes of at least 1"),
         ("mlp", {"largest": 2}, "largest must be odd and at least 1, got 2"),
+        ("mlp", {"dtype": "bfloat16", "values": (("real", 0),)}, "must be of float32 or float64, got bfloat16"),
     ],
 )
 def test_what_is_no_case_is_told(build: str, fields: dict[str, Any], message: str) -> None:
@@ -138,6 +139,45 @@ def test_one_shape_is_not_taken_for_shapes(x_shapes: Any) -> None:
         module_property(HERE + "mlp", HERE + "tensor_parallel", x_shapes)
 
 
-def test_a_module_that_rounds_everywhere_has_no_property() -> None:
+def test_a_module_that_rounds_is_drawn_on_real_values_where_bounds_say_something() -> None:
+    """In no dtype of 16 bits; integers it would round, too."""
+    prop = module_property(HERE + "norm", HERE + "whole", ((2, 3),), conclusive_dtypes=("float64",))
+    cases = drawn(prop.cases(Space((2,), limits.DTYPES)), 100)
+
+    assert {case.dtype for case in cases} == {"float32", "float64"} and prop.conclusive_dtypes == ("float64",)
+    assert {mode for case in cases for mode, _ in case.values} == {"real"}
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        ("dropout", "with x of shape .*: of bernoulli.* no bound is known: leave it out of the module that is judged"),
+        ("deep", "the roundings of a correct module may come to more than 0.1 of .*: judge a smaller part"),
+    ],
+)
+def test_a_module_of_which_nothing_can_be_concluded_has_no_property(build: str, message: str) -> None:
+    with pytest.raises(Misuse, match=message):
+        module_property(HERE + build, HERE + "whole", ((2, 3),)).cases(Space((1,), limits.DTYPES))
+
+
+def test_a_module_that_rounds_has_no_property_in_16_bits_alone() -> None:
     with pytest.raises(Misuse, match="native_layer_norm may round"):
-        module_property(HERE + "norm", HERE + "whole", ((2, 3),)).cases(Space((1,), ("float64",)))
+        module_property(HERE + "norm", HERE + "whole", ((2, 3),)).cases(Space((1,), ("bfloat16",)))
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("parallelize", ["ddp", "fsdp2", "tensor_parallel"])
+def test_what_rounds_is_judged_within_bounds(pool: Pool, parallelize: str, world_size: int, dtype: str) -> None:
+    case = case_of("curved", parallelize, world_size=world_size, dtype=dtype, values=(("real", 0), ("real", 1)))
+
+    assert {verdict.kind for verdict in check("module", case, pool)} == {"holds"}
+
+
+@pytest.mark.ranks
+def test_what_rounds_and_is_another_function_is_refuted(pool: Pool) -> None:
+    case = case_of("curved", "with_another_gelu", dtype="float64", values=(("real", 0),))
+
+    with pytest.raises(ValueMismatch, match=r"module: output differs from the oracle(.|\n)*running error of"):
+        check("module", case, pool)

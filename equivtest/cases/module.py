@@ -6,30 +6,37 @@ The unsharded one is the reference: it says how many parameters there are, of wh
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import cast
+from typing import ClassVar, cast
 
 import torch
 from torch import nn
 
 from equivtest.cases.base import Case, Shape, require
 from equivtest.cases.integers import generator, odd_integers
+from equivtest.cases.real_linear import nearly_normal
 from equivtest.errors import Misuse
 from equivtest.importing import load_named, require_arguments
 from equivtest.layout import Layout, Replicate
 from equivtest.tensors import DTYPES
 
+EXACT_MODE, REAL_MODE = "dense", "real"
+
 LARGEST = {"float32": (1, 3), "float64": (1, 3, 7), "bfloat16": (1,), "float16": (1,)}
-"""Magnitudes of which the strategy draws, by dtype: few bits are full soon."""
+"""Magnitudes of which the strategy draws odd integers, by dtype: few bits are full soon."""
+
+REAL_DTYPES = ("float32", "float64")
+"""Of real numbers: kernels of 16 bits round what they keep for themselves, of which no module tells."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ModuleCase(Case):
     """y = f(x), and the gradients of x and of every parameter, given a cotangent of y.
 
-    Values are odd integers, so that the reference is exact where f adds and multiplies; the oracle
-    refuses data that some operation could round.
+    Values are odd integers, on which the reference is exact where f adds and multiplies (the oracle
+    refuses data that some operation could round), or real numbers, on which it has a bound.
 
     Attributes:
         build: 'package.module:NAME' of a function without arguments that makes the unsharded
@@ -37,8 +44,10 @@ class ModuleCase(Case):
         parallelize: 'package.module:NAME' of a function (module, mesh) -> module.  The result takes
             the whole x on every rank, and gives the whole output on every rank.
         x_shape: Of the input, global; at least one element.
-        largest: Largest magnitude of x and of the parameters; odd.
+        largest: Largest magnitude of x and of the parameters where they are integers; odd.
     """
+
+    VALUE_MODES: ClassVar[tuple[str, ...]] = (EXACT_MODE, REAL_MODE)
 
     build: str
     parallelize: str
@@ -48,6 +57,10 @@ class ModuleCase(Case):
     def __post_init__(self) -> None:
         require(all(size >= 1 for size in self.x_shape), f"x_shape must hold sizes of at least 1, got {self.x_shape}")
         require(self.largest >= 1 and self.largest % 2 == 1, f"largest must be odd and at least 1, got {self.largest}")
+        require(
+            self.dtype in REAL_DTYPES or all(mode == EXACT_MODE for mode, _ in self.values),
+            f"real values of a module must be of {' or '.join(REAL_DTYPES)}, got {self.dtype}",
+        )
         super().__post_init__()
 
     @property
@@ -120,10 +133,15 @@ def call_builder(build: str) -> nn.Module:
 
 
 def draw_module(case: ModuleCase, index: int) -> dict[str, torch.Tensor]:
-    """Odd integers of random sign, up to `largest`; of the cotangent +1 or -1.
+    """x, the parameters and the cotangent, as the draw's mode says.
 
-    The cotangent, and parameters of one dim, which may be biases, are multiplied by the world size, so that dividing by
-    it is exact.
+    Modes:
+        dense: Odd integers of random sign, up to `largest`; of the cotangent +1 or -1.
+        real: Nearly normal numbers; parameters of two dims and more divided by the root of the terms that they are
+            summed with, as layers are initialised; those of one dim, which may be scales, of 0.5 to 1.5 in magnitude.
+
+    Of integers the cotangent, and parameters of one dim, which may be biases, are multiplied by the world size, so that
+    dividing by it is exact.
 
     Source: Partial._partition_value in torch.distributed.tensor.placement_types (2.13.0): what every rank holds whole
     is divided by the number of ranks where it is added to a partial tensor.  Data parallelism divides gradients by it.
@@ -131,10 +149,23 @@ def draw_module(case: ModuleCase, index: int) -> dict[str, torch.Tensor]:
     (mode, seed), shapes = case.values[index], case.shapes()
     given = {}
     for name in case.given_names():
-        largest, factor = bounds_of(case, name)
-        odd = odd_integers(shapes[name], 1, largest, generator(mode, seed, name))
-        given[name] = (odd * factor).to(DTYPES[case.dtype])
+        source = generator(mode, seed, name)
+        if mode == REAL_MODE:
+            value = _draw_real(shapes[name], source, is_parameter=name in case.parameter_names())
+        else:
+            largest, factor = bounds_of(case, name)
+            value = odd_integers(shapes[name], 1, largest, source) * factor
+        given[name] = value.to(DTYPES[case.dtype])
     return given
+
+
+def _draw_real(shape: Shape, source: torch.Generator, *, is_parameter: bool) -> torch.Tensor:
+    value = nearly_normal(shape, source)
+    if not is_parameter:
+        return value
+    if len(shape) >= 2:
+        return value / math.sqrt(max(1, math.prod(shape[1:])))
+    return value.sign() + value / 6  # nearly_normal is at most 3
 
 
 def bounds_of(case: ModuleCase, name: str) -> tuple[int, int]:

@@ -28,6 +28,7 @@ class ExpectedTensor:
             that their sums are known to stay small: see `equivtest.verdicts.lean`.
         bits: The right value in the answer's own dtype, global, where nothing may round it and
             every bit has one right value; None: only `value` has.
+        scale: What `allowed` is measured by where the values are smaller: of values that are zero in exact arithmetic.
         is_sum: Whether elements are sums, so that a zero may have either sign: 0 * -1 alone is -0,
             added to +0 it is +0, and where a sum begins is the kernel's business.
     """
@@ -41,6 +42,7 @@ class ExpectedTensor:
     is_symmetric: bool = False
     bits: torch.Tensor | None = None
     is_sum: bool = False
+    scale: float = 0.0
 
 
 @dataclass(frozen=True)

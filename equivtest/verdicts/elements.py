@@ -118,13 +118,13 @@ def is_too_wide(expected: ExpectedTensor) -> bool:
     """Whether the allowance is so wide that staying within it proves nothing.
 
     That is where some element may be off by anything, or the median allowance is more than
-    limits.TOO_WIDE of the root mean square of the right values.
+    limits.TOO_WIDE of the root mean square of the right values, or of what the oracle measures them by.
     """
     if expected.allowed is None or not expected.allowed.numel():
         return False
     if not bool(expected.allowed.isfinite().all()):
         return True
-    size = float(expected.value.square().mean().sqrt())
+    size = max(float(expected.value.square().mean().sqrt()), expected.scale)
     return float(expected.allowed.median()) > limits.TOO_WIDE * size
 
 

@@ -12,11 +12,10 @@ from equivtest.cases.module import ModuleCase
 from equivtest.cases.strategies.picks import POISON_TABLE, REPEATS, pick, pick_members, pick_values
 from equivtest.property import Space
 
-MODULE_MODES = (("dense",), ("dense", "dense"), ("dense", "dense", "dense"))
+MODULE_MODES = {mode: tuple((mode,) * num for num in (1, 2, 3)) for mode in ModuleCase.VALUE_MODES}
 
-
-Layouts = Mapping[int, Mapping[str, Sequence[tuple[Shape, int]]]]
-"""World size -> dtype -> (x_shape, largest) of cases, the simplest first; no dtype without any."""
+Layouts = Mapping[int, Mapping[str, Sequence[tuple[str, Shape, int]]]]
+"""World size -> dtype -> (mode, x_shape, largest) of cases, the simplest first; no dtype without any."""
 
 
 def module_cases(space: Space, *, build: str, parallelize: str, layouts: Layouts) -> SearchStrategy[ModuleCase]:
@@ -33,7 +32,7 @@ def module_cases(space: Space, *, build: str, parallelize: str, layouts: Layouts
 def _module_cases(draw: DrawFn, space: Space, build: str, parallelize: str, layouts: Layouts) -> ModuleCase:
     world_size = pick(draw, "world_size", space.world_sizes)
     dtype = pick(draw, "dtype", tuple(layouts[world_size]))
-    x_shape, largest = pick(draw, "layout", layouts[world_size][dtype])
+    mode, x_shape, largest = pick(draw, "layout", layouts[world_size][dtype])
     return ModuleCase(
         world_size=world_size,
         dtype=dtype,
@@ -41,7 +40,7 @@ def _module_cases(draw: DrawFn, space: Space, build: str, parallelize: str, layo
         parallelize=parallelize,
         x_shape=x_shape,
         largest=largest,
-        values=pick_values(draw, MODULE_MODES),
+        values=pick_values(draw, MODULE_MODES[mode]),
         poison=pick(draw, "poison", POISON_TABLE),
         repeats=pick(draw, "repeats", REPEATS),
         members=pick_members(draw, world_size),

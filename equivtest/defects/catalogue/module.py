@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from equivtest.cases.module import ModuleCase
 from equivtest.defects.catalogue.record import Defect
 
@@ -9,6 +11,14 @@ _HERE = "equivtest.defects.module:"
 _SUBJECT = "equivtest.subjects.module:"
 _SMALLEST = ModuleCase(
     world_size=2, build=_SUBJECT + "gated_block", parallelize=_SUBJECT + "tensor_parallel", x_shape=(1, 2)
+)
+_ATTENTION = ModuleCase(
+    world_size=2,
+    dtype="float64",
+    build="equivtest.subjects.attention:attention_block",
+    parallelize="equivtest.subjects.attention:heads_divided",
+    x_shape=(1, 6),
+    values=(("real", 0),),
 )
 _WHY = "one rank has the whole sum; the sizes of the module are its own"
 
@@ -48,5 +58,41 @@ DEFECTS = (
         "value",
         _SMALLEST,
         "of one token on two ranks the second has none, and gets no gradient of the first's",
+    ),
+    Defect(
+        "equivtest.defects.attention:bias_of_every_share",
+        "module",
+        "a term added on every rank",
+        "equals_unsharded",
+        "value",
+        _ATTENTION,
+        _WHY,
+    ),
+    Defect(
+        "equivtest.defects.attention:gradient_of_own_heads",
+        "module",
+        "a reduction missing in the backward",
+        "gradients_equal_unsharded",
+        "value",
+        _ATTENTION,
+        "of one token a head gathers its value, whose gradient the norm gets; one rank has all heads",
+    ),
+    Defect(
+        "equivtest.defects.attention:scaled_by_all_features",
+        "module",
+        "wrong divisor or wrong group",
+        "equals_unsharded",
+        "value",
+        replace(_ATTENTION, world_size=1, x_shape=(2, 6)),
+        "a softmax of one token is 1 whatever the scale; one rank has all features",
+    ),
+    Defect(
+        "equivtest.defects.attention:norm_of_own_features",
+        "module",
+        "a partial value taken for the whole",
+        "equals_unsharded",
+        "value",
+        _ATTENTION,
+        _WHY,
     ),
 )

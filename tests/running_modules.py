@@ -1,0 +1,111 @@
+"""Modules that round, by name, and another program for each: the same formulas, summed otherwise."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+
+FEATURES = 6
+Function = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class Of(nn.Module):
+    """A function of x (T, FEATURES) and of one weight (FEATURES, FEATURES)."""
+
+    def __init__(self, function: Function) -> None:
+        super().__init__()
+        self.function = function
+        self.weight = nn.Parameter(torch.empty(FEATURES, FEATURES))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x, self.weight)
+
+
+def of(function: Function) -> Callable[[], nn.Module]:
+    return lambda: Of(function)
+
+
+def _rotated(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """By angles that the module computes itself."""
+    left, right = (x @ weight).chunk(2, -1)
+    angles = torch.arange(x.shape[0], dtype=x.dtype)[:, None] / torch.arange(1, 4, dtype=x.dtype)
+    return torch.cat([left * angles.cos() - right * angles.sin(), left * angles.sin() + right * angles.cos()], -1)
+
+
+def _written(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Into memory of its own, in place."""
+    total = torch.zeros_like(x)
+    total += x @ weight
+    total[0] = x[0] * 2
+    return total.mul_(3).index_add(0, torch.tensor([1, 1]), x[:2])
+
+
+MODULES: dict[str, Callable[[], nn.Module]] = {
+    "layer norm": lambda: nn.LayerNorm(FEATURES),
+    "group norm": lambda: nn.GroupNorm(3, FEATURES),
+    "rms norm": lambda: nn.RMSNorm(FEATURES, eps=1e-6),
+    "rms norm by hand": of(lambda x, w: (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)) @ w),
+    "softmax": lambda: nn.Softmax(-1),
+    "log softmax": lambda: nn.LogSoftmax(-1),
+    "masked softmax": of(lambda x, w: (x @ w).masked_fill(torch.ones(x.shape).triu(1).bool(), -torch.inf).softmax(-1)),
+    "gelu": nn.GELU,
+    "gelu by tanh": lambda: nn.GELU("tanh"),
+    "silu": nn.SiLU,
+    "sigmoid": nn.Sigmoid,
+    "softplus": nn.Softplus,
+    "elu": nn.ELU,
+    "mish": nn.Mish,
+    "glu": lambda: nn.Sequential(nn.Linear(FEATURES, 2 * FEATURES), nn.GLU()),
+    "clamp": of(lambda x, w: (x @ w).clamp(-1, 1)),
+    "attention": of(lambda x, w: functional.scaled_dot_product_attention(x @ w, x, x @ w.T, is_causal=True)),
+    "heads": lambda: nn.TransformerEncoderLayer(FEATURES, 2, 8, dropout=0.0, batch_first=True),
+    "normalize": of(lambda x, w: functional.normalize(x, dim=-1) @ w),
+    "cosine": of(lambda x, w: functional.cosine_similarity(x, x @ w, dim=-1)),
+    "log of sums": of(lambda x, w: torch.logsumexp(x @ w, -1)),
+    "deviation": of(lambda x, w: (x @ w).std(-1)),
+    "quotient": of(lambda x, w: x / (1 + (x @ w) ** 2)),
+    "running sums": of(lambda x, w: torch.cumsum(x @ w, -1)),
+    "three factors": of(lambda x, w: torch.einsum("bi,ij,kj->bk", x, w, w)),
+    "scaled sums": of(lambda x, w: torch.addmm(x, x, w, beta=0.5, alpha=2.0)),
+    "mean squares": of(lambda x, w: functional.mse_loss(x @ w, x)),
+    "rotated": of(_rotated),
+    "written": of(_written),
+}
+
+REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "dropout": (nn.Dropout, "bernoulli"),
+    "noise": (of(lambda x, w: x @ w + torch.randn(x.shape)), "randn"),
+    "rounded": (of(lambda x, w: x * (x @ w).long()), "conversion to integers"),
+    "sorted": (of(lambda x, w: (x @ w).sort().values), "sort"),
+    "counted": (lambda: nn.BatchNorm1d(FEATURES), "writes into a tensor that was made before"),
+}
+"""Modules of which nothing is known, and what is told."""
+
+
+class SummedOtherwise(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Within it products and sums are those of two shares, terms in another order."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._random = random.Random(seed)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        name, kwargs = func.overloadpacket.__name__, kwargs or {}
+        if name in ("mm", "bmm"):
+            return self._product(*args)
+        if name == "addmm" and not kwargs:
+            return args[0] / 3 + (self._product(*args[1:]) + args[0] / 3) + args[0] / 3
+        return func(*args, **kwargs)
+
+    def _product(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        terms = list(range(left.shape[-1]))
+        self._random.shuffle(terms)
+        cut = self._random.randint(0, len(terms))
+        shares = [torch.matmul(left[..., some], right[..., some, :]) for some in (terms[:cut], terms[cut:])]
+        return shares[0] + shares[1]
