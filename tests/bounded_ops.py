@@ -18,9 +18,13 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
+from equivtest.cases.module import REAL_DTYPES
 from equivtest.oracle import activations, contractions, optimizers
 from equivtest.oracle.rounding import TORCH_CPU, Arithmetic, Bounded
 from equivtest.tensors import DTYPES
+from tests.running_modules import MODULES
+from tests.running_programs import SCALES as SCALES_OF_X
+from tests.running_programs import bound_of, given_of, programs
 
 Found = Iterator[tuple[str, torch.Tensor, Bounded]]
 """(operation, torch's result, bound)."""
@@ -57,6 +61,7 @@ class Draw:
     """Random sizes and tensors of one dtype from one seed."""
 
     def __init__(self, dtype: str, seed: int) -> None:
+        self.name, self.seed = dtype, seed
         self.arithmetic: Arithmetic = TORCH_CPU[dtype]
         self.dtype = DTYPES[dtype]
         self.source = torch.Generator().manual_seed(seed)
@@ -209,7 +214,22 @@ def adamw(draw: Draw) -> Found:
             yield f"AdamW {name}", optimizer.state[param][name], bounds[name]
 
 
-OPERATIONS: tuple[Callable[[Draw], Found], ...] = (linears, split_linears, elementwise, sums, reductions, sgd, adamw)
+def whole_modules(draw: Draw) -> Found:
+    """Every module of `tests.running_modules`, in the dtypes in which modules that round are judged."""
+    if draw.name not in REAL_DTYPES:
+        return
+    scale, offset = SCALES_OF_X[draw.seed % len(SCALES_OF_X)]
+    for name, make in MODULES.items():
+        given = given_of(make, draw.dtype, scale, offset, draw.seed)
+        right = bound_of(make, given)
+        for found in programs(make, given, draw.seed):
+            for tensor, bounded in right.items():
+                yield f"module: {name}", found[tensor], bounded
+
+
+OPERATIONS: tuple[Callable[[Draw], Found], ...] = (
+    linears, split_linears, elementwise, sums, reductions, sgd, adamw, whole_modules,
+)  # fmt: skip
 
 Table = dict[tuple[str, str], Margins]
 
