@@ -79,9 +79,12 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
 }
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "dropout": (nn.Dropout, "bernoulli"),
-    "noise": (of(lambda x, w: x @ w + torch.randn(x.shape)), "randn"),
+    "dropout": (nn.Dropout, "bernoulli_ draws at random"),
+    "noise": (of(lambda x, w: x @ w + torch.randn(x.shape)), "randn draws at random"),
     "rounded": (of(lambda x, w: x * (x @ w).long()), "conversion to integers"),
+    "floored": (of(lambda x, w: torch.div(x @ w, 2, rounding_mode="floor")), "of fmod no bound is known"),
+    "an exponent": (of(lambda x, w: x ** w[:5]), "of pow no bound is known"),
+    "a number": (of(lambda x, w: x * (x @ w).sum().item()), r"of item\(\) no bound is known"),
     "sorted": (of(lambda x, w: (x @ w).sort().values), "sort"),
     "counted": (lambda: nn.BatchNorm1d(FEATURES), "writes into a tensor that was made before"),
 }

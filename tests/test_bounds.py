@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from equivtest.check import one_thread
 from equivtest.cases.module import REAL_DTYPES
+from equivtest.check import one_thread
 from equivtest.oracle import activations, contractions, optimizers
 from equivtest.oracle.rounding import TORCH_CPU, Bounded
 from equivtest.tensors import DTYPES

@@ -45,6 +45,13 @@ MADE = frozenset(
 )  # fmt: skip
 """Operations whose result hangs on no value."""
 
+RANDOM = frozenset(
+    {"bernoulli", "multinomial", "normal", "rand", "rand_like", "randint", "randn", "randn_like", "randperm", "uniform"}
+)
+WORDS = {"_local_scalar_dense": "item()"}
+"""Operators by the names that a person knows them by."""
+
+FACTORS = {"alpha", "beta"}
 COMPARES = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 SETS = {"zero": 0.0, "fill": None, "copy": None}
 """Operations in place that take what they write as it is."""
@@ -72,9 +79,10 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return Parts.of(tensor).wrapped()
 
     def bounded(self, tensor: torch.Tensor) -> Bounded:
-        """What came out, and its bound."""
+        """What came out, and its bound: what is whole on every rank may yet be averaged over them, which rounds."""
         assert isinstance(tensor, Ranged)
-        allowed = tensor.error * (1 + 2**-20)  # for the roundings of errors themselves
+        averaged = self.roundings.own(tensor.magnitude, self.roundings.of_sum(0), tensor.value.dtype)
+        allowed = (tensor.error + averaged) * (1 + 2**-20)  # for the roundings of errors themselves
         if self.undecided:
             allowed = torch.full_like(allowed, torch.inf)
         derivation = (
@@ -107,7 +115,7 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
         with self:
             result = taken_apart(*args, **kwargs)
         if result is NotImplemented:
-            raise InexactData(f"of {name} no bound is known")
+            raise _unknown(name)
         return result
 
     def _by_rule(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -120,7 +128,9 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self.roundings.rounded(value, error, magnitude, self.roundings.of_sum(value.numel() + _most(args)))
         if name == "masked_fill":
             return RULES["where"](self.roundings, args[1], args[2], args[0])
-        return RULES[name](self.roundings, *args, **kwargs) if name in RULES and "out" not in kwargs else None
+        if name == "pow" and isinstance(args[1], torch.Tensor):
+            return None
+        return RULES[name](self.roundings, *args, **kwargs) if name in RULES and kwargs.keys() <= FACTORS else None
 
     def _converted(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """To another dtype, which rounds; to integers it may be that a correct program comes to others."""
@@ -150,8 +160,8 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
             found = Parts.of(others[0] if others else SETS[name])
         else:
             apart = getattr(getattr(torch.ops.aten, name, None), func._overloadname, None)
-            if apart is None or name in MOVES:
-                raise InexactData(f"of {name}_ no bound is known")
+            if apart is None or name in MOVES | RANDOM:
+                raise _unknown(f"{name}_")
             with self:
                 found = Parts.of(apart(*args, **kwargs))
         if not isinstance(target, Ranged):
@@ -159,6 +169,12 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for part, written in zip(Parts.of(target), found, strict=True):
             part.copy_(written)
         return target
+
+
+def _unknown(name: str) -> InexactData:
+    if name.rstrip("_") in RANDOM:
+        return InexactData(f"{name} draws at random, so that two runs differ")
+    return InexactData(f"of {WORDS.get(name, name)} no bound is known")
 
 
 def is_floating(value: object) -> bool:
@@ -171,7 +187,7 @@ def _made(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     if not any(map(is_floating, tree_flatten(result)[0])):
         return result
     if name not in MADE | MOVES | {"_to_copy", "to"}:
-        raise InexactData(f"of {name} no bound is known")
+        raise _unknown(name)
     return tree_map_only(torch.Tensor, lambda each: Parts.of(each).wrapped() if is_floating(each) else each, result)
 
 

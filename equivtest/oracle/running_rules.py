@@ -74,10 +74,14 @@ class Roundings:
 
 
 def add(r: Roundings, left: Any, right: Any, *, alpha: float = 1) -> Parts:
-    """Of which infinity is for certain where one operand is, as in a mask."""
+    """Of a term that all ranks hold each may add its part to its share of the other.
+
+    Infinity is for certain where one operand is, as in a mask.
+    """
     a, b = Parts.of(left), Parts.of(right)
     value = torch.add(_plain(left), _plain(right), alpha=alpha)
-    found = r.rounded(value, a.error + abs(alpha) * b.error, a.magnitude + abs(alpha) * b.magnitude)
+    magnitude = a.magnitude + abs(alpha) * b.magnitude
+    found = r.rounded(value, a.error + abs(alpha) * b.error, magnitude, r.of_sum(0))
     masked = value.isinf() & ((a.value.isinf() & (a.error == 0)) | (b.value.isinf() & (b.error == 0)))
     return found._replace(error=torch.where(masked, 0.0, found.error))
 
@@ -124,13 +128,15 @@ def total(r: Roundings, operand: Any, *, dim: Dims = None, keepdim: bool = False
     a = Parts.of(operand)
     dims = dims_of(a.value, dim)
     value, error, magnitude = (part.sum(dims, keepdim) if dims else part.clone() for part in a)
+    if dtype is not None:
+        value = a.value.to(dtype).sum(dims, keepdim)
     return r.rounded(value, error, magnitude, r.of_sum(count_of(a.value, dims)))
 
 
 def mean(r: Roundings, operand: Any, *, dim: Dims = None, keepdim: bool = False, dtype: Any = None) -> Parts:
     value = Parts.of(operand).value
     count = count_of(value, dims_of(value, dim))
-    return div(r, total(r, operand, dim=dim, keepdim=keepdim).wrapped(), float(count))
+    return div(r, total(r, operand, dim=dim, keepdim=keepdim, dtype=dtype).wrapped(), float(count))
 
 
 def amax(r: Roundings, operand: Any, *, dim: Dims = (), keepdim: bool = False) -> Parts:
