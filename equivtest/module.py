@@ -133,5 +133,6 @@ def _require_bounds(case: ModuleCase) -> None:
         if is_too_wide(tensor):
             raise Misuse(
                 f"{case.build}: in {case.dtype}, with x of shape {case.x_shape}, the roundings of a correct module may "
-                f"come to more than {limits.TOO_WIDE:g} of {name}: judge a smaller part, or take smaller shapes"
+                f"come to more than {limits.TOO_WIDE:g} of {name}: judge a smaller part, or take smaller shapes; masks "
+                "are to be -torch.inf, since torch.finfo(dtype).min may overflow"
             )

@@ -43,6 +43,20 @@ def curved() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 8), nn.GELU(), nn.Linear(8, 2))
 
 
+class Masked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores = self.linear(x) + torch.full((x.shape[0], 3), -torch.inf).triu(1)
+        return scores.softmax(-1)
+
+
+def masked() -> nn.Module:
+    return Masked()
+
+
 def dropout() -> nn.Module:
     return nn.Dropout()
 

@@ -38,6 +38,38 @@ def _rotated(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return torch.cat([left * angles.cos() - right * angles.sin(), left * angles.sin() + right * angles.cos()], -1)
 
 
+def _taken_away(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Nearly all of it."""
+    rows = torch.arange(x.shape[0])
+    return (x @ weight).index_add(0, rows, x.flip(1) @ weight.flip(0), alpha=-1) + 1e-6 * x
+
+
+def stored_in_16_bits(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    stored = torch.zeros_like(x, dtype=torch.bfloat16)
+    stored[:] = x @ weight
+    return stored.to(x.dtype)
+
+
+class Cached(nn.Module):
+    """Written to memory that it had before."""
+
+    cache: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("cache", torch.zeros(5, FEATURES))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.cache[:3] = x[:3]
+        return self.cache.exp()
+
+
+def _foreach(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    products = [(x @ weight).detach()]
+    torch._foreach_mul_(products, 2)
+    return products[0]
+
+
 def _written(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Into memory of its own, in place."""
     total = torch.zeros_like(x)
@@ -76,6 +108,8 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
     "mean squares": of(lambda x, w: functional.mse_loss(x @ w, x)),
     "rotated": of(_rotated),
     "written": of(_written),
+    "taken away": of(_taken_away),
+    "masked by numbers": of(lambda x, w: ((x @ w) + torch.ones(5, 6).triu(1).bool() * -1e9).softmax(-1)),
 }
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
@@ -85,6 +119,15 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "floored": (of(lambda x, w: torch.div(x @ w, 2, rounding_mode="floor")), "of fmod no bound is known"),
     "an exponent": (of(lambda x, w: x ** w[:5]), "of pow no bound is known"),
     "a number": (of(lambda x, w: x * (x @ w).sum().item()), r"of item\(\) no bound is known"),
+    "shuffled": (of(lambda x, w: (x @ w)[torch.randperm(5)]), "randperm draws at random"),
+    "bits": (of(lambda x, w: (x @ w).view(torch.int64) % 2 * x), "of view no bound is known"),
+    "written as integers": (
+        of(lambda x, w: torch.zeros(5, 6, dtype=torch.int64).copy_(x @ w) * x),
+        "of copy_ no bound is known",
+    ),
+    "many at once": (of(_foreach), "of _foreach_mul_ no bound is known"),
+    "padded": (of(lambda x, w: functional.pad(x @ w, (1, 1))), "of copy_to no bound is known .a part of constant_pad"),
+    "cached": (Cached, "copy_ writes into a tensor that was made before"),
     "sorted": (of(lambda x, w: (x @ w).sort().values), "sort"),
     "counted": (lambda: nn.BatchNorm1d(FEATURES), "writes into a tensor that was made before"),
 }

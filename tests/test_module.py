@@ -178,6 +178,13 @@ def test_what_rounds_is_judged_within_bounds(pool: Pool, parallelize: str, world
     assert {verdict.kind for verdict in check("module", case, pool)} == {"holds"}
 
 
+def test_a_module_may_make_its_mask_itself() -> None:
+    """On the CPU, when its shapes are asked for on no device."""
+    case = case_of("masked", dtype="float64", values=(("real", 0),))
+
+    assert expect(case, 0).tensors["output"].value.shape == (2, 3)
+
+
 @pytest.mark.ranks
 def test_what_rounds_and_is_another_function_is_refuted(pool: Pool) -> None:
     case = case_of("curved", "with_another_gelu", dtype="float64", values=(("real", 0),))

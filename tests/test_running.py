@@ -11,7 +11,7 @@ from torch import nn
 
 from equivtest.oracle.exact import InexactData
 from equivtest.oracle.rounding import Bounded
-from tests.running_modules import FEATURES, MODULES, REFUSED, Of, of
+from tests.running_modules import FEATURES, MODULES, REFUSED, Of, of, stored_in_16_bits
 from tests.running_programs import SCALES, Tensors, actual, bound_of, given_of, programs
 
 each_module = pytest.mark.parametrize("make", MODULES.values(), ids=MODULES.keys())
@@ -20,6 +20,8 @@ each_module = pytest.mark.parametrize("make", MODULES.values(), ids=MODULES.keys
 def margin(right: dict[str, Bounded], found: Tensors) -> float:
     """The largest error over what is allowed."""
     assert right.keys() == found.keys()
+    for name, bounded in right.items():
+        assert bool((bounded.allowed >= 0).all()) and torch.equal(found[name].isnan(), bounded.value.isnan()), name
     ratios = [(found[name] - bounded.value).abs() / bounded.allowed for name, bounded in right.items()]
     return max(float(ratio.nan_to_num(nan=0.0).max()) for ratio in ratios)  # 0 / 0, and what is NaN in both
 
@@ -39,8 +41,9 @@ def test_no_correct_program_is_beyond_the_bound(
 
 @each_module
 def test_a_small_error_is_beyond_the_bound(make: Callable[[], nn.Module]) -> None:
-    """In float64 the bound allows no more than a millionth of the root mean square of anything."""
+    """In float64 the bound allows no more than a millionth of the root mean square of anything but of what is zero."""
     for name, bounded in bound_of(make, given_of(make, torch.float64)).items():
+        assert bool(bounded.allowed.isfinite().all()), name
         assert 0 < bounded.allowed.max() < 1e-6 * bounded.value.square().mean().sqrt() or bool(
             (bounded.value.abs() <= bounded.allowed).all()
         ), name
@@ -102,6 +105,23 @@ def test_more_ranks_and_more_terms_allow_more() -> None:
     assert bool(
         (bound_of(make, given, ranks=8)["output"].allowed > bound_of(make, given, ranks=1)["output"].allowed).all()
     )
+
+
+def test_what_is_written_in_16_bits_rounds_to_these() -> None:
+    given = given_of(of(torch.mm), torch.float64)
+    right = bound_of(of(stored_in_16_bits), given)["output"]
+
+    assert bool((right.allowed > 2.0**-9 * right.value.abs()).all())
+
+
+def test_what_may_be_anything_is_allowed_to_be() -> None:
+    """Never NaN, beside which nothing would be allowed."""
+    right = bound_of(
+        of(lambda x, w: (x @ w).masked_fill(torch.eye(5, 6).bool(), -1e308).softmax(-1)),
+        given_of(of(torch.mm), torch.float64),
+    )
+
+    assert not any(bool(bounded.allowed.isnan().any()) for bounded in right.values())
 
 
 def test_a_module_that_computes_in_another_dtype_rounds_as_that_does() -> None:

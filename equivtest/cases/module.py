@@ -103,7 +103,7 @@ def shapes_of(build: str, x_shape: Shape) -> dict[str, Shape]:
     module = call_builder(build)
     parameters = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}  # "meta" unties them
     try:
-        with torch.no_grad():
+        with torch.no_grad(), torch.device("meta"):  # where nothing is computed
             output = module.to("meta")(torch.empty(x_shape, device="meta"))
     except Exception as error:
         raise Misuse(f"{build}: the unsharded module does not take an x of shape {x_shape}: {error}") from error

@@ -35,7 +35,12 @@ MOVES = frozenset(
 )  # fmt: skip
 """Operations that only move or choose values, no larger in magnitude than what they give on magnitudes."""
 
-SUMS = frozenset({"add", "add_", "select_backward", "slice_backward", "sum", "index_put", "index_put_"})
+SUMS = frozenset(
+    {
+        "add", "add_", "cumsum", "index_add", "index_put", "index_put_", "scatter_add", "select_backward",
+        "slice_backward", "sum",
+    }
+)  # fmt: skip
 """Operations that add elements."""
 
 PRODUCTS = frozenset({"mm", "bmm", "mv", "dot", "mul", "addmm", "baddbmm", "addmv"})

@@ -92,6 +92,11 @@ def _within_bounds(case: ModuleCase, given: Mapping[str, torch.Tensor]) -> dict[
             f"{case.build}, with x of shape {case.x_shape}: {error}: leave it out of the module that is judged, or "
             "write a case family with an oracle of its own"
         ) from error
+    except Exception as error:  # an arbitrary module's, of a tensor that is not the usual one
+        raise Misuse(
+            f"{case.build}, with x of shape {case.x_shape}, cannot be followed operation by operation: "
+            f"{type(error).__name__}: {error}"
+        ) from error
     return {name: Found.within(counted.bounded(tensor)) for name, tensor in _answers(module, x, output).items()}
 
 

@@ -48,6 +48,9 @@ MADE = frozenset(
 RANDOM = frozenset(
     {"bernoulli", "multinomial", "normal", "rand", "rand_like", "randint", "randn", "randn_like", "randperm", "uniform"}
 )
+UNKNOWN = frozenset({"equal", "_local_scalar_dense"})
+"""Operations whose result is a number or a bool of Python, on which the module may decide."""
+
 WORDS = {"_local_scalar_dense": "item()"}
 """Operators by the names that a person knows them by."""
 
@@ -83,6 +86,7 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
         assert isinstance(tensor, Ranged)
         averaged = self.roundings.own(tensor.magnitude, self.roundings.of_sum(0), tensor.value.dtype)
         allowed = (tensor.error + averaged) * (1 + 2**-20)  # for the roundings of errors themselves
+        allowed = allowed.nan_to_num(nan=torch.inf, posinf=torch.inf)
         if self.undecided:
             allowed = torch.full_like(allowed, torch.inf)
         derivation = (
@@ -93,16 +97,30 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         name, kwargs = func.overloadpacket.__name__, kwargs or {}
+        if name.rstrip("_") in RANDOM or name in UNKNOWN or (name == "view" and func._overloadname == "dtype"):
+            raise _unknown(name)
         if name.endswith("_") and not name.endswith("__"):
             return self._write(func, name.rstrip("_"), args, kwargs)
         floats = [each for each in tree_flatten((args, kwargs))[0] if is_floating(each)]
         if name in MADE or not floats:
-            return _made(func, name, args, kwargs)
-        if name in ("_to_copy", "to"):
-            return self._converted(func, args, kwargs)
+            return self._made(func, name, args, kwargs)
         if name in MOVES:
             return _moved(func, args, kwargs)
+        if name in ("_to_copy", "to"):
+            return self._converted(func, args, kwargs)
         return self._computed(func, name, args, kwargs)
+
+    def _made(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What hangs on no floating-point value is the same for everybody, but for what rounds."""
+        result = func(*_values(args), **_values(kwargs))
+        if not any(map(is_floating, tree_flatten(result)[0])):
+            return result
+        if name in RULES or name in REDUCTIONS:  # of integers, such as a mask times a number
+            rounded = Parts.of(result)
+            return self.roundings.rounded(result, rounded.error, rounded.magnitude, self.roundings.of_curve).wrapped()
+        if name not in MADE | MOVES | {"_to_copy", "to"}:
+            raise _unknown(name)
+        return tree_map_only(torch.Tensor, lambda each: Parts.of(each).wrapped() if is_floating(each) else each, result)
 
     def _computed(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if name in COMPARES:
@@ -112,8 +130,11 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.num_operations += 1
             return found.wrapped() if isinstance(found, Parts) else tuple(parts.wrapped() for parts in found)
         taken_apart: Callable[..., Any] = decomposition_table.get(func, func.decompose)
-        with self:
-            result = taken_apart(*args, **kwargs)
+        try:
+            with self:
+                result = taken_apart(*args, **kwargs)
+        except InexactData as error:
+            raise InexactData(f"{error} (a part of {name})") from None
         if result is NotImplemented:
             raise _unknown(name)
         return result
@@ -124,7 +145,8 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
             names = [argument.name for argument in func._schema.arguments[1:]]
             return REDUCTIONS[name](self.roundings, args[0], **dict(zip(names, args[1:], strict=False)), **kwargs)
         if name in SUMS:
-            value, error, magnitude = _each(func, args, kwargs)
+            sizes = {**kwargs, "alpha": abs(kwargs["alpha"])} if "alpha" in kwargs else kwargs
+            value, error, magnitude = _each(func, args, kwargs, sizes)
             return self.roundings.rounded(value, error, magnitude, self.roundings.of_sum(value.numel() + _most(args)))
         if name == "masked_fill":
             return RULES["where"](self.roundings, args[1], args[2], args[0])
@@ -137,7 +159,7 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
         parts = Parts.of(args[0])
         value = func(parts.value, *args[1:], **kwargs)
         if not is_floating(value):
-            if bool((parts.error > 0).any()):
+            if _are_off(args):
                 raise InexactData("of a conversion to integers no bound is known")
             return value
         if value.dtype == parts.value.dtype:
@@ -148,13 +170,15 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if args[0] is not args[1]:  # which only a NaN is not equal to
             a, b = map(Parts.of, args)
             error = a.error + b.error
-            self.undecided |= bool((((a.value.double() - b.value).abs() <= error) & (error > 0)).any())
+            self.undecided |= bool((((a.value.double() - b.value.double()).abs() <= error) & (error > 0)).any())
         return func(*_values(args))
 
     def _write(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An operation in place: computed apart, then written."""
         target, *others = args
         if not is_floating(target):
+            if not isinstance(target, torch.Tensor) or _are_off((others, kwargs)):
+                raise _unknown(f"{name}_")
             return func(*_values(args), **_values(kwargs))
         if name in SETS:
             found = Parts.of(others[0] if others else SETS[name])
@@ -166,6 +190,8 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 found = Parts.of(apart(*args, **kwargs))
         if not isinstance(target, Ranged):
             raise InexactData(f"{name}_ writes into a tensor that was made before the module ran")
+        if found.value.dtype != target.dtype:
+            found = self.roundings.rounded(found.value.to(target.dtype), found.error, found.magnitude)
         for part, written in zip(Parts.of(target), found, strict=True):
             part.copy_(written)
         return target
@@ -181,29 +207,26 @@ def is_floating(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
-def _made(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What hangs on no floating-point value: the same for everybody, unless it is drawn at random."""
-    result = func(*_values(args), **_values(kwargs))
-    if not any(map(is_floating, tree_flatten(result)[0])):
-        return result
-    if name not in MADE | MOVES | {"_to_copy", "to"}:
-        raise _unknown(name)
-    return tree_map_only(torch.Tensor, lambda each: Parts.of(each).wrapped() if is_floating(each) else each, result)
+def _are_off(tree: Any) -> bool:
+    """Whether a correct program may have other values somewhere."""
+    return any(isinstance(each, Ranged) and bool((each.error > 0).any()) for each in tree_flatten(tree)[0])
 
 
 def _moved(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Each of the three is moved alike."""
-    moved = _each(func, args, kwargs)
+    """Each of the three is moved alike; what was made before the module ran stays what it is, views of it too."""
+    if not any(isinstance(each, Ranged) for each in tree_flatten((args, kwargs))[0]):
+        return func(*args, **kwargs)
+    moved = _each(func, args, kwargs, kwargs)
     if isinstance(moved[0], torch.Tensor):
         return Ranged(*moved)
     return type(moved[0])(Ranged(*each) for each in zip(*moved, strict=True))
 
 
-def _each(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """What an operation makes of the values, of the errors and of the magnitudes."""
+def _each(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: dict[str, Any]) -> list[Any]:
+    """What an operation makes of the values, and, with the factors' sizes, of the errors and of the magnitudes."""
     return [
-        func(*tree_map(partial(_part, place=place), args), **tree_map(partial(_part, place=place), kwargs))
-        for place in range(3)
+        func(*tree_map(partial(_part, place=place), args), **tree_map(partial(_part, place=place), how))
+        for place, how in enumerate((kwargs, sizes, sizes))
     ]
 
 

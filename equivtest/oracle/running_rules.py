@@ -25,7 +25,8 @@ from typing import Any
 import torch
 
 from equivtest.oracle.ranged import Parts
-from equivtest.oracle.rounding import Arithmetic, gamma, where_finite
+from equivtest.oracle.rounding import U_REFERENCE, Arithmetic, gamma, underflow, where_finite
+from equivtest.tensors import dtype_name
 
 Dims = int | Sequence[int] | None
 Rule = Callable[..., Parts]
@@ -63,14 +64,15 @@ class Roundings:
         """Of results of such magnitude, partial ones too, after `num` roundings and SPARE, in two programs."""
         count = num + SPARE
         u = max(self.u, torch.finfo(dtype).eps / 2)  # a module may compute in another dtype than its own
-        lost = count * max(self.arithmetic.eta, self.arithmetic.eta_a)
+        lost = count * max(self.arithmetic.eta, self.arithmetic.eta_a, underflow(dtype_name(dtype)))
         return torch.where(magnitude == 0, 0.0, 2 * (gamma(count, u) * magnitude + lost))
 
     def rounded(self, value: torch.Tensor, error: torch.Tensor, magnitude: torch.Tensor, num: int = 0) -> Parts:
         """A result with what computing it adds: anything where it, or a share of it, may overflow."""
         error = error + self.own(magnitude, num, value.dtype)
         magnitude = torch.maximum(magnitude, value.double().abs()) + error
-        return Parts(value, where_finite(magnitude, self.arithmetic.largest, error), magnitude)
+        largest = min(self.arithmetic.largest, torch.finfo(value.dtype).max)
+        return Parts(value, where_finite(magnitude, largest, error), magnitude)
 
 
 def add(r: Roundings, left: Any, right: Any, *, alpha: float = 1) -> Parts:
@@ -140,9 +142,13 @@ def mean(r: Roundings, operand: Any, *, dim: Dims = None, keepdim: bool = False,
 
 
 def amax(r: Roundings, operand: Any, *, dim: Dims = (), keepdim: bool = False) -> Parts:
+    """Between the largest of v - e and the largest of v + e, each rounded once here: what is far below has no say."""
     a = Parts.of(operand)
     dims = dims_of(a.value, dim)
-    return _chosen(a.value.amax(dims, keepdim), a.error.amax(dims, keepdim))
+    value, most = a.value.amax(dims, keepdim), a.error.amax(dims, keepdim)
+    low, high = (each.amax(dims, keepdim) for each in (a.value - a.error, a.value + a.error))
+    error = torch.maximum(high - value, value - low) + 2 * U_REFERENCE * value.double().abs()
+    return _chosen(value, torch.where(most == 0, 0.0, error.nan_to_num(nan=math.inf)))
 
 
 def larger(r: Roundings, left: Any, right: Any) -> Parts:
