@@ -133,6 +133,6 @@ def _require_bounds(case: ModuleCase) -> None:
         if is_too_wide(tensor):
             raise Misuse(
                 f"{case.build}: in {case.dtype}, with x of shape {case.x_shape}, the roundings of a correct module may "
-                f"come to more than {limits.TOO_WIDE:g} of {name}: judge a smaller part, or take smaller shapes; masks "
-                "are to be -torch.inf, since torch.finfo(dtype).min may overflow"
+                f"come to more than {limits.TOO_WIDE:g} of {name}: judge a smaller part, or take smaller shapes "
+                "(to anything where torch.finfo(dtype).min in a mask may overflow, or equal numbers are compared)"
             )

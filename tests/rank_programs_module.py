@@ -53,6 +53,12 @@ class Masked(nn.Module):
         return scores.softmax(-1)
 
 
+def noisy() -> nn.Module:
+    module = nn.Linear(3, 3)
+    module.register_buffer("noise", torch.randn(3))
+    return module
+
+
 def masked() -> nn.Module:
     return Masked()
 

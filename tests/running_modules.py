@@ -50,6 +50,19 @@ def stored_in_16_bits(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return stored.to(x.dtype)
 
 
+class MaskedHeads(nn.Module):
+    """Attention that is asked for its weights, which takes another way than without."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = nn.MultiheadAttention(FEATURES, 2, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = torch.ones(x.shape[0], x.shape[0]).triu(1).bool()
+        attended, weights = self.heads(x, x, x, attn_mask=mask)
+        return torch.cat([attended, weights], -1)
+
+
 class Cached(nn.Module):
     """Written to memory that it had before."""
 
@@ -109,6 +122,11 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
     "rotated": of(_rotated),
     "written": of(_written),
     "taken away": of(_taken_away),
+    "with integers": of(lambda x, w: torch.cat([x @ w, torch.arange(-2, 3)[:, None]], -1).sigmoid()),
+    "summed curves": of(lambda x, w: (x @ w).tanh().sum(-1)),
+    "reciprocal": of(lambda x, w: x @ w + (2 + x.square()) ** -1 + (-3 - x.square()) ** -3),
+    "masked heads": lambda: MaskedHeads(),
+    "scaled mask": of(lambda x, w: ((x @ w) + torch.full((5, 6), -torch.inf).triu(1) / 2).softmax(-1)),
     "masked by numbers": of(lambda x, w: ((x @ w) + torch.ones(5, 6).triu(1).bool() * -1e9).softmax(-1)),
 }
 
@@ -119,6 +137,10 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "floored": (of(lambda x, w: torch.div(x @ w, 2, rounding_mode="floor")), "of fmod no bound is known"),
     "an exponent": (of(lambda x, w: x ** w[:5]), "of pow no bound is known"),
     "a number": (of(lambda x, w: x * (x @ w).sum().item()), r"of item\(\) no bound is known"),
+    "elsewhere": (of(lambda x, w: torch.cumsum((x @ w).detach(), -1, out=torch.zeros(5, 6)) * x), "no bound is known"),
+    "shuffled by hand": (of(lambda x, w: (x @ w)[torch.randint_like(torch.arange(5), 5)]), "randint_like draws at"),
+    "drawn in place": (of(lambda x, w: (x @ w)[torch.zeros(5).long().random_(5)]), "random_ draws at random"),
+    "a sixth in float32": (nn.Hardsigmoid, "of hardsigmoid_backward no bound is known"),
     "shuffled": (of(lambda x, w: (x @ w)[torch.randperm(5)]), "randperm draws at random"),
     "bits": (of(lambda x, w: (x @ w).view(torch.int64) % 2 * x), "of view no bound is known"),
     "written as integers": (

@@ -9,7 +9,7 @@ import torch
 
 from equivtest import limits
 from equivtest.cases.base import from_code
-from equivtest.cases.module import ModuleCase
+from equivtest.cases.module import ModuleCase, call_builder
 from equivtest.cases.values import draw
 from equivtest.check import check, judge
 from equivtest.errors import Misuse, ValueMismatch
@@ -176,6 +176,14 @@ def test_what_rounds_is_judged_within_bounds(pool: Pool, parallelize: str, world
     case = case_of("curved", parallelize, world_size=world_size, dtype=dtype, values=(("real", 0), ("real", 1)))
 
     assert {verdict.kind for verdict in check("module", case, pool)} == {"holds"}
+
+
+def test_what_a_builder_draws_is_the_same_every_time() -> None:
+    """In the parent and on every rank."""
+    state = torch.get_rng_state()
+    first, second = (call_builder(HERE + "noisy").get_buffer("noise") for _ in range(2))
+
+    assert torch.equal(first, second) and torch.equal(torch.get_rng_state(), state)
 
 
 def test_a_module_may_make_its_mask_itself() -> None:

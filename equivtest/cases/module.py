@@ -124,7 +124,9 @@ def call_builder(build: str) -> nn.Module:
     function = cast("Callable[[], object]", load_named(build, "build"))
     require_arguments(function, f"build {build!r}", ())
     try:
-        module = function()
+        with torch.random.fork_rng(devices=[]):  # what it draws, such as a buffer, is to be the same on every rank
+            torch.manual_seed(0)
+            module = function()
     except Exception as error:
         raise Misuse(f"build {build!r} raised {type(error).__name__}: {error}") from error
     if not isinstance(module, nn.Module):

@@ -57,7 +57,8 @@ class Parts(NamedTuple):
 
     def wrapped(self) -> Ranged:
         """As a tensor; all three in the strides of the value, so that they can be viewed alike."""
-        return Ranged(self.value, _like(self.error, self.value), _like(self.magnitude, self.value))
+        value = self.value.contiguous() if 0 in self.value.stride() else self.value
+        return Ranged(value, _like(self.error, value), _like(self.magnitude, value))
 
     @property
     def size(self) -> torch.Tensor:

@@ -68,18 +68,19 @@ class Roundings:
         return torch.where(magnitude == 0, 0.0, 2 * (gamma(count, u) * magnitude + lost))
 
     def rounded(self, value: torch.Tensor, error: torch.Tensor, magnitude: torch.Tensor, num: int = 0) -> Parts:
-        """A result with what computing it adds: anything where it, or a share of it, may overflow."""
+        """A result with what computing it adds: anything where it, or a share of it, may overflow.
+
+        Infinity is for certain where nothing that came in is off, as in a mask.
+        """
+        masked = value.isinf() & (error == 0)
         error = error + self.own(magnitude, num, value.dtype)
         magnitude = torch.maximum(magnitude, value.double().abs()) + error
         largest = min(self.arithmetic.largest, torch.finfo(value.dtype).max)
-        return Parts(value, where_finite(magnitude, largest, error), magnitude)
+        return Parts(value, torch.where(masked, 0.0, where_finite(magnitude, largest, error)), magnitude)
 
 
 def add(r: Roundings, left: Any, right: Any, *, alpha: float = 1) -> Parts:
-    """Of a term that all ranks hold each may add its part to its share of the other.
-
-    Infinity is for certain where one operand is, as in a mask.
-    """
+    """Of a term that all ranks hold each may add its part to its share of the other; infinite where a term is."""
     a, b = Parts.of(left), Parts.of(right)
     value = torch.add(_plain(left), _plain(right), alpha=alpha)
     magnitude = a.magnitude + abs(alpha) * b.magnitude
@@ -97,23 +98,30 @@ def rsub(r: Roundings, left: Any, right: Any, *, alpha: float = 1) -> Parts:
 
 
 def mul(r: Roundings, left: Any, right: Any) -> Parts:
-    return _bilinear(r, torch.mul, left, right, 0)
+    a, b = Parts.of(left), Parts.of(right)
+    error = _times(a.error, b.reach) + _times(b.error, a.size)
+    return r.rounded(torch.mul(_plain(left), _plain(right)), error, a.magnitude * b.magnitude)
 
 
 def matmul(r: Roundings, left: Any, right: Any) -> Parts:
     """mm, bmm, mv, dot: over the last dim of the left one."""
-    return _bilinear(r, torch.matmul, left, right, r.of_sum(left.shape[-1]))
-
-
-def _bilinear(r: Roundings, product: Callable[..., torch.Tensor], left: Any, right: Any, num: int) -> Parts:
     a, b = Parts.of(left), Parts.of(right)
-    error = product(a.error, b.reach) + product(a.size, b.error)
-    return r.rounded(product(_plain(left), _plain(right)), error, product(a.magnitude, b.magnitude), num)
+    error = torch.matmul(a.error, b.reach) + torch.matmul(a.size, b.error)
+    value, magnitude = torch.matmul(_plain(left), _plain(right)), torch.matmul(a.magnitude, b.magnitude)
+    return r.rounded(value, error, magnitude, r.of_sum(left.shape[-1]))
+
+
+def _times(error: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
+    """Nothing where nothing is off, of infinity too."""
+    return torch.where(error == 0, 0.0, error * size)
 
 
 def addmm(r: Roundings, plus: Any, left: Any, right: Any, *, beta: float = 1, alpha: float = 1) -> Parts:
     """And baddbmm, addmv."""
-    return add(r, mul(r, plus, beta).wrapped(), mul(r, matmul(r, left, right).wrapped(), alpha).wrapped())
+    product = matmul(r, left, right).wrapped()
+    if alpha != 1:
+        product = mul(r, product, alpha).wrapped()
+    return add(r, plus if beta == 1 else mul(r, plus, beta).wrapped(), product)
 
 
 def div(r: Roundings, left: Any, right: Any) -> Parts:
@@ -121,7 +129,7 @@ def div(r: Roundings, left: Any, right: Any) -> Parts:
     a, b = Parts.of(left), Parts.of(right)
     least = b.size - b.error
     value = torch.div(_plain(left), _plain(right))
-    error = (a.error + value.double().abs() * b.error) / least
+    error = (a.error + _times(b.error, value.double().abs())) / least
     sure = (least > 0).expand(value.shape)
     return r.rounded(value, torch.where(sure, error, math.inf), torch.where(sure, a.magnitude / least, math.inf))
 
@@ -203,6 +211,8 @@ def power(r: Roundings, operand: Any, exponent: Any) -> Parts:
         return r.rounded(a.value**exponent, a.reach**n - a.size**n, a.reach**n, int(n))
     if n == 0:
         return _chosen(a.value**exponent, torch.zeros_like(a.error))
+    if n <= -1 and n.is_integer():
+        return div(r, 1, power(r, operand, -exponent).wrapped())
     return curve(r, operand, lambda x: x**exponent, above=0.0)
 
 
