@@ -129,3 +129,11 @@ def test_a_module_that_computes_in_another_dtype_rounds_as_that_does() -> None:
     inside = bound_of(of(lambda x, w: (x.float() @ w.float()).double()), given)["output"].allowed
 
     assert bool((inside > 1e6 * bound_of(of(torch.mm), given)["output"].allowed).all())
+
+
+def test_hardsigmoid_is_refused_for_its_kernel() -> None:
+    """FINDINGS.md, 42: where this fails, torch is mended, and `UNKNOWN` need not name it."""
+    x = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+    nn.functional.hardsigmoid(x).backward()
+
+    assert x.grad is not None and float(x.grad) == float(torch.tensor(1 / 6, dtype=torch.float32)) != 1 / 6
