@@ -215,7 +215,7 @@ def test_temporary_files_of_a_killed_rank_go_with_its_world(pool: Pool) -> None:
 def test_a_disk_that_stands_still_delays_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Directories of a dead world are removed aside, yet before its pool is closed."""
     moves_again, remove = threading.Event(), scratch._remove
-    monkeypatch.setattr(scratch, "_remove", lambda path: (moves_again.wait(60), remove(path)))
+    monkeypatch.setattr(scratch, "_remove", lambda path: (moves_again.wait(5), remove(path)))
 
     with Pool(visit=VISIT) as pool:
         before = scratch_of(os.getpid())
