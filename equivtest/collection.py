@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from equivtest.errors import Misuse
-from equivtest.items import AbsentItem, EquivtestItem, KnownFailureItem, MisuseItem, SearchItem
+from equivtest.items import (
+    AbsentItem,
+    AuditItem,
+    EquivtestItem,
+    KnownFailureItem,
+    MisuseItem,
+    PropertyItem,
+    SearchItem,
+)
 from equivtest.options import settings_of
 from equivtest.profiles import plan
 from equivtest.settings import check_subjects
@@ -36,6 +44,10 @@ def collect_property(collector: pytest.Module, name: str, prop: Property) -> lis
         SearchItem.from_parent(collector, name=f"{name}[{part.label}]", prop=prop, property_name=name, part=part)
         for part in plan(settings.profile, settings.world_sizes, prop.weight)
     ]
+    if settings.audits and not prop.refuses_only and max(settings.world_sizes) > 1:
+        items.append(AuditItem.from_parent(collector, name=f"{name}[audit]", prop=prop, property_name=name))
+    if settings.profile.audits_alone:
+        return items
     claims = {claim.name for claim in prop.claims}
     for entry in settings.known.of(subject):
         if entry.claim in claims:
@@ -63,32 +75,34 @@ def arrange(session: pytest.Session, items: list[pytest.Item]) -> None:
             raise pytest.UsageError(f"equivtest: {error}") from None
         items[:] = [MisuseItem.from_parent(session, name="options", message=str(error))]
         return
-    others = [item for item in items if not isinstance(item, KnownFailureItem | SearchItem)]
+    others = [item for item in items if not isinstance(item, KnownFailureItem | PropertyItem)]
     known = {item.nodeid: item for item in items if isinstance(item, KnownFailureItem)}
-    searches = [item for item in items if isinstance(item, SearchItem)]
-    items[:] = [*others, *sorted([*known.values(), *searches], key=_world_size)]
+    of_properties = [item for item in items if isinstance(item, PropertyItem)]
+    items[:] = [*others, *sorted([*known.values(), *of_properties], key=_world_size)]
 
 
 def manifest(session: pytest.Session) -> list[dict[str, Any]]:
-    """Every property of the session with the labels of the searches that are to run."""
+    """Every property of the session with the labels of the searches that are to run, and of its audit."""
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for item in session.items:
-        if isinstance(item, SearchItem):
+        if isinstance(item, PropertyItem):
             meta = found.setdefault((item.meta["path"], item.property_name), item.meta | {"planned": []})
-            meta["planned"].append(item.part.label)
+            meta["planned"].append(item.label)
     return list(found.values())
 
 
 def encode(item: EquivtestItem) -> str:
     """The item's payload as JSON: xdist carries plain builtin types only."""
     payload = item.payload
-    if isinstance(item, SearchItem) and "property" in payload:
+    if isinstance(item, PropertyItem) and "property" in payload:
         same = (meta for meta in manifest(item.session) if item.meta.items() <= meta.items())
         payload = payload | {"property": next(same)}
     return json.dumps(payload)
 
 
 def _world_size(item: pytest.Item) -> int:
+    if isinstance(item, AuditItem):
+        return 2  # its first cases'
     if isinstance(item, SearchItem):
         return item.part.world_size
     assert isinstance(item, KnownFailureItem)

@@ -60,13 +60,15 @@ class EquivtestItem(pytest.Item):
         raise NotImplementedError
 
 
-class SearchItem(EquivtestItem):
-    """One search of a property: a part of its cases, on one world size."""
+class PropertyItem(EquivtestItem):
+    """An item about one property, without which nothing is said of its claims."""
 
-    def __init__(self, *, prop: Property, property_name: str, part: Part, **kwargs: Any) -> None:
+    label: str
+    """What stands in brackets in its name."""
+
+    def __init__(self, *, prop: Property, property_name: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.prop, self.part = prop, part
-        self.property_name = property_name
+        self.prop, self.property_name = prop, property_name
         self.payload = {}
 
     @property
@@ -84,6 +86,14 @@ class SearchItem(EquivtestItem):
             "conclusive_shards": list(self.prop.conclusive_shards),
             "shards": self.prop.shards,
         }
+
+
+class SearchItem(PropertyItem):
+    """One search of a property: a part of its cases, on one world size."""
+
+    def __init__(self, *, part: Part, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.part, self.label = part, part.label
 
     def judge(self) -> None:
         settings = settings_of(self.config)
@@ -129,6 +139,31 @@ class SearchItem(EquivtestItem):
         """
         searches = [item.part for item in self.session.items if isinstance(item, SearchItem)]
         return self.part.cost / sum(part.cost for part in searches)
+
+
+class AuditItem(PropertyItem):
+    """Whether the property's claims see its collectives: without it a green might be one that nothing turns red."""
+
+    label = "audit"
+
+    def judge(self) -> None:
+        from equivtest.audit import audit
+
+        settings = settings_of(self.config)
+        found = audit(
+            self.prop,
+            pool_of(self.config),
+            settings.known,
+            settings.world_sizes,
+            settings.dtypes,
+            is_thorough=settings.profile.audits_alone,
+        )
+        part = {"label": self.label}
+        self.payload = {"property": self.meta, "part": part, "records": [], "failures": [], "audit": found.as_data()}
+        if found.problem:
+            raise Misuse(found.problem)
+        if not found.cases:
+            pytest.skip("not audited: in no case on several ranks did the run end in answers")
 
 
 class KnownFailureItem(EquivtestItem):

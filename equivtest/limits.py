@@ -16,6 +16,7 @@ WATCH_S = 0.2  # between a rank's looks at the size of what its C code prints; P
 SHRINK_S = 60.0  # one failure's shrinking; then the smallest case so far is reported
 SETTLE_S = 0.1  # for the backend's threads to let go of a collective's buffers; they take microseconds
 GIT_S = 5.0  # for git to name the commit of a folder; takes 0.05
+AUDIT_CASE_S = 5.0  # one visit with a spoiled collective, instead of CASE_S: ranks that disagree may wait for ever
 COLLECTIVE_S = 600.0  # the backend's own time-out: longer than CASE_S, so that the parent names the cause
 
 # Sizes.
@@ -49,3 +50,8 @@ FALSE_ALARM = 1e-12  # probability that one draw of a right subject is called wr
 SHRINK_CASE_S = 5.0  # one try while shrinking a time-out, instead of CASE_S
 SHRINK_TRIES = 15  # cases tried in each smaller world before the failure's own world is shrunk in
 BROKEN_RUNS = 5  # runs of one search that may end without answers before the search is cut short
+
+# Audits.
+AUDIT_CASES = 4  # of each world size that an audit draws; within a run it ends sooner once every collective was seen
+AUDIT_VISITS = 40  # with a spoiled collective in an audit within a run; `equivtest audit` has no such limit
+AUDIT_CALLS = 3  # calls of one kind, in one phase and group, of one visit that an audit spoils

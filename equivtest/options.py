@@ -28,6 +28,8 @@ HELP: dict[str, str] = {
     "known-failures": "Files of known failures (default shipped, the list that comes with equivtest), or none.",
     "report": "Directory for report.html, junit.xml, verdicts.jsonl, cells.csv, summary.txt, environment.json. "
     "Under pytest write --report=DIR: it takes a path that stands alone for a folder of tests.",
+    "audit": "on (default) or off: whether a few cases of each property run with a collective that does nothing, which "
+    "its claims must reject; without that, a green may be one that nothing could have turned red.",
     "max-time": f"Seconds that --profile soak lasts (default {SOAK_S:.0f}).",
 }
 """Option -> help, for pytest and for the command alike."""
@@ -37,6 +39,7 @@ _METAVARS = {
     "arithmetic": "NAME",
     "report": "DIR",
     "known-failures": "FILES",
+    "audit": "on|off",
     "max-time": "SECONDS",
 }
 _done: WeakSet[pytest.Parser] = WeakSet()

@@ -29,6 +29,7 @@ class Profile:
         repeats: Whether a search is repeated with fresh seeds until the time is up.
         requires_cells: Whether a cell of the case space without a conclusive verdict is a failure.
         per_cell: Conclusive verdicts wanted on each claim in every cell, on cases beyond `single` and `several`.
+        audits_alone: Whether nothing runs but each property's audit, whole.
     """
 
     single: int
@@ -38,13 +39,18 @@ class Profile:
     repeats: bool = False
     requires_cells: bool = False
     per_cell: int = 0
+    audits_alone: bool = False
 
+
+AUDIT_PROFILE = "audit"
+"""What `equivtest audit` runs."""
 
 PROFILES: dict[str, Profile] = {
     "smoke": Profile(single=1, several=1),
     "gate": Profile(single=1, several=3),
     "soak": Profile(single=1, several=4, world_sizes=limits.SOAK_WORLD_SIZES, repeats=True),
     "conformance": Profile(single=10, several=20, requires_cells=True, per_cell=PER_CELL),
+    AUDIT_PROFILE: Profile(single=0, several=0, audits_alone=True),
 }
 
 DEFAULT_PROFILE = "gate"
@@ -80,6 +86,8 @@ def plan(profile: Profile, world_sizes: Iterable[int], weight: int = 1) -> tuple
     parts = []
     for world_size in world_sizes:
         num_cases = weight * (profile.single if world_size == 1 else profile.several)
+        if not num_cases:
+            continue
         num_parts = -(-num_cases // profile.chunk)
         sizes = [num_cases // num_parts + (index < num_cases % num_parts) for index in range(num_parts)]
         per_cell = -(-profile.per_cell // num_parts)

@@ -43,6 +43,8 @@ class Property:
         conclusive_shards: Kinds of shards of which it has to, where not of all: none are to be had
             where every case of a kind is a known failure.
         shards: Whether its tensors are sharded at all; if not, every case counts as even.
+        without_collectives: Why its subject calls no collective on several ranks, where that is right: without such a
+            reason a run in which none is called shows nothing (`equivtest.audit`).
         requires: Package that the subject imports and equivtest does not; without it nothing is run.
     """
 
@@ -56,6 +58,7 @@ class Property:
     conclusive_dtypes: tuple[str, ...] = ()
     conclusive_shards: tuple[str, ...] = ()
     shards: bool = True
+    without_collectives: str = ""
     requires: str = ""
 
     @property

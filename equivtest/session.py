@@ -16,6 +16,7 @@ from equivtest.machine import commit_of, machine_facts, own_commit, versions_of
 from equivtest.options import settings_of, soak_seed
 from equivtest.ranks.gloo import WORKERS
 from equivtest.ranks.poison import poison_in_words
+from equivtest.report import audits
 from equivtest.report.files import write_report
 from equivtest.report.tally import CONCLUSIVE, ClaimResult, Tally
 from equivtest.report.text import summarize
@@ -31,6 +32,7 @@ class Controller:
         self.config = config
         self.tallies: dict[str, Tally] = {}
         self.known: list[dict[str, Any]] = []
+        self.audits: dict[str, dict[str, Any]] = {}  # by the property's id
         self.lines: list[str] = []  # of verdicts.jsonl
         self.reported: set[str] = set()
         self.stopped = False
@@ -55,7 +57,11 @@ class Controller:
         if "property" in data:
             tally = self.tally_of(data["property"])
             if data["part"]["label"] not in tally.done:
-                tally.add(data["part"]["label"], data["records"], data["failures"], ended=not is_misused)
+                ended = not is_misused or "audit" in data
+                tally.add(data["part"]["label"], data["records"], data["failures"], ended=ended)
+            if "audit" in data:
+                self.audits[tally.id] = data["audit"] | {"property": tally.meta["name"]}
+                tally.unshown = data["audit"]["problem"]
             if settings_of(self.config).report_dir is not None:
                 self.lines += [json.dumps(record) for record in data["records"]]
 
@@ -71,6 +77,8 @@ class Controller:
 
     def report_claims(self, session: pytest.Session, *, at_end: bool = False) -> None:
         """Reports the claims of every property whose searches have all ended, each once."""
+        if settings_of(self.config).profile.audits_alone:
+            return
         for tally in list(self.tallies.values()):
             if tally.id in self.reported or not (at_end or tally.is_complete):
                 continue
@@ -122,7 +130,14 @@ class Controller:
         directory = settings_of(self.config).report_dir
         if directory is not None and self.tallies:
             try:
-                write_report(directory, self.environment(), self.ordered(), sorted(self.lines), self.ordered_known())
+                write_report(
+                    directory,
+                    self.environment(),
+                    self.ordered(),
+                    sorted(self.lines),
+                    self.ordered_known(),
+                    self.ordered_audits(),
+                )
             except BrokenSetup as error:
                 self.trouble = str(error)
                 session.exitstatus = MISUSE_EXIT
@@ -135,14 +150,21 @@ class Controller:
         """What the items of known failures reported, by id."""
         return sorted(self.known, key=lambda entry: str(entry["id"]))
 
+    def ordered_audits(self) -> list[dict[str, Any]]:
+        """What the audits have shown, by the properties' ids."""
+        return [self.audits[name] for name in sorted(self.audits)]
+
     def summary(self, width: int) -> list[str]:
         """What stands at the end of the terminal's output."""
         if self.stopped or self.config.option.collectonly:
             return []
+        if settings_of(self.config).profile.audits_alone:
+            return audits.table(self.ordered_audits())
         return summarize(
             self.ordered(),
             seconds=time.time() - self.started_s,
             known=self.ordered_known(),
+            audits=self.ordered_audits(),
             width=width,
             wants_cells=settings_of(self.config).profile.per_cell > 0,
         )
@@ -172,6 +194,7 @@ class Controller:
             "dtypes": list(settings.dtypes),
             "subjects": [f"{name}={subject}" if subject != name else name for name, subject in settings.subjects],
             "known_failures": ", ".join(settings.known_failures) or "none",
+            "audit": "on" if settings.audits else "off",
             "command": sys.argv,
             "complete": all(tally.is_complete for tally in self.tallies.values()),
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.started_s)),
@@ -191,7 +214,7 @@ def header(config: pytest.Config) -> list[str]:
         f"equivtest {version_of('equivtest')}: torch {version_of('torch')}, "
         f"backend {settings.backend} on {settings.device}{on}, {known} known failure{'s' * (known != 1)}",
         f"equivtest profile {settings.profile_name}: {seeds}; world sizes {_join(settings.world_sizes)}; "
-        f"dtypes {_join(settings.dtypes)}",
+        f"dtypes {_join(settings.dtypes)}{'' if settings.audits else '; not audited'}",
     ]
 
 

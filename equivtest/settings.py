@@ -32,6 +32,7 @@ class Settings:
         subjects: (name of a property or its subject, what to judge under it); empty means all.
         known_failures: Files, SHIPPED_LIST among them for the one that comes with the package.
         arithmetic: 'package.module:NAME' of the backend's own arithmetic; '' for torch's on the CPU.
+        audits: Whether each property is audited (`equivtest.audit`).
         max_time_s: Seconds a soak lasts.
     """
 
@@ -45,6 +46,7 @@ class Settings:
     subjects: tuple[tuple[str, str], ...] = ()
     known_failures: tuple[str, ...] = (SHIPPED_LIST,)
     report_dir: Path | None = None
+    audits: bool = True
     max_time_s: float = SOAK_S
 
     @property
@@ -109,6 +111,7 @@ def parse(raw: Mapping[str, Any]) -> Settings:
         subjects=tuple(_subject(text) for text in _split(given.get("subjects"), "--subjects")),
         known_failures=_known_failures(given.get("known_failures")),
         report_dir=Path(given["report"]).absolute() if "report" in given else None,
+        audits=_audits(given.get("audit", "on"), PROFILES[profile_name]),
         max_time_s=max_time_s,
     )
 
@@ -184,6 +187,14 @@ def _known_failures(text: str | None) -> tuple[str, ...]:
                 f"equivtest; {NO_LIST!r}, alone, for none)"
             )
     return tuple(names) or (SHIPPED_LIST,)
+
+
+def _audits(text: str, profile: Profile) -> bool:
+    if text not in ("on", "off"):
+        raise Misuse(f"--audit: expected on or off, got {text!r}")
+    if text == "off" and profile.audits_alone:
+        raise Misuse("--audit off leaves nothing to run: the profile audit runs nothing else")
+    return text == "on"
 
 
 def _seconds(text: object) -> float:

@@ -60,4 +60,5 @@ sequence_rms_norm = Property(
                  parameters=("weight",), requires_grad=("x", "weight"), records=True),
     ),
     weight=2,
+    without_collectives="each rank norms its own tokens, and answers its operand of the sum that the gradient is",
 )  # fmt: skip

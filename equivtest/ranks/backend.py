@@ -33,6 +33,7 @@ class Backend:
     imports: tuple[str, ...] = ()
     start: str = ""
     arithmetic: str = ""
+    faults: bool = False
 
     def __post_init__(self) -> None:
         if not self.start:

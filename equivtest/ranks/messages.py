@@ -33,17 +33,40 @@ class Start(msgspec.Struct, frozen=True, tag=True):
     directory: bytes
 
 
+FAULTS = ("own operand", "another operand", "dropped", "poisoned", "doubled")
+"""What can be done to a collective: each rank takes its own operand for that of every rank; one rank gives what another
+one gives; nothing is sent, and what a rank gave is what it gets; nothing is sent, and what it gets is NaN or -1; each
+operand counts twice."""
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """What an audit does to one collective of a visit.
+
+    Attributes:
+        kind: One of FAULTS.
+        index: Which of the collectives that a rank calls, from 0; -1 for none.
+    """
+
+    kind: str = FAULTS[0]
+    index: int = -1
+
+
+NO_FAULT = Fault()
+
+
 class Visit(msgspec.Struct, frozen=True, tag=True):
     """Run `subject` on a case, written by `equivtest.cases.base.to_data`.
 
     Attributes:
         case_module: Defines the class of the case; imported first.
+        fault: Of a world whose groups spoil collectives, see `equivtest.ranks.faults`.
     """
 
     id: int
     subject: str
     case_module: str
     case: dict[str, Any]
+    fault: Fault = NO_FAULT
 
 
 class Probe(msgspec.Struct, frozen=True, tag=True):

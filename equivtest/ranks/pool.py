@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 
 from equivtest import limits
@@ -13,6 +13,7 @@ from equivtest.cases.base import Case
 from equivtest.errors import Misuse
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.launch import Server
+from equivtest.ranks.messages import NO_FAULT, Fault
 from equivtest.ranks.reply import Reply
 from equivtest.ranks.world import VISIT, World, not_supported
 
@@ -58,6 +59,7 @@ class Pool:
         self._visit = visit
         self._environment = dict(environment or {})
         self._worlds: dict[int, World] = {}  # by world size, the one used last at the end
+        self._faulty: World | None = None  # the one whose groups spoil collectives, kept beside the others
         self._supported: dict[int, dict[str, str]] = {}
         self._pid = os.getpid()
         self._closed = False
@@ -73,15 +75,25 @@ class Pool:
         self.close()
 
     def run(
-        self, subject: str, case: Case, *, limit_s: float | None = None, keep_if_all_raised: bool = False
+        self,
+        subject: str,
+        case: Case,
+        *,
+        limit_s: float | None = None,
+        keep_if_all_raised: bool = False,
+        fault: Fault | None = None,
     ) -> list[Reply]:
         """Every rank's reply, by rank, to one visit of `case` by `subject`; see `World.wait`.
+
+        Args:
+            fault: What is done to a collective of the visit, which then runs in a world of its own, whose groups tell
+                what is called; by default the bare backend runs it.
 
         Raises:
             BrokenSetup: ranks cannot start.
             Misuse: the pool is closed, or was made by another process.
         """
-        outstanding = self._begin(subject, case)
+        outstanding = self._begin(subject, case, fault)
         try:
             return outstanding.wait(limit_s, keep_if_all_raised=keep_if_all_raised)
         except BaseException:  # Ctrl-C: the ranks may be anywhere
@@ -127,17 +139,18 @@ class Pool:
         self._closed = True
         atexit.unregister(self.close)
         try:
+            self._end_faulty()
             for world in self._worlds.values():
                 world.stop()
         finally:
             self._worlds.clear()
             self._server.close()
 
-    def _begin(self, subject: str, case: Case) -> _Outstanding:
-        world = self._world(case.num_processes)
+    def _begin(self, subject: str, case: Case, fault: Fault | None = None) -> _Outstanding:
+        world = self._world(case.num_processes) if fault is None else self._faulty_world(case.num_processes)
         if reason := world.supports(case.dtype):
             return _Outstanding(case, None, 0, reason)
-        return _Outstanding(case, world, world.start_visit(subject, case))
+        return _Outstanding(case, world, world.start_visit(subject, case, fault or NO_FAULT))
 
     def _world(self, world_size: int) -> World:
         """The living world of this size, started if need be, and marked as the one used last."""
@@ -150,6 +163,21 @@ class Pool:
             world = self._start_world(world_size)
         self._worlds[world_size] = world
         return world
+
+    def _faulty_world(self, world_size: int) -> World:
+        """A living world of this size whose groups spoil collectives; the one of another size ends."""
+        self._check_usable()
+        if self._faulty is None or not self._faulty.alive or self._faulty.world_size != world_size:
+            self._end_faulty()
+            self._faulty = self._start_world(world_size, replace(self.backend, faults=True))
+        return self._faulty
+
+    def _end_faulty(self) -> None:
+        world, self._faulty = self._faulty, None
+        if world is not None and world.alive:
+            world.stop()
+        elif world is not None:
+            world.kill()
 
     def _check_usable(self) -> None:
         if self._pid != os.getpid():
@@ -165,13 +193,13 @@ class Pool:
         while len(self._worlds) >= self._max_worlds:
             self._worlds.pop(next(iter(self._worlds))).stop()
 
-    def _start_world(self, world_size: int) -> World:
+    def _start_world(self, world_size: int, backend: Backend | None = None) -> World:
         if not self._server.alive:
             self._server.close()
             self._server = self._start_server()
         return World(
             world_size,
-            self.backend,
+            backend or self.backend,
             self._server,
             visit=self._visit,
             environment=self._environment,

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from equivtest import limits
 from equivtest.cases.base import Case, from_data
 from equivtest.errors import Misuse, Unsupported
+from equivtest.ranks import faults
 from equivtest.ranks.backend import Backend, choose_device
 from equivtest.ranks.channel import Channel
 from equivtest.ranks.failure import describe_exception
@@ -94,7 +95,7 @@ class Rank:
         self._device = choose_device(start.backend, start.rank)
         use_few_workers()
         dist.init_process_group(
-            start.backend.name,
+            self._backend_name(),
             store=dist.FileStore(str(self._scratch / "rendezvous"), start.world_size),  # type: ignore[attr-defined]
             rank=start.rank,
             world_size=start.world_size,
@@ -102,6 +103,11 @@ class Rank:
         )
         self._visit = _import_function(start.visit)
         return ()
+
+    def _backend_name(self) -> str:
+        """What to ask torch for."""
+        backend = self._start.backend
+        return faults.register(backend.name, backend.device) if backend.faults else backend.name
 
     def work(self, task: Task) -> Answers:
         """Does what a request asks; raises what the subject raises."""
@@ -112,6 +118,7 @@ class Rank:
             probe_dtype(getattr(torch, task.dtype), self._device)
             return ()
         assert self._visit is not None
+        faults.plan(task.fault)
         return self._visit(task.subject, _read_case(task), self._start.backend)
 
     def answer(self, request_id: int, work: Callable[[], Answers]) -> bytes:

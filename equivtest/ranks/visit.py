@@ -16,6 +16,7 @@ from equivtest.cases.base import Case
 from equivtest.cases.values import draw
 from equivtest.errors import Misuse
 from equivtest.layout import Layout
+from equivtest.ranks import faults
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.meshes import mesh_for, rank_in
 from equivtest.ranks.poison import poisoned
@@ -54,10 +55,11 @@ def visit_draw(function: Subject, case: Case, index: int, mesh: DeviceMesh) -> A
     before = {name: (tensor.detach().clone(), tensor.requires_grad) for name, tensor in given.items()}
     records = case.records and all(map(is_recordable, mesh.get_all_groups()))
     recorder = Recorder(mesh.mesh.flatten().tolist()) if records else None
+    faults.begin()
     with recorder or nullcontext():
         returned = function(case, mesh, given)
     answers, flags = collect(case, returned)
-    found = None if recorder is None else tuple(recorder.found)
+    found = faults.called() if recorder is None else tuple(recorder.found)
     return Answer(answers, flags, tuple(touched(given, before)), collectives=found)
 
 

@@ -15,7 +15,18 @@ from equivtest.ranks.backend import Backend
 from equivtest.ranks.collect import Collector
 from equivtest.ranks.first_cause import first_cause
 from equivtest.ranks.launch import RankProcess, Server
-from equivtest.ranks.messages import START_ID, Probe, Start, Stop, Support, Visit, encode_request, import_path
+from equivtest.ranks.messages import (
+    NO_FAULT,
+    START_ID,
+    Fault,
+    Probe,
+    Start,
+    Stop,
+    Support,
+    Visit,
+    encode_request,
+    import_path,
+)
 from equivtest.ranks.reply import Reply
 from equivtest.ranks.scratch import Scratch, temporary_roots
 from equivtest.ranks.surroundings import temporary_files_in
@@ -91,11 +102,11 @@ class World:
         """Process ids, by rank."""
         return [process.pid for process in self._ranks]
 
-    def start_visit(self, subject: str, case: Case) -> int:
-        """Has every rank run `subject` on `case`; gives the id to wait for."""
+    def start_visit(self, subject: str, case: Case, fault: Fault = NO_FAULT) -> int:
+        """Has every rank run `subject` on `case`, spoilt by `fault`; gives the id to wait for."""
         request_id = next(self._ids)
         self._noun = "process" if case.members else "rank"
-        self._send(Visit(request_id, subject, type(case).__module__, to_data(case)))
+        self._send(Visit(request_id, subject, type(case).__module__, to_data(case), fault))
         return request_id
 
     def wait(self, request_id: int, limit_s: float | None = None, *, keep_if_all_raised: bool = False) -> list[Reply]:

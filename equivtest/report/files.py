@@ -10,7 +10,7 @@ from typing import Any
 
 from equivtest.errors import BrokenSetup
 from equivtest.profiles import PROFILES
-from equivtest.report import cells, margins
+from equivtest.report import audits, cells, margins
 from equivtest.report.tally import CONCLUSIVE, Tally
 from equivtest.report.text import summarize, totals
 
@@ -24,23 +24,28 @@ def write_report(
     tallies: Sequence[Tally],
     lines: Iterable[str],
     known: Sequence[Mapping[str, Any]],
+    audited: Sequence[Mapping[str, Any]] = (),
 ) -> None:
     """Writes everything but junit.xml, which is pytest's own.
 
     Args:
         lines: Records, one JSON object each.
         known: Known failures, as their items reported them.
+        audited: What the audits have shown, as data.
 
     Raises:
         BrokenSetup: a file cannot be written.
     """
     seconds = float(environment["seconds"])
     wants_cells = PROFILES[environment["profile"]].per_cell > 0
-    summary = summarize(tallies, seconds=seconds, known=known, width=SUMMARY_WIDTH, wants_cells=wants_cells)
+    summary = summarize(
+        tallies, seconds=seconds, known=known, audits=audited, width=SUMMARY_WIDTH, wants_cells=wants_cells
+    )
     texts = {
         "verdicts.jsonl": "".join(f"{line}\n" for line in lines),
         "summary.txt": "".join(f"{line}\n" for line in summary),
         "cells.csv": cells.as_csv(tallies),
+        "audit.csv": audits.as_csv(audited),
         "environment.json": json.dumps(environment, indent=2) + "\n",
         "report.html": as_html(environment, tallies, known),
     }

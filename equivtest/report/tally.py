@@ -56,6 +56,7 @@ class Tally:
         lacking: (cell, what the backend could not do) -> verdicts that are open for it.
         failures: Shrunk failures, in order of arrival.
         slowest: (seconds, code of the case), the slowest first.
+        unshown: Why claims that hold show nothing, by the property's audit; '' where they do.
     """
 
     meta: dict[str, Any]
@@ -76,6 +77,7 @@ class Tally:
     lacking: Counter[tuple[Cell, str]] = field(default_factory=Counter)
     failures: list[dict[str, Any]] = field(default_factory=list)
     slowest: list[tuple[float, str]] = field(default_factory=list)
+    unshown: str = ""
 
     @property
     def id(self) -> str:
@@ -157,6 +159,8 @@ class Tally:
             return ClaimResult(name, "skipped", f"not finished: {ended} of {len(self.planned)} searches ended")
         if not counts:
             return ClaimResult(name, "skipped", "not run: no case was judged")
+        if counts["holds"] and self.unshown:
+            return ClaimResult(name, "skipped", f"shows nothing: {self.unshown}")
         if counts["holds"]:
             return ClaimResult(name, "passed")
         if counts.keys() == {"known"}:
@@ -170,7 +174,8 @@ class Tally:
 
     def required_cells(self, dtypes: Iterable[str]) -> list[Cell]:
         """The cells in which a conformance run has to reach conclusive verdicts."""
-        sizes = sorted({int(label.partition("-")[0].removeprefix("w")) for label in self.planned})
+        searches = [label for label in self.planned if label.startswith("w")]
+        sizes = sorted({int(label.partition("-")[0].removeprefix("w")) for label in searches})
         return [
             (size, dtype, kind)
             for size in sizes

@@ -8,6 +8,8 @@ from typing import Any
 
 from equivtest.profiles import SHARD_KINDS
 from equivtest.report import cells, margins
+from equivtest.report.audits import in_lines
+from equivtest.report.columns import aligned
 from equivtest.report.tally import FAILING, Tally
 
 NUM_SLOWEST = 3
@@ -19,6 +21,7 @@ def summarize(
     *,
     seconds: float,
     known: Sequence[Mapping[str, Any]] = (),
+    audits: Sequence[Mapping[str, Any]] = (),
     width: int = 100,
     wants_cells: bool = False,
 ) -> list[str]:
@@ -34,6 +37,7 @@ def summarize(
     notes += [f"slow    {line}" for line in _slowest(tallies)]
     notes += [line for tally in tallies for line in _not_passed(tally)]
     notes += [f"known   {entry['id']}: {entry['state']}: {entry['reason']}" for entry in known]
+    notes += in_lines(audits)
     notes = [_cut(line, width) for line in notes] + _lacking(tallies)
     return [
         *_counts_table(tallies),
@@ -134,15 +138,6 @@ def _margins_table(tallies: Sequence[Tally]) -> list[str]:
         return []
     title = "margins on real values: largest error over its allowance, per draw; draws up to each power of two"
     return [title, *aligned([margins.HEAD, *margins.rows(table)]), ""]
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows as columns: the first to the left, the others to the right."""
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    return [
-        " ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))])
-        for row in rows
-    ]
 
 
 def _slowest(tallies: Sequence[Tally]) -> list[str]:

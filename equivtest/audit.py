@@ -1,0 +1,290 @@
+"""Whether a green could have been red: what a property's claims say when a collective is spoiled.
+
+On a few cases each collective that the subject calls is spoiled in turn, below the calls of torch's own wrappers too:
+each rank takes its own operand for everyone's, or one rank gives another's, or nothing is sent, or what is sent counts
+twice (`equivtest.ranks.faults`).  Where no claim rejects the first two, the answers do not hang on what other ranks
+gave; a property of which that is so at every collective has shown nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from equivtest import limits
+from equivtest.cases.base import Case
+from equivtest.check import judge_replies
+from equivtest.chunks import Chunk, draw_cases
+from equivtest.collective import Collective
+from equivtest.errors import Misuse
+from equivtest.known import WHOLE_RUN, KnownFailures
+from equivtest.oracle.declared import load_arithmetics
+from equivtest.property import Property
+from equivtest.ranks.messages import FAULTS, NO_FAULT, Fault
+from equivtest.ranks.moves import REDUCING, WITHOUT_OPERAND_OF_ALL
+from equivtest.ranks.pool import Pool
+from equivtest.ranks.reply import Reply
+
+DECISIVE = FAULTS[:2]
+"""Faults after which a result hangs on fewer ranks' operands, and on nothing else.
+
+That a claim rejects a sum that is too small, too large or NaN says only that a result is looked at: where every rank
+has the same batch, the average of equal gradients is one of them, and no claim misses the others."""
+
+SEED = "audit"
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a subject calls a collective; a subject calls it there once or more.
+
+    Attributes:
+        group: 'mesh', or the name of the mesh's axis, or how many ranks.
+    """
+
+    kind: str
+    phase: str
+    group: str
+
+    def __str__(self) -> str:
+        on = "" if self.group == "mesh" else f" on {self.group}"
+        return f"{self.kind} in the {self.phase}{on}"
+
+
+@dataclass
+class Row:
+    """What came of one fault at one site.
+
+    Attributes:
+        runs: Visits with the fault.
+        rejected: Those of them that some claim rejected.
+        by: Claim, or kind of failure where the run itself failed -> visits.
+    """
+
+    runs: int = 0
+    rejected: int = 0
+    by: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass
+class Audit:
+    """What an audit of a property has shown.
+
+    Attributes:
+        cases: Cases on which the subject held without a fault.
+        rows: (site, kind of fault) -> what came of it.
+        without_collectives: The property's reason why none is called, or ''.
+    """
+
+    subject: str
+    without_collectives: str = ""
+    cases: int = 0
+    rows: dict[tuple[Site, str], Row] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def sites(self) -> list[Site]:
+        """Where a collective was called, in order of first sight."""
+        return list(dict.fromkeys(site for site, _ in self.rows))
+
+    @property
+    def unseen(self) -> list[Site]:
+        """Sites at which no claim rejected a decisive fault in any run."""
+        return [site for site in self.sites if not any(self.is_rejected(site, kind) for kind in decisive(site.kind))]
+
+    def is_rejected(self, site: Site, kind: str) -> bool:
+        """True if some claim rejected that fault there in some run."""
+        row = self.rows.get((site, kind))
+        return row is not None and row.rejected > 0
+
+    @property
+    def problem(self) -> str:
+        """Why the claims that hold show nothing, and the way out; '' where they do, or where no case was audited."""
+        if not self.cases or (not self.rows and self.without_collectives):
+            return ""
+        held = f"{self.subject} held in {self.cases} case{'s' * (self.cases != 1)} on several ranks although"
+        if not self.rows:
+            return (
+                f"{held} it called no collective: nothing shows that it is parallel. See that the plan names parts "
+                "that the module has and that its library found the process group; where no collective is needed, "
+                "say why in Property(without_collectives=...)"
+            )
+        if self.unseen != self.sites:
+            return ""
+        sites = ", ".join(map(str, self.sites))
+        return (
+            f"{held} no rank heard of another: no claim rejects it when {sites} takes each rank's own operand for that "
+            "of every rank. Hand each rank another part of the batch, module_property(..., batch='mean of parts') or "
+            "'sum of parts', or judge something that hangs on what other ranks give"
+        )
+
+    def as_data(self) -> dict[str, Any]:
+        """Plain data, for a report."""
+        rows = [
+            {
+                "collective": str(site),
+                "fault": kind,
+                "runs": row.runs,
+                "rejected": row.rejected,
+                "by": dict(row.by.most_common()),
+            }
+            for (site, kind), row in self.rows.items()
+        ]
+        return {
+            "subject": self.subject,
+            "cases": self.cases,
+            "rows": rows,
+            "unseen": list(map(str, self.unseen)),
+            "reason": self.without_collectives,
+            "problem": self.problem,
+            "seconds": round(self.seconds, 2),
+        }
+
+
+def decisive(kind: str) -> tuple[str, ...]:
+    """The faults at a collective of that kind which show, when a claim rejects one, that other ranks matter."""
+    return ("dropped",) if kind in WITHOUT_OPERAND_OF_ALL else DECISIVE
+
+
+def audit(
+    prop: Property,
+    pool: Pool,
+    known: KnownFailures,
+    world_sizes: Iterable[int],
+    dtypes: tuple[str, ...],
+    *,
+    is_thorough: bool = False,
+) -> Audit:
+    """Spoils the collectives of a property's subject and notes which claims reject it.
+
+    Args:
+        world_sizes: Those of one rank are left out.
+        is_thorough: Every kind of fault on every case, for a table; otherwise each site only until a claim rejects a
+            decisive fault there, at most limits.AUDIT_VISITS visits.
+
+    Raises:
+        BrokenSetup: ranks cannot start.
+        Misuse: the subject breaks its contract with the harness without any fault.
+    """
+    started_s = time.monotonic()
+    running = _Running(prop, pool, known, Audit(prop.subject, prop.without_collectives), is_thorough)
+    for case in _cases(prop, world_sizes, dtypes):
+        if running.is_enough:
+            break
+        running.audit_case(case)
+    running.found.seconds = time.monotonic() - started_s
+    return running.found
+
+
+def _cases(prop: Property, world_sizes: Iterable[int], dtypes: tuple[str, ...]) -> Iterator[Case]:
+    """A few cases of each world size, one draw of values each, in which nothing but values is judged."""
+    for size in sorted(size for size in world_sizes if size > 1):
+        yield from _drawn(prop, size, dtypes)
+
+
+def _drawn(prop: Property, world_size: int, dtypes: tuple[str, ...]) -> list[Case]:
+    cases = draw_cases(prop, Chunk(world_size, dtypes, 0, limits.AUDIT_CASES, SEED), limits.AUDIT_CASES)
+    plain = [replace(case, values=case.values[:1], repeats=False, records=False, members=()) for case in cases]
+    return list(dict.fromkeys(case for case in plain if not case.refusal))
+
+
+@dataclass
+class _Running:
+    """An audit under way."""
+
+    prop: Property
+    pool: Pool
+    known: KnownFailures
+    found: Audit
+    is_thorough: bool
+    visits: int = 0
+
+    @property
+    def is_enough(self) -> bool:
+        """True once further cases would say nothing new, or cost too much."""
+        if self.is_thorough:
+            return False
+        sites, unseen = self.found.sites, self.found.unseen
+        wanted = limits.AUDIT_CASES if sites and not unseen else 2 * limits.AUDIT_CASES
+        is_shown = len(unseen) < len(sites)
+        return self.visits >= limits.AUDIT_VISITS or (is_shown and self.found.cases >= wanted)
+
+    def audit_case(self, case: Case) -> None:
+        """Notes what comes of each fault in the case; nothing where the subject does not hold without one."""
+        if self.known.forbids_run(self.prop.subject, case):
+            return
+        self._run(case, NO_FAULT)  # a first run may make groups
+        replies = self._run(case, NO_FAULT)
+        failing = self._failures(case, replies)
+        calls = _calls(replies)
+        if calls is None or failing.keys() & {*WHOLE_RUN, "not_supported"}:
+            return
+        self.found.cases += 1
+        for fault, site in self._faults(case, calls):
+            if self.is_thorough or not self._is_settled(site):
+                self._spoil(case, fault, site, failing)
+
+    def _is_settled(self, site: Site) -> bool:
+        is_seen = site in self.found.sites and site not in self.found.unseen
+        return is_seen or self.visits >= limits.AUDIT_VISITS
+
+    def _faults(self, case: Case, calls: Sequence[Collective]) -> Iterator[tuple[Fault, Site]]:
+        """Every fault that is to be tried in the case, the decisive ones first."""
+        for kind in FAULTS:
+            counts: Counter[Site] = Counter()
+            for index, call in enumerate(calls):
+                site = _site(case, call)
+                counts[site] += 1
+                is_wanted = is_possible(kind, call.kind) if self.is_thorough else kind in decisive(call.kind)
+                if counts[site] <= limits.AUDIT_CALLS and is_wanted:
+                    yield Fault(kind, index), site
+
+    def _spoil(self, case: Case, fault: Fault, site: Site, failing: Mapping[str, str]) -> None:
+        """One visit with a fault; `failing` are the claims that fail without it."""
+        row = self.found.rows.setdefault((site, fault.kind), Row())
+        replies = self._run(case, fault)
+        rejecting = self._failures(case, replies).keys() - failing.keys()
+        self.visits += 1
+        row.runs += 1
+        row.rejected += bool(rejecting)
+        row.by.update(rejecting)
+        if any(reply.outcome not in ("answered", "not_in_mesh") for reply in replies):
+            self._run(case, NO_FAULT)  # new ranks make their groups before the next fault counts calls
+
+    def _run(self, case: Case, fault: Fault) -> list[Reply]:
+        return self.pool.run(self.prop.subject, case, limit_s=limits.AUDIT_CASE_S, fault=fault)
+
+    def _failures(self, case: Case, replies: Sequence[Reply]) -> dict[str, str]:
+        """Claim -> kind of its failure; where the run itself failed, that kind twice."""
+        try:
+            arithmetics = load_arithmetics(self.pool.backend.arithmetic)
+            verdicts = judge_replies(self.prop.subject, case, replies, self.prop.claims, arithmetics)
+        except Misuse:  # what a spoiled collective makes of an answer may be none
+            return {"misuse": "misuse"}
+        ended = [verdict.kind for verdict in verdicts if verdict.kind in (*WHOLE_RUN, "not_supported")]
+        if ended:
+            return {str(ended[0]): ended[0]}
+        return {verdict.claim: verdict.kind for verdict in verdicts if verdict.failed}
+
+
+def _calls(replies: Sequence[Reply]) -> tuple[Collective, ...] | None:
+    """What the first rank that takes part called; None where it did not answer."""
+    answers = next((reply.answers for reply in replies if reply.answers), None)
+    return None if answers is None else answers[0].collectives
+
+
+def _site(case: Case, call: Collective) -> Site:
+    group = "mesh" if call.group == f"{case.world_size} ranks" else call.group
+    return Site(call.kind, call.phase, group)
+
+
+def is_possible(fault: str, kind: str) -> bool:
+    """True if a fault changes anything about collectives of that kind."""
+    if fault == "doubled":
+        return kind in REDUCING
+    if fault in DECISIVE:
+        return kind not in WITHOUT_OPERAND_OF_ALL
+    return True

@@ -1,0 +1,118 @@
+"""Subjects of which an audit is to say whether their collectives matter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from equivtest.cases.fetch import FetchCase
+from equivtest.cases.module import ModuleCase
+from equivtest.layout import Layout, Replicate
+from equivtest.subjects.module import run_module
+from equivtest.subjects.tensor_parallel import Answers
+from equivtest.subjects.zero3_fetch import zero3_fetch_all_gather
+from equivtest.tensors import Placed, slice_local
+
+Given = Mapping[str, torch.Tensor]
+WHOLE = Layout((Replicate(),))
+
+
+def without_collectives(case: FetchCase, mesh: DeviceMesh, given: Given) -> dict[str, Placed]:
+    """The right answers, which every rank takes from what it was handed whole."""
+    layouts, found = case.layouts(), {}
+    for name in case.answer_names():
+        kind, _, number = name.partition(".")
+        whole = given[f"param.{number}"]
+        if kind == "partition":
+            mine = slice_local(whole, layouts[name], case.mesh_shape, mesh.get_local_rank())
+            found[name] = Placed(mine, layouts[name])
+        else:
+            found[name] = Placed(whole.clone().requires_grad_(whole.requires_grad), layouts[name])
+    return found
+
+
+def with_an_idle_collective(case: FetchCase, mesh: DeviceMesh, given: Given) -> dict[str, Placed]:
+    """The same beside an all_reduce whose sum nobody looks at."""
+    dist.all_reduce(torch.ones(1), group=mesh.get_group())
+    return without_collectives(case, mesh, given)
+
+
+def with_an_idle_broadcast(case: FetchCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """A right fetch beside a broadcast that nobody looks at."""
+    dist.broadcast(torch.ones(1), group_src=0, group=mesh.get_group())
+    return dict(zero3_fetch_all_gather(case, mesh, given))
+
+
+def raises_on_another_sum(case: FetchCase, mesh: DeviceMesh, given: Given) -> dict[str, Placed]:
+    """Ends in an exception where the sum is not that of all ranks."""
+    total = torch.tensor([mesh.get_local_rank() + 1])
+    dist.all_reduce(total, group=mesh.get_group())
+    if total.item() != mesh.size() * (mesh.size() + 1) // 2:
+        raise ValueError(f"{total.item()} of {mesh.size()} ranks")
+    return without_collectives(case, mesh, given)
+
+
+def averaged_by_hand(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """Every rank runs the whole batch and averages gradients that are equal everywhere."""
+
+    def parallelize(module: torch.nn.Module, mesh: DeviceMesh) -> torch.nn.Module:
+        for parameter in module.parameters():
+            parameter.register_hook(lambda grad: _average(grad, mesh))
+        return module
+
+    return run_module(case, mesh, given, parallelize)
+
+
+def _average(grad: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    grad = grad.clone()
+    dist.all_reduce(grad, group=mesh.get_group())
+    return grad / mesh.size()
+
+
+def calls_each(case: FetchCase, mesh: DeviceMesh, given: Given) -> dict[str, Placed]:
+    """param.0: what each of `CALLS` gives this rank, one after the other; local, of float64."""
+    rank, size, group = mesh.get_local_rank(), mesh.size(), mesh.get_group()
+    found = [torch.as_tensor(call(rank, size, group)).double().reshape(-1) for call in CALLS]
+    return {"param.0": Placed(torch.cat(found), WHOLE)}
+
+
+def _all_reduce(rank: int, size: int, group: dist.ProcessGroup) -> torch.Tensor:
+    tensor = torch.tensor([rank + 1.0])
+    dist.all_reduce(tensor, group=group)
+    return tensor
+
+
+def _all_gather(rank: int, size: int, group: dist.ProcessGroup) -> torch.Tensor:
+    output = torch.zeros(size)
+    dist.all_gather_into_tensor(output, torch.tensor([rank + 1.0]), group=group)
+    return output
+
+
+def _reduce_scatter(rank: int, size: int, group: dist.ProcessGroup) -> torch.Tensor:
+    output = torch.zeros(1)
+    dist.reduce_scatter_tensor(output, torch.arange(1.0, size + 1) * 10**rank, group=group)
+    return output
+
+
+def _broadcast(rank: int, size: int, group: dist.ProcessGroup) -> torch.Tensor:
+    tensor = torch.tensor([rank + 1.0])
+    dist.broadcast(tensor, group_src=1, group=group)
+    return tensor
+
+
+def _all_to_all(rank: int, size: int, group: dist.ProcessGroup) -> torch.Tensor:
+    output = torch.zeros(size)
+    dist.all_to_all_single(output, torch.arange(size) + 10.0 * (rank + 1), group=group)
+    return output
+
+
+CALLS: tuple[Callable[[int, int, dist.ProcessGroup], torch.Tensor], ...] = (
+    _all_reduce,
+    _all_gather,
+    _reduce_scatter,
+    _broadcast,
+    _all_to_all,
+)

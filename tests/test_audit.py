@@ -1,0 +1,263 @@
+"""An audit: whether the claims of a property see a collective that does nothing, or something else."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from equivtest import limits
+from equivtest.audit import Audit, Row, Site, audit, is_possible
+from equivtest.cases.fetch import FetchCase
+from equivtest.known import KnownFailures
+from equivtest.module import module_property
+from equivtest.property import Property
+from equivtest.ranks.messages import FAULTS, Fault
+from equivtest.ranks.pool import Pool
+from equivtest.report import audits
+from equivtest.suite import load_properties, properties_dir
+
+PROGRAMS = "tests.rank_programs_audit:"
+MODULES = "tests.rank_programs_module:"
+FETCH = "zero3_fetch_all_gather"
+
+
+def of_fetch(subject: str = FETCH) -> Property:
+    """The property of a fetch, of another subject."""
+    subject = subject if subject == FETCH else PROGRAMS + subject
+    return replace(load_properties(properties_dir())[FETCH], subject=subject)
+
+
+def audited(prop: Property, pool: Pool, *, is_thorough: bool = False) -> Audit:
+    return audit(prop, pool, KnownFailures(), (1, 2), limits.DTYPES, is_thorough=is_thorough)
+
+
+# What an audit says.
+
+
+@pytest.mark.ranks
+def test_the_collectives_of_a_right_subject_are_seen(pool: Pool) -> None:
+    found = audited(of_fetch(), pool)
+
+    assert (found.problem, found.unseen, found.cases > 0) == ("", [], True)
+    assert [str(site) for site in found.sites] == ["all_gather in the forward"]
+
+
+@pytest.mark.ranks
+def test_a_subject_without_collectives_shows_nothing(pool: Pool) -> None:
+    problem = audited(of_fetch("without_collectives"), pool).problem
+
+    assert "although it called no collective: nothing shows that it is parallel" in problem
+    assert "say why in Property(without_collectives=...)" in problem
+
+
+@pytest.mark.ranks
+def test_a_reason_why_no_collective_is_needed_is_taken(pool: Pool) -> None:
+    found = audited(replace(of_fetch("without_collectives"), without_collectives="each rank has all"), pool)
+
+    assert (found.problem, found.rows) == ("", {})
+
+
+@pytest.mark.ranks
+def test_a_collective_that_no_claim_sees_shows_nothing(pool: Pool) -> None:
+    """Not even where a reason says that none is needed: one is called."""
+    prop = replace(of_fetch("with_an_idle_collective"), without_collectives="each rank has all")
+
+    assert "although no rank heard of another: no claim rejects it when all_reduce in the forward takes" in (
+        audited(prop, pool).problem
+    )
+
+
+@pytest.mark.ranks
+def test_one_collective_that_is_seen_is_enough_and_the_others_are_named(pool: Pool) -> None:
+    found = audited(of_fetch("with_an_idle_broadcast"), pool)
+
+    assert (found.problem, [str(site) for site in found.unseen]) == ("", ["broadcast in the forward"])
+
+
+@pytest.mark.ranks
+def test_an_exception_rejects_a_collective_too(pool: Pool) -> None:
+    found = audited(of_fetch("raises_on_another_sum"), pool)
+
+    assert found.problem == "" and {name for row in found.rows.values() for name in row.by} == {"raised"}
+
+
+@pytest.mark.ranks
+def test_gradients_that_nobody_needed_to_reduce_show_nothing(pool: Pool) -> None:
+    """Every rank has the same batch: an average of equal gradients is what each rank had."""
+    prop = module_property(MODULES + "mlp", MODULES + "ddp", x_shapes=[(2, 3)])
+    prop = replace(prop, subject=PROGRAMS + "averaged_by_hand")
+    found = audit(prop, pool, KnownFailures(), (2,), ("float64",))
+
+    assert "no claim rejects it when all_reduce in the backward takes each rank's own operand" in found.problem
+    assert "batch='mean of parts'" in found.problem
+
+
+@pytest.mark.ranks
+def test_a_thorough_audit_tries_each_fault_on_each_case(pool: Pool) -> None:
+    found = audited(of_fetch(), pool, is_thorough=True)
+    runs = {kind: row.runs for (_, kind), row in found.rows.items()}
+
+    assert runs == dict.fromkeys(FAULTS[:-1], found.cases)
+    assert all(row.rejected == row.runs for row in found.rows.values())
+
+
+@pytest.mark.ranks
+def test_what_ddp_calls_from_its_reducer_is_seen(pool: Pool) -> None:
+    prop = load_properties(properties_dir())["ddp_mlp"]
+
+    assert "all_reduce in the backward" in map(str, audited(prop, pool).sites)
+
+
+@pytest.mark.ranks
+def test_a_case_that_fails_without_a_fault_is_not_audited(pool: Pool) -> None:
+    found = audited(of_fetch("no_such"), pool)
+
+    assert (found.cases, found.rows, found.problem) == (0, {}, "")
+
+
+# What each fault does, on two ranks.
+
+RIGHT = [[3, 1, 2, 11, 2, 10, 20], [3, 1, 2, 22, 2, 11, 21]]
+"""Of each rank: all_reduce, all_gather, reduce_scatter, broadcast from rank 1, all_to_all."""
+
+
+def each(pool: Pool, fault: Fault) -> list[list[float]]:
+    replies = pool.run(PROGRAMS + "calls_each", FetchCase(world_size=2), fault=fault)
+    return [reply.answers[0].tensors["param.0"].local.tolist() for reply in replies]
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("kind", "index", "changed"),
+    [
+        ("dropped", -1, ({}, {})),
+        ("own operand", 0, ({0: 2}, {0: 4})),
+        ("own operand", 1, ({2: 1}, {1: 2})),
+        ("own operand", 2, ({3: 2}, {3: 40})),
+        ("own operand", 4, ({6: 11}, {5: 20})),
+        ("dropped", 0, ({0: 1}, {0: 2})),
+        ("dropped", 1, ({2: 0}, {1: 0})),
+        ("dropped", 2, ({3: 1}, {3: 20})),
+        ("dropped", 3, ({4: 1}, {})),
+        ("dropped", 4, ({6: 11}, {5: 20})),
+        ("another operand", 0, ({0: 4}, {0: 4})),
+        ("another operand", 1, ({1: 2}, {1: 2})),
+        ("another operand", 2, ({3: 20}, {3: 40})),
+        ("another operand", 4, ({5: 20}, {5: 21})),
+        ("doubled", 0, ({0: 6}, {0: 6})),
+        ("doubled", 2, ({3: 22}, {3: 44})),
+    ],
+)
+def test_a_fault_spoils_one_collective(
+    pool: Pool, kind: str, index: int, changed: tuple[dict[int, float], dict[int, float]]
+) -> None:
+    """That one alone, on both ranks."""
+    right = [
+        [changes.get(place, value) for place, value in enumerate(row)]
+        for row, changes in zip(RIGHT, changed, strict=True)
+    ]
+
+    assert each(pool, Fault(kind, index)) == right
+
+
+@pytest.mark.ranks
+def test_poison_is_in_every_element_of_the_result(pool: Pool) -> None:
+    poisoned = torch.tensor(each(pool, Fault("poisoned", 1))).isnan()
+
+    assert poisoned.tolist() == [[False, True, True, False, False, False, False]] * 2
+
+
+@pytest.mark.ranks
+def test_a_world_without_faults_tells_of_no_collective(pool: Pool) -> None:
+    bare = pool.run(PROGRAMS + "calls_each", FetchCase(world_size=2))
+    watched = pool.run(PROGRAMS + "calls_each", FetchCase(world_size=2), fault=Fault())
+    kinds = [call.kind for call in watched[0].answers[0].collectives or ()]
+
+    assert bare[0].answers[0].collectives is None
+    assert kinds == ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all"]
+
+
+# What is told.
+
+
+def test_only_sums_are_doubled_and_only_what_every_rank_gives_is_exchanged() -> None:
+    assert [is_possible(kind, "broadcast") for kind in FAULTS] == [False, False, True, True, False]
+    assert [is_possible(kind, "all_reduce") for kind in FAULTS] == [True] * 5
+
+
+def found_of(**rejected: int) -> Audit:
+    """An audit in which that many of two runs were rejected, by the site's kind."""
+    rows = {(Site(kind, "forward", "mesh"), "own operand"): Row(2, count) for kind, count in rejected.items()}
+    return Audit("mine", cases=2, rows=rows)
+
+
+def test_poison_alone_does_not_count() -> None:
+    """That NaN is rejected shows that a result is looked at, not that it had to be another."""
+    found = found_of(all_reduce=0)
+    found.rows[Site("all_reduce", "forward", "mesh"), "poisoned"] = Row(2, 2)
+
+    assert "shows nothing" in audits.in_lines([found.as_data() | {"property": "p"}])[0]
+
+
+def test_a_table_has_a_row_for_each_fault_of_each_collective() -> None:
+    lines = audits.as_csv([found_of(all_reduce=1, broadcast=0).as_data() | {"property": "p"}]).splitlines()
+
+    assert lines[1:] == [
+        "p,all_reduce in the forward,own operand,2,1,no claim",
+        "p,broadcast in the forward,own operand,2,0,no claim",
+    ]
+
+
+# In a run.
+
+SUITE = """
+from dataclasses import replace
+from equivtest.check import DEFAULT_CLAIMS
+from equivtest.suite import load_properties, properties_dir
+
+prop = load_properties(properties_dir())["zero3_fetch_all_gather"]
+mine = replace(prop, subject="{subject}", examples=(), claims=(DEFAULT_CLAIMS[0], DEFAULT_CLAIMS[2]))
+del prop
+"""
+
+
+def run(folder: Path, subject: str, *args: str) -> tuple[int, str]:
+    """Exit code and output of `equivtest run` on a property of a fetch by that subject."""
+    (folder / "test_mine.py").write_text(SUITE.format(subject=subject))
+    command = [sys.executable, "-m", "equivtest.cli", "run", str(folder), "-n", "0", "--world-sizes", "2", *args]
+    ran = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1], check=False)
+    return ran.returncode, ran.stdout
+
+
+@pytest.mark.ranks
+def test_a_property_that_could_not_be_red_ends_as_misuse(tmp_path: Path) -> None:
+    code, text = run(tmp_path, PROGRAMS + "without_collectives", "--report", str(tmp_path / "report"))
+    claims = [line for line in text.splitlines() if line.startswith("open ")]
+
+    assert code == 2 and "it called no collective: nothing shows that it is parallel" in text
+    assert len(claims) == 1 and "equals_unsharded" not in text.partition("open ")[0]
+    assert "none was called" in (tmp_path / "report" / "audit.csv").read_text()
+
+
+@pytest.mark.ranks
+def test_a_run_that_is_not_audited_says_so(tmp_path: Path) -> None:
+    code, text = run(tmp_path, PROGRAMS + "without_collectives", "--audit=off", "--report", str(tmp_path / "report"))
+    environment = json.loads((tmp_path / "report" / "environment.json").read_text())
+
+    assert code == 0 and "; not audited" in text and environment["audit"] == "off"
+
+
+@pytest.mark.ranks
+def test_the_command_prints_collectives_beside_claims(tmp_path: Path) -> None:
+    (tmp_path / "test_mine.py").write_text(SUITE.format(subject="zero3_fetch_all_gather"))
+    command = [sys.executable, "-m", "equivtest.cli", "audit", str(tmp_path), "-n", "0", "--world-sizes", "2"]
+    ran = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1], check=False)
+    row = next(line for line in ran.stdout.splitlines() if "all_gather in the forward" in line and "dropped" in line)
+
+    assert ran.returncode == 0 and "equals_unsharded" in row and "1 properties" in ran.stdout
