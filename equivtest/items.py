@@ -97,6 +97,7 @@ class SearchItem(EquivtestItem):
                 "part": dataclasses.asdict(self.part) | {"label": self.part.label},
                 "records": records,
                 "failures": failures,
+                "start": pool_of(self.config).start,
             }
             if findings.misuse:
                 raise Misuse(findings.misuse)

@@ -32,6 +32,7 @@ class Controller:
         self.tallies: dict[str, Tally] = {}
         self.known: list[dict[str, Any]] = []
         self.lines: list[str] = []  # of verdicts.jsonl
+        self.starts: set[str] = set()  # how ranks were started, in words
         self.reported: set[str] = set()
         self.stopped = False
         self.misused = 0  # items that ended so
@@ -53,6 +54,7 @@ class Controller:
         if "known" in data:
             self.known.append(data["known"])
         if "property" in data:
+            self.starts.add(data["start"])
             tally = self.tally_of(data["property"])
             if data["part"]["label"] not in tally.done:
                 tally.add(data["part"]["label"], data["records"], data["failures"], ended=not is_misused)
@@ -139,7 +141,7 @@ class Controller:
         """What stands at the end of the terminal's output."""
         if self.stopped or self.config.option.collectonly:
             return []
-        return summarize(
+        return [f"start   {start}" for start in sorted(self.starts) if "(" in start] + summarize(
             self.ordered(),
             seconds=time.time() - self.started_s,
             known=self.ordered_known(),
@@ -163,6 +165,7 @@ class Controller:
             "backend": settings.backend,
             "device": settings.device,
             "imports": list(settings.imports),
+            "start": "; ".join(sorted(self.starts)) or settings.start,
             "releases_of_imports": versions_of(settings.imports),
             "folder_commit": commit_of(Path.cwd()),
             "arithmetic": settings.arithmetic or "torch on the CPU, gloo",
@@ -186,6 +189,7 @@ def header(config: pytest.Config) -> list[str]:
     if settings.profile.repeats:
         seeds = f"fresh seed {soak_seed(config)}, {settings.max_time_s:.0f} s"
     on = f", imports {', '.join(settings.imports)}" if settings.imports else ""
+    on += f", start {settings.start}" if settings.start != "auto" else ""
     known = len(settings.known.entries)
     return [
         f"equivtest {version_of('equivtest')}: torch {version_of('torch')}, "
