@@ -80,6 +80,7 @@ def run(
     backend: Annotated[str | None, typer.Option(help=HELP["backend"])] = None,
     device: Annotated[str | None, typer.Option(help=HELP["device"])] = None,
     imports: Annotated[list[str] | None, typer.Option("--import", metavar="MODULE", help=HELP["import"])] = None,
+    start: Annotated[str | None, typer.Option(help=HELP["start"])] = None,
     arithmetic: Annotated[str | None, typer.Option(metavar="NAME", help=HELP["arithmetic"])] = None,
     world_sizes: Annotated[str | None, typer.Option(help=HELP["world-sizes"])] = None,
     dtypes: Annotated[str | None, typer.Option(help=HELP["dtypes"])] = None,
@@ -96,7 +97,7 @@ def run(
     """Judge the properties that come with equivtest, or those under PATHS."""
     raw = {
         "profile": profile, "backend": backend, "device": device, "import": imports,
-        "arithmetic": arithmetic, "world_sizes": world_sizes, "dtypes": dtypes, "subjects": subjects,
+        "start": start, "arithmetic": arithmetic, "world_sizes": world_sizes, "dtypes": dtypes, "subjects": subjects,
         "known_failures": known_failures, "report": report,
         "max_time": max_time, "audit": audit,
     }  # fmt: skip
@@ -230,6 +231,7 @@ def check(
     backend: Annotated[str, typer.Option(help=HELP["backend"])] = "gloo",
     device: Annotated[str, typer.Option(help=HELP["device"])] = "cpu",
     imports: Annotated[list[str] | None, typer.Option("--import", metavar="MODULE", help=HELP["import"])] = None,
+    start: Annotated[str, typer.Option(help=HELP["start"])] = "auto",
     arithmetic: Annotated[str, typer.Option(metavar="NAME", help=HELP["arithmetic"])] = "",
     like: Annotated[
         str, typer.Option(metavar="PROPERTY", help="Judge the claims of this property; see equivtest list.")
@@ -248,7 +250,7 @@ def check(
     from equivtest.suite import claims_of
     from equivtest.verdicts.message import write_message
 
-    chosen = Backend(backend, device, tuple(imports or ()), arithmetic=arithmetic)
+    chosen = Backend(backend, device, tuple(imports or ()), start, arithmetic)
     chosen.validate()
     load_arithmetics(arithmetic)
     parsed = from_code(case)

@@ -107,6 +107,7 @@ class SearchItem(PropertyItem):
                 "part": dataclasses.asdict(self.part) | {"label": self.part.label},
                 "records": records,
                 "failures": failures,
+                "start": pool_of(self.config).start,
             }
             if findings.misuse:
                 raise Misuse(findings.misuse)
@@ -158,8 +159,14 @@ class AuditItem(PropertyItem):
             settings.dtypes,
             is_thorough=settings.profile.audits_alone,
         )
-        part = {"label": self.label}
-        self.payload = {"property": self.meta, "part": part, "records": [], "failures": [], "audit": found.as_data()}
+        self.payload = {
+            "property": self.meta,
+            "part": {"label": self.label},
+            "start": pool_of(self.config).start,
+            "records": [],
+            "failures": [],
+            "audit": found.as_data(),
+        }
         if found.problem:
             raise Misuse(found.problem)
         if not found.cases:

@@ -36,6 +36,7 @@ def write_replay(verdict: Verdict, backend: Backend, directory: Path) -> Path:
             "name": backend.name,
             "device": backend.device,
             "imports": list(backend.imports),
+            "start": backend.start,
             "arithmetic": backend.arithmetic,
         },
         "message": write_message(verdict),

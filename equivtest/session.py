@@ -34,6 +34,7 @@ class Controller:
         self.known: list[dict[str, Any]] = []
         self.audits: dict[str, dict[str, Any]] = {}  # by the property's id
         self.lines: list[str] = []  # of verdicts.jsonl
+        self.starts: set[str] = set()  # how ranks were started, in words
         self.reported: set[str] = set()
         self.stopped = False
         self.misused = 0  # items that ended so
@@ -55,6 +56,7 @@ class Controller:
         if "known" in data:
             self.known.append(data["known"])
         if "property" in data:
+            self.starts.add(data["start"])
             tally = self.tally_of(data["property"])
             if data["part"]["label"] not in tally.done:
                 ended = not is_misused or "audit" in data
@@ -158,9 +160,10 @@ class Controller:
         """What stands at the end of the terminal's output."""
         if self.stopped or self.config.option.collectonly:
             return []
+        starts = [f"start   {start}" for start in sorted(self.starts) if "(" in start]
         if settings_of(self.config).profile.audits_alone:
-            return audits.table(self.ordered_audits())
-        return summarize(
+            return starts + audits.table(self.ordered_audits())
+        return starts + summarize(
             self.ordered(),
             seconds=time.time() - self.started_s,
             known=self.ordered_known(),
@@ -185,6 +188,7 @@ class Controller:
             "backend": settings.backend,
             "device": settings.device,
             "imports": list(settings.imports),
+            "start": "; ".join(sorted(self.starts)) or settings.start,
             "releases_of_imports": versions_of(settings.imports),
             "folder_commit": commit_of(Path.cwd()),
             "arithmetic": settings.arithmetic or "torch on the CPU, gloo",
@@ -209,6 +213,7 @@ def header(config: pytest.Config) -> list[str]:
     if settings.profile.repeats:
         seeds = f"fresh seed {soak_seed(config)}, {settings.max_time_s:.0f} s"
     on = f", imports {', '.join(settings.imports)}" if settings.imports else ""
+    on += f", start {settings.start}" if settings.start != "auto" else ""
     known = len(settings.known.entries)
     return [
         f"equivtest {version_of('equivtest')}: torch {version_of('torch')}, "

@@ -31,6 +31,7 @@ class Settings:
     Attributes:
         subjects: (name of a property or its subject, what to judge under it); empty means all.
         known_failures: Files, SHIPPED_LIST among them for the one that comes with the package.
+        start: How ranks begin, see `Backend`.
         arithmetic: 'package.module:NAME' of the backend's own arithmetic; '' for torch's on the CPU.
         audits: Whether each property is audited (`equivtest.audit`).
         max_time_s: Seconds a soak lasts.
@@ -40,6 +41,7 @@ class Settings:
     backend: str = "gloo"
     device: str = "cpu"
     imports: tuple[str, ...] = ()
+    start: str = "auto"
     arithmetic: str = ""
     world_sizes: tuple[int, ...] = limits.WORLD_SIZES
     dtypes: tuple[str, ...] = limits.DTYPES
@@ -72,7 +74,7 @@ class Settings:
         """The backend of this run; raises Misuse or BrokenSetup where it cannot work."""
         from equivtest.ranks.backend import Backend
 
-        return Backend(name=self.backend, device=self.device, imports=self.imports, arithmetic=self.arithmetic)
+        return Backend(self.backend, self.device, self.imports, self.start, self.arithmetic)
 
     def judged_subject(self, name: str, prop: Property) -> str | None:
         """What to judge under the property of that name: its subject, another, or nothing."""
@@ -105,6 +107,7 @@ def parse(raw: Mapping[str, Any]) -> Settings:
         backend=str(given.get("backend", "gloo")),
         device=str(given.get("device", "cpu")),
         imports=tuple(given.get("import", ())),
+        start=_start(str(given.get("start", "auto"))),
         arithmetic=str(given.get("arithmetic", "")),
         world_sizes=_world_sizes(given.get("world_sizes"), PROFILES[profile_name].world_sizes),
         dtypes=_dtypes(given.get("dtypes")),
@@ -167,6 +170,14 @@ def _dtypes(text: str | None) -> tuple[str, ...]:
         if name not in limits.DTYPES:
             raise Misuse(f"--dtypes: unknown dtype {name!r}; use some of {', '.join(limits.DTYPES)}")
     return tuple(names) or limits.DTYPES
+
+
+def _start(text: str) -> str:
+    from equivtest.ranks.backend import STARTS
+
+    if text not in STARTS:
+        raise Misuse(f"--start: unknown start {text!r}; use one of {', '.join(STARTS)}")
+    return text
 
 
 def _subject(text: str) -> tuple[str, str]:

@@ -45,6 +45,7 @@ class Backend:
     name: str = "gloo"
     device: str = "cpu"
     imports: tuple = ()
+    start: str = "auto"
     arithmetic: str = ""
 
     def validate(self):
@@ -55,6 +56,7 @@ class Backend:
 class Pool:
     def __init__(self, backend):
         log("pool opened")
+        self.start = backend.start if backend.start == "forkserver" else "spawn (a fork runs no backward: threads)"
 
     def run(self, subject, case, **kwargs):
         return ["reply"]
@@ -116,7 +118,7 @@ def fake(name, **members):
 fake("equivtest.chunks", Chunk=Chunk)
 fake("equivtest.search", Findings=Findings, search=search)
 fake("equivtest.ranks.pool", Pool=Pool)
-fake("equivtest.ranks.backend", Backend=Backend)
+fake("equivtest.ranks.backend", Backend=Backend, STARTS=("auto", "forkserver", "spawn"))
 fake("equivtest.check", judge=judge)
 """
 
@@ -146,7 +148,8 @@ def plugin_args() -> list[str]:
 
 
 def run_suite(pytester: pytest.Pytester, *args: str, subprocess: bool = False) -> pytest.RunResult:
-    """pytest on the suite; in a process of its own where asked for or where xdist needs one."""
+    """pytest on the suite, not audited; in a process of its own where asked for or where xdist needs one."""
+    args = (*args, "--audit=off")
     run = pytester.runpytest_subprocess if subprocess else pytester.runpytest_inprocess
     return run(*plugin_args(), "-p", "no:cacheprovider", "--import-mode=importlib", *args)
 

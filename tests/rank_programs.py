@@ -88,6 +88,13 @@ def counts(case: PlainCase) -> torch.Tensor:
     return meet()
 
 
+def runs_backward(case: PlainCase) -> torch.Tensor:
+    x = torch.ones(1, requires_grad=True)
+    (x * meet()).sum().backward()
+    assert x.grad is not None
+    return x.grad
+
+
 def large(case: PlainCase) -> torch.Tensor:
     return torch.arange(case.numel, dtype=torch.float64) + dist.get_rank()
 

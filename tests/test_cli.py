@@ -19,6 +19,7 @@ from equivtest.verdicts.verdict import Kind, Verdict
 from tests.fake_suite import log_of, make_suite
 from tests.replies import LINEAR
 
+ROWWISE = LinearCase(world_size=2, style="rowwise", in_features=4, out_features=3)
 Streams = pytest.CaptureFixture[str]
 
 
@@ -57,6 +58,8 @@ def written_failure(path: Path, **changes: object) -> Path:
         (["run", "--subjects=rowwise_liner"], "did you mean 'rowwise_linear'?"),
         (["run", "--backend=nope"], "'nope'"),
         (["run", "--device=nope"], "'nope'"),
+        (["run", "--start=thread"], "--start: unknown start 'thread'; use one of auto, forkserver, spawn"),
+        (["check", "rowwise_linear", "LinearCase()", "--start=thread"], "must be one of auto, forkserver, spawn, got"),
         (["run", "--import=no_such_module"], "'no_such_module'"),
         (["run", "--subjects=rowwise_linear=no_such:f"], "--subjects: 'no_such:f' cannot be imported: No module named"),
         (
@@ -143,7 +146,7 @@ def test_exit_code_says_how_a_run_ended(
 ) -> None:
     make_suite(pytester, subject)
 
-    assert call(monkeypatch, "run", "-n0", "--profile=smoke", str(pytester.path)) == expected
+    assert call(monkeypatch, "run", "-n0", "--audit=off", "--profile=smoke", str(pytester.path)) == expected
 
 
 def test_run_without_properties_is_misuse(
@@ -160,7 +163,7 @@ def test_configuration_of_the_caller_plays_no_part(pytester: pytest.Pytester, mo
     pytester.makeini("[pytest]\naddopts = --no-such-option\npython_files = nothing.py")
     monkeypatch.setenv("PYTEST_ADDOPTS", "--no-such-option")
 
-    assert call(monkeypatch, "run", "-n0", "--world-sizes=3", str(pytester.path)) == 0
+    assert call(monkeypatch, "run", "-n0", "--audit=off", "--world-sizes=3", str(pytester.path)) == 0
     assert "search a w3 gate" in log_of(pytester)
 
 
@@ -206,6 +209,33 @@ def test_replay_of_a_case_that_holds_ends_with_0(tmp_path: Path) -> None:
 
     assert (done.returncode, done.stderr) == (0, "")
     assert "rowwise_linear: equals_unsharded holds in LinearCase(" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("start", "code", "told"),
+    [
+        ("auto", 0, "rowwise_linear: equals_unsharded, "),
+        ("forkserver", 2, "equivtest: ranks cannot be forked: a fork runs no backward (RuntimeError: Unable to handle"),
+    ],
+)
+def test_a_module_that_keeps_forks_from_a_backward_has_ranks_executed_or_is_told_in_one_line(
+    start: str, code: int, told: str, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "equivtest.cli", "check", "rowwise_linear", repr(ROWWISE), f"--start={start}"]
+
+    done = subprocess.run(
+        [*command, "--import=tests.rank_programs_threads"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        env=environment(str(Path(cli.__file__).parents[1])),
+    )
+
+    assert done.returncode == code
+    (line,) = (done.stdout + done.stderr).splitlines()
+    assert line.startswith(told)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -242,6 +243,7 @@ def test_what_was_found_before_a_mistake_is_told_with_it(pytester: pytest.Pytest
         (["--max-time=5"], "--max-time goes with --profile soak only, *"),
         (["--profile=soak", "--max-time=-1"], "--max-time: expected seconds greater than 0, got '-1'"),
         (["--report=conftest.py"], "--report: cannot write to *"),
+        (["--start=thread"], "--start: unknown start 'thread'; use one of auto, forkserver, spawn"),
         (["--backend=nope"], "torch has no backend 'nope' here"),
     ],
 )
@@ -295,6 +297,26 @@ def test_header_says_what_the_run_is_about(pytester: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(
         ["equivtest *: torch 2*, backend gloo on cpu, 0 known failures", "equivtest profile gate: fixed seeds; *s 3; *"]
     )
+
+
+def test_report_and_terminal_say_how_ranks_were_started_and_why(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a")
+
+    result = run_suite(pytester, "--report=out", *W3)
+
+    why = "spawn (a fork runs no backward: threads)"
+    assert json.loads((pytester.path / "out" / "environment.json").read_text())["start"] == why
+    result.stdout.fnmatch_lines([f"start   {why}"])
+
+
+def test_a_start_that_is_asked_for_reaches_ranks_and_stands_in_the_header(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a")
+
+    result = run_suite(pytester, "--report=out", "--start=forkserver", *W3)
+
+    assert json.loads((pytester.path / "out" / "environment.json").read_text())["start"] == "forkserver"
+    result.stdout.fnmatch_lines(["equivtest *: torch 2*, backend gloo on cpu, start forkserver, * known failures"])
+    assert "start   " not in result.stdout.str()
 
 
 def test_conformance_requires_every_cell(pytester: pytest.Pytester) -> None:

@@ -29,6 +29,8 @@ from tests.rank_programs import PlainCase
 
 pytestmark = pytest.mark.ranks
 VISIT = "tests.rank_programs:visit"
+THREADS = "tests.rank_programs_threads:visit"
+BY_FAKE_MODE = "EQUIVTEST_TEST_BY_FAKE_MODE"
 TWO = PlainCase(world_size=2)
 HERE = Path(__file__).parent.parent
 
@@ -425,6 +427,28 @@ def test_a_script_without_a_guard_runs_once(tmp_path: Path) -> None:
     assert parent.returncode == 0 and scratch_of(parent.pid) == []
 
 
+def test_ranks_are_executed_where_a_fork_runs_no_backward() -> None:
+    """A module that they import has brought a device, for which the server's backward has started a thread."""
+    with Pool(visit=THREADS) as pool:
+        assert outcomes(pool.run("runs_backward", TWO)) == ["answered"] * 2
+        assert pool.start.startswith("spawn (") and "autograd's threading in combination with fork" in pool.start
+
+
+def test_ranks_that_must_be_forked_say_that_they_cannot_be() -> None:
+    with Pool(Backend(start="forkserver"), visit=THREADS) as pool, pytest.raises(BrokenSetup) as caught:
+        pool.run("runs_backward", TWO)
+    message = str(caught.value)
+    assert "a fork runs no backward (RuntimeError: Unable to handle autograd's threading" in message
+    assert "2 threads" in message and "let start be spawn" in message
+
+
+def test_devices_that_come_with_fake_tensors_do_not_keep_ranks_from_being_forked() -> None:
+    """The server runs its first backward before the first fake tensor."""
+    with Pool(Backend(start="forkserver"), visit=THREADS, environment={BY_FAKE_MODE: "1"}) as pool:
+        assert outcomes(pool.run("runs_backward", TWO)) == ["answered"] * 2
+        assert pool.start == "forkserver"
+
+
 def test_spawned_ranks_do_the_same() -> None:
     """Executed instead of forked, ranks answer, raise and are replaced all the same."""
     with Pool(Backend(start="spawn"), visit=VISIT) as pool:
@@ -444,7 +468,7 @@ def test_spawned_ranks_do_the_same() -> None:
         (Backend(imports=("no_such_vendor",)), "cannot import 'no_such_vendor': ModuleNotFoundError.*installed here"),
         (Backend(imports=("./vendor.py",)), "cannot import './vendor.py': .*installed here"),
         (Backend(imports=("",)), "cannot import '': .*installed here"),
-        (Backend(start="thread"), "start must be one of forkserver, spawn"),
+        (Backend(start="thread"), "start must be one of auto, forkserver, spawn"),
     ],
     ids=lambda value: "" if isinstance(value, str) else f"{value.name}-{value.device}-{value.imports}-{value.start}",
 )

@@ -68,8 +68,8 @@ def test_a_file_says_all_that_is_needed(file: Path) -> None:
 
 
 def test_the_backend_is_kept(tmp_path: Path) -> None:
-    """With its device and imports."""
-    backend = Backend("fake", "cpu", ("json",))
+    """With its device, imports and start."""
+    backend = Backend("fake", "cpu", ("json",), "spawn")
 
     assert backend_of(read_replay(write_replay(VERDICT, backend, tmp_path))) == backend
 

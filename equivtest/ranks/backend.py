@@ -11,7 +11,7 @@ from equivtest.errors import Misuse
 if TYPE_CHECKING:
     import torch
 
-STARTS = ("forkserver", "spawn")
+STARTS = ("auto", "forkserver", "spawn")
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,8 @@ class Backend:
         device: Of the tensors: 'cpu', 'cuda' or a vendor's; an index is not part of it.
         imports: Modules that every rank imports first, such as a vendor's torch backend.
         start: 'forkserver' forks ranks from a server that has imported torch; 'spawn' executes
-            a new interpreter for each, as accelerators need it; '' chooses by device.
+            a new interpreter for each, as accelerators need it; 'auto' forks on the CPU, where a fork of
+            the server can run a backward.
         arithmetic: 'package.module:NAME' of what it declares of its roundings, by which real values
             are judged; '' stands for torch's kernels on the CPU and gloo.
     """
@@ -31,13 +32,13 @@ class Backend:
     name: str = "gloo"
     device: str = "cpu"
     imports: tuple[str, ...] = ()
-    start: str = ""
+    start: str = "auto"
     arithmetic: str = ""
     faults: bool = False
 
     def __post_init__(self) -> None:
-        if not self.start:
-            object.__setattr__(self, "start", "forkserver" if self.device == "cpu" else "spawn")
+        if self.start == "auto" and self.device != "cpu":
+            object.__setattr__(self, "start", "spawn")
 
     def validate(self) -> None:
         """Asks torch, in this process, whether it knows the backend and has the device.

@@ -11,10 +11,12 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import msgspec
+
 from equivtest import limits
 from equivtest.errors import BrokenSetup
 from equivtest.ranks.channel import Channel, close_in_forks
-from equivtest.ranks.messages import interpreter_command
+from equivtest.ranks.messages import Ready, interpreter_command
 from equivtest.ranks.poison import poison_environment
 from equivtest.ranks.scratch import Scratch, sweep
 from equivtest.ranks.server import CLOSE, ENDING, FORK, PID, kill_group
@@ -84,11 +86,14 @@ class Server:
     Starting returns at once; the first fork waits until the server is ready.
 
     Args:
-        start: 'forkserver' or 'spawn', see `Backend`.
+        start: See `Backend`.
         imports: Modules that must be importable there.
         preload: Modules that are imported where they can be.
         environment: Added to the environment of the server and its ranks, for what is read
             only when a process begins.
+
+    Attributes:
+        ready: Its first word: how it starts ranks; None before the first rank.
     """
 
     def __init__(
@@ -109,7 +114,7 @@ class Server:
             self._control.close()
             self._scratch.remove()
             raise BrokenSetup(f"cannot start the server that forks ranks: {error}; {_WAY_OUT}") from error
-        self._ready = False
+        self.ready: Ready | None = None
 
     def _execute(
         self,
@@ -174,15 +179,15 @@ class Server:
         return pid
 
     def _wait_until_ready(self) -> None:
-        if not self._ready:
+        if self.ready is None:
             channel = Channel(self._control.dup())
             try:
-                problem = channel.receive(limits.START_S)
+                ready = msgspec.msgpack.decode(channel.receive(limits.START_S), type=Ready)
             finally:
                 channel.close()
-            if problem:
-                raise BrokenSetup(f"the ranks' imports fail:\n{problem.decode()}")
-            self._ready = True
+            if ready.problem:
+                raise BrokenSetup(ready.problem)
+            self.ready = ready
 
     def _broken(self, reason: str) -> str:
         output = read_tail(self._scratch.path / "output-server")

@@ -14,6 +14,20 @@ START_ID = 0
 """The request that every rank answers without being asked: that it has joined the group."""
 
 
+class Ready(msgspec.Struct, frozen=True):
+    """The server's first word.
+
+    Attributes:
+        start: 'forkserver' or 'spawn': how it starts ranks.
+        reason: Why it does not fork them though it was to see whether it can.
+        problem: What keeps it from starting any, or ''.
+    """
+
+    start: str
+    reason: str = ""
+    problem: str = ""
+
+
 class Start(msgspec.Struct, frozen=True, tag=True):
     """The first message to a rank: who it is, and the parent's surroundings.
 

@@ -13,7 +13,7 @@ from equivtest.cases.base import Case
 from equivtest.errors import Misuse
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.launch import Server
-from equivtest.ranks.messages import NO_FAULT, Fault
+from equivtest.ranks.messages import NO_FAULT, Fault, Ready
 from equivtest.ranks.reply import Reply
 from equivtest.ranks.world import VISIT, World, not_supported
 
@@ -125,6 +125,12 @@ class Pool:
         finally:
             if outstanding is not None:
                 self._abandon(outstanding)
+
+    @property
+    def start(self) -> str:
+        """How ranks are started, 'forkserver' or 'spawn', and why not the former; 'auto' before the first."""
+        ready = self._server.ready or Ready(self.backend.start)
+        return f"{ready.start} (a fork runs no backward: {ready.reason})" if ready.reason else ready.start
 
     def renew(self, world_size: int) -> None:
         """Ends the world of that size, if there is one; what runs on it next finds new processes."""

@@ -22,9 +22,12 @@ import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
+import msgspec
+
 from equivtest.ranks.channel import Channel
 from equivtest.ranks.failure import describe_exception
-from equivtest.ranks.messages import interpreter_command
+from equivtest.ranks.forks import why_forks_fail
+from equivtest.ranks.messages import Ready, interpreter_command
 from equivtest.ranks.scratch import sweep_after
 
 FORK = b"f"
@@ -34,28 +37,40 @@ CLOSE = b"c"
 PID = struct.Struct("q")
 ENDING = struct.Struct("qd")
 """Exit code, negative for a signal, and time.monotonic() of a rank's end."""
+_WAY_OUT = "let start be spawn, which executes a new interpreter for each rank, or auto, which chooses what works"
 
 
-def main(fd: int, parent: int, start: str, imports: Sequence[str], preload: Sequence[str]) -> None:
+def main(fd: int, parent: int, start: str, imports: Sequence[str], preload: Sequence[str], reason: str = "") -> None:
     """Serves the parent until it closes the connection, then ends with all ranks.
 
     Args:
         fd: Stream socket to the parent.
-        start: 'forkserver' or 'spawn'.
+        start: See `Backend`.
         imports: Modules that must be importable.
         preload: Modules that are imported where they can be.
+        reason: Why ranks are not forked, where that was found out before.
     """
     os.set_inheritable(fd, False)  # noqa: FBT003
     control = socket.socket(fileno=fd)
     _watch_parent(control, parent)
-    problem = _prepare(start, imports, preload)
+    ready = Ready(start, reason) if start == "spawn" else _prepare(start, imports, preload)
     _stop_watching(control)
+    if (start, ready.start) == ("auto", "spawn"):
+        _execute_again(fd, parent, imports, preload, ready.reason)
     try:
-        Channel(control.dup()).send(problem.encode())
-        on_purpose = bool(problem) or _Server(control, start).serve()
+        Channel(control.dup()).send(msgspec.msgpack.encode(ready))
+        on_purpose = bool(ready.problem) or _Server(control, ready.start).serve()
     except OSError:  # the parent is gone
         on_purpose = False
     _leave(parent, on_purpose=on_purpose)
+
+
+def _execute_again(fd: int, parent: int, imports: Sequence[str], preload: Sequence[str], reason: str) -> NoReturn:
+    """Becomes a server that executes ranks, free of the threads and the memory that came with torch."""
+    os.set_inheritable(fd, True)  # noqa: FBT003
+    arguments = (fd, parent, "spawn", tuple(imports), tuple(preload), reason)
+    command = interpreter_command(f"from equivtest.ranks.server import main; main(*{arguments!r})")
+    os.execv(command[0], command)
 
 
 def _leave(parent: int, *, on_purpose: bool) -> NoReturn:
@@ -87,15 +102,13 @@ def _stop_watching(control: socket.socket) -> None:
     signal.signal(signal.SIGIO, signal.SIG_IGN)  # not the default, which ends the process
 
 
-def _prepare(start: str, imports: Sequence[str], preload: Sequence[str]) -> str:
-    """Imports what ranks need; gives what went wrong, or ''."""
-    if start == "spawn":
-        return ""
+def _prepare(start: str, imports: Sequence[str], preload: Sequence[str]) -> Ready:
+    """Imports what ranks need, then sees whether they can be forked."""
     try:
         for module in imports:
             importlib.import_module(module)
     except Exception as error:  # a vendor's module may raise anything
-        return describe_exception(error)[2]
+        return Ready(start, problem=f"the ranks' imports fail:\n{describe_exception(error)[2]}")
     for module in ("equivtest.ranks.rank", *preload):
         _try_import(module)
     try:
@@ -104,7 +117,10 @@ def _prepare(start: str, imports: Sequence[str], preload: Sequence[str]) -> str:
         warm()
     except Exception:  # ranks then start slowly, or say themselves what is wrong
         traceback.print_exc()
-    return ""
+    reason = why_forks_fail()
+    if reason and start == "forkserver":
+        return Ready(start, problem=f"ranks cannot be forked: a fork runs no backward ({reason}); {_WAY_OUT}")
+    return Ready("spawn" if reason else "forkserver", reason)
 
 
 def _try_import(module: str) -> None:

@@ -12,10 +12,15 @@ def warm() -> None:
 
     One column-wise and one row-wise linear run on a fake group, larger than any real one, so
     that nothing torch caches for it is ever found by a real one.
+
+    A plain backward comes before: the first of a process starts a thread for each device but the CPU, and
+    DTensor's fake tensors make up eight where torch is built for CUDA and finds no card.  Source:
+    FakeTensorMode.__enter__ of torch/_subclasses/fake_tensor.py, FakeGuardImpl.h (2.15.0).
     """
     import torch
 
     torch.set_num_threads(1)
+    torch.ones(1, device="cpu", requires_grad=True).sum().backward()
     _run_tensor_parallel(limits.MAX_WORLD_SIZE + 1)
     gc.collect()
     gc.freeze()  # or the first collection in each rank copies every page of the server

@@ -1,0 +1,72 @@
+"""Whether a process that is forked from this one can run a backward, which torch refuses it behind threads.
+
+The first backward of a process starts a thread for each device that torch then knows but the CPU, a vendor's and
+a graphics card's alike; a backward that calls another, some sixty deep, starts one as well.  From then on torch
+raises in every process that is forked from it.  Source: Engine::start_device_threads and
+Engine::add_thread_pool_task of torch/csrc/autograd/engine.cpp (2.13.0).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import NoReturn
+
+from equivtest import limits
+from equivtest.ranks.failure import describe_exception
+
+_DONE = "done"
+
+
+def why_forks_fail() -> str:
+    """Why a fork of this process runs no backward, with the number of threads here; '' where it does.
+
+    One that hangs is killed after limits.FORK_S, by a timer of its own: this process may end meanwhile.
+    """
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        _try_backward(write)
+    os.close(write)
+    with open(read, "rb") as pipe:
+        said = pipe.read().decode()
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if said == _DONE:
+        return ""
+    return f"{said or _ended(code)}; {_num_threads()} in the process it was forked from"
+
+
+def _try_backward(write: int) -> NoReturn:
+    """In the child: writes what came of a backward; never returns."""
+    try:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
+        signal.setitimer(signal.ITIMER_REAL, limits.FORK_S)
+        os.write(write, _run_backward().encode())
+    finally:
+        os._exit(0)
+
+
+def _run_backward() -> str:
+    import torch
+
+    try:
+        x = torch.ones(2, 2, device="cpu", requires_grad=True)
+        (x @ x).sum().backward()
+    except Exception as error:  # torch's own, or that of a vendor's module
+        kind, text, _ = describe_exception(error)
+        return f"{kind}: {text}"
+    return _DONE
+
+
+def _ended(code: int) -> str:
+    if code == -signal.SIGALRM:
+        return f"it had no end within {limits.FORK_S:g} s"
+    return f"it was killed by {signal.Signals(-code).name}" if code < 0 else f"it exited with code {code}"
+
+
+def _num_threads() -> str:
+    import psutil
+
+    number = psutil.Process().num_threads()
+    return f"{number} thread{'s' * (number != 1)}"

@@ -1,0 +1,35 @@
+"""Whether a fork runs a backward: it does, it hangs, it dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+
+from equivtest import limits
+from equivtest.ranks import forks
+
+
+def test_nothing_is_said_where_a_fork_runs_a_backward() -> None:
+    assert forks.why_forks_fail() == ""
+
+
+@pytest.mark.parametrize(
+    ("instead", "told"),
+    [
+        (lambda: time.sleep(60), "it had no end within 0.2 s; "),
+        (lambda: os.kill(os.getpid(), signal.SIGSEGV), "it was killed by SIGSEGV; "),
+        (lambda: os._exit(3), "it exited with code 3; "),
+    ],
+    ids=["hangs", "crashes", "exits"],
+)
+def test_a_fork_that_does_not_come_to_say_is_told_by_its_end(
+    instead: Callable[[], None], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forks, "_run_backward", instead)
+    monkeypatch.setattr(limits, "FORK_S", 0.2)
+
+    assert forks.why_forks_fail().startswith(told)
