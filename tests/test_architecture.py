@@ -25,7 +25,7 @@ FLOORS = (
     ("verdicts",),
     ("check", "known", "report"),
     ("chunks", "module", "records", "replay", "settings", "suite"),
-    ("filling",),
+    ("audit", "filling"),
     ("machine", "search", "options"),
     ("pools",),
     ("fixture", "items", "session"),

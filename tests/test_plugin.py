@@ -230,7 +230,7 @@ def test_what_was_found_before_a_mistake_is_told_with_it(pytester: pytest.Pytest
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--profile=fast"], "--profile: unknown profile 'fast'; use one of smoke, gate, soak, conformance"),
+        (["--profile=fast"], "--profile: unknown profile 'fast'; use one of smoke, gate, soak, conformance, audit"),
         (["--world-sizes=2,0"], "--world-sizes: a world size must be in 1..64, got '0'"),
         (["--world-sizes=65"], "--world-sizes: a world size must be in 1..64, got '65'"),
         (["--world-sizes=two"], "--world-sizes: a world size must be in 1..64, got 'two'"),
@@ -365,7 +365,9 @@ def test_report_has_every_file(pytester: pytest.Pytester) -> None:
     run_suite(pytester, "--report=out")
 
     found = {path.name for path in (pytester.path / "out").iterdir()}
-    assert found == {"cells.csv", "verdicts.jsonl", "junit.xml", "summary.txt", "report.html", "environment.json"}
+    assert found == {
+        "audit.csv", "cells.csv", "verdicts.jsonl", "junit.xml", "summary.txt", "report.html", "environment.json",
+    }  # fmt: skip
 
 
 def test_junitxml_of_the_user_wins(pytester: pytest.Pytester) -> None:
