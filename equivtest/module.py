@@ -131,8 +131,8 @@ def _agreed(case: ModuleCase, replies: Sequence[Reply]) -> str:
     reducing = [reply.rank for reply in replies if bool(reply.answers[0].tensors["output"].local)]
     require(
         len(reducing) in (0, len(replies)),
-        f"{case.parallelize} makes modules that reduce their gradients on ranks {reducing} of {len(replies)} alone: make "
-        "the same on every rank",
+        f"{case.parallelize} makes modules that reduce their gradients on ranks {reducing} of {len(replies)} alone: "
+        "make the same on every rank",
     )
     return MEAN_OF_PARTS if reducing else WHOLE
 

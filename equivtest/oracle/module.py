@@ -52,9 +52,7 @@ def expect_module(case: ModuleCase, index: int) -> Expected:
     return _expected(case, given, _exactly(case, given), {"all": bits_used})
 
 
-def _expected(
-    case: ModuleCase, given: Tensors, found: Mapping[str, Found], bits_used: Mapping[str, int]
-) -> Expected:
+def _expected(case: ModuleCase, given: Tensors, found: Mapping[str, Found], bits_used: Mapping[str, int]) -> Expected:
     """Every answer of the case: what is not found is zero, as what no gradient reaches, and parameters are copies."""
     tensors, layouts, shapes = {}, case.layouts(), case.shapes()
     for name in case.answer_names():

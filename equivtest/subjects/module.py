@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 from torch.distributed import distributed_c10d
-from torch.distributed._composable import _get_registry
+from torch.distributed._composable.contract import _get_registry
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -150,8 +150,8 @@ def _require_no_shard(case: ModuleCase, name: str, what: str, tensor: torch.Tens
     if tensor is None or isinstance(tensor, DTensor) or tensor.shape == shape:
         return
     raise Misuse(
-        f"{case.parallelize}: {what} {name} is held as a plain tensor of shape {tuple(tensor.shape)}, the unsharded one "
-        f"has {shape}: a shard must be a DTensor, which says where it lies (DTensor.from_local makes one), or be "
+        f"{case.parallelize}: {what} {name} is held as a plain tensor of shape {tuple(tensor.shape)}, the unsharded "
+        f"one has {shape}: a shard must be a DTensor, which says where it lies (DTensor.from_local makes one), or be "
         "answered by a subject of your own as Placed(local tensor, layout)"
     )
 
@@ -213,4 +213,5 @@ def data_parallel(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 def fully_sharded(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """The same by FSDP2: parameters divided on dim 0, gathered for the forward and again for the backward."""
-    return fully_shard(block, mesh=mesh)
+    sharded: nn.Module = fully_shard(block, mesh=mesh)  # type: ignore[assignment]  # of both classes
+    return sharded

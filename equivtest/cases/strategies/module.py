@@ -31,9 +31,7 @@ def module_cases(
 
 
 @st.composite
-def _module_cases(
-    draw: DrawFn, space: Space, build: str, parallelize: str, batch: str, layouts: Layouts
-) -> ModuleCase:
+def _module_cases(draw: DrawFn, space: Space, build: str, parallelize: str, batch: str, layouts: Layouts) -> ModuleCase:
     world_size = pick(draw, "world_size", space.world_sizes)
     dtype = pick(draw, "dtype", tuple(layouts[world_size]))
     mode, x_shape, largest = pick(draw, "layout", layouts[world_size][dtype])
