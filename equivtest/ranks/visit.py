@@ -167,9 +167,9 @@ def _place_of(axis: int, tensor: DTensor, later: Sequence[int], name: str) -> in
     places = [num for num in range(len(later) + 1) if math.prod(map(mesh.size, later[:num])) == factor]
     if not places:
         raise Misuse(
-            f"{name} is a DTensor of {placement} on axis {axis} of a mesh of {tuple(mesh.shape)}: its split_factor must "
-            f"be 1 or the product of sizes of later axes that divide the same dim, got {factor}, which no order of the "
-            "axes gives: redistribute it to Shard"
+            f"{name} is a DTensor of {placement} on axis {axis} of a mesh of {tuple(mesh.shape)}: its split_factor "
+            f"must be 1 or the product of sizes of later axes that divide the same dim, got {factor}, which no order of "
+            "the axes gives: redistribute it to Shard"
         )
     return places[-1]
 
