@@ -5,12 +5,22 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from equivtest import limits
 from equivtest.cases.base import require
-from equivtest.cases.module import LARGEST, REAL_DTYPES, REAL_MODE, ModuleCase
+from equivtest.cases.module import (
+    BATCHES,
+    LARGEST,
+    MEAN_OF_PARTS,
+    REAL_DTYPES,
+    REAL_MODE,
+    WHOLE,
+    ModuleCase,
+    require_parts,
+)
 from equivtest.check import DEFAULT_CLAIMS
 from equivtest.errors import Misuse
 from equivtest.oracle import expect
@@ -23,9 +33,14 @@ if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
     from equivtest.cases.base import Shape
+    from equivtest.ranks.backend import Backend
+    from equivtest.ranks.pool import Pool
+    from equivtest.ranks.reply import Reply
 
 CLAIMS = (*(claim for claim in DEFAULT_CLAIMS if claim is not keeps_layout_of_parameter), repeats_itself)
 """What is claimed of a module; how it divides its parameters is its own affair."""
+
+CONTRACT_OF = "equivtest.subjects.module:contract_of"
 
 
 def module_property(
@@ -33,6 +48,7 @@ def module_property(
     parallelize: str,
     x_shapes: Sequence[Shape],
     *,
+    batch: str | None = None,
     examples: Sequence[ModuleCase] = (),
     conclusive_dtypes: Sequence[str] = (),
 ) -> Property:
@@ -45,37 +61,89 @@ def module_property(
             tensor in, one out; all parameters are trained.  Where it only adds, multiplies, takes maxima and moves
             values, it is judged on integers, for equality in every dtype; else on real numbers, within a bound, in
             float64 and, where the bound says something, in float32: a block rather than a model, since bounds grow.
-        parallelize: 'package.module:NAME' of a function (module, mesh) -> module, which every rank calls.  The result
-            takes the whole x and gives the whole output on every rank.
+        parallelize: 'package.module:NAME' of a function (module, mesh) -> module, which every rank calls.
         x_shapes: Of which the input's shape is drawn, the simplest first; in each dtype those whose sums it holds, or
-            whose bounds say something.
+            whose bounds say something, and on so many ranks those of which each can have a row of a divided batch.
+        batch: 'whole': the result takes the whole x and gives the whole output on every rank.  'mean of parts': each
+            rank has rows of its own, and gradients are averaged over the ranks; 'sum of parts': they are added up.
+            None: 'mean of parts' where DistributedDataParallel, fully_shard or the like is in what `parallelize`
+            makes, which the ranks are asked for once; else 'whole'.
         examples: Cases that are always run.
         conclusive_dtypes: In which a conformance run wants conclusions, where some hold no sums; () for all.
 
     Raises:
-        Misuse: x_shapes is no sequence of shapes.
+        Misuse: x_shapes is no sequence of shapes, or there is no such batch.
     """
+    require(batch is None or batch in BATCHES, f"batch must be one of {', '.join(BATCHES)} or None, got {batch!r}")
     require(
         isinstance(x_shapes, Sequence) and bool(x_shapes) and all(isinstance(shape, Sequence) for shape in x_shapes),
         f"x_shapes must hold shapes, one at least, such as [(2, 3), (4, 3)], got {x_shapes!r}",
     )
+    shapes = tuple(map(tuple, x_shapes))
     return Property(
         subject="module",
         statement=f"{parallelize} computes what {build} computes.",
         source=build,
-        cases=partial(_cases, build, parallelize, tuple(map(tuple, x_shapes))),
+        cases=partial(_cases, build, parallelize, shapes, batch or WHOLE),
         claims=CLAIMS,
         examples=tuple(examples),
         shards=False,
         conclusive_dtypes=tuple(conclusive_dtypes),
+        resolve=partial(_resolve, build, parallelize, shapes) if batch is None else None,
     )
 
 
-def _cases(build: str, parallelize: str, x_shapes: tuple[Shape, ...], space: Space) -> SearchStrategy[ModuleCase]:
+def _resolve(
+    build: str, parallelize: str, x_shapes: tuple[Shape, ...], prop: Property, pool: Pool, space: Space
+) -> Property:
+    """The property of a batch that is divided where what `parallelize` makes reduces gradients."""
+    case = ModuleCase(world_size=space.world_sizes[0], build=build, parallelize=parallelize, x_shape=x_shapes[0])
+    batch = _batch_of(case, pool, space)
+    return replace(prop, cases=partial(_cases, build, parallelize, x_shapes, batch), resolve=None)
+
+
+_batches: dict[tuple[ModuleCase, Backend], str] = {}
+"""What ranks have answered, by the case that they were asked on."""
+
+
+def _batch_of(case: ModuleCase, pool: Pool, space: Space) -> str:
+    """What the ranks say, in the first dtype that they can compute with.
+
+    Where they answer nothing it is 'whole': what is wrong shows as soon as a case is run.
+
+    Raises:
+        Misuse: `parallelize` makes no module, or other ones on other ranks.
+    """
+    for each in (replace(case, dtype=dtype) for dtype in space.dtypes):
+        if (each, pool.backend) in _batches:
+            return _batches[each, pool.backend]
+        replies = pool.run(CONTRACT_OF, each)
+        if misused := next((reply for reply in replies if reply.outcome == "misused"), None):
+            raise Misuse(misused.error_text)
+        if all(reply.outcome == "answered" for reply in replies):
+            return _batches.setdefault((each, pool.backend), _agreed(each, replies))
+        if not any(reply.outcome == "not_supported" for reply in replies):
+            break
+    return WHOLE
+
+
+def _agreed(case: ModuleCase, replies: Sequence[Reply]) -> str:
+    reducing = [reply.rank for reply in replies if bool(reply.answers[0].tensors["output"].local)]
+    require(
+        len(reducing) in (0, len(replies)),
+        f"{case.parallelize} makes modules that reduce their gradients on ranks {reducing} of {len(replies)} alone: "
+        "make the same on every rank",
+    )
+    return MEAN_OF_PARTS if reducing else WHOLE
+
+
+def _cases(
+    build: str, parallelize: str, x_shapes: tuple[Shape, ...], batch: str, space: Space
+) -> SearchStrategy[ModuleCase]:
     from equivtest.cases.strategies import module_cases
 
-    layouts = {size: _layouts(build, parallelize, x_shapes, size, space.dtypes) for size in space.world_sizes}
-    return module_cases(space, build=build, parallelize=parallelize, layouts=layouts)
+    layouts = {size: _layouts(build, parallelize, x_shapes, batch, size, space.dtypes) for size in space.world_sizes}
+    return module_cases(space, build=build, parallelize=parallelize, batch=batch, layouts=layouts)
 
 
 Layout = tuple[str, "Shape", int]
@@ -84,14 +152,15 @@ Layout = tuple[str, "Shape", int]
 
 @functools.lru_cache(maxsize=64)
 def _layouts(
-    build: str, parallelize: str, x_shapes: tuple[Shape, ...], world_size: int, dtypes: tuple[str, ...]
+    build: str, parallelize: str, x_shapes: tuple[Shape, ...], batch: str, world_size: int, dtypes: tuple[str, ...]
 ) -> dict[str, list[Layout]]:
     """dtype -> of every case whose sums are exact; where there is none, of every case whose bounds say something.
 
     Raises:
         Misuse: there is none of these either, or a shape does not fit the module.
     """
-    make = functools.partial(ModuleCase, world_size=world_size, build=build, parallelize=parallelize)
+    x_shapes = x_shapes if batch == WHOLE else _divisible(build, x_shapes, world_size)
+    make = functools.partial(ModuleCase, world_size=world_size, build=build, parallelize=parallelize, batch=batch)
     exact = [
         make(dtype=dtype, x_shape=x_shape, largest=largest)
         for dtype in dtypes
@@ -109,6 +178,25 @@ def _layouts(
     if not fitting:
         raise reasons[0]
     return fitting
+
+
+def _divisible(build: str, x_shapes: tuple[Shape, ...], world_size: int) -> tuple[Shape, ...]:
+    """The shapes of which each of so many ranks can have rows.
+
+    Raises:
+        Misuse: there is none.
+    """
+    fitting, reasons = [], []
+    for x_shape in x_shapes:
+        try:
+            require_parts(build, x_shape, world_size)
+        except Misuse as error:
+            reasons.append(str(error))
+        else:
+            fitting.append(x_shape)
+    if not fitting:
+        raise Misuse(f"no x of x_shapes {', '.join(map(str, x_shapes))} can be divided: {'; '.join(reasons)}")
+    return tuple(fitting)
 
 
 def _fitting(

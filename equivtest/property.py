@@ -7,10 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from equivtest import limits
+
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
     from equivtest.cases.base import Case
+    from equivtest.ranks.pool import Pool
     from equivtest.verdicts.claims import Claim
 
 
@@ -46,6 +49,7 @@ class Property:
         without_collectives: Why its subject calls no collective on several ranks, where that is right: without such a
             reason a run in which none is called shows nothing (`equivtest.audit`).
         requires: Package that the subject imports and equivtest does not; without it nothing is run.
+        resolve: Makes the property that is meant, where the ranks must be asked for it: see `resolved`.
     """
 
     subject: str
@@ -60,6 +64,7 @@ class Property:
     shards: bool = True
     without_collectives: str = ""
     requires: str = ""
+    resolve: Callable[[Property, Pool, Space], Property] | None = None
 
     @property
     def refuses_only(self) -> bool:
@@ -72,3 +77,15 @@ class Property:
         if not self.requires or importlib.util.find_spec(self.requires):
             return ""
         return f"{self.requires} is not installed: pip install {self.requires}"
+
+
+ON_TWO_RANKS = Space((2,), limits.DTYPES)
+
+
+def resolved(prop: Property, pool: Pool, space: Space = ON_TWO_RANKS) -> Property:
+    """The property that is meant; for most the property itself, of others the ranks of a world of `space` are asked.
+
+    Raises:
+        Misuse: they do not agree, or cannot be asked.
+    """
+    return prop if prop.resolve is None else prop.resolve(prop, pool, space)

@@ -24,7 +24,7 @@ from equivtest.errors import ClaimFailed, Misuse
 from equivtest.filling import fill, short_of_conclusions, short_of_draws
 from equivtest.known import WHOLE_RUN
 from equivtest.oracle.declared import load_arithmetics
-from equivtest.property import Property
+from equivtest.property import Property, resolved
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply
 from equivtest.records import records_of
@@ -129,6 +129,7 @@ class _Hunt:
     def run(self, until: Target | None) -> str:
         """Runs the chunk's cases; the mistake that ended it before its end, or ''."""
         try:
+            self.prop = resolved(self.prop, self.pool, self.chunk.space)
             cases = chunk_cases(self.prop, self.chunk)
             if self.chunk.per_cell:
                 self.run_and_fill(cases)

@@ -49,3 +49,23 @@ attention_block = module_property(
     ],
     conclusive_dtypes=("float64",),
 )
+
+DATA_PARALLEL = "equivtest.subjects.module:data_parallel"
+FULLY_SHARDED = "equivtest.subjects.module:fully_sharded"
+
+# Under data parallelism each rank has rows of its own, as many as the others or not; nobody need say so.
+ROWS = ((2, 2), (3, 2), (4, 2), (5, 2), (7, 2), (4, 3, 2))
+
+data_parallel_block = module_property(
+    BUILD,
+    DATA_PARALLEL,
+    x_shapes=ROWS,
+    examples=[ModuleCase(world_size=3, build=BUILD, parallelize=DATA_PARALLEL, x_shape=(5, 2), batch="mean of parts")],
+)
+
+fully_sharded_block = module_property(
+    BUILD,
+    FULLY_SHARDED,
+    x_shapes=ROWS,
+    examples=[ModuleCase(world_size=4, build=BUILD, parallelize=FULLY_SHARDED, x_shape=(7, 2), batch="mean of parts")],
+)

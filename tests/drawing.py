@@ -54,6 +54,9 @@ STRATEGIES: dict[str, Callable[[Space], SearchStrategy[Case]]] = {
     "colwise embedding": lambda space: embedding_cases(space, style="colwise"),
     "rowwise embedding": lambda space: embedding_cases(space, style="rowwise"),
     "module": lambda space: module_property("torch.nn:Identity", "mine:whole", ((1,), (2, 3))).cases(space),
+    "divided module": lambda space: module_property(
+        "torch.nn:Identity", "mine:whole", ((1,), (64,), (64, 2)), batch="mean of parts"
+    ).cases(space),
     "embedding ways": embedding_ways_cases,
     "layer_norm": lambda space: norm_cases(space, norm="layer_norm"),
     "rms_norm": lambda space: norm_cases(space, norm="rms_norm"),

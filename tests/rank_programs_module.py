@@ -6,8 +6,8 @@ import torch
 from torch import nn
 from torch.distributed._functional_collectives import all_reduce
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
@@ -63,6 +63,27 @@ def masked() -> nn.Module:
     return Masked()
 
 
+class Spare(nn.Module):
+    """One layer that is used, one that is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used = nn.Linear(3, 2)
+        self.spare = nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.used(x)
+        return output
+
+
+def spare() -> nn.Module:
+    return Spare()
+
+
+def linear() -> nn.Module:
+    return nn.Linear(3, 4, bias=False)
+
+
 def dropout() -> nn.Module:
     return nn.Dropout()
 
@@ -110,7 +131,100 @@ def ddp(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return DistributedDataParallel(module, process_group=mesh.get_group())
 
 
+def ddp_that_finds_unused(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    return DistributedDataParallel(module, process_group=mesh.get_group(), find_unused_parameters=True)
+
+
+def tensor_parallel_in_part(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """The layer that is not used, too."""
+    return parallelize_module(
+        module, mesh, {"used": RowwiseParallel(input_layouts=Replicate()), "spare": ColwiseParallel()}
+    )
+
+
+def gradient_of_the_unused(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    module.get_parameter("spare.bias").grad = torch.ones_like(module.get_parameter("spare.bias"))
+    return ddp_that_finds_unused(module, mesh)
+
+
+def gradient_of_the_unused_on_one_rank(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """None on the first."""
+    tensor_parallel_in_used(module, mesh)
+    if mesh.get_local_rank() == 1:
+        module.get_parameter("spare.bias").grad = torch.ones_like(module.get_parameter("spare.bias"))
+    return module
+
+
+def tensor_parallel_in_used(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    return parallelize_module(module, mesh, {"used": RowwiseParallel(input_layouts=Replicate())})
+
+
+def without_a_gradient(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """It is dropped as soon as it is there."""
+
+    def drop(parameter: torch.Tensor) -> None:
+        parameter.grad = None
+
+    tensor_parallel_in_used(module, mesh).get_parameter("used.bias").register_post_accumulate_grad_hook(drop)
+    return module
+
+
 def whole(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    return module
+
+
+def marked(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """As accelerate leaves a module that it has prepared in a process that nobody told of others."""
+    module._is_prepared = True  # type: ignore[assignment]
+    return module
+
+
+def with_optimizer(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Of which nothing is run; its constructor tells the other ranks of its part."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # which warns of what torch imports for it
+
+    module.optimizer = ZeroRedundancyOptimizer(module.parameters(), torch.optim.SGD, mesh.get_group())  # type: ignore[assignment]
+    return module
+
+
+def fsdp1(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Its parameters are parts of a flat one."""
+    return FullyShardedDataParallel(
+        module, process_group=mesh.get_group(), use_orig_params=True, device_id=torch.device("cpu")
+    )
+
+
+class Columns(nn.Module):
+    """A linear layer by hand: the weight's rows of this rank, a plain tensor."""
+
+    def __init__(self, whole: nn.Linear, mesh: DeviceMesh) -> None:
+        super().__init__()
+        self.mesh = mesh
+        self.weight = nn.Parameter(whole.weight.detach().chunk(mesh.size())[mesh.get_local_rank()])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        own = nn.functional.linear(x, self.weight)
+        return DTensor.from_local(own, self.mesh, [Shard(-1)], run_check=False).full_tensor()
+
+
+def columns(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    assert isinstance(module, nn.Linear)
+    return Columns(module, mesh)
+
+
+def gradients_in_parts(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """The parameter whole, of its gradient this rank's rows, as ZeRO's second stage has it."""
+
+    def keep_own(parameter: torch.Tensor) -> None:
+        assert parameter.grad is not None
+        whole, gradient = parameter.data, all_reduce(parameter.grad, "avg", mesh)
+        parameter.grad = None
+        parameter.data = whole.chunk(mesh.size())[mesh.get_local_rank()]
+        parameter.grad = gradient.chunk(mesh.size())[mesh.get_local_rank()].clone()
+        parameter.data = whole
+
+    for parameter in module.parameters():
+        parameter.register_post_accumulate_grad_hook(keep_own)
     return module
 
 

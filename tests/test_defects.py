@@ -88,11 +88,14 @@ each_defect = pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defe
 def property_of(defect: Defect) -> Property:
     """The shipped property that must reject the defect, about the defect in place of its subject."""
     shipped = load_properties(properties_dir()).values()
-    build = getattr(defect.smallest, "build", "")
+    build, parallelize = (getattr(defect.smallest, name, "") for name in ("build", "parallelize"))
     prop = next(
         p
         for p in shipped
-        if p.subject == defect.replaces and defect.claim in [c.name for c in p.claims] and build in ("", p.source)
+        if p.subject == defect.replaces
+        and defect.claim in [c.name for c in p.claims]
+        and build in ("", p.source)
+        and p.statement.startswith(parallelize)
     )
     return dataclasses.replace(prop, subject=defect.subject)
 

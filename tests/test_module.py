@@ -12,7 +12,7 @@ from equivtest.cases.base import from_code
 from equivtest.cases.module import ModuleCase, call_builder
 from equivtest.cases.values import draw
 from equivtest.check import check, judge
-from equivtest.errors import Misuse, ValueMismatch
+from equivtest.errors import Misuse, ShapeMismatch, ValueMismatch
 from equivtest.module import module_property
 from equivtest.oracle import expect
 from equivtest.property import Space
@@ -62,8 +62,11 @@ def test_another_function_is_refuted(pool: Pool) -> None:
         ("sharded_output", "must give its output whole on every rank, got .*Shard.*: redistribute it"),
         ("renamed", r"has no parameter 0\.weight, only 0\.0\.weight, .*: keep the names of the unsharded module"),
         ("nothing", "must return the parallel module, got NoneType: return it"),
-        ("whole", "leaves the module as it was, and no collective ran"),
-        ("misspelt", "leaves the module as it was, .*: its plan may name parts that the module does not have"),
+        ("whole", "no collective ran, forward or backward, on 2 ranks that each had the whole batch"),
+        ("misspelt", "nothing made the module parallel: its plan may name parts that the module does not have"),
+        ("marked", "nothing made the module parallel"),
+        ("with_optimizer", "no collective ran, .* where each rank is to have rows of its own, say batch='mean of"),
+        ("fsdp1", r"parameter 0\.weight is held as a plain tensor of shape \(.*\), the unsharded one has \(8, 3\)"),
         ("without_mesh", r"must take \(module, mesh\), but takes .*: too many positional arguments"),
         ("with_aside", "the parallel module must give one tensor, got tuple"),
         ("missing", "parallelize 'tests.rank_programs_module:missing' cannot be imported"),
@@ -72,6 +75,43 @@ def test_another_function_is_refuted(pool: Pool) -> None:
 def test_what_cannot_be_judged_is_told(pool: Pool, parallelize: str, message: str) -> None:
     with pytest.raises(Misuse, match=message):
         judge("module", case_of(parallelize=parallelize), pool)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("parallelize", "message"),
+    [
+        ("columns", r"parameter weight is held as a plain tensor of shape \(2, 3\), the unsharded one has \(4, 3\): a"),
+        ("gradients_in_parts", r"gradient of weight is held as .* \(2, 3\), .* \(4, 3\): a shard must be a DTensor"),
+    ],
+)
+def test_a_plain_shard_is_no_wrong_value(pool: Pool, parallelize: str, message: str) -> None:
+    """Of such a tensor nobody knows what part of the whole it is."""
+    with pytest.raises(Misuse, match=message):
+        judge("module", case_of("linear", parallelize), pool)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("parallelize", ["ddp_that_finds_unused", "fsdp2", "tensor_parallel_in_part"])
+def test_a_parameter_that_nothing_uses_has_no_gradient(pool: Pool, parallelize: str) -> None:
+    """None, or zeros: which one torch leaves hangs on the wrapper."""
+    case = case_of("spare", parallelize, values=(("dense", 0), ("dense", 1)), repeats=True)
+
+    assert {verdict.kind for verdict in check("module", case, pool)} == {"holds"}
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("parallelize", ["gradient_of_the_unused", "gradient_of_the_unused_on_one_rank"])
+def test_a_gradient_of_a_parameter_that_nothing_uses_is_found(pool: Pool, parallelize: str) -> None:
+    with pytest.raises(ValueMismatch, match=r"module: grad\.spare\.bias differs from the oracle"):
+        check("module", case_of("spare", parallelize), pool)
+
+
+@pytest.mark.ranks
+def test_a_gradient_that_is_missing_is_found(pool: Pool) -> None:
+    """Where the unsharded module has one."""
+    with pytest.raises(ShapeMismatch, match=r"grad\.used\.bias(.|\n)*none: the subject did not answer it"):
+        check("module", case_of("spare", "without_a_gradient"), pool)
 
 
 @pytest.mark.parametrize(

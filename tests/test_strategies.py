@@ -355,6 +355,9 @@ SIMPLEST: dict[str, Case] = {
     "colwise embedding": EmbeddingCase(world_size=1, style="colwise"),
     "rowwise embedding": EmbeddingCase(world_size=1, style="rowwise"),
     "module": ModuleCase(world_size=1, build="torch.nn:Identity", parallelize="mine:whole"),
+    "divided module": ModuleCase(
+        world_size=1, build="torch.nn:Identity", parallelize="mine:whole", batch="mean of parts"
+    ),
     "embedding ways": EmbeddingWaysCase(world_size=1),
     "layer_norm": NormCase(world_size=1, norm="layer_norm"),
     "rms_norm": NormCase(world_size=1, norm="rms_norm"),

@@ -154,6 +154,11 @@ OURS = {
     "two axes": ((Replicate(), Shard(0)), Layout((layout.Replicate(), layout.Shard(0)))),
     "one dim twice": ((Shard(0), Shard(0)), Layout((layout.Shard(0), layout.Shard(0)))),
     "strided": ((_StridedShard(0, split_factor=2), Shard(0)), Layout((layout.Shard(0), layout.Shard(0)), (1, 0))),
+    "strided by nothing": ((_StridedShard(0, split_factor=1),), Layout((layout.Shard(0),))),
+    "three axes": (
+        (_StridedShard(0, split_factor=4), _StridedShard(0, split_factor=2), Shard(0)),
+        Layout((layout.Shard(0),) * 3, (2, 1, 0)),
+    ),
     "partial beside": ((Partial("min"), Shard(1)), Layout((layout.Partial("min"), layout.Shard(1)))),
 }
 
@@ -164,7 +169,26 @@ def test_torchs_placements_are_read(placements: tuple[Placement, ...], expected:
     with as_rank(0, (2,) * len(placements)) as mesh:
         local = torch.zeros(2, 4, 4)
         tensor = DTensor.from_local(local, mesh, placements, run_check=False, shape=local.shape, stride=local.stride())
-        assert layout_of(tensor) == expected
+        assert layout_of(tensor, "output") == expected
+
+
+@pytest.mark.parametrize(
+    ("placements", "axis"),
+    [
+        ((_StridedShard(0, split_factor=2),), 0),
+        ((_StridedShard(0, split_factor=2), Shard(1)), 0),
+        ((_StridedShard(0, split_factor=4), Shard(0)), 0),
+        ((Shard(0), _StridedShard(0, split_factor=2)), 1),
+    ],
+    ids=["one axis", "another dim", "another factor", "no later axis"],
+)
+def test_a_strided_shard_that_no_order_of_axes_gives_is_refused(placements: tuple[Placement, ...], axis: int) -> None:
+    """On one axis a rank holds several pieces then, which are no shard."""
+    with as_rank(0, (2,) * len(placements)) as mesh:
+        local = torch.zeros(2, 4, 4)
+        tensor = DTensor.from_local(local, mesh, placements, run_check=False, shape=local.shape, stride=local.stride())
+        with pytest.raises(Misuse, match=rf"^grad\.weight is a DTensor of _S.* on axis {axis} of a mesh of \(2,.*got "):
+            collect(LINEAR, {"grad.weight": tensor})
 
 
 # What was touched.

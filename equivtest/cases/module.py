@@ -19,10 +19,16 @@ from equivtest.cases.integers import generator, odd_integers
 from equivtest.cases.real_linear import nearly_normal
 from equivtest.errors import Misuse
 from equivtest.importing import load_named, require_arguments
-from equivtest.layout import Layout, Replicate
+from equivtest.layout import Layout, Replicate, Shard, local_shape
 from equivtest.tensors import DTYPES
 
 EXACT_MODE, REAL_MODE = "dense", "real"
+
+WHOLE, MEAN_OF_PARTS, SUM_OF_PARTS = BATCHES = ("whole", "mean of parts", "sum of parts")
+"""Every rank has the whole batch; or its own rows of it, and gradients are averaged or added up."""
+
+ROWS = Layout((Shard(0),))
+"""Of what has the rows of the batch, where each rank has its own."""
 
 LARGEST = {"float32": (1, 3), "float64": (1, 3, 7), "bfloat16": (1,), "float16": (1,)}
 """Magnitudes of which the strategy draws odd integers, by dtype: few bits are full soon."""
@@ -41,10 +47,13 @@ class ModuleCase(Case):
     Attributes:
         build: 'package.module:NAME' of a function without arguments that makes the unsharded
             module: one floating-point tensor in, one out, all parameters trained.
-        parallelize: 'package.module:NAME' of a function (module, mesh) -> module.  The result takes
-            the whole x on every rank, and gives the whole output on every rank.
+        parallelize: 'package.module:NAME' of a function (module, mesh) -> module.
         x_shape: Of the input, global; at least one element.
         largest: Largest magnitude of x and of the parameters where they are integers; odd.
+        batch: 'whole': every rank is handed the whole x, and gives the whole output.  'mean of parts': every rank is
+            handed its own rows, one at least, as torch.chunk divides them; it gives what the unsharded module gives on
+            these alone, and a parameter's gradient is the mean over the ranks of what they come to.  'sum of parts':
+            it is their sum.
     """
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = (EXACT_MODE, REAL_MODE)
@@ -53,34 +62,57 @@ class ModuleCase(Case):
     parallelize: str
     x_shape: Shape = (1,)
     largest: int = 1
+    batch: str = WHOLE
 
     def __post_init__(self) -> None:
+        require(self.batch in BATCHES, f"batch must be one of {', '.join(BATCHES)}, got {self.batch!r}")
         require(all(size >= 1 for size in self.x_shape), f"x_shape must hold sizes of at least 1, got {self.x_shape}")
         require(self.largest >= 1 and self.largest % 2 == 1, f"largest must be odd and at least 1, got {self.largest}")
         require(
             self.dtype in REAL_DTYPES or all(mode == EXACT_MODE for mode, _ in self.values),
             f"real values of a module must be of {' or '.join(REAL_DTYPES)}, got {self.dtype}",
         )
+        if self.is_divided and self.world_size >= 1:  # else it is refused below
+            require_parts(self.build, self.x_shape, self.world_size)
         super().__post_init__()
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether each rank has its own rows of the batch."""
+        return self.batch != WHOLE
 
     @property
     def fixes_layouts(self) -> bool:
         return False
 
+    @property
+    def shard_kind(self) -> str:
+        """That of a batch is no layout of the module's."""
+        return "even"
+
     def parameter_names(self) -> tuple[str, ...]:
         """Of the unsharded module, as `named_parameters` lists them: a tied one once."""
-        return tuple(name for name in shapes_of(self.build, self.x_shape) if name not in ("x", "output"))
+        return tuple(name for name in self._base_shapes() if name not in ("x", "output"))
+
+    def _base_shapes(self) -> dict[str, Shape]:
+        """As `shapes_of`; of a divided batch the outputs' rows are those of all ranks."""
+        if not self.is_divided:
+            return shapes_of(self.build, self.x_shape)
+        part = shapes_of(self.build, parts_of(self.x_shape, self.world_size)[0])
+        output = output_of_parts(self.build, self.x_shape, self.world_size)
+        return {**part, "x": self.x_shape, "output": output}
 
     def shapes(self) -> dict[str, Shape]:
-        base = shapes_of(self.build, self.x_shape)
+        base = self._base_shapes()
         base = {**base, "cotangent": base["output"], "grad.x": base["x"]}
         for name in self.parameter_names():
             base[f"param.{name}"] = base[f"grad.{name}"] = base[name]
         return {name: base[name] for name in (*self.given_names(), *self.answer_names())}
 
     def layouts(self) -> dict[str, Layout]:
-        """Whole on every rank; how the parallel module divides its parameters is its own affair."""
-        return dict.fromkeys(self.shapes(), Layout((Replicate(),)))
+        """How the parallel module divides its parameters is its own affair: here they are whole on every rank."""
+        rows = ("x", "cotangent", "output", "grad.x") if self.is_divided else ()
+        return {name: ROWS if name in rows else Layout((Replicate(),)) for name in self.shapes()}
 
     def given_names(self) -> tuple[str, ...]:
         return ("x", *self.parameter_names(), "cotangent")
@@ -113,6 +145,46 @@ def shapes_of(build: str, x_shape: Shape) -> dict[str, Shape]:
     if reserved:
         raise Misuse(f"{build}: a parameter may not be called {reserved[0]}: rename it")
     return {"x": x_shape, "output": tuple(output.shape), **parameters}
+
+
+def parts_of(x_shape: Shape, world_size: int) -> list[Shape]:
+    """Of each rank's rows of x, as torch.chunk divides them; [] where some rank has none, or x has no rows.
+
+    Source: torch.chunk (2.13.0).
+    """
+    if not x_shape:
+        return []
+    parts = [local_shape(x_shape, ROWS, (world_size,), rank) for rank in range(world_size)]
+    return parts if all(shape[0] for shape in parts) else []
+
+
+def require_parts(build: str, x_shape: Shape, world_size: int) -> None:
+    """Raises Misuse unless each rank has rows of x, and their outputs are one tensor, divided likewise."""
+    require(
+        bool(parts_of(x_shape, world_size)),
+        f"x of shape {x_shape} cannot be divided among {world_size} ranks, as torch.chunk divides, so that each has a "
+        f"row: take one of {world_size} rows, such as {(world_size, *x_shape[1:])}, or batch='whole'",
+    )
+    output_of_parts(build, x_shape, world_size)
+
+
+@functools.lru_cache(maxsize=256)
+def output_of_parts(build: str, x_shape: Shape, world_size: int) -> Shape:
+    """Shape of the outputs of all ranks' rows, one below the other, a number as one row.
+
+    Raises:
+        Misuse: the module does not take a rank's rows, or no tensor that is divided by rows has such parts.
+    """
+    parts = [shapes_of(build, part)["output"] or (1,) for part in parts_of(x_shape, world_size)]
+    output = (sum(shape[0] for shape in parts), *parts[0][1:])
+    divided = [local_shape(output, ROWS, (world_size,), rank) for rank in range(world_size)]
+    require(
+        parts == divided,
+        f"{build}: of x of shape {x_shape}, divided among {world_size} ranks, they give outputs of shapes "
+        f"{', '.join(map(str, parts))}, which is no tensor divided by rows: take an x_shape whose rows they share "
+        "evenly, or batch='whole'",
+    )
+    return output
 
 
 def call_builder(build: str) -> nn.Module:

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
 
 from equivtest.cases.module import ModuleCase
 from equivtest.defects.redistribute import scale_gradient
-from equivtest.subjects.module import GatedBlock, run_module, sequence_parallel, tensor_parallel
+from equivtest.subjects.module import (
+    GatedBlock,
+    data_parallel,
+    fully_sharded,
+    run_module,
+    sequence_parallel,
+    tensor_parallel,
+)
 from equivtest.subjects.tensor_parallel import Answers, Given
 
 
@@ -98,3 +108,59 @@ def _cut_the_tokens(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
     sequence_parallel(block, mesh).register_forward_pre_hook(cut, prepend=True)
     return block
+
+
+def gradients_of_own_rows(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """Data parallelism that never reduces: as when accumulation of gradients is not ended before the update."""
+    return run_module(case, mesh, given, _unsynchronized)
+
+
+def _unsynchronized(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    parallel = data_parallel(block, mesh)
+    parallel.require_backward_grad_sync = False  # type: ignore[assignment]
+    return parallel
+
+
+def one_parameter_left_out(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """One parameter is not told to data parallelism, whose gradient every rank keeps for itself."""
+    return run_module(case, mesh, given, _leave_out)
+
+
+def _leave_out(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(block, ["up.weight"])  # type: ignore[no-untyped-call]
+    return data_parallel(block, mesh)
+
+
+def shards_of_own_gradients(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """In place of a reduce-scatter each rank keeps, of its own gradient, the part that is its shard."""
+    return run_module(case, mesh, given, _keep_own_part)
+
+
+def _keep_own_part(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    parallel = fully_sharded(block, mesh)
+    assert isinstance(parallel, FSDPModule)
+    parallel.set_custom_reduce_scatter(_OwnPart())  # type: ignore[arg-type]  # it asks for two functions
+    return parallel
+
+
+class _OwnPart:
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: ProcessGroup, *how: Any, **named: Any
+    ) -> None:
+        output_tensor.copy_(input_tensor.chunk(group.size())[group.rank()])
+
+
+def gradients_added_up(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """Gradients are added up over the ranks and not divided, so that a step grows with the number of ranks."""
+    return run_module(case, mesh, given, _sum)
+
+
+def _sum(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    parallel = fully_sharded(block, mesh)
+    assert isinstance(parallel, FSDPModule)
+    parallel.set_gradient_divide_factor(1.0)
+    parallel.set_force_sum_reduction_for_comms(True)
+    return parallel

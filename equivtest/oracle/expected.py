@@ -31,6 +31,7 @@ class ExpectedTensor:
         scale: What `allowed` is measured by where the values are smaller: of values that are zero in exact arithmetic.
         is_sum: Whether elements are sums, so that a zero may have either sign: 0 * -1 alone is -0,
             added to +0 it is +0, and where a sum begins is the kernel's business.
+        may_be_none: Whether a correct subject may answer none for the zeros: of a gradient that reaches nothing.
     """
 
     value: torch.Tensor
@@ -43,6 +44,7 @@ class ExpectedTensor:
     bits: torch.Tensor | None = None
     is_sum: bool = False
     scale: float = 0.0
+    may_be_none: bool = False
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -107,16 +108,16 @@ def collect(case: Case, returned: object) -> tuple[dict[str, Placed], dict[str, 
             raise Misuse(f"{name} must be a DTensor, Placed(local tensor, layout) or None, got {type(value).__name__}")
         flags[name] = tensor.requires_grad
         answers[name] = (
-            placed_from_dtensor(value)
+            placed_from_dtensor(value, name)
             if isinstance(value, DTensor)
             else Placed(waited(value.local), value.layout, value.global_shape)
         )
     return answers, flags
 
 
-def placed_from_dtensor(tensor: DTensor) -> Placed:
+def placed_from_dtensor(tensor: DTensor, name: str) -> Placed:
     """What this rank holds of a DTensor, without a collective."""
-    return Placed(waited(tensor.to_local()), layout_of(tensor), tuple(tensor.shape))
+    return Placed(waited(tensor.to_local()), layout_of(tensor, name), tuple(tensor.shape))
 
 
 def waited(tensor: torch.Tensor) -> torch.Tensor:
@@ -124,26 +125,55 @@ def waited(tensor: torch.Tensor) -> torch.Tensor:
     return at_rest(tensor.wait() if isinstance(tensor, AsyncCollectiveTensor) else tensor)
 
 
-def layout_of(tensor: DTensor) -> Layout:
+def layout_of(tensor: DTensor, name: str) -> Layout:
     """A DTensor's layout in our words.
 
-    torch spells 'a later axis divides this dim first' as a strided shard on the earlier axis
-    (_StridedShard, torch 2.13.0); here that is the shard order.
+    Raises:
+        Misuse: its strided shards are in no order of the axes that divide a dim; `name` is told.
     """
     placements: list[layout.Placement] = []
-    strided_axes = []
-    for axis, placement in enumerate(tensor.placements):
+    for placement in tensor.placements:
         if placement.is_partial():
             placements.append(layout.Partial(str(getattr(placement, "reduce_op", "sum"))))
         elif placement.is_replicate():
             placements.append(layout.Replicate())
         else:
             placements.append(layout.Shard(placement.dim % tensor.dim()))  # type: ignore[attr-defined]
-            if type(placement).__name__ == "_StridedShard":
-                strided_axes.append(axis)
-    sharded = [axis for axis, placement in enumerate(placements) if isinstance(placement, layout.Shard)]
-    order = [axis for axis in sharded if axis not in strided_axes] + strided_axes if strided_axes else []
-    return Layout(tuple(placements), tuple(order))
+    return Layout(tuple(placements), shard_order(tensor, placements, name))
+
+
+def shard_order(tensor: DTensor, placements: Sequence[layout.Placement], name: str) -> tuple[int, ...]:
+    """The sharded axes, those of one dim in the order in which they divide it; () where that is from left to right.
+
+    torch means by a strided shard of factor f that later axes, the product of whose sizes is f, divide the dim before.
+
+    Source: DTensorSpec._maybe_convert_StridedShard_to_shard_order in torch/distributed/tensor/_dtensor_spec.py
+    (2.13.0).
+    """
+    by_dim: dict[layout.Placement, list[int]] = {}
+    for axis in reversed(range(len(placements))):
+        if isinstance(placements[axis], layout.Shard):
+            axes = by_dim.setdefault(placements[axis], [])
+            axes.insert(_place_of(axis, tensor, axes, name), axis)
+    if all(axes == sorted(axes) for axes in by_dim.values()):
+        return ()
+    return tuple(axis for axes in by_dim.values() for axis in axes)
+
+
+def _place_of(axis: int, tensor: DTensor, later: Sequence[int], name: str) -> int:
+    """After how many of the later axes of its dim an axis divides it."""
+    placement, mesh = tensor.placements[axis], tensor.device_mesh
+    if type(placement).__name__ != "_StridedShard":
+        return 0
+    factor = placement.split_factor  # type: ignore[attr-defined]
+    places = [num for num in range(len(later) + 1) if math.prod(map(mesh.size, later[:num])) == factor]
+    if not places:
+        raise Misuse(
+            f"{name} is a DTensor of {placement} on axis {axis} of a mesh of {tuple(mesh.shape)}: its split_factor "
+            "must be 1 or the product of sizes of later axes that divide the same dim, which no order of the axes gives "
+            f"otherwise, got {factor}: redistribute it to Shard"
+        )
+    return places[-1]
 
 
 def touched(given: Mapping[str, torch.Tensor], before: Mapping[str, tuple[torch.Tensor, bool]]) -> list[str]:

@@ -132,7 +132,7 @@ def parts_of(expected: ExpectedTensor, answers: Mapping[int, Placed], mesh_shape
     """What each rank holds beside what it should hold; the reduced whole alone where it is partial."""
     value = expected.value
     allowed = torch.zeros_like(value) if expected.allowed is None else expected.allowed
-    layout = answers[0].layout
+    layout = next(iter(answers.values())).layout
     if is_partial(layout):
         operands = {rank: placed.local.double() for rank, placed in answers.items()}
         whole = assemble(operands, tuple(value.shape), layout, mesh_shape).tensor

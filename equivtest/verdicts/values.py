@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 from equivtest.cases.base import Case
 from equivtest.oracle.expected import Expected
-from equivtest.verdicts.elements import is_too_wide, judge_values, shape_mismatch
+from equivtest.tensors import Placed
+from equivtest.verdicts.elements import is_partial, is_too_wide, judge_values, shape_mismatch
 from equivtest.verdicts.judgement import Answers, Judgement
 from equivtest.verdicts.lean import judge_lean
 from equivtest.verdicts.structure import judge_layouts
@@ -45,12 +46,15 @@ def judge_tensors(case: Case, expected: Expected, answers: Answers, names: Itera
     shapes, values, agreeing, margin, is_open = [], [], [], 0.0, False
     margins: dict[str, float] = {}
     for name in names:
-        placed = {rank: answer.tensors.get(name) for rank, answer in answers.items()}
+        placed = _to_judge(name, expected, answers)
         mismatch = shape_mismatch(name, expected.tensors[name], placed, case.mesh_shape)
         if mismatch is not None:
             shapes.append(mismatch)
             continue
         present = {rank: tensor for rank, tensor in placed.items() if tensor is not None}
+        if not present:  # nor need there be any
+            agreeing.append(name)
+            continue
         mismatch, ratio = judge_values(name, expected.tensors[name], present, case.mesh_shape)
         margin = max(margin, ratio)
         if expected.tensors[name].allowed is not None:
@@ -64,6 +68,14 @@ def judge_tensors(case: Case, expected: Expected, answers: Answers, names: Itera
             agreeing.append(name)
     kind: Kind = "shape" if shapes else "value" if values else "inconclusive" if is_open else "holds"
     return Judgement(kind, tuple(shapes or values), tuple(agreeing), margin, margins)
+
+
+def _to_judge(name: str, expected: Expected, answers: Answers) -> dict[int, Placed | None]:
+    """What each rank answered; not that of ranks that answered none where they may, unless others hold operands."""
+    placed = {rank: answer.tensors.get(name) for rank, answer in answers.items()}
+    present = {rank: tensor for rank, tensor in placed.items() if tensor is not None}
+    may_be_none = expected.tensors[name].may_be_none and not any(is_partial(each.layout) for each in present.values())
+    return {**present} if may_be_none else placed
 
 
 def _outputs(expected: Expected) -> list[str]:

@@ -18,18 +18,20 @@ Layouts = Mapping[int, Mapping[str, Sequence[tuple[str, Shape, int]]]]
 """World size -> dtype -> (mode, x_shape, largest) of cases, the simplest first; no dtype without any."""
 
 
-def module_cases(space: Space, *, build: str, parallelize: str, layouts: Layouts) -> SearchStrategy[ModuleCase]:
+def module_cases(
+    space: Space, *, build: str, parallelize: str, batch: str, layouts: Layouts
+) -> SearchStrategy[ModuleCase]:
     """Cases of one module, and of one way to parallelize it.
 
     Args:
-        build, parallelize: 'package.module:NAME', see `ModuleCase`.
+        build, parallelize, batch: See `ModuleCase`.
         layouts: What is drawn of, for each of the space's world sizes.
     """
-    return _module_cases(space, build, parallelize, layouts)
+    return _module_cases(space, build, parallelize, batch, layouts)
 
 
 @st.composite
-def _module_cases(draw: DrawFn, space: Space, build: str, parallelize: str, layouts: Layouts) -> ModuleCase:
+def _module_cases(draw: DrawFn, space: Space, build: str, parallelize: str, batch: str, layouts: Layouts) -> ModuleCase:
     world_size = pick(draw, "world_size", space.world_sizes)
     dtype = pick(draw, "dtype", tuple(layouts[world_size]))
     mode, x_shape, largest = pick(draw, "layout", layouts[world_size][dtype])
@@ -40,6 +42,7 @@ def _module_cases(draw: DrawFn, space: Space, build: str, parallelize: str, layo
         parallelize=parallelize,
         x_shape=x_shape,
         largest=largest,
+        batch=batch,
         values=pick_values(draw, MODULE_MODES[mode]),
         poison=pick(draw, "poison", POISON_TABLE),
         repeats=pick(draw, "repeats", REPEATS),

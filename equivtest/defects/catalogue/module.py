@@ -20,6 +20,9 @@ _ATTENTION = ModuleCase(
     x_shape=(1, 6),
     values=(("real", 0),),
 )
+_DATA_PARALLEL = replace(_SMALLEST, parallelize=_SUBJECT + "data_parallel", x_shape=(2, 2), batch="mean of parts")
+_FULLY_SHARDED = replace(_DATA_PARALLEL, parallelize=_SUBJECT + "fully_sharded")
+_ROWS = "one rank has all rows, and each of two must have one"
 _WHY = "one rank has the whole sum; the sizes of the module are its own"
 
 DEFECTS = (
@@ -94,5 +97,41 @@ DEFECTS = (
         "value",
         _ATTENTION,
         _WHY,
+    ),
+    Defect(
+        _HERE + "gradients_of_own_rows",
+        "module",
+        "a reduction missing in the backward",
+        "gradients_equal_unsharded",
+        "value",
+        _DATA_PARALLEL,
+        _ROWS,
+    ),
+    Defect(
+        _HERE + "one_parameter_left_out",
+        "module",
+        "a reduction missing in the backward",
+        "gradients_equal_unsharded",
+        "value",
+        _DATA_PARALLEL,
+        _ROWS,
+    ),
+    Defect(
+        _HERE + "shards_of_own_gradients",
+        "module",
+        "a reduction missing in the backward",
+        "gradients_equal_unsharded",
+        "value",
+        _FULLY_SHARDED,
+        _ROWS,
+    ),
+    Defect(
+        _HERE + "gradients_added_up",
+        "module",
+        "wrong divisor or wrong group",
+        "gradients_equal_unsharded",
+        "value",
+        _FULLY_SHARDED,
+        _ROWS,
     ),
 )
