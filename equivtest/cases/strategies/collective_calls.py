@@ -1,0 +1,62 @@
+"""Cases of collectives called by themselves."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn, SearchStrategy
+
+from equivtest.cases.collective_calls import BUNDLES, WAITS, CollectivesCase
+from equivtest.cases.strategies.picks import POISON_TABLE, REPEATS, pick, pick_members, pick_values
+from equivtest.property import Space
+
+NUMELS = (1, 2, 3, 7, 8, 9, 31, 32, 33, 0, 1000, 1025)
+LARGE_NUMELS = (2**17 + 1, 2**20)
+MOST_DRAWN = 2**22
+"""Elements of a kind of operand on all ranks together; a size that needs more is not drawn."""
+NUM_NUMELS = 5
+LARGE = (None,) * 38 + (0, 1)
+"""Which of the large sizes, modulo their number; one case in twenty has one."""
+COLLECTIVE_MODES = (("dense",), ("index",), ("special",), *[("special", "dense", "index")] * 12)
+"""An odd number of draws: where draw 0 repeats, what alternates from call to call then shows."""
+
+
+def collectives_cases(space: Space) -> SearchStrategy[CollectivesCase]:
+    """Cases of the collectives of one bundle, or some of them, on up to six sizes.
+
+    Shrinks to one draw of dense values, and one call on one element.
+    """
+    return _collectives_cases(space)
+
+
+@st.composite
+def _collectives_cases(draw: DrawFn, space: Space) -> CollectivesCase:
+    world_size = pick(draw, "world_size", space.world_sizes)
+    return CollectivesCase(
+        world_size=world_size,
+        dtype=pick(draw, "dtype", space.dtypes),
+        collectives=_pick_collectives(draw),
+        numels=_pick_numels(draw, world_size),
+        waits=pick(draw, "waits", WAITS),
+        values=pick_values(draw, COLLECTIVE_MODES),
+        poison=pick(draw, "poison", POISON_TABLE),
+        repeats=pick(draw, "repeats", REPEATS),
+        members=pick_members(draw, world_size),
+    )
+
+
+def _pick_collectives(draw: DrawFn) -> tuple[str, ...]:
+    """Each of a bundle is taken or left by a draw of its own, so that shrinking leaves those that hold."""
+    bundle = pick(draw, "bundle", tuple(BUNDLES.values()))
+    most = max(map(len, BUNDLES.values()))
+    taken = [pick(draw, f"collective {index}", (False, True, True, True)) for index in range(most)]
+    return tuple(call.name for call, is_taken in zip(bundle, taken, strict=False) if is_taken) or (bundle[0].name,)
+
+
+def _pick_numels(draw: DrawFn, world_size: int) -> tuple[int, ...]:
+    """Each size is one of the table or none, by a draw of its own; one element where all are none."""
+    numels = [pick(draw, f"size {index}", (None, *NUMELS)) for index in range(NUM_NUMELS)]
+    fitting = [numel for numel in LARGE_NUMELS if world_size**2 * numel <= MOST_DRAWN]
+    large = pick(draw, "large size", LARGE)
+    if large is not None and fitting:
+        numels.append(fitting[large % len(fitting)])
+    return tuple(dict.fromkeys(numel for numel in numels if numel is not None)) or (1,)
