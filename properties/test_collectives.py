@@ -18,38 +18,43 @@ from equivtest.verdicts.claims import (
     repeats_itself,
 )
 
-ALL_SIZES = (0, 1, 2, 3, 7, 8, 9, 31, 32, 33, 1000, 1025)
+SIZES = ((1, 2, 3), (7, 8, 9), (31, 32, 33), (1000, 1025, 0))
+"""Of each row one is taken in turn."""
 LARGE = 2**17 + 1
 
 
 def on_all_ranks() -> tuple[CollectivesCase, ...]:
-    """Every collective and reduction, in every dtype, on every number of ranks and every size but large ones."""
-    parts = [(w, dtype, calls) for w in (1, 2, 3, 4) for dtype in DTYPES for calls in BUNDLES.values()]
+    """Every collective and reduction in every dtype on every number of ranks, small and medium sizes in turn."""
+    places = [(ranks, number, calls) for ranks in (1, 2, 3, 4) for number in range(len(DTYPES)) for calls in BUNDLES]
     return tuple(
         CollectivesCase(
-            world_size=world_size,
-            dtype=dtype,
-            collectives=tuple(call.name for call in calls),
-            numels=ALL_SIZES,
-            waits=WAITS[number % len(WAITS)],
-            values=(("special", number % NUM_SPECIAL),),
+            world_size=ranks,
+            dtype=DTYPES[number],
+            collectives=names_of(calls),
+            numels=tuple(row[(ranks + number) % len(row)] for row in SIZES),
+            waits=WAITS[index % len(WAITS)],
+            values=(("special", index % NUM_SPECIAL),),
         )
-        for number, (world_size, dtype, calls) in enumerate(parts)
+        for index, (ranks, number, calls) in enumerate(places)
     )
 
 
 def of_large_sizes() -> tuple[CollectivesCase, ...]:
-    """Every collective once on a large size, in turn in each dtype and on each number of ranks above one."""
+    """Every collective on one large size, each dtype in turn; on two ranks or three, as drawing it takes long."""
     return tuple(
         CollectivesCase(
-            world_size=2 + number % 3,
-            dtype=DTYPES[number % len(DTYPES)],
-            collectives=tuple(call.name for call in calls),
+            world_size=2 + index % 2,
+            dtype=DTYPES[index % len(DTYPES)],
+            collectives=names_of(calls),
             numels=(LARGE,),
             waits="async",
         )
-        for number, calls in enumerate(BUNDLES.values())
+        for index, calls in enumerate(BUNDLES)
     )
+
+
+def names_of(bundle: str) -> tuple[str, ...]:
+    return tuple(call.name for call in BUNDLES[bundle])
 
 
 collectives = Property(

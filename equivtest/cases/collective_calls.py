@@ -14,9 +14,14 @@ from typing import ClassVar
 from equivtest.cases.base import Case, Shape, replicated, require
 from equivtest.layout import Layout, Shard
 
-OPS = ("sum", "max", "min", "avg", "product")
-
-OPERANDS = {"": "moved", "sum": "added", "max": "compared", "min": "compared", "avg": "averaged", "product": "multiplied"}
+OPERANDS = {
+    "": "moved",
+    "sum": "added",
+    "max": "compared",
+    "min": "compared",
+    "avg": "averaged",
+    "product": "multiplied",
+}
 """What is handed over for a reduction, or, under '', for what is only copied."""
 
 RESULTS = ("reduced", "parts", "gathered", "exchanged", "uneven")
@@ -37,7 +42,7 @@ class Call:
     Attributes:
         function: Of torch.distributed; of its functional collectives where it begins with 'functional_', and
             of several sizes in one coalesced call where it begins with 'coalesced_'.
-        op: The reduction, one of OPS; '' where values are copied.
+        op: The reduction, a key of OPERANDS; '' where values are copied.
         result: One of RESULTS.
     """
 

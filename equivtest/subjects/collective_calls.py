@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import distributed as dist
@@ -26,7 +26,7 @@ from equivtest.errors import Unsupported
 from equivtest.subjects.tensor_parallel import Given
 from equivtest.tensors import Placed
 
-REDUCE_OPS = {op: getattr(dist.ReduceOp, op.upper()) for op in ("sum", "max", "min", "avg", "product")}
+REDUCE_OPS = {op: getattr(dist.ReduceOp, op.upper()) for op in OPERANDS if op}
 
 # Renamed in torch 2.13, which warns of the old names.
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -235,34 +235,34 @@ def all_to_all(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 def functional_all_reduce(room: Room, call: Call, own: torch.Tensor) -> Begun:
     output = functional.all_reduce(first(room, own), call.op, room.group)
-    return Begun([], lambda: functional.wait_tensor(output))
+    return Begun([], lambda: waited(output))
 
 
 def functional_all_gather_tensor(room: Room, call: Call, own: torch.Tensor) -> Begun:
     output = functional.all_gather_tensor(first(room, own), 0, room.group)
-    return Begun([], lambda: rows(room, functional.wait_tensor(output)))
+    return Begun([], lambda: rows(room, waited(output)))
 
 
 def functional_reduce_scatter_tensor(room: Room, call: Call, own: torch.Tensor) -> Begun:
     output = functional.reduce_scatter_tensor(own, call.op, 0, room.group)
-    return Begun([], lambda: functional.wait_tensor(output))
+    return Begun([], lambda: waited(output))
 
 
 def functional_broadcast(room: Room, call: Call, own: torch.Tensor) -> Begun:
     """By each rank in turn; the others' memory holds their own elements."""
     outputs = [functional.broadcast(first(room, own), root, room.group) for root in range(room.ranks)]
-    return Begun([], lambda: torch.stack([functional.wait_tensor(output) for output in outputs]))
+    return Begun([], lambda: torch.stack([waited(output) for output in outputs]))
 
 
 def functional_all_to_all_single(room: Room, call: Call, own: torch.Tensor) -> Begun:
     output = functional.all_to_all_single(own, None, None, room.group)
-    return Begun([], lambda: rows(room, functional.wait_tensor(output)))
+    return Begun([], lambda: rows(room, waited(output)))
 
 
 def functional_all_to_all_single_uneven(room: Room, call: Call, own: torch.Tensor) -> Begun:
     sent, got = room.splits(len(own) // room.ranks)
     output = functional.all_to_all_single(cut(room, own, sent), got, sent, room.group)
-    return Begun([], lambda: padded(functional.wait_tensor(output), len(own)))
+    return Begun([], lambda: padded(waited(output), len(own)))
 
 
 def coalesced_all_reduce(room: Room, call: Call, own: torch.Tensor) -> Begun:
@@ -284,6 +284,11 @@ def coalesce(room: Room, call: Call, own: torch.Tensor, begin_one: Begin) -> Beg
         begun = [begin_one(room, call, own[start:stop]) for start, stop in room.case.bounds]
     works = [work] if room.how["async_op"] else []
     return Begun(works, lambda: torch.cat([each.result() for each in begun], dim=-1))
+
+
+def waited(output: torch.Tensor) -> torch.Tensor:
+    """What a functional collective gave, once it has ended."""
+    return cast(torch.Tensor, functional.wait_tensor(output))  # type: ignore[no-untyped-call]
 
 
 def first(room: Room, own: torch.Tensor) -> torch.Tensor:
