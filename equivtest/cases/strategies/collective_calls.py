@@ -16,12 +16,15 @@ MOST_DRAWN = 2**22
 NUM_NUMELS = 5
 LARGE = (None,) * 38 + (0, 1)
 """Which of the large sizes, modulo their number; one case in twenty has one."""
+NUM_BUNDLES = 3
+MOST_IN_A_BUNDLE = max(map(len, BUNDLES.values()))
+TAKEN = (False, True, True, True)
 COLLECTIVE_MODES = (("dense",), ("index",), ("special",), *[("special", "dense", "index")] * 12)
 """An odd number of draws: where draw 0 repeats, what alternates from call to call then shows."""
 
 
 def collectives_cases(space: Space) -> SearchStrategy[CollectivesCase]:
-    """Cases of the collectives of one bundle, or some of them, on up to six sizes.
+    """Cases of some collectives of up to three bundles, on up to six sizes.
 
     Shrinks to one draw of dense values, and one call on one element.
     """
@@ -45,11 +48,16 @@ def _collectives_cases(draw: DrawFn, space: Space) -> CollectivesCase:
 
 
 def _pick_collectives(draw: DrawFn) -> tuple[str, ...]:
-    """Each of a bundle is taken or left by a draw of its own, so that shrinking leaves those that hold."""
-    bundle = pick(draw, "bundle", tuple(BUNDLES.values()))
-    most = max(map(len, BUNDLES.values()))
-    taken = [pick(draw, f"collective {index}", (False, True, True, True)) for index in range(most)]
-    return tuple(call.name for call, is_taken in zip(bundle, taken, strict=False) if is_taken) or (bundle[0].name,)
+    """Those of some bundles; each bundle and each of its collectives is taken or left by a draw of its own.
+
+    Shrinking can then leave any of them but the one that fails.
+    """
+    names: list[str] = []
+    for number in range(NUM_BUNDLES):
+        calls = pick(draw, f"bundle {number}", (None, *BUNDLES.values())) or ()
+        taken = [pick(draw, f"collective {number}.{index}", TAKEN) for index in range(MOST_IN_A_BUNDLE)]
+        names += [call.name for call, is_taken in zip(calls, taken, strict=False) if is_taken]
+    return tuple(dict.fromkeys(names)) or ("all_reduce_sum",)
 
 
 def _pick_numels(draw: DrawFn, world_size: int) -> tuple[int, ...]:
