@@ -31,6 +31,8 @@ REDUCE_OPS = {op: getattr(dist.ReduceOp, op.upper()) for op in OPERANDS if op}
 # Renamed in torch 2.13, which warns of the old names.
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+gather_functionally = getattr(functional, "all_gather_single", None) or functional.all_gather_tensor
+reduce_scatter_functionally = getattr(functional, "reduce_scatter_single", None) or functional.reduce_scatter_tensor
 
 
 class CollectiveRaised(RuntimeError):
@@ -92,11 +94,11 @@ def run_collectives(case: CollectivesCase, mesh: DeviceMesh, given: Given, begin
     results: dict[str, list[torch.Tensor]] = {name: [] for name in case.collectives}
     for call in case.calls:
         for operand in operands_of(case, call, given):
-            with naming(call, operand.dtype):
+            with naming(call, case.dtype):
                 begun.append((call, begin(room, call, operand)))
-                if case.waits != "together":
-                    end_all(begun, results)
-    end_all(begun, results)
+            if case.waits != "together":
+                end_all(case, begun, results)
+    end_all(case, begun, results)
     layouts = case.layouts()
     answers = {call.name: in_place(call, torch.cat(results[call.name], dim=-1)) for call in case.calls}
     return {name: Placed(answer, layouts[name]) for name, answer in answers.items()}
@@ -108,10 +110,10 @@ def operands_of(case: CollectivesCase, call: Call, given: Given) -> list[torch.T
     return [own] if call.is_coalesced else [own[start:stop] for start, stop in case.bounds]
 
 
-def end_all(begun: list[tuple[Call, Begun]], results: dict[str, list[torch.Tensor]]) -> None:
+def end_all(case: CollectivesCase, begun: list[tuple[Call, Begun]], results: dict[str, list[torch.Tensor]]) -> None:
     """Ends what has begun, in the order in which it did, and keeps the results."""
     for call, each in begun:
-        with naming(call):
+        with naming(call, case.dtype):
             results[call.name].append(each.end())
     begun.clear()
 
@@ -122,22 +124,18 @@ def in_place(call: Call, result: torch.Tensor) -> torch.Tensor:
 
 
 @contextmanager
-def naming(call: Call, dtype: torch.dtype | None = None) -> Iterator[None]:
+def naming(call: Call, dtype: str) -> Iterator[None]:
     """Has what is raised under it name the collective.
 
     Raises:
-        Unsupported: the backend documents that it has it not.
+        Unsupported: the backend says that it has it not.
         CollectiveRaised: anything else.
     """
-    of = f"{call.name} of {dtype}" if dtype else call.name
     try:
         yield
-    except (Unsupported, CollectiveRaised):
-        raise
     except Exception as error:  # a backend may raise anything
-        if is_refusal(error):
-            raise Unsupported(f"{of} raised {type(error).__name__}: {error}") from error
-        raise CollectiveRaised(f"{of} raised {type(error).__name__}: {error}") from error
+        kind = Unsupported if is_refusal(error) else CollectiveRaised
+        raise kind(f"{call.name} of {dtype} raised {type(error).__name__}: {error}") from error
 
 
 def is_refusal(error: Exception) -> bool:
@@ -239,12 +237,12 @@ def functional_all_reduce(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def functional_all_gather_tensor(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    output = functional.all_gather_tensor(first(room, own), 0, room.group)
+    output = gather_functionally(first(room, own), 0, room.group)
     return Begun([], lambda: rows(room, waited(output)))
 
 
 def functional_reduce_scatter_tensor(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    output = functional.reduce_scatter_tensor(own, call.op, 0, room.group)
+    output = reduce_scatter_functionally(own, call.op, 0, room.group)
     return Begun([], lambda: waited(output))
 
 
