@@ -40,9 +40,7 @@ ENDING = struct.Struct("qd")
 _WAY_OUT = "let start be spawn, which executes a new interpreter for each rank, or auto, which chooses what works"
 
 
-def main(
-    fd: int, parent: int, start: str, imports: Sequence[str], preload: Sequence[str], reason: str = ""
-) -> None:
+def main(fd: int, parent: int, start: str, imports: Sequence[str], preload: Sequence[str], reason: str = "") -> None:
     """Serves the parent until it closes the connection, then ends with all ranks.
 
     Args:
