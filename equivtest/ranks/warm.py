@@ -20,7 +20,7 @@ def warm() -> None:
     import torch
 
     torch.set_num_threads(1)
-    torch.ones(1, device="cpu", requires_grad=True).sum().backward()
+    torch.autograd.backward(torch.ones((), device="cpu", requires_grad=True))
     _run_tensor_parallel(limits.MAX_WORLD_SIZE + 1)
     gc.collect()
     gc.freeze()  # or the first collection in each rank copies every page of the server
