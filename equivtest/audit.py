@@ -22,7 +22,7 @@ from equivtest.collective import Collective
 from equivtest.errors import Misuse
 from equivtest.known import WHOLE_RUN, KnownFailures
 from equivtest.oracle.declared import load_arithmetics
-from equivtest.property import Property
+from equivtest.property import Property, Space, resolved
 from equivtest.ranks.messages import FAULTS, NO_FAULT, Fault
 from equivtest.ranks.moves import REDUCING, WITHOUT_OPERAND_OF_ALL
 from equivtest.ranks.pool import Pool
@@ -161,7 +161,7 @@ def audit(
     """Spoils the collectives of a property's subject and notes which claims reject it.
 
     Args:
-        world_sizes: Those of one rank are left out.
+        world_sizes: At least one of several ranks; that of one is left out.
         is_thorough: Every kind of fault on every case, for a table; otherwise each site only until a claim rejects a
             decisive fault there, at most limits.AUDIT_VISITS visits.
 
@@ -170,8 +170,10 @@ def audit(
         Misuse: the subject breaks its contract with the harness without any fault.
     """
     started_s = time.monotonic()
+    sizes = sorted(size for size in world_sizes if size > 1)
+    prop = resolved(prop, pool, Space(tuple(sizes), dtypes))
     running = _Running(prop, pool, known, Audit(prop.subject, prop.without_collectives), is_thorough)
-    for case in _cases(prop, world_sizes, dtypes):
+    for case in _cases(prop, sizes, dtypes):
         if running.is_enough:
             break
         running.audit_case(case)
@@ -181,7 +183,7 @@ def audit(
 
 def _cases(prop: Property, world_sizes: Iterable[int], dtypes: tuple[str, ...]) -> Iterator[Case]:
     """A few cases of each world size, one draw of values each, in which nothing but values is judged."""
-    for size in sorted(size for size in world_sizes if size > 1):
+    for size in world_sizes:
         yield from _drawn(prop, size, dtypes)
 
 

@@ -81,6 +81,7 @@ class FaultyGroup(_Group):  # type: ignore[misc]
         super().__init__(options.group_rank, options.group_size)
         self._name = options.group_id
         self._description = ""
+        self._num_calls = 0
         place = (options.group_size, options.group_rank, options.global_ranks_in_group)
         name: Any = f"{options.group_id} within"
         self._inner, _ = distributed_c10d._new_process_group_helper(
@@ -101,10 +102,15 @@ class FaultyGroup(_Group):  # type: ignore[misc]
     def getBackendName(self) -> str:
         return BACKEND
 
+    def _get_sequence_number_for_group(self) -> int:
+        """How many collectives were called, spoiled ones too."""
+        return self._num_calls
+
     def _call(self, name: str, arguments: Sequence[Any], named: dict[str, Any]) -> Any:
         """One call: handed on, or spoiled where it is the planned one."""
         call = CALLS[name]
         with _lock:
+            self._num_calls += 1
             index = len(_visit.called)
             _visit.called.append(self._seen(call, arguments))
         fault = _visit.fault
@@ -215,8 +221,8 @@ def _handed_on(name: str) -> Callable[..., Any]:
 
 
 HANDED_ON = (
-    "barrier", "monitored_barrier", "_start_coalescing", "_end_coalescing", "_get_sequence_number_for_group",
-    "_set_sequence_number_for_group", "_wait_for_pending_works", "_get_backend", "abort", "shutdown",
+    "barrier", "monitored_barrier", "_start_coalescing", "_end_coalescing", "_set_sequence_number_for_group",
+    "_wait_for_pending_works", "_get_backend", "abort", "shutdown",
 )  # fmt: skip
 """Methods in which no values move, and which the group itself would look for in a backend that it has not."""
 

@@ -45,8 +45,7 @@ class Call:
 
     def keep_own(self, arguments: Arguments, rank: int) -> None:
         """The results as they are where nothing was sent."""
-        with torch.no_grad():
-            self.keep(self.results(arguments), self.operands(arguments), rank)
+        self.keep(self.results(arguments), _copied(self.operands(arguments)), rank)
 
     def repeat_own(self, arguments: Arguments, rank: int, size: int) -> None:
         """The results as they are where each of `size` ranks gives what this one gives."""
@@ -55,7 +54,7 @@ class Call:
             for tensor in flat_tensors(self.results(arguments)):
                 _repeat(tensor, arguments, size)
         if self.kind in ("all_gather", "gather"):
-            own = flat_tensors(self.operands(arguments))
+            own = flat_tensors(_copied(self.operands(arguments)))
             for result, operand in zip(_by_operand(self.results(arguments), len(own)), own, strict=False):
                 _fill_with(result, operand)
 
@@ -83,6 +82,11 @@ def _shaped_like(held: Any, tensors: Iterator[torch.Tensor]) -> Any:
     return [_shaped_like(part, tensors) for part in held]
 
 
+def _copied(held: Any) -> Any:
+    """Copies of the tensors: FSDP2's operand lies within its result."""
+    return _shaped_like(held, (tensor.clone() for tensor in flat_tensors(held)))
+
+
 def _repeat(tensor: torch.Tensor, arguments: Arguments, size: int) -> None:
     """A sum or a product of `size` equal operands, of which the tensor is one; averages and extrema are that one."""
     operation = next(
@@ -100,13 +104,13 @@ def _by_operand(results: Any, num_operands: int) -> Sequence[Any]:
 
 
 def _fill_with(result: Any, operand: torch.Tensor) -> None:
-    """Every part of a result becomes the operand, as far as it has its size."""
+    """Every part of a result becomes the operand, if it has its size."""
     if isinstance(result, torch.Tensor):
-        result.view(-1, max(1, operand.numel())).copy_(operand.reshape(1, -1))
+        result.view(-1, max(1, operand.numel()))[:, : operand.numel()] = operand.reshape(-1)
         return
     for part in result:
         if part.numel() == operand.numel():
-            part.view(-1).copy_(operand.reshape(-1))
+            part.copy_(operand.reshape(part.shape))
 
 
 def _nothing(results: Any, operands: Any, rank: int) -> None:
