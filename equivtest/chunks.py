@@ -1,6 +1,7 @@
 """Which cases a search runs: one chunk of a property's case space, drawn before anything runs.
 
-Cases come from a seed of ours, so that a commit draws the same ones everywhere.
+Cases come from a seed of ours and from nothing else (`equivtest.local_constants`, and no setting of a profile that
+somebody loaded), so that a commit draws the same ones everywhere.
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ from typing import Any
 import hypothesis
 from hypothesis import HealthCheck, Phase, Verbosity
 
+from equivtest import limits
 from equivtest.cases.base import Case
+from equivtest.local_constants import no_local_constants
 from equivtest.property import Property, Space
 
 SETTINGS: dict[str, Any] = {
+    "backend": "hypothesis",
     "database": None,
     "deadline": None,
     "derandomize": False,
@@ -33,6 +37,7 @@ class Chunk:
     Attributes:
         seed: 'gate' for the fixed cases of this commit, anything else for others.
         per_cell: Conclusive verdicts that every claim is to get in each cell, by further cases (`equivtest.filling`).
+        world_sizes: Of the run: what fails is shrunk to the smaller ones of them.
     """
 
     world_size: int
@@ -41,6 +46,12 @@ class Chunk:
     num_cases: int
     seed: str = "gate"
     per_cell: int = 0
+    world_sizes: tuple[int, ...] = limits.WORLD_SIZES
+
+    @property
+    def smaller_world_sizes(self) -> list[int]:
+        """Those of the run that are smaller than the chunk's, ascending."""
+        return sorted(size for size in self.world_sizes if size < self.world_size)
 
     @property
     def space(self) -> Space:
@@ -72,5 +83,6 @@ def draw_cases(prop: Property, chunk: Chunk, num_cases: int) -> list[Case]:
     def collect(case: Case) -> None:
         cases.append(case)
 
-    collect()
+    with no_local_constants():
+        collect()
     return cases

@@ -33,7 +33,7 @@ RENDEZVOUS_BYTES = 2**17  # that a scratch directory must take; the rendezvous o
 MAX_COLLECTIVES = 1_000  # of one rank on one draw that are recorded; a case of today makes fewer than a hundred
 MAX_WORLDS = 4  # worlds that one pool keeps alive; the one not used longest is ended first
 
-# What strategies draw from.  Explicit tables, so that draws do not depend on what else is imported.
+# What strategies draw from.
 WORLD_SIZES = (1, 2, 3, 4)
 SOAK_WORLD_SIZES = (1, 2, 3, 4, 5, 6, 7, 8)
 DTYPES = ("float32", "float64", "bfloat16", "float16")

@@ -23,7 +23,7 @@ HELP: dict[str, str] = {
     "import": "Module that every process imports first, such as a vendor's backend; may be repeated.",
     "start": "How ranks begin: forkserver forks them, spawn executes each, auto (the default) forks where that works.",
     "arithmetic": "package.module:NAME of what the backend declares of its roundings (default: torch's CPU and gloo).",
-    "world-sizes": "Numbers of ranks (default 1,2,3,4, in a soak to 8); what fails is shrunk to fewer as well.",
+    "world-sizes": "Numbers of ranks (default 1,2,3,4, in a soak to 8); failures are shrunk to as few of them as fail.",
     "dtypes": "Dtypes to draw from (default float32,float64,bfloat16,float16).",
     "subjects": "Judge these alone; NAME=package.module:function judges another implementation as NAME.",
     "known-failures": "Files of known failures (default shipped, the list that comes with equivtest), or none.",

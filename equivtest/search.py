@@ -23,6 +23,7 @@ from equivtest.chunks import SETTINGS, Chunk, chunk_cases, seed_of
 from equivtest.errors import ClaimFailed, Misuse
 from equivtest.filling import fill, short_of_conclusions, short_of_draws
 from equivtest.known import WHOLE_RUN
+from equivtest.local_constants import no_local_constants
 from equivtest.oracle.declared import load_arithmetics
 from equivtest.property import Property, resolved
 from equivtest.ranks.pool import Pool
@@ -225,8 +226,8 @@ class _Hunt:
     def shrink(self, target: Target) -> Verdict:
         """The smallest failure of that claim and kind that is found within limits.SHRINK_S.
 
-        Smaller worlds are searched first, then the failure's own world is shrunk in; the other way round where
-        something is enough.
+        Smaller worlds of the run are searched first, then the failure's own world is shrunk in; the other way round
+        where something is enough.
         """
         until_s = time.monotonic() + limits.SHRINK_S
         found = self.failing[target]
@@ -234,7 +235,7 @@ class _Hunt:
             found = found if self.is_enough(found.case) else self._find(target, self.chunk, until_s) or found
             if self.is_enough(found.case):
                 return found
-        for world_size in range(1, self.chunk.world_size):
+        for world_size in self.chunk.smaller_world_sizes:
             chunk = replace(self.chunk, world_size=world_size, num_cases=limits.SHRINK_TRIES)
             smallest = self._find(target, chunk, until_s)
             if smallest is not None:
@@ -254,7 +255,8 @@ class _Hunt:
         settings = hypothesis.settings(max_examples=chunk.num_cases, phases=[Phase.generate, Phase.shrink], **SETTINGS)
         try:
             judged = hypothesis.given(self.prop.cases(chunk.space))(holds)
-            hypothesis.seed(seed_of(self.prop, chunk))(settings(judged))()
+            with no_local_constants():
+                hypothesis.seed(seed_of(self.prop, chunk))(settings(judged))()
         except _Enough as found:
             return found.verdict
         except ClaimFailed as failure:

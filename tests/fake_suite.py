@@ -30,6 +30,7 @@ class Chunk:
     num_cases: int
     seed: str = "gate"
     per_cell: int = 0
+    world_sizes: tuple = ()
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ def record(subject, chunk, dtype, kind, verdicts):
 
 def search(prop, chunk, pool, known, failures_dir):
     log(f"search {prop.subject} w{chunk.world_size} {chunk.seed}")
+    log(f"shrinks to {chunk.world_sizes}")
     subject, _, trait = prop.subject.partition("_")
     misuse = "the subject answers a name that nobody asked for" if chunk.world_size == 1 and "misused" in trait else ""
     if trait == "misused" and misuse:

@@ -17,7 +17,7 @@ OWN_FOLDERS = ("equivtest", "properties", "tests", "benchmarks")
 
 FLOORS = (
     ("collective", "errors", "limits", "property"),
-    ("importing", "layout", "profiles"),
+    ("importing", "layout", "local_constants", "profiles"),
     ("tensors",),
     ("cases",),
     ("oracle", "subjects", "verdicts.verdict"),
@@ -39,7 +39,7 @@ FLOORS = (
 HOMES = {
     "multiprocessing": ("ranks",),
     "torch.multiprocessing": ("ranks",),
-    "hypothesis": ("cases.strategies", "chunks", "search"),
+    "hypothesis": ("cases.strategies", "chunks", "local_constants", "search"),
     "pytest": ("plugin", "options", "cli", "collection", "fixture", "items", "pools", "session"),
     "jinja2": ("report",),
     "typer": ("cli",),

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import importlib
 import json
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
 
-from equivtest import limits
+from equivtest import limits, local_constants
+from equivtest.cases.base import Case
 from equivtest.cases.fetch import FetchCase
 from equivtest.cases.strategies import fetch_cases
 from equivtest.chunks import Chunk, chunk_cases, seed_of
-from equivtest.property import Property
-from equivtest.suite import properties_dir
+from equivtest.local_constants import no_local_constants
+from equivtest.property import Property, Space
 from equivtest.verdicts.claims import agrees_on_all_ranks, equals_unsharded
+from tests.drawing import STRATEGIES, drawn
+from tests.gate_draws import LARGE, lines_of_draws, lines_of_run, make_up_modules, mixed_suite
 
 CHUNK = Chunk(2, limits.DTYPES, 0, 20)
 
@@ -30,42 +36,121 @@ def claimed(subject: str = "mine:fetch", **fields: Any) -> Property:
     return replace(made, **fields)
 
 
-SCRIPT = """
-import importlib.util, json, sys
-from pathlib import Path
-from equivtest import limits
-from equivtest.chunks import Chunk, chunk_cases
-others, folder = sys.argv[1:3]
-if others:
-    import decimal, fractions, numpy, sqlite3, torch.distributed.tensor, tests.drawing, tests.fake_suite, made_up
-    from equivtest import cli, plugin
-for path in sorted(Path(folder).glob("test_*.py" if others else "test_zero3_fetch.py")):
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    if path.stem == "test_zero3_fetch":
-        found = vars(module)
-names = ("zero3_fetch_all_reduce", "zero3_fetch_all_gather_refuses")
-chunks = [Chunk(world_size, limits.DTYPES, 1, 20) for world_size in (2, 3)]
-print(json.dumps([repr(case) for name in names for chunk in chunks for case in chunk_cases(found[name], chunk)]))
-"""
+MINE = """
+import zlib
+from hypothesis import strategies as st
+from equivtest.cases.fetch import FetchCase
+from equivtest.property import Property
+from equivtest.verdicts.claims import equals_unsharded
 
 
-def test_a_chunk_draws_the_same_cases_whatever_else_is_imported(tmp_path: Path) -> None:
-    """One property file alone, and all of them among other local modules full of constants."""
-    (tmp_path / "made_up.py").write_text(
-        "SIZES = [5, 77, 1001]\nNAMES = ('shard(7)', 'float8')\nSEEDS = (12345, 2.5)\n"
+def cases(space):
+    drawn = st.tuples(st.integers(), st.floats(), st.text(), st.binary())
+    return st.builds(
+        FetchCase,
+        world_size=st.sampled_from(space.world_sizes),
+        dtype=st.sampled_from(space.dtypes),
+        parameters=st.tuples(st.tuples(st.integers(1, 999))),
+        values=drawn.map(lambda values: (("dense", zlib.crc32(repr(values).encode())),)),
     )
-    root = str(Path(__file__).parent.parent)
-    drawn = []
-    for others, seed in (("", "0"), ("yes", "7")):
-        environment = {"PYTHONPATH": f"{root}:{tmp_path}", "PYTHONHASHSEED": seed, "PATH": ""}
-        command = [sys.executable, "-c", SCRIPT, others, str(properties_dir())]
-        drawn.append(subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True))
-    alone, among_others = (json.loads(process.communicate(timeout=120)[0]) for process in drawn)
 
-    assert len(alone) > 60 and alone == among_others
+
+mine = Property("mine:fetch", "It is.", "here", cases, (equals_unsharded,), weight=10)
+"""
+"""A property of somebody's own, whose strategy draws integers, floats, strings and bytes."""
+
+
+def import_made_up(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Imports modules full of constants, for as long as the test takes."""
+    monkeypatch.syspath_prepend(folder)
+    for name in make_up_modules(folder):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        importlib.import_module(name)
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["shipped", "of somebody's own"])
+def test_a_property_draws_the_same_cases_whatever_else_is_imported(tmp_path: Path, *, own: bool) -> None:
+    """One file of properties alone, and beside all others and local modules full of constants."""
+    made_up = make_up_modules(tmp_path)
+    folder = tmp_path / "own"
+    folder.mkdir()
+    (folder / "test_mine.py").write_text(MINE)
+    where = {"folder": str(folder)} if own else {}
+    files = "test_mine.py" if own else "test_zero3_lifecycle.py"
+    subjects = ["mine:fetch"] if own else ["zero3_lifecycle_all_gather", "zero3_lifecycle_all_reduce"]
+    alone = lines_of_draws(folder, files=files, subjects=subjects, **where)
+    among_others = lines_of_draws(tmp_path, subjects=subjects, imports=made_up, hash_seed=7, **where)
+
+    assert len(alone) > 30 and alone == among_others
+
+
+def test_every_strategy_draws_the_same_cases_once_others_modules_are_imported(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """In one process, from one to the other."""
+    chunk = Chunk(3, limits.DTYPES, 1, 40)
+    props = {name: claimed(cases=cases) for name, cases in STRATEGIES.items()}
+    before = {name: chunk_cases(prop, chunk) for name, prop in props.items()}
+    import_made_up(monkeypatch, tmp_path)
+
+    assert {name for name, prop in props.items() if chunk_cases(prop, chunk) != before[name]} == set()
+
+
+def test_others_draw_their_constants_as_before(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of the same integers, though ours were drawn without."""
+
+    def cases(space: Space) -> SearchStrategy[Case]:
+        return integers.map(lambda number: FetchCase(world_size=2, values=(("dense", number),)))
+
+    integers = st.integers(0, 2**60)
+    import_made_up(monkeypatch, tmp_path)
+    ours = {
+        seed for case in chunk_cases(claimed(cases=cases), replace(CHUNK, num_cases=1000)) for _, seed in case.values
+    }
+
+    assert not ours & set(LARGE) and set(drawn(integers, 1000)) & set(LARGE)
+
+
+def test_a_profile_of_somebody_elses_changes_no_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even one that draws by another backend, which is not there."""
+    before = chunk_cases(claimed(), CHUNK)
+    chosen = hypothesis.settings.get_current_profile_name()
+    monkeypatch.setitem(importlib.import_module(local_constants.HOME).AVAILABLE_PROVIDERS, "another", "nobody.Has")
+    hypothesis.settings.register_profile("another", backend="another", derandomize=True, max_examples=1)
+    hypothesis.settings.load_profile("another")
+    try:
+        assert chunk_cases(claimed(), CHUNK) == before
+    finally:
+        hypothesis.settings.load_profile(chosen)
+
+
+def test_a_hypothesis_that_keeps_its_constants_elsewhere_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This one does not; one from before it drew constants has nothing to be told of."""
+    home = importlib.import_module(local_constants.HOME)
+    monkeypatch.delattr(home, local_constants.FINDER)
+    with pytest.warns(UserWarning, match="may depend on what else is imported"), no_local_constants():
+        pass
+
+    monkeypatch.setattr(hypothesis, "__version_info__", (6, 131, 0))
+    with no_local_constants():
+        assert not hasattr(home, local_constants.FINDER)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_run_judges_the_cases_that_are_drawn(tmp_path: Path, workers: int) -> None:
+    """Beside modules full of constants, with and without xdist."""
+    make_up_modules(tmp_path)
+    subjects = ["zero3_lifecycle_all_gather", "zero3_lifecycle_all_reduce"]
+    mixed = mixed_suite(tmp_path, "test_zero3_lifecycle.py")
+    judged = lines_of_run(tmp_path, workers, "--world-sizes=2", str(mixed), subjects=subjects)
+    drawn_of_two = [
+        line
+        for line in lines_of_draws(tmp_path, files="test_zero3_lifecycle.py", subjects=subjects)
+        if json.loads(line)[1]["fields"].get("world_size") == 2
+    ]
+
+    assert len(judged) > 10 and judged == drawn_of_two
 
 
 @pytest.mark.parametrize(

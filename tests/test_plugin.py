@@ -67,6 +67,14 @@ def test_items_are_named_by_property_world_size_and_index(pytester: pytest.Pytes
     result.stdout.fnmatch_lines(["test_fake.py::a[[]w3-0]"])
 
 
+def test_what_fails_is_shrunk_to_the_world_sizes_of_the_run(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a")
+
+    run_suite(pytester, "--world-sizes", "2,3")
+
+    assert [line for line in log_of(pytester) if "shrinks" in line] == ["shrinks to (2, 3)"] * 2
+
+
 def test_items_are_ordered_by_world_size_behind_other_tests(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a", "b")
     pytester.makepyfile(test_later="def test_it(): pass")

@@ -17,10 +17,12 @@ from hypothesis.strategies import SearchStrategy
 from equivtest import limits
 from equivtest.cases.base import Case, from_code, from_data
 from equivtest.cases.fetch import FetchCase, RefusedFetchCase
+from equivtest.cases.module import ModuleCase
 from equivtest.cases.strategies import fetch_cases, linear_cases, refused_fetch_cases
 from equivtest.chunks import Chunk
 from equivtest.errors import Misuse
 from equivtest.known import Condition, KnownFailure, KnownFailures
+from equivtest.module import module_property
 from equivtest.property import Property, Space
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply
@@ -293,6 +295,47 @@ def test_shrinking_looks_in_smaller_worlds_first(tmp_path: Path) -> None:
 
     assert visited == [4, 1, 2]
     assert shrunk(findings, "does_not_touch_its_inputs") == FetchCase(world_size=2, parameters=((3,),))
+
+
+def test_shrinking_keeps_to_the_world_sizes_and_dtypes_of_the_run(tmp_path: Path) -> None:
+    """Though it fails on one rank too, and the first dtype would be simpler."""
+    pool = stub(touches_three)
+    chunk = replace(CHUNK, world_size=4, world_sizes=(4, 2), dtypes=("bfloat16", "float16"))
+    findings = run(pool, tmp_path, chunk=chunk)
+
+    assert {(case.world_size, case.dtype) for case in pool.seen} == {
+        (size, dtype) for size in (2, 4) for dtype in chunk.dtypes
+    }
+    assert shrunk(findings, "does_not_touch_its_inputs") == FetchCase(
+        world_size=2, dtype="bfloat16", parameters=((3,),)
+    )
+
+
+def test_a_property_is_not_asked_for_cases_of_world_sizes_that_the_run_leaves_out(tmp_path: Path) -> None:
+    """It may have none there, and need not say so by Misuse."""
+
+    def cases_of_three(space: Space) -> SearchStrategy[Case]:
+        return {(3,): fetch_cases(space)}[space.world_sizes]
+
+    findings = run(
+        stub(touches_three), tmp_path, chunk=replace(CHUNK, world_size=3, world_sizes=(3,)), cases=cases_of_three
+    )
+
+    assert shrunk(findings, "does_not_touch_its_inputs") == FetchCase(world_size=3, parameters=((3,),))
+
+
+def test_a_module_is_shrunk_to_shapes_that_its_property_names(tmp_path: Path) -> None:
+    """In the world sizes of the run."""
+    shapes = ((7, 2), (5, 3), (1, 4))
+    prop = one_draw(module_property("torch.nn:Identity", "mine:whole", shapes))
+    pool = StubPool(lambda case: set_element(right_replies(case), 0, "output", (0, 0), float("nan")))
+    chunk = replace(CHUNK, world_size=3, world_sizes=(2, 3))
+    findings = search(prop, chunk, cast(Pool, pool), NOTHING, tmp_path)
+    seen = [case for case in pool.seen if isinstance(case, ModuleCase)]
+    [smallest] = {from_code(failure["case"]) for failure in findings.failures if failure["kind"] == "value"}
+
+    assert {case.x_shape for case in seen} <= set(shapes) and {case.world_size for case in seen} == {2, 3}
+    assert isinstance(smallest, ModuleCase) and (smallest.x_shape, smallest.world_size) == ((7, 2), 2)
 
 
 def test_a_failure_of_its_own_world_alone_is_shrunk_there(tmp_path: Path) -> None:

@@ -1,10 +1,9 @@
 """Strategies that draw cases.  They build valid cases and filter nothing.
 
-Every draw is `sampled_from` over an explicit table: Hypothesis' integers, floats and strings also
-draw constants that it finds in whatever modules are imported, so that the same seed would draw
-other cases in another process.  Tables begin with the simplest entry, the one that shrinking ends
-at, and repeat an entry to draw it more often.  A case takes the same number of draws whatever they
-give, except where fewer is meant to be simpler: Hypothesis counts fewer draws as simpler.
+Every draw is `sampled_from` over an explicit table, which says what is drawn and how often.  Tables
+begin with the simplest entry, the one that shrinking ends at, and repeat an entry to draw it more
+often.  A case takes the same number of draws whatever they give, except where fewer is meant to be
+simpler: Hypothesis counts fewer draws as simpler.
 
 Sizes keep to the edges of a dim's division: around multiples of the world size w, below w, shards
 that leave trailing ranks empty, and 31, 32, 33 around a tile of 32.

@@ -1,0 +1,55 @@
+"""Draws without the constants of imported modules, so that cases do not depend on what else is imported.
+
+Hypothesis mixes integers, floats, bytes and strings that it finds in local modules (all but the standard library's
+and those in site-packages) into what it draws, indices of tables with more than a hundred entries included.  It has
+no setting against it.  Source: HypothesisProvider._maybe_draw_constant, Hypothesis 6.131.1 to 6.170.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import hypothesis
+
+SINCE = (6, 131, 1)
+"""The first release of Hypothesis that draws such constants."""
+HOME = "hypothesis.internal.conjecture.providers"
+FINDER, CACHE = "_get_local_constants", "CONSTANTS_CACHE"
+"""What gives the constants of all imported modules; what remembers which of them a draw may give."""
+CACHE_SIZE = 1024  # as Hypothesis' own
+
+
+class _NoConstants:
+    """No constant of any type, asked for in either way: by a method since 6.131.7, before as of a dict."""
+
+    def set_for_type(self, choice_type: object) -> tuple[()]:
+        return ()
+
+    __getitem__ = set_for_type
+
+
+@contextlib.contextmanager
+def no_local_constants() -> Iterator[None]:
+    """What Hypothesis draws within depends on no imported module; what anybody else draws stays as it is."""
+    if hypothesis.__version_info__ < SINCE:
+        yield
+        return
+    home: dict[str, Any] = vars(importlib.import_module(HOME))
+    if not {FINDER, CACHE} <= home.keys():
+        warnings.warn(
+            f"Hypothesis {hypothesis.__version__} has no {HOME}.{FINDER}: its draws may depend on what else is "
+            "imported, so that other machines may draw other cases; install a newer equivtest",
+            stacklevel=2,
+        )
+        yield
+        return
+    before = {name: home[name] for name in (FINDER, CACHE)}
+    home.update({FINDER: _NoConstants, CACHE: type(before[CACHE])(CACHE_SIZE)})
+    try:
+        yield
+    finally:
+        home.update(before)
