@@ -8,7 +8,8 @@ one of them.  A sum of exact data has one value in any order; so has its average
 are multiples of k's odd part, or, where a multiplication by fl(1 / k) may stand for the division,
 where that is near enough (`equivtest.oracle.averages`).  Of real operands each takes part in at
 most k - 1 rounded additions, in any order and in steps over several axes; averaging rounds a
-reciprocal and a product more for each axis.
+reciprocal and a product more for each axis.  These errors prefer no sign but where averaging rounds:
+every element has the same reciprocal's in it.
 
 A gradient here is one of the tensor, not of its operands: the cotangent as it is, whatever the
 reduction was.
@@ -40,13 +41,18 @@ from equivtest.oracle.rounding import Bounded, bounded, growth, where_finite
 
 @dataclass(frozen=True)
 class Reduced:
-    """The value of a tensor, float64; its bits where there is one right value; what it may be off by."""
+    """The value of a tensor, float64; its bits where there is one right value; what it may be off by.
+
+    Attributes:
+        is_symmetric: As of `ExpectedTensor`.
+    """
 
     value: torch.Tensor
     bits: torch.Tensor | None
     allowed: torch.Tensor | None
     derivation: str
     bits_used: int = 0
+    is_symmetric: bool = False
 
 
 def expect_redistribute(case: RedistributeCase, index: int) -> Expected:
@@ -66,6 +72,7 @@ def expect_redistribute(case: RedistributeCase, index: int) -> Expected:
             dtype=case.dtype,
             derivation=reduced.derivation,
             requires_grad=bool(case.requires_grad) if name == "output" else None,
+            is_symmetric=reduced.is_symmetric,
             bits=reduced.bits,
             is_sum=case.reduction(pairs[name])[0] in ("sum", "avg"),
         )
@@ -122,7 +129,8 @@ def _bounded(case: RedistributeCase, operands: torch.Tensor, axes: tuple[int, ..
     divided = f", and {num_divisions} of {arithmetic.dtype} to divide" if num_divisions else ""
     derivation = f"{num_operands - 1} roundings of {arithmetic.reduce} of the operands' magnitudes{divided}"
     found: Bounded = bounded(value, error, magnitude, num_operands, derivation)
-    return Reduced(found.value, None, found.allowed, found.derivation)
+    is_symmetric = arithmetic.rounds_to_nearest and (op == "sum" or num_operands & (num_operands - 1) == 0)
+    return Reduced(found.value, None, found.allowed, found.derivation, is_symmetric=is_symmetric)
 
 
 def document_redistribute(case: RedistributeCase, rank: int) -> Collectives:
