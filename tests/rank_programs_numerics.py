@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import distributed as dist
 
+from equivtest.oracle.rounding import TORCH_CPU
 from tests.rank_programs_backend import Wrapper
+
+VARYING = {dtype: replace(record, order_varies=True) for dtype, record in TORCH_CPU.items()}
+FLUSHING = {dtype: replace(record, flushes_subnormals=True) for dtype, record in TORCH_CPU.items()}
+NARROW = {dtype: TORCH_CPU[dtype] for dtype in ("float32", "bfloat16")}
+"""What each of these groups declares, the last for one that has two dtypes."""
 
 NUMERICS = "EQUIVTEST_TEST_NUMERICS"
 """Environment variable: what an all_reduce does otherwise, 'order', 'flush' or 'truncate'; unset: nothing."""

@@ -124,7 +124,8 @@ def _bounded(case: RedistributeCase, operands: torch.Tensor, axes: tuple[int, ..
     divisor, num_divisions = (num_operands, 2 * len(axes)) if op == "avg" else (1, 0)
     value, magnitude = operands.double().sum(0) / divisor, operands.double().abs().sum(0) / divisor
     relative = growth((num_operands - 1, arithmetic.u_r), (num_divisions, arithmetic.u_o))
-    error = relative * magnitude + num_divisions * num_operands * arithmetic.eta
+    num_additions = num_operands - 1
+    error = relative * magnitude + num_divisions * num_operands * arithmetic.eta + num_additions * arithmetic.eta_r
     error = where_finite(magnitude * divisor + error, arithmetic.largest, error)
     divided = f", and {num_divisions} of {arithmetic.dtype} to divide" if num_divisions else ""
     derivation = f"{num_operands - 1} roundings of {arithmetic.reduce} of the operands' magnitudes{divided}"

@@ -90,8 +90,8 @@ def judge_lean(
         global_shape=tuple(expected.value.shape),
         layout=str(layout),
         derivation=(
-            f"|sum of errors| is, but for a skew of {limits.LEAN_SKEW:g}, {worst.ratio:.1f} times the root of the sum of "
-            f"their squares, {limits.LEAN:g} is allowed: rounding to nearest passes that with probability "
+            f"|sum of errors|, less {limits.LEAN_SKEW:g} of their sizes, is {worst.ratio:.1f} times the root of the "
+            f"sum of their squares, {limits.LEAN:g} is allowed: rounding to nearest passes that with probability "
             f"{2 * math.exp(-(limits.LEAN**2) / 2):.0e}"
         ),
         extent=f"{worst.num_errors} errors of {worst.what}",
@@ -109,8 +109,8 @@ def _leans(parts: list[Part], expected: ExpectedTensor, layout: Layout) -> Itera
     for part in parts:
         errors = torch.where(part.allowed.isfinite(), part.actual - part.expected, 0.0).nan_to_num()
         if len(parts) > 1:
-            rows = (each.reshape(1, -1) for each in (errors, part.expected, part.allowed))
-            yield from _sums(*rows, f"rank {part.rank}'s shard", part.rank)
+            shard = _rows(errors, part.expected, part.allowed, width=errors.numel())
+            yield from _sums(shard, f"rank {part.rank}'s shard", part.rank)
         if flat_axis(layout) is None:
             whole[tuple(slice(start, start + size) for start, size in zip(part.start, errors.shape, strict=True))] = (
                 errors
@@ -118,15 +118,21 @@ def _leans(parts: list[Part], expected: ExpectedTensor, layout: Layout) -> Itera
         else:
             whole.view(-1)[part.start[0] : part.start[0] + errors.numel()] = errors
     allowed = torch.zeros_like(right) if expected.allowed is None else expected.allowed
-    yield from _sums(*(each.reshape(1, -1) for each in (whole, right, allowed)), "the whole tensor", 0)
+    yield from _sums(_rows(whole, right, allowed, width=right.numel()), "the whole tensor", 0)
     if right.dim() > 1:
-        rows = [each.reshape(-1, right.shape[-1]) for each in (whole, right, allowed)]
-        yield from _sums(*rows, "one row", 0)
-        yield from _sums(*(each.T for each in rows), "one column", 0)
+        rows = _rows(whole, right, allowed, width=right.shape[-1])
+        yield from _sums(rows, "one row", 0)
+        yield from _sums(rows.mT, "one column", 0)
 
 
-def _sums(errors: torch.Tensor, right: torch.Tensor, allowed: torch.Tensor, what: str, rank: int) -> Iterator[Lean]:
+def _rows(errors: torch.Tensor, right: torch.Tensor, allowed: torch.Tensor, *, width: int) -> torch.Tensor:
+    """(3, rows, width): errors, right values and allowances."""
+    return torch.stack([errors, right, allowed]).reshape(3, -1, width or 1)
+
+
+def _sums(rows: torch.Tensor, what: str, rank: int) -> Iterator[Lean]:
     """The sum of each row (dim 1) of errors that leans most, with each of the weights."""
+    errors, right, allowed = rows
     if not errors.numel():
         return
     counts = (errors != 0).sum(1)
