@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import NoReturn
 
 import torch
@@ -11,7 +12,7 @@ import torch
 from equivtest import errors
 from equivtest.cases.base import Case
 from equivtest.oracle import expect_held
-from equivtest.oracle.declared import Arithmetics, declared, load_arithmetics
+from equivtest.oracle.declared import Arithmetics, declared, load_arithmetics, order_varies
 from equivtest.oracle.expected import Expected
 from equivtest.oracle.rounding import TORCH_CPU
 from equivtest.ranks.pool import Pool
@@ -121,10 +122,16 @@ def judge_replies(
 
 def expected_of(case: Case, draw: int, replies: Sequence[Reply]) -> list[Expected]:
     """What each of the case's groups must answer, given what its ranks really hold."""
-    return [
-        expect_held(case, draw, {rank: replies[process].answers[draw].tensors for rank, process in enumerate(group)})
-        for group in case.groups
-    ]
+    varies = case.repeats and draw == 0 and order_varies(case.dtypes)
+    found = []
+    for group in case.groups:
+        answers = {rank: replies[process].answers[draw] for rank, process in enumerate(group)}
+        expected = expect_held(case, draw, {rank: answer.tensors for rank, answer in answers.items()})
+        if varies:
+            again = expect_held(case, draw, {rank: answer.again for rank, answer in answers.items()})
+            expected = replace(expected, again=again)
+        found.append(expected)
+    return found
 
 
 @contextmanager

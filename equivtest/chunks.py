@@ -69,7 +69,7 @@ def seed_of(prop: Property, chunk: Chunk) -> int:
 def chunk_cases(prop: Property, chunk: Chunk) -> list[Case]:
     """The chunk's cases, each once: the property's examples (in chunk 0), then drawn ones."""
     examples = [case for case in prop.examples if chunk.index == 0 and case.world_size == chunk.world_size]
-    cases = [case for case in examples if case.dtype in chunk.dtypes] + draw_cases(prop, chunk, chunk.num_cases)
+    cases = [case for case in examples if case.is_within(chunk.dtypes)] + draw_cases(prop, chunk, chunk.num_cases)
     return list(dict.fromkeys(cases))
 
 

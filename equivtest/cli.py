@@ -244,7 +244,7 @@ def check(
     """
     from equivtest.cases.base import from_code
     from equivtest.check import judge, require_conclusion
-    from equivtest.oracle.declared import load_arithmetics
+    from equivtest.oracle.declared import require_declared
     from equivtest.ranks.backend import Backend
     from equivtest.ranks.pool import Pool
     from equivtest.suite import claims_of
@@ -252,8 +252,8 @@ def check(
 
     chosen = Backend(backend, device, tuple(imports or ()), start, arithmetic)
     chosen.validate()
-    load_arithmetics(arithmetic)
     parsed = from_code(case)
+    require_declared(arithmetic, parsed.dtypes)
     claims = claims_of(subject, parsed, like)
     with Pool(chosen) as pool:
         verdicts = judge(subject, parsed, pool, claims)

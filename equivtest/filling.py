@@ -57,7 +57,7 @@ def fill(
         short = replace(chunk, seed=f"{chunk.seed}, batch {batch}", dtypes=_dtypes_of(missing, chunk))
         for drawn in draw_cases(prop, short, BATCH):
             case = _flagged(prop, drawn, missing, is_judged)
-            draws = draws_by_cell(prop, case, is_judged)
+            draws = draws_by_cell(prop, case, is_judged) if case.is_within(chunk.dtypes) else Counter[Cell]()
             if case not in seen and missing.keys() & draws.keys():
                 helpless = 0
                 seen.add(case)

@@ -42,7 +42,8 @@ DTYPES = ("float32", "float64", "bfloat16", "float16")
 TOO_WIDE = 0.1  # median allowance over the root mean square of the right values: beyond it nothing is concluded
 ZERO_BESIDE = 2.0**-17  # of the other gradients: what one that is zero but for roundings is measured by instead
 LEAN = 9.0  # |sum of errors| over the root of their squares' sum: chance passes it once in 2e17 sums
-LEAN_TERMS = 8  # of a sum, for its rounding errors to prefer no sign: those of one product may, in 16 bits
+LEAN_SKEW = 2.0**-4  # of the errors' sizes, by which they may lean besides: `equivtest.verdicts.lean` derives it
+LEAN_TERMS = 8  # of a sum of products, for its rounding errors to prefer no sign: those of one product may, in 16 bits
 
 # Judging chance.
 FALSE_ALARM = 1e-12  # probability that one draw of a right subject is called wrong; a soak has 1e6 draws

@@ -128,9 +128,9 @@ def check(settings: Settings) -> None:
     if (settings.backend, settings.device, settings.imports) != ("gloo", "cpu", ()):
         settings.make_backend().validate()  # imports torch, which takes seconds: not for what every torch has
     if settings.arithmetic:
-        from equivtest.oracle.declared import load_arithmetics
+        from equivtest.oracle.declared import require_declared
 
-        load_arithmetics(settings.arithmetic)
+        require_declared(settings.arithmetic, settings.dtypes)
     _ = settings.known
     if settings.report_dir is not None:
         _check_writable(settings.report_dir)

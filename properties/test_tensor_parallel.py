@@ -21,6 +21,9 @@ from equivtest.verdicts.claims import (
 
 COLWISE = "torch/distributed/tensor/parallel/style.py, class ColwiseParallel (2.13.0)"
 ROWWISE = "torch/distributed/tensor/parallel/style.py, class RowwiseParallel (2.13.0)"
+MANY_ELEMENTS = tuple((world_size, dtype) for world_size in (2, 3, 4) for dtype in ("bfloat16", "float16"))
+"""Where a layer is large enough for errors of an all_reduce to tell that they always go one way."""
+
 CLAIMS = (*DEFAULT_CLAIMS, is_the_identity_for_one_rank, repeats_itself, uses_only_collectives)
 
 colwise_linear = Property(
@@ -34,6 +37,10 @@ colwise_linear = Property(
         LinearCase(world_size=3, style="colwise", leading=(2,), in_features=3, out_features=5, bias=True,
                    requires_grad=("x", "weight", "bias"), values=(("dense", 0), ("wide-x", 1), ("wide-w", 2)),
                    records=True),
+        # The gradient of x is reduced.
+        *(LinearCase(world_size=world_size, dtype=dtype, style="colwise", leading=(40,), in_features=32,
+                     out_features=32, requires_grad=("x",), values=(("real", 0), ("real", 1)))
+          for world_size, dtype in MANY_ELEMENTS),
     ),
     weight=8,
 )  # fmt: skip
@@ -49,6 +56,10 @@ rowwise_linear = Property(
         LinearCase(world_size=4, style="rowwise", leading=(2,), in_features=5, out_features=3, bias=True,
                    requires_grad=("x", "weight", "bias"), values=(("dense", 0), ("wide-x", 1), ("wide-w", 2)),
                    records=True),
+        # The output is reduced.
+        *(LinearCase(world_size=world_size, dtype=dtype, style="rowwise", leading=(40,), in_features=32,
+                     out_features=32, requires_grad=(), values=(("real", 0), ("real", 1)))
+          for world_size, dtype in MANY_ELEMENTS),
     ),
     weight=8,
 )  # fmt: skip

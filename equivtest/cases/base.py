@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
@@ -115,6 +115,15 @@ class Case:
     def mesh_shape(self) -> Shape:
         """Ranks along each mesh axis; their product is the world size."""
         return (self.world_size,)
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """Names of the dtypes that the subject computes in, each once."""
+        return (self.dtype,)
+
+    def is_within(self, dtypes: Collection[str]) -> bool:
+        """Whether a run of these dtypes has the case."""
+        return set(self.dtypes) <= set(dtypes)
 
     @property
     def num_processes(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from equivtest.cases.base import require
@@ -51,6 +52,15 @@ class MixedCase(DataParallelCase):
             f"casts_inputs=False hands {self.output_dtype} to a layer of {self.param_dtype}: leave output_dtype out",
         )
         super().__post_init__()
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((self.dtype, self.param_dtype, self.reduced_dtype, self.activation_dtype)))
+
+    def is_within(self, dtypes: Collection[str]) -> bool:
+        """As ever; a run of neither of NARROW has the cases of both."""
+        others = () if set(NARROW) & set(dtypes) else NARROW
+        return super().is_within((*dtypes, *others))
 
     @property
     def reduced_dtype(self) -> str:

@@ -122,6 +122,7 @@ class Averages:
         error = error + grown * (blocks.abs().sum((0, 1)) + error)
         num_underflows = (1 + num_casts + w * max(self.num_scalings, 1)) * num_stored  # divided before it is added
         error = error + num_underflows * eta * (1 + grown)
+        error = error + (num_stored - 1) * after.eta_r
         error = self._added(blocks, error, after)
         error = where_finite(terms + error, min(arithmetic.largest, after.largest), error) / w
         error = torch.where((left != 0).double() @ (right != 0).double() == 0, 0.0, error)

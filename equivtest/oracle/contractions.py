@@ -144,7 +144,8 @@ def all_reduce(operands: torch.Tensor, arithmetic: Arithmetic, *, average: bool 
     is_power_of_two = w & (w - 1) == 0
     roundings = (w - 1, arithmetic.u_r), (0 if is_power_of_two or not average else 2, arithmetic.u_o)
     divisor = w if average else 1
-    error = growth(*roundings) * terms / divisor + ((w + 1) * arithmetic.eta if average else 0.0)
+    underflows = (w + 1) * arithmetic.eta if average else 0.0
+    error = growth(*roundings) * terms / divisor + underflows + (w - 1) * arithmetic.eta_r / divisor
     error = where_finite(terms, arithmetic.largest, error)
     also = " and 2 of the division" if average and not is_power_of_two else ""
     derivation = f"{w - 1} additions of {arithmetic.reduce}{also}, on the sum of the ranks' magnitudes"
@@ -209,6 +210,7 @@ def _reduced(
     """
     stored = error + growth((1 + has_bias, arithmetic.u_o)) * (sums.partials + error)
     stored = stored + growth((2, arithmetic.u_o)) * bias + ranks * (1 + 2 * has_bias) * arithmetic.eta
+    stored = stored + (ranks - 1) * arithmetic.eta_r
     found = after_additions(sums.value, sums.partials, stored, ranks - 1, arithmetic.u_r, beside=bias)
     return where_finite(sums.partials + bias + found, arithmetic.largest, found)
 

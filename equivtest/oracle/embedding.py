@@ -5,8 +5,9 @@ G (T, D), row v of the gradient is the sum of G_t over the tokens t whose id is 
 `padding_idx`, and divided by n_v where it is scaled by frequency.
 
 Nothing is computed in the forward, so real values are equal too, to the last bit but for zeros
-that an all_reduce adds.  Of the gradient, derived here: n_v numbers take n_v - 1 additions, in any
-order and divided among ranks in any way, since adding zeros rounds nothing (what additions cost:
+that an all_reduce adds by rows, where a backend may flush what is subnormal.  Of the gradient,
+derived here: n_v numbers take n_v - 1 additions, in any order and divided among ranks in any way,
+since adding zeros rounds nothing (what additions cost:
 `equivtest.oracle.rounding.after_additions`).  A sum may be kept in the storage dtype, so that each
 addition is rounded there, after one of the accumulator where that is wider.  A gradient scaled by
 1 / n_v rounds that factor and each product, and stores the first product before anything is added;
@@ -23,7 +24,7 @@ import torch
 
 from equivtest.cases.embedding import REAL_MODE, EmbeddingCase
 from equivtest.cases.values import draw
-from equivtest.oracle.declared import arithmetic_of
+from equivtest.oracle.declared import arithmetic_of, smallest_kept
 from equivtest.oracle.exact import Scaled, find_integers, significand_bits, sum_products
 from equivtest.oracle.expected import COPIED, Expected, ExpectedTensor
 from equivtest.oracle.rounding import (
@@ -99,6 +100,7 @@ def bound_gradient(case: EmbeddingCase, ids: torch.Tensor, cotangent: torch.Tens
     terms = chosen @ (cotangent != 0).double()  # (V, D), that are not zero
     rounds = torch.tensor([may_round(int(divisor)) for divisor in divisors])[:, None]
     error = rounds * (_of_factor(arithmetic) * magnitude + counts[:, None] * (arithmetic.eta + arithmetic.eta_a))
+    error = error + counts[:, None] * arithmetic.eta_r
     error = _after_each(value, magnitude, error, (terms - 1).clamp(min=0), arithmetic)
     error = where_finite(magnitude + error, arithmetic.largest, error)
     most = int(counts.max())
@@ -148,4 +150,5 @@ def _copied(case: EmbeddingCase, name: str, value: torch.Tensor, *, requires_gra
         derivation=COPIED,
         requires_grad=requires_grad,
         bits=value,
+        flushed_below=smallest_kept(case.dtype) if name == "output" and case.style == "rowwise" else 0.0,
     )

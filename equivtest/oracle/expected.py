@@ -28,6 +28,8 @@ class ExpectedTensor:
             that their sums are known to stay small: see `equivtest.verdicts.lean`.
         bits: The right value in the answer's own dtype, global, where nothing may round it and
             every bit has one right value; None: only `value` has.
+        flushed_below: Magnitude below which an element may be zero instead: where zeros were added to it, by a backend
+            that declares to flush subnormals.
         scale: What `allowed` is measured by where the values are smaller: of values that are zero in exact arithmetic.
         is_sum: Whether elements are sums, so that a zero may have either sign: 0 * -1 alone is -0,
             added to +0 it is +0, and where a sum begins is the kernel's business.
@@ -43,6 +45,7 @@ class ExpectedTensor:
     is_symmetric: bool = False
     bits: torch.Tensor | None = None
     is_sum: bool = False
+    flushed_below: float = 0.0
     scale: float = 0.0
     may_be_none: bool = False
 
@@ -70,9 +73,12 @@ class Expected:
         bits_used: name -> bits that the largest sum of magnitudes behind it takes.
         twins: name -> what the tensor must be like too, where another is to be the same.
         drops: name -> with which probability each element is zero, whatever becomes of the others.
+        again: The same of the draw's second run, by a backend that may have added in another order then; None: what
+            is answered has the bits of the first.
     """
 
     tensors: Mapping[str, ExpectedTensor]
     bits_used: Mapping[str, int]
     twins: Mapping[str, Twin] = field(default_factory=dict)
     drops: Mapping[str, float] = field(default_factory=dict)
+    again: Expected | None = None

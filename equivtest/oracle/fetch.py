@@ -6,18 +6,20 @@ import torch
 
 from equivtest.cases.fetch import FetchCase
 from equivtest.cases.values import draw
+from equivtest.oracle.declared import smallest_kept
 from equivtest.oracle.expected import COPIED, Expected, ExpectedTensor
 
 
 def expect_fetch(case: FetchCase, index: int) -> Expected:
     """`param.i` and `partition.i`: both have the parameter itself as their global value.
 
-    The flag of `param.i` is the case's; a partition may carry any.  As float64 a NaN may lose its
-    payload; `bits` keeps every bit.
+    The flag of `param.i` is the case's; a partition may carry any.  As float64 a NaN may lose its payload; `bits`
+    keeps every bit.  A fetch that is not documented to gather may add zeros, where a backend may flush subnormals.
     """
     given = draw(case, index)
     flags = case.given_flags()
     layouts = case.layouts()
+    flushed_below = smallest_kept(case.dtype) if case.collective != "all_gather" else 0.0
     tensors = {}
     for name in case.answer_names():
         parameter = f"param.{name.rpartition('.')[2]}"
@@ -29,5 +31,6 @@ def expect_fetch(case: FetchCase, index: int) -> Expected:
             derivation=COPIED,
             requires_grad=flags.get(name),
             bits=given[parameter],
+            flushed_below=flushed_below if name == parameter else 0.0,
         )
     return Expected(tensors, {})

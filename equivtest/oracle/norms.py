@@ -178,6 +178,7 @@ def _over_tokens(
     ranks = set(rank_of.tolist())
     sums = torch.stack([terms[rank_of == rank].sum(0).abs() for rank in ranks]).sum(0)
     error = error + growth((2, arithmetic.u_o), (2, arithmetic.u_a)) * (magnitude + error)
+    error = error + len(terms) * arithmetic.eta_r
     error = after_additions(sums, magnitude, error, int(rank_of.bincount().max()) - 1, u)
     error = after_additions(terms.sum(0), sums, error, len(ranks) - 1, arithmetic.u_r)
     return store(terms.sum(0), error, arithmetic)

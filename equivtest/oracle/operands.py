@@ -8,7 +8,8 @@ its average where the operands are multiples of k's odd part, or, where a multip
 stand for the division, where that is near enough (`equivtest.oracle.averages`).  A product of powers of two
 is one, as long as no product of some of them leaves the normal numbers.  Of real operands each takes part in
 at most k - 1 rounded additions, in any order and in steps over several axes; averaging rounds a reciprocal
-and a product more for each axis.
+and a product more for each axis.  These errors prefer no sign but where averaging rounds: every element has
+the same reciprocal's in it.
 
 Source: Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section 4.2.  Exactness of sums:
 `equivtest.oracle.exact`.
@@ -31,13 +32,18 @@ from equivtest.tensors import DTYPES
 
 @dataclass(frozen=True)
 class Reduced:
-    """The value of a tensor, float64; its bits where there is one right value; what it may be off by."""
+    """The value of a tensor, float64; its bits where there is one right value; what it may be off by.
+
+    Attributes:
+        is_symmetric: As of `ExpectedTensor`.
+    """
 
     value: torch.Tensor
     bits: torch.Tensor | None
     allowed: torch.Tensor | None
     derivation: str
     bits_used: int = 0
+    is_symmetric: bool = False
 
 
 def reduce_exactly(name: str, operands: torch.Tensor, op: str, axes: Sequence[int]) -> Reduced:
@@ -93,9 +99,11 @@ def bound_reduction(operands: torch.Tensor, op: str, num_axes: int) -> Reduced:
     divisor, num_divisions = (num_operands, 2 * num_axes) if op == "avg" else (1, 0)
     value, magnitude = operands.double().sum(0) / divisor, operands.double().abs().sum(0) / divisor
     relative = growth((num_operands - 1, arithmetic.u_r), (num_divisions, arithmetic.u_o))
-    error = relative * magnitude + num_divisions * num_operands * arithmetic.eta
+    num_additions = num_operands - 1
+    error = relative * magnitude + num_divisions * num_operands * arithmetic.eta + num_additions * arithmetic.eta_r
     error = where_finite(magnitude * divisor + error, arithmetic.largest, error)
     divided = f", and {num_divisions} of {arithmetic.dtype} to divide" if num_divisions else ""
     derivation = f"{num_operands - 1} roundings of {arithmetic.reduce} of the operands' magnitudes{divided}"
     found = bounded(value, error, magnitude, num_operands, derivation)
-    return Reduced(found.value, None, found.allowed, found.derivation)
+    is_symmetric = arithmetic.rounds_to_nearest and (op == "sum" or num_operands & (num_operands - 1) == 0)
+    return Reduced(found.value, None, found.allowed, found.derivation, is_symmetric=is_symmetric)

@@ -42,6 +42,7 @@ def expect_redistribute(case: RedistributeCase, index: int) -> Expected:
             dtype=case.dtype,
             derivation=reduced.derivation,
             requires_grad=bool(case.requires_grad) if name == "output" else None,
+            is_symmetric=reduced.is_symmetric,
             bits=reduced.bits,
             is_sum=case.reduction(pairs[name])[0] in ("sum", "avg"),
         )

@@ -35,10 +35,12 @@ class Arithmetic:
         reduce: Name of the dtype to which a collective rounds after each addition.
         libm_ulp: Largest error of erf, exp, sqrt and the like, in units in the last place.
         rounds_to_nearest: Whether every rounding is to nearest, so that errors have no preferred sign.
-        flushes_subnormals: Whether results below the smallest normal number become zero.
+        flushes_subnormals: Whether results below the smallest normal number become zero: +0.0, or that of
+            the result's sign; those of an addition of zero too.
         adds_rows_in_order: Whether a kernel that adds rows into the rows of a table, such as the
             gradient of an embedding, adds them one after the other in the order given, be they
             wide or narrow, so that each element has one value.
+        order_varies: Whether a collective may add in another order in each call, the same on all ranks.
     """
 
     dtype: str
@@ -48,6 +50,7 @@ class Arithmetic:
     rounds_to_nearest: bool = True
     flushes_subnormals: bool = False
     adds_rows_in_order: bool = False
+    order_varies: bool = False
 
     @property
     def u_a(self) -> float:
@@ -73,6 +76,11 @@ class Arithmetic:
     def eta_a(self) -> float:
         """Largest error of an accumulator's product that underflows."""
         return underflow(self.accumulate, flushed=self.flushes_subnormals)
+
+    @property
+    def eta_r(self) -> float:
+        """Largest error of an addition whose result is subnormal: none, unless that is flushed."""
+        return self.eta if self.flushes_subnormals else 0.0
 
     @property
     def largest(self) -> float:

@@ -32,7 +32,8 @@ def bits_mismatch(
         pair = _pair(expected.bits, placed, mesh_shape, rank)
         if pair is None or torch.equal(as_bits(pair[0]), as_bits(pair[1])):
             continue
-        differing = (as_bits(pair[0]) != as_bits(pair[1])) & ~excuse(*pair)
+        excused = excuse(*pair) | where_flushed(*pair, expected.flushed_below)
+        differing = (as_bits(pair[0]) != as_bits(pair[1])) & ~excused
         wrong[rank] = int(differing.sum())
         if first is None and wrong[rank]:
             flat = int(differing.reshape(-1).int().argmax())
@@ -43,8 +44,8 @@ def bits_mismatch(
     return replace(first, extent=f"elements with other bits: {counts}")
 
 
-def repeat_mismatch(name: str, first: Mapping[int, Placed], again: Mapping[int, Placed | None]) -> Mismatch | None:
-    """The first element that a rank answered with other bits the second time, if there is one."""
+def form_mismatch(name: str, first: Mapping[int, Placed], again: Mapping[int, Placed | None]) -> Mismatch | None:
+    """The first rank that answered nothing the second time, or under another layout, shape or dtype."""
     for rank, once in first.items():
         twice = again.get(rank)
         if twice is None:
@@ -52,6 +53,13 @@ def repeat_mismatch(name: str, first: Mapping[int, Placed], again: Mapping[int, 
         left, right = once.local, twice.local
         if once.layout != twice.layout or left.shape != right.shape or left.dtype != right.dtype:
             return Mismatch(name, rank, expected=f"{_form(once)} as the first time", actual=_form(twice))
+    return None
+
+
+def repeat_mismatch(name: str, first: Mapping[int, Placed], again: Mapping[int, Placed]) -> Mismatch | None:
+    """The first element that a rank answered with other bits the second time, if there is one."""
+    for rank, once in first.items():
+        left, right = once.local, again[rank].local
         differing = (as_bits(left) != as_bits(right)).reshape(-1)
         if bool(differing.any()):
             flat = int(differing.int().argmax())
@@ -96,6 +104,15 @@ def where_zeros_were_added(actual: torch.Tensor, expected: torch.Tensor) -> torc
     """
     lost_sign = (expected == 0) & (actual == 0) & expected.signbit()
     return lost_sign | (expected.isnan() & actual.isnan())
+
+
+def where_flushed(actual: torch.Tensor, expected: torch.Tensor, below: float) -> torch.Tensor:
+    """Numbers nearer to zero than `below` that have become +0.0, or a zero of their own sign.
+
+    Source: LLVM Language Reference, denormal-fp-math: "positive-zero" and "preserve-sign".
+    """
+    is_right_zero = (actual == 0) & (~actual.signbit() | expected.signbit())
+    return (expected.abs() < below) & is_right_zero
 
 
 def _pair(bits: torch.Tensor, placed: Placed, mesh_shape: Shape, rank: int) -> tuple[torch.Tensor, torch.Tensor] | None:

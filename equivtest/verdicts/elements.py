@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -29,6 +29,7 @@ class Part:
     Attributes:
         actual, expected, allowed: One shape (that of the shard, or 1-D for a `Flat` one), float64.
         start: Global index of the first element: one number per dim, or one for a `Flat` one.
+        flushed_below: As of `ExpectedTensor`.
     """
 
     rank: int
@@ -36,12 +37,14 @@ class Part:
     expected: torch.Tensor
     allowed: torch.Tensor
     start: tuple[int, ...]
+    flushed_below: float = 0.0
 
     @property
     def ratio(self) -> torch.Tensor:
         """Error over allowance: 0 where equal or anything is allowed, infinite where nothing is, or NaN."""
         error = (self.actual - self.expected).abs()
         equal = (self.actual == self.expected) | (self.actual.isnan() & self.expected.isnan())
+        equal |= (self.actual == 0) & (self.expected.abs() < self.flushed_below)
         ratio = (error / self.allowed).nan_to_num(nan=math.inf, posinf=math.inf)
         return torch.where(equal | (self.allowed == math.inf), 0.0, ratio)
 
@@ -137,7 +140,8 @@ def parts_of(expected: ExpectedTensor, answers: Mapping[int, Placed], mesh_shape
         operands = {rank: placed.local.double() for rank, placed in answers.items()}
         whole = assemble(operands, tuple(value.shape), layout, mesh_shape).tensor
         return [Part(0, whole, value, allowed, (0,) * value.dim())]
-    return [_part(rank, placed, value, allowed, mesh_shape) for rank, placed in answers.items()]
+    parts = (_part(rank, placed, value, allowed, mesh_shape) for rank, placed in answers.items())
+    return [replace(part, flushed_below=expected.flushed_below) for part in parts]
 
 
 def _part(rank: int, placed: Placed, value: torch.Tensor, allowed: torch.Tensor, mesh_shape: Shape) -> Part:

@@ -1,30 +1,42 @@
 """Errors that lean to one side: a second detector on real data, where rounding is to nearest.
 
 Each element may be within its bound and all of them too large: an average of half an ulp in one
-direction is no rounding.  For errors e_i that are independent and as likely to be e as -e, and any
-weights c_i,
+direction is no rounding.  Let errors e_i be independent and prefer a sign by no more than b: the
+probabilities of e_i and -e_i, given its size, differ by at most b.  Then for any weights c_i
 
-    P( |sum c_i e_i| >= lam sqrt(sum (c_i e_i)**2) ) <= 2 exp(-lam**2 / 2),
+    P( |sum c_i e_i| >= lam sqrt(sum (c_i e_i)**2) + b sum |c_i e_i| ) <= 2 exp(-lam**2 / 2),
 
-whatever their sizes, known or not.  With lam = 9 that is 6e-18 for each sum.  The left side cannot
-exceed sqrt(n) for n errors that are not zero, so tensors of 81 or fewer are never judged.
+whatever their sizes, known or not.  With lam = limits.LEAN = 9 that is 6e-18 for each sum.  The first
+term alone is more than the left side where no more than 81 errors are not zero: such are never judged.
 
-What is summed: the whole tensor, each row, each column, each shard; with weights 1 and with the
-right values as weights, which shows a factor that is slightly off.  Replicas count once: the same
-error on every rank is one error.  That errors are independent is an assumption: those of one row
-share operands, though no rounding.  In float64 an error includes that of the reference itself,
-which rounds to nearest too.
+How far right errors may lean, b: a value has been rounded down rather than up as its density
+changes over the distance of two numbers of the dtype, at most 2**-7 v in bfloat16, less in all
+others.  Where v is about normal that is 2**-7 (v / sigma)**2, on average 2**-7, and
+b = limits.LEAN_SKEW is eight times that.  Errors that always go to one side have b = 1.
+
+What is summed: the whole tensor, each row, each column, each shard, with three weights each:
+- 1, which shows what is added to every element;
+- the right values, which show a factor that is slightly off;
+- the signs of the right values over the allowances, which show what is cut toward zero: errors of
+  large and of small elements count alike, so that some 130 of them tell.
+
+Replicas count once: the same error on every rank is one error.  That errors are independent is an
+assumption: those of one row share operands, though no rounding.  In float64 an error includes that
+of the reference itself, which rounds to nearest too.
 
 What is left out, since its errors are not independent or not symmetric:
 - tensors that the oracle does not declare so (`ExpectedTensor.is_symmetric`): of backends that do
-  not round to nearest; outputs to which a rounded bias / w was added in every row, one rounding
-  for many elements; sums of few terms, since 16-bit products with one factor a little above a power
-  of two are rounded down more often than up, where small significands are more frequent than large;
+  not round to nearest; outputs to which a rounded bias / w was added in every row and averages by a
+  rounded 1 / w, one rounding for many elements; sums of few products, since 16-bit products with one
+  factor a little above a power of two are rounded down more often than up, where small significands
+  are more frequent than large.  Sums of few numbers, such as the ranks' operands of an all_reduce,
+  are none of these: what they lose are the last bits of one operand, and these do not tell where
+  between two numbers the sum of all lies;
 - partial layouts, whose operands are added here and not by the subject;
 - elements with an infinite allowance, which may have overflowed, all in one direction.
 
-Source: Hoeffding's inequality for random signs, given the sizes |e_i|; de la Pena, Lai and Shao,
-Self-Normalized Processes, section 2.
+Source: Hoeffding's inequality for random signs, given the sizes |e_i|, taken off their means, which come
+to b sum |c_i e_i| at most; de la Pena, Lai and Shao, Self-Normalized Processes, section 2.
 """
 
 from __future__ import annotations
@@ -47,7 +59,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Lean:
-    """A sum of errors that is too far from zero: `ratio` is |sum| / sqrt(sum of squares)."""
+    """A sum of errors: `ratio` is what |sum| has beyond its skew, over the root of the sum of squares."""
 
     ratio: float
     what: str
@@ -78,8 +90,9 @@ def judge_lean(
         global_shape=tuple(expected.value.shape),
         layout=str(layout),
         derivation=(
-            f"|sum of errors| is {worst.ratio:.1f} times the root of the sum of their squares, {limits.LEAN:g} is "
-            f"allowed: rounding to nearest passes that with probability {2 * math.exp(-(limits.LEAN**2) / 2):.0e}"
+            f"|sum of errors|, less {limits.LEAN_SKEW:g} of their sizes, is {worst.ratio:.1f} times the root of the "
+            f"sum of their squares, {limits.LEAN:g} is allowed: rounding to nearest passes that with probability "
+            f"{2 * math.exp(-(limits.LEAN**2) / 2):.0e}"
         ),
         extent=f"{worst.num_errors} errors of {worst.what}",
     )
@@ -92,37 +105,44 @@ def _distinct(parts: list[Part], layout: Layout, mesh_shape: Shape) -> list[Part
 
 
 def _leans(parts: list[Part], expected: ExpectedTensor, layout: Layout) -> Iterator[Lean]:
-    whole = torch.zeros_like(expected.value)
+    whole, right = torch.zeros_like(expected.value), expected.value
     for part in parts:
         errors = torch.where(part.allowed.isfinite(), part.actual - part.expected, 0.0).nan_to_num()
         if len(parts) > 1:
-            yield from _sums(
-                errors.reshape(1, -1), part.expected.reshape(1, -1), f"rank {part.rank}'s shard", part.rank
-            )
+            shard = _rows(errors, part.expected, part.allowed, width=errors.numel())
+            yield from _sums(shard, f"rank {part.rank}'s shard", part.rank)
         if flat_axis(layout) is None:
             whole[tuple(slice(start, start + size) for start, size in zip(part.start, errors.shape, strict=True))] = (
                 errors
             )
         else:
             whole.view(-1)[part.start[0] : part.start[0] + errors.numel()] = errors
-    right = expected.value
-    yield from _sums(whole.reshape(1, -1), right.reshape(1, -1), "the whole tensor", 0)
+    allowed = torch.zeros_like(right) if expected.allowed is None else expected.allowed
+    yield from _sums(_rows(whole, right, allowed, width=right.numel()), "the whole tensor", 0)
     if right.dim() > 1:
-        rows, weights = whole.reshape(-1, right.shape[-1]), right.reshape(-1, right.shape[-1])
-        yield from _sums(rows, weights, "one row", 0)
-        yield from _sums(rows.T, weights.T, "one column", 0)
+        rows = _rows(whole, right, allowed, width=right.shape[-1])
+        yield from _sums(rows, "one row", 0)
+        yield from _sums(rows.mT, "one column", 0)
 
 
-def _sums(errors: torch.Tensor, right: torch.Tensor, what: str, rank: int) -> Iterator[Lean]:
-    """The sum of each row (dim 1) of errors that leans most, with weights 1 and `right`."""
+def _rows(errors: torch.Tensor, right: torch.Tensor, allowed: torch.Tensor, *, width: int) -> torch.Tensor:
+    """(3, rows, width): errors, right values and allowances."""
+    return torch.stack([errors, right, allowed]).reshape(3, -1, width or 1)
+
+
+def _sums(rows: torch.Tensor, what: str, rank: int) -> Iterator[Lean]:
+    """The sum of each row (dim 1) of errors that leans most, with each of the weights."""
+    errors, right, allowed = rows
     if not errors.numel():
         return
     counts = (errors != 0).sum(1)
-    for weighted in (errors, errors * right):
+    signs = torch.where(allowed > 0, right.sign() / allowed, 0.0)
+    for weighted in (errors, errors * right, errors * signs):
         scale = weighted.abs().amax(1, keepdim=True)  # so that no square underflows
         scaled = weighted / torch.where(scale > 0, scale, 1.0)
         squares = scaled.square().sum(1).sqrt()
-        ratios = torch.where(squares > 0, scaled.sum(1).abs() / squares, 0.0)
+        beyond = (scaled.sum(1).abs() - limits.LEAN_SKEW * scaled.abs().sum(1)).clamp(min=0)
+        ratios = torch.where(squares > 0, beyond / squares, 0.0)
         place = int(ratios.argmax())
         mean = float(errors[place].sum()) / max(1, int(counts[place]))
         yield Lean(float(ratios[place]), what, rank, mean, int(counts[place]))

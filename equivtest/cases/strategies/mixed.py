@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from equivtest.cases.mixed import MixedCase
+from equivtest.cases.mixed import NARROW, MixedCase
 from equivtest.cases.strategies.data_parallel import _pick_data_parallel
 from equivtest.cases.strategies.picks import pick
 from equivtest.property import Space
@@ -17,7 +17,8 @@ REDUCE_DTYPES = ("", "float32", "float32", "bfloat16", "float16")
 def mixed_cases(space: Space) -> SearchStrategy[MixedCase]:
     """Cases with float32 parameters; three in four trained, some parameter needs a gradient.
 
-    Shrinks to one forward and backward of one row in bfloat16, reduced in it.
+    Of the narrower dtypes those of the space are drawn; both where it has neither.  Shrinks to one forward and
+    backward of one row in the first of them, reduced in it.
     """
     return _mixed_cases(space)
 
@@ -25,14 +26,18 @@ def mixed_cases(space: Space) -> SearchStrategy[MixedCase]:
 @st.composite
 def _mixed_cases(draw: DrawFn, space: Space) -> MixedCase:
     fields = _pick_data_parallel(draw, Space(space.world_sizes, ("float32",)), "fsdp2", "", ("",))
-    param_dtype, casts_inputs = pick(draw, "param_dtype", PARAM_DTYPES), pick(draw, "casts_inputs", (True, True, False))
+    narrow = [dtype for dtype in NARROW if dtype in space.dtypes] or NARROW
+    param_dtype = pick(draw, "param_dtype", [dtype for dtype in PARAM_DTYPES if dtype in narrow])
+    casts_inputs = pick(draw, "casts_inputs", (True, True, False))
     output_dtype = pick(draw, "output_dtype", ("", "float32", "float32", "as parameters"))
     if output_dtype == "as parameters" or (output_dtype and not casts_inputs):
         output_dtype = param_dtype
     return MixedCase(
         **fields,
         param_dtype=param_dtype,
-        reduce_dtype=pick(draw, "reduce_dtype", REDUCE_DTYPES),
+        reduce_dtype=pick(
+            draw, "reduce_dtype", [dtype for dtype in REDUCE_DTYPES if dtype in ("", "float32", *narrow)]
+        ),
         output_dtype=output_dtype,
         casts_inputs=casts_inputs,
     )
