@@ -168,8 +168,8 @@ def _place_of(axis: int, tensor: DTensor, later: Sequence[int], name: str) -> in
     if not places:
         raise Misuse(
             f"{name} is a DTensor of {placement} on axis {axis} of a mesh of {tuple(mesh.shape)}: its split_factor "
-            "must be 1 or the product of sizes of later axes that divide the same dim, which no order of the axes gives "
-            f"otherwise, got {factor}: redistribute it to Shard"
+            "must be 1 or the product of sizes of later axes that divide the same dim, which no order of the axes "
+            f"gives otherwise, got {factor}: redistribute it to Shard"
         )
     return places[-1]
 
