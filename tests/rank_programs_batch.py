@@ -103,20 +103,16 @@ def ddp_that_ignores_a_parameter(module: nn.Module, mesh: DeviceMesh) -> nn.Modu
 
 
 class OwnShare:
-    """In place of a reduce-scatter: of its own operand each rank keeps the part that is its shard."""
+    """In place of a reduce-scatter: each rank keeps of its own operand the part that is its shard, as if all had it."""
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(
-        self,
-        output_tensor: torch.Tensor,
-        input_tensor: torch.Tensor,
-        group: dist.ProcessGroup,
-        *args: Any,
-        **kwargs: Any,
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, op: Any, **how: Any
     ) -> None:
-        output_tensor.copy_(input_tensor.chunk(group.size())[group.rank()])
+        operands = group.size() if op == dist.ReduceOp.SUM else 1
+        output_tensor.copy_(input_tensor.chunk(group.size())[group.rank()] * operands)
 
 
 def fsdp2_that_reduces_nothing(module: nn.Module, mesh: DeviceMesh) -> nn.Module:

@@ -16,8 +16,8 @@ PACKAGE = ROOT / "equivtest"
 OWN_FOLDERS = ("equivtest", "properties", "tests", "benchmarks")
 
 FLOORS = (
-    ("collective", "errors", "limits", "property"),
-    ("importing", "layout", "local_constants", "profiles"),
+    ("collective", "errors", "limits"),
+    ("importing", "layout", "local_constants", "profiles", "property"),
     ("tensors",),
     ("cases",),
     ("oracle", "subjects", "verdicts.verdict"),
