@@ -15,6 +15,8 @@ from equivtest.cases.special import special_patterns
 from equivtest.check import judge_replies
 from equivtest.layout import Layout, Partial
 from equivtest.oracle import expect
+from equivtest.oracle.declared import Arithmetics
+from equivtest.oracle.rounding import TORCH_CPU
 from equivtest.ranks.reply import Reply
 from equivtest.verdicts.claims import (
     Claim,
@@ -27,6 +29,7 @@ from equivtest.verdicts.claims import (
     repeats_itself,
 )
 from equivtest.verdicts.message import write_message
+from equivtest.verdicts.verdict import Verdict
 from tests.replies import LINEAR, answers_of, change_answer, on_all_ranks, right_replies, set_element, set_tensor
 
 SPECIAL = FetchCase(world_size=2, parameters=((3,),), values=(("special", 0),))
@@ -195,3 +198,68 @@ def test_a_zero_that_is_a_sum_may_have_either_sign() -> None:
     for value, kind in ((-0.0, "holds"), (0.0, "holds"), (1e-30, "bits")):
         replies = set_element(right_replies(case), 0, "grad.x", zero, value)
         assert judge(is_the_identity_for_one_rank, replies, case).kind == kind
+
+
+VARYING = {dtype: replace(record, order_varies=True) for dtype, record in TORCH_CPU.items()}
+FLUSHING = {dtype: replace(record, flushes_subnormals=True) for dtype, record in TORCH_CPU.items()}
+REPEATED = replace(LINEAR, repeats=True)
+
+
+def repeated(case: LinearCase, factor: float, arithmetics: Arithmetics) -> Verdict:
+    """What becomes of a right run whose second output is that of the first times a factor."""
+    replies = right_replies(case)
+    for rank in range(case.world_size):
+        both = dict(replies[rank].answers[0].again)
+        both["output"] = replace(both["output"], local=both["output"].local * factor)
+        replies = change_answer(replies, rank, lambda answer, both=both: replace(answer, again=both))
+    [verdict] = judge_replies("mine", case, replies, [repeats_itself], arithmetics)
+    return verdict
+
+
+@pytest.mark.parametrize(
+    ("mode", "factor", "kinds"),
+    [
+        ("real", 1 + 2.0**-23, ("repeat", "holds")),  # one rounding
+        ("real", 1 + 2.0**-12, ("repeat", "repeat")),  # more than two orders of summation are apart
+        ("dense", 1 + 2.0**-23, ("repeat", "repeat")),  # exact in any order
+        ("dense", 1.0, ("holds", "holds")),
+    ],
+)
+def test_what_is_rounded_may_repeat_in_another_order_where_that_is_declared(
+    mode: str, factor: float, kinds: tuple[str, str]
+) -> None:
+    case = replace(REPEATED, values=((mode, 0),))
+    assert tuple(repeated(case, factor, each).kind for each in (TORCH_CPU, VARYING)) == kinds
+
+
+def test_other_bits_of_which_a_bound_concludes_nothing_are_inconclusive() -> None:
+    """What cancels in bfloat16 may be off by a fifth of itself."""
+    case = LinearCase(
+        world_size=3, dtype="bfloat16", style="rowwise", in_features=3, repeats=True, values=(("real-cancelling", 1),)
+    )
+    assert repeated(case, 1 + 2.0**-7, VARYING).kind == "inconclusive"
+
+
+@pytest.mark.parametrize(
+    ("number", "value", "kind"),
+    [(12, 0.0, "holds"), (13, 0.0, "holds"), (13, -0.0, "holds"), (12, -0.0, "bits"), (14, 0.0, "bits")],
+    ids=["+sub to +0", "-sub to +0", "-sub to -0", "+sub to -0", "smallest normal"],
+)
+def test_a_subnormal_may_be_flushed_where_zeros_were_added(number: int, value: float, kind: str) -> None:
+    case = replace(SPECIAL, collective="all_reduce", values=(("special", number),))
+    replies = with_first(case, value)
+    claims = [is_exact_but_for_added_zeros]
+    found = [judge_replies("mine", case, replies, claims, each)[0].kind for each in (TORCH_CPU, FLUSHING)]
+    assert found == ["bits", kind]
+
+
+@pytest.mark.parametrize("claim", [equals_unsharded, is_exact_without_reduction], ids=lambda claim: claim.name)
+def test_no_subnormal_is_flushed_where_nothing_is_added(claim: Claim) -> None:
+    """Of what an all_gather made whole, and of the partitions of any fetch."""
+    case = replace(SPECIAL, collective="all_gather", values=(("special", 12),))
+    [verdict] = judge_replies("mine", case, with_first(case, 0.0), [claim], FLUSHING)
+    assert verdict.failed
+    reduced = replace(case, collective="all_reduce")
+    partition = on_all_ranks(reduced, "partition.0", torch.zeros_like)
+    [verdict] = judge_replies("mine", reduced, partition, [claim], FLUSHING)
+    assert verdict.failed

@@ -9,14 +9,20 @@ from typing import cast
 
 import pytest
 
+from equivtest import cli
+from equivtest.cases.base import Case
+from equivtest.cases.mixed import MixedCase
 from equivtest.check import judge, judge_replies
+from equivtest.chunks import Chunk, chunk_cases
 from equivtest.errors import Misuse
+from equivtest.filling import fill, short_of_draws
 from equivtest.oracle.declared import arithmetic_of, declared, load_arithmetics
 from equivtest.oracle.rounding import TORCH_CPU, Arithmetic
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.pool import Pool
 from equivtest.settings import check, parse
-from tests.replies import LINEAR, StubPool, on_all_ranks
+from properties import test_data_parallel
+from tests.replies import LINEAR, StubPool, on_all_ranks, right_replies
 
 CASE = replace(LINEAR, values=(("real", 0),))
 NARROW = {**TORCH_CPU, "float32": Arithmetic("float32", accumulate="float16", reduce="float16")}
@@ -26,8 +32,10 @@ THROUGH_BFLOAT16 = on_all_ranks(CASE, "output", lambda output: output.bfloat16()
 MODULE = """
 from equivtest.oracle.rounding import TORCH_CPU, Arithmetic
 MINE = TORCH_CPU | {"float32": Arithmetic("float32", accumulate="float16", reduce="float16")}
-PART = {"float32": MINE["float32"]}
+PART = {"float32": MINE["float32"], "bfloat16": MINE["bfloat16"]}
 WRONG = TORCH_CPU | {"float32": MINE["bfloat16"]}
+UNKNOWN = {"float8": MINE["bfloat16"]}
+NOTHING = {}
 NUMBER = 3
 """
 
@@ -78,12 +86,69 @@ def test_the_option_reaches_the_backend(mine: str) -> None:
 @pytest.mark.parametrize(
     ("attribute", "message"),
     [
-        ("NOTHING", "cannot be imported: .* write package.module:NAME"),
-        ("PART", "holds no Arithmetic of float64, got None"),
+        ("ABSENT", "cannot be imported: .* write package.module:NAME"),
+        ("PART", "declared are float32, bfloat16, and not float64, float16: .* with --dtypes float32,bfloat16"),
         ("WRONG", "holds no Arithmetic of float32, got Arithmetic.dtype='bfloat16'"),
-        ("NUMBER", "holds no Arithmetic of float32, got None: give a mapping"),
+        ("UNKNOWN", "holds no Arithmetic of float8, got .*: give one of each dtype that the backend has, of float32"),
+        ("NOTHING", "is no mapping of dtypes to their Arithmetic, got {}"),
+        ("NUMBER", "is no mapping of dtypes to their Arithmetic, got 3"),
     ],
 )
 def test_what_is_no_declaration_is_refused_before_anything_runs(mine: str, attribute: str, message: str) -> None:
     with pytest.raises(Misuse, match=message):
         check(parse({"arithmetic": f"{mine}:{attribute}"}))
+
+
+def test_a_backend_declares_the_dtypes_that_it_has(mine: str) -> None:
+    check(parse({"arithmetic": f"{mine}:PART", "dtypes": "bfloat16,float32"}))
+
+    pool = StubPool(lambda case: THROUGH_FLOAT16)
+    pool.backend = Backend(arithmetic=f"{mine}:PART")
+    assert {verdict.kind for verdict in judge("mine", CASE, cast(Pool, pool))} == {"holds"}
+
+
+def test_a_dtype_that_is_not_declared_is_not_judged_by_torchs_arithmetic(mine: str) -> None:
+    case = replace(CASE, dtype="float64")
+    with pytest.raises(Misuse, match="declared are float32, bfloat16, and not float64: add a record of each, or leave"):
+        judge_replies("mine", case, right_replies(case), None, load_arithmetics(f"{mine}:PART"))
+
+
+def test_one_case_in_a_dtype_that_is_not_declared_is_refused_before_it_runs(
+    mine: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The dtype of reductions counts too."""
+    monkeypatch.setattr("equivtest.ranks.pool.Pool.run", None)
+    case = repr(mixed("bfloat16", "float16"))
+    monkeypatch.setattr(sys, "argv", ["equivtest", "check", "--arithmetic", f"{mine}:PART", "fsdp2_mixed_mlp", case])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 2 and "declared are float32, bfloat16, and not float16: add" in capsys.readouterr().err
+
+
+def mixed(param_dtype: str, reduce_dtype: str = "") -> MixedCase:
+    return MixedCase(world_size=2, param_dtype=param_dtype, reduce_dtype=reduce_dtype)
+
+
+@pytest.mark.parametrize(
+    ("case", "dtypes", "expected"),
+    [
+        (mixed("bfloat16"), ("float32", "bfloat16"), True),
+        (mixed("bfloat16", "float16"), ("float32", "bfloat16"), False),
+        (mixed("float16"), ("float32", "bfloat16"), False),
+        (mixed("float16"), ("float32",), True),  # of a run that names neither
+        (mixed("bfloat16"), ("bfloat16",), False),
+        (CASE, ("float32",), True),
+        (CASE, ("float64", "bfloat16"), False),
+    ],
+)
+def test_a_run_has_the_cases_of_its_dtypes(case: Case, dtypes: tuple[str, ...], *, expected: bool) -> None:
+    assert case.is_within(dtypes) == expected
+
+
+def test_mixed_precision_is_drawn_in_the_dtypes_of_the_run() -> None:
+    """Examples and drawn cases, and those that fill the cells of float32 alone."""
+    prop, dtypes = test_data_parallel.fsdp2_mixed_mlp, ("float32", "bfloat16")
+    chunk = Chunk(3, dtypes, 0, 30, per_cell=2)
+    cases = chunk_cases(prop, chunk)
+    filled = fill(prop, chunk, [], short_of_draws(prop, chunk, []))
+    assert len(cases) > 10 and filled and all(case.is_within(dtypes) for case in (*cases, *filled))

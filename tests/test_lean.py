@@ -8,10 +8,13 @@ import pytest
 import torch
 
 from equivtest.cases.linear import LinearCase
+from equivtest.cases.redistribute import RedistributeCase
 from equivtest.cases.values import draw
 from equivtest.layout import Layout, Partial, Replicate, Shard
 from equivtest.oracle import expect
+from equivtest.oracle.declared import declared
 from equivtest.oracle.expected import ExpectedTensor
+from equivtest.oracle.rounding import TORCH_CPU
 from equivtest.tensors import DTYPES, Placed, slice_local
 from equivtest.verdicts.claims import equals_unsharded
 from equivtest.verdicts.lean import judge_lean
@@ -87,6 +90,51 @@ def test_a_factor_of_half_an_ulp_leans(layout: Layout, world_size: int) -> None:
     mismatch = judge_lean("output", expected_of(value, layout), answers, (world_size,))
 
     assert mismatch is not None and "lean to one side" in mismatch.actual
+
+
+def toward_zero(value: torch.Tensor) -> torch.Tensor:
+    """bfloat16, cut instead of rounded."""
+    rounded = value.bfloat16()
+    too_large = rounded.double().abs() > value.abs()
+    return torch.where(too_large, torch.nextafter(rounded, torch.zeros_like(rounded)), rounded)
+
+
+def test_what_is_cut_toward_zero_leans_though_its_mean_is_none() -> None:
+    """Of 160 values from 2**-10 to 2**10, as many of either sign: no sum of errors as they are shows anything."""
+    value = normal(0, 160) * 2.0 ** torch.arange(160).remainder(21).sub(10)
+    mismatch = judge_lean("output", expected_with(value), held(toward_zero(value), ROWS, 2), (2,))
+
+    assert mismatch is not None and mismatch.extent == "160 errors of the whole tensor"
+    assert judge_lean("output", expected_with(value), held(value.bfloat16(), ROWS, 2), (2,)) is None
+
+
+def expected_with(value: torch.Tensor) -> ExpectedTensor:
+    """An allowance in proportion to the value, as of a sum of few terms."""
+    return replace(expected_of(value), allowed=value.abs() * 2.0**-7)
+
+
+@pytest.mark.parametrize("num_operands", [2, 3])
+def test_sums_of_few_operands_do_not_lean_by_more_than_their_skew(num_operands: int) -> None:
+    """A hundred thousand of each: their ratio is that of a few errors."""
+    for seed in range(4):
+        operands = normal(seed, num_operands, 100_000).bfloat16()
+        total = operands.double().sum(0)
+        added = operands[0]
+        for operand in operands[1:]:
+            added = added + operand
+        assert judge_lean("output", expected_with(total), held(added, ROWS, 1), (1,)) is None
+
+
+@pytest.mark.parametrize(
+    ("op", "world_size", "symmetric"), [("sum", 2, True), ("sum", 3, True), ("avg", 4, True), ("avg", 3, False)]
+)
+def test_what_the_ranks_operands_add_up_to_prefers_no_sign(op: str, world_size: int, *, symmetric: bool) -> None:
+    """But where all are multiplied by one rounded reciprocal, or where the backend does not round to nearest."""
+    case = RedistributeCase(world_size=world_size, source=(f"partial({op})",), values=(("real", 0),))
+    assert expect(case, 0).tensors["output"].is_symmetric == symmetric
+    rounds_otherwise = {"float32": replace(TORCH_CPU["float32"], rounds_to_nearest=False)}
+    with declared(rounds_otherwise):
+        assert not expect(case, 0).tensors["output"].is_symmetric
 
 
 def test_one_column_that_leans_is_found_among_others() -> None:

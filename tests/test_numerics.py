@@ -35,7 +35,7 @@ PARTIAL = RedistributeCase(
     world_size=3, shape=(9, 10), source=("partial(sum)",), target=("replicate",), repeats=True, values=SUMS[1:]
 )
 ROWWISE = LinearCase(world_size=3, style="rowwise", leading=(9,), in_features=9, out_features=9, repeats=True)
-SUBNORMALS = (12, 13, 14, 15)
+SUBNORMALS = (10, 11, 12, 13)
 """Numbers of the smallest and largest subnormal numbers among `special_patterns`: seeds of special draws."""
 SPECIAL = tuple(("special", number) for number in SUBNORMALS)
 FETCH = FetchCase(world_size=3, parameters=((5, 3),), requires_grad=(True,), collective="all_reduce", values=SPECIAL)

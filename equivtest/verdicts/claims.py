@@ -123,7 +123,8 @@ is_exact_without_reduction = Claim(
 )
 is_exact_but_for_added_zeros = Claim(
     "is_exact_but_for_added_zeros",
-    "every bit is that of the unsharded run, but that -0.0 may be +0.0 and a NaN any other: zeros were added",
+    "every bit is that of the unsharded run, but that -0.0 may be +0.0 and a NaN any other: zeros were added; and "
+    "a subnormal number a zero where the backend declares that",
     judge_bits_but_for_zeros,
     lambda case, draw: case.fixes_bits(draw),
 )
@@ -135,7 +136,8 @@ is_the_identity_for_one_rank = Claim(
 )
 repeats_itself = Claim(
     "repeats_itself",
-    "draw 0, run once more in the same processes after all other draws, gives the same bits; that calls with other "
+    "draw 0, run once more in the same processes after all other draws, gives the same bits; what is rounded, where "
+    "the backend declares that its order of summation varies, a right value; that calls with other "
     "arguments before it did no harm to those draws is judged by the claims about values",
     judge_repeats,
     lambda case, draw: case.repeats and draw == 0,
