@@ -135,12 +135,10 @@ def test_a_run_that_is_interrupted_before_it_collects_says_so_first(pytester: py
     conftest = pytester.path / "conftest.py"
     conftest.write_text(conftest.read_text() + "\n\ndef pytest_sessionstart():\n    raise KeyboardInterrupt\n")
 
-    run_suite(pytester, *ARGS)
+    run_suite(pytester, *ARGS, subprocess=True)
 
-    assert (
-        first_words(out)
-        == ["This run did not end (interrupted before anything was collected): nothing was judged."] * 2
-    )
+    told = "This run did not end (interrupted before anything was collected): nothing was judged."
+    assert first_words(out) == [told, told]
 
 
 def test_a_run_that_no_item_can_survive_says_why_first(pytester: pytest.Pytester, out: Path) -> None:
