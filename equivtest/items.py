@@ -15,6 +15,7 @@ from equivtest.known import KnownFailure
 from equivtest.options import settings_of, soak_seed
 from equivtest.pools import pool_of
 from equivtest.profiles import Part
+from equivtest.report.folder import FAILURES
 from equivtest.report.tally import CONCLUSIVE, FAILING
 from equivtest.settings import Settings
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from equivtest.property import Property
     from equivtest.search import Findings
 
-FAILURES_DIR = Path(".equivtest") / "failures"
+FAILURES_DIR = Path(".equivtest") / FAILURES
 """Where replay files go, below the folder that pytest was started in, or below --report."""
 
 
@@ -256,7 +257,7 @@ class MisuseItem(EquivtestItem):
 def failures_dir(config: pytest.Config) -> Path:
     """Where this run's replay files go."""
     report_dir = settings_of(config).report_dir
-    return report_dir / "failures" if report_dir else config.invocation_params.dir / FAILURES_DIR
+    return report_dir / FAILURES if report_dir else config.invocation_params.dir / FAILURES_DIR
 
 
 def seeds(config: pytest.Config, settings: Settings) -> Iterator[str]:

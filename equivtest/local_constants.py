@@ -24,7 +24,7 @@ CACHE_SIZE = 1024  # as Hypothesis' own
 
 
 class _NoConstants:
-    """No constant of any type, asked for in either way: by a method since 6.131.7, before as of a dict."""
+    """No constant of any type, asked for in either way: by a method since 6.131.9, before as a key."""
 
     def set_for_type(self, choice_type: object) -> tuple[()]:
         return ()

@@ -27,7 +27,8 @@ HELP: dict[str, str] = {
     "dtypes": "Dtypes to draw from (default float32,float64,bfloat16,float16).",
     "subjects": "Judge these alone; NAME=package.module:function judges another implementation as NAME.",
     "known-failures": "Files of known failures (default shipped, the list that comes with equivtest), or none.",
-    "report": "Directory for report.html, junit.xml, verdicts.jsonl, cells.csv, summary.txt, environment.json. "
+    "report": "Directory for report.html, junit.xml, verdicts.jsonl, cells.csv, audit.csv, summary.txt, "
+    "environment.json; those that an earlier run left there are removed. "
     "Under pytest write --report=DIR: it takes a path that stands alone for a folder of tests.",
     "audit": "on (default) or off: whether a few cases of each property run with a collective that does nothing, which "
     "its claims must reject; without that, a green may be one that nothing could have turned red.",

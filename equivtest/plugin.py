@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from equivtest.fixture import Ranks
     from equivtest.session import Controller
 
+RUNS_NOTHING = ("collectonly", "showfixtures", "show_fixtures_per_test", "setupplan", "cacheshow")
+"""pytest's options of a session that is no run."""
+
 
 @pytest.fixture(scope="session")
 def ranks(pytestconfig: pytest.Config) -> Ranks:
@@ -45,7 +48,7 @@ def pytest_configure(config: pytest.Config) -> None:
         settings.check(chosen)
     except EquivtestError as error:
         raise pytest.UsageError(f"equivtest: {error}") from None
-    if chosen.report_dir is not None and not config.getoption("xmlpath", None):
+    if chosen.report_dir is not None and _is_run(config) and not config.getoption("xmlpath", None):
         config.option.xmlpath = str(chosen.report_dir / "junit.xml")
     end_orderly_on_sigterm(config)
 
@@ -123,6 +126,7 @@ class ControllerHooks:
         self.started_s = time.time()
         self.found: Controller | None = None
         self.session: pytest.Session | None = None
+        self.ended_by: BaseException | None = None
 
     @property
     def controller(self) -> Controller:
@@ -139,8 +143,26 @@ class ControllerHooks:
 
         return header(self.config)
 
+    @pytest.hookimpl(tryfirst=True)  # before xdist starts its workers, and before anything is collected
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         self.session = session
+        if not (_options_added(self.config) and _is_run(self.config)):
+            return
+        from equivtest.errors import EquivtestError
+        from equivtest.options import settings_of
+
+        if settings_of(self.config).report_dir is not None:
+            try:
+                self.controller.begin()
+            except EquivtestError as error:
+                raise pytest.UsageError(f"equivtest: {error}") from None
+
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        self.ended_by = excinfo.value
+
+    def pytest_unconfigure(self) -> None:
+        if self.found is not None:
+            self.found.leave()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> Generator[None, object, object]:
@@ -162,7 +184,9 @@ class ControllerHooks:
             self.controller.add_manifest(json.loads(listed))
 
     @pytest.hookimpl(tryfirst=True)  # before junitxml writes its file
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        if not _is_run(self.config):
+            return
         if "equivtest.collection" in sys.modules:
             from equivtest.collection import manifest
 
@@ -170,7 +194,9 @@ class ControllerHooks:
             if listed:
                 self.controller.add_manifest(listed)
         if self.found is not None:
-            self.found.finish(session)
+            from equivtest.session import state_of
+
+            self.found.finish(session, state_of(exitstatus, self.ended_by))
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if self.found is None:
@@ -186,6 +212,10 @@ class ControllerHooks:
 
 def _options_added(config: pytest.Config) -> bool:
     return hasattr(config.option, "equivtest_profile")
+
+
+def _is_run(config: pytest.Config) -> bool:
+    return not any(getattr(config.option, name, False) for name in RUNS_NOTHING)
 
 
 def _close_pool(config: pytest.Config) -> None:

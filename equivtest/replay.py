@@ -13,6 +13,7 @@ import torch
 from equivtest.cases.base import from_data, to_data
 from equivtest.check import judge, require_conclusion
 from equivtest.errors import Misuse
+from equivtest.files import write_whole
 from equivtest.importing import suggestion
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.pool import Pool
@@ -46,7 +47,7 @@ def write_replay(verdict: Verdict, backend: Backend, directory: Path) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     name = verdict.subject.replace(":", ".").replace("/", ".")
     path = directory / f"{name}-{verdict.claim}-{verdict.kind}-{digest}.json"
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(data), indent=2))
+    write_whole(path, msgspec.json.format(msgspec.json.encode(data), indent=2))
     return path
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import sys
 import time
@@ -11,15 +12,16 @@ from typing import Any, Literal
 
 import pytest
 
-from equivtest.errors import BrokenSetup
+from equivtest.errors import BrokenSetup, EquivtestError
 from equivtest.machine import commit_of, machine_facts, own_commit, versions_of
 from equivtest.options import settings_of, soak_seed
 from equivtest.ranks.gloo import WORKERS
 from equivtest.ranks.poison import poison_in_words
 from equivtest.report import audits
-from equivtest.report.files import write_report
+from equivtest.report.files import begin_report, write_report
+from equivtest.report.folder import ReportFolder
 from equivtest.report.tally import CONCLUSIVE, ClaimResult, Tally
-from equivtest.report.text import summarize
+from equivtest.report.text import BEGUN, ENDED, summarize
 from equivtest.suite import version_of
 
 MISUSE_EXIT = 2
@@ -40,6 +42,33 @@ class Controller:
         self.misused = 0  # items that ended so
         self.started_s = started_s
         self.trouble = ""
+        self.state = BEGUN
+        self.folder: ReportFolder | None = None
+
+    def begin(self) -> None:
+        """Takes the folder of --report, if there is one: where an earlier report was, it says that this run began.
+
+        Raises:
+            Misuse, BrokenSetup: another run writes there, or this one cannot.
+        """
+        directory = settings_of(self.config).report_dir
+        if directory is None:
+            return
+        folder = ReportFolder(directory)
+        try:
+            folder.clear()
+            begin_report(directory, self.environment())
+        except EquivtestError:
+            folder.leave()
+            raise
+        self.folder = folder
+
+    def leave(self) -> None:
+        """Lets others have the folder, after the last word where the session never came to its end."""
+        if self.folder is not None:
+            if self.state == BEGUN:
+                self.write("interrupted before anything was collected")
+            self.folder.leave()
 
     def receive(self, payload: str) -> None:
         """Takes what one item has found.
@@ -118,10 +147,18 @@ class Controller:
             )  # fmt: skip
             self.config.hook.pytest_runtest_logreport(report=report)
 
-    def finish(self, session: pytest.Session) -> None:
-        """Reports what is left, writes the report, and sets the exit status where nothing was proven."""
-        if self.stopped or self.config.option.collectonly:
-            return
+    def finish(self, session: pytest.Session, state: str) -> None:
+        """Reports what is left, writes the report, and sets the exit status where nothing was proven.
+
+        Args:
+            state: ENDED, or what ended the run before its end.
+        """
+        if not self.stopped:
+            self._conclude(session)
+        if not self.write(state):
+            session.exitstatus = MISUSE_EXIT
+
+    def _conclude(self, session: pytest.Session) -> None:
         self.report_claims(session, at_end=True)
         if self.misused and session.testsfailed == self.misused:  # no claim has failed
             session.exitstatus = MISUSE_EXIT
@@ -129,20 +166,19 @@ class Controller:
         if ran and not any(tally.total(*CONCLUSIVE) for tally in ran):
             self.trouble = "no verdict of this run is conclusive: nothing is proven"
             session.exitstatus = session.exitstatus or MISUSE_EXIT
-        directory = settings_of(self.config).report_dir
-        if directory is not None and self.tallies:
-            try:
-                write_report(
-                    directory,
-                    self.environment(),
-                    self.ordered(),
-                    sorted(self.lines),
-                    self.ordered_known(),
-                    self.ordered_audits(),
-                )
-            except BrokenSetup as error:
-                self.trouble = str(error)
-                session.exitstatus = MISUSE_EXIT
+
+    def write(self, state: str) -> bool:
+        """Writes the report; whether that could be done, or there is none to write."""
+        self.state = state
+        if self.folder is None:
+            return True
+        lines, known, audited = sorted(self.lines), self.ordered_known(), self.ordered_audits()
+        try:
+            write_report(self.folder.path, self.environment(), self.ordered(), lines, known, audited)
+        except BrokenSetup as error:
+            self.trouble = str(error)
+            return False
+        return True
 
     def ordered(self) -> list[Tally]:
         """The tallies by node id: arrival depends on xdist."""
@@ -158,7 +194,7 @@ class Controller:
 
     def summary(self, width: int) -> list[str]:
         """What stands at the end of the terminal's output."""
-        if self.stopped or self.config.option.collectonly:
+        if self.stopped:
             return []
         starts = [f"start   {start}" for start in sorted(self.starts) if "(" in start]
         if settings_of(self.config).profile.audits_alone:
@@ -171,6 +207,12 @@ class Controller:
             width=width,
             wants_cells=settings_of(self.config).profile.per_cell > 0,
         )
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the run came to its end with every search that it was to make."""
+        tallies = self.tallies.values()
+        return self.state == ENDED and bool(tallies) and all(tally.is_complete for tally in tallies)
 
     def environment(self) -> dict[str, Any]:
         """What somebody else needs to know to compare this run with another."""
@@ -200,10 +242,26 @@ class Controller:
             "known_failures": ", ".join(settings.known_failures) or "none",
             "audit": "on" if settings.audits else "off",
             "command": sys.argv,
-            "complete": all(tally.is_complete for tally in self.tallies.values()),
+            "complete": self.is_complete,
+            "state": self.state,
+            "process": os.getpid(),
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.started_s)),
             "seconds": round(time.time() - self.started_s, 1),
         }
+
+
+STOPS = {int(pytest.ExitCode.USAGE_ERROR): "mistaken options", int(pytest.ExitCode.INTERNAL_ERROR): "an internal error"}
+"""Exit status of a session that did not end -> why, where no exception says it."""
+
+
+def state_of(exitstatus: int, ended_by: BaseException | None) -> str:
+    """ENDED, or what ended a session before its end: Ctrl-C, SIGTERM, or why pytest or xdist stopped."""
+    if isinstance(ended_by, pytest.exit.Exception):
+        return str(ended_by.msg)
+    if ended_by is not None:
+        text = str(ended_by) or "Ctrl-C"
+        return f"interrupted by {text}" if text in ("Ctrl-C", "SIGTERM") else text
+    return STOPS.get(int(exitstatus), ENDED)
 
 
 def header(config: pytest.Config) -> list[str]:

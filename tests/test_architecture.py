@@ -16,7 +16,7 @@ PACKAGE = ROOT / "equivtest"
 OWN_FOLDERS = ("equivtest", "properties", "tests", "benchmarks")
 
 FLOORS = (
-    ("collective", "errors", "limits"),
+    ("collective", "errors", "files", "limits"),
     ("importing", "layout", "local_constants", "profiles", "property"),
     ("tensors",),
     ("cases",),

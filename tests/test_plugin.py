@@ -387,9 +387,27 @@ def test_junitxml_of_the_user_wins(pytester: pytest.Pytester) -> None:
     assert not (pytester.path / "out" / "junit.xml").exists()
 
 
-def test_report_that_cannot_be_written_is_no_success(pytester: pytest.Pytester) -> None:
+def test_report_that_cannot_be_written_is_told_before_anything_runs(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a")
     (pytester.path / "out" / "summary.txt").mkdir(parents=True)
+
+    result = run_suite(pytester, "--report=out", *W3)
+
+    assert result.ret == pytest.ExitCode.USAGE_ERROR and log_of(pytester) == []
+    result.stderr.fnmatch_lines(["ERROR: equivtest: --report: cannot replace *summary.txt: Is a directory; remove it"])
+
+
+def test_report_that_cannot_be_written_in_the_end_is_no_success(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a")
+    pytester.makepyfile(
+        test_disk="""
+        from pathlib import Path
+
+        def test_it():
+            Path("out/summary.txt").unlink()
+            Path("out/summary.txt").mkdir()
+        """
+    )
 
     result = run_suite(pytester, "--report=out", *W3)
 

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from equivtest.errors import BrokenSetup
+from equivtest.files import write_whole
 from equivtest.profiles import PROFILES
 from equivtest.report import audits, cells, margins
 from equivtest.report.tally import CONCLUSIVE, Tally
-from equivtest.report.text import summarize, totals
+from equivtest.report.text import headline, summarize, totals
 
 TEMPLATE = "report.html.jinja"
 SUMMARY_WIDTH = 120  # columns of summary.txt
@@ -41,18 +42,37 @@ def write_report(
     summary = summarize(
         tallies, seconds=seconds, known=known, audits=audited, width=SUMMARY_WIDTH, wants_cells=wants_cells
     )
+    first = headline(environment, tallies)
     texts = {
         "verdicts.jsonl": "".join(f"{line}\n" for line in lines),
-        "summary.txt": "".join(f"{line}\n" for line in summary),
+        "summary.txt": "".join(f"{line}\n" for line in [*([first, ""] if first else []), *summary]),
         "cells.csv": cells.as_csv(tallies),
         "audit.csv": audits.as_csv(audited),
         "environment.json": json.dumps(environment, indent=2) + "\n",
         "report.html": as_html(environment, tallies, known),
     }
+    _write(directory, texts)
+
+
+def begin_report(directory: Path, environment: Mapping[str, Any]) -> None:
+    """Writes the report of a run that has just begun, which stands there if it is killed.
+
+    Raises:
+        BrokenSetup: a file cannot be written.
+    """
+    texts = {
+        "summary.txt": f"{headline(environment, ())}\n",
+        "environment.json": json.dumps(environment, indent=2) + "\n",
+        "report.html": as_html(environment, (), ()),
+    }
+    _write(directory, texts)
+
+
+def _write(directory: Path, texts: Mapping[str, str]) -> None:
     for name, text in texts.items():
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            (directory / name).write_text(text, encoding="utf-8")
+            write_whole(directory / name, text.encode())
         except OSError as error:
             raise BrokenSetup(f"cannot write {directory / name}: {error.strerror or error}") from error
 
@@ -67,7 +87,7 @@ def as_html(environment: Mapping[str, Any], tallies: Sequence[Tally], known: Seq
     return templates.get_template(TEMPLATE).render(
         environment=environment,
         totals="; ".join(totals(tallies, float(environment["seconds"]))),
-        unfinished="; ".join(unfinished(tallies)),
+        headline=headline(environment, tallies),
         properties=[
             {
                 "tally": tally,
@@ -82,15 +102,6 @@ def as_html(environment: Mapping[str, Any], tallies: Sequence[Tally], known: Seq
         margins_head=margins.HEAD,
         unsupported=[(tally, *row) for tally in tallies for row in unsupported_cells(tally)],
     )
-
-
-def unfinished(tallies: Iterable[Tally]) -> list[str]:
-    """'3 of 4 searches of rowwise_linear ended' of every property that was interrupted."""
-    return [
-        f"{len(tally.done & set(tally.planned))} of {len(tally.planned)} searches of {tally.meta['name']} ended"
-        for tally in tallies
-        if not tally.is_complete
-    ]
 
 
 def cell_grid(tally: Tally) -> dict[str, Any]:

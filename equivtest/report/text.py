@@ -12,6 +12,8 @@ from equivtest.report.audits import in_lines
 from equivtest.report.columns import aligned
 from equivtest.report.tally import FAILING, Tally
 
+BEGUN, ENDED = "begun", "ended"
+"""States of a run; another one says in words what ended it before its end."""
 NUM_SLOWEST = 3
 SHORT_DTYPES = {"float32": "f32", "float64": "f64", "bfloat16": "bf16", "float16": "f16"}
 
@@ -48,6 +50,32 @@ def summarize(
         *notes,
         "",
         *totals(tallies, seconds),
+    ]
+
+
+def headline(environment: Mapping[str, Any], tallies: Iterable[Tally]) -> str:
+    """What a report says before all else of a run that did not end, or has not yet; '' of one that is complete."""
+    if environment["complete"]:
+        return ""
+    state = environment.get("state", ENDED)
+    if state == BEGUN:
+        return (
+            f"This run began at {environment['started']} in process {environment['process']} and has not ended; "
+            "where that process is gone, it was killed."
+        )
+    tallies = list(tallies)
+    how = "" if state == ENDED else f" ({state})"
+    if not tallies:
+        return "This run judged nothing." if state == ENDED else f"This run did not end{how}: nothing was judged."
+    return f"This run did not end{how}: {'; '.join(unfinished(tallies)) or 'what was judged before stands below'}."
+
+
+def unfinished(tallies: Iterable[Tally]) -> list[str]:
+    """'3 of 4 searches of rowwise_linear ended' of every property that was interrupted."""
+    return [
+        f"{len(tally.done & set(tally.planned))} of {len(tally.planned)} searches of {tally.meta['name']} ended"
+        for tally in tallies
+        if not tally.is_complete
     ]
 
 

@@ -1,0 +1,90 @@
+"""The folder of --report: one run's from its first second, with nothing of an earlier run's in it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from equivtest.errors import Misuse
+from equivtest.files import PART
+
+FAILURES = "failures"
+"""The folder of replay files within it."""
+NAMES = frozenset(
+    {"report.html", "junit.xml", "verdicts.jsonl", "cells.csv", "audit.csv", "summary.txt", "environment.json"}
+)
+"""The files within it that equivtest writes; what else lies there is somebody's own and stays."""
+_REPLAY = re.compile(r".+-[a-z_]+-[a-z_]+-[0-9a-f]{8}\.json")
+
+
+class ReportFolder:
+    """A folder in which no other run can write a report until this one leaves it, or this process ends.
+
+    The lock is the kernel's, on the folder itself: it leaves no file, and a killed process no lock.
+
+    Raises:
+        Misuse: another run writes there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.mkdir(parents=True, exist_ok=True)
+        self._lock = _lock(path)
+
+    def clear(self) -> None:
+        """Removes what an earlier run left, junit.xml and replay files included.
+
+        Raises:
+            Misuse: something cannot be removed.
+        """
+        for path in _left_in(self.path):
+            try:
+                path.unlink()
+            except OSError as error:
+                raise Misuse(f"--report: cannot replace {path}: {error.strerror or error}; remove it") from error
+        with contextlib.suppress(OSError):  # somebody's own files in it, or there is none
+            (self.path / FAILURES).rmdir()
+
+    def leave(self) -> None:
+        """Lets other runs have it; a second call does nothing."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def _left_in(folder: Path) -> Iterator[Path]:
+    """The files of any run in a folder of reports."""
+    yield from (path for path in sorted(folder.iterdir()) if path.name in NAMES or PART.fullmatch(path.name))
+    failures = folder / FAILURES
+    if failures.is_dir():
+        names = (_REPLAY, PART)
+        yield from (path for path in sorted(failures.iterdir()) if any(name.fullmatch(path.name) for name in names))
+
+
+def _lock(path: Path) -> int:
+    """A descriptor that holds the lock; without one where the file system knows no locks."""
+    lock = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise Misuse(
+            f"--report: another run writes to {path}{_owner(path)}: wait for its end, or name another folder"
+        ) from None
+    except OSError:  # network file systems lock no folder
+        pass
+    return lock
+
+
+def _owner(path: Path) -> str:
+    """' (process 17, started 2026-11-02T10:00:00Z)', as its report says; '' where it says nothing yet."""
+    try:
+        data = json.loads((path / "environment.json").read_text(encoding="utf-8"))
+        return f" (process {data['process']}, started {data['started']})"
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
