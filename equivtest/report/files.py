@@ -38,10 +38,13 @@ def write_report(
         BrokenSetup: a file cannot be written.
     """
     seconds = float(environment["seconds"])
-    wants_cells = PROFILES[environment["profile"]].per_cell > 0
+    profile = PROFILES[environment["profile"]]
+    wants_cells = profile.per_cell > 0
     summary = summarize(
         tallies, seconds=seconds, known=known, audits=audited, width=SUMMARY_WIDTH, wants_cells=wants_cells
     )
+    if profile.audits_alone:
+        summary = audits.table(audited)
     first = headline(environment, tallies)
     texts = {
         "verdicts.jsonl": "".join(f"{line}\n" for line in lines),
