@@ -27,7 +27,8 @@ HELP: dict[str, str] = {
     "subjects": "Judge these alone; NAME=package.module:function judges another implementation as NAME.",
     "known-failures": "Files of known failures (default shipped, the list that comes with equivtest), or none.",
     "report": "Directory for report.html, junit.xml, verdicts.jsonl, cells.csv, summary.txt, environment.json; "
-    "those that an earlier run left there are removed. Under pytest write --report=DIR: it takes a path that stands alone for a folder of tests.",
+    "those that an earlier run left there are removed. "
+    "Under pytest write --report=DIR: it takes a path that stands alone for a folder of tests.",
     "max-time": f"Seconds that --profile soak lasts (default {SOAK_S:.0f}).",
 }
 """Option -> help, for pytest and for the command alike."""
