@@ -20,7 +20,6 @@ from equivtest.cases.strategies.collective_calls import LARGE_NUMELS, NUMELS
 from equivtest.cases.values import draw
 from equivtest.check import one_thread
 from equivtest.errors import Misuse, Unsupported
-from equivtest.oracle import collective_calls as oracle
 from equivtest.oracle import expect
 from equivtest.oracle.exact import InexactData
 from equivtest.oracle.operands import reduce_exactly
@@ -29,6 +28,7 @@ from equivtest.subjects.collective_calls import FUNCTIONS, CollectiveRaised, col
 from equivtest.suite import load_properties, properties_dir
 from equivtest.tensors import DTYPES, same_bits
 from tests.drawing import drawn
+from tests.unsharded import unsharded
 
 each_dtype = pytest.mark.parametrize("dtype", DTYPES)
 ALL = tuple(CALLS)
@@ -183,6 +183,16 @@ def test_every_answer_has_right_bits_and_is_judged_by_equality(dtype: str) -> No
     )
 
 
+@each_dtype
+def test_the_oracle_is_what_torch_computes_without_ranks(dtype: str) -> None:
+    """To the last bit, in the dtype itself: nothing rounds."""
+    case = case_of(dtype=dtype, world_size=4, numels=(33, 2))
+    found = unsharded(case, 0)
+
+    for name, tensor in expect(case, 0).tensors.items():
+        assert tensor.bits is not None and torch.equal(found[name], tensor.bits), name
+
+
 def test_an_average_by_a_reciprocal_that_is_too_far_off_is_bounded() -> None:
     """Of seven ranks, in float32: see `equivtest.oracle.averages`."""
     tensors = expect(CollectivesCase(world_size=7, collectives=("all_reduce_avg", "all_reduce_sum")), 0).tensors
@@ -198,10 +208,6 @@ def test_special_values_are_copied_with_every_bit() -> None:
     assert bool(found["all_gather"].value.isnan().any()) and not bool(found["all_reduce_sum"].value.isnan().any())
     bits = found["all_gather"].bits
     assert bits is not None and same_bits(bits, draw(case, 0)["moved"][:, :40])
-
-
-def test_the_oracle_arranges_results_without_torch_distributed() -> None:
-    assert not hasattr(oracle, "dist")
 
 
 # ------------------------------------------------------------------------------------------------
@@ -296,19 +302,22 @@ def test_what_a_collective_raises_names_it(
 
 
 class Late:
-    """A collective whose result is there from its wait on, as long as nothing else happens."""
+    """A collective whose result is there from its wait until the next one begins."""
 
     def __init__(self) -> None:
         self.events: list[str] = []
+        self.tensors: list[torch.Tensor] = []
 
     def __call__(self, tensor: torch.Tensor, **_: object) -> Late:
+        for earlier in self.tensors:
+            earlier.fill_(99)
         self.events.append("begin")
-        self.tensor = tensor
+        self.tensors.append(tensor)
         return self
 
     def wait(self) -> None:
         self.events.append("wait")
-        self.tensor.fill_(len(self.events))
+        self.tensors[-1].fill_(len(self.events))
 
 
 @pytest.mark.parametrize(
@@ -325,13 +334,21 @@ def test_calls_begin_and_end_in_the_order_of_the_case(
 
 
 def test_a_result_is_what_it_was_when_it_was_waited_for(alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What comes later is seen: all data might be there once the last call has ended."""
-    late = Late()
-    monkeypatch.setattr(dist, "all_reduce", late)
-    found = answer(CollectivesCase(world_size=1, collectives=("all_reduce_sum", "all_gather"), waits="async"), alone)
-    late.tensor.fill_(99)
+    """Neither what comes later, nor what a later call does to it, is taken for it."""
+    monkeypatch.setattr(dist, "all_reduce", Late())
+    found = answer(CollectivesCase(world_size=1, numels=(1, 2), waits="async"), alone)
 
-    assert found["all_reduce_sum"].tolist() == [2]
+    assert found["all_reduce_sum"].tolist() == [2, 4, 4]
+
+
+def test_a_collective_in_place_is_given_memory_of_its_own(alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the harness handed out stays as it is."""
+    monkeypatch.setattr(dist, "all_reduce", Late())
+    case = CollectivesCase(world_size=1, waits="async")
+    given = draw(case, 0)
+    collectives(case, alone, given)
+
+    assert same_bits(given["added"], draw(case, 0)["added"])
 
 
 @pytest.mark.parametrize("name", [name for name, call in CALLS.items() if not call.is_coalesced])
