@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from equivtest import limits
 from equivtest.errors import Misuse
 from equivtest.importing import load_named, suggestion
+from equivtest.lacking import parse_allowed
 from equivtest.profiles import DEFAULT_PROFILE, PROFILES, SOAK_S, Profile
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class Settings:
         known_failures: Files, SHIPPED_LIST among them for the one that comes with the package.
         arithmetic: 'package.module:NAME' of the backend's own arithmetic; '' for torch's on the CPU.
         max_time_s: Seconds a soak lasts.
+        allowed: What may be lacking, see `equivtest.lacking`.
     """
 
     profile_name: str = DEFAULT_PROFILE
@@ -46,6 +48,7 @@ class Settings:
     known_failures: tuple[str, ...] = (SHIPPED_LIST,)
     report_dir: Path | None = None
     max_time_s: float = SOAK_S
+    allowed: frozenset[str] = frozenset()
 
     @property
     def profile(self) -> Profile:
@@ -110,6 +113,7 @@ def parse(raw: Mapping[str, Any]) -> Settings:
         known_failures=_known_failures(given.get("known_failures")),
         report_dir=Path(given["report"]).absolute() if "report" in given else None,
         max_time_s=max_time_s,
+        allowed=parse_allowed(_split(given.get("allow_unsupported"), "--allow-unsupported")),
     )
 
 

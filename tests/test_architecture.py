@@ -18,6 +18,7 @@ OWN_FOLDERS = ("equivtest", "properties", "tests", "benchmarks")
 FLOORS = (
     ("collective", "errors", "limits", "property"),
     ("importing", "layout", "profiles"),
+    ("lacking",),
     ("tensors",),
     ("cases",),
     ("oracle", "subjects", "verdicts.verdict"),

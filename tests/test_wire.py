@@ -147,7 +147,7 @@ def test_a_broken_message_is_a_value_error(message: bytes) -> None:
         Start(1, 2, Backend(imports=("a",)), "m:f", "/scratch", [(b"\xff", b"\xfe")], [b"/p\xff"], b"/"),
         Visit(3, "rowwise_linear", "m", {"schema": 1, "fields": {"leading": [1, 2]}}),
         Probe(4),
-        Support(5, "bfloat16"),
+        Support(5, "all_reduce", "bfloat16"),
         Stop(),
     ],
 )

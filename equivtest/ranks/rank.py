@@ -22,7 +22,7 @@ from equivtest.ranks.channel import Channel
 from equivtest.ranks.failure import describe_exception
 from equivtest.ranks.gloo import use_few_workers
 from equivtest.ranks.messages import START_ID, Probe, Start, Stop, Support, Task, Visit, decode_request
-from equivtest.ranks.probe import probe_dtype, probe_sum
+from equivtest.ranks.probe import probe_collective, probe_sum
 from equivtest.ranks.reply import Answer, Outcome, Reply
 from equivtest.ranks.surroundings import Output, die_with_parent, enter, write_stacks_on_signal
 from equivtest.ranks.wire import encode_reply
@@ -109,7 +109,7 @@ class Rank:
             probe_sum(task.id, self._device)
             return ()
         if isinstance(task, Support):
-            probe_dtype(getattr(torch, task.dtype), self._device)
+            probe_collective(task.collective, getattr(torch, task.dtype), self._device)
             return ()
         assert self._visit is not None
         return self._visit(task.subject, _read_case(task), self._start.backend)

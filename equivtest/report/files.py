@@ -24,10 +24,12 @@ def write_report(
     tallies: Sequence[Tally],
     lines: Iterable[str],
     known: Sequence[Mapping[str, Any]],
+    headlines: Sequence[str] = (),
 ) -> None:
     """Writes everything but junit.xml, which is pytest's own.
 
     Args:
+        headlines: What makes the run red besides failing claims.
         lines: Records, one JSON object each.
         known: Known failures, as their items reported them.
 
@@ -36,13 +38,15 @@ def write_report(
     """
     seconds = float(environment["seconds"])
     wants_cells = PROFILES[environment["profile"]].per_cell > 0
-    summary = summarize(tallies, seconds=seconds, known=known, width=SUMMARY_WIDTH, wants_cells=wants_cells)
+    summary = summarize(
+        tallies, seconds=seconds, known=known, width=SUMMARY_WIDTH, wants_cells=wants_cells, headlines=headlines
+    )
     texts = {
         "verdicts.jsonl": "".join(f"{line}\n" for line in lines),
         "summary.txt": "".join(f"{line}\n" for line in summary),
         "cells.csv": cells.as_csv(tallies),
         "environment.json": json.dumps(environment, indent=2) + "\n",
-        "report.html": as_html(environment, tallies, known),
+        "report.html": as_html(environment, tallies, known, headlines),
     }
     for name, text in texts.items():
         try:
@@ -52,7 +56,12 @@ def write_report(
             raise BrokenSetup(f"cannot write {directory / name}: {error.strerror or error}") from error
 
 
-def as_html(environment: Mapping[str, Any], tallies: Sequence[Tally], known: Sequence[Mapping[str, Any]]) -> str:
+def as_html(
+    environment: Mapping[str, Any],
+    tallies: Sequence[Tally],
+    known: Sequence[Mapping[str, Any]],
+    headlines: Sequence[str] = (),
+) -> str:
     """One page that needs nothing else; every value is escaped."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -61,6 +70,7 @@ def as_html(environment: Mapping[str, Any], tallies: Sequence[Tally], known: Seq
     )
     return templates.get_template(TEMPLATE).render(
         environment=environment,
+        headlines=headlines,
         totals="; ".join(totals(tallies, float(environment["seconds"]))),
         unfinished="; ".join(unfinished(tallies)),
         properties=[
@@ -110,4 +120,4 @@ def _cell(tally: Tally, key: tuple[int, str, str]) -> tuple[int, int]:
 
 def unsupported_cells(tally: Tally) -> list[tuple[int, str, str, int, str]]:
     """(world size, dtype, shard kind, verdicts, why) wherever the backend could not do what a case needs."""
-    return [(*cell, count, reason) for (cell, reason), count in sorted(tally.lacking.items())]
+    return [(*cell, count, reason) for (cell, reason, _), count in sorted(tally.lacking.items())]
