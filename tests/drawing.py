@@ -10,6 +10,7 @@ from hypothesis.strategies import SearchStrategy
 from equivtest import limits
 from equivtest.cases.base import C, Case
 from equivtest.cases.strategies import (
+    collectives_cases,
     cross_entropy_cases,
     data_parallel_cases,
     dropout_cases,
@@ -42,6 +43,7 @@ SPACE = Space(limits.WORLD_SIZES, limits.DTYPES)
 STRATEGIES: dict[str, Callable[[Space], SearchStrategy[Case]]] = {
     "colwise": lambda space: linear_cases(space, style="colwise"),
     "rowwise": lambda space: linear_cases(space, style="rowwise"),
+    "collectives": collectives_cases,
     "fetch": fetch_cases,
     "lifecycle": lambda space: lifecycle_cases(space, collective="all_gather"),
     "mlp": mlp_cases,

@@ -17,6 +17,7 @@ import pytest
 
 from equivtest import limits
 from equivtest.cases.base import Case, from_code
+from equivtest.cases.collective_calls import CollectivesCase
 from equivtest.cases.cross_entropy import CrossEntropyCase
 from equivtest.cases.dropout import DropoutCase
 from equivtest.cases.embedding import EmbeddingCase
@@ -43,6 +44,7 @@ FAMILIES = {
     "a cache keyed too coarsely",
     "a collective not waited for",
     "a copy left behind",
+    "a limit of size",
     "a partial value taken for the whole",
     "a reduction in fewer bits",
     "a reduction missing in the backward",
@@ -55,6 +57,8 @@ FAMILIES = {
     "operands in fewer bits",
     "a way of its own for one rank",
     "another dim",
+    "another reduction",
+    "another root",
     "chance that is none",
     "eps at another place",
     "flags",
@@ -161,6 +165,8 @@ def sizes(case: Case) -> list[int]:
         return [case.world_size, case.num_positions, case.num_classes]
     if isinstance(case, DropoutCase | ReductionCase | RedistributeCase):
         return [case.world_size, math.prod(case.shape)]
+    if isinstance(case, CollectivesCase):
+        return [case.world_size, sum(case.numels), len(case.numels), len(case.collectives)]
     if isinstance(case, LifecycleCase):
         num_operations, num_parameters = len(case.operations), len(case.parameters)
         return [case.world_size, num_operations, num_parameters, *(math.prod(shape) for shape in case.parameters)]

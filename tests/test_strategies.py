@@ -19,6 +19,7 @@ import pytest
 from equivtest import limits
 from equivtest.cases import strategies
 from equivtest.cases.base import Case
+from equivtest.cases.collective_calls import CollectivesCase
 from equivtest.cases.cross_entropy import CrossEntropyCase, RefusedCrossEntropyCase
 from equivtest.cases.data_parallel import DataParallelCase
 from equivtest.cases.dropout import DropoutCase
@@ -343,6 +344,7 @@ def test_a_feature_too_many_is_seen_by_every_rank() -> None:
 SIMPLEST: dict[str, Case] = {
     "colwise": LinearCase(world_size=1, style="colwise"),
     "rowwise": LinearCase(world_size=1, style="rowwise"),
+    "collectives": CollectivesCase(world_size=1),
     "fetch": FetchCase(world_size=1),
     "lifecycle": LifecycleCase(world_size=1),
     "mlp": MlpCase(world_size=1),

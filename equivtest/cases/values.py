@@ -14,6 +14,8 @@ import math
 import torch
 
 from equivtest.cases.base import Case
+from equivtest.cases.collective_calls import CollectivesCase
+from equivtest.cases.collective_values import draw_collectives
 from equivtest.cases.cross_entropy import CrossEntropyCase, RefusedCrossEntropyCase
 from equivtest.cases.cross_entropy_values import draw_cross_entropy, draw_refused_cross_entropy
 from equivtest.cases.dropout import DropoutCase, draw_dropout
@@ -76,6 +78,7 @@ def draw_mlp_case(case: PerceptronCase, index: int) -> dict[str, torch.Tensor]:
     return (draw_real_mlp if case.values[index][0] == "real" else draw_mlp)(case, index)
 
 
+draw.register(CollectivesCase, draw_collectives)
 draw.register(CrossEntropyCase, draw_cross_entropy)
 draw.register(RefusedCrossEntropyCase, draw_refused_cross_entropy)
 draw.register(RefusedGatheredCrossEntropyCase, draw_refused_gathered)

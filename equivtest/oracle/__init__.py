@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 
 from equivtest.cases.base import Case
+from equivtest.cases.collective_calls import CollectivesCase
 from equivtest.cases.cross_entropy import CrossEntropyCase, RefusedCrossEntropyCase
 from equivtest.cases.data_parallel import DataParallelCase
 from equivtest.cases.dropout import DropoutCase
@@ -33,6 +34,7 @@ from equivtest.cases.reduction import ReductionCase
 from equivtest.cases.sharding_refused import RefusedShardingCase
 from equivtest.cases.two_axes import TwoAxisCase
 from equivtest.errors import Misuse
+from equivtest.oracle.collective_calls import expect_collectives
 from equivtest.oracle.collectives import Collectives, document
 from equivtest.oracle.cross_entropy import document_cross_entropy, expect_cross_entropy
 from equivtest.oracle.data_parallel_collectives import document_data_parallel
@@ -130,6 +132,7 @@ document.register(ReductionCase, document_reduction)
 expect.register(RedistributeCase, expect_redistribute)
 document.register(RedistributeCase, document_redistribute)
 document.register(PreparedCase, document_prepared)
+expect.register(CollectivesCase, expect_collectives)
 expect.register(FetchCase, expect_fetch)
 expect.register(LifecycleCase, expect_lifecycle)
 document.register(LifecycleCase, document_lifecycle)

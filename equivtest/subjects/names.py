@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 Subject = Callable[[Any, "DeviceMesh", Mapping[str, "torch.Tensor"]], "Mapping[str, DTensor | Placed | None]"]
 
 SUBJECTS: dict[str, str] = {
+    "collectives": "equivtest.subjects.collective_calls:collectives",
     "colwise_embedding": "equivtest.subjects.embedding:colwise_embedding",
     "colwise_linear": "equivtest.subjects.tensor_parallel:colwise_linear",
     "ddp_mlp": "equivtest.subjects.data_parallel:ddp_mlp",

@@ -12,6 +12,7 @@ that leave trailing ranks empty, and 31, 32, 33 around a tile of 32.
 
 from __future__ import annotations
 
+from equivtest.cases.strategies.collective_calls import collectives_cases
 from equivtest.cases.strategies.cross_entropy import (
     cross_entropy_cases,
     gathered_cross_entropy_cases,
@@ -36,6 +37,7 @@ from equivtest.cases.strategies.reduction import reduction_cases
 from equivtest.cases.strategies.two_axes import two_axis_cases
 
 __all__ = [
+    "collectives_cases",
     "cross_entropy_cases",
     "data_parallel_cases",
     "dropout_cases",

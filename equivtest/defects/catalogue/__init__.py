@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from equivtest.defects.catalogue.checkpointed import DEFECTS as CHECKPOINTED
 from equivtest.defects.catalogue.clipping import DEFECTS as CLIPPING
+from equivtest.defects.catalogue.collective_calls import DEFECTS as COLLECTIVE_CALLS
 from equivtest.defects.catalogue.collectives import DEFECTS as COLLECTIVES
 from equivtest.defects.catalogue.cross_entropy import DEFECTS as CROSS_ENTROPY
 from equivtest.defects.catalogue.data_parallel import DEFECTS as DATA_PARALLEL
@@ -43,6 +44,7 @@ DEFECTS: tuple[Defect, ...] = (
     *CLIPPING,
     *LINEAR_ARITHMETIC,
     *COLLECTIVES,
+    *COLLECTIVE_CALLS,
     *EMBEDDING,
     *MODULE,
     *EMBEDDING_WAYS,

@@ -1,0 +1,75 @@
+"""Claims about torch.distributed's collectives, each called by itself.
+
+A failure here is the backend's: everything else that runs on it is built from these calls.
+"""
+
+from __future__ import annotations
+
+from equivtest.cases.collective_calls import BUNDLES, WAITS, CollectivesCase
+from equivtest.cases.special import NUM_SPECIAL
+from equivtest.cases.strategies import collectives_cases
+from equivtest.limits import DTYPES
+from equivtest.property import Property
+from equivtest.verdicts.claims import (
+    agrees_on_all_ranks,
+    does_not_touch_its_inputs,
+    equals_unsharded,
+    is_exact_without_reduction,
+    repeats_itself,
+)
+
+SIZES = ((1, 2, 3), (7, 8, 9), (31, 32, 33), (1000, 1025, 0))
+"""Of each row one is taken in turn."""
+LARGE = 2**17 + 1
+
+
+def on_all_ranks() -> tuple[CollectivesCase, ...]:
+    """Every collective and reduction in every dtype on every number of ranks, small and medium sizes in turn."""
+    places = [(ranks, number, calls) for ranks in (1, 2, 3, 4) for number in range(len(DTYPES)) for calls in BUNDLES]
+    return tuple(
+        CollectivesCase(
+            world_size=ranks,
+            dtype=DTYPES[number],
+            collectives=names_of(calls),
+            numels=tuple(row[(ranks + number) % len(row)] for row in SIZES),
+            waits=WAITS[index % len(WAITS)],
+            values=(("special", index % NUM_SPECIAL),),
+        )
+        for index, (ranks, number, calls) in enumerate(places)
+    )
+
+
+def of_large_sizes() -> tuple[CollectivesCase, ...]:
+    """Every collective on one large size, each dtype in turn; on two ranks or three, as drawing it takes long."""
+    return tuple(
+        CollectivesCase(
+            world_size=2 + index % 2,
+            dtype=DTYPES[index % len(DTYPES)],
+            collectives=names_of(calls),
+            numels=(LARGE,),
+            waits="async",
+        )
+        for index, calls in enumerate(BUNDLES)
+    )
+
+
+def names_of(bundle: str) -> tuple[str, ...]:
+    return tuple(call.name for call in BUNDLES[bundle])
+
+
+collectives = Property(
+    subject="collectives",
+    statement="Each collective of torch.distributed leaves on every rank what its documentation says.",
+    source="torch/distributed/distributed_c10d.py, torch/distributed/_functional_collectives.py (2.13.0)",
+    cases=collectives_cases,
+    claims=(
+        equals_unsharded,
+        is_exact_without_reduction,
+        agrees_on_all_ranks,
+        does_not_touch_its_inputs,
+        repeats_itself,
+    ),
+    examples=(*on_all_ranks(), *of_large_sizes()),
+    weight=2,
+    shards=False,
+)
