@@ -8,7 +8,7 @@ from equivtest import limits
 from equivtest.errors import Misuse
 from equivtest.importing import suggestion
 
-FUNCTIONS = (
+PROBED = (
     "all_reduce",
     "all_gather_into_tensor",
     "reduce_scatter_tensor",
@@ -20,6 +20,23 @@ FUNCTIONS = (
     "all_to_all",
 )
 """Functions of torch.distributed that subjects, DTensor, DDP, FSDP2 and DeepSpeed call, by the names of torch 2.12."""
+
+FUNCTIONS = (
+    *PROBED,
+    "gather",
+    "reduce_scatter",
+    "all_to_all_single_uneven",
+    "functional_all_reduce",
+    "functional_all_gather_tensor",
+    "functional_reduce_scatter_tensor",
+    "functional_broadcast",
+    "functional_all_to_all_single",
+    "functional_all_to_all_single_uneven",
+    "coalesced_all_reduce",
+    "coalesced_all_gather_into_tensor",
+    "coalesced_reduce_scatter_tensor",
+)
+"""Those that are probed, and those that the property `collectives` alone calls, as its cases name them."""
 
 ALL = "all"
 RELEASE = "release"

@@ -16,7 +16,7 @@ PACKAGE = ROOT / "equivtest"
 OWN_FOLDERS = ("equivtest", "properties", "tests", "benchmarks")
 
 FLOORS = (
-    ("collective", "errors", "limits", "property"),
+    ("collective", "errors", "limits", "property", "refusal"),
     ("importing", "layout", "profiles"),
     ("lacking",),
     ("tensors",),

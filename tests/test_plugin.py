@@ -158,7 +158,7 @@ def test_claims_of_a_property_that_never_began_are_open(pytester: pytest.Pyteste
 
 
 def test_run_without_a_conclusive_verdict_is_no_success(pytester: pytest.Pytester) -> None:
-    make_suite(pytester, "a_not_supported")
+    make_suite(pytester, "a_inconclusive")
 
     result = run_suite(pytester)
 

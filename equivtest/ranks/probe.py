@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from equivtest.errors import EquivtestError
-from equivtest.ranks.refusal import in_short, is_refusal
+from equivtest.refusal import in_short, is_refusal
 
 
 class ProbeFailed(EquivtestError):

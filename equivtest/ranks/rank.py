@@ -129,9 +129,10 @@ class Rank:
     def _failed(self, error: Exception, begun_s: float) -> Reply:
         now_s = time.monotonic()
         outcome: Outcome = "misused" if isinstance(error, Misuse) else "raised"
+        lacking: tuple[str, ...] = ()
         if isinstance(error, Unsupported):
-            outcome = "not_supported"
-        return Reply(self._start.rank, outcome, (), *describe_exception(error), now_s, now_s - begun_s)
+            outcome, lacking = "not_supported", error.lacking
+        return Reply(self._start.rank, outcome, (), *describe_exception(error), now_s, now_s - begun_s, lacking)
 
 
 def _read_case(task: Visit) -> Case:

@@ -23,6 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from equivtest.cases.collective_calls import OPERANDS, Call, CollectivesCase
 from equivtest.errors import Unsupported
+from equivtest.refusal import is_refusal
 from equivtest.subjects.tensor_parallel import Given
 from equivtest.tensors import Placed
 
@@ -92,11 +93,11 @@ def run_collectives(case: CollectivesCase, mesh: DeviceMesh, given: Given, begin
     results: dict[str, list[torch.Tensor]] = {name: [] for name in case.collectives}
     for call in case.calls:
         for operand in operands_of(case, call, given):
-            with naming(call, operand.dtype):
+            with naming(call, case.dtype):
                 begun.append((call, begin(room, call, operand)))
                 if case.waits != "together":
-                    end_all(begun, results)
-    end_all(begun, results)
+                    end_all(case, begun, results)
+    end_all(case, begun, results)
     layouts = case.layouts()
     answers = {call.name: in_place(call, torch.cat(results[call.name], dim=-1)) for call in case.calls}
     return {name: Placed(answer, layouts[name]) for name, answer in answers.items()}
@@ -108,10 +109,10 @@ def operands_of(case: CollectivesCase, call: Call, given: Given) -> list[torch.T
     return [own] if call.is_coalesced else [own[start:stop] for start, stop in case.bounds]
 
 
-def end_all(begun: list[tuple[Call, Begun]], results: dict[str, list[torch.Tensor]]) -> None:
+def end_all(case: CollectivesCase, begun: list[tuple[Call, Begun]], results: dict[str, list[torch.Tensor]]) -> None:
     """Ends what has begun, in the order in which it did, and keeps the results."""
     for call, each in begun:
-        with naming(call):
+        with naming(call, case.dtype):
             results[call.name].append(each.end())
     begun.clear()
 
@@ -122,27 +123,22 @@ def in_place(call: Call, result: torch.Tensor) -> torch.Tensor:
 
 
 @contextmanager
-def naming(call: Call, dtype: torch.dtype | None = None) -> Iterator[None]:
+def naming(call: Call, dtype: str) -> Iterator[None]:
     """Has what is raised under it name the collective.
 
     Raises:
         Unsupported: the backend documents that it has it not.
         CollectiveRaised: anything else.
     """
-    of = f"{call.name} of {dtype}" if dtype else call.name
     try:
         yield
     except (Unsupported, CollectiveRaised):
         raise
     except Exception as error:  # a backend may raise anything
+        text = f"{call.name} of {dtype} raised {type(error).__name__}: {error}"
         if is_refusal(error):
-            raise Unsupported(f"{of} raised {type(error).__name__}: {error}") from error
-        raise CollectiveRaised(f"{of} raised {type(error).__name__}: {error}") from error
-
-
-def is_refusal(error: Exception) -> bool:
-    """Whether a backend says by it that it has no such collective, or not of that dtype or reduction."""
-    return isinstance(error, NotImplementedError)
+            raise Unsupported(text, lacking=f"{dtype}:{call.function}") from error
+        raise CollectiveRaised(text) from error
 
 
 def begin(room: Room, call: Call, own: torch.Tensor) -> Begun:
