@@ -53,7 +53,8 @@ class Finding:
         return re.sub("_(avg|max|min)$", "", self.collective)
 
     def __str__(self) -> str:
-        return f"{self.collective} of {self.dtype} on {self.world_size} ranks {_VERBS[self.kind]}: {self.said}"
+        ranks = "1 rank" if self.world_size == 1 else f"{self.world_size} ranks"
+        return f"{self.collective} of {self.dtype} on {ranks} {_VERBS[self.kind]}: {self.said}"
 
 
 def conclude(collective: str, dtype: str, replies: Sequence[Reply]) -> Finding:
