@@ -1,4 +1,4 @@
-"""python -m tests.backend_faults [--only NAME ...] [--whole] [--cache DIR]: how the gate names the faults of planted backends.
+"""How the gate names the faults of planted backends: python -m tests.backend_faults [--only NAME ...] [--whole].
 
 Each row is one `equivtest run --profile gate -x` on a backend that is wrong in one way, or honest.  Only the searches
 of PART are run, which are the gate's own with its own cases, unless --whole asks for all of them.
