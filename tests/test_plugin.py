@@ -176,8 +176,8 @@ def test_what_is_not_supported_is_red_and_named_first(pytester: pytest.Pytester)
     result.stdout.fnmatch_lines(
         [
             "*= equivtest =*",
-            "equivtest: not supported: *for want of float16 all_reduce, float32 all_reduce: this run is no pass. --dtypes "
-            "leaves a dtype out, --allow-unsupported float16:all_reduce,float32:all_reduce names what may be lacking",
+            "equivtest: not supported: * verdicts, for want of float16 all_reduce, float32 all_reduce: this run is no "
+            "pass. --dtypes leaves a dtype out, --allow-unsupported float16:all_reduce,float32:all_reduce names *",
         ],
         consecutive=True,
     )
