@@ -17,6 +17,7 @@ from equivtest.oracle.expected import Expected
 from equivtest.oracle.rounding import TORCH_CPU
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply
+from equivtest.ranks.support import Finding
 from equivtest.verdicts.claims import (
     Claim,
     agrees_on_all_ranks,
@@ -68,18 +69,25 @@ def check(subject: str, case: Case, pool: Pool, claims: Sequence[Claim] | None =
     for verdict in verdicts:
         if verdict.failed or verdict.kind == "not_supported":
             raise_for(verdict)
-    require_conclusion(subject, case, verdicts)
+    require_conclusion(subject, case, verdicts, pool.faults_of(case))
     return verdicts
 
 
-def require_conclusion(subject: str, case: Case, verdicts: Sequence[Verdict]) -> None:
+def require_conclusion(subject: str, case: Case, verdicts: Sequence[Verdict], faults: Sequence[Finding] = ()) -> None:
     """Tells of verdicts none of which holds or fails: nothing is shown, which must not look like a pass.
 
+    Args:
+        faults: What the backend did wrong in probes: what holds nevertheless shows nothing either.
+
     Raises:
-        BrokenSetup: the backend cannot do what the case needs.
+        BrokenSetup: the backend cannot do what the case needs, or is wrong.
         Misuse: the claims do not speak of the case, or cannot be decided on its values.
     """
-    if any(verdict.failed or verdict.kind == "holds" for verdict in verdicts):
+    if any(verdict.failed for verdict in verdicts):
+        return
+    if faults:
+        raise errors.BrokenSetup(f"{subject}: the backend is wrong, so nothing was shown: {faults[0]}")
+    if any(verdict.kind == "holds" for verdict in verdicts):
         return
     if any(verdict.kind == "not_supported" for verdict in verdicts):
         raise errors.BrokenSetup(f"{subject}: this backend cannot do what {case!r} needs, so nothing was shown")

@@ -86,6 +86,7 @@ def run(
     dtypes: Annotated[str | None, typer.Option(help=HELP["dtypes"])] = None,
     subjects: Annotated[str | None, typer.Option(help=HELP["subjects"])] = None,
     known_failures: Annotated[str | None, typer.Option(metavar="FILES", help=HELP["known-failures"])] = None,
+    allow_unsupported: Annotated[str | None, typer.Option(metavar="NAMES", help=HELP["allow-unsupported"])] = None,
     report: Annotated[str | None, typer.Option(metavar="DIR", help=HELP["report"])] = None,
     audit: Annotated[str | None, typer.Option(metavar="on|off", help=HELP["audit"])] = None,
     max_time: Annotated[str | None, typer.Option(metavar="SECONDS", help=HELP["max-time"])] = None,
@@ -98,7 +99,7 @@ def run(
     raw = {
         "profile": profile, "backend": backend, "device": device, "import": imports,
         "start": start, "arithmetic": arithmetic, "world_sizes": world_sizes, "dtypes": dtypes, "subjects": subjects,
-        "known_failures": known_failures, "report": report,
+        "known_failures": known_failures, "allow_unsupported": allow_unsupported, "report": report,
         "max_time": max_time, "audit": audit,
     }  # fmt: skip
     return _run_properties(raw, paths or [], workers, keyword, ["-x"] * stop_first + ["-v"] * verbose)
@@ -257,7 +258,7 @@ def check(
     claims = claims_of(subject, parsed, like)
     with Pool(chosen) as pool:
         verdicts = judge(subject, parsed, pool, claims)
-    require_conclusion(subject, parsed, verdicts)
+    require_conclusion(subject, parsed, verdicts, pool.faults_of(parsed))
     failed = {verdict.claim: verdict for verdict in reversed(verdicts) if verdict.failed}
     for verdict in failed.values():
         typer.echo(write_message(verdict))

@@ -26,7 +26,15 @@ class BrokenSetup(EquivtestError, RuntimeError):
 
 
 class Unsupported(EquivtestError, RuntimeError):
-    """This torch or backend cannot do what the case needs; every rank finds so alike, before any collective."""
+    """This torch or backend cannot do what the case needs; every rank finds so alike.
+
+    Args:
+        lacking: 'dtype:function' of the collective that the backend refused; '' where a release has not something.
+    """
+
+    def __init__(self, message: str, lacking: str = "") -> None:
+        super().__init__(message)
+        self.lacking = (lacking,) if lacking else ()
 
 
 class ClaimFailed(EquivtestError, AssertionError):

@@ -13,7 +13,7 @@ import pytest
 from equivtest.errors import BrokenSetup, Misuse
 from equivtest.known import KnownFailure
 from equivtest.options import settings_of, soak_seed
-from equivtest.pools import pool_of
+from equivtest.pools import pool_of, take_faults
 from equivtest.profiles import Part
 from equivtest.report.folder import FAILURES
 from equivtest.report.tally import CONCLUSIVE, FAILING
@@ -47,7 +47,21 @@ class EquivtestItem(pytest.Item):
         return self.path, None, self.name
 
     def runtest(self) -> None:
-        """Runs the item; what makes every further one pointless ends the session, a mistake in a property does not."""
+        """Runs the item; it fails, too, where a probe on its way has found the backend wrong."""
+        try:
+            self._judge_or_explain()
+        except (Short, pytest.skip.Exception, pytest.xfail.Exception, pytest.fail.Exception) as ended:
+            self._fail_on_faults(str(ended))
+            raise
+        self._fail_on_faults("")
+
+    def _fail_on_faults(self, also: str) -> None:
+        if faults := take_faults(self.config):
+            self.payload |= {"faults": faults}
+            raise Short("\n".join([*(fault["text"] for fault in faults), also]).rstrip()) from None
+
+    def _judge_or_explain(self) -> None:
+        """Judges; what makes every further item pointless ends the session, a mistake in a property does not."""
         try:
             self.judge()
         except (Misuse, BrokenSetup) as error:
@@ -237,6 +251,7 @@ class AbsentItem(EquivtestItem):
         self.payload = {}
 
     def judge(self) -> None:
+        self.payload = {"absent": self.reason}
         pytest.skip(f"not run: {self.reason}")
 
 

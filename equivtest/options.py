@@ -27,6 +27,8 @@ HELP: dict[str, str] = {
     "dtypes": "Dtypes to draw from (default float32,float64,bfloat16,float16).",
     "subjects": "Judge these alone; NAME=package.module:function judges another implementation as NAME.",
     "known-failures": "Files of known failures (default shipped, the list that comes with equivtest), or none.",
+    "allow-unsupported": "What the backend may refuse without the run being red: dtypes, dtype:collective such as "
+    "float16:all_reduce, release for what this torch has not, or all.",
     "report": "Directory for report.html, junit.xml, verdicts.jsonl, cells.csv, audit.csv, summary.txt, "
     "environment.json; those that an earlier run left there are removed. "
     "Under pytest write --report=DIR: it takes a path that stands alone for a folder of tests.",
@@ -42,6 +44,7 @@ _METAVARS = {
     "report": "DIR",
     "known-failures": "FILES",
     "audit": "on|off",
+    "allow-unsupported": "NAMES",
     "max-time": "SECONDS",
 }
 _done: WeakSet[pytest.Parser] = WeakSet()

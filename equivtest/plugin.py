@@ -127,6 +127,7 @@ class ControllerHooks:
         self.found: Controller | None = None
         self.session: pytest.Session | None = None
         self.ended_by: BaseException | None = None
+        self.concluded = 0  # tests that passed, failed or fail as known, ours or not
 
     @property
     def controller(self) -> Controller:
@@ -170,6 +171,8 @@ class ControllerHooks:
         if payload is not None:
             self.controller.receive(payload)  # first: what is fatal is not shown as a failure
         result = yield
+        if report.when == "call":
+            self.concluded += not report.skipped or hasattr(report, "wasxfail")
         if report.when == "teardown" and self.found is not None and self.session is not None:
             self.found.report_claims(self.session)
         return result
@@ -196,18 +199,18 @@ class ControllerHooks:
         if self.found is not None:
             from equivtest.session import state_of
 
-            self.found.finish(session, state_of(exitstatus, self.ended_by))
+            self.found.finish(session, state_of(exitstatus, self.ended_by), self.concluded)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if self.found is None:
             return
         lines = self.found.summary(width=min(terminalreporter._tw.fullwidth, 120))
-        if lines:
+        if lines or self.found.troubles:
             terminalreporter.section("equivtest")
+        for trouble in self.found.troubles:
+            terminalreporter.write_line(f"equivtest: {trouble}", red=True)
         for line in lines:
             terminalreporter.write_line(line)
-        if self.found.trouble:
-            terminalreporter.write_line(f"equivtest: {self.found.trouble}", red=True)
 
 
 def _options_added(config: pytest.Config) -> bool:

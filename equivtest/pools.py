@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import signal
 import sys
 import threading
@@ -31,6 +32,12 @@ def pool_of(config: pytest.Config) -> Pool:
 
         config.stash[_pool_key] = Pool(settings_of(config).make_backend())
     return config.stash[_pool_key]
+
+
+def take_faults(config: pytest.Config) -> list[dict[str, Any]]:
+    """What this process's pool has found wrong with the backend since the last call, as plain data."""
+    pool = config.stash.get(_pool_key, None)
+    return [dataclasses.asdict(fault) | {"text": str(fault)} for fault in pool.take_faults()] if pool else []
 
 
 def close_pool(config: pytest.Config) -> None:

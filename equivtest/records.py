@@ -24,8 +24,8 @@ def records_of(case: Case, verdicts: Sequence[Verdict], replies: Sequence[Reply]
         "refusal": case.refusal,
         "busy_s": max((reply.busy_s for reply in replies), default=0.0),
     }
-    if lacking := next((reply.error_text for reply in replies if reply.outcome == "not_supported"), ""):
-        of_all_draws["lacking"] = lacking
+    if lacking := next((reply for reply in replies if reply.outcome == "not_supported"), None):
+        of_all_draws |= {"lacking": lacking.error_text, "refused": list(lacking.lacking)}
     records: dict[int, dict[str, Any]] = {}
     for verdict in verdicts:
         mode, seed = case.values[verdict.draw]

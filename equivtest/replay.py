@@ -102,5 +102,5 @@ def replay(data: dict[str, Any], pool: Pool, *, path: str = "") -> tuple[bool, s
     for verdict in verdicts:
         if verdict.failed:
             return True, write_message(verdict, replay=path)
-    require_conclusion(data["subject"], case, verdicts)
+    require_conclusion(data["subject"], case, verdicts, pool.faults_of(case))
     return False, f"{data['subject']}: {data['claim']} holds in {case!r}"

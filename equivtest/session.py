@@ -21,9 +21,10 @@ from equivtest.report import audits
 from equivtest.report.files import begin_report, write_report
 from equivtest.report.folder import ReportFolder
 from equivtest.report.tally import CONCLUSIVE, ClaimResult, Tally
-from equivtest.report.text import BEGUN, ENDED, summarize
+from equivtest.report.text import BEGUN, ENDED, on_faults, on_lacking, summarize
 from equivtest.suite import version_of
 
+FAILED_EXIT = 1
 MISUSE_EXIT = 2
 
 
@@ -41,7 +42,9 @@ class Controller:
         self.stopped = False
         self.misused = 0  # items that ended so
         self.started_s = started_s
-        self.trouble = ""
+        self.faults: dict[str, dict[str, Any]] = {}  # by text: each xdist worker finds them
+        self.absent: list[str] = []  # why properties were not run
+        self.troubles: list[str] = []  # what makes the run no success besides failing tests
         self.state = BEGUN
         self.folder: ReportFolder | None = None
 
@@ -82,6 +85,9 @@ class Controller:
             pytest.exit(f"equivtest: {data['fatal']}", returncode=MISUSE_EXIT)
         is_misused = "misuse" in data
         self.misused += is_misused
+        self.faults |= {fault["text"]: fault for fault in data.get("faults", [])}
+        if "absent" in data:
+            self.absent.append(data["absent"])
         if "known" in data:
             self.known.append(data["known"])
         if "property" in data:
@@ -115,19 +121,22 @@ class Controller:
                 continue
             self.reported.add(tally.id)
             for result in tally.claims():
-                self._emit(session, tally, result)
+                self._emit_claim(session, tally, result)
             settings = settings_of(self.config)
             if settings.profile.requires_cells and tally.is_complete:
-                holes = tally.holes(settings.dtypes)
-                way_out = "--dtypes and --world-sizes leave out what a device or a module cannot do"
+                holes = tally.holes(settings.dtypes, settings.allowed)
+                way_out = "--dtypes and --world-sizes leave out what a device or a module cannot hold or compute, "
+                way_out += "--allow-unsupported names what a backend may refuse"
                 text = "\n".join(["required cells without a conclusion:", *(f"  {hole}" for hole in holes), way_out])
-                self._emit(session, tally, ClaimResult("coverage", "failed" if holes else "passed", text))
+                self._emit_claim(session, tally, ClaimResult("coverage", "failed" if holes else "passed", text))
 
-    def _emit(self, session: pytest.Session, tally: Tally, result: ClaimResult) -> None:
+    def _emit_claim(self, session: pytest.Session, tally: Tally, result: ClaimResult) -> None:
+        self._emit(session, tally.meta["path"], tally.meta["name"], result)
+
+    def _emit(self, session: pytest.Session, path: str, name: str, result: ClaimResult) -> None:
         """One claim as a test of its own: in the terminal, in JUnit, in the exit status."""
-        node_id = f"{tally.id}::{result.claim}"
-        path = tally.meta["path"]
-        location = (path, None, f"{tally.meta['name']}: {result.claim}")
+        node_id = f"{path}::{name}::{result.claim}"
+        location = (path, None, f"{name}: {result.claim}")
         session.testscollected += 1  # or the terminal's progress would pass 100 %
         outcome: Literal["passed", "failed", "skipped"] = "passed"
         longrepr: str | tuple[str, int, str] | None = None
@@ -147,24 +156,29 @@ class Controller:
             )  # fmt: skip
             self.config.hook.pytest_runtest_logreport(report=report)
 
-    def finish(self, session: pytest.Session, state: str) -> None:
+    def finish(self, session: pytest.Session, state: str, concluded: int) -> None:
         """Reports what is left, writes the report, and sets the exit status where nothing was proven.
 
         Args:
             state: ENDED, or what ended the run before its end.
+            concluded: Tests of the session that passed, failed or fail as known, others' included.
         """
         if not self.stopped:
-            self._conclude(session)
+            self._conclude(session, concluded)
         if not self.write(state):
             session.exitstatus = MISUSE_EXIT
 
-    def _conclude(self, session: pytest.Session) -> None:
+    def _conclude(self, session: pytest.Session, concluded: int) -> None:
         self.report_claims(session, at_end=True)
+        self.troubles += on_faults(self.faults.values())
+        if lacking := on_lacking(self.ordered(), settings_of(self.config).allowed):
+            self._emit(session, "equivtest", "backend", ClaimResult("supports", "failed", lacking[0]))
+            self.troubles += lacking
+            session.exitstatus = session.exitstatus or FAILED_EXIT
         if self.misused and session.testsfailed == self.misused:  # no claim has failed
             session.exitstatus = MISUSE_EXIT
-        ran = [tally for tally in self.tallies.values() if tally.draws]
-        if ran and not any(tally.total(*CONCLUSIVE) for tally in ran):
-            self.trouble = "no verdict of this run is conclusive: nothing is proven"
+        if nothing := self._nothing_proven(concluded):
+            self.troubles.append(nothing)
             session.exitstatus = session.exitstatus or MISUSE_EXIT
 
     def write(self, state: str) -> bool:
@@ -174,11 +188,20 @@ class Controller:
             return True
         lines, known, audited = sorted(self.lines), self.ordered_known(), self.ordered_audits()
         try:
-            write_report(self.folder.path, self.environment(), self.ordered(), lines, known, audited)
+            write_report(self.folder.path, self.environment(), self.ordered(), lines, known, audited, self.troubles)
         except BrokenSetup as error:
-            self.trouble = str(error)
+            self.troubles.append(str(error))
             return False
         return True
+
+    def _nothing_proven(self, concluded: int) -> str:
+        """Why this run says nothing of any property, or ''; other tests may have said something."""
+        ran = [tally for tally in self.tallies.values() if tally.draws]
+        if ran and not any(tally.total(*CONCLUSIVE) for tally in ran):
+            return "no verdict of this run is conclusive: nothing is proven"
+        if not ran and not concluded:
+            return "; ".join(["nothing was judged: nothing is proven", *dict.fromkeys(self.absent)])
+        return ""
 
     def ordered(self) -> list[Tally]:
         """The tallies by node id: arrival depends on xdist."""
@@ -233,6 +256,7 @@ class Controller:
             "start": "; ".join(sorted(self.starts)) or settings.start,
             "releases_of_imports": versions_of(settings.imports),
             "folder_commit": commit_of(Path.cwd()),
+            "allow_unsupported": sorted(settings.allowed),
             "arithmetic": settings.arithmetic or "torch on the CPU, gloo",
             "profile": settings.profile_name,
             "seeds": soak_seed(self.config) if settings.profile.repeats else "gate",

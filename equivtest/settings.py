@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from equivtest import limits
 from equivtest.errors import Misuse
 from equivtest.importing import load_named, suggestion
+from equivtest.lacking import parse_allowed
 from equivtest.profiles import DEFAULT_PROFILE, PROFILES, SOAK_S, Profile
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class Settings:
         arithmetic: 'package.module:NAME' of the backend's own arithmetic; '' for torch's on the CPU.
         audits: Whether each property is audited (`equivtest.audit`).
         max_time_s: Seconds a soak lasts.
+        allowed: What may be lacking, see `equivtest.lacking`.
     """
 
     profile_name: str = DEFAULT_PROFILE
@@ -50,6 +52,7 @@ class Settings:
     report_dir: Path | None = None
     audits: bool = True
     max_time_s: float = SOAK_S
+    allowed: frozenset[str] = frozenset()
 
     @property
     def profile(self) -> Profile:
@@ -116,6 +119,7 @@ def parse(raw: Mapping[str, Any]) -> Settings:
         report_dir=Path(given["report"]).absolute() if "report" in given else None,
         audits=_audits(given.get("audit", "on"), PROFILES[profile_name]),
         max_time_s=max_time_s,
+        allowed=parse_allowed(_split(given.get("allow_unsupported"), "--allow-unsupported")),
     )
 
 

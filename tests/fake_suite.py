@@ -62,13 +62,17 @@ class Pool:
     def run(self, subject, case, **kwargs):
         return ["reply"]
 
+    def take_faults(self):
+        return []
+
     def close(self):
         log("pool closed")
 
 
 def record(subject, chunk, dtype, kind, verdicts):
     case = {"schema": 1, "type": "FakeCase", "fields": {"world_size": chunk.world_size, "dtype": dtype, "kind": kind}}
-    return {"schema": 1, "subject": subject, "case": case, "draw": 0, "mode": "dense", "seed": 0,
+    lacking = {"lacking": "no", "refused": [f"{dtype}:all_reduce"]} if "not_supported" in verdicts.values() else {}
+    return lacking | {"schema": 1, "subject": subject, "case": case, "draw": 0, "mode": "dense", "seed": 0,
             "world_size": chunk.world_size, "dtype": dtype, "shard_kind": kind, "verdicts": verdicts,
             "known": {}, "busy_s": 0.01}
 

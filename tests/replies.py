@@ -14,6 +14,7 @@ from equivtest.oracle import expect
 from equivtest.oracle.collectives import document
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.reply import Answer, Reply
+from equivtest.ranks.support import Finding
 from equivtest.tensors import DTYPES, Placed, slice_local
 
 LINEAR = LinearCase(
@@ -138,6 +139,9 @@ class StubPool:
         self.limits_s.append(limit_s)
         self.kept.append(keep_if_all_raised)
         return self.answer(case)
+
+    def faults_of(self, case: Case) -> list[Finding]:
+        return []
 
     def renew(self, world_size: int) -> None:
         self.renewed.append(world_size)

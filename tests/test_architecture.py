@@ -16,8 +16,9 @@ PACKAGE = ROOT / "equivtest"
 OWN_FOLDERS = ("equivtest", "properties", "tests", "benchmarks")
 
 FLOORS = (
-    ("collective", "errors", "files", "limits"),
+    ("collective", "errors", "files", "limits", "refusal"),
     ("importing", "layout", "local_constants", "profiles", "property"),
+    ("lacking",),
     ("tensors",),
     ("cases",),
     ("oracle", "subjects", "verdicts.verdict"),

@@ -20,7 +20,7 @@ import equivtest.session
 import equivtest.verdicts.claims  # noqa: F401
 from equivtest import known, plugin
 from equivtest.settings import Settings
-from tests.fake_suite import log_of, make_suite, plugin_args, run_suite
+from tests.fake_suite import PROPERTIES, log_of, make_suite, plugin_args, run_suite
 
 W3 = ("--world-sizes", "3")
 UNKNOWN = "--known-failures=none"  # of a process of its own, which the shipped ones would make import torch
@@ -167,12 +167,66 @@ def test_claims_of_a_property_that_never_began_are_open(pytester: pytest.Pyteste
 
 
 def test_run_without_a_conclusive_verdict_is_no_success(pytester: pytest.Pytester) -> None:
-    make_suite(pytester, "a_not_supported")
+    make_suite(pytester, "a_inconclusive")
 
     result = run_suite(pytester)
 
     assert result.ret == 2
     result.stdout.fnmatch_lines(["equivtest: no verdict of this run is conclusive: nothing is proven"])
+
+
+def test_what_is_not_supported_is_red_and_named_first(pytester: pytest.Pytester) -> None:
+    """In every profile: other claims hold, so that the run has shown something."""
+    make_suite(pytester, "a_not_supported", "b")
+
+    result = run_suite(pytester, "--dtypes=float16,float32")
+
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(
+        [
+            "*= equivtest =*",
+            "equivtest: not supported: * verdicts, for want of float16 all_reduce, float32 all_reduce: this run is no "
+            "pass. --dtypes leaves a dtype out, --allow-unsupported float16:all_reduce,float32:all_reduce names *",
+        ],
+        consecutive=True,
+    )
+
+
+@pytest.mark.parametrize("profile", ["gate", "conformance"])
+@pytest.mark.parametrize(
+    ("allowed", "code"), [("all", 0), ("float16,float32:all_reduce", 0), ("float16", 1), ("float32:broadcast", 1)]
+)
+def test_what_is_allowed_to_be_lacking_is_not_red(
+    pytester: pytest.Pytester, profile: str, allowed: str, code: int
+) -> None:
+    """Nor a hole in a conformance run."""
+    make_suite(pytester, "a_not_supported", "b")
+
+    args = (f"--profile={profile}", "--dtypes=float16,float32", f"--allow-unsupported={allowed}")
+
+    assert run_suite(pytester, *args).ret == code
+
+
+def test_all_that_is_allowed_to_be_lacking_shows_nothing(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a_not_supported")
+
+    result = run_suite(pytester, "--allow-unsupported=all")
+
+    assert result.ret == 2
+    result.stdout.fnmatch_lines(["equivtest: no verdict of this run is conclusive: nothing is proven"])
+
+
+def test_a_run_of_absent_properties_is_no_success(pytester: pytest.Pytester) -> None:
+    """Unless other tests of the session have said something."""
+    make_suite(pytester, "a")
+    pytester.makepyfile(
+        test_fake=PROPERTIES.replace("cases=None", "cases=None, requires='no_such_package'") + "a = make('a')"
+    )
+    alone = run_suite(pytester)
+    pytester.makepyfile(test_other="def test_it(): pass")
+
+    assert alone.ret == 2 and run_suite(pytester).ret == 0
+    alone.stdout.fnmatch_lines(["equivtest: nothing was judged: nothing is proven; no_such_package is not installed*"])
 
 
 def test_known_failures_alone_are_reported_as_xfailed(pytester: pytest.Pytester) -> None:

@@ -270,14 +270,15 @@ def test_gloo_supports_every_dtype(pool: Pool, dtype: str) -> None:
     assert outcomes(pool.run("trivial", PlainCase(world_size=2, dtype=dtype))) == ["answered"] * 2
 
 
-def test_what_the_backend_cannot_do_is_not_run() -> None:
-    """A dtype whose probe fails gives 'not_supported' on every rank, with the collective's name."""
+def test_what_the_backend_does_wrong_is_told_by_name() -> None:
+    """A group that does nothing is wrong, by name, and no excuse: cases run on it as on any other."""
     with Pool(Backend("fake"), visit=VISIT) as pool:
         pytest.importorskip("torch.testing._internal.distributed.fake_pg")
-        replies = pool.run("killed", TWO)
-        assert outcomes(replies) == ["not_supported"] * 2
-        assert "all_reduce of float32 is wrong: expected [2.0, 1.0], got" in replies[0].error_text
-        assert [outcomes(replies) for _, replies in pool.run_all("killed", [TWO])] == [["not_supported"] * 2]
+        assert outcomes(pool.run("trivial", TWO)) == ["answered"] * 2
+        assert "all_reduce of float32 on 2 ranks is wrong: rank 0: expected [2.0, 1.0, 2.0], got [1.0, 1.0, 0.0]" in {
+            str(fault) for fault in pool.faults
+        }
+        assert pool.take_faults() == pool.faults and pool.take_faults() == []
 
 
 def test_all_cases_come_in_order_whatever_fails(pool: Pool) -> None:

@@ -116,7 +116,7 @@ def test_a_received_tensor_can_be_written(tmp_path: Path) -> None:
 
 def test_failures_keep_their_texts(tmp_path: Path) -> None:
     """A reply without tensors arrives equal in all its fields."""
-    reply = Reply(2, "raised", (), "ValueError", "text", "trace", 1.5, 0.25)
+    reply = Reply(2, "raised", (), "ValueError", "text", "trace", 1.5, 0.25, ("float16:all_reduce",))
     assert round_trip(reply, tmp_path) == reply
 
 
@@ -127,10 +127,36 @@ def test_failures_keep_their_texts(tmp_path: Path) -> None:
         b"\xc1",
         msgspec.msgpack.encode([1, 2]),
         msgspec.msgpack.encode(
-            [7, 0, "answered", [[{"x": [0, "float9", [1], [], [], None]}, {}, []]], "", "", "", 0.0, 0.0, b"1234", ""]
+            [
+                7,
+                0,
+                "answered",
+                [[{"x": [0, "float9", [1], [], [], None]}, {}, []]],
+                "",
+                "",
+                "",
+                0.0,
+                0.0,
+                [],
+                b"1234",
+                "",
+            ]
         ),
         msgspec.msgpack.encode(
-            [7, 0, "answered", [[{"x": [0, "int64", [9], [], [], None]}, {}, []]], "", "", "", 0.0, 0.0, b"1234", ""]
+            [
+                7,
+                0,
+                "answered",
+                [[{"x": [0, "int64", [9], [], [], None]}, {}, []]],
+                "",
+                "",
+                "",
+                0.0,
+                0.0,
+                [],
+                b"1234",
+                "",
+            ]
         ),
     ],
     ids=["empty", "no msgpack", "other struct", "no such dtype", "beyond the payload"],
@@ -147,7 +173,7 @@ def test_a_broken_message_is_a_value_error(message: bytes) -> None:
         Start(1, 2, Backend(imports=("a",)), "m:f", "/scratch", [(b"\xff", b"\xfe")], [b"/p\xff"], b"/"),
         Visit(3, "rowwise_linear", "m", {"schema": 1, "fields": {"leading": [1, 2]}}),
         Probe(4),
-        Support(5, "bfloat16"),
+        Support(5, "all_reduce", "bfloat16"),
         Stop(),
     ],
 )

@@ -131,6 +131,11 @@ class Case:
         return max(self.members) + 1 if self.members else self.world_size
 
     @property
+    def dtypes_sent(self) -> tuple[str, ...]:
+        """Dtypes of what the ranks send each other."""
+        return (self.dtype,)
+
+    @property
     def groups(self) -> tuple[tuple[int, ...], ...]:
         """Processes of each mesh that runs the case, in mesh order; `members` first.
 

@@ -68,6 +68,10 @@ class MixedCase(DataParallelCase):
         return self.reduce_dtype or self.param_dtype
 
     @property
+    def dtypes_sent(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((self.dtype, self.param_dtype, self.reduced_dtype)))
+
+    @property
     def activation_dtype(self) -> str:
         """Of what layers give."""
         return self.output_dtype or self.param_dtype

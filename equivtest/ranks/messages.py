@@ -90,9 +90,10 @@ class Probe(msgspec.Struct, frozen=True, tag=True):
 
 
 class Support(msgspec.Struct, frozen=True, tag=True):
-    """Try every collective that subjects need on a dtype."""
+    """Try one of `equivtest.ranks.probe.PROBES` on a dtype."""
 
     id: int
+    collective: str
     dtype: str
 
 

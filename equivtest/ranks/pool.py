@@ -15,22 +15,30 @@ from equivtest.ranks.backend import Backend
 from equivtest.ranks.launch import Server
 from equivtest.ranks.messages import NO_FAULT, Fault, Ready
 from equivtest.ranks.reply import Reply
-from equivtest.ranks.world import VISIT, World, not_supported
+from equivtest.ranks.support import Finding, Support, as_refused, ended_by
+from equivtest.ranks.world import VISIT, World
 
 
 @dataclass(frozen=True)
 class _Outstanding:
-    """A visit that has been sent; no world where the dtype is not supported."""
+    """A visit that has been sent; or `ended`, why it was not: a probe on as many ranks hung or died.
+
+    Attributes:
+        refused: What the backend refuses of the case's dtypes.
+    """
 
     case: Case
-    world: World | None
-    request_id: int
-    reason: str = ""
+    world: World | None = None
+    request_id: int = 0
+    refused: tuple[Finding, ...] = ()
+    ended: Finding | None = None
 
     def wait(self, limit_s: float | None, *, keep_if_all_raised: bool) -> list[Reply]:
-        if self.world is None:
-            return not_supported(self.case.num_processes, self.reason)
-        return self.world.wait(self.request_id, limit_s, keep_if_all_raised=keep_if_all_raised)
+        if self.ended is not None:
+            return ended_by(self.ended)
+        assert self.world is not None
+        keep = keep_if_all_raised or bool(self.refused)
+        return as_refused(self.refused, self.world.wait(self.request_id, limit_s, keep_if_all_raised=keep))
 
 
 class Pool:
@@ -60,7 +68,8 @@ class Pool:
         self._environment = dict(environment or {})
         self._worlds: dict[int, World] = {}  # by world size, the one used last at the end
         self._faulty: World | None = None  # the one whose groups spoil collectives, kept beside the others
-        self._supported: dict[int, dict[str, str]] = {}
+        self._support: dict[tuple[int, str], Support] = {}  # by world size and dtype
+        self._told: set[Finding] = set()  # faults that `take_faults` has given
         self._pid = os.getpid()
         self._closed = False
         self._server = self._start_server()
@@ -132,6 +141,22 @@ class Pool:
         ready = self._server.ready or Ready(self.backend.start)
         return f"{ready.start} (a fork runs no backward: {ready.reason})" if ready.reason else ready.start
 
+    @property
+    def faults(self) -> list[Finding]:
+        """What the backend did wrong in probes."""
+        return [fault for known in self._support.values() for fault in known.faults]
+
+    def faults_of(self, case: Case) -> list[Finding]:
+        """Those of the case's world size and dtypes."""
+        cells = {(case.num_processes, dtype) for dtype in case.dtypes_sent}
+        return [fault for fault in self.faults if (fault.world_size, fault.dtype) in cells]
+
+    def take_faults(self) -> list[Finding]:
+        """The faults that no earlier call gave."""
+        new = [fault for fault in self.faults if fault not in self._told]
+        self._told.update(new)
+        return new
+
     def renew(self, world_size: int) -> None:
         """Ends the world of that size, if there is one; what runs on it next finds new processes."""
         world = self._worlds.pop(world_size, None)
@@ -153,10 +178,30 @@ class Pool:
             self._server.close()
 
     def _begin(self, subject: str, case: Case, fault: Fault | None = None) -> _Outstanding:
+        support = [self._probe(case.num_processes, dtype) for dtype in case.dtypes_sent]
+        if ended := next((known.fatal for known in support if known.fatal), None):
+            return _Outstanding(case, ended=ended)
         world = self._world(case.num_processes) if fault is None else self._faulty_world(case.num_processes)
-        if reason := world.supports(case.dtype):
-            return _Outstanding(case, None, 0, reason)
-        return _Outstanding(case, world, world.start_visit(subject, case, fault or NO_FAULT))
+        refused = tuple(finding for known in support for finding in known.refused)
+        return _Outstanding(case, world, world.start_visit(subject, case, fault or NO_FAULT), refused)
+
+    def _probe(self, world_size: int, dtype: str) -> Support:
+        """What is known of a dtype on so many ranks, once all that is not known has been tried."""
+        known = self._support.setdefault((world_size, dtype), Support(world_size, dtype))
+        while unknown := known.unknown:
+            world = self._world(world_size)
+            try:
+                known.findings[unknown[0]] = world.probe(unknown[0], dtype, self._probe_limit_s(unknown[0]))
+            except BaseException:  # Ctrl-C: the ranks may be anywhere
+                world.kill()
+                raise
+        return known
+
+    def _probe_limit_s(self, collective: str) -> float:
+        """For one probe; an accelerator's first collective may connect all ranks, which takes as long as a start."""
+        if any(fault.kind == "hung" and fault.collective == collective for fault in self.faults):
+            return limits.PROBE_AGAIN_S
+        return limits.PROBE_S if self.backend.device == "cpu" else limits.START_S
 
     def _world(self, world_size: int) -> World:
         """The living world of this size, started if need be, and marked as the one used last."""
@@ -209,7 +254,6 @@ class Pool:
             self._server,
             visit=self._visit,
             environment=self._environment,
-            supported=self._supported.setdefault(world_size, {}),
         )
 
     def _start_server(self) -> Server:

@@ -8,11 +8,23 @@ import torch
 import torch.distributed as dist
 
 from equivtest.errors import EquivtestError
-from equivtest.tensors import dtype_name
+from equivtest.refusal import in_short, is_refusal
 
 
 class ProbeFailed(EquivtestError):
-    """A collective raised, or gave a wrong value."""
+    """A collective is not as it should be."""
+
+
+class Wrong(ProbeFailed):
+    """It gave another value."""
+
+
+class Refused(ProbeFailed):
+    """It said that it cannot."""
+
+
+class Raised(ProbeFailed):
+    """It raised something else."""
 
 
 def probe_sum(request_id: int, device: torch.device) -> None:
@@ -28,58 +40,163 @@ def probe_sum(request_id: int, device: torch.device) -> None:
         raise ProbeFailed(f"all_reduce: the ranks are out of step, expected {expected}, got {total.item()}")
 
 
-def probe_dtype(dtype: torch.dtype, device: torch.device) -> None:
-    """Tries the collectives that subjects need, on values that are exact in any floating dtype.
+def probe_collective(name: str, dtype: torch.dtype, device: torch.device) -> None:
+    """Tries one of PROBES, on integers that are exact in any floating dtype.
 
     Raises:
-        ProbeFailed: naming the first collective that raises or is wrong.
+        Wrong, Refused, Raised: what it did on this rank.
     """
-    for collective in (_all_reduce, _all_gather_into_tensor, _reduce_scatter_tensor):
-        name = collective.__name__.removeprefix("_")
-        try:
-            actual, expected = _on_cpu(collective, dtype, device)
-        except Exception as error:  # a backend may raise anything
-            raise ProbeFailed(f"{name} of {dtype_name(dtype)} raised {type(error).__name__}: {error}") from error
-        if not torch.equal(actual, expected):
-            raise ProbeFailed(
-                f"{name} of {dtype_name(dtype)} is wrong: expected {expected.tolist()}, got {actual.tolist()}"
-            )
+    try:
+        actual, expected = PROBES[name](dtype, device)
+        actual, expected = actual.cpu().double(), expected.cpu().double()
+    except Exception as error:  # a backend may raise anything
+        raise (Refused if is_refusal(error) else Raised)(in_short(error)) from error
+    if name.endswith("_avg"):  # a mean may be rounded
+        actual = actual.round()
+    if not torch.equal(actual, expected):
+        raise Wrong(f"expected {expected.tolist()}, got {actual.tolist()}")
 
 
-Collective = Callable[[torch.dtype, torch.device], tuple[torch.Tensor, torch.Tensor]]
+Probe = Callable[[torch.dtype, torch.device], tuple[torch.Tensor, torch.Tensor]]
+"""What a collective gave on this rank, and what it should have given."""
 
 # Renamed in torch 2.13, which warns of the old names.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+UNTOUCHED = -7
+"""What outputs hold before."""
 
 
-def _on_cpu(collective: Collective, dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """(actual, expected) in float64 on the CPU."""
-    actual, expected = collective(dtype, device)
-    return actual.cpu().double(), expected.cpu().double()
+def _given(values: list[int] | torch.Tensor, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.as_tensor(values).to(dtype).to(device)
 
 
-def _all_reduce(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Counts the ranks; the last rank alone adds a 1 to the second element."""
+def _output(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.full(shape, UNTOUCHED, dtype=dtype, device=device)
+
+
+def _sum(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Counts the ranks, and has each give a number of its own."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
-    tensor = torch.tensor([1, int(rank == ranks - 1)], dtype=dtype, device=device)
+    own = torch.eye(ranks, dtype=torch.int64)[rank] * (rank + 1)
+    tensor = _given([1, *own.tolist()], dtype, device)
     dist.all_reduce(tensor)
-    return tensor, torch.tensor([ranks, 1])
+    return tensor, torch.tensor([ranks, *range(1, ranks + 1)])
+
+
+def _average(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each rank gives one of the elements."""
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    tensor = _given(torch.eye(ranks)[rank] * ranks, dtype, device)
+    dist.all_reduce(tensor, op=dist.ReduceOp.AVG)
+    return tensor, torch.ones(ranks)
+
+
+def _largest(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of negative numbers and of positive ones."""
+    tensor = _given([-dist.get_rank() - 1, dist.get_rank() + 1], dtype, device)
+    dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+    return tensor, torch.tensor([-1, dist.get_world_size()])
+
+
+def _smallest(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of negative numbers and of positive ones."""
+    tensor = _given([-dist.get_rank() - 1, dist.get_rank() + 1], dtype, device)
+    dist.all_reduce(tensor, op=dist.ReduceOp.MIN)
+    return tensor, torch.tensor([-dist.get_world_size(), 1])
 
 
 def _all_gather_into_tensor(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Collects every rank's number."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
-    output = torch.zeros(ranks, dtype=dtype, device=device)
-    _all_gather(output, torch.tensor([rank], dtype=dtype, device=device))
+    output = _output((ranks,), dtype, device)
+    _all_gather_single(output, _given([rank], dtype, device))
     return output, torch.arange(ranks)
 
 
-def _reduce_scatter_tensor(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Hands each rank its own number, given by rank 0 alone, and the count of the ranks."""
+def _all_gather(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Collects every rank's number."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
-    given = torch.arange(ranks) * int(rank == 0)
-    operand = torch.stack((given, torch.ones_like(given)), dim=1).to(dtype).to(device)
-    output = torch.zeros(1, 2, dtype=dtype, device=device)
-    _reduce_scatter(output, operand)
-    return output, torch.tensor([[rank, ranks]])
+    outputs = [_output((1,), dtype, device) for _ in range(ranks)]
+    dist.all_gather(outputs, _given([rank], dtype, device))
+    return torch.cat(outputs), torch.arange(ranks)
+
+
+def _reduce_scatter_tensor(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Hands each rank its own number, each element of which another rank gives."""
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    operand = torch.arange(1, ranks + 1)[:, None] * torch.eye(ranks, dtype=torch.int64)[rank]
+    output = _output((1, ranks), dtype, device)
+    _reduce_scatter_single(output, _given(operand, dtype, device))
+    return output, torch.full((1, ranks), rank + 1)
+
+
+def _reduce_scatter_average(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `_reduce_scatter_tensor`, with numbers that stay small enough when each rank gives all of the mean."""
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    operand = (torch.arange(ranks) % 3 + 1)[:, None] * torch.eye(ranks)[rank] * ranks
+    output = _output((1, ranks), dtype, device)
+    _reduce_scatter_single(output, _given(operand, dtype, device), op=dist.ReduceOp.AVG)
+    return output, torch.full((1, ranks), rank % 3 + 1)
+
+
+def _broadcast(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Hands out the number of the last rank, then of the first."""
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    last, first = _given([rank + 1], dtype, device), _given([rank + 1], dtype, device)
+    dist.broadcast(last, src=ranks - 1)
+    dist.broadcast(first, src=0)
+    return torch.cat((last, first)), torch.tensor([ranks, 1])
+
+
+def _reduce(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sums on the last rank, each element of which another rank gives; what others hold then is nobody's word."""
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    tensor = _given(torch.eye(ranks)[rank] * (rank + 1), dtype, device)
+    dist.reduce(tensor, dst=ranks - 1)
+    return tensor, torch.arange(1, ranks + 1) if rank == ranks - 1 else tensor
+
+
+def _scatter(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """The last rank hands each its number."""
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    output = _output((1,), dtype, device)
+    parts = [_given([number], dtype, device) for number in range(ranks)] if rank == ranks - 1 else None
+    dist.scatter(output, parts, src=ranks - 1)
+    return output, torch.tensor([rank])
+
+
+def _all_to_all_single(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each rank tells each other from whom and for whom."""
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    operand = torch.stack((torch.full((ranks,), rank), torch.arange(ranks)), dim=1)
+    output = _output((ranks, 2), dtype, device)
+    dist.all_to_all_single(output, _given(operand, dtype, device))
+    return output, operand.flip(1)
+
+
+def _all_to_all(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `_all_to_all_single`, by lists."""
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    outputs = [_output((2,), dtype, device) for _ in range(ranks)]
+    dist.all_to_all(outputs, [_given([rank, other], dtype, device) for other in range(ranks)])
+    return torch.stack(outputs), torch.tensor([[other, rank] for other in range(ranks)])
+
+
+PROBES: dict[str, Probe] = {
+    "all_reduce": _sum,
+    "all_reduce_avg": _average,
+    "all_reduce_max": _largest,
+    "all_reduce_min": _smallest,
+    "all_gather_into_tensor": _all_gather_into_tensor,
+    "reduce_scatter_tensor": _reduce_scatter_tensor,
+    "reduce_scatter_tensor_avg": _reduce_scatter_average,
+    "broadcast": _broadcast,
+    "all_gather": _all_gather,
+    "reduce": _reduce,
+    "scatter": _scatter,
+    "all_to_all_single": _all_to_all_single,
+    "all_to_all": _all_to_all,
+}
+"""By the name in torch 2.12, with the operation where it is not SUM; those that most subjects call first."""

@@ -23,7 +23,7 @@ from equivtest.ranks.channel import Channel
 from equivtest.ranks.failure import describe_exception
 from equivtest.ranks.gloo import use_few_workers
 from equivtest.ranks.messages import START_ID, Probe, Start, Stop, Support, Task, Visit, decode_request
-from equivtest.ranks.probe import probe_dtype, probe_sum
+from equivtest.ranks.probe import probe_collective, probe_sum
 from equivtest.ranks.reply import Answer, Outcome, Reply
 from equivtest.ranks.surroundings import Output, die_with_parent, enter, write_stacks_on_signal
 from equivtest.ranks.wire import encode_reply
@@ -115,7 +115,7 @@ class Rank:
             probe_sum(task.id, self._device)
             return ()
         if isinstance(task, Support):
-            probe_dtype(getattr(torch, task.dtype), self._device)
+            probe_collective(task.collective, getattr(torch, task.dtype), self._device)
             return ()
         assert self._visit is not None
         faults.plan(task.fault)
@@ -136,9 +136,10 @@ class Rank:
     def _failed(self, error: Exception, begun_s: float) -> Reply:
         now_s = time.monotonic()
         outcome: Outcome = "misused" if isinstance(error, Misuse) else "raised"
+        lacking: tuple[str, ...] = ()
         if isinstance(error, Unsupported):
-            outcome = "not_supported"
-        return Reply(self._start.rank, outcome, (), *describe_exception(error), now_s, now_s - begun_s)
+            outcome, lacking = "not_supported", error.lacking
+        return Reply(self._start.rank, outcome, (), *describe_exception(error), now_s, now_s - begun_s, lacking)
 
 
 def _read_case(task: Visit) -> Case:

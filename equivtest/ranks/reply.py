@@ -12,7 +12,7 @@ from equivtest.tensors import Placed
 Outcome = Literal["answered", "raised", "misused", "lost", "timed_out", "not_supported", "not_in_mesh"]
 """answered: its tensors are there.  raised: the subject raised.  misused: the subject breaks its
 contract with the harness (unknown name, no tensor).  lost: the process ended.  timed_out: no
-answer within the limit.  not_supported: the backend cannot do this dtype, as a probe has shown, or
+answer within the limit.  not_supported: the backend refused a collective, as it refused a probe of it, or
 this torch cannot make the case's mesh.
 not_in_mesh: no mesh of the case has this process; it only helped to make them."""
 
@@ -47,6 +47,7 @@ class Reply:
         detail: Traceback, stacks or end of the process, for a person.
         at_s: time.monotonic() of the outcome: the smallest is the first cause.
         busy_s: Seconds the rank spent on the visit.
+        lacking: 'dtype:function' of each collective that the backend refused; of 'not_supported' alone.
     """
 
     rank: int
@@ -57,3 +58,4 @@ class Reply:
     detail: str = ""
     at_s: float = 0.0
     busy_s: float = 0.0
+    lacking: tuple[str, ...] = ()

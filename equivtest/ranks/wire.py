@@ -52,6 +52,7 @@ class _Reply(msgspec.Struct, frozen=True, array_like=True):
     detail: str
     at_s: float
     busy_s: float
+    lacking: tuple[str, ...]
     payload: bytearray
     file: str
 
@@ -83,7 +84,8 @@ def encode_reply(request_id: int, reply: Reply, scratch: Path) -> bytes:
             payload = bytearray()
     texts = (reply.error_type, reply.error_text, reply.detail)
     times_s = (reply.at_s, reply.busy_s)
-    return _encoder.encode(_Reply(request_id, reply.rank, reply.outcome, answers, *texts, *times_s, payload, file))
+    said = (*texts, *times_s, reply.lacking)
+    return _encoder.encode(_Reply(request_id, reply.rank, reply.outcome, answers, *said, payload, file))
 
 
 def decode_reply(message: bytes) -> tuple[int, Reply]:
@@ -104,9 +106,8 @@ def decode_reply(message: bytes) -> tuple[int, Reply]:
         )
         for answer in data.answers
     )
-    reply = Reply(
-        data.rank, data.outcome, answers, data.error_type, data.error_text, data.detail, data.at_s, data.busy_s
-    )
+    texts, times_s = (data.error_type, data.error_text, data.detail), (data.at_s, data.busy_s)
+    reply = Reply(data.rank, data.outcome, answers, *texts, *times_s, data.lacking)
     return data.request_id, reply
 
 

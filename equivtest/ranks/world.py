@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import os
 import time
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 
 from equivtest import limits
 from equivtest.cases.base import Case, to_data
@@ -29,6 +29,7 @@ from equivtest.ranks.messages import (
 )
 from equivtest.ranks.reply import Reply
 from equivtest.ranks.scratch import Scratch, temporary_roots
+from equivtest.ranks.support import Finding, conclude
 from equivtest.ranks.surroundings import temporary_files_in
 
 VISIT = "equivtest.ranks.visit:visit"
@@ -42,7 +43,6 @@ class World:
         server: Forks them.
         visit: 'package.module:function' that ranks call as visit(subject, case, backend).
         environment: Added to the parent's, in every rank.
-        supported: dtype -> '' or why it is not supported; what is known is not probed again.
 
     Raises:
         BrokenSetup: a rank cannot start; the message has the first one's traceback.
@@ -56,12 +56,10 @@ class World:
         *,
         visit: str = VISIT,
         environment: Mapping[str, str] | None = None,
-        supported: MutableMapping[str, str] | None = None,
     ) -> None:
         self.world_size = world_size
         self._ended = False
         self._ids = itertools.count(START_ID + 1)
-        self._supported = {} if supported is None else supported
         self._noun = "rank"
         self._scratch = self._temporary = Scratch()
         self._ranks: list[RankProcess] = []
@@ -109,18 +107,26 @@ class World:
         self._send(Visit(request_id, subject, type(case).__module__, to_data(case), fault))
         return request_id
 
-    def wait(self, request_id: int, limit_s: float | None = None, *, keep_if_all_raised: bool = False) -> list[Reply]:
+    def wait(
+        self,
+        request_id: int,
+        limit_s: float | None = None,
+        *,
+        keep_if_all_raised: bool = False,
+        grace_s: float | None = None,
+    ) -> list[Reply]:
         """One reply per rank, by rank, to what `start_visit` began; never waits for ever.
 
-        Ranks that are silent `limit_s` (CASE_S) from now, or GRACE_S after the first failure,
+        Ranks that are silent `limit_s` (CASE_S) from now, or `grace_s` (GRACE_S) after the first failure,
         have timed out.  After any failure the world is dead and nothing of it is left but directories that are being
         removed, for which `kill` waits.
 
         Args:
-            keep_if_all_raised: The case should be refused: where every rank raised, within
-                REFUSAL_GRACE_S, and a probe finds them in step, the world lives on.
+            keep_if_all_raised: The case should be refused: where every rank raised, within `grace_s`
+                (REFUSAL_GRACE_S), and a probe finds them in step, the world lives on.
         """
-        grace_s = limits.REFUSAL_GRACE_S if keep_if_all_raised else limits.GRACE_S
+        if grace_s is None:
+            grace_s = limits.REFUSAL_GRACE_S if keep_if_all_raised else limits.GRACE_S
         replies = self._collect(request_id, limits.CASE_S if limit_s is None else limit_s, grace_s)
         if first_cause(replies) is None:
             return replies
@@ -129,25 +135,13 @@ class World:
             self._end(0.0, aside=True)
         return replies
 
-    def visit(
-        self, subject: str, case: Case, limit_s: float | None = None, *, keep_if_all_raised: bool = False
-    ) -> list[Reply]:
-        """Runs `subject` on `case` and waits; 'not_supported' replies where the dtype is not."""
-        if reason := self.supports(case.dtype):
-            return not_supported(self.world_size, reason)
-        return self.wait(self.start_visit(subject, case), limit_s, keep_if_all_raised=keep_if_all_raised)
-
-    def supports(self, dtype: str) -> str:
-        """'' if backend and device can do the collectives that subjects need, else the reason.
-
-        Asked of the ranks once per dtype.  A probe that a rank does not survive kills the world.
-        """
-        if dtype not in self._supported:
-            request_id = next(self._ids)
-            self._send(Support(request_id, dtype))
-            cause = first_cause(self.wait(request_id, limits.START_S, keep_if_all_raised=True))
-            self._supported[dtype] = "" if cause is None else f"rank {cause.rank}: {cause.error_text}"
-        return self._supported[dtype]
+    def probe(self, collective: str, dtype: str, limit_s: float) -> Finding:
+        """What one small collective shows of the backend; the world lives on where the ranks are still in step."""
+        request_id = next(self._ids)
+        self._noun = "rank"
+        self._send(Support(request_id, collective, dtype))
+        replies = self.wait(request_id, limit_s, keep_if_all_raised=True, grace_s=limits.PROBE_GRACE_S)
+        return conclude(collective, dtype, replies)
 
     def stop(self) -> None:
         """Has the ranks leave their group and end; kills those that take more than STOP_S."""
@@ -194,8 +188,3 @@ class World:
             else:
                 scratch.remove()
         self._ended = True
-
-
-def not_supported(world_size: int, reason: str) -> list[Reply]:
-    """One reply per rank that says why the case was not run."""
-    return [Reply(rank, "not_supported", error_text=reason) for rank in range(world_size)]

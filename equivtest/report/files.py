@@ -26,10 +26,12 @@ def write_report(
     lines: Iterable[str],
     known: Sequence[Mapping[str, Any]],
     audited: Sequence[Mapping[str, Any]] = (),
+    headlines: Sequence[str] = (),
 ) -> None:
     """Writes everything but junit.xml, which is pytest's own.
 
     Args:
+        headlines: What makes the run red besides failing claims.
         lines: Records, one JSON object each.
         known: Known failures, as their items reported them.
         audited: What the audits have shown, as data.
@@ -39,12 +41,17 @@ def write_report(
     """
     seconds = float(environment["seconds"])
     profile = PROFILES[environment["profile"]]
-    wants_cells = profile.per_cell > 0
     summary = summarize(
-        tallies, seconds=seconds, known=known, audits=audited, width=SUMMARY_WIDTH, wants_cells=wants_cells
+        tallies,
+        seconds=seconds,
+        known=known,
+        audits=audited,
+        width=SUMMARY_WIDTH,
+        wants_cells=profile.per_cell > 0,
+        headlines=headlines,
     )
     if profile.audits_alone:
-        summary = audits.table(audited)
+        summary = [*headlines, *audits.table(audited)]
     first = headline(environment, tallies)
     texts = {
         "verdicts.jsonl": "".join(f"{line}\n" for line in lines),
@@ -52,7 +59,7 @@ def write_report(
         "cells.csv": cells.as_csv(tallies),
         "audit.csv": audits.as_csv(audited),
         "environment.json": json.dumps(environment, indent=2) + "\n",
-        "report.html": as_html(environment, tallies, known),
+        "report.html": as_html(environment, tallies, known, headlines),
     }
     _write(directory, texts)
 
@@ -80,7 +87,12 @@ def _write(directory: Path, texts: Mapping[str, str]) -> None:
             raise BrokenSetup(f"cannot write {directory / name}: {error.strerror or error}") from error
 
 
-def as_html(environment: Mapping[str, Any], tallies: Sequence[Tally], known: Sequence[Mapping[str, Any]]) -> str:
+def as_html(
+    environment: Mapping[str, Any],
+    tallies: Sequence[Tally],
+    known: Sequence[Mapping[str, Any]],
+    headlines: Sequence[str] = (),
+) -> str:
     """One page that needs nothing else; every value is escaped."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -89,6 +101,7 @@ def as_html(environment: Mapping[str, Any], tallies: Sequence[Tally], known: Seq
     )
     return templates.get_template(TEMPLATE).render(
         environment=environment,
+        headlines=headlines,
         totals="; ".join(totals(tallies, float(environment["seconds"]))),
         headline=headline(environment, tallies),
         properties=[
@@ -129,4 +142,4 @@ def _cell(tally: Tally, key: tuple[int, str, str]) -> tuple[int, int]:
 
 def unsupported_cells(tally: Tally) -> list[tuple[int, str, str, int, str]]:
     """(world size, dtype, shard kind, verdicts, why) wherever the backend could not do what a case needs."""
-    return [(*cell, count, reason) for (cell, reason), count in sorted(tally.lacking.items())]
+    return [(*cell, count, reason) for (cell, reason, _), count in sorted(tally.lacking.items())]

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from equivtest.lacking import is_allowed
 from equivtest.profiles import ANY, wanted_kinds
 from equivtest.report.margins import Key, Margins
 from equivtest.verdicts.verdict import FAILURES
@@ -53,7 +54,7 @@ class Tally:
             as of collectives, need not have been judged in every cell.
         margins: (tensor, dtype) -> margins of the draws judged by a bound.
         reasons: Claim -> reasons of known failures.
-        lacking: (cell, what the backend could not do) -> verdicts that are open for it.
+        lacking: (cell, why, 'dtype:function' of each refused collective) -> verdicts that are open for it.
         failures: Shrunk failures, in order of arrival.
         slowest: (seconds, code of the case), the slowest first.
         unshown: Why claims that hold show nothing, by the property's audit; '' where they do.
@@ -74,7 +75,7 @@ class Tally:
     claim_cells: defaultdict[tuple[Cell, str, str], Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     margins: defaultdict[Key, Margins] = field(default_factory=lambda: defaultdict(Margins))
     reasons: defaultdict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
-    lacking: Counter[tuple[Cell, str]] = field(default_factory=Counter)
+    lacking: Counter[tuple[Cell, str, tuple[str, ...]]] = field(default_factory=Counter)
     failures: list[dict[str, Any]] = field(default_factory=list)
     slowest: list[tuple[float, str]] = field(default_factory=list)
     unshown: str = ""
@@ -127,7 +128,7 @@ class Tally:
             self.cells[cell][kind] += 1
             self.claim_cells[cell, claim, family_of(record["mode"])][kind] += 1
             if kind == "not_supported":
-                self.lacking[cell, record.get("lacking", "")] += 1
+                self.lacking[cell, record.get("lacking", ""), tuple(record.get("refused", ()))] += 1
         for tensor, margin in record.get("tensor_margins", {}).items():
             self.margins[of_any_step(tensor), record["dtype"]].add(margin)
         for claim, reason in record.get("known", {}).items():
@@ -184,17 +185,24 @@ class Tally:
             for kind in self.kinds_of_cells(size, self.meta.get("conclusive_shards", ()))
         ]
 
-    def holes(self, dtypes: Iterable[str]) -> list[str]:
+    def not_allowed(self, allowed: Collection[str]) -> Counter[tuple[Cell, str, tuple[str, ...]]]:
+        """Those of `lacking` that --allow-unsupported does not name."""
+        return Counter({key: count for key, count in self.lacking.items() if not is_allowed(key[2], allowed)})
+
+    def holes(self, dtypes: Iterable[str], allowed: Collection[str] = ()) -> list[str]:
         """What is wrong with each required cell that is empty or mostly without a conclusion.
 
         Of a claim that some family of modes leaves mostly open there, too: other claims, and other
-        values, say nothing about it.
+        values, say nothing about it.  What is lacking and `allowed` makes no hole.
         """
         found = []
+        excused = {cell for cell, _, _ in self.lacking} - {cell for cell, _, _ in self.not_allowed(allowed)}
         for cell in self.required_cells(dtypes):
             size, dtype, kind = cell
             where = f"world size {size}, {dtype}, {kind} shards"
             counts = self.cells.get(cell, Counter())
+            if cell in excused and not _is_open(_without_lacking(counts)):
+                continue
             if _is_open(counts, required=True):
                 found.append(f"{where}: {describe(counts) or 'no case'}")
                 continue
@@ -211,6 +219,10 @@ def _is_open(counts: Counter[str], *, required: bool = False) -> bool:
     """Whether fewer verdicts are conclusive than open; `required`: whether none is conclusive, too."""
     conclusive = sum(counts[kind] for kind in CONCLUSIVE)
     return counts["inconclusive"] + counts["not_supported"] > conclusive or (required and conclusive == 0)
+
+
+def _without_lacking(counts: Counter[str]) -> Counter[str]:
+    return Counter({kind: count for kind, count in counts.items() if kind != "not_supported"})
 
 
 def of_any_step(tensor: str) -> str:

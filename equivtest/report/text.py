@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from equivtest.lacking import RELEASE
 from equivtest.profiles import SHARD_KINDS
 from equivtest.report import cells, margins
 from equivtest.report.audits import in_lines
@@ -15,6 +16,7 @@ from equivtest.report.tally import FAILING, Tally
 BEGUN, ENDED = "begun", "ended"
 """States of a run; another one says in words what ended it before its end."""
 NUM_SLOWEST = 3
+NUM_NAMES = 6  # of collectives in one line; beyond them their dtypes
 SHORT_DTYPES = {"float32": "f32", "float64": "f64", "bfloat16": "bf16", "float16": "f16"}
 
 
@@ -26,14 +28,16 @@ def summarize(
     audits: Sequence[Mapping[str, Any]] = (),
     width: int = 100,
     wants_cells: bool = False,
+    headlines: Sequence[str] = (),
 ) -> list[str]:
     """The lines of the summary; none where no property was searched.
 
     Args:
+        headlines: What makes the run red besides failing claims; they come first, whole.
         wants_cells: Whether the run was to fill the cells of the case space, so that it is told where it did not.
     """
     if not tallies:
-        return []
+        return list(headlines)
     notes = [f"values  {tally.meta['name']}: {_shares_text(tally.modes)}" for tally in tallies if len(tally.modes) > 1]
     notes += [f"cells   {thin}" for tally in tallies if wants_cells and (thin := cells.in_words(tally))]
     notes += [f"slow    {line}" for line in _slowest(tallies)]
@@ -42,6 +46,7 @@ def summarize(
     notes += in_lines(audits)
     notes = [_cut(line, width) for line in notes] + _lacking(tallies)
     return [
+        *headlines,
         *_counts_table(tallies),
         "",
         *_coverage_table(tallies),
@@ -79,6 +84,32 @@ def unfinished(tallies: Iterable[Tally]) -> list[str]:
     ]
 
 
+def on_faults(faults: Iterable[Mapping[str, Any]]) -> list[str]:
+    """One line per collective that a probe found wrong: its first fault, and how many there are."""
+    by_collective: dict[str, list[str]] = {}
+    for fault in faults:
+        by_collective.setdefault(fault["collective"], []).append(fault["text"])
+    return [
+        f"the backend is wrong: {min(texts)}" + (f" (and {len(texts) - 1} more of its cells)" if len(texts) > 1 else "")
+        for texts in by_collective.values()
+    ]
+
+
+def on_lacking(tallies: Iterable[Tally], allowed: Collection[str]) -> list[str]:
+    """One line on all that is not supported and not allowed, with both ways out; none where nothing is."""
+    counts = sum((tally.not_allowed(allowed) for tally in tallies), Counter())
+    if not counts:
+        return []
+    names = sorted({name for _, _, refused in counts for name in (refused or [RELEASE])})
+    if len(names) > NUM_NAMES:
+        names = sorted({name.partition(":")[0] for name in names})
+    what = ", ".join(name.replace(":", " ") for name in names)
+    return [
+        f"not supported: {counts.total():,} verdicts, for want of {what}: this run is no pass. "
+        f"--dtypes leaves a dtype out, --allow-unsupported {','.join(names)} names what may be lacking"
+    ]
+
+
 def totals(tallies: Iterable[Tally], seconds: float) -> list[str]:
     """How much was done, and what came of it: one line each."""
     tallies = list(tallies)
@@ -110,7 +141,7 @@ def _lacking(tallies: Iterable[Tally]) -> list[str]:
     """What the backend cannot do, whole: it is the one thing that a vendor can mend."""
     counts = Counter[str]()
     for tally in tallies:
-        for (_, reason), count in tally.lacking.items():
+        for (_, reason, _), count in tally.lacking.items():
             counts[reason] += count
     return [f"unsupp  {' '.join(reason.split())}: {count} verdicts" for reason, count in sorted(counts.items())]
 

@@ -23,6 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from equivtest.cases.collective_calls import OPERANDS, Call, CollectivesCase
 from equivtest.errors import Unsupported
+from equivtest.refusal import is_refusal
 from equivtest.subjects.tensor_parallel import Given
 from equivtest.tensors import Placed
 
@@ -134,13 +135,10 @@ def naming(call: Call, dtype: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # a backend may raise anything
-        kind = Unsupported if is_refusal(error) else CollectiveRaised
-        raise kind(f"{call.name} of {dtype} raised {type(error).__name__}: {error}") from error
-
-
-def is_refusal(error: Exception) -> bool:
-    """Whether a backend says by it that it has no such collective, or not of that dtype or reduction."""
-    return isinstance(error, NotImplementedError)
+        text = f"{call.name} of {dtype} raised {type(error).__name__}: {error}"
+        if is_refusal(error):
+            raise Unsupported(text, lacking=f"{dtype}:{call.function}") from error
+        raise CollectiveRaised(text) from error
 
 
 def begin(room: Room, call: Call, own: torch.Tensor) -> Begun:

@@ -1,0 +1,74 @@
+"""What a backend may be without, by name: the collectives that are probed, and what a run allows to be lacking."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from equivtest import limits
+from equivtest.errors import Misuse
+from equivtest.importing import suggestion
+
+PROBED = (
+    "all_reduce",
+    "all_gather_into_tensor",
+    "reduce_scatter_tensor",
+    "broadcast",
+    "all_gather",
+    "reduce",
+    "scatter",
+    "all_to_all_single",
+    "all_to_all",
+)
+"""Functions of torch.distributed that subjects, DTensor, DDP, FSDP2 and DeepSpeed call, by the names of torch 2.12."""
+
+FUNCTIONS = (
+    *PROBED,
+    "gather",
+    "reduce_scatter",
+    "all_to_all_single_uneven",
+    "functional_all_reduce",
+    "functional_all_gather_tensor",
+    "functional_reduce_scatter_tensor",
+    "functional_broadcast",
+    "functional_all_to_all_single",
+    "functional_all_to_all_single_uneven",
+    "coalesced_all_reduce",
+    "coalesced_all_gather_into_tensor",
+    "coalesced_reduce_scatter_tensor",
+)
+"""Those that are probed, and those that the property `collectives` alone calls, as its cases name them."""
+
+ALL = "all"
+RELEASE = "release"
+"""Stands for what this release of torch, or of a library, has not."""
+
+
+def parse_allowed(names: Iterable[str]) -> frozenset[str]:
+    """What --allow-unsupported names: dtypes, 'dtype:function', RELEASE or ALL.
+
+    Raises:
+        Misuse: a name is none of these.
+    """
+    allowed = frozenset(names)
+    for name in sorted(allowed - {ALL, RELEASE}):
+        dtype, colon, function = name.partition(":")
+        if dtype not in limits.DTYPES:
+            known = [ALL, RELEASE, *limits.DTYPES]
+            raise Misuse(f"--allow-unsupported: unknown dtype {dtype!r} in {name!r}; {suggestion(dtype, known)}")
+        if colon and function not in FUNCTIONS:
+            wanted = suggestion(function, list(FUNCTIONS))
+            raise Misuse(f"--allow-unsupported: unknown collective {function!r} in {name!r}; {wanted}")
+    return allowed
+
+
+def is_allowed(lacking: Collection[str], allowed: Collection[str]) -> bool:
+    """Whether a run allows all that a verdict lacks.
+
+    Args:
+        lacking: 'dtype:function' of each collective that the backend refused; empty where a release has not something.
+    """
+    if ALL in allowed:
+        return True
+    if not lacking:
+        return RELEASE in allowed
+    return all(name in allowed or name.partition(":")[0] in allowed for name in lacking)

@@ -1,0 +1,134 @@
+"""What a backend can do, as the parent learns it: by a probe of each collective, once per world size and dtype."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from equivtest.ranks.first_cause import first_cause
+from equivtest.ranks.places import place_of
+from equivtest.ranks.probe import PROBES
+from equivtest.ranks.reply import Outcome, Reply
+
+Kind = Literal["works", "refused", "wrong", "raised", "hung", "died"]
+"""refused: every rank raised the backend's own word that it cannot.  All others but 'works' are failures."""
+
+_KIND_OF: dict[str, Kind] = {"timed_out": "hung", "lost": "died", "Wrong": "wrong"}
+_OUTCOME_OF: dict[Kind, Outcome] = {"hung": "timed_out", "died": "lost"}
+_VERBS: dict[Kind, str] = {
+    "works": "works",
+    "refused": "is refused",
+    "wrong": "is wrong",
+    "raised": "raises",
+    "hung": "hangs",
+    "died": "ends a rank",
+}
+_SINGLE = {"all_gather_single": "all_gather_into_tensor", "reduce_scatter_single": "reduce_scatter_tensor"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What the probe of one collective showed.
+
+    Attributes:
+        said: By the rank that failed first.
+    """
+
+    collective: str
+    dtype: str
+    world_size: int
+    kind: Kind
+    said: str = ""
+
+    @property
+    def is_fault(self) -> bool:
+        """Whether the backend is wrong, and not only without the collective."""
+        return self.kind not in ("works", "refused")
+
+    @property
+    def function(self) -> str:
+        """Of torch.distributed: the collective without its operation."""
+        return re.sub("_(avg|max|min)$", "", self.collective)
+
+    def __str__(self) -> str:
+        ranks = "1 rank" if self.world_size == 1 else f"{self.world_size} ranks"
+        return f"{self.collective} of {self.dtype} on {ranks} {_VERBS[self.kind]}: {self.said}"
+
+
+def conclude(collective: str, dtype: str, replies: Sequence[Reply]) -> Finding:
+    """What the replies to a probe say of its collective."""
+    cause = first_cause(replies)
+    if cause is None:
+        return Finding(collective, dtype, len(replies), "works")
+    if all(reply.error_type == "Refused" for reply in replies):
+        return Finding(collective, dtype, len(replies), "refused", cause.error_text)
+    kind = _KIND_OF.get(cause.outcome) or _KIND_OF.get(cause.error_type, "raised")
+    lonely = "refused, and others did not: " if cause.error_type == "Refused" else ""
+    return Finding(collective, dtype, len(replies), kind, f"rank {cause.rank}: {lonely}{cause.error_text}")
+
+
+@dataclass
+class Support:
+    """What is known of one dtype on one world size."""
+
+    world_size: int
+    dtype: str
+    findings: dict[str, Finding] = field(default_factory=dict)
+
+    @property
+    def fatal(self) -> Finding | None:
+        """The collective that left no world alive, if one did: no case of the dtype is tried there any more."""
+        return next((finding for finding in self.findings.values() if finding.kind in _OUTCOME_OF), None)
+
+    @property
+    def unknown(self) -> list[str]:
+        """Collectives that are still to be probed."""
+        return [] if self.fatal else [name for name in PROBES if name not in self.findings]
+
+    @property
+    def refused(self) -> list[Finding]:
+        return [finding for finding in self.findings.values() if finding.kind == "refused"]
+
+    @property
+    def faults(self) -> list[Finding]:
+        return [finding for finding in self.findings.values() if finding.is_fault]
+
+
+def ended_by(finding: Finding) -> list[Reply]:
+    """The replies to a case that is not tried: those to the probe that left no world alive, by name."""
+    text = f"the case was not run: {finding}"
+    outcome = _OUTCOME_OF[finding.kind]
+    return [Reply(rank, outcome, error_text=text, detail=text) for rank in range(finding.world_size)]
+
+
+def as_refused(refused: Sequence[Finding], replies: list[Reply]) -> list[Reply]:
+    """The replies; as 'not_supported' where every rank that took part raised what a probe was refused by.
+
+    Which collective it was is read off the traceback; where that does not say, all that were refused alike are named.
+    """
+    taking_part = [reply for reply in replies if reply.outcome != "not_in_mesh"]
+    alike = [finding for finding in refused if taking_part and all(_says(finding, reply) for reply in taking_part)]
+    if not alike:
+        return replies
+    place = place_of(taking_part[0].detail)
+    called = _SINGLE.get(place.collective, place.collective) if place else ""
+    named = [finding for finding in alike if finding.function == called] or alike
+    functions = tuple(dict.fromkeys(f"{finding.dtype}:{finding.function}" for finding in named))
+    text = f"{', '.join(name.replace(':', ' ') for name in functions)}: {named[0].said}"
+    return [
+        reply
+        if reply.outcome == "not_in_mesh"
+        else replace(reply, outcome="not_supported", error_text=text, lacking=functions)
+        for reply in replies
+    ]
+
+
+def _says(finding: Finding, reply: Reply) -> bool:
+    """Whether a rank raised the refusal; numbers, as of sizes, may be others."""
+    return reply.outcome == "raised" and _without_numbers(finding.said) in _without_numbers(reply.detail)
+
+
+def _without_numbers(text: str) -> str:
+    return re.sub(r"\d+", "0", text)

@@ -1,0 +1,178 @@
+"""Backends that are wrong in one way are red and named; those that refuse are believed; honest ones are green."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from equivtest.cases.base import Case
+from equivtest.cases.collective_calls import BUNDLES
+from equivtest.cases.fetch import FetchCase
+from equivtest.cases.linear import LinearCase
+from equivtest.check import check
+from equivtest.errors import BrokenSetup, Misuse
+from equivtest.lacking import FUNCTIONS, PROBED, is_allowed, parse_allowed
+from equivtest.ranks.backend import Backend
+from equivtest.ranks.pool import Pool
+from equivtest.ranks.probe import PROBES
+from equivtest.ranks.support import Finding
+from equivtest.refusal import is_refusal
+from tests.rank_programs_planted import FAULT
+
+ROOT = Path(__file__).parents[1]
+PLANTED = Backend("planted", imports=("tests.rank_programs_planted",))
+LINEAR = LinearCase(world_size=2, style="rowwise", in_features=4, out_features=3, dtype="bfloat16")
+FETCH = FetchCase(world_size=2, parameters=((5,),), requires_grad=(True,), collective="all_gather", dtype="bfloat16")
+
+
+def planted(fault: str) -> Pool:
+    return Pool(PLANTED, environment={FAULT: fault})
+
+
+def run_smoke(tmp_path: Path, fault: str, *args: str) -> subprocess.CompletedProcess[str]:
+    """`equivtest run` of one property that gathers, on two ranks."""
+    command = [sys.executable, "-m", "equivtest.cli", "run", "--profile=smoke", "--world-sizes=2", "--dtypes=float32"]
+    command += ["--subjects=zero3_fetch_all_gather", "--known-failures=none", "-n0", *args]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), FAULT: fault, "PYTHONWARNINGS": "ignore"}
+    return subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=180, env=environment
+    )
+
+
+def on_planted(tmp_path: Path, fault: str) -> subprocess.CompletedProcess[str]:
+    return run_smoke(tmp_path, fault, "--backend=planted", "--import=tests.rank_programs_planted")
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ("swapped_gather", "all_gather_into_tensor of float32 on 2 ranks is wrong: rank"),
+        ("raises_attribute", "reduce_scatter_tensor of float32 on 2 ranks raises: rank"),
+        ("other_root", "broadcast of float32 on 2 ranks is wrong: rank"),
+        ("ends_a_rank", "scatter of float32 on 2 ranks ends a rank: rank 1: exited with code 3"),
+    ],
+)  # fmt: skip
+def test_a_fault_that_a_probe_sees_is_red_and_told_first(tmp_path: Path, fault: str, told: str) -> None:
+    """Whether or not the property calls that collective."""
+    done = on_planted(tmp_path, fault)
+
+    first = next(line for line in done.stdout.splitlines() if line.startswith("equivtest: "))
+    assert done.returncode == 1
+    assert first.startswith(f"equivtest: the backend is wrong: {told}")
+
+
+@pytest.mark.ranks
+def test_a_group_that_does_nothing_is_red(tmp_path: Path) -> None:
+    """torch's own fake one, which is known once its module is imported."""
+    done = run_smoke(tmp_path, "", "--backend=fake", "--import=torch.testing._internal.distributed.fake_pg")
+
+    assert done.returncode == 1
+    assert "equivtest: the backend is wrong: all_gather_into_tensor of float32 on 2 ranks" in done.stdout
+
+
+@pytest.mark.ranks
+def test_an_honest_group_is_green(tmp_path: Path) -> None:
+    done = on_planted(tmp_path, "")
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 failed, 0 known, 0 inconclusive, 0 not supported" in done.stdout
+
+
+@pytest.mark.ranks
+def test_a_collective_that_hangs_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every further case of its world size and dtype is answered at once, by name."""
+    monkeypatch.setattr("equivtest.limits.PROBE_S", 3.0)
+    with planted("hangs") as pool:
+        pool.run("rowwise_linear", LINEAR)
+        begun_s = time.monotonic()
+        for replies in (pool.run("rowwise_linear", LINEAR), pool.run("zero3_fetch_all_gather", FETCH)):
+            assert [reply.outcome for reply in replies] == ["timed_out"] * 2
+            assert "all_to_all_single of bfloat16 on 2 ranks hangs" in replies[0].detail
+        assert time.monotonic() - begun_s < 1
+
+
+@pytest.mark.ranks
+def test_a_documented_refusal_leaves_out_what_needs_it_alone() -> None:
+    """The dtype's other cases are judged, in the same processes."""
+    with planted("refuses") as pool:
+        refused = pool.run("rowwise_linear", LINEAR)
+        world = pool._worlds[2].pids
+        assert [(reply.outcome, reply.lacking) for reply in refused] == [
+            ("not_supported", ("bfloat16:all_reduce",))
+        ] * 2
+        assert refused[0].error_text == "bfloat16 all_reduce: NotImplementedError: this group reduces no bfloat16"
+        assert check("zero3_fetch_all_gather", FETCH, pool) and pool._worlds[2].pids == world
+        assert pool.faults == []
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("case", [LINEAR, FETCH])
+def test_what_holds_on_a_wrong_backend_shows_nothing(case: Case) -> None:
+    """The fault is in a collective that neither subject calls."""
+    subject = "rowwise_linear" if case is LINEAR else "zero3_fetch_all_gather"
+    with planted("nothing_exchanged") as pool, pytest.raises(BrokenSetup, match="all_to_all_single of bfloat16 on 2"):
+        check(subject, case, pool)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        NotImplementedError(),
+        RuntimeError("Backend mine does not support alltoall_base"),
+        RuntimeError("No backend type associated with device type cpu"),
+        RuntimeError("Invalid scalar type"),
+        ValueError("Cannot use ReduceOp.BAND with NCCL"),
+        TypeError("Input tensor data type is not supported for NCCL process group: Short"),
+    ],
+)
+def test_a_backends_own_word_is_a_refusal(error: Exception) -> None:
+    assert is_refusal(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        AttributeError("'Group' object does not support stream"),
+        TypeError("unsupported operand type(s) for +: 'int' and 'NoneType'"),
+        TypeError("'Work' object does not support item assignment"),
+        KeyError("not supported"),
+        IndexError("not implemented"),
+        RuntimeError("Connection closed by peer"),
+        ValueError("tensors must have the same size"),
+    ],
+)
+def test_a_mistake_is_no_refusal(error: Exception) -> None:
+    assert not is_refusal(error)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("float61", "unknown dtype 'float61' in 'float61'; did you mean 'float64'"),
+        ("float16:all_reduct", "unknown collective 'all_reduct' in 'float16:all_reduct'; did you mean 'all_reduce'"),
+        ("all_reduce", "unknown dtype 'all_reduce'"),
+    ],
+)
+def test_a_name_that_nothing_has_is_misuse(name: str, told: str) -> None:
+    with pytest.raises(Misuse, match=r"^--allow-unsupported: ") as caught:
+        parse_allowed([name])
+    assert told in str(caught.value)
+
+
+def test_all_that_a_verdict_lacks_has_to_be_allowed() -> None:
+    lacking = ("float16:all_reduce", "float16:broadcast")
+
+    assert is_allowed(lacking, {"float16"}) and is_allowed(lacking, {"all"}) and is_allowed(lacking, set(lacking))
+    assert not is_allowed(lacking, {"float16:all_reduce"}) and not is_allowed(lacking, {"release"})
+    assert is_allowed((), {"release"}) and not is_allowed((), {"float16"})
+
+
+def test_every_collective_that_is_called_can_be_allowed_by_name() -> None:
+    assert {Finding(name, "float32", 2, "refused").function for name in PROBES} == set(PROBED)
+    assert {call.function for calls in BUNDLES.values() for call in calls} <= set(FUNCTIONS)
