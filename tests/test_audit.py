@@ -90,7 +90,7 @@ def test_an_exception_rejects_a_collective_too(pool: Pool) -> None:
 @pytest.mark.ranks
 def test_gradients_that_nobody_needed_to_reduce_show_nothing(pool: Pool) -> None:
     """Every rank has the same batch: an average of equal gradients is what each rank had."""
-    prop = module_property(MODULES + "mlp", MODULES + "ddp", x_shapes=[(2, 3)])
+    prop = module_property(MODULES + "mlp", MODULES + "ddp", x_shapes=[(2, 3)], batch="whole")
     prop = replace(prop, subject=PROGRAMS + "averaged_by_hand")
     found = audit(prop, pool, KnownFailures(), (2,), ("float64",))
 

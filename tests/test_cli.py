@@ -11,6 +11,7 @@ from pathlib import Path
 import hypothesis  # noqa: F401  (what runs in this process import is dropped behind each, and torch dies of it)
 import pytest
 
+import equivtest.subjects.module
 import equivtest.verdicts.claims  # noqa: F401
 from equivtest import cli, suite
 from equivtest.cases.base import to_data
