@@ -1,7 +1,7 @@
 """`python -m tests.gate_draws`: the gate's list of (subject, case, seeds), drawn in many ways: one hash.
 
 Alone, with every property loaded, among modules full of constants, from a wheel, and by what a run of the gate has
-really judged with -n 0, 1 and 2.
+really judged with -n 0, 1 and 2; with --drawn by what such a run draws and does not judge, in a tenth of the time.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ from equivtest import limits
 from equivtest.cases.base import to_data
 from equivtest.chunks import Chunk, chunk_cases
 from equivtest.profiles import PROFILES, plan
-from equivtest.property import Property
+from equivtest.property import Property, resolved
+from equivtest.ranks.pool import Pool
 from equivtest.suite import properties_dir
 options = json.loads(sys.argv[1])
 for name in options["imports"]:
@@ -51,6 +52,9 @@ for path in sorted(Path(options["folder"] or properties_dir()).glob(options["fil
         if isinstance(prop, Property) and not prop.absent and prop.subject in (options["subjects"] or [prop.subject]):
             for part in plan(PROFILES["gate"], limits.WORLD_SIZES, prop.weight):
                 chunk = Chunk(part.world_size, limits.DTYPES, part.index, part.num_cases)
+                if prop.resolve is not None:
+                    with Pool() as pool:
+                        prop = resolved(prop, pool, chunk.space)
                 for case in chunk_cases(prop, chunk):
                     print(json.dumps([prop.subject, to_data(case), [seed for _, seed in case.values]]))
 """
@@ -82,10 +86,17 @@ def lines_of_draws(
     return sorted(set(done.stdout.splitlines()))
 
 
-def lines_of_run(folder: Path, workers: int, *args: str, subjects: Sequence[str] = ()) -> list[str]:
-    """What `equivtest run` with these arguments has judged in a folder, with so many xdist workers, sorted."""
+def lines_of_run(
+    folder: Path, workers: int, suite: Path, *args: str, subjects: Sequence[str] = (), is_judged: bool = True
+) -> list[str]:
+    """What a run of a folder of properties has judged, or drawn alone, with so many xdist workers, sorted."""
     report = folder / "report"
-    command = [sys.executable, "-m", "equivtest.cli", "run", f"--report={report}", "-n", str(workers), *args]
+    command = [sys.executable, "-m", "equivtest.cli", "run"]
+    if not is_judged:
+        command = [sys.executable, "-m", "pytest", "-p", "equivtest.options", "-p", "tests.drawn_only"]
+        command += [f"-c{ROOT / 'equivtest' / 'suite.ini'}", f"--rootdir={suite.parent}", "--import-mode=importlib"]
+        command += ["--known-failures=none"]
+    command += [str(suite), "--audit=off", f"--report={report}", "-n", str(workers), *args]
     command += [f"--subjects={','.join(subjects)}"] * bool(subjects)
     subprocess.run(command, cwd=folder, env=environment_of((ROOT, folder)), stdout=sys.stderr, check=False)
     records = map(json.loads, (report / "verdicts.jsonl").read_text().splitlines())
@@ -135,7 +146,7 @@ def wheel_python(folder: Path) -> str:
     return python
 
 
-def ways(folder: Path, subjects: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+def ways(folder: Path, subjects: Sequence[str], *, is_judged: bool) -> Iterator[tuple[str, list[str]]]:
     """(name, lines) of each way of drawing the gate."""
     empty = folder / "empty"
     empty.mkdir()
@@ -146,10 +157,12 @@ def ways(folder: Path, subjects: Sequence[str]) -> Iterator[tuple[str, list[str]
     yield "all properties in one process", lines_of_draws(empty, subjects=subjects, hash_seed=7)
     yield "beside three modules full of constants", lines_of_draws(folder, subjects=subjects, imports=made_up)
     yield "from a wheel", lines_of_draws(empty, subjects=subjects, python=wheel_python(folder), path=())
+    word = "judged" if is_judged else "drawn"
     for workers in NUM_WORKERS:
-        yield f"judged by a run with -n {workers}", lines_of_run(folder, workers, subjects=subjects)
-    mixed = mixed_suite(folder)
-    yield "judged by a run beside the three modules", lines_of_run(folder, 2, str(mixed), subjects=subjects)
+        lines = lines_of_run(folder, workers, properties_dir(), subjects=subjects, is_judged=is_judged)
+        yield f"{word} by a run with -n {workers}", lines
+    lines = lines_of_run(folder, 2, mixed_suite(folder), subjects=subjects, is_judged=is_judged)
+    yield f"{word} by a run beside the three modules", lines
 
 
 def hash_of(lines: Iterable[str]) -> str:
@@ -161,14 +174,16 @@ def main() -> None:
     """Prints each way's hash; exit code 1 where they differ."""
     parser = argparse.ArgumentParser(prog="python -m tests.gate_draws")
     parser.add_argument("--subjects", default="", help="These alone, by comma; all take about a gate for each run.")
-    text = parser.parse_args().subjects
+    parser.add_argument("--drawn", action="store_true", help="Have the runs draw and judge nothing.")
+    options = parser.parse_args()
+    text = options.subjects
     known = {prop.subject for prop in load_properties(properties_dir()).values()}
     subjects = [name for name in text.split(",") if name]
     if unknown := set(subjects) - known:
         parser.error(f"no property judges {', '.join(sorted(unknown))}")
     found = []
     with tempfile.TemporaryDirectory() as folder:
-        for name, lines in ways(Path(folder), subjects):
+        for name, lines in ways(Path(folder), subjects, is_judged=not options.drawn):
             found.append(hash_of(lines))
             print(f"{found[-1]}  {len(lines):5} cases  {name}", flush=True)
     print("one hash" if len(set(found)) == 1 else f"{len(set(found))} hashes")

@@ -143,7 +143,7 @@ def test_a_run_judges_the_cases_that_are_drawn(tmp_path: Path, workers: int) -> 
     make_up_modules(tmp_path)
     subjects = ["zero3_lifecycle_all_gather", "zero3_lifecycle_all_reduce"]
     mixed = mixed_suite(tmp_path, "test_zero3_lifecycle.py")
-    judged = lines_of_run(tmp_path, workers, "--world-sizes=2", str(mixed), subjects=subjects)
+    judged = lines_of_run(tmp_path, workers, mixed, "--world-sizes=2", subjects=subjects)
     drawn_of_two = [
         line
         for line in lines_of_draws(tmp_path, files="test_zero3_lifecycle.py", subjects=subjects)
