@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional
 
 from equivtest.cases.base import Case
+from equivtest.cases.collective_calls import OPERANDS, CollectivesCase
 from equivtest.cases.cross_entropy import CrossEntropyCase
 from equivtest.cases.embedding import NO_PADDING, EmbeddingCase
 from equivtest.cases.embedding_ways import EmbeddingWaysCase, of_style
@@ -22,6 +23,7 @@ from equivtest.cases.perceptron import PerceptronCase, at_step
 from equivtest.cases.redistribute import RedistributeCase
 from equivtest.cases.reduction import ReductionCase
 from equivtest.cases.values import draw
+from equivtest.oracle.collective_calls import arrange
 from equivtest.oracle.lifecycle_model import moments
 from equivtest.tensors import DTYPES
 
@@ -129,6 +131,19 @@ def _reduced(case: RedistributeCase, name: str, given: torch.Tensor) -> torch.Te
     join = {"max": torch.maximum, "min": torch.minimum}.get(op, torch.add)
     total = functools.reduce(join, given.reshape(num_operands, *case.shape))
     return total / num_operands if op == "avg" else total
+
+
+@unsharded.register
+def unsharded_collectives(case: CollectivesCase, index: int) -> dict[str, torch.Tensor]:
+    """Operands reduced one after the other, in their own dtype."""
+    given = draw(case, index)
+    joins = {"": None, "max": torch.maximum, "min": torch.minimum, "product": torch.mul}
+    answers = {}
+    for call in case.calls:
+        whole, join = given[OPERANDS[call.op]], joins.get(call.op, torch.add)
+        whole = whole if join is None else functools.reduce(join, whole)
+        answers[call.name] = arrange(case, call.result, whole / case.world_size if call.op == "avg" else whole)
+    return answers
 
 
 @unsharded.register

@@ -49,12 +49,13 @@ def _draw(case: CollectivesCase, name: str, mode: str, seed: int) -> torch.Tenso
         return odd_integers(shape, 1, odd_floor(most // ranks), source)
     if name == "averaged":
         odd = ranks // (ranks & -ranks)
-        stride = -(-ranks * odd // most)
-        terms = odd_integers(shape, 1, odd_floor(max(1, most * stride // (ranks * odd))), source) * odd
-        return torch.where(_every(stride, shape), terms, 0)
+        stride = -(-ranks // min(ranks, most // odd))
+        largest = most // (-(-ranks // stride) * odd)
+        terms = odd_integers(shape, 1, odd_floor(largest), source) * odd
+        return terms if stride == 1 else torch.where(_every(stride, shape), terms, 0)
     if name == "multiplied":
-        factors = 2.0 ** signs(shape, source)
-        return torch.where(_every(-(-ranks // MAX_FACTORS), shape), factors, 1.0) * signs(shape, source)
+        factors, stride = 2.0 ** signs(shape, source), -(-ranks // MAX_FACTORS)
+        return (factors if stride == 1 else torch.where(_every(stride, shape), factors, 1.0)) * signs(shape, source)
     return odd_integers(shape, 1, most - 1, source)
 
 

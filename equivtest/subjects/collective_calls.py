@@ -32,6 +32,8 @@ REDUCE_OPS = {op: getattr(dist.ReduceOp, op.upper()) for op in OPERANDS if op}
 # Renamed in torch 2.13, which warns of the old names.
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+gather_functionally = getattr(functional, "all_gather_single", None) or functional.all_gather_tensor
+reduce_scatter_functionally = getattr(functional, "reduce_scatter_single", None) or functional.reduce_scatter_tensor
 
 
 class CollectiveRaised(RuntimeError):
@@ -127,13 +129,11 @@ def naming(call: Call, dtype: str) -> Iterator[None]:
     """Has what is raised under it name the collective.
 
     Raises:
-        Unsupported: the backend documents that it has it not.
+        Unsupported: the backend says that it has it not.
         CollectiveRaised: anything else.
     """
     try:
         yield
-    except (Unsupported, CollectiveRaised):
-        raise
     except Exception as error:  # a backend may raise anything
         text = f"{call.name} of {dtype} raised {type(error).__name__}: {error}"
         if is_refusal(error):
@@ -235,12 +235,12 @@ def functional_all_reduce(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def functional_all_gather_tensor(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    output = functional.all_gather_tensor(first(room, own), 0, room.group)
+    output = gather_functionally(first(room, own), 0, room.group)
     return Begun([], lambda: rows(room, waited(output)))
 
 
 def functional_reduce_scatter_tensor(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    output = functional.reduce_scatter_tensor(own, call.op, 0, room.group)
+    output = reduce_scatter_functionally(own, call.op, 0, room.group)
     return Begun([], lambda: waited(output))
 
 

@@ -16,7 +16,7 @@ MOST_DRAWN = 2**22
 NUM_NUMELS = 5
 LARGE = (None,) * 38 + (0, 1)
 """Which of the large sizes, modulo their number; one case in twenty has one."""
-NUM_BUNDLES = 3
+NUM_BUNDLES = 5
 MOST_IN_A_BUNDLE = max(map(len, BUNDLES.values()))
 TAKEN = (False, True, True, True)
 COLLECTIVE_MODES = (("dense",), ("index",), ("special",), *[("special", "dense", "index")] * 12)
@@ -24,7 +24,7 @@ COLLECTIVE_MODES = (("dense",), ("index",), ("special",), *[("special", "dense",
 
 
 def collectives_cases(space: Space) -> SearchStrategy[CollectivesCase]:
-    """Cases of some collectives of up to three bundles, on up to six sizes.
+    """Cases of some collectives of up to five bundles, on up to six sizes.
 
     Shrinks to one draw of dense values, and one call on one element.
     """
