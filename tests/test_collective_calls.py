@@ -288,7 +288,11 @@ class Unwilling:
 
 @pytest.mark.parametrize(
     ("error", "kind"),
-    [(NotImplementedError("not here"), Unsupported), (AttributeError("no such thing"), CollectiveRaised)],
+    [
+        (NotImplementedError("not here"), Unsupported),
+        (RuntimeError("Invalid scalar type"), Unsupported),
+        (AttributeError("no such thing"), CollectiveRaised),
+    ],
 )
 def test_what_a_collective_raises_names_it(
     alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch, error: Exception, kind: type[Exception]
@@ -297,8 +301,9 @@ def test_what_a_collective_raises_names_it(
     monkeypatch.setattr(dist, "all_to_all_single", Unwilling(error))
     text = f"all_to_all_single of float16 raised {type(error).__name__}: {error}"
 
-    with pytest.raises(kind, match=f"^{text}$"):
+    with pytest.raises(kind, match=f"^{text}$") as caught:
         answer(CollectivesCase(world_size=1, dtype="float16", collectives=("all_to_all_single",)), alone)
+    assert getattr(caught.value, "lacking", None) in (None, ("float16:all_to_all_single",))
 
 
 class Late:
