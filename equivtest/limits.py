@@ -6,6 +6,7 @@ from __future__ import annotations
 CASE_S = 60.0  # one visit of one case on all ranks; the slowest honest one takes under 2
 GRACE_S = 0.5  # after the first rank failed, for its peers to answer; they wait inside a collective
 START_S = 120.0  # a world's start, from the request to every rank's first word; cold imports take 10
+EXECUTE_S = 5.0  # more for each rank that is executed, not forked: torch's import takes 3 of one core
 FORK_S = 15.0  # a backward of four elements in a process that was just forked; takes 0.01
 STOP_S = 2.0  # for ranks to end by themselves when a pool closes, before they are killed
 UNLOCK_S = 0.3  # for the kernel to take the locks of a process that ends; takes microseconds

@@ -230,7 +230,7 @@ def test_a_module_that_keeps_forks_from_a_backward_has_ranks_executed_or_is_told
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=300,
         env=environment(str(Path(cli.__file__).parents[1])),
     )
 

@@ -450,6 +450,13 @@ def test_devices_that_come_with_fake_tensors_do_not_keep_ranks_from_being_forked
         assert pool.start == "forkserver"
 
 
+def test_executed_ranks_have_time_to_import_torch_one_beside_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Pool(Backend(start="spawn"), visit=VISIT) as pool:
+        pool.run("counts", PlainCase(world_size=1))
+        monkeypatch.setattr(limits, "START_S", 0.7)  # less than an import takes
+        assert outcomes(pool.run("counts", TWO)) == ["answered"] * 2
+
+
 def test_spawned_ranks_do_the_same() -> None:
     """Executed instead of forked, ranks answer, raise and are replaced all the same."""
     with Pool(Backend(start="spawn"), visit=VISIT) as pool:

@@ -83,12 +83,16 @@ class World:
             start = Start(*who, list(surroundings.items()), path, os.fsencode(os.getcwd()))
             with contextlib.suppress(OSError):  # it is gone, which waiting for it will find
                 self._ranks[rank].channel.send(encode_request(start))
-        cause = first_cause(self._collect(START_ID, limits.START_S, limits.GRACE_S))
+        cause = first_cause(self._collect(START_ID, self._start_limit_s(server), limits.GRACE_S))
         if cause is not None:
             raise BrokenSetup(
                 f"rank {cause.rank} of {self.world_size} cannot start on backend {backend.name!r}, device "
                 f"{backend.device!r}: {cause.error_type or cause.outcome}: {cause.error_text}\n{cause.detail}"
             )
+
+    def _start_limit_s(self, server: Server) -> float:
+        executes = server.ready is not None and server.ready.start == "spawn"
+        return limits.START_S + (limits.EXECUTE_S * self.world_size if executes else 0.0)
 
     @property
     def alive(self) -> bool:
