@@ -183,6 +183,13 @@ def test_a_world_without_faults_tells_of_no_collective(pool: Pool) -> None:
     assert kinds == ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all"]
 
 
+@pytest.mark.ranks
+def test_a_group_of_one_rank_has_nothing_to_spoil(pool: Pool) -> None:
+    replies = pool.run("zero3_fetch_all_gather", FetchCase(world_size=1), fault=Fault("another operand", 0))
+
+    assert (replies[0].outcome, replies[0].answers[0].collectives) == ("answered", ())
+
+
 # What is told.
 
 
