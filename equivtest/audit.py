@@ -34,6 +34,9 @@ DECISIVE = FAULTS[:2]
 That a claim rejects a sum that is too small, too large or NaN says only that a result is looked at: where every rank
 has the same batch, the average of equal gradients is one of them, and no claim misses the others."""
 
+CANNOT = "CannotSpoil"
+"""The class of `equivtest.ranks.faults`, as a rank's traceback names it."""
+
 SEED = "audit"
 
 
@@ -74,7 +77,8 @@ class Audit:
     """What an audit of a property has shown.
 
     Attributes:
-        cases: Cases on which the subject held without a fault.
+        cases: Cases on which the subject held without a fault, but for known failures.
+        left_out: Cases on which it did not.
         rows: (site, kind of fault) -> what came of it.
         without_collectives: The property's reason why none is called, or ''.
     """
@@ -82,6 +86,7 @@ class Audit:
     subject: str
     without_collectives: str = ""
     cases: int = 0
+    left_out: int = 0
     rows: dict[tuple[Site, str], Row] = field(default_factory=dict)
     seconds: float = 0.0
 
@@ -102,7 +107,12 @@ class Audit:
 
     @property
     def problem(self) -> str:
-        """Why the claims that hold show nothing, and the way out; '' where they do, or where no case was audited."""
+        """Why the claims that hold show nothing, and the way out; '' where they do, or where no case could be tried."""
+        if self.left_out and not self.cases:
+            return (
+                f"{self.subject}: not audited: it held in none of {self.left_out} cases on several ranks when its "
+                "collectives were watched. See what fails in them, or say --audit off, and the report says so"
+            )
         if not self.cases or (not self.rows and self.without_collectives):
             return ""
         held = f"{self.subject} held in {self.cases} case{'s' * (self.cases != 1)} on several ranks although"
@@ -110,15 +120,15 @@ class Audit:
             return (
                 f"{held} it called no collective: nothing shows that it is parallel. See that the plan names parts "
                 "that the module has and that its library found the process group; where no collective is needed, "
-                "say why in Property(without_collectives=...)"
+                "say why: without_collectives='...' of module_property or of Property"
             )
         if self.unseen != self.sites:
             return ""
         sites = ", ".join(map(str, self.sites))
         return (
-            f"{held} no rank heard of another: no claim rejects it when {sites} takes each rank's own operand for that "
-            "of every rank. Hand each rank another part of the batch, module_property(..., batch='mean of parts') or "
-            "'sum of parts', or judge something that hangs on what other ranks give"
+            f"{held} no rank heard of another ({sites}): when each rank took its own operand for that of every rank, "
+            "no claim failed. Where every rank has the same batch, divide it: module_property(..., "
+            "batch='mean of parts') or 'sum of parts'"
         )
 
     def as_data(self) -> dict[str, Any]:
@@ -212,6 +222,8 @@ class _Running:
         sites, unseen = self.found.sites, self.found.unseen
         wanted = limits.AUDIT_CASES if sites and not unseen else 2 * limits.AUDIT_CASES
         is_shown = len(unseen) < len(sites)
+        if not is_shown and self.found.cases < limits.AUDIT_CASES:
+            return False
         return self.visits >= limits.AUDIT_VISITS or (is_shown and self.found.cases >= wanted)
 
     def audit_case(self, case: Case) -> None:
@@ -222,7 +234,10 @@ class _Running:
         replies = self._run(case, NO_FAULT)
         failing = self._failures(case, replies)
         calls = _calls(replies)
-        if calls is None or failing.keys() & {*WHOLE_RUN, "not_supported"}:
+        if "not_supported" in failing:
+            return
+        if calls is None or any(self.known.match(self.prop.subject, claim, case) is None for claim in failing):
+            self.found.left_out += 1
             return
         self.found.cases += 1
         for fault, site in self._faults(case, calls):
@@ -231,7 +246,7 @@ class _Running:
 
     def _is_settled(self, site: Site) -> bool:
         is_seen = site in self.found.sites and site not in self.found.unseen
-        return is_seen or self.visits >= limits.AUDIT_VISITS
+        return is_seen or self.visits >= limits.AUDIT_VISITS * self.found.cases
 
     def _faults(self, case: Case, calls: Sequence[Collective]) -> Iterator[tuple[Fault, Site]]:
         """Every fault that is to be tried in the case, the decisive ones first."""
@@ -245,27 +260,34 @@ class _Running:
                     yield Fault(kind, index), site
 
     def _spoil(self, case: Case, fault: Fault, site: Site, failing: Mapping[str, str]) -> None:
-        """One visit with a fault; `failing` are the claims that fail without it."""
+        """One visit with a fault; `failing` are the claims that fail without it.
+
+        A visit that could not be spoiled, or whose ranks no longer met in a collective, says nothing of claims.
+        """
         row = self.found.rows.setdefault((site, fault.kind), Row())
         replies = self._run(case, fault)
-        rejecting = self._failures(case, replies).keys() - failing.keys()
         self.visits += 1
-        row.runs += 1
-        row.rejected += bool(rejecting)
-        row.by.update(rejecting)
+        if not any(reply.outcome in ("not_supported", "timed_out") or CANNOT in reply.detail for reply in replies):
+            rejecting = self._failures(case, replies, is_spoiled=True).keys() - failing.keys()
+            row.runs += 1
+            row.rejected += bool(rejecting)
+            row.by.update(rejecting)
         if any(reply.outcome not in ("answered", "not_in_mesh") for reply in replies):
             self._run(case, NO_FAULT)  # new ranks make their groups before the next fault counts calls
 
     def _run(self, case: Case, fault: Fault) -> list[Reply]:
-        return self.pool.run(self.prop.subject, case, limit_s=limits.AUDIT_CASE_S, fault=fault)
+        limit_s = limits.CASE_S if fault == NO_FAULT else limits.AUDIT_CASE_S
+        return self.pool.run(self.prop.subject, case, limit_s=limit_s, fault=fault)
 
-    def _failures(self, case: Case, replies: Sequence[Reply]) -> dict[str, str]:
+    def _failures(self, case: Case, replies: Sequence[Reply], *, is_spoiled: bool = False) -> dict[str, str]:
         """Claim -> kind of its failure; where the run itself failed, that kind twice."""
         try:
             arithmetics = load_arithmetics(self.pool.backend.arithmetic)
             verdicts = judge_replies(self.prop.subject, case, replies, self.prop.claims, arithmetics)
-        except Misuse:  # what a spoiled collective makes of an answer may be none
-            return {"misuse": "misuse"}
+        except Misuse:
+            if is_spoiled:  # what a spoiled collective makes of an answer may be none
+                return {"misuse": "misuse"}
+            raise
         ended = [verdict.kind for verdict in verdicts if verdict.kind in (*WHOLE_RUN, "not_supported")]
         if ended:
             return {str(ended[0]): ended[0]}

@@ -114,21 +114,26 @@ def audit_(
     backend: Annotated[str | None, typer.Option(help=HELP["backend"])] = None,
     device: Annotated[str | None, typer.Option(help=HELP["device"])] = None,
     imports: Annotated[list[str] | None, typer.Option("--import", metavar="MODULE", help=HELP["import"])] = None,
+    start: Annotated[str | None, typer.Option(help=HELP["start"])] = None,
+    arithmetic: Annotated[str | None, typer.Option(metavar="NAME", help=HELP["arithmetic"])] = None,
     world_sizes: Annotated[str | None, typer.Option(help=HELP["world-sizes"])] = None,
     dtypes: Annotated[str | None, typer.Option(help=HELP["dtypes"])] = None,
     subjects: Annotated[str | None, typer.Option(help=HELP["subjects"])] = None,
+    known_failures: Annotated[str | None, typer.Option(metavar="FILES", help=HELP["known-failures"])] = None,
     report: Annotated[str | None, typer.Option(metavar="DIR", help=HELP["report"])] = None,
     workers: Annotated[str, typer.Option("-n", metavar="WORKERS", help="xdist workers; 0 for this process.")] = "auto",
     keyword: Annotated[str | None, typer.Option("-k", metavar="EXPR", help="Audit what pytest's -k selects.")] = None,
 ) -> int:
     """Print which claims reject each collective of a property when it is spoiled.
 
-    On a few cases each collective is dropped, given another rank's operand, poisoned or doubled in turn.  Exit code
-    2 where no claim of a property sees any of them: its green shows nothing.
+    On a few cases each rank takes its own operand for that of every rank, one rank gives another's, nothing is sent,
+    NaN comes back, or a sum is doubled.  Exit code 2 where no claim sees the first two anywhere: what a property's
+    answers hang on is then no other rank's, and its green shows nothing.
     """
     raw = {
-        "profile": AUDIT_PROFILE, "backend": backend, "device": device, "import": imports,
-        "world_sizes": world_sizes, "dtypes": dtypes, "subjects": subjects, "report": report,
+        "profile": AUDIT_PROFILE, "backend": backend, "device": device, "import": imports, "start": start,
+        "arithmetic": arithmetic, "world_sizes": world_sizes, "dtypes": dtypes, "subjects": subjects,
+        "known_failures": known_failures, "report": report,
     }  # fmt: skip
     return _run_properties(raw, paths or [], workers, keyword, [])
 

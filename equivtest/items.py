@@ -187,7 +187,7 @@ class AuditItem(PropertyItem):
         if found.problem:
             raise Misuse(found.problem)
         if not found.cases:
-            pytest.skip("not audited: in no case on several ranks did the run end in answers")
+            pytest.skip("not audited: the property held in no case on several ranks that was tried")
 
 
 class KnownFailureItem(EquivtestItem):

@@ -51,6 +51,7 @@ def module_property(
     batch: str | None = None,
     examples: Sequence[ModuleCase] = (),
     conclusive_dtypes: Sequence[str] = (),
+    without_collectives: str = "",
 ) -> Property:
     """That a parallelized module computes what the unsharded one computes, forward and backward.
 
@@ -70,6 +71,7 @@ def module_property(
             makes, which the ranks are asked for once; else 'whole'.
         examples: Cases that are always run.
         conclusive_dtypes: In which a conformance run wants conclusions, where some hold no sums; () for all.
+        without_collectives: Why the parallel module calls no collective, where that is right.
 
     Raises:
         Misuse: x_shapes is no sequence of shapes, or there is no such batch.
@@ -89,6 +91,7 @@ def module_property(
         examples=tuple(examples),
         shards=False,
         conclusive_dtypes=tuple(conclusive_dtypes),
+        without_collectives=without_collectives,
         resolve=partial(_resolve, build, parallelize, shapes) if batch is None else None,
     )
 

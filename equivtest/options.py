@@ -32,8 +32,8 @@ HELP: dict[str, str] = {
     "report": "Directory for report.html, junit.xml, verdicts.jsonl, cells.csv, audit.csv, summary.txt, "
     "environment.json; those that an earlier run left there are removed. "
     "Under pytest write --report=DIR: it takes a path that stands alone for a folder of tests.",
-    "audit": "on (default) or off: whether a few cases of each property run with a collective that does nothing, which "
-    "its claims must reject; without that, a green may be one that nothing could have turned red.",
+    "audit": "on (default) or off: whether a few cases of each property run with a collective in which no rank hears "
+    "of another, which its claims must reject; without that, nothing may have been able to turn a green red.",
     "max-time": f"Seconds that --profile soak lasts (default {SOAK_S:.0f}).",
 }
 """Option -> help, for pytest and for the command alike."""

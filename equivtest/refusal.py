@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-NEVER = (AttributeError, KeyError, IndexError, NameError, AssertionError, ArithmeticError)
-"""What programs raise by mistake, whatever its text says."""
+NEVER = (
+    AttributeError, KeyError, IndexError, NameError, AssertionError, ArithmeticError, OSError, ImportError, MemoryError,
+)  # fmt: skip
+"""What programs and broken machines raise, whatever its text says: 'Operation not supported' is a driver's."""
 
 TYPE_ERRORS = (
     "input tensor data type is not supported for nccl process group",
@@ -38,6 +40,8 @@ def is_refusal(error: BaseException) -> bool:
     if isinstance(error, NotImplementedError):
         return True
     text = str(error).lower()
+    if "cuda error" in text or "hip error" in text:  # a kernel's or a driver's, not the backend's word
+        return False
     if isinstance(error, TypeError):
         return text.startswith(TYPE_ERRORS)
     return not isinstance(error, NEVER) and any(words in text for words, _ in WORDS)

@@ -163,6 +163,7 @@ class Controller:
             state: ENDED, or what ended the run before its end.
             concluded: Tests of the session that passed, failed or fail as known, others' included.
         """
+        self.troubles += on_faults(self.faults.values())
         if not self.stopped:
             self._conclude(session, concluded)
         if not self.write(state):
@@ -170,12 +171,11 @@ class Controller:
 
     def _conclude(self, session: pytest.Session, concluded: int) -> None:
         self.report_claims(session, at_end=True)
-        self.troubles += on_faults(self.faults.values())
         if lacking := on_lacking(self.ordered(), settings_of(self.config).allowed):
             self._emit(session, "equivtest", "backend", ClaimResult("supports", "failed", lacking[0]))
             self.troubles += lacking
             session.exitstatus = session.exitstatus or FAILED_EXIT
-        if self.misused and session.testsfailed == self.misused:  # no claim has failed
+        if self.misused and session.testsfailed == self.misused and not self.faults:  # no claim has failed
             session.exitstatus = MISUSE_EXIT
         if nothing := self._nothing_proven(concluded):
             self.troubles.append(nothing)
@@ -297,11 +297,12 @@ def header(config: pytest.Config) -> list[str]:
     on = f", imports {', '.join(settings.imports)}" if settings.imports else ""
     on += f", start {settings.start}" if settings.start != "auto" else ""
     known = len(settings.known.entries)
+    audited = "" if settings.audits and max(settings.world_sizes) > 1 else "; not audited"
     return [
         f"equivtest {version_of('equivtest')}: torch {version_of('torch')}, "
         f"backend {settings.backend} on {settings.device}{on}, {known} known failure{'s' * (known != 1)}",
         f"equivtest profile {settings.profile_name}: {seeds}; world sizes {_join(settings.world_sizes)}; "
-        f"dtypes {_join(settings.dtypes)}{'' if settings.audits else '; not audited'}",
+        f"dtypes {_join(settings.dtypes)}{audited}",
     ]
 
 

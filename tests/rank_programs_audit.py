@@ -55,6 +55,15 @@ def raises_on_another_sum(case: FetchCase, mesh: DeviceMesh, given: Given) -> di
     return without_collectives(case, mesh, given)
 
 
+def off_by_one(case: FetchCase, mesh: DeviceMesh, given: Given) -> dict[str, Placed]:
+    """A fetch of wrong values."""
+    found = without_collectives(case, mesh, given)
+    with torch.no_grad():
+        for placed in found.values():
+            placed.local.add_(1)
+    return found
+
+
 def averaged_by_hand(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
     """Every rank runs the whole batch and averages gradients that are equal everywhere."""
 

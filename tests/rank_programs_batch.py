@@ -8,9 +8,10 @@ import torch
 from torch import distributed as dist
 from torch import nn
 from torch.distributed._composable.replicate import replicate
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.rank_programs_module import curved, ddp, fsdp2, mlp, spare
@@ -145,11 +146,8 @@ def fsdp2_that_sums(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return parallel
 
 
-def ddp_on_one_rank_alone(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """One that could not run: it is asked what it is, no more."""
-    alone = DistributedDataParallel.__new__(DistributedDataParallel)
-    nn.Module.__init__(alone)
-    return alone if mesh.get_local_rank() == 0 else module
+def sharded_on_one_rank_alone(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    return fully_shard(module, mesh=mesh) if mesh.get_local_rank() == 0 else module
 
 
 class Distributed(nn.Sequential):
@@ -165,3 +163,10 @@ def dtensor_of_rows(module: nn.Sequential, mesh: DeviceMesh) -> nn.Module:
     distributed = Distributed(*module)
     distributed.mesh = mesh
     return distributed
+
+
+def fsdp2_over_tensor_parallelism(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Tensor parallelism along one axis, whose ranks have the same rows, and FSDP2 along the other."""
+    two = init_device_mesh("cpu", (mesh.size() // 2, 2), mesh_dim_names=("dp", "tp"))
+    plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    return fully_shard(parallelize_module(module, two["tp"], plan), mesh=two["dp"])

@@ -53,7 +53,7 @@ def test_a_subject_without_collectives_shows_nothing(pool: Pool) -> None:
     problem = audited(of_fetch("without_collectives"), pool).problem
 
     assert "although it called no collective: nothing shows that it is parallel" in problem
-    assert "say why in Property(without_collectives=...)" in problem
+    assert "say why: without_collectives='...'" in problem
 
 
 @pytest.mark.ranks
@@ -68,7 +68,7 @@ def test_a_collective_that_no_claim_sees_shows_nothing(pool: Pool) -> None:
     """Not even where a reason says that none is needed: one is called."""
     prop = replace(of_fetch("with_an_idle_collective"), without_collectives="each rank has all")
 
-    assert "although no rank heard of another: no claim rejects it when all_reduce in the forward takes" in (
+    assert "although no rank heard of another (all_reduce in the forward): when each rank took its own operand" in (
         audited(prop, pool).problem
     )
 
@@ -94,7 +94,7 @@ def test_gradients_that_nobody_needed_to_reduce_show_nothing(pool: Pool) -> None
     prop = replace(prop, subject=PROGRAMS + "averaged_by_hand")
     found = audit(prop, pool, KnownFailures(), (2,), ("float64",))
 
-    assert "no claim rejects it when all_reduce in the backward takes each rank's own operand" in found.problem
+    assert "no rank heard of another (all_reduce in the backward): when each rank took its own operand" in found.problem
     assert "batch='mean of parts'" in found.problem
 
 
@@ -115,10 +115,12 @@ def test_what_ddp_calls_from_its_reducer_is_seen(pool: Pool) -> None:
 
 
 @pytest.mark.ranks
-def test_a_case_that_fails_without_a_fault_is_not_audited(pool: Pool) -> None:
-    found = audited(of_fetch("no_such"), pool)
+def test_cases_that_fail_without_a_fault_are_not_audited(pool: Pool) -> None:
+    """Here in their values: what is red needs no audit, and no advice of one."""
+    found = audited(of_fetch("off_by_one"), pool)
 
-    assert (found.cases, found.rows, found.problem) == (0, {}, "")
+    assert (found.cases, found.rows) == (0, {})
+    assert "not audited: it held in none of" in found.problem and "--audit off" in found.problem
 
 
 # What each fault does, on two ranks.
@@ -181,6 +183,15 @@ def test_a_world_without_faults_tells_of_no_collective(pool: Pool) -> None:
 
     assert bare[0].answers[0].collectives is None
     assert kinds == ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all"]
+
+
+@pytest.mark.ranks
+def test_a_fault_that_cannot_be_planted_says_nothing_of_claims(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its visits are not counted as rejected."""
+    monkeypatch.setattr("equivtest.audit.CANNOT", "Traceback")  # as if every exception were that of planting
+    found = audited(of_fetch("raises_on_another_sum"), pool)
+
+    assert [row.runs for row in found.rows.values()] == [0] * len(found.rows)
 
 
 @pytest.mark.ranks
@@ -267,4 +278,4 @@ def test_the_command_prints_collectives_beside_claims(tmp_path: Path) -> None:
     ran = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1], check=False)
     row = next(line for line in ran.stdout.splitlines() if "all_gather in the forward" in line and "dropped" in line)
 
-    assert ran.returncode == 0 and "equals_unsharded" in row and "1 properties" in ran.stdout
+    assert ran.returncode == 0 and "equals_unsharded" in row and "properties: 1, cases: " in ran.stdout

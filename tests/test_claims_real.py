@@ -124,4 +124,4 @@ def test_the_message_of_errors_that_lean_says_why_that_is_no_chance() -> None:
 
     assert verdict.margin < 1
     assert "actual    errors that lean to one side" in message
-    assert "error     |sum of errors| is" in message
+    assert "error     |sum of errors|, less" in message

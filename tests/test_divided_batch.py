@@ -207,7 +207,7 @@ def test_a_world_for_which_no_shape_has_rows_is_told_in_one_line(pool: Pool, tmp
 
 @pytest.mark.ranks
 def test_ranks_that_do_not_agree_on_what_they_are_are_told(pool: Pool, tmp_path: Path) -> None:
-    found = searched(claimed("mlp", "ddp_on_one_rank_alone"), pool, tmp_path)
+    found = searched(claimed("mlp", "sharded_on_one_rank_alone"), pool, tmp_path)
 
     assert "makes modules that reduce their gradients on ranks [0] of 2 alone" in found.misuse
 
@@ -227,6 +227,15 @@ def test_what_is_said_counts_for_more_than_what_is_seen(pool: Pool, given: dict[
 
     assert {case.batch for case in chunk_cases(prop, Chunk(2, limits.DTYPES, 0, 5))} == {batch}  # type: ignore[attr-defined]
     assert resolved(prop, pool) is prop
+
+
+@pytest.mark.ranks
+def test_data_parallelism_over_fewer_ranks_than_all_keeps_the_batch_whole(pool: Pool) -> None:
+    """Ranks of one group of tensor parallelism have the same rows."""
+    space = Space((4,), limits.DTYPES)
+    prop = resolved(claimed("mlp", "fsdp2_over_tensor_parallelism"), pool, space)
+
+    assert {case.batch for case in chunk_cases(prop, Chunk(4, limits.DTYPES, 0, 5))} == {"whole"}  # type: ignore[attr-defined]
 
 
 @pytest.mark.ranks

@@ -327,7 +327,7 @@ def test_a_property_is_not_asked_for_cases_of_world_sizes_that_the_run_leaves_ou
 def test_a_module_is_shrunk_to_shapes_that_its_property_names(tmp_path: Path) -> None:
     """In the world sizes of the run."""
     shapes = ((7, 2), (5, 3), (1, 4))
-    prop = one_draw(module_property("torch.nn:Identity", "mine:whole", shapes))
+    prop = one_draw(module_property("torch.nn:Identity", "mine:whole", shapes, batch="whole"))
     pool = StubPool(lambda case: set_element(right_replies(case), 0, "output", (0, 0), float("nan")))
     chunk = replace(CHUNK, world_size=3, world_sizes=(2, 3))
     findings = search(prop, chunk, cast(Pool, pool), NOTHING, tmp_path)

@@ -101,7 +101,7 @@ def taken_before_it_is_there(case: CollectivesCase, mesh: DeviceMesh, given: Giv
     return run_collectives(case, mesh, given, only("all_reduce", hurry))
 
 
-def reduced_in_place(case: CollectivesCase, mesh: DeviceMesh, given: Given) -> Answers:
+def operand_left_reduced(case: CollectivesCase, mesh: DeviceMesh, given: Given) -> Answers:
     """reduce_scatter_tensor: all is reduced within the operand, and this rank's part copied from there."""
 
     def overwrite(room: Room, call: Call, own: torch.Tensor) -> Begun:

@@ -19,11 +19,16 @@ from torch import distributed as dist
 from torch.distributed import distributed_c10d
 
 from equivtest.collective import Collective
+from equivtest.errors import EquivtestError
 from equivtest.ranks.messages import FAULTS, Fault
 from equivtest.ranks.moves import CALLS, Call, flat_tensors
 
 BACKEND = "equivtest_faults"
 """The name under which torch knows the group."""
+
+
+class CannotSpoil(EquivtestError):
+    """The backend does not bring one rank's operand to another, which says nothing of the subject."""
 
 
 @dataclass
@@ -156,8 +161,13 @@ def _dropped(group: FaultyGroup, call: Call, hand_on: HandOn, arguments: Sequenc
 def _poisoned(group: FaultyGroup, call: Call, hand_on: HandOn, arguments: Sequence[Any]) -> Work:
     """Nothing is sent, and the rank gets what nobody can have meant."""
     for tensor in flat_tensors(call.results(arguments)):
-        tensor.fill_(torch.nan if tensor.is_floating_point() else 1 if tensor.dtype is torch.bool else -1)
+        tensor.fill_(torch.nan if tensor.is_floating_point() else _odd_one(tensor.dtype))
     return _done(call, arguments)
+
+
+def _odd_one(dtype: torch.dtype) -> int:
+    """-1, or the largest number of a dtype without signs."""
+    return -1 if dtype.is_signed else 1 if dtype is torch.bool else torch.iinfo(dtype).max
 
 
 def _doubled(group: FaultyGroup, call: Call, hand_on: HandOn, arguments: Sequence[Any]) -> Work:
@@ -171,7 +181,10 @@ def _doubled(group: FaultyGroup, call: Call, hand_on: HandOn, arguments: Sequenc
 def _another_operand(group: FaultyGroup, call: Call, hand_on: HandOn, arguments: Sequence[Any]) -> Work:
     """The group's first rank gives what its second gives, or zeros where theirs are not of one size."""
     operands = flat_tensors(call.operands(arguments))
-    others = [_of_second_rank(group, tensor) for tensor in operands]
+    try:
+        others = [_of_second_rank(group, tensor) for tensor in operands]
+    except Exception as error:  # a backend may raise anything
+        raise CannotSpoil(f"{type(error).__name__}: {error}") from error
     given = call.giving(arguments, others if group.rank() == 0 else operands)
     _wait(hand_on(given))
     return _done(call, given)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from equivtest.lacking import PROBED
 from equivtest.ranks.first_cause import first_cause
 from equivtest.ranks.places import place_of
 from equivtest.ranks.probe import PROBES
@@ -25,7 +26,11 @@ _VERBS: dict[Kind, str] = {
     "hung": "hangs",
     "died": "ends a rank",
 }
-_SINGLE = {"all_gather_single": "all_gather_into_tensor", "reduce_scatter_single": "reduce_scatter_tensor"}
+_SINGLE = {
+    "all_gather_single": "all_gather_into_tensor",
+    "all_gather_tensor": "all_gather_into_tensor",
+    "reduce_scatter_single": "reduce_scatter_tensor",
+}
 
 
 @dataclass(frozen=True)
@@ -114,7 +119,10 @@ def as_refused(refused: Sequence[Finding], replies: list[Reply]) -> list[Reply]:
         return replies
     place = place_of(taking_part[0].detail)
     called = _SINGLE.get(place.collective, place.collective) if place else ""
-    named = [finding for finding in alike if finding.function == called] or alike
+    named = [finding for finding in alike if finding.function == called]
+    if called in PROBED and not named:  # another collective than the one that the probe found refused
+        return replies
+    named = named or alike
     functions = tuple(dict.fromkeys(f"{finding.dtype}:{finding.function}" for finding in named))
     text = f"{', '.join(name.replace(':', ' ') for name in functions)}: {named[0].said}"
     return [

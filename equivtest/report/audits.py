@@ -22,7 +22,9 @@ def in_lines(audits: Iterable[AuditData]) -> list[str]:
         if found["problem"]:
             lines.append(f"audit   {found['property']}: shows nothing: {found['problem']}")
         elif not found["cases"]:
-            lines.append(f"audit   {found['property']}: not audited: in no case on several ranks did it answer")
+            lines.append(
+                f"audit   {found['property']}: not audited: it held in no case on several ranks that was tried"
+            )
         elif found["unseen"]:
             sites = ", ".join(found["unseen"])
             lines.append(f"audit   {found['property']}: no claim saw whether other ranks had a part in {sites}")
@@ -49,7 +51,7 @@ def table(audits: Sequence[AuditData]) -> list[str]:
     left = aligned([row[:-1] for row in rows])  # the last column is text
     seconds = sum(found["seconds"] for found in audits)
     num_cases = sum(found["cases"] for found in audits)
-    totals = f"{len(audits)} properties, {num_cases} cases, {seconds:.0f} s of one process"
+    totals = f"properties: {len(audits)}, cases: {num_cases}; {seconds:.0f} s of one process"
     return [*(f"{line}  {row[-1]}" for line, row in zip(left, rows, strict=True)), "", *in_lines(audits), totals]
 
 

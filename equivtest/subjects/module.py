@@ -42,7 +42,7 @@ def module(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
 
 def contract_of(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
     """1 under 'output' where the case's function makes a module that reduces its gradients, else 0; nothing is run."""
-    reduces = is_data_parallel(make_parallel(case, mesh, given, named_in(case)))
+    reduces = is_data_parallel(make_parallel(case, mesh, given, named_in(case)), mesh.size())
     return {"output": Placed(torch.tensor(float(reduces)), Layout((layout.Replicate(),)))}
 
 
@@ -51,14 +51,28 @@ def named_in(case: ModuleCase) -> Parallelize:
     return cast("Parallelize", load_named(case.parallelize, "parallelize"))
 
 
-def is_data_parallel(parallel: nn.Module) -> bool:
-    """Whether torch reduces the gradients of the module or of a part of it, so that each rank has rows of its own.
+def is_data_parallel(parallel: nn.Module, num_ranks: int) -> bool:
+    """Whether torch reduces the gradients of the module or of a part of it over all ranks, each with rows of its own.
+
+    Not where it does so over fewer: the other axis of their mesh is that of tensor parallelism, say, whose ranks have
+    the same rows.
 
     Source: torch.nn.parallel, torch.distributed.fsdp and torch.distributed._composable (2.13.0), of which the last
     keeps in a registry what was applied to a module.
     """
-    kinds = (DistributedDataParallel, FSDPModule, FullyShardedDataParallel)
-    return any(isinstance(part, kinds) or "replicate" in (_get_registry(part) or ()) for part in parallel.modules())
+    return any(num_ranks in _sizes_of_data_parallelism(part, num_ranks) for part in parallel.modules())
+
+
+def _sizes_of_data_parallelism(part: nn.Module, num_ranks: int) -> list[int]:
+    """Over how many ranks torch reduces the gradients of a part; over all where torch does not tell."""
+    if isinstance(part, DistributedDataParallel | FullyShardedDataParallel):
+        return [num_ranks if part.process_group is None else part.process_group.size()]
+    if isinstance(part, FSDPModule):
+        state: Any = part._get_fsdp_state()
+        groups = getattr(state, "_fsdp_param_groups", None)
+        groups = [getattr(state, "_fsdp_param_group", None)] if groups is None else groups
+        return [group.mesh_info.mesh.size() for group in groups if group is not None]
+    return [num_ranks] if "replicate" in (_get_registry(part) or ()) else []
 
 
 def run_module(case: ModuleCase, mesh: DeviceMesh, given: Given, parallelize: Parallelize) -> Answers:

@@ -72,7 +72,7 @@ DEFECTS = (
         "one rank's operand is the result; a synchronous call is not waited for",
     ),
     Defect(
-        _HERE + "reduced_in_place",
+        _HERE + "operand_left_reduced",
         "collectives",
         "inputs modified",
         "does_not_touch_its_inputs",
