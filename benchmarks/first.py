@@ -20,7 +20,7 @@ print(time.monotonic() - begun_s)
 server.close()
 """,
     "first verdict": """
-from equivtest.cases.linear import LinearCase
+from equivtest.families.linear.case import LinearCase
 from equivtest.check import check
 from equivtest.ranks.pool import Pool
 with Pool() as pool:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from equivtest import limits
-from equivtest.cases.base import Case
 from equivtest.chunks import Chunk, chunk_cases
 from equivtest.errors import Misuse
+from equivtest.kit.case import Case
 from equivtest.known import SHIPPED, KnownFailures
 from equivtest.property import Property
 from equivtest.ranks.first_cause import first_cause

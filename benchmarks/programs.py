@@ -12,15 +12,15 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from equivtest.cases.base import Case, from_data, replicated, to_data
-from equivtest.cases.linear import LinearCase
+from equivtest.families.linear.case import LinearCase
+from equivtest.kit.case import Case, from_data, replicated, to_data
+from equivtest.kit.names import Subject, resolve
+from equivtest.kit.oracle import expect
 from equivtest.layout import Layout
-from equivtest.oracle import expect
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.meshes import mesh_for, mesh_of
 from equivtest.ranks.reply import Answer
 from equivtest.ranks.visit import collect, hand_out, touched, visit, visit_draw
-from equivtest.subjects.names import Subject, resolve
 from equivtest.tensors import Placed, slice_local
 
 Given = Mapping[str, torch.Tensor]

@@ -13,18 +13,18 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import parallelize_module
 
-from equivtest.cases.base import Case, replicated
-from equivtest.cases.embedding import STYLES
-from equivtest.cases.embedding_ways import EmbeddingWaysCase
+from equivtest.families.embedding.case import STYLES
+from equivtest.families.embedding.subject import PLANS, make_embedding
+from equivtest.families.embedding.ways.case import EmbeddingWaysCase
+from equivtest.families.zero3.fetch.subject import Fetcher, fetch_by_all_gather, fetch_by_all_reduce, partition, release
+from equivtest.kit.case import Case, replicated
+from equivtest.kit.names import resolve
+from equivtest.kit.subject import torch_placement
 from equivtest.layout import Layout
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.meshes import mesh_for
 from equivtest.ranks.reply import Answer
 from equivtest.ranks.visit import hand_out
-from equivtest.subjects.embedding import PLANS, make_embedding
-from equivtest.subjects.names import resolve
-from equivtest.subjects.tensor_parallel import torch_placement
-from equivtest.subjects.zero3_fetch import Fetcher, fetch_by_all_gather, fetch_by_all_reduce, partition, release
 from equivtest.tensors import Placed
 
 NUM_TIMED = 10  # of each of the two that are compared, turn by turn

@@ -17,9 +17,9 @@ import psutil
 from benchmarks.measure import Spread, require_answers, seconds_of
 from benchmarks.throughput import VISIT, run_bare
 from equivtest import limits
-from equivtest.cases.base import Case
-from equivtest.cases.fetch import FetchCase
-from equivtest.cases.linear import LinearCase
+from equivtest.families.linear.case import LinearCase
+from equivtest.families.zero3.fetch.case import FetchCase
+from equivtest.kit.case import Case
 from equivtest.ranks.pool import Pool
 
 WORLD_SIZES = tuple(2**power for power in range(limits.MAX_WORLD_SIZE.bit_length()))

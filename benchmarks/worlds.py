@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from benchmarks.cold import run_cold_world
 from benchmarks.measure import Spread, require_answers, seconds_of
-from equivtest.cases.linear import LinearCase
+from equivtest.families.linear.case import LinearCase
 from equivtest.ranks.first_cause import first_cause
 from equivtest.ranks.pool import Pool
 

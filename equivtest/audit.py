@@ -15,13 +15,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from equivtest import limits
-from equivtest.cases.base import Case
 from equivtest.check import judge_replies
 from equivtest.chunks import Chunk, draw_cases
 from equivtest.collective import Collective
 from equivtest.errors import Misuse
+from equivtest.kit.case import Case
+from equivtest.kit.oracle.declared import load_arithmetics
 from equivtest.known import WHOLE_RUN, KnownFailures
-from equivtest.oracle.declared import load_arithmetics
 from equivtest.property import Property, Space, resolved
 from equivtest.ranks.messages import FAULTS, NO_FAULT, Fault
 from equivtest.ranks.moves import REDUCING, WITHOUT_OPERAND_OF_ALL

@@ -14,7 +14,7 @@ import hypothesis
 from hypothesis import HealthCheck, Phase, Verbosity
 
 from equivtest import limits
-from equivtest.cases.base import Case
+from equivtest.kit.case import Case
 from equivtest.local_constants import no_local_constants
 from equivtest.property import Property, Space
 

@@ -216,7 +216,7 @@ def _run_pytest(args: list[str]) -> int:
 def replay(file: Annotated[Path, typer.Argument(help="A file that a failure's message names.")]) -> int:
     """Run one written failure again; exit code 1 if it still fails, 0 if not."""
     from equivtest import replay as replays
-    from equivtest.cases.base import from_data
+    from equivtest.kit.case import from_data
     from equivtest.ranks.pool import Pool
 
     data = replays.read_replay(file)
@@ -248,9 +248,9 @@ def check(
     Judged are the claims of the properties of SUBJECT; for a subject of your own without --like those that can be
     made of any: values, gradients, replicas, layouts, inputs, training, recorded collectives, refusals.
     """
-    from equivtest.cases.base import from_code
     from equivtest.check import judge, require_conclusion
-    from equivtest.oracle.declared import require_declared
+    from equivtest.kit.case import from_code
+    from equivtest.kit.oracle.declared import require_declared
     from equivtest.ranks.backend import Backend
     from equivtest.ranks.pool import Pool
     from equivtest.suite import claims_of

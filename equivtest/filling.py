@@ -14,9 +14,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from equivtest.cases.base import Case
 from equivtest.chunks import Chunk, draw_cases
 from equivtest.errors import Misuse
+from equivtest.kit.case import Case
 from equivtest.profiles import ANY, MAX_INCONCLUSIVE, wanted_kinds
 from equivtest.property import Property
 from equivtest.report.tally import CONCLUSIVE

@@ -10,7 +10,7 @@ import pytest
 from equivtest.pools import pool_of
 
 if TYPE_CHECKING:
-    from equivtest.cases.base import Case
+    from equivtest.kit.case import Case
     from equivtest.ranks.reply import Reply
     from equivtest.verdicts.claims import Claim
     from equivtest.verdicts.verdict import Verdict

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import operator
-import pkgutil
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Collection
@@ -17,11 +15,10 @@ from typing import Any
 import msgspec
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
-from equivtest import cases
-from equivtest.cases.base import Case, from_code
 from equivtest.errors import Misuse
 from equivtest.importing import closest
-from equivtest.subjects.names import SUBJECTS
+from equivtest.kit.case import Case, from_code
+from equivtest.kit.names import SUBJECTS
 from equivtest.verdicts.verdict import FAILURES
 
 SHIPPED = Path(__file__).with_name("known_failures.toml")
@@ -226,13 +223,7 @@ def _is_installed(name: str, specifier: str) -> bool:
 
 
 def _known_claims() -> tuple[str, ...]:
-    """Every claim's name; imports the shipped case classes too, which `from_code` needs to know.
-
-    Both take torch, so neither is imported for a file without entries.
-    """
-    for module in pkgutil.iter_modules(cases.__path__):
-        if module.name != "strategies":  # those need Hypothesis and define no case
-            importlib.import_module(f"{cases.__name__}.{module.name}")
+    """Every claim's name; they take torch, so that they are not imported for a file without entries."""
     from equivtest.verdicts.claims import CLAIMS
 
     return tuple(CLAIMS)

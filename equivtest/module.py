@@ -10,8 +10,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from equivtest import limits
-from equivtest.cases.base import require
-from equivtest.cases.module import (
+from equivtest.check import DEFAULT_CLAIMS
+from equivtest.errors import Misuse
+from equivtest.families.module.case import (
     BATCHES,
     LARGEST,
     MEAN_OF_PARTS,
@@ -21,10 +22,9 @@ from equivtest.cases.module import (
     ModuleCase,
     require_parts,
 )
-from equivtest.check import DEFAULT_CLAIMS
-from equivtest.errors import Misuse
-from equivtest.oracle import expect
-from equivtest.oracle.module import prove_exact
+from equivtest.families.module.oracle import prove_exact
+from equivtest.kit.case import require
+from equivtest.kit.oracle import expect
 from equivtest.property import Property, Space
 from equivtest.verdicts.claims import keeps_layout_of_parameter, repeats_itself
 from equivtest.verdicts.elements import is_too_wide
@@ -32,7 +32,7 @@ from equivtest.verdicts.elements import is_too_wide
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
-    from equivtest.cases.base import Shape
+    from equivtest.kit.case import Shape
     from equivtest.ranks.backend import Backend
     from equivtest.ranks.pool import Pool
     from equivtest.ranks.reply import Reply
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 CLAIMS = (*(claim for claim in DEFAULT_CLAIMS if claim is not keeps_layout_of_parameter), repeats_itself)
 """What is claimed of a module; how it divides its parameters is its own affair."""
 
-CONTRACT_OF = "equivtest.subjects.module:contract_of"
+CONTRACT_OF = "equivtest.families.module.subject:contract_of"
 
 
 def module_property(
@@ -143,7 +143,7 @@ def _agreed(case: ModuleCase, replies: Sequence[Reply]) -> str:
 def _cases(
     build: str, parallelize: str, x_shapes: tuple[Shape, ...], batch: str, space: Space
 ) -> SearchStrategy[ModuleCase]:
-    from equivtest.cases.strategies import module_cases
+    from equivtest.families.module.strategy import module_cases
 
     layouts = {size: _layouts(build, parallelize, x_shapes, batch, size, space.dtypes) for size in space.world_sizes}
     return module_cases(space, build=build, parallelize=parallelize, batch=batch, layouts=layouts)

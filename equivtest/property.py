@@ -12,7 +12,7 @@ from equivtest import limits
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
-    from equivtest.cases.base import Case
+    from equivtest.kit.case import Case
     from equivtest.ranks.pool import Pool
     from equivtest.verdicts.claims import Claim
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from equivtest.cases.base import Case, to_data
+from equivtest.kit.case import Case, to_data
 from equivtest.ranks.reply import Reply
 from equivtest.verdicts.verdict import Verdict
 

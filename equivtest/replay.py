@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 import torch
 
-from equivtest.cases.base import from_data, to_data
 from equivtest.check import judge, require_conclusion
 from equivtest.errors import Misuse
 from equivtest.files import write_whole
 from equivtest.importing import suggestion
+from equivtest.kit.case import from_data, to_data
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.pool import Pool
 from equivtest.verdicts.claims import CLAIMS

@@ -17,14 +17,14 @@ import hypothesis
 from hypothesis import Phase
 
 from equivtest import limits
-from equivtest.cases.base import Case
 from equivtest.check import judge_replies, raise_for
 from equivtest.chunks import SETTINGS, Chunk, chunk_cases, seed_of
 from equivtest.errors import ClaimFailed, Misuse
 from equivtest.filling import fill, short_of_conclusions, short_of_draws
+from equivtest.kit.case import Case
+from equivtest.kit.oracle.declared import load_arithmetics
 from equivtest.known import WHOLE_RUN
 from equivtest.local_constants import no_local_constants
-from equivtest.oracle.declared import load_arithmetics
 from equivtest.property import Property, resolved
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply

@@ -132,7 +132,7 @@ def check(settings: Settings) -> None:
     if (settings.backend, settings.device, settings.imports) != ("gloo", "cpu", ()):
         settings.make_backend().validate()  # imports torch, which takes seconds: not for what every torch has
     if settings.arithmetic:
-        from equivtest.oracle.declared import require_declared
+        from equivtest.kit.oracle.declared import require_declared
 
         require_declared(settings.arithmetic, settings.dtypes)
     _ = settings.known

@@ -12,7 +12,7 @@ from equivtest.errors import BrokenSetup, Misuse
 from equivtest.importing import suggestion
 
 if TYPE_CHECKING:
-    from equivtest.cases.base import Case
+    from equivtest.kit.case import Case
     from equivtest.property import Property
     from equivtest.verdicts.claims import Claim
 

@@ -25,6 +25,11 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+SIGNIFICAND_BITS = {"float64": 53, "float32": 24, "bfloat16": 8, "float16": 11}
+"""Bits of the significand with the hidden one, by dtype: every integer up to 2**bits is a value.
+
+Source: IEEE 754-2019 table 3.5 (binary64, binary32, binary16); bfloat16 has 7 stored bits.
+"""
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 

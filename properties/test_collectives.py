@@ -5,9 +5,9 @@ A failure here is the backend's: everything else that runs on it is built from t
 
 from __future__ import annotations
 
-from equivtest.cases.collective_calls import BUNDLES, WAITS, CollectivesCase
-from equivtest.cases.special import NUM_SPECIAL
-from equivtest.cases.strategies import collectives_cases
+from equivtest.families.collectives.case import BUNDLES, WAITS, CollectivesCase
+from equivtest.families.collectives.strategy import collectives_cases
+from equivtest.kit.values.special import NUM_SPECIAL
 from equivtest.limits import DTYPES
 from equivtest.property import Property
 from equivtest.verdicts.claims import (

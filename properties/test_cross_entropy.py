@@ -7,15 +7,15 @@ maximum, or target, lies on another rank, then at positions that are to be ignor
 from __future__ import annotations
 
 from equivtest import limits
-from equivtest.cases.cross_entropy import CrossEntropyCase
-from equivtest.cases.gathered_cross_entropy import GatheredCrossEntropyCase
-from equivtest.cases.strategies import (
+from equivtest.check import DEFAULT_CLAIMS
+from equivtest.families.cross_entropy.case import CrossEntropyCase
+from equivtest.families.cross_entropy.gathered.case import GatheredCrossEntropyCase
+from equivtest.families.cross_entropy.strategy import (
     cross_entropy_cases,
     gathered_cross_entropy_cases,
     refused_cross_entropy_cases,
     refused_gathered_cross_entropy_cases,
 )
-from equivtest.check import DEFAULT_CLAIMS
 from equivtest.property import Property
 from equivtest.verdicts.claims import refuses, repeats_itself, uses_only_collectives
 

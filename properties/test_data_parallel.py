@@ -9,12 +9,14 @@ from __future__ import annotations
 from functools import partial
 
 from equivtest import limits
-from equivtest.cases.data_parallel import DataParallelCase
-from equivtest.cases.mixed import NARROW, MixedCase
-from equivtest.cases.sharding_refused import RefusedShardingCase
-from equivtest.cases.strategies import data_parallel_cases, mixed_cases, refused_sharding_cases, two_axis_cases
-from equivtest.cases.two_axes import TwoAxisCase
 from equivtest.check import DEFAULT_CLAIMS
+from equivtest.families.training.data_parallel.case import DataParallelCase
+from equivtest.families.training.data_parallel.case_refused import RefusedShardingCase
+from equivtest.families.training.data_parallel.strategy import data_parallel_cases, refused_sharding_cases
+from equivtest.families.training.mixed.case import NARROW, MixedCase
+from equivtest.families.training.mixed.strategy import mixed_cases
+from equivtest.families.training.two_axes.case import TwoAxisCase
+from equivtest.families.training.two_axes.strategy import two_axis_cases
 from equivtest.property import Property
 from equivtest.verdicts.claims import refuses, repeats_itself, trains_like_unsharded, uses_only_collectives
 

@@ -6,7 +6,7 @@ is judged is whichever is installed; there are no pinned examples, the strategy 
 
 from __future__ import annotations
 
-from equivtest.cases.strategies import fetch_cases
+from equivtest.families.zero3.fetch.strategy import fetch_cases
 from equivtest.property import Property
 from equivtest.verdicts.claims import (
     agrees_on_all_ranks,

@@ -5,8 +5,8 @@ Which release is judged is whichever is installed.
 
 from __future__ import annotations
 
-from equivtest.cases.strategies import engine_cases, whole_engine_cases
 from equivtest.check import DEFAULT_CLAIMS
+from equivtest.families.training.deepspeed.strategy import engine_cases, whole_engine_cases
 from equivtest.property import Property
 from equivtest.verdicts.claims import repeats_itself, trains_like_unsharded
 

@@ -7,9 +7,9 @@ generators are seeded, then at the mask that the backward takes.
 from __future__ import annotations
 
 from equivtest import limits
-from equivtest.cases.dropout import DropoutCase
-from equivtest.cases.strategies import dropout_cases
 from equivtest.check import DEFAULT_CLAIMS
+from equivtest.families.dropout.case import DropoutCase
+from equivtest.families.dropout.strategy import dropout_cases
 from equivtest.property import Property
 from equivtest.verdicts.claims import (
     drops_at_random,

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from equivtest.cases.embedding import EmbeddingCase
-from equivtest.cases.embedding_ways import EmbeddingWaysCase
-from equivtest.cases.strategies import embedding_cases, embedding_ways_cases, refused_embedding_cases
 from equivtest.check import DEFAULT_CLAIMS
+from equivtest.families.embedding.case import EmbeddingCase
+from equivtest.families.embedding.strategy import embedding_cases, embedding_ways_cases, refused_embedding_cases
+from equivtest.families.embedding.ways.case import EmbeddingWaysCase
 from equivtest.property import Property
 from equivtest.verdicts.claims import (
     both_ways_agree,

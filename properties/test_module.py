@@ -6,11 +6,11 @@ first at what is added on every rank, before or after the sum over the ranks.
 
 from __future__ import annotations
 
-from equivtest.cases.module import ModuleCase
+from equivtest.families.module.case import ModuleCase
 from equivtest.module import module_property
 
-BUILD = "equivtest.subjects.module:gated_block"
-PARALLELIZE = "equivtest.subjects.module:tensor_parallel"
+BUILD = "equivtest.families.module.subject:gated_block"
+PARALLELIZE = "equivtest.families.module.subject:tensor_parallel"
 
 gated_block = module_property(
     BUILD,
@@ -19,7 +19,7 @@ gated_block = module_property(
     examples=[ModuleCase(world_size=4, build=BUILD, parallelize=PARALLELIZE, x_shape=(2, 3, 2), largest=3)],
 )
 
-SEQUENCE_PARALLEL = "equivtest.subjects.module:sequence_parallel"
+SEQUENCE_PARALLEL = "equivtest.families.module.subject:sequence_parallel"
 
 # Tokens that the ranks share evenly, unevenly, and so that some go without.
 sequence_parallel_block = module_property(
@@ -29,8 +29,8 @@ sequence_parallel_block = module_property(
     examples=[ModuleCase(world_size=4, build=BUILD, parallelize=SEQUENCE_PARALLEL, x_shape=(5, 2), largest=3)],
 )
 
-ATTENTION = "equivtest.subjects.attention:attention_block"
-HEADS_DIVIDED = "equivtest.subjects.attention:heads_divided"
+ATTENTION = "equivtest.families.module.subject.attention:attention_block"
+HEADS_DIVIDED = "equivtest.families.module.subject.attention:heads_divided"
 
 # Norms and softmaxes round, so that this one is judged on real numbers, within a bound.
 attention_block = module_property(
@@ -50,8 +50,8 @@ attention_block = module_property(
     conclusive_dtypes=("float64",),
 )
 
-DATA_PARALLEL = "equivtest.subjects.module:data_parallel"
-FULLY_SHARDED = "equivtest.subjects.module:fully_sharded"
+DATA_PARALLEL = "equivtest.families.module.subject:data_parallel"
+FULLY_SHARDED = "equivtest.families.module.subject:fully_sharded"
 
 # Under data parallelism each rank has rows of its own, as many as the others or not; nobody need say so.
 ROWS = ((2, 2), (3, 2), (4, 2), (5, 2), (7, 2), (4, 3, 2))

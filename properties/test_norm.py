@@ -9,9 +9,9 @@ from __future__ import annotations
 from functools import partial
 
 from equivtest import limits
-from equivtest.cases.norm import NormCase
-from equivtest.cases.strategies import norm_cases
 from equivtest.check import DEFAULT_CLAIMS
+from equivtest.families.norm.case import NormCase
+from equivtest.families.norm.strategy import norm_cases
 from equivtest.property import Property
 from equivtest.verdicts.claims import repeats_itself, uses_only_collectives
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from equivtest import limits
-from equivtest.cases.mlp import MlpCase
-from equivtest.cases.strategies import mlp_cases, training_cases
 from equivtest.check import DEFAULT_CLAIMS
+from equivtest.families.training.sequence.case import MlpCase
+from equivtest.families.training.strategy import mlp_cases, training_cases
 from equivtest.property import Property
 from equivtest.verdicts.claims import repeats_itself, trains_like_unsharded, uses_only_collectives
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from equivtest.cases.linear import LinearCase
-from equivtest.cases.strategies import linear_cases, refused_linear_cases
 from equivtest.check import DEFAULT_CLAIMS
+from equivtest.families.linear.case import LinearCase
+from equivtest.families.linear.strategy import linear_cases, refused_linear_cases
 from equivtest.property import Property
 from equivtest.verdicts.claims import (
     is_the_identity_for_one_rank,

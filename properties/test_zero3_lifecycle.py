@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 
-from equivtest.cases.lifecycle import LifecycleCase
-from equivtest.cases.strategies import lifecycle_cases
+from equivtest.families.zero3.lifecycle.case import LifecycleCase
+from equivtest.families.zero3.lifecycle.strategy import lifecycle_cases
 from equivtest.property import Property
 from equivtest.verdicts.claims import (
     agrees_on_all_ranks,

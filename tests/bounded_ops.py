@@ -18,9 +18,9 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from equivtest.cases.module import REAL_DTYPES
-from equivtest.oracle import activations, contractions, optimizers
-from equivtest.oracle.rounding import TORCH_CPU, Arithmetic, Bounded
+from equivtest.families.module.case import REAL_DTYPES
+from equivtest.kit.oracle import activations, contractions, optimizers
+from equivtest.kit.oracle.rounding import TORCH_CPU, Arithmetic, Bounded
 from equivtest.tensors import DTYPES
 from tests.running_modules import MODULES
 from tests.running_programs import SCALES as SCALES_OF_X

@@ -26,10 +26,10 @@ from pathlib import Path
 import torch
 
 from equivtest import limits
-from equivtest.cases.base import Case
 from equivtest.check import judge_replies, one_thread
 from equivtest.chunks import Chunk, chunk_cases
-from equivtest.defects import DEFECTS
+from equivtest.kit.case import Case
+from equivtest.kit.defect import defects
 from equivtest.known import SHIPPED, KnownFailures
 from equivtest.layout import Partial, flat_axis, local_shape
 from equivtest.property import Property
@@ -88,12 +88,12 @@ def run_task(task: Task) -> Row:
 def _judged(task: Task) -> tuple[Property, KnownFailures]:
     if not task.is_defect:
         return load_properties(properties_dir())[task.name], KnownFailures.load(SHIPPED)
-    defect = next(defect for defect in DEFECTS if defect.name == task.name)
+    defect = next(defect for defect in defects() if defect.name == task.name)
     return property_of(defect), known_of(defect)
 
 
 def _replaced(task: Task) -> str:
-    return next(defect.replaces for defect in DEFECTS if defect.name == task.name)
+    return next(defect.replaces for defect in defects() if defect.name == task.name)
 
 
 def planned(subject: str, prop: Property, cases_per_world: int) -> list[Case]:
@@ -178,7 +178,7 @@ def is_close(name: str, placed: Placed, whole: Mapping[str, torch.Tensor], case:
 
 def tasks(chosen: argparse.Namespace) -> Iterator[Task]:
     """Every row that is asked for, those of one subject beside each other."""
-    for defect in sorted(DEFECTS, key=lambda defect: defect.replaces):
+    for defect in sorted(defects(), key=lambda defect: defect.replaces):
         if chosen.only in defect.name:
             yield Task(defect.name, is_defect=True, cases=chosen.cases, enough=chosen.enough)
     for name, prop in load_properties(properties_dir()).items():
@@ -214,11 +214,11 @@ def main() -> None:
     chosen = parser.parse_args()
     begun_s = time.monotonic()
     rows = run_all(list(tasks(chosen)), chosen.processes)
-    defects = [
-        (defect, rows[task]) for defect in DEFECTS for task in rows if task.is_defect and task.name == defect.name
+    rejected = [
+        (defect, rows[task]) for defect in defects() for task in rows if task.is_defect and task.name == defect.name
     ]
     clean = [row for task, row in rows.items() if not task.is_defect]
-    text = write_tables(defects, clean, chosen.cases, chosen.enough, chosen.clean)
+    text = write_tables(rejected, clean, chosen.cases, chosen.enough, chosen.clean)
     text += f"\n{time.monotonic() - begun_s:.0f} s in {chosen.processes} processes.\n"
     if chosen.out:
         chosen.out.write_text(text)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from equivtest import limits
-from equivtest.defects import Defect
+from equivtest.kit.defect import Defect
 
 KINDS = ("dense", "wide", "real", "special")
 

@@ -8,33 +8,26 @@ from hypothesis import HealthCheck, Phase, find, given, seed, settings
 from hypothesis.strategies import SearchStrategy
 
 from equivtest import limits
-from equivtest.cases.base import C, Case
-from equivtest.cases.strategies import (
-    collectives_cases,
+from equivtest.families.collectives.strategy import collectives_cases
+from equivtest.families.cross_entropy.strategy import (
     cross_entropy_cases,
-    data_parallel_cases,
-    dropout_cases,
-    embedding_cases,
-    embedding_ways_cases,
-    fetch_cases,
     gathered_cross_entropy_cases,
-    lifecycle_cases,
-    linear_cases,
-    mlp_cases,
-    norm_cases,
-    prepared_cases,
-    redistribute_cases,
-    reduction_cases,
     refused_cross_entropy_cases,
-    refused_embedding_cases,
-    refused_fetch_cases,
     refused_gathered_cross_entropy_cases,
-    refused_linear_cases,
-    refused_redistribute_cases,
-    refused_sharding_cases,
-    training_cases,
-    two_axis_cases,
 )
+from equivtest.families.dropout.strategy import dropout_cases
+from equivtest.families.embedding.strategy import embedding_cases, embedding_ways_cases, refused_embedding_cases
+from equivtest.families.linear.strategy import linear_cases, refused_linear_cases
+from equivtest.families.norm.strategy import norm_cases
+from equivtest.families.redistribute.prepared.strategy import prepared_cases
+from equivtest.families.redistribute.strategy import redistribute_cases, refused_redistribute_cases
+from equivtest.families.reduction.strategy import reduction_cases
+from equivtest.families.training.data_parallel.strategy import data_parallel_cases, refused_sharding_cases
+from equivtest.families.training.strategy import mlp_cases, training_cases
+from equivtest.families.training.two_axes.strategy import two_axis_cases
+from equivtest.families.zero3.fetch.strategy import fetch_cases, refused_fetch_cases
+from equivtest.families.zero3.lifecycle.strategy import lifecycle_cases
+from equivtest.kit.case import C, Case
 from equivtest.module import module_property
 from equivtest.property import Space
 

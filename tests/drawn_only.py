@@ -10,7 +10,7 @@ import pytest
 
 def pytest_configure(config: pytest.Config) -> None:
     from equivtest import search
-    from equivtest.cases.base import Case
+    from equivtest.kit.case import Case
     from equivtest.records import records_of
     from equivtest.verdicts.verdict import Verdict
 

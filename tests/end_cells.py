@@ -35,7 +35,7 @@ HANG_S = 1.0  # that a case is given where the run goes on after it
 SUITE = """
 import os, resource
 import pytest
-from equivtest.cases.linear import LinearCase
+from equivtest.families.linear.case import LinearCase
 from equivtest.pools import pool_of
 
 CASE = LinearCase(world_size=2, style="colwise")

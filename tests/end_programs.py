@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from equivtest.cases.linear import LinearCase
+from equivtest.families.linear.case import LinearCase
 from equivtest.tensors import Placed
 
 MARKS = "EQUIVTEST_BUSY_MARKS"

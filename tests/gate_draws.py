@@ -35,7 +35,7 @@ DRAW = """
 import importlib, importlib.util, json, sys
 from pathlib import Path
 from equivtest import limits
-from equivtest.cases.base import to_data
+from equivtest.kit.case import to_data
 from equivtest.chunks import Chunk, chunk_cases
 from equivtest.profiles import PROFILES, plan
 from equivtest.property import Property, resolved

@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from equivtest.cases.base import Case, Shape, replicated
 from equivtest.errors import Misuse
+from equivtest.kit.case import Case, Shape, replicated
 from equivtest.layout import Layout
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.channel import Channel

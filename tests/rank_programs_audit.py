@@ -8,12 +8,12 @@ import torch
 from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from equivtest.cases.fetch import FetchCase
-from equivtest.cases.module import ModuleCase
+from equivtest.families.module.case import ModuleCase
+from equivtest.families.module.subject import run_module
+from equivtest.families.zero3.fetch.case import FetchCase
+from equivtest.families.zero3.fetch.subject import zero3_fetch_all_gather
+from equivtest.kit.subject import Answers
 from equivtest.layout import Layout, Replicate
-from equivtest.subjects.module import run_module
-from equivtest.subjects.tensor_parallel import Answers
-from equivtest.subjects.zero3_fetch import zero3_fetch_all_gather
 from equivtest.tensors import Placed, slice_local
 
 Given = Mapping[str, torch.Tensor]

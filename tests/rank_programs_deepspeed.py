@@ -10,11 +10,11 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional
 
-from equivtest.cases.engine import EngineCase
-from equivtest.subjects.deepspeed_stages import StagesRun
-from equivtest.subjects.deepspeed_training import TAG, DeepSpeedRun, live
-from equivtest.subjects.perceptron import Mlp
-from equivtest.subjects.tensor_parallel import Answers, Given
+from equivtest.families.training.deepspeed.case import EngineCase
+from equivtest.families.training.deepspeed.subject import TAG, DeepSpeedRun, live
+from equivtest.families.training.deepspeed.subject.stages import StagesRun
+from equivtest.families.training.subject import Mlp
+from equivtest.kit.subject import Answers, Given
 
 
 def started(case: EngineCase, mesh: DeviceMesh, given: Given) -> DeepSpeedRun:

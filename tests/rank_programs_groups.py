@@ -12,7 +12,7 @@ import torch
 from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from equivtest.cases.fetch import FetchCase
+from equivtest.families.zero3.fetch.case import FetchCase
 from equivtest.tensors import Placed
 
 Given = Mapping[str, torch.Tensor]

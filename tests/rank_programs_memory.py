@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from equivtest.cases.fetch import FetchCase
+from equivtest.families.zero3.fetch.case import FetchCase
 from equivtest.tensors import Placed
 
 _calls: list[FetchCase] = []

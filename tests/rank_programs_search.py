@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from equivtest.cases.fetch import FetchCase
+from equivtest.families.zero3.fetch.case import FetchCase
 from equivtest.tensors import Placed, slice_local
 
 

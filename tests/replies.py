@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import torch
 
-from equivtest.cases.base import Case
-from equivtest.cases.fetch import FetchCase, RefusedFetchCase
-from equivtest.cases.linear import LinearCase
-from equivtest.oracle import expect
-from equivtest.oracle.collectives import document
+from equivtest.families.linear.case import LinearCase
+from equivtest.families.zero3.fetch.case import FetchCase, RefusedFetchCase
+from equivtest.kit.case import Case
+from equivtest.kit.oracle import expect
+from equivtest.kit.oracle.collectives import document
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.reply import Answer, Reply
 from equivtest.ranks.support import Finding

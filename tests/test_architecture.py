@@ -20,9 +20,11 @@ FLOORS = (
     ("importing", "layout", "local_constants", "profiles", "property"),
     ("lacking",),
     ("tensors",),
-    ("cases",),
-    ("oracle", "subjects", "verdicts.verdict"),
-    ("defects", "ranks"),
+    ("kit",),
+    ("verdicts.verdict",),
+    ("kit.defect",),
+    ("families",),
+    ("ranks",),
     ("verdicts",),
     ("check", "known", "report"),
     ("chunks", "module", "records", "replay", "settings", "suite"),
@@ -40,12 +42,40 @@ FLOORS = (
 HOMES = {
     "multiprocessing": ("ranks",),
     "torch.multiprocessing": ("ranks",),
-    "hypothesis": ("cases.strategies", "chunks", "local_constants", "search"),
+    "hypothesis": ("kit.picks", "families.*.strategy", "chunks", "local_constants", "search"),
     "pytest": ("plugin", "options", "cli", "collection", "fixture", "items", "pools", "session"),
     "jinja2": ("report",),
     "typer": ("cli",),
 }
-"""Who may import what is heavy, or holds state of the whole process."""
+"""Who may import what is heavy, or holds state of the whole process; the strategies of each family among them."""
+
+PARTS = {
+    "case": ("case",),
+    "strategy": ("case", "strategy"),
+    "values": ("case", "values"),
+    "oracle": ("case", "values", "oracle"),
+    "subject": ("case", "subject"),
+    "defects": ("case", "subject", "defects"),
+    "records": ("case", "defects", "records"),
+}
+"""The parts of a family, and which parts each may import, of its own family and of those it knows."""
+
+PARTS_OF_KIT = {
+    "kit.case": "case",
+    "kit.activation": "case",
+    "kit.picks": "strategy",
+    "kit.values": "values",
+    "kit.oracle": "oracle",
+    "kit.subject": "subject",
+    "kit.defect": "records",
+}
+"""What the families share of each part."""
+
+KNOWN_FAMILIES = {
+    "module": ("redistribute",),
+    "training": ("linear", "zero3"),
+}
+"""Which other families a family imports; all others import none."""
 
 
 def name_of(path: Path) -> str:
@@ -59,6 +89,26 @@ PATHS = {name_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 def is_within(module: str, package: str) -> bool:
     return module == package or module.startswith(f"{package}.")
+
+
+def part_of(module: str) -> str:
+    """Which part of a family, or of what they share, a module belongs to; '' for all others."""
+    if module.startswith("families."):
+        names = (name.partition("_")[0] for name in module.split(".")[2:])  # case_refused is part of case
+        part = next((name for name in names if name in PARTS or name == "collectives"), "")
+        return "oracle" if part == "collectives" else part
+    return next((part for shared, part in PARTS_OF_KIT.items() if is_within(module, shared)), "")
+
+
+def family_of(module: str) -> str:
+    """'embedding' for families.embedding.ways.case; '' outside of the families."""
+    names = module.split(".")
+    return names[1] if names[0] == "families" and len(names) > 1 else ""
+
+
+def is_at_home(module: str, home: str) -> bool:
+    """Whether a module lies in a home of the table."""
+    return is_within(module, home) or (home == f"families.*.{part_of(module)}" and bool(family_of(module)))
 
 
 def run_time_nodes(node: ast.AST) -> Iterator[ast.AST]:
@@ -120,7 +170,8 @@ def test_imports_point_down(module: str) -> None:
 
 
 def test_every_entry_of_the_table_is_there() -> None:
-    entries = {entry for names in FLOORS for entry in names} | {home for homes in HOMES.values() for home in homes}
+    homes = {home for homes in HOMES.values() for home in homes if "*" not in home}
+    entries = {entry for names in FLOORS for entry in names} | homes | PARTS_OF_KIT.keys()
 
     assert entries <= PATHS.keys()
 
@@ -134,20 +185,47 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
 @pytest.mark.parametrize("module", PATHS)
 def test_what_is_heavy_is_imported_at_home_only(module: str) -> None:
     for name, homes in HOMES.items():
-        if not any(is_within(module, home) for home in homes):
+        if not any(is_at_home(module, home) for home in homes):
             assert not any(is_within(imported, name) for imported in imports_of(module)), f"{module} imports {name}"
 
 
-@pytest.mark.parametrize(("package", "other"), [("oracle", "subjects"), ("subjects", "oracle")])
-def test_oracle_and_subjects_do_not_know_each_other(package: str, other: str) -> None:
+def test_a_part_imports_only_what_its_table_allows() -> None:
     for module in PATHS:
-        if is_within(module, package):
-            assert not any(is_within(reached, other) for reached in reached_from(module)), module
+        for imported in own_imports_of(module):
+            if part_of(module) and part_of(imported):
+                assert part_of(imported) in PARTS[part_of(module)], f"{module} imports {imported}"
+
+
+def test_every_module_of_a_family_belongs_to_a_part() -> None:
+    for module, path in PATHS.items():
+        if family_of(module) and path.name != "__init__.py":
+            assert part_of(module), module
+
+
+def test_a_family_imports_only_those_it_knows() -> None:
+    for module in PATHS:
+        for imported in own_imports_of(module):
+            family, other = family_of(module), family_of(imported)
+            if family and other and family != other:
+                assert other in KNOWN_FAMILIES.get(family, ()), f"{module} imports {imported}"
+
+
+def test_nothing_outside_knows_a_family_but_the_door_for_modules() -> None:
+    knowing = {module for module in PATHS if not family_of(module) and any(map(family_of, own_imports_of(module)))}
+
+    assert knowing == {"module"}
+
+
+@pytest.mark.parametrize(("part", "others"), [("oracle", {"subject", "defects"}), ("subject", {"oracle"})])
+def test_oracle_and_subjects_do_not_know_each_other(part: str, others: set[str]) -> None:
+    for module in PATHS:
+        if part_of(module) == part:
+            assert others.isdisjoint({part_of(reached) for reached in reached_from(module)}), module
 
 
 def test_the_oracle_knows_nothing_of_ranks() -> None:
     for module in PATHS:
-        if is_within(module, "oracle"):
+        if part_of(module) == "oracle":
             imported = {name for reached in reached_from(module) for name in imports_of(reached)}
             assert not any(is_within(name, "torch.distributed") for name in imported), module
 

@@ -13,7 +13,7 @@ import torch
 
 from equivtest import limits
 from equivtest.audit import Audit, Row, Site, audit, is_possible
-from equivtest.cases.fetch import FetchCase
+from equivtest.families.zero3.fetch.case import FetchCase
 from equivtest.known import KnownFailures
 from equivtest.module import module_property
 from equivtest.property import Property

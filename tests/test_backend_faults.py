@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from equivtest.cases.base import Case
-from equivtest.cases.collective_calls import BUNDLES
-from equivtest.cases.fetch import FetchCase
-from equivtest.cases.linear import LinearCase
 from equivtest.check import check
 from equivtest.errors import BrokenSetup, Misuse
+from equivtest.families.collectives.case import BUNDLES
+from equivtest.families.linear.case import LinearCase
+from equivtest.families.zero3.fetch.case import FetchCase
+from equivtest.kit.case import Case
 from equivtest.lacking import FUNCTIONS, PROBED, is_allowed, parse_allowed
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.pool import Pool

@@ -22,7 +22,7 @@ def test_the_bare_loop_imports_what_its_cases_need() -> None:
 def test_a_loop_that_judges_rejects_what_is_wrong_and_one_that_does_not_lets_it_pass() -> None:
     """Or the harness would be compared with a loop that has less to do."""
     [prop] = main_properties(["rowwise_linear"])
-    cases, wrong = draw_cases(prop, 2, 6), "equivtest.defects.tensor_parallel:bias_on_every_rank"
+    cases, wrong = draw_cases(prop, 2, 6), "equivtest.families.linear.defects.layers:bias_on_every_rank"
 
     with Pool(max_worlds=1, visit=VISIT) as pool:
         run_bare(pool, prop.subject, cases, judged=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from equivtest.cases.module import REAL_DTYPES
 from equivtest.check import one_thread
-from equivtest.oracle import activations, contractions, optimizers
-from equivtest.oracle.rounding import TORCH_CPU, Bounded
+from equivtest.families.module.case import REAL_DTYPES
+from equivtest.kit.oracle import activations, contractions, optimizers
+from equivtest.kit.oracle.rounding import TORCH_CPU, Bounded
 from equivtest.tensors import DTYPES
 from tests.bounded_ops import Margins, Table, new_table, run_round, show
 

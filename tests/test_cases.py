@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from equivtest.cases.base import CASE_TYPES, SCHEMA_VERSION, Case, from_code, from_data, to_data
-from equivtest.cases.fetch import FetchCase, RefusedFetchCase
-from equivtest.cases.linear import LinearCase, RefusedLinearCase
 from equivtest.errors import Misuse
+from equivtest.families.linear.case import LinearCase, RefusedLinearCase
+from equivtest.families.zero3.fetch.case import FetchCase, RefusedFetchCase
+from equivtest.kit.case import CASE_TYPES, SCHEMA_VERSION, Case, from_code, from_data, import_cases, to_data
 from equivtest.layout import Flat, Layout, Replicate, Shard
 from tests.drawing import SPACE, STRATEGIES, drawn
 
@@ -55,6 +55,8 @@ def test_a_drawn_case_survives_its_own_code(name: str) -> None:
 
 
 def test_every_case_class_is_known_by_name() -> None:
+    import_cases()
+
     assert {"LinearCase", "RefusedLinearCase", "FetchCase", "RefusedFetchCase"} <= CASE_TYPES.keys()
 
 

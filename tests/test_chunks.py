@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from equivtest import limits, local_constants
-from equivtest.cases.base import Case
-from equivtest.cases.fetch import FetchCase
-from equivtest.cases.strategies import fetch_cases
 from equivtest.chunks import Chunk, chunk_cases, seed_of
+from equivtest.families.zero3.fetch.case import FetchCase
+from equivtest.families.zero3.fetch.strategy import fetch_cases
+from equivtest.kit.case import Case
 from equivtest.local_constants import no_local_constants
 from equivtest.property import Property, Space
 from equivtest.verdicts.claims import agrees_on_all_ranks, equals_unsharded
@@ -39,7 +39,7 @@ def claimed(subject: str = "mine:fetch", **fields: Any) -> Property:
 MINE = """
 import zlib
 from hypothesis import strategies as st
-from equivtest.cases.fetch import FetchCase
+from equivtest.families.zero3.fetch.case import FetchCase
 from equivtest.property import Property
 from equivtest.verdicts.claims import equals_unsharded
 

@@ -7,10 +7,10 @@ from typing import cast
 import pytest
 
 from equivtest import fixture
-from equivtest.cases.base import Case
-from equivtest.cases.fetch import FetchCase, RefusedFetchCase
 from equivtest.check import default_claims
 from equivtest.errors import Misuse
+from equivtest.families.zero3.fetch.case import FetchCase, RefusedFetchCase
+from equivtest.kit.case import Case
 from equivtest.suite import claims_of, load_properties, properties_dir
 from equivtest.verdicts.claims import equals_unsharded
 

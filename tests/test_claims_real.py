@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from equivtest.cases.linear import LinearCase
 from equivtest.check import judge_replies
+from equivtest.families.linear.case import LinearCase
+from equivtest.kit.oracle import expect
+from equivtest.kit.oracle.expected import Expected
 from equivtest.layout import Layout, Replicate
-from equivtest.oracle import expect
-from equivtest.oracle.expected import Expected
 from equivtest.verdicts.claims import equals_unsharded, gradients_equal_unsharded
 from equivtest.verdicts.judgement import Judgement
 from equivtest.verdicts.message import write_message

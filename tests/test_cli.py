@@ -11,11 +11,11 @@ from pathlib import Path
 import hypothesis  # noqa: F401  (what runs in this process import is dropped behind each, and torch dies of it)
 import pytest
 
-import equivtest.subjects.module
+import equivtest.families.module.subject
 import equivtest.verdicts.claims  # noqa: F401
 from equivtest import cli, suite
-from equivtest.cases.base import to_data
-from equivtest.cases.linear import LinearCase
+from equivtest.families.linear.case import LinearCase
+from equivtest.kit.case import to_data
 from equivtest.verdicts.verdict import Kind, Verdict
 from tests.fake_suite import log_of, make_suite
 from tests.replies import LINEAR

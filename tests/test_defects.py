@@ -17,28 +17,28 @@ from typing import Any
 import pytest
 
 from equivtest import limits
-from equivtest.cases.base import Case, from_code
-from equivtest.cases.collective_calls import CollectivesCase
-from equivtest.cases.cross_entropy import CrossEntropyCase
-from equivtest.cases.dropout import DropoutCase
-from equivtest.cases.embedding import EmbeddingCase
-from equivtest.cases.fetch import FetchCase
-from equivtest.cases.lifecycle import LifecycleCase
-from equivtest.cases.linear import LinearCase
-from equivtest.cases.module import ModuleCase
-from equivtest.cases.norm import NormCase
-from equivtest.cases.perceptron import PerceptronCase
-from equivtest.cases.redistribute import RedistributeCase
-from equivtest.cases.reduction import ReductionCase
 from equivtest.check import judge
 from equivtest.chunks import Chunk
-from equivtest.defects import DEFECTS, Defect
 from equivtest.errors import Misuse
+from equivtest.families.collectives.case import CollectivesCase
+from equivtest.families.cross_entropy.case import CrossEntropyCase
+from equivtest.families.dropout.case import DropoutCase
+from equivtest.families.embedding.case import EmbeddingCase
+from equivtest.families.linear.case import LinearCase
+from equivtest.families.module.case import ModuleCase
+from equivtest.families.norm.case import NormCase
+from equivtest.families.redistribute.case import RedistributeCase
+from equivtest.families.reduction.case import ReductionCase
+from equivtest.families.training.case import PerceptronCase
+from equivtest.families.zero3.fetch.case import FetchCase
+from equivtest.families.zero3.lifecycle.case import LifecycleCase
+from equivtest.kit.case import Case, from_code
+from equivtest.kit.defect import Defect, defects
+from equivtest.kit.names import resolve
 from equivtest.known import SHIPPED, KnownFailures
 from equivtest.property import Property
 from equivtest.ranks.pool import Pool
 from equivtest.search import search
-from equivtest.subjects.names import resolve
 from equivtest.suite import load_properties, properties_dir
 
 FAMILIES = {
@@ -87,7 +87,7 @@ FAMILIES = {
 
 TABLE = os.environ.get("EQUIVTEST_DEFECT_TABLE", "")
 COLUMNS = ("defect", "family", "claim", "kind", "smallest found", "seconds")
-each_defect = pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.name)
+each_defect = pytest.mark.parametrize("defect", defects(), ids=lambda defect: defect.name)
 
 
 def property_of(defect: Defect) -> Property:
@@ -233,7 +233,7 @@ def test_the_real_subject_is_right_in_the_case_derived_by_hand(defect: Defect, p
 
 def test_every_family_of_bugs_has_its_defect() -> None:
     """No family without a defect, no defect without a family."""
-    assert {defect.family for defect in DEFECTS} == FAMILIES
+    assert {defect.family for defect in defects()} == FAMILIES
 
 
 @each_defect
@@ -244,4 +244,4 @@ def test_a_defect_is_a_subject_that_says_what_is_wrong(defect: Defect) -> None:
 
 def test_names_of_defects_are_unique() -> None:
     """The table has one row per defect."""
-    assert len({defect.name for defect in DEFECTS}) == len(DEFECTS)
+    assert len({defect.name for defect in defects()}) == len(defects())

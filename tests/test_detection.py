@@ -2,10 +2,10 @@
 
 import pytest
 
-from equivtest.cases.base import Case
-from equivtest.cases.gathered_cross_entropy import RefusedGatheredCrossEntropyCase
-from equivtest.cases.linear import LinearCase
-from equivtest.defects import DEFECTS
+from equivtest.families.cross_entropy.gathered.case import RefusedGatheredCrossEntropyCase
+from equivtest.families.linear.case import LinearCase
+from equivtest.kit.case import Case
+from equivtest.kit.defect import defects
 from tests.detection import Task, right, run_task
 from tests.detection_table import Row, Tally, write_tables
 
@@ -24,7 +24,7 @@ def test_what_is_computed_is_compared_with_torchs_own_result() -> None:
 
 
 def test_a_row_ends_once_every_kind_that_is_drawn_has_rejected_the_defect() -> None:
-    defect = next(defect for defect in DEFECTS if defect.name == "input_gradient_averaged")
+    defect = next(defect for defect in defects() if defect.name == "input_gradient_averaged")
 
     row = run_task(Task(defect.name, is_defect=True, cases=10, enough=1))
 
@@ -36,12 +36,12 @@ def test_a_row_ends_once_every_kind_that_is_drawn_has_rejected_the_defect() -> N
     ("rejected", "only"), [((), "NONE"), (("dense",), "dense"), (("dense", "real"), "")], ids=["none", "one", "both"]
 )
 def test_the_one_kind_of_values_that_catches_a_defect_is_named(rejected: tuple[str, ...], only: str) -> None:
-    row = Row(DEFECTS[0].name, num_planned=2, kinds=("dense", "real"), num_cases=2)
+    row = Row(defects()[0].name, num_planned=2, kinds=("dense", "real"), num_cases=2)
     for kind in row.kinds:
         row.tally.add((kind, "float32"), rejected=kind in rejected, is_close=True)
 
     assert row.only() == only
-    assert f"| {only} |" in write_tables([(DEFECTS[0], row)], [], 1, 1, 1)
+    assert f"| {only} |" in write_tables([(defects()[0], row)], [], 1, 1, 1)
 
 
 def test_what_the_claims_alone_reject_is_counted_apart() -> None:

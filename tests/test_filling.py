@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from hypothesis.strategies import SearchStrategy
 
-from equivtest.cases.base import Case
-from equivtest.cases.fetch import FetchCase
-from equivtest.cases.strategies import data_parallel_cases, redistribute_cases, refused_fetch_cases
 from equivtest.chunks import Chunk, chunk_cases
+from equivtest.families.redistribute.strategy import redistribute_cases
+from equivtest.families.training.data_parallel.strategy import data_parallel_cases
+from equivtest.families.zero3.fetch.case import FetchCase
+from equivtest.families.zero3.fetch.strategy import refused_fetch_cases
 from equivtest.filling import (
     BATCH,
     PATIENCE,
@@ -25,6 +26,7 @@ from equivtest.filling import (
     short_of_conclusions,
     short_of_draws,
 )
+from equivtest.kit.case import Case
 from equivtest.property import Property, Space
 from equivtest.verdicts.claims import (
     equals_unsharded,

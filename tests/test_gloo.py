@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from equivtest.cases.fetch import FetchCase
+from equivtest.families.zero3.fetch.case import FetchCase
 from equivtest.ranks.gloo import WORKERS
 from equivtest.ranks.pool import Pool
 

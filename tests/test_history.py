@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from equivtest import limits
-from equivtest.cases.base import Case
-from equivtest.cases.fetch import FetchCase
-from equivtest.cases.strategies import fetch_cases
 from equivtest.chunks import Chunk
+from equivtest.families.zero3.fetch.case import FetchCase
+from equivtest.families.zero3.fetch.strategy import fetch_cases
+from equivtest.kit.case import Case
 from equivtest.known import KnownFailures
 from equivtest.property import Property
 from equivtest.ranks.pool import Pool

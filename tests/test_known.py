@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from equivtest.cases.linear import LinearCase
 from equivtest.errors import Misuse
+from equivtest.families.linear.case import LinearCase
 from equivtest.known import SHIPPED, KnownFailures
 from equivtest.settings import parse
 

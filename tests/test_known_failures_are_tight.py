@@ -5,7 +5,6 @@ An entry broader than its failure hides cases that nobody runs; its smallest cas
 
 from __future__ import annotations
 
-import pkgutil
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache
@@ -14,9 +13,9 @@ from unittest.mock import Mock, patch
 
 import pytest
 
-from equivtest.cases import strategies
-from equivtest.cases.base import Case
 from equivtest.check import judge
+from equivtest.kit.case import Case
+from equivtest.kit.parts import modules_of
 from equivtest.known import SHIPPED, WHOLE_RUN, KnownFailure, KnownFailures
 from equivtest.property import Space
 from equivtest.ranks.pool import Pool
@@ -24,7 +23,7 @@ from equivtest.suite import load_properties, properties_dir
 
 ENTRIES = [entry for entry in KnownFailures.load(SHIPPED).entries if entry.kind in WHOLE_RUN]
 SPACE = Space((1, 2), ("float32",))
-FAMILIES = [module.name for module in pkgutil.iter_modules(strategies.__path__, f"{strategies.__name__}.")]
+STRATEGIES = [module.__name__ for module in modules_of("strategy")]
 NUM_DRAWN = 500  # of each property
 NUM_SAMPLED = 4  # of those that an entry covers
 
@@ -39,7 +38,7 @@ def drawn_of(subject: str) -> tuple[Case, ...]:
     generator, data = Random(0), Mock()
     data.draw = lambda strategy: strategy.do_draw(data)
     with ExitStack() as patches:
-        for family in FAMILIES:
+        for family in STRATEGIES:
             patches.enter_context(patch(f"{family}.pick", lambda _draw, _name, table: generator.choice(table)))
         drawn = [prop.cases(SPACE).do_draw(data) for prop in properties for _ in range(NUM_DRAWN)]
     return tuple(

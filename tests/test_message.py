@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from equivtest import errors
-from equivtest.cases.base import Case, from_code
 from equivtest.check import judge_replies
-from equivtest.oracle import expect
-from equivtest.oracle.expected import Expected
+from equivtest.kit.case import Case, from_code
+from equivtest.kit.oracle import expect
+from equivtest.kit.oracle.expected import Expected
 from equivtest.ranks.reply import Reply
 from equivtest.verdicts.claims import equals_unsharded
 from equivtest.verdicts.compare import compare

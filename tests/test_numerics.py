@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from equivtest.cases.base import Case
-from equivtest.cases.data_parallel import DataParallelCase
-from equivtest.cases.embedding import EmbeddingCase
-from equivtest.cases.embedding_ways import EmbeddingWaysCase
-from equivtest.cases.fetch import FetchCase
-from equivtest.cases.linear import LinearCase
-from equivtest.cases.redistribute import RedistributeCase
 from equivtest.check import judge
+from equivtest.families.embedding.case import EmbeddingCase
+from equivtest.families.embedding.ways.case import EmbeddingWaysCase
+from equivtest.families.linear.case import LinearCase
+from equivtest.families.redistribute.case import RedistributeCase
+from equivtest.families.training.data_parallel.case import DataParallelCase
+from equivtest.families.zero3.fetch.case import FetchCase
+from equivtest.kit.case import Case
 from equivtest.property import Property
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.pool import Pool
@@ -121,7 +121,7 @@ def test_flushed_subnormals_are_a_failure_unless_they_are_declared(
 
 def test_what_is_only_copied_keeps_its_subnormals_whatever_is_declared(flushing: Pool) -> None:
     """A subject that flushes a parameter which an all_gather made whole."""
-    subject = "equivtest.defects.zero3_memory:flushes_subnormals"
+    subject = "equivtest.families.zero3.fetch.defects.memory:flushes_subnormals"
     prop = replace(test_zero3_fetch.zero3_fetch_all_gather, subject=subject)
     failing = kinds_of(prop, replace(FETCH, collective="all_gather"), flushing)
     assert failing == {"equals_unsharded": "value", "is_exact_without_reduction": "bits"}

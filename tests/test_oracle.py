@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from equivtest.cases.base import Case
-from equivtest.cases.fetch import FetchCase, RefusedFetchCase
-from equivtest.cases.linear import LINEAR_MODES, LinearCase, RefusedLinearCase
-from equivtest.cases.values import draw
 from equivtest.errors import Misuse
+from equivtest.families.linear.case import LINEAR_MODES, LinearCase, RefusedLinearCase
+from equivtest.families.linear.oracle import sum_linear
+from equivtest.families.zero3.fetch.case import FetchCase, RefusedFetchCase
+from equivtest.kit.case import Case
+from equivtest.kit.oracle import expect
+from equivtest.kit.oracle.exact import InexactData, Sum, find_integers, significand_bits, sum_products, sum_terms
+from equivtest.kit.values import draw
 from equivtest.layout import Flat, Replicate
-from equivtest.oracle import expect
-from equivtest.oracle.exact import InexactData, Sum, find_integers, significand_bits, sum_products, sum_terms
-from equivtest.oracle.linear import sum_linear
 from equivtest.tensors import DTYPES, same_bits
 
 SIZES = (1, 2, 3, 4, 5, 7, 8, 12, 31, 32, 33)
@@ -308,9 +308,11 @@ def test_a_case_class_without_expectations_is_a_misuse_that_says_how_to_register
 
 def test_the_oracle_never_imports_processes_or_subjects():
     program = (
-        "import sys, torch; before = set(sys.modules); import equivtest.oracle; "
-        "forbidden = ('torch.distributed', 'equivtest.subjects', 'equivtest.ranks'); "
-        "print([name for name in set(sys.modules) - before if name.startswith(forbidden)])"
+        "import sys, torch; before = set(sys.modules); from equivtest.kit.parts import modules_of; "
+        "modules_of('oracle'), modules_of('collectives'); "
+        "forbidden = ('torch.distributed', 'equivtest.kit.subject', 'equivtest.ranks', 'hypothesis'); "
+        "print([name for name in set(sys.modules) - before "
+        "if name.startswith(forbidden) or {'subject', 'defects'} & set(name.split('.'))])"
     )
 
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)

@@ -14,13 +14,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from equivtest import limits
-from equivtest.cases.base import Case
-from equivtest.cases.fetch import FetchCase
-from equivtest.cases.linear import LinearCase
-from equivtest.oracle.collectives import document
+from equivtest.families.linear.case import LinearCase
+from equivtest.families.zero3.fetch.case import FetchCase
+from equivtest.families.zero3.fetch.subject import all_gather
+from equivtest.kit.case import Case
+from equivtest.kit.oracle.collectives import document
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.recording import Recorder
-from equivtest.subjects.zero3_fetch import all_gather
 from equivtest.tensors import same_bits
 from tests.test_visit import as_rank
 

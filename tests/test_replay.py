@@ -9,9 +9,9 @@ import msgspec
 import pytest
 import torch
 
-from equivtest.cases.base import from_data
 from equivtest.check import judge_replies
 from equivtest.errors import Misuse
+from equivtest.kit.case import from_data
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from equivtest.oracle.exact import InexactData
-from equivtest.oracle.rounding import Bounded
+from equivtest.kit.oracle.exact import InexactData
+from equivtest.kit.oracle.rounding import Bounded
 from tests.running_modules import FEATURES, MODULES, REFUSED, Of, of, stored_in_16_bits
 from tests.running_programs import SCALES, Tensors, actual, bound_of, given_of, programs
 

@@ -15,12 +15,13 @@ import pytest
 from hypothesis.strategies import SearchStrategy
 
 from equivtest import limits
-from equivtest.cases.base import Case, from_code, from_data
-from equivtest.cases.fetch import FetchCase, RefusedFetchCase
-from equivtest.cases.module import ModuleCase
-from equivtest.cases.strategies import fetch_cases, linear_cases, refused_fetch_cases
 from equivtest.chunks import Chunk
 from equivtest.errors import Misuse
+from equivtest.families.linear.strategy import linear_cases
+from equivtest.families.module.case import ModuleCase
+from equivtest.families.zero3.fetch.case import FetchCase, RefusedFetchCase
+from equivtest.families.zero3.fetch.strategy import fetch_cases, refused_fetch_cases
+from equivtest.kit.case import Case, from_code, from_data
 from equivtest.known import Condition, KnownFailure, KnownFailures
 from equivtest.module import module_property
 from equivtest.property import Property, Space

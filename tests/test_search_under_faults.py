@@ -11,10 +11,10 @@ import pytest
 
 import equivtest.search
 from equivtest import limits
-from equivtest.cases.base import Case, from_code
-from equivtest.cases.fetch import FetchCase
-from equivtest.cases.strategies import fetch_cases
 from equivtest.chunks import Chunk
+from equivtest.families.zero3.fetch.case import FetchCase
+from equivtest.families.zero3.fetch.strategy import fetch_cases
+from equivtest.kit.case import Case, from_code
 from equivtest.known import KnownFailures
 from equivtest.property import Property
 from equivtest.ranks.pool import Pool

@@ -17,28 +17,30 @@ from typing import Any
 import pytest
 
 from equivtest import limits
-from equivtest.cases import strategies
-from equivtest.cases.base import Case
-from equivtest.cases.collective_calls import CollectivesCase
-from equivtest.cases.cross_entropy import CrossEntropyCase, RefusedCrossEntropyCase
-from equivtest.cases.data_parallel import DataParallelCase
-from equivtest.cases.dropout import DropoutCase
-from equivtest.cases.embedding import EmbeddingCase, RefusedEmbeddingCase
-from equivtest.cases.embedding_ways import EmbeddingWaysCase
-from equivtest.cases.fetch import FetchCase, RefusedFetchCase
-from equivtest.cases.gathered_cross_entropy import GatheredCrossEntropyCase, RefusedGatheredCrossEntropyCase
-from equivtest.cases.lifecycle import LifecycleCase
-from equivtest.cases.linear import REAL_MODES, LinearCase, RefusedLinearCase
-from equivtest.cases.mlp import MlpCase
-from equivtest.cases.module import ModuleCase
-from equivtest.cases.norm import NormCase
-from equivtest.cases.perceptron import CHECKPOINTS
-from equivtest.cases.prepared import PreparedCase
-from equivtest.cases.redistribute import RedistributeCase
-from equivtest.cases.redistribute_refused import RefusedRedistributeCase
-from equivtest.cases.reduction import ReductionCase
-from equivtest.cases.sharding_refused import RefusedShardingCase
-from equivtest.cases.two_axes import TwoAxisCase
+from equivtest.families.collectives.case import CollectivesCase
+from equivtest.families.cross_entropy.case import CrossEntropyCase, RefusedCrossEntropyCase
+from equivtest.families.cross_entropy.gathered.case import GatheredCrossEntropyCase, RefusedGatheredCrossEntropyCase
+from equivtest.families.dropout.case import DropoutCase
+from equivtest.families.embedding.case import EmbeddingCase, RefusedEmbeddingCase
+from equivtest.families.embedding.ways.case import EmbeddingWaysCase
+from equivtest.families.linear.case import REAL_MODES, LinearCase, RefusedLinearCase
+from equivtest.families.module.case import ModuleCase
+from equivtest.families.norm.case import NormCase
+from equivtest.families.redistribute.case import RedistributeCase
+from equivtest.families.redistribute.case_refused import RefusedRedistributeCase
+from equivtest.families.redistribute.prepared.case import PreparedCase
+from equivtest.families.reduction.case import ReductionCase
+from equivtest.families.training.case import CHECKPOINTS
+from equivtest.families.training.data_parallel.case import DataParallelCase
+from equivtest.families.training.data_parallel.case_refused import RefusedShardingCase
+from equivtest.families.training.sequence.case import MlpCase
+from equivtest.families.training.two_axes.case import TwoAxisCase
+from equivtest.families.zero3.fetch.case import FetchCase, RefusedFetchCase
+from equivtest.families.zero3.fetch.strategy import fetch_cases
+from equivtest.families.zero3.lifecycle.case import LifecycleCase
+from equivtest.kit import picks
+from equivtest.kit.case import Case
+from equivtest.kit.parts import modules_of
 from equivtest.layout import shard_kind
 from equivtest.property import Space
 from tests.drawing import SPACE, STRATEGIES, drawn, smallest
@@ -287,7 +289,7 @@ def test_about_one_case_in_eight_is_recorded(name: str) -> None:
 
 def test_a_fetch_is_recorded_where_its_collective_is_named() -> None:
     """Of an unnamed one nothing is documented."""
-    named = drawn(strategies.fetch_cases(SPACE, collective="all_reduce"), 60)
+    named = drawn(fetch_cases(SPACE, collective="all_reduce"), 60)
 
     assert {case.collective for case in named} == {"all_reduce"} and any(case.records for case in named)
     assert not any(case.records for case in run_of("fetch"))
@@ -449,7 +451,7 @@ def test_draws_do_not_depend_on_what_else_is_imported(tmp_path: Path) -> None:
 
 
 def test_strategies_draw_from_tables_only() -> None:
-    trees = [ast.parse(path.read_text()) for path in Path(strategies.__file__).parent.glob("*.py")]
+    trees = [ast.parse(Path(module.__file__ or "").read_text()) for module in (picks, *modules_of("strategy"))]
     used = {
         node.attr
         for tree in trees

@@ -15,9 +15,9 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from equivtest import layout
-from equivtest.cases.base import Case
-from equivtest.cases.values import draw
 from equivtest.errors import Misuse
+from equivtest.kit.case import Case
+from equivtest.kit.values import draw
 from equivtest.layout import Layout
 from equivtest.ranks.visit import collect, hand_out, layout_of, strided, touched, visit_draw
 from equivtest.tensors import Placed, slice_local

@@ -7,24 +7,24 @@ import functools
 import torch
 from torch.nn import functional
 
-from equivtest.cases.base import Case
-from equivtest.cases.collective_calls import OPERANDS, CollectivesCase
-from equivtest.cases.cross_entropy import CrossEntropyCase
-from equivtest.cases.embedding import NO_PADDING, EmbeddingCase
-from equivtest.cases.embedding_ways import EmbeddingWaysCase, of_style
-from equivtest.cases.fetch import FetchCase
-from equivtest.cases.gathered_cross_entropy import GatheredCrossEntropyCase
-from equivtest.cases.lifecycle import LEARNING_RATE, LifecycleCase
-from equivtest.cases.linear import LinearCase
-from equivtest.cases.mixed import MixedCase
-from equivtest.cases.module import ModuleCase, call_builder
-from equivtest.cases.norm import NormCase
-from equivtest.cases.perceptron import PerceptronCase, at_step
-from equivtest.cases.redistribute import RedistributeCase
-from equivtest.cases.reduction import ReductionCase
-from equivtest.cases.values import draw
-from equivtest.oracle.collective_calls import arrange
-from equivtest.oracle.lifecycle_model import moments
+from equivtest.families.collectives.case import OPERANDS, CollectivesCase
+from equivtest.families.collectives.oracle import arrange
+from equivtest.families.cross_entropy.case import CrossEntropyCase
+from equivtest.families.cross_entropy.gathered.case import GatheredCrossEntropyCase
+from equivtest.families.embedding.case import NO_PADDING, EmbeddingCase
+from equivtest.families.embedding.ways.case import EmbeddingWaysCase, of_style
+from equivtest.families.linear.case import LinearCase
+from equivtest.families.module.case import ModuleCase, call_builder
+from equivtest.families.norm.case import NormCase
+from equivtest.families.redistribute.case import RedistributeCase
+from equivtest.families.reduction.case import ReductionCase
+from equivtest.families.training.case import PerceptronCase, at_step
+from equivtest.families.training.mixed.case import MixedCase
+from equivtest.families.zero3.fetch.case import FetchCase
+from equivtest.families.zero3.lifecycle.case import LEARNING_RATE, LifecycleCase
+from equivtest.families.zero3.lifecycle.oracle.model import moments
+from equivtest.kit.case import Case
+from equivtest.kit.values import draw
 from equivtest.tensors import DTYPES
 
 

@@ -69,7 +69,7 @@ NO_FAULT = Fault()
 
 
 class Visit(msgspec.Struct, frozen=True, tag=True):
-    """Run `subject` on a case, written by `equivtest.cases.base.to_data`.
+    """Run `subject` on a case, written by `equivtest.kit.case.to_data`.
 
     Attributes:
         case_module: Defines the class of the case; imported first.

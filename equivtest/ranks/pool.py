@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 
 from equivtest import limits
-from equivtest.cases.base import Case
 from equivtest.errors import Misuse
+from equivtest.kit.case import Case
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.launch import Server
 from equivtest.ranks.messages import NO_FAULT, Fault, Ready

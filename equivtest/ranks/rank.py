@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 
 from equivtest import limits
-from equivtest.cases.base import Case, from_data
 from equivtest.errors import Misuse, Unsupported
+from equivtest.kit.case import Case, from_data
 from equivtest.ranks import faults
 from equivtest.ranks.backend import Backend, choose_device
 from equivtest.ranks.channel import Channel

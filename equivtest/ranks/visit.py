@@ -13,9 +13,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from equivtest import layout
-from equivtest.cases.base import Case
-from equivtest.cases.values import draw
 from equivtest.errors import Misuse
+from equivtest.kit.case import Case
+from equivtest.kit.names import Subject, require_fit, resolve
+from equivtest.kit.values import draw
 from equivtest.layout import Layout
 from equivtest.ranks import faults
 from equivtest.ranks.backend import Backend
@@ -23,7 +24,6 @@ from equivtest.ranks.meshes import mesh_for, rank_in
 from equivtest.ranks.poison import poisoned
 from equivtest.ranks.recording import Recorder, is_recordable
 from equivtest.ranks.reply import Answer
-from equivtest.subjects.names import Subject, require_fit, resolve
 from equivtest.tensors import Placed, at_rest, same_bits, slice_local
 
 

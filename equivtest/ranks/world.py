@@ -9,8 +9,8 @@ import time
 from collections.abc import Mapping
 
 from equivtest import limits
-from equivtest.cases.base import Case, to_data
 from equivtest.errors import BrokenSetup
+from equivtest.kit.case import Case, to_data
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.collect import Collector
 from equivtest.ranks.first_cause import first_cause

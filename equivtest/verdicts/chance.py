@@ -15,10 +15,10 @@ from itertools import combinations
 import torch
 
 from equivtest import limits
-from equivtest.cases.base import Case
+from equivtest.kit.case import Case
+from equivtest.kit.oracle.chance import DELTA, agreement, count_limits
+from equivtest.kit.oracle.expected import Expected
 from equivtest.layout import replicas
-from equivtest.oracle.chance import DELTA, agreement, count_limits
-from equivtest.oracle.expected import Expected
 from equivtest.verdicts.elements import shape_mismatch
 from equivtest.verdicts.judgement import Answers, Judgement
 from equivtest.verdicts.verdict import Kind, Mismatch

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from equivtest.cases.base import Case
-from equivtest.oracle.expected import Expected
+from equivtest.kit.case import Case
+from equivtest.kit.oracle.expected import Expected
 from equivtest.verdicts.chance import judge_chance
 from equivtest.verdicts.communication import judge_collectives
 from equivtest.verdicts.exactness import judge_bits, judge_bits_but_for_zeros, judge_repeats

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from equivtest.cases.base import Case
 from equivtest.collective import describe
-from equivtest.oracle.collectives import document, without_all_to_all
-from equivtest.oracle.expected import Expected
+from equivtest.kit.case import Case
+from equivtest.kit.oracle.collectives import document, without_all_to_all
+from equivtest.kit.oracle.expected import Expected
 from equivtest.verdicts.judgement import Answers, Judgement
 from equivtest.verdicts.verdict import Mismatch
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from equivtest import limits
+from equivtest.kit.oracle.expected import ExpectedTensor
 from equivtest.layout import Layout, Partial, coordinate_of, flat_axis, flat_bounds, local_box, local_shape
-from equivtest.oracle.expected import ExpectedTensor
 from equivtest.tensors import Placed, assemble, dtype_name
 from equivtest.verdicts.patterns import pattern_of
 from equivtest.verdicts.verdict import Mismatch

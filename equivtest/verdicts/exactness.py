@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from equivtest.cases.base import Case
+from equivtest.kit.case import Case
+from equivtest.kit.oracle.expected import Expected, ExpectedTensor
 from equivtest.layout import flat_axis
-from equivtest.oracle.expected import Expected, ExpectedTensor
 from equivtest.tensors import Placed, same_bits
 from equivtest.verdicts.bits import (
     Excuse,

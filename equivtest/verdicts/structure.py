@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 import torch
 
-from equivtest.cases.base import Case
+from equivtest.kit.case import Case
+from equivtest.kit.oracle.expected import Expected
 from equivtest.layout import replicas
-from equivtest.oracle.expected import Expected
 from equivtest.tensors import as_bits, same_bits
 from equivtest.verdicts.bits import in_words
 from equivtest.verdicts.elements import unravel

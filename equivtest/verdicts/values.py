@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from equivtest.cases.base import Case
-from equivtest.oracle.expected import Expected
+from equivtest.kit.case import Case
+from equivtest.kit.oracle.expected import Expected
 from equivtest.tensors import Placed
 from equivtest.verdicts.elements import is_partial, is_too_wide, judge_values, shape_mismatch
 from equivtest.verdicts.judgement import Answers, Judgement

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from equivtest.cases.base import Case
+from equivtest.kit.case import Case
 
 Kind = Literal[
     "holds",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from equivtest.cases.base import Case
-from equivtest.oracle.expected import Expected, Twin
+from equivtest.kit.case import Case
+from equivtest.kit.oracle.expected import Expected, Twin
 from equivtest.tensors import Placed
 from equivtest.verdicts.bits import bits_mismatch, no_excuse, where_zeros_were_added
 from equivtest.verdicts.elements import judge_values, shape_mismatch

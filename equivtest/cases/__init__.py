@@ -1,1 +1,0 @@
-"""What to try: cases, the strategies that draw them, and the values that their seeds stand for."""

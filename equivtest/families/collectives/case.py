@@ -1,0 +1,197 @@
+"""Collectives of torch.distributed, each called by itself on operands of its own.
+
+Letters: w ranks, n elements of one size, L of all sizes together.
+
+Every rank has w * n elements of each kind of operand, one size after the other.  A collective that takes
+one tensor of a rank takes the first n of them; one that takes a part for every rank takes all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from equivtest.kit.case import Case, Shape, replicated, require
+from equivtest.layout import Layout, Shard
+
+OPERANDS = {
+    "": "moved",
+    "sum": "added",
+    "max": "compared",
+    "min": "compared",
+    "avg": "averaged",
+    "product": "multiplied",
+}
+"""What is handed over for a reduction, or, under '', for what is only copied."""
+
+RESULTS = ("reduced", "parts", "gathered", "exchanged", "uneven")
+"""What the ranks hold in the end.
+
+reduced: (n,), the same on every rank.
+parts: of a reduction of all w * n elements, (n,) on each rank.
+gathered: (w, n), one row from each rank, or by each root; the same on every rank.
+exchanged: (w, n), this rank's part from each rank, or by each root.
+uneven: the same with parts of `split` elements, one after the other, zeros up to w * n behind them.
+"""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A collective as it is called.
+
+    Attributes:
+        function: Of torch.distributed; of its functional collectives where it begins with 'functional_', and
+            of several sizes in one coalesced call where it begins with 'coalesced_'.
+        op: The reduction, a key of OPERANDS; '' where values are copied.
+        result: One of RESULTS.
+    """
+
+    function: str
+    result: str
+    op: str = ""
+
+    @property
+    def name(self) -> str:
+        """What the answer is called: the function, and the reduction behind it."""
+        return f"{self.function}_{self.op}" if self.op else self.function
+
+    @property
+    def is_coalesced(self) -> bool:
+        """Whether one call takes all sizes."""
+        return self.function.startswith("coalesced_")
+
+
+def _reductions(function: str, result: str, ops: tuple[str, ...]) -> tuple[Call, ...]:
+    return tuple(Call(function, result, op) for op in ops)
+
+
+_COMMON = ("sum", "max", "min")  # a backend that reduces at all has these
+
+BUNDLES: dict[str, tuple[Call, ...]] = {
+    "all_reduce": _reductions("all_reduce", "reduced", _COMMON),
+    "all_gather": (Call("all_gather", "gathered"),),
+    "all_gather_into_tensor": (Call("all_gather_into_tensor", "gathered"),),
+    "reduce_scatter_tensor": _reductions("reduce_scatter_tensor", "parts", _COMMON),
+    "reduce_scatter": _reductions("reduce_scatter", "parts", _COMMON),
+    "broadcast": (Call("broadcast", "gathered"),),
+    "scatter": (Call("scatter", "exchanged"),),
+    "gather": (Call("gather", "gathered"),),
+    "reduce": _reductions("reduce", "reduced", _COMMON),
+    "all_to_all_single": (Call("all_to_all_single", "exchanged"), Call("all_to_all_single_uneven", "uneven")),
+    "all_to_all": (Call("all_to_all", "exchanged"),),
+    "averages": (
+        Call("all_reduce", "reduced", "avg"),
+        Call("reduce_scatter_tensor", "parts", "avg"),
+        Call("reduce_scatter", "parts", "avg"),
+        Call("reduce", "reduced", "avg"),
+        Call("functional_all_reduce", "reduced", "avg"),
+        Call("functional_reduce_scatter_tensor", "parts", "avg"),
+    ),
+    "products": (
+        Call("all_reduce", "reduced", "product"),
+        Call("reduce_scatter_tensor", "parts", "product"),
+        Call("reduce_scatter", "parts", "product"),
+        Call("reduce", "reduced", "product"),
+    ),
+    "functional": (
+        Call("functional_all_reduce", "reduced", "sum"),
+        Call("functional_all_reduce", "reduced", "max"),
+        Call("functional_all_gather_tensor", "gathered"),
+        Call("functional_reduce_scatter_tensor", "parts", "sum"),
+        Call("functional_reduce_scatter_tensor", "parts", "max"),
+    ),
+    "functional moves": (
+        Call("functional_broadcast", "gathered"),
+        Call("functional_all_to_all_single", "exchanged"),
+        Call("functional_all_to_all_single_uneven", "uneven"),
+    ),
+    "coalesced": (
+        Call("coalesced_all_reduce", "reduced", "sum"),
+        Call("coalesced_all_gather_into_tensor", "gathered"),
+        Call("coalesced_reduce_scatter_tensor", "parts", "sum"),
+    ),
+}  # fmt: skip
+"""Collectives that a backend has or lacks together: a case of several is not run at all where one is refused."""
+
+CALLS: dict[str, Call] = {call.name: call for calls in BUNDLES.values() for call in calls}
+"""Every collective by the name of its answer."""
+
+WAITS = ("at_once", "async", "together")
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class CollectivesCase(Case):
+    """Some collectives, each on every size.
+
+    Those with a root are called once for each rank as the root.
+
+    Attributes:
+        collectives: Names in CALLS, in the order in which they are called.
+        numels: The sizes n, each another one.
+        waits: 'at_once': the calls are synchronous.
+            'async': each is waited for before the next begins.
+            'together': all are begun, then waited for in the same order.
+    """
+
+    VALUE_MODES: ClassVar[tuple[str, ...]] = ("dense", "index", "special")
+
+    collectives: tuple[str, ...] = ("all_reduce_sum",)
+    numels: tuple[int, ...] = (1,)
+    waits: str = "at_once"
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.collectives if name not in CALLS]
+        require(not unknown, f"collectives must be some of {', '.join(CALLS)}, got {', '.join(map(repr, unknown))}")
+        for field in ("collectives", "numels"):
+            values = getattr(self, field)
+            require(
+                0 < len(values) == len(set(values)), f"{field} must hold at least one, each another one, got {values}"
+            )
+        require(min(self.numels) >= 0, f"numels must be at least 0, got {self.numels}")
+        require(self.waits in WAITS, f"waits must be one of {', '.join(WAITS)}, got {self.waits!r}")
+        require(not self.records, "the collectives are what is judged, nothing else is documented: set records=False")
+        super().__post_init__()
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """The collectives in words."""
+        return tuple(CALLS[name] for name in self.collectives)
+
+    @property
+    def width(self) -> int:
+        """Elements of each kind of operand that a rank has, w * L."""
+        return self.world_size * sum(self.numels)
+
+    @property
+    def bounds(self) -> tuple[tuple[int, int], ...]:
+        """[start, stop) of each size's w * n elements among a rank's."""
+        stops = [self.world_size * sum(self.numels[: index + 1]) for index in range(len(self.numels))]
+        return tuple((stop - self.world_size * numel, stop) for stop, numel in zip(stops, self.numels, strict=True))
+
+    def split(self, numel: int, source: int, target: int) -> int:
+        """Elements that one rank sends to another where splits are uneven: n, none, or half of them."""
+        return (numel, 0, -(-numel // 2))[(2 * source + target + numel) % 3]
+
+    def shapes(self) -> dict[str, Shape]:
+        """Where ranks hold different things, one row per rank."""
+        ranks, numel = self.world_size, sum(self.numels)
+        results: dict[str, Shape] = {
+            "reduced": (numel,),
+            "parts": (ranks, numel),
+            "gathered": (ranks, numel),
+            "exchanged": (ranks, ranks, numel),
+            "uneven": (ranks, ranks * numel),
+        }
+        given = dict.fromkeys(self.given_names(), (ranks, self.width))
+        return given | {call.name: results[call.result] for call in self.calls}
+
+    def layouts(self) -> dict[str, Layout]:
+        own = Layout((Shard(0),))
+        whole = {call.name for call in self.calls if call.result in ("reduced", "gathered")}
+        return {name: replicated() if name in whole else own for name in self.shapes()}
+
+    def given_names(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(OPERANDS[call.op] for call in self.calls))
+
+    def answer_names(self) -> tuple[str, ...]:
+        return self.collectives

@@ -1,0 +1,70 @@
+"""Cases of collectives called by themselves."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn, SearchStrategy
+
+from equivtest.families.collectives.case import BUNDLES, WAITS, CollectivesCase
+from equivtest.kit.picks import POISON_TABLE, REPEATS, pick, pick_members, pick_values
+from equivtest.property import Space
+
+NUMELS = (1, 2, 3, 7, 8, 9, 31, 32, 33, 0, 1000, 1025)
+LARGE_NUMELS = (2**17 + 1, 2**20)
+MOST_DRAWN = 2**22
+"""Elements of a kind of operand on all ranks together; a size that needs more is not drawn."""
+NUM_NUMELS = 5
+LARGE = (None,) * 38 + (0, 1)
+"""Which of the large sizes, modulo their number; one case in twenty has one."""
+NUM_BUNDLES = 5
+MOST_IN_A_BUNDLE = max(map(len, BUNDLES.values()))
+TAKEN = (False, True, True, True)
+COLLECTIVE_MODES = (("dense",), ("index",), ("special",), *[("special", "dense", "index")] * 12)
+"""An odd number of draws: where draw 0 repeats, what alternates from call to call then shows."""
+
+
+def collectives_cases(space: Space) -> SearchStrategy[CollectivesCase]:
+    """Cases of some collectives of up to five bundles, on up to six sizes.
+
+    Shrinks to one draw of dense values, and one call on one element.
+    """
+    return _collectives_cases(space)
+
+
+@st.composite
+def _collectives_cases(draw: DrawFn, space: Space) -> CollectivesCase:
+    world_size = pick(draw, "world_size", space.world_sizes)
+    return CollectivesCase(
+        world_size=world_size,
+        dtype=pick(draw, "dtype", space.dtypes),
+        collectives=_pick_collectives(draw),
+        numels=_pick_numels(draw, world_size),
+        waits=pick(draw, "waits", WAITS),
+        values=pick_values(draw, COLLECTIVE_MODES),
+        poison=pick(draw, "poison", POISON_TABLE),
+        repeats=pick(draw, "repeats", REPEATS),
+        members=pick_members(draw, world_size),
+    )
+
+
+def _pick_collectives(draw: DrawFn) -> tuple[str, ...]:
+    """Those of some bundles; each bundle and each of its collectives is taken or left by a draw of its own.
+
+    Shrinking can then leave any of them but the one that fails.
+    """
+    names: list[str] = []
+    for number in range(NUM_BUNDLES):
+        calls = pick(draw, f"bundle {number}", (None, *BUNDLES.values())) or ()
+        taken = [pick(draw, f"collective {number}.{index}", TAKEN) for index in range(MOST_IN_A_BUNDLE)]
+        names += [call.name for call, is_taken in zip(calls, taken, strict=False) if is_taken]
+    return tuple(dict.fromkeys(names)) or ("all_reduce_sum",)
+
+
+def _pick_numels(draw: DrawFn, world_size: int) -> tuple[int, ...]:
+    """Each size is one of the table or none, by a draw of its own; one element where all are none."""
+    numels = [pick(draw, f"size {index}", (None, *NUMELS)) for index in range(NUM_NUMELS)]
+    fitting = [numel for numel in LARGE_NUMELS if world_size**2 * numel <= MOST_DRAWN]
+    large = pick(draw, "large size", LARGE)
+    if large is not None and fitting:
+        numels.append(fitting[large % len(fitting)])
+    return tuple(dict.fromkeys(numel for numel in numels if numel is not None)) or (1,)

@@ -1,0 +1,330 @@
+"""torch.distributed's own collectives, called one by one.
+
+Letters: w ranks, n elements of one size.
+
+Results are copied as soon as a call has returned, or has been waited for, so that one which comes later is
+seen.  Memory for them is never written to before.
+
+Source: the docstrings in torch/distributed/distributed_c10d.py and
+torch/distributed/_functional_collectives.py (2.13.0).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import distributed as dist
+from torch.distributed import _functional_collectives as functional
+from torch.distributed.device_mesh import DeviceMesh
+
+from equivtest.errors import Unsupported
+from equivtest.families.collectives.case import OPERANDS, Call, CollectivesCase
+from equivtest.kit.subject import Given
+from equivtest.refusal import is_refusal
+from equivtest.tensors import Placed
+
+REDUCE_OPS = {op: getattr(dist.ReduceOp, op.upper()) for op in OPERANDS if op}
+
+# Renamed in torch 2.13, which warns of the old names.
+all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+gather_functionally = getattr(functional, "all_gather_single", None) or functional.all_gather_tensor
+reduce_scatter_functionally = getattr(functional, "reduce_scatter_single", None) or functional.reduce_scatter_tensor
+
+
+class CollectiveRaised(RuntimeError):
+    """A collective raised; the message names it."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """Where a call takes place: the group, this rank's number in it, and how the case has it called."""
+
+    case: CollectivesCase
+    group: Any
+    rank: int
+
+    @property
+    def ranks(self) -> int:
+        return self.case.world_size
+
+    @property
+    def how(self) -> dict[str, Any]:
+        """What every function of torch.distributed takes."""
+        return {"group": self.group, "async_op": self.case.waits != "at_once"}
+
+    def splits(self, numel: int) -> tuple[list[int], list[int]]:
+        """Elements that this rank sends to each, and gets from each, where splits are uneven."""
+        split, rank, ranks = self.case.split, self.rank, range(self.ranks)
+        return [split(numel, rank, other) for other in ranks], [split(numel, other, rank) for other in ranks]
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A call that has begun: what is waited for, nothing where it has ended, and what gives its result then."""
+
+    works: Sequence[Any]
+    result: Callable[[], torch.Tensor]
+
+    def end(self) -> torch.Tensor:
+        """The result, in memory of its own, once all has been waited for."""
+        for work in self.works:
+            if work is not None:
+                work.wait()
+        return self.result().clone()
+
+
+Begin = Callable[[Room, Call, torch.Tensor], Begun]
+"""Begins a call on this rank's w * n elements; its result has n elements, or w * n, in the last dim."""
+
+
+def collectives(case: CollectivesCase, mesh: DeviceMesh, given: Given) -> dict[str, Placed]:
+    """Every collective of the case on every size, by torch.distributed."""
+    return run_collectives(case, mesh, given, begin)
+
+
+def run_collectives(case: CollectivesCase, mesh: DeviceMesh, given: Given, begin: Begin) -> dict[str, Placed]:
+    """Begins and ends the calls as the case has it; each result is all sizes' one after the other."""
+    group = mesh.get_group()
+    room = Room(case, group, dist.get_rank(group))
+    begun: list[tuple[Call, Begun]] = []
+    results: dict[str, list[torch.Tensor]] = {name: [] for name in case.collectives}
+    for call in case.calls:
+        for operand in operands_of(case, call, given):
+            with naming(call, case.dtype):
+                begun.append((call, begin(room, call, operand)))
+            if case.waits != "together":
+                end_all(case, begun, results)
+    end_all(case, begun, results)
+    layouts = case.layouts()
+    answers = {call.name: in_place(call, torch.cat(results[call.name], dim=-1)) for call in case.calls}
+    return {name: Placed(answer, layouts[name]) for name, answer in answers.items()}
+
+
+def operands_of(case: CollectivesCase, call: Call, given: Given) -> list[torch.Tensor]:
+    """This rank's elements, (w * n,) of each size; of all sizes together for a coalesced call."""
+    own = given[OPERANDS[call.op]][0]
+    return [own] if call.is_coalesced else [own[start:stop] for start, stop in case.bounds]
+
+
+def end_all(case: CollectivesCase, begun: list[tuple[Call, Begun]], results: dict[str, list[torch.Tensor]]) -> None:
+    """Ends what has begun, in the order in which it did, and keeps the results."""
+    for call, each in begun:
+        with naming(call, case.dtype):
+            results[call.name].append(each.end())
+    begun.clear()
+
+
+def in_place(call: Call, result: torch.Tensor) -> torch.Tensor:
+    """The local tensor of the answer: where ranks hold different things, this rank's row."""
+    return result if call.result in ("reduced", "gathered") else result[None]
+
+
+@contextmanager
+def naming(call: Call, dtype: str) -> Iterator[None]:
+    """Has what is raised under it name the collective.
+
+    Raises:
+        Unsupported: the backend says that it has it not.
+        CollectiveRaised: anything else.
+    """
+    try:
+        yield
+    except Exception as error:  # a backend may raise anything
+        text = f"{call.name} of {dtype} raised {type(error).__name__}: {error}"
+        if is_refusal(error):
+            raise Unsupported(text, lacking=f"{dtype}:{call.function}") from error
+        raise CollectiveRaised(text) from error
+
+
+def begin(room: Room, call: Call, own: torch.Tensor) -> Begun:
+    """The collective itself."""
+    return FUNCTIONS[call.function](room, call, own)
+
+
+def all_reduce(room: Room, call: Call, own: torch.Tensor) -> Begun:
+    buffer = first(room, own).clone()
+    return Begun([dist.all_reduce(buffer, op=REDUCE_OPS[call.op], **room.how)], lambda: buffer)
+
+
+def all_gather(room: Room, call: Call, own: torch.Tensor) -> Begun:
+    mine = first(room, own)
+    outputs = empties(room, mine)
+    return Begun([dist.all_gather(outputs, mine, **room.how)], lambda: torch.stack(outputs))
+
+
+def all_gather_into_tensor(room: Room, call: Call, own: torch.Tensor) -> Begun:
+    output = torch.empty_like(own)
+    work = all_gather_single(output, first(room, own), **room.how)
+    return Begun([work], lambda: rows(room, output))
+
+
+def reduce_scatter_tensor(room: Room, call: Call, own: torch.Tensor) -> Begun:
+    output = torch.empty_like(first(room, own))
+    return Begun([reduce_scatter_single(output, own, op=REDUCE_OPS[call.op], **room.how)], lambda: output)
+
+
+def reduce_scatter(room: Room, call: Call, own: torch.Tensor) -> Begun:
+    output = torch.empty_like(first(room, own))
+    work = dist.reduce_scatter(output, parts(room, own), op=REDUCE_OPS[call.op], **room.how)
+    return Begun([work], lambda: output)
+
+
+def broadcast(room: Room, call: Call, own: torch.Tensor) -> Begun:
+    """By each rank in turn."""
+    mine = first(room, own)
+    buffers = [mine.clone() if root == room.rank else torch.empty_like(mine) for root in range(room.ranks)]
+    works = [dist.broadcast(buffer, group_src=root, **room.how) for root, buffer in enumerate(buffers)]
+    return Begun(works, lambda: torch.stack(buffers))
+
+
+def scatter(room: Room, call: Call, own: torch.Tensor) -> Begun:
+    """By each rank in turn."""
+    outputs = empties(room, first(room, own))
+    works = [
+        dist.scatter(output, parts(room, own) if root == room.rank else None, group_src=root, **room.how)
+        for root, output in enumerate(outputs)
+    ]
+    return Begun(works, lambda: torch.stack(outputs))
+
+
+def gather(room: Room, call: Call, own: torch.Tensor) -> Begun:
+    """To each rank in turn; the result is that of this rank's turn."""
+    mine = first(room, own)
+    outputs = empties(room, mine)
+    works = [
+        dist.gather(mine, outputs if root == room.rank else None, group_dst=root, **room.how)
+        for root in range(room.ranks)
+    ]
+    return Begun(works, lambda: torch.stack(outputs))
+
+
+def reduce(room: Room, call: Call, own: torch.Tensor) -> Begun:
+    """To each rank in turn; the result is that of this rank's turn, as nothing is said of what others hold."""
+    buffers = [first(room, own).clone() for _ in range(room.ranks)]
+    works = [
+        dist.reduce(buffer, group_dst=root, op=REDUCE_OPS[call.op], **room.how) for root, buffer in enumerate(buffers)
+    ]
+    return Begun(works, lambda: buffers[room.rank])
+
+
+def all_to_all_single(room: Room, call: Call, own: torch.Tensor) -> Begun:
+    output = torch.empty_like(own)
+    return Begun([dist.all_to_all_single(output, own, **room.how)], lambda: rows(room, output))
+
+
+def all_to_all_single_uneven(room: Room, call: Call, own: torch.Tensor) -> Begun:
+    sent, got = room.splits(len(own) // room.ranks)
+    output = own.new_empty((sum(got),))
+    work = dist.all_to_all_single(output, cut(room, own, sent), got, sent, **room.how)
+    return Begun([work], lambda: padded(output, len(own)))
+
+
+def all_to_all(room: Room, call: Call, own: torch.Tensor) -> Begun:
+    outputs = empties(room, first(room, own))
+    return Begun([dist.all_to_all(outputs, parts(room, own), **room.how)], lambda: torch.stack(outputs))
+
+
+def functional_all_reduce(room: Room, call: Call, own: torch.Tensor) -> Begun:
+    output = functional.all_reduce(first(room, own), call.op, room.group)
+    return Begun([], lambda: waited(output))
+
+
+def functional_all_gather_tensor(room: Room, call: Call, own: torch.Tensor) -> Begun:
+    output = gather_functionally(first(room, own), 0, room.group)
+    return Begun([], lambda: rows(room, waited(output)))
+
+
+def functional_reduce_scatter_tensor(room: Room, call: Call, own: torch.Tensor) -> Begun:
+    output = reduce_scatter_functionally(own, call.op, 0, room.group)
+    return Begun([], lambda: waited(output))
+
+
+def functional_broadcast(room: Room, call: Call, own: torch.Tensor) -> Begun:
+    """By each rank in turn; the others' memory holds their own elements."""
+    outputs = [functional.broadcast(first(room, own), root, room.group) for root in range(room.ranks)]
+    return Begun([], lambda: torch.stack([waited(output) for output in outputs]))
+
+
+def functional_all_to_all_single(room: Room, call: Call, own: torch.Tensor) -> Begun:
+    output = functional.all_to_all_single(own, None, None, room.group)
+    return Begun([], lambda: rows(room, waited(output)))
+
+
+def functional_all_to_all_single_uneven(room: Room, call: Call, own: torch.Tensor) -> Begun:
+    sent, got = room.splits(len(own) // room.ranks)
+    output = functional.all_to_all_single(cut(room, own, sent), got, sent, room.group)
+    return Begun([], lambda: padded(waited(output), len(own)))
+
+
+def coalesced_all_reduce(room: Room, call: Call, own: torch.Tensor) -> Begun:
+    return coalesce(room, call, own, all_reduce)
+
+
+def coalesced_all_gather_into_tensor(room: Room, call: Call, own: torch.Tensor) -> Begun:
+    return coalesce(room, call, own, all_gather_into_tensor)
+
+
+def coalesced_reduce_scatter_tensor(room: Room, call: Call, own: torch.Tensor) -> Begun:
+    return coalesce(room, call, own, reduce_scatter_tensor)
+
+
+def coalesce(room: Room, call: Call, own: torch.Tensor, begin_one: Begin) -> Begun:
+    """All sizes in one call."""
+    manager = dist._coalescing_manager(group=room.group, async_ops=room.how["async_op"])  # type: ignore[attr-defined]
+    with manager as work:
+        begun = [begin_one(room, call, own[start:stop]) for start, stop in room.case.bounds]
+    works = [work] if room.how["async_op"] else []
+    return Begun(works, lambda: torch.cat([each.result() for each in begun], dim=-1))
+
+
+def waited(output: torch.Tensor) -> torch.Tensor:
+    """What a functional collective gave, once it has ended."""
+    return cast(torch.Tensor, functional.wait_tensor(output))  # type: ignore[no-untyped-call]
+
+
+def first(room: Room, own: torch.Tensor) -> torch.Tensor:
+    """The first n of the w * n elements, a view."""
+    return own[: len(own) // room.ranks]
+
+
+def rows(room: Room, whole: torch.Tensor) -> torch.Tensor:
+    """(w * n,) as (w, n)."""
+    return whole.reshape(room.ranks, len(whole) // room.ranks)
+
+
+def parts(room: Room, own: torch.Tensor) -> list[torch.Tensor]:
+    """The w parts of n elements, views."""
+    return list(rows(room, own).unbind())
+
+
+def empties(room: Room, like: torch.Tensor) -> list[torch.Tensor]:
+    """Memory for one result of each rank."""
+    return [torch.empty_like(like) for _ in range(room.ranks)]
+
+
+def cut(room: Room, own: torch.Tensor, sent: Sequence[int]) -> torch.Tensor:
+    """The first elements of each of the w parts, so many of each."""
+    return torch.cat([part[:numel] for part, numel in zip(parts(room, own), sent, strict=True)])
+
+
+def padded(found: torch.Tensor, numel: int) -> torch.Tensor:
+    """The elements, and zeros up to so many."""
+    return torch.cat([found, found.new_zeros(numel - len(found))])
+
+
+FUNCTIONS: dict[str, Begin] = {
+    function.__name__: function
+    for function in (
+        *(all_reduce, all_gather, all_gather_into_tensor, reduce_scatter_tensor, reduce_scatter, broadcast),
+        *(scatter, gather, reduce, all_to_all_single, all_to_all_single_uneven, all_to_all),
+        *(functional_all_reduce, functional_all_gather_tensor, functional_reduce_scatter_tensor),
+        *(functional_broadcast, functional_all_to_all_single, functional_all_to_all_single_uneven),
+        *(coalesced_all_reduce, coalesced_all_gather_into_tensor, coalesced_reduce_scatter_tensor),
+    )
+}
+"""How each function of the cases is called."""

@@ -1,0 +1,6 @@
+"""Cross entropy of logits whose classes are divided among the ranks."""
+
+SUBJECTS = {
+    "dtensor_cross_entropy": "equivtest.families.cross_entropy.subject:dtensor_cross_entropy",
+    "parallel_cross_entropy": "equivtest.families.cross_entropy.subject:parallel_cross_entropy",
+}

@@ -1,0 +1,185 @@
+"""One cross entropy of logits whose classes are shared by the ranks.
+
+Letters: P positions (product of the dims of the target), C classes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from equivtest import limits
+from equivtest.kit.activation import ActivationCase
+from equivtest.kit.case import RefusedCase, Shape, replicated, require
+from equivtest.layout import Layout, Shard, shard_bounds
+
+REDUCTIONS = ("none", "sum", "mean")
+IGNORED = ("none", "some", "all")
+MAX_TARGET_DIMS = 4
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class CrossEntropyCase(ActivationCase):
+    """output = sum or mean over positions of -weight[target] log softmax(x)[target], and its gradient.
+
+    Attributes:
+        positions: Dims of the target, none to four of them; the logits x are (C,) or (N, C, ...).
+        num_classes: C, the dim of x that the ranks share.
+        reduction: 'none', 'sum' or 'mean', which divides by the weights of the targets that count.
+        ignore_index: The target that counts for nothing, a class or any other number.
+        ignored: Which positions get it for certain: 'none', 'some' (every second one) or 'all'.
+        weighted: Whether each class has a weight.
+        target_is_dtensor, weight_is_dtensor: Hand these over as DTensors.
+        requires_grad: ('x',) or ().
+        x_contiguous, cotangent_contiguous: Memory format of what the harness hands over.
+    """
+
+    VALUE_MODES: ClassVar[tuple[str, ...]] = ("real", "peaked")
+
+    values: tuple[tuple[str, int], ...] = (("real", 0),)
+    positions: Shape = (1,)
+    num_classes: int = 1
+    reduction: str = "none"
+    ignore_index: int = -100
+    ignored: str = "none"
+    weighted: bool = False
+    target_is_dtensor: bool = False
+    weight_is_dtensor: bool = False
+    requires_grad: tuple[str, ...] = ("x",)
+    x_contiguous: bool = True
+    cotangent_contiguous: bool = True
+
+    def __post_init__(self) -> None:
+        require(
+            len(self.positions) <= MAX_TARGET_DIMS,
+            f"positions must have at most {MAX_TARGET_DIMS} dims, got {self.positions}",
+        )
+        require(all(size >= 1 for size in self.positions), f"positions must be at least 1, got {self.positions}")
+        require(
+            1 <= self.num_classes <= limits.MAX_FEATURES,
+            f"num_classes must be in 1..{limits.MAX_FEATURES}, got {self.num_classes}",
+        )
+        for name, known in (("reduction", REDUCTIONS), ("ignored", IGNORED)):
+            given = getattr(self, name)
+            require(given in known, f"{name} must be one of {', '.join(known)}, got {given!r}")
+        require(self.requires_grad in ((), ("x",)), f"requires_grad must be () or ('x',), got {self.requires_grad}")
+        require(self.weighted or not self.weight_is_dtensor, "weight_is_dtensor goes with weights: set weighted=True")
+        super().__post_init__()
+
+    @property
+    def class_dim(self) -> int:
+        """The dim of the logits that counts classes."""
+        return 1 if self.positions else 0
+
+    @property
+    def num_dims(self) -> int:
+        """Dims of the logits."""
+        return len(self.positions) + 1
+
+    @property
+    def num_positions(self) -> int:
+        """P."""
+        return math.prod(self.positions)
+
+    @property
+    def has_empty_part(self) -> bool:
+        """Whether the last rank has no class."""
+        start, stop = shard_bounds(self.num_classes, self.world_size, self.world_size - 1)
+        return start == stop
+
+    @property
+    def is_image(self) -> bool:
+        """Whether the logits are (N, C, H, W) with both H and W above 1."""
+        return len(self.positions) == 3 and min(self.positions[1:]) > 1
+
+    @property
+    def is_strided_volume(self) -> bool:
+        """Whether the logits are (N, C, D, H, W) whose last two dims, both above 1, are swapped in memory."""
+        return len(self.positions) == 4 and min(self.positions[2:]) > 1 and not self.x_contiguous
+
+    @property
+    def has_target_beyond_classes(self) -> bool:
+        """Whether some position holds an ignore_index that is no class."""
+        holds_it = self.ignored == "all" or (self.ignored == "some" and self.num_positions > 1)
+        return holds_it and not 0 <= self.ignore_index < self.num_classes
+
+    def edge_classes(self) -> tuple[int, ...]:
+        """The first and last class of each rank's part, ascending."""
+        parts = [shard_bounds(self.num_classes, self.world_size, rank) for rank in range(self.world_size)]
+        return tuple(sorted({edge for start, stop in parts if start < stop for edge in (start, stop - 1)}))
+
+    def shapes(self) -> dict[str, Shape]:
+        x = (*self.positions[:1], self.num_classes, *self.positions[1:])
+        output = self.positions if self.reduction == "none" else ()
+        shapes = {"x": x, "target": self.positions, "cotangent": output, "output": output}
+        if self.weighted:
+            shapes["weight"] = (self.num_classes,)
+        return shapes | {f"grad.{name}": x for name in self.requires_grad}
+
+    def layouts(self) -> dict[str, Layout]:
+        classes = Layout((Shard(self.class_dim),))
+        return {name: classes if name in ("x", "grad.x") else replicated() for name in self.shapes()}
+
+    def given_names(self) -> tuple[str, ...]:
+        return ("x", "target", *(("weight",) if self.weighted else ()), "cotangent")
+
+    def answer_names(self) -> tuple[str, ...]:
+        return ("output", *(f"grad.{name}" for name in self.requires_grad))
+
+
+MISFITS = ("label_smoothing", "probabilities", "replicated", "weight", "above", "below")
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class RefusedCrossEntropyCase(RefusedCase, CrossEntropyCase):
+    """A cross entropy that every rank must refuse alike.
+
+    Attributes:
+        misfit: 'label_smoothing': which is not supported; 'probabilities': the target has the
+            logits' shape and dtype; 'replicated': no rank's logits are a part of the classes;
+            'weight': it has one class too many; 'above', 'below': one target is C or -1.
+    """
+
+    misfit: str = "label_smoothing"
+
+    def __post_init__(self) -> None:
+        require(self.misfit in MISFITS, f"misfit must be one of {', '.join(MISFITS)}, got {self.misfit!r}")
+        require(
+            self.misfit != "probabilities" or self.num_classes > 1,
+            "probabilities need several classes: DTensor takes a plain tensor of one element for a number",
+        )
+        super().__post_init__()
+
+    def shapes(self) -> dict[str, Shape]:
+        shapes = super().shapes()
+        if self.misfit == "probabilities":
+            shapes["target"] = shapes["x"]
+        if self.misfit == "weight":
+            shapes["weight"] = (self.num_classes + 1,)
+        return shapes
+
+    def layouts(self) -> dict[str, Layout]:
+        layouts = super().layouts()
+        if self.misfit == "replicated":
+            layouts |= {name: replicated() for name in ("x", "grad.x") if name in layouts}
+        if self.misfit == "probabilities":
+            layouts["target"] = layouts["x"]
+        return layouts
+
+    def given_names(self) -> tuple[str, ...]:
+        weighted = self.weighted or self.misfit == "weight"
+        return ("x", "target", *(("weight",) if weighted else ()), "cotangent")
+
+    @property
+    def weight_fits_some_rank(self) -> bool:
+        """Whether with one class too many some rank still has a weight for each of its classes."""
+        ends = [
+            [shard_bounds(size, self.world_size, rank) for rank in range(self.world_size)]
+            for size in (self.num_classes, self.num_classes + 1)
+        ]
+        return any(b - a == d - c for (a, b), (c, d) in zip(*ends, strict=True))
+
+    @property
+    def refusal(self) -> str:
+        return f"the target or options do not fit a parallel cross entropy: {self.misfit}"

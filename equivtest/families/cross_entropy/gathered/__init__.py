@@ -1,0 +1,1 @@
+"""Cross entropy of a DTensor without loss_parallel."""

@@ -1,0 +1,101 @@
+"""One cross entropy of logits whose classes the ranks share, but which are gathered for it: without loss_parallel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from equivtest.families.cross_entropy.case import CrossEntropyCase
+from equivtest.kit.case import RefusedCase, require
+from equivtest.layout import Layout, Shard
+
+SHARES = ("classes", "positions")
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class GatheredCrossEntropyCase(CrossEntropyCase):
+    """As a CrossEntropyCase; targets and weights are DTensors, and smoothing moves some of a target to all classes.
+
+    Attributes:
+        label_smoothing: s of (1 - s) times the loss plus s / C times the sum of all classes' losses, 0 to 1.
+        shares: What of the logits is divided among the ranks: 'classes', which are gathered, or the
+            first dim of the 'positions', of which a mean takes an equal number on each rank.
+    """
+
+    target_is_dtensor: bool = True
+    label_smoothing: float = 0.0
+    shares: str = "classes"
+
+    def __post_init__(self) -> None:
+        require(0 <= self.label_smoothing <= 1, f"label_smoothing must be in 0..1, got {self.label_smoothing}")
+        require(self.shares in SHARES, f"shares must be one of {', '.join(SHARES)}, got {self.shares!r}")
+        require(self.shares == "classes" or len(self.positions) > 0, "a single row of logits has no positions to share")
+        require(
+            self.shares == "classes" or not self.records,
+            "collectives are documented of gathered classes alone: set records=False",
+        )
+        super().__post_init__()
+        self._check_wrapping()
+
+    def _check_wrapping(self) -> None:
+        require(self.target_is_dtensor, "a DTensor's target is a DTensor too: leave target_is_dtensor at True")
+        require(self.weight_is_dtensor == self.weighted, "so are its weights: set weight_is_dtensor where weighted")
+        require(not self.has_mean_of_uneven, f"a mean of {self.positions} positions takes an equal number on each rank")
+
+    @property
+    def has_mean_of_uneven(self) -> bool:
+        """Whether positions are averaged of which some rank has more than another."""
+        return self.shares == "positions" and self.reduction == "mean" and self.num_rows % self.world_size != 0
+
+    @property
+    def num_rows(self) -> int:
+        """Size of the dim of positions that the ranks may share."""
+        return self.positions[0] if self.positions else 1
+
+    @property
+    def may_count_unequally(self) -> bool:
+        """Whether the positions of one rank may weigh more in a mean than those of another."""
+        return self.weighted or self.ignored != "none" or 0 <= self.ignore_index < self.num_classes
+
+    def layouts(self) -> dict[str, Layout]:
+        layouts = super().layouts()
+        if self.shares == "positions":
+            layouts |= {name: Layout((Shard(0),)) for name in ("x", "grad.x") if name in layouts}
+        return layouts
+
+
+GATHERED_MISFITS = ("above", "below", "plain_target", "plain_weight", "batch_mean")
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class RefusedGatheredCrossEntropyCase(RefusedCase, GatheredCrossEntropyCase):
+    """One that every rank must refuse alike.
+
+    Attributes:
+        misfit: 'above', 'below': one target is C or -1; 'plain_target', 'plain_weight': these are no
+            DTensors, and have two elements or more, since DTensor takes one element for a number;
+            'batch_mean': a mean over positions of which some rank has more than another.
+    """
+
+    misfit: str = "above"
+
+    def _check_wrapping(self) -> None:
+        known = ", ".join(GATHERED_MISFITS)
+        require(self.misfit in GATHERED_MISFITS, f"misfit must be one of {known}, got {self.misfit!r}")
+        target, weight = self.misfit != "plain_target", self.weighted and self.misfit != "plain_weight"
+        require(
+            (self.target_is_dtensor, self.weight_is_dtensor) == (target, weight),
+            f"of misfit {self.misfit} target_is_dtensor is {target} and weight_is_dtensor {weight}",
+        )
+        require(target or self.num_positions > 1, "a plain target of one position is taken for a number")
+        require(
+            self.misfit != "plain_weight" or (self.weighted and self.num_classes > 1),
+            "misfit plain_weight needs the weights of two classes or more",
+        )
+        require(
+            self.has_mean_of_uneven == (self.misfit == "batch_mean"),
+            f"misfit batch_mean is a mean of positions that are shared unevenly, no other misfit is: {self.positions}",
+        )
+
+    @property
+    def refusal(self) -> str:
+        return f"the target, weights or layout do not fit the cross entropy of a DTensor: {self.misfit}"

@@ -1,0 +1,80 @@
+"""Cross entropies of gathered logits that are wrong in one way each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate
+
+from equivtest.families.cross_entropy.case import CrossEntropyCase
+from equivtest.families.cross_entropy.gathered.case import GatheredCrossEntropyCase
+from equivtest.families.cross_entropy.subject import dtensor_cross_entropy, gathered_by_torch, run_loss
+from equivtest.kit.subject import Answers, Given
+from equivtest.layout import shard_bounds
+from equivtest.tensors import Placed
+
+
+def smoothing_over_own_classes(case: GatheredCrossEntropyCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """What smoothing moves to a class is a share of as many classes as this rank has."""
+    if case.shares == "positions":
+        return dtensor_cross_entropy(case, mesh, given)
+    start, stop = shard_bounds(case.num_classes, case.world_size, mesh.get_local_rank())
+    share = case.label_smoothing * case.num_classes / max(1, stop - start)
+    return run_loss(case, mesh, given, lambda case, logits, others: _smoothed(case, logits, others, others, share))
+
+
+def ignored_are_smoothed(case: GatheredCrossEntropyCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """Positions that are to be ignored have no loss of their own, but their share of the smoothing."""
+
+    def loss(case: CrossEntropyCase, logits: torch.Tensor, others: Given) -> torch.Tensor:
+        assert isinstance(case, GatheredCrossEntropyCase)
+        target = others["target"]
+        counted = {**others, "target": target.masked_fill(target == case.ignore_index, 0)}
+        return _smoothed(replace(case, ignore_index=-100), logits, others, counted, case.label_smoothing)
+
+    return run_loss(case, mesh, given, loss)
+
+
+def _smoothed(case: CrossEntropyCase, logits: torch.Tensor, hard: Given, soft: Given, share: float) -> torch.Tensor:
+    """(1 - s) times the loss of `hard`, and `share` times that of `soft`, all smoothing."""
+    assert isinstance(case, GatheredCrossEntropyCase)
+    if not case.label_smoothing:
+        return gathered_by_torch(case, logits, hard)
+    left = gathered_by_torch(replace(case, label_smoothing=0.0), logits, hard)
+    right = gathered_by_torch(replace(case, label_smoothing=1.0), logits, soft)
+    return left * (1 - case.label_smoothing) + right * share
+
+
+def logits_gathered_twice(case: GatheredCrossEntropyCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """The logits are gathered once for nothing."""
+
+    def loss(case: CrossEntropyCase, logits: torch.Tensor, others: Given) -> torch.Tensor:
+        assert isinstance(logits, DTensor)
+        DTensor.redistribute(logits, placements=[Replicate()])
+        return gathered_by_torch(case, logits, others)
+
+    return run_loss(case, mesh, given, loss)
+
+
+def gradient_of_every_rank(case: GatheredCrossEntropyCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """Each rank has the whole loss; the gradients of all are added where one is the whole."""
+    answers = dtensor_cross_entropy(case, mesh, given)
+    gradient = answers.get("grad.x")
+    if isinstance(gradient, Placed):
+        answers["grad.x"] = Placed(gradient.local * case.world_size, gradient.layout)
+    return answers
+
+
+def plain_targets_taken(case: GatheredCrossEntropyCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """A plain target is taken for replicated, though nobody has looked whether it is."""
+
+    def loss(case: CrossEntropyCase, logits: torch.Tensor, others: Given) -> torch.Tensor:
+        wrapped = {
+            name: tensor if isinstance(tensor, DTensor) else DTensor.from_local(tensor, mesh, [Replicate()])
+            for name, tensor in others.items()
+        }
+        return gathered_by_torch(case, logits, wrapped)
+
+    return run_loss(case, mesh, given, loss)

@@ -1,0 +1,20 @@
+"""Values of a DTensor's cross entropy."""
+
+from __future__ import annotations
+
+import torch
+
+from equivtest.families.cross_entropy.gathered.case import RefusedGatheredCrossEntropyCase
+from equivtest.families.cross_entropy.values import draw_cross_entropy
+from equivtest.kit.values import draw
+from equivtest.kit.values.integers import hash_of
+
+
+@draw.register
+def draw_refused_gathered(case: RefusedGatheredCrossEntropyCase, index: int) -> dict[str, torch.Tensor]:
+    """As of a CrossEntropyCase, but with the misfit."""
+    given = draw_cross_entropy(case, index)
+    if case.misfit in ("above", "below"):
+        place = hash_of(*case.values[index], "misfit") % case.num_positions
+        given["target"].view(-1)[place] = case.num_classes if case.misfit == "above" else -1
+    return given

@@ -1,0 +1,85 @@
+"""One cross entropy over divided classes: the float64 reference and how far a correct subject may be off.
+
+Bounds: `equivtest.kit.oracle.losses`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from equivtest.collective import Collective
+from equivtest.families.cross_entropy.case import CrossEntropyCase
+from equivtest.kit.oracle import expect
+from equivtest.kit.oracle.collectives import Collectives, document
+from equivtest.kit.oracle.declared import arithmetic_of
+from equivtest.kit.oracle.expected import Expected, ExpectedTensor
+from equivtest.kit.oracle.losses import Targets, log_softmax, nll, nll_grad
+from equivtest.kit.oracle.rounding import Bounded
+from equivtest.kit.values import draw
+from equivtest.tensors import DTYPES
+
+
+@expect.register
+def expect_cross_entropy(case: CrossEntropyCase, index: int) -> Expected:
+    """The loss and the gradient of the logits of the unsharded loss, with what each may be off by."""
+    return expect_bounds(case, bound_cross_entropy(case, index))
+
+
+def expect_bounds(case: CrossEntropyCase, found: Mapping[str, Bounded]) -> Expected:
+    """The same from bounds by name, positions flattened: (P,) or 0-dim, and (P, C)."""
+    shapes, layouts = case.shapes(), case.layouts()
+    tensors = {
+        name: ExpectedTensor(
+            value=_in_shape(case, name, found[name].value),
+            allowed=_in_shape(case, name, found[name].allowed),
+            layout=layouts[name],
+            dtype=case.dtype,
+            derivation=found[name].derivation,
+            requires_grad=bool(case.requires_grad) if name == "output" else None,
+        )
+        for name in case.answer_names()
+    }
+    assert all(tensor.value.shape == shapes[name] for name, tensor in tensors.items())
+    return Expected(tensors, {})
+
+
+def bound_cross_entropy(case: CrossEntropyCase, index: int) -> dict[str, Bounded]:
+    """Output and gradient by name, positions flattened: (P,) or 0-dim, and (P, C)."""
+    given, arithmetic = draw(case, index), arithmetic_of(case.dtype)
+    x = given["x"].movedim(case.class_dim, -1).reshape(-1, case.num_classes)
+    targets = targets_of(case, given["target"].reshape(-1), given.get("weight"))
+    y = log_softmax(x, arithmetic, ranks=case.world_size)
+    answers = {"output": nll(y, targets, arithmetic, case.reduction)}
+    if case.requires_grad:
+        cotangent = given["cotangent"].reshape(-1) if case.reduction == "none" else given["cotangent"]
+        answers["grad.x"] = nll_grad(y, targets, cotangent, arithmetic, case.reduction)
+    return answers
+
+
+def targets_of(case: CrossEntropyCase, target: torch.Tensor, weight: torch.Tensor | None) -> Targets:
+    """What the positions (P,) look up; the ignored ones class 0."""
+    kept = target != case.ignore_index
+    classes = torch.where(kept, target, 0)
+    weights = torch.ones(case.num_classes, dtype=torch.float64) if weight is None else weight.double()
+    return Targets(classes, kept, weights[classes], weight is not None)
+
+
+def _in_shape(case: CrossEntropyCase, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    if name == "output":
+        return tensor.reshape(case.shapes()[name])
+    return tensor.reshape(*case.positions, case.num_classes).movedim(-1, case.class_dim)
+
+
+@document.register
+def document_cross_entropy(case: CrossEntropyCase, rank: int) -> Collectives:
+    """Three all_reduces of one number per position: the maximum and the sum, in the accumulator's dtype, and the loss.
+
+    The backward takes none: every rank has the logarithm of the softmax of its own classes.
+
+    Source: _log_softmax and _nll_loss_forward in torch/distributed/tensor/parallel/loss.py (2.13.0).
+    """
+    wide = DTYPES[arithmetic_of(case.dtype).accumulate].itemsize
+    sizes = (wide, wide, DTYPES[case.dtype].itemsize)
+    return tuple(Collective("all_reduce", case.num_positions * size, "forward") for size in sizes)

@@ -1,0 +1,160 @@
+"""Cases of one cross entropy over divided classes, within the contract and outside of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn, SearchStrategy
+
+from equivtest.families.cross_entropy.case import MISFITS, REDUCTIONS, CrossEntropyCase, RefusedCrossEntropyCase
+from equivtest.families.cross_entropy.gathered.case import (
+    GATHERED_MISFITS,
+    GatheredCrossEntropyCase,
+    RefusedGatheredCrossEntropyCase,
+)
+from equivtest.kit.case import Shape
+from equivtest.kit.picks import (
+    POISON_TABLE,
+    RECORDS,
+    REPEATS,
+    edge_sizes,
+    pick,
+    pick_members,
+    pick_values,
+    subsets,
+)
+from equivtest.property import Space
+
+CROSS_ENTROPY_MODES = (("real",), ("peaked",), *[("real", "peaked", "real", "peaked")] * 16)
+NUM_POSITION_DIMS = (1, 0, 1, 1, 1, 2, 2, 3, 3, 4)
+BATCHES = (1, 2, 3, 5, 7, 16)
+SMALL = (1, 2, 3)
+IGNORED_TABLE = ("none", "none", "some", "some", "none", "all")
+IGNORE_INDICES = (-100, -100, -1, 0, 1, 4096)
+
+
+def cross_entropy_cases(space: Space) -> SearchStrategy[CrossEntropyCase]:
+    """Cases of one cross entropy.
+
+    Shrinks to one draw of real values, one position, one class, no reduction.
+    """
+    return _cross_entropy_cases(space)
+
+
+def refused_cross_entropy_cases(space: Space) -> SearchStrategy[RefusedCrossEntropyCase]:
+    """Cases of targets, weights, layouts and options that loss_parallel does not take."""
+    return _refused_cross_entropy_cases(space)
+
+
+def gathered_cross_entropy_cases(space: Space) -> SearchStrategy[GatheredCrossEntropyCase]:
+    """Cases of one cross entropy without loss_parallel.
+
+    Shrinks to one draw of real values, one position, one class, no reduction, no smoothing.
+    """
+    return _gathered_cross_entropy_cases(space)
+
+
+def refused_gathered_cross_entropy_cases(space: Space) -> SearchStrategy[RefusedGatheredCrossEntropyCase]:
+    """Cases of targets, weights and layouts that a cross entropy of DTensors does not take."""
+    return _refused_gathered_cross_entropy_cases(space)
+
+
+@st.composite
+def _gathered_cross_entropy_cases(draw: DrawFn, space: Space) -> GatheredCrossEntropyCase:
+    """In 16 bits few positions are reduced: torch adds them in 16 bits, and bounds of many conclude nothing.
+
+    Smoothed and reduced, peaked rows add up to more than float16 holds.
+    """
+    case = draw(_cross_entropy_cases(space))
+    shares, positions = pick(draw, "shares", ("classes", "classes", "positions")), case.positions
+    shares = shares if positions else "classes"
+    if case.dtype in ("bfloat16", "float16") and case.reduction != "none":
+        positions = tuple(min(size, 5) if dim == 0 else 1 for dim, size in enumerate(positions))
+    if shares == "positions" and case.reduction == "mean":
+        positions = (-(-positions[0] // case.world_size) * case.world_size, *positions[1:])
+    fields = {"positions": positions, "target_is_dtensor": True, "weight_is_dtensor": case.weighted}
+    label_smoothing = pick(draw, "label_smoothing", (0.0, 0.0, 0.125, 0.1, 1.0))
+    if label_smoothing and case.dtype == "float16" and case.reduction != "none":
+        fields["values"] = tuple(("real", seed) for _, seed in case.values)
+    return GatheredCrossEntropyCase(
+        **vars(case) | fields | {"records": case.records and shares == "classes"},
+        shares=shares,
+        label_smoothing=label_smoothing,
+    )
+
+
+@st.composite
+def _refused_gathered_cross_entropy_cases(draw: DrawFn, space: Space) -> RefusedGatheredCrossEntropyCase:
+    fields, misfit = _pick_loss(draw, space), pick(draw, "misfit", GATHERED_MISFITS)
+    if misfit == "batch_mean" and fields["world_size"] == 1:
+        misfit = "above"  # of one rank nothing is uneven
+    if misfit == "batch_mean":
+        fields |= {"reduction": "mean", "positions": (fields["world_size"] + 1, *fields["positions"][1:])}
+    if misfit == "plain_target":
+        fields["positions"] = (max((2, *fields["positions"][:1])), *fields["positions"][1:])
+    if misfit == "plain_weight":
+        fields |= {"weighted": True, "num_classes": max(2, fields["num_classes"])}
+    return RefusedGatheredCrossEntropyCase(
+        misfit=misfit,
+        **fields,
+        shares="positions" if misfit == "batch_mean" else "classes",
+        target_is_dtensor=misfit != "plain_target",
+        weight_is_dtensor=fields["weighted"] and misfit != "plain_weight",
+        label_smoothing=pick(draw, "label_smoothing", (0.0, 0.125)),
+        values=pick_values(draw, (("real",),)),
+    )
+
+
+@st.composite
+def _cross_entropy_cases(draw: DrawFn, space: Space) -> CrossEntropyCase:
+    fields = _pick_loss(draw, space)
+    return CrossEntropyCase(
+        **fields,
+        ignore_index=pick(draw, "ignore_index", IGNORE_INDICES),
+        ignored=pick(draw, "ignored", IGNORED_TABLE),
+        target_is_dtensor=pick(draw, "target_is_dtensor", (False, True)),
+        weight_is_dtensor=pick(draw, "weight_is_dtensor", (False, True)) and fields["weighted"],
+        requires_grad=pick(draw, "requires_grad", subsets(("x",))),
+        x_contiguous=pick(draw, "x_contiguous", (True, False)),
+        cotangent_contiguous=pick(draw, "cotangent_contiguous", (True, False)),
+        values=pick_values(draw, CROSS_ENTROPY_MODES),
+        poison=pick(draw, "poison", POISON_TABLE),
+        repeats=pick(draw, "repeats", REPEATS),
+        records=pick(draw, "records", RECORDS),
+        members=pick_members(draw, fields["world_size"]),
+    )
+
+
+@st.composite
+def _refused_cross_entropy_cases(draw: DrawFn, space: Space) -> RefusedCrossEntropyCase:
+    """No rank is without classes: those would stop before there is anything to refuse."""
+    fields = _pick_loss(draw, space)
+    fields["num_classes"] = fields["world_size"] * pick(draw, "classes per rank", SMALL)
+    misfit = pick(draw, "misfit", MISFITS)
+    if misfit == "probabilities":
+        fields["num_classes"] = max(2, fields["num_classes"])
+    return RefusedCrossEntropyCase(misfit=misfit, **fields, values=pick_values(draw, (("real",),)))
+
+
+def _pick_loss(draw: DrawFn, space: Space) -> dict[str, Any]:
+    """World size, dtype, sizes, reduction, and whether there are weights."""
+    world_size = pick(draw, "world_size", space.world_sizes)
+    return {
+        "world_size": world_size,
+        "dtype": pick(draw, "dtype", space.dtypes),
+        "positions": _pick_positions(draw),
+        "num_classes": pick(draw, "num_classes", edge_sizes(world_size)),
+        "reduction": pick(draw, "reduction", REDUCTIONS),
+        "weighted": pick(draw, "weighted", (False, True)),
+    }
+
+
+def _pick_positions(draw: DrawFn) -> Shape:
+    """A batch of an edge size beside small other dims."""
+    num_dims = pick(draw, "position dims", NUM_POSITION_DIMS)
+    batch = pick(draw, "batch", BATCHES)
+    others = [pick(draw, f"position dim {dim}", SMALL) for dim in range(1, 4)]
+    if num_dims == 0:
+        return ()
+    return (batch if num_dims < 3 else min(batch, 3), *others[: num_dims - 1])

@@ -1,0 +1,89 @@
+"""The cross entropy of logits whose classes are divided among the ranks: torch's loss_parallel, and without it.
+
+Source: torch/distributed/tensor/parallel/loss.py, loss_parallel (2.13.0).  A correct one computes
+what torch.nn.functional.cross_entropy computes of the whole logits, forward and backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.parallel import loss_parallel
+from torch.nn.functional import cross_entropy
+
+from equivtest.families.cross_entropy.case import CrossEntropyCase, RefusedCrossEntropyCase
+from equivtest.families.cross_entropy.gathered.case import GatheredCrossEntropyCase
+from equivtest.kit.subject import Answers, Given, as_dtensor, run_backward, under_contract
+
+Loss = Callable[[CrossEntropyCase, torch.Tensor, Given], torch.Tensor]
+"""Of a case, its logits, and what else is given: targets and weights, plain or as DTensors."""
+
+
+def parallel_cross_entropy(case: CrossEntropyCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """F.cross_entropy, forward and backward, within loss_parallel."""
+    with within_loss_parallel():
+        return run_loss(case, mesh, given, cross_entropy_by_torch)
+
+
+def dtensor_cross_entropy(case: GatheredCrossEntropyCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """F.cross_entropy, forward and backward, of DTensors alone: torch gathers what it needs.  The loss made whole.
+
+    Source: softmax_strategy, nll_loss_forward_strategy and nll_loss_backward_strategy in
+    torch/distributed/tensor/_ops/_math_ops.py (2.13.0).
+    """
+    return run_loss(case, mesh, given, gathered_by_torch)
+
+
+def gathered_by_torch(case: CrossEntropyCase, logits: torch.Tensor, given: Given) -> torch.Tensor:
+    """F.cross_entropy, whatever its placement redistributed to every rank."""
+    output = cross_entropy_by_torch(case, logits, given)
+    return output.redistribute(placements=[Replicate()]) if isinstance(output, DTensor) else output
+
+
+def cross_entropy_by_torch(case: CrossEntropyCase, logits: torch.Tensor, given: Given) -> torch.Tensor:
+    """F.cross_entropy with the options of the case."""
+    smoothing = case.label_smoothing if isinstance(case, GatheredCrossEntropyCase) else 0.0
+    if isinstance(case, RefusedCrossEntropyCase) and case.misfit == "label_smoothing":
+        smoothing = 0.125
+    return cross_entropy(
+        logits,
+        given["target"],
+        given.get("weight"),
+        ignore_index=case.ignore_index,
+        reduction=case.reduction,
+        label_smoothing=smoothing,
+    )
+
+
+def run_loss(case: CrossEntropyCase, mesh: DeviceMesh, given: Given, loss: Loss) -> Answers:
+    """Forward and backward of one loss of divided logits, on this rank."""
+    x = given["x"].detach().requires_grad_("x" in case.requires_grad)  # shares the harness's memory
+    wrapped = {"target": case.target_is_dtensor, "weight": case.weight_is_dtensor}
+    others = {
+        name: as_dtensor(given[name], case, name, mesh) if is_dtensor else given[name]
+        for name, is_dtensor in wrapped.items()
+        if name in given
+    }
+    output = loss(case, as_dtensor(x, case, "x", mesh), others)
+    run_backward(output, case, mesh, given["cotangent"])
+    found: dict[str, torch.Tensor | None] = {"output": output}
+    return under_contract(case, found | {f"grad.{name}": x.grad for name in case.requires_grad})
+
+
+@contextmanager
+def within_loss_parallel() -> Iterator[None]:
+    """loss_parallel, ended also where an error is raised within: it leaves its operators in place there.
+
+    Entering and leaving it once more takes them away.
+    """
+    try:
+        with loss_parallel():
+            yield
+    except BaseException:
+        with loss_parallel():
+            pass
+        raise

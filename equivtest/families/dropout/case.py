@@ -1,0 +1,141 @@
+"""One dropout of an activation that the ranks share, or that each holds whole."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from equivtest import limits
+from equivtest.kit.activation import ActivationCase
+from equivtest.kit.case import Shape, replicated, require
+from equivtest.layout import Layout, Replicate, Shard, local_shape, parse_placement
+
+DROPOUT_STYLES = ("dtensor", "sequence_parallel")
+SEEDINGS = ("by_shard", "same")
+MAX_DROPOUT_NUMEL = 2**16  # beyond it the chances of an event would hang on the last bits of 1 - p
+CHANCE_BITS = 56  # what is claimed of chance may fail once in 10**12 draws, over up to 2,000 pairs of ranks
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class DropoutCase(ActivationCase):
+    """output = x / (1 - p) but for elements that are dropped, each with probability p; the gradient likewise.
+
+    Attributes:
+        style: 'dtensor': nn.Dropout of a DTensor.  'sequence_parallel': under SequenceParallel.
+        shape: Of x, one to four dims.
+        layout: Of x and the output: 'shard(DIM)', the sequence, or of style 'dtensor' 'replicate'.
+        p: Probability with which an element is dropped, 0 to 1.
+        training: Whether the module is in training mode; if not, the output is x.
+        seeding: How torch's generator is seeded before: 'same' on every rank, as torch documents
+            for DTensors, or 'by_shard', ranks that hold the same part alike.
+        x_is_dtensor: Hand x over as a DTensor; of style 'dtensor', and where shards are uneven,
+            since torch takes the global shape of a plain tensor to be local size times ranks.
+        use_local_output: Of SequenceParallel: answer a plain tensor instead of a DTensor.
+        requires_grad: ('x',) or ().
+        x_contiguous, cotangent_contiguous: Memory format of what the harness hands over.
+    """
+
+    VALUE_MODES: ClassVar[tuple[str, ...]] = ("dense", "real", "special")
+
+    style: str = "dtensor"
+    shape: Shape = (1,)
+    layout: str = "replicate"
+    p: float = 0.5
+    training: bool = True
+    seeding: str = "by_shard"
+    x_is_dtensor: bool = True
+    use_local_output: bool = False
+    requires_grad: tuple[str, ...] = ("x",)
+    x_contiguous: bool = True
+    cotangent_contiguous: bool = True
+
+    def __post_init__(self) -> None:
+        for name, known in (("style", DROPOUT_STYLES), ("seeding", SEEDINGS)):
+            value = getattr(self, name)
+            require(value in known, f"{name} must be one of {', '.join(known)}, got {value!r}")
+        require(
+            1 <= len(self.shape) <= limits.MAX_DIMS and min(self.shape) >= 1,
+            f"shape must have 1 to {limits.MAX_DIMS} dims of at least 1, got {self.shape}",
+        )
+        numel = math.prod(self.shape)
+        require(numel <= MAX_DROPOUT_NUMEL, f"x must have at most {MAX_DROPOUT_NUMEL} elements, got {numel}")
+        placed = isinstance(self.placement, Replicate | Shard)
+        require(placed, f"layout must be replicate or shard(DIM), got {self.layout!r}")
+        require(0 <= self.p <= 1, f"p must be in 0..1, got {self.p}")
+        require(self.requires_grad in ((), ("x",)), f"requires_grad must be () or ('x',), got {self.requires_grad}")
+        require(
+            self.is_identity or all(mode != "special" for mode, _ in self.values),
+            "special values are for what changes nothing: p=0 or training=False",
+        )
+        super().__post_init__()
+        self._check_style()
+
+    def _check_style(self) -> None:
+        if self.style == "dtensor":
+            require(self.x_is_dtensor, "style dtensor is of a DTensor: set x_is_dtensor=True")
+            require(not self.use_local_output, "use_local_output is SequenceParallel's: leave it at False")
+            return
+        require(self.is_sharded, f"SequenceParallel divides x: layout must be shard(DIM), got {self.layout!r}")
+        require(
+            self.x_is_dtensor or self.worst_shard_kind(("x",)) == "even",
+            f"x of shape {self.shape} has uneven shards: set x_is_dtensor=True",
+        )
+
+    @property
+    def placement(self) -> Replicate | Shard:
+        """Of x on the only mesh axis."""
+        return parse_placement(self.layout)  # type: ignore[return-value]
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether each rank holds a part of x."""
+        return isinstance(self.placement, Shard)
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether nothing is dropped for certain."""
+        return not self.training or self.p == 0
+
+    @property
+    def drops_some(self) -> bool:
+        """Whether chance decides what is dropped."""
+        return self.training and 0 < self.p < 1
+
+    @property
+    def draws_at_random(self) -> bool:
+        """Whether chance decides, and of so much that two parts drop the same with a probability of 2**-56 at most."""
+        alike = self.p**2 + (1 - self.p) ** 2
+        return self.drops_some and -min(self.parts) * math.log2(alike) >= CHANCE_BITS
+
+    def fixes_bits(self, draw: int) -> bool:
+        """What is left of an element is multiplied by 1 / (1 - p): judged by value."""
+        return self.is_identity
+
+    @property
+    def num_parts(self) -> int:
+        """How many different parts of x there are on the ranks, the empty ones left out."""
+        return len(self.parts)
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """Elements of each of them."""
+        layout = self.layouts()["x"]
+        ranks = range(self.world_size if self.is_sharded else 1)
+        sizes = (math.prod(local_shape(self.shape, layout, self.mesh_shape, rank)) for rank in ranks)
+        return tuple(size for size in sizes if size)
+
+    def shapes(self) -> dict[str, Shape]:
+        """Of `seeds`, one per rank."""
+        answers = dict.fromkeys(self.answer_names(), self.shape)
+        return {"x": self.shape, "cotangent": self.shape, "seeds": (self.world_size,)} | answers
+
+    def layouts(self) -> dict[str, Layout]:
+        activation = Layout((self.placement,)) if self.is_sharded else replicated()
+        return dict.fromkeys(self.shapes(), activation) | {"seeds": Layout((Shard(0),))}
+
+    def given_names(self) -> tuple[str, ...]:
+        return ("x", "cotangent", "seeds")
+
+    def answer_names(self) -> tuple[str, ...]:
+        return ("output", *(f"grad.{name}" for name in self.requires_grad))

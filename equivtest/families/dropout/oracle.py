@@ -1,0 +1,86 @@
+"""One dropout: what is left, once it is known what was dropped.
+
+Letters: p probability of being dropped, u_a and u_o unit roundoffs of accumulation and storage.
+
+What is dropped is the subject's to choose: it is read off the output that the ranks hold, where x
+has no zeros, and that it was chosen by chance is a claim of its own.  Of what is left each element
+is x / (1 - p), and its gradient the cotangent / (1 - p), under the same mask.  Where 1 - p is a
+power of two nothing rounds; else 1 - p in float64, its conversion, its reciprocal and the product
+each do once.  With p = 1 all is zero; with p = 0, and in eval mode, nothing is computed at all.
+
+Source: _dropout in ATen/native/Dropout.cpp, torch.nn.Dropout (2.13.0).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from equivtest.families.dropout.case import DropoutCase
+from equivtest.kit.oracle import expect, expect_held
+from equivtest.kit.oracle.collectives import Collectives, document
+from equivtest.kit.oracle.declared import arithmetic_of
+from equivtest.kit.oracle.expected import Expected, ExpectedTensor
+from equivtest.kit.oracle.held import Held, put_together
+from equivtest.kit.oracle.operations import Found
+from equivtest.kit.oracle.rounding import U_REFERENCE, bounded, growth, store
+from equivtest.kit.values import draw
+
+_GIVEN = {"output": "x", "grad.x": "cotangent"}
+
+
+@expect.register
+def expect_dropout(case: DropoutCase, index: int) -> Expected:
+    """Output and gradient where nothing is dropped, or where with p = 1 everything is."""
+    return _expect(case, index, torch.full(case.shape, case.p < 1 or not case.training))
+
+
+@expect_held.register
+def expect_dropout_held(case: DropoutCase, index: int, held: Held) -> Expected:
+    """The same, but without the elements that the output which the ranks hold has no more."""
+    output = put_together(held, "output", case.shape, case.mesh_shape) if case.drops_some else None
+    return expect_dropout(case, index) if output is None else _expect(case, index, output != 0)
+
+
+def _expect(case: DropoutCase, index: int, kept: torch.Tensor) -> Expected:
+    given, layouts = draw(case, index), case.layouts()
+    tensors = {}
+    for name in case.answer_names():
+        found = _scale(case, given[_GIVEN[name]], kept)
+        tensors[name] = ExpectedTensor(
+            value=found.value,
+            allowed=found.allowed,
+            layout=layouts[name],
+            dtype=case.dtype,
+            derivation=found.derivation,
+            requires_grad=bool(case.requires_grad) if name == "output" else None,
+            bits=given[_GIVEN[name]] if case.is_identity else None,
+        )
+    return Expected(tensors, {}, drops={"output": case.p} if case.drops_some else {})
+
+
+def _scale(case: DropoutCase, given: torch.Tensor, kept: torch.Tensor) -> Found:
+    """What is left of x, or of the cotangent; the shape of the case."""
+    if case.is_identity:
+        return Found.copy_of(given.double())
+    if not bool(kept.any()):
+        return Found(torch.zeros(case.shape, dtype=torch.float64), None, "equal: everything is dropped")
+    value = torch.where(kept, given.double() / (1 - case.p), 0.0)
+    if math.frexp(1 - case.p)[0] == 0.5:
+        return Found(value, None, f"equal: divided by {1 - case.p}, a power of two, or dropped")
+    arithmetic = arithmetic_of(case.dtype)
+    error = store(value, growth((1, U_REFERENCE), (1, arithmetic.u_a)) * value.abs(), arithmetic, times=2)
+    derivation = f"dropped, or the roundings of 1 - p twice, of its reciprocal and of the product in {case.dtype}"
+    found = bounded(value, torch.where(kept, error, 0.0), value.abs(), 1, derivation)
+    return Found.within(found)
+
+
+@document.register
+def document_dropout(case: DropoutCase, rank: int) -> Collectives:
+    """None: each rank drops what it holds.
+
+    Source: SequenceParallel in torch/distributed/tensor/parallel/style.py; the strategies of
+    torch/distributed/tensor/_ops/_random_ops.py keep the operand's placements (2.13.0).
+    """
+    return ()

@@ -1,0 +1,74 @@
+"""Cases of one dropout."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn, SearchStrategy
+
+from equivtest.families.dropout.case import DropoutCase
+from equivtest.kit.picks import (
+    LARGE_DIMS,
+    NUM_SEQUENCE_DIMS,
+    POISON_TABLE,
+    RECORDS,
+    REPEATS,
+    pick,
+    pick_members,
+    pick_shape,
+    pick_values,
+    subsets,
+)
+from equivtest.layout import Layout, parse_placement, shard_kind
+from equivtest.property import Space
+
+RANDOM_MODES = (("dense",), *[("dense", "real", "dense", "real")] * 9)
+IDENTITY_MODES = (("dense",), *[("dense", "special", "real", "special")] * 9)
+PROBABILITIES = (0.5, 0.5, 0.25, 0.75, 0.5, 0.1, 0.3, 0.9, 0.0, 1.0)
+FEATURES = (1, 56, 56, *(64, 96, 128, 192) * 4)
+"""Mostly so many that a row of them tells of chance: two masks of 56 agree once in 2**56 times."""
+
+
+def dropout_cases(space: Space) -> SearchStrategy[DropoutCase]:
+    """Cases of one dropout.
+
+    Shrinks to one draw of values, one element, whole on every rank, dropped with probability 1/2.
+    """
+    return _dropout_cases(space)
+
+
+@st.composite
+def _dropout_cases(draw: DrawFn, space: Space) -> DropoutCase:
+    world_size = pick(draw, "world_size", space.world_sizes)
+    leading = pick_shape(draw, "leading", world_size, NUM_SEQUENCE_DIMS)
+    dim = pick(draw, "dim", LARGE_DIMS) % len(leading)
+    style = pick(draw, "style", ("dtensor", "sequence_parallel", "sequence_parallel"))
+    divided = pick(draw, "divided", (False, True, True)) or style == "sequence_parallel"
+    layout = f"shard({dim})" if divided else "replicate"
+    plain_will_do = shard_kind(leading, Layout((parse_placement(layout),)), (world_size,)) == "even"
+    p, training = pick(draw, "p", PROBABILITIES), pick(draw, "training", (True, True, True, True, False))
+    x_is_dtensor = pick(draw, "x_is_dtensor", (True, False))
+    return DropoutCase(
+        world_size=world_size,
+        dtype=pick(draw, "dtype", space.dtypes),
+        style=style,
+        shape=_with_features(leading, pick(draw, "features", FEATURES)),
+        layout=layout,
+        p=p,
+        training=training,
+        seeding=pick(draw, "seeding", ("by_shard", "by_shard", "same")),
+        x_is_dtensor=x_is_dtensor or style == "dtensor" or not plain_will_do,
+        use_local_output=pick(draw, "use_local_output", (False, True)) and style == "sequence_parallel",
+        requires_grad=pick(draw, "requires_grad", subsets(("x",))),
+        x_contiguous=pick(draw, "x_contiguous", (True, False)),
+        cotangent_contiguous=pick(draw, "cotangent_contiguous", (True, False)),
+        values=pick_values(draw, RANDOM_MODES if training and p > 0 else IDENTITY_MODES),
+        poison=pick(draw, "poison", POISON_TABLE),
+        repeats=pick(draw, "repeats", REPEATS),
+        records=pick(draw, "records", RECORDS),
+        members=pick_members(draw, world_size),
+    )
+
+
+def _with_features(leading: tuple[int, ...], features: int) -> tuple[int, ...]:
+    """A last dim of so many; none of one."""
+    return leading if features == 1 else (*leading, features)

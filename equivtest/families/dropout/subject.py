@@ -1,0 +1,56 @@
+"""nn.Dropout of a DTensor, and under torch's SequenceParallel.
+
+Source: torch/distributed/tensor/parallel/style.py, class SequenceParallel, whose docstring names
+nn.Dropout; torch/distributed/tensor/_random.py: "Users must ensure [...] that the value passed in is
+the desired seed for ranks within device_mesh", the same on each.  Of devices like the CPU, which no
+OffsetBasedRNGTracker supports, torch warns that random operators "may not have complete support" (2.13.0).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor._random import manual_seed
+from torch.distributed.tensor.parallel import SequenceParallel, parallelize_module
+
+from equivtest.families.dropout.case import DropoutCase
+from equivtest.kit.subject import Answers, Given, as_dtensor, run_backward, under_contract
+from equivtest.layout import Shard
+
+
+def parallel_dropout(case: DropoutCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """nn.Dropout in the case's style and mode, forward and backward, this rank's generator seeded before."""
+    layer: nn.Module = nn.Dropout(case.p).train(case.training)
+    if case.style == "sequence_parallel":
+        assert isinstance(case.placement, Shard)
+        plan = SequenceParallel(sequence_dim=case.placement.dim, use_local_output=case.use_local_output)
+        layer = parallelize_module(layer, mesh, plan)
+    x = given["x"].detach().requires_grad_("x" in case.requires_grad)  # shares the harness's memory
+    with seeded(mesh, int(given["seeds"])):
+        output = layer(as_dtensor(x, case, "x", mesh) if case.x_is_dtensor else x)
+        run_backward(output, case, mesh, given["cotangent"])
+    return dropout_answers(case, x, output)
+
+
+def dropout_answers(case: DropoutCase, x: torch.Tensor, output: torch.Tensor) -> Answers:
+    """The output, and the gradient if the case asks for it."""
+    return under_contract(case, {"output": output, **{f"grad.{name}": x.grad for name in case.requires_grad}})
+
+
+@contextmanager
+def seeded(mesh: DeviceMesh, seed: int) -> Iterator[None]:
+    """torch's generator seeded, DTensor's as well; the warning that there is none for the device is not shown.
+
+    DTensor's own is made here where there is one: made by the first random operator, it would take
+    its state from rank 0 by a broadcast.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="DTensor (random operators|manual_seed)", category=UserWarning)
+        manual_seed(seed, mesh)
+        torch.manual_seed(seed)
+        yield

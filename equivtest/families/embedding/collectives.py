@@ -1,0 +1,39 @@
+"""The collectives of an embedding, derived from its layouts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from equivtest.families.embedding.case import EmbeddingCase
+from equivtest.kit.oracle.collectives import Collectives, distribute_parameters, document, redistribute
+from equivtest.layout import Partial, Placement, Replicate, Shard
+from equivtest.tensors import DTYPES
+
+_IDS_BYTES = {"int64": 8, "int32": 4}
+
+
+@document.register
+def document_embedding(case: EmbeddingCase, rank: int) -> Collectives:
+    """The weight handed out, the ids gathered, the output redistributed, and its cotangent.
+
+    A rowwise embedding gives a partial output: an all_reduce, or a reduce_scatter where the output
+    is sharded; backward its cotangent is replicated: an all_gather.  A colwise one gives an output
+    sharded on its last dim: an all_gather, or an all_to_all; backward the cotangent goes to that
+    dim, an all_to_all or nothing.  Each rank then has what its shard of the gradient needs.
+
+    Source: ColwiseParallel and RowwiseParallel in torch/distributed/tensor/parallel/style.py, for
+    nn.Embedding (2.13.0); the backward by the chain rule.
+    """
+    shapes, layouts = case.shapes(), case.layouts()
+    last = case.num_dims - 1
+    wanted = layouts["output"].placements[0]
+    made: Placement = Shard(last) if case.style == "colwise" else Partial()
+    back: Placement = made if case.style == "colwise" else Replicate()
+    calls = distribute_parameters(case, rank, ("weight",))
+    for call in redistribute(case, shapes["ids"], layouts["ids"].placements[0], Replicate(), "forward"):
+        numel = call.size_bytes // DTYPES[case.dtype].itemsize
+        calls.append(replace(call, size_bytes=numel * _IDS_BYTES[case.ids_dtype]))
+    calls += redistribute(case, shapes["output"], made, wanted, "forward")
+    if case.requires_grad:
+        calls += redistribute(case, shapes["output"], wanted, back, "backward")
+    return tuple(calls)

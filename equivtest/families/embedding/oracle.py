@@ -1,0 +1,156 @@
+"""One embedding, forward and backward: rows that are copied, and sums of rows of the cotangent.
+
+Letters: T tokens, V num_embeddings, D embedding_dim, n_v how often id v occurs; for a cotangent
+G (T, D), row v of the gradient is the sum of G_t over the tokens t whose id is v, zero for
+`padding_idx`, and divided by n_v where it is scaled by frequency.
+
+Nothing is computed in the forward, so real values are equal too, to the last bit but for zeros
+that an all_reduce adds by rows, where a backend may flush what is subnormal.  Of the gradient,
+derived here: n_v numbers take n_v - 1 additions, in any order and divided among ranks in any way,
+since adding zeros rounds nothing (what additions cost:
+`equivtest.kit.oracle.rounding.after_additions`).  A sum may be kept in the storage dtype, so that each
+addition is rounded there, after one of the accumulator where that is wider.  A gradient scaled by
+1 / n_v rounds that factor and each product, and stores the first product before anything is added;
+where n_v is a power of two none of these rounds.
+
+Source: torch.nn.Embedding and embedding_dense_backward_cpu in ATen/native/Embedding.cpp (2.13.0),
+which adds row by row into the gradient; Higham, Accuracy and Stability of Numerical Algorithms,
+2nd ed., section 4.2.  Exactness: `equivtest.kit.oracle.exact`.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from equivtest.families.embedding.case import REAL_MODE, EmbeddingCase
+from equivtest.kit.oracle import expect
+from equivtest.kit.oracle.declared import arithmetic_of, smallest_kept
+from equivtest.kit.oracle.exact import Scaled, find_integers, significand_bits, sum_products
+from equivtest.kit.oracle.expected import COPIED, Expected, ExpectedTensor
+from equivtest.kit.oracle.rounding import (
+    U_REFERENCE,
+    Arithmetic,
+    Bounded,
+    after_additions,
+    bounded,
+    growth,
+    where_finite,
+)
+from equivtest.kit.values import draw
+from equivtest.tensors import DTYPES
+
+
+@expect.register
+def expect_embedding(case: EmbeddingCase, index: int) -> Expected:
+    """Output, weight and gradient of the unsharded embedding; the gradient equal or within a bound.
+
+    Raises:
+        InexactData: the drawn values break the conditions of exactness.
+    """
+    given = draw(case, index)
+    ids, weight = given["ids"].long(), given["weight"]
+    needs_grad = bool(case.requires_grad)
+    tensors = {
+        "output": _copied(case, "output", weight[ids], requires_grad=needs_grad),
+        "param.weight": _copied(case, "param.weight", weight, requires_grad=needs_grad),
+    }
+    bits_used: dict[str, int] = {}
+    if not needs_grad:
+        return Expected(tensors, bits_used)
+    cotangent = given["cotangent"].reshape(-1, case.embedding_dim)  # (T, D)
+    if case.values[index][0] == REAL_MODE or case.scale_grad_by_freq:
+        found = bound_gradient(case, ids.reshape(-1), cotangent, arithmetic_of(case.dtype))
+    else:
+        found, bits_used["grad.weight"] = sum_gradient(case, ids.reshape(-1), cotangent)
+    tensors["grad.weight"] = ExpectedTensor(
+        value=found.value,
+        allowed=None if bits_used else found.allowed,
+        layout=case.layouts()["grad.weight"],
+        dtype=case.dtype,
+        derivation=found.derivation,
+    )
+    return Expected(tensors, bits_used)
+
+
+def sum_gradient(case: EmbeddingCase, ids: torch.Tensor, cotangent: torch.Tensor) -> tuple[Bounded, int]:
+    """The exact gradient (V, D), and the bits that its largest sum of magnitudes takes.
+
+    Args:
+        ids: (T,), int64, global.
+        cotangent: (T, D), global, integers times a power of two.
+
+    Raises:
+        InexactData: those integers add up to more than the dtype holds.
+    """
+    dtype = DTYPES[case.dtype]
+    chosen = Scaled(_selection(case, ids).to(torch.int64), 0)
+    found = sum_products("grad.weight", chosen, find_integers("cotangent", cotangent), dtype)
+    why = f"equal: integers times a power of two, at most {found.bits_used} of {significand_bits(dtype)} bits"
+    return Bounded(found.value, torch.zeros_like(found.value), why), found.bits_used
+
+
+def bound_gradient(case: EmbeddingCase, ids: torch.Tensor, cotangent: torch.Tensor, arithmetic: Arithmetic) -> Bounded:
+    """The gradient (V, D) and how far a correct one may be off; arguments as of `sum_gradient`.
+
+    A row without tokens is zero and that of a single one a copy: neither may be off.
+    """
+    chosen = _selection(case, ids)
+    counts = chosen.sum(1)  # (V,)
+    divisors = counts.clamp(min=1) if case.scale_grad_by_freq else torch.ones_like(counts)
+    value = chosen @ cotangent.double() / divisors[:, None]
+    magnitude = chosen @ cotangent.double().abs() / divisors[:, None]
+    terms = chosen @ (cotangent != 0).double()  # (V, D), that are not zero
+    rounds = torch.tensor([may_round(int(divisor)) for divisor in divisors])[:, None]
+    error = rounds * (_of_factor(arithmetic) * magnitude + counts[:, None] * (arithmetic.eta + arithmetic.eta_a))
+    error = error + counts[:, None] * arithmetic.eta_r
+    error = _after_each(value, magnitude, error, (terms - 1).clamp(min=0), arithmetic)
+    error = where_finite(magnitude + error, arithmetic.largest, error)
+    most = int(counts.max())
+    scaled = ", each scaled by a rounded 1 / n" if case.scale_grad_by_freq else ""
+    found = bounded(
+        value, error, magnitude, most, f"n - 1 additions of {case.dtype} for an id n times{scaled}; n <= {most}"
+    )
+    exact = (counts <= 1)[:, None]
+    return Bounded(found.value, torch.where(exact, 0.0, found.allowed), found.derivation)
+
+
+def _of_factor(arithmetic: Arithmetic) -> float:
+    """What a rounded 1 / n, a product with it and that product's storage come to, relative to the magnitudes."""
+    if arithmetic.accumulate == arithmetic.dtype:
+        return growth((2, arithmetic.u_o), (1, U_REFERENCE))
+    return growth((2, arithmetic.u_a), (1, arithmetic.u_o), (1, U_REFERENCE))
+
+
+def _after_each(
+    value: torch.Tensor, magnitude: torch.Tensor, error: torch.Tensor, additions: torch.Tensor, arithmetic: Arithmetic
+) -> torch.Tensor:
+    """As `after_additions`, of another number of additions for each element."""
+    u = growth((1, arithmetic.u_o), (1, arithmetic.u_a if arithmetic.accumulate != arithmetic.dtype else 0.0))
+    found = torch.zeros_like(value)
+    for num in set(additions.flatten().tolist()):
+        found = torch.where(additions == num, after_additions(value, magnitude, error, int(num), u), found)
+    return found
+
+
+def may_round(divisor: int) -> bool:
+    """Whether 1 / divisor, and a product with it, may be no value of the dtype."""
+    return divisor & (divisor - 1) != 0
+
+
+def _selection(case: EmbeddingCase, ids: torch.Tensor) -> torch.Tensor:
+    """1 where token t has id v, but for `padding_idx`: (V, T), float64."""
+    chosen = ids[None, :] == torch.arange(case.num_embeddings)[:, None]
+    return (chosen & (ids != case.padding_idx)[None, :]).to(torch.float64)
+
+
+def _copied(case: EmbeddingCase, name: str, value: torch.Tensor, *, requires_grad: bool) -> ExpectedTensor:
+    return ExpectedTensor(
+        value=value.to(torch.float64),
+        allowed=None,
+        layout=case.layouts()[name],
+        dtype=case.dtype,
+        derivation=COPIED,
+        requires_grad=requires_grad,
+        bits=value,
+        flushed_below=smallest_kept(case.dtype) if name == "output" and case.style == "rowwise" else 0.0,
+    )

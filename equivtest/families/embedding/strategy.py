@@ -1,0 +1,134 @@
+"""Cases of one embedding, within the contract and outside of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn, SearchStrategy
+
+from equivtest.families.embedding.case import MISFITS, NO_PADDING, EmbeddingCase, RefusedEmbeddingCase
+from equivtest.families.embedding.ways.case import EmbeddingWaysCase
+from equivtest.kit.picks import (
+    NUM_LEADING_DIMS,
+    POISON_TABLE,
+    RECORDS,
+    REFUSED_MODES,
+    REPEATS,
+    edge_sizes,
+    pick,
+    pick_members,
+    pick_shape,
+    pick_values,
+    pick_x_is_dtensor,
+    subsets,
+)
+from equivtest.layout import Shard, parse_placement
+from equivtest.property import Space
+
+EMBEDDING_MODES = (("dense",), ("index",), ("special",), ("real",), *[("dense", "index", "special", "real")] * 16)
+PADDED = (False, False, True)
+DIVISIONS = ("any", "any", "even", "uneven")
+
+
+def embedding_cases(space: Space, *, style: str) -> SearchStrategy[EmbeddingCase]:
+    """Cases of one embedding; `style` is 'colwise' or 'rowwise'.
+
+    Shrinks to one draw of dense values, one token, one id, one feature, everything replicated.
+    """
+    return _embedding_cases(space, style)
+
+
+def embedding_ways_cases(space: Space) -> SearchStrategy[EmbeddingWaysCase]:
+    """Cases of one embedding computed by rows and by columns; shrinks as `embedding_cases`."""
+    return _embedding_ways_cases(space)
+
+
+def refused_embedding_cases(space: Space, *, style: str) -> SearchStrategy[RefusedEmbeddingCase]:
+    """Cases of an id outside the vocabulary, ids that are no integers, or an option that no style has."""
+    return _refused_embedding_cases(space, style)
+
+
+@st.composite
+def _embedding_cases(draw: DrawFn, space: Space, style: str) -> EmbeddingCase:
+    return EmbeddingCase(style=style, **_pick_all(draw, space))
+
+
+@st.composite
+def _embedding_ways_cases(draw: DrawFn, space: Space) -> EmbeddingWaysCase:
+    """Half the time no dim that is divided leaves a rank empty: seldom do all of them happen not to."""
+    fields = _pick_all(draw, space)
+    style, division = pick(draw, "style", ("rowwise", "colwise")), pick(draw, "division", DIVISIONS)
+    if division != "any":
+        fields |= _evened(fields)
+    if division == "uneven":
+        fields["num_embeddings"] += fields["world_size"] - 1
+    return EmbeddingWaysCase(**fields, style=style)
+
+
+def _evened(fields: dict[str, Any]) -> dict[str, Any]:
+    """Both dims of the table, and those of ids and output that are sharded, at the next multiple of the ranks."""
+    world_size, leading = fields["world_size"], list(fields["leading"])
+    for name in ("input_layout", "output_layout"):
+        placement = parse_placement(fields[name])
+        if isinstance(placement, Shard) and placement.dim < len(leading):
+            leading[placement.dim] = _next_multiple(leading[placement.dim], world_size)
+    table = {name: _next_multiple(fields[name], world_size) for name in ("num_embeddings", "embedding_dim")}
+    return {**table, "leading": tuple(leading)}
+
+
+def _next_multiple(size: int, divisor: int) -> int:
+    return -(-size // divisor) * divisor
+
+
+def _pick_all(draw: DrawFn, space: Space) -> dict[str, Any]:
+    """Every field but the style."""
+    fields = _pick_embedding(draw, space)
+    world_size, leading = fields["world_size"], fields["leading"]
+    shards = tuple(f"shard({dim})" for dim in range(len(leading) + 1))
+    input_layout = pick(draw, "input_layout", ("replicate", "replicate", *shards[:-1]))
+    padded = pick(draw, "padded", PADDED)
+    padding_idx = pick(draw, "padding_idx", edge_sizes(world_size)) % fields["num_embeddings"]
+    return dict(
+        **fields,
+        input_layout=input_layout,
+        output_layout=pick(draw, "output_layout", ("replicate", "replicate", *shards)),
+        ids_dtype=pick(draw, "ids_dtype", ("int64", "int64", "int64", "int32")),
+        ids_is_dtensor=pick_x_is_dtensor(draw, leading, input_layout, world_size),
+        use_local_output=pick(draw, "use_local_output", (True, False)),
+        padding_idx=padding_idx if padded else NO_PADDING,
+        scale_grad_by_freq=pick(draw, "scale_grad_by_freq", (False, False, False, True)),
+        requires_grad=pick(draw, "requires_grad", subsets(("weight",))),
+        ids_contiguous=pick(draw, "ids_contiguous", (True, False)),
+        cotangent_contiguous=pick(draw, "cotangent_contiguous", (True, False)),
+        values=pick_values(draw, EMBEDDING_MODES),
+        poison=pick(draw, "poison", POISON_TABLE),
+        repeats=pick(draw, "repeats", REPEATS),
+        records=pick(draw, "records", RECORDS),
+        members=pick_members(draw, world_size),
+    )
+
+
+@st.composite
+def _refused_embedding_cases(draw: DrawFn, space: Space, style: str) -> RefusedEmbeddingCase:
+    """Of any layout, but of ids that no rank must be told the global shape of."""
+    fields = _pick_embedding(draw, space)
+    return RefusedEmbeddingCase(
+        misfit=pick(draw, "misfit", MISFITS),
+        style=style,
+        **fields,
+        output_layout=pick(draw, "output_layout", ("replicate", f"shard({len(fields['leading'])})")),
+        values=pick_values(draw, REFUSED_MODES),
+    )
+
+
+def _pick_embedding(draw: DrawFn, space: Space) -> dict[str, Any]:
+    """World size, dtype and sizes of an embedding."""
+    world_size = pick(draw, "world_size", space.world_sizes)
+    return {
+        "world_size": world_size,
+        "dtype": pick(draw, "dtype", space.dtypes),
+        "leading": pick_shape(draw, "leading", world_size, NUM_LEADING_DIMS),
+        "num_embeddings": pick(draw, "num_embeddings", edge_sizes(world_size)),
+        "embedding_dim": pick(draw, "embedding_dim", edge_sizes(world_size)),
+    }

@@ -1,0 +1,96 @@
+"""torch's RowwiseParallel and ColwiseParallel on nn.Embedding.
+
+Source: torch/distributed/tensor/parallel/style.py, classes ColwiseParallel and RowwiseParallel, and
+torch/distributed/tensor/_ops/_embedding_ops.py (2.13.0).  Both compute what the unsharded
+nn.Embedding computes, forward and backward; they differ in what a rank holds and sends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from equivtest.families.embedding.case import NO_PADDING, EmbeddingCase, RefusedEmbeddingCase
+from equivtest.families.embedding.ways.case import EmbeddingWaysCase, of_style
+from equivtest.kit.subject import Answers, Given, as_dtensor, run_backward, torch_placement, under_contract
+
+PLANS: dict[str, type[ColwiseParallel] | type[RowwiseParallel]] = {
+    "colwise": ColwiseParallel,
+    "rowwise": RowwiseParallel,
+}
+"""torch's style by the name that a case has for it."""
+
+
+def colwise_embedding(case: EmbeddingCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """nn.Embedding, its weight (V, D) sharded on D: every rank looks up every id."""
+    return run_embedding(case, mesh, given, ColwiseParallel)
+
+
+def rowwise_embedding(case: EmbeddingCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """nn.Embedding, its weight (V, D) sharded on V: ids of other ranks are masked, outputs are added."""
+    return run_embedding(case, mesh, given, RowwiseParallel)
+
+
+def embedding_both_ways(case: EmbeddingWaysCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """Both, one after the other, on the same ids, table and cotangent."""
+    return run_both_ways(case, mesh, given)
+
+
+def run_both_ways(
+    case: EmbeddingWaysCase, mesh: DeviceMesh, given: Given, modules: Mapping[str, type[nn.Embedding]] | None = None
+) -> Answers:
+    """Forward and backward of both embeddings, on this rank; of a module of its own where a style has one."""
+    answers: Answers = {}
+    for style in case.styles:
+        module = (modules or {}).get(style, nn.Embedding)
+        found = run_embedding(case.of_style(style), mesh, given, PLANS[style], module)
+        answers |= {of_style(name, style): tensor for name, tensor in found.items()}
+    return answers
+
+
+def run_embedding(
+    case: EmbeddingCase,
+    mesh: DeviceMesh,
+    given: Given,
+    style: type[ColwiseParallel] | type[RowwiseParallel],
+    module: type[nn.Embedding] = nn.Embedding,
+) -> Answers:
+    """Forward and backward of one parallelized embedding, on this rank."""
+    plan = style(
+        input_layouts=torch_placement(case, "ids"),
+        output_layouts=torch_placement(case, "output"),
+        use_local_output=case.use_local_output,
+    )
+    layer = parallelize_module(make_embedding(case, given, module), mesh, plan)
+    ids = given["ids"]
+    output = layer(as_dtensor(ids, case, "ids", mesh) if case.ids_is_dtensor else ids)
+    run_backward(output, case, mesh, given["cotangent"])
+    return embedding_answers(case, layer, output)
+
+
+def make_embedding(case: EmbeddingCase, given: Given, module: type[nn.Embedding]) -> nn.Embedding:
+    """The unsharded embedding, whole on every rank, as a user builds it before parallelizing."""
+    max_norm = 1.0 if isinstance(case, RefusedEmbeddingCase) and case.misfit == "max_norm" else None
+    layer = module(
+        case.num_embeddings,
+        case.embedding_dim,
+        padding_idx=None if case.padding_idx == NO_PADDING else case.padding_idx,
+        max_norm=max_norm,
+        scale_grad_by_freq=case.scale_grad_by_freq,
+        device="meta",
+    )
+    layer.weight = nn.Parameter(given["weight"].detach(), requires_grad=bool(case.requires_grad))
+    return layer
+
+
+def embedding_answers(case: EmbeddingCase, layer: nn.Module, output: torch.Tensor) -> Answers:
+    """Output, weight and, where the case asks for it, its gradient."""
+    weight = layer.get_parameter("weight")
+    found: dict[str, torch.Tensor | None] = {"output": output, "param.weight": weight}
+    if case.requires_grad:
+        found["grad.weight"] = weight.grad
+    return under_contract(case, found)

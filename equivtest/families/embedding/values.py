@@ -1,0 +1,132 @@
+"""Values of embeddings: ids on both sides of every shard boundary, and gradients whose sums are exact.
+
+Letters: T tokens, V num_embeddings, D embedding_dim, p significand bits; n_v how often id v occurs.
+
+The gradient of row v is the sum of n_v rows of the cotangent.  In exact modes each of these holds
+odd integers up to 2**p / n_v, so that every sum of any of them is an integer up to 2**p: a value of
+the dtype, in any order and on any number of ranks.  The oracle checks this of every draw.
+
+Source: derived here; integers up to 2**p are values: IEEE 754-2019 section 3.3.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from equivtest.families.embedding.case import REAL_MODE, EmbeddingCase, RefusedEmbeddingCase
+from equivtest.kit.values import draw
+from equivtest.kit.values.integers import generator, hash_of, odd_floor, odd_integers, permutation, signs
+from equivtest.kit.values.real import nearly_normal, without_subnormals
+from equivtest.kit.values.special import draw_special
+from equivtest.tensors import DTYPES, SIGNIFICAND_BITS
+
+_SHARE_ADDED = 16
+
+
+@draw.register
+def draw_embedding(case: EmbeddingCase, index: int) -> dict[str, torch.Tensor]:
+    """Global ids (*leading), of the case's ids_dtype, weight (V, D) and cotangent (*leading, D).
+
+    Modes:
+        index: The weight holds 1, 2, 3, ... row by row, again from 1 after 2**p - 1: a wrong value
+            tells which row and column was looked up.
+        dense: It holds odd integers of random sign and up to p bits.
+        special: One of signed zeros, infinities, NaN, subnormals and extremes, the one that has the
+            number `seed`, between -0.0 and odd integers; see `equivtest.kit.values.special`.
+        real: Nearly normal numbers, those of the cotangent too; never zero.
+
+    In the first three the cotangent holds odd integers whose sums are exact.  Where its sums are
+    rounded (real numbers, or scaled by frequency) each of its columns lies on one side of zero, or
+    more often there, so that terms rather add up than cancel; and of the tokens of one id only the
+    first 2**p / 16 have one but zero: what is added up in storage is off by a rounding each time.
+    """
+    mode, seed = case.values[index]
+    ids = draw_ids(case, mode, seed)
+    return {
+        "ids": ids.view(case.leading).to(torch.int32 if case.ids_dtype == "int32" else torch.int64),
+        "weight": _draw_weight(case, mode, seed),
+        "cotangent": _draw_cotangent(case, mode, seed, ids).view(case.shapes()["cotangent"]),
+    }
+
+
+@draw.register
+def draw_refused_embedding(case: RefusedEmbeddingCase, index: int) -> dict[str, torch.Tensor]:
+    """As of an EmbeddingCase, but one id lies outside the vocabulary, or the ids are float32."""
+    given = draw_embedding(case, index)
+    if case.misfit == "dtype":
+        given["ids"] = given["ids"].to(torch.float32)
+    elif case.misfit in ("above", "below"):
+        mode, seed = case.values[index]
+        place = hash_of(mode, seed, "misfit") % given["ids"].numel()
+        given["ids"].view(-1)[place] = case.num_embeddings if case.misfit == "above" else -1
+    return given
+
+
+def draw_ids(case: EmbeddingCase, mode: str, seed: int) -> torch.Tensor:
+    """Ids (T,), int64, at random places: all of `edge_ids`, or with fewer tokens neighbours among them.
+
+    Of the tokens that are left, half repeat one edge and half hold any ids.
+    """
+    source = generator(mode, seed, "ids")
+    num_tokens, edges = math.prod(case.leading), case.edge_ids()
+    ids = torch.randint(0, case.num_embeddings, (num_tokens,), generator=source, device="cpu")
+    first = hash_of(mode, seed, "first edge") % len(edges)
+    taken = torch.tensor((edges[first:] + edges[:first])[:num_tokens], device="cpu")
+    places = permutation(num_tokens, source)
+    ids[places[: len(taken)]] = taken
+    ids[places[len(taken) :: 2]] = taken[0]
+    return ids
+
+
+def _draw_weight(case: EmbeddingCase, mode: str, seed: int) -> torch.Tensor:
+    """(V, D), of the case's dtype."""
+    shape, source = case.shapes()["weight"], generator(mode, seed, "weight")
+    largest = 2 ** SIGNIFICAND_BITS[case.dtype] - 1
+    if mode == "special":
+        return draw_special(case.dtype, seed, shape, source)
+    if mode == "index":
+        numbers = torch.arange(math.prod(shape), device="cpu").remainder(largest).add_(1)
+        return numbers.to(DTYPES[case.dtype]).view(shape)
+    if mode == REAL_MODE:
+        return _draw_real(case, shape, source)
+    return odd_integers(shape, 1, largest, source).to(DTYPES[case.dtype])
+
+
+def _draw_cotangent(case: EmbeddingCase, mode: str, seed: int, ids: torch.Tensor) -> torch.Tensor:
+    """(T, D), of the case's dtype.
+
+    Where an id occurs more often than 2**p times, only the first 2**p have a cotangent but zero; as `draw_embedding`
+    says, fewer where sums are rounded.
+    """
+    shape, source = (len(ids), case.embedding_dim), generator(mode, seed, "cotangent")
+    rounds = mode == REAL_MODE or case.scale_grad_by_freq
+    limit = 2 ** SIGNIFICAND_BITS[case.dtype]
+    sides = signs((case.embedding_dim,), generator(mode, seed, "cotangent sides"))
+    occurrences = torch.bincount(ids)[ids]  # n_v of each token's id
+    if mode == REAL_MODE:
+        cotangent = without_subnormals(nearly_normal(shape, source) + sides)
+    else:
+        cotangent = torch.zeros(shape, dtype=torch.int64, device="cpu")
+        for count in sorted(set(occurrences.tolist())):
+            tokens = (occurrences == count).nonzero()[:, 0]
+            high = odd_floor(max(1, limit // count))
+            cotangent[tokens] = odd_integers((len(tokens), case.embedding_dim), 1, high, source)
+        cotangent = cotangent.abs() * sides if rounds else cotangent
+    cotangent[_earlier_occurrences(ids) >= (limit // _SHARE_ADDED if rounds else limit)] = 0
+    return cotangent.to(DTYPES[case.dtype])
+
+
+def _earlier_occurrences(ids: torch.Tensor) -> torch.Tensor:
+    """How often each token's id occurs before it: (T,), int64."""
+    order = torch.argsort(ids, stable=True)
+    ranked = ids[order]
+    earlier = torch.empty_like(ids)
+    earlier[order] = torch.arange(len(ids), device="cpu") - torch.searchsorted(ranked, ranked)
+    return earlier
+
+
+def _draw_real(case: EmbeddingCase, shape: tuple[int, ...], source: torch.Generator) -> torch.Tensor:
+    value = nearly_normal(shape, source)
+    return without_subnormals(value).to(DTYPES[case.dtype])

@@ -1,0 +1,1 @@
+"""One embedding divided in two ways, beside each other."""

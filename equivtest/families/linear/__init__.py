@@ -1,0 +1,6 @@
+"""nn.Linear under ColwiseParallel and RowwiseParallel."""
+
+SUBJECTS = {
+    "colwise_linear": "equivtest.families.linear.subject:colwise_linear",
+    "rowwise_linear": "equivtest.families.linear.subject:rowwise_linear",
+}

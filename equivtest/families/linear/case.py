@@ -1,0 +1,222 @@
+"""One linear layer under tensor parallelism.
+
+Letters: T tokens (product of the leading dims), K in_features, N out_features.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from equivtest import limits
+from equivtest.kit.activation import ActivationCase
+from equivtest.kit.case import RefusedCase, Shape, replicated, require
+from equivtest.layout import Layout, Replicate, Shard, parse_placement, shard_kind
+
+STYLES = ("colwise", "rowwise")
+LINEAR_MODES = ("dense", "wide-x", "wide-w", "wide-g")
+"""Modes of exact values: judged by equality."""
+
+REAL_MODES = ("real", "real-cancelling")
+"""Modes of real values: judged by a derived bound."""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class LinearCase(ActivationCase):
+    """y = x W^T + b, forward and backward, its weight sharded on one axis.
+
+    Attributes:
+        style: 'colwise' shards weight (N, K) and bias (N,) on N; 'rowwise' shards the weight on
+            K and replicates the bias.
+        leading: Leading dims of the activation, none to three of them; x is (*leading, K).
+        bias: Whether the layer has one; it is never zero.
+        input_layout, output_layout: Placement of x and of the output, 'replicate' or
+            'shard(DIM)' with DIM in 0..len(leading).
+        x_is_dtensor: Hand x over as a DTensor; needed where its shards are uneven, since torch
+            takes the global shape of a plain tensor to be local size times ranks.
+        use_local_output: As of torch's styles: answer a plain tensor instead of a DTensor.
+        requires_grad: Which of 'x', 'weight', 'bias' need a gradient, in this order.
+        x_contiguous, cotangent_contiguous: Memory format of what the harness hands over.
+    """
+
+    VALUE_MODES: ClassVar[tuple[str, ...]] = LINEAR_MODES + REAL_MODES
+
+    style: str
+    leading: Shape = (1,)
+    in_features: int = 1
+    out_features: int = 1
+    bias: bool = False
+    input_layout: str = "replicate"
+    output_layout: str = "replicate"
+    x_is_dtensor: bool = False
+    use_local_output: bool = True
+    requires_grad: tuple[str, ...] = ("x", "weight")
+    x_contiguous: bool = True
+    cotangent_contiguous: bool = True
+
+    def __post_init__(self) -> None:
+        require(self.style in STYLES, f"style must be one of {', '.join(STYLES)}, got {self.style!r}")
+        dims = len(self.leading) + 1
+        require(dims <= limits.MAX_DIMS, f"leading must have at most {limits.MAX_DIMS - 1} dims, got {self.leading}")
+        for name, size in (("in_features", self.in_features), ("out_features", self.out_features)):
+            require(1 <= size <= limits.MAX_FEATURES, f"{name} must be in 1..{limits.MAX_FEATURES}, got {size}")
+        require(all(size >= 1 for size in self.leading), f"leading dims must be at least 1, got {self.leading}")
+        allowed = tuple(n for n in ("x", "weight", "bias") if n in self.requires_grad and (n != "bias" or self.bias))
+        require(
+            self.requires_grad == allowed,
+            f"requires_grad must list some of 'x', 'weight' and (with a bias) 'bias' in this order, "
+            f"got {self.requires_grad}",
+        )
+        for name in ("input_layout", "output_layout"):
+            placement = parse_placement(getattr(self, name))
+            require(
+                isinstance(placement, Replicate | Shard), f"{name} must be replicate or shard(DIM), got {placement}"
+            )
+        super().__post_init__()
+        require(
+            self.x_is_dtensor or not self.input_is_uneven,
+            f"x of shape {self.shapes()['x']} has uneven shards under {self.input_layout} on {self.world_size} "
+            "ranks: set x_is_dtensor=True",
+        )
+
+    def shapes(self) -> dict[str, Shape]:
+        shapes = {
+            "x": (*self.leading, self.in_features),
+            "weight": (self.out_features, self.in_features),
+            "bias": (self.out_features,),
+            "cotangent": (*self.leading, self.out_features),
+        }
+        if not self.bias:
+            del shapes["bias"]
+        shapes["output"] = shapes["cotangent"]
+        for name in self.parameter_names():
+            shapes[f"param.{name}"] = shapes[name]
+        for name in self.requires_grad:
+            shapes[f"grad.{name}"] = shapes[name]
+        return shapes
+
+    def layouts(self) -> dict[str, Layout]:
+        weight = Layout((Shard(0 if self.style == "colwise" else 1),))
+        bias = Layout((Shard(0),)) if self.style == "colwise" else replicated()
+        x, output = (Layout((parse_placement(text),)) for text in (self.input_layout, self.output_layout))
+        layouts = {
+            "x": x,
+            "weight": replicated(),
+            "bias": replicated(),
+            "cotangent": output,
+            "output": output,
+            "param.weight": weight,
+            "param.bias": bias,
+            "grad.x": x,
+            "grad.weight": weight,
+            "grad.bias": bias,
+        }
+        return {name: layouts[name] for name in self.shapes()}
+
+    @property
+    def num_dims(self) -> int:
+        """Dims of the activation, the feature dim included."""
+        return len(self.leading) + 1
+
+    @property
+    def last_leading(self) -> int:
+        """Size of the dim before the features; 1 where there is none."""
+        return self.leading[-1] if self.leading else 1
+
+    @property
+    def output_place(self) -> str:
+        """Which dim of the output is sharded: 'first', 'middle', 'last' (of one dim too) or 'none'."""
+        return _place(self.output_layout, self.num_dims)
+
+    @property
+    def has_strided_x(self) -> bool:
+        """Whether torch takes x for not contiguous; a DTensor of one dim is always handed over as contiguous."""
+        if self.num_dims == 1:
+            return not self.x_contiguous and not self.x_is_dtensor and self.in_features > 1
+        return not self.x_contiguous and min(self.last_leading, self.in_features) > 1
+
+    @property
+    def has_strided_cotangent(self) -> bool:
+        """Whether torch takes a cotangent of two dims or more, handed over as a DTensor, for not contiguous."""
+        return not self.cotangent_contiguous and min(self.last_leading, self.out_features) > 1
+
+    @property
+    def squeezes_product(self) -> bool:
+        """Whether F.linear makes x of one dim a matrix and squeezes the product: without a bias, or a strided x."""
+        return self.num_dims == 1 and (not self.bias or self.has_strided_x)
+
+    @property
+    def merged_dims(self) -> Shape:
+        """The leading dims that F.linear makes one: all, or all but the last to keep a strided x as it is."""
+        keeps_last = self.has_strided_x and "weight" not in self.requires_grad
+        return self.leading[:-1] if keeps_last else self.leading
+
+    @property
+    def input_shard_is_merged(self) -> bool:
+        """Whether a view makes one dim of x's sharded dim and dims before it; a strided x may need a copy instead."""
+        copies = self.has_strided_x and self.merged_dims == self.leading
+        return not copies and _is_merged(self.input_layout, self.merged_dims)
+
+    @property
+    def output_shard_is_merged(self) -> bool:
+        """The same of the cotangent, which the backward reshapes as the forward reshaped x."""
+        copies = self.has_strided_cotangent and self.merged_dims == self.leading
+        return not copies and _is_merged(self.output_layout, self.merged_dims)
+
+    @property
+    def input_is_uneven(self) -> bool:
+        """Whether ranks hold different amounts of x."""
+        return shard_kind(self.shapes()["x"], self.layouts()["x"], self.mesh_shape) != "even"
+
+    @property
+    def output_is_uneven(self) -> bool:
+        """Whether ranks hold different amounts of the output."""
+        return shard_kind(self.shapes()["output"], self.layouts()["output"], self.mesh_shape) != "even"
+
+    def parameter_names(self) -> tuple[str, ...]:
+        """'weight' and, where the layer has one, 'bias'."""
+        return ("weight", "bias") if self.bias else ("weight",)
+
+    def given_names(self) -> tuple[str, ...]:
+        return ("x", *self.parameter_names(), "cotangent")
+
+    def answer_names(self) -> tuple[str, ...]:
+        grads = tuple(f"grad.{name}" for name in self.requires_grad)
+        return ("output", *(f"param.{name}" for name in self.parameter_names()), *grads)
+
+
+def _place(placement: str, num_dims: int) -> str:
+    shard = parse_placement(placement)
+    if not isinstance(shard, Shard):
+        return "none"
+    return "last" if shard.dim == num_dims - 1 else "middle" if shard.dim else "first"
+
+
+def _is_merged(placement: str, merged: Shape) -> bool:
+    """Whether the sharded dim, or what follows it among the merged ones, has elements beside those before it."""
+    shard = parse_placement(placement)
+    return isinstance(shard, Shard) and min(math.prod(merged[: shard.dim]), math.prod(merged[shard.dim :])) > 1
+
+
+REFUSALS = ("in_features", "dtype")
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class RefusedLinearCase(RefusedCase, LinearCase):
+    """A linear layer given an x that does not fit its weight: every rank must refuse alike.
+
+    Attributes:
+        misfit: 'in_features': x has one feature more than the weight; 'dtype': x is float64
+            where the weight is not, or float32 where it is.
+    """
+
+    misfit: str = "in_features"
+
+    def __post_init__(self) -> None:
+        require(self.misfit in REFUSALS, f"misfit must be one of {', '.join(REFUSALS)}, got {self.misfit!r}")
+        super().__post_init__()
+
+    @property
+    def refusal(self) -> str:
+        return f"x does not fit the weight: {self.misfit}"

@@ -1,0 +1,37 @@
+"""The collectives of a linear layer."""
+
+from __future__ import annotations
+
+from equivtest.families.linear.case import LinearCase
+from equivtest.kit.oracle.collectives import Collectives, distribute_parameters, document, redistribute
+from equivtest.layout import Partial, Placement, Replicate, Shard
+
+
+@document.register
+def document_linear(case: LinearCase, rank: int) -> Collectives:
+    """Parameters handed out, x and the output redistributed, and in the backward their gradients.
+
+    Source: ColwiseParallel and RowwiseParallel in torch/distributed/tensor/parallel/style.py;
+    distribute_tensor in torch/distributed/tensor/_api.py, `src_data_rank`: rank 0 scatters a
+    sharded parameter and broadcasts a replicated one (2.13.0).  The backward is derived by the
+    chain rule: the gradient of what was redistributed goes back the same way, where a partial
+    sum came from, the gradient is replicated; the gradient of a replicated input is a partial sum.
+    Gradients of parameters take no collective: each rank has what its shard needs.
+    """
+    shapes = case.shapes()
+    last = case.num_dims - 1
+    colwise = case.style == "colwise"
+    given, wanted = case.layouts()["x"].placements[0], case.layouts()["output"].placements[0]
+    taken: Placement = Replicate() if colwise else Shard(last)
+    made: Placement = Shard(last) if colwise else Partial()
+    calls = [
+        *distribute_parameters(case, rank, case.parameter_names()),
+        *redistribute(case, shapes["x"], given, taken, "forward"),
+        *redistribute(case, shapes["output"], made, wanted, "forward"),
+    ]
+    if case.requires_grad:
+        back: Placement = made if colwise else Replicate()
+        calls += redistribute(case, shapes["output"], wanted, back, "backward")
+    if "x" in case.requires_grad:
+        calls += redistribute(case, shapes["x"], Partial() if colwise else Shard(last), given, "backward")
+    return tuple(calls)

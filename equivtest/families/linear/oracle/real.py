@@ -1,0 +1,113 @@
+"""One linear layer on real values: the float64 reference, and how far a correct subject may be off.
+
+Letters: T tokens, K in_features, N out_features, w ranks, r one of them; x (T, K), W (N, K), b (N,),
+cotangent G (T, N).
+
+One contraction is split over the ranks, by the contract layout of the weight: a rowwise layer's
+output (over K) and a colwise layer's grad.x (over N).  Each rank sums its own shard, so P, the sum
+of the magnitudes of the ranks' partial sums, is known; where a subject does not split it, fewer
+numbers are rounded.  All else is summed by one rank.
+
+Bounds: `equivtest.kit.oracle.contractions`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from equivtest import limits
+from equivtest.families.linear.case import LinearCase
+from equivtest.kit.oracle.contractions import linear, linear_grad_bias, linear_grad_weight, linear_grad_x
+from equivtest.kit.oracle.declared import arithmetic_of
+from equivtest.kit.oracle.expected import Expected, ExpectedTensor
+from equivtest.kit.oracle.rounding import Arithmetic, Bounded
+from equivtest.kit.values import draw
+from equivtest.layout import shard_bounds
+
+
+def expect_real_linear(case: LinearCase, index: int) -> Expected:
+    """Output, parameters and gradients of the unsharded layer, each with what it may be off by."""
+    given = draw(case, index)
+    shapes, layouts, flags = case.shapes(), case.layouts(), case.given_flags()
+    arithmetic = arithmetic_of(case.dtype)
+    tensors = {}
+    for name, found in bound_linear(case, given, arithmetic).items():
+        tensors[name] = ExpectedTensor(
+            value=found.value.reshape(shapes[name]),
+            allowed=found.allowed.reshape(shapes[name]),
+            layout=layouts[name],
+            dtype=case.dtype,
+            derivation=found.derivation,
+            requires_grad=bool(case.requires_grad) if name == "output" else flags.get(name),
+            is_symmetric=arithmetic.rounds_to_nearest and _is_symmetric(case, name, given),
+        )
+    for name in case.parameter_names():
+        tensors[f"param.{name}"] = ExpectedTensor(
+            value=given[name].to(torch.float64),
+            allowed=None,
+            layout=layouts[f"param.{name}"],
+            dtype=case.dtype,
+            derivation="equal: handed over, nothing is computed",
+            requires_grad=flags[name],
+        )
+    return Expected({name: tensors[name] for name in case.answer_names()}, {})
+
+
+def bound_linear(case: LinearCase, given: dict[str, torch.Tensor], arithmetic: Arithmetic) -> dict[str, Bounded]:
+    """Everything that the layer computes, leading dims flattened, by name.
+
+    Args:
+        given: x (*leading, K), weight (N, K), bias (N,) if any, cotangent (*leading, N): global,
+            of the case's dtype.
+    """
+    x, weight = given["x"].reshape(-1, case.in_features), given["weight"]  # (T, K), (N, K)
+    cotangent = given["cotangent"].reshape(-1, case.out_features)  # (T, N)
+    w, bias = case.world_size, given.get("bias")
+    answers = {}
+    if case.style == "rowwise":
+        partials = partial_magnitudes(x, weight.T, w)
+        answers["output"] = linear(x, weight, bias, arithmetic, ranks=w, partials=partials)
+    else:
+        answers["output"] = linear(x, weight, bias, arithmetic)
+    if "x" in case.requires_grad and case.style == "colwise":
+        partials = partial_magnitudes(cotangent, weight, w)
+        answers["grad.x"] = linear_grad_x(cotangent, weight, arithmetic, ranks=w, partials=partials)
+    elif "x" in case.requires_grad:
+        answers["grad.x"] = linear_grad_x(cotangent, weight, arithmetic)
+    if "weight" in case.requires_grad:
+        answers["grad.weight"] = linear_grad_weight(cotangent, x, arithmetic)
+    if "bias" in case.requires_grad:
+        answers["grad.bias"] = linear_grad_bias(cotangent, arithmetic)
+    return answers
+
+
+def partial_magnitudes(left: torch.Tensor, right: torch.Tensor, ranks: int) -> torch.Tensor:
+    """P of left (R, L) @ right (L, C), L sharded over the ranks as torch.chunk divides it: (R, C), float64."""
+    partials = torch.zeros((left.shape[0], right.shape[1]), dtype=torch.float64)
+    for rank in range(ranks):
+        start, stop = shard_bounds(left.shape[1], ranks, rank)
+        partials += (left[:, start:stop].double() @ right[start:stop].double()).abs()
+    return partials
+
+
+def _is_symmetric(case: LinearCase, name: str, given: dict[str, torch.Tensor]) -> bool:
+    """Whether errors prefer no sign and share no rounding.
+
+    They share that of bias / w, which every token of a rowwise output has in it, unless w is a power
+    of two and bias is not so small that a subnormal number's last bit is lost.  They may prefer a sign
+    where a sum has few terms: a single product with 1 + 2**-7 in bfloat16 falls below its rounded value
+    more often than above.
+    """
+    tokens = math.prod(case.leading)
+    num_terms = {"output": case.in_features, "grad.x": case.out_features}.get(name, tokens)
+    shares = name == "output" and case.style == "rowwise" and case.bias and _is_rounded(given["bias"], case.world_size)
+    return num_terms >= limits.LEAN_TERMS and not shares
+
+
+def _is_rounded(bias: torch.Tensor, ranks: int) -> bool:
+    """Whether dividing by the ranks, or multiplying by a reciprocal, may round some element."""
+    if ranks & (ranks - 1):
+        return True
+    return not torch.equal((bias.double() / ranks).to(bias.dtype).double() * ranks, bias.double())

@@ -1,0 +1,31 @@
+"""The bits that torch's own unsharded linear layer answers: what one rank alone must give too."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from equivtest.families.linear.case import LinearCase
+
+EXACT_MODES = ("dense", "wide-x", "wide-w", "wide-g")
+"""Where nothing rounds, so that kernels may add in any order; signs of zero are all that is left open."""
+
+
+def unsharded_bits(case: LinearCase, index: int, given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Every answer of the unsharded layer by name, of the case's dtype; none on more than one rank.
+
+    Args:
+        given: x, weight, bias if any and cotangent, global, of the case's dtype.
+
+    Source: torch.nn.functional.linear and autograd (2.13.0), on one thread, as in a rank.
+    """
+    if case.world_size > 1 or case.values[index][0] not in EXACT_MODES:
+        return {}
+    names = ("x", *case.parameter_names())
+    leaves = {name: given[name].clone().requires_grad_(name in case.requires_grad) for name in names}
+    output = functional.linear(leaves["x"], leaves["weight"], leaves.get("bias"))
+    if case.requires_grad:
+        output.backward(given["cotangent"])  # type: ignore[no-untyped-call]
+    answers = {"output": output.detach()} | {f"param.{name}": given[name] for name in case.parameter_names()}
+    gradients = {f"grad.{name}": leaves[name].grad for name in case.requires_grad}
+    return answers | {name: gradient for name, gradient in gradients.items() if gradient is not None}

@@ -1,0 +1,234 @@
+"""Values of a linear layer on which floating point loses nothing, in any order and any split.
+
+Letters: T tokens, K in_features, N out_features, w ranks, p significand bits of the dtype.
+Tensors are flat here: x (T, K), weight W (N, K), bias b (N,), cotangent G (T, N).
+
+Derived here.  Every tensor holds integers times one power of two.  The layer has four
+contractions: output x W^T + b, grad.x G W, grad.weight G^T x, grad.bias sum_t G.  If the
+magnitudes of the terms of each sum to at most 2**p, then every partial sum, of any subset of the
+terms, is an integer up to 2**p times a power of two, so a value of the dtype: no order, no
+blocking, no division among ranks can round.  The oracle checks this of every draw.
+
+DTensor divides a replicated bias by w where it makes it partial, so b is a multiple of w; it takes
+an eighth of the output's 2**p, or w where that is more.
+
+Source: derived here but for Partial._partition_value in
+torch.distributed.tensor.placement_types (2.13.0); integers up to 2**p are values: IEEE 754-2019
+section 3.3 (every value is an integer below 2**p times a power of two, and 2**p is one as well).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from equivtest.families.linear.case import LinearCase
+from equivtest.families.linear.values.magnitudes import choose_magnitudes, lowest
+from equivtest.kit.values.integers import generator, hash_of, odd_floor, odd_integers, permutation, signs
+from equivtest.tensors import DTYPES, SIGNIFICAND_BITS
+
+_LOWEST_EXPONENT = -3  # of a tensor's power of two; float16 stays far above its subnormals
+_NAMES = ("x", "weight", "cotangent")
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What one draw is made from.
+
+    Attributes:
+        limit: 2**p: what the magnitudes of one sum may come to.
+        bias_limit: Largest magnitude of the bias, odd times w; 0 without one.
+    """
+
+    mode: str
+    seed: int
+    num_tokens: int
+    in_features: int
+    out_features: int
+    limit: int
+    bias_limit: int
+
+    @property
+    def output_limit(self) -> int:
+        """What the magnitudes of the products of one output may come to."""
+        return self.limit - self.bias_limit
+
+    def source(self, name: str) -> torch.Generator:
+        return generator(self.mode, self.seed, name)
+
+    def pick(self, name: str, count: int) -> int:
+        """One of 0..count - 1."""
+        return hash_of(self.mode, self.seed, name) % count
+
+
+def draw_linear(case: LinearCase, index: int) -> dict[str, torch.Tensor]:
+    """Global x (*leading, K), weight (N, K), bias (N,) if any, cotangent (*leading, N).
+
+    Modes:
+        dense: Odd integers: no product is zero, so no dropped or doubled term is hidden.  One row
+            or column of each tensor is near its largest magnitude, so that a reduction in fewer
+            than p bits shows: the magnitudes behind some output reach 2**(p - 1) wherever T, K
+            and N are at most 2**p / 4.  Beyond that they may not: 100 odd products in bfloat16
+            come to 100 or to 300, and 256 is the limit.  Those behind the gradients of x and
+            weight reach it too in float32 and float64, mostly in float16 and bfloat16: three
+            sums share three magnitudes.
+        wide-x: x takes the whole significand, each row of the weight selects one feature with
+            sign, each column of the cotangent one token.
+        wide-w: the weight takes the whole significand, each token of x selects one feature, each
+            row of the cotangent one output feature.
+        wide-g: each column of the cotangent takes the whole significand at one token, x is +-1,
+            each feature of the weight goes to one output feature.
+
+    Where a sum of ones alone is more than 2**p (bfloat16: sizes above 256), zeros take the place
+    of as many terms as must go, at places drawn anew for every seed.
+    """
+    mode, seed = case.values[index]
+    limit = 2 ** SIGNIFICAND_BITS[case.dtype]
+    odd = odd_floor(max(1, limit // 8 // case.world_size))
+    plan = _Plan(
+        mode,
+        seed,
+        math.prod(case.leading),
+        case.in_features,
+        case.out_features,
+        limit,
+        odd * case.world_size if case.bias else 0,
+    )
+    integers = dict(zip(_NAMES, _DRAW_MODE[mode](plan), strict=True))
+    exponents = {name: _LOWEST_EXPONENT + plan.pick(f"{name} exponent", 1 - _LOWEST_EXPONENT) for name in _NAMES}
+    if case.bias:
+        integers["bias"] = odd_integers((case.out_features,), 1, odd, plan.source("bias")) * case.world_size
+        exponents["bias"] = exponents["x"] + exponents["weight"]
+    shapes = case.shapes()
+    return {
+        name: integers[name].to(DTYPES[case.dtype]).mul_(2.0 ** exponents[name]).view(shapes[name])
+        for name in case.given_names()
+    }
+
+
+# ------------------------------------------------------------------------------------------------
+# dense
+
+
+def _draw_dense(plan: _Plan) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """x (T, K), weight (N, K), cotangent (T, N), int64."""
+    tokens, features, outputs = plan.num_tokens, plan.in_features, plan.out_features
+    size = choose_magnitudes(
+        min(tokens, plan.limit),
+        min(features, plan.output_limit),
+        min(outputs, plan.limit),
+        plan.limit,
+        plan.output_limit,
+    )
+    token, feature, output = plan.pick("token", tokens), plan.pick("feature", features), plan.pick("output", outputs)
+
+    source = plan.source("x")
+    x = odd_integers((tokens, features), 1, size.x, source)
+    x[token] = _near(size.x, features, source)
+    x[:, feature] = _near(size.x_peak, tokens, source)
+    if features > plan.output_limit:
+        x *= _features_kept(plan, source)
+
+    source = plan.source("weight")
+    weight = odd_integers((outputs, features), 1, size.weight, source)
+    weight[:, feature] = _near(size.weight, outputs, source)
+    weight[output] = _near(size.weight_peak, features, source)
+
+    source = plan.source("cotangent")
+    cotangent = odd_integers((tokens, outputs), 1, size.cotangent, source)
+    cotangent[:, output] = _near(size.cotangent, tokens, source)
+    cotangent[token] = _near(size.cotangent_peak, outputs, source)
+    if max(tokens, outputs) > plan.limit:
+        cotangent *= _cotangents_kept(plan, source)
+    return x, weight, cotangent
+
+
+def _near(magnitude: int, length: int, source: torch.Generator) -> torch.Tensor:
+    """Odd integers within an eighth of `magnitude`, which is odd: (length,), int64."""
+    return odd_integers((length,), lowest(magnitude), magnitude, source)
+
+
+def _features_kept(plan: _Plan, source: torch.Generator) -> torch.Tensor:
+    """Mask (T, K) with `output_limit` features per token, those of the next token next in turn."""
+    starts = torch.arange(plan.num_tokens, device="cpu") * plan.output_limit
+    places = permutation(plan.in_features, source)
+    return (starts[:, None] + places) % plan.in_features < plan.output_limit
+
+
+def _cotangents_kept(plan: _Plan, source: torch.Generator) -> torch.Tensor:
+    """Mask (T, N) with at most `limit` places in each row and in each column.
+
+    The places of a row, and those of a column, are distinct modulo the longer side.
+    """
+    longer = max(plan.num_tokens, plan.out_features)
+    rows = permutation(plan.num_tokens, source) * (longer // plan.num_tokens)
+    columns = permutation(plan.out_features, source) * (longer // plan.out_features)
+    return (rows[:, None] + columns) % longer < plan.limit
+
+
+# ------------------------------------------------------------------------------------------------
+# wide
+
+
+def _draw_wide_x(plan: _Plan) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """x (T, K), weight (N, K), cotangent (T, N), int64.
+
+    Sums: output |x| + |b|; grad.x at most min(N, 2**p); grad.weight |x|; grad.bias 1.
+    """
+    x = _whole_significand(plan, (plan.num_tokens, plan.in_features), plan.source("x"))
+    weight = _select(plan.out_features, plan.in_features, plan.out_features, plan.source("weight"))
+    cotangent = _select(plan.out_features, plan.num_tokens, plan.limit, plan.source("cotangent"))
+    return x, weight, cotangent.T.contiguous()
+
+
+def _draw_wide_w(plan: _Plan) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """x (T, K), weight (N, K), cotangent (T, N), int64.
+
+    Sums: output |W| + |b|; grad.x |W|; grad.weight and grad.bias at most min(T, 2**p).
+    """
+    x = _select(plan.num_tokens, plan.in_features, plan.num_tokens, plan.source("x"))
+    weight = _whole_significand(plan, (plan.out_features, plan.in_features), plan.source("weight"))
+    cotangent = _select(plan.num_tokens, plan.out_features, plan.limit, plan.source("cotangent"))
+    return x, weight, cotangent
+
+
+def _draw_wide_g(plan: _Plan) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """x (T, K), weight (N, K), cotangent (T, N), int64.
+
+    Sums: output at most min(K, 2**p - |b|) + |b|; grad.x, grad.weight and grad.bias |G|.
+    """
+    x = signs((plan.num_tokens, plan.in_features), plan.source("x"))
+    weight = _select(plan.in_features, plan.out_features, plan.output_limit, plan.source("weight"))
+    source = plan.source("cotangent")
+    tokens = _select(plan.out_features, plan.num_tokens, plan.out_features, source)
+    cotangent = tokens * _whole_significand(plan, (plan.out_features, plan.num_tokens), source)
+    return x, weight.T.contiguous(), cotangent.T.contiguous()
+
+
+def _whole_significand(plan: _Plan, shape: tuple[int, int], source: torch.Generator) -> torch.Tensor:
+    """Odd integers of p bits, so that no shorter significand holds them; int64."""
+    return odd_integers(shape, plan.limit // 2 + 1, odd_floor(plan.output_limit - 1), source)
+
+
+def _select(num_rows: int, num_columns: int, num_selecting: int, source: torch.Generator) -> torch.Tensor:
+    """+1 or -1 at one column of each row, (num_rows, num_columns), int64.
+
+    The columns are a random permutation, repeated: none is taken twice before all are.  At most
+    `num_selecting` rows, at random, select one.
+    """
+    rows = permutation(num_rows, source)[:num_selecting]
+    columns = permutation(num_columns, source)[torch.arange(len(rows), device="cpu") % num_columns]
+    selected = torch.zeros((num_rows, num_columns), dtype=torch.int64, device="cpu")
+    selected[rows, columns] = signs((len(rows),), source)
+    return selected
+
+
+_DRAW_MODE: dict[str, Callable[[_Plan], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]] = {
+    "dense": _draw_dense,
+    "wide-x": _draw_wide_x,
+    "wide-w": _draw_wide_w,
+    "wide-g": _draw_wide_g,
+}

@@ -1,0 +1,98 @@
+"""How large the odd integers of a linear layer may be for its sums to take all bits, and no more.
+
+Letters: T tokens, K in_features, N out_features, B what the magnitudes of one sum may come to;
+x (T, K), W (N, K), G (T, N) as in `equivtest.families.linear.values.exact`.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from dataclasses import astuple, dataclass
+
+from equivtest.kit.values.integers import odd_floor
+
+_SCALES = tuple(itertools.product((1.0, 0.5, 2.0, 0.25, 4.0), repeat=2))  # tried around balanced magnitudes
+
+
+def lowest(magnitude: int) -> int:
+    """The smallest odd integer within an eighth of `magnitude`, which is odd."""
+    return magnitude - magnitude // 8 // 2 * 2
+
+
+@dataclass(frozen=True)
+class Magnitudes:
+    """Largest magnitudes, all odd: usual ones, and peaks of one column of x, row of W, row of G."""
+
+    x: int
+    weight: int
+    cotangent: int
+    x_peak: int
+    weight_peak: int
+    cotangent_peak: int
+
+    def smallest_sums(self, tokens: int, features: int, outputs: int) -> tuple[int, int, int]:
+        """What the magnitudes behind output, grad.x and grad.weight come to at least, at their largest element."""
+        x, weight, cotangent, x_peak, weight_peak, cotangent_peak = (lowest(m) for m in astuple(self))
+        return (
+            ((features - 1) * x + x_peak) * weight_peak,
+            ((outputs - 1) * weight + weight_peak) * cotangent_peak,
+            ((tokens - 1) * cotangent + cotangent_peak) * x_peak,
+        )
+
+
+@functools.lru_cache(maxsize=1024)
+def choose_magnitudes(tokens: int, features: int, outputs: int, limit: int, output_limit: int) -> Magnitudes:
+    """Magnitudes under which the sums take as many bits as odd integers can make them take.
+
+    Derived here.  With one magnitude per tensor the products of the output come to K x W, of
+    grad.x to N G W, of grad.weight to T G x; all three equal B at x = sqrt(B N / (K T)) and so on
+    round.  Where few bits make the floors coarse, neighbours of these are tried too, and those
+    taken whose sums reach limit / 2: the output's first, then as many others as can.
+
+    Args:
+        tokens, features, outputs: Largest number of nonzero terms along each, in 1..limit.
+    """
+    best, best_score = None, (-1, -1)
+    for x_scale, weight_scale in _SCALES:
+        for peak_first in (False, True):
+            found = _fill(tokens, features, outputs, limit, output_limit, x_scale, weight_scale, peak_first=peak_first)
+            reached = [2 * smallest >= limit for smallest in found.smallest_sums(tokens, features, outputs)]
+            score = (int(reached[0]), sum(reached))
+            if score > best_score:
+                best, best_score = found, score
+            if all(reached):
+                return found
+    assert best is not None
+    return best
+
+
+def _fill(
+    tokens: int,
+    features: int,
+    outputs: int,
+    limit: int,
+    output_limit: int,
+    x_scale: float,
+    weight_scale: float,
+    *,
+    peak_first: bool,
+) -> Magnitudes:
+    """Magnitudes of x and W at a multiple of the balanced ones, and the largest that this leaves for the others.
+
+    With `peak_first` the weight's peak is chosen before the cotangent and leaves it less.
+    """
+    x = min(math.isqrt(limit * outputs // (features * tokens)), output_limit // features, limit // tokens)
+    x = odd_floor(min(max(1, round(x * x_scale)), output_limit // features, limit // tokens))
+    weight = min(math.isqrt(limit * tokens // (features * outputs)), output_limit // (features * x), limit // outputs)
+    weight = odd_floor(min(max(1, round(weight * weight_scale)), output_limit // (features * x), limit // outputs))
+    cotangent = 1 if peak_first else odd_floor(min(limit // (outputs * weight), limit // (tokens * x)))
+    weight_peak = odd_floor(min(output_limit // (features * x), limit // cotangent - (outputs - 1) * weight))
+    weight_sum = (outputs - 1) * weight + weight_peak
+    if peak_first:
+        cotangent = odd_floor(min(limit // weight_sum, limit // (tokens * x)))
+    cotangent_peak = odd_floor(min(limit // weight_sum, limit // x - (tokens - 1) * cotangent))
+    cotangent_sum = (tokens - 1) * cotangent + cotangent_peak
+    x_peak = odd_floor(min(output_limit // weight_peak - (features - 1) * x, limit // cotangent_sum))
+    return Magnitudes(x, weight, cotangent, x_peak, weight_peak, cotangent_peak)

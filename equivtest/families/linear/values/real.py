@@ -1,0 +1,83 @@
+"""Values of a linear layer that use their whole significand and make every sum round.
+
+Letters: T tokens, K in_features, N out_features; x (T, K), weight W (N, K), bias b (N,),
+cotangent G (T, N).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from equivtest.families.linear.case import LinearCase
+from equivtest.kit.values.integers import generator, hash_of
+from equivtest.kit.values.real import nearly_normal
+from equivtest.layout import shard_bounds
+from equivtest.tensors import DTYPES
+
+_SCALES = (1.0, 0.07, 3.0)  # of x, weight and cotangent: far from overflow and from subnormals in float16
+_BIAS_SCALES = (1.0, 0.2, 0.6)  # beside the sum that it is added to
+_CANCELLED_BITS = {"float64": 20, "float32": 10, "float16": 6, "bfloat16": 4}
+"""How far below its terms a sum comes to lie, in bits: pairs of terms must still differ in the dtype."""
+
+
+def draw_real_linear(case: LinearCase, index: int) -> dict[str, torch.Tensor]:
+    """Global x (*leading, K), weight (N, K), bias (N,) if any, cotangent (*leading, N).
+
+    Modes:
+        real: Nearly normal numbers, each tensor with a scale of its own; the weight's is divided
+            by sqrt(K), as layers are initialised.
+        real-cancelling: Features come in pairs whose products nearly cancel in every output, so
+            that what is lost of a term is far larger beside the output than beside the term.
+            With float64 and float32 a pair lies half the features apart, so that whole ranks
+            cancel each other; with 16 bits its features are neighbours on one rank of a rowwise
+            layer, since what ranks store in 16 bits must not exceed the output by much for
+            anything to be concluded.  A feature without a partner is made as small as the sum.
+    """
+    mode, seed = case.values[index]
+    scale = {name: _pick(f"{name} scale", mode, seed, _SCALES) for name in ("x", "weight", "cotangent")}
+    scale["weight"] /= math.sqrt(case.in_features)
+    shapes = {name: case.shapes()[name] for name in case.given_names()}
+    values = {name: nearly_normal(shape, generator(mode, seed, name)) for name, shape in shapes.items()}
+    size = math.sqrt(case.in_features) * scale["x"] * scale["weight"]  # of a sum of products
+    if mode == "real-cancelling":
+        size *= 2.0 ** -_CANCELLED_BITS[case.dtype]
+        _cancel(values, case, seed)
+    scale["bias"] = size * _pick("bias scale", mode, seed, _BIAS_SCALES)
+    return {name: _without_zeros(value * scale[name]).to(DTYPES[case.dtype]) for name, value in values.items()}
+
+
+def pairs_of(case: LinearCase) -> tuple[list[tuple[int, int]], list[int]]:
+    """The pairs of features that cancel, and the features without a partner."""
+    num, half = case.in_features, case.in_features // 2
+    if case.dtype in ("float64", "float32"):
+        return [(feature, half + feature) for feature in range(half)], list(range(2 * half, num))
+    num_shards = case.world_size if case.style == "rowwise" else 1
+    pairs, alone = [], []
+    for shard in range(num_shards):
+        start, stop = shard_bounds(num, num_shards, shard)
+        pairs += [(feature, feature + 1) for feature in range(start, stop - 1, 2)]
+        alone += [stop - 1] if (stop - start) % 2 else []
+    return pairs, alone
+
+
+def _cancel(values: dict[str, torch.Tensor], case: LinearCase, seed: int) -> None:
+    """Makes the second feature of each pair nearly the first, with the sign of its weight turned."""
+    smaller = 2.0 ** -_CANCELLED_BITS[case.dtype]
+    pairs, alone = pairs_of(case)
+    first, second = ([pair[side] for pair in pairs] for side in (0, 1))
+    for name, sign in (("x", 1.0), ("weight", -1.0)):
+        value = values[name]  # (*leading, K) or (N, K)
+        apart = nearly_normal((*value.shape[:-1], len(pairs)), generator("real-cancelling", seed, f"{name} apart"))
+        value[..., second] = sign * value[..., first] * (1 + smaller * apart)
+    values["weight"][:, alone] *= smaller
+
+
+def _pick(name: str, mode: str, seed: int, table: tuple[float, ...]) -> float:
+    return table[hash_of(mode, seed, name) % len(table)]
+
+
+def _without_zeros(value: torch.Tensor) -> torch.Tensor:
+    """A number that float16 would flush to zero becomes the smallest normal one there."""
+    return torch.where(value.abs() < 2.0**-24, 2.0**-14, value)

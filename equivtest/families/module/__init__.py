@@ -1,0 +1,5 @@
+"""Anybody's own module, judged against itself unsharded."""
+
+SUBJECTS = {
+    "module": "equivtest.families.module.subject:module",
+}

@@ -1,0 +1,72 @@
+"""Blocks of attention that are wrong in one way each, their heads divided among the ranks."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn import functional
+
+from equivtest.families.module.case import ModuleCase
+from equivtest.families.module.subject import run_module
+from equivtest.families.module.subject.attention import (
+    HEAD_FEATURES,
+    AttentionBlock,
+    DividedBlock,
+    divide,
+    sum_gradients,
+    sum_over,
+)
+from equivtest.kit.subject import Answers, Given
+
+
+def bias_of_every_share(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """Each rank adds the output's bias to its share, before the shares are summed."""
+    return run_module(case, mesh, given, lambda block, mesh: _as(_BiasOfEveryShare, block, mesh))
+
+
+class _BiasOfEveryShare(DividedBlock):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        share = self.share(sum_gradients(self.norm(x), self.group)) + self.out.bias
+        return x + sum_over(share, self.group)
+
+
+def gradient_of_own_heads(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """What comes back to the norm, and to x, is that of the rank's own heads alone."""
+    return run_module(case, mesh, given, lambda block, mesh: _as(_GradientOfOwnHeads, block, mesh))
+
+
+class _GradientOfOwnHeads(DividedBlock):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + sum_over(self.share(self.norm(x)), self.group) + self.out.bias
+
+
+def scaled_by_all_features(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """Scores are scaled by the features that the rank holds, not by those of a head: right on no division of one."""
+    return run_module(case, mesh, given, lambda block, mesh: _as(_ScaledByAllFeatures, block, mesh))
+
+
+class _ScaledByAllFeatures(DividedBlock):
+    def gather(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        scale = (query.shape[-3] * HEAD_FEATURES) ** -0.5
+        return functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale)
+
+
+def norm_of_own_features(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """The moments of a token are those of the features of the rank's own heads."""
+    return run_module(case, mesh, given, lambda block, mesh: _as(_NormOfOwnFeatures, block, mesh))
+
+
+class _NormOfOwnFeatures(DividedBlock):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        own = x[..., self.features] if self.features.start < self.features.stop else x
+        variance, mean = torch.var_mean(own, dim=-1, correction=0, keepdim=True)
+        normed = (x - mean) * torch.rsqrt(variance + self.norm.eps) * self.norm.weight + self.norm.bias
+        return x + sum_over(self.share(sum_gradients(normed, self.group)), self.group) + self.out.bias
+
+
+def _as(kind: type[DividedBlock], block: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    assert isinstance(block, AttentionBlock)
+    divide(block, mesh)
+    block.__class__ = kind
+    return block

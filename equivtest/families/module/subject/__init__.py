@@ -1,0 +1,231 @@
+"""A module of anybody's own, parallelized, in one forward and backward; and one of ours as an example.
+
+Source of the example's plan: torch/distributed/tensor/parallel/style.py (2.13.0), ColwiseParallel and RowwiseParallel;
+the gate is that of Shazeer, GLU Variants Improve Transformer (2020), equation 6, with ReLU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.distributed import distributed_c10d
+from torch.distributed._composable.contract import _get_registry
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+from equivtest import layout
+from equivtest.errors import Misuse
+from equivtest.families.module.case import ModuleCase, call_builder, with_parameters
+from equivtest.importing import load_named, require_arguments
+from equivtest.kit.subject import Answers, Given, style_named, under_contract
+from equivtest.layout import Layout
+from equivtest.tensors import DTYPES, Placed
+
+Parallelize = Callable[[nn.Module, DeviceMesh], nn.Module]
+
+
+def module(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """What the case's function makes of the unsharded module, on this rank."""
+    return run_module(case, mesh, given, named_in(case))
+
+
+def contract_of(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """1 under 'output' where the case's function makes a module that reduces its gradients, else 0; nothing is run."""
+    reduces = is_data_parallel(make_parallel(case, mesh, given, named_in(case)), mesh.size())
+    return {"output": Placed(torch.tensor(float(reduces)), Layout((layout.Replicate(),)))}
+
+
+def named_in(case: ModuleCase) -> Parallelize:
+    """The case's function."""
+    return cast("Parallelize", load_named(case.parallelize, "parallelize"))
+
+
+def is_data_parallel(parallel: nn.Module, num_ranks: int) -> bool:
+    """Whether torch reduces the gradients of the module or of a part of it over all ranks, each with rows of its own.
+
+    Not where it does so over fewer: the other axis of their mesh is that of tensor parallelism, say, whose ranks have
+    the same rows.
+
+    Source: torch.nn.parallel, torch.distributed.fsdp and torch.distributed._composable (2.13.0), of which the last
+    keeps in a registry what was applied to a module.
+    """
+    return any(num_ranks in _sizes_of_data_parallelism(part, num_ranks) for part in parallel.modules())
+
+
+def _sizes_of_data_parallelism(part: nn.Module, num_ranks: int) -> list[int]:
+    """Over how many ranks torch reduces the gradients of a part; over all where torch does not tell."""
+    if isinstance(part, DistributedDataParallel | FullyShardedDataParallel):
+        return [num_ranks if part.process_group is None else part.process_group.size()]
+    if isinstance(part, FSDPModule):
+        state: Any = part._get_fsdp_state()
+        groups = getattr(state, "_fsdp_param_groups", None)
+        groups = [getattr(state, "_fsdp_param_group", None)] if groups is None else groups
+        return [group.mesh_info.mesh.size() for group in groups if group is not None]
+    return [num_ranks] if "replicate" in (_get_registry(part) or ()) else []
+
+
+def run_module(case: ModuleCase, mesh: DeviceMesh, given: Given, parallelize: Parallelize) -> Answers:
+    """Builds the module whole with the given parameters, parallelizes it, and runs it forward and backward."""
+    parallel = make_parallel(case, mesh, given, parallelize)
+    numbers = _numbers_of_collectives()
+    x = given["x"].detach().requires_grad_()
+    output = parallel(x)
+    if not isinstance(output, torch.Tensor):
+        raise Misuse(f"{case.parallelize}: the parallel module must give one tensor, got {type(output).__name__}")
+    torch.autograd.backward(output, _like(case, output, given["cotangent"]))
+    parameters = _parameters(case, parallel)
+    if _must_communicate(case) and numbers and numbers == _numbers_of_collectives():
+        raise Misuse(
+            f"{case.parallelize}: no collective ran, forward or backward, on {case.world_size} ranks that each had the "
+            "whole batch, so that nothing made the module parallel: its plan may name parts that the module does not "
+            "have; where each rank is to have rows of its own, say batch='mean of parts'"
+        )
+    output = output.unsqueeze(0) if case.is_divided and not output.dim() else output
+    found = {"output": output, "grad.x": x.grad}
+    for name in case.parameter_names():
+        _require_no_shard(case, name, "parameter", parameters[name])
+        _require_no_shard(case, name, "gradient of", parameters[name].grad)
+        found |= {f"param.{name}": parameters[name], f"grad.{name}": parameters[name].grad}
+    return under_contract(case, found)
+
+
+def make_parallel(case: ModuleCase, mesh: DeviceMesh, given: Given, parallelize: Parallelize) -> nn.Module:
+    """The unsharded module with the given parameters, parallelized."""
+    whole = call_builder(case.build).to(mesh.device_type, DTYPES[case.dtype])
+    whole = with_parameters(whole, {name: given[name].detach() for name in case.parameter_names()})
+    require_arguments(parallelize, f"parallelize {case.parallelize!r}", ("module", "mesh"))
+    parallel = parallelize(whole, mesh)
+    if not isinstance(parallel, nn.Module):
+        raise Misuse(f"{case.parallelize} must return the parallel module, got {type(parallel).__name__}: return it")
+    return parallel
+
+
+def _must_communicate(case: ModuleCase) -> bool:
+    """Whether ranks that never tell each other anything all compute everything."""
+    return case.world_size > 1 and not case.is_divided and bool(case.parameter_names())
+
+
+def _numbers_of_collectives() -> list[int]:
+    """How many have been called on each of the process's groups; empty where a backend does not count."""
+    groups: list[Any] = list(distributed_c10d._world.pg_map)
+    try:
+        return [group._get_sequence_number_for_group() for group in groups]
+    except (RuntimeError, NotImplementedError):
+        return []
+
+
+def _like(case: ModuleCase, output: torch.Tensor, cotangent: torch.Tensor) -> torch.Tensor:
+    """This rank's cotangent as what the output is: a tensor, or a DTensor that every rank holds whole."""
+    if not isinstance(output, DTensor):
+        return cotangent if output.dim() else cotangent.reshape(())
+    if case.is_divided:
+        raise Misuse(
+            f"{case.parallelize}: of a divided batch each rank must give its own rows as a plain tensor, got a DTensor "
+            f"of {output.placements}: call to_local on it"
+        )
+    if any(not placement.is_replicate() for placement in output.placements):
+        raise Misuse(
+            f"the parallel module must give its output whole on every rank, got {output.placements}: redistribute it"
+        )
+    return DTensor.from_local(cotangent, output.device_mesh, [Replicate()] * output.device_mesh.ndim, run_check=False)
+
+
+def _parameters(case: ModuleCase, parallel: nn.Module) -> Mapping[str, nn.Parameter]:
+    """By the names of the unsharded module, which torch's wrappers hold as a part of theirs."""
+    found = {_own_name(name): parameter for name, parameter in parallel.named_parameters()}
+    missing = [name for name in case.parameter_names() if name not in found]
+    if missing:
+        raise Misuse(
+            f"{case.parallelize}: the parallel module has no parameter {missing[0]}, only {', '.join(found)}: keep the "
+            "names of the unsharded module"
+        )
+    return found
+
+
+def _own_name(name: str) -> str:
+    """Without what DistributedDataParallel and FullyShardedDataParallel call the module that they hold."""
+    return name.removeprefix("module.").replace("_fsdp_wrapped_module.", "")
+
+
+def _require_no_shard(case: ModuleCase, name: str, what: str, tensor: torch.Tensor | None) -> None:
+    """Raises Misuse for a plain tensor of another shape, of which nobody knows what part of the whole it is."""
+    shape = case.shapes()[name]
+    if tensor is None or isinstance(tensor, DTensor) or tensor.shape == shape:
+        return
+    raise Misuse(
+        f"{case.parallelize}: {what} {name} is held as a plain tensor of shape {tuple(tensor.shape)}, the unsharded "
+        f"one has {shape}: a shard must be a DTensor, which says where it lies (DTensor.from_local makes one), or be "
+        "answered by a subject of your own as Placed(local tensor, layout)"
+    )
+
+
+class GatedBlock(nn.Module):
+    """y = x + W3 (relu(W1 x) * (W2 x)) + b, K features, H hidden ones."""
+
+    def __init__(self, num_features: int, num_hidden: int) -> None:
+        super().__init__()
+        self.gate = nn.Linear(num_features, num_hidden, bias=False)
+        self.up = nn.Linear(num_features, num_hidden, bias=False)
+        self.down = nn.Linear(num_hidden, num_features)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = x + self.change(x)
+        return output
+
+    def change(self, x: torch.Tensor) -> Any:
+        """What is added to x: a tensor, or a DTensor where the plan leaves it one."""
+        return self.down(functional.relu(self.gate(x)) * self.up(x))
+
+
+def gated_block() -> nn.Module:
+    """Two features and five hidden ones, which two and three ranks divide unevenly and four leave one without."""
+    return GatedBlock(2, 5)
+
+
+def tensor_parallel(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Hidden features divided among the ranks, one all_reduce forward.
+
+    They stay DTensors in between: of plain tensors torch takes the global size to be local size times ranks.
+    """
+    divided = ColwiseParallel(use_local_output=False)
+    return parallelize_module(block, mesh, {"gate": divided, "up": divided, "down": RowwiseParallel()})
+
+
+def sequence_parallel(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Tokens divided around the layers, hidden features within: gathered before, reduced and scattered behind.
+
+    The block is handed all tokens and hands on all; what is added to x is added to each rank's own.
+    """
+    tokens = Shard(0)
+    prepared = style_named("PrepareModuleInputOutput")(
+        input_layouts=Replicate(),
+        desired_input_layouts=tokens,
+        use_local_input=False,
+        output_layouts=tokens,
+        desired_output_layouts=Replicate(),
+    )
+    divided = ColwiseParallel(input_layouts=tokens, use_local_output=False)
+    summed = RowwiseParallel(output_layouts=tokens, use_local_output=False)
+    return parallelize_module(block, mesh, {"": prepared, "gate": divided, "up": divided, "down": summed})
+
+
+def data_parallel(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """The whole block on every rank, for rows of its own; gradients averaged by DistributedDataParallel."""
+    return DistributedDataParallel(block, process_group=mesh.get_group())
+
+
+def fully_sharded(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """The same by FSDP2: parameters divided on dim 0, gathered for the forward and again for the backward."""
+    sharded: nn.Module = fully_shard(block, mesh=mesh)  # type: ignore[assignment]  # of both classes
+    return sharded

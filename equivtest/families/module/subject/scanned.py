@@ -1,0 +1,65 @@
+"""Blocks whose features or tokens are divided where torch's DTensor gets an operator wrong: FINDINGS.md, 40 and 41."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from equivtest.kit.subject import style_named
+
+
+class ScannedBlock(nn.Module):
+    """y = W2 s, where s are the running sums of the hidden features W1 x: (..., 1) to (..., 1)."""
+
+    def __init__(self, num_hidden: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(1, num_hidden, bias=False)
+        self.second = nn.Linear(num_hidden, 1, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.second(torch.cumsum(self.first(x), -1))
+        return output
+
+
+def scanned_block() -> nn.Module:
+    return ScannedBlock(2)
+
+
+def features_divided(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Hidden features divided among the ranks."""
+    plan = {"first": ColwiseParallel(use_local_output=False), "second": RowwiseParallel()}
+    return parallelize_module(block, mesh, plan)
+
+
+class PickedBlock(nn.Module):
+    """The second feature of the first two tokens: (T, 2) to (2, 1), T at least 2."""
+
+    place: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("place", torch.ones(2, 1, dtype=torch.int64), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.gather(-1, self.place)
+
+
+def picked_block() -> nn.Module:
+    return PickedBlock()
+
+
+def tokens_divided(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Tokens divided among the ranks, all of which have the places."""
+    assert isinstance(block, PickedBlock)
+    block.place = distribute_tensor(block.place, mesh, [Replicate()])
+    prepared = style_named("PrepareModuleInputOutput")(
+        input_layouts=Replicate(),
+        desired_input_layouts=Shard(0),
+        use_local_input=False,
+        output_layouts=Shard(0),
+        desired_output_layouts=Replicate(),
+    )
+    return parallelize_module(block, mesh, {"": prepared})

@@ -1,0 +1,57 @@
+"""Values of somebody's own module."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from equivtest.families.module.case import REAL_MODE, ModuleCase
+from equivtest.kit.case import Shape
+from equivtest.kit.values import draw
+from equivtest.kit.values.integers import generator, odd_integers
+from equivtest.kit.values.real import nearly_normal
+from equivtest.tensors import DTYPES
+
+
+@draw.register
+def draw_module(case: ModuleCase, index: int) -> dict[str, torch.Tensor]:
+    """x, the parameters and the cotangent, as the draw's mode says.
+
+    Modes:
+        dense: Odd integers of random sign, up to `largest`; of the cotangent +1 or -1.
+        real: Nearly normal numbers; parameters of two dims and more divided by the root of the terms that they are
+            summed with, as layers are initialised; those of one dim, which may be scales, of 0.5 to 1.5 in magnitude.
+
+    Of integers the cotangent, and parameters of one dim, which may be biases, are multiplied by the world size, so that
+    dividing by it is exact.
+
+    Source: Partial._partition_value in torch.distributed.tensor.placement_types (2.13.0): what every rank holds whole
+    is divided by the number of ranks where it is added to a partial tensor.  Data parallelism divides gradients by it.
+    """
+    (mode, seed), shapes = case.values[index], case.shapes()
+    given = {}
+    for name in case.given_names():
+        source = generator(mode, seed, name)
+        if mode == REAL_MODE:
+            value = _draw_real(shapes[name], source, is_parameter=name in case.parameter_names())
+        else:
+            largest, factor = bounds_of(case, name)
+            value = odd_integers(shapes[name], 1, largest, source) * factor
+        given[name] = value.to(DTYPES[case.dtype])
+    return given
+
+
+def _draw_real(shape: Shape, source: torch.Generator, *, is_parameter: bool) -> torch.Tensor:
+    value = nearly_normal(shape, source)
+    if not is_parameter:
+        return value
+    if len(shape) >= 2:
+        return value / math.sqrt(max(1, math.prod(shape[1:])))
+    return value.sign() + value / 6  # nearly_normal is at most 3
+
+
+def bounds_of(case: ModuleCase, name: str) -> tuple[int, int]:
+    """The largest integer that a given tensor holds, and what all its integers are multiplied by."""
+    divisible = name == "cotangent" or (len(case.shapes()[name]) == 1 and name in case.parameter_names())
+    return 1 if name == "cotangent" else case.largest, case.world_size if divisible else 1

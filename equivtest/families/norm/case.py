@@ -1,0 +1,115 @@
+"""One layer_norm or rms_norm under sequence parallelism.
+
+Letters: T tokens (product of the leading dims), D features.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from equivtest import limits
+from equivtest.kit.activation import ActivationCase
+from equivtest.kit.case import Shape, replicated, require
+from equivtest.layout import Layout, Shard
+
+NORMS = ("layer_norm", "rms_norm")
+PARAMETERS = ("weight", "bias")
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class NormCase(ActivationCase):
+    """y = norm(x) weight + bias over the last dim, x and y sharded along the sequence, parameters replicated.
+
+    Attributes:
+        norm: 'layer_norm' or 'rms_norm'.
+        leading: Leading dims of the activation, one to three; x is (*leading, D).
+        sequence_dim: Which of them is divided among the ranks.
+        features: D; of one or two a norm leaves little but signs, and bounds conclude nothing.
+        parameters: Which of 'weight' and, of layer_norm with a weight, 'bias' there are.
+        eps: Added to the variance or the mean square.
+        x_is_dtensor: Hand x over as a DTensor; needed where its shards are uneven, since torch
+            takes the global shape of a plain tensor to be local size times ranks.
+        use_local_output: As of torch's style: answer a plain tensor instead of a DTensor.
+        requires_grad: Which of 'x', 'weight' and 'bias' need a gradient, in this order.
+        x_contiguous, cotangent_contiguous: Memory format of what the harness hands over.
+    """
+
+    VALUE_MODES: ClassVar[tuple[str, ...]] = ("real",)
+
+    norm: str
+    values: tuple[tuple[str, int], ...] = (("real", 0),)
+    leading: Shape = (1,)
+    sequence_dim: int = 0
+    features: int = 4
+    parameters: tuple[str, ...] = ()
+    eps: float = 1e-5
+    x_is_dtensor: bool = False
+    use_local_output: bool = False
+    requires_grad: tuple[str, ...] = ("x",)
+    x_contiguous: bool = True
+    cotangent_contiguous: bool = True
+
+    def __post_init__(self) -> None:
+        require(self.norm in NORMS, f"norm must be one of {', '.join(NORMS)}, got {self.norm!r}")
+        require(
+            1 <= len(self.leading) < limits.MAX_DIMS,
+            f"leading must have 1 to {limits.MAX_DIMS - 1} dims, got {self.leading}",
+        )
+        require(all(size >= 1 for size in self.leading), f"leading dims must be at least 1, got {self.leading}")
+        require(
+            0 <= self.sequence_dim < len(self.leading),
+            f"sequence_dim must be one of the {len(self.leading)} leading dims, got {self.sequence_dim}",
+        )
+        require(
+            1 <= self.features <= limits.MAX_FEATURES,
+            f"features must be in 1..{limits.MAX_FEATURES}, got {self.features}",
+        )
+        most = 2 if self.norm == "layer_norm" else 1
+        require(
+            self.parameters in [PARAMETERS[:num] for num in range(most + 1)],
+            f"parameters of {self.norm} must be the first few of {', '.join(PARAMETERS[:most])}, got {self.parameters}",
+        )
+        known = ("x", *self.parameters)
+        require(
+            self.requires_grad == tuple(name for name in known if name in self.requires_grad),
+            f"requires_grad must list some of {', '.join(known)} in this order, got {self.requires_grad}",
+        )
+        require(0 < self.eps <= 1, f"eps must be above 0 and at most 1, got {self.eps}")
+        super().__post_init__()
+        require(
+            self.x_is_dtensor or self.leading[self.sequence_dim] % self.world_size == 0,
+            f"x of shape {self.shapes()['x']} has uneven shards of dim {self.sequence_dim} on {self.world_size} "
+            "ranks: set x_is_dtensor=True",
+        )
+
+    @property
+    def sequence_length(self) -> int:
+        """Size of the dim that the ranks share."""
+        return self.leading[self.sequence_dim]
+
+    @property
+    def num_frozen(self) -> int:
+        """Parameters that need no gradient."""
+        return sum(name not in self.requires_grad for name in self.parameters)
+
+    @property
+    def num_trained(self) -> int:
+        """Parameters that need a gradient."""
+        return len(self.parameters) - self.num_frozen
+
+    def shapes(self) -> dict[str, Shape]:
+        x = (*self.leading, self.features)
+        base = {"x": x, "cotangent": x, "output": x} | dict.fromkeys(self.parameters, (self.features,))
+        return base | {name: base[name.partition(".")[2]] for name in self.answer_names() if name != "output"}
+
+    def layouts(self) -> dict[str, Layout]:
+        sequence = Layout((Shard(self.sequence_dim),))
+        return {name: replicated() if name.endswith(PARAMETERS) else sequence for name in self.shapes()}
+
+    def given_names(self) -> tuple[str, ...]:
+        return ("x", *self.parameters, "cotangent")
+
+    def answer_names(self) -> tuple[str, ...]:
+        answered = ("output", *(f"param.{name}" for name in self.parameters))
+        return (*answered, *(f"grad.{name}" for name in self.requires_grad))

@@ -1,0 +1,75 @@
+"""Cases of one norm under sequence parallelism."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn, SearchStrategy
+
+from equivtest.families.norm.case import PARAMETERS, NormCase
+from equivtest.kit.picks import (
+    LARGE_DIMS,
+    NUM_SEQUENCE_DIMS,
+    POISON_TABLE,
+    RECORDS,
+    REPEATS,
+    pick,
+    pick_members,
+    pick_shape,
+    pick_values,
+    subsets,
+)
+from equivtest.property import Space
+
+NORM_MODES = (("real",), *[("real", "real", "real")] * 9)
+NORM_FEATURES = (*(*range(4, 10), 3, 12, *range(15, 18), *range(31, 34)) * 4, 2, 1)
+"""Seldom one or two: a norm then leaves little but signs.  Of one, layer_norm leaves nothing: it has two at least."""
+MAX_TOKENS_IN_16_BITS = 7
+"""Gradients of a norm's parameters are sums over tokens kept in 16 bits: of more tokens bounds conclude nothing."""
+EPSILONS = (1e-5, 1e-5, 1e-6, 0.01)
+EPSILONS_OF_FEW = (1.0, 0.5, 0.25)
+"""Of up to three features: with a small one x is scaled by its own size alone, and its gradient cancels."""
+
+
+def norm_cases(space: Space, *, norm: str) -> SearchStrategy[NormCase]:
+    """Cases of one norm under sequence parallelism; `norm` is 'layer_norm' or 'rms_norm'.
+
+    Shrinks to one draw of values, one token, one feature, no parameters.
+    """
+    return _norm_cases(space, norm)
+
+
+@st.composite
+def _norm_cases(draw: DrawFn, space: Space, norm: str) -> NormCase:
+    world_size = pick(draw, "world_size", space.world_sizes)
+    dtype = pick(draw, "dtype", space.dtypes)
+    leading = pick_shape(draw, "leading", world_size, NUM_SEQUENCE_DIMS)
+    sequence_dim = pick(draw, "sequence_dim", LARGE_DIMS) % len(leading)
+    if dtype in ("bfloat16", "float16"):
+        leading = tuple(
+            min(size, MAX_TOKENS_IN_16_BITS) if dim == sequence_dim else 1 for dim, size in enumerate(leading)
+        )
+    num_parameters = pick(draw, "num_parameters", (0, 1, 2, 2, 2))
+    parameters = PARAMETERS[: min(num_parameters, 2 if norm == "layer_norm" else 1)]
+    x_is_dtensor = pick(draw, "x_is_dtensor", (False, True))
+    features = max(pick(draw, "features", NORM_FEATURES), 2 if norm == "layer_norm" else 1)
+    eps, eps_of_few = pick(draw, "eps", EPSILONS), pick(draw, "eps of few", EPSILONS_OF_FEW)
+    return NormCase(
+        norm=norm,
+        world_size=world_size,
+        dtype=dtype,
+        leading=leading,
+        sequence_dim=sequence_dim,
+        features=features,
+        parameters=parameters,
+        eps=eps_of_few if features <= 3 else eps,
+        x_is_dtensor=x_is_dtensor or leading[sequence_dim] % world_size != 0,
+        use_local_output=pick(draw, "use_local_output", (False, True)),
+        requires_grad=pick(draw, "requires_grad", subsets(("x", *parameters))),
+        x_contiguous=pick(draw, "x_contiguous", (True, False)),
+        cotangent_contiguous=pick(draw, "cotangent_contiguous", (True, False)),
+        values=pick_values(draw, NORM_MODES),
+        poison=pick(draw, "poison", POISON_TABLE),
+        repeats=pick(draw, "repeats", REPEATS),
+        records=pick(draw, "records", RECORDS),
+        members=pick_members(draw, world_size),
+    )

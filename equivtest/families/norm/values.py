@@ -1,0 +1,43 @@
+"""Values of a norm."""
+
+from __future__ import annotations
+
+import torch
+
+from equivtest.families.norm.case import NormCase
+from equivtest.kit.values import draw
+from equivtest.kit.values.integers import generator, hash_of, permutation, signs
+from equivtest.kit.values.real import nearly_normal, without_subnormals
+from equivtest.tensors import DTYPES
+
+_SCALES = {"x": (1.0, 0.1, 3.0), "weight": (1.0, 0.5), "bias": (1.0, 0.2), "cotangent": (1.0, 0.1, 3.0)}
+_OFFSETS = {"x": (0.0, 0.5, -1.0), "weight": (0.0, 1.0)}  # in scales: what layer_norm takes away, and weights near one
+_PERIODS = {"x": 1, "cotangent": 2}  # of features on one side, in an order drawn for both: patterns that are orthogonal
+_FEW_FEATURES = 3  # of so few a norm leaves little but signs, unless eps is as large as their squares
+
+
+@draw.register
+def draw_norm(case: NormCase, index: int) -> dict[str, torch.Tensor]:
+    """Global x and cotangent (*leading, D), weight and bias (D,) where there are some.
+
+    Nearly normal numbers, never zero, each tensor with a scale of its own; x may have a mean that
+    is not zero, and weights may lie around one.  Every feature of x and of the cotangent lies on one
+    side of that mean more often than on the other: the terms of a parameter's gradient, a sum over
+    tokens, rather add up than cancel.  About as many features lie on either side, and the sides of the
+    cotangent are not those of x: of its multiples of ones and of x - mean no gradient of x is left.
+    """
+    mode, seed = case.values[index]
+    order = permutation(case.features, generator(mode, seed, "order of sides"))
+    given, shapes = {}, case.shapes()
+    for name in case.given_names():
+        scales, offsets = _SCALES[name], _OFFSETS.get(name, (0.0,))
+        scale, offset = scales[hash_of(mode, seed, f"{name} scale") % len(scales)], offsets[seed % len(offsets)]
+        if name == "x" and case.features <= _FEW_FEATURES:
+            scale = min(scale, 0.25)
+        value = (nearly_normal(shapes[name], generator(mode, seed, name)) + offset) * scale
+        if name in _PERIODS:
+            turned = order // _PERIODS[name] % 2 == 1
+            side = signs((), generator(mode, seed, f"{name} side"))
+            value = value + scale * torch.where(turned, -side, side)
+        given[name] = without_subnormals(value).to(DTYPES[case.dtype])
+    return given

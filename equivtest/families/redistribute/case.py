@@ -1,0 +1,279 @@
+"""One DTensor that is redistributed, forward and backward, on a mesh of one axis or two.
+
+A tensor that is partial on some axes is handed over as its operands, stacked: (P, *shape), one
+operand per place on those axes, each rank's its own.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from equivtest import limits
+from equivtest.kit.activation import ActivationCase
+from equivtest.kit.case import Shape, replicated, require
+from equivtest.layout import (
+    Layout,
+    Partial,
+    Replicate,
+    Shard,
+    local_box,
+    parse_placement,
+    shard_bounds,
+    shard_kind,
+)
+
+ROADS = ("dtensor", "local", "full_tensor", "distribute")
+"""How the tensor comes and goes; see `RedistributeCase.road`."""
+
+REAL_MODE = "real"
+MAX_AXES = 2
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class RedistributeCase(ActivationCase):
+    """output = x, under other placements; its gradient is the cotangent, under x's.
+
+    Attributes:
+        mesh: Ranks along each of at most two mesh axes; empty: one axis of all ranks.
+        flattened: Whether the two axes have been flattened into a third mesh beside them, by
+            DeviceMesh._flatten: torch then takes steps over both axes in one collective.
+        shape: Global shape of the tensor, up to four dims; sizes may be 0.
+        source, target: One placement per axis, 'replicate', 'shard(DIM)' or 'partial(OP)'.  A target
+            is partial only where the source is so already.
+        cotangent: Placements of the cotangent; empty: as of the output, and where that is partial
+            and leaves as a plain tensor, replicated.
+        road: 'dtensor': a DTensor is the leaf, and a DTensor is answered.
+            'local': from_local, redistribute, to_local; the leaf is the local tensor.
+            'full_tensor': from_local, full_tensor; the target is replicated.
+            'distribute': distribute_tensor of the whole tensor, which is the source's; then as 'dtensor'.
+        states_shape: Whether from_local is told the global shape, as uneven shards need.
+        async_op: Of redistribute.
+        requires_grad: ('x',) or ().
+        x_contiguous, cotangent_contiguous: Memory format of what the harness hands over.
+    """
+
+    VALUE_MODES: ClassVar[tuple[str, ...]] = ("dense", "index", "special", REAL_MODE)
+
+    mesh: Shape = ()
+    flattened: bool = False
+    shape: Shape = (1,)
+    source: tuple[str, ...] = ("replicate",)
+    target: tuple[str, ...] = ("replicate",)
+    cotangent: tuple[str, ...] = ()
+    road: str = "dtensor"
+    states_shape: bool = True
+    async_op: bool = False
+    requires_grad: tuple[str, ...] = ("x",)
+    x_contiguous: bool = True
+    cotangent_contiguous: bool = True
+
+    def __post_init__(self) -> None:
+        require(self.road in ROADS, f"road must be one of {', '.join(ROADS)}, got {self.road!r}")
+        require(
+            len(self.mesh) <= MAX_AXES and all(size >= 1 for size in self.mesh),
+            f"mesh must have at most {MAX_AXES} axes of one rank or more, got {self.mesh}",
+        )
+        require(
+            math.prod(self.mesh_shape) == self.world_size,
+            f"mesh must have {self.world_size} ranks, got {self.mesh}",
+        )
+        require(not self.flattened or len(self.mesh) == MAX_AXES, f"flattened is for two axes, got mesh {self.mesh}")
+        require(
+            len(self.shape) <= limits.MAX_DIMS and all(size >= 0 for size in self.shape),
+            f"shape must have at most {limits.MAX_DIMS} dims of size 0 or more, got {self.shape}",
+        )
+        require(self.requires_grad in ((), ("x",)), f"requires_grad must be () or ('x',), got {self.requires_grad}")
+        require(
+            len(self.mesh_shape) == 1 or not self.records,
+            f"collectives are documented for a mesh of one axis, got {self.mesh}: set records=False",
+        )
+        for name in ("source", "target", "cotangent"):
+            self._check_placements(name)
+        self._check_road()
+        super().__post_init__()
+
+    def _check_placements(self, name: str) -> None:
+        texts, num_axes = getattr(self, name), len(self.mesh_shape)
+        if name == "cotangent" and not texts:
+            return
+        require(len(texts) == num_axes, f"{name} must have one placement per mesh axis: {num_axes}, got {texts}")
+        ops = {placement.op for placement in map(parse_placement, texts) if isinstance(placement, Partial)}
+        require(len(ops) <= 1, f"{name} must have one reduction at most, got {texts}")
+        require(not any(text.startswith("flat") for text in texts), f"{name}: a DTensor is never flat, got {texts}")
+        if name == "target":
+            changed = [a for a, text in enumerate(texts) if text.startswith("partial") and text != self.source[a]]
+            require(not changed, f"target may be partial only where the source is the same, got {texts}")
+
+    def _check_road(self) -> None:
+        require(
+            self.road != "full_tensor" or set(self.target) == {"replicate"},
+            f"road full_tensor ends replicated, got target {self.target}",
+        )
+        require(self.road != "full_tensor" or not self.async_op, "full_tensor waits by itself: set async_op=False")
+        require(
+            self.road != "distribute" or not any(text.startswith("partial") for text in self.source),
+            f"road distribute has no operands, got source {self.source}",
+        )
+        if self.cotangent and self.leaves_as_plain_tensor:
+            pairs = zip(self.target, self.cotangent, strict=True)
+            require(
+                all(left == right for left, right in pairs if "shard" in left + right),
+                f"the cotangent of a plain tensor must have its local shape, got {self.cotangent} for {self.target}",
+            )
+        require(
+            self.states_shape or (self.road != "distribute" and self._source_is_even()),
+            f"from_local takes the shape from local ones where all are equal: set states_shape=True for {self.shape} "
+            f"under {self.source}",
+        )
+
+    def _source_is_even(self) -> bool:
+        """Whether every shard has local size = global size / ranks, dim by dim."""
+        divisors = dict.fromkeys(range(len(self.shape)), 1)
+        for axis, placement in enumerate(_layout(self.source).placements):
+            if isinstance(placement, Shard):
+                divisors[placement.dim] = divisors.get(placement.dim, 1) * self.mesh_shape[axis]
+        return all(size % divisors[dim] == 0 for dim, size in enumerate(self.shape))
+
+    @property
+    def mesh_shape(self) -> Shape:
+        return self.mesh or (self.world_size,)
+
+    @property
+    def num_axes(self) -> int:
+        """Axes of the mesh."""
+        return len(self.mesh_shape)
+
+    @property
+    def leaves_as_plain_tensor(self) -> bool:
+        """Whether a local tensor is answered instead of a DTensor."""
+        return self.road in ("local", "full_tensor")
+
+    @property
+    def cotangent_layout(self) -> Layout:
+        """Under which the cotangent is handed over."""
+        if self.cotangent or not self.leaves_as_plain_tensor:
+            return _layout(self.cotangent or self.target)
+        return without_partial(_layout(self.target))
+
+    @property
+    def gradient_layout(self) -> Layout:
+        """That of the source; where the source is partial, replicated, or as partial as the cotangent.
+
+        Source: DTensor.from_local, its table of gradient placements, in torch/distributed/tensor/_api.py
+        for local leaves; _redistribute_backward in torch/distributed/tensor/_redistribute.py (2.13.0), which
+        keeps what is partial on both sides.
+        """
+        source, cotangent = _layout(self.source), self.cotangent_layout
+        if self.leaves_as_plain_tensor:
+            return without_partial(source)
+        pairs = zip(source.placements, cotangent.placements, strict=True)
+        reduced = (isinstance(old, Partial) and not isinstance(new, Partial) for old, new in pairs)
+        kept = zip(source.placements, reduced, strict=True)
+        return Layout(tuple(Replicate() if is_reduced else old for old, is_reduced in kept))
+
+    @property
+    def mixes_reductions(self) -> bool:
+        """Whether source and cotangent are both partial on an axis of several ranks, by other reductions."""
+        pairs = zip(_layout(self.source).placements, self.cotangent_layout.placements, self.mesh_shape, strict=True)
+        return any(
+            isinstance(old, Partial) and isinstance(new, Partial) and old != new and num_ranks > 1
+            for old, new, num_ranks in pairs
+        )
+
+    @property
+    def gathers_nested_shards_flat(self) -> bool:
+        """Whether x is gathered over both axes in one step, though its shards are others than one axis would have."""
+        return self._is_gathered_flat(_layout(self.source), _layout(self.target))
+
+    @property
+    def gradient_gathers_nested_shards_flat(self) -> bool:
+        """The same of the cotangent on its way to the gradient's layout."""
+        return self._is_gathered_flat(self.cotangent_layout, self.gradient_layout)
+
+    def _is_gathered_flat(self, source: Layout, target: Layout) -> bool:
+        """A dim is gathered over both axes even where the second is to divide it again, alone."""
+        first, second = source.placements[0], source.placements[-1]
+        if not self.flattened or not isinstance(first, Shard) or first != second:
+            return False
+        if target.placements not in ((Replicate(), Replicate()), (Replicate(), first)):
+            return False
+        ranks = range(self.world_size)
+        nested = [local_box(self.shape, source, self.mesh_shape, rank)[first.dim] for rank in ranks]
+        return nested != [shard_bounds(self.shape[first.dim], self.world_size, rank) for rank in ranks]
+
+    def operand_layout(self, name: str) -> Layout:
+        """The placements, partial ones included, of 'x' or 'cotangent' as a DTensor."""
+        return _layout(self.source) if name == "x" else self.cotangent_layout
+
+    def reduction(self, name: str) -> tuple[str, int]:
+        """(op, number of operands) that the value of 'x' or 'cotangent' is reduced from; ('', 1) where it is whole."""
+        axes = partial_axes(self.operand_layout(name))
+        if not axes:
+            return "", 1
+        placement = self.operand_layout(name).placements[axes[0]]
+        assert isinstance(placement, Partial)
+        return placement.op, math.prod(self.mesh_shape[axis] for axis in axes)
+
+    def fixes_bits(self, draw: int) -> bool:
+        """Real operands that are added up, or averaged, have none; all that is copied, and exact sums, have."""
+        mode, _ = self.values[draw]
+        given = {"output": "x", "grad.x": "cotangent"}
+        ops = {self.reduction(given[name])[0] for name in self.answer_names()}
+        return mode != REAL_MODE or not ops <= {"sum", "avg"}
+
+    def shapes(self) -> dict[str, Shape]:
+        stacks = {
+            name: tuple(self.mesh_shape[axis] for axis in partial_axes(self.operand_layout(name)))
+            for name in self.given_names()
+        }
+        given = {name: (*stack, *self.shape) for name, stack in stacks.items()}
+        return given | dict.fromkeys(self.answer_names(), self.shape)
+
+    def layouts(self) -> dict[str, Layout]:
+        x = replicated(self.num_axes) if self.road == "distribute" else stacked(_layout(self.source))
+        given = {"x": x, "cotangent": stacked(self.cotangent_layout)}
+        return given | {"output": _layout(self.target), "grad.x": self.gradient_layout}
+
+    def given_names(self) -> tuple[str, ...]:
+        return ("x", "cotangent")
+
+    def answer_names(self) -> tuple[str, ...]:
+        return ("output", *(f"grad.{name}" for name in self.requires_grad))
+
+    @property
+    def shard_kind(self) -> str:
+        """The worst of source, target and cotangent: 'even', 'uneven' or 'empty'."""
+        placed = (_layout(self.source), _layout(self.target), self.cotangent_layout)
+        kinds = {shard_kind(self.shape, layout, self.mesh_shape) for layout in placed}
+        return next(kind for kind in ("empty", "uneven", "even") if kind in kinds)
+
+
+def partial_axes(layout: Layout) -> tuple[int, ...]:
+    """The mesh axes on which no rank holds the value."""
+    return tuple(axis for axis, placement in enumerate(layout.placements) if isinstance(placement, Partial))
+
+
+def without_partial(layout: Layout) -> Layout:
+    """Replicated wherever `layout` is partial."""
+    return Layout(tuple(Replicate() if isinstance(each, Partial) else each for each in layout.placements))
+
+
+def stacked(layout: Layout) -> Layout:
+    """The layout of stacked operands (P, *shape): each partial axis divides one of the leading dims."""
+    axes = partial_axes(layout)
+    return Layout(
+        tuple(
+            Shard(axes.index(axis))
+            if axis in axes
+            else Shard(len(axes) + each.dim)
+            if isinstance(each, Shard)
+            else each
+            for axis, each in enumerate(layout.placements)
+        )
+    )
+
+
+def _layout(texts: tuple[str, ...]) -> Layout:
+    return Layout(tuple(map(parse_placement, texts)))

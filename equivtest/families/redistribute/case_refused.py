@@ -1,0 +1,47 @@
+"""Redistributions to placements that the tensor or its mesh cannot have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from equivtest.families.redistribute.case import RedistributeCase
+from equivtest.kit.case import RefusedCase, require
+
+MISFITS = ("to_partial", "too_many", "too_few", "dim")
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class RefusedRedistributeCase(RefusedCase, RedistributeCase):
+    """A redistribution that every rank must refuse alike; the target is what would do.
+
+    Attributes:
+        misfit: What is asked instead. 'to_partial': partial sums of a tensor that is not partial;
+            'too_many', 'too_few': one placement more, or fewer, than mesh axes; 'dim': the first
+            axis is to divide a dim that the tensor does not have.
+    """
+
+    misfit: str = "to_partial"
+    requires_grad: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        require(self.misfit in MISFITS, f"misfit must be one of {', '.join(MISFITS)}, got {self.misfit!r}")
+        require(self.road == "dtensor", f"a refused redistribution takes the road 'dtensor', got {self.road!r}")
+        require(
+            not any(text.startswith("partial") for text in self.source),
+            f"the source of a refused redistribution must not be partial, got {self.source}",
+        )
+        super().__post_init__()
+
+    @property
+    def ranks_on_first_axis(self) -> int:
+        """Among which the first placement divides the tensor."""
+        return self.mesh_shape[0]
+
+    @property
+    def divides_on_every_axis(self) -> bool:
+        """Whether the tensor is a shard along each axis; torch takes such a one for partial sums from 2.14 on."""
+        return all(text.startswith("shard") for text in self.source)
+
+    @property
+    def refusal(self) -> str:
+        return f"the placements asked for do not fit: {self.misfit}"

@@ -1,0 +1,105 @@
+"""One redistributed tensor: the same values under another layout, and operands that are reduced.
+
+What no reduction touches is copied: every bit is known.  Reductions: `equivtest.kit.oracle.operands`.
+
+A gradient here is one of the tensor, not of its operands: the cotangent as it is, whatever the
+reduction was.
+
+Source: DTensor.redistribute and DTensor.from_local in torch/distributed/tensor/_api.py,
+_redistribute_backward in torch/distributed/tensor/_redistribute.py (2.13.0).
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+
+from equivtest.collective import Collective
+from equivtest.families.redistribute.case import REAL_MODE, RedistributeCase, partial_axes
+from equivtest.families.redistribute.prepared.case import PreparedCase
+from equivtest.kit.oracle import expect
+from equivtest.kit.oracle.collectives import Collectives, distribute, document, redistribute
+from equivtest.kit.oracle.expected import COPIED, Expected, ExpectedTensor
+from equivtest.kit.oracle.operands import Reduced, bound_reduction, reduce_exactly
+from equivtest.kit.values import draw
+from equivtest.layout import Partial, Replicate, parse_placement
+
+
+@expect.register
+def expect_redistribute(case: RedistributeCase, index: int) -> Expected:
+    """x as the output and the cotangent as its gradient: equal, or within the bound of a reduction.
+
+    Raises:
+        InexactData: the drawn values break the conditions of exactness.
+    """
+    given = draw(case, index)
+    pairs = {"output": "x", "grad.x": "cotangent"}
+    found = {name: reduce_operands(case, pairs[name], given[pairs[name]], index) for name in case.answer_names()}
+    tensors = {
+        name: ExpectedTensor(
+            value=reduced.value,
+            allowed=reduced.allowed,
+            layout=case.layouts()[name],
+            dtype=case.dtype,
+            derivation=reduced.derivation,
+            requires_grad=bool(case.requires_grad) if name == "output" else None,
+            is_symmetric=reduced.is_symmetric,
+            bits=reduced.bits,
+            is_sum=case.reduction(pairs[name])[0] in ("sum", "avg"),
+        )
+        for name, reduced in found.items()
+    }
+    return Expected(tensors, {name: reduced.bits_used for name, reduced in found.items() if reduced.bits_used})
+
+
+def reduce_operands(case: RedistributeCase, name: str, given: torch.Tensor, index: int) -> Reduced:
+    """The tensor (*shape) whose operands (P, *shape) are `given`; `name` is 'x' or 'cotangent'.
+
+    Raises:
+        InexactData: operands of an exact draw add up to more than the dtype holds.
+    """
+    op, num_operands = case.reduction(name)
+    if not op:
+        return Reduced(given.double(), given, None, COPIED)
+    operands = given.reshape(num_operands, *case.shape)
+    axes = [case.mesh_shape[axis] for axis in partial_axes(case.operand_layout(name))]
+    if case.values[index][0] == REAL_MODE and op in ("sum", "avg"):
+        return bound_reduction(operands, op, len(axes))
+    return reduce_exactly(name, operands, op, axes)
+
+
+@document.register
+def document_redistribute(case: RedistributeCase, rank: int) -> Collectives:
+    """On a mesh of one axis: the tensor handed out, taken to the target, and its cotangent to its gradient's layout.
+
+    Source: DTensor.redistribute, its docstring, and distribute_tensor, `src_data_rank`, in
+    torch/distributed/tensor/_api.py (2.13.0).
+    """
+    calls: list[Collective] = []
+    source = case.operand_layout("x").placements[0]
+    if case.road == "distribute":
+        calls.append(distribute(case, rank, case.shape, source))
+    calls += redistribute(case, case.shape, source, case.layouts()["output"].placements[0], "forward")
+    if case.requires_grad:
+        cotangent, gradient = case.cotangent_layout.placements[0], case.gradient_layout.placements[0]
+        calls += redistribute(case, case.shape, cotangent, gradient, "backward")
+    return tuple(calls)
+
+
+@document.register
+def document_prepared(case: PreparedCase, rank: int) -> Collectives:
+    """Each step of the tensor in the forward, and of its cotangent back in the backward; a partial sum is none there.
+
+    Source: as of `document_redistribute`; PrepareModuleInput and PrepareModuleOutput in
+    torch/distributed/tensor/parallel/style.py (2.13.0).
+    """
+    steps = [parse_placement(text) for text in case.steps]
+    calls: list[Collective] = []
+    for old, new in itertools.pairwise(steps):
+        calls += redistribute(case, case.shape, old, new, "forward")
+    if case.requires_grad:
+        back = [Replicate() if isinstance(step, Partial) else step for step in reversed(steps)]
+        for old, new in itertools.pairwise(back):
+            calls += redistribute(case, case.shape, old, new, "backward")
+    return tuple(calls)

@@ -1,0 +1,79 @@
+"""One tensor through a module whose inputs, outputs or both are prepared: taken to other placements."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from equivtest.families.redistribute.case import RedistributeCase, without_partial
+from equivtest.kit.case import require
+from equivtest.layout import Layout, Partial, Shard, parse_placement
+
+STYLES = ("input", "output", "input_output")
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class PreparedCase(RedistributeCase):
+    """output = x, by way of a module that returns what it is given.
+
+    On one mesh axis, and of one DTensor or plain tensor; the target is never partial.
+
+    Attributes:
+        style: What is prepared: 'input', 'output' or 'input_output'.
+        middle: Of 'input_output', the placement under which the module gets it.
+        x_is_dtensor: Hand x over as a DTensor; needed where its shards are uneven, since torch takes
+            the global shape of a plain tensor to be local size times ranks.
+        use_local_input: Of 'input_output': the module gets a plain tensor, of even shards.
+        use_local_output: A plain tensor is answered.
+        as_kwarg: Hand x over by name.
+    """
+
+    style: str = "input"
+    middle: str = "replicate"
+    x_is_dtensor: bool = False
+    use_local_input: bool = False
+    use_local_output: bool = False
+    as_kwarg: bool = False
+
+    def __post_init__(self) -> None:
+        require(self.style in STYLES, f"style must be one of {', '.join(STYLES)}, got {self.style!r}")
+        require(not self.mesh, f"modules are prepared on a mesh of one axis, got {self.mesh}")
+        require(self.road == "dtensor" and not self.cotangent, "road and cotangent are those of a module: leave them")
+        placements = [parse_placement(text) for text in (*self.target, self.middle)]
+        require(
+            not any(isinstance(placement, Partial) for placement in placements),
+            f"target and middle must be replicate or shard(DIM), got {self.target} and {self.middle!r}",
+        )
+        require(
+            self.source[0] in ("replicate", "partial(sum)") or isinstance(parse_placement(self.source[0]), Shard),
+            f"source must be replicate, shard(DIM) or partial(sum), got {self.source[0]!r}",
+        )
+        require(not self.as_kwarg or self.style != "output", "as_kwarg is for what prepares inputs")
+        require(
+            self.style == "input_output" or (self.middle, self.use_local_input) == ("replicate", False),
+            "middle and use_local_input are for style 'input_output'",
+        )
+        super().__post_init__()
+        require(self.x_is_dtensor or self.is_even(self.source[0]), f"{self.shape} is uneven: set x_is_dtensor=True")
+        require(
+            not self.use_local_input or self.is_even(self.middle),
+            f"{self.shape} is uneven under {self.middle}: set use_local_input=False",
+        )
+
+    def is_even(self, text: str) -> bool:
+        """Whether under this placement every rank has the global size over the ranks."""
+        placement = parse_placement(text)
+        return not isinstance(placement, Shard) or self.shape[placement.dim] % self.world_size == 0
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """The placements that the tensor takes in turn."""
+        return (*self.source, *((self.middle,) if self.style == "input_output" else ()), *self.target)
+
+    @property
+    def leaves_as_plain_tensor(self) -> bool:
+        return self.use_local_output
+
+    @property
+    def gradient_layout(self) -> Layout:
+        """That of the source; where that is partial, replicated."""
+        return without_partial(self.operand_layout("x"))

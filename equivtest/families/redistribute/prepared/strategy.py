@@ -1,0 +1,72 @@
+"""Cases of one module whose inputs or outputs are prepared."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn, SearchStrategy
+
+from equivtest.families.redistribute.prepared.case import STYLES, PreparedCase
+from equivtest.kit.picks import (
+    POISON_TABLE,
+    RECORDS,
+    REPEATS,
+    edge_sizes,
+    pick,
+    pick_members,
+    pick_values,
+    subsets,
+)
+from equivtest.layout import Shard, parse_placement
+from equivtest.property import Space
+
+PREPARED_MODES = (("dense",), ("special",), *[("special", "dense", "index")] * 12)
+NUM_DIMS = (1, 2, 2, 2, 3)
+MAX_SIZES = {1: 33, 2: 17, 3: 9}
+
+
+def prepared_cases(space: Space) -> SearchStrategy[PreparedCase]:
+    """Cases of one tensor through a prepared module.
+
+    Shrinks to one dense element that every rank has and that stays so.
+    """
+    return _prepared_cases(space)
+
+
+@st.composite
+def _prepared_cases(draw: DrawFn, space: Space) -> PreparedCase:
+    world_size = pick(draw, "world_size", space.world_sizes)
+    num_dims = pick(draw, "dims", NUM_DIMS)
+    sizes = [size for size in edge_sizes(world_size) if size <= max(MAX_SIZES[num_dims], world_size + 1)]
+    shape = tuple([pick(draw, f"dim {dim}", sizes) for dim in range(max(NUM_DIMS))][:num_dims])
+    shards = tuple(f"shard({dim})" for dim in range(num_dims))
+    source = pick(draw, "source", ("replicate", "partial(sum)", *shards * 4))
+    target = pick(draw, "target", ("replicate", "replicate", *shards))
+    style = pick(draw, "style", STYLES)
+    middle = pick(draw, "middle", ("replicate", *shards * 2)) if style == "input_output" else "replicate"
+    use_local_input, as_kwarg = pick(draw, "use_local_input", (False, True)), pick(draw, "as_kwarg", (False, True))
+    return PreparedCase(
+        world_size=world_size,
+        dtype=pick(draw, "dtype", space.dtypes),
+        shape=shape,
+        source=(source,),
+        target=(target,),
+        style=style,
+        middle=middle,
+        x_is_dtensor=pick(draw, "x_is_dtensor", (False, True)) or not _is_even(shape, source, world_size),
+        use_local_input=use_local_input and style == "input_output" and _is_even(shape, middle, world_size),
+        use_local_output=pick(draw, "use_local_output", (False, True)),
+        as_kwarg=as_kwarg and style != "output",
+        requires_grad=pick(draw, "requires_grad", subsets(("x",))),
+        x_contiguous=pick(draw, "x_contiguous", (True, False)),
+        cotangent_contiguous=pick(draw, "cotangent_contiguous", (True, False)),
+        values=pick_values(draw, PREPARED_MODES),
+        poison=pick(draw, "poison", POISON_TABLE),
+        repeats=pick(draw, "repeats", REPEATS),
+        records=pick(draw, "records", RECORDS),
+        members=pick_members(draw, world_size),
+    )
+
+
+def _is_even(shape: tuple[int, ...], text: str, world_size: int) -> bool:
+    placement = parse_placement(text)
+    return not isinstance(placement, Shard) or shape[placement.dim] % world_size == 0

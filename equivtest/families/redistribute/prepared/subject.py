@@ -1,0 +1,65 @@
+"""torch's PrepareModuleInput, PrepareModuleOutput and PrepareModuleInputOutput around a module that returns its input.
+
+Source: torch/distributed/tensor/parallel/style.py (2.13.0).  Each wraps a plain tensor as a DTensor
+under the first layout, redistributes it to the desired one, and hands it on, plain again if told so.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.parallel import (
+    ParallelStyle,
+    PrepareModuleInput,
+    PrepareModuleOutput,
+    parallelize_module,
+)
+
+from equivtest.families.redistribute.prepared.case import PreparedCase
+from equivtest.families.redistribute.subject import as_dtensor, own_operand, placement_of, take_cotangent
+from equivtest.kit.subject import Answers, Given, style_named, under_contract
+from equivtest.layout import parse_placement
+
+
+def prepared_module(case: PreparedCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """nn.Identity with its input, its output or both prepared, forward and backward."""
+    return run_prepared(case, mesh, given, plan_of(case))
+
+
+def plan_of(case: PreparedCase) -> ParallelStyle:
+    """The style of the case, x handed over by position or by name."""
+    first, *middle, last = (placement_of(parse_placement(step)) for step in case.steps)
+    if case.style == "output":
+        return PrepareModuleOutput(
+            output_layouts=first, desired_output_layouts=last, use_local_output=case.use_local_output
+        )
+    given, wanted = (first, middle[0]) if middle else (first, last)
+    if case.as_kwarg:
+        layouts = {"input_kwarg_layouts": {"input": given}, "desired_input_kwarg_layouts": {"input": wanted}}
+    else:
+        layouts = {"input_layouts": given, "desired_input_layouts": wanted}  # type: ignore[dict-item]
+    if case.style == "input":
+        return PrepareModuleInput(**layouts, use_local_output=case.use_local_output)  # type: ignore[arg-type]
+    style: ParallelStyle = style_named("PrepareModuleInputOutput")(
+        **layouts,
+        use_local_input=case.use_local_input,
+        output_layouts=wanted,
+        desired_output_layouts=last,
+        use_local_output=case.use_local_output,
+    )
+    return style
+
+
+def run_prepared(case: PreparedCase, mesh: DeviceMesh, given: Given, plan: ParallelStyle) -> Answers:
+    """There and back on this rank."""
+    x = own_operand(given["x"], case.operand_layout("x"))
+    if case.x_is_dtensor:
+        x = as_dtensor(case, mesh, x, "x")
+    x.requires_grad_(bool(case.requires_grad))
+    module = parallelize_module(nn.Identity(), mesh, plan)
+    output = module(input=x) if case.as_kwarg else module(x)
+    if output.requires_grad:
+        torch.autograd.backward(output, take_cotangent(case, mesh, given["cotangent"]))
+    found: dict[str, torch.Tensor | None] = {"output": output}
+    return under_contract(case, found | {f"grad.{name}": x.grad for name in case.requires_grad})

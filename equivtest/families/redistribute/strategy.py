@@ -1,0 +1,200 @@
+"""Cases of one redistributed tensor, within the contract and outside of it."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn, SearchStrategy
+
+from equivtest.families.redistribute.case import RedistributeCase
+from equivtest.families.redistribute.case_refused import MISFITS, RefusedRedistributeCase
+from equivtest.kit.case import Shape
+from equivtest.kit.picks import (
+    MEMBERS,
+    POISON_TABLE,
+    REFUSED_MODES,
+    REPEATS,
+    edge_sizes,
+    pick,
+    pick_values,
+    subsets,
+)
+from equivtest.layout import Shard, parse_placement
+from equivtest.property import Space
+
+NUM_DIMS = (*(1,) * 6, *(2,) * 14, *(3,) * 6, 4, 4, 0)
+MAX_SIZES = {0: 1, 1: 33, 2: 17, 3: 9, 4: 5}
+"""Largest size of a dim by their number: every dim may be sharded, and all are near a multiple of the ranks."""
+
+NO_ELEMENTS = (None,) * 20 + (0, 1)
+"""Which dim, modulo their number, has size 0."""
+
+OPS = ("sum",) * 4 + ("avg", "max", "min")
+ROADS_DRAWN = ("dtensor",) * 6 + ("local",) * 3 + ("distribute", "distribute", "full_tensor")
+WHOLE = ("replicate",) * 2  # a table of one entry is no draw, and counts as simpler
+COTANGENTS = (False, False, True)
+STAYS_PARTIAL = (False,) * 7 + (True,)
+REDISTRIBUTE_MODES = (
+    ("dense",), ("index",), ("special",), ("real",), *[("special", "dense", "real", "index", "special")] * 16,
+)  # fmt: skip
+"""An odd number of draws: where draw 0 repeats, what alternates from call to call then shows."""
+
+MEMBERS_OF_ONE_AXIS: tuple[int | None, ...] = (None,) * 15 + (0, 1, 2, 3, 4)
+RECORDS_OF_ONE_AXIS = (False,) * 4 + (True,)
+
+
+def redistribute_cases(space: Space) -> SearchStrategy[RedistributeCase]:
+    """Cases of one redistributed tensor, a third of them on meshes of two axes.
+
+    Recorded on one axis only.  Shrinks to one draw of dense values for one replicated element.
+    """
+    return _redistribute_cases(space)
+
+
+def refused_redistribute_cases(space: Space) -> SearchStrategy[RefusedRedistributeCase]:
+    """Cases whose placements do not fit the tensor or the mesh, which every rank can tell."""
+    return _refused_redistribute_cases(space)
+
+
+@st.composite
+def _redistribute_cases(draw: DrawFn, space: Space) -> RedistributeCase:
+    world_size = pick(draw, "world_size", space.world_sizes)
+    dtype = pick(draw, "dtype", space.dtypes)
+    mesh = pick(draw, "mesh", meshes_of(world_size))
+    mesh_shape = mesh or (world_size,)
+    shape = _pick_global_shape(draw, world_size)
+    road = pick(draw, "road", ROADS_DRAWN)
+    source = _pick_source(draw, shape, len(mesh_shape), operands=road != "distribute")
+    target = _pick_target(draw, shape, source)
+    target = ("replicate",) * len(mesh_shape) if road == "full_tensor" else target
+    members = _pick_members_of_one_axis(draw, world_size)
+    records, async_op = pick(draw, "records", RECORDS_OF_ONE_AXIS), pick(draw, "async_op", (False, False, True))
+    return RedistributeCase(
+        world_size=world_size,
+        dtype=dtype,
+        mesh=mesh,
+        flattened=bool(mesh) and pick(draw, "flattened", (False, False, True)),
+        shape=shape,
+        source=source,
+        target=target,
+        cotangent=_pick_cotangent(draw, shape, target, plain=road in ("local", "full_tensor")),
+        road=road,
+        states_shape=pick(draw, "states_shape", (True, False))
+        or road == "distribute"
+        or not _is_even(shape, source, mesh_shape),
+        async_op=async_op and road != "full_tensor",
+        requires_grad=pick(draw, "requires_grad", subsets(("x",))),
+        x_contiguous=pick(draw, "x_contiguous", (True, False)),
+        cotangent_contiguous=pick(draw, "cotangent_contiguous", (True, False)),
+        values=pick_values(draw, REDISTRIBUTE_MODES),
+        poison=pick(draw, "poison", POISON_TABLE),
+        repeats=pick(draw, "repeats", REPEATS),
+        records=records and not mesh,
+        members=() if mesh else members,
+    )
+
+
+@st.composite
+def _refused_redistribute_cases(draw: DrawFn, space: Space) -> RefusedRedistributeCase:
+    world_size = pick(draw, "world_size", space.world_sizes)
+    dtype = pick(draw, "dtype", space.dtypes)
+    mesh = pick(draw, "mesh", meshes_of(world_size))
+    shape = _pick_global_shape(draw, world_size)
+    source = _pick_source(draw, shape, max(len(mesh), 1), operands=False)
+    return RefusedRedistributeCase(
+        misfit=pick(draw, "misfit", MISFITS),
+        world_size=world_size,
+        dtype=dtype,
+        mesh=mesh,
+        shape=shape,
+        source=source,
+        target=_pick_target(draw, shape, source),
+        values=pick_values(draw, REFUSED_MODES),
+    )
+
+
+@cache
+def meshes_of(world_size: int) -> tuple[Shape, ...]:
+    """One axis, two in three times; of two axes, more often such with several ranks on both."""
+    pairs = [(size, world_size // size) for size in range(1, world_size + 1) if world_size % size == 0]
+    wide = [pair for pair in pairs if 1 not in pair]
+    two_axes = [*pairs, *wide * 4]
+    return ((),) * 2 * len(two_axes) + tuple(two_axes)
+
+
+def _pick_global_shape(draw: DrawFn, world_size: int) -> Shape:
+    num_dims = pick(draw, "dims", NUM_DIMS)
+    sizes = _sizes(world_size, max(MAX_SIZES[num_dims], world_size + 1))
+    shape = [pick(draw, f"dim {dim}", sizes) for dim in range(max(NUM_DIMS))][:num_dims]
+    empty = pick(draw, "no elements", NO_ELEMENTS)
+    if empty is not None and shape:
+        shape[empty % num_dims] = 0
+    return tuple(shape)
+
+
+@cache
+def _sizes(world_size: int, largest: int) -> tuple[int, ...]:
+    """Edge sizes up to `largest`, those that the ranks divide once each, others several times."""
+    edges = [size for size in edge_sizes(world_size) if size <= largest]
+    uneven = [size for size in edges if size % world_size]
+    return tuple(sorted([*uneven, *uneven, *(set(edges) - set(uneven))]))
+
+
+def _shards(shape: Shape) -> tuple[str, ...]:
+    return tuple(f"shard({dim})" for dim in range(len(shape)))
+
+
+def _nested(placements: list[str]) -> list[str]:
+    """The shard of the axis before, twice: dims that several axes divide are the hard ones."""
+    return placements[-1:] * 2 if placements and placements[-1].startswith("shard") else []
+
+
+def _pick_source(draw: DrawFn, shape: Shape, num_axes: int, *, operands: bool) -> tuple[str, ...]:
+    op = pick(draw, "op", OPS)
+    partial = ("partial",) * 6 if operands else ()  # of the sources of two dims six in sixteen
+    found: list[str] = []
+    for axis in range(num_axes):
+        table = (*WHOLE, *partial, *_shards(shape) * 4, *_nested(found))
+        found.append(pick(draw, f"source {axis}", table))
+    return tuple(f"partial({op})" if text == "partial" else text for text in found)
+
+
+def _pick_target(draw: DrawFn, shape: Shape, source: tuple[str, ...]) -> tuple[str, ...]:
+    """A partial axis may stay as it is."""
+    found: list[str] = []
+    for axis, text in enumerate(source):
+        target = pick(draw, f"target {axis}", (*WHOLE, *_shards(shape) * 6, *_nested(found)))
+        stays = pick(draw, f"stays {axis}", STAYS_PARTIAL)
+        found.append(text if stays and text.startswith("partial") else target)
+    return tuple(found)
+
+
+def _pick_cotangent(draw: DrawFn, shape: Shape, target: tuple[str, ...], *, plain: bool) -> tuple[str, ...]:
+    """One in three is placed otherwise than the output; that of a plain tensor has its local shape."""
+    is_other = pick(draw, "other cotangent", COTANGENTS)
+    whole = ("replicate", "partial(sum)", "partial(sum)")
+    found = []
+    for axis, text in enumerate(target):
+        anything = pick(draw, f"cotangent {axis}", (*whole, *_shards(shape)))
+        whole_text = pick(draw, f"whole cotangent {axis}", whole)
+        found.append(anything if not plain else text if text.startswith("shard") else whole_text)
+    return tuple(found) if is_other else ()
+
+
+def _pick_members_of_one_axis(draw: DrawFn, world_size: int) -> tuple[int, ...]:
+    """As of other families, and more often: they go with one axis, which two in three cases have."""
+    meshes = MEMBERS.get(world_size, (tuple(reversed(range(world_size))),))
+    drawn = pick(draw, "members", MEMBERS_OF_ONE_AXIS)
+    return () if drawn is None else meshes[drawn % len(meshes)]
+
+
+def _is_even(shape: Shape, source: tuple[str, ...], mesh_shape: Shape) -> bool:
+    """Whether every shard has the global size over the ranks, which torch takes it to have where it is not told."""
+    placements = [parse_placement(text) for text in source]
+    for dim, size in enumerate(shape):
+        ranks = math.prod(mesh_shape[axis] for axis, each in enumerate(placements) if each == Shard(dim))
+        if size % ranks:
+            return False
+    return True

@@ -1,0 +1,133 @@
+"""torch's DTensor.redistribute, and the ways by which a tensor becomes a DTensor and a plain one again.
+
+Source: DTensor.redistribute, from_local, to_local, full_tensor and distribute_tensor in
+torch/distributed/tensor/_api.py (2.13.0).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+from torch.distributed import tensor as torch_tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Placement, distribute_tensor
+
+from equivtest.families.redistribute.case import RedistributeCase, partial_axes
+from equivtest.families.redistribute.case_refused import RefusedRedistributeCase
+from equivtest.kit.subject import Answers, Given, under_contract
+from equivtest.layout import Layout, Partial, Shard
+from equivtest.layout import Placement as OwnPlacement
+
+Move = Callable[[RedistributeCase, DTensor], DTensor]
+"""Takes a DTensor from the case's source to its target."""
+
+
+def redistribute(case: RedistributeCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """A DTensor taken to other placements, and the cotangent taken back."""
+    return run_redistribute(case, mesh, given, move_by_torch)
+
+
+def move_by_torch(case: RedistributeCase, x: DTensor) -> DTensor:
+    """DTensor.redistribute itself."""
+    return x.redistribute(placements=asked_placements(case), async_op=case.async_op)
+
+
+def run_redistribute(case: RedistributeCase, mesh: DeviceMesh, given: Given, move: Move) -> Answers:
+    """There and back on this rank, by the case's road; full_tensor moves by itself."""
+    if case.flattened:
+        mesh = flattened_mesh(mesh.device_type, case.mesh_shape)
+    leaf, x = enter(case, mesh, given["x"])
+    output = leave(case, x, move)
+    if output.requires_grad:
+        torch.autograd.backward(output, take_cotangent(case, mesh, given["cotangent"]))
+    found: dict[str, torch.Tensor | None] = {"output": output}
+    found |= {f"grad.{name}": leaf.grad for name in case.requires_grad}
+    return under_contract(case, found)
+
+
+@functools.cache
+def flattened_mesh(device_type: str, mesh_shape: tuple[int, ...]) -> DeviceMesh:
+    """A mesh of the whole world, of the ranks in the same order as the harness's, and a mesh of one axis beside it.
+
+    A mesh of its own: a flattened one stays with its root mesh for good.
+    """
+    mesh = init_device_mesh(device_type, mesh_shape, mesh_dim_names=("outer", "inner"))
+    mesh._flatten("both")
+    return mesh
+
+
+def enter(case: RedistributeCase, mesh: DeviceMesh, given: torch.Tensor) -> tuple[torch.Tensor, DTensor]:
+    """The leaf whose gradient is asked for, and the DTensor of it, the same on the roads of DTensors."""
+    layout, needs_grad = case.operand_layout("x"), bool(case.requires_grad)
+    if case.road == "distribute":
+        whole = given.detach().requires_grad_(needs_grad)
+        made = distribute_tensor(whole, mesh, placements_of(layout))
+        return made, made
+    local = own_operand(given, layout)
+    if case.road == "dtensor":
+        made = as_dtensor(case, mesh, local, "x")
+        made.requires_grad_(needs_grad)
+        return made, made
+    local.requires_grad_(needs_grad)
+    return local, as_dtensor(case, mesh, local, "x")
+
+
+def leave(case: RedistributeCase, x: DTensor, move: Move) -> torch.Tensor:
+    """The output: a DTensor, or this rank's part of it, whose gradient's placements torch is told if it must be."""
+    if not case.leaves_as_plain_tensor:
+        return move(case, x)
+    grad_placements = placements_of(case.cotangent_layout) if case.cotangent else None
+    if case.road == "full_tensor":
+        return x.full_tensor(grad_placements=grad_placements)
+    return move(case, x).to_local(grad_placements=grad_placements)
+
+
+def take_cotangent(case: RedistributeCase, mesh: DeviceMesh, given: torch.Tensor) -> torch.Tensor:
+    """The cotangent in the form of the output: a DTensor, or this rank's part of one."""
+    local = own_operand(given, case.cotangent_layout)
+    return local if case.leaves_as_plain_tensor else as_dtensor(case, mesh, local, "cotangent")
+
+
+def own_operand(given: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """This rank's part of the tensor, a view: the only one of its stack of operands."""
+    return given.detach()[(0,) * len(partial_axes(layout))]
+
+
+def as_dtensor(case: RedistributeCase, mesh: DeviceMesh, local: torch.Tensor, name: str) -> DTensor:
+    """The DTensor of the contract's layout, made without a collective.
+
+    Its strides follow from the case alone: taken from local tensors they would differ between ranks.
+    """
+    placements = placements_of(case.operand_layout(name))
+    if name == "x" and not case.states_shape:
+        return DTensor.from_local(local, mesh, placements, run_check=False)
+    whole = torch.empty(case.shape, device="meta")
+    if whole.dim() > 1 and not case.is_contiguous(name):
+        whole = whole.transpose(-1, -2).contiguous().transpose(-1, -2)
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride())
+
+
+def asked_placements(case: RedistributeCase) -> list[Placement]:
+    """The target's; of a case that is to be refused, what does not fit in their place."""
+    right = placements_of(case.layouts()["output"])
+    if not isinstance(case, RefusedRedistributeCase):
+        return right
+    if case.misfit == "to_partial":
+        return [torch_tensor.Partial()] * case.num_axes
+    if case.misfit == "dim":
+        return [torch_tensor.Shard(len(case.shape)), *right[1:]]
+    return [*right, right[-1]] if case.misfit == "too_many" else right[:-1]
+
+
+def placements_of(layout: Layout) -> list[Placement]:
+    """The layout in torch's words."""
+    return list(map(placement_of, layout.placements))
+
+
+def placement_of(placement: OwnPlacement) -> Placement:
+    """One placement in torch's words."""
+    if isinstance(placement, Shard):
+        return torch_tensor.Shard(placement.dim)
+    return torch_tensor.Partial(placement.op) if isinstance(placement, Partial) else torch_tensor.Replicate()

@@ -1,0 +1,59 @@
+"""Values to redistribute: what a copy must preserve, and operands whose reduction is exact.
+
+Letters: k operands of one reduction, p significand bits of the dtype.
+
+Of operands that are summed or averaged each holds integers up to 2**p / k, so that every sum of any
+of them is an integer up to 2**p: a value of the dtype, in any order and in steps over several axes.
+Those that are averaged are multiples of k's odd part too, so that dividing rounds nothing, be it
+before or after the sum.  The oracle checks both of every draw.
+
+Source: derived here; integers up to 2**p are values: IEEE 754-2019 section 3.3.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from equivtest.families.redistribute.case import REAL_MODE, RedistributeCase
+from equivtest.kit.values import draw
+from equivtest.kit.values.integers import generator, hash_of, odd_floor, odd_integers, signs
+from equivtest.kit.values.real import nearly_normal, without_subnormals
+from equivtest.kit.values.special import draw_special
+from equivtest.tensors import DTYPES, SIGNIFICAND_BITS
+
+_SCALES = (1.0, 0.1, 3.0)
+
+
+@draw.register
+def draw_redistribute(case: RedistributeCase, index: int) -> dict[str, torch.Tensor]:
+    """Global x and cotangent: (*shape), or (P, *shape) of stacked operands, each with one of its own.
+
+    Modes:
+        index: 1, 2, 3, ... through all elements and operands, again from 1 after the largest: a
+            wrong value tells where it came from; operands that are reduced have random signs.
+        dense: Odd integers of random sign, as large as exact reductions allow.
+        special: One of signed zeros, infinities, NaN, subnormals and extremes, the one that has the
+            number `seed`, between -0.0 and odd integers; operands that are reduced, as in dense.
+        real: Nearly normal numbers, never zero.
+    """
+    mode, seed = case.values[index]
+    return {name: _draw(case, name, mode, seed) for name in case.given_names()}
+
+
+def _draw(case: RedistributeCase, name: str, mode: str, seed: int) -> torch.Tensor:
+    shape, source, dtype = case.shapes()[name], generator(mode, seed, name), DTYPES[case.dtype]
+    op, num_operands = case.reduction(name)
+    if mode == "special" and not op:
+        return draw_special(case.dtype, seed, shape, source)
+    if mode == REAL_MODE:
+        scale = _SCALES[hash_of(mode, seed, f"{name} scale") % len(_SCALES)]
+        value = nearly_normal(shape, source) * scale
+        return without_subnormals(value).to(dtype)
+    factor = num_operands // (num_operands & -num_operands) if op == "avg" else 1
+    largest = (2 ** SIGNIFICAND_BITS[case.dtype] - (num_operands == 1)) // (num_operands * factor)
+    if mode == "index":
+        numbers = torch.arange(math.prod(shape), device="cpu").remainder(largest).add_(1).mul_(factor).view(shape)
+        return (numbers * signs(shape, source) if op else numbers).to(dtype)
+    return (odd_integers(shape, 1, odd_floor(largest), source) * factor).to(dtype)

@@ -1,0 +1,61 @@
+"""The collectives of a reduction or softmax, derived from the layout of its operand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from equivtest.families.reduction.case import SOFTMAXES, ReductionCase
+from equivtest.kit.oracle.collectives import Collectives, document, redistribute
+from equivtest.layout import Partial, Placement, Replicate, Shard
+from equivtest.tensors import DTYPES
+
+_COUNT_BYTES = 8  # of an int64
+
+
+@document.register
+def document_reduction(case: ReductionCase, rank: int) -> Collectives:
+    """The operand made whole where the operation needs that, or its result; and what the backward uses again.
+
+    Along a divided dim a sum, norm or largest element is one of the ranks' own, an all_reduce of the
+    results; a mean as well, but of uneven shards, which are gathered as those of a softmax are.  Along
+    other dims the result is divided as the operand is, and gathered.  A partial operand is added up
+    first, but of a sum, whose result is partial instead.
+
+    The gradient goes back as it comes, whole, and each rank keeps its part.  What it is computed from
+    is made whole at each use: the norm twice, to divide by it and to look for zeros; the largest once,
+    and the number of elements that are as large, in int64, once; of a partial operand itself once more.
+
+    Source: common_reduction_strategy and softmax_strategy in torch/distributed/tensor/_ops/_math_ops.py;
+    norm_backward and scale_grad_by_count in torch/csrc/autograd/FunctionsManual.cpp (2.13.0).
+    """
+    output, made = case.shapes()["output"], _made(case)
+    calls = [*redistribute(case, case.shape, case.placement, _taken(case), "forward")]
+    calls += redistribute(case, output, made, Replicate(), "forward")
+    if not case.requires_grad or case.op not in ("amax", "norm"):
+        return tuple(calls)
+    if case.is_partial:
+        return (*calls, *(redistribute(case, case.shape, Partial(), Replicate(), "backward") * (case.op == "amax")))
+    again = redistribute(case, output, made, Replicate(), "backward") if case.reduces_shards else []
+    size_bytes = DTYPES[case.dtype].itemsize
+    counted = [replace(call, size_bytes=call.size_bytes // size_bytes * _COUNT_BYTES) for call in again]
+    return (*calls, *again, *(counted if case.op == "amax" else again))
+
+
+def _taken(case: ReductionCase) -> Placement:
+    """Under which the operation takes x."""
+    if case.is_partial:
+        return case.placement if case.op == "sum" else Replicate()
+    if case.reduces_shards and (case.op in SOFTMAXES or (case.op == "mean" and case.shard_kind != "even")):
+        return Replicate()
+    return case.placement
+
+
+def _made(case: ReductionCase) -> Placement:
+    """Under which the result comes out."""
+    taken = _taken(case)
+    if not isinstance(taken, Shard):
+        return taken
+    if case.reduces_shards:
+        return Partial()
+    gone = 0 if case.keepdim or case.op in SOFTMAXES else sum(dim < taken.dim for dim in case.dims)
+    return Shard(taken.dim - gone)

@@ -1,0 +1,1 @@
+"""Steps of training a perceptron of two layers, parallel in several ways."""

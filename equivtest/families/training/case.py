@@ -1,0 +1,288 @@
+"""A multilayer perceptron of two linear layers and its training, however it is made parallel.
+
+Letters: T tokens (product of the leading dims), K in_features, H hidden_features, N out_features.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from equivtest import limits
+from equivtest.families.training.case_steps import TrainingCase
+from equivtest.kit.case import Shape, require
+
+EXACT_MODES = ("dense", "wide-x", "wide-in", "wide-out", "wide-g")
+REAL_MODES = ("real",)
+ACTIVATIONS = ("relu", "gelu", "silu")
+LAYERS = ("in_proj", "out_proj")
+SCALARS = ("total_norm", "storages")
+"""What is answered of all parameters together."""
+CHECKPOINTS = ("", "in_proj", "out_proj", "hidden", "wrapped")
+TIES = ("", "same", "transposed")
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class PerceptronCase(TrainingCase):
+    """y = act(x W1^T + b1) W2^T + b2.  A subclass says what of it which rank holds.
+
+    Each step k has an x and a cotangent of its own.  Names of step 1 are plain (`output`,
+    `grad.in_proj.weight`), those of later steps begin with their step (`step2.output`).
+    `param.in_proj.weight` is the parameter before training, `step1.param.in_proj.weight` after
+    the first update; `step1.momentum.`, `step1.exp_avg.` and `step1.exp_avg_sq.` hold the
+    optimizer's state after it.  Before it `step1.total_norm` is that of all gradients, 0-dim, and
+    `step1.clipped.in_proj.weight` what clipping leaves of a gradient.  `capture.in_proj.output` is
+    what a layer took or gave, `grad.in_proj.output` the gradient of that.  Of a tied weight,
+    `param.out_proj.weight` is what is found at its second place, and `storages` in how many storages
+    a rank holds it in the end, 0-dim: one.
+
+    Attributes:
+        leading: Leading dims of the activations, one to three; x is (*leading, K).
+        biases: Which layers have a bias, in this order; never zero.
+        requires_grad: Which of 'x', 'in_proj.weight', 'in_proj.bias', 'out_proj.weight' and
+            'out_proj.bias' need a gradient, in this order.
+        tied: 'same': out_proj's weight is in_proj's, one parameter in two places, so that K = H = N;
+            'transposed': the same, but that out_proj uses its transpose, so that K = N; '': two parameters.
+            A tied weight is called in_proj.weight.
+        checkpointed: What is not kept for the backward, but computed there again: a layer, 'hidden': in_proj and
+            the activation together, or 'wrapped': each layer by itself, in torch's wrapper of modules; ''.
+            What is captured of a layer is then, where it was computed twice, that of the second time.
+        x_contiguous, cotangent_contiguous: Memory format of what the harness hands over.
+    """
+
+    VALUE_MODES: ClassVar[tuple[str, ...]] = EXACT_MODES + REAL_MODES
+
+    leading: Shape = (1,)
+    in_features: int = 1
+    hidden_features: int = 1
+    out_features: int = 1
+    biases: tuple[str, ...] = ()
+    activation: str = "relu"
+    requires_grad: tuple[str, ...] = ("x", "in_proj.weight", "out_proj.weight")
+    tied: str = ""
+    checkpointed: str = ""
+    x_contiguous: bool = True
+    cotangent_contiguous: bool = True
+
+    def __post_init__(self) -> None:
+        self._check_sizes()
+        self._check_tie()
+        require(
+            self.activation in ACTIVATIONS,
+            f"activation must be one of {', '.join(ACTIVATIONS)}, got {self.activation!r}",
+        )
+        require(
+            self.checkpointed in CHECKPOINTS,
+            f"checkpointed must be one of {', '.join(map(repr, CHECKPOINTS))}, got {self.checkpointed!r}",
+        )
+        for name, known in (("biases", LAYERS), ("requires_grad", ("x", *self.parameter_names()))):
+            listed = getattr(self, name)
+            require(
+                listed == tuple(each for each in known if each in listed),
+                f"{name} must list some of {', '.join(known)} in this order, got {listed}",
+            )
+        require(not self.trains or bool(self.trained_names()), "an optimizer needs a parameter in requires_grad")
+        super().__post_init__()
+        for mode, _ in self.values:
+            exact = mode in EXACT_MODES
+            require(not exact or self.activation == "relu", f"{self.activation} rounds: use mode real, not {mode}")
+            require(
+                not mode.startswith("wide") or not self.trains,
+                f"mode {mode} leaves no bits for an update: train on dense or real values",
+            )
+
+    def _check_sizes(self) -> None:
+        require(
+            1 <= len(self.leading) < limits.MAX_DIMS,
+            f"leading must have 1 to {limits.MAX_DIMS - 1} dims, got {self.leading}",
+        )
+        require(all(size >= 1 for size in self.leading), f"leading dims must be at least 1, got {self.leading}")
+        for name in ("in_features", "hidden_features", "out_features"):
+            size = getattr(self, name)
+            require(1 <= size <= limits.MAX_FEATURES, f"{name} must be in 1..{limits.MAX_FEATURES}, got {size}")
+
+    def _check_tie(self) -> None:
+        require(self.tied in TIES, f"tied must be one of {', '.join(map(repr, TIES))}, got {self.tied!r}")
+        sizes = (self.in_features, self.hidden_features, self.out_features)
+        require(
+            self.tied != "same" or len(set(sizes)) == 1, f"tied='same' needs as many features everywhere, got {sizes}"
+        )
+        require(
+            self.tied != "transposed" or self.in_features == self.out_features,
+            f"tied='transposed' needs in_features as many as out_features, got {sizes}",
+        )
+        wide = [mode for mode, _ in self.values if mode in ("wide-in", "wide-out")]
+        require(not self.tied or not wide, f"a tied weight meets itself: use another mode than {', '.join(wide)}")
+
+    @property
+    def num_dims(self) -> int:
+        """Dims of the activations, the feature dim included."""
+        return len(self.leading) + 1
+
+    @property
+    def batch(self) -> Shape:
+        """Global leading dims: of x, of the activations and of the output."""
+        return self.leading
+
+    @property
+    def num_averaged(self) -> int:
+        """Over how many ranks a parameter's gradient is averaged; 1 where it is a sum."""
+        return 1
+
+    @property
+    def narrowest(self) -> str:
+        """The dtype in which exact values must fit."""
+        return self.dtype
+
+    @property
+    def num_sums(self) -> int:
+        """Into how many equal parts the batch falls whose sums must fit that dtype, each by itself."""
+        return 1
+
+    @property
+    def num_hidden_parts(self) -> int:
+        """Among how many ranks the hidden features are divided, and with them the sums over them."""
+        return self.world_size
+
+    def dtype_of(self, name: str) -> str:
+        """Name of the dtype of a tensor that is given or answered."""
+        return self.dtype
+
+    @property
+    def last_leading(self) -> int:
+        """Size of the dim before the features."""
+        return self.leading[-1]
+
+    @property
+    def hidden_requires_grad(self) -> bool:
+        """Whether the hidden activation does: x or a parameter of in_proj needs a gradient."""
+        return any(name == "x" or name.startswith("in_proj") for name in self.requires_grad)
+
+    def computes_hidden_again(self, step: int) -> bool:
+        """Whether the backward of that step computes the hidden activation, and with it in_proj, a second time."""
+        return self.checkpointed == "hidden" and self.hidden_requires_grad and not self.stops_at_hidden(step)
+
+    @property
+    def has_sharded_gradient(self) -> bool:
+        """Whether a parameter with hidden features needs a gradient."""
+        return any(name not in ("x", "out_proj.bias") for name in self.requires_grad)
+
+    def parameter_names(self) -> tuple[str, ...]:
+        """'in_proj.weight', 'in_proj.bias', 'out_proj.weight', 'out_proj.bias', less those that are not there."""
+        return tuple(name for name in self.place_names() if not self.tied or name != "out_proj.weight")
+
+    def place_names(self) -> tuple[str, ...]:
+        """Where the module has parameters: `parameter_names`, and the second place of a tied weight."""
+        kinds = [(layer, kind) for layer in LAYERS for kind in ("weight", "bias")]
+        return tuple(f"{layer}.{kind}" for layer, kind in kinds if kind == "weight" or layer in self.biases)
+
+    def parameter_at(self, place: str) -> str:
+        """The parameter that is found at a place."""
+        return "in_proj.weight" if self.tied and place == "out_proj.weight" else place
+
+    def is_used_in_out_proj(self, name: str) -> bool:
+        """Whether a parameter takes part in the second layer."""
+        return name.startswith("out_proj") or (bool(self.tied) and name == "in_proj.weight")
+
+    def trained_names(self) -> tuple[str, ...]:
+        """The parameters that the optimizer updates."""
+        return tuple(name for name in self.requires_grad if name != "x")
+
+    def stops_at_hidden(self, step: int) -> bool:
+        """Whether the backward of that step ends at the hidden activation, so that in_proj and x have no gradient."""
+        return False
+
+    def graded_names(self, step: int) -> tuple[str, ...]:
+        """Those of `requires_grad` that get a gradient in that step."""
+        stops = self.stops_at_hidden(step)
+        return tuple(name for name in self.requires_grad if not stops or self.is_used_in_out_proj(name))
+
+    def graded_parameters(self, step: int) -> tuple[str, ...]:
+        """The parameters that get a gradient in that step."""
+        return tuple(name for name in self.graded_names(step) if name != "x")
+
+    def captured_names(self, step: int = 1) -> tuple[str, ...]:
+        """What is captured of the activations of one step, its gradients where it has some."""
+        values = ("capture.in_proj.input", "capture.in_proj.output", "capture.out_proj.input")
+        has_grad = self.hidden_requires_grad and not self.stops_at_hidden(step)
+        return (*values, "grad.in_proj.output", "grad.out_proj.input") if has_grad else values
+
+    def num_updates(self, name: str, step: int) -> int:
+        """How often a trained parameter has been updated once that step is over."""
+        return sum(name in self.graded_names(each) for each in range(1, step + 1))
+
+    def names_left(self, state: str) -> tuple[str, ...]:
+        """The parameters of which an update leaves `state`, one of `state_names`."""
+        return self.trained_names()
+
+    def names_after(self, step: int) -> Iterator[str]:
+        """The answers that tell what an update has left, in order."""
+        for state in self.state_names():
+            yield from (f"step{step}.{state}.{name}" for name in self.names_left(state))
+        if self.tied:
+            yield f"step{step}.param.out_proj.weight"
+
+    def shapes(self) -> dict[str, Shape]:
+        layers = {
+            "in_proj": (self.hidden_features, self.in_features),
+            "out_proj": (self.out_features, self.hidden_features),
+        }
+        x, hidden = (*self.batch, self.in_features), (*self.batch, self.hidden_features)
+        output = (*self.batch, self.out_features)
+        base: dict[str, Shape] = {"x": x, "cotangent": output, "output": output, "grad.x": x}
+        base |= dict.fromkeys(SCALARS, ())
+        for name in self.place_names():
+            layer, _, kind = self.parameter_at(name).partition(".")
+            base[name] = layers[layer] if kind == "weight" else layers[layer][:1]
+        for name in self.captured_names():
+            base[name] = x if name == "capture.in_proj.input" else hidden
+        return {name: base[base_of(name)] for name in (*self.given_names(), *self.answer_names())}
+
+    def given_names(self) -> tuple[str, ...]:
+        later = [f"step{step}.{name}" for step in range(2, self.steps + 1) for name in ("x", "cotangent")]
+        return ("x", *self.parameter_names(), "cotangent", *later)
+
+    def answer_names(self) -> tuple[str, ...]:
+        first = ("output", *(f"param.{name}" for name in self.place_names()), *(("storages",) if self.tied else ()))
+        return (*first, *self._answered_later())
+
+    def _answered_later(self) -> Iterator[str]:
+        """The rest of the answers of step 1, then each update and the step that follows it."""
+        yield from self._once(1)
+        for step in range(1, self.steps + 1 if self.trains else 1):
+            if self.clips:
+                left = (f"clipped.{name}" for name in self.graded_parameters(step))
+                yield from (f"step{step}.{name}" for name in ("total_norm", *left))
+            yield from self.names_after(step)
+            if step < self.steps:
+                yield from (f"step{step + 1}.{name}" for name in ("output", *self._once(step + 1)))
+
+    def _once(self, step: int) -> tuple[str, ...]:
+        return (*self.captured_names(step), *(f"grad.{name}" for name in self.graded_names(step)))
+
+    def given_flags(self) -> dict[str, bool]:
+        return {name: base_of(name) in self.requires_grad for name in self.given_names()}
+
+    def is_contiguous(self, name: str) -> bool:
+        return {"x": self.x_contiguous, "cotangent": self.cotangent_contiguous}.get(base_of(name), True)
+
+
+@functools.lru_cache(maxsize=2**12)  # asked again for every tensor of every case
+def base_of(name: str) -> str:
+    """What a name is about: 'in_proj.weight' for 'step2.grad.in_proj.weight', 'x' for 'step2.x'.
+
+    Gradients and captures that have a shape of their own keep their prefix.
+    """
+    parts = name.split(".")
+    if parts[0].startswith("step"):
+        parts = parts[1:]
+    if parts[-1] in ("weight", "bias"):
+        parts = parts[-2:]
+    return ".".join(parts)
+
+
+def at_step(step: int, name: str) -> str:
+    """The name of step 1 as of another step: at_step(2, 'output') == 'step2.output'."""
+    return name if step == 1 else f"step{step}.{name}"

@@ -1,0 +1,86 @@
+"""Training of a module: its optimizer, how many steps, and how gradients are clipped before each update."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from equivtest.kit.case import Case, require
+
+OPTIMIZERS = ("none", "sgd", "adamw")
+NORM_TYPES = ("2", "1", "inf")
+MAX_STEPS = 16
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class TrainingCase(Case):
+    """One forward and backward, or several with an update after each.
+
+    Attributes:
+        optimizer: What updates the parameters; 'none': one forward and backward alone.
+        steps: Forward, backward and update, this many times; 1 without an optimizer, else 2 or more.
+        lr, momentum, weight_decay, foreach: Of the optimizer; momentum of SGD alone.
+        clip_norm: Gradients are scaled before each update so that their norm over all parameters is
+            at most about this; 0: they are not.
+        norm_type: Which norm: '1', '2' or 'inf'.
+    """
+
+    optimizer: str = "none"
+    steps: int = 1
+    lr: float = 0.25
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    foreach: bool = False
+    clip_norm: float = 0.0
+    norm_type: str = "2"
+
+    def __post_init__(self) -> None:
+        require(
+            self.optimizer in OPTIMIZERS, f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {self.optimizer!r}"
+        )
+        self._check_clipping()
+        if self.trains:
+            self._check_optimizer()
+        else:
+            require(not self.clips, f"gradients are clipped before an update: set optimizer, got {self.clip_norm}")
+            require(self.steps == 1, f"steps must be 1 without an optimizer, got {self.steps}")
+        super().__post_init__()
+
+    def _check_clipping(self) -> None:
+        require(
+            self.norm_type in NORM_TYPES, f"norm_type must be one of {', '.join(NORM_TYPES)}, got {self.norm_type!r}"
+        )
+        require(0 <= self.clip_norm < math.inf, f"clip_norm must be at least 0 and finite, got {self.clip_norm}")
+        require(self.clips or self.norm_type == "2", "norm_type is clipping's: set clip_norm")
+
+    def _check_optimizer(self) -> None:
+        require(2 <= self.steps <= MAX_STEPS, f"steps must be in 2..{MAX_STEPS} with an optimizer, got {self.steps}")
+        require(0 < self.lr <= 1, f"lr must be above 0 and at most 1, got {self.lr}")
+        require(0 <= self.weight_decay <= 1, f"weight_decay must be in 0..1, got {self.weight_decay}")
+        require(0 <= self.momentum < 1, f"momentum must be at least 0 and below 1, got {self.momentum}")
+        require(self.momentum == 0 or self.optimizer == "sgd", f"momentum is SGD's, got it for {self.optimizer}")
+        require(
+            self.optimizer != "adamw" or self.dtype != "float16",
+            "AdamW's eps of 1e-8 is zero in float16, so that a gradient of zero gives 0 / 0: use another dtype",
+        )
+
+    @property
+    def trains(self) -> bool:
+        """Whether an optimizer updates the parameters."""
+        return self.optimizer != "none"
+
+    @property
+    def clips(self) -> bool:
+        """Whether gradients are clipped by their norm before each update."""
+        return self.clip_norm > 0
+
+    @property
+    def norm_axes(self) -> tuple[int, ...]:
+        """Ranks along each mesh axis over which the norm of the gradients is put together."""
+        return self.mesh_shape
+
+    def state_names(self) -> tuple[str, ...]:
+        """What an update leaves of each trained parameter: itself and the optimizer's state."""
+        if self.optimizer == "adamw":
+            return ("param", "exp_avg", "exp_avg_sq")
+        return ("param", "momentum") if self.momentum else ("param",)

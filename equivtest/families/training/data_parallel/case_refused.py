@@ -1,0 +1,45 @@
+"""Ways to shard a parameter that FSDP2 documents not to take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from equivtest.families.training.data_parallel.case import DataParallelCase
+from equivtest.kit.case import RefusedCase, require
+
+MISFITS = ("dim", "placement", "uneven", "not_contiguous")
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class RefusedShardingCase(RefusedCase, DataParallelCase):
+    """A perceptron of which every rank must refuse alike to shard in_proj's weight.
+
+    Attributes:
+        misfit: How it is to be sharded: 'dim': on a dim that it does not have; 'placement': whole on
+            every rank; 'uneven': on dim 1, whose columns are not as many on each rank;
+            'not_contiguous': on dim 0, its columns one after the other in memory.
+
+    Source: torch/distributed/fsdp/_fully_shard/_fully_shard.py, shard_placement_fn of fully_shard;
+    FSDPParam._init_sharded_param in _fsdp_param.py (2.13.0).
+    """
+
+    style: str = "fsdp2"
+    misfit: str = "dim"
+
+    def __post_init__(self) -> None:
+        require(self.misfit in MISFITS, f"misfit must be one of {', '.join(MISFITS)}, got {self.misfit!r}")
+        require(self.style == "fsdp2", f"shards are fsdp2's, got style {self.style!r}")
+        require(not self.by_columns, f"misfit says how shards lie: leave by_columns out, got {self.by_columns}")
+        require(
+            self.misfit != "uneven" or self.in_features % self.world_size != 0,
+            f"{self.in_features} columns on {self.world_size} ranks are even: nothing is refused",
+        )
+        require(
+            self.misfit != "not_contiguous" or min(self.in_features, self.hidden_features) > 1,
+            "a weight of one row or column is contiguous either way: use more",
+        )
+        super().__post_init__()
+
+    @property
+    def refusal(self) -> str:
+        return f"a weight cannot be sharded so: {self.misfit}"

@@ -1,0 +1,57 @@
+"""The collectives of ZeRO-3, derived from its partitions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from equivtest.collective import Collective
+from equivtest.families.training.case import LAYERS
+from equivtest.families.training.data_parallel.case import DataParallelCase
+from equivtest.kit.oracle.collectives import Collectives, document
+from equivtest.tensors import DTYPES
+
+
+@document.register
+def document_data_parallel(case: DataParallelCase, rank: int) -> Collectives:
+    """Each micro-batch fetches every layer forward, and backward again those that gradients pass through.
+
+    A fetch is one collective of a layer's partitions (all_gather) or of its padded parameters
+    (all_reduce), less a tied weight that the layer before has fetched, so that there may be none; every
+    gradient takes one reduce_scatter of its padded elements.  The backward passes through in_proj only
+    where its output needs a gradient; a hidden activation that is computed again fetches in_proj once
+    more for that, less a weight that out_proj has too.  Where gradients are clipped, each step ends
+    with one all_reduce of one float64, a sum of powers or the largest magnitude.
+
+    Source: Rajbhandari et al., ZeRO (2020), sections 5.3 and 7.2.2: parameters are gathered for the
+    forward and again for the backward, gradients are reduced and scattered.
+    """
+    padded = {name: _padded_bytes(case, name) for name in case.parameter_names()}
+    share = 1 if case.fetch == "all_reduce" else case.world_size
+    forward = [Collective(case.fetch, size // share) for size in _fetched(case, padded, LAYERS)]
+    clipping = [Collective("all_reduce", DTYPES["float64"].itemsize)] if case.clips else []
+    found: list[Collective] = []
+    for step in range(1, case.steps + 1):
+        used = LAYERS[::-1] if case.hidden_requires_grad and not case.stops_at_hidden(step) else LAYERS[1:]
+        fetched = list(_fetched(case, padded, used))
+        fetched += fetched[1:] if case.computes_hidden_again(step) else []
+        backward = [Collective(case.fetch, size // share, "backward") for size in fetched]
+        graded = [padded[name] for name in case.graded_parameters(step)]
+        backward += [Collective("reduce_scatter", size_bytes, "backward") for size_bytes in graded]
+        found += (forward + backward) * case.micro_batches + clipping
+    return tuple(found)
+
+
+def _fetched(case: DataParallelCase, padded: Mapping[str, int], layers: Sequence[str]) -> Iterator[int]:
+    """Bytes of what is fetched for each layer in order, of those that need anything beyond what is there already."""
+    fetched: set[str] = set()
+    for layer in layers:
+        needed = {case.parameter_at(place) for place in case.place_names() if place.startswith(layer)} - fetched
+        if needed:
+            yield sum(padded[name] for name in needed)
+        fetched |= needed
+
+
+def _padded_bytes(case: DataParallelCase, name: str) -> int:
+    numel = math.prod(case.shapes()[f"param.{name}"])
+    return -(-numel // case.world_size) * case.world_size * DTYPES[case.dtype].itemsize

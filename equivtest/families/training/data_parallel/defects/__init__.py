@@ -1,0 +1,1 @@
+"""Subjects of this family that are wrong in one way each."""

@@ -1,0 +1,169 @@
+"""Cases of a perceptron under data parallelism."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn, SearchStrategy
+
+from equivtest.families.training.data_parallel.case import DataParallelCase
+from equivtest.families.training.data_parallel.case_refused import MISFITS, RefusedShardingCase
+from equivtest.families.training.strategy import (
+    ACTIVATIONS,
+    CURVED_MODES,
+    FEATURES,
+    MLP_MODES,
+    TRAINING_MODES,
+    _pick_perceptron,
+    _pick_training,
+)
+from equivtest.families.zero3.fetch.case import PADDINGS
+from equivtest.kit.picks import RECORDS, REFUSED_MODES, pick, pick_values
+from equivtest.property import Space
+
+MICRO_BATCHES = (1, 1, 2, 3)
+ROWS = (1, 2, 3, 5)  # of one rank in one micro-batch
+CLIP_NORMS = (0.0, 0.0, 0.0, 1.0, 16.0, 1024.0)  # none; nearly always, sometimes, hardly ever below the norm
+NORM_TYPES_DRAWN = ("2", "2", "1", "inf")
+STOPPED_STEPS: tuple[tuple[int, ...], ...] = ((), (), (), (), (2,), (2, 3), (3,))
+TIES_DRAWN = ("", "", "", "", "", "", "same", "transposed")
+COLUMNS_DRAWN: tuple[tuple[str, ...], ...] = (
+    *[()] * 9, ("in_proj.weight", "out_proj.weight"), ("in_proj.weight",), ("out_proj.weight",),
+)  # fmt: skip
+CHECKPOINTS_DRAWN = (*[""] * 7, "hidden", "wrapped", "in_proj", "out_proj", "hidden")
+DATA_PARALLEL_OPTIMIZERS = ("none", "sgd", "sgd", "adamw")
+
+
+def data_parallel_cases(space: Space, *, style: str, fetch: str = "") -> SearchStrategy[DataParallelCase]:
+    """Cases of a perceptron under data parallelism, three in four of them trained; some parameter needs a gradient.
+
+    Recorded only where `fetch` is named.  Shrinks to one forward and backward of one row.
+    """
+    return _data_parallel_cases(space, style, fetch)
+
+
+def refused_sharding_cases(space: Space) -> SearchStrategy[RefusedShardingCase]:
+    """Cases whose first weight FSDP2 does not take as it is to be sharded.
+
+    Shrinks to one rank that is asked for a dim that a weight does not have.
+    """
+    return _refused_sharding_cases(space)
+
+
+@st.composite
+def _refused_sharding_cases(draw: DrawFn, space: Space) -> RefusedShardingCase:
+    world_size = pick(draw, "world_size", space.world_sizes)
+    dtype = pick(draw, "dtype", space.dtypes)
+    misfit = pick(draw, "misfit", [misfit for misfit in MISFITS if misfit != "uneven" or world_size > 1])
+    in_features, hidden_features = (pick(draw, name, FEATURES) for name in ("in_features", "hidden_features"))
+    if misfit == "uneven" and in_features % world_size == 0:
+        in_features += 1
+    least = 2 if misfit == "not_contiguous" else 1
+    return RefusedShardingCase(
+        misfit=misfit,
+        world_size=world_size,
+        dtype=dtype,
+        in_features=max(in_features, least),
+        hidden_features=max(hidden_features, least),
+        values=pick_values(draw, REFUSED_MODES),
+    )
+
+
+@st.composite
+def _data_parallel_cases(draw: DrawFn, space: Space, style: str, fetch: str) -> DataParallelCase:
+    return DataParallelCase(**_pick_data_parallel(draw, space, style, fetch))
+
+
+def _pick_data_parallel(
+    draw: DrawFn, space: Space, style: str, fetch: str, ties: tuple[str, ...] = TIES_DRAWN
+) -> dict[str, Any]:
+    """All fields of a DataParallelCase."""
+    fields = _pick_perceptron(draw, space)
+    fields |= _of_more_elements(fields)
+    fields |= _tie(fields, pick(draw, "tied", ties))
+    columns = pick(draw, "by_columns", COLUMNS_DRAWN if style == "fsdp2" else ((),))
+    fields |= _shard_columns(fields, columns)
+    if not any(name.endswith(("weight", "bias")) for name in fields["requires_grad"]):
+        fields["requires_grad"] = ("in_proj.weight",) if fields["tied"] else ("in_proj.weight", "out_proj.weight")
+    optimizer = pick(draw, "optimizer", DATA_PARALLEL_OPTIMIZERS)
+    optimizer = "sgd" if optimizer == "adamw" and fields["dtype"] == "float16" else optimizer
+    trains, activation = optimizer != "none", pick(draw, "activation", ACTIVATIONS)
+    training = _pick_training(draw, adamw=optimizer == "adamw") | _pick_clipping(draw)
+    training |= _of_few_bits(training) if fields["dtype"] == "bfloat16" else {}
+    exact, curved = pick_values(draw, MLP_MODES), pick_values(draw, CURVED_MODES, "curved ")
+    exact = _of_tied(exact) if fields["tied"] else exact
+    trained = pick_values(draw, TRAINING_MODES, "training ")
+    flags = {name: pick(draw, name, (False, True)) for name in ("syncs_every", "small_buckets", "views")}
+    reshards, padding = pick(draw, "reshards", (True, False)), pick(draw, "padding", PADDINGS)
+    stopped = pick(draw, "stopped_steps", STOPPED_STEPS)
+    of_out_proj = ("out_proj", "in_proj.weight") if fields["tied"] else ("out_proj",)
+    goes_on = trains and any(name.startswith(of_out_proj) for name in fields["requires_grad"])
+    own = {
+        "style": style,
+        "leading": (pick(draw, "rows", ROWS), *pick(draw, "more dims", ((), (), (2,), (3,)))),
+        "micro_batches": pick(draw, "micro_batches", MICRO_BATCHES),
+        "syncs_every": style == "fsdp2" and flags["syncs_every"],
+        "reshards": style != "fsdp2" or reshards,
+        "small_buckets": style == "ddp" and flags["small_buckets"],
+        "views": style == "ddp" and flags["views"],
+        "padding": padding if style == "zero3" else "nan",
+        "stopped_steps": tuple(step for step in stopped if goes_on and step <= training["steps"]),
+        "fetch": fetch,
+        "records": pick(draw, "records", RECORDS if fetch else (False,)),
+        "activation": activation,
+        "checkpointed": pick(draw, "checkpointed", CHECKPOINTS_DRAWN),
+        "optimizer": optimizer,
+        "values": curved if activation != "relu" else trained if trains else exact,
+    }
+    return fields | (training if trains else {}) | own
+
+
+def _of_more_elements(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """In bfloat16 one layer's size at most is 1: a tensor of one element often cancels to what 8 bits say little of."""
+    sizes = [name for name in ("out_features", "in_features", "hidden_features") if fields[name] == 1]
+    return dict.fromkeys(sizes[1:], 2) if fields["dtype"] == "bfloat16" else {}
+
+
+def _tie(fields: Mapping[str, Any], tied: str) -> dict[str, Any]:
+    """The tie, and those of the fields that it changes: sizes, and whether the one weight needs a gradient."""
+    if not tied:
+        return {"tied": ""}
+    size, flags = fields["hidden_features" if tied == "same" else "in_features"], fields["requires_grad"]
+    sizes = {"in_features": size, "out_features": size}
+    needs = {name if name != "out_proj.weight" else "in_proj.weight" for name in flags}
+    names = ("x", "in_proj.weight", "in_proj.bias", "out_proj.bias")
+    return {"tied": tied, **sizes, "requires_grad": tuple(name for name in names if name in needs)}
+
+
+def _shard_columns(fields: Mapping[str, Any], columns: tuple[str, ...]) -> dict[str, Any]:
+    """The weights that are sharded on dim 1, and the sizes that these need: multiples of the world size."""
+    tied, sizes = fields["tied"], {"in_proj.weight": "in_features", "out_proj.weight": "hidden_features"}
+    columns = tuple(name for name in columns if not tied or name == "in_proj.weight")
+    changed = {sizes[name] for name in columns}
+    if changed and tied:
+        changed = {"in_features", "out_features"} | ({"hidden_features"} if tied == "same" else set())
+    w = fields["world_size"]
+    return {"by_columns": columns, **{size: -(-fields[size] // w) * w for size in changed}}
+
+
+def _of_tied(values: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
+    """The draws that a tied weight can have: it would meet itself where it took the whole significand."""
+    instead = {"wide-in": "wide-x", "wide-out": "wide-g"}
+    return tuple((instead.get(mode, mode), seed) for mode, seed in values)
+
+
+def _of_few_bits(training: Mapping[str, Any]) -> dict[str, Any]:
+    """Shorter steps and less of the momentum, for the same reason: one draw in seven of momentum 0.9 said nothing."""
+    return {
+        "lr": min(training["lr"], 0.25),
+        "momentum": min(training["momentum"], 0.25),
+        "weight_decay": min(training["weight_decay"], 0.25),
+    }
+
+
+def _pick_clipping(draw: DrawFn) -> dict[str, Any]:
+    """What gradients are clipped to, in half of the trained cases."""
+    clip_norm, norm_type = pick(draw, "clip_norm", CLIP_NORMS), pick(draw, "norm_type", NORM_TYPES_DRAWN)
+    return {"clip_norm": clip_norm, "norm_type": norm_type if clip_norm else "2"}

@@ -1,0 +1,146 @@
+"""torch's data parallelism of a perceptron: DDP and FSDP2, trained by torch's optimizers.
+
+Every rank runs its own rows, micro-batch after micro-batch; gradients are averaged over the ranks.
+
+Source: torch/nn/parallel/distributed.py and torch/distributed/fsdp/_fully_shard (2.13.0).
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Replicate, Shard
+from torch.nn.parallel import DistributedDataParallel
+
+from equivtest.families.training.case import LAYERS, at_step
+from equivtest.families.training.data_parallel.case import DataParallelCase
+from equivtest.families.training.data_parallel.case_refused import RefusedShardingCase
+from equivtest.families.training.subject import Mlp, PerceptronRun
+from equivtest.kit.subject import Answers, Given
+
+TINY_BUCKET_MIB = 1e-6
+"""A bucket of one byte, which every gradient fills by itself."""
+
+
+def ddp_mlp(case: DataParallelCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """DistributedDataParallel: parameters replicated, gradients reduced in buckets."""
+    return DdpRun(case, mesh, given).answers()
+
+
+def fsdp2_mlp(case: DataParallelCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """fully_shard of each layer and of the whole: parameters, gradients and states sharded on a dim."""
+    run = RefusedRun if isinstance(case, RefusedShardingCase) else Fsdp2Run
+    return run(case, mesh, given).answers()
+
+
+class DataParallelRun(PerceptronRun):
+    """A visit whose steps take several micro-batches; what is captured of these is put together."""
+
+    case: DataParallelCase
+
+    def run_step(self, step: int) -> None:
+        """Forward and backward of each micro-batch of one step."""
+        parts = [self.run_micro_batch(step, index) for index in range(self.case.micro_batches)]
+        for name in parts[0]:
+            found = [part[name] for part in parts]
+            whole = torch.cat([tensor for tensor in found if tensor is not None]) if None not in found else None
+            self.keep(at_step(step, name), whole)
+        for name in self.case.graded_parameters(step):
+            self.keep(at_step(step, f"grad.{name}"), self.gradient(name))
+
+    def run_micro_batch(self, step: int, index: int) -> dict[str, torch.Tensor | None]:
+        """The output, captures and gradient of x of one micro-batch, on this rank's rows."""
+        case, rows = self.case, slice(index * self.case.leading[0], (index + 1) * self.case.leading[0])
+        x = self.given[at_step(step, "x")].detach()[rows].requires_grad_("x" in case.requires_grad)
+        with self.synchronization(is_last=index == case.micro_batches - 1):
+            output = self.forward(x)
+            self.backward(output, self.given[at_step(step, "cotangent")][rows])
+        found: dict[str, torch.Tensor | None] = {"output": output}
+        found |= {name: self.captured.pop(name, None) for name in case.captured_names(step)}
+        return found | ({"grad.x": x.grad} if "x" in case.graded_names(step) else {})
+
+    def backward(self, output: torch.Tensor, cotangent: torch.Tensor) -> None:
+        """Adds this micro-batch's gradients to those of the step."""
+        torch.autograd.backward(output, cotangent)
+
+    def synchronization(self, *, is_last: bool) -> AbstractContextManager[None]:
+        """Where a micro-batch runs: gradients are reduced in it, or added up on this rank."""
+        return nullcontext()
+
+
+class DdpRun(DataParallelRun):
+    def build(self) -> nn.Module:
+        case, model = self.case, Mlp(self.case, self.given)
+        model.wrap()
+        self.parallel = DistributedDataParallel(
+            model,
+            process_group=self.mesh.get_group(),
+            bucket_cap_mb=TINY_BUCKET_MIB if case.small_buckets else None,
+            gradient_as_bucket_view=case.views,
+            find_unused_parameters=bool(case.stopped_steps),
+        )
+        return model
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.parallel(x)
+        return output
+
+    def synchronization(self, *, is_last: bool) -> AbstractContextManager[None]:
+        return nullcontext() if is_last else cast("AbstractContextManager[None]", self.parallel.no_sync())
+
+
+class Fsdp2Run(DataParallelRun):
+    def build(self) -> nn.Module:
+        return self.shard(Mlp(self.case, self.given), self.mesh)
+
+    def shard(self, model: Mlp, mesh: DeviceMesh) -> nn.Module:
+        """The model, its layers and what is left of it sharded along the mesh; layers that are tied form one group."""
+        model.wrap()
+        self.by_columns = [model.get_parameter(name) for name in self.case.by_columns]
+        layers = [model.get_submodule(layer) for layer in LAYERS]
+        for group in [layers] if self.case.tied else [[layer] for layer in layers]:
+            self.shard_together(group, mesh)
+        self.parallel = self.shard_together(model, mesh)
+        return model
+
+    def shard_together(self, modules: Any, mesh: DeviceMesh) -> FSDPModule:
+        """A module, or a list of modules, gathered together."""
+        sharded: FSDPModule = fully_shard(
+            modules,
+            mesh=mesh,
+            reshard_after_forward=self.case.reshards,
+            shard_placement_fn=self.placement,
+            mp_policy=self.policy(),
+        )
+        return sharded
+
+    def placement(self, parameter: nn.Parameter) -> Any:
+        """How a parameter is sharded, if not on dim 0."""
+        return Shard(1) if any(parameter is each for each in self.by_columns) else None
+
+    def policy(self) -> MixedPrecisionPolicy:
+        """Which dtypes there are beside that of the parameters: none."""
+        return MixedPrecisionPolicy()
+
+    def synchronization(self, *, is_last: bool) -> AbstractContextManager[None]:
+        self.parallel.set_requires_gradient_sync(is_last or self.case.syncs_every)
+        return nullcontext()
+
+
+class RefusedRun(Fsdp2Run):
+    case: RefusedShardingCase
+
+    def shard(self, model: Mlp, mesh: DeviceMesh) -> nn.Module:
+        self.first = model.get_parameter("in_proj.weight")
+        if self.case.misfit == "not_contiguous":
+            self.first.data = self.first.data.t().contiguous().t()
+        return super().shard(model, mesh)
+
+    def placement(self, parameter: nn.Parameter) -> Any:
+        asked = {"dim": Shard(2), "placement": Replicate(), "uneven": Shard(1)}
+        return asked.get(self.case.misfit) if parameter is self.first else None

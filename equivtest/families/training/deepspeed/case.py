@@ -1,0 +1,139 @@
+"""A perceptron trained by DeepSpeed's engine, and how the engine is told to divide, fetch, keep and reduce."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from equivtest.families.training.data_parallel.case import DataParallelCase
+from equivtest.kit.case import replicated, require
+from equivtest.layout import Layout, Partial, flat_axis
+
+EVERYTHING = 1_000_000_000
+"""More elements than any model of a case has: DeepSpeed's own default of most sizes."""
+
+REDUCE_BUCKET_NUMEL = 1_000
+"""Of the buffer that gradients are reduced in, in elements: by default it takes 2 GB on every rank."""
+
+LEAST = {
+    "persistence_numel": 0,
+    "prefetch_numel": 0,
+    "reuse_numel": 0,
+    "live_numel": 0,
+    "reduce_bucket_numel": 1,
+    "sub_group_numel": 1,
+}
+"""Size of an engine -> the least that it may be."""
+
+
+STAGES = (1, 2, 3)
+OF_STAGE_3 = (
+    "persistence_numel", "prefetch_numel", "reuse_numel", "live_numel", "sequential", "leaf", "sub_group_numel",
+)  # fmt: skip
+"""Options that say how parameters are fetched, kept and updated where these are divided."""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class EngineCase(DataParallelCase):
+    """A data-parallel case of style zero3 with options of the engine, which may change no answer but where they say so.
+
+    Sizes are in elements of whole parameters.  A layer's parameters are fetched before its forward and
+    before its backward, and released after each; the options say where that is not so.
+
+    Attributes:
+        stage: What is divided among the ranks: 3: parameters, gradients and optimizer states; 2: the
+            latter two; 1: states, and of gradients what they need.  In stages 1 and 2 every rank holds
+            whole parameters; all of one kind form one flat tensor, of which a rank holds a part that
+            may begin and end within a parameter: it answers that with zeros around it, an operand
+            of a sum.
+        persistence_numel: Parameters of up to so many elements stay fetched until the update.
+        prefetch_numel: How much is fetched ahead, from the second forward on.
+        reuse_numel: Parameters that are used again within so many stay fetched, from the second forward on.
+        live_numel: How much may be fetched ahead of its use, from the second forward on.
+        reduce_bucket_numel: Gradients that are reduced together, at least 1.
+        reduce_scatter: Whether gradients are reduced by reduce_scatter, not by all_reduce.
+        sequential: Whether a fetch by all_gather takes one collective per parameter.
+        leaf: Whether the whole model is fetched and released together, as one module.
+        sub_group_numel: Parameters that are updated together; 1: each alone.
+        saved_after: The step after whose update everything is saved, and loaded by a fresh engine of other values
+            that goes on; 0: none.
+        predivide_factor: What gradients are divided by before they are reduced, and multiplied with again after.
+        prescales: Whether they are divided by the number of ranks before they are reduced, whatever that factor.
+        gradient_clipping: Norm of all gradients together beyond which they are scaled down to it
+            before each update; 0: never.  Unlike the others this may change answers.
+
+    Source: deepspeed/runtime/zero/config.py (0.19.8).
+    """
+
+    style: str = "zero3"
+    stage: int = 3
+    persistence_numel: int = 0
+    prefetch_numel: int = EVERYTHING
+    reuse_numel: int = EVERYTHING
+    live_numel: int = EVERYTHING
+    reduce_bucket_numel: int = REDUCE_BUCKET_NUMEL
+    reduce_scatter: bool = True
+    sequential: bool = False
+    leaf: bool = False
+    sub_group_numel: int = EVERYTHING
+    saved_after: int = 0
+    predivide_factor: float = 1.0
+    prescales: bool = False
+    gradient_clipping: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(self.style == "zero3", f"an engine's style is 'zero3', got {self.style!r}")
+        require(not self.members, f"an engine trains on the whole world: leave members out, got {self.members}")
+        require(self.dtype == "float32", f"an engine is judged in float32 alone, got {self.dtype!r}")
+        require(self.stage in STAGES, f"stage must be one of {', '.join(map(str, STAGES))}, got {self.stage}")
+        for name in OF_STAGE_3 if self.stage != 3 else ():
+            require(
+                getattr(self, name) == getattr(EngineCase, name),
+                f"stage {self.stage} divides no parameters: leave {name} out, got {getattr(self, name)}",
+            )
+        require(not self.stopped_steps, f"an engine's steps all go through, got stopped_steps {self.stopped_steps}")
+        require(not self.clips, f"an engine clips by gradient_clipping: leave clip_norm out, got {self.clip_norm}")
+        for name, least in LEAST.items():
+            value = getattr(self, name)
+            require(least <= value <= EVERYTHING, f"{name} must be in {least}..{EVERYTHING}, got {value}")
+        require(
+            0 <= self.saved_after < self.steps,
+            f"saved_after must be in 0..{self.steps - 1}, a step that another follows, got {self.saved_after}",
+        )
+        require(
+            0 < self.predivide_factor < math.inf,
+            f"predivide_factor must be above 0 and finite, got {self.predivide_factor}",
+        )
+        require(
+            self.stage == 1 or not self.reduce_scatter or (self.predivide_factor == 1 and not self.prescales),
+            f"stage {self.stage} scales no gradients that it reduces by reduce_scatter: set reduce_scatter=False, "
+            f"got predivide_factor={self.predivide_factor} and prescales={self.prescales}",
+        )
+        require(
+            0 <= self.gradient_clipping < math.inf,
+            f"gradient_clipping must be at least 0 and finite, got {self.gradient_clipping}",
+        )
+        require(
+            self.trains or not self.gradient_clipping,
+            f"gradients are clipped before an update: set optimizer with gradient_clipping={self.gradient_clipping}",
+        )
+        super().__post_init__()
+
+    def layouts(self) -> dict[str, Layout]:
+        layouts = super().layouts()
+        if self.stage == 3:
+            return layouts
+        divided = {name for name, layout in layouts.items() if flat_axis(layout) is not None}
+        whole = {name for name in divided if "param" in name.split(".")}
+        operands = dict.fromkeys(divided - whole, Layout((Partial(),)))
+        return {name: replicated() if name in whole else operands.get(name, layouts[name]) for name in layouts}
+
+    @property
+    def predivides(self) -> bool:
+        """Whether the factor is used."""
+        return self.predivide_factor != 1 and not self.prescales
+
+    @property
+    def leaf_input_requires_grad(self) -> bool:
+        """Whether autograd goes on beyond the leaf, to x; True where there is no leaf."""
+        return not self.leaf or "x" in self.requires_grad

@@ -1,0 +1,110 @@
+"""A perceptron trained by DeepSpeed's engine: as any other, but that the engine may clip its gradients.
+
+Letters: w ranks, N elements and P parameters of the whole model, u unit roundoff of float32.
+
+    norm = sqrt(sum g^2) over all parameters      c = max(1, (norm + 1e-6) / limit)      g becomes g (1 / c)
+
+A factor f by which gradients are divided before they are reduced, and multiplied with after, changes
+nothing but roundings: up to four for the two scalings and their reciprocals.  Where f is a power of two there are none.
+
+Clipping starts from the averaged gradients g that the ranks really held.  Each parameter's norm is taken in
+float64; after that, each step is counted as one rounding of float32, though some are of float64:
+the sum of squares is stored, reduced (w - 1) and its root taken; P groups of parameters at most
+are squared, summed and rooted again; then 1e-6, the sum, the limit and the quotient.  Within these roundings c
+lies between two numbers.  Where both are 1 gradients stay as they are, to the last bit; else the
+reciprocal, its storage and the product round once more each.
+
+Source: get_grad_norm_direct and unscale_and_clip_grads in deepspeed/runtime/zero/stage3.py and
+stage_1_and_2.py, combine_grad_norm_groups in runtime/utils.py, get_norm_dtype in
+runtime/zero/utils.py (0.19.8); Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed.,
+section 3.1.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+
+from equivtest.families.training.case import EXACT_MODES
+from equivtest.families.training.deepspeed.case import EngineCase
+from equivtest.families.training.oracle import Reference, written
+from equivtest.kit.oracle import expect, expect_held
+from equivtest.kit.oracle.averages import Averages
+from equivtest.kit.oracle.expected import Expected
+from equivtest.kit.oracle.held import Held
+from equivtest.kit.oracle.operations import Operations
+from equivtest.kit.oracle.rounding import U_REFERENCE, Arithmetic, Bounded, Operand, bounded, growth
+from equivtest.kit.values import draw
+
+ADDED_TO_NORM = 1e-6
+SCALING_ROUNDINGS = 4
+"""Of a product with a reciprocal before the reduction and of one after it."""
+
+
+@expect.register
+@expect_held.register
+def expect_engine(case: EngineCase, index: int, held: Held | None = None) -> Expected:
+    """Every answer of every step; arguments and errors as of `expect_mlp`."""
+    given = draw(case, index)
+    reference = EngineReference(case, given, held, is_real=case.values[index][0] not in EXACT_MODES)
+    return written(case, reference.run())
+
+
+class EngineReference(Reference):
+    """The unsharded module, its updates made from clipped gradients."""
+
+    case: EngineCase
+
+    def sums(self, operations: Operations) -> Averages:
+        """As of data parallelism, scaled before and after the reduction."""
+        case = self.case
+        if not case.predivides:
+            return Averages(operations, case.num_averaged, case.micro_batches)
+        if math.frexp(case.predivide_factor)[0] != 0.5:
+            operations = replace(operations, must_be_exact=False, may_be_exact=False)
+        return Averages(operations, case.num_averaged, case.micro_batches, scalings=SCALING_ROUNDINGS)
+
+    def run_step(self, step: int, operations: Operations, parameters: dict[str, torch.Tensor]) -> dict[str, Operand]:
+        gradients = super().run_step(step, operations, parameters)
+        if not self.case.gradient_clipping:
+            return gradients
+        trained = {name: gradients[name] for name in self.case.trained_names()}
+        return gradients | clipped(trained, self.case.gradient_clipping, self.case.world_size, operations.arithmetic)
+
+
+def clipped(gradients: dict[str, Operand], limit: float, num_ranks: int, arithmetic: Arithmetic) -> dict[str, Operand]:
+    """What clipping leaves of the gradients, plain tensors of any shape: themselves, or within a bound.
+
+    Args:
+        limit: Largest norm of all of them together, above 0.
+    """
+    held = {name: gradient for name, gradient in gradients.items() if isinstance(gradient, torch.Tensor)}
+    num_terms = sum(gradient.numel() for gradient in held.values())
+    norm = float(torch.stack([gradient.double().square().sum() for gradient in held.values()]).sum().sqrt())
+    ratio = (norm + ADDED_TO_NORM) / limit
+    off = growth((roundings(len(held), num_ranks, arithmetic), arithmetic.u_o), (num_terms + 16, U_REFERENCE))
+    smallest, largest = max(1.0, ratio / (1 + off)), max(1.0, ratio * (1 + off))
+    if largest == 1:
+        return gradients
+    factor = 1 / max(1.0, ratio)
+    beyond = max(factor - 1 / largest, 1 / smallest - factor)
+    why = f"norm {norm:.6e} clipped to {limit}: 1 / c in {1 / largest:.9e}..{1 / smallest:.9e}, rounded 3 times"
+    return {name: _scaled(gradient, factor, beyond, why, arithmetic) for name, gradient in held.items()}
+
+
+def roundings(num_parameters: int, num_ranks: int, arithmetic: Arithmetic) -> int:
+    """Of the norm and its quotient: stored and reduced, a root, groups squared and summed, a root, the quotient.
+
+    The second root halves what the squares have doubled; the first one is taken not to halve anything.
+    """
+    of_root = int(2 * arithmetic.libm_ulp)
+    return num_ranks + of_root + (num_parameters + 1 + of_root) + 4
+
+
+def _scaled(gradient: torch.Tensor, factor: float, beyond: float, why: str, arithmetic: Arithmetic) -> Bounded:
+    """gradient * factor, where the factor may be `beyond` off before it is rounded."""
+    magnitude = gradient.double().abs()
+    error = beyond * magnitude + growth((3, arithmetic.u_o)) * (factor + beyond) * magnitude + arithmetic.eta
+    return bounded(gradient.double() * factor, error, magnitude * factor, 2, why)

@@ -1,0 +1,95 @@
+"""A perceptron under FSDP2 with mixed precision: it is stored, computed and reduced in dtypes of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from equivtest.families.training.case import base_of
+from equivtest.families.training.data_parallel.case import DataParallelCase
+from equivtest.kit.case import require
+from equivtest.tensors import SIGNIFICAND_BITS
+
+NARROW = ("bfloat16", "float16")
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class MixedCase(DataParallelCase):
+    """A data-parallel case of style fsdp2 whose parameters are float32 and are computed with in fewer bits.
+
+    What is sharded, clipped and updated is float32.  A layer takes and multiplies `param_dtype`; of its
+    output and the gradient of that the activation sees `output_dtype`; gradients of parameters are added
+    up over micro-batches and reduced over ranks in `reduce_dtype`.
+
+    Attributes:
+        param_dtype: One of NARROW.
+        reduce_dtype: 'float32' or one of NARROW; '': param_dtype.
+        output_dtype: 'float32' or param_dtype; '': param_dtype.
+        casts_inputs: Whether inputs are cast to param_dtype; if not, x is of that dtype, and so are outputs.
+
+    Source: torch/distributed/fsdp/_fully_shard/_fsdp_api.py, MixedPrecisionPolicy (2.13.0).
+    """
+
+    style: str = "fsdp2"
+    param_dtype: str = "bfloat16"
+    reduce_dtype: str = ""
+    output_dtype: str = ""
+    casts_inputs: bool = True
+
+    def __post_init__(self) -> None:
+        require(self.style == "fsdp2", f"mixed precision is fsdp2's, got style {self.style!r}")
+        require(self.dtype == "float32", f"parameters of mixed precision are float32, got {self.dtype!r}")
+        require(not self.tied, f"which dtype adds both uses of a tied weight is nobody's word: got {self.tied!r}")
+        for name, known in (
+            ("param_dtype", NARROW),
+            ("reduce_dtype", ("", "float32", *NARROW)),
+            ("output_dtype", ("", "float32", self.param_dtype)),
+        ):
+            value = getattr(self, name)
+            require(value in known, f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
+        require(
+            self.casts_inputs or self.activation_dtype == self.param_dtype,
+            f"casts_inputs=False hands {self.output_dtype} to a layer of {self.param_dtype}: leave output_dtype out",
+        )
+        super().__post_init__()
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((self.dtype, self.param_dtype, self.reduced_dtype, self.activation_dtype)))
+
+    def is_within(self, dtypes: Collection[str]) -> bool:
+        """As ever; a run of neither of NARROW has the cases of both."""
+        others = () if set(NARROW) & set(dtypes) else NARROW
+        return super().is_within((*dtypes, *others))
+
+    @property
+    def reduced_dtype(self) -> str:
+        """In which gradients are reduced."""
+        return self.reduce_dtype or self.param_dtype
+
+    @property
+    def dtypes_sent(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((self.dtype, self.param_dtype, self.reduced_dtype)))
+
+    @property
+    def activation_dtype(self) -> str:
+        """Of what layers give."""
+        return self.output_dtype or self.param_dtype
+
+    @property
+    def narrowest(self) -> str:
+        return min(self.param_dtype, self.reduced_dtype, key=SIGNIFICAND_BITS.__getitem__)
+
+    @property
+    def num_sums(self) -> int:
+        return self.num_averaged * self.micro_batches if self.reduced_dtype == "float32" else 1
+
+    def dtype_of(self, name: str) -> str:
+        base = base_of(name)
+        if base in ("x", "grad.x"):
+            return self.dtype if self.casts_inputs else self.param_dtype
+        if base in ("capture.in_proj.input", "capture.out_proj.input", "grad.out_proj.input"):
+            return self.param_dtype
+        if base in ("capture.in_proj.output", "grad.in_proj.output", "output", "cotangent"):
+            return self.activation_dtype
+        return self.dtype

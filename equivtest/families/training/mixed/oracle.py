@@ -1,0 +1,101 @@
+"""A perceptron under FSDP2 with mixed precision: as any other, but for what is cast where.
+
+Letters: P param_dtype, R the dtype of reductions, O that of layers' outputs, float32 the parameters'.
+
+A cast has one right value: it rounds to nearest, or widens.  So what a layer multiplies follows from what
+was held: x, the cotangent, the parameters and the gradient of in_proj's output, each rounded to P.  A
+layer's product is stored in P and then widened to O; the activation is computed and stored in O, and
+then rounded to P.  Gradients are stored in P, per micro-batch; cast to R, they are added, divided and
+reduced there; a cast to float32 rounds nothing more.  Clipping and the updates are float32's.
+
+Source: torch/distributed/fsdp/_fully_shard: _fsdp_state.py, _pre_forward and _post_forward, for inputs and
+outputs; _fsdp_param.py, init_dtype_attrs and to_accumulated_grad_if_needed; _fsdp_collectives.py,
+foreach_reduce (2.13.0).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from equivtest.families.training.case import EXACT_MODES
+from equivtest.families.training.mixed.case import MixedCase
+from equivtest.families.training.oracle import Reference, written
+from equivtest.kit.oracle import expect, expect_held
+from equivtest.kit.oracle.averages import Averages
+from equivtest.kit.oracle.expected import Expected
+from equivtest.kit.oracle.held import Held
+from equivtest.kit.oracle.operations import Found, Operations
+from equivtest.kit.oracle.rounding import Operand, store
+from equivtest.kit.values import draw
+from equivtest.tensors import DTYPES
+
+
+@expect.register
+@expect_held.register
+def expect_mixed(case: MixedCase, index: int, held: Held | None = None) -> Expected:
+    """Every answer of every step; arguments and errors as of `expect_mlp`."""
+    given = draw(case, index)
+    reference = MixedReference(case, given, held, is_real=case.values[index][0] not in EXACT_MODES)
+    return written(case, reference.run())
+
+
+@dataclass(frozen=True)
+class PartedOperations(Operations):
+    """Operations on a batch in so many equal parts, each of which may be exact in a unit of its own."""
+
+    num_parts: int = 1
+
+    def product(
+        self, left: torch.Tensor, right: torch.Tensor, *, plus: torch.Tensor | None = None, split: str = ""
+    ) -> Found:
+        """As ever; left (R, C) is proved exact part by part."""
+        multiply = super().product
+        found = [multiply(part, right, plus=plus, split=split) for part in left.chunk(self.num_parts)]
+        inexact = [each for each in found if each.allowed is not None]
+        errors = [torch.zeros_like(each.value) if each.allowed is None else each.allowed for each in found]
+        return Found(
+            torch.cat([each.value for each in found]),
+            torch.cat(errors) if inexact else None,
+            (inexact or found)[0].derivation,
+            max(each.bits_used for each in found),
+        )
+
+
+class MixedReference(Reference):
+    """The unsharded module with the casts of one that is sharded."""
+
+    case: MixedCase
+
+    def run_step(self, step: int, operations: Operations, parameters: dict[str, torch.Tensor]) -> dict[str, Operand]:
+        taken = {name: self.taken(parameter) for name, parameter in parameters.items()}
+        parted = PartedOperations(
+            self.case.param_dtype,
+            operations.ranks,
+            operations.must_be_exact,
+            operations.may_be_exact,
+            num_parts=self.case.num_sums,
+        )
+        return super().run_step(step, parted, taken)
+
+    def taken(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Rounded to P; float64."""
+        return tensor.to(DTYPES[self.case.param_dtype]).double()
+
+    def sums(self, operations: Operations) -> Averages:
+        return Averages(operations, self.case.num_averaged, self.case.micro_batches, self.case.reduced_dtype)
+
+    def activation(self, operations: Operations, before: torch.Tensor) -> Found:
+        """Computed in O, rounded to P."""
+        found = super().activation(replace(operations, dtype=self.case.activation_dtype), before)
+        if self.case.activation_dtype == operations.dtype:
+            return found
+        if found.allowed is None:
+            return replace(found, value=self.taken(found.value))
+        allowed = store(found.value, found.allowed, operations.arithmetic)
+        return replace(found, allowed=allowed, derivation=f"{found.derivation}, and 1 of {operations.dtype}")
+
+    def activation_grad(self, operations: Operations, before: torch.Tensor, cotangent: torch.Tensor) -> Found:
+        """In O."""
+        return super().activation_grad(replace(operations, dtype=self.case.activation_dtype), before, cotangent)

@@ -1,0 +1,32 @@
+"""torch's FSDP2 with mixed precision: a perceptron of float32 parameters, computed with and reduced in fewer bits.
+
+Source: torch/distributed/fsdp/_fully_shard/_fsdp_api.py, MixedPrecisionPolicy (2.13.0).
+"""
+
+from __future__ import annotations
+
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy
+
+from equivtest.families.training.data_parallel.subject import Fsdp2Run
+from equivtest.families.training.mixed.case import MixedCase
+from equivtest.kit.subject import Answers, Given
+from equivtest.tensors import DTYPES
+
+
+def fsdp2_mixed_mlp(case: MixedCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """fully_shard of each layer and of the whole, with one policy of mixed precision."""
+    return MixedRun(case, mesh, given).answers()
+
+
+class MixedRun(Fsdp2Run):
+    case: MixedCase
+
+    def policy(self) -> MixedPrecisionPolicy:
+        case = self.case
+        return MixedPrecisionPolicy(
+            param_dtype=DTYPES[case.param_dtype],
+            reduce_dtype=DTYPES.get(case.reduce_dtype),
+            output_dtype=DTYPES.get(case.output_dtype),
+            cast_forward_inputs=case.casts_inputs,
+        )

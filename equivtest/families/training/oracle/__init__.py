@@ -1,0 +1,246 @@
+"""A perceptron of two layers and its training, each step from what the step before it left.
+
+Letters: T tokens, K in_features, H hidden_features, N out_features.  With x (T, K), W1 (H, K),
+W2 (N, H) and a cotangent G (T, N): a = x W1^T + b1, h = act(a), y = h W2^T + b2; grad h = G W2,
+grad a = act'(a) grad h, grad x = (grad a) W1, grad W1 = (grad a)^T x, grad W2 = G^T h, and the
+gradient of a bias is the sum over tokens.  Sequence parallelism contracts H, and all that is a sum
+over T, across ranks; data parallelism contracts T alone, and averages.
+
+Given what the ranks held, each operation is judged by itself: from its actual operands, so that
+what an operation before it was allowed to be off is not handed on, and nothing grows with depth or
+steps.  If every operation is right within its bound, so is the whole but for these roundings.
+
+Source: torch.nn.Linear, torch.nn.functional.relu, gelu and silu (2.13.0) for the formulas; the
+gradients are derived here, by the chain rule.  Exactness: see `equivtest.kit.oracle.exact`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from equivtest.families.training.case import EXACT_MODES, PerceptronCase, at_step
+from equivtest.families.training.data_parallel.case import DataParallelCase
+from equivtest.families.training.oracle.clipping import clipped, total_norm
+from equivtest.families.training.oracle.tied import ONE_STORAGE, grad_of_tied, weight_of_out_proj
+from equivtest.families.training.oracle.updates import adamw, sgd_momentum, sgd_parameter
+from equivtest.kit.oracle import expect, expect_held
+from equivtest.kit.oracle.averages import Averages
+from equivtest.kit.oracle.expected import Expected, ExpectedTensor
+from equivtest.kit.oracle.held import Held, whole
+from equivtest.kit.oracle.operations import Found, Operations
+from equivtest.kit.oracle.rounding import Operand
+from equivtest.kit.values import draw
+
+
+@expect.register
+@expect_held.register
+def expect_mlp(case: PerceptronCase, index: int, held: Held | None = None) -> Expected:
+    """Every answer of every step.
+
+    Args:
+        held: What each rank answered; without it each operation takes what the one before it gives
+            in float64, which is what was held only where all is exact.
+
+    Raises:
+        InexactData: the drawn values break the conditions of exactness.
+    """
+    given = draw(case, index)
+    reference = Reference(case, given, held, is_real=case.values[index][0] not in EXACT_MODES)
+    return written(case, reference.run())
+
+
+@dataclass(frozen=True)
+class TokenSums:
+    """Sums over tokens that are divided among the ranks in any way."""
+
+    operations: Operations
+
+    def product(self, left: torch.Tensor, right: torch.Tensor) -> Found:
+        """left (C, T) @ right (T, D)."""
+        return self.operations.product(left, right, split="tokens")
+
+    def total(self, terms: torch.Tensor) -> Found:
+        """The sum of terms (T, C): (C,)."""
+        return self.operations.total(terms)
+
+
+@dataclass
+class Reference:
+    """The unsharded module, and what it has answered so far, leading dims flattened.
+
+    Attributes:
+        given: Global tensors of the case's dtype.
+        is_real: Whether the values are real numbers, so that results are rounded.
+    """
+
+    case: PerceptronCase
+    given: dict[str, torch.Tensor]
+    held: Held | None
+    is_real: bool
+    found: dict[str, Found] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        self.shapes = self.case.shapes()
+
+    def run(self) -> dict[str, Found]:
+        """Every answer by name."""
+        case = self.case
+        parameters = {name: self.given[name].double() for name in case.parameter_names()}
+        for place in case.place_names():
+            self.found[f"param.{place}"] = Found.copy_of(parameters[case.parameter_at(place)])
+        if case.tied:
+            self.found["storages"] = ONE_STORAGE
+        state: dict[str, torch.Tensor] = {}
+        for step in range(1, case.steps + 1):
+            # Exact data make the first step exact; later ones only if the updates leave few enough bits.
+            operations = Operations(
+                case.dtype,
+                case.num_hidden_parts,
+                must_be_exact=step == 1 and not self.is_real,
+                may_be_exact=not self.is_real,
+            )
+            gradients = self.run_step(step, operations, parameters)
+            if case.trains:
+                operations = replace(operations, must_be_exact=False)
+                taken = self.clip(step, operations, gradients)
+                for name in case.names_left("param"):
+                    if name not in taken:
+                        self.leave(step, name, parameters[name], state)
+                        continue
+                    parameters[name] = self.update(step, name, operations, parameters[name], state, taken[name])
+                if case.tied:
+                    self.found[f"step{step}.param.out_proj.weight"] = Found.copy_of(parameters["in_proj.weight"])
+        return self.found
+
+    def add(self, name: str, result: Found, *, is_exact: bool = False) -> torch.Tensor:
+        """Puts down an answer and gives what the next operation was given: what the ranks hold of it."""
+        self.found[name] = result
+        if self.held is None or (is_exact and result.allowed is None):
+            return result.value
+        actual = whole(self.held, name, self.shapes[name], self.case.mesh_shape)
+        return result.value if actual is None else actual.reshape(result.value.shape)
+
+    @property
+    def hidden_split(self) -> str:
+        """How a contraction over the hidden features is divided among the ranks."""
+        return "contraction" if self.case.num_hidden_parts > 1 else ""
+
+    def sums(self, operations: Operations) -> Averages | TokenSums:
+        """The sums over tokens that gradients of parameters are."""
+        if isinstance(self.case, DataParallelCase):
+            return Averages(operations, self.case.num_averaged, self.case.micro_batches)
+        return TokenSums(operations)
+
+    def taken(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What a layer multiplies where it is handed `tensor`."""
+        return tensor
+
+    def activation(self, operations: Operations, before: torch.Tensor) -> Found:
+        """What out_proj takes."""
+        return operations.activation(self.case.activation, before)
+
+    def activation_grad(self, operations: Operations, before: torch.Tensor, cotangent: torch.Tensor) -> Found:
+        """The gradient of in_proj's output."""
+        return operations.activation_grad(self.case.activation, before, cotangent)
+
+    def clip(self, step: int, operations: Operations, gradients: Mapping[str, Operand]) -> Mapping[str, Operand]:
+        """What clipping leaves of the gradients of parameters, if the case clips them."""
+        case = self.case
+        if not case.clips:
+            return gradients
+        held = {name: gradient for name, gradient in gradients.items() if name != "x" and torch.is_tensor(gradient)}
+        norm = self.add(
+            f"step{step}.total_norm", total_norm(list(held.values()), case.norm_type, case.norm_axes, operations)
+        )
+        return {
+            name: self.add(f"step{step}.clipped.{name}", clipped(value, norm, case.clip_norm, operations.arithmetic))
+            for name, value in held.items()
+        }
+
+    def leave(self, step: int, name: str, parameter: torch.Tensor, state: dict[str, torch.Tensor]) -> None:
+        """What an update does not touch: a frozen parameter, or one without a gradient in this step, and its state."""
+        self.found[f"step{step}.param.{name}"] = Found.copy_of(parameter)
+        for kind in self.case.state_names():
+            if kind != "param" and name in self.case.names_left(kind):
+                self.found[f"step{step}.{kind}.{name}"] = Found.copy_of(state[f"{kind}.{name}"])
+
+    def update(
+        self,
+        step: int,
+        name: str,
+        operations: Operations,
+        parameter: torch.Tensor,
+        state: dict[str, torch.Tensor],
+        gradient: Operand,
+    ) -> torch.Tensor:
+        """The parameter after update number `step`; `state` holds its optimizer's state by name."""
+
+        def add(kind: str, result: Found) -> torch.Tensor:
+            state[f"{kind}.{name}"] = self.add(f"step{step}.{kind}.{name}", result)
+            return state[f"{kind}.{name}"]
+
+        case = self.case
+        if case.optimizer == "adamw":
+            moments = (state[f"exp_avg.{name}"], state[f"exp_avg_sq.{name}"]) if step > 1 else None
+            after = adamw(case, operations, case.num_updates(name, step), parameter, moments, gradient)
+            return [add(kind, result) for kind, result in after.items()][-1]
+        if case.momentum:
+            momentum = state.get(f"momentum.{name}")
+            gradient = add("momentum", sgd_momentum(case, operations, parameter, momentum, gradient))
+        return add("param", sgd_parameter(case, operations, parameter, gradient, decays=not case.momentum))
+
+    def run_step(self, step: int, operations: Operations, parameters: dict[str, torch.Tensor]) -> dict[str, Operand]:
+        """Forward and backward of one step: the gradients that the case asks for, as an update takes them.
+
+        Args:
+            parameters: W1 (H, K), b1 (H,), W2 (N, H), b2 (N,), float64, global, as of before the step.
+        """
+        case, product, sums = self.case, operations.product, self.sums(operations)
+        x = self.taken(self.given[at_step(step, "x")].reshape(-1, case.in_features).double())
+        cotangent = self.taken(self.given[at_step(step, "cotangent")].reshape(-1, case.out_features).double())
+        in_weight, out_weight = parameters["in_proj.weight"], weight_of_out_proj(case, parameters)
+        in_bias, out_bias = parameters.get("in_proj.bias"), parameters.get("out_proj.bias")
+
+        def add(name: str, result: Found) -> torch.Tensor:
+            return self.add(at_step(step, name), result, is_exact=operations.must_be_exact)
+
+        add("capture.in_proj.input", Found.copy_of(x))
+        before = add("capture.in_proj.output", product(x, in_weight.T, plus=in_bias))
+        hidden = add("capture.out_proj.input", self.activation(operations, before))
+        add("output", product(hidden, out_weight.T, plus=out_bias, split=self.hidden_split))
+        before_grad = torch.empty(0)
+        if case.hidden_requires_grad and not case.stops_at_hidden(step):
+            hidden_grad = add("grad.out_proj.input", product(cotangent, out_weight))
+            before_grad = self.taken(add("grad.in_proj.output", self.activation_grad(operations, before, hidden_grad)))
+        gradients = {
+            "x": lambda: product(before_grad, in_weight, split=self.hidden_split),
+            "in_proj.weight": lambda: sums.product(before_grad.T, x),
+            "in_proj.bias": lambda: sums.total(before_grad),
+            "out_proj.weight": lambda: sums.product(cotangent.T, hidden),
+            "out_proj.bias": lambda: sums.total(cotangent),
+        }
+        if case.tied:
+            assert isinstance(sums, Averages)
+            gradients["in_proj.weight"] = lambda: grad_of_tied(case, sums, (before_grad, x), (cotangent, hidden))
+        return {name: add(f"grad.{name}", gradients[name]()) for name in case.graded_names(step)}
+
+
+def written(case: PerceptronCase, found: dict[str, Found]) -> Expected:
+    """The answers in the case's order, in their global shapes, under the contract's layouts."""
+    shapes, layouts, flags = case.shapes(), case.layouts(), case.given_flags()
+    outputs = {at_step(step, "output") for step in range(1, case.steps + 1)}
+    tensors = {}
+    for name in case.answer_names():
+        result = found[name]
+        tensors[name] = ExpectedTensor(
+            value=result.value.reshape(shapes[name]),
+            allowed=None if result.allowed is None else result.allowed.reshape(shapes[name]),
+            layout=layouts[name],
+            dtype=case.dtype_of(name),
+            derivation=result.derivation,
+            requires_grad=bool(case.requires_grad) if name in outputs else flags.get(name.removeprefix("param.")),
+        )
+    return Expected(tensors, {name: result.bits_used for name, result in found.items() if result.bits_used})

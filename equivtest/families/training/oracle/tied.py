@@ -1,0 +1,69 @@
+"""A weight that both layers of a perceptron have: what out_proj takes it for, and the gradient of its uses together.
+
+Letters: R rows of the batch, H hidden_features, K in_features, as many as out_features; W (H, K), a' the
+gradient of in_proj's output, G the cotangent, h the hidden activation.
+
+    out_proj has W, H = K:    grad W = a'^T x + G^T h
+    out_proj has W^T:         grad W = a'^T x + h^T G
+
+by the chain rule, as of one sum whose terms are those of both.  Each rank stores a product per use
+and micro-batch, and adds them in any order, before it reduces them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from equivtest.families.training.case import PerceptronCase
+from equivtest.kit.oracle.averages import Averages
+from equivtest.kit.oracle.exact import InexactData, find_integers
+from equivtest.kit.oracle.operations import Found
+
+ONE_STORAGE = Found(torch.tensor(1.0, dtype=torch.float64), None, "equal: one parameter, whatever its places")
+
+
+def weight_of_out_proj(case: PerceptronCase, parameters: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """(N, H), what the second layer multiplies with."""
+    weight = parameters[case.parameter_at("out_proj.weight")]
+    return weight.T if case.tied == "transposed" else weight
+
+
+def grad_of_tied(
+    case: PerceptronCase,
+    averages: Averages,
+    in_use: tuple[torch.Tensor, torch.Tensor],
+    out_use: tuple[torch.Tensor, torch.Tensor],
+) -> Found:
+    """The average gradient of the tied weight: (H, K).
+
+    Args:
+        in_use: a' (R, H) and x (R, K); a' has no elements where the backward does not reach in_proj.
+        out_use: G (R, N) and h (R, H).
+    """
+    pairs = [in_use] if in_use[0].numel() else []
+    pairs.append(out_use if case.tied == "same" else (out_use[1], out_use[0]))
+    pairs = [_in_units_of(pairs[0][0], *pair) for pair in pairs]
+    num_blocks = averages.ranks * averages.micro_batches
+    left, right = (_by_block(sides, num_blocks) for sides in zip(*pairs, strict=True))
+    return replace(averages, micro_batches=averages.micro_batches * len(pairs)).product(left.T, right)
+
+
+def _by_block(tensors: Sequence[torch.Tensor], num_blocks: int) -> torch.Tensor:
+    """The rows of all, micro-batch after micro-batch of each rank, and of each the uses one after the other."""
+    blocks = zip(*(tensor.chunk(num_blocks) for tensor in tensors), strict=True)
+    return torch.cat([use for uses in blocks for use in uses])
+
+
+def _in_units_of(first: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The pair, a power of two taken from one to the other, so that `left` counts in the unit of `first`.
+
+    The terms of all pairs then have the unit that the finest of them needs, and no finer one.
+    """
+    try:
+        power = 2.0 ** (find_integers("first", first).exponent - find_integers("left", left).exponent)
+    except InexactData:
+        return left, right
+    return left * power, right / power

@@ -1,0 +1,76 @@
+"""One update of one parameter, from the gradient and the state that were really held.
+
+Source: torch/optim/sgd.py and torch/optim/adam.py (2.13.0): the momentum buffer begins as the first
+gradient, both moments of AdamW as zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from equivtest.families.training.case import PerceptronCase
+from equivtest.families.training.oracle.optimizers import AdamOptions, SgdOptions, adamw_step, sgd_step
+from equivtest.kit.oracle.operations import Found, Operations
+from equivtest.kit.oracle.rounding import Bounded, Operand
+
+
+def sgd_momentum(
+    case: PerceptronCase,
+    operations: Operations,
+    parameter: torch.Tensor,
+    momentum: torch.Tensor | None,
+    gradient: Operand,
+) -> Found:
+    """momentum * buffer + gradient + weight_decay * parameter; no buffer before the first update."""
+    terms = [(1.0, gradient)]
+    if case.weight_decay:
+        terms.append((case.weight_decay, parameter))
+    if momentum is not None:
+        terms.append((case.momentum, momentum))
+    if len(terms) == 1:
+        return Found.within(gradient) if isinstance(gradient, Bounded) else Found.copy_of(gradient)
+
+    def bounded() -> Bounded:
+        options = SgdOptions(case.lr, case.momentum, weight_decay=case.weight_decay)
+        return sgd_step(parameter, momentum, gradient, options, operations.arithmetic)["momentum_buffer"]
+
+    return _weighted_sum(operations, terms, bounded)
+
+
+def sgd_parameter(
+    case: PerceptronCase, operations: Operations, parameter: torch.Tensor, step: Operand, *, decays: bool
+) -> Found:
+    """parameter - lr * step; `decays` where the step does not hold the weight decay yet."""
+    weight_decay = case.weight_decay if decays else 0.0
+    terms = [(1.0, parameter), (-case.lr, step), (-case.lr * weight_decay, parameter)]
+
+    def bounded() -> Bounded:
+        options = SgdOptions(case.lr, weight_decay=weight_decay)
+        return sgd_step(parameter, None, step, options, operations.arithmetic)["param"]
+
+    return _weighted_sum(operations, terms if weight_decay else terms[:2], bounded)
+
+
+def _weighted_sum(
+    operations: Operations, terms: Sequence[tuple[float, Operand]], bounded: Callable[[], Bounded]
+) -> Found:
+    """As of `Operations.weighted_sum`; of a term that is itself known within a bound the sum is, too."""
+    known = [(factor, term) for factor, term in terms if isinstance(term, torch.Tensor)]
+    return operations.weighted_sum(known, bounded) if len(known) == len(terms) else Found.within(bounded())
+
+
+def adamw(
+    case: PerceptronCase,
+    operations: Operations,
+    number: int,
+    parameter: torch.Tensor,
+    moments: tuple[torch.Tensor, torch.Tensor] | None,
+    gradient: Operand,
+) -> dict[str, Found]:
+    """'exp_avg', 'exp_avg_sq' and 'param' after update number `number`, counted from 1; never exact."""
+    first, second = moments or (torch.zeros_like(parameter), torch.zeros_like(parameter))
+    options = AdamOptions(case.lr, weight_decay=case.weight_decay)
+    after = adamw_step(parameter, first, second, gradient, number, options, operations.arithmetic)
+    return {name: Found.within(after[name]) for name in ("exp_avg", "exp_avg_sq", "param")}

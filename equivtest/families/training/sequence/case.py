@@ -1,0 +1,79 @@
+"""A multilayer perceptron of two linear layers under sequence parallelism, and its training.
+
+Letters: T tokens (product of the leading dims), K in_features, H hidden_features, N out_features.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from equivtest.families.training.case import PerceptronCase, base_of
+from equivtest.kit.case import replicated, require
+from equivtest.layout import Layout, Shard
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class MlpCase(PerceptronCase):
+    """A perceptron with x and y sharded along the sequence, W1 and W2 on H.
+
+    Attributes:
+        sequence_dim: Which of the leading dims is divided among the ranks.
+        x_is_dtensor: Hand x over as a DTensor; needed where its shards are uneven, since torch
+            takes the global shape of a plain tensor to be local size times ranks.
+        use_local_output: Of in_proj's style: whether the hidden activation is a plain tensor.
+    """
+
+    sequence_dim: int = 0
+    x_is_dtensor: bool = False
+    use_local_output: bool = True
+
+    def __post_init__(self) -> None:
+        require(not self.tied, f"W1 and W2 are sharded on dims of their own: leave tied out, got {self.tied!r}")
+        require(
+            not self.checkpointed,
+            f"only data parallelism computes again: leave checkpointed out, got {self.checkpointed!r}",
+        )
+        super().__post_init__()
+        require(
+            self.x_is_dtensor or not self.sequence_is_uneven,
+            f"x of shape {self.shapes()['x']} has uneven shards of dim {self.sequence_dim} on {self.world_size} "
+            "ranks: set x_is_dtensor=True",
+        )
+
+    def _check_sizes(self) -> None:
+        super()._check_sizes()
+        require(
+            0 <= self.sequence_dim < len(self.leading),
+            f"sequence_dim must be one of the {len(self.leading)} leading dims, got {self.sequence_dim}",
+        )
+
+    @property
+    def sequence_is_uneven(self) -> bool:
+        """Whether ranks hold different amounts of x and of the output."""
+        return self.leading[self.sequence_dim] % self.world_size != 0
+
+    @property
+    def hidden_is_uneven(self) -> bool:
+        """Whether ranks hold different amounts of the hidden features."""
+        return self.hidden_features % self.world_size != 0
+
+    def layouts(self) -> dict[str, Layout]:
+        sequence, hidden = Layout((Shard(self.sequence_dim),)), Layout((Shard(self.num_dims - 1),))
+        base = {
+            **dict.fromkeys(("x", "cotangent", "output", "grad.x"), sequence),
+            **dict.fromkeys(self.captured_names(), hidden),
+            "capture.in_proj.input": replicated(),
+            "in_proj.weight": Layout((Shard(0),)),
+            "in_proj.bias": Layout((Shard(0),)),
+            "out_proj.weight": Layout((Shard(1),)),
+            "out_proj.bias": replicated(),
+            "total_norm": replicated(),
+        }
+        given = dict.fromkeys(self.parameter_names(), replicated())
+        answered = (*(name for name in self.given_names() if name not in given), *self.answer_names())
+        return given | {name: base[base_of(name)] for name in answered}
+
+    @property
+    def shard_kind(self) -> str:
+        """The worst of the sequence and the hidden features: 'even', 'uneven' or 'empty'."""
+        return self.worst_shard_kind(("x", "param.in_proj.weight"))

@@ -1,0 +1,34 @@
+"""The collectives of a perceptron under sequence parallelism, derived from its layouts."""
+
+from __future__ import annotations
+
+from equivtest.families.training.case import at_step
+from equivtest.families.training.sequence.case import MlpCase
+from equivtest.kit.oracle.collectives import Collectives, distribute_parameters, document, redistribute
+from equivtest.layout import Partial, Replicate
+
+
+@document.register
+def document_mlp(case: MlpCase, rank: int) -> Collectives:
+    """Parameters handed out; then in each step two collectives forward and two backward.
+
+    Forward, x is gathered along the sequence for in_proj, and the partial output of out_proj is
+    reduced and scattered along it.  Backward, the cotangent is gathered, since a partial sum's
+    gradient is replicated, and the gradient of x, a partial sum, is reduced and scattered.  What
+    lies between stays on its rank, and so does an optimizer's update.
+
+    Source: ColwiseParallel and RowwiseParallel in torch/distributed/tensor/parallel/style.py
+    (2.13.0); the backward by the chain rule.
+    """
+    shapes, layouts = case.shapes(), case.layouts()
+    calls = distribute_parameters(case, rank, case.parameter_names())
+    for step in range(1, case.steps + 1):
+        x, output = at_step(step, "x"), at_step(step, "output")
+        along, scattered = layouts[x].placements[0], layouts[output].placements[0]
+        calls += redistribute(case, shapes[x], along, Replicate(), "forward")
+        calls += redistribute(case, shapes[output], Partial(), scattered, "forward")
+        if case.requires_grad:
+            calls += redistribute(case, shapes[output], scattered, Replicate(), "backward")
+        if "x" in case.requires_grad:
+            calls += redistribute(case, shapes[x], Partial(), along, "backward")
+    return tuple(calls)

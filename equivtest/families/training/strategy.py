@@ -1,0 +1,134 @@
+"""Cases of a perceptron under sequence parallelism, in one step and in training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn, SearchStrategy
+
+from equivtest.families.training.case import LAYERS
+from equivtest.families.training.sequence.case import MlpCase
+from equivtest.kit.picks import (
+    LARGE_DIMS,
+    NUM_SEQUENCE_DIMS,
+    POISON_TABLE,
+    RECORDS,
+    REPEATS,
+    edge_sizes,
+    pick,
+    pick_members,
+    pick_shape,
+    pick_values,
+    subsets,
+)
+from equivtest.property import Space
+
+MLP_MODES = (
+    ("dense",), ("wide-x",), ("wide-in",), ("wide-out",), ("wide-g",), ("real",),
+    *[("dense", "wide-x", "wide-out", "real")] * 8, *[("dense", "wide-in", "wide-g", "real")] * 8,
+)  # fmt: skip
+CURVED_MODES = (("real",), *[("real", "real")] * 8)
+TRAINING_MODES = (("dense",), ("real",), *[("dense", "real")] * 12)
+FEATURES = (1, 2, 3, 5, 8, 10)
+BIASES = ((), ("in_proj", "out_proj"), ("in_proj", "out_proj"), ("in_proj",), ("out_proj",))
+ACTIVATIONS = ("relu",) * 4 + ("gelu", "silu")
+LEARNING_RATES = (0.25, 0.5, 0.125, 0.25, 0.1)  # powers of two keep the first updates exact
+MOMENTA = (0.0, 0.5, 0.5, 0.9)
+WEIGHT_DECAYS = (0.0, 0.25, 0.5, 0.01)
+
+
+def mlp_cases(space: Space) -> SearchStrategy[MlpCase]:
+    """Cases of a perceptron under sequence parallelism: one forward and backward.
+
+    Shrinks to one draw of dense values, one token, one feature everywhere, no bias, relu.
+    """
+    return _mlp_cases(space)
+
+
+def training_cases(space: Space) -> SearchStrategy[MlpCase]:
+    """Cases of a perceptron trained for two or three steps by SGD or AdamW.
+
+    AdamW is not drawn in float16, where its eps of 1e-8 is zero and a gradient of zero gives 0 / 0.
+    Shrinks to two steps of SGD without momentum and weight decay.
+    """
+    return _training_cases(space)
+
+
+@st.composite
+def _mlp_cases(draw: DrawFn, space: Space) -> MlpCase:
+    activation = pick(draw, "activation", ACTIVATIONS)
+    exact, curved = pick_values(draw, MLP_MODES), pick_values(draw, CURVED_MODES, "curved ")
+    return MlpCase(activation=activation, values=exact if activation == "relu" else curved, **_pick_mlp(draw, space))
+
+
+@st.composite
+def _training_cases(draw: DrawFn, space: Space) -> MlpCase:
+    fields = _pick_mlp(draw, space)
+    if not any(name.endswith(("weight", "bias")) for name in fields["requires_grad"]):
+        fields["requires_grad"] = ("in_proj.weight", "out_proj.weight")
+    adamw = pick(draw, "adamw", (False, False, True)) and fields["dtype"] != "float16"
+    return MlpCase(
+        **fields,
+        **_pick_training(draw, adamw=adamw),
+        optimizer="adamw" if adamw else "sgd",
+        values=pick_values(draw, TRAINING_MODES),
+    )
+
+
+def _pick_training(draw: DrawFn, *, adamw: bool) -> dict[str, Any]:
+    """Steps, and what an optimizer takes."""
+    momentum = pick(draw, "momentum", MOMENTA)
+    return {
+        "steps": pick(draw, "steps", (2, 2, 2, 3)),
+        "lr": pick(draw, "lr", LEARNING_RATES),
+        "momentum": 0.0 if adamw else momentum,
+        "weight_decay": pick(draw, "weight_decay", WEIGHT_DECAYS),
+        "foreach": pick(draw, "foreach", (False, True)),
+    }
+
+
+def _pick_mlp(draw: DrawFn, space: Space) -> dict[str, Any]:
+    """All fields of an MlpCase that one forward and backward has, but for its activation and values.
+
+    Where the hidden activation is a plain tensor, torch takes its global size to be local size
+    times ranks and refuses others: three in four of these cases are even.
+    """
+    fields = _pick_perceptron(draw, space)
+    world_size, hidden = fields["world_size"], fields["hidden_features"]
+    leading = pick_shape(draw, "leading", world_size, NUM_SEQUENCE_DIMS)
+    sequence_dim = pick(draw, "sequence_dim", LARGE_DIMS) % len(leading)
+    use_local_output = pick(draw, "use_local_output", (True, False, False))
+    rounded = pick(draw, "even hidden", (False, True, True, True)) and use_local_output
+    x_is_dtensor = pick(draw, "x_is_dtensor", (False, True))
+    return {
+        **fields,
+        "leading": leading,
+        "sequence_dim": sequence_dim,
+        "hidden_features": -(-hidden // world_size) * world_size if rounded else hidden,
+        "x_is_dtensor": x_is_dtensor or leading[sequence_dim] % world_size != 0,
+        "use_local_output": use_local_output,
+        "records": pick(draw, "records", RECORDS),
+    }
+
+
+def _pick_perceptron(draw: DrawFn, space: Space) -> dict[str, Any]:
+    """The fields of any perceptron, but for its leading dims, training, activation and values."""
+    world_size = pick(draw, "world_size", space.world_sizes)
+    biases = pick(draw, "biases", BIASES)
+    names = tuple(f"{layer}.{kind}" for layer in LAYERS for kind in ("weight", "bias"))
+    with_grad = tuple(name for name in names if name.endswith("weight") or name.partition(".")[0] in biases)
+    return {
+        "world_size": world_size,
+        "dtype": pick(draw, "dtype", space.dtypes),
+        "in_features": pick(draw, "in_features", FEATURES),
+        "hidden_features": pick(draw, "hidden_features", edge_sizes(world_size)),
+        "out_features": pick(draw, "out_features", FEATURES),
+        "biases": biases,
+        "requires_grad": pick(draw, "requires_grad", subsets(("x", *with_grad))),
+        "x_contiguous": pick(draw, "x_contiguous", (True, False)),
+        "cotangent_contiguous": pick(draw, "cotangent_contiguous", (True, False)),
+        "poison": pick(draw, "poison", POISON_TABLE),
+        "repeats": pick(draw, "repeats", REPEATS),
+        "members": pick_members(draw, world_size),
+    }

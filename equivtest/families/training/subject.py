@@ -1,0 +1,234 @@
+"""A perceptron and its training on one rank, however it is made parallel: what all its subjects share.
+
+Source: torch.nn.Linear, torch.optim.SGD and AdamW, torch.utils.checkpoint (2.13.0).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar
+
+import torch
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from equivtest.families.training.case import LAYERS, PerceptronCase
+from equivtest.kit.subject import Answers, Given
+from equivtest.tensors import DTYPES, Placed
+
+STATE_KEYS = {"momentum": "momentum_buffer", "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
+"""Our name of an optimizer's state -> torch's (torch.optim.SGD, torch.optim.AdamW, 2.13.0)."""
+Activation = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Mlp(nn.Module):
+    """The unsharded module, whole on every rank, as a user builds it before parallelizing.
+
+    Attributes:
+        stops_at_hidden: Whether the backward of the next forward ends at the hidden activation.
+    """
+
+    stops_at_hidden = False
+    ACTIVATIONS: ClassVar[dict[str, Activation]] = {
+        "relu": functional.relu,
+        "gelu": functional.gelu,
+        "silu": functional.silu,
+    }
+
+    def __init__(self, case: PerceptronCase, given: Given) -> None:
+        super().__init__()
+        self.activation: Activation = self.ACTIVATIONS[case.activation]
+        self.checkpointed = case.checkpointed
+        biases = {layer: layer in case.biases for layer in LAYERS}
+        self.in_proj = nn.Linear(case.in_features, case.hidden_features, bias=biases["in_proj"], device="meta")
+        linear = TransposedLinear if case.tied == "transposed" else nn.Linear
+        self.out_proj = linear(case.hidden_features, case.out_features, bias=biases["out_proj"], device="meta")
+        for name in case.parameter_names():
+            layer, _, kind = name.partition(".")
+            # A copy: an optimizer's update must not reach the harness's own tensor.
+            whole = nn.Parameter(given[name].detach().clone(), requires_grad=name in case.requires_grad)
+            setattr(self.get_submodule(layer), kind, whole)
+        if case.tied:
+            self.out_proj.weight = self.in_proj.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x (*leading, K) -> (*leading, N)."""
+        hidden = self.run("hidden", lambda x: self.activation(self.run("in_proj", self.in_proj, x)), x)
+        return self.run("out_proj", self.out_proj, hidden.detach() if self.stops_at_hidden else hidden)
+
+    def run(self, part: str, function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        """function(x), which the backward computes again if this part is checkpointed."""
+        if part != self.checkpointed:
+            return function(x)
+        output: torch.Tensor = checkpoint(function, x, use_reentrant=False)
+        return output
+
+    def wrap(self) -> None:
+        """Puts each layer into a module that computes it again in the backward, if the case says so."""
+        if self.checkpointed == "wrapped":
+            apply_activation_checkpointing(self, check_fn=lambda module: isinstance(module, nn.Linear))
+
+
+class TransposedLinear(nn.Linear):
+    """A linear layer whose weight is (in_features, out_features), as that of the layer it is tied to."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x (*leading, in_features) -> (*leading, out_features)."""
+        return functional.linear(x, self.weight.t(), self.bias)
+
+
+class PerceptronRun:
+    """One visit on this rank: the parallelized module, its optimizer, and what is answered of each step."""
+
+    def __init__(self, case: PerceptronCase, mesh: DeviceMesh, given: Given) -> None:
+        self.case, self.mesh, self.given = case, mesh, given
+        self.layouts = case.layouts()
+        self.captured: dict[str, torch.Tensor] = {}
+        self.found: Answers = {}
+        self.model = self.build()
+        self._capture()
+
+    def build(self) -> nn.Module:
+        """The parallelized module."""
+        raise NotImplementedError
+
+    def parameter(self, name: str) -> torch.Tensor:
+        """What this rank holds of a parameter."""
+        return self.model.get_parameter(name)
+
+    def trained(self, name: str) -> torch.Tensor:
+        """What the optimizer updates of a parameter."""
+        return self.model.get_parameter(name)
+
+    def updated(self) -> list[torch.Tensor]:
+        """What the optimizer is given: each trained parameter once."""
+        return [self.trained(name) for name in self.case.trained_names()]
+
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        """torch's optimizer over the parameters that need a gradient."""
+        case = self.case
+        parameters = self.updated()
+        lr, weight_decay, foreach = case.lr, case.weight_decay, case.foreach
+        if case.optimizer == "sgd":
+            return torch.optim.SGD(
+                parameters, lr=lr, momentum=case.momentum, weight_decay=weight_decay, foreach=foreach
+            )
+        return torch.optim.AdamW(parameters, lr=lr, weight_decay=weight_decay, foreach=foreach)
+
+    def answers(self) -> Answers:
+        """Every answer of every step."""
+        case = self.case
+        optimizer = self.make_optimizer() if case.trains else None
+        for name in case.place_names():
+            self.keep(f"param.{name}", self.parameter(name))
+        for step in range(1, case.steps + 1):
+            if optimizer is not None:
+                optimizer.zero_grad()
+            self.model.stops_at_hidden = case.stops_at_hidden(step)  # type: ignore[assignment]
+            self.run_step(step)
+            if optimizer is not None:
+                self.update(optimizer, step)
+                self.keep_state(optimizer, step)
+                optimizer = self.go_on(optimizer, step)
+        if case.tied:
+            self.keep("storages", self.count_storages())
+        return self.found
+
+    def go_on(self, optimizer: torch.optim.Optimizer, step: int) -> torch.optim.Optimizer:
+        """What comes between two steps; gives the optimizer of the next one."""
+        return optimizer
+
+    def count_storages(self) -> torch.Tensor:
+        """In how many storages this rank holds a tied weight: 0-dim, of the case's dtype."""
+        held = {self.memory(name).untyped_storage().data_ptr() for name in ("in_proj.weight", "out_proj.weight")}
+        return torch.tensor(len(held), dtype=DTYPES[self.case.dtype], device=self.mesh.device_type)
+
+    def memory(self, place: str) -> torch.Tensor:
+        """The tensor in which this rank keeps what it holds of a parameter."""
+        found = self.parameter(place)
+        return found.to_local() if isinstance(found, DTensor) else found
+
+    def run_step(self, step: int) -> None:
+        """Forward and backward of one step, on its own x and cotangent."""
+        raise NotImplementedError
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The parallelized module's output on this rank's part of x."""
+        output: torch.Tensor = self.model(x)
+        return output
+
+    def update(self, optimizer: torch.optim.Optimizer, step: int) -> None:
+        """One update of the parameters from their gradients, clipped if the case says so."""
+        self.keep_clipped(step)
+        optimizer.step()
+
+    def keep_clipped(self, step: int) -> None:
+        """Clips the gradients if the case says so, and answers their norm and what is left of them."""
+        if self.case.clips:
+            self.keep(f"step{step}.total_norm", self.clip())
+            for name in self.case.graded_parameters(step):
+                self.keep(f"step{step}.clipped.{name}", self.gradient(name))
+
+    def clip(self) -> torch.Tensor:
+        """Scales the gradients in place; gives their norm over all parameters before, 0-dim, whole on every rank."""
+        case = self.case
+        parameters = [self.trained(name) for name in case.trained_names()]
+        norm = nn.utils.clip_grad_norm_(parameters, case.clip_norm, float(case.norm_type), foreach=case.foreach)
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+    def gradient(self, name: str) -> torch.Tensor | None:
+        """What this rank holds of a parameter's gradient."""
+        return self.model.get_parameter(name).grad
+
+    def keep_state(self, optimizer: torch.optim.Optimizer, step: int) -> None:
+        """The trained parameters and their optimizer's state after update number `step`."""
+        for state in self.case.state_names():
+            for name in self.case.names_left(state):
+                self.keep(f"step{step}.{state}.{name}", self.state_held(optimizer, state, name))
+        if self.case.tied:
+            self.keep(f"step{step}.param.out_proj.weight", self.parameter("out_proj.weight"))
+
+    def state_held(self, optimizer: torch.optim.Optimizer, state: str, name: str) -> torch.Tensor | None:
+        """What this rank holds of a parameter, or of its optimizer's state, after an update."""
+        if state == "param":
+            return self.parameter(name)
+        found: torch.Tensor | None = optimizer.state[self.trained(name)].get(STATE_KEYS[state])
+        return found
+
+    def keep(self, name: str, tensor: torch.Tensor | None) -> None:
+        """Answers a copy of what this rank holds now; plain tensors are under the contract's layout."""
+        if tensor is None:
+            self.found[name] = None
+        elif isinstance(tensor, DTensor):
+            self.found[name] = copied(tensor)
+        else:
+            local = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+            self.found[name] = Placed(local, self.layouts[name])
+
+    def _capture(self) -> None:
+        """Remembers what the layers take and give, and the gradients of these, without touching them."""
+        in_proj, out_proj = self.model.get_submodule("in_proj"), self.model.get_submodule("out_proj")
+        in_proj.register_forward_pre_hook(lambda _, args: self._remember("in_proj.input", args[0], with_grad=False))
+        in_proj.register_forward_hook(lambda _, args, output: self._remember("in_proj.output", output))
+        out_proj.register_forward_pre_hook(lambda _, args: self._remember("out_proj.input", args[0]))
+
+    def _remember(self, name: str, tensor: torch.Tensor, *, with_grad: bool = True) -> None:
+        self.captured[f"capture.{name}"] = tensor
+        if with_grad and tensor.requires_grad:
+            tensor.register_hook(  # type: ignore[no-untyped-call]
+                lambda gradient: self.captured.update({f"grad.{name}": gradient})
+            )
+
+
+def copied(tensor: DTensor) -> DTensor:
+    """A copy that later steps do not change, made without a collective."""
+    local = tensor.to_local().detach().clone()
+    copy = DTensor.from_local(
+        local, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
+    )
+    copy.requires_grad_(tensor.requires_grad)
+    return copy

@@ -1,0 +1,6 @@
+"""The perceptron on a mesh of two axes: HSDP, and FSDP2 with tensor parallelism."""
+
+SUBJECTS = {
+    "fsdp2_tp_mlp": "equivtest.families.training.two_axes.subject:fsdp2_tp_mlp",
+    "hsdp_mlp": "equivtest.families.training.two_axes.subject:hsdp_mlp",
+}

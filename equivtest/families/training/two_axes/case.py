@@ -1,0 +1,97 @@
+"""A perceptron under data parallelism on a mesh of two axes: with tensor parallelism, or replicated and sharded.
+
+Letters: d ranks on the first axis, t on the second, M micro-batches; K in_features, H hidden_features.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from equivtest.families.training.data_parallel.case import DataParallelCase
+from equivtest.kit.case import Shape, require
+from equivtest.layout import Layout, Replicate, Shard, shard_bounds
+
+TWO_AXIS_STYLES = ("fsdp2_tp", "hsdp")
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class TwoAxisCase(DataParallelCase):
+    """A data-parallel case on d x t ranks, row by row.
+
+    Attributes:
+        mesh: (d, t).
+        style: 'fsdp2_tp': the hidden features are divided among the t ranks of a row, and what each
+            of these holds of a parameter is divided on dim 0 among the d ranks of its column.  The d
+            rows of the mesh take rows of the batch, every rank of one the same.
+            'hsdp': parameters are divided, mostly on dim 0, among the t ranks of a row, and each row of the mesh
+            holds all of them; every rank takes rows of its own.
+        use_local_output: Of fsdp2_tp: whether the hidden activation is a plain tensor; torch takes
+            its global size to be local size times t then, so that t must divide H.
+    """
+
+    STYLES: ClassVar[tuple[str, ...]] = TWO_AXIS_STYLES
+
+    mesh: Shape = (1, 1)
+    style: str = "fsdp2_tp"
+    use_local_output: bool = True
+
+    def __post_init__(self) -> None:
+        require(
+            len(self.mesh) == 2 and all(size >= 1 for size in self.mesh),
+            f"mesh must have two axes of one rank or more, got {self.mesh}",
+        )
+        require(math.prod(self.mesh) == self.world_size, f"mesh must have {self.world_size} ranks, got {self.mesh}")
+        super().__post_init__()
+        require(
+            self.style != "fsdp2_tp" or not self.tied,
+            f"the weights of fsdp2_tp are sharded on dims of their own: leave tied out, got {self.tied!r}",
+        )
+        require(
+            not self.use_local_output or self.hidden_features % self.num_hidden_parts == 0,
+            f"{self.hidden_features} hidden features on {self.num_hidden_parts} ranks are uneven: "
+            "set use_local_output=False",
+        )
+
+    @property
+    def has_documented_collectives(self) -> bool:
+        return not self.clips
+
+    @property
+    def mesh_shape(self) -> Shape:
+        return self.mesh
+
+    @property
+    def num_averaged(self) -> int:
+        return self.mesh[0] if self.style == "fsdp2_tp" else self.world_size
+
+    @property
+    def num_shards(self) -> int:
+        return self.mesh[1]
+
+    @property
+    def num_hidden_parts(self) -> int:
+        return self.mesh[1] if self.style == "fsdp2_tp" else 1
+
+    @property
+    def has_rank_without_hidden(self) -> bool:
+        """Whether the hidden features run out before the ranks that they are divided among do."""
+        start, stop = shard_bounds(self.hidden_features, self.num_hidden_parts, self.num_hidden_parts - 1)
+        return start == stop
+
+    def _activation_layout(self, base: str) -> Layout:
+        if self.style == "hsdp":
+            return Layout((Shard(0), Shard(0)))
+        is_hidden = base in self.captured_names() and base != "capture.in_proj.input"
+        return Layout((Shard(0), Shard(self.num_dims - 1) if is_hidden else Replicate()))
+
+    def _parameter_layout(self, base: str, shape: Shape) -> Layout:
+        """The second axis divides first, as it was there first; of one rank it divides nothing."""
+        if self.style == "hsdp":
+            return Layout((Replicate(), Shard(self._shard_dim(base))))
+        if base == "out_proj.bias":
+            return Layout((Shard(0), Replicate()))
+        if base == "out_proj.weight":
+            return Layout((Shard(0), Shard(1)))
+        return Layout((Shard(0), Shard(0)), (1, 0) if self.num_hidden_parts > 1 else ())

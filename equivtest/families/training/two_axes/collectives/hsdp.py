@@ -1,0 +1,68 @@
+"""The collectives of a perceptron that is sharded on one mesh axis and replicated on the other.
+
+Letters: d x t ranks, of which the t of a row share the parameters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from equivtest.collective import Collective
+from equivtest.families.training.case import LAYERS
+from equivtest.families.training.two_axes.case import TwoAxisCase
+from equivtest.kit.oracle.collectives import Collectives
+from equivtest.tensors import DTYPES
+
+
+def document_hsdp(case: TwoAxisCase, rank: int) -> Collectives:
+    """Each micro-batch gathers every layer along the row, and in the backward again what was released.
+
+    Tied layers are gathered and reduced together.
+    Where gradients are reduced, those of a layer take one reduce_scatter along the row and one
+    all_reduce of the rank's part along the column.  Each rank's part of a parameter is ceil(rows / t)
+    rows, padded, or 1 / t of its columns.  A row of one rank gathers and scatters nothing; a column
+    of one rank still takes its all_reduce.  The backward gathers the next layer ahead, whether or
+    not gradients reach it.
+
+    Source: Rajbhandari et al., ZeRO (2020), section 5.3, for what is gathered and reduced;
+    FSDPParamGroup.unshard and post_backward, _prefetch_unshard, in
+    torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, foreach_reduce in _fsdp_collectives.py (2.13.0).
+    """
+    num_shards = case.mesh[1]
+    row, column = rank // num_shards, rank % num_shards
+    along_row = name_group(case, range(row * num_shards, (row + 1) * num_shards))
+    along_column = name_group(case, range(column, case.world_size, num_shards))
+    groups = [LAYERS] if case.tied else [(layer,) for layer in LAYERS]
+    found: list[Collective] = []
+    for step in range(1, case.steps + 1):
+        for micro_batch in range(1, case.micro_batches + 1):
+            sizes = [_part_bytes(case, layers, case.parameter_names()) for layers in groups]
+            phases = ("forward", "backward") if case.reshards else ("forward",)
+            if num_shards > 1:
+                found += [Collective("all_gather", size, phase, along_row) for phase in phases for size in sizes]
+            if micro_batch < case.micro_batches and not case.syncs_every:
+                continue
+            for size in filter(None, (_part_bytes(case, layers, case.graded_names(step)) for layers in groups)):
+                if num_shards > 1:
+                    found.append(Collective("reduce_scatter", num_shards * size, "backward", along_row))
+                found.append(Collective("all_reduce", size, "backward", along_column))
+    return tuple(found)
+
+
+def _part_bytes(case: TwoAxisCase, layers: tuple[str, ...], names: Iterable[str]) -> int:
+    """Of what one rank holds of those of the parameters that are the layers', padding included."""
+    numel = sum(_part_numel(case, name) for name in names if name.startswith(layers))
+    return numel * DTYPES[case.dtype].itemsize
+
+
+def _part_numel(case: TwoAxisCase, name: str) -> int:
+    rows, *columns = case.shapes()[f"param.{name}"]
+    if name in case.by_columns:
+        return rows * math.prod(columns) // case.num_shards
+    return -(-rows // case.num_shards) * math.prod(columns)
+
+
+def name_group(case: TwoAxisCase, ranks: range) -> str:
+    """The group of these ranks, as `Collective.group` names it."""
+    return "mesh" if len(ranks) == case.world_size else f"processes {', '.join(map(str, ranks))}"

@@ -1,0 +1,79 @@
+"""torch's data parallelism of a perceptron on a mesh of two axes: FSDP2 with tensor parallelism, and HSDP.
+
+Source: torch's tutorial of two-dimensional parallelism: ColwiseParallel and RowwiseParallel
+(torch/distributed/tensor/parallel/style.py) on one axis, then fully_shard on the other; fully_shard
+on both for HSDP (torch/distributed/fsdp/_fully_shard/_fully_shard.py, 2.13.0).
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+
+from equivtest.families.training.data_parallel.subject import Fsdp2Run
+from equivtest.families.training.subject import Mlp
+from equivtest.families.training.two_axes.case import TwoAxisCase
+from equivtest.kit.subject import Answers, Given
+
+
+def fsdp2_tp_mlp(case: TwoAxisCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """Linear, activation, Linear: tensor parallel along the second axis, fully sharded along the first."""
+    return Fsdp2TpRun(case, mesh, given).answers()
+
+
+def hsdp_mlp(case: TwoAxisCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """fully_shard on two axes: sharded along the second, replicated along the first."""
+    return HsdpRun(case, mesh, given).answers()
+
+
+@functools.cache
+def named_mesh(device_type: str, mesh_shape: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
+    """A mesh of the whole world, of the ranks in the same order as the harness's, whose axes have names."""
+    return init_device_mesh(device_type, mesh_shape, mesh_dim_names=names)
+
+
+class HsdpRun(Fsdp2Run):
+    case: TwoAxisCase
+
+    def __init__(self, case: TwoAxisCase, mesh: DeviceMesh, given: Given) -> None:
+        super().__init__(case, named_mesh(mesh.device_type, case.mesh_shape, ("replicate", "shard")), given)
+
+
+class Fsdp2TpRun(Fsdp2Run):
+    case: TwoAxisCase
+
+    def __init__(self, case: TwoAxisCase, mesh: DeviceMesh, given: Given) -> None:
+        super().__init__(case, named_mesh(mesh.device_type, case.mesh_shape, ("dp", "tp")), given)
+
+    def build(self) -> nn.Module:
+        model = Mlp(self.case, self.given)
+        parallelize_module(model, self.mesh["tp"], self.plan())
+        return self.shard(model, self.mesh["dp"])
+
+    def plan(self) -> dict[str, ParallelStyle]:
+        """How each layer is divided among the ranks of a row."""
+        return {
+            "in_proj": ColwiseParallel(use_local_output=self.case.use_local_output),
+            "out_proj": RowwiseParallel(),
+        }
+
+    def keep(self, name: str, tensor: torch.Tensor | None) -> None:
+        """As ever; an activation's DTensor, which knows the ranks of its row alone, is made one of both axes."""
+        if isinstance(tensor, DTensor) and tensor.device_mesh.ndim == 1:
+            tensor = self.of_both_axes(tensor)
+        super().keep(name, tensor)
+
+    def of_both_axes(self, tensor: DTensor) -> DTensor:
+        """The DTensor of all rows of the batch, made without a collective."""
+        whole = torch.empty((self.case.mesh[0] * tensor.shape[0], *tensor.shape[1:]), device="meta")
+        placements, local = (Shard(0), *tensor.placements), tensor.to_local().detach()
+        made = DTensor.from_local(
+            local, self.mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride()
+        )
+        made.requires_grad_(tensor.requires_grad)
+        return made

@@ -1,0 +1,16 @@
+"""Values of a perceptron of two layers, exact or real."""
+
+from __future__ import annotations
+
+import torch
+
+from equivtest.families.training.case import PerceptronCase
+from equivtest.families.training.values.exact import draw_mlp
+from equivtest.families.training.values.real import draw_real_mlp
+from equivtest.kit.values import draw
+
+
+@draw.register
+def draw_mlp_case(case: PerceptronCase, index: int) -> dict[str, torch.Tensor]:
+    """Exact or real values of a perceptron of two layers, as the draw's mode says."""
+    return (draw_real_mlp if case.values[index][0] == "real" else draw_mlp)(case, index)

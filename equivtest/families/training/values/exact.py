@@ -1,0 +1,191 @@
+"""Values of a perceptron of two layers for which floating point cannot round, in either layer or backward.
+
+Letters: T tokens, K in_features, H hidden_features, N out_features, p significand bits, w ranks;
+x (T, K), W1 (H, K), b1 (H,), W2 (N, H), b2 (N,), G (T, N) the cotangent.
+
+Every tensor holds integers times one power of two.  ReLU keeps integers, so the forward and the
+backward are sums of products of integers; if the magnitudes of the terms of each sum come to at
+most 2**p, no order, no blocking and no division among ranks can round.  As products of three
+tensors outgrow 16 bits soon, W1, W2 and G may be sparse: at most `cap` nonzero elements in each
+row and column.  The oracle checks the sums of every draw.
+
+DTensor divides a replicated bias by w where it makes it partial, so b2 is a multiple of w.  Where
+gradients are averaged over the ranks, G is one: of w's odd part alone where nothing is trained,
+since halving is exact, and else of w, so that the updates keep their unit.
+
+Training: a gradient times a learning rate of 2**-k is counted in the same unit as its parameter,
+and the magnitudes are 1, so that what the first update leaves is an integer of few bits.  Whether
+the sums of the next step are exact as well is for the oracle to find out.  In float16, whose
+largest number is 65504, cotangents are smaller by a power of two that leaves no update above
+`_LARGEST_UPDATE`: the products of the next step would overflow.
+
+Source: derived here but for Partial._partition_value in
+torch.distributed.tensor.placement_types (2.13.0).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from equivtest.families.training.case import PerceptronCase, at_step, base_of
+from equivtest.families.training.values.exact_plan import WIDE, Plan, choose_plan
+from equivtest.kit.values.integers import generator, hash_of, odd_floor, odd_integers, permutation
+from equivtest.tensors import DTYPES, SIGNIFICAND_BITS
+
+_LARGEST_UPDATE = 4  # in units of the parameters, in float16
+_LOWEST_EXPONENT = -3  # of a tensor's power of two; float16 stays far above its subnormals
+_FINER_BITS = 8  # by which the unit of every other part of a batch is finer: two parts then fit no 16-bit dtype
+
+
+def draw_mlp(case: PerceptronCase, index: int) -> dict[str, torch.Tensor]:
+    """Global x (*leading, K), parameters, cotangent (*leading, N), and x and cotangent of each later step.
+
+    Modes:
+        dense: Odd integers, as dense and as large as the sums allow.
+        wide-x, wide-in, wide-out, wide-g: x, W1, W2 or G takes the whole significand; each hidden
+            feature goes by one feature, each output by one hidden feature, each output's
+            gradient comes from one token.
+    """
+    mode, seed = case.values[index]
+    shape = (math.prod(case.batch) // case.num_sums, case.in_features, case.hidden_features, case.out_features)
+    limit = 2 ** SIGNIFICAND_BITS[case.narrowest]
+    has_b1 = "in_proj" in case.biases
+    averaged, tied = _divisor(case), bool(case.tied)
+    plan = choose_plan(
+        *shape, case.world_size, limit, mode, has_b1=has_b1, small=case.trains, averaged=averaged, tied=tied
+    )
+    parameters = _draw_parameters(plan, mode, seed)
+    integers = {name: parameters[name] for name in case.parameter_names()} | _draw_step(
+        plan, mode, seed, 1, case.num_sums
+    )
+    _activate(integers, plan, mode, seed)
+    for step in range(2, case.steps + 1):
+        integers |= _draw_step(plan, mode, seed, step, case.num_sums)
+    for name in integers.keys() - parameters.keys():
+        if base_of(name) == "cotangent":
+            integers[name] = integers[name] * plan.averaged
+    exponents = _exponents(case, mode, seed)
+    if case.trains and case.dtype == "float16":
+        largest = _largest_gradient(integers, case.tied) / case.num_averaged
+        exponents["cotangent"] -= max(0, math.ceil(math.log2(max(1.0, largest) / _LARGEST_UPDATE)))
+    shapes = case.shapes()
+    return {
+        name: (integers[name].double() * 2.0 ** exponents[_of_any_step(name)])  # the integers alone may be too large
+        .to(DTYPES[case.dtype_of(name)])
+        .view(shapes[name])
+        for name in case.given_names()
+    }
+
+
+def _divisor(case: PerceptronCase) -> int:
+    """What the cotangents are a multiple of."""
+    averaged = case.num_averaged
+    return averaged if case.trains else averaged // (averaged & -averaged)
+
+
+def _draw_parameters(plan: Plan, mode: str, seed: int) -> dict[str, torch.Tensor]:
+    """W1, b1, W2, b2, int64."""
+    sources = {name: generator(mode, seed, name) for name in ("w1", "b1", "w2", "b2")}
+    low = {name: _lowest(mode, name, getattr(plan, name)) for name in ("w1", "w2")}
+    cap1, w1 = (min(plan.cap1, plan.cap2), min(plan.w1, plan.w2)) if plan.tied else (plan.cap1, plan.w1)
+    return {
+        "in_proj.weight": _sparse(plan.hidden, plan.features, cap1, low["w1"], w1, sources["w1"]),
+        "in_proj.bias": odd_integers((plan.hidden,), 1, max(1, plan.b1), sources["b1"]),
+        "out_proj.weight": _sparse(plan.outputs, plan.hidden, plan.cap2, low["w2"], plan.w2, sources["w2"]),
+        "out_proj.bias": odd_integers((plan.outputs,), 1, plan.b2, sources["b2"]) * plan.world_size,
+    }
+
+
+def _draw_step(plan: Plan, mode: str, seed: int, step: int, num_sums: int) -> dict[str, torch.Tensor]:
+    """x and cotangent of one step, so many times T rows, int64.
+
+    Of several parts, whose sums may take more bits, every other cotangent counts in a finer unit.  After an
+    update sums are rounded, and one over tokens that nearly cancels would conclude nothing: features lean to one side.
+    """
+    x_name, g_name = at_step(step, "x"), at_step(step, "cotangent")
+    x_source, g_source = generator(mode, seed, x_name), generator(mode, seed, g_name)
+    low = _lowest(mode, "g", plan.g)
+    parts = [_sparse(plan.tokens, plan.outputs, plan.cap_g, low, plan.g, g_source) for _ in range(num_sums)]
+    if num_sums > 1:
+        parts[::2] = [part << _FINER_BITS for part in parts[::2]]
+    x = odd_integers((plan.tokens * num_sums, plan.features), _lowest(mode, "x", plan.x), plan.x, x_source)
+    signs, cotangent = x[: plan.tokens].sign(), torch.cat(parts)
+    if step > 1:
+        signs, cotangent = _leaning(signs, x_source), _leaning(cotangent, g_source)
+    signs = signs.repeat(num_sums, 1)  # so that what is active in one part is in all
+    return {x_name: x.abs() * signs, g_name: cotangent}
+
+
+def _leaning(rows: torch.Tensor, source: torch.Generator) -> torch.Tensor:
+    """Signs turned so that of each column, a feature, seven rows in eight lie on one side of zero."""
+    sides = odd_integers(rows.shape[1:], 1, 1, source)
+    kept = torch.randint(4, rows.shape, generator=source, device="cpu") == 0
+    return torch.where(kept, rows, rows.abs() * sides)
+
+
+def _lowest(mode: str, name: str, largest: int) -> int:
+    """The smallest magnitude: half the largest where the whole significand is to be used."""
+    return odd_floor(largest // 2 + 1) if WIDE.get(mode) == name else 1
+
+
+def _sparse(num_rows: int, num_columns: int, cap: int, low: int, high: int, source: torch.Generator) -> torch.Tensor:
+    """Odd integers, at most `cap` of them in each row and each column, else zeros; (rows, columns), int64.
+
+    The places of a row, and those of a column, are distinct modulo the longer side.
+    """
+    longer = max(num_rows, num_columns)
+    rows = permutation(num_rows, source) * (longer // num_rows)
+    columns = permutation(num_columns, source) * (longer // num_columns)
+    kept = (rows[:, None] + columns) % longer < cap
+    return odd_integers((num_rows, num_columns), low, high, source) * kept
+
+
+def _activate(integers: dict[str, torch.Tensor], plan: Plan, mode: str, seed: int) -> None:
+    """Turns the signs of most hidden features so that one token, another for each, activates them.
+
+    With random signs a case of one token and one hidden feature would be zero half of the time.
+    """
+    hidden = torch.arange(plan.hidden, device="cpu")
+    tokens = (hidden + hash_of(mode, seed, "active token") % plan.tokens) % plan.tokens
+    weight = integers["in_proj.weight"]
+    bias = integers.get("in_proj.bias", torch.zeros_like(hidden))
+    before = (integers["x"][tokens] * weight).sum(1) + bias
+    turned = torch.where((before < 0) & (hidden % 4 != 3), -1, 1)
+    weight *= turned[:, None]
+    bias *= turned
+
+
+def _largest_gradient(integers: dict[str, torch.Tensor], tied: str) -> int:
+    """The largest magnitude among the first step's gradients of the parameters, summed over all tokens, in units.
+
+    Of a tied weight it is one of either use, or as large as both together.
+    """
+    x, cotangent, first = (integers[name] for name in ("x", "cotangent", "in_proj.weight"))
+    before = x @ first.T + integers.get("in_proj.bias", 0)
+    second = integers.get("out_proj.weight", first.T if tied == "transposed" else first)
+    before_grad = (cotangent @ second) * (before > 0)
+    sums = (before_grad.T @ x, before_grad.sum(0), cotangent.T @ before.relu(), cotangent.sum(0))
+    largest = [int(total.abs().max()) for total in sums]
+    return max(*largest, largest[0] + largest[2] if tied else 0)
+
+
+def _exponents(case: PerceptronCase, mode: str, seed: int) -> dict[str, int]:
+    """The power of two of each tensor; of later steps' x and cotangent as of the first's."""
+    names = ("x", "in_proj.weight", "out_proj.weight", "cotangent")
+    span = 1 - _LOWEST_EXPONENT
+    found = {name: _LOWEST_EXPONENT + hash_of(mode, seed, f"{name} exponent") % span for name in names}
+    if case.trains:
+        found = dict.fromkeys(names, 0) | {"cotangent": round(-math.log2(case.lr))}
+    if case.tied:
+        found["out_proj.weight"] = found["in_proj.weight"]
+    if case.num_sums > 1:
+        found["cotangent"] -= _FINER_BITS
+    found["in_proj.bias"] = found["x"] + found["in_proj.weight"]
+    found["out_proj.bias"] = found["in_proj.bias"] + found["out_proj.weight"]
+    return found
+
+
+def _of_any_step(name: str) -> str:
+    return name.rpartition(".")[2] if name.startswith("step") else name

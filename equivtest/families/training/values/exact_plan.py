@@ -1,0 +1,124 @@
+"""How large and how dense the tensors of a perceptron may be, so that no sum of theirs can round.
+
+Letters and what must hold: as in `exact_mlp`.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, replace
+from typing import Any
+
+from equivtest.kit.values.integers import odd_floor
+
+WIDE = {"wide-x": "x", "wide-in": "w1", "wide-out": "w2", "wide-g": "g"}
+"""Mode -> the magnitude of a plan that takes the whole significand."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How large and how dense the tensors are: largest magnitudes, all odd, and nonzero elements per line.
+
+    Attributes:
+        tokens, features, hidden, outputs: T, K, H, N.
+        x, w1, b1, w2, b2, g: Largest magnitudes; b1 is 0 without a bias, b2 is to be multiplied by
+            the world size.
+        cap1, cap2, cap_g: Nonzero elements in each row and in each column of W1, W2 and G.
+        averaged: What G is to be multiplied by.
+        tied: Whether W2 is W1 or its transpose: as sparse and as small as the lesser of the two plans.
+    """
+
+    tokens: int
+    features: int
+    hidden: int
+    outputs: int
+    world_size: int
+    b1: int
+    b2: int
+    x: int = 1
+    w1: int = 1
+    w2: int = 1
+    g: int = 1
+    cap1: int = 1
+    cap2: int = 1
+    cap_g: int = 1
+    averaged: int = 1
+    tied: bool = False
+
+    def sums(self) -> dict[str, int]:
+        """What the magnitudes behind one element come to at most, and which caps that depends on."""
+        before = min(self.features, self.cap1) * self.x * self.w1 + self.b1
+        after = min(self.hidden, self.cap2) * self.w2 * before + self.b2 * self.world_size
+        cotangent = self.g * self.averaged
+        hidden_grad = cotangent * self.w2 * min(self.outputs, self.cap_g, self.cap2)
+        tokens = min(self.tokens, self.cap_g)
+        of_in = min(self.outputs, self.cap2) * self.w2 * tokens * cotangent * self.x
+        of_out = tokens * cotangent * before
+        grad_x = hidden_grad * self.w1 * min(self.hidden, self.cap1)
+        forward = {"cap1": before, "cap1 cap2": after}
+        if self.tied:
+            return forward | {"cap1 cap2 cap_g": max(grad_x, of_in + of_out)}
+        return forward | {"cap1 cap2 cap_g": grad_x, "cap2 cap_g": of_in, "cap1 cap_g": of_out}
+
+    def fits(self, limit: int) -> bool:
+        """Whether no sum is above `limit`."""
+        return max(self.sums().values()) <= limit
+
+
+@functools.lru_cache(maxsize=1024)
+def choose_plan(
+    tokens: int,
+    features: int,
+    hidden: int,
+    outputs: int,
+    world_size: int,
+    limit: int,
+    mode: str,
+    *,
+    has_b1: bool,
+    small: bool,
+    averaged: int = 1,
+    tied: bool = False,
+) -> Plan:
+    """The plan of one draw.
+
+    dense: as many nonzero elements as fit with magnitudes of 1, then magnitudes as large as fit;
+    `small` leaves them at 1.  wide-*: one nonzero element per line, one tensor as large as fits:
+    W2 and G meet hidden features of up to 1 + b1, and so take one bit less where there is a bias; the
+    gradient of a tied weight is a sum of both uses.
+    """
+    b2 = 1 if small else odd_floor(max(1, limit // 8 // world_size))
+    plan = Plan(tokens, features, hidden, outputs, world_size, int(has_b1), b2, averaged=averaged, tied=tied)
+    if mode != "dense":
+        met = averaged * ((1 + plan.b1 if tied or mode in ("wide-out", "wide-g") else 1) + tied)
+        wide: dict[str, Any] = {WIDE[mode]: odd_floor((limit - b2 * world_size - 2) // met)}
+        return replace(plan, **wide)
+    plan = replace(plan, cap1=max(features, hidden), cap2=max(hidden, outputs), cap_g=max(tokens, outputs))
+    while not plan.fits(limit):
+        plan = _thinner(plan, limit)
+    return plan if small else _larger(plan, limit)
+
+
+def _thinner(plan: Plan, limit: int) -> Plan:
+    """The plan with the largest cap lowered among those that a sum above `limit` depends on."""
+    names = {name for caps, total in plan.sums().items() if total > limit for name in caps.split()}
+    name = max(sorted(names), key=lambda name: getattr(plan, name))
+    cap = getattr(plan, name)
+    assert cap > 1, f"nothing fits {limit}: {plan}"
+    return replace(plan, **{name: cap - max(1, cap // 8)})
+
+
+def _larger(plan: Plan, limit: int) -> Plan:
+    """The plan with magnitudes raised in turn, in large steps first, until no more fits."""
+    for doubling in (True, False):
+        raised = True
+        while raised:
+            raised = False
+            for name in ("x", "w2", "g", "w1"):
+                magnitude = getattr(plan, name)
+                step = magnitude + 1 if doubling else max(2, magnitude // 16 * 2)
+                larger = replace(plan, **{name: magnitude + step})
+                larger = replace(larger, b1=larger.x * larger.w1 if plan.b1 else 0)  # as large as one product
+                if larger.fits(limit):
+                    plan, raised = larger, True
+    return plan

@@ -1,0 +1,73 @@
+"""Values of a perceptron of two layers that use their whole significand and make every sum round.
+
+Letters: K in_features, H hidden_features, as in `equivtest.families.training.sequence.case`.  How numbers are made:
+`equivtest.families.linear.values.real`.
+
+A gradient of a parameter is a sum over tokens.  Of numbers around zero it may come out far smaller
+than its terms, and roundings of 16 bits may then be as large as itself, so that nothing can be
+concluded of a tensor of one element.  So every feature of x and of the cotangents lies on one side of
+zero more often than on the other, which side its own, in every step the same: the terms of such sums
+rather add up, and so do the gradients that an optimizer averages over steps.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from equivtest.families.training.case import PerceptronCase, base_of
+from equivtest.kit.values.integers import generator, hash_of, signs
+from equivtest.kit.values.real import nearly_normal, without_subnormals
+from equivtest.tensors import DTYPES
+
+_SCALES = (1.0, 0.3, 3.0)  # of x, each bias and each cotangent: far from overflow and subnormals in float16
+_OFFSETS = (1.0, 2.0, 0.5)  # of the features of x and of a cotangent, in scales
+_FEW = 3  # elements of a weight, of which a few steps of AdamW may leave next to nothing
+
+
+def draw_real_mlp(case: PerceptronCase, index: int) -> dict[str, torch.Tensor]:
+    """Global x, parameters and cotangent of each step: nearly normal numbers, each tensor with a scale of its own.
+
+    Weights are divided by the root of what they sum over, as layers are initialised, so that the
+    activation meets arguments of either sign on both sides of its bend; most hidden features are
+    turned so that one token, another for each, activates them.  Cotangents are divided by the number
+    of tokens that a gradient sums over, as the gradient of a mean is: training goes on from what
+    gradients leave, and float16 overflows soon.  AdamW moves a bias by its learning rate, whatever the
+    gradient: that of out_proj begins on the side of zero from which it is moved away, that of in_proj at
+    one or more; and so the weight of a layer of few features.
+    """
+    mode, seed = case.values[index]
+    sizes = {"in_proj.weight": 1 / math.sqrt(case.in_features), "out_proj.weight": 1 / math.sqrt(case.hidden_features)}
+    rows = math.prod(case.batch) // case.num_averaged
+    given, shapes = {}, case.shapes()
+    for name in case.given_names():
+        size = sizes.get(name) or _SCALES[hash_of(mode, seed, f"{name} scale") % len(_SCALES)]
+        value = nearly_normal(shapes[name], generator(mode, seed, name))
+        if base_of(name) in ("x", "cotangent"):
+            offset = _OFFSETS[hash_of(mode, seed, f"{name} offset") % len(_OFFSETS)]
+            value = value + offset * signs(shapes[name][-1:], generator(mode, seed, f"{base_of(name)} sides"))
+        if name == "out_proj.bias" and case.optimizer == "adamw":
+            value = -value.abs() * signs(shapes[name], generator(mode, seed, "cotangent sides"))
+        if name == "in_proj.bias" and case.optimizer == "adamw":
+            value, size = value + value.sign(), max(size, 1.0)
+        if name in sizes and case.optimizer == "adamw" and value.numel() <= _FEW:
+            value, size = value + value.sign(), max(size, 1.0)
+        if base_of(name) == "cotangent":
+            size = size * 2.0 ** -round(math.log2(rows))
+        given[name] = value * size
+    _activate(given, case, hash_of(mode, seed, "active token"))
+    return {name: without_subnormals(value).to(DTYPES[case.dtype_of(name)]) for name, value in given.items()}
+
+
+def _activate(given: dict[str, torch.Tensor], case: PerceptronCase, first: int) -> None:
+    """Turns the signs of three hidden features in four where their token, from number `first` on, has none above 0."""
+    x, weight = given["x"].reshape(-1, case.in_features), given["in_proj.weight"]
+    hidden = torch.arange(case.hidden_features, device="cpu")
+    before = (x[(hidden + first) % len(x)] * weight).sum(1)
+    if "in_proj.bias" in given:
+        before = before + given["in_proj.bias"]
+    turned = torch.where((before < 0) & (hidden % 4 != 3), -1.0, 1.0)
+    given["in_proj.weight"] = weight * turned[:, None]
+    if "in_proj.bias" in given:
+        given["in_proj.bias"] = given["in_proj.bias"] * turned

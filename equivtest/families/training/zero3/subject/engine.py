@@ -1,0 +1,108 @@
+"""The hooks of ZeRO-3: when each layer of a module is fetched and released, and its gradients reduced.
+
+Forward, a layer is whole while it runs.  Backward, it is whole from when the gradient of its output
+is there until that of an earlier layer's output is, or the backward ends; by then it has been used.
+A parameter of several layers is whole from the first of them that runs until the last, and so is
+fetched once forward and once backward; autograd adds up the gradients of its uses before they are reduced.
+
+Source: deepspeed/runtime/zero/parameter_offload.py (0.19.8), its pre and post hooks of modules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed.device_mesh import DeviceMesh
+
+from equivtest.families.training.zero3.subject.layer import Layer
+from equivtest.families.zero3.fetch.subject import Fetcher, PartitionedParameter
+from equivtest.families.zero3.subject.gradients import Gradients
+
+
+class Engine:
+    """A module whose layers, the children and what is in them, are partitioned.
+
+    Attributes:
+        layers: By name.
+        gradients: Partitions of the gradients so far.
+    """
+
+    layer_class: ClassVar[type[Layer]] = Layer
+    gradients_class: ClassVar[type[Gradients]] = Gradients
+
+    def __init__(self, module: nn.Module, mesh: DeviceMesh, fetcher: Fetcher, *, padding: float) -> None:
+        self.gradients = self.gradients_class(mesh, padding=padding)
+        self.layers: dict[str, Layer] = {}
+        partitions: dict[nn.Parameter, PartitionedParameter] = {}
+        for name, child in module.named_children():
+            self._hook_gradients(name, child, partitions)
+            self.layers[name] = self.layer_class(child, mesh, fetcher, padding=padding, partitions=partitions)
+            self._hook_layer(child, self.layers[name])
+        tell_shared(list(self.layers.values()))
+
+    def partitioned(self, name: str) -> PartitionedParameter:
+        """What this rank holds of parameter 'layer.kind'."""
+        layer, _, kind = name.partition(".")
+        return self.layers[layer].partitioned[kind]
+
+    def backward(self, output: torch.Tensor, cotangent: torch.Tensor) -> None:
+        """Backward through the module; no layer is left whole, and every gradient is reduced."""
+        torch.autograd.backward(output, cotangent)
+        self.release_all()
+
+    def release_all(self) -> None:
+        """Releases what layers are whole."""
+        for layer in self.layers.values():
+            if layer.is_available:
+                layer.release()
+
+    def before_backward_of(self, layer: Layer) -> None:
+        """Every later layer has been used; this one is next."""
+        layers = list(self.layers.values())
+        for used in layers[layers.index(layer) + 1 :]:
+            if used.is_available:
+                used.release(keeping=used.earlier)
+        layer.fetch()
+
+    def _hook_gradients(self, name: str, module: nn.Module, hooked: Collection[nn.Parameter]) -> None:
+        """Of parameters that are still whole, as autograd notes their shapes: those not `hooked` before."""
+        for kind, parameter in module.named_parameters():
+            if parameter.requires_grad and parameter not in hooked:
+
+                def reduce(held: torch.Tensor, full_name: str = f"{name}.{kind}") -> None:
+                    assert held.grad is not None
+                    self.gradients.add(full_name, held.grad)
+                    held.grad = None
+
+                parameter.register_post_accumulate_grad_hook(reduce)  # type: ignore[no-untyped-call]
+
+    def _hook_layer(self, module: nn.Module, layer: Layer) -> None:
+        saving: list[Any] = []
+
+        def before(_module: nn.Module, _args: Any) -> None:
+            layer.fetch()
+            saving.append(saved_tensors_hooks(layer.pack, layer.unpack))
+            saving[-1].__enter__()
+
+        def after(_module: nn.Module, _args: Any, output: torch.Tensor) -> None:
+            saving.pop().__exit__(None, None, None)
+            layer.release(keeping=layer.later)
+            if output.requires_grad:
+                output.register_hook(lambda _: self.before_backward_of(layer))  # type: ignore[no-untyped-call]
+
+        module.register_forward_pre_hook(before)
+        module.register_forward_hook(after)
+
+
+def tell_shared(layers: Sequence[Layer]) -> None:
+    """Tells each layer which of its parameters earlier and later ones have too; layers in the order of the forward."""
+    for index, layer in enumerate(layers):
+        for kind, parameter in layer.parameters.items():
+            if any(parameter is other for before in layers[:index] for other in before.parameters.values()):
+                layer.earlier |= {kind}
+            if any(parameter is other for after in layers[index + 1 :] for other in after.parameters.values()):
+                layer.later |= {kind}

@@ -1,0 +1,130 @@
+"""The parameters of a module and of what is in it under ZeRO-3: partitions, and the wholes while fetched.
+
+While they are not fetched, the module's parameters have no elements.  Autograd saves for the
+backward what refers to a whole, not the whole itself, and so finds the one that is fetched then.
+
+Source: DeepSpeed's statuses, ZeroParamStatus in deepspeed/runtime/zero/partition_parameters.py
+(0.19.8); torch.autograd.graph.saved_tensors_hooks (2.13.0).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from equivtest.families.zero3.fetch.subject import Fetcher, PartitionedParameter, Status, partition, release
+
+
+@dataclass(frozen=True)
+class SavedView:
+    """Stands for a view of parameter `kind`, from its first element, until the backward asks for it."""
+
+    kind: str
+    size: torch.Size
+    stride: tuple[int, ...]
+
+
+class Layer:
+    """A module's parameters, by kind: 'weight', 'bias'.
+
+    A parameter that an earlier or a later layer has too is partitioned once: whichever layer comes
+    first fetches it, whichever comes last releases it.
+
+    Args:
+        module: Its parameters are whole; they lose their elements.
+        fetcher: Makes them whole again, all with one collective.
+        padding: What the padding of partitions holds.
+        partitions: Of the layers before this one; those of its own parameters are added.
+
+    Attributes:
+        earlier, later: Kinds of which an earlier or a later layer has the parameter too.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        mesh: DeviceMesh,
+        fetcher: Fetcher,
+        *,
+        padding: float,
+        partitions: dict[nn.Parameter, PartitionedParameter] | None = None,
+    ) -> None:
+        self.mesh, self.fetcher = mesh, fetcher
+        self.parameters = dict(module.named_parameters())
+        self.earlier: frozenset[str] = frozenset()
+        self.later: frozenset[str] = frozenset()
+        partitions = {} if partitions is None else partitions
+        for whole in self.parameters.values():
+            if whole not in partitions:
+                partitions[whole] = partition(whole, mesh, padding=padding)
+        self.partitioned = {kind: partitions[whole] for kind, whole in self.parameters.items()}
+        self._empty(self.parameters)
+
+    @property
+    def is_available(self) -> bool:
+        """Whether the parameters are whole, but for what another layer that has it too has released."""
+        present = {kind for kind, parameter in self.partitioned.items() if parameter.status is Status.AVAILABLE}
+        return bool(present) and self.partitioned.keys() - self.earlier - self.later <= present
+
+    def fetch(self) -> None:
+        """Makes the parameters whole: NOT_AVAILABLE -> IN_FLIGHT -> AVAILABLE.
+
+        Raises:
+            RuntimeError: one is not NOT_AVAILABLE, and no other layer has it too.
+        """
+        tied = self.earlier | self.later
+        absent = [
+            parameter
+            for kind, parameter in self.partitioned.items()
+            if kind not in tied or parameter.status is not Status.AVAILABLE
+        ]
+        if absent:
+            self.fetcher(absent, self.mesh).wait()
+        for kind, parameter in self.parameters.items():
+            parameter.data = self._whole(kind)
+
+    def release(self, keeping: Collection[str] = ()) -> None:
+        """Drops the wholes but those of the kinds `keeping`: AVAILABLE -> NOT_AVAILABLE.
+
+        Raises:
+            RuntimeError: one is not AVAILABLE, and no other layer has it too.
+        """
+        tied = self.earlier | self.later
+        for kind, parameter in self.partitioned.items():
+            if parameter.status is not Status.AVAILABLE and kind not in tied:
+                raise RuntimeError(f"{kind} is {parameter.status.name}; only an AVAILABLE parameter can be released")
+        dropped = [kind for kind in self.partitioned if kind not in keeping]
+        release([self.partitioned[kind] for kind in dropped])
+        self._empty(dropped)
+
+    def pack(self, tensor: torch.Tensor) -> torch.Tensor | SavedView:
+        """What autograd is to save in place of a tensor: views of wholes are only referred to."""
+        for kind, parameter in self.partitioned.items():
+            if parameter.whole is not None and _begins_with(tensor, parameter.whole):
+                return SavedView(kind, tensor.size(), tensor.stride())
+        return tensor
+
+    def unpack(self, saved: torch.Tensor | SavedView) -> torch.Tensor:
+        """The saved tensor, or the view of the whole that is present now."""
+        if isinstance(saved, torch.Tensor):
+            return saved
+        return self._whole(saved.kind).as_strided(saved.size, saved.stride)
+
+    def _whole(self, kind: str) -> torch.Tensor:
+        parameter: PartitionedParameter = self.partitioned[kind]
+        if parameter.whole is None or parameter.status is not Status.AVAILABLE:
+            raise RuntimeError(f"{kind} is {parameter.status.name}; only an AVAILABLE parameter can be used")
+        return parameter.whole
+
+    def _empty(self, kinds: Collection[str]) -> None:
+        for kind in kinds:
+            self.parameters[kind].data = self.parameters[kind].data.new_empty(0)
+
+
+def _begins_with(tensor: torch.Tensor, whole: torch.Tensor) -> bool:
+    """Whether a tensor is made of all elements of `whole`, in its memory."""
+    return tensor.data_ptr() == whole.data_ptr() and tensor.numel() == whole.numel() > 0

@@ -1,0 +1,23 @@
+"""The collectives of a fetch of parameters.
+
+Letters: w ranks, s_i and A_i elements of one partition of parameter i and of all of them.
+"""
+
+from __future__ import annotations
+
+from equivtest.collective import Collective
+from equivtest.families.zero3.fetch.case import FetchCase
+from equivtest.kit.oracle.collectives import Collectives, document
+from equivtest.tensors import DTYPES
+
+
+@document.register
+def document_fetch(case: FetchCase, rank: int) -> Collectives:
+    """One all_gather of sum(s_i) elements, or one all_reduce of sum(A_i); none of no elements.
+
+    Source: DeepSpeed PR 5420; deepspeed/runtime/zero/partition_parameters.py (0.19.8),
+    _all_gather_dtype and _allgather_params_coalesced: one collective for all parameters.
+    """
+    padded = sum(case.padded_numel(shape) for shape in case.parameters)
+    numel = padded if case.collective == "all_reduce" else padded // case.world_size
+    return (Collective(case.collective, numel * DTYPES[case.dtype].itemsize),) if numel else ()

@@ -1,0 +1,182 @@
+"""ZeRO-3 fetches that are wrong in what they find in memory, keep, round or lose; in one way each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from equivtest.families.zero3.fetch.case import FetchCase, RefusedFetchCase
+from equivtest.families.zero3.fetch.defects.partitions import Given, Parameters
+from equivtest.families.zero3.fetch.subject import (
+    Fetch,
+    Fetcher,
+    fetch_by_all_gather,
+    fetch_by_all_reduce,
+    run_fetch,
+)
+from equivtest.tensors import Placed
+
+Answers = dict[str, Placed]
+LATE_S = 0.02  # longer than the other ranks take to look at their buffers
+
+# What was in memory before.
+
+
+def buffer_not_zeroed(case: FetchCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """all_reduce: the flat buffer holds whatever was in memory, except for the own partitions."""
+    return run_fetch(case, mesh, given, _all_reduce_into(lambda like, numel: like.new_empty((numel,))))
+
+
+def taken_before_it_arrives(case: FetchCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """all_gather: the buffer is taken apart before the collective has ended; the last rank is late.
+
+    Without the late rank this is a race, which the collective sometimes wins.
+    """
+
+    def fetch(parameters: Parameters, mesh: DeviceMesh) -> Fetch:
+        if mesh.size() > 1 and mesh.get_local_rank() == mesh.size() - 1:
+            time.sleep(LATE_S)
+        fetching = fetch_by_all_gather(parameters, mesh)
+        if mesh.size() > 1:
+            fetching.finish()
+            return replace(fetching, finish=lambda: None)
+        return fetching
+
+    return run_fetch(case, mesh, given, fetch)
+
+
+# What was kept from an earlier call.
+
+_kept: dict[str, tuple[FetchCase, torch.Tensor]] = {}  # by defect: the case of the last call, its buffer
+_calls: dict[str, int] = {}  # by defect
+
+
+def buffer_kept_from_the_last_call(case: FetchCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """all_reduce: a second call for the same case finds the first one's sums in its buffer."""
+
+    def keep(like: torch.Tensor, numel: int) -> torch.Tensor:
+        kept = _kept.get("buffer")
+        if kept is None or kept[0] != case:
+            _kept["buffer"] = case, like.new_zeros((numel,))
+        return _kept["buffer"][1]
+
+    return run_fetch(case, mesh, given, _all_reduce_into(keep))
+
+
+def cached_by_numel(case: FetchCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """all_gather: parameters that are equal in numel share an entry of the cache, hence their values."""
+
+    def fetch(parameters: Parameters, mesh: DeviceMesh) -> Fetch:
+        fetching = fetch_by_all_gather(parameters, mesh)
+
+        def finish() -> None:
+            fetching.finish()
+            cache: dict[int, torch.Tensor] = {}
+            for parameter in parameters:
+                assert parameter.whole is not None
+                cached = cache.setdefault(parameter.numel, parameter.whole)
+                parameter.whole = cached.detach().clone().view(parameter.shape)
+
+        return replace(fetching, finish=finish)
+
+    return run_fetch(case, mesh, given, fetch)
+
+
+def alternates(case: FetchCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """all_reduce: every second call of a process clears its buffer to -0.0, which keeps signs of zero."""
+    _calls["alternates"] = _calls.get("alternates", 0) + 1
+    zero = -0.0 if _calls["alternates"] % 2 == 0 else 0.0
+    return run_fetch(case, mesh, given, _all_reduce_into(lambda like, numel: like.new_full((numel,), zero)))
+
+
+# What was rounded, replaced or lost.
+
+
+def rounds_through_bfloat16(case: FetchCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """all_gather: float32 parameters travel as bfloat16."""
+    return _changed(case, mesh, given, fetch_by_all_gather, lambda whole: whole.to(torch.bfloat16).to(whole.dtype))
+
+
+def flushes_subnormals(case: FetchCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """all_gather: what is smaller than the smallest normal number comes back as zero."""
+
+    def flush(whole: torch.Tensor) -> torch.Tensor:
+        return torch.where(whole.abs() < torch.finfo(whole.dtype).tiny, torch.zeros_like(whole), whole)
+
+    return _changed(case, mesh, given, fetch_by_all_gather, flush)
+
+
+def replaces_nan(case: FetchCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """all_reduce: NaN in a parameter comes back as zero, so that nobody sees that training has diverged."""
+    inf = float("inf")
+    return _changed(
+        case, mesh, given, fetch_by_all_reduce, lambda whole: whole.nan_to_num(nan=0.0, posinf=inf, neginf=-inf)
+    )
+
+
+def loses_signs_of_zero(case: FetchCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """all_gather: zero is added to what was only to be copied."""
+    return _changed(case, mesh, given, fetch_by_all_gather, lambda whole: whole + 0.0)
+
+
+def sums_the_negative(case: FetchCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """all_reduce: the negative is summed and negated again, so that +0.0 comes back as -0.0."""
+
+    def fetch(parameters: Parameters, mesh: DeviceMesh) -> Fetch:
+        own = [parameter.partition for parameter in parameters]
+        for parameter in parameters:
+            parameter.partition = -parameter.partition
+        fetching = fetch_by_all_reduce(parameters, mesh)
+
+        def finish() -> None:
+            for parameter, partition in zip(parameters, own, strict=True):
+                assert parameter.whole is not None
+                parameter.partition, parameter.whole = partition, -parameter.whole
+
+        return replace(fetching, finish=finish)
+
+    return run_fetch(case, mesh, given, fetch)
+
+
+def adds_zero_on_one_rank(case: FetchCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """all_reduce: one rank alone takes a way of its own, on which -0.0 is rounded to +0.0."""
+    shortcut = mesh.size() == 1
+    return _changed(case, mesh, given, fetch_by_all_reduce, lambda whole: whole + 0.0 if shortcut else whole)
+
+
+# What was not refused.
+
+
+def promotes_mixed_dtypes(case: RefusedFetchCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """all_gather: parameters of another dtype than the first are cast to it instead of refused."""
+    wholes = list(given.values())
+    cast = {name: whole.detach().to(wholes[0].dtype) for name, whole in given.items()}
+    return run_fetch(case, mesh, cast, fetch_by_all_gather)
+
+
+def only_the_first_rank_refuses(case: RefusedFetchCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """all_reduce: the other ranks answer what they were given, as if there were nothing to fetch."""
+    if mesh.get_local_rank() == 0:
+        return run_fetch(case, mesh, given, fetch_by_all_reduce)
+    return {name: Placed(whole, case.layouts()[name]) for name, whole in given.items()}
+
+
+def _all_reduce_into(make_buffer: Callable[[torch.Tensor, int], torch.Tensor]) -> Fetcher:
+    """The all_reduce fetch, its flat buffer of so many elements like a partition made by `make_buffer`."""
+    return partial(fetch_by_all_reduce, make_buffer=make_buffer)
+
+
+def _changed(
+    case: FetchCase, mesh: DeviceMesh, given: Given, fetch: Fetcher, change: Callable[[torch.Tensor], torch.Tensor]
+) -> Answers:
+    """What `fetch` gives, but for `change` of every whole parameter."""
+    answers = run_fetch(case, mesh, given, fetch)
+    for name in case.given_names():
+        whole = answers[name].local
+        answers[name] = replace(answers[name], local=change(whole.detach()).requires_grad_(whole.requires_grad))
+    return answers

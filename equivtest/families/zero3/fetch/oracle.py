@@ -1,0 +1,38 @@
+"""Fetched parameters: copies of what was partitioned, so equal to the last bit."""
+
+from __future__ import annotations
+
+import torch
+
+from equivtest.families.zero3.fetch.case import FetchCase
+from equivtest.kit.oracle import expect
+from equivtest.kit.oracle.declared import smallest_kept
+from equivtest.kit.oracle.expected import COPIED, Expected, ExpectedTensor
+from equivtest.kit.values import draw
+
+
+@expect.register
+def expect_fetch(case: FetchCase, index: int) -> Expected:
+    """`param.i` and `partition.i`: both have the parameter itself as their global value.
+
+    The flag of `param.i` is the case's; a partition may carry any.  As float64 a NaN may lose its payload; `bits`
+    keeps every bit.  A fetch that is not documented to gather may add zeros, where a backend may flush subnormals.
+    """
+    given = draw(case, index)
+    flags = case.given_flags()
+    layouts = case.layouts()
+    flushed_below = smallest_kept(case.dtype) if case.collective != "all_gather" else 0.0
+    tensors = {}
+    for name in case.answer_names():
+        parameter = f"param.{name.rpartition('.')[2]}"
+        tensors[name] = ExpectedTensor(
+            value=given[parameter].to(torch.float64),
+            allowed=None,
+            layout=layouts[name],
+            dtype=case.dtype,
+            derivation=COPIED,
+            requires_grad=flags.get(name),
+            bits=given[parameter],
+            flushed_below=flushed_below if name == parameter else 0.0,
+        )
+    return Expected(tensors, {})

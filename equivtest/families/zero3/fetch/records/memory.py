@@ -1,0 +1,128 @@
+"""Defects of a fetch that takes memory, bits or calls for others."""
+
+from __future__ import annotations
+
+from equivtest.families.zero3.fetch.case import FetchCase, RefusedFetchCase
+from equivtest.kit.defect import Defect
+
+_HERE = "equivtest.families.zero3.fetch.defects.memory:"
+
+DEFECTS = (
+    Defect(
+        _HERE + "buffer_not_zeroed",
+        "zero3_fetch_all_reduce",
+        "uninitialised memory reaches a value",
+        "equals_unsharded",
+        "value",
+        FetchCase(world_size=2),
+        "one rank fills its whole buffer itself; of two, the second adds what it found in memory",
+    ),
+    Defect(
+        _HERE + "taken_before_it_arrives",
+        "zero3_fetch_all_gather",
+        "a collective not waited for",
+        "equals_unsharded",
+        "value",
+        FetchCase(world_size=2),
+        "one rank waits for nobody; of two, the first looks before the second has come",
+    ),
+    Defect(
+        _HERE + "buffer_kept_from_the_last_call",
+        "zero3_fetch_all_reduce",
+        "state across calls",
+        "equals_unsharded",
+        "value",
+        FetchCase(world_size=2, values=(("dense", 0), ("dense", 1))),
+        "one rank overwrites its whole buffer; of two, the second adds the sum of the call before",
+    ),
+    Defect(
+        _HERE + "cached_by_numel",
+        "zero3_fetch_all_gather",
+        "a cache keyed too coarsely",
+        "equals_unsharded",
+        "value",
+        FetchCase(world_size=1, parameters=((1,), (1,)), requires_grad=(True, True)),
+        "two parameters of one element each share an entry, on one rank too",
+    ),
+    Defect(
+        _HERE + "alternates",
+        "zero3_fetch_all_reduce",
+        "state across calls",
+        "repeats_itself",
+        "repeat",
+        FetchCase(world_size=2, values=(("special", 0),), repeats=True),
+        "one rank overwrites its whole buffer; of two, the second adds +0.0 or -0.0 to the first one's -0.0",
+    ),
+    Defect(
+        _HERE + "rounds_through_bfloat16",
+        "zero3_fetch_all_gather",
+        "rounded on its way",
+        "equals_unsharded",
+        "value",
+        FetchCase(world_size=1),
+        "one number of 24 significand bits suffices",
+    ),
+    Defect(
+        _HERE + "flushes_subnormals",
+        "zero3_fetch_all_gather",
+        "rounded on its way",
+        "equals_unsharded",
+        "value",
+        FetchCase(world_size=1, values=(("special", 10),)),
+        "one element suffices; the special value number 10 is the smallest subnormal",
+    ),
+    Defect(
+        _HERE + "replaces_nan",
+        "zero3_fetch_all_reduce",
+        "special values replaced",
+        "equals_unsharded",
+        "value",
+        FetchCase(world_size=1, values=(("special", 4),)),
+        "one element suffices; the special value number 4 is the first NaN",
+    ),
+    Defect(
+        _HERE + "loses_signs_of_zero",
+        "zero3_fetch_all_gather",
+        "special values replaced",
+        "is_exact_without_reduction",
+        "bits",
+        FetchCase(world_size=1, values=(("special", 0),)),
+        "one element suffices; the special value number 0 is -0.0",
+    ),
+    Defect(
+        _HERE + "sums_the_negative",
+        "zero3_fetch_all_reduce",
+        "special values replaced",
+        "is_exact_but_for_added_zeros",
+        "bits",
+        FetchCase(world_size=2, values=(("special", 1),)),
+        "one rank adds nothing; of two, the second adds +0.0 to the -0.0 that number 1, +0.0, was turned into",
+    ),
+    Defect(
+        _HERE + "adds_zero_on_one_rank",
+        "zero3_fetch_all_reduce",
+        "a way of its own for one rank",
+        "is_the_identity_for_one_rank",
+        "bits",
+        FetchCase(world_size=1, values=(("special", 0),)),
+        "one element suffices; more ranks go the common way",
+    ),
+    Defect(
+        _HERE + "promotes_mixed_dtypes",
+        "zero3_fetch_all_gather",
+        "misfits accepted",
+        "refuses",
+        "not_refused",
+        RefusedFetchCase(world_size=1, parameters=((1,), (1,)), requires_grad=(True, True)),
+        "two dtypes need two parameters; one rank accepts them too",
+    ),
+    Defect(
+        _HERE + "only_the_first_rank_refuses",
+        "zero3_fetch_all_reduce",
+        "ranks that diverge",
+        "refuses",
+        "not_refused",
+        RefusedFetchCase(world_size=2, parameters=((1,), (1,)), requires_grad=(True, True)),
+        "a second rank is needed to accept what the first refuses; two dtypes need two parameters",
+    ),
+)

@@ -1,0 +1,101 @@
+"""Cases of a fetch of parameters, within the contract and outside of it."""
+
+from __future__ import annotations
+
+import math
+
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn, SearchStrategy
+
+from equivtest.families.zero3.fetch.case import PADDINGS, FetchCase, RefusedFetchCase
+from equivtest.kit.case import Shape
+from equivtest.kit.picks import (
+    POISON_TABLE,
+    RECORDS,
+    REFUSED_MODES,
+    REPEATS,
+    pick,
+    pick_members,
+    pick_shape,
+    pick_values,
+)
+from equivtest.property import Space
+
+FETCH_DRAWS = ("special", "index", "wide", "dense", "special")
+FETCH_MODES = (("dense",), ("index",), ("wide",), ("special",), *[FETCH_DRAWS] * 21)
+"""An odd number of draws: where draw 0 repeats, what alternates from call to call then shows."""
+NUM_PARAMETERS = (1, 2, 2, 3, 3, 4, 4, 5, 5)
+NUM_PARAMETER_DIMS = (1, 0, 1, 1, 1, 2, 2, 2, 3, 4)
+ZERO_NUMEL_SHAPES: tuple[Shape | None, ...] = (None,) * 45 + ((0,), (0, 3), (2, 0))
+MISFITS_OF_FETCH = ("dtype", "in_flight")
+
+
+def fetch_cases(space: Space, *, collective: str = "") -> SearchStrategy[FetchCase]:
+    """Cases of one to five parameters, fetched together by `collective`; recorded only where it is named.
+
+    Shrinks to one draw of dense values for one parameter of one element.
+    """
+    return _fetch_cases(space, collective)
+
+
+def refused_fetch_cases(space: Space) -> SearchStrategy[RefusedFetchCase]:
+    """Cases whose parameters cannot be fetched together; every parameter has elements."""
+    return _refused_fetch_cases(space)
+
+
+@st.composite
+def _fetch_cases(draw: DrawFn, space: Space, collective: str) -> FetchCase:
+    world_size = pick(draw, "world_size", space.world_sizes)
+    dtype = pick(draw, "dtype", space.dtypes)
+    num_parameters = pick(draw, "num_parameters", NUM_PARAMETERS)
+    picked = [pick_parameter(draw, f"parameter {index}", world_size) for index in range(num_parameters)]
+    no_padding = pick(draw, "no padding", (False, False, False, True))
+    return FetchCase(
+        world_size=world_size,
+        dtype=dtype,
+        parameters=tuple(_without_padding(shape, world_size) if no_padding else shape for shape, _ in picked),
+        requires_grad=tuple(flag for _, flag in picked),
+        padding=pick(draw, "padding", PADDINGS),
+        contiguous=pick(draw, "contiguous", (True, False)),
+        values=pick_values(draw, FETCH_MODES),
+        poison=pick(draw, "poison", POISON_TABLE),
+        repeats=pick(draw, "repeats", REPEATS),
+        collective=collective,
+        records=pick(draw, "records", RECORDS if collective else (False,)),
+        members=pick_members(draw, world_size),
+    )
+
+
+@st.composite
+def _refused_fetch_cases(draw: DrawFn, space: Space) -> RefusedFetchCase:
+    world_size = pick(draw, "world_size", space.world_sizes)
+    dtype = pick(draw, "dtype", space.dtypes)
+    misfit = pick(draw, "misfit", MISFITS_OF_FETCH)
+    num_parameters = pick(draw, "num_parameters", (2, 3) if misfit == "dtype" else (1, 2, 3))
+    parameters = [pick_shape(draw, f"parameter {index}", world_size, NUM_PARAMETER_DIMS) for index in range(3)]
+    return RefusedFetchCase(
+        misfit=misfit,
+        world_size=world_size,
+        dtype=dtype,
+        parameters=tuple(parameters[:num_parameters]),
+        requires_grad=(True,) * num_parameters,
+        values=pick_values(draw, REFUSED_MODES),
+    )
+
+
+def pick_parameter(draw: DrawFn, name: str, world_size: int) -> tuple[Shape, bool]:
+    """A parameter's shape, one in sixteen without elements, and its flag.
+
+    Drawn in one go: shrinking drops a parameter by dropping its draws.
+    """
+    shape = pick_shape(draw, name, world_size, NUM_PARAMETER_DIMS)
+    zero_numel = pick(draw, f"{name}: zero numel", ZERO_NUMEL_SHAPES)
+    requires_grad = pick(draw, f"{name}: requires_grad", (True, True, False))
+    return (shape if zero_numel is None else zero_numel), requires_grad
+
+
+def _without_padding(shape: Shape, world_size: int) -> Shape:
+    """The shape, its first dim made longer where its numel is no multiple of the world size."""
+    if math.prod(shape) % world_size == 0:
+        return shape
+    return (shape[0] * world_size, *shape[1:]) if shape else (world_size,)

@@ -1,0 +1,215 @@
+"""ZeRO-3's fetch: partitioned parameters made whole, by all_gather or by all_reduce.
+
+A parameter of n elements is flattened, padded to a multiple A of the world size w, and
+partitioned: rank r keeps s = A / w elements from r * s on.  Nothing ever writes the padding of
+a real ZeRO; here it is filled with what the case says, so that whoever reads it is caught.
+A fetch makes several parameters whole with one collective:
+
+    all_gather   buffer is rank-major   [rank][parameter]: gathered, then narrowed and concatenated
+    all_reduce   buffer is parameter-major [parameter][rank]: zeros but for the own partitions;
+                 the parameters are views made before the collective, and the sum fills them in
+
+Source: DeepSpeed PR 5420 and deepspeed/runtime/zero/partition_parameters.py (0.19.8).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from equivtest.families.zero3.fetch.case import FetchCase, RefusedFetchCase
+from equivtest.tensors import Placed
+
+all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+"""Renamed in torch 2.13, which warns of the old name."""
+
+
+class StatusError(RuntimeError):
+    """A parameter is not in the status that an operation needs."""
+
+
+class DtypeError(TypeError):
+    """Parameters of several dtypes do not fit one flat buffer."""
+
+
+class Status(enum.Enum):
+    """Whether the whole parameter is present."""
+
+    NOT_AVAILABLE = enum.auto()
+    IN_FLIGHT = enum.auto()
+    AVAILABLE = enum.auto()
+
+
+@dataclass
+class PartitionedParameter:
+    """One parameter: this rank's partition of it, and the whole while it is fetched.
+
+    Attributes:
+        partition: (padded numel / w,), local.
+        whole: `shape`, global; its values count only while the status is AVAILABLE.
+    """
+
+    shape: torch.Size
+    requires_grad: bool
+    partition: torch.Tensor
+    whole: torch.Tensor | None = None
+    status: Status = Status.NOT_AVAILABLE
+
+    @property
+    def numel(self) -> int:
+        return self.shape.numel()
+
+
+@dataclass
+class Fetch:
+    """A fetch under way; `wait` ends it."""
+
+    parameters: Sequence[PartitionedParameter]
+    work: dist.Work | None
+    finish: Callable[[], None]
+
+    def wait(self) -> None:
+        """Returns when every parameter is whole and AVAILABLE."""
+        if self.work is not None:
+            self.work.wait()
+        self.finish()
+        for parameter in self.parameters:
+            parameter.status = Status.AVAILABLE
+
+
+def partition(parameter: torch.Tensor, mesh: DeviceMesh, *, padding: float) -> PartitionedParameter:
+    """Keeps this rank's part of a whole parameter (any shape), padded at its end with `padding`."""
+    size = -(-parameter.numel() // mesh.size())
+    start = min(mesh.get_local_rank() * size, parameter.numel())
+    stop = min(start + size, parameter.numel())
+    own = parameter.new_full((size,), padding)
+    own[: stop - start] = parameter.detach().reshape(-1)[start:stop]
+    return PartitionedParameter(parameter.shape, parameter.requires_grad, own)
+
+
+def release(parameters: Sequence[PartitionedParameter]) -> None:
+    """Drops the wholes; the partitions stay."""
+    for parameter in parameters:
+        parameter.whole, parameter.status = None, Status.NOT_AVAILABLE
+
+
+def launch(parameters: Sequence[PartitionedParameter]) -> None:
+    """Marks the parameters IN_FLIGHT.
+
+    Raises:
+        StatusError: one is not NOT_AVAILABLE, or comes twice.
+        DtypeError: they differ in dtype.
+    """
+    for index, parameter in enumerate(parameters):
+        if parameter.status is not Status.NOT_AVAILABLE:
+            raise StatusError(f"parameter {index} is {parameter.status.name}; only a NOT_AVAILABLE one can be fetched")
+        if any(parameter is other for other in parameters[:index]):
+            raise StatusError(f"parameter {index} comes twice; one fetch takes each parameter once")
+    dtypes = {str(parameter.partition.dtype) for parameter in parameters}
+    if len(dtypes) > 1:
+        raise DtypeError(f"one fetch needs one dtype, got {', '.join(sorted(dtypes))}; fetch them separately")
+    for parameter in parameters:
+        parameter.status = Status.IN_FLIGHT
+
+
+@contextmanager
+def launching(parameters: Sequence[PartitionedParameter]) -> Iterator[None]:
+    """Launches the parameters; they are NOT_AVAILABLE again where what is done under it fails."""
+    launch(parameters)
+    try:
+        yield
+    except BaseException:
+        release(parameters)
+        raise
+
+
+def fetch_by_all_gather(parameters: Sequence[PartitionedParameter], mesh: DeviceMesh) -> Fetch:
+    """Starts one all_gather of all partitions; `wait` takes the gathered buffer apart."""
+    with launching(parameters):
+        own = torch.cat([parameter.partition for parameter in parameters])
+        gathered = own.new_empty((mesh.size(), own.numel()))  # (rank, its partitions one after the other)
+        work = None
+        if own.numel():
+            work = all_gather(gathered.view(-1), own, group=mesh.get_group(), async_op=True)
+
+    def finish() -> None:
+        start = 0
+        for parameter in parameters:
+            size = parameter.partition.numel()
+            flat = torch.cat([gathered[rank].narrow(0, start, size) for rank in range(mesh.size())])
+            parameter.whole = flat[: parameter.numel].view(parameter.shape)
+            start += size
+
+    return Fetch(parameters, work, finish)
+
+
+def zeros(like: torch.Tensor, numel: int) -> torch.Tensor:
+    """A flat buffer in which the other ranks' partitions add nothing."""
+    return like.new_zeros((numel,))
+
+
+def fetch_by_all_reduce(
+    parameters: Sequence[PartitionedParameter],
+    mesh: DeviceMesh,
+    make_buffer: Callable[[torch.Tensor, int], torch.Tensor] = zeros,
+) -> Fetch:
+    """Starts one all_reduce of one flat buffer; the parameters are views of it from the start.
+
+    Args:
+        make_buffer: Gives the buffer, of the kind of a partition and of so many elements.
+    """
+    padded = [parameter.partition.numel() * mesh.size() for parameter in parameters]
+    with launching(parameters):
+        buffer = make_buffer(parameters[0].partition, sum(padded))
+        start = 0
+        for parameter, padded_numel in zip(parameters, padded, strict=True):
+            size = parameter.partition.numel()
+            buffer.narrow(0, start + mesh.get_local_rank() * size, size).copy_(parameter.partition)
+            parameter.whole = buffer.narrow(0, start, parameter.numel).view(parameter.shape)
+            start += padded_numel
+        work = dist.all_reduce(buffer, group=mesh.get_group(), async_op=True) if buffer.numel() else None
+    return Fetch(parameters, work, lambda: None)
+
+
+Fetcher = Callable[[Sequence[PartitionedParameter], DeviceMesh], Fetch]
+
+
+def run_fetch(
+    case: FetchCase, mesh: DeviceMesh, given: Mapping[str, torch.Tensor], fetch: Fetcher
+) -> dict[str, Placed]:
+    """Partitions the given parameters and fetches them all with `fetch`."""
+    wholes = [given[name] for name in case.given_names()]
+    parameters = [partition(whole, mesh, padding=padding_value(case, whole.dtype)) for whole in wholes]
+    fetching = fetch(parameters, mesh)
+    if isinstance(case, RefusedFetchCase) and case.misfit == "in_flight":
+        fetch(parameters, mesh)
+    fetching.wait()
+    contract = case.layouts()
+    answers: dict[str, Placed] = {}
+    for index, parameter in enumerate(parameters):
+        assert parameter.whole is not None and parameter.status is Status.AVAILABLE
+        parameter.whole.requires_grad_(parameter.requires_grad)
+        answers[f"param.{index}"] = Placed(parameter.whole, contract[f"param.{index}"])
+        answers[f"partition.{index}"] = Placed(parameter.partition, contract[f"partition.{index}"])
+    return answers
+
+
+def padding_value(case: FetchCase, dtype: torch.dtype) -> float:
+    """The number that stands for uninitialised memory in this case."""
+    return float("nan") if case.padding == "nan" else torch.finfo(dtype).max / 4
+
+
+def zero3_fetch_all_gather(case: FetchCase, mesh: DeviceMesh, given: Mapping[str, torch.Tensor]) -> dict[str, Placed]:
+    """Parameters partitioned as ZeRO-3 does and fetched with one all_gather."""
+    return run_fetch(case, mesh, given, fetch_by_all_gather)
+
+
+def zero3_fetch_all_reduce(case: FetchCase, mesh: DeviceMesh, given: Mapping[str, torch.Tensor]) -> dict[str, Placed]:
+    """Parameters partitioned as ZeRO-3 does and fetched with one all_reduce of a flat buffer."""
+    return run_fetch(case, mesh, given, fetch_by_all_reduce)

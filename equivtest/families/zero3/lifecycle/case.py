@@ -1,0 +1,229 @@
+"""The life of parameters under ZeRO-3, as a sequence of operations on them.
+
+Letters: w ranks, n parameters, k the number of an operation, i that of a parameter, p significand bits.
+
+Each operation is 'verb' or 'verb i j ...':
+
+    fetch    makes parameters whole with one collective, and waits for it
+    launch   the same without waiting: they are in flight
+    wait     until nothing is in flight
+    fail     a fetch for which no memory is left
+    release  drops wholes
+    use      forward and backward: each rank multiplies the whole by an x of its own and hands back a
+             cotangent of its own; the average of the ranks' gradients is added to those before
+    step     SGD: partition -= LEARNING_RATE * gradient, of all that have a gradient, which is then forgotten
+    update   a new value for a whole, which its partitions take too
+    save     keeps a copy of a whole
+    load     gives the partitions the values that were kept
+
+An operation is refused, and then changes nothing, where a parameter that it names is not in the status
+that it needs: not available for fetch, launch, fail and load (and, with a gradient, for step), available
+for release, use, update and save.  So is a fetch that names one parameter twice or parameters of two
+dtypes, and a load of what was never saved.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from equivtest.families.zero3.fetch.case import FETCH_COLLECTIVES, PADDINGS
+from equivtest.kit.case import Case, Shape, replicated, require
+from equivtest.layout import Flat, Layout, Shard
+
+FETCHES = ("fetch", "launch", "fail")
+"""Verbs that ask for parameters, all with one collective."""
+
+WITHOUT_NAMES = ("wait", "step")
+VERBS = (*FETCHES, "wait", "release", "use", "step", "update", "save", "load")
+MAX_OPERATIONS = 16
+LEARNING_RATE = 0.5
+
+STATUSES = ("not available", "in flight", "available")
+"""What `after{k}.status` counts through."""
+
+REFUSALS = ("none", "status", "dtype", "never saved", "out of memory")
+"""What `after{k}.refusal` counts through."""
+
+MEMORY = ("partitions", "wholes", "gradients", "saved", "others")
+"""What the elements of `memory.after{k}` are."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation: its verb and the parameters that it names, in the order named."""
+
+    verb: str
+    parameters: tuple[int, ...] = ()
+
+
+@functools.lru_cache(maxsize=2**10)
+def parse_operation(text: str) -> Operation:
+    """The operation that `text` stands for.
+
+    Raises:
+        Misuse: no such verb, names that are no numbers, or names where there must be none.
+    """
+    verb, *names = text.split(" ")
+    require(verb in VERBS, f"an operation must be one of {', '.join(VERBS)}, got {text!r}")
+    require(all(name.isdecimal() for name in names), f"an operation names parameters by number, got {text!r}")
+    named = tuple(map(int, names))
+    require(
+        bool(named) is (verb not in WITHOUT_NAMES), f"{verb} names {'no' if named else 'a'} parameter, got {text!r}"
+    )
+    require(verb in FETCHES or len(set(named)) == len(named), f"{verb} names each parameter once, got {text!r}")
+    return Operation(verb, named)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class LifecycleCase(Case):
+    """Some parameters and what happens to them, one operation after another.
+
+    Given are `param.i`; `op{k}.x.i` and `op{k}.cotangent.i` of a use, (w, *shape), one slice per rank;
+    `op{k}.new.i` of an update.  Answered is, after every operation, what it was refused for, each
+    parameter's status and whether it has a gradient, all partitions, the wholes that are available,
+    the gradients that are there, the outputs of a use, and where the case measures the memory.
+
+    Attributes:
+        parameters: Shape of each parameter; 0-dim and zero-numel ones count too.
+        requires_grad: requires_grad of each parameter.
+        operations: What happens, at most MAX_OPERATIONS.
+        mixed_dtypes: Whether every second parameter has another dtype than `dtype`.
+        padding: What padding holds: 'nan' or a 'large' finite number.
+        collective: What a fetch is documented to use: 'all_gather' or 'all_reduce'.
+        measures: Whether the ranks say how much memory they hold.
+    """
+
+    VALUE_MODES: ClassVar[tuple[str, ...]] = ("dense", "index")
+
+    parameters: tuple[Shape, ...] = ((1,),)
+    requires_grad: tuple[bool, ...] = (True,)
+    operations: tuple[str, ...] = ("fetch 0",)
+    mixed_dtypes: bool = False
+    padding: str = "nan"
+    collective: str = "all_gather"
+    measures: bool = False
+
+    def __post_init__(self) -> None:
+        known = FETCH_COLLECTIVES[1:]
+        require(self.padding in PADDINGS, f"padding must be one of {', '.join(PADDINGS)}, got {self.padding!r}")
+        require(self.collective in known, f"collective must be one of {', '.join(known)}, got {self.collective!r}")
+        require(len(self.parameters) >= 1, "parameters must hold at least one shape")
+        require(
+            len(self.requires_grad) == len(self.parameters),
+            f"requires_grad must have one flag per parameter: {len(self.parameters)}, got {len(self.requires_grad)}",
+        )
+        require(
+            1 <= len(self.operations) <= MAX_OPERATIONS,
+            f"operations must be 1 to {MAX_OPERATIONS}, got {len(self.operations)}",
+        )
+        for text in self.operations:
+            named = parse_operation(text).parameters
+            require(
+                max(named, default=0) < len(self.parameters),
+                f"{text!r} names a parameter that is not there: they are 0 to {len(self.parameters) - 1}",
+            )
+        super().__post_init__()
+
+    @property
+    def num_parameters(self) -> int:
+        """n."""
+        return len(self.parameters)
+
+    def sequence(self) -> list[Operation]:
+        """The operations, read."""
+        return [parse_operation(text) for text in self.operations]
+
+    @property
+    def leaves_gradients(self) -> bool:
+        """Whether a parameter that requires a gradient is used while it, and all used with it, are whole.
+
+        Up to then no parameter has a gradient, so that a fetch alone may be refused on the way.
+        """
+        away, in_flight, whole = set(range(self.num_parameters)), set[int](), set[int]()
+        for operation in self.sequence():
+            named = set(operation.parameters)
+            if operation.verb == "wait":
+                in_flight, whole = set(), whole | in_flight
+            elif operation.verb in ("fetch", "launch") and named <= away and self._can_be_fetched(operation):
+                away -= named
+                (whole if operation.verb == "fetch" else in_flight).update(named)
+            elif operation.verb == "release" and named <= whole:
+                away, whole = away | named, whole - named
+            elif operation.verb == "use" and named <= whole and any(self.requires_grad[index] for index in named):
+                return True
+        return False
+
+    def _can_be_fetched(self, operation: Operation) -> bool:
+        """Whether it names each parameter once, and those of one dtype."""
+        named = operation.parameters
+        return len(set(named)) == len(named) and len({self.dtype_of(index) for index in named}) == 1
+
+    def dtype_of(self, index: int) -> str:
+        """Name of the dtype of a parameter."""
+        if not self.mixed_dtypes or index % 2 == 0:
+            return self.dtype
+        return "float32" if self.dtype == "float64" else "float64"
+
+    def padded_numel(self, index: int) -> int:
+        """Elements of a parameter once padded to a multiple of the world size."""
+        return -(-math.prod(self.parameters[index]) // self.world_size) * self.world_size
+
+    def shapes(self) -> dict[str, Shape]:
+        return {name: shape for name, (shape, _) in self._tensors().items()}
+
+    def layouts(self) -> dict[str, Layout]:
+        return {name: layout for name, (_, layout) in self._tensors().items()}
+
+    def given_names(self) -> tuple[str, ...]:
+        return tuple(name for name in self._tensors() if name.startswith(("param.", "op")))
+
+    def answer_names(self) -> tuple[str, ...]:
+        """All that may be there; the oracle knows what is."""
+        return tuple(name for name in self._tensors() if not name.startswith(("param.", "op")))
+
+    def given_flags(self) -> dict[str, bool]:
+        flags = {f"param.{index}": flag for index, flag in enumerate(self.requires_grad)}
+        return dict.fromkeys(self.given_names(), False) | flags
+
+    def _tensors(self) -> dict[str, tuple[Shape, Layout]]:
+        """Shape and layout of all that is given and all that may be answered."""
+        tensors = {f"param.{index}": (shape, replicated()) for index, shape in enumerate(self.parameters)}
+        for number, operation in enumerate(self.sequence()):
+            tensors |= self._taken_by(number, operation) | self._left_by(number, operation)
+        return tensors
+
+    def _taken_by(self, number: int, operation: Operation) -> dict[str, tuple[Shape, Layout]]:
+        shapes = {index: self.parameters[index] for index in operation.parameters}
+        if operation.verb == "update":
+            return {f"op{number}.new.{index}": (shape, replicated()) for index, shape in shapes.items()}
+        if operation.verb == "use":
+            return {
+                f"op{number}.{kind}.{index}": ((self.world_size, *shape), Layout((Shard(0),)))
+                for kind in ("x", "cotangent")
+                for index, shape in shapes.items()
+            }
+        return {}
+
+    def _left_by(self, number: int, operation: Operation) -> dict[str, tuple[Shape, Layout]]:
+        here = f"after{number}"
+        left: dict[str, tuple[Shape, Layout]] = {f"{here}.refusal": ((), replicated())}
+        left |= {f"{here}.{kind}": ((self.num_parameters,), replicated()) for kind in ("status", "has_gradient")}
+        used = {
+            index for before in self.sequence()[: number + 1] if before.verb == "use" for index in before.parameters
+        }
+        for index, shape in enumerate(self.parameters):
+            flat = Layout((Flat(self.padded_numel(index)),))
+            left[f"{here}.param.{index}"] = shape, replicated()
+            left[f"{here}.partition.{index}"] = shape, flat
+            if index in used and self.requires_grad[index]:
+                left[f"grad.{index}.{here}"] = shape, flat
+        if operation.verb == "use":
+            rows = Layout((Shard(0),))
+            for index in operation.parameters:
+                left[f"{here}.output.{index}"] = (self.world_size, *self.parameters[index]), rows
+        if self.measures:
+            left[f"memory.{here}"] = (len(MEMORY),), replicated()
+        return left

@@ -1,0 +1,82 @@
+"""What ZeRO-3 takes for the life of its parameters: collectives and memory, by formula.
+
+Letters: w ranks, b bytes of an element; A_i elements of parameter i once padded to a multiple of w,
+s_i = A_i / w of its partition, n_i without padding.
+
+    fetch, launch   all_gather: one of sum(s_i) b bytes handed in, over the parameters named
+                    all_reduce: one of sum(A_i) b
+    use             one reduce_scatter of A_i b for each parameter that requires a gradient
+    all others      nothing; nor does anything without elements, or that is refused
+
+Each rank holds, in bytes:
+
+    partitions      s_i b of every parameter
+    wholes          all_gather: A_i b of every parameter that is available
+                    all_reduce: sum(A_j) b over all that one fetch has named, while any of them is
+                    in flight or available: they are views of one buffer
+    gradients       s_i b of every parameter that has one
+    saved           n_i b of every parameter that was saved
+    others          nothing, while nothing is in flight
+
+Source: Rajbhandari et al., ZeRO (2020), sections 5.3 and 7.2.2; DeepSpeed PR 5420 for the buffers.
+"""
+
+from __future__ import annotations
+
+from equivtest.collective import Collective
+from equivtest.families.zero3.lifecycle.case import FETCHES, MEMORY, LifecycleCase
+from equivtest.families.zero3.lifecycle.oracle.model import Moment, moments
+from equivtest.kit.oracle.collectives import Collectives, document
+from equivtest.tensors import DTYPES
+
+
+@document.register
+def document_lifecycle(case: LifecycleCase, rank: int) -> Collectives:
+    """What one run of the sequence calls; all of it outside of a backward."""
+    calls: list[Collective] = []
+    for moment in moments(case, 0):
+        if moment.refusal == "none":
+            calls += _calls_of(case, moment)
+    return tuple(call for call in calls if call.size_bytes)
+
+
+def _calls_of(case: LifecycleCase, moment: Moment) -> list[Collective]:
+    named = moment.operation.parameters
+    if moment.operation.verb in FETCHES:
+        padded = sum(padded_bytes(case, index) for index in named)
+        share = case.world_size if case.collective == "all_gather" else 1
+        return [Collective(case.collective, padded // share)]
+    if moment.operation.verb == "use":
+        return [Collective("reduce_scatter", padded_bytes(case, index)) for index in named if case.requires_grad[index]]
+    return []
+
+
+def padded_bytes(case: LifecycleCase, index: int) -> int:
+    """A_i b."""
+    return case.padded_numel(index) * DTYPES[case.dtype_of(index)].itemsize
+
+
+def memory_after(case: LifecycleCase, moment: Moment) -> list[int]:
+    """Bytes that each rank holds, in the order of MEMORY."""
+    padded = {index: padded_bytes(case, index) for index in moment.parameters}
+    parameters = moment.parameters.items()
+    held = {
+        "partitions": sum(padded.values()) // case.world_size,
+        "wholes": _wholes(case, moment, padded),
+        "gradients": sum(padded[i] for i, parameter in parameters if parameter.gradient is not None) // case.world_size,
+        "saved": sum(
+            parameter.saved.numel() * DTYPES[case.dtype_of(index)].itemsize
+            for index, parameter in parameters
+            if parameter.saved is not None
+        ),
+        "others": 0,
+    }
+    return [held[kind] for kind in MEMORY]
+
+
+def _wholes(case: LifecycleCase, moment: Moment, padded: dict[int, int]) -> int:
+    parameters = moment.parameters.items()
+    if case.collective == "all_gather":
+        return sum(padded[index] for index, parameter in parameters if parameter.status == "available")
+    fetches = {parameter.fetched_by for _, parameter in parameters if parameter.status != "not available"}
+    return sum(padded[index] for number in fetches for index in case.sequence()[number].parameters)

@@ -1,0 +1,180 @@
+"""Defects of the life of parameters: what is kept, forgotten, left behind or not refused."""
+
+from __future__ import annotations
+
+from equivtest.families.zero3.lifecycle.case import LifecycleCase
+from equivtest.kit.defect import Defect
+
+_HERE = "equivtest.families.zero3.lifecycle.defects.life:"
+_STATUS = "equivtest.families.zero3.lifecycle.defects.status:"
+
+DEFECTS = (
+    Defect(
+        _HERE + "stale_whole_after_update",
+        "zero3_lifecycle_all_gather",
+        "a copy left behind",
+        "equals_unsharded",
+        "value",
+        LifecycleCase(world_size=1, operations=("fetch 0", "update 0")),
+        "a new value needs a whole, which then is the old one",
+    ),
+    Defect(
+        _HERE + "update_misses_the_partitions",
+        "zero3_lifecycle_all_reduce",
+        "a copy left behind",
+        "equals_unsharded",
+        "value",
+        LifecycleCase(world_size=1, operations=("fetch 0", "update 0"), collective="all_reduce"),
+        "the partition is looked at before the whole is released",
+    ),
+    Defect(
+        _HERE + "second_fetch_finds_the_first_buffer",
+        "zero3_lifecycle_all_gather",
+        "a copy left behind",
+        "equals_unsharded",
+        "value",
+        LifecycleCase(world_size=1, operations=("fetch 0", "use 0", "release 0", "step", "fetch 0")),
+        "between two fetches the partition must change, which an update does to the kept whole too",
+    ),
+    Defect(
+        _HERE + "saves_a_reference",
+        "zero3_lifecycle_all_reduce",
+        "a copy left behind",
+        "equals_unsharded",
+        "value",
+        LifecycleCase(
+            world_size=1, operations=("fetch 0", "save 0", "update 0", "release 0", "load 0"), collective="all_reduce"
+        ),
+        "what was saved must change, and then be loaded",
+    ),
+    Defect(
+        _HERE + "release_drops_the_partition",
+        "zero3_lifecycle_all_gather",
+        "memory given back too soon",
+        "equals_unsharded",
+        "value",
+        LifecycleCase(world_size=1, operations=("fetch 0", "release 0")),
+        "only what is available can be released",
+    ),
+    Defect(
+        _HERE + "shards_loaded_in_reverse",
+        "zero3_lifecycle_all_reduce",
+        "shard order",
+        "equals_unsharded",
+        "value",
+        LifecycleCase(
+            world_size=2,
+            parameters=((1,),),
+            operations=("fetch 0", "save 0", "release 0", "load 0"),
+            collective="all_reduce",
+        ),
+        "two ranks: the first takes the padding of the second",
+    ),
+    Defect(
+        _HERE + "only_the_first_rank_steps",
+        "zero3_lifecycle_all_gather",
+        "ranks that diverge",
+        "equals_unsharded",
+        "value",
+        LifecycleCase(world_size=2, parameters=((2,),), operations=("fetch 0", "use 0", "release 0", "step")),
+        "the second of two ranks needs an element, the step a gradient",
+    ),
+    Defect(
+        _HERE + "asked_for_in_own_order",
+        "zero3_lifecycle_all_gather",
+        "shard order",
+        "equals_unsharded",
+        "value",
+        LifecycleCase(world_size=2, parameters=((1,), (1,)), requires_grad=(True, True), operations=("fetch 0 1",)),
+        "two ranks name two parameters in different order",
+    ),
+    Defect(
+        _HERE + "second_micro_batch_overwrites",
+        "zero3_lifecycle_all_gather",
+        "a term missing",
+        "gradients_equal_unsharded",
+        "value",
+        LifecycleCase(world_size=1, operations=("fetch 0", "use 0", "use 0")),
+        "two uses of one parameter give two gradients to be added",
+    ),
+    Defect(
+        _HERE + "gradients_outlive_the_step",
+        "zero3_lifecycle_all_reduce",
+        "state across steps",
+        "equals_unsharded",
+        "value",
+        LifecycleCase(world_size=1, operations=("fetch 0", "use 0", "release 0", "step"), collective="all_reduce"),
+        "after the first step there must be no gradient",
+    ),
+    Defect(
+        _STATUS + "in_flight_after_failure",
+        "zero3_lifecycle_all_reduce",
+        "state after a failure",
+        "equals_unsharded",
+        "value",
+        LifecycleCase(world_size=1, operations=("fail 0",), collective="all_reduce"),
+        "the status after the failure tells",
+    ),
+    Defect(
+        _STATUS + "release_takes_the_group",
+        "zero3_lifecycle_all_reduce",
+        "state after a release",
+        "equals_unsharded",
+        "shape",
+        LifecycleCase(
+            world_size=1,
+            parameters=((1,), (1,)),
+            requires_grad=(True, True),
+            operations=("fetch 0 1", "release 0"),
+            collective="all_reduce",
+        ),
+        "one of two parameters is released",
+    ),
+    Defect(
+        _STATUS + "steps_while_whole",
+        "zero3_lifecycle_all_gather",
+        "misfits accepted",
+        "equals_unsharded",
+        "value",
+        LifecycleCase(world_size=1, operations=("fetch 0", "use 0", "step")),
+        "a gradient, and a whole that is still there",
+    ),
+    Defect(
+        _STATUS + "takes_one_twice",
+        "zero3_lifecycle_all_gather",
+        "misfits accepted",
+        "equals_unsharded",
+        "value",
+        LifecycleCase(world_size=1, operations=("fetch 0 0",)),
+        "one parameter can be named twice",
+    ),
+    Defect(
+        _STATUS + "whole_kept_after_release",
+        "zero3_lifecycle_all_reduce",
+        "memory kept",
+        "uses_only_documented_memory",
+        "value",
+        LifecycleCase(world_size=1, operations=("fetch 0", "release 0"), measures=True, collective="all_reduce"),
+        "only what is available can be released",
+    ),
+    Defect(
+        _STATUS + "gathered_buffer_kept",
+        "zero3_lifecycle_all_gather",
+        "memory kept",
+        "uses_only_documented_memory",
+        "value",
+        LifecycleCase(world_size=1, operations=("fetch 0",), measures=True),
+        "one fetch makes one buffer",
+    ),
+    Defect(
+        _STATUS + "fetched_one_by_one",
+        "zero3_lifecycle_all_gather",
+        "other collectives than documented",
+        "uses_only_collectives",
+        "collectives",
+        LifecycleCase(
+            world_size=1, parameters=((1,), (1,)), requires_grad=(True, True), operations=("fetch 0 1",), records=True
+        ),
+        "two parameters take two collectives",
+    ),
+)

@@ -1,0 +1,196 @@
+"""Parameters under ZeRO-3 through their life: fetched, used, updated, saved, released, in any order.
+
+An operation that cannot be done is refused before anything has changed.  What one rank calls, all
+call, in the same order; which parameters one call names, each rank may say in an order of its own,
+and so may it wait.
+
+Source: GatheredParameters and ZeroParamStatus in deepspeed/runtime/zero/partition_parameters.py (0.19.8).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from equivtest.families.zero3.fetch.subject import (
+    Fetch,
+    Fetcher,
+    PartitionedParameter,
+    Status,
+    StatusError,
+    partition,
+    release,
+)
+from equivtest.families.zero3.subject.gradients import Gradients
+
+
+class NeverSavedError(LookupError):
+    """There is nothing to load."""
+
+
+class Store:
+    """Parameters by number, each partitioned, whole only while fetched.
+
+    Args:
+        wholes: The parameters, whole, of any shape.
+        fetcher: Makes several whole with one collective.
+        padding: What the padding of partitions holds.
+
+    Attributes:
+        saved: Whole values, of the parameters that were saved.
+        fetching: Fetches that nobody has waited for, and the parameters of each.
+    """
+
+    gradients_class: ClassVar[type[Gradients]] = Gradients
+
+    def __init__(self, wholes: Sequence[torch.Tensor], mesh: DeviceMesh, fetcher: Fetcher, *, padding: float) -> None:
+        self.mesh, self.fetcher, self.padding = mesh, fetcher, padding
+        self.parameters = [partition(whole, mesh, padding=padding) for whole in wholes]
+        self.gradients = self.gradients_class(mesh, padding=padding)
+        self.saved: dict[int, torch.Tensor] = {}
+        self.fetching: list[tuple[tuple[int, ...], Fetch]] = []
+
+    def gradient(self, index: int) -> torch.Tensor | None:
+        """This rank's partition of what the uses since the last step have added up: (padded numel / w,)."""
+        return self.gradients.partitions.get(str(index))
+
+    def launch(self, indices: Sequence[int]) -> None:
+        """Starts one collective that makes the parameters whole: NOT_AVAILABLE -> IN_FLIGHT.
+
+        Raises:
+            StatusError: one is not NOT_AVAILABLE, or comes twice.
+            DtypeError: they differ in dtype.
+        """
+        ordered = tuple(sorted(indices))
+        self.fetching.append((ordered, self.fetcher([self.parameters[index] for index in ordered], self.mesh)))
+
+    def wait(self, index: int) -> None:
+        """Waits for the fetch under way that makes the parameter whole, if there is one: IN_FLIGHT -> AVAILABLE."""
+        for entry in self.fetching:
+            if index in entry[0]:
+                self.fetching.remove(entry)
+                entry[1].wait()
+                for parameter in entry[1].parameters:
+                    whole_of(parameter).requires_grad_(parameter.requires_grad)
+                return
+
+    def fetch(self, indices: Sequence[int]) -> None:
+        """Launches and waits."""
+        self.launch(indices)
+        self.wait(indices[0])
+
+    def release(self, indices: Sequence[int]) -> None:
+        """Drops the wholes: AVAILABLE -> NOT_AVAILABLE.
+
+        Raises:
+            StatusError: one is not AVAILABLE.
+        """
+        self.need(indices, Status.AVAILABLE, "released")
+        release([self.parameters[index] for index in indices])
+
+    def use(
+        self, indices: Sequence[int], x: Mapping[int, torch.Tensor], cotangent: Mapping[int, torch.Tensor]
+    ) -> dict[int, torch.Tensor]:
+        """Forward and backward of whole * x; the ranks' average gradients are added to those before.
+
+        Args:
+            x, cotangent: By parameter, of its shape and dtype; each rank's own.
+
+        Returns:
+            whole * x by parameter.
+
+        Raises:
+            StatusError: one is not AVAILABLE.
+        """
+        self.need(indices, Status.AVAILABLE, "used")
+        outputs = {}
+        for index in sorted(indices):  # the same order of collectives on every rank
+            whole = whole_of(self.parameters[index])
+            output = whole * x[index]
+            if output.requires_grad:
+                torch.autograd.backward(output, cotangent[index])
+                assert whole.grad is not None
+                self.gradients.add(str(index), whole.grad)
+                whole.grad = None
+            outputs[index] = output.detach()
+        return outputs
+
+    def step(self, lr: float) -> None:
+        """SGD on the partitions, of all parameters that have a gradient, which is then forgotten.
+
+        Raises:
+            StatusError: one of these is not NOT_AVAILABLE: its whole would be the old one.
+        """
+        trained = [index for index in range(len(self.parameters)) if self.gradient(index) is not None]
+        self.need(trained, Status.NOT_AVAILABLE, "updated")
+        for index in trained:
+            self.descend(index, lr)
+        self.gradients.clear()
+
+    def descend(self, index: int, lr: float) -> None:
+        """The update of one partition."""
+        gradient = self.gradient(index)
+        assert gradient is not None
+        self.parameters[index].partition.sub_(gradient, alpha=lr)
+
+    def update(self, indices: Sequence[int], new: Mapping[int, torch.Tensor]) -> None:
+        """Gives wholes new values, which go to the partitions too.
+
+        Args:
+            new: By parameter, of its shape and dtype; the same on every rank.
+
+        Raises:
+            StatusError: one is not AVAILABLE.
+        """
+        self.need(indices, Status.AVAILABLE, "updated from outside")
+        for index in indices:
+            self.write_whole(index, new[index])
+            self.write_partition(index, new[index])
+
+    def write_whole(self, index: int, new: torch.Tensor) -> None:
+        """Gives an AVAILABLE parameter a new value."""
+        with torch.no_grad():
+            whole_of(self.parameters[index]).copy_(new)
+
+    def write_partition(self, index: int, new: torch.Tensor) -> None:
+        """Takes this rank's part of a new whole value."""
+        self.parameters[index].partition.copy_(partition(new, self.mesh, padding=self.padding).partition)
+
+    def save(self, indices: Sequence[int]) -> None:
+        """Keeps copies of wholes.
+
+        Raises:
+            StatusError: one is not AVAILABLE.
+        """
+        self.need(indices, Status.AVAILABLE, "saved")
+        self.saved |= {index: whole_of(self.parameters[index]).detach().clone() for index in indices}
+
+    def load(self, indices: Sequence[int]) -> None:
+        """Partitions again what was saved.
+
+        Raises:
+            StatusError: one is not NOT_AVAILABLE: its whole would be the old one.
+            NeverSavedError: one was never saved.
+        """
+        self.need(indices, Status.NOT_AVAILABLE, "loaded")
+        for index in indices:
+            if index not in self.saved:
+                raise NeverSavedError(f"parameter {index} was never saved; save it while it is AVAILABLE")
+        for index in indices:
+            self.write_partition(index, self.saved[index])
+
+    def need(self, indices: Sequence[int], status: Status, done: str) -> None:
+        """Raises StatusError unless all are of that status."""
+        for index in indices:
+            found = self.parameters[index].status
+            if found is not status:
+                raise StatusError(f"parameter {index} is {found.name}; it must be {status.name} to be {done}")
+
+
+def whole_of(parameter: PartitionedParameter) -> torch.Tensor:
+    """The whole of an AVAILABLE parameter."""
+    assert parameter.whole is not None
+    return parameter.whole

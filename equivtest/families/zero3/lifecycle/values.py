@@ -1,0 +1,65 @@
+"""Values for the life of parameters, on which no operation can round.
+
+Letters: w ranks, p significand bits, m ranks whose cotangents are not zero, g their largest quotient
+by w, b the largest magnitude of a parameter.
+
+Cotangents are multiples of w, so that averages over ranks are integers.  In one use the ranks' gradients
+add up to at most w m g, and all gradients between two steps to MAX_OPERATIONS m g at most.  An update
+takes half of that away, so that parameters are integers in units of 1/2: 2 b + MAX_OPERATIONS m g of
+them at most.  All three stay within 2**p, hence every partial sum is a value of the dtype: see
+`equivtest.kit.oracle.exact`, where the oracle proves it of the numbers drawn.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from equivtest.families.zero3.lifecycle.case import MAX_OPERATIONS, LifecycleCase
+from equivtest.kit.values import draw
+from equivtest.kit.values.integers import generator, odd_floor, odd_integers, permutation, signs
+from equivtest.tensors import DTYPES, SIGNIFICAND_BITS
+
+LARGEST_QUOTIENT = 99
+"""Of g: more would only leave fewer bits to the parameters."""
+
+
+@draw.register
+def draw_lifecycle(case: LifecycleCase, index: int) -> dict[str, torch.Tensor]:
+    """Global tensors of the operations and parameters of a case, see `LifecycleCase`.
+
+    Modes:
+        dense: Parameters and their new values are odd integers of random sign.
+        index: Parameters count 1, 2, 3, ..., their new values -1, -2, -3, ...: a wrong value tells
+            where it came from.
+    x are random signs; cotangents are w times odd integers of random sign, in every mode.
+    """
+    mode, seed = case.values[index]
+    bits = min(SIGNIFICAND_BITS[case.dtype_of(number)] for number in range(case.num_parameters))
+    contributing, quotient, largest = budget(case.world_size, bits)
+    shapes, given = case.shapes(), {}
+    for name in case.given_names():
+        source = generator(mode, seed, name)
+        kind, number = name.split(".")[-2:]
+        if kind == "x":
+            values = signs(shapes[name], source)
+        elif kind == "cotangent":
+            values = odd_integers(shapes[name], 1, quotient, source) * case.world_size
+            values[permutation(case.world_size, source)[contributing:]] = 0
+        elif mode == "index":
+            values = (torch.arange(math.prod(shapes[name]), device="cpu") % largest + 1).reshape(shapes[name])
+            values = -values if kind == "new" else values
+        else:
+            values = odd_integers(shapes[name], 1, largest, source)
+        given[name] = values.to(DTYPES[case.dtype_of(int(number))])
+    return given
+
+
+def budget(world_size: int, significand_bits: int) -> tuple[int, int, int]:
+    """m, g and b; g and b are odd."""
+    largest = 2**significand_bits
+    contributing = min(world_size, largest // world_size, largest * 3 // 4 // MAX_OPERATIONS)
+    quotient = min(LARGEST_QUOTIENT, largest // world_size // contributing)
+    quotient = odd_floor(min(quotient, largest * 3 // 4 // (MAX_OPERATIONS * contributing)))
+    return contributing, quotient, odd_floor((largest - MAX_OPERATIONS * contributing * quotient) // 2)

@@ -1,0 +1,1 @@
+"""What the families share: cases, values, what is right, subjects and defects."""

@@ -1,0 +1,140 @@
+"""The proof, operation by operation, that nothing a parallel module may do rounds, on the data it was given.
+
+The unsharded module runs forward and backward once more on magnitudes: on |x|, |parameters| and |cotangent|, in
+float64, where every difference becomes a sum.  By induction, what an operation gives there bounds what it gives on the
+data, and what any of its parts gives: partial sums in any order and of any ranks, and results of operations that were
+done on parts before these were added up, as a sum and a linear map may change places.  If all magnitudes are integers
+times one unit, and at most 2**p of it, then all of these are values of a dtype with p significand bits, and equal;
+`equivtest.kit.oracle.exact` has the reasoning.  Of operations that are not listed here nothing is known, and the data
+are refused.
+
+Source: torch.utils._python_dispatch.TorchDispatchMode (2.13.0), which sees forward and backward below autograd.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from fractions import Fraction
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from equivtest.kit.oracle.exact import InexactData, bits_of, find_integers, significand_bits
+
+MOVES = frozenset(
+    {
+        "_reshape_alias", "_to_copy", "_unsafe_view", "abs", "alias", "amax", "arange", "as_strided", "cat",
+        "clone", "contiguous", "copy_", "detach", "embedding", "empty", "empty_like", "empty_strided", "expand",
+        "eye", "flip", "gather", "index", "index_select", "lift_fresh", "max", "maximum", "narrow", "new_empty",
+        "new_empty_strided", "new_zeros", "ones", "ones_like", "permute", "relu", "repeat", "roll", "select",
+        "slice", "split", "split_with_sizes", "squeeze", "stack", "t", "threshold_backward", "transpose", "unbind",
+        "unsqueeze", "view", "zero_", "zeros", "zeros_like",
+    }
+)  # fmt: skip
+"""Operations that only move or choose values, no larger in magnitude than what they give on magnitudes."""
+
+SUMS = frozenset(
+    {
+        "add", "add_", "cumsum", "index_add", "index_put", "index_put_", "scatter_add", "select_backward",
+        "slice_backward", "sum",
+    }
+)  # fmt: skip
+"""Operations that add elements."""
+
+PRODUCTS = frozenset({"mm", "bmm", "mv", "dot", "mul", "addmm", "baddbmm", "addmv"})
+"""Operations that add products of elements of two tensors; the last three begin with a tensor they are added to."""
+
+ON_MAGNITUDES: dict[str, Callable[..., Any]] = {
+    "sub": torch.add,
+    "neg": torch.clone,
+}
+"""What bounds an operation whose own result on magnitudes does not."""
+
+CHOOSES = frozenset({"amax", "max", "maximum", "relu"})
+"""Of MOVES, those whose choice depends on signs, which a constant of the module may have."""
+
+
+class Certificate(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Within it, a module that runs on magnitudes in float64 is proved to be exact in `dtype`.
+
+    Attributes:
+        bits_used: Largest number of bits that any sum took.
+
+    Raises:
+        InexactData: a sum may need more bits than the dtype has, or an operation may round.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.dtype = dtype
+        self.bits_used = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        name, kwargs = func.overloadpacket.__name__, kwargs or {}
+        if name not in MOVES | SUMS | PRODUCTS | ON_MAGNITUDES.keys():
+            raise InexactData(f"{name} may round: equality can be asked of sums, products and what moves values alone")
+        if name in MOVES - CHOOSES:
+            return func(*args, **kwargs)
+        args = magnitudes_of(name, args)
+        kwargs = {key: abs(value) if key in ("alpha", "beta") else value for key, value in kwargs.items()}
+        result = ON_MAGNITUDES.get(name, func)(*args, **kwargs)
+        if name not in MOVES:
+            numbers = [each for each in (*args, *kwargs.values()) if isinstance(each, float)]
+            self._count(name, result, unit_of(name, [each for each in args if is_floating(each)], numbers))
+        return result
+
+    def _count(self, name: str, result: torch.Tensor, unit: int) -> None:
+        """That the dtype holds every magnitude, in units of 2**unit."""
+        largest = float(result.max()) if result.numel() else 0.0
+        units = math.ceil(Fraction(largest) * 2**-unit)  # of a product of small units more than an int64 holds
+        self.bits_used = max(self.bits_used, bits_of(units))
+        bits = significand_bits(self.dtype)
+        if units > 2**bits:
+            raise InexactData(
+                f"{name} adds up magnitudes of {units} units, and {str(self.dtype).removeprefix('torch.')} holds "
+                f"{2**bits} exactly"
+            )
+
+
+def magnitudes_of(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments of an operation by their magnitudes; what is written to takes its own in place.
+
+    What came out of the operations before is a magnitude already; a constant of the module need not be.
+    """
+    if name.endswith("_"):
+        args[0].abs_()
+    factors = [_magnitude(each) if _is_factor(name, place, each) else each for place, each in enumerate(args)]
+    return (args[0], *factors[1:]) if name.endswith("_") else tuple(factors)
+
+
+def _is_factor(name: str, place: int, value: object) -> bool:
+    """Whether an argument is multiplied or added: tensors are, numbers only of the first two of arithmetic."""
+    return isinstance(value, torch.Tensor) or (name in ("add", "add_", "mul", "sub") and place < 2)
+
+
+def _magnitude(value: Any) -> Any:
+    if is_floating(value):
+        return value.abs()
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return abs(value) if is_number else value
+
+
+def unit_of(name: str, operands: Iterable[torch.Tensor], numbers: Iterable[float]) -> int:
+    """The exponent of a unit, no larger than 1, of every term that an operation adds."""
+    units = [_own_unit(operand) for operand in operands]
+    factor = sum(_own_unit(torch.tensor(number)) for number in numbers)
+    if name in PRODUCTS:
+        return factor + (sum(units[-2:]) if len(units) < 3 else min(units[0], sum(units[1:])))
+    return factor + min(units, default=0)
+
+
+def _own_unit(operand: torch.Tensor) -> int:
+    """0 for integers, however many powers of two they share: what was added up to them need not share these."""
+    return min(0, find_integers("an operand", operand.detach()).exponent)
+
+
+def is_floating(value: object) -> bool:
+    """Whether it is a tensor of floating-point numbers."""
+    return isinstance(value, torch.Tensor) and value.is_floating_point()

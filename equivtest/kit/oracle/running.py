@@ -1,0 +1,222 @@
+"""The unsharded module once more, with every operation's roundings counted: how far a parallel one may be off.
+
+What is not listed in `equivtest.kit.oracle.running_rules` is taken apart as torch takes it apart, into what is; of what
+torch cannot take apart nothing is known, and the module is refused.  The result bounds a program that computes the same
+formulas, in any order of summation and divided among the ranks in any way.
+
+Source: torch.utils._python_dispatch.TorchDispatchMode, which sees forward and backward below autograd, and
+torch._decomp.decomposition_table (2.13.0).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch._decomp import decomposition_table
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map, tree_map_only
+
+from equivtest.kit.oracle.exact import InexactData
+from equivtest.kit.oracle.ranged import Parts, Ranged
+from equivtest.kit.oracle.rounding import Arithmetic, Bounded
+from equivtest.kit.oracle.running_operators import COMPARES, FACTORS, MADE, MOVES, SETS, SUMS, UNKNOWN, WORDS
+from equivtest.kit.oracle.running_roundings import Roundings
+from equivtest.kit.oracle.running_rules import RULES
+from equivtest.kit.oracle.running_sums import REDUCTIONS
+
+
+class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Within it, floating-point tensors are `Ranged`, and know how far a correct program's may be off.
+
+    Attributes:
+        undecided: Whether a comparison was made whose outcome a correct program need not share: then nothing is known.
+
+    Raises:
+        InexactData: an operation of which no bound is known.
+    """
+
+    def __init__(self, arithmetic: Arithmetic, ranks: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.roundings = Roundings(arithmetic, ranks)
+        self.undecided = False
+        self.num_operations = 0
+
+    @staticmethod
+    def exactly(tensor: torch.Tensor) -> Ranged:
+        """A tensor that every program is given; made outside of the mode."""
+        return Parts.of(tensor).wrapped()
+
+    def bounded(self, tensor: torch.Tensor) -> Bounded:
+        """What came out, and its bound: what is whole on every rank may yet be averaged over them, which rounds."""
+        assert isinstance(tensor, Ranged) and not bool((tensor.error < 0).any())
+        averaged = self.roundings.own(tensor.magnitude, self.roundings.of_sum(0), tensor.value.dtype)
+        allowed = (tensor.error + averaged) * (1 + 2**-20)  # for the roundings of errors themselves
+        allowed = allowed.nan_to_num(nan=torch.inf, posinf=torch.inf)
+        if self.undecided:
+            allowed = torch.full_like(allowed, torch.inf)
+        derivation = (
+            f"running error of {self.num_operations} operations with u = {self.roundings.u:.2g}, sums divided among "
+            f"{self.roundings.ranks} ranks, beside the unsharded module in the same dtype"
+        )
+        return Bounded(tensor.value.detach().double(), allowed, derivation)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        name, kwargs = func.overloadpacket.__name__, kwargs or {}
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise InexactData(f"{name} draws at random, so that two runs differ")
+        if name in UNKNOWN or kwargs.get("out") is not None or (name == "view" and func._overloadname == "dtype"):
+            raise _unknown(name)
+        if name.endswith("_") and not name.endswith("__"):
+            return self._write(func, name.rstrip("_"), args, kwargs)
+        floats = [each for each in tree_flatten((args, kwargs))[0] if is_floating(each)]
+        if name in MADE or not floats:
+            return self._made(func, name, args, kwargs)
+        if name in ("cat", "stack"):
+            return _joined(func, args, kwargs)
+        if name in MOVES:
+            return _moved(func, args, kwargs)
+        if name in ("_to_copy", "to"):
+            return self._converted(func, args, kwargs)
+        return self._computed(func, name, args, kwargs)
+
+    def _made(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What hangs on no floating-point value is the same for everybody, but for what rounds."""
+        result = func(*_values(args), **_values(kwargs))
+        if not any(map(is_floating, tree_flatten(result)[0])):
+            return result
+        if name in RULES or name in REDUCTIONS:  # of integers, such as a mask times a number
+            rounded = Parts.of(result)
+            return self.roundings.rounded(result, rounded.error, rounded.magnitude, self.roundings.of_curve).wrapped()
+        if name not in MADE | MOVES | {"_to_copy", "to"}:
+            raise _unknown(name)
+        return tree_map_only(torch.Tensor, lambda each: Parts.of(each).wrapped() if is_floating(each) else each, result)
+
+    def _computed(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if name in COMPARES:
+            return self._compared(func, args)
+        found = self._by_rule(func, name, args, kwargs) if func.namespace == "aten" else None
+        if found is not None:
+            self.num_operations += 1
+            return found.wrapped() if isinstance(found, Parts) else tuple(parts.wrapped() for parts in found)
+        taken_apart: Callable[..., Any] = decomposition_table.get(func, func.decompose)
+        try:
+            with self:
+                result = taken_apart(*args, **kwargs)
+        except InexactData as error:
+            raise InexactData(f"{error} (a part of {name})") from None
+        if result is NotImplemented:
+            raise _unknown(name)
+        return result
+
+    def _by_rule(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What a rule gives; None where there is no rule."""
+        if name in REDUCTIONS:
+            names = [argument.name for argument in func._schema.arguments[1:]]
+            return REDUCTIONS[name](self.roundings, args[0], **dict(zip(names, args[1:], strict=False)), **kwargs)
+        if name in SUMS:
+            sizes = {**kwargs, "alpha": abs(kwargs["alpha"])} if "alpha" in kwargs else kwargs
+            value, error, magnitude = _each(func, args, kwargs, sizes)
+            return self.roundings.rounded(value, error, magnitude, self.roundings.of_sum(value.numel() + _most(args)))
+        if name == "masked_fill":
+            return RULES["where"](self.roundings, args[1], args[2], args[0])
+        if name == "pow" and isinstance(args[1], torch.Tensor):
+            return None
+        return RULES[name](self.roundings, *args, **kwargs) if name in RULES and kwargs.keys() <= FACTORS else None
+
+    def _converted(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """To another dtype, which rounds; to integers it may be that a correct program comes to others."""
+        parts = Parts.of(args[0])
+        value = func(parts.value, *args[1:], **kwargs)
+        if not is_floating(value):
+            if _are_off(args):
+                raise InexactData("of a conversion to integers no bound is known")
+            return value
+        if value.dtype == parts.value.dtype:
+            return Parts(value, parts.error.clone(), parts.magnitude.clone()).wrapped()
+        return self.roundings.rounded(value, parts.error, parts.magnitude).wrapped()
+
+    def _compared(self, func: Any, args: tuple[Any, ...]) -> Any:
+        a, b = map(Parts.of, args)
+        error = a.error + b.error
+        if args[0] is args[1]:  # which only a NaN is not equal to
+            self.undecided |= bool(error.isinf().any())
+        else:
+            self.undecided |= bool((((a.value.double() - b.value.double()).abs() <= error) & (error > 0)).any())
+        return func(*_values(args))
+
+    def _write(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An operation in place: computed apart, then written."""
+        target, *others = args
+        if not is_floating(target):
+            if not isinstance(target, torch.Tensor) or _are_off((others, kwargs)):
+                raise _unknown(f"{name}_")
+            return func(*_values(args), **_values(kwargs))
+        if name in SETS:
+            found = Parts.of(others[0] if others else SETS[name])
+        else:
+            apart = getattr(getattr(torch.ops.aten, name, None), func._overloadname, None)
+            if apart is None or name in MOVES:
+                raise _unknown(f"{name}_")
+            with self:
+                found = Parts.of(apart(*args, **kwargs))
+        if not isinstance(target, Ranged):
+            raise InexactData(f"{name}_ writes into a tensor that was made before the module ran")
+        if found.value.dtype != target.dtype:
+            found = self.roundings.rounded(found.value.to(target.dtype), found.error, found.magnitude)
+        for part, written in zip(Parts.of(target), found, strict=True):
+            part.copy_(written)
+        return target
+
+
+def _unknown(name: str) -> InexactData:
+    return InexactData(f"of {WORDS.get(name, name)} no bound is known")
+
+
+def is_floating(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def _are_off(tree: Any) -> bool:
+    """Whether a correct program may have other values somewhere."""
+    return any(isinstance(each, Ranged) and bool((each.error > 0).any()) for each in tree_flatten(tree)[0])
+
+
+def _moved(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Each of the three is moved alike; what was made before the module ran stays what it is, views of it too."""
+    if not any(isinstance(each, Ranged) for each in tree_flatten((args, kwargs))[0]):
+        return func(*args, **kwargs)
+    moved = _each(func, args, kwargs, kwargs)
+    if isinstance(moved[0], torch.Tensor):
+        return Ranged(*moved)
+    return type(moved[0])(Ranged(*each) for each in zip(*moved, strict=True))
+
+
+def _each(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: dict[str, Any]) -> list[Any]:
+    """What an operation makes of the values, and, with the factors' sizes, of the errors and of the magnitudes."""
+    return [
+        func(*tree_map(partial(_part, place=place), args), **tree_map(partial(_part, place=place), how))
+        for place, how in enumerate((kwargs, sizes, sizes))
+    ]
+
+
+def _part(value: Any, *, place: int) -> Any:
+    """Of a tensor one of the three."""
+    return Parts.of(value)[place] if is_floating(value) else value
+
+
+def _joined(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Of several tensors, some perhaps of integers, which every program has alike."""
+    parts = [Parts.of(each) for each in args[0]]
+    return Ranged(*(func([each[place] for each in parts], *args[1:], **kwargs) for place in range(3)))
+
+
+def _most(args: tuple[Any, ...]) -> int:
+    """Elements of the largest tensor that is handed over."""
+    return max(each.numel() for each in tree_flatten(args)[0] if isinstance(each, torch.Tensor))
+
+
+def _values(tree: Any) -> Any:
+    return tree_map_only(Ranged, lambda each: each.value, tree)

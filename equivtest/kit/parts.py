@@ -1,0 +1,88 @@
+"""The parts of a family, found by its name: a family is a folder of `equivtest/families/`, and no list names it.
+
+A family has a `case` module and further ones beside it: `strategy`, `values`, `oracle`, `collectives`, `subject` and
+`defects`, as far as there is something to say.  A folder within it that has a `case` module is a variant of the family:
+what the variant lacks, it has from the folder above.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import pkgutil
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+
+FAMILIES = "equivtest.families"
+
+P = ParamSpec("P")
+R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class ByCase(Generic[P, R]):
+    """A function with one body per class of cases, which the class's family registers in one of `parts`.
+
+    A call first imports these parts of the family, so that nobody else has to.  A class of another package's own
+    registers its body wherever that package is imported.
+    """
+
+    def __init__(self, body: Callable[Concatenate[Any, P], R], parts: tuple[str, ...]) -> None:
+        functools.update_wrapper(self, body)
+        self._parts = parts
+        self._body_of = functools.singledispatch(body)
+
+    def __call__(self, case: Any, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Calls the body of the case's class, or of the nearest class that it derives from."""
+        case_type: type = type(case)
+        _load(case_type, self._parts)
+        return self._body_of(case, *args, **kwargs)
+
+    def register(self, body: F) -> F:
+        """Decorates the body for the class that its first parameter is annotated with."""
+        self._body_of.register(body)
+        return body
+
+
+def by_case(*parts: str) -> Callable[[Callable[Concatenate[Any, P], R]], ByCase[P, R]]:
+    """Decorates the body for cases of which nothing is registered; see `ByCase`."""
+    return lambda body: ByCase(body, parts)
+
+
+@functools.cache
+def packages() -> tuple[str, ...]:
+    """The families and their variants, by full name; imports only the folders themselves."""
+    families = importlib.import_module(FAMILIES)
+    return tuple(_packages_below(families))
+
+
+@functools.cache
+def modules_of(part: str) -> tuple[ModuleType, ...]:
+    """Every module that is that part of some family, imported."""
+    names = (f"{package}.{part}" for package in packages())
+    return tuple(importlib.import_module(name) for name in names if importlib.util.find_spec(name) is not None)
+
+
+def _packages_below(package: ModuleType) -> Iterator[str]:
+    for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        if module.ispkg and module.name.rpartition(".")[2] not in PARTS:
+            yield module.name
+            yield from _packages_below(importlib.import_module(module.name))
+
+
+PARTS = ("collectives", "defects", "oracle", "records", "subject", "values")
+"""The parts that may be folders; any other folder within a family is a variant of it."""
+
+
+@functools.cache
+def _load(case_type: type, parts: tuple[str, ...]) -> None:
+    """Imports those parts of the families of a class and of all that it derives from, as far as they have them."""
+    for base in case_type.__mro__:
+        package = base.__module__.rpartition(".")[0]
+        while package.startswith(f"{FAMILIES}."):
+            for part in parts:
+                if importlib.util.find_spec(f"{package}.{part}") is not None:
+                    importlib.import_module(f"{package}.{part}")
+            package = package.rpartition(".")[0]

@@ -1,0 +1,68 @@
+"""What the subjects share: answers under their layouts, DTensors made without a collective, the backward."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, parallel
+
+from equivtest import layout
+from equivtest.errors import Unsupported
+from equivtest.kit.case import Case
+from equivtest.tensors import Placed
+
+Given = Mapping[str, torch.Tensor]
+Answers = dict[str, DTensor | Placed | None]
+
+
+def run_backward(output: torch.Tensor, case: Case, mesh: DeviceMesh, cotangent: torch.Tensor) -> None:
+    """Feeds the local cotangent, of the output's shape and layout, to backward."""
+    if output.requires_grad:
+        if isinstance(output, DTensor):
+            cotangent = as_dtensor(cotangent, case, "output", mesh)
+        torch.autograd.backward(output, cotangent)
+
+
+def under_contract(case: Case, found: Mapping[str, torch.Tensor | None]) -> Answers:
+    """Answers by name: DTensors as they are, plain tensors under the layout of the case's contract."""
+    contract = case.layouts()
+    return {
+        name: tensor if tensor is None or isinstance(tensor, DTensor) else Placed(tensor, contract[name])
+        for name, tensor in found.items()
+    }
+
+
+def as_dtensor(local: torch.Tensor, case: Case, name: str, mesh: DeviceMesh) -> DTensor:
+    """The DTensor of the contract's shape and layout of `name`, made without a collective.
+
+    Its strides follow from the case alone: taken from the local tensor they would differ between
+    ranks where a shard is empty or has dims of size 1, and so would the ranks' collectives.
+    """
+    given = "cotangent" if name == "output" else name
+    whole = torch.empty(case.shapes()[name], device="meta")
+    if whole.dim() > 1 and not case.is_contiguous(given):
+        whole = whole.transpose(-1, -2).contiguous().transpose(-1, -2)
+    placements = (torch_placement(case, name),)
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride())
+
+
+def torch_placement(case: Case, name: str) -> Placement:
+    """The contract's placement of `name` in torch's words; the last dim is -1, as users write it."""
+    placement = case.layouts()[name].placements[0]
+    if isinstance(placement, layout.Shard):
+        return Shard(-1 if placement.dim == len(case.shapes()[name]) - 1 else placement.dim)
+    return Replicate()
+
+
+def style_named(name: str) -> Any:
+    """A style of torch.distributed.tensor.parallel that not every release has: 2.6 has no PrepareModuleInputOutput.
+
+    Raises:
+        Unsupported: this release has it not.
+    """
+    if not hasattr(parallel, name):
+        raise Unsupported(f"torch {torch.__version__} has no {name}: it came with a later release")
+    return getattr(parallel, name)

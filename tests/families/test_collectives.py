@@ -1,0 +1,364 @@
+"""Collectives by themselves: the case, its operands, the oracle beside what is written out, and how they are called."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from equivtest import limits
+from equivtest.check import one_thread
+from equivtest.errors import Misuse, Unsupported
+from equivtest.families.collectives.case import BUNDLES, CALLS, OPERANDS, WAITS, CollectivesCase
+from equivtest.families.collectives.strategy import LARGE_NUMELS, NUMELS, collectives_cases
+from equivtest.families.collectives.subject import FUNCTIONS, CollectiveRaised, collectives
+from equivtest.kit.oracle import expect
+from equivtest.kit.oracle.exact import InexactData
+from equivtest.kit.oracle.operands import reduce_exactly
+from equivtest.kit.values import draw
+from equivtest.property import Space
+from equivtest.suite import load_properties, properties_dir
+from equivtest.tensors import DTYPES, same_bits
+from tests.drawing import drawn
+from tests.unsharded import unsharded
+
+each_dtype = pytest.mark.parametrize("dtype", DTYPES)
+ALL = tuple(CALLS)
+
+
+def case_of(**fields: Any) -> CollectivesCase:
+    """Three ranks, two sizes."""
+    return CollectivesCase(**{"world_size": 3, "collectives": ALL, "numels": (4, 1), **fields})
+
+
+# ------------------------------------------------------------------------------------------------
+# The case
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"collectives": ("all_reduce",)}, "collectives must be some of all_reduce_sum, .*, got 'all_reduce'"),
+        ({"collectives": ()}, r"collectives must hold at least one, each another one, got \(\)"),
+        ({"numels": (2, 2)}, r"numels must hold at least one, each another one, got \(2, 2\)"),
+        ({"numels": (-1,)}, r"numels must be at least 0, got \(-1,\)"),
+        ({"waits": "never"}, "waits must be one of at_once, async, together, got 'never'"),
+        ({"records": True}, "set records=False"),
+    ],
+)
+def test_what_is_no_case_is_named(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(Misuse, match=message):
+        case_of(**fields)
+
+
+def test_a_rank_is_handed_one_row_of_each_kind_of_operand_that_is_needed() -> None:
+    """A part for every rank of each size."""
+    case = case_of(collectives=("all_reduce_max", "broadcast", "reduce_min"))
+
+    assert case.given_names() == ("compared", "moved")
+    assert [case.shapes()[name] for name in case.given_names()] == [(3, 15)] * 2
+    assert case.bounds == ((0, 12), (12, 15))
+
+
+def test_uneven_splits_are_whole_half_and_empty_and_unlike_on_both_ways() -> None:
+    case = case_of()
+    splits = {(source, target): case.split(5, source, target) for source in range(3) for target in range(3)}
+
+    assert set(splits.values()) == {0, 3, 5}
+    assert any(splits[source, target] != splits[target, source] for source, target in splits)
+
+
+def test_every_function_of_the_cases_can_be_called() -> None:
+    assert {call.function for call in CALLS.values()} == FUNCTIONS.keys()
+
+
+# ------------------------------------------------------------------------------------------------
+# Operands
+
+
+@each_dtype
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5, 7, 8, 61, 64])
+def test_no_partial_reduction_is_rounded(world_size: int, dtype: str) -> None:
+    """In any order: the oracle proves it, or raises."""
+    case = CollectivesCase(world_size=world_size, dtype=dtype, collectives=ALL, numels=(5,))
+    given = draw(case, 0)
+
+    assert all(bool((value != 0).any()) for value in given.values())
+    for op in ("sum", "avg", "product"):
+        reduce_exactly(op, given[OPERANDS[op]], op, (1,))
+
+
+@each_dtype
+def test_all_bits_of_what_is_copied_or_compared_count(dtype: str) -> None:
+    """Odd integers of as many bits as the dtype has."""
+    given = draw(case_of(dtype=dtype, numels=(1000,)), 0)
+    largest = 2 ** round(1 - math.log2(torch.finfo(DTYPES[dtype]).eps))
+
+    for name in ("moved", "compared"):
+        assert bool((given[name].double() % 2 != 0).all())
+        assert largest / 2 < float(given[name].double().abs().max()) < largest
+
+
+def test_operands_differ_between_ranks_and_have_both_signs() -> None:
+    for name, value in draw(case_of(numels=(1000,)), 0).items():
+        assert bool((value > 0).any() and (value < 0).any()), name
+        assert all(not torch.equal(value[a], value[b]) for a, b in ((0, 1), (0, 2), (1, 2))), name
+
+
+@pytest.mark.parametrize(
+    ("op", "operands", "message"),
+    [
+        ("product", [[2.0], [3.0]], "factors are no powers of two"),
+        ("product", [[2.0**-10], [2.0**-10]], r"their product may be as small as 2\*\*-20"),
+        ("avg", [[1.0], [1.0], [1.0]], "no multiples of 3"),
+        ("sum", [[2048.0], [1.0]], "magnitudes add up to 2049 units"),
+    ],
+)
+def test_what_may_be_rounded_is_not_taken_for_exact(op: str, operands: list[list[float]], message: str) -> None:
+    with pytest.raises(InexactData, match=message):
+        reduce_exactly("x", torch.tensor(operands, dtype=torch.float16), op, (len(operands),))
+
+
+# ------------------------------------------------------------------------------------------------
+# The oracle
+
+
+def written_out(case: CollectivesCase, name: str, rank: int) -> list[float]:
+    """What one rank holds of one collective in the end, size after size in the last dim, from a list per rank."""
+    call, ranks = CALLS[name], range(case.world_size)
+    rows = draw(case, 0)[OPERANDS[call.op]].double().tolist()
+    found: list[list[list[float]]] = []
+    for numel, (start, _) in zip(case.numels, case.bounds, strict=True):
+        own = [[row[start + place] for place in range(case.world_size * numel)] for row in rows]
+        reduced = [_reduced(call.op, [row[place] for row in own]) for place in range(case.world_size * numel)]
+        parts = [row[rank * numel : (rank + 1) * numel] for row in own]
+        sent = [value for source in ranks for value in parts[source][: case.split(numel, source, rank)]]
+        found.append(
+            {
+                "reduced": [reduced[:numel]],
+                "parts": [reduced[rank * numel : (rank + 1) * numel]],
+                "gathered": [row[:numel] for row in own],
+                "exchanged": parts,
+                "uneven": [sent + [0.0] * (case.world_size * numel - len(sent))],
+            }[call.result]
+        )
+    return [value for row in zip(*found, strict=True) for part in row for value in part]
+
+
+def _reduced(op: str, values: list[float]) -> float:
+    if op in ("max", "min"):
+        return max(values) if op == "max" else min(values)
+    if op == "product":
+        return math.prod(values)
+    return sum(values) / (len(values) if op == "avg" else 1)
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_the_oracle_is_what_is_written_out(name: str, world_size: int) -> None:
+    case = case_of(world_size=world_size, collectives=(name,), numels=(4, 0, 1))
+    expected = expect(case, 0).tensors[name]
+    is_whole = CALLS[name].result in ("reduced", "gathered")
+
+    for rank in range(world_size):
+        local = expected.value if is_whole else expected.value[rank]
+        assert local.flatten().tolist() == written_out(case, name, rank)
+
+
+@each_dtype
+def test_every_answer_has_right_bits_and_is_judged_by_equality(dtype: str) -> None:
+    tensors = expect(case_of(dtype=dtype), 0).tensors
+
+    assert {name for name, tensor in tensors.items() if tensor.bits is not None and tensor.allowed is None} == set(ALL)
+    assert all(
+        torch.equal(tensor.value, tensor.bits.double()) for tensor in tensors.values() if tensor.bits is not None
+    )
+
+
+@each_dtype
+def test_the_oracle_is_what_torch_computes_without_ranks(dtype: str) -> None:
+    """To the last bit, in the dtype itself: nothing rounds."""
+    case = case_of(dtype=dtype, world_size=4, numels=(33, 2))
+    found = unsharded(case, 0)
+
+    for name, tensor in expect(case, 0).tensors.items():
+        assert tensor.bits is not None and torch.equal(found[name], tensor.bits), name
+
+
+def test_an_average_by_a_reciprocal_that_is_too_far_off_is_bounded() -> None:
+    """Of seven ranks, in float32: see `equivtest.kit.oracle.averages`."""
+    tensors = expect(CollectivesCase(world_size=7, collectives=("all_reduce_avg", "all_reduce_sum")), 0).tensors
+
+    assert tensors["all_reduce_avg"].allowed is not None and tensors["all_reduce_avg"].bits is None
+    assert tensors["all_reduce_sum"].allowed is None
+
+
+def test_special_values_are_copied_with_every_bit() -> None:
+    case = case_of(collectives=("all_gather", "all_reduce_sum"), values=(("special", 8),), numels=(40,))
+    found = expect(case, 0).tensors
+
+    assert bool(found["all_gather"].value.isnan().any()) and not bool(found["all_reduce_sum"].value.isnan().any())
+    bits = found["all_gather"].bits
+    assert bits is not None and same_bits(bits, draw(case, 0)["moved"][:, :40])
+
+
+# ------------------------------------------------------------------------------------------------
+# What is run
+
+
+@cache
+def examples() -> tuple[CollectivesCase, ...]:
+    return load_properties(properties_dir())["collectives"].examples  # type: ignore[return-value]
+
+
+def test_every_collective_is_pinned_in_every_dtype_on_one_to_four_ranks() -> None:
+    pinned = {(name, case.dtype, case.world_size) for case in examples() for name in case.collectives}
+
+    assert pinned >= {(name, dtype, ranks) for name in CALLS for dtype in DTYPES for ranks in limits.WORLD_SIZES}
+
+
+def test_every_collective_is_pinned_on_every_size_and_a_large_one() -> None:
+    pinned = {(name, numel) for case in examples() for name in case.collectives for numel in case.numels}
+
+    assert pinned >= {(name, numel) for name in CALLS for numel in (*NUMELS, LARGE_NUMELS[0])}
+
+
+def test_collectives_of_one_bundle_are_pinned_together_and_of_two_never() -> None:
+    """A backend that lacks one of them is not judged on a case that has it."""
+    bundles = {tuple(call.name for call in calls) for calls in BUNDLES.values()}
+
+    assert {case.collectives for case in examples()} == bundles
+
+
+def test_a_run_draws_every_collective_way_to_wait_and_few_large_sizes() -> None:
+    cases = drawn(collectives_cases(Space((2,), limits.DTYPES)), 400)
+    large = sum(max(case.numels) in LARGE_NUMELS for case in cases)
+
+    assert {name for case in cases for name in case.collectives} == set(CALLS)
+    assert Counter(case.waits for case in cases).keys() == set(WAITS)
+    assert {numel for case in cases for numel in case.numels} == {*NUMELS, *LARGE_NUMELS}
+    assert len(cases) / 50 < large < len(cases) / 10
+
+
+# ------------------------------------------------------------------------------------------------
+# How they are called
+
+
+@pytest.fixture
+def alone() -> Iterator[DeviceMesh]:
+    """This process as the only rank of a gloo group."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield init_device_mesh("cpu", (1,))
+    finally:
+        dist.destroy_process_group()
+
+
+def answer(case: CollectivesCase, mesh: DeviceMesh) -> dict[str, torch.Tensor]:
+    return {name: placed.local for name, placed in collectives(case, mesh, draw(case, 0)).items()}
+
+
+@pytest.mark.parametrize("waits", WAITS)
+def test_a_group_of_one_rank_has_every_collective(alone: DeviceMesh, waits: str) -> None:
+    case = case_of(world_size=1, waits=waits, numels=(4, 0, 1))
+    with one_thread():
+        found = answer(case, alone)
+
+    for name, tensor in expect(case, 0).tensors.items():
+        assert tensor.bits is not None and same_bits(found[name], tensor.bits), name
+
+
+class Unwilling:
+    """Stands for a collective that raises."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def __call__(self, *_: object, **__: object) -> None:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (NotImplementedError("not here"), Unsupported),
+        (RuntimeError("Invalid scalar type"), Unsupported),
+        (AttributeError("no such thing"), CollectiveRaised),
+    ],
+)
+def test_what_a_collective_raises_names_it(
+    alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch, error: Exception, kind: type[Exception]
+) -> None:
+    """A refusal is that the backend lacks it; anything else is a failure."""
+    monkeypatch.setattr(dist, "all_to_all_single", Unwilling(error))
+    text = f"all_to_all_single of float16 raised {type(error).__name__}: {error}"
+
+    with pytest.raises(kind, match=f"^{text}$") as caught:
+        answer(CollectivesCase(world_size=1, dtype="float16", collectives=("all_to_all_single",)), alone)
+    assert getattr(caught.value, "lacking", None) in (None, ("float16:all_to_all_single",))
+
+
+class Late:
+    """A collective whose result is there from its wait until the next one begins."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        self.tensors: list[torch.Tensor] = []
+
+    def __call__(self, tensor: torch.Tensor, **_: object) -> Late:
+        for earlier in self.tensors:
+            earlier.fill_(99)
+        self.events.append("begin")
+        self.tensors.append(tensor)
+        return self
+
+    def wait(self) -> None:
+        self.events.append("wait")
+        self.tensors[-1].fill_(len(self.events))
+
+
+@pytest.mark.parametrize(
+    ("waits", "events"), [("async", ["begin", "wait"] * 2), ("together", ["begin", "begin", "wait", "wait"])]
+)
+def test_calls_begin_and_end_in_the_order_of_the_case(
+    alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch, waits: str, events: list[str]
+) -> None:
+    late = Late()
+    monkeypatch.setattr(dist, "all_reduce", late)
+    answer(CollectivesCase(world_size=1, numels=(2, 3), waits=waits), alone)
+
+    assert late.events == events
+
+
+def test_a_result_is_what_it_was_when_it_was_waited_for(alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither what comes later, nor what a later call does to it, is taken for it."""
+    monkeypatch.setattr(dist, "all_reduce", Late())
+    found = answer(CollectivesCase(world_size=1, numels=(1, 2), waits="async"), alone)
+
+    assert found["all_reduce_sum"].tolist() == [2, 4, 4]
+
+
+def test_a_collective_in_place_is_given_memory_of_its_own(alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the harness handed out stays as it is."""
+    monkeypatch.setattr(dist, "all_reduce", Late())
+    case = CollectivesCase(world_size=1, waits="async")
+    given = draw(case, 0)
+    collectives(case, alone, given)
+
+    assert same_bits(given["added"], draw(case, 0)["added"])
+
+
+@pytest.mark.parametrize("name", [name for name, call in CALLS.items() if not call.is_coalesced])
+def test_the_harness_operands_are_not_written_to(alone: DeviceMesh, name: str) -> None:
+    case = case_of(world_size=1, collectives=(name,))
+    given = draw(case, 0)
+    collectives(case, alone, given)
+
+    assert all(same_bits(given[key], value) for key, value in draw(case, 0).items())

@@ -1,0 +1,178 @@
+"""Cross entropies over divided classes: the case, its values, the bounds, and the class that defects are made from."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from equivtest.check import judge, one_thread
+from equivtest.errors import Misuse
+from equivtest.families.cross_entropy.case import CrossEntropyCase, RefusedCrossEntropyCase
+from equivtest.families.cross_entropy.strategy import cross_entropy_cases
+from equivtest.families.cross_entropy.values import draw_target
+from equivtest.kit.oracle import expect
+from equivtest.kit.oracle.losses import log_softmax
+from equivtest.kit.oracle.rounding import TORCH_CPU
+from equivtest.layout import Layout, Replicate, Shard
+from equivtest.ranks.pool import Pool
+from equivtest.tensors import DTYPES
+from equivtest.verdicts.elements import is_too_wide
+from tests.drawing import SPACE, drawn
+from tests.unsharded import unsharded
+
+each_dtype = pytest.mark.parametrize("dtype", DTYPES)
+
+
+def case_of(**fields: Any) -> CrossEntropyCase:
+    """Seven classes on three ranks: 3, 3 and 1."""
+    return CrossEntropyCase(**{"world_size": 3, "positions": (8,), "num_classes": 7, **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"positions": (1,) * 5}, r"positions must have at most 4 dims, got \(1, 1, 1, 1, 1\)"),
+        ({"positions": (0,)}, r"positions must be at least 1, got \(0,\)"),
+        ({"num_classes": 0}, r"num_classes must be in 1\.\.4096, got 0"),
+        ({"reduction": "max"}, "reduction must be one of none, sum, mean, got 'max'"),
+        ({"ignored": "most"}, "ignored must be one of none, some, all, got 'most'"),
+        ({"requires_grad": ("weight",)}, r"requires_grad must be \(\) or \('x',\), got \('weight',\)"),
+        ({"weight_is_dtensor": True}, "weight_is_dtensor goes with weights: set weighted=True"),
+    ],
+)
+def test_what_is_no_cross_entropy_is_named(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(Misuse, match=message):
+        case_of(**fields)
+
+
+def test_a_misfit_that_nobody_knows_is_named() -> None:
+    with pytest.raises(Misuse, match=r"misfit must be one of .*, got 'size'"):
+        RefusedCrossEntropyCase(world_size=1, misfit="size")
+    with pytest.raises(Misuse, match="probabilities need several classes"):
+        RefusedCrossEntropyCase(world_size=1, misfit="probabilities")
+
+
+@pytest.mark.parametrize(
+    ("positions", "shape", "dim"), [((), (7,), 0), ((8,), (8, 7), 1), ((2, 3, 4), (2, 7, 3, 4), 1)]
+)
+def test_classes_are_the_second_dim_of_the_logits_and_the_only_one_of_a_single_row(
+    positions: tuple[int, ...], shape: tuple[int, ...], dim: int
+) -> None:
+    case = case_of(positions=positions)
+
+    assert case.shapes()["x"] == shape and case.layouts()["grad.x"] == Layout((Shard(dim),))
+    assert case.layouts()["output"] == Layout((Replicate(),)) and case.shapes()["output"] == positions
+
+
+def test_targets_are_on_both_sides_of_every_boundary_but_where_they_are_ignored() -> None:
+    plain = draw_target(case_of(), "real", 0)
+    some = draw_target(case_of(ignored="some", ignore_index=-1), "real", 0)
+
+    assert {0, 2, 3, 5, 6} <= set(plain.tolist()) <= set(range(7))
+    assert some[1::2].eq(-1).all() and torch.equal(some[::2], plain[::2])
+    assert draw_target(case_of(ignored="all"), "real", 0).eq(-100).all()
+
+
+@each_dtype
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+def test_of_peaked_logits_nothing_may_be_off(reduction: str, dtype: str) -> None:
+    """But for what underflows, by the smallest normal number times a cotangent, and the quotient of a mean."""
+    case = case_of(dtype=dtype, reduction=reduction, weighted=True, values=(("peaked", 0),))
+    output, gradient = (expect(case, 0).tensors[name] for name in ("output", "grad.x"))
+    assert output.allowed is not None and gradient.allowed is not None
+
+    assert not output.allowed.any() or reduction == "mean"
+    assert gradient.value.abs().max() >= 1 and gradient.allowed.max() < 22 * torch.finfo(DTYPES[dtype]).tiny
+
+
+@each_dtype
+def test_some_gradient_of_peaked_logits_is_not_zero(dtype: str) -> None:
+    """Of a single position, too: its peak is not its target."""
+    case = case_of(dtype=dtype, positions=(), values=tuple(("peaked", seed) for seed in range(20)))
+
+    assert all(expect(case, index).tensors["grad.x"].value.abs().max() >= 0.5 for index in range(20))
+
+
+# ------------------------------------------------------------------------------------------------
+# The bounds
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_no_kernel_of_torch_is_beyond_its_bound_in_full_precision(dtype: str) -> None:
+    """Of F.cross_entropy on one process; in 16 bits it stores other intermediates than loss_parallel."""
+    largest = 0.0
+    with one_thread():
+        for case in drawn(cross_entropy_cases(SPACE), 300):
+            for index in range(len(case.values)):
+                if case.dtype != dtype or case.values[index][0] != "real":
+                    continue
+                expected, actual = expect(case, index).tensors, unsharded(case, index)
+                for name, tensor in actual.items():
+                    error, allowed = (tensor.double() - expected[name].value).abs(), expected[name].allowed
+                    assert allowed is not None
+                    ratio = torch.where(error == 0, 0.0, error / allowed).nan_to_num(nan=0.0)
+                    largest = max(largest, float(ratio.max()))
+
+    assert 0 < largest <= 1
+
+
+def softmax_by_parts(x: torch.Tensor, dtype: str, ranks: int) -> torch.Tensor:
+    """As loss_parallel computes it: sums of each part, added in order, in the accumulator's dtype."""
+    wide = x.to(DTYPES[TORCH_CPU[dtype].accumulate])
+    apart = wide - wide.amax(1, keepdim=True)
+    total = torch.stack([part.exp().sum(1, keepdim=True) for part in apart.chunk(ranks, 1)]).sum(0)
+    return (apart - total.log()).to(DTYPES[dtype])
+
+
+@each_dtype
+def test_logarithms_of_a_softmax_come_near_their_bound_and_not_beyond(dtype: str) -> None:
+    """In 16 bits, where storage dominates, within a tenth of it."""
+    source, largest = torch.Generator().manual_seed(0), 0.0
+    with one_thread():
+        for num in (2, 3, 17, 300):
+            for scale in (0.1, 1.0, 30.0):
+                x = (torch.randn(64, num, generator=source, dtype=torch.float64) * scale).to(DTYPES[dtype])
+                bound = log_softmax(x, TORCH_CPU[dtype], ranks=3)
+                error = (softmax_by_parts(x, dtype, 3).double() - bound.value).abs()
+                largest = max(largest, float(torch.where(error == 0, 0.0, error / bound.allowed).max()))
+
+    assert (0.9 if dtype in ("bfloat16", "float16") else 0.005) < largest <= 1
+
+
+@each_dtype
+def test_a_bound_concludes_something_of_a_language_models_loss(dtype: str) -> None:
+    for reduction in ("none", "sum", "mean"):
+        case = case_of(dtype=dtype, positions=(64,), num_classes=1000, reduction=reduction)
+        assert not any(is_too_wide(tensor) for tensor in expect(case, 0).tensors.values())
+
+
+def test_a_mean_of_nothing_is_nan_and_its_gradient_zero() -> None:
+    expected = expect(case_of(reduction="mean", ignored="all"), 0).tensors
+
+    assert math.isnan(expected["output"].value.item()) and expected["grad.x"].allowed is not None
+    assert not expected["grad.x"].value.any() and not expected["grad.x"].allowed.any()
+
+
+# ------------------------------------------------------------------------------------------------
+# On ranks
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    "case",
+    [
+        case_of(world_size=4, num_classes=5, reduction="mean", values=(("real", 0), ("peaked", 1))),
+        case_of(world_size=2, positions=(2, 2, 3), weighted=True, ignored="some", values=(("real", 0), ("peaked", 1))),
+        case_of(world_size=2, dtype="bfloat16", num_classes=1, reduction="sum"),
+        case_of(world_size=1, positions=(), dtype="float16", values=(("real", 1), ("peaked", 1))),
+    ],
+    ids=["an empty part", "an image", "fewer classes than ranks", "a single row"],
+)
+def test_the_loss_that_defects_are_made_from_is_right(case: CrossEntropyCase, pool: Pool) -> None:
+    """Where torch's own is not, too."""
+    verdicts = judge("equivtest.families.cross_entropy.defects:own_cross_entropy", case, pool)
+
+    assert {verdict.kind for verdict in verdicts} == {"holds"}

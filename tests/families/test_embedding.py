@@ -1,0 +1,263 @@
+"""Embeddings: the case, its ids and values, the oracle beside torch's own kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from equivtest.check import one_thread
+from equivtest.errors import Misuse
+from equivtest.families.embedding.case import MISFITS, EmbeddingCase, RefusedEmbeddingCase
+from equivtest.families.embedding.oracle import bound_gradient
+from equivtest.families.embedding.values import draw_ids
+from equivtest.kit.oracle import expect
+from equivtest.kit.oracle.collectives import document
+from equivtest.kit.oracle.rounding import TORCH_CPU
+from equivtest.kit.values import draw
+from equivtest.layout import shard_bounds
+from equivtest.tensors import DTYPES, same_bits
+from equivtest.verdicts.elements import is_too_wide
+from tests.drawing import SPACE, STRATEGIES, drawn
+from tests.unsharded import unsharded
+
+each_dtype = pytest.mark.parametrize("dtype", DTYPES)
+NEAR = {"float64": 0.0, "float32": 0.1, "bfloat16": 0.5, "float16": 0.5}
+"""How much of its bound some error must take; in float64 the reference itself rounds like the kernel."""
+
+each_style = pytest.mark.parametrize("style", ["colwise", "rowwise"])
+SPECIAL = ("special", 2)
+
+
+def case_of(**fields: Any) -> EmbeddingCase:
+    """Three ranks share 7 ids as 3, 3 and 1, or 5 features as 2, 2 and 1."""
+    fields = {"world_size": 3, "style": "rowwise", "leading": (4, 6), "num_embeddings": 7, "embedding_dim": 5, **fields}
+    return EmbeddingCase(**fields)
+
+
+def counts_of(case: EmbeddingCase) -> torch.Tensor:
+    """n_v of draw 0, (V,)."""
+    return torch.bincount(draw(case, 0)["ids"].flatten().long(), minlength=case.num_embeddings)
+
+
+# ------------------------------------------------------------------------------------------------
+# The case
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"style": "diagonal"}, "style must be one of colwise, rowwise, got 'diagonal'"),
+        ({"leading": (1, 1, 1, 1)}, r"leading must have at most 3 dims, got \(1, 1, 1, 1\)"),
+        ({"leading": (0,)}, r"leading dims must be at least 1, got \(0,\)"),
+        ({"num_embeddings": 0}, r"num_embeddings must be in 1\.\.4096, got 0"),
+        ({"ids_dtype": "int8"}, "ids_dtype must be one of int64, int32, got 'int8'"),
+        ({"padding_idx": 7}, r"padding_idx must be in -1\.\.6, got 7"),
+        ({"requires_grad": ("ids",)}, r"requires_grad must be \(\) or \('weight',\), got \('ids',\)"),
+        ({"output_layout": "partial(sum)"}, r"output_layout must be replicate or shard\(DIM\), got partial"),
+        ({"input_layout": "shard(2)"}, "ids: "),
+        ({"input_layout": "shard(0)"}, r"ids of shape \(4, 6\) have uneven shards .*: set ids_is_dtensor=True"),
+    ],
+)
+def test_what_is_no_embedding_is_named(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(Misuse, match=message):
+        case_of(**fields)
+
+
+def test_an_unknown_misfit_is_named() -> None:
+    with pytest.raises(Misuse, match="misfit must be one of above, below, dtype, max_norm, got 'size'"):
+        RefusedEmbeddingCase(world_size=1, style="rowwise", misfit="size")
+
+
+def test_edge_ids_begin_and_end_each_part_of_the_vocabulary() -> None:
+    assert case_of().edge_ids() == (0, 2, 3, 5, 6)
+    assert case_of(padding_idx=4).edge_ids() == (0, 2, 3, 4, 5, 6)
+    assert case_of(num_embeddings=2).edge_ids() == (0, 1)
+
+
+@pytest.mark.parametrize(("num_embeddings", "expected"), [(2, True), (4, True), (5, False), (6, False)])
+def test_four_ids_leave_the_last_of_three_ranks_empty(num_embeddings: int, *, expected: bool) -> None:
+    assert case_of(num_embeddings=num_embeddings).has_empty_part is expected
+
+
+# ------------------------------------------------------------------------------------------------
+# Its values
+
+
+@cache
+def drawn_cases(style: str) -> tuple[EmbeddingCase, ...]:
+    return tuple(drawn(STRATEGIES[f"{style} embedding"](SPACE), 150))  # type: ignore[arg-type]
+
+
+@each_style
+def test_ids_lie_on_both_sides_of_every_boundary_where_tokens_are_enough(style: str) -> None:
+    """Of the drawn cases that have a boundary, three in five have tokens enough."""
+    seen = []
+    for case in drawn_cases(style):
+        edges = [shard_bounds(case.num_embeddings, case.world_size, rank)[0] for rank in range(1, case.world_size)]
+        both = {side for edge in edges if edge < case.num_embeddings for side in (edge - 1, edge)}
+        for mode, seed in case.values if both else ():
+            ids = draw_ids(case, mode, seed)
+            seen.append(len(ids) >= len(case.edge_ids()))
+            assert not seen[-1] or both <= set(ids.tolist())
+
+    assert sum(seen) > 0.6 * len(seen)
+
+
+def test_ids_of_few_tokens_are_neighbours_and_reach_every_edge_over_the_seeds() -> None:
+    case = case_of(leading=(2,))
+    pairs = [set(draw_ids(case, "dense", seed).tolist()) for seed in range(60)]
+
+    assert set.union(*pairs) == set(case.edge_ids())
+    assert {2, 3} in pairs and {5, 6} in pairs
+
+
+def test_ids_repeat() -> None:
+    assert int(counts_of(case_of()).max()) >= 5
+    assert int(counts_of(case_of(num_embeddings=1)).max()) == 24
+
+
+@each_dtype
+def test_every_element_of_an_index_table_is_its_number(dtype: str) -> None:
+    weight = draw(case_of(dtype=dtype, values=(("index", 9),)), 0)["weight"]
+
+    assert weight.dtype == DTYPES[dtype] and weight.flatten().tolist() == list(range(1, 36))
+
+
+@pytest.mark.parametrize("num_tokens", [256, 1000])
+def test_more_repeats_than_bfloat16_can_add_are_left_out_of_the_cotangent(num_tokens: int) -> None:
+    """256 ones are 2**8; the oracle proves that the sums stay exact."""
+    case = case_of(world_size=1, dtype="bfloat16", leading=(num_tokens,), num_embeddings=1)
+
+    assert int((draw(case, 0)["cotangent"][:, 0] != 0).sum()) == 256
+    assert expect(case, 0).bits_used == {"grad.weight": 8}
+
+
+@pytest.mark.parametrize(
+    "fields", [{"values": (("real", 3),)}, {"values": (("dense", 3),), "scale_grad_by_freq": True}]
+)
+def test_bounds_of_ids_that_repeat_often_conclude_something(fields: dict[str, Any]) -> None:
+    """Of a thousand tokens of one id in bfloat16 sixteen have a gradient, on the same side of zero mostly."""
+    case = case_of(dtype="bfloat16", leading=(1000,), num_embeddings=1, **fields)
+
+    assert int((draw(case, 0)["cotangent"] != 0).any(-1).sum()) == 16
+    assert not is_too_wide(expect(case, 0).tensors["grad.weight"])
+
+
+@pytest.mark.parametrize("misfit", MISFITS)
+def test_one_thing_alone_does_not_fit(misfit: str) -> None:
+    case = RefusedEmbeddingCase(world_size=2, style="rowwise", leading=(5,), num_embeddings=4, misfit=misfit)
+    ids = draw(case, 0)["ids"]
+    outside = ((ids < 0) | (ids >= 4)).sum()
+
+    assert case.refusal.endswith(misfit)
+    assert int(outside) == (misfit in ("above", "below"))
+    assert ids.dtype == (torch.float32 if misfit == "dtype" else torch.int64)
+
+
+# ------------------------------------------------------------------------------------------------
+# The oracle
+
+
+@each_dtype
+@pytest.mark.parametrize("padding_idx", [-1, 3])
+def test_torchs_own_embedding_meets_the_exact_values(dtype: str, padding_idx: int) -> None:
+    """Every mode but the real gradient; the forward to the last bit."""
+    case = case_of(dtype=dtype, padding_idx=padding_idx, values=(("index", 0), ("dense", 1), SPECIAL, ("real", 3)))
+    for index, (mode, _) in enumerate(case.values):
+        expected, actual = expect(case, index).tensors, unsharded(case, index)
+        assert expected["output"].bits is not None and same_bits(actual["output"], expected["output"].bits)
+        if mode != "real":
+            assert torch.equal(actual["grad.weight"].double(), expected["grad.weight"].value)
+
+
+@each_dtype
+@pytest.mark.parametrize("scale", [False, True])
+def test_torchs_own_gradient_is_within_the_bound_and_the_bound_is_near(dtype: str, *, scale: bool) -> None:
+    """Over 200 draws of up to 24 repeats; in 16 bits, where storage dominates, a bound twice as wide would show."""
+    ratios = []
+    with one_thread():
+        for seed in range(200):
+            case = case_of(dtype=dtype, scale_grad_by_freq=scale, values=(("real", seed),), padding_idx=seed % 8 - 1)
+            expected, actual = expect(case, 0).tensors["grad.weight"], unsharded(case, 0)["grad.weight"]
+            error = (actual.double() - expected.value).abs()
+            assert expected.allowed is not None and bool((error <= expected.allowed).all()), seed
+            ratios.append(float((error / expected.allowed).nan_to_num(0.0).max()))
+
+    assert NEAR[dtype] <= max(ratios) <= 1
+
+
+def test_the_row_of_an_id_seen_once_or_never_or_of_padding_may_not_be_off() -> None:
+    """One number is copied; of those seen more often something is allowed."""
+    case = case_of(leading=(9,), padding_idx=3, values=(("real", 1),))
+    counts, allowed = counts_of(case), expect(case, 0).tensors["grad.weight"].allowed
+    counts[3] = 0
+
+    assert allowed is not None and {bool(count > 1) for count in counts} == {False, True}
+    for count, row in zip(counts.tolist(), allowed, strict=True):
+        assert bool((row > 0).all()) == (count > 1)
+
+
+def test_scaling_by_a_power_of_two_rounds_nothing_more() -> None:
+    """Two tokens of one id: a single addition, whether the sum is halved or not."""
+    ids, cotangent = torch.tensor([0, 0]), torch.tensor([[3.0], [5.0]])
+    case = EmbeddingCase(world_size=1, style="rowwise", leading=(2,))
+    plain, halved = (
+        bound_gradient(each, ids, cotangent, TORCH_CPU["float32"])
+        for each in (case, replace(case, scale_grad_by_freq=True))
+    )
+
+    assert plain.value.item() == 8 and halved.value.item() == 4
+    assert halved.allowed.item() == pytest.approx(plain.allowed.item() / 2)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda ids, cotangent: (ids.roll(1), cotangent),
+        lambda ids, cotangent: (ids, torch.cat([cotangent[:-1], 0 * cotangent[-1:]])),
+        lambda ids, cotangent: (ids, torch.cat([cotangent[:-1], 2 * cotangent[-1:]])),
+    ],
+    ids=["other ids", "a token missing", "a token doubled"],
+)
+@each_dtype
+def test_another_gradient_is_beyond_the_bound(dtype: str, change: Callable[..., Any]) -> None:
+    case = case_of(dtype=dtype, values=(("real", 4),))
+    given = draw(case, 0)
+    ids, cotangent = given["ids"].flatten(), given["cotangent"].reshape(-1, 5)
+    right, wrong = (
+        bound_gradient(case, *pair, TORCH_CPU[dtype]) for pair in ((ids, cotangent), change(ids, cotangent))
+    )
+
+    assert bool(((wrong.value - right.value).abs() > right.allowed).any())
+
+
+# ------------------------------------------------------------------------------------------------
+# The collectives
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"style": "rowwise"}, ["all_reduce of 480"]),
+        ({"style": "rowwise", "output_layout": "shard(1)"}, ["reduce_scatter of 480", "backward all_gather of 160"]),
+        ({"style": "rowwise", "output_layout": "shard(2)"}, ["reduce_scatter of 576", "backward all_gather of 192"]),
+        ({"style": "colwise"}, ["all_gather of 192"]),
+        ({"style": "colwise", "output_layout": "shard(2)"}, []),
+        ({"style": "colwise", "output_layout": "shard(1)"}, ["all_to_all of 192", "backward all_to_all of 192"]),
+        ({"style": "colwise", "output_layout": "shard(2)", "input_layout": "shard(1)"}, ["all_gather of 64"]),
+        (
+            {"style": "colwise", "output_layout": "shard(2)", "input_layout": "shard(1)", "ids_dtype": "int32"},
+            ["all_gather of 32"],
+        ),
+    ],
+)
+def test_an_embedding_takes_the_collectives_of_its_layouts(fields: dict[str, Any], expected: list[str]) -> None:
+    """Output (4, 6, 5) in float32, padded to 6 features where these are shared by three ranks; 24 ids."""
+    calls = [str(call) for call in document(case_of(**fields), 1)][1:]  # after the weight was handed out
+
+    assert calls == [f"{'' if 'backward' in text else 'forward '}{text} bytes" for text in expected]

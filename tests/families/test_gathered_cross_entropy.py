@@ -1,0 +1,129 @@
+"""Cross entropies of DTensors without loss_parallel: the case, and the bounds beside torch's own kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from equivtest.check import one_thread
+from equivtest.collective import Collective
+from equivtest.errors import Misuse
+from equivtest.families.cross_entropy.gathered.case import GatheredCrossEntropyCase, RefusedGatheredCrossEntropyCase
+from equivtest.families.cross_entropy.strategy import gathered_cross_entropy_cases
+from equivtest.kit.oracle import expect
+from equivtest.kit.oracle.collectives import document
+from equivtest.kit.values import draw
+from equivtest.layout import Layout, Replicate, Shard
+from equivtest.tensors import DTYPES
+from equivtest.verdicts.elements import is_too_wide
+from tests.drawing import SPACE, drawn
+from tests.unsharded import unsharded
+
+each_dtype = pytest.mark.parametrize("dtype", DTYPES)
+
+
+def case_of(**fields: Any) -> GatheredCrossEntropyCase:
+    """Seven classes on three ranks: 3, 3 and 1."""
+    return GatheredCrossEntropyCase(**{"world_size": 3, "positions": (8,), "num_classes": 7, **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"label_smoothing": 1.5}, r"label_smoothing must be in 0\.\.1, got 1\.5"),
+        ({"shares": "rows"}, "shares must be one of classes, positions, got 'rows'"),
+        ({"shares": "positions", "positions": ()}, "a single row of logits has no positions to share"),
+        ({"shares": "positions", "records": True}, "collectives are documented of gathered classes alone"),
+        (
+            {"shares": "positions", "reduction": "mean"},
+            r"a mean of \(8,\) positions takes an equal number on each rank",
+        ),
+        ({"target_is_dtensor": False}, "a DTensor's target is a DTensor too"),
+        ({"weighted": True}, "so are its weights: set weight_is_dtensor where weighted"),
+    ],
+)
+def test_what_is_no_such_loss_is_named(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(Misuse, match=message):
+        case_of(**fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"misfit": "shape"},
+            "misfit must be one of above, below, plain_target, plain_weight, batch_mean, got 'shape'",
+        ),
+        ({"misfit": "plain_target"}, "of misfit plain_target target_is_dtensor is False and weight_is_dtensor False"),
+        ({"misfit": "plain_target", "target_is_dtensor": False}, "a plain target of one position is taken for a num"),
+        ({"misfit": "plain_weight"}, "misfit plain_weight needs the weights of two classes or more"),
+        (
+            {"misfit": "batch_mean", "reduction": "mean"},
+            "misfit batch_mean is a mean of positions that are shared unev",
+        ),
+    ],
+)
+def test_what_is_no_misfit_is_named(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(Misuse, match=message):
+        RefusedGatheredCrossEntropyCase(world_size=2, **fields)
+
+
+def test_a_target_that_is_no_class_is_one_off_at_one_place() -> None:
+    for misfit, wrong in (("above", 7), ("below", -1)):
+        case = RefusedGatheredCrossEntropyCase(world_size=2, positions=(8,), num_classes=7, misfit=misfit)
+        assert draw(case, 0)["target"].eq(wrong).sum() == 1 and case.refusal
+
+
+def test_the_ranks_share_classes_or_positions() -> None:
+    by_class, by_position = case_of(), case_of(shares="positions")
+
+    assert by_class.layouts()["grad.x"] == Layout((Shard(1),)) and by_position.layouts()["x"] == Layout((Shard(0),))
+    assert by_position.layouts()["output"] == by_position.layouts()["target"] == Layout((Replicate(),))
+    assert not by_class.may_count_unequally and case_of(ignore_index=3).may_count_unequally
+
+
+def test_one_all_gather_of_padded_classes_is_documented() -> None:
+    """Eight rows of three classes of four bytes; none of one rank."""
+    assert document(case_of(), 2) == (Collective("all_gather", 96, "forward"),)
+    assert document(case_of(world_size=1), 0) == ()
+
+
+@each_dtype
+def test_no_kernel_of_torch_is_beyond_its_bound(dtype: str) -> None:
+    """Of F.cross_entropy on one process, smoothed and weighted; the bounds are near enough to tell something."""
+    largest, num_wide, num = 0.0, 0, 0
+    with one_thread():
+        for case in drawn(gathered_cross_entropy_cases(SPACE), 200, number=1):
+            if case.dtype != dtype:
+                continue
+            for index in range(len(case.values)):
+                expected, actual = expect(case, index).tensors, unsharded(case, index)
+                for name, tensor in actual.items():
+                    right = expected[name]
+                    assert right.allowed is not None
+                    error = (tensor.double() - right.value).abs()
+                    ratio = torch.where((error == 0) | right.value.isnan(), 0.0, error / right.allowed)
+                    largest = max(largest, float(ratio.max()))
+                    num_wide, num = num_wide + is_too_wide(right), num + 1
+
+    assert (0.2 if dtype in ("bfloat16", "float16") else 0.01) < largest <= 1
+    assert num_wide < num / 4
+
+
+def test_smoothing_moves_an_equal_share_to_every_class() -> None:
+    case = case_of(num_classes=2, label_smoothing=0.5, positions=(1,))
+    given = draw(case, 0)
+    losses = -given["x"].double().log_softmax(1)[0]
+    expected = expect(case, 0).tensors["output"].value
+
+    assert torch.allclose(expected, 0.5 * losses[given["target"]] + 0.25 * losses.sum())
+
+
+def test_what_is_ignored_has_no_loss_and_no_gradient_at_all() -> None:
+    expected = expect(case_of(ignored="all", label_smoothing=0.1), 0).tensors
+
+    assert all(
+        not each.value.any() and each.allowed is not None and not each.allowed.any() for each in expected.values()
+    )

@@ -1,0 +1,353 @@
+"""Perceptrons under sequence parallelism: the case, its exact values, and an oracle with a second opinion."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional
+
+from equivtest.errors import Misuse
+from equivtest.families.training.case import EXACT_MODES, PerceptronCase, at_step
+from equivtest.families.training.sequence.case import MlpCase
+from equivtest.families.training.values.exact_plan import choose_plan
+from equivtest.kit.case import from_code, from_data, to_data
+from equivtest.kit.oracle import expect, expect_held
+from equivtest.kit.oracle.exact import find_integers
+from equivtest.kit.values import draw
+from equivtest.layout import Replicate, Shard
+from equivtest.tensors import DTYPES, SIGNIFICAND_BITS, Placed, slice_local
+
+BOTH = ("in_proj", "out_proj")
+ALL = ("x", "in_proj.weight", "in_proj.bias", "out_proj.weight", "out_proj.bias")
+SETTINGS = settings(max_examples=40, derandomize=True, database=None, deadline=None)
+SIZES = (1, 2, 3, 5, 8, 17, 33)
+ACTIVATIONS = {"relu": functional.relu, "gelu": functional.gelu, "silu": functional.silu}
+
+
+def mlp_case(**fields: object) -> MlpCase:
+    """Three ranks, uneven in the sequence (4 tokens of it) and in the hidden features."""
+    fields = {"world_size": 3, "leading": (2, 4), "sequence_dim": 1, "in_features": 3, "hidden_features": 5,
+              "out_features": 2, "biases": BOTH, "x_is_dtensor": True, "use_local_output": False,
+              "requires_grad": ALL, **fields}  # fmt: skip
+    return MlpCase(**fields)  # type: ignore[arg-type]
+
+
+def training_case(**fields: object) -> MlpCase:
+    return mlp_case(**{"optimizer": "sgd", "steps": 2, "lr": 0.25, **fields})
+
+
+@st.composite
+def exact_cases(draw_from: st.DrawFn) -> MlpCase:
+    sizes = st.sampled_from(SIZES)
+    return mlp_case(
+        world_size=draw_from(st.sampled_from((1, 2, 3, 4, 7, 64))),
+        leading=(draw_from(sizes), draw_from(st.sampled_from((1, 3)))),
+        in_features=draw_from(sizes),
+        hidden_features=draw_from(sizes),
+        out_features=draw_from(sizes),
+        dtype=draw_from(st.sampled_from(tuple(DTYPES))),
+        values=((draw_from(st.sampled_from(EXACT_MODES)), draw_from(st.integers(0, 2**40))),),
+    )
+
+
+def train_with_torch(case: PerceptronCase, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Every answer by torch's own kernels, autograd and optimizers on one process, in `dtype`.
+
+    Where the case averages gradients over ranks, they are those of the whole batch, divided once.
+    """
+    values = {name: tensor.to(dtype) for name, tensor in draw(case, 0).items()}
+    parameters = {n: values[n].clone().requires_grad_(n in case.requires_grad) for n in case.parameter_names()}
+    if case.tied:
+        parameters["out_proj.weight"] = parameters["in_proj.weight"]
+    found = {f"param.{name}": parameter.detach().clone() for name, parameter in parameters.items()}
+    found |= {"storages": torch.ones(())} if case.tied else {}
+    trained = [parameters[name] for name in case.trained_names()]
+    optimizer: torch.optim.Optimizer | None = None
+    if case.optimizer == "sgd":
+        optimizer = torch.optim.SGD(trained, case.lr, case.momentum, weight_decay=case.weight_decay)
+    elif case.trains:
+        optimizer = torch.optim.AdamW(trained, case.lr, weight_decay=case.weight_decay)
+    for step in range(1, case.steps + 1):
+        found |= {at_step(step, name): tensor for name, tensor in _one_step(case, step, values, parameters).items()}
+        if optimizer is not None:
+            found |= _clipped(case, step, parameters)
+            optimizer.step()
+            found |= _state_after(case, step, optimizer, parameters)
+            optimizer.zero_grad()
+    return found
+
+
+def _one_step(
+    case: PerceptronCase, step: int, values: Mapping[str, torch.Tensor], parameters: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    x = values[at_step(step, "x")].clone().requires_grad_("x" in case.requires_grad)
+    before = functional.linear(x, parameters["in_proj.weight"], parameters.get("in_proj.bias"))
+    hidden = ACTIVATIONS[case.activation](before)
+    stops = case.stops_at_hidden(step)
+    weight = parameters["out_proj.weight"].t() if case.tied == "transposed" else parameters["out_proj.weight"]
+    output = functional.linear(hidden.detach() if stops else hidden, weight, parameters.get("out_proj.bias"))
+    found = {"capture.in_proj.input": x, "capture.in_proj.output": before, "capture.out_proj.input": hidden}
+    if case.hidden_requires_grad and not stops:
+        before.retain_grad()
+        hidden.retain_grad()
+    if output.requires_grad:
+        output.backward(values[at_step(step, "cotangent")])
+        for parameter in (parameters[name] for name in case.parameter_names()):
+            if parameter.grad is not None:
+                parameter.grad /= case.num_averaged
+    if case.hidden_requires_grad and not stops:
+        found |= {"grad.in_proj.output": before.grad, "grad.out_proj.input": hidden.grad}
+    found |= {f"grad.{name}": (x if name == "x" else parameters[name]).grad for name in case.graded_names(step)}
+    return {name: tensor.detach().clone() for name, tensor in (found | {"output": output}).items()}
+
+
+def _clipped(case: PerceptronCase, step: int, parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    if not case.clips:
+        return {}
+    trained = {name: parameters[name] for name in case.graded_parameters(step)}
+    norm = torch.nn.utils.clip_grad_norm_(list(trained.values()), case.clip_norm, float(case.norm_type))
+    left = {f"step{step}.clipped.{name}": tensor.grad.clone() for name, tensor in trained.items()}
+    return {f"step{step}.total_norm": norm, **left}
+
+
+def _state_after(
+    case: PerceptronCase, step: int, optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    found = {}
+    for kind in case.state_names():
+        for name in case.names_left(kind):
+            state = optimizer.state.get(parameters[name], {})
+            held = {"param": parameters[name], "momentum": state.get("momentum_buffer"), **state}
+            found[f"step{step}.{kind}.{name}"] = held[kind].detach().clone()
+    if case.tied:
+        found[f"step{step}.param.out_proj.weight"] = parameters["out_proj.weight"].detach().clone()
+    return found
+
+
+def held_of(case: PerceptronCase, found: Mapping[str, torch.Tensor]) -> dict[int, dict[str, Placed]]:
+    """What each rank would hold of these global tensors, in the dtypes of the case."""
+    layouts = case.layouts()
+    found = {name: tensor.to(DTYPES[case.dtype_of(name)]) for name, tensor in found.items()}
+    return {
+        rank: {
+            name: Placed(slice_local(tensor, layouts[name], case.mesh_shape, rank), layouts[name])
+            for name, tensor in found.items()
+        }
+        for rank in range(case.world_size)
+    }
+
+
+# ------------------------------------------------------------------------------------------------
+# the case
+
+
+@pytest.mark.parametrize("case", [mlp_case(), training_case(momentum=0.5, lr=0.1, foreach=True), MlpCase(world_size=1)])
+def test_a_case_survives_code_and_json(case: MlpCase) -> None:
+    assert from_code(repr(case)) == case
+    assert from_data(to_data(case)) == case
+
+
+def test_every_answer_has_a_shape_and_a_layout() -> None:
+    case = training_case(steps=3, momentum=0.5)
+
+    assert set(case.shapes()) == {*case.given_names(), *case.answer_names()} == set(case.layouts())
+    assert case.shapes()["step3.grad.in_proj.output"] == (2, 4, 5)
+    assert case.shapes()["step2.momentum.out_proj.weight"] == (2, 5)
+
+
+def test_the_sequence_and_the_hidden_features_are_what_is_sharded() -> None:
+    layouts = {name: layout.placements[0] for name, layout in mlp_case().layouts().items()}
+
+    assert layouts["x"] == layouts["output"] == layouts["grad.x"] == layouts["cotangent"] == Shard(1)
+    assert layouts["capture.out_proj.input"] == layouts["grad.in_proj.output"] == Shard(2)
+    assert layouts["param.in_proj.bias"] == Shard(0)
+    assert layouts["param.out_proj.weight"] == Shard(1)
+    assert layouts["in_proj.weight"] == layouts["grad.out_proj.bias"] == Replicate()
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"leading": ()}, "leading must have 1 to 3 dims"),
+        ({"leading": (1, 1, 1, 1)}, "leading must have 1 to 3 dims"),
+        ({"leading": (0,), "sequence_dim": 0}, "leading dims must be at least 1"),
+        ({"sequence_dim": 2}, "sequence_dim must be one of the 2 leading dims"),
+        ({"hidden_features": 0}, "hidden_features must be in 1..4096, got 0"),
+        ({"activation": "tanh"}, "activation must be one of relu, gelu, silu"),
+        ({"activation": "gelu"}, "gelu rounds: use mode real, not dense"),
+        ({"biases": ("out_proj", "in_proj")}, "biases must list some of in_proj, out_proj in this order"),
+        ({"biases": ()}, "requires_grad must list some of x, in_proj.weight, out_proj.weight in this order"),
+        ({"x_is_dtensor": False}, "set x_is_dtensor=True"),
+        ({"optimizer": "adam"}, "optimizer must be one of none, sgd, adamw"),
+        ({"steps": 2}, "steps must be 1 without an optimizer"),
+        ({"optimizer": "sgd"}, "steps must be in 2..16 with an optimizer, got 1"),
+        ({"optimizer": "sgd", "steps": 2, "requires_grad": ("x",)}, "an optimizer needs a parameter"),
+        ({"optimizer": "sgd", "steps": 2, "lr": 0.0}, "lr must be above 0"),
+        ({"optimizer": "sgd", "steps": 2, "weight_decay": 2.0}, "weight_decay must be in 0..1"),
+        ({"optimizer": "sgd", "steps": 2, "momentum": 1.0}, "momentum must be at least 0 and below 1"),
+        ({"optimizer": "adamw", "steps": 2, "momentum": 0.5}, "momentum is SGD's"),
+        ({"optimizer": "adamw", "steps": 2, "dtype": "float16"}, "eps of 1e-8 is zero in float16"),
+        ({"optimizer": "sgd", "steps": 2, "values": (("wide-x", 0),)}, "leaves no bits for an update"),
+    ],
+)
+def test_what_is_no_case_is_refused_by_name(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(Misuse, match=message.replace("(", r"\(")):
+        mlp_case(**fields)
+
+
+# ------------------------------------------------------------------------------------------------
+# values and oracle
+
+
+@given(case=exact_cases())
+@SETTINGS
+def test_float64_autograd_agrees_with_exact_data_in_every_tensor(case: MlpCase) -> None:
+    expected, second = expect(case, 0).tensors, train_with_torch(case, torch.float64)
+
+    assert tuple(expected) == case.answer_names()
+    assert all(tensor.allowed is None for tensor in expected.values())
+    assert all(torch.equal(expected[name].value, second[name]) for name in expected)
+
+
+@given(case=exact_cases())
+@SETTINGS
+def test_the_case_s_own_dtype_gives_the_same_values(case: MlpCase) -> None:
+    """Sixteen bits and float32 round nowhere: their kernels answer what float64 answers."""
+    expected, second = expect(case, 0).tensors, train_with_torch(case, DTYPES[case.dtype])
+
+    assert all(torch.equal(expected[name].value, second[name].double()) for name in expected)
+
+
+@pytest.mark.parametrize("mode", EXACT_MODES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sums_take_nearly_all_bits_and_no_more(mode: str, dtype: str) -> None:
+    """Within three of the significand's, over sizes from 1 to 33."""
+    for size in SIZES:
+        case = mlp_case(leading=(size,), sequence_dim=0, in_features=5, hidden_features=size, dtype=dtype,
+                        values=((mode, size),))  # fmt: skip
+        bits_used = max(expect(case, 0).bits_used.values())
+        assert SIGNIFICAND_BITS[dtype] - 3 <= bits_used <= SIGNIFICAND_BITS[dtype], case
+
+
+def test_no_value_of_a_plan_lets_a_sum_pass_the_limit() -> None:
+    for limit in (2**8, 2**11, 2**24, 2**53):
+        plan = choose_plan(99, 33, 33, 33, 64, limit, "dense", has_b1=True, small=False)
+        assert plan.fits(limit)
+        assert min(plan.cap1, plan.cap2, plan.cap_g) >= 1
+
+
+def test_dense_data_reach_every_parameter_and_every_token() -> None:
+    """No gradient is zero all over, though relu closes half of the hidden features."""
+    for seed in range(20):
+        for size in (1, 2, 5):
+            case = mlp_case(leading=(size,), sequence_dim=0, hidden_features=size, values=(("dense", seed),))
+            tensors = expect(case, 0).tensors
+            assert all(bool(tensors[f"grad.{name}"].value.any()) for name in ALL[1:]), case
+
+
+def test_a_bias_of_out_proj_is_a_multiple_of_the_world_size() -> None:
+    """DTensor divides it by that."""
+    for seed in range(5):
+        bias = draw(mlp_case(dtype="bfloat16", values=(("dense", seed),)), 0)["out_proj.bias"]
+        assert bool((find_integers("bias", bias).integers % 3 == 0).all())
+
+
+def test_later_steps_have_inputs_and_cotangents_of_their_own() -> None:
+    for mode in ("dense", "real"):
+        values = draw(training_case(values=((mode, 0),)), 0)
+        assert not torch.equal(values["x"], values["step2.x"])
+        assert not torch.equal(values["cotangent"], values["step2.cotangent"])
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_real_values_of_torch_s_own_kernels_are_within_every_bound(activation: str, dtype: str) -> None:
+    """Judged from what was held, operation by operation, for a layer of one process."""
+    for seed in range(5):
+        case = mlp_case(leading=(7,), sequence_dim=0, dtype=dtype, activation=activation, values=(("real", seed),))
+        found = train_with_torch(case, DTYPES[dtype])
+        for name, tensor in expect_held(case, 0, held_of(case, found)).tensors.items():
+            allowed = 0 if tensor.allowed is None else tensor.allowed
+            assert bool(((found[name].double() - tensor.value).abs() <= allowed).all()), name
+
+
+# ------------------------------------------------------------------------------------------------
+# training
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.25])
+def test_two_steps_of_sgd_are_exact_in_float32_and_float64(dtype: str, momentum: float, weight_decay: float) -> None:
+    """On two ranks: the bias of three would have to stay a multiple of three."""
+    case = training_case(world_size=2, dtype=dtype, momentum=momentum, weight_decay=weight_decay)
+    found = train_with_torch(case, DTYPES[dtype])
+    expected = expect_held(case, 0, held_of(case, found)).tensors
+
+    assert all(tensor.allowed is None for tensor in expected.values())
+    assert all(torch.equal(expected[name].value, found[name].double()) for name in expected)
+
+
+@pytest.mark.parametrize("mode", ["dense", "real"])
+@pytest.mark.parametrize(
+    ("dtype", "fields"),
+    [
+        ("float32", {"optimizer": "adamw", "steps": 3, "weight_decay": 0.01}),
+        ("bfloat16", {"optimizer": "adamw", "steps": 3, "lr": 0.1}),
+        ("float16", {"momentum": 0.9, "weight_decay": 0.01, "lr": 0.1}),
+        ("bfloat16", {"momentum": 0.5, "weight_decay": 0.25}),
+        ("float64", {"momentum": 0.9, "lr": 0.1, "steps": 3}),
+    ],
+)
+def test_torch_s_own_training_is_within_every_bound(dtype: str, fields: dict[str, object], mode: str) -> None:
+    for seed in range(3):
+        case = training_case(dtype=dtype, values=((mode, seed),), **fields)
+        found = train_with_torch(case, DTYPES[dtype])
+        expected = expect_held(case, 0, held_of(case, found)).tensors
+        assert tuple(expected) == case.answer_names()
+        for name, tensor in expected.items():
+            allowed = 0 if tensor.allowed is None else tensor.allowed
+            assert bool(((found[name].double() - tensor.value).abs() <= allowed).all()), name
+
+
+def test_an_error_of_one_step_is_not_handed_on_to_the_next() -> None:
+    """The second step is right from a wrong state: only what is wrong differs."""
+    case = training_case(world_size=2)
+    right = train_with_torch(case, torch.float32)
+    wrong = dict(right, **{"step1.param.in_proj.weight": right["step1.param.in_proj.weight"] + 1})
+    expected = expect_held(case, 0, held_of(case, wrong)).tensors
+
+    assert torch.equal(expected["step1.param.in_proj.weight"].value, right["step1.param.in_proj.weight"].double())
+    moved = (draw(case, 0)["step2.x"].double() @ torch.ones(3, 5, dtype=torch.float64)).reshape(2, 4, 5)
+    difference = expected["step2.capture.in_proj.output"].value - right["step2.capture.in_proj.output"].double()
+    assert torch.equal(difference, moved)
+
+
+def test_the_first_step_of_exact_data_is_not_judged_from_what_was_held() -> None:
+    """However wrong a capture is, the output must be right."""
+    case = mlp_case()
+    right = train_with_torch(case, torch.float32)
+    wrong = dict(right, **{"capture.out_proj.input": right["capture.out_proj.input"] * float("nan")})
+
+    expected = expect_held(case, 0, held_of(case, wrong)).tensors
+    assert torch.equal(expected["output"].value, right["output"].double())
+
+
+def test_what_ranks_do_not_hold_is_taken_from_the_reference() -> None:
+    """A rank without a tensor, and ranks that disagree on its layout, make no operand."""
+    case = training_case(world_size=2)
+    held = held_of(case, train_with_torch(case, torch.float32))
+    without = {rank: {n: p for n, p in tensors.items() if rank == 0 or "step1.param" not in n}
+               for rank, tensors in held.items()}  # fmt: skip
+    misplaced = {**held, 1: {name: dataclasses.replace(placed, layout=case.layouts()["in_proj.weight"])
+                             if "step1.param" in name else placed for name, placed in held[1].items()}}  # fmt: skip
+    right = expect_held(case, 0, held).tensors
+
+    for broken in (without, misplaced):
+        tensors = expect_held(case, 0, broken).tensors
+        assert all(torch.equal(tensors[name].value, right[name].value) for name in right)

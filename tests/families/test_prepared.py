@@ -1,0 +1,76 @@
+"""Prepared modules: the case, the layouts it passes through, and the collectives that these are documented to take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.tensor import parallel
+
+from equivtest.collective import Collective
+from equivtest.errors import Misuse, Unsupported
+from equivtest.families.redistribute.prepared.case import PreparedCase
+from equivtest.families.redistribute.prepared.subject import plan_of
+from equivtest.kit.oracle import expect
+from equivtest.kit.oracle.collectives import document
+from equivtest.kit.values import draw
+from equivtest.layout import Layout, Replicate, Shard
+
+
+def case_of(**fields: Any) -> PreparedCase:
+    """Four by three, rows divided among two ranks, to be whole."""
+    base = {"world_size": 2, "shape": (4, 3), "source": ("shard(0)",), "target": ("replicate",)}
+    return PreparedCase(**{**base, **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"style": "both"}, "style must be one of input, output, input_output, got 'both'"),
+        ({"mesh": (2, 1), "source": ("replicate",) * 2, "target": ("replicate",) * 2}, "on a mesh of one axis, got"),
+        ({"road": "local"}, "road and cotangent are those of a module: leave them"),
+        ({"source": ("partial(sum)",), "target": ("partial(sum)",)}, "target and middle must be replicate or shard"),
+        ({"source": ("partial(avg)",)}, r"source must be replicate, shard\(DIM\) or partial\(sum\), got 'partial\(avg"),
+        ({"style": "output", "as_kwarg": True}, "as_kwarg is for what prepares inputs"),
+        ({"middle": "shard(1)"}, "middle and use_local_input are for style 'input_output'"),
+        ({"source": ("shard(1)",)}, r"\(4, 3\) is uneven: set x_is_dtensor=True"),
+        (
+            {"style": "input_output", "middle": "shard(1)", "use_local_input": True},
+            r"\(4, 3\) is uneven under shard\(1\): set use_local_input=False",
+        ),
+    ],
+)
+def test_what_is_no_prepared_module_is_named(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(Misuse, match=message):
+        case_of(**fields)
+
+
+def test_the_output_is_x_under_the_target_and_the_gradient_the_cotangent_under_the_source() -> None:
+    case = case_of(values=(("special", 3),))
+    given, expected = draw(case, 0), expect(case, 0).tensors
+
+    assert torch.equal(expected["output"].bits.nan_to_num(), given["x"].nan_to_num())  # type: ignore[union-attr]
+    assert expected["output"].layout == Layout((Replicate(),)) and expected["output"].allowed is None
+    assert expected["grad.x"].layout == Layout((Shard(0),)) and expected["grad.x"].bits is not None
+
+
+def test_the_gradient_of_a_partial_sum_is_whole() -> None:
+    assert case_of(source=("partial(sum)",)).layouts()["grad.x"] == Layout((Replicate(),))
+
+
+def test_each_step_there_and_back_takes_its_collective() -> None:
+    """Twelve numbers of four bytes, of which each rank has half; what is whole is divided for nothing."""
+    case = case_of(style="input_output", target=("shard(0)",))
+    gathered, reduced = Collective("all_gather", 24, "forward"), Collective("all_reduce", 48, "forward")
+
+    assert document(case, 0) == (gathered, Collective("all_gather", 24, "backward"))
+    assert document(case_of(source=("partial(sum)",), requires_grad=()), 1) == (reduced,)
+
+
+def test_a_style_that_a_release_has_not_is_not_supported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of torch 2.6; the subjects themselves can be imported there."""
+    monkeypatch.delattr(parallel, "PrepareModuleInputOutput")
+
+    with pytest.raises(Unsupported, match=r"torch 2\..* has no PrepareModuleInputOutput"):
+        plan_of(PreparedCase(world_size=2, style="input_output"))

@@ -1,0 +1,195 @@
+"""Perceptrons whose two layers have one weight: the case, its exact values, the oracle, and our ZeRO-3's fetches."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from equivtest.errors import Misuse
+from equivtest.families.training.data_parallel.case import STYLES, DataParallelCase
+from equivtest.families.training.deepspeed.case import EngineCase
+from equivtest.families.training.deepspeed.strategy import engine_cases
+from equivtest.families.training.sequence.case import MlpCase
+from equivtest.families.training.two_axes.case import TwoAxisCase
+from equivtest.families.training.zero3.subject.engine import Engine
+from equivtest.families.zero3.fetch.subject import Fetch, PartitionedParameter, Status
+from equivtest.kit.case import from_code, from_data, to_data
+from equivtest.kit.oracle import expect, expect_held
+from equivtest.tensors import DTYPES
+from tests.drawing import SPACE, STRATEGIES, drawn
+from tests.test_mlp import BOTH, SETTINGS, SIZES, held_of, train_with_torch
+
+ALL = ("x", "in_proj.weight", "in_proj.bias", "out_proj.bias")
+EXACT = ("dense", "wide-x", "wide-g")
+FAMILIES = ("ddp", "fsdp2", "zero3", "hsdp")
+
+
+def tied_case(**fields: Any) -> DataParallelCase:
+    """Three ranks, two micro-batches of two rows each; a weight of 9 or 15 elements."""
+    hidden = 5 if fields.get("tied") == "transposed" else 3
+    return DataParallelCase(**{"world_size": 3, "leading": (2,), "micro_batches": 2, "in_features": 3,
+                               "hidden_features": hidden, "out_features": 3, "biases": BOTH, "requires_grad": ALL,
+                               "tied": "same", **fields})  # fmt: skip
+
+
+@st.composite
+def exact_cases(draw_from: st.DrawFn) -> DataParallelCase:
+    tied, size = draw_from(st.sampled_from(("same", "transposed"))), draw_from(st.sampled_from(SIZES))
+    return tied_case(
+        tied=tied,
+        world_size=draw_from(st.sampled_from((1, 2, 3, 4, 5, 6, 8))),
+        style=draw_from(st.sampled_from(STYLES)),
+        micro_batches=draw_from(st.sampled_from((1, 2, 3))),
+        in_features=size,
+        hidden_features=size if tied == "same" else draw_from(st.sampled_from(SIZES)),
+        out_features=size,
+        dtype=draw_from(st.sampled_from(tuple(DTYPES))),
+        values=((draw_from(st.sampled_from(EXACT)), draw_from(st.integers(0, 2**40))),),
+    )
+
+
+def test_a_tied_weight_is_one_parameter_that_is_answered_at_both_places() -> None:
+    case = tied_case(optimizer="sgd", steps=2, momentum=0.5)
+
+    assert case.parameter_names() == ("in_proj.weight", "in_proj.bias", "out_proj.bias")
+    assert {"param.out_proj.weight", "step2.param.out_proj.weight", "storages"} <= set(case.answer_names())
+    assert not {"out_proj.weight", "grad.out_proj.weight", "step1.momentum.out_proj.weight"} & set(case.shapes())
+    assert case.layouts()["param.out_proj.weight"] == case.layouts()["param.in_proj.weight"]
+    assert from_code(repr(case)) == from_data(to_data(case)) == case
+
+
+def test_a_step_that_stops_at_the_hidden_activation_still_gives_a_tied_weight_a_gradient() -> None:
+    """That of its second use alone."""
+    case = tied_case(optimizer="sgd", steps=3, stopped_steps=(2,), requires_grad=("x", "in_proj.weight"))
+    found = train_with_torch(case, torch.float64)
+
+    assert case.graded_parameters(2) == ("in_proj.weight",)
+    assert torch.equal(expect(case, 0).tensors["step2.grad.in_proj.weight"].value, found["step2.grad.in_proj.weight"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"tied": "twice"}, "tied must be one of '', 'same', 'transposed', got 'twice'"),
+        ({"out_features": 2}, r"as many features everywhere, got \(3, 3, 2\)"),
+        ({"tied": "transposed", "out_features": 2}, r"in_features as many as out_features, got \(3, 5, 2\)"),
+        ({"values": (("wide-in", 0),)}, "a tied weight meets itself: use another mode than wide-in"),
+        ({"requires_grad": ("out_proj.weight",)}, "requires_grad must list some of x, in_proj.weight, in_proj.bias"),
+    ],
+)
+def test_what_cannot_be_tied_is_refused_by_name(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(Misuse, match=message):
+        tied_case(**fields)
+
+
+def test_weights_that_tensor_parallelism_shards_on_dims_of_their_own_are_not_tied() -> None:
+    tied = {"world_size": 1, "tied": "same", "requires_grad": ("in_proj.weight",)}
+
+    for make in (MlpCase, TwoAxisCase):
+        with pytest.raises(Misuse, match="leave tied out"):
+            make(**tied)
+
+
+@given(case=exact_cases())
+@SETTINGS
+def test_autograd_agrees_with_exact_data_in_float64_and_in_the_case_s_own_dtype(case: DataParallelCase) -> None:
+    expected = expect(case, 0).tensors
+
+    assert tuple(expected) == case.answer_names()
+    assert all(tensor.allowed is None for tensor in expected.values())
+    for dtype in (torch.float64, DTYPES[case.dtype]):
+        second = train_with_torch(case, dtype)
+        assert all(torch.equal(expected[name].value, second[name].double()) for name in expected)
+
+
+@pytest.mark.parametrize("tied", ["same", "transposed"])
+@pytest.mark.parametrize("mode", ["dense", "real"])
+@pytest.mark.parametrize(
+    ("dtype", "fields"),
+    [
+        ("float32", {"optimizer": "adamw", "steps": 3, "weight_decay": 0.01}),
+        ("bfloat16", {"optimizer": "sgd", "steps": 2, "momentum": 0.5, "clip_norm": 16.0}),
+        ("float16", {"optimizer": "sgd", "steps": 2, "momentum": 0.9, "lr": 0.1}),
+        ("float64", {"optimizer": "sgd", "steps": 4, "stopped_steps": (2, 3), "weight_decay": 0.25}),
+    ],
+)
+def test_training_on_the_whole_batch_is_within_every_bound(
+    dtype: str, fields: dict[str, object], mode: str, tied: str
+) -> None:
+    case = tied_case(tied=tied, dtype=dtype, values=((mode, 3),), **fields)
+    found = train_with_torch(case, DTYPES[dtype])
+    for name, tensor in expect_held(case, 0, held_of(case, found)).tensors.items():
+        allowed = 0 if tensor.allowed is None else tensor.allowed
+        assert bool(((found[name].double() - tensor.value).abs() <= allowed).all()), name
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_quarter_of_the_cases_is_tied_either_way(name: str) -> None:
+    cases = [case for number in range(2) for case in drawn(STRATEGIES[name](SPACE), 60, number=number)]
+    tied = [case for case in cases if case.tied]  # type: ignore[attr-defined]
+
+    assert len(cases) / 8 < len(tied) < len(cases) / 2
+    assert {case.tied for case in tied} == {"same", "transposed"}  # type: ignore[attr-defined]
+
+
+def test_weights_of_an_engine_are_tied_too_and_those_of_tensor_parallelism_never() -> None:
+    assert {case.tied for case in drawn(engine_cases(SPACE), 60)} == {"", "same", "transposed"}
+    assert not any(case.tied for case in drawn(STRATEGIES["fsdp2_tp"](SPACE), 60))  # type: ignore[attr-defined]
+    assert EngineCase(world_size=1, tied="same", requires_grad=("in_proj.weight",)).tied
+
+
+class Three(nn.Module):
+    """The first and the last of three layers have one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (nn.Linear(2, 2, bias=bias) for bias in (False, True, True))
+        self.third.weight = self.first.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.third(self.second(self.first(x)))
+        return found
+
+
+def test_a_weight_of_two_layers_is_fetched_once_in_each_direction_and_released_in_the_end() -> None:
+    """What lies between them comes and goes: elements of each fetch, forward and backward."""
+    module, fetched = Three(), list[int]()
+    right = [parameter.detach().clone() for parameter in module.parameters()]
+
+    def fetch_here(parameters: Sequence[PartitionedParameter], mesh: object) -> Fetch:
+        fetched.append(sum(parameter.numel for parameter in parameters))
+        for parameter in parameters:
+            assert parameter.status is Status.NOT_AVAILABLE
+            parameter.whole = parameter.partition.view(parameter.shape)
+        return Fetch(parameters, None, lambda: None)
+
+    mesh: Any = SimpleNamespace(size=lambda: 1, get_local_rank=lambda: 0)
+    engine = Engine(module, mesh, fetch_here, padding=float("nan"))
+    x = torch.ones(1, 2, requires_grad=True)
+    engine.gradients.average = lambda gradient: gradient.reshape(-1)  # type: ignore[method-assign]
+    engine.backward(module(x), torch.ones(1, 2))
+
+    assert fetched == [4, 6, 2, 6, 6]
+    assert not any(layer.is_available for layer in engine.layers.values())
+    assert set(engine.gradients.partitions) == {"first.weight", "second.weight", "second.bias", "third.bias"}
+    weight, middle, bias, last = (tensor.requires_grad_() for tensor in right)
+    ones = torch.ones(1, 2)
+    (((ones @ weight.T) @ middle.T + bias) @ weight.T + last).sum().backward()
+    assert weight.grad is not None
+    assert torch.equal(engine.gradients.partitions["first.weight"], weight.grad.reshape(-1))
+
+
+def test_a_case_without_a_tie_is_as_it_was() -> None:
+    tied = tied_case()
+    free = dataclasses.replace(tied, tied="", requires_grad=("x", "in_proj.weight", "out_proj.weight"))
+
+    assert set(free.answer_names()) - set(tied.answer_names()) == {"grad.out_proj.weight"}
+    assert "storages" not in free.answer_names()

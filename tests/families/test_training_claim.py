@@ -1,0 +1,174 @@
+"""trains_like_unsharded: seen to hold, and to fail, on hand-made replies; and what ranks held, put together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from equivtest.check import default_claims, judge_replies
+from equivtest.kit.case import Case
+from equivtest.kit.oracle import expect_held
+from equivtest.kit.oracle.held import whole
+from equivtest.layout import Layout, Partial, Replicate, Shard
+from equivtest.ranks.reply import Answer, Reply
+from equivtest.tensors import Placed
+from equivtest.verdicts.claims import (
+    Claim,
+    Judgement,
+    equals_unsharded,
+    gradients_equal_unsharded,
+    keeps_layout_of_parameter,
+    trains_like_unsharded,
+)
+from tests.replies import answers_of, drop_tensor, set_element, set_tensor
+from tests.test_mlp import held_of, mlp_case, train_with_torch, training_case
+
+CASE = training_case(momentum=0.5)
+SHARDED = Layout((Shard(0),))
+
+
+def replies_of(case: Case) -> list[Reply]:
+    """What ranks answer that train as one process does, in the case's dtype."""
+    held = held_of(case, train_with_torch(case, torch.float32))  # type: ignore[arg-type]
+    return [Reply(rank, "answered", (Answer(tensors),)) for rank, tensors in held.items()]
+
+
+def judge(claim: Claim, replies: Sequence[Reply]) -> Judgement:
+    answers = answers_of(replies)
+    expected = expect_held(CASE, 0, {rank: answer.tensors for rank, answer in answers.items()})
+    return claim.judge(CASE, expected, answers)
+
+
+def wrong_tensors(judgement: Judgement) -> list[str]:
+    return [mismatch.tensor for mismatch in judgement.mismatches]
+
+
+def test_it_holds_of_ranks_that_train_as_one_process_does() -> None:
+    judgement = judge(trains_like_unsharded, replies_of(CASE))
+
+    assert (judgement.kind, judgement.mismatches) == ("holds", ())
+    assert judgement.agreeing == tuple(name for name in CASE.answer_names() if name.startswith("step"))
+
+
+@pytest.mark.parametrize(
+    "name", ["step2.output", "step2.grad.x", "step2.capture.in_proj.input", "step2.param.out_proj.bias"]
+)
+def test_a_wrong_element_of_a_later_step_fails_alone(name: str) -> None:
+    """By value, and under no other claim; nothing follows from these."""
+    replies = set_element(replies_of(CASE), 0, name, (0,) * len(CASE.shapes()[name]), 77.0)
+    judgement = judge(trains_like_unsharded, replies)
+
+    assert (judgement.kind, wrong_tensors(judgement)) == ("value", [name])
+    assert judge(equals_unsharded, replies).kind == judge(gradients_equal_unsharded, replies).kind == "holds"
+
+
+def test_a_wrong_state_fails_once_and_what_follows_from_it_is_right() -> None:
+    """A parameter that is off after the first update: the second step, computed from it, is judged from it."""
+    case = training_case(world_size=2)
+    right = train_with_torch(case, torch.float32)
+    wrong = dict(right, **{"step1.param.out_proj.bias": right["step1.param.out_proj.bias"] + 4})
+    wrong["step2.output"] = right["step2.output"] + 4
+    wrong["step2.param.out_proj.bias"] = right["step2.param.out_proj.bias"] + 4
+    held = held_of(case, wrong)
+    answers = {rank: Answer(tensors) for rank, tensors in held.items()}
+    judgement = trains_like_unsharded.judge(case, expect_held(case, 0, held), answers)
+
+    assert (judgement.kind, wrong_tensors(judgement)) == ("value", ["step1.param.out_proj.bias"])
+
+
+def test_an_update_that_did_not_come_about_fails_by_shape() -> None:
+    judgement = judge(trains_like_unsharded, drop_tensor(replies_of(CASE), 1, "step1.param.in_proj.weight"))
+
+    assert (judgement.kind, wrong_tensors(judgement)) == ("shape", ["step1.param.in_proj.weight"])
+
+
+def test_a_wrong_first_step_is_the_business_of_other_claims() -> None:
+    replies = set_element(replies_of(CASE), 0, "output", (0, 0, 0), 77.0)
+
+    assert judge(trains_like_unsharded, replies).kind == "holds"
+    assert wrong_tensors(judge(equals_unsharded, replies)) == ["output"]
+
+
+def test_a_wrong_capture_tells_what_came_before_the_output() -> None:
+    replies = set_element(replies_of(CASE), 0, "capture.in_proj.output", (0, 0, 0), 77.0)
+    replies = set_element(replies, 0, "grad.out_proj.input", (0, 0, 0), 77.0)
+
+    assert wrong_tensors(judge(equals_unsharded, replies)) == ["capture.in_proj.output"]
+    assert wrong_tensors(judge(gradients_equal_unsharded, replies)) == ["grad.out_proj.input"]
+
+
+def test_an_activation_may_have_any_layout_and_a_later_gradient_may_not() -> None:
+    """The layout that counts is the parameters'."""
+    replies = replies_of(CASE)
+    for name in ("capture.out_proj.input", "step2.grad.in_proj.weight"):
+        for rank in range(3):
+            replies = set_tensor(replies, rank, name, layout=Layout((Replicate(),)))
+
+    assert wrong_tensors(judge(keeps_layout_of_parameter, replies)) == ["step2.grad.in_proj.weight"]
+
+
+def test_training_is_claimed_by_default_of_cases_that_train_alone() -> None:
+    assert trains_like_unsharded in default_claims(CASE)
+    assert trains_like_unsharded not in default_claims(mlp_case())
+
+
+def test_the_one_door_judges_training_from_what_the_ranks_held() -> None:
+    """Real values round: each rank's own state is what the next step is judged from."""
+    case = training_case(values=(("real", 0),), lr=0.1)
+    verdicts = judge_replies("any", case, replies_of(case))
+
+    assert {verdict.kind for verdict in verdicts if verdict.claim == trains_like_unsharded.name} == {"holds"}
+    assert max(verdict.margin for verdict in verdicts) > 0
+
+
+# ------------------------------------------------------------------------------------------------
+# what ranks held
+
+
+def held(*locals_: torch.Tensor, layout: Layout = SHARDED) -> dict[int, dict[str, Placed]]:
+    return {rank: {"t": Placed(local, layout)} for rank, local in enumerate(locals_)}
+
+
+def test_shards_are_put_together_in_the_order_of_the_ranks() -> None:
+    found = whole(held(torch.tensor([1.0, 2.0]), torch.tensor([3.0])), "t", (3,), (2,))
+
+    assert found is not None and found.dtype == torch.float64
+    assert found.tolist() == [1.0, 2.0, 3.0]
+
+
+def test_operands_are_added_in_float64() -> None:
+    """In bfloat16 256 + 1 is 256."""
+    parts = (torch.tensor([256.0], dtype=torch.bfloat16), torch.tensor([1.0], dtype=torch.bfloat16))
+    found = whole(held(*parts, layout=Layout((Partial(),))), "t", (1,), (2,))
+
+    assert found is not None and found.item() == 257.0
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {0: {}, 1: {}},
+        {0: {"t": Placed(torch.zeros(2), SHARDED)}, 1: {}},
+        held(torch.zeros(2), torch.zeros(2)),
+        held(torch.zeros(2), torch.zeros(1, dtype=torch.float64)),
+        {0: {"t": Placed(torch.zeros(2), SHARDED)}, 1: {"t": Placed(torch.zeros(3), Layout((Replicate(),)))}},
+    ],
+    ids=["nowhere", "on one rank", "of a wrong shape", "of two dtypes", "under two layouts"],
+)
+def test_what_does_not_fit_together_is_no_operand(broken: dict[int, dict[str, Placed]]) -> None:
+    assert whole(broken, "t", (3,), (2,)) is None
+
+
+def test_a_layout_of_another_mesh_is_no_operand() -> None:
+    two_axes = Layout((Shard(0), Replicate()))
+
+    assert whole(held(torch.zeros(2), torch.zeros(1), layout=two_axes), "t", (3,), (2,)) is None
+
+
+def test_of_replicas_the_lowest_rank_s_counts() -> None:
+    replicas = held(torch.tensor([1.0]), torch.tensor([2.0]), layout=Layout((Replicate(),)))
+    found = whole(replicas, "t", (1,), (2,))
+
+    assert found is not None and found.item() == 1.0

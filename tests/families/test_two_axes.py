@@ -1,0 +1,245 @@
+"""Perceptrons on a mesh of two axes: the case, where its parameters lie, and an oracle with a second opinion."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from equivtest.check import DEFAULT_CLAIMS, judge
+from equivtest.errors import Misuse
+from equivtest.families.training.case import EXACT_MODES
+from equivtest.families.training.two_axes.case import TWO_AXIS_STYLES, TwoAxisCase
+from equivtest.families.training.two_axes.strategy import two_axis_meshes
+from equivtest.kit.case import from_code, from_data, to_data
+from equivtest.kit.oracle import expect, expect_held
+from equivtest.kit.oracle.collectives import document
+from equivtest.layout import Replicate, Shard, local_box
+from equivtest.ranks.pool import Pool
+from equivtest.tensors import DTYPES
+from equivtest.verdicts.claims import trains_like_unsharded, uses_only_collectives
+from tests.test_mlp import ALL, BOTH, SETTINGS, SIZES, held_of, train_with_torch
+
+
+def two_axis_case(**fields: Any) -> TwoAxisCase:
+    """Two by two ranks, two micro-batches of two rows each, parameters of 15, 5, 10 and 2 elements."""
+    return TwoAxisCase(**{"world_size": 4, "mesh": (2, 2), "leading": (2,), "micro_batches": 2, "in_features": 3,
+                          "hidden_features": 5, "out_features": 2, "biases": BOTH, "requires_grad": ALL,
+                          "use_local_output": False, **fields})  # fmt: skip
+
+
+@st.composite
+def exact_cases(draw_from: st.DrawFn) -> TwoAxisCase:
+    sizes = st.sampled_from(SIZES)
+    mesh = draw_from(st.sampled_from(((1, 1), (2, 2), (2, 3), (3, 2), (1, 5), (4, 1))))
+    return two_axis_case(
+        world_size=mesh[0] * mesh[1],
+        mesh=mesh,
+        style=draw_from(st.sampled_from(TWO_AXIS_STYLES)),
+        micro_batches=draw_from(st.sampled_from((1, 2, 3))),
+        in_features=draw_from(sizes),
+        hidden_features=draw_from(sizes),
+        out_features=draw_from(sizes),
+        dtype=draw_from(st.sampled_from(tuple(DTYPES))),
+        values=((draw_from(st.sampled_from(EXACT_MODES)), draw_from(st.integers(0, 2**40))),),
+    )
+
+
+def test_a_row_of_the_mesh_gathers_a_weight_by_columns_without_padding() -> None:
+    """Of 5 x 4 in_proj.weight two ranks hold 10 elements each; by rows they would hold 3 of 5, 12."""
+    case = two_axis_case(style="hsdp", in_features=4, by_columns=("in_proj.weight",), biases=(),
+                         requires_grad=("in_proj.weight",), records=True)  # fmt: skip
+    gathered = [call.size_bytes for call in document(case, 0) if call.kind == "all_gather"]
+
+    assert case.layouts()["grad.in_proj.weight"].placements == (Replicate(), Shard(1))
+    assert set(gathered) == {10 * 4, 5 * 4}
+
+
+@pytest.mark.parametrize("style", TWO_AXIS_STYLES)
+def test_a_case_survives_code_and_json(style: str) -> None:
+    case = two_axis_case(style=style, optimizer="sgd", steps=2)
+
+    assert from_code(repr(case)) == case
+    assert from_data(to_data(case)) == case
+
+
+def test_the_second_axis_divides_the_hidden_features_before_the_first_does() -> None:
+    """5 over two ranks of a row is 3 and 2; then each of these over the two rows: 2, 1 and 1, 1."""
+    case = two_axis_case()
+    layout = case.layouts()["param.in_proj.weight"]
+
+    boxes = [local_box((5, 3), layout, (2, 2), rank)[0] for rank in range(4)]
+    assert boxes == [(0, 2), (3, 4), (2, 3), (4, 5)]
+
+
+def test_a_row_parallel_weight_is_divided_on_each_dim_by_one_axis_and_its_bias_by_one_alone() -> None:
+    layouts = two_axis_case().layouts()
+
+    assert layouts["param.out_proj.weight"].placements == (
+        Shard(0),
+        Shard(1),
+    )
+    assert layouts["grad.out_proj.bias"].placements == (Shard(0), Replicate())
+
+
+def test_every_rank_of_a_row_takes_the_same_rows_of_the_batch() -> None:
+    case = two_axis_case()
+
+    assert case.shapes()["x"] == (2 * 2 * 2, 3)
+    assert case.layouts()["x"].placements == case.layouts()["grad.x"].placements == (Shard(0), Replicate())
+    assert case.layouts()["grad.in_proj.output"].placements == (Shard(0), Shard(1))
+
+
+def test_under_hsdp_every_rank_takes_rows_of_its_own_and_rows_of_the_mesh_hold_the_same() -> None:
+    case = two_axis_case(style="hsdp")
+
+    assert case.shapes()["x"] == (4 * 2 * 2, 3)
+    assert case.layouts()["x"].placements == (Shard(0), Shard(0))
+    assert case.layouts()["grad.out_proj.weight"].placements == (Replicate(), Shard(0))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"style": "fsdp2"}, "style must be one of 'fsdp2_tp', 'hsdp', got 'fsdp2'"),
+        ({"mesh": (4,)}, "mesh must have two axes of one rank or more"),
+        ({"mesh": (4, 0)}, "mesh must have two axes of one rank or more"),
+        ({"mesh": (2, 3)}, "mesh must have 4 ranks"),
+        ({"members": (3, 2, 1, 0)}, "members go with a mesh of one axis"),
+        ({"use_local_output": True}, "5 hidden features on 2 ranks are uneven: set use_local_output=False"),
+    ],
+)
+def test_what_is_no_case_is_refused_by_name(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(Misuse, match=message):
+        two_axis_case(**fields)
+
+
+def test_a_rank_may_be_left_without_hidden_features() -> None:
+    with_none = {size for size in range(1, 8) if two_axis_case(hidden_features=size).has_rank_without_hidden}
+
+    assert with_none == {1}
+    assert two_axis_case(world_size=3, mesh=(1, 3), hidden_features=4).has_rank_without_hidden
+    assert not two_axis_case(style="hsdp", hidden_features=1).has_rank_without_hidden
+
+
+def test_of_six_ranks_most_meshes_have_several_on_both_axes() -> None:
+    meshes = two_axis_meshes(6, "fsdp2_tp")
+
+    assert set(meshes) == {(1, 6), (2, 3), (3, 2), (6, 1)}
+    assert sum(1 not in mesh for mesh in meshes) > len(meshes) / 2
+
+
+@given(case=exact_cases())
+@SETTINGS
+def test_float64_autograd_agrees_with_exact_data_in_every_tensor(case: TwoAxisCase) -> None:
+    expected, second = expect(case, 0).tensors, train_with_torch(case, torch.float64)
+
+    assert tuple(expected) == case.answer_names()
+    assert all(tensor.allowed is None for tensor in expected.values())
+    assert all(torch.equal(expected[name].value, second[name]) for name in expected)
+
+
+@pytest.mark.parametrize("mode", ["dense", "real"])
+@pytest.mark.parametrize("style", TWO_AXIS_STYLES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_training_on_the_whole_batch_is_within_every_bound(dtype: str, style: str, mode: str) -> None:
+    case = two_axis_case(style=style, dtype=dtype, optimizer="sgd", steps=3, momentum=0.9, lr=0.1, values=((mode, 3),))
+    found = train_with_torch(case, DTYPES[dtype])
+    expected = expect_held(case, 0, held_of(case, found)).tensors
+
+    assert tuple(expected) == case.answer_names()
+    for name, tensor in expected.items():
+        allowed = 0 if tensor.allowed is None else tensor.allowed
+        assert bool(((found[name].double() - tensor.value).abs() <= allowed).all()), name
+
+
+# ------------------------------------------------------------------------------------------------
+# Collectives
+
+
+def documented(rank: int, **fields: Any) -> Counter[str]:
+    case = two_axis_case(**{"style": "hsdp", "micro_batches": 1, "records": True, **fields})
+    return Counter(str(call) for call in document(case, rank))
+
+
+def test_each_row_gathers_and_scatters_and_each_column_reduces() -> None:
+    """By hand: of rows of 5 a rank holds 3, of 2 one: 3 x 3 + 3 numbers of in_proj, 5 + 1 of out_proj."""
+    assert documented(3) == {
+        "forward all_gather of 48 bytes on processes 2, 3": 1,
+        "backward all_gather of 48 bytes on processes 2, 3": 1,
+        "forward all_gather of 24 bytes on processes 2, 3": 1,
+        "backward all_gather of 24 bytes on processes 2, 3": 1,
+        "backward reduce_scatter of 96 bytes on processes 2, 3": 1,
+        "backward reduce_scatter of 48 bytes on processes 2, 3": 1,
+        "backward all_reduce of 48 bytes on processes 1, 3": 1,
+        "backward all_reduce of 24 bytes on processes 1, 3": 1,
+    }
+
+
+def test_a_column_of_one_rank_reduces_by_itself_and_a_row_of_one_gathers_nothing() -> None:
+    alone = documented(1, world_size=2, mesh=(1, 2), reshards=False, requires_grad=("out_proj.bias",))
+    whole = documented(0, world_size=2, mesh=(2, 1), requires_grad=("out_proj.bias",))
+
+    assert alone["backward all_reduce of 4 bytes on processes 1"] == 1 and alone.total() == 4
+    assert whole == {"backward all_reduce of 8 bytes": 1}
+
+
+def test_rows_reduce_the_output_and_the_gradient_of_x_and_columns_gather_and_scatter() -> None:
+    """By hand: of 5 hidden features the second column has 2, a rank of it one; 2 tokens of 2 features out and 3 in."""
+    assert documented(3, style="fsdp2_tp", requires_grad=("x", *ALL[1:])) == {
+        "forward scatter of 0 bytes on processes 2, 3": 3,
+        "forward broadcast of 8 bytes on processes 2, 3": 1,
+        "forward all_reduce of 16 bytes on processes 2, 3": 1,
+        "backward all_reduce of 24 bytes on processes 2, 3": 1,
+        "forward all_gather of 16 bytes on processes 1, 3": 1,
+        "backward all_gather of 16 bytes on processes 1, 3": 1,
+        "forward all_gather of 12 bytes on processes 1, 3": 1,
+        "backward all_gather of 12 bytes on processes 1, 3": 1,
+        "backward reduce_scatter of 32 bytes on processes 1, 3": 1,
+        "backward reduce_scatter of 24 bytes on processes 1, 3": 1,
+    }
+
+
+def test_the_first_rank_of_a_row_scatters_what_is_divided_padding_included() -> None:
+    """Six hidden features instead of five, of 3 features in and 2 out."""
+    calls = documented(2, style="fsdp2_tp")
+
+    assert [calls[f"forward scatter of {size} bytes on processes 2, 3"] for size in (72, 24, 48)] == [1, 1, 1]
+
+
+def test_an_axis_of_one_rank_takes_nothing_but_what_is_handed_out() -> None:
+    row = documented(0, style="fsdp2_tp", world_size=2, mesh=(2, 1), reshards=False)
+    column = documented(0, style="fsdp2_tp", world_size=2, mesh=(1, 2))
+
+    assert not any("all_reduce" in call for call in row) and row.total() == 4 + 2 * 2
+    assert not any("all_gather" in call or "reduce_scatter" in call for call in column)
+
+
+def test_no_collectives_are_documented_where_gradients_are_clipped() -> None:
+    for style in TWO_AXIS_STYLES:
+        clips: dict[str, Any] = {"optimizer": "sgd", "steps": 2, "clip_norm": 1.0, "requires_grad": ALL[1:]}
+        with pytest.raises(Misuse, match="of two axes without clipping, are documented: set records=False"):
+            two_axis_case(style=style, records=True, **clips)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("mesh", [(2, 3), (3, 2)])
+@pytest.mark.parametrize("style", TWO_AXIS_STYLES)
+def test_torch_trains_alike_on_axes_of_two_and_of_three_ranks(style: str, mesh: tuple[int, int], pool: Pool) -> None:
+    """Recorded, and clipped; 7 hidden features are uneven on either axis."""
+    sizes: dict[str, Any] = {"hidden_features": 7, "out_features": 4, "requires_grad": ALL, "optimizer": "sgd"}
+    case = two_axis_case(world_size=6, mesh=mesh, style=style, values=(("dense", 0), ("real", 1)), steps=2, **sizes)
+    claims = (*DEFAULT_CLAIMS, trains_like_unsharded, uses_only_collectives)
+    verdicts = [
+        verdict
+        for each in (replace(case, records=True), replace(case, clip_norm=1.0))
+        for verdict in judge(f"{style}_mlp", each, pool, claims)
+    ]
+
+    assert {verdict.kind for verdict in verdicts} == {"holds"}
+    assert len(verdicts) == 2 * (7 + 6)

@@ -1,0 +1,285 @@
+"""The life of parameters under ZeRO-3: what is a case, what is right, and what store and meter do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from equivtest import limits
+from equivtest.errors import Misuse
+from equivtest.families.zero3.fetch.subject import (
+    DtypeError,
+    Fetcher,
+    StatusError,
+    fetch_by_all_gather,
+    fetch_by_all_reduce,
+)
+from equivtest.families.zero3.lifecycle.case import MAX_OPERATIONS, REFUSALS, VERBS, LifecycleCase
+from equivtest.families.zero3.lifecycle.oracle.model import Model, moments
+from equivtest.families.zero3.lifecycle.subject import NoMemory
+from equivtest.families.zero3.lifecycle.subject.memory import Meter
+from equivtest.families.zero3.lifecycle.subject.store import NeverSavedError, Store
+from equivtest.families.zero3.lifecycle.values import budget
+from equivtest.families.zero3.subject.gradients import Gradients
+from equivtest.kit.oracle import expect
+from equivtest.kit.oracle.collectives import document
+from equivtest.kit.oracle.exact import InexactData
+from equivtest.kit.values import draw
+from equivtest.property import Space
+from equivtest.tensors import SIGNIFICAND_BITS
+from equivtest.verdicts.claims import gradients_equal_unsharded
+from tests.drawing import STRATEGIES, drawn
+from tests.unsharded import unsharded
+
+both = pytest.mark.parametrize("fetcher", [fetch_by_all_gather, fetch_by_all_reduce])
+TWO: dict[str, Any] = {"parameters": ((5,), (2, 2)), "requires_grad": (True, True)}
+
+
+def cases_of(world_size: int, num: int = 40) -> list[LifecycleCase]:
+    """Drawn cases of one world size."""
+    return drawn(STRATEGIES["lifecycle"](Space((world_size,), limits.DTYPES)), num)  # type: ignore[arg-type]
+
+
+# Cases.
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"operations": ()}, "operations must be 1 to 16, got 0"),
+        ({"operations": ("step",) * 17}, "operations must be 1 to 16, got 17"),
+        ({"operations": ("gather 0",)}, "an operation must be one of fetch, launch, fail, .* got 'gather 0'"),
+        ({"operations": ("fetch first",)}, "names parameters by number, got 'fetch first'"),
+        ({"operations": ("fetch",)}, "fetch names a parameter, got 'fetch'"),
+        ({"operations": ("step 0",)}, "step names no parameter, got 'step 0'"),
+        ({"operations": ("use 0 0",)}, "use names each parameter once, got 'use 0 0'"),
+        ({"operations": ("fetch 1",)}, "'fetch 1' names a parameter that is not there"),
+        ({"collective": ""}, "collective must be one of all_gather, all_reduce, got ''"),
+        ({"padding": "zero"}, "padding must be one of nan, large, got 'zero'"),
+        ({"parameters": (), "requires_grad": ()}, "parameters must hold at least one shape"),
+        ({"requires_grad": (True, True)}, "requires_grad must have one flag per parameter: 1, got 2"),
+    ],
+)
+def test_what_is_no_case_is_refused_by_name(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(Misuse, match=message):
+        LifecycleCase(world_size=2, **fields)
+
+
+def test_every_second_parameter_may_have_another_dtype() -> None:
+    case = LifecycleCase(world_size=1, mixed_dtypes=True, **TWO)
+
+    assert [case.dtype_of(0), case.dtype_of(1), replace(case, dtype="float64").dtype_of(1)] == [
+        *("float32", "float64", "float32")
+    ]
+    assert draw(case, 0)["param.1"].dtype == torch.float64
+
+
+def test_sequences_are_long_and_most_operations_are_not_refused() -> None:
+    """Every verb is done and refused, for every reason; half of the sequences have nine operations or more."""
+    sequences = [list(moments(case, 0)) for world_size in (1, 2, 3, 4) for case in cases_of(world_size, 60)]
+    everything = [moment for sequence in sequences for moment in sequence]
+    refused = [moment for moment in everything if moment.refusal != "none"]
+
+    assert {moment.operation.verb for moment in everything if moment.refusal == "none"} == set(VERBS) - {"fail"}
+    assert {moment.operation.verb for moment in refused} == set(VERBS) - {"wait"}
+    assert {moment.refusal for moment in everything} == set(REFUSALS)
+    assert len(refused) < 0.4 * len(everything)
+    assert sum(len(sequence) >= 9 for sequence in sequences) >= 0.5 * len(sequences)
+
+
+def test_gradients_are_judged_only_where_there_are_some() -> None:
+    """A use that is refused gives none, and a frozen parameter has none."""
+    refused = LifecycleCase(world_size=1, operations=("use 0",))
+    frozen = LifecycleCase(world_size=1, operations=("fetch 0", "use 0"), requires_grad=(False,))
+
+    assert not any(name.startswith("grad.") for name in frozen.answer_names())
+    assert gradients_equal_unsharded.judge(refused, expect(refused, 0), {}) is None
+
+
+# Values.
+
+
+@pytest.mark.parametrize("bits", sorted(set(SIGNIFICAND_BITS.values())))
+def test_in_every_world_sums_have_room(bits: int) -> None:
+    """Of one use, of all uses between two steps, and of parameters in units of half."""
+    for world_size in range(1, limits.MAX_WORLD_SIZE + 1):
+        contributing, quotient, largest = budget(world_size, bits)
+        assert 1 <= contributing <= world_size and quotient % 2 == largest % 2 == 1
+        assert world_size * contributing * quotient <= 2**bits
+        assert 2 * largest + MAX_OPERATIONS * contributing * quotient <= 2**bits
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8, 64])
+def test_torch_agrees_with_the_model_in_the_dtype_of_the_case(world_size: int) -> None:
+    """Autograd and SGD, on rows of all ranks, give every bit of what is expected."""
+    for case in cases_of(world_size):
+        right, expected = unsharded(case, 0), expect(case, 0).tensors
+        judged = [name for name in expected if expected[name].dtype != "int64"]
+
+        assert judged and all(torch.equal(right[name].double(), expected[name].value) for name in judged)
+
+
+def test_data_that_could_round_is_refused() -> None:
+    """Of a gradient, whose terms here add up to more than 24 bits hold."""
+    case = LifecycleCase(world_size=3, operations=("fetch 0", "use 0"))
+    given = draw(case, 0)
+    given["op1.cotangent.0"] = torch.tensor([[2.0**24], [2.0**24], [3.0]])
+    model = Model(case, given)
+    fetch, use = case.sequence()
+
+    assert model.run(0, fetch) == "none"
+    with pytest.raises(InexactData, match=r"grad\.0: magnitudes add up to \d+ units, torch.float32 holds 2\*\*24"):
+        model.run(1, use)
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("operations", "refusals"),
+    [
+        (("use 0", "release 0", "update 0", "save 0"), ("status",) * 4),
+        (("fetch 0", "fetch 1 0", "launch 0", "load 0"), ("none", "status", "status", "status")),
+        (("launch 0", "fetch 0", "use 0", "release 0", "wait", "use 0"), ("none", *("status",) * 3, "none", "none")),
+        (("fetch 0 0", "fail 0", "fetch 0", "fail 0"), ("status", "out of memory", "none", "status")),
+        (("load 0", "fetch 0", "save 0", "release 0", "load 0"), ("never saved", *("none",) * 4)),
+        (("fetch 0", "use 0", "step", "release 0", "step"), ("none", "none", "status", "none", "none")),
+        (("step", "wait", "fetch 1", "step"), ("none",) * 4),
+    ],
+)
+def test_an_operation_is_refused_where_a_status_forbids_it(
+    operations: tuple[str, ...], refusals: tuple[str, ...]
+) -> None:
+    case = LifecycleCase(world_size=2, operations=operations, **TWO)
+
+    assert tuple(moment.refusal for moment in moments(case, 0)) == refusals
+
+
+def test_dtypes_do_not_mix_in_one_fetch() -> None:
+    case = LifecycleCase(world_size=2, operations=("fetch 0 1", "fetch 0", "fetch 1"), mixed_dtypes=True, **TWO)
+
+    assert [moment.refusal for moment in moments(case, 0)] == ["dtype", "none", "none"]
+
+
+# What it costs: two ranks, 5 elements padded to 6 and 4 to 4, of 4 bytes each.
+
+OPERATIONS = ("fetch 0 1", "use 0", "release 1", "save 0", "release 0")
+
+
+@pytest.mark.parametrize(
+    ("collective", "fetched_bytes", "wholes"),
+    [("all_gather", 20, [40, 40, 24, 24, 0]), ("all_reduce", 40, [40, 40, 40, 40, 0])],
+)
+def test_collectives_and_memory_follow_from_the_partitions(
+    collective: str, fetched_bytes: int, wholes: list[int]
+) -> None:
+    """Wholes that were reduced share one buffer, which lives as long as any of them."""
+    case = LifecycleCase(world_size=2, operations=OPERATIONS, collective=collective, measures=True, **TWO)
+    expected = expect(case, 0).tensors
+
+    assert [(call.kind, call.size_bytes) for call in document(case, 0)] == [
+        (collective, fetched_bytes),
+        ("reduce_scatter", 24),
+    ]
+    assert [expected[f"memory.after{number}"].value.tolist() for number in range(5)] == [
+        [20, wholes[0], 0, 0, 0],
+        [20, wholes[1], 12, 0, 0],
+        [20, wholes[2], 12, 0, 0],
+        [20, wholes[3], 12, 20, 0],
+        [20, wholes[4], 12, 20, 0],
+    ]
+
+
+def test_what_has_no_elements_calls_nothing() -> None:
+    case = LifecycleCase(world_size=2, parameters=((0, 3),), operations=("fetch 0", "use 0"))
+
+    assert document(case, 0) == ()
+
+
+# The store, on one rank.
+
+
+@pytest.fixture
+def alone() -> Iterator[DeviceMesh]:
+    """This process as the only rank of a gloo group."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield init_device_mesh("cpu", (1,))
+    finally:
+        dist.destroy_process_group()
+
+
+def store_of(mesh: DeviceMesh, fetcher: Fetcher) -> Store:
+    """Three parameters, the last of another dtype."""
+    wholes = [torch.arange(6.0).reshape(2, 3), torch.ones(()), torch.ones(2, dtype=torch.float64)]
+    return Store(wholes, mesh, fetcher, padding=0.0)
+
+
+@both
+def test_a_fetch_without_memory_leaves_nothing_in_flight(alone: DeviceMesh, fetcher: Fetcher) -> None:
+    """And the next one gives the parameters."""
+    store = store_of(alone, fetcher)
+    with pytest.raises(MemoryError), NoMemory():  # type: ignore[no-untyped-call]
+        store.fetch([0, 1])
+    store.fetch([1, 0])
+
+    assert torch.equal(store.parameters[0].whole, torch.arange(6.0).reshape(2, 3))  # type: ignore[arg-type]
+    assert not store.fetching
+
+
+@both
+def test_a_refused_operation_changes_nothing(alone: DeviceMesh, fetcher: Fetcher) -> None:
+    """The parameters that could have been had are as before, too."""
+    store = store_of(alone, fetcher)
+    store.fetch([0])
+    refused: list[tuple[type[Exception], str, Callable[[], object]]] = [
+        (StatusError, "parameter 0 is AVAILABLE; only a NOT_AVAILABLE one can be fetched", lambda: store.fetch([0, 1])),
+        (StatusError, "parameter 1 comes twice", lambda: store.fetch([1, 1])),
+        (DtypeError, r"one dtype, got torch\.float32, torch\.float64", lambda: store.fetch([1, 2])),
+        (StatusError, "parameter 1 is NOT_AVAILABLE; it must be AVAILABLE to be used", lambda: store.use([1], {}, {})),
+        (StatusError, "to be released", lambda: store.release([0, 1])),
+        (StatusError, "to be updated from outside", lambda: store.update([1], {})),
+        (StatusError, "to be saved", lambda: store.save([1])),
+        (StatusError, "parameter 0 is AVAILABLE; it must be NOT_AVAILABLE to be loaded", lambda: store.load([0])),
+        (NeverSavedError, "parameter 1 was never saved; save it while it is AVAILABLE", lambda: store.load([1])),
+    ]
+    before = [parameter.status for parameter in store.parameters]
+    for error, message, operation in refused:
+        with pytest.raises(error, match=message):
+            operation()
+
+    assert [parameter.status for parameter in store.parameters] == before
+    assert not store.fetching and not store.saved
+
+
+def test_gradients_of_no_elements_take_no_collective(monkeypatch: pytest.MonkeyPatch, alone: DeviceMesh) -> None:
+    """They are there all the same."""
+    monkeypatch.setattr("equivtest.families.zero3.subject.gradients.reduce_scatter", None)
+    gradients = Gradients(alone, padding=0.0)
+    gradients.add("0", torch.ones(0, 2))
+
+    assert gradients.partitions["0"].shape == (0,)
+
+
+# The meter.
+
+
+def test_a_storage_counts_once_and_as_long_as_a_view_of_it_lives() -> None:
+    own = torch.ones(4)
+    meter = Meter([own])
+    with meter:
+        made = own * 2
+        view = made[1:]
+        own.add_(1)
+
+    assert list(meter.alive().values()) == [16] and meter.unaccounted([view]) == 0
+    del made
+    assert meter.unaccounted([]) == 16
+    del view
+    assert meter.unaccounted([]) == 0 and not meter.alive()
