@@ -26,7 +26,7 @@ deepspeed-installed: $(INSTALLED) $(DEEPSPEED)/.installed
 deepspeed: deepspeed-installed  ## The properties of the real DeepSpeed; VERSION=0.19.3 takes another release
 	PYTHONPATH=$(CURDIR)/$(DEEPSPEED) $(BIN)/equivtest run --import deepspeed --report report/deepspeed-$(VERSION) \
 		--subjects deepspeed_fetch_all_gather,deepspeed_fetch_all_reduce,deepspeed_mlp_all_gather,deepspeed_mlp_all_reduce,deepspeed_mlp_stages_1_and_2
-	PYTHONPATH=$(CURDIR)/$(DEEPSPEED) $(BIN)/pytest -q tests/test_deepspeed.py
+	PYTHONPATH=$(CURDIR)/$(DEEPSPEED) $(BIN)/pytest -q tests/families/test_deepspeed.py
 
 lint: $(INSTALLED)  ## Ruff and mypy, changing nothing
 	$(BIN)/ruff check .

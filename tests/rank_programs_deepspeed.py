@@ -1,4 +1,4 @@
-"""DeepSpeed's engines, wrong in one way each; run inside ranks, by tests/test_deepspeed.py."""
+"""DeepSpeed's engines, wrong in one way each; run inside ranks, by tests/families/test_deepspeed.py."""
 
 from __future__ import annotations
 

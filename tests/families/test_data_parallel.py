@@ -30,7 +30,7 @@ from equivtest.kit.values import draw
 from equivtest.layout import Flat, Replicate, Shard
 from equivtest.tensors import DTYPES
 from equivtest.verdicts.elements import is_too_wide
-from tests.test_mlp import ALL, BOTH, SETTINGS, SIZES, held_of, train_with_torch
+from tests.families.test_mlp import ALL, BOTH, SETTINGS, SIZES, held_of, train_with_torch
 
 
 def data_parallel_case(**fields: Any) -> DataParallelCase:

@@ -21,7 +21,7 @@ from equivtest.kit.oracle.exact import InexactData
 from equivtest.kit.oracle.operations import Operations
 from equivtest.kit.values import draw
 from tests.drawing import SPACE, drawn, smallest
-from tests.test_mlp import ALL, BOTH, SETTINGS, SIZES, held_of
+from tests.families.test_mlp import ALL, BOTH, SETTINGS, SIZES, held_of
 from tests.unsharded import unsharded
 
 REDUCED = ("", "float32", *NARROW)

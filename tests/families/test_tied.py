@@ -25,7 +25,7 @@ from equivtest.kit.case import from_code, from_data, to_data
 from equivtest.kit.oracle import expect, expect_held
 from equivtest.tensors import DTYPES
 from tests.drawing import SPACE, STRATEGIES, drawn
-from tests.test_mlp import BOTH, SETTINGS, SIZES, held_of, train_with_torch
+from tests.families.test_mlp import BOTH, SETTINGS, SIZES, held_of, train_with_torch
 
 ALL = ("x", "in_proj.weight", "in_proj.bias", "out_proj.bias")
 EXACT = ("dense", "wide-x", "wide-g")

@@ -22,8 +22,8 @@ from equivtest.verdicts.claims import (
     keeps_layout_of_parameter,
     trains_like_unsharded,
 )
+from tests.families.test_mlp import held_of, mlp_case, train_with_torch, training_case
 from tests.replies import answers_of, drop_tensor, set_element, set_tensor
-from tests.test_mlp import held_of, mlp_case, train_with_torch, training_case
 
 CASE = training_case(momentum=0.5)
 SHARDED = Layout((Shard(0),))

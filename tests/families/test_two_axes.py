@@ -23,7 +23,7 @@ from equivtest.layout import Replicate, Shard, local_box
 from equivtest.ranks.pool import Pool
 from equivtest.tensors import DTYPES
 from equivtest.verdicts.claims import trains_like_unsharded, uses_only_collectives
-from tests.test_mlp import ALL, BOTH, SETTINGS, SIZES, held_of, train_with_torch
+from tests.families.test_mlp import ALL, BOTH, SETTINGS, SIZES, held_of, train_with_torch
 
 
 def two_axis_case(**fields: Any) -> TwoAxisCase:
