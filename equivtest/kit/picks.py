@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from itertools import combinations
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
@@ -93,10 +93,14 @@ def pick_x_is_dtensor(draw: DrawFn, shape: Shape, input_layout: str, world_size:
     return pick(draw, "x_is_dtensor", (False, True)) or needed
 
 
-def pick_members(draw: DrawFn, world_size: int) -> tuple[int, ...]:
-    """The whole world, or one time in six a mesh within a larger one or in another order."""
+def pick_members(draw: DrawFn, world_size: int, table: tuple[int | None, ...] = MEMBERS_DRAWN) -> tuple[int, ...]:
+    """The whole world, or one time in six a mesh within a larger one or in another order.
+
+    Args:
+        table: Which of MEMBERS, modulo their number, or None for the whole world.
+    """
     meshes = MEMBERS.get(world_size, (tuple(reversed(range(world_size))),))
-    drawn = pick(draw, "members", MEMBERS_DRAWN)
+    drawn = pick(draw, "members", table)
     return () if drawn is None else meshes[drawn % len(meshes)]
 
 
@@ -105,3 +109,36 @@ def pick_values(draw: DrawFn, modes_table: tuple[tuple[str, ...], ...], name: st
     modes = pick(draw, f"{name}modes", modes_table)
     seeds = [pick(draw, f"{name}seed {index}", SEEDS) for index in range(len(modes_table[-1]))]
     return tuple(zip(modes, seeds, strict=False))
+
+
+def pick_gradients(draw: DrawFn, names: tuple[str, ...], x: str = "x") -> dict[str, Any]:
+    """Fields of a case with a backward: which of `names` need a gradient, and what is handed out contiguous.
+
+    Args:
+        x: The input, of which and of the cotangent memory may be contiguous.
+    """
+    return {
+        "requires_grad": pick(draw, "requires_grad", subsets(names)),
+        f"{x}_contiguous": pick(draw, f"{x}_contiguous", (True, False)),
+        "cotangent_contiguous": pick(draw, "cotangent_contiguous", (True, False)),
+    }
+
+
+def pick_run(
+    draw: DrawFn, world_size: int, modes_table: tuple[tuple[str, ...], ...], *, records: tuple[bool, ...] = RECORDS
+) -> dict[str, Any]:
+    """Fields that every case has beside its mathematics: values, poison, repeats, records and members.
+
+    They are drawn in this order, which fixes the cases that a seed gives; strategies draw them last.
+
+    Args:
+        records: What `records` is drawn from; left out of the fields where it is empty.
+    """
+    fields: dict[str, Any] = {
+        "values": pick_values(draw, modes_table),
+        "poison": pick(draw, "poison", POISON_TABLE),
+        "repeats": pick(draw, "repeats", REPEATS),
+    }
+    if records:
+        fields["records"] = pick(draw, "records", records)
+    return fields | {"members": pick_members(draw, world_size)}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from hypothesis import strategies as st
-from hypothesis.strategies import DrawFn, SearchStrategy
+from hypothesis.strategies import DrawFn
 
 from equivtest.families.collectives.case import BUNDLES, WAITS, CollectivesCase
-from equivtest.kit.picks import POISON_TABLE, REPEATS, pick, pick_members, pick_values
+from equivtest.kit.picks import pick, pick_run
 from equivtest.property import Space
 
 NUMELS = (1, 2, 3, 7, 8, 9, 31, 32, 33, 0, 1000, 1025)
@@ -23,16 +23,12 @@ COLLECTIVE_MODES = (("dense",), ("index",), ("special",), *[("special", "dense",
 """An odd number of draws: where draw 0 repeats, what alternates from call to call then shows."""
 
 
-def collectives_cases(space: Space) -> SearchStrategy[CollectivesCase]:
+@st.composite
+def collectives_cases(draw: DrawFn, space: Space) -> CollectivesCase:
     """Cases of some collectives of up to five bundles, on up to six sizes.
 
     Shrinks to one draw of dense values, and one call on one element.
     """
-    return _collectives_cases(space)
-
-
-@st.composite
-def _collectives_cases(draw: DrawFn, space: Space) -> CollectivesCase:
     world_size = pick(draw, "world_size", space.world_sizes)
     return CollectivesCase(
         world_size=world_size,
@@ -40,10 +36,7 @@ def _collectives_cases(draw: DrawFn, space: Space) -> CollectivesCase:
         collectives=_pick_collectives(draw),
         numels=_pick_numels(draw, world_size),
         waits=pick(draw, "waits", WAITS),
-        values=pick_values(draw, COLLECTIVE_MODES),
-        poison=pick(draw, "poison", POISON_TABLE),
-        repeats=pick(draw, "repeats", REPEATS),
-        members=pick_members(draw, world_size),
+        **pick_run(draw, world_size, COLLECTIVE_MODES, records=()),
     )
 
 

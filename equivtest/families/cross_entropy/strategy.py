@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hypothesis import strategies as st
-from hypothesis.strategies import DrawFn, SearchStrategy
+from hypothesis.strategies import DrawFn
 
 from equivtest.families.cross_entropy.case import MISFITS, REDUCTIONS, CrossEntropyCase, RefusedCrossEntropyCase
 from equivtest.families.cross_entropy.gathered.case import (
@@ -14,16 +14,7 @@ from equivtest.families.cross_entropy.gathered.case import (
     RefusedGatheredCrossEntropyCase,
 )
 from equivtest.kit.case import Shape
-from equivtest.kit.picks import (
-    POISON_TABLE,
-    RECORDS,
-    REPEATS,
-    edge_sizes,
-    pick,
-    pick_members,
-    pick_values,
-    subsets,
-)
+from equivtest.kit.picks import edge_sizes, pick, pick_gradients, pick_run, pick_values
 from equivtest.property import Space
 
 CROSS_ENTROPY_MODES = (("real",), ("peaked",), *[("real", "peaked", "real", "peaked")] * 16)
@@ -34,39 +25,17 @@ IGNORED_TABLE = ("none", "none", "some", "some", "none", "all")
 IGNORE_INDICES = (-100, -100, -1, 0, 1, 4096)
 
 
-def cross_entropy_cases(space: Space) -> SearchStrategy[CrossEntropyCase]:
-    """Cases of one cross entropy.
-
-    Shrinks to one draw of real values, one position, one class, no reduction.
-    """
-    return _cross_entropy_cases(space)
-
-
-def refused_cross_entropy_cases(space: Space) -> SearchStrategy[RefusedCrossEntropyCase]:
-    """Cases of targets, weights, layouts and options that loss_parallel does not take."""
-    return _refused_cross_entropy_cases(space)
-
-
-def gathered_cross_entropy_cases(space: Space) -> SearchStrategy[GatheredCrossEntropyCase]:
+@st.composite
+def gathered_cross_entropy_cases(draw: DrawFn, space: Space) -> GatheredCrossEntropyCase:
     """Cases of one cross entropy without loss_parallel.
 
     Shrinks to one draw of real values, one position, one class, no reduction, no smoothing.
-    """
-    return _gathered_cross_entropy_cases(space)
 
-
-def refused_gathered_cross_entropy_cases(space: Space) -> SearchStrategy[RefusedGatheredCrossEntropyCase]:
-    """Cases of targets, weights and layouts that a cross entropy of DTensors does not take."""
-    return _refused_gathered_cross_entropy_cases(space)
-
-
-@st.composite
-def _gathered_cross_entropy_cases(draw: DrawFn, space: Space) -> GatheredCrossEntropyCase:
-    """In 16 bits few positions are reduced: torch adds them in 16 bits, and bounds of many conclude nothing.
+    In 16 bits few positions are reduced: torch adds them in 16 bits, and bounds of many conclude nothing.
 
     Smoothed and reduced, peaked rows add up to more than float16 holds.
     """
-    case = draw(_cross_entropy_cases(space))
+    case = draw(cross_entropy_cases(space))
     shares, positions = pick(draw, "shares", ("classes", "classes", "positions")), case.positions
     shares = shares if positions else "classes"
     if case.dtype in ("bfloat16", "float16") and case.reduction != "none":
@@ -85,7 +54,8 @@ def _gathered_cross_entropy_cases(draw: DrawFn, space: Space) -> GatheredCrossEn
 
 
 @st.composite
-def _refused_gathered_cross_entropy_cases(draw: DrawFn, space: Space) -> RefusedGatheredCrossEntropyCase:
+def refused_gathered_cross_entropy_cases(draw: DrawFn, space: Space) -> RefusedGatheredCrossEntropyCase:
+    """Cases of targets, weights and layouts that a cross entropy of DTensors does not take."""
     fields, misfit = _pick_loss(draw, space), pick(draw, "misfit", GATHERED_MISFITS)
     if misfit == "batch_mean" and fields["world_size"] == 1:
         misfit = "above"  # of one rank nothing is uneven
@@ -107,7 +77,11 @@ def _refused_gathered_cross_entropy_cases(draw: DrawFn, space: Space) -> Refused
 
 
 @st.composite
-def _cross_entropy_cases(draw: DrawFn, space: Space) -> CrossEntropyCase:
+def cross_entropy_cases(draw: DrawFn, space: Space) -> CrossEntropyCase:
+    """Cases of one cross entropy.
+
+    Shrinks to one draw of real values, one position, one class, no reduction.
+    """
     fields = _pick_loss(draw, space)
     return CrossEntropyCase(
         **fields,
@@ -115,20 +89,17 @@ def _cross_entropy_cases(draw: DrawFn, space: Space) -> CrossEntropyCase:
         ignored=pick(draw, "ignored", IGNORED_TABLE),
         target_is_dtensor=pick(draw, "target_is_dtensor", (False, True)),
         weight_is_dtensor=pick(draw, "weight_is_dtensor", (False, True)) and fields["weighted"],
-        requires_grad=pick(draw, "requires_grad", subsets(("x",))),
-        x_contiguous=pick(draw, "x_contiguous", (True, False)),
-        cotangent_contiguous=pick(draw, "cotangent_contiguous", (True, False)),
-        values=pick_values(draw, CROSS_ENTROPY_MODES),
-        poison=pick(draw, "poison", POISON_TABLE),
-        repeats=pick(draw, "repeats", REPEATS),
-        records=pick(draw, "records", RECORDS),
-        members=pick_members(draw, fields["world_size"]),
+        **pick_gradients(draw, ("x",)),
+        **pick_run(draw, fields["world_size"], CROSS_ENTROPY_MODES),
     )
 
 
 @st.composite
-def _refused_cross_entropy_cases(draw: DrawFn, space: Space) -> RefusedCrossEntropyCase:
-    """No rank is without classes: those would stop before there is anything to refuse."""
+def refused_cross_entropy_cases(draw: DrawFn, space: Space) -> RefusedCrossEntropyCase:
+    """Cases of targets, weights, layouts and options that loss_parallel does not take.
+
+    No rank is without classes: those would stop before there is anything to refuse.
+    """
     fields = _pick_loss(draw, space)
     fields["num_classes"] = fields["world_size"] * pick(draw, "classes per rank", SMALL)
     misfit = pick(draw, "misfit", MISFITS)

@@ -3,21 +3,10 @@
 from __future__ import annotations
 
 from hypothesis import strategies as st
-from hypothesis.strategies import DrawFn, SearchStrategy
+from hypothesis.strategies import DrawFn
 
 from equivtest.families.dropout.case import DropoutCase
-from equivtest.kit.picks import (
-    LARGE_DIMS,
-    NUM_SEQUENCE_DIMS,
-    POISON_TABLE,
-    RECORDS,
-    REPEATS,
-    pick,
-    pick_members,
-    pick_shape,
-    pick_values,
-    subsets,
-)
+from equivtest.kit.picks import LARGE_DIMS, NUM_SEQUENCE_DIMS, pick, pick_gradients, pick_run, pick_shape
 from equivtest.layout import Layout, parse_placement, shard_kind
 from equivtest.property import Space
 
@@ -28,16 +17,12 @@ FEATURES = (1, 56, 56, *(64, 96, 128, 192) * 4)
 """Mostly so many that a row of them tells of chance: two masks of 56 agree once in 2**56 times."""
 
 
-def dropout_cases(space: Space) -> SearchStrategy[DropoutCase]:
+@st.composite
+def dropout_cases(draw: DrawFn, space: Space) -> DropoutCase:
     """Cases of one dropout.
 
     Shrinks to one draw of values, one element, whole on every rank, dropped with probability 1/2.
     """
-    return _dropout_cases(space)
-
-
-@st.composite
-def _dropout_cases(draw: DrawFn, space: Space) -> DropoutCase:
     world_size = pick(draw, "world_size", space.world_sizes)
     leading = pick_shape(draw, "leading", world_size, NUM_SEQUENCE_DIMS)
     dim = pick(draw, "dim", LARGE_DIMS) % len(leading)
@@ -58,14 +43,8 @@ def _dropout_cases(draw: DrawFn, space: Space) -> DropoutCase:
         seeding=pick(draw, "seeding", ("by_shard", "by_shard", "same")),
         x_is_dtensor=x_is_dtensor or style == "dtensor" or not plain_will_do,
         use_local_output=pick(draw, "use_local_output", (False, True)) and style == "sequence_parallel",
-        requires_grad=pick(draw, "requires_grad", subsets(("x",))),
-        x_contiguous=pick(draw, "x_contiguous", (True, False)),
-        cotangent_contiguous=pick(draw, "cotangent_contiguous", (True, False)),
-        values=pick_values(draw, RANDOM_MODES if training and p > 0 else IDENTITY_MODES),
-        poison=pick(draw, "poison", POISON_TABLE),
-        repeats=pick(draw, "repeats", REPEATS),
-        records=pick(draw, "records", RECORDS),
-        members=pick_members(draw, world_size),
+        **pick_gradients(draw, ("x",)),
+        **pick_run(draw, world_size, RANDOM_MODES if training and p > 0 else IDENTITY_MODES),
     )
 
 

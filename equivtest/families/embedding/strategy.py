@@ -5,23 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from hypothesis import strategies as st
-from hypothesis.strategies import DrawFn, SearchStrategy
+from hypothesis.strategies import DrawFn
 
 from equivtest.families.embedding.case import MISFITS, NO_PADDING, EmbeddingCase, RefusedEmbeddingCase
 from equivtest.families.embedding.ways.case import EmbeddingWaysCase
 from equivtest.kit.picks import (
     NUM_LEADING_DIMS,
-    POISON_TABLE,
-    RECORDS,
     REFUSED_MODES,
-    REPEATS,
     edge_sizes,
     pick,
-    pick_members,
+    pick_gradients,
+    pick_run,
     pick_shape,
     pick_values,
     pick_x_is_dtensor,
-    subsets,
 )
 from equivtest.layout import Shard, parse_placement
 from equivtest.property import Space
@@ -31,32 +28,21 @@ PADDED = (False, False, True)
 DIVISIONS = ("any", "any", "even", "uneven")
 
 
-def embedding_cases(space: Space, *, style: str) -> SearchStrategy[EmbeddingCase]:
+@st.composite
+def embedding_cases(draw: DrawFn, space: Space, *, style: str) -> EmbeddingCase:
     """Cases of one embedding; `style` is 'colwise' or 'rowwise'.
 
     Shrinks to one draw of dense values, one token, one id, one feature, everything replicated.
     """
-    return _embedding_cases(space, style)
-
-
-def embedding_ways_cases(space: Space) -> SearchStrategy[EmbeddingWaysCase]:
-    """Cases of one embedding computed by rows and by columns; shrinks as `embedding_cases`."""
-    return _embedding_ways_cases(space)
-
-
-def refused_embedding_cases(space: Space, *, style: str) -> SearchStrategy[RefusedEmbeddingCase]:
-    """Cases of an id outside the vocabulary, ids that are no integers, or an option that no style has."""
-    return _refused_embedding_cases(space, style)
-
-
-@st.composite
-def _embedding_cases(draw: DrawFn, space: Space, style: str) -> EmbeddingCase:
     return EmbeddingCase(style=style, **_pick_all(draw, space))
 
 
 @st.composite
-def _embedding_ways_cases(draw: DrawFn, space: Space) -> EmbeddingWaysCase:
-    """Half the time no dim that is divided leaves a rank empty: seldom do all of them happen not to."""
+def embedding_ways_cases(draw: DrawFn, space: Space) -> EmbeddingWaysCase:
+    """Cases of one embedding computed by rows and by columns; shrinks as `embedding_cases`.
+
+    Half the time no dim that is divided leaves a rank empty: seldom do all of them happen not to.
+    """
     fields = _pick_all(draw, space)
     style, division = pick(draw, "style", ("rowwise", "colwise")), pick(draw, "division", DIVISIONS)
     if division != "any":
@@ -98,20 +84,17 @@ def _pick_all(draw: DrawFn, space: Space) -> dict[str, Any]:
         use_local_output=pick(draw, "use_local_output", (True, False)),
         padding_idx=padding_idx if padded else NO_PADDING,
         scale_grad_by_freq=pick(draw, "scale_grad_by_freq", (False, False, False, True)),
-        requires_grad=pick(draw, "requires_grad", subsets(("weight",))),
-        ids_contiguous=pick(draw, "ids_contiguous", (True, False)),
-        cotangent_contiguous=pick(draw, "cotangent_contiguous", (True, False)),
-        values=pick_values(draw, EMBEDDING_MODES),
-        poison=pick(draw, "poison", POISON_TABLE),
-        repeats=pick(draw, "repeats", REPEATS),
-        records=pick(draw, "records", RECORDS),
-        members=pick_members(draw, world_size),
+        **pick_gradients(draw, ("weight",), x="ids"),
+        **pick_run(draw, world_size, EMBEDDING_MODES),
     )
 
 
 @st.composite
-def _refused_embedding_cases(draw: DrawFn, space: Space, style: str) -> RefusedEmbeddingCase:
-    """Of any layout, but of ids that no rank must be told the global shape of."""
+def refused_embedding_cases(draw: DrawFn, space: Space, *, style: str) -> RefusedEmbeddingCase:
+    """Cases of an id outside the vocabulary, ids that are no integers, or an option that no style has.
+
+    Of any layout, but of ids that no rank must be told the global shape of.
+    """
     fields = _pick_embedding(draw, space)
     return RefusedEmbeddingCase(
         misfit=pick(draw, "misfit", MISFITS),

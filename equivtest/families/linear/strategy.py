@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from hypothesis import strategies as st
-from hypothesis.strategies import DrawFn, SearchStrategy
+from hypothesis.strategies import DrawFn
 
 from equivtest.families.linear.case import LINEAR_MODES as EXACT_MODES
 from equivtest.families.linear.case import REAL_MODES, REFUSALS, LinearCase, RefusedLinearCase
 from equivtest.kit.picks import (
     NUM_LEADING_DIMS,
-    POISON_TABLE,
-    RECORDS,
     REFUSED_MODES,
-    REPEATS,
     edge_sizes,
     pick,
-    pick_members,
+    pick_gradients,
+    pick_run,
     pick_shape,
     pick_values,
     pick_x_is_dtensor,
-    subsets,
 )
 from equivtest.property import Space
 
@@ -30,21 +27,12 @@ LINEAR_MODES = (
 """Half of a full case's draws are real, so that of a whole run, with its fetches, well over three in ten are."""
 
 
-def linear_cases(space: Space, *, style: str) -> SearchStrategy[LinearCase]:
+@st.composite
+def linear_cases(draw: DrawFn, space: Space, *, style: str) -> LinearCase:
     """Cases of one linear layer; `style` is 'colwise' or 'rowwise'.
 
     Shrinks to one draw of dense values, one token, one feature, no bias, everything replicated.
     """
-    return _linear_cases(space, style)
-
-
-def refused_linear_cases(space: Space, *, style: str) -> SearchStrategy[RefusedLinearCase]:
-    """Cases whose x does not fit the weight, which every rank can tell from what it holds."""
-    return _refused_linear_cases(space, style)
-
-
-@st.composite
-def _linear_cases(draw: DrawFn, space: Space, style: str) -> LinearCase:
     world_size = pick(draw, "world_size", space.world_sizes)
     dtype = pick(draw, "dtype", space.dtypes)
     leading = pick_shape(draw, "leading", world_size, NUM_LEADING_DIMS)
@@ -68,19 +56,14 @@ def _linear_cases(draw: DrawFn, space: Space, style: str) -> LinearCase:
         output_layout=output_layout,
         x_is_dtensor=pick_x_is_dtensor(draw, (*leading, in_features), input_layout, world_size),
         use_local_output=pick(draw, "use_local_output", (True, False)),
-        requires_grad=pick(draw, "requires_grad", subsets(("x", "weight", "bias") if bias else ("x", "weight"))),
-        x_contiguous=pick(draw, "x_contiguous", (True, False)),
-        cotangent_contiguous=pick(draw, "cotangent_contiguous", (True, False)),
-        values=pick_values(draw, LINEAR_MODES),
-        poison=pick(draw, "poison", POISON_TABLE),
-        repeats=pick(draw, "repeats", REPEATS),
-        records=pick(draw, "records", RECORDS),
-        members=pick_members(draw, world_size),
+        **pick_gradients(draw, ("x", "weight", "bias") if bias else ("x", "weight")),
+        **pick_run(draw, world_size, LINEAR_MODES),
     )
 
 
 @st.composite
-def _refused_linear_cases(draw: DrawFn, space: Space, style: str) -> RefusedLinearCase:
+def refused_linear_cases(draw: DrawFn, space: Space, *, style: str) -> RefusedLinearCase:
+    """Cases whose x does not fit the weight, which every rank can tell from what it holds."""
     world_size = pick(draw, "world_size", space.world_sizes)
     dtype = pick(draw, "dtype", space.dtypes)
     misfit = pick(draw, "misfit", REFUSALS)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from hypothesis import strategies as st
-from hypothesis.strategies import DrawFn, SearchStrategy
+from hypothesis.strategies import DrawFn
 
 from equivtest.families.module.case import ModuleCase
 from equivtest.kit.case import Shape
-from equivtest.kit.picks import POISON_TABLE, REPEATS, pick, pick_members, pick_values
+from equivtest.kit.picks import pick, pick_run
 from equivtest.property import Space
 
 MODULE_MODES = {mode: tuple((mode,) * num for num in (1, 2, 3)) for mode in ModuleCase.VALUE_MODES}
@@ -18,20 +18,16 @@ Layouts = Mapping[int, Mapping[str, Sequence[tuple[str, Shape, int]]]]
 """World size -> dtype -> (mode, x_shape, largest) of cases, the simplest first; no dtype without any."""
 
 
+@st.composite
 def module_cases(
-    space: Space, *, build: str, parallelize: str, batch: str, layouts: Layouts
-) -> SearchStrategy[ModuleCase]:
+    draw: DrawFn, space: Space, *, build: str, parallelize: str, batch: str, layouts: Layouts
+) -> ModuleCase:
     """Cases of one module, and of one way to parallelize it.
 
     Args:
         build, parallelize, batch: See `ModuleCase`.
         layouts: What is drawn of, for each of the space's world sizes.
     """
-    return _module_cases(space, build, parallelize, batch, layouts)
-
-
-@st.composite
-def _module_cases(draw: DrawFn, space: Space, build: str, parallelize: str, batch: str, layouts: Layouts) -> ModuleCase:
     world_size = pick(draw, "world_size", space.world_sizes)
     dtype = pick(draw, "dtype", tuple(layouts[world_size]))
     mode, x_shape, largest = pick(draw, "layout", layouts[world_size][dtype])
@@ -43,8 +39,5 @@ def _module_cases(draw: DrawFn, space: Space, build: str, parallelize: str, batc
         x_shape=x_shape,
         largest=largest,
         batch=batch,
-        values=pick_values(draw, MODULE_MODES[mode]),
-        poison=pick(draw, "poison", POISON_TABLE),
-        repeats=pick(draw, "repeats", REPEATS),
-        members=pick_members(draw, world_size),
+        **pick_run(draw, world_size, MODULE_MODES[mode], records=()),
     )

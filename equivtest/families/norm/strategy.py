@@ -3,21 +3,10 @@
 from __future__ import annotations
 
 from hypothesis import strategies as st
-from hypothesis.strategies import DrawFn, SearchStrategy
+from hypothesis.strategies import DrawFn
 
 from equivtest.families.norm.case import PARAMETERS, NormCase
-from equivtest.kit.picks import (
-    LARGE_DIMS,
-    NUM_SEQUENCE_DIMS,
-    POISON_TABLE,
-    RECORDS,
-    REPEATS,
-    pick,
-    pick_members,
-    pick_shape,
-    pick_values,
-    subsets,
-)
+from equivtest.kit.picks import LARGE_DIMS, NUM_SEQUENCE_DIMS, pick, pick_gradients, pick_run, pick_shape
 from equivtest.property import Space
 
 NORM_MODES = (("real",), *[("real", "real", "real")] * 9)
@@ -30,16 +19,12 @@ EPSILONS_OF_FEW = (1.0, 0.5, 0.25)
 """Of up to three features: with a small one x is scaled by its own size alone, and its gradient cancels."""
 
 
-def norm_cases(space: Space, *, norm: str) -> SearchStrategy[NormCase]:
+@st.composite
+def norm_cases(draw: DrawFn, space: Space, *, norm: str) -> NormCase:
     """Cases of one norm under sequence parallelism; `norm` is 'layer_norm' or 'rms_norm'.
 
     Shrinks to one draw of values, one token, one feature, no parameters.
     """
-    return _norm_cases(space, norm)
-
-
-@st.composite
-def _norm_cases(draw: DrawFn, space: Space, norm: str) -> NormCase:
     world_size = pick(draw, "world_size", space.world_sizes)
     dtype = pick(draw, "dtype", space.dtypes)
     leading = pick_shape(draw, "leading", world_size, NUM_SEQUENCE_DIMS)
@@ -64,12 +49,6 @@ def _norm_cases(draw: DrawFn, space: Space, norm: str) -> NormCase:
         eps=eps_of_few if features <= 3 else eps,
         x_is_dtensor=x_is_dtensor or leading[sequence_dim] % world_size != 0,
         use_local_output=pick(draw, "use_local_output", (False, True)),
-        requires_grad=pick(draw, "requires_grad", subsets(("x", *parameters))),
-        x_contiguous=pick(draw, "x_contiguous", (True, False)),
-        cotangent_contiguous=pick(draw, "cotangent_contiguous", (True, False)),
-        values=pick_values(draw, NORM_MODES),
-        poison=pick(draw, "poison", POISON_TABLE),
-        repeats=pick(draw, "repeats", REPEATS),
-        records=pick(draw, "records", RECORDS),
-        members=pick_members(draw, world_size),
+        **pick_gradients(draw, ("x", *parameters)),
+        **pick_run(draw, world_size, NORM_MODES),
     )

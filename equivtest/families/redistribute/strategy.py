@@ -6,20 +6,20 @@ import math
 from functools import cache
 
 from hypothesis import strategies as st
-from hypothesis.strategies import DrawFn, SearchStrategy
+from hypothesis.strategies import DrawFn
 
 from equivtest.families.redistribute.case import RedistributeCase
 from equivtest.families.redistribute.case_refused import MISFITS, RefusedRedistributeCase
 from equivtest.kit.case import Shape
 from equivtest.kit.picks import (
-    MEMBERS,
     POISON_TABLE,
     REFUSED_MODES,
     REPEATS,
     edge_sizes,
     pick,
+    pick_gradients,
+    pick_members,
     pick_values,
-    subsets,
 )
 from equivtest.layout import Shard, parse_placement
 from equivtest.property import Space
@@ -42,24 +42,17 @@ REDISTRIBUTE_MODES = (
 """An odd number of draws: where draw 0 repeats, what alternates from call to call then shows."""
 
 MEMBERS_OF_ONE_AXIS: tuple[int | None, ...] = (None,) * 15 + (0, 1, 2, 3, 4)
+"""Oftener than of other families: they go with one axis, which two in three cases have."""
+
 RECORDS_OF_ONE_AXIS = (False,) * 4 + (True,)
 
 
-def redistribute_cases(space: Space) -> SearchStrategy[RedistributeCase]:
+@st.composite
+def redistribute_cases(draw: DrawFn, space: Space) -> RedistributeCase:
     """Cases of one redistributed tensor, a third of them on meshes of two axes.
 
     Recorded on one axis only.  Shrinks to one draw of dense values for one replicated element.
     """
-    return _redistribute_cases(space)
-
-
-def refused_redistribute_cases(space: Space) -> SearchStrategy[RefusedRedistributeCase]:
-    """Cases whose placements do not fit the tensor or the mesh, which every rank can tell."""
-    return _refused_redistribute_cases(space)
-
-
-@st.composite
-def _redistribute_cases(draw: DrawFn, space: Space) -> RedistributeCase:
     world_size = pick(draw, "world_size", space.world_sizes)
     dtype = pick(draw, "dtype", space.dtypes)
     mesh = pick(draw, "mesh", meshes_of(world_size))
@@ -69,7 +62,7 @@ def _redistribute_cases(draw: DrawFn, space: Space) -> RedistributeCase:
     source = _pick_source(draw, shape, len(mesh_shape), operands=road != "distribute")
     target = _pick_target(draw, shape, source)
     target = ("replicate",) * len(mesh_shape) if road == "full_tensor" else target
-    members = _pick_members_of_one_axis(draw, world_size)
+    members = pick_members(draw, world_size, MEMBERS_OF_ONE_AXIS)
     records, async_op = pick(draw, "records", RECORDS_OF_ONE_AXIS), pick(draw, "async_op", (False, False, True))
     return RedistributeCase(
         world_size=world_size,
@@ -85,9 +78,7 @@ def _redistribute_cases(draw: DrawFn, space: Space) -> RedistributeCase:
         or road == "distribute"
         or not _is_even(shape, source, mesh_shape),
         async_op=async_op and road != "full_tensor",
-        requires_grad=pick(draw, "requires_grad", subsets(("x",))),
-        x_contiguous=pick(draw, "x_contiguous", (True, False)),
-        cotangent_contiguous=pick(draw, "cotangent_contiguous", (True, False)),
+        **pick_gradients(draw, ("x",)),
         values=pick_values(draw, REDISTRIBUTE_MODES),
         poison=pick(draw, "poison", POISON_TABLE),
         repeats=pick(draw, "repeats", REPEATS),
@@ -97,7 +88,8 @@ def _redistribute_cases(draw: DrawFn, space: Space) -> RedistributeCase:
 
 
 @st.composite
-def _refused_redistribute_cases(draw: DrawFn, space: Space) -> RefusedRedistributeCase:
+def refused_redistribute_cases(draw: DrawFn, space: Space) -> RefusedRedistributeCase:
+    """Cases whose placements do not fit the tensor or the mesh, which every rank can tell."""
     world_size = pick(draw, "world_size", space.world_sizes)
     dtype = pick(draw, "dtype", space.dtypes)
     mesh = pick(draw, "mesh", meshes_of(world_size))
@@ -181,13 +173,6 @@ def _pick_cotangent(draw: DrawFn, shape: Shape, target: tuple[str, ...], *, plai
         whole_text = pick(draw, f"whole cotangent {axis}", whole)
         found.append(anything if not plain else text if text.startswith("shard") else whole_text)
     return tuple(found) if is_other else ()
-
-
-def _pick_members_of_one_axis(draw: DrawFn, world_size: int) -> tuple[int, ...]:
-    """As of other families, and more often: they go with one axis, which two in three cases have."""
-    meshes = MEMBERS.get(world_size, (tuple(reversed(range(world_size))),))
-    drawn = pick(draw, "members", MEMBERS_OF_ONE_AXIS)
-    return () if drawn is None else meshes[drawn % len(meshes)]
 
 
 def _is_even(shape: Shape, source: tuple[str, ...], mesh_shape: Shape) -> bool:

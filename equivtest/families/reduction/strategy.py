@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from hypothesis import strategies as st
-from hypothesis.strategies import DrawFn, SearchStrategy
+from hypothesis.strategies import DrawFn
 
 from equivtest.families.reduction.case import OPS, SOFTMAXES, ReductionCase
 from equivtest.kit.case import Shape
@@ -17,9 +17,9 @@ from equivtest.kit.picks import (
     SMALL_SIZES,
     edge_sizes,
     pick,
+    pick_gradients,
     pick_members,
     pick_values,
-    subsets,
 )
 from equivtest.property import Space
 
@@ -28,16 +28,12 @@ NUM_DIMS = (1, 1, 2, 2, 2, 3)
 PLACES = ("replicate", *["shard"] * 14, "partial(sum)")
 
 
-def reduction_cases(space: Space) -> SearchStrategy[ReductionCase]:
+@st.composite
+def reduction_cases(draw: DrawFn, space: Space) -> ReductionCase:
     """Cases of one reduction or softmax on one mesh axis.
 
     Shrinks to the dense sum of one element that every rank has.
     """
-    return _reduction_cases(space)
-
-
-@st.composite
-def _reduction_cases(draw: DrawFn, space: Space) -> ReductionCase:
     world_size = pick(draw, "world_size", space.world_sizes)
     op = pick(draw, "op", OPS)
     shape, large_dim = _pick_shape(draw, world_size)
@@ -58,9 +54,7 @@ def _reduction_cases(draw: DrawFn, space: Space) -> ReductionCase:
         layout=layout,
         dims=tuple(sorted(dims)),
         keepdim=keepdim and op not in SOFTMAXES,
-        requires_grad=pick(draw, "requires_grad", subsets(("x",))),
-        x_contiguous=pick(draw, "x_contiguous", (True, False)),
-        cotangent_contiguous=pick(draw, "cotangent_contiguous", (True, False)),
+        **pick_gradients(draw, ("x",)),
         values=tuple(("dense", seed) for _, seed in values) if layout == "partial(sum)" else values,
         poison=pick(draw, "poison", POISON_TABLE),
         repeats=pick(draw, "repeats", REPEATS),

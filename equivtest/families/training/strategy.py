@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hypothesis import strategies as st
-from hypothesis.strategies import DrawFn, SearchStrategy
+from hypothesis.strategies import DrawFn
 
 from equivtest.families.training.case import LAYERS
 from equivtest.families.training.sequence.case import MlpCase
@@ -17,10 +17,10 @@ from equivtest.kit.picks import (
     REPEATS,
     edge_sizes,
     pick,
+    pick_gradients,
     pick_members,
     pick_shape,
     pick_values,
-    subsets,
 )
 from equivtest.property import Space
 
@@ -38,32 +38,24 @@ MOMENTA = (0.0, 0.5, 0.5, 0.9)
 WEIGHT_DECAYS = (0.0, 0.25, 0.5, 0.01)
 
 
-def mlp_cases(space: Space) -> SearchStrategy[MlpCase]:
+@st.composite
+def mlp_cases(draw: DrawFn, space: Space) -> MlpCase:
     """Cases of a perceptron under sequence parallelism: one forward and backward.
 
     Shrinks to one draw of dense values, one token, one feature everywhere, no bias, relu.
     """
-    return _mlp_cases(space)
-
-
-def training_cases(space: Space) -> SearchStrategy[MlpCase]:
-    """Cases of a perceptron trained for two or three steps by SGD or AdamW.
-
-    AdamW is not drawn in float16, where its eps of 1e-8 is zero and a gradient of zero gives 0 / 0.
-    Shrinks to two steps of SGD without momentum and weight decay.
-    """
-    return _training_cases(space)
-
-
-@st.composite
-def _mlp_cases(draw: DrawFn, space: Space) -> MlpCase:
     activation = pick(draw, "activation", ACTIVATIONS)
     exact, curved = pick_values(draw, MLP_MODES), pick_values(draw, CURVED_MODES, "curved ")
     return MlpCase(activation=activation, values=exact if activation == "relu" else curved, **_pick_mlp(draw, space))
 
 
 @st.composite
-def _training_cases(draw: DrawFn, space: Space) -> MlpCase:
+def training_cases(draw: DrawFn, space: Space) -> MlpCase:
+    """Cases of a perceptron trained for two or three steps by SGD or AdamW.
+
+    AdamW is not drawn in float16, where its eps of 1e-8 is zero and a gradient of zero gives 0 / 0.
+    Shrinks to two steps of SGD without momentum and weight decay.
+    """
     fields = _pick_mlp(draw, space)
     if not any(name.endswith(("weight", "bias")) for name in fields["requires_grad"]):
         fields["requires_grad"] = ("in_proj.weight", "out_proj.weight")
@@ -125,9 +117,7 @@ def _pick_perceptron(draw: DrawFn, space: Space) -> dict[str, Any]:
         "hidden_features": pick(draw, "hidden_features", edge_sizes(world_size)),
         "out_features": pick(draw, "out_features", FEATURES),
         "biases": biases,
-        "requires_grad": pick(draw, "requires_grad", subsets(("x", *with_grad))),
-        "x_contiguous": pick(draw, "x_contiguous", (True, False)),
-        "cotangent_contiguous": pick(draw, "cotangent_contiguous", (True, False)),
+        **pick_gradients(draw, ("x", *with_grad)),
         "poison": pick(draw, "poison", POISON_TABLE),
         "repeats": pick(draw, "repeats", REPEATS),
         "members": pick_members(draw, world_size),

@@ -3,19 +3,10 @@
 from __future__ import annotations
 
 from hypothesis import strategies as st
-from hypothesis.strategies import DrawFn, SearchStrategy
+from hypothesis.strategies import DrawFn
 
 from equivtest.families.redistribute.prepared.case import STYLES, PreparedCase
-from equivtest.kit.picks import (
-    POISON_TABLE,
-    RECORDS,
-    REPEATS,
-    edge_sizes,
-    pick,
-    pick_members,
-    pick_values,
-    subsets,
-)
+from equivtest.kit.picks import edge_sizes, pick, pick_gradients, pick_run
 from equivtest.layout import Shard, parse_placement
 from equivtest.property import Space
 
@@ -24,16 +15,12 @@ NUM_DIMS = (1, 2, 2, 2, 3)
 MAX_SIZES = {1: 33, 2: 17, 3: 9}
 
 
-def prepared_cases(space: Space) -> SearchStrategy[PreparedCase]:
+@st.composite
+def prepared_cases(draw: DrawFn, space: Space) -> PreparedCase:
     """Cases of one tensor through a prepared module.
 
     Shrinks to one dense element that every rank has and that stays so.
     """
-    return _prepared_cases(space)
-
-
-@st.composite
-def _prepared_cases(draw: DrawFn, space: Space) -> PreparedCase:
     world_size = pick(draw, "world_size", space.world_sizes)
     num_dims = pick(draw, "dims", NUM_DIMS)
     sizes = [size for size in edge_sizes(world_size) if size <= max(MAX_SIZES[num_dims], world_size + 1)]
@@ -56,14 +43,8 @@ def _prepared_cases(draw: DrawFn, space: Space) -> PreparedCase:
         use_local_input=use_local_input and style == "input_output" and _is_even(shape, middle, world_size),
         use_local_output=pick(draw, "use_local_output", (False, True)),
         as_kwarg=as_kwarg and style != "output",
-        requires_grad=pick(draw, "requires_grad", subsets(("x",))),
-        x_contiguous=pick(draw, "x_contiguous", (True, False)),
-        cotangent_contiguous=pick(draw, "cotangent_contiguous", (True, False)),
-        values=pick_values(draw, PREPARED_MODES),
-        poison=pick(draw, "poison", POISON_TABLE),
-        repeats=pick(draw, "repeats", REPEATS),
-        records=pick(draw, "records", RECORDS),
-        members=pick_members(draw, world_size),
+        **pick_gradients(draw, ("x",)),
+        **pick_run(draw, world_size, PREPARED_MODES),
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hypothesis import strategies as st
-from hypothesis.strategies import DrawFn, SearchStrategy
+from hypothesis.strategies import DrawFn
 
 from equivtest.families.training.data_parallel.case import DataParallelCase
 from equivtest.families.training.data_parallel.case_refused import MISFITS, RefusedShardingCase
@@ -36,24 +36,12 @@ CHECKPOINTS_DRAWN = (*[""] * 7, "hidden", "wrapped", "in_proj", "out_proj", "hid
 DATA_PARALLEL_OPTIMIZERS = ("none", "sgd", "sgd", "adamw")
 
 
-def data_parallel_cases(space: Space, *, style: str, fetch: str = "") -> SearchStrategy[DataParallelCase]:
-    """Cases of a perceptron under data parallelism, three in four of them trained; some parameter needs a gradient.
-
-    Recorded only where `fetch` is named.  Shrinks to one forward and backward of one row.
-    """
-    return _data_parallel_cases(space, style, fetch)
-
-
-def refused_sharding_cases(space: Space) -> SearchStrategy[RefusedShardingCase]:
+@st.composite
+def refused_sharding_cases(draw: DrawFn, space: Space) -> RefusedShardingCase:
     """Cases whose first weight FSDP2 does not take as it is to be sharded.
 
     Shrinks to one rank that is asked for a dim that a weight does not have.
     """
-    return _refused_sharding_cases(space)
-
-
-@st.composite
-def _refused_sharding_cases(draw: DrawFn, space: Space) -> RefusedShardingCase:
     world_size = pick(draw, "world_size", space.world_sizes)
     dtype = pick(draw, "dtype", space.dtypes)
     misfit = pick(draw, "misfit", [misfit for misfit in MISFITS if misfit != "uneven" or world_size > 1])
@@ -72,7 +60,11 @@ def _refused_sharding_cases(draw: DrawFn, space: Space) -> RefusedShardingCase:
 
 
 @st.composite
-def _data_parallel_cases(draw: DrawFn, space: Space, style: str, fetch: str) -> DataParallelCase:
+def data_parallel_cases(draw: DrawFn, space: Space, *, style: str, fetch: str = "") -> DataParallelCase:
+    """Cases of a perceptron under data parallelism, three in four of them trained; some parameter needs a gradient.
+
+    Recorded only where `fetch` is named.  Shrinks to one forward and backward of one row.
+    """
     return DataParallelCase(**_pick_data_parallel(draw, space, style, fetch))
 
 

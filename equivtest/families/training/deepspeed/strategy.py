@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hypothesis import strategies as st
-from hypothesis.strategies import DrawFn, SearchStrategy
+from hypothesis.strategies import DrawFn
 
 from equivtest.families.training.data_parallel.strategy import data_parallel_cases
 from equivtest.families.training.deepspeed.case import EVERYTHING, OF_STAGE_3, REDUCE_BUCKET_NUMEL, EngineCase
@@ -29,30 +29,14 @@ PREDIVIDE_FACTORS = ("none", "none", "none", "two", "half", "three", "ranks")
 NUMEL_OF = tuple(range(12))  # which parameter a size lies around, modulo their number, 2 to 4
 
 
-def engine_cases(space: Space) -> SearchStrategy[EngineCase]:
+@st.composite
+def engine_cases(draw: DrawFn, space: Space) -> EngineCase:
     """Cases for DeepSpeed's ZeRO-3 engine, in float32 alone: it keeps a master copy of narrower parameters in that.
 
     A mesh is always the world, whose group the engine takes.  Three steps at least where anything is
     trained: parameters are fetched ahead from the second on.  Sizes lie around the numel of a parameter.
     Shrinks to one forward and backward without persistent parameters, all else as DeepSpeed has it.
     """
-    return _engine_cases(space)
-
-
-def whole_engine_cases(space: Space) -> SearchStrategy[EngineCase]:
-    """The same for stages 1 and 2, without what only stage 3 has."""
-    return _whole_engine_cases(space)
-
-
-@st.composite
-def _whole_engine_cases(draw: DrawFn, space: Space) -> EngineCase:
-    case = draw(_engine_cases(space))
-    usual = {name: getattr(EngineCase, name) for name in OF_STAGE_3}
-    return dataclasses.replace(case, stage=pick(draw, "stage", (2, 2, 1)), **usual)
-
-
-@st.composite
-def _engine_cases(draw: DrawFn, space: Space) -> EngineCase:
     case = draw(data_parallel_cases(Space(space.world_sizes, ("float32",)), style="zero3"))
     steps = pick(draw, "steps of an engine", (3, 3, 4))
     numels = [math.prod(case.shapes()[f"param.{name}"]) for name in case.parameter_names()]
@@ -79,6 +63,14 @@ def _engine_cases(draw: DrawFn, space: Space) -> EngineCase:
         sub_group_numel=pick(draw, "sub_group_numel", (EVERYTHING, EVERYTHING, EVERYTHING, 1)),
         gradient_clipping=pick(draw, "gradient_clipping", CLIPPINGS) if case.trains else 0.0,
     )
+
+
+@st.composite
+def whole_engine_cases(draw: DrawFn, space: Space) -> EngineCase:
+    """The same for stages 1 and 2, without what only stage 3 has."""
+    case = draw(engine_cases(space))
+    usual = {name: getattr(EngineCase, name) for name in OF_STAGE_3}
+    return dataclasses.replace(case, stage=pick(draw, "stage", (2, 2, 1)), **usual)
 
 
 def _pick_scaling(draw: DrawFn, world_size: int, *, reduce_scatter: bool) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hypothesis import strategies as st
-from hypothesis.strategies import DrawFn, SearchStrategy
+from hypothesis.strategies import DrawFn
 
 from equivtest.families.training.data_parallel.strategy import _pick_data_parallel
 from equivtest.families.training.mixed.case import NARROW, MixedCase
@@ -14,17 +14,13 @@ PARAM_DTYPES = ("bfloat16", "bfloat16", "float16")
 REDUCE_DTYPES = ("", "float32", "float32", "bfloat16", "float16")
 
 
-def mixed_cases(space: Space) -> SearchStrategy[MixedCase]:
+@st.composite
+def mixed_cases(draw: DrawFn, space: Space) -> MixedCase:
     """Cases with float32 parameters; three in four trained, some parameter needs a gradient.
 
     Of the narrower dtypes those of the space are drawn; both where it has neither.  Shrinks to one forward and
     backward of one row in the first of them, reduced in it.
     """
-    return _mixed_cases(space)
-
-
-@st.composite
-def _mixed_cases(draw: DrawFn, space: Space) -> MixedCase:
     fields = _pick_data_parallel(draw, Space(space.world_sizes, ("float32",)), "fsdp2", "", ("",))
     narrow = [dtype for dtype in NARROW if dtype in space.dtypes] or NARROW
     param_dtype = pick(draw, "param_dtype", [dtype for dtype in PARAM_DTYPES if dtype in narrow])

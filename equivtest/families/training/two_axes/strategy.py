@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from hypothesis import strategies as st
-from hypothesis.strategies import DrawFn, SearchStrategy
+from hypothesis.strategies import DrawFn
 
 from equivtest.families.training.data_parallel.strategy import TIES_DRAWN, _pick_data_parallel
 from equivtest.families.training.two_axes.case import TwoAxisCase
@@ -18,17 +18,13 @@ RECORDS_WITHOUT_CLIPPING = (False,) * 3 + (True,)
 """Nearly half of the cases clip, which nobody documents: one visit in seven is recorded then."""
 
 
-def two_axis_cases(space: Space, *, style: str) -> SearchStrategy[TwoAxisCase]:
+@st.composite
+def two_axis_cases(draw: DrawFn, space: Space, *, style: str) -> TwoAxisCase:
     """Cases of a perceptron on two axes, three in four of them trained; some parameter needs a gradient.
 
     A plain hidden activation is drawn where its shards are even, as torch takes them to be.
     Shrinks to one forward and backward of one row.
     """
-    return _two_axis_cases(space, style)
-
-
-@st.composite
-def _two_axis_cases(draw: DrawFn, space: Space, style: str) -> TwoAxisCase:
     fields = _pick_data_parallel(draw, space, "fsdp2", "", TIES_DRAWN if style == "hsdp" else ("",))
     mesh = pick(draw, "mesh", two_axis_meshes(fields["world_size"], style))
     use_local_output = pick(draw, "use_local_output", USE_LOCAL_OUTPUT)

@@ -5,20 +5,11 @@ from __future__ import annotations
 import math
 
 from hypothesis import strategies as st
-from hypothesis.strategies import DrawFn, SearchStrategy
+from hypothesis.strategies import DrawFn
 
 from equivtest.families.zero3.fetch.case import PADDINGS, FetchCase, RefusedFetchCase
 from equivtest.kit.case import Shape
-from equivtest.kit.picks import (
-    POISON_TABLE,
-    RECORDS,
-    REFUSED_MODES,
-    REPEATS,
-    pick,
-    pick_members,
-    pick_shape,
-    pick_values,
-)
+from equivtest.kit.picks import RECORDS, REFUSED_MODES, pick, pick_run, pick_shape, pick_values
 from equivtest.property import Space
 
 FETCH_DRAWS = ("special", "index", "wide", "dense", "special")
@@ -30,21 +21,12 @@ ZERO_NUMEL_SHAPES: tuple[Shape | None, ...] = (None,) * 45 + ((0,), (0, 3), (2, 
 MISFITS_OF_FETCH = ("dtype", "in_flight")
 
 
-def fetch_cases(space: Space, *, collective: str = "") -> SearchStrategy[FetchCase]:
+@st.composite
+def fetch_cases(draw: DrawFn, space: Space, *, collective: str = "") -> FetchCase:
     """Cases of one to five parameters, fetched together by `collective`; recorded only where it is named.
 
     Shrinks to one draw of dense values for one parameter of one element.
     """
-    return _fetch_cases(space, collective)
-
-
-def refused_fetch_cases(space: Space) -> SearchStrategy[RefusedFetchCase]:
-    """Cases whose parameters cannot be fetched together; every parameter has elements."""
-    return _refused_fetch_cases(space)
-
-
-@st.composite
-def _fetch_cases(draw: DrawFn, space: Space, collective: str) -> FetchCase:
     world_size = pick(draw, "world_size", space.world_sizes)
     dtype = pick(draw, "dtype", space.dtypes)
     num_parameters = pick(draw, "num_parameters", NUM_PARAMETERS)
@@ -57,17 +39,14 @@ def _fetch_cases(draw: DrawFn, space: Space, collective: str) -> FetchCase:
         requires_grad=tuple(flag for _, flag in picked),
         padding=pick(draw, "padding", PADDINGS),
         contiguous=pick(draw, "contiguous", (True, False)),
-        values=pick_values(draw, FETCH_MODES),
-        poison=pick(draw, "poison", POISON_TABLE),
-        repeats=pick(draw, "repeats", REPEATS),
         collective=collective,
-        records=pick(draw, "records", RECORDS if collective else (False,)),
-        members=pick_members(draw, world_size),
+        **pick_run(draw, world_size, FETCH_MODES, records=RECORDS if collective else (False,)),
     )
 
 
 @st.composite
-def _refused_fetch_cases(draw: DrawFn, space: Space) -> RefusedFetchCase:
+def refused_fetch_cases(draw: DrawFn, space: Space) -> RefusedFetchCase:
+    """Cases whose parameters cannot be fetched together; every parameter has elements."""
     world_size = pick(draw, "world_size", space.world_sizes)
     dtype = pick(draw, "dtype", space.dtypes)
     misfit = pick(draw, "misfit", MISFITS_OF_FETCH)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from hypothesis import strategies as st
-from hypothesis.strategies import DrawFn, SearchStrategy
+from hypothesis.strategies import DrawFn
 
 from equivtest.families.zero3.fetch.case import PADDINGS
 from equivtest.families.zero3.fetch.strategy import pick_parameter
 from equivtest.families.zero3.lifecycle.case import FETCHES, MAX_OPERATIONS, VERBS, WITHOUT_NAMES, LifecycleCase
-from equivtest.kit.picks import POISON_TABLE, REPEATS, pick, pick_members, pick_values
+from equivtest.kit.picks import pick, pick_run
 from equivtest.property import Space
 
 LIFECYCLE_MODES = (("dense",), ("index",), ("dense", "index"))
@@ -45,14 +45,6 @@ operations that only undo each other.
 
 MORE = (False, *(True,) * 24)
 NO_MORE = (False, False)
-
-
-def lifecycle_cases(space: Space, *, collective: str) -> SearchStrategy[LifecycleCase]:
-    """Cases of one to three parameters and up to MAX_OPERATIONS operations, fetched by `collective`.
-
-    Shrinks to one fetch of one parameter of one element.
-    """
-    return _lifecycle_cases(space, collective)
 
 
 class Course:
@@ -122,7 +114,11 @@ class Course:
 
 
 @st.composite
-def _lifecycle_cases(draw: DrawFn, space: Space, collective: str) -> LifecycleCase:
+def lifecycle_cases(draw: DrawFn, space: Space, *, collective: str) -> LifecycleCase:
+    """Cases of one to three parameters and up to MAX_OPERATIONS operations, fetched by `collective`.
+
+    Shrinks to one fetch of one parameter of one element.
+    """
     world_size = pick(draw, "world_size", space.world_sizes)
     dtype = pick(draw, "dtype", space.dtypes)
     num_parameters = pick(draw, "num_parameters", NUM_PARAMETERS)
@@ -131,11 +127,7 @@ def _lifecycle_cases(draw: DrawFn, space: Space, collective: str) -> LifecycleCa
         "mixed_dtypes": pick(draw, "mixed_dtypes", (False, False, False, True)),
         "padding": pick(draw, "padding", PADDINGS),
         "measures": pick(draw, "measures", (False, True)),
-        "values": pick_values(draw, LIFECYCLE_MODES),
-        "poison": pick(draw, "poison", POISON_TABLE),
-        "repeats": pick(draw, "repeats", REPEATS),
-        "records": pick(draw, "records", RECORDS),
-        "members": pick_members(draw, world_size),
+        **pick_run(draw, world_size, LIFECYCLE_MODES, records=RECORDS),
     }
     picked = [pick_parameter(draw, f"parameter {index}", world_size) for index in range(num_parameters)]
     return LifecycleCase(
