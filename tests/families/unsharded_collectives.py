@@ -1,0 +1,25 @@
+"""Collectives without ranks."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from equivtest.families.collectives.case import OPERANDS, CollectivesCase
+from equivtest.families.collectives.oracle import arrange
+from equivtest.kit.values import draw
+from tests.unsharded import unsharded
+
+
+@unsharded.register
+def unsharded_collectives(case: CollectivesCase, index: int) -> dict[str, torch.Tensor]:
+    """Operands reduced one after the other, in their own dtype."""
+    given = draw(case, index)
+    joins = {"": None, "max": torch.maximum, "min": torch.minimum, "product": torch.mul}
+    answers = {}
+    for call in case.calls:
+        whole, join = given[OPERANDS[call.op]], joins.get(call.op, torch.add)
+        whole = whole if join is None else functools.reduce(join, whole)
+        answers[call.name] = arrange(case, call.result, whole / case.world_size if call.op == "avg" else whole)
+    return answers

@@ -1,0 +1,25 @@
+"""The tensor that is redistributed, whole."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from equivtest.families.redistribute.case import RedistributeCase
+from equivtest.kit.values import draw
+from tests.unsharded import unsharded
+
+
+@unsharded.register
+def unsharded_redistribute(case: RedistributeCase, index: int) -> dict[str, torch.Tensor]:
+    """The tensor and its cotangent; operands are reduced one after the other, in their own dtype."""
+    given = draw(case, index)
+    return {"output": _reduced(case, "x", given["x"]), "grad.x": _reduced(case, "cotangent", given["cotangent"])}
+
+
+def _reduced(case: RedistributeCase, name: str, given: torch.Tensor) -> torch.Tensor:
+    op, num_operands = case.reduction(name)
+    join = {"max": torch.maximum, "min": torch.minimum}.get(op, torch.add)
+    total = functools.reduce(join, given.reshape(num_operands, *case.shape))
+    return total / num_operands if op == "avg" else total
