@@ -135,7 +135,7 @@ def test_bytes_follow_the_dtype() -> None:
 
 def test_a_class_without_documentation_is_a_misuse() -> None:
     """The message says how to register it."""
-    with pytest.raises(Misuse, match=r"no collectives are documented for Case.*document\.register"):
+    with pytest.raises(Misuse, match=r"no collectives are documented for Case.*expected_collectives\.register"):
         expected_collectives(object.__new__(Case), 0)
 
 
