@@ -18,7 +18,7 @@ from benchmarks.compared import OUTPUT_LAYOUTS, WORLD_SIZES, embedding_case
 from benchmarks.measure import require_answers
 from equivtest.collective import PHASES, Collective
 from equivtest.families.embedding.case import STYLES
-from equivtest.kit.oracle.collectives import document
+from equivtest.kit.oracle.collectives import expected_collectives
 from equivtest.ranks.pool import Pool
 
 FORMULAS = {"all_reduce": "n b", "reduce_scatter": "n b", "all_gather": "n b / w", "all_to_all": "n b / w"}
@@ -67,7 +67,7 @@ def _measure(pool: Pool, world_size: int, output: str, style: str) -> list[Sent]
     replies = pool.run(f"{style}_embedding", case)
     require_answers(style, case, replies)
     recorded = replies[0].answers[0].collectives or ()
-    documented, setting = document(case, 0), (output, world_size, style)
+    documented, setting = expected_collectives(case, 0), (output, world_size, style)
     return [Sent(*setting, phase, of_phase(documented, phase), of_phase(recorded, phase)) for phase in PHASES]
 
 

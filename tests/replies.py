@@ -11,7 +11,7 @@ from equivtest.families.linear.case import LinearCase
 from equivtest.families.zero3.fetch.case import FetchCase, RefusedFetchCase
 from equivtest.kit.case import Case
 from equivtest.kit.oracle import expect
-from equivtest.kit.oracle.collectives import document
+from equivtest.kit.oracle.collectives import expected_collectives
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.reply import Answer, Reply
 from equivtest.ranks.support import Finding
@@ -58,7 +58,7 @@ def _right_answer(case: Case, draw: int, rank: int) -> Answer:
         tensors[name] = Placed(local, expected.layout, shape)
         flags[name] = bool(expected.requires_grad)
     again = tensors if case.repeats and draw == 0 else {}
-    return Answer(tensors, flags, again=again, collectives=document(case, rank) if case.records else None)
+    return Answer(tensors, flags, again=again, collectives=expected_collectives(case, rank) if case.records else None)
 
 
 def change_answer(

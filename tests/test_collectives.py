@@ -15,7 +15,7 @@ from equivtest.errors import Misuse
 from equivtest.families.linear.case import LinearCase
 from equivtest.families.zero3.fetch.case import FetchCase
 from equivtest.kit.case import Case
-from equivtest.kit.oracle.collectives import document, without_all_to_all
+from equivtest.kit.oracle.collectives import expected_collectives, without_all_to_all
 from equivtest.ranks.reply import Reply
 from equivtest.verdicts.claims import uses_only_collectives
 from equivtest.verdicts.message import write_message
@@ -40,7 +40,7 @@ def fetch(collective: str, *parameters: tuple[int, ...], world_size: int = 2) ->
 
 
 def texts(case: Case, rank: int = 0, *, phase: str = "") -> list[str]:
-    return [str(call) for call in document(case, rank) if call.phase == phase or not phase]
+    return [str(call) for call in expected_collectives(case, rank) if call.phase == phase or not phase]
 
 
 # What is documented, worked out by hand.
@@ -135,8 +135,8 @@ def test_bytes_follow_the_dtype() -> None:
 
 def test_a_class_without_documentation_is_a_misuse() -> None:
     """The message says how to register it."""
-    with pytest.raises(Misuse, match=r"no collectives are documented for Case.*document\.register"):
-        document(object.__new__(Case), 0)
+    with pytest.raises(Misuse, match=r"no collectives are documented for Case.*expected_collectives\.register"):
+        expected_collectives(object.__new__(Case), 0)
 
 
 def test_a_recorded_fetch_says_its_collective() -> None:
@@ -187,7 +187,7 @@ def test_a_case_that_is_not_recorded_has_no_verdict() -> None:
 )
 def test_other_collectives_fail(change: Any) -> None:
     """On the one rank that called them."""
-    [verdict] = verdicts_on(with_calls(1, *change(document(RECORDED, 1))), RECORDED)
+    [verdict] = verdicts_on(with_calls(1, *change(expected_collectives(RECORDED, 1))), RECORDED)
 
     assert verdict.kind == "collectives" and [mismatch.rank for mismatch in verdict.mismatches] == [1]
 
@@ -215,13 +215,14 @@ def test_without_all_to_all_an_all_gather_takes_its_place() -> None:
     """gloo has none: torch gathers as many bytes and cuts."""
     case = linear("colwise", output_layout="shard(0)", requires_grad=("weight",))
     instead = [
-        tuple(c if c.kind == "scatter" else replace(c, kind="all_gather") for c in document(case, r)) for r in (0, 1)
+        tuple(c if c.kind == "scatter" else replace(c, kind="all_gather") for c in expected_collectives(case, r))
+        for r in (0, 1)
     ]
     replies = right_replies(case)
     for rank in (0, 1):
         replies = change_answer(replies, rank, lambda answer, rank=rank: replace(answer, collectives=instead[rank]))
     mixed = change_answer(
-        replies, 0, lambda answer: replace(answer, collectives=(*instead[0][:2], *document(case, 0)[2:]))
+        replies, 0, lambda answer: replace(answer, collectives=(*instead[0][:2], *expected_collectives(case, 0)[2:]))
     )
 
     assert verdicts_on(replies, case)[0].kind == "holds"
@@ -233,9 +234,9 @@ def test_ranks_that_gather_instead_are_right_and_a_mixture_is_not() -> None:
     case = linear("colwise", output_layout="shard(0)", requires_grad=("weight",))
     replies = right_replies(case)
     for rank in (0, 1):
-        gathered = without_all_to_all(document(case, rank))
+        gathered = without_all_to_all(expected_collectives(case, rank))
         replies = change_answer(replies, rank, partial(replace, collectives=gathered))
-    mixed = change_answer(replies, 1, partial(replace, collectives=(*gathered[:2], *document(case, 1)[2:])))
+    mixed = change_answer(replies, 1, partial(replace, collectives=(*gathered[:2], *expected_collectives(case, 1)[2:])))
 
     assert [verdicts_on(given, case)[0].kind for given in (replies, mixed)] == ["holds", "collectives"]
 

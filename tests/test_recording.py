@@ -18,7 +18,7 @@ from equivtest.families.linear.case import LinearCase
 from equivtest.families.zero3.fetch.case import FetchCase
 from equivtest.families.zero3.fetch.subject import all_gather
 from equivtest.kit.case import Case
-from equivtest.kit.oracle.collectives import document
+from equivtest.kit.oracle.collectives import expected_collectives
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.recording import Recorder
 from equivtest.tensors import same_bits
@@ -122,4 +122,4 @@ def test_recording_changes_no_value(subject: str, case: Case, pool: Pool) -> Non
 def test_ranks_call_what_is_documented(pool: Pool) -> None:
     """In the very order of the documentation, where the layouts divide nothing evenly."""
     for reply in pool.run("colwise_linear", LAYER):
-        assert reply.answers[0].collectives == document(LAYER, reply.rank)
+        assert reply.answers[0].collectives == expected_collectives(LAYER, reply.rank)

@@ -222,8 +222,8 @@ class Case:
         return ""
 
 
-class RefusedCase(Case):
-    """A case outside of a contract, which every rank must refuse; the first base of a class, before its family's."""
+class Refused:
+    """Marks a case outside of a contract, which every rank must refuse; the first base of its class."""
 
 
 def require(holds: bool, message: str) -> None:  # noqa: FBT001  (reads as a sentence)

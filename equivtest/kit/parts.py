@@ -67,7 +67,8 @@ def modules_of(part: str) -> tuple[ModuleType, ...]:
 
 def _packages_below(package: ModuleType) -> Iterator[str]:
     for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
-        if module.ispkg and module.name.rpartition(".")[2] not in PARTS:
+        is_part = package.__name__ != FAMILIES and module.name.rpartition(".")[2] in PARTS
+        if module.ispkg and not is_part:
             yield module.name
             yield from _packages_below(importlib.import_module(module.name))
 

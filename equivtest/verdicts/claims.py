@@ -21,7 +21,7 @@ from equivtest.verdicts.ways import judge_ways
 
 
 def always(case: Case, draw: int) -> bool:
-    """Of every draw of every case."""
+    """Returns True: the claim speaks of every draw of every case."""
     return True
 
 
@@ -50,7 +50,9 @@ def _judge_refusal(case: Case, expected: Expected, answers: Answers) -> Judgemen
 
 
 equals_unsharded = Claim(
-    "equals_unsharded", "output and parameters equal the oracle's, the output under its layout", judge_outputs
+    "equals_unsharded",
+    "output and parameters equal the oracle's on every rank, the output under its layout",
+    judge_outputs,
 )
 gradients_equal_unsharded = Claim(
     "gradients_equal_unsharded",
@@ -60,24 +62,27 @@ gradients_equal_unsharded = Claim(
 )
 agrees_on_all_ranks = Claim(
     "agrees_on_all_ranks",
-    "what is replicated is bitwise equal on every rank",
+    "what is replicated has the same bits on every rank",
     judge_replicas,
     lambda case, draw: case.world_size > 1,
 )
 keeps_layout_of_parameter = Claim(
     "keeps_layout_of_parameter",
-    "parameters and gradients carry the layout of their parameter",
+    "parameters and their gradients live under the parameter's layout",
     judge_parameter_layouts,
     lambda case, draw: case.fixes_layouts,
 )
 trains_like_unsharded = Claim(
     "trains_like_unsharded",
-    "each update, and each step after the first, equals the oracle's from the state that the step before it left",
+    "each update, and each step after the first, equals the oracle's, computed from the state that the "
+    "ranks really held after the step before",
     judge_training,
     lambda case, draw: case.trains,
 )
 does_not_touch_its_inputs = Claim(
-    "does_not_touch_its_inputs", "inputs, parameters and requires_grad flags are as before", judge_touched
+    "does_not_touch_its_inputs",
+    "what the harness handed out has its bits and flags; parameters keep requires_grad",
+    judge_touched,
 )
 both_ways_agree = Claim(
     "both_ways_agree",
@@ -95,7 +100,8 @@ drops_at_random = Claim(
 )
 uses_only_collectives = Claim(
     "uses_only_collectives",
-    "kinds, counts and bytes of collectives are the documented ones on every rank; judged where they are recorded",
+    "kinds, counts and bytes of the collectives are the documented ones on every rank, padding included; "
+    "judged on the visits that record them, one in eight, and on the examples",
     judge_collectives,
     lambda case, draw: case.records,
     by_dtype=False,
@@ -103,7 +109,9 @@ uses_only_collectives = Claim(
 )
 uses_only_documented_memory = Claim(
     "uses_only_documented_memory",
-    "the bytes that each rank holds are the documented ones; judged where they are measured",
+    "the bytes that each rank holds, counted by storages, are the documented ones: its partitions, what "
+    "is whole, partitions of gradients, what was saved, and nothing else; judged on the visits that "
+    "measure them, one in two, and on the examples",
     judge_memory,
     lambda case, draw: any(name.startswith("memory.") for name in case.answer_names()),
     by_dtype=False,
@@ -111,7 +119,7 @@ uses_only_documented_memory = Claim(
 )
 refuses = Claim(
     "refuses",
-    "a case outside the contract raises the same kind of error on every rank, none hangs",
+    "a case outside the contract raises the same kind of error on every rank; none hangs, and the ranks live on",
     _judge_refusal,
     by_dtype=False,
 )
@@ -123,14 +131,16 @@ is_exact_without_reduction = Claim(
 )
 is_exact_but_for_added_zeros = Claim(
     "is_exact_but_for_added_zeros",
-    "every bit is that of the unsharded run, but that -0.0 may be +0.0 and a NaN any other: zeros were added; and "
-    "a subnormal number a zero where the backend declares that",
+    "every bit is that of the unsharded run, but that -0.0 may be +0.0 and a NaN any other NaN, where an "
+    "all_reduce added zeros, and a subnormal number a zero where the backend declares that; never in what "
+    "a rank keeps for itself",
     judge_bits_but_for_zeros,
     lambda case, draw: case.fixes_bits(draw),
 )
 is_the_identity_for_one_rank = Claim(
     "is_the_identity_for_one_rank",
-    "on one rank every bit is that of no parallelism at all, whatever the collective",
+    "on one rank every bit is that of no parallelism at all; of a linear layer, that of torch's own layer "
+    "on exact values, but for the sign of a zero",
     judge_bits,
     lambda case, draw: case.world_size == 1 and not case.values[draw][0].startswith("real"),  # which are rounded
 )

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from equivtest.collective import describe
 from equivtest.kit.case import Case
-from equivtest.kit.oracle.collectives import document, without_all_to_all
+from equivtest.kit.oracle.collectives import expected_collectives, without_all_to_all
 from equivtest.kit.oracle.expected import Expected
 from equivtest.verdicts.judgement import Answers, Judgement
 from equivtest.verdicts.verdict import Mismatch
@@ -22,7 +22,7 @@ def judge_collectives(case: Case, expected: Expected, answers: Answers) -> Judge
         return None
     wrong = []
     for rank, answer in answers.items():
-        documented, found = document(case, rank), answer.collectives
+        documented, found = expected_collectives(case, rank), answer.collectives
         if found is None:
             wrong.append(Mismatch("", rank, describe(documented), "nothing: they were not recorded"))
         elif Counter(found) not in (Counter(documented), Counter(without_all_to_all(documented))):

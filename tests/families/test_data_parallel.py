@@ -23,7 +23,7 @@ from equivtest.families.zero3.fetch.subject import Fetch, PartitionedParameter
 from equivtest.kit.case import from_code, from_data, to_data
 from equivtest.kit.oracle import expect, expect_held
 from equivtest.kit.oracle.averages import Averages, reciprocal_is_near
-from equivtest.kit.oracle.collectives import document
+from equivtest.kit.oracle.collectives import expected_collectives
 from equivtest.kit.oracle.exact import InexactData
 from equivtest.kit.oracle.operations import Operations
 from equivtest.kit.values import draw
@@ -163,7 +163,7 @@ def test_only_what_is_known_can_be_checkpointed() -> None:
 
 def fetches(**fields: Any) -> list[tuple[str, int]]:
     case = data_parallel_case(style="zero3", fetch="all_gather", micro_batches=1, records=True, **fields)
-    return [(call.phase, call.size_bytes) for call in document(case, 0) if call.kind == "all_gather"]
+    return [(call.phase, call.size_bytes) for call in expected_collectives(case, 0) if call.kind == "all_gather"]
 
 
 def test_a_hidden_activation_that_is_computed_again_fetches_in_proj_once_more() -> None:

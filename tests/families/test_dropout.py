@@ -17,7 +17,7 @@ from equivtest.errors import Misuse
 from equivtest.families.dropout.case import CHANCE_BITS, DropoutCase
 from equivtest.kit.oracle import expect
 from equivtest.kit.oracle.chance import agreement, count_limits
-from equivtest.kit.oracle.collectives import document
+from equivtest.kit.oracle.collectives import expected_collectives
 from equivtest.kit.values import draw
 from equivtest.known import SHIPPED, KnownFailures
 from equivtest.layout import Layout, Replicate, Shard
@@ -151,7 +151,7 @@ def test_with_p_one_all_is_zero() -> None:
 
 
 def test_no_collective_is_documented() -> None:
-    assert document(case_of(), 0) == ()
+    assert expected_collectives(case_of(), 0) == ()
 
 
 # ------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from equivtest.families.embedding.case import MISFITS, EmbeddingCase, RefusedEmb
 from equivtest.families.embedding.oracle import bound_gradient
 from equivtest.families.embedding.values import draw_ids
 from equivtest.kit.oracle import expect
-from equivtest.kit.oracle.collectives import document
+from equivtest.kit.oracle.collectives import expected_collectives
 from equivtest.kit.oracle.rounding import TORCH_CPU
 from equivtest.kit.values import draw
 from equivtest.layout import shard_bounds
@@ -258,6 +258,6 @@ def test_another_gradient_is_beyond_the_bound(dtype: str, change: Callable[..., 
 )
 def test_an_embedding_takes_the_collectives_of_its_layouts(fields: dict[str, Any], expected: list[str]) -> None:
     """Output (4, 6, 5) in float32, padded to 6 features where these are shared by three ranks; 24 ids."""
-    calls = [str(call) for call in document(case_of(**fields), 1)][1:]  # after the weight was handed out
+    calls = [str(call) for call in expected_collectives(case_of(**fields), 1)][1:]  # after the weight was handed out
 
     assert calls == [f"{'' if 'backward' in text else 'forward '}{text} bytes" for text in expected]

@@ -12,7 +12,7 @@ import torch
 from equivtest.check import declared, judge_replies
 from equivtest.families.embedding.ways.case import EmbeddingWaysCase, of_style
 from equivtest.kit.oracle import expect, expect_held
-from equivtest.kit.oracle.collectives import document
+from equivtest.kit.oracle.collectives import expected_collectives
 from equivtest.kit.oracle.expected import Expected
 from equivtest.kit.oracle.rounding import TORCH_CPU
 from equivtest.kit.values import draw
@@ -81,11 +81,14 @@ def test_both_are_given_the_same_values() -> None:
 
 
 def test_the_one_that_runs_first_calls_its_collectives_first() -> None:
-    calls = {style: [call.kind for call in document(CASE.of_style(style), 0)] for style in ("rowwise", "colwise")}
+    calls = {
+        style: [call.kind for call in expected_collectives(CASE.of_style(style), 0)] for style in ("rowwise", "colwise")
+    }
 
     assert calls["rowwise"] != calls["colwise"]
-    assert [call.kind for call in document(CASE, 0)] == calls["rowwise"] + calls["colwise"]
-    assert [call.kind for call in document(replace(CASE, style="colwise"), 0)] == calls["colwise"] + calls["rowwise"]
+    assert [call.kind for call in expected_collectives(CASE, 0)] == calls["rowwise"] + calls["colwise"]
+    reverse = expected_collectives(replace(CASE, style="colwise"), 0)
+    assert [call.kind for call in reverse] == calls["colwise"] + calls["rowwise"]
 
 
 def test_each_must_answer_what_it_must_alone() -> None:

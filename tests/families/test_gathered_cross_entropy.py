@@ -13,7 +13,7 @@ from equivtest.errors import Misuse
 from equivtest.families.cross_entropy.gathered.case import GatheredCrossEntropyCase, RefusedGatheredCrossEntropyCase
 from equivtest.families.cross_entropy.strategy import gathered_cross_entropy_cases
 from equivtest.kit.oracle import expect
-from equivtest.kit.oracle.collectives import document
+from equivtest.kit.oracle.collectives import expected_collectives
 from equivtest.kit.values import draw
 from equivtest.layout import Layout, Replicate, Shard
 from equivtest.tensors import DTYPES
@@ -86,8 +86,8 @@ def test_the_ranks_share_classes_or_positions() -> None:
 
 def test_one_all_gather_of_padded_classes_is_documented() -> None:
     """Eight rows of three classes of four bytes; none of one rank."""
-    assert document(case_of(), 2) == (Collective("all_gather", 96, "forward"),)
-    assert document(case_of(world_size=1), 0) == ()
+    assert expected_collectives(case_of(), 2) == (Collective("all_gather", 96, "forward"),)
+    assert expected_collectives(case_of(world_size=1), 0) == ()
 
 
 @each_dtype

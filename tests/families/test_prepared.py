@@ -13,7 +13,7 @@ from equivtest.errors import Misuse, Unsupported
 from equivtest.families.redistribute.prepared.case import PreparedCase
 from equivtest.families.redistribute.prepared.subject import plan_of
 from equivtest.kit.oracle import expect
-from equivtest.kit.oracle.collectives import document
+from equivtest.kit.oracle.collectives import expected_collectives
 from equivtest.kit.values import draw
 from equivtest.layout import Layout, Replicate, Shard
 
@@ -64,8 +64,8 @@ def test_each_step_there_and_back_takes_its_collective() -> None:
     case = case_of(style="input_output", target=("shard(0)",))
     gathered, reduced = Collective("all_gather", 24, "forward"), Collective("all_reduce", 48, "forward")
 
-    assert document(case, 0) == (gathered, Collective("all_gather", 24, "backward"))
-    assert document(case_of(source=("partial(sum)",), requires_grad=()), 1) == (reduced,)
+    assert expected_collectives(case, 0) == (gathered, Collective("all_gather", 24, "backward"))
+    assert expected_collectives(case_of(source=("partial(sum)",), requires_grad=()), 1) == (reduced,)
 
 
 def test_a_style_that_a_release_has_not_is_not_supported(monkeypatch: pytest.MonkeyPatch) -> None:

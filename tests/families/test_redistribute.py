@@ -17,7 +17,7 @@ from equivtest.families.redistribute.case import ROADS, RedistributeCase, stacke
 from equivtest.families.redistribute.case_refused import RefusedRedistributeCase
 from equivtest.families.redistribute.oracle import reduce_operands
 from equivtest.kit.oracle import expect
-from equivtest.kit.oracle.collectives import document
+from equivtest.kit.oracle.collectives import expected_collectives
 from equivtest.kit.oracle.exact import InexactData
 from equivtest.kit.values import draw
 from equivtest.layout import Layout, Partial, Replicate, Shard, local_shape
@@ -322,12 +322,12 @@ def test_an_average_over_seven_ranks_in_float32_is_judged_within_a_bound() -> No
 )  # fmt: skip
 def test_a_move_takes_the_collective_that_is_documented(fields: dict[str, Any], expected: list[str]) -> None:
     """Of (4, 5) in float32 on the second of three ranks, padded to 6 rows or columns where these are divided."""
-    calls = [str(call) for call in document(case_of(**fields), 1)]
+    calls = [str(call) for call in expected_collectives(case_of(**fields), 1)]
 
     assert calls == [f"{text} bytes" for text in expected]
 
 
 def test_only_the_first_rank_hands_a_scatter_its_shards() -> None:
-    call, *_ = document(case_of(road="distribute", requires_grad=()), 0)
+    call, *_ = expected_collectives(case_of(road="distribute", requires_grad=()), 0)
 
     assert call.size_bytes == math.prod((4, 6)) * 4

@@ -13,7 +13,7 @@ from equivtest.errors import Misuse
 from equivtest.families.reduction.case import OPS, SOFTMAXES, ReductionCase
 from equivtest.families.reduction.strategy import reduction_cases
 from equivtest.kit.oracle import expect
-from equivtest.kit.oracle.collectives import document
+from equivtest.kit.oracle.collectives import expected_collectives
 from equivtest.kit.oracle.reductions import log_softmax, log_softmax_grad, mean, norm, norm_grad, softmax, softmax_grad
 from equivtest.kit.oracle.rounding import TORCH_CPU
 from equivtest.kit.values import draw
@@ -218,7 +218,7 @@ def test_a_softmax_takes_any_one_dim() -> None:
 
 
 def documented(**fields: Any) -> list[str]:
-    return [str(call) for call in document(case_of(**fields), 0)]
+    return [str(call) for call in expected_collectives(case_of(**fields), 0)]
 
 
 @pytest.mark.parametrize(

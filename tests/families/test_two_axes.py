@@ -18,7 +18,7 @@ from equivtest.families.training.two_axes.case import TWO_AXIS_STYLES, TwoAxisCa
 from equivtest.families.training.two_axes.strategy import two_axis_meshes
 from equivtest.kit.case import from_code, from_data, to_data
 from equivtest.kit.oracle import expect, expect_held
-from equivtest.kit.oracle.collectives import document
+from equivtest.kit.oracle.collectives import expected_collectives
 from equivtest.layout import Replicate, Shard, local_box
 from equivtest.ranks.pool import Pool
 from equivtest.tensors import DTYPES
@@ -54,7 +54,7 @@ def test_a_row_of_the_mesh_gathers_a_weight_by_columns_without_padding() -> None
     """Of 5 x 4 in_proj.weight two ranks hold 10 elements each; by rows they would hold 3 of 5, 12."""
     case = two_axis_case(style="hsdp", in_features=4, by_columns=("in_proj.weight",), biases=(),
                          requires_grad=("in_proj.weight",), records=True)  # fmt: skip
-    gathered = [call.size_bytes for call in document(case, 0) if call.kind == "all_gather"]
+    gathered = [call.size_bytes for call in expected_collectives(case, 0) if call.kind == "all_gather"]
 
     assert case.layouts()["grad.in_proj.weight"].placements == (Replicate(), Shard(1))
     assert set(gathered) == {10 * 4, 5 * 4}
@@ -164,7 +164,7 @@ def test_training_on_the_whole_batch_is_within_every_bound(dtype: str, style: st
 
 def documented(rank: int, **fields: Any) -> Counter[str]:
     case = two_axis_case(**{"style": "hsdp", "micro_batches": 1, "records": True, **fields})
-    return Counter(str(call) for call in document(case, rank))
+    return Counter(str(call) for call in expected_collectives(case, rank))
 
 
 def test_each_row_gathers_and_scatters_and_each_column_reduces() -> None:

@@ -28,7 +28,7 @@ from equivtest.families.zero3.lifecycle.subject.store import NeverSavedError, St
 from equivtest.families.zero3.lifecycle.values import budget
 from equivtest.families.zero3.subject.gradients import Gradients
 from equivtest.kit.oracle import expect
-from equivtest.kit.oracle.collectives import document
+from equivtest.kit.oracle.collectives import expected_collectives
 from equivtest.kit.oracle.exact import InexactData
 from equivtest.kit.values import draw
 from equivtest.property import Space
@@ -183,7 +183,7 @@ def test_collectives_and_memory_follow_from_the_partitions(
     case = LifecycleCase(world_size=2, operations=OPERATIONS, collective=collective, measures=True, **TWO)
     expected = expect(case, 0).tensors
 
-    assert [(call.kind, call.size_bytes) for call in document(case, 0)] == [
+    assert [(call.kind, call.size_bytes) for call in expected_collectives(case, 0)] == [
         (collective, fetched_bytes),
         ("reduce_scatter", 24),
     ]
@@ -199,7 +199,7 @@ def test_collectives_and_memory_follow_from_the_partitions(
 def test_what_has_no_elements_calls_nothing() -> None:
     case = LifecycleCase(world_size=2, parameters=((0, 3),), operations=("fetch 0", "use 0"))
 
-    assert document(case, 0) == ()
+    assert expected_collectives(case, 0) == ()
 
 
 # The store, on one rank.

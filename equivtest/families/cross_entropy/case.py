@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from equivtest import limits
 from equivtest.kit.activation import ActivationCase
-from equivtest.kit.case import RefusedCase, Shape, replicated, require
+from equivtest.kit.case import Refused, Shape, replicated, require
 from equivtest.layout import Layout, Shard, shard_bounds
 
 REDUCTIONS = ("none", "sum", "mean")
@@ -132,7 +132,7 @@ MISFITS = ("label_smoothing", "probabilities", "replicated", "weight", "above", 
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class RefusedCrossEntropyCase(RefusedCase, CrossEntropyCase):
+class RefusedCrossEntropyCase(Refused, CrossEntropyCase):
     """A cross entropy that every rank must refuse alike.
 
     Attributes:

@@ -12,7 +12,7 @@ import torch
 from equivtest.collective import Collective
 from equivtest.families.cross_entropy.case import CrossEntropyCase
 from equivtest.kit.oracle import expect
-from equivtest.kit.oracle.collectives import Collectives, document
+from equivtest.kit.oracle.collectives import Collectives, expected_collectives
 from equivtest.kit.oracle.declared import arithmetic_of
 from equivtest.kit.oracle.expected import Expected, ExpectedTensor
 from equivtest.kit.oracle.losses import Targets, log_softmax, nll, nll_grad
@@ -72,8 +72,8 @@ def _in_shape(case: CrossEntropyCase, name: str, tensor: torch.Tensor) -> torch.
     return tensor.reshape(*case.positions, case.num_classes).movedim(-1, case.class_dim)
 
 
-@document.register
-def document_cross_entropy(case: CrossEntropyCase, rank: int) -> Collectives:
+@expected_collectives.register
+def cross_entropy_collectives(case: CrossEntropyCase, rank: int) -> Collectives:
     """Three all_reduces of one number per position: the maximum and the sum, in the accumulator's dtype, and the loss.
 
     The backward takes none: every rank has the logarithm of the softmax of its own classes.

@@ -19,7 +19,7 @@ import torch
 
 from equivtest.families.dropout.case import DropoutCase
 from equivtest.kit.oracle import expect, expect_held
-from equivtest.kit.oracle.collectives import Collectives, document
+from equivtest.kit.oracle.collectives import Collectives, expected_collectives
 from equivtest.kit.oracle.declared import arithmetic_of
 from equivtest.kit.oracle.expected import Expected, ExpectedTensor
 from equivtest.kit.oracle.held import Held, put_together
@@ -76,8 +76,8 @@ def _scale(case: DropoutCase, given: torch.Tensor, kept: torch.Tensor) -> Found:
     return Found.within(found)
 
 
-@document.register
-def document_dropout(case: DropoutCase, rank: int) -> Collectives:
+@expected_collectives.register
+def dropout_collectives(case: DropoutCase, rank: int) -> Collectives:
     """None: each rank drops what it holds.
 
     Source: SequenceParallel in torch/distributed/tensor/parallel/style.py; the strategies of

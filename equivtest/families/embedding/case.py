@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from equivtest import limits
-from equivtest.kit.case import Case, RefusedCase, Shape, replicated, require
+from equivtest.kit.case import Case, Refused, Shape, replicated, require
 from equivtest.layout import Layout, Replicate, Shard, parse_placement, shard_bounds, shard_kind
 
 STYLES = ("colwise", "rowwise")
@@ -156,7 +156,7 @@ MISFITS = ("above", "below", "dtype", "max_norm")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class RefusedEmbeddingCase(RefusedCase, EmbeddingCase):
+class RefusedEmbeddingCase(Refused, EmbeddingCase):
     """An embedding that every rank must refuse alike.
 
     Attributes:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from equivtest.families.embedding.case import EmbeddingCase
-from equivtest.kit.oracle.collectives import Collectives, distribute_parameters, document, redistribute
+from equivtest.kit.oracle.collectives import Collectives, distribute_parameters, expected_collectives, redistribute
 from equivtest.layout import Partial, Placement, Replicate, Shard
 from equivtest.tensors import DTYPES
 
 _IDS_BYTES = {"int64": 8, "int32": 4}
 
 
-@document.register
-def document_embedding(case: EmbeddingCase, rank: int) -> Collectives:
+@expected_collectives.register
+def embedding_collectives(case: EmbeddingCase, rank: int) -> Collectives:
     """The weight handed out, the ids gathered, the output redistributed, and its cotangent.
 
     A rowwise embedding gives a partial output: an all_reduce, or a reduce_scatter where the output

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from equivtest import limits
 from equivtest.kit.activation import ActivationCase
-from equivtest.kit.case import RefusedCase, Shape, replicated, require
+from equivtest.kit.case import Refused, Shape, replicated, require
 from equivtest.layout import Layout, Replicate, Shard, parse_placement, shard_kind
 
 STYLES = ("colwise", "rowwise")
@@ -203,7 +203,7 @@ REFUSALS = ("in_features", "dtype")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class RefusedLinearCase(RefusedCase, LinearCase):
+class RefusedLinearCase(Refused, LinearCase):
     """A linear layer given an x that does not fit its weight: every rank must refuse alike.
 
     Attributes:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from equivtest.families.linear.case import LinearCase
-from equivtest.kit.oracle.collectives import Collectives, distribute_parameters, document, redistribute
+from equivtest.kit.oracle.collectives import Collectives, distribute_parameters, expected_collectives, redistribute
 from equivtest.layout import Partial, Placement, Replicate, Shard
 
 
-@document.register
-def document_linear(case: LinearCase, rank: int) -> Collectives:
+@expected_collectives.register
+def linear_collectives(case: LinearCase, rank: int) -> Collectives:
     """Parameters handed out, x and the output redistributed, and in the backward their gradients.
 
     Source: ColwiseParallel and RowwiseParallel in torch/distributed/tensor/parallel/style.py;

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from equivtest.families.redistribute.case import RedistributeCase
-from equivtest.kit.case import RefusedCase, require
+from equivtest.kit.case import Refused, require
 
 MISFITS = ("to_partial", "too_many", "too_few", "dim")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class RefusedRedistributeCase(RefusedCase, RedistributeCase):
+class RefusedRedistributeCase(Refused, RedistributeCase):
     """A redistribution that every rank must refuse alike; the target is what would do.
 
     Attributes:

@@ -19,7 +19,7 @@ from equivtest.collective import Collective
 from equivtest.families.redistribute.case import REAL_MODE, RedistributeCase, partial_axes
 from equivtest.families.redistribute.prepared.case import PreparedCase
 from equivtest.kit.oracle import expect
-from equivtest.kit.oracle.collectives import Collectives, distribute, document, redistribute
+from equivtest.kit.oracle.collectives import Collectives, distribute, expected_collectives, redistribute
 from equivtest.kit.oracle.expected import COPIED, Expected, ExpectedTensor
 from equivtest.kit.oracle.operands import Reduced, bound_reduction, reduce_exactly
 from equivtest.kit.values import draw
@@ -69,8 +69,8 @@ def reduce_operands(case: RedistributeCase, name: str, given: torch.Tensor, inde
     return reduce_exactly(name, operands, op, axes)
 
 
-@document.register
-def document_redistribute(case: RedistributeCase, rank: int) -> Collectives:
+@expected_collectives.register
+def redistribute_collectives(case: RedistributeCase, rank: int) -> Collectives:
     """On a mesh of one axis: the tensor handed out, taken to the target, and its cotangent to its gradient's layout.
 
     Source: DTensor.redistribute, its docstring, and distribute_tensor, `src_data_rank`, in
@@ -87,8 +87,8 @@ def document_redistribute(case: RedistributeCase, rank: int) -> Collectives:
     return tuple(calls)
 
 
-@document.register
-def document_prepared(case: PreparedCase, rank: int) -> Collectives:
+@expected_collectives.register
+def prepared_collectives(case: PreparedCase, rank: int) -> Collectives:
     """Each step of the tensor in the forward, and of its cotangent back in the backward; a partial sum is none there.
 
     Source: as of `document_redistribute`; PrepareModuleInput and PrepareModuleOutput in

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from equivtest.families.reduction.case import SOFTMAXES, ReductionCase
-from equivtest.kit.oracle.collectives import Collectives, document, redistribute
+from equivtest.kit.oracle.collectives import Collectives, expected_collectives, redistribute
 from equivtest.layout import Partial, Placement, Replicate, Shard
 from equivtest.tensors import DTYPES
 
 _COUNT_BYTES = 8  # of an int64
 
 
-@document.register
-def document_reduction(case: ReductionCase, rank: int) -> Collectives:
+@expected_collectives.register
+def reduction_collectives(case: ReductionCase, rank: int) -> Collectives:
     """The operand made whole where the operation needs that, or its result; and what the backward uses again.
 
     Along a divided dim a sum, norm or largest element is one of the ranks' own, an all_reduce of the

@@ -9,7 +9,7 @@ A package with a case class of its own registers what is expected of it:
 from __future__ import annotations
 
 from equivtest.errors import Misuse
-from equivtest.kit.case import Case, RefusedCase
+from equivtest.kit.case import Case, Refused
 from equivtest.kit.oracle.expected import Expected
 from equivtest.kit.oracle.held import Held
 from equivtest.kit.parts import by_case
@@ -45,6 +45,6 @@ def expect_held(case: Case, index: int, held: Held) -> Expected:
 
 
 @expect.register
-def expect_refusal(case: RefusedCase, index: int) -> Expected:
+def expect_refusal(case: Refused, index: int) -> Expected:
     """No tensor at all, for a case outside the contract."""
     return Expected({}, {})

@@ -33,17 +33,17 @@ Collectives = tuple[Collective, ...]
 
 
 @by_case("collectives", "oracle")
-def document(case: Case, rank: int) -> Collectives:
+def expected_collectives(case: Case, rank: int) -> Collectives:
     """What `rank` of the mesh is documented to call for one draw, in order.
 
-    A package with a case class of its own registers its documentation with `document.register`.
+    A package with a case class of its own registers its documentation with `expected_collectives.register`.
 
     Raises:
         Misuse: nobody registered it for this class.
     """
     raise Misuse(
         f"no collectives are documented for {type(case).__name__}: decorate the function that lists them with "
-        "equivtest.kit.oracle.collectives.document.register, in the module that defines the class"
+        "equivtest.kit.oracle.collectives.expected_collectives.register, in the module that defines the class"
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from equivtest.families.cross_entropy.case import CrossEntropyCase
-from equivtest.kit.case import RefusedCase, require
+from equivtest.kit.case import Refused, require
 from equivtest.layout import Layout, Shard
 
 SHARES = ("classes", "positions")
@@ -67,7 +67,7 @@ GATHERED_MISFITS = ("above", "below", "plain_target", "plain_weight", "batch_mea
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class RefusedGatheredCrossEntropyCase(RefusedCase, GatheredCrossEntropyCase):
+class RefusedGatheredCrossEntropyCase(Refused, GatheredCrossEntropyCase):
     """One that every rank must refuse alike.
 
     Attributes:

@@ -26,7 +26,7 @@ import torch
 from equivtest.families.cross_entropy.gathered.case import GatheredCrossEntropyCase
 from equivtest.families.cross_entropy.oracle import expect_bounds, targets_of
 from equivtest.kit.oracle import expect
-from equivtest.kit.oracle.collectives import Collectives, document, redistribute
+from equivtest.kit.oracle.collectives import Collectives, expected_collectives, redistribute
 from equivtest.kit.oracle.declared import arithmetic_of
 from equivtest.kit.oracle.expected import Expected
 from equivtest.kit.oracle.losses import Targets, exp_error, nll, rounded, sum_of_weights
@@ -157,8 +157,8 @@ def _through(y: Bounded, right: Bounded, e_g: torch.Tensor, x: torch.Tensor, ari
     return Bounded(right.value, right.allowed + moved * (1 + 4 * arithmetic.u_o) + rounding, right.derivation)
 
 
-@document.register
-def document_gathered(case: GatheredCrossEntropyCase, rank: int) -> Collectives:
+@expected_collectives.register
+def gathered_collectives(case: GatheredCrossEntropyCase, rank: int) -> Collectives:
     """One all_gather of the logits, for the sum over classes; of their gradient each rank keeps its part.
 
     Source: softmax_strategy in torch/distributed/tensor/_ops/_math_ops.py (2.13.0): what is reduced is

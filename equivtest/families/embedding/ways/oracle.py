@@ -25,11 +25,11 @@ from dataclasses import replace
 import torch
 
 from equivtest.families.embedding.case import STYLES
-from equivtest.families.embedding.collectives import document_embedding
+from equivtest.families.embedding.collectives import embedding_collectives
 from equivtest.families.embedding.oracle import expect_embedding, may_round
 from equivtest.families.embedding.ways.case import EmbeddingWaysCase, of_style
 from equivtest.kit.oracle import expect, expect_held
-from equivtest.kit.oracle.collectives import Collectives, document
+from equivtest.kit.oracle.collectives import Collectives, expected_collectives
 from equivtest.kit.oracle.declared import arithmetic_of
 from equivtest.kit.oracle.expected import Expected, ExpectedTensor, Twin
 from equivtest.kit.oracle.held import Held, put_together
@@ -56,10 +56,10 @@ def expect_both_ways(case: EmbeddingWaysCase, index: int, held: Held) -> Expecte
     return replace(expected, twins=twins)
 
 
-@document.register
-def document_both_ways(case: EmbeddingWaysCase, rank: int) -> Collectives:
+@expected_collectives.register
+def both_ways_collectives(case: EmbeddingWaysCase, rank: int) -> Collectives:
     """Those of each embedding, one after the other."""
-    return tuple(call for style in case.styles for call in document_embedding(case.of_style(style), rank))
+    return tuple(call for style in case.styles for call in embedding_collectives(case.of_style(style), rank))
 
 
 def _twin(case: EmbeddingWaysCase, index: int, name: str, one: ExpectedTensor, held: Held) -> Twin:

@@ -12,7 +12,7 @@ import torch
 from equivtest.families.norm.case import NormCase
 from equivtest.families.norm.oracle.norms import norm, norm_grad_bias, norm_grad_weight, norm_grad_x
 from equivtest.kit.oracle import expect
-from equivtest.kit.oracle.collectives import Collectives, document
+from equivtest.kit.oracle.collectives import Collectives, expected_collectives
 from equivtest.kit.oracle.declared import arithmetic_of
 from equivtest.kit.oracle.expected import Expected, ExpectedTensor
 from equivtest.kit.oracle.rounding import Bounded
@@ -68,8 +68,8 @@ def _rank_of_tokens(case: NormCase) -> torch.Tensor:
     return along.view(others).expand(case.leading).reshape(-1)
 
 
-@document.register
-def document_norm(case: NormCase, rank: int) -> Collectives:
+@expected_collectives.register
+def norm_collectives(case: NormCase, rank: int) -> Collectives:
     """None: parameters are taken to be equal on all ranks, tokens are normalized where they are.
 
     Source: SequenceParallel in torch/distributed/tensor/parallel/style.py (2.13.0): parameters are

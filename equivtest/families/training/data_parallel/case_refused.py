@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from equivtest.families.training.data_parallel.case import DataParallelCase
-from equivtest.kit.case import RefusedCase, require
+from equivtest.kit.case import Refused, require
 
 MISFITS = ("dim", "placement", "uneven", "not_contiguous")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class RefusedShardingCase(RefusedCase, DataParallelCase):
+class RefusedShardingCase(Refused, DataParallelCase):
     """A perceptron of which every rank must refuse alike to shard in_proj's weight.
 
     Attributes:

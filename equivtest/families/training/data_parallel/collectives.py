@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from equivtest.collective import Collective
 from equivtest.families.training.case import LAYERS
 from equivtest.families.training.data_parallel.case import DataParallelCase
-from equivtest.kit.oracle.collectives import Collectives, document
+from equivtest.kit.oracle.collectives import Collectives, expected_collectives
 from equivtest.tensors import DTYPES
 
 
-@document.register
-def document_data_parallel(case: DataParallelCase, rank: int) -> Collectives:
+@expected_collectives.register
+def data_parallel_collectives(case: DataParallelCase, rank: int) -> Collectives:
     """Each micro-batch fetches every layer forward, and backward again those that gradients pass through.
 
     A fetch is one collective of a layer's partitions (all_gather) or of its padded parameters

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from equivtest.families.training.case import at_step
 from equivtest.families.training.sequence.case import MlpCase
-from equivtest.kit.oracle.collectives import Collectives, distribute_parameters, document, redistribute
+from equivtest.kit.oracle.collectives import Collectives, distribute_parameters, expected_collectives, redistribute
 from equivtest.layout import Partial, Replicate
 
 
-@document.register
-def document_mlp(case: MlpCase, rank: int) -> Collectives:
+@expected_collectives.register
+def mlp_collectives(case: MlpCase, rank: int) -> Collectives:
     """Parameters handed out; then in each step two collectives forward and two backward.
 
     Forward, x is gathered along the sequence for in_proj, and the partial output of out_proj is

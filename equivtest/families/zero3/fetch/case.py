@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from equivtest.kit.case import Case, RefusedCase, Shape, replicated, require
+from equivtest.kit.case import Case, Refused, Shape, replicated, require
 from equivtest.layout import Flat, Layout
 
 PADDINGS = ("nan", "large")
@@ -114,7 +114,7 @@ class FetchCase(Case):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class RefusedFetchCase(RefusedCase, FetchCase):
+class RefusedFetchCase(Refused, FetchCase):
     """A fetch outside the contract: every rank must refuse alike, before any collective.
 
     Attributes:

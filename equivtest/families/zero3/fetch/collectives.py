@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from equivtest.collective import Collective
 from equivtest.families.zero3.fetch.case import FetchCase
-from equivtest.kit.oracle.collectives import Collectives, document
+from equivtest.kit.oracle.collectives import Collectives, expected_collectives
 from equivtest.tensors import DTYPES
 
 
-@document.register
-def document_fetch(case: FetchCase, rank: int) -> Collectives:
+@expected_collectives.register
+def fetch_collectives(case: FetchCase, rank: int) -> Collectives:
     """One all_gather of sum(s_i) elements, or one all_reduce of sum(A_i); none of no elements.
 
     Source: DeepSpeed PR 5420; deepspeed/runtime/zero/partition_parameters.py (0.19.8),

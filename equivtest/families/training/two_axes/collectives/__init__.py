@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from equivtest.families.training.two_axes.case import TwoAxisCase
-from equivtest.families.training.two_axes.collectives.fsdp2_tp import document_fsdp2_tp
-from equivtest.families.training.two_axes.collectives.hsdp import document_hsdp
-from equivtest.kit.oracle.collectives import Collectives, document
+from equivtest.families.training.two_axes.collectives.fsdp2_tp import fsdp2_tp_collectives
+from equivtest.families.training.two_axes.collectives.hsdp import hsdp_collectives
+from equivtest.kit.oracle.collectives import Collectives, expected_collectives
 
 
-@document.register
-def document_two_axes(case: TwoAxisCase, rank: int) -> Collectives:
+@expected_collectives.register
+def two_axes_collectives(case: TwoAxisCase, rank: int) -> Collectives:
     """Those of the case's style."""
-    return document_hsdp(case, rank) if case.style == "hsdp" else document_fsdp2_tp(case, rank)
+    return hsdp_collectives(case, rank) if case.style == "hsdp" else fsdp2_tp_collectives(case, rank)

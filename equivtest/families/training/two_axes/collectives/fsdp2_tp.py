@@ -22,7 +22,7 @@ HIDDEN_DIM = {"in_proj.weight": 0, "in_proj.bias": 0, "out_proj.weight": 1}
 """The dim of hidden features, where a parameter has one; out_proj.bias has none, and every rank of a row its whole."""
 
 
-def document_fsdp2_tp(case: TwoAxisCase, rank: int) -> Collectives:
+def fsdp2_tp_collectives(case: TwoAxisCase, rank: int) -> Collectives:
     """Each micro-batch: the layers gathered along the column; output and gradient of x reduced along the row.
 
     Handed out along the row, t parts of ceil(H / t) hidden features of a parameter are scattered by the row's first

@@ -15,7 +15,7 @@ from equivtest.kit.oracle.collectives import Collectives
 from equivtest.tensors import DTYPES
 
 
-def document_hsdp(case: TwoAxisCase, rank: int) -> Collectives:
+def hsdp_collectives(case: TwoAxisCase, rank: int) -> Collectives:
     """Each micro-batch gathers every layer along the row, and in the backward again what was released.
 
     Tied layers are gathered and reduced together.

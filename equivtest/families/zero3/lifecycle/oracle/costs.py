@@ -26,12 +26,12 @@ from __future__ import annotations
 from equivtest.collective import Collective
 from equivtest.families.zero3.lifecycle.case import FETCHES, MEMORY, LifecycleCase
 from equivtest.families.zero3.lifecycle.oracle.model import Moment, moments
-from equivtest.kit.oracle.collectives import Collectives, document
+from equivtest.kit.oracle.collectives import Collectives, expected_collectives
 from equivtest.tensors import DTYPES
 
 
-@document.register
-def document_lifecycle(case: LifecycleCase, rank: int) -> Collectives:
+@expected_collectives.register
+def lifecycle_collectives(case: LifecycleCase, rank: int) -> Collectives:
     """What one run of the sequence calls; all of it outside of a backward."""
     calls: list[Collective] = []
     for moment in moments(case, 0):
