@@ -25,7 +25,7 @@ def _strategy_of(prop: Property) -> Hashable:
     return (cases.func, cases.args, *cases.keywords.items()) if isinstance(cases, functools.partial) else cases
 
 
-def _family_of(name: str) -> str:
+def family_of(name: str) -> str:
     """The folder of the family, or of its variant, that the property's subject lies in."""
     return SUBJECTS[PROPERTIES[name].subject].removeprefix(f"{FAMILIES}.").partition(".subject")[0]
 
@@ -40,7 +40,7 @@ STRATEGIES: dict[str, Callable[[Space], SearchStrategy[Case]]] = {n: prop.cases 
 
 def each(names: Iterable[str]) -> pytest.MarkDecorator:
     """Parametrizes `name`; the ids begin with the family's name."""
-    return pytest.mark.parametrize("name", [pytest.param(name, id=f"{_family_of(name)}-{name}") for name in names])
+    return pytest.mark.parametrize("name", [pytest.param(name, id=f"{family_of(name)}-{name}") for name in names])
 
 
 @functools.cache
@@ -48,6 +48,8 @@ def run_of(name: str) -> tuple[Any, ...]:
     """The 240 cases of a whole run: one search, from a seed of its own, for each world size."""
     spaces = {world_size: Space((world_size,), limits.DTYPES) for world_size in limits.WORLD_SIZES}
     return tuple(case for number, space in spaces.items() for case in drawn(STRATEGIES[name](space), 60, number=number))
+
+
 def drawn(strategy: SearchStrategy[C], num: int, *, number: int = 0) -> list[C]:
     """`num` cases from the seed `number`."""
     cases: list[C] = []

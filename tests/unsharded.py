@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
 
 from equivtest.kit.case import Case
+from equivtest.kit.oracle import expect_held
+from equivtest.kit.oracle.expected import ExpectedTensor
 from equivtest.kit.values import draw
+from equivtest.tensors import Placed, same_bits, slice_local
 
 
 @functools.singledispatch
@@ -42,6 +45,42 @@ def answers_of(
         elif kind == "grad":
             answers[f"grad.{name}"] = given[name].grad
     return {name: tensor.detach() for name, tensor in answers.items()}
+
+
+def held_of(case: Case, found: Mapping[str, torch.Tensor]) -> dict[int, dict[str, Placed]]:
+    """What each rank would hold of these global tensors."""
+    layouts = case.layouts()
+    return {
+        rank: {
+            name: Placed(slice_local(tensor, layouts[name], case.mesh_shape, rank), layouts[name])
+            for name, tensor in found.items()
+        }
+        for rank in range(case.world_size)
+    }
+
+
+def errors_beside(case: Case, index: int, found: Mapping[str, torch.Tensor] | None = None) -> dict[str, float]:
+    """The largest error of each tensor over what is allowed, of what the oracle expects from what ranks would hold.
+
+    Dtypes must be right, and every bit where there are right bits; what must be equal and is not is infinitely wrong.
+
+    Args:
+        found: The global tensors, `unsharded` where they are not given.
+    """
+    found = unsharded(case, index) if found is None else found
+    expected = expect_held(case, index, held_of(case, found)).tensors
+    return {name: _error(name, found[name], tensor) for name, tensor in expected.items() if name in found}
+
+
+def _error(name: str, actual: torch.Tensor, expected: ExpectedTensor) -> float:
+    assert str(actual.dtype) == f"torch.{expected.dtype}" and actual.shape == expected.value.shape, name
+    if expected.bits is not None:  # a zero that is a sum may have either sign
+        pair = (actual, expected.bits)
+        assert same_bits(*(tensor + 0.0 if expected.is_sum else tensor for tensor in pair)), name
+    error = (actual.double() - expected.value).abs()
+    is_right = (actual == expected.value) | (actual.isnan() & expected.value.isnan())
+    ratio = torch.where(is_right, 0.0, error / (0.0 if expected.allowed is None else expected.allowed))
+    return float(ratio.nan_to_num(nan=torch.inf).max()) if ratio.numel() else 0.0
 
 
 for _path in sorted((Path(__file__).parent / "families").glob("unsharded_*.py")):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -20,7 +20,6 @@ from equivtest.families.training.data_parallel.case_refused import RefusedShardi
 from equivtest.families.training.subject import Mlp
 from equivtest.families.training.zero3.subject.layer import Layer
 from equivtest.families.zero3.fetch.subject import Fetch, PartitionedParameter
-from equivtest.kit.case import from_code, from_data, to_data
 from equivtest.kit.oracle import expect, expect_held
 from equivtest.kit.oracle.averages import Averages, reciprocal_is_near
 from equivtest.kit.oracle.collectives import expected_collectives
@@ -30,7 +29,8 @@ from equivtest.kit.values import draw
 from equivtest.layout import Flat, Replicate, Shard
 from equivtest.tensors import DTYPES
 from equivtest.verdicts.elements import is_too_wide
-from tests.families.test_mlp import ALL, BOTH, SETTINGS, SIZES, held_of, train_with_torch
+from tests.families.unsharded_training import ALL, BOTH, train
+from tests.unsharded import held_of
 
 
 def data_parallel_case(**fields: Any) -> DataParallelCase:
@@ -42,7 +42,7 @@ def data_parallel_case(**fields: Any) -> DataParallelCase:
 
 @st.composite
 def exact_cases(draw_from: st.DrawFn) -> DataParallelCase:
-    sizes = st.sampled_from(SIZES)
+    sizes = st.sampled_from((1, 2, 3, 5, 8, 17, 33))
     return data_parallel_case(
         world_size=draw_from(st.sampled_from((1, 2, 3, 4, 5, 6, 8))),
         style=draw_from(st.sampled_from(STYLES)),
@@ -58,14 +58,6 @@ def exact_cases(draw_from: st.DrawFn) -> DataParallelCase:
 
 # ------------------------------------------------------------------------------------------------
 # the case
-
-
-@pytest.mark.parametrize("style", STYLES)
-def test_a_case_survives_code_and_json(style: str) -> None:
-    case = data_parallel_case(style=style, optimizer="sgd", steps=2, padding="large")
-
-    assert from_code(repr(case)) == case
-    assert from_data(to_data(case)) == case
 
 
 @pytest.mark.parametrize(("style", "placement"), [("ddp", Replicate()), ("fsdp2", Shard(0)), ("zero3", Flat(6))])
@@ -104,9 +96,6 @@ def test_an_update_is_answered_for_frozen_parameters_too() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"style": "fsdp"}, "style must be one of 'ddp', 'fsdp2', 'zero3', got 'fsdp'"),
-        ({"padding": "zero"}, "padding must be one of 'nan', 'large', got 'zero'"),
-        ({"fetch": "gather"}, "fetch must be one of"),
         ({"micro_batches": 0}, "micro_batches must be in 1..8, got 0"),
         ({"requires_grad": ("x",)}, "needs a parameter in requires_grad"),
         (
@@ -140,7 +129,6 @@ def test_what_is_no_case_is_refused_by_name(fields: dict[str, object], message: 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"misfit": "columns"}, "misfit must be one of dim, placement, uneven, not_contiguous, got 'columns'"),
         ({"style": "ddp"}, "shards are fsdp2's, got style 'ddp'"),
         ({"by_columns": ("in_proj.weight",)}, "leave by_columns out"),
         ({"misfit": "uneven", "in_features": 6}, "6 columns on 3 ranks are even: nothing is refused"),
@@ -154,11 +142,6 @@ def test_what_can_be_sharded_is_no_case_of_a_refusal(fields: dict[str, Any], mes
 
 # ------------------------------------------------------------------------------------------------
 # activation checkpointing
-
-
-def test_only_what_is_known_can_be_checkpointed() -> None:
-    with pytest.raises(Misuse, match="checkpointed must be one of '', 'in_proj', 'out_proj', 'hidden', 'wrapped'"):
-        data_parallel_case(checkpointed="output")
 
 
 def fetches(**fields: Any) -> list[tuple[str, int]]:
@@ -201,17 +184,7 @@ def test_a_checkpointed_part_runs_once_more_in_the_backward(checkpointed: str) -
 
 
 @given(case=exact_cases())
-@SETTINGS
-def test_float64_autograd_agrees_with_exact_data_in_every_tensor(case: DataParallelCase) -> None:
-    expected, second = expect(case, 0).tensors, train_with_torch(case, torch.float64)
-
-    assert tuple(expected) == case.answer_names()
-    assert all(tensor.allowed is None for tensor in expected.values())
-    assert all(torch.equal(expected[name].value, second[name]) for name in expected)
-
-
-@given(case=exact_cases())
-@SETTINGS
+@settings(max_examples=40, derandomize=True, database=None, deadline=None)
 def test_a_rank_may_multiply_its_own_exact_gradient_by_the_reciprocal(case: DataParallelCase) -> None:
     """As DDP does, in the case's own dtype, and reduce the products then."""
     right, given_values = expect(case, 0).tensors["grad.out_proj.bias"].value, draw(case, 0)
@@ -237,7 +210,7 @@ def test_seven_ranks_are_judged_within_a_bound_in_float32() -> None:
 def test_an_update_of_seven_ranks_follows_from_the_gradient_that_they_held() -> None:
     """Though the data are exact: a gradient within its bound is no error of the update."""
     case = data_parallel_case(world_size=7, optimizer="sgd", steps=2, requires_grad=("out_proj.bias",))
-    held = train_with_torch(case, torch.float32)
+    held = train(case, torch.float32)
     right = held["grad.out_proj.bias"]
     held["grad.out_proj.bias"] = torch.nextafter(right, right + 1)
 
@@ -342,32 +315,6 @@ def test_training_does_not_overflow_float16(mode: str, seed: int) -> None:
     assert all(tensor.allowed is None or bool(tensor.allowed.isfinite().all()) for tensor in expected)
 
 
-@pytest.mark.parametrize("mode", ["dense", "real"])
-@pytest.mark.parametrize(
-    ("dtype", "fields"),
-    [
-        ("float32", {"optimizer": "adamw", "steps": 3, "weight_decay": 0.01}),
-        ("bfloat16", {"optimizer": "sgd", "steps": 2, "momentum": 0.5, "weight_decay": 0.25}),
-        ("float16", {"optimizer": "sgd", "steps": 2, "momentum": 0.9, "lr": 0.1}),
-        ("float64", {"optimizer": "sgd", "steps": 3, "requires_grad": ("in_proj.weight", "out_proj.bias")}),
-        ("float32", {"optimizer": "adamw", "steps": 3, "clip_norm": 1.0}),
-        ("float32", {"optimizer": "adamw", "steps": 4, "stopped_steps": (2, 3), "weight_decay": 0.25}),
-        ("float64", {"optimizer": "sgd", "steps": 3, "momentum": 0.9, "stopped_steps": (2,), "clip_norm": 1.0}),
-        ("bfloat16", {"optimizer": "sgd", "steps": 2, "clip_norm": 16.0, "norm_type": "1"}),
-        ("float16", {"optimizer": "sgd", "steps": 2, "momentum": 0.5, "clip_norm": 0.5, "norm_type": "inf"}),
-    ],
-)
-def test_training_on_the_whole_batch_is_within_every_bound(dtype: str, fields: dict[str, object], mode: str) -> None:
-    for style in STYLES:
-        case = data_parallel_case(style=style, dtype=dtype, values=((mode, 3),), **fields)
-        found = train_with_torch(case, DTYPES[dtype])
-        expected = expect_held(case, 0, held_of(case, found)).tensors
-        assert tuple(expected) == case.answer_names()
-        for name, tensor in expected.items():
-            allowed = 0 if tensor.allowed is None else tensor.allowed
-            assert bool(((found[name].double() - tensor.value).abs() <= allowed).all()), name
-
-
 def test_a_step_that_stops_at_the_hidden_activation_leaves_in_proj_and_its_state_as_they_are() -> None:
     case = data_parallel_case(optimizer="sgd", steps=3, momentum=0.5, weight_decay=0.25, stopped_steps=(2,))
     expected = expect(case, 0).tensors
@@ -384,7 +331,7 @@ def test_a_step_that_stops_at_the_hidden_activation_leaves_in_proj_and_its_state
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_two_steps_of_sgd_are_exact_in_float32(world_size: int) -> None:
     case = data_parallel_case(world_size=world_size, optimizer="sgd", steps=2, momentum=0.5, weight_decay=0.25)
-    found = train_with_torch(case, torch.float32)
+    found = train(case, torch.float32)
     expected = expect_held(case, 0, held_of(case, found)).tensors
 
     for name in (name for name in expected if not name.startswith("step2.grad")):

@@ -45,8 +45,6 @@ def case_of(**fields: Any) -> DropoutCase:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"style": "rowwise"}, "style must be one of dtensor, sequence_parallel, got 'rowwise'"),
-        ({"seeding": "by_rank"}, "seeding must be one of by_shard, same, got 'by_rank'"),
         ({"shape": (0, 2)}, r"shape must have 1 to 4 dims of at least 1, got \(0, 2\)"),
         ({"shape": (2**16, 2)}, "x must have at most 65536 elements, got 131072"),
         ({"layout": "partial(sum)"}, r"layout must be replicate or shard\(DIM\), got 'partial\(sum\)'"),

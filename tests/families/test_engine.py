@@ -5,25 +5,17 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
-from functools import cache
 
 import pytest
 
 from equivtest.errors import Misuse
 from equivtest.families.training.deepspeed.case import EVERYTHING, OF_STAGE_3, REDUCE_BUCKET_NUMEL, EngineCase
-from equivtest.families.training.deepspeed.strategy import engine_cases, whole_engine_cases
-from equivtest.kit.case import from_code, from_data, to_data
 from equivtest.kit.oracle import expect
 from equivtest.kit.values import draw
 from equivtest.layout import Layout, Partial, Replicate, Shard
-from tests.drawing import SPACE, drawn, smallest
+from tests.drawing import run_of
 
 SIZES = ("persistence_numel", "prefetch_numel", "reuse_numel", "live_numel", "reduce_bucket_numel")
-
-
-@cache
-def run() -> tuple[EngineCase, ...]:
-    return tuple(case for number in range(2) for case in drawn(engine_cases(SPACE), 60, number=number))
 
 
 @pytest.mark.parametrize(
@@ -37,7 +29,6 @@ def run() -> tuple[EngineCase, ...]:
         ("clip_norm", 1.0, "clips by gradient_clipping"),
         ("stopped_steps", (2,), "all go through"),
         ("live_numel", EVERYTHING + 1, "got 1000000001"),
-        ("stage", 0, "stage must be one of 1, 2, 3"),
         ("gradient_clipping", -1.0, "at least 0 and finite"),
         ("gradient_clipping", 1.0, "before an update: set optimizer"),
         ("predivide_factor", 0.0, "above 0 and finite, got 0.0"),
@@ -51,17 +42,8 @@ def test_an_engine_case_refuses_what_an_engine_cannot_do(field: str, value: obje
         EngineCase(**{"world_size": 2, field: value})  # type: ignore[arg-type]
 
 
-def test_every_drawn_case_is_read_back_from_code_and_data() -> None:
-    for case in run():
-        assert from_code(repr(case)) == from_data(to_data(case)) == case
-
-
-def test_the_smallest_case_is_one_forward_and_backward_without_options() -> None:
-    assert smallest(engine_cases(SPACE), lambda case: True) == EngineCase(world_size=1)
-
-
 def test_a_third_of_the_cases_has_no_persistent_parameter() -> None:
-    cases = run()
+    cases = run_of("deepspeed_mlp_all_gather")
 
     assert sum(case.persistence_numel == 0 for case in cases) > 0.3 * len(cases)
     assert any(0 < case.persistence_numel < EVERYTHING for case in cases)
@@ -69,7 +51,7 @@ def test_a_third_of_the_cases_has_no_persistent_parameter() -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_sizes_lie_below_at_and_above_the_numel_of_a_parameter(size: str) -> None:
-    found = {getattr(case, size) - numel for case in run() for numel in numels_of(case)}
+    found = {getattr(case, size) - numel for case in run_of("deepspeed_mlp_all_gather") for numel in numels_of(case)}
 
     assert {-1, 0, 1} <= found
 
@@ -77,13 +59,14 @@ def test_sizes_lie_below_at_and_above_the_numel_of_a_parameter(size: str) -> Non
 @pytest.mark.parametrize("field", ["reduce_scatter", "saved_after", "sequential", "leaf", "sub_group_numel"])
 def test_the_less_usual_choice_is_drawn_but_seldom(field: str) -> None:
     usual = getattr(EngineCase(world_size=1), field)
-    share = sum(getattr(case, field) != usual for case in run()) / len(run())
+    values = [getattr(case, field) for case in run_of("deepspeed_mlp_all_gather")]
+    share = sum(value != usual for value in values) / len(values)
 
     assert 0.03 < share < 0.5
 
 
 def test_gradients_are_scaled_before_an_all_reduce_by_every_kind_of_factor() -> None:
-    scaled = [case for case in run() if not case.reduce_scatter]
+    scaled = [case for case in run_of("deepspeed_mlp_all_gather") if not case.reduce_scatter]
 
     assert {case.predivide_factor for case in scaled} >= {0.5, 1.0, 2.0, 3.0}
     assert any(case.predivides and case.predivide_factor == case.world_size for case in scaled)
@@ -114,13 +97,13 @@ def test_gradients_scaled_before_and_after_are_within_the_bound_and_by_powers_of
 
 
 def test_what_is_trained_is_trained_beyond_the_first_step_that_fetches_ahead() -> None:
-    assert {case.steps for case in run() if case.trains} == {3, 4}
-    assert {case.steps for case in run() if not case.trains} == {1}
+    assert {case.steps for case in run_of("deepspeed_mlp_all_gather") if case.trains} == {3, 4}
+    assert {case.steps for case in run_of("deepspeed_mlp_all_gather") if not case.trains} == {1}
 
 
 def test_the_bucket_of_gradients_stays_small() -> None:
     """DeepSpeed's own default takes 2 GB on every rank."""
-    assert max(case.reduce_bucket_numel for case in run()) == REDUCE_BUCKET_NUMEL
+    assert max(case.reduce_bucket_numel for case in run_of("deepspeed_mlp_all_gather")) == REDUCE_BUCKET_NUMEL
 
 
 def test_only_a_leaf_can_lack_the_gradient_of_its_input() -> None:
@@ -150,17 +133,17 @@ def test_stages_1_and_2_hold_whole_parameters_and_parts_of_all_else(stage: int) 
 
 
 def test_both_stages_without_divided_parameters_are_drawn() -> None:
-    cases = drawn(whole_engine_cases(SPACE), 60)
+    cases = run_of("deepspeed_mlp_stages_1_and_2")
 
     assert {case.stage for case in cases} == {1, 2}
 
 
 def test_a_third_of_what_is_trained_is_clipped_and_nothing_else() -> None:
-    trained = [case for case in run() if case.trains]
+    trained = [case for case in run_of("deepspeed_mlp_all_gather") if case.trains]
     shares = [sum(case.gradient_clipping == limit for case in trained) / len(trained) for limit in (0.0, 2.0**12)]
 
     assert 0.3 < 1 - shares[0] < 0.75 and shares[1] > 0.03
-    assert not any(case.gradient_clipping for case in run() if not case.trains)
+    assert not any(case.gradient_clipping for case in run_of("deepspeed_mlp_all_gather") if not case.trains)
 
 
 def test_the_command_knows_the_case_without_any_property() -> None:

@@ -7,57 +7,23 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from equivtest.errors import Misuse
-from equivtest.families.training.case import EXACT_MODES
 from equivtest.families.training.mixed.case import NARROW, MixedCase
-from equivtest.families.training.mixed.strategy import mixed_cases
-from equivtest.kit.case import from_code, from_data, to_data
-from equivtest.kit.oracle import expect, expect_held
+from equivtest.kit.oracle import expect
 from equivtest.kit.oracle.averages import Averages
 from equivtest.kit.oracle.exact import InexactData
 from equivtest.kit.oracle.operations import Operations
 from equivtest.kit.values import draw
-from tests.drawing import SPACE, drawn, smallest
-from tests.families.test_mlp import ALL, BOTH, SETTINGS, SIZES, held_of
-from tests.unsharded import unsharded
-
-REDUCED = ("", "float32", *NARROW)
+from tests.drawing import run_of
+from tests.families.unsharded_training import ALL, BOTH
+from tests.unsharded import errors_beside, unsharded
 
 
 def mixed_case(**fields: Any) -> MixedCase:
     """Three ranks, two micro-batches of two rows each, parameters of 15, 5, 10 and 2 elements."""
     return MixedCase(**{"world_size": 3, "leading": (2,), "micro_batches": 2, "in_features": 3, "hidden_features": 5,
                         "out_features": 2, "biases": BOTH, "requires_grad": ALL, **fields})  # fmt: skip
-
-
-@st.composite
-def exact_cases(draw_from: st.DrawFn) -> MixedCase:
-    sizes = st.sampled_from(SIZES)
-    return mixed_case(
-        world_size=draw_from(st.sampled_from((1, 2, 3, 4, 5, 6, 8))),
-        micro_batches=draw_from(st.sampled_from((1, 2, 3))),
-        in_features=draw_from(sizes),
-        hidden_features=draw_from(sizes),
-        out_features=draw_from(sizes),
-        param_dtype=draw_from(st.sampled_from(NARROW)),
-        reduce_dtype=draw_from(st.sampled_from(REDUCED)),
-        output_dtype=draw_from(st.sampled_from(("", "float32"))),
-        values=((draw_from(st.sampled_from(EXACT_MODES)), draw_from(st.integers(0, 2**40))),),
-    )
-
-
-def is_within(case: MixedCase, found: dict[str, torch.Tensor]) -> None:
-    """Asserts that what was found is all that is expected from what was held, in value and dtype."""
-    expected = expect_held(case, 0, held_of(case, found)).tensors
-
-    assert tuple(expected) == case.answer_names()
-    for name, tensor in expected.items():
-        allowed = 0 if tensor.allowed is None else tensor.allowed
-        assert bool(((found[name].double() - tensor.value).abs() <= allowed).all()), name
-        assert str(found[name].dtype) == f"torch.{tensor.dtype}", name
 
 
 def test_each_tensor_has_the_dtype_of_whoever_holds_it() -> None:
@@ -78,8 +44,6 @@ def test_each_tensor_has_the_dtype_of_whoever_holds_it() -> None:
     [
         ({"style": "ddp"}, "mixed precision is fsdp2's, got style 'ddp'"),
         ({"dtype": "bfloat16"}, "are float32, got 'bfloat16'"),
-        ({"param_dtype": "float32"}, "param_dtype must be one of 'bfloat16', 'float16', got 'float32'"),
-        ({"reduce_dtype": "float64"}, "reduce_dtype must be one of '', 'float32', 'bfloat16', 'float16'"),
         ({"output_dtype": "float16"}, "output_dtype must be one of '', 'float32', 'bfloat16', got 'float16'"),
         ({"casts_inputs": False, "output_dtype": "float32"}, "casts_inputs=False hands float32 to a layer of bfloat16"),
         (
@@ -91,16 +55,6 @@ def test_each_tensor_has_the_dtype_of_whoever_holds_it() -> None:
 def test_what_is_no_case_is_refused_by_name(fields: dict[str, object], message: str) -> None:
     with pytest.raises(Misuse, match=message):
         mixed_case(**fields)
-
-
-@given(case=exact_cases())
-@SETTINGS
-def test_exact_data_are_exact_through_every_cast(case: MixedCase) -> None:
-    expected, second = expect(case, 0).tensors, unsharded(case, 0)
-
-    assert tuple(expected) == case.answer_names()
-    assert all(tensor.allowed is None for tensor in expected.values())
-    assert all(torch.equal(expected[name].value, second[name].double()) for name in expected)
 
 
 def test_sums_in_float32_take_more_bits_than_a_micro_batch_may() -> None:
@@ -129,26 +83,6 @@ def test_a_micro_batch_whose_own_sum_does_not_fit_is_no_exact_data() -> None:
         averages.product(torch.tensor([[255.0, 2.0, 1.0, 1.0]], dtype=torch.float64), torch.cat((ones, ones)))
 
 
-@pytest.mark.parametrize("param_dtype", NARROW)
-@pytest.mark.parametrize("reduce_dtype", REDUCED)
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"activation": "gelu", "output_dtype": "float32"},
-        {"activation": "silu"},
-        {"optimizer": "sgd", "steps": 3, "momentum": 0.5, "weight_decay": 0.25, "output_dtype": "float32"},
-        {"optimizer": "adamw", "steps": 3, "clip_norm": 1.0, "casts_inputs": False},
-        {"optimizer": "sgd", "steps": 3, "stopped_steps": (2,)},
-    ],
-)
-def test_real_training_with_every_cast_is_within_every_bound(
-    fields: dict[str, Any], reduce_dtype: str, param_dtype: str
-) -> None:
-    for seed in range(3):
-        case = mixed_case(param_dtype=param_dtype, reduce_dtype=reduce_dtype, values=(("real", seed),), **fields)
-        is_within(case, unsharded(case, 0))
-
-
 def test_a_step_is_judged_from_the_parameters_rounded_as_layers_take_them() -> None:
     """An update may leave more bits than a layer multiplies."""
     case = mixed_case(optimizer="sgd", steps=2, values=(("real", 0),))
@@ -156,15 +90,13 @@ def test_a_step_is_judged_from_the_parameters_rounded_as_layers_take_them() -> N
     left = found["step1.param.in_proj.weight"]
 
     assert not torch.equal(left, left.bfloat16().float())
-    is_within(case, found)
+    assert max(errors_beside(case, 0, found).values()) <= 1
 
 
-def test_every_cast_is_drawn_and_the_smallest_case_has_none_to_spare() -> None:
-    cases = [case for number in range(2) for case in drawn(mixed_cases(SPACE), 60, number=number)]
+def test_every_cast_is_drawn() -> None:
+    cases = run_of("fsdp2_mixed_mlp")
 
     assert {case.reduced_dtype for case in cases} == {"float32", *NARROW}
     assert {case.activation_dtype for case in cases} == {"float32", *NARROW}
     assert {case.casts_inputs for case in cases} == {True, False}
     assert {(case.param_dtype, case.reduce_dtype) for case in cases} >= {("bfloat16", "float32"), ("float16", "")}
-    assert all(from_code(repr(case)) == from_data(to_data(case)) == case for case in cases)
-    assert smallest(mixed_cases(SPACE)) == MixedCase(world_size=1)

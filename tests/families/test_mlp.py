@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from torch.nn import functional
 
 from equivtest.errors import Misuse
-from equivtest.families.training.case import EXACT_MODES, PerceptronCase, at_step
+from equivtest.families.training.case import EXACT_MODES
 from equivtest.families.training.sequence.case import MlpCase
 from equivtest.families.training.values.exact_plan import choose_plan
-from equivtest.kit.case import from_code, from_data, to_data
 from equivtest.kit.oracle import expect, expect_held
 from equivtest.kit.oracle.exact import find_integers
 from equivtest.kit.values import draw
 from equivtest.layout import Replicate, Shard
-from equivtest.tensors import DTYPES, SIGNIFICAND_BITS, Placed, slice_local
+from equivtest.tensors import DTYPES, SIGNIFICAND_BITS
+from tests.families.unsharded_training import ALL, BOTH, train
+from tests.unsharded import held_of
 
-BOTH = ("in_proj", "out_proj")
-ALL = ("x", "in_proj.weight", "in_proj.bias", "out_proj.weight", "out_proj.bias")
-SETTINGS = settings(max_examples=40, derandomize=True, database=None, deadline=None)
 SIZES = (1, 2, 3, 5, 8, 17, 33)
-ACTIVATIONS = {"relu": functional.relu, "gelu": functional.gelu, "silu": functional.silu}
 
 
 def mlp_case(**fields: object) -> MlpCase:
@@ -41,28 +34,8 @@ def training_case(**fields: object) -> MlpCase:
     return mlp_case(**{"optimizer": "sgd", "steps": 2, "lr": 0.25, **fields})
 
 
-@st.composite
-def exact_cases(draw_from: st.DrawFn) -> MlpCase:
-    sizes = st.sampled_from(SIZES)
-    return mlp_case(
-        world_size=draw_from(st.sampled_from((1, 2, 3, 4, 7, 64))),
-        leading=(draw_from(sizes), draw_from(st.sampled_from((1, 3)))),
-        in_features=draw_from(sizes),
-        hidden_features=draw_from(sizes),
-        out_features=draw_from(sizes),
-        dtype=draw_from(st.sampled_from(tuple(DTYPES))),
-        values=((draw_from(st.sampled_from(EXACT_MODES)), draw_from(st.integers(0, 2**40))),),
-    )
-
-
 # ------------------------------------------------------------------------------------------------
 # the case
-
-
-@pytest.mark.parametrize("case", [mlp_case(), training_case(momentum=0.5, lr=0.1, foreach=True), MlpCase(world_size=1)])
-def test_a_case_survives_code_and_json(case: MlpCase) -> None:
-    assert from_code(repr(case)) == case
-    assert from_data(to_data(case)) == case
 
 
 def test_every_answer_has_a_shape_and_a_layout() -> None:
@@ -91,12 +64,10 @@ def test_the_sequence_and_the_hidden_features_are_what_is_sharded() -> None:
         ({"leading": (0,), "sequence_dim": 0}, "leading dims must be at least 1"),
         ({"sequence_dim": 2}, "sequence_dim must be one of the 2 leading dims"),
         ({"hidden_features": 0}, "hidden_features must be in 1..4096, got 0"),
-        ({"activation": "tanh"}, "activation must be one of relu, gelu, silu"),
         ({"activation": "gelu"}, "gelu rounds: use mode real, not dense"),
         ({"biases": ("out_proj", "in_proj")}, "biases must list some of in_proj, out_proj in this order"),
         ({"biases": ()}, "requires_grad must list some of x, in_proj.weight, out_proj.weight in this order"),
         ({"x_is_dtensor": False}, "set x_is_dtensor=True"),
-        ({"optimizer": "adam"}, "optimizer must be one of none, sgd, adamw"),
         ({"steps": 2}, "steps must be 1 without an optimizer"),
         ({"optimizer": "sgd"}, "steps must be in 2..16 with an optimizer, got 1"),
         ({"optimizer": "sgd", "steps": 2, "requires_grad": ("x",)}, "an optimizer needs a parameter"),
@@ -115,25 +86,6 @@ def test_what_is_no_case_is_refused_by_name(fields: dict[str, object], message: 
 
 # ------------------------------------------------------------------------------------------------
 # values and oracle
-
-
-@given(case=exact_cases())
-@SETTINGS
-def test_float64_autograd_agrees_with_exact_data_in_every_tensor(case: MlpCase) -> None:
-    expected, second = expect(case, 0).tensors, train_with_torch(case, torch.float64)
-
-    assert tuple(expected) == case.answer_names()
-    assert all(tensor.allowed is None for tensor in expected.values())
-    assert all(torch.equal(expected[name].value, second[name]) for name in expected)
-
-
-@given(case=exact_cases())
-@SETTINGS
-def test_the_case_s_own_dtype_gives_the_same_values(case: MlpCase) -> None:
-    """Sixteen bits and float32 round nowhere: their kernels answer what float64 answers."""
-    expected, second = expect(case, 0).tensors, train_with_torch(case, DTYPES[case.dtype])
-
-    assert all(torch.equal(expected[name].value, second[name].double()) for name in expected)
 
 
 @pytest.mark.parametrize("mode", EXACT_MODES)
@@ -177,18 +129,6 @@ def test_later_steps_have_inputs_and_cotangents_of_their_own() -> None:
         assert not torch.equal(values["cotangent"], values["step2.cotangent"])
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_real_values_of_torch_s_own_kernels_are_within_every_bound(activation: str, dtype: str) -> None:
-    """Judged from what was held, operation by operation, for a layer of one process."""
-    for seed in range(5):
-        case = mlp_case(leading=(7,), sequence_dim=0, dtype=dtype, activation=activation, values=(("real", seed),))
-        found = train_with_torch(case, DTYPES[dtype])
-        for name, tensor in expect_held(case, 0, held_of(case, found)).tensors.items():
-            allowed = 0 if tensor.allowed is None else tensor.allowed
-            assert bool(((found[name].double() - tensor.value).abs() <= allowed).all()), name
-
-
 # ------------------------------------------------------------------------------------------------
 # training
 
@@ -199,39 +139,17 @@ def test_real_values_of_torch_s_own_kernels_are_within_every_bound(activation: s
 def test_two_steps_of_sgd_are_exact_in_float32_and_float64(dtype: str, momentum: float, weight_decay: float) -> None:
     """On two ranks: the bias of three would have to stay a multiple of three."""
     case = training_case(world_size=2, dtype=dtype, momentum=momentum, weight_decay=weight_decay)
-    found = train_with_torch(case, DTYPES[dtype])
+    found = train(case, DTYPES[dtype])
     expected = expect_held(case, 0, held_of(case, found)).tensors
 
     assert all(tensor.allowed is None for tensor in expected.values())
     assert all(torch.equal(expected[name].value, found[name].double()) for name in expected)
 
 
-@pytest.mark.parametrize("mode", ["dense", "real"])
-@pytest.mark.parametrize(
-    ("dtype", "fields"),
-    [
-        ("float32", {"optimizer": "adamw", "steps": 3, "weight_decay": 0.01}),
-        ("bfloat16", {"optimizer": "adamw", "steps": 3, "lr": 0.1}),
-        ("float16", {"momentum": 0.9, "weight_decay": 0.01, "lr": 0.1}),
-        ("bfloat16", {"momentum": 0.5, "weight_decay": 0.25}),
-        ("float64", {"momentum": 0.9, "lr": 0.1, "steps": 3}),
-    ],
-)
-def test_torch_s_own_training_is_within_every_bound(dtype: str, fields: dict[str, object], mode: str) -> None:
-    for seed in range(3):
-        case = training_case(dtype=dtype, values=((mode, seed),), **fields)
-        found = train_with_torch(case, DTYPES[dtype])
-        expected = expect_held(case, 0, held_of(case, found)).tensors
-        assert tuple(expected) == case.answer_names()
-        for name, tensor in expected.items():
-            allowed = 0 if tensor.allowed is None else tensor.allowed
-            assert bool(((found[name].double() - tensor.value).abs() <= allowed).all()), name
-
-
 def test_an_error_of_one_step_is_not_handed_on_to_the_next() -> None:
     """The second step is right from a wrong state: only what is wrong differs."""
     case = training_case(world_size=2)
-    right = train_with_torch(case, torch.float32)
+    right = train(case, torch.float32)
     wrong = dict(right, **{"step1.param.in_proj.weight": right["step1.param.in_proj.weight"] + 1})
     expected = expect_held(case, 0, held_of(case, wrong)).tensors
 
@@ -244,7 +162,7 @@ def test_an_error_of_one_step_is_not_handed_on_to_the_next() -> None:
 def test_the_first_step_of_exact_data_is_not_judged_from_what_was_held() -> None:
     """However wrong a capture is, the output must be right."""
     case = mlp_case()
-    right = train_with_torch(case, torch.float32)
+    right = train(case, torch.float32)
     wrong = dict(right, **{"capture.out_proj.input": right["capture.out_proj.input"] * float("nan")})
 
     expected = expect_held(case, 0, held_of(case, wrong)).tensors
@@ -254,7 +172,7 @@ def test_the_first_step_of_exact_data_is_not_judged_from_what_was_held() -> None
 def test_what_ranks_do_not_hold_is_taken_from_the_reference() -> None:
     """A rank without a tensor, and ranks that disagree on its layout, make no operand."""
     case = training_case(world_size=2)
-    held = held_of(case, train_with_torch(case, torch.float32))
+    held = held_of(case, train(case, torch.float32))
     without = {rank: {n: p for n, p in tensors.items() if rank == 0 or "step1.param" not in n}
                for rank, tensors in held.items()}  # fmt: skip
     misplaced = {**held, 1: {name: dataclasses.replace(placed, layout=case.layouts()["in_proj.weight"])

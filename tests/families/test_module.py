@@ -11,7 +11,6 @@ from equivtest import limits
 from equivtest.check import check, judge
 from equivtest.errors import Misuse, ShapeMismatch, ValueMismatch
 from equivtest.families.module.case import ModuleCase, call_builder
-from equivtest.kit.case import from_code
 from equivtest.kit.oracle import expect
 from equivtest.kit.values import draw
 from equivtest.module import module_property
@@ -156,12 +155,6 @@ def test_the_reference_is_the_unsharded_module() -> None:
     assert torch.equal(found["output"].value, x @ weight.T @ weight.T)
     assert torch.equal(found["grad.x"].value, cotangent @ weight @ weight)
     assert torch.equal(found["grad.first.weight"].value, cotangent.T @ (x @ weight.T) + (cotangent @ weight).T @ x)
-
-
-def test_a_case_prints_as_code() -> None:
-    case = case_of(dtype="float64", largest=3)
-
-    assert from_code(repr(case)) == case
 
 
 def test_a_dtype_gets_the_shapes_whose_sums_it_holds() -> None:

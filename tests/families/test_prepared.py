@@ -27,7 +27,6 @@ def case_of(**fields: Any) -> PreparedCase:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"style": "both"}, "style must be one of input, output, input_output, got 'both'"),
         ({"mesh": (2, 1), "source": ("replicate",) * 2, "target": ("replicate",) * 2}, "on a mesh of one axis, got"),
         ({"road": "local"}, "road and cotangent are those of a module: leave them"),
         ({"source": ("partial(sum)",), "target": ("partial(sum)",)}, "target and middle must be replicate or shard"),

@@ -22,8 +22,10 @@ from equivtest.verdicts.claims import (
     keeps_layout_of_parameter,
     trains_like_unsharded,
 )
-from tests.families.test_mlp import held_of, mlp_case, train_with_torch, training_case
+from tests.families.test_mlp import mlp_case, training_case
+from tests.families.unsharded_training import train
 from tests.replies import answers_of, drop_tensor, set_element, set_tensor
+from tests.unsharded import held_of
 
 CASE = training_case(momentum=0.5)
 SHARDED = Layout((Shard(0),))
@@ -31,7 +33,7 @@ SHARDED = Layout((Shard(0),))
 
 def replies_of(case: Case) -> list[Reply]:
     """What ranks answer that train as one process does, in the case's dtype."""
-    held = held_of(case, train_with_torch(case, torch.float32))  # type: ignore[arg-type]
+    held = held_of(case, train(case, torch.float32))  # type: ignore[arg-type]
     return [Reply(rank, "answered", (Answer(tensors),)) for rank, tensors in held.items()]
 
 
@@ -67,7 +69,7 @@ def test_a_wrong_element_of_a_later_step_fails_alone(name: str) -> None:
 def test_a_wrong_state_fails_once_and_what_follows_from_it_is_right() -> None:
     """A parameter that is off after the first update: the second step, computed from it, is judged from it."""
     case = training_case(world_size=2)
-    right = train_with_torch(case, torch.float32)
+    right = train(case, torch.float32)
     wrong = dict(right, **{"step1.param.out_proj.bias": right["step1.param.out_proj.bias"] + 4})
     wrong["step2.output"] = right["step2.output"] + 4
     wrong["step2.param.out_proj.bias"] = right["step2.param.out_proj.bias"] + 4

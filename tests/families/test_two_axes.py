@@ -7,23 +7,16 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from equivtest.check import DEFAULT_CLAIMS, judge
 from equivtest.errors import Misuse
-from equivtest.families.training.case import EXACT_MODES
 from equivtest.families.training.two_axes.case import TWO_AXIS_STYLES, TwoAxisCase
 from equivtest.families.training.two_axes.strategy import two_axis_meshes
-from equivtest.kit.case import from_code, from_data, to_data
-from equivtest.kit.oracle import expect, expect_held
 from equivtest.kit.oracle.collectives import expected_collectives
 from equivtest.layout import Replicate, Shard, local_box
 from equivtest.ranks.pool import Pool
-from equivtest.tensors import DTYPES
 from equivtest.verdicts.claims import trains_like_unsharded, uses_only_collectives
-from tests.families.test_mlp import ALL, BOTH, SETTINGS, SIZES, held_of, train_with_torch
+from tests.families.unsharded_training import ALL, BOTH
 
 
 def two_axis_case(**fields: Any) -> TwoAxisCase:
@@ -31,23 +24,6 @@ def two_axis_case(**fields: Any) -> TwoAxisCase:
     return TwoAxisCase(**{"world_size": 4, "mesh": (2, 2), "leading": (2,), "micro_batches": 2, "in_features": 3,
                           "hidden_features": 5, "out_features": 2, "biases": BOTH, "requires_grad": ALL,
                           "use_local_output": False, **fields})  # fmt: skip
-
-
-@st.composite
-def exact_cases(draw_from: st.DrawFn) -> TwoAxisCase:
-    sizes = st.sampled_from(SIZES)
-    mesh = draw_from(st.sampled_from(((1, 1), (2, 2), (2, 3), (3, 2), (1, 5), (4, 1))))
-    return two_axis_case(
-        world_size=mesh[0] * mesh[1],
-        mesh=mesh,
-        style=draw_from(st.sampled_from(TWO_AXIS_STYLES)),
-        micro_batches=draw_from(st.sampled_from((1, 2, 3))),
-        in_features=draw_from(sizes),
-        hidden_features=draw_from(sizes),
-        out_features=draw_from(sizes),
-        dtype=draw_from(st.sampled_from(tuple(DTYPES))),
-        values=((draw_from(st.sampled_from(EXACT_MODES)), draw_from(st.integers(0, 2**40))),),
-    )
 
 
 def test_a_row_of_the_mesh_gathers_a_weight_by_columns_without_padding() -> None:
@@ -58,14 +34,6 @@ def test_a_row_of_the_mesh_gathers_a_weight_by_columns_without_padding() -> None
 
     assert case.layouts()["grad.in_proj.weight"].placements == (Replicate(), Shard(1))
     assert set(gathered) == {10 * 4, 5 * 4}
-
-
-@pytest.mark.parametrize("style", TWO_AXIS_STYLES)
-def test_a_case_survives_code_and_json(style: str) -> None:
-    case = two_axis_case(style=style, optimizer="sgd", steps=2)
-
-    assert from_code(repr(case)) == case
-    assert from_data(to_data(case)) == case
 
 
 def test_the_second_axis_divides_the_hidden_features_before_the_first_does() -> None:
@@ -106,7 +74,6 @@ def test_under_hsdp_every_rank_takes_rows_of_its_own_and_rows_of_the_mesh_hold_t
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"style": "fsdp2"}, "style must be one of 'fsdp2_tp', 'hsdp', got 'fsdp2'"),
         ({"mesh": (4,)}, "mesh must have two axes of one rank or more"),
         ({"mesh": (4, 0)}, "mesh must have two axes of one rank or more"),
         ({"mesh": (2, 3)}, "mesh must have 4 ranks"),
@@ -132,30 +99,6 @@ def test_of_six_ranks_most_meshes_have_several_on_both_axes() -> None:
 
     assert set(meshes) == {(1, 6), (2, 3), (3, 2), (6, 1)}
     assert sum(1 not in mesh for mesh in meshes) > len(meshes) / 2
-
-
-@given(case=exact_cases())
-@SETTINGS
-def test_float64_autograd_agrees_with_exact_data_in_every_tensor(case: TwoAxisCase) -> None:
-    expected, second = expect(case, 0).tensors, train_with_torch(case, torch.float64)
-
-    assert tuple(expected) == case.answer_names()
-    assert all(tensor.allowed is None for tensor in expected.values())
-    assert all(torch.equal(expected[name].value, second[name]) for name in expected)
-
-
-@pytest.mark.parametrize("mode", ["dense", "real"])
-@pytest.mark.parametrize("style", TWO_AXIS_STYLES)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_training_on_the_whole_batch_is_within_every_bound(dtype: str, style: str, mode: str) -> None:
-    case = two_axis_case(style=style, dtype=dtype, optimizer="sgd", steps=3, momentum=0.9, lr=0.1, values=((mode, 3),))
-    found = train_with_torch(case, DTYPES[dtype])
-    expected = expect_held(case, 0, held_of(case, found)).tensors
-
-    assert tuple(expected) == case.answer_names()
-    for name, tensor in expected.items():
-        allowed = 0 if tensor.allowed is None else tensor.allowed
-        assert bool(((found[name].double() - tensor.value).abs() <= allowed).all()), name
 
 
 # ------------------------------------------------------------------------------------------------

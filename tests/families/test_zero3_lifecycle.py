@@ -35,7 +35,6 @@ from equivtest.property import Space
 from equivtest.tensors import SIGNIFICAND_BITS
 from equivtest.verdicts.claims import gradients_equal_unsharded
 from tests.drawing import STRATEGIES, drawn
-from tests.unsharded import unsharded
 
 both = pytest.mark.parametrize("fetcher", [fetch_by_all_gather, fetch_by_all_reduce])
 TWO: dict[str, Any] = {"parameters": ((5,), (2, 2)), "requires_grad": (True, True)}
@@ -43,7 +42,7 @@ TWO: dict[str, Any] = {"parameters": ((5,), (2, 2)), "requires_grad": (True, Tru
 
 def cases_of(world_size: int, num: int = 40) -> list[LifecycleCase]:
     """Drawn cases of one world size."""
-    return drawn(STRATEGIES["lifecycle"](Space((world_size,), limits.DTYPES)), num)  # type: ignore[arg-type]
+    return drawn(STRATEGIES["zero3_lifecycle_all_gather"](Space((world_size,), limits.DTYPES)), num)  # type: ignore[arg-type]
 
 
 # Cases.
@@ -60,8 +59,6 @@ def cases_of(world_size: int, num: int = 40) -> list[LifecycleCase]:
         ({"operations": ("step 0",)}, "step names no parameter, got 'step 0'"),
         ({"operations": ("use 0 0",)}, "use names each parameter once, got 'use 0 0'"),
         ({"operations": ("fetch 1",)}, "'fetch 1' names a parameter that is not there"),
-        ({"collective": ""}, "collective must be one of all_gather, all_reduce, got ''"),
-        ({"padding": "zero"}, "padding must be one of nan, large, got 'zero'"),
         ({"parameters": (), "requires_grad": ()}, "parameters must hold at least one shape"),
         ({"requires_grad": (True, True)}, "requires_grad must have one flag per parameter: 1, got 2"),
     ],
@@ -113,16 +110,6 @@ def test_in_every_world_sums_have_room(bits: int) -> None:
         assert 1 <= contributing <= world_size and quotient % 2 == largest % 2 == 1
         assert world_size * contributing * quotient <= 2**bits
         assert 2 * largest + MAX_OPERATIONS * contributing * quotient <= 2**bits
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8, 64])
-def test_torch_agrees_with_the_model_in_the_dtype_of_the_case(world_size: int) -> None:
-    """Autograd and SGD, on rows of all ranks, give every bit of what is expected."""
-    for case in cases_of(world_size):
-        right, expected = unsharded(case, 0), expect(case, 0).tensors
-        judged = [name for name in expected if expected[name].dtype != "int64"]
-
-        assert judged and all(torch.equal(right[name].double(), expected[name].value) for name in judged)
 
 
 def test_data_that_could_round_is_refused() -> None:

@@ -9,10 +9,14 @@ import torch
 from torch.nn import functional
 
 from equivtest.families.training.case import PerceptronCase, at_step
+from equivtest.families.training.deepspeed.case import EngineCase
 from equivtest.families.training.mixed.case import MixedCase
 from equivtest.kit.values import draw
 from equivtest.tensors import DTYPES
 from tests.unsharded import unsharded
+
+BOTH = ("in_proj", "out_proj")
+ALL = ("x", "in_proj.weight", "in_proj.bias", "out_proj.weight", "out_proj.bias")
 
 
 @unsharded.register
@@ -31,7 +35,7 @@ def train(case: PerceptronCase, dtype: torch.dtype, index: int = 0) -> dict[str,
     if case.tied:
         parameters["out_proj.weight"] = parameters["in_proj.weight"]
     found = {f"param.{name}": parameter.detach().clone() for name, parameter in parameters.items()}
-    found |= {"storages": torch.ones(())} if case.tied else {}
+    found |= {"storages": torch.ones((), dtype=dtype)} if case.tied else {}
     trained = [parameters[name] for name in case.trained_names()]
     optimizer = make_optimizer(case, trained) if case.trains else None
     for step in range(1, case.steps + 1):
@@ -69,6 +73,9 @@ def _one_step(
 
 
 def _clipped(case: PerceptronCase, step: int, parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    if isinstance(case, EngineCase) and case.gradient_clipping:
+        trained = [parameters[name] for name in case.graded_parameters(step)]
+        torch.nn.utils.clip_grad_norm_(trained, case.gradient_clipping)
     if not case.clips:
         return {}
     trained = {name: parameters[name] for name in case.graded_parameters(step)}

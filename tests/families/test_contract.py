@@ -1,0 +1,208 @@
+"""What every family keeps: its strategies and cases, its oracle beside torch's own unsharded run, its replay files.
+
+The strategies are those of the shipped properties; each test's id begins with the family's name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from equivtest import limits
+from equivtest.check import judge_replies, one_thread
+from equivtest.errors import Misuse
+from equivtest.kit.case import from_code, from_data, to_data
+from equivtest.kit.oracle import expect
+from equivtest.property import Space
+from equivtest.ranks.backend import Backend
+from equivtest.ranks.pool import Pool
+from equivtest.replay import read_replay, replay, write_replay
+from tests.drawing import PROPERTIES, SPACE, STRATEGIES, drawn, each, family_of, run_of, smallest
+from tests.replies import StubPool, raised, right_replies
+from tests.unsharded import errors_beside
+
+REFUSED = [name for name, prop in PROPERTIES.items() if prop.refuses_only]
+WITHIN = [name for name in PROPERTIES if name not in REFUSED]
+IN_ALL_DTYPES = [name for name in WITHIN if not PROPERTIES[name].conclusive_dtypes]
+DIVIDED = [
+    name for name in IN_ALL_DTYPES if PROPERTIES[name].shards and family_of(name) not in ("module", "embedding.ways")
+]
+ON_ANY_MEMBERS = [name for name in WITHIN if family_of(name) not in ("training.two_axes", "training.deepspeed")]
+COMPUTED = [name for name in WITHIN if family_of(name) != "dropout"]  # which no two runs do alike
+
+LARGER: dict[str, dict[str, Any]] = {
+    "zero3_fetch_all_gather_refuses": {"parameters": ((1,), (1,)), "requires_grad": (True, True)},
+    "deepspeed_mlp_stages_1_and_2": {"stage": 2},
+}
+"""Fields of simplest cases that are not the shortest ones drawn: parameters of two dtypes; the stage drawn first."""
+
+STORED_OTHERWISE = ("parallel_cross_entropy",)
+"""In 16 bits torch's unsharded loss stores other intermediates than loss_parallel, with which the bounds reckon."""
+
+NUM_DRAWS = 100
+"""Of values, of each strategy, beside torch's unsharded run."""
+
+# ------------------------------------------------------------------------------------------------
+# What is drawn
+
+
+@each(STRATEGIES)
+def test_each_dtype_that_is_to_be_concluded_is_at_least_15_percent_of_a_run(name: str) -> None:
+    counts = Counter(case.dtype for case in run_of(name))
+    dtypes = PROPERTIES[name].conclusive_dtypes or limits.DTYPES
+
+    assert min(counts[dtype] for dtype in dtypes) >= 0.15 * counts.total(), counts
+
+
+@each(DIVIDED)
+def test_over_half_of_a_run_is_uneven_or_empty(name: str) -> None:
+    counts = Counter(case.shard_kind for case in run_of(name))
+
+    assert counts["uneven"] + counts["empty"] > 0.5 * counts.total(), counts
+
+
+@each(DIVIDED)
+def test_every_world_size_above_one_has_shards_of_every_kind(name: str) -> None:
+    kinds = {(case.world_size, case.shard_kind) for case in run_of(name) if case.world_size > 1}
+
+    assert kinds == {(w, kind) for w in (2, 3, 4) for kind in ("even", "uneven", "empty")}
+
+
+@each(IN_ALL_DTYPES)
+def test_hardly_any_case_is_drawn_twice(name: str) -> None:
+    """Nor are neighbours copies of one another with one draw repeated, as Hypothesis likes to make them."""
+    cases = run_of(name)
+    neighbours = list(pairwise(cases))
+
+    assert len(set(cases)) >= 0.95 * len(cases)
+    assert sum(a.dtype == b.dtype for a, b in neighbours) < 0.4 * len(neighbours)
+
+
+@each(ON_ANY_MEMBERS)
+def test_about_one_case_in_six_runs_on_a_mesh_within_a_larger_world(name: str) -> None:
+    """Of at most four processes; some meshes are not ascending, some leave processes out."""
+    cases = run_of(name)
+    within = [case for case in cases if case.members]
+
+    assert len(cases) / 12 < len(within) < len(cases) / 4
+    assert max(case.num_processes for case in cases) == 4
+    assert any(list(case.members) != sorted(case.members) for case in within)
+    assert any(len(case.groups) * case.world_size < case.num_processes for case in within)
+    assert any(len(case.groups) > 1 for case in within)
+
+
+@each(STRATEGIES)
+def test_only_the_space_that_was_asked_for_is_drawn_and_the_largest_world_has_cases_too(name: str) -> None:
+    is_narrow = name in IN_ALL_DTYPES + REFUSED and PROPERTIES[name].resolve is None
+    dtype = "bfloat16" if is_narrow else "float32"
+    cases = drawn(STRATEGIES[name](Space((5, 16), (dtype,))), 30)
+
+    assert {(case.world_size, case.dtype) for case in cases} == {(5, dtype), (16, dtype)}
+    assert drawn(STRATEGIES[name](Space((limits.MAX_WORLD_SIZE,), (dtype,))), 30)
+
+
+@each(STRATEGIES)
+def test_the_strategy_shrinks_to_its_simplest_case(name: str) -> None:
+    """Every field is at its default; where no case has that, as short as in any case."""
+    found = smallest(STRATEGIES[name](SPACE))
+    values = {field.name: {getattr(case, field.name) for case in run_of(name)} for field in dataclasses.fields(found)}
+    wanted = {
+        field.name: min(values[field.name], key=lambda value: (value != field.default, len(repr(value)), repr(value)))
+        for field in dataclasses.fields(found)
+    }
+
+    assert found == type(found)(**wanted | LARGER.get(name, {}))
+
+
+# ------------------------------------------------------------------------------------------------
+# Cases
+
+
+@each(STRATEGIES)
+def test_drawn_cases_survive_json_and_their_own_code(name: str) -> None:
+    for case in run_of(name)[::4]:
+        assert from_data(msgspec.json.decode(msgspec.json.encode(to_data(case)))) == case
+        again = from_code(f"  {case!r}\n")
+        assert again == case and type(again) is type(case)
+
+
+@each(STRATEGIES)
+def test_every_given_and_answered_tensor_has_a_shape_and_a_layout_and_what_is_given_a_flag(name: str) -> None:
+    for case in run_of(name)[::4]:
+        assert {*case.given_names(), *case.answer_names()} <= case.shapes().keys() == case.layouts().keys()
+        assert case.given_flags().keys() == set(case.given_names())
+
+
+INVALID: dict[type, Any] = {str: "no such", int: -2, float: -1.0}
+ANYTHING = ("ignore_index", "parallelize", "steps")  # steps are told by what belongs to them
+OF_AN_OPTIMIZER = ("lr", "momentum", "weight_decay")
+
+
+@each(STRATEGIES)
+def test_a_field_that_is_not_valid_is_named_or_its_value(name: str) -> None:
+    """Of text, integers and floats; what fields must be beside each other is told by the family's own tests."""
+    case = next((case for case in run_of(name) if case.trains), run_of(name)[0])
+    for field in (field.name for field in dataclasses.fields(case)):
+        invalid = INVALID.get(type(getattr(case, field)))
+        if invalid is not None and field not in (ANYTHING if case.trains else ANYTHING + OF_AN_OPTIMIZER):
+            with pytest.raises(Misuse, match=f"{field}|{invalid!r}"):
+                dataclasses.replace(case, **{field: invalid})
+
+
+@each(STRATEGIES)
+def test_a_case_is_outside_the_contract_only_where_asked_for(name: str) -> None:
+    assert {bool(case.refusal) for case in run_of(name)} == {name in REFUSED}
+
+
+@each(REFUSED)
+def test_every_misfit_is_drawn_and_named_and_nothing_is_expected_of_it(name: str) -> None:
+    misfits = {case.misfit for case in run_of(name)}
+    with pytest.raises(Misuse, match=r"misfit must be .*, got 'no such'") as told:
+        dataclasses.replace(run_of(name)[0], misfit="no such")
+    known = str(told.value).removeprefix("misfit must be ").removeprefix("one of ").partition(", got")[0]
+
+    assert set(known.replace(" or ", ", ").split(", ")) == misfits
+    assert all(case.refusal.endswith(case.misfit) and not expect(case, 0).tensors for case in run_of(name))
+
+
+# ------------------------------------------------------------------------------------------------
+# The oracle
+
+
+@each(COMPUTED)
+def test_torchs_own_unsharded_run_is_within_every_bound(name: str) -> None:
+    """To the last bit where there are right bits; of 16 bits, whose storage dominates, some error is near its bound."""
+    worlds = (7, 8) if PROPERTIES[name].resolve else (7, 8, limits.MAX_WORLD_SIZE)
+    cases = [*run_of(name), *drawn(STRATEGIES[name](Space(worlds, limits.DTYPES)), 60)]
+    draws = [(case, index) for case in cases for index in range(len(case.values))]
+    worst = dict.fromkeys(limits.DTYPES, 0.0)
+    with one_thread():
+        for case, index in draws[:: -(-len(draws) // NUM_DRAWS)]:
+            if name not in STORED_OTHERWISE or case.dtype in ("float32", "float64"):
+                errors = errors_beside(case, index)
+                assert errors and max(errors.values()) <= 1, (case, index, errors)
+                worst[case.dtype] = max(worst[case.dtype], *errors.values())
+    near = max(worst["bfloat16"], worst["float16"])
+
+    assert near == 0 or near > 0.3  # nothing is off where nothing may be
+
+
+# ------------------------------------------------------------------------------------------------
+# Replay
+
+
+@each(STRATEGIES)
+def test_a_failure_is_written_down_and_fails_again(name: str, tmp_path: Path) -> None:
+    case, prop = run_of(name)[-1], PROPERTIES[name]
+    replies = right_replies(case) if name in REFUSED else [raised(rank) for rank in range(case.num_processes)]
+    verdict = judge_replies(prop.subject, case, replies, prop.claims)[0]
+    data = read_replay(write_replay(verdict, Backend(), tmp_path))
+
+    assert from_data(data["case"]) == case and (data["subject"], data["claim"]) == (prop.subject, verdict.claim)
+    assert replay(data, cast(Pool, StubPool(lambda _: replies)))[0] and verdict.failed
