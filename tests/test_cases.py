@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import re
 from typing import Any
 
@@ -12,6 +14,7 @@ from equivtest.families.linear.case import LinearCase
 from equivtest.families.zero3.fetch.case import FetchCase, RefusedFetchCase
 from equivtest.kit.case import CASE_TYPES, SCHEMA_VERSION, Case, from_code, from_data, import_cases, to_data
 from equivtest.layout import Flat, Layout, Replicate, Shard
+from tests.families.refusing import refuses
 
 LINEAR = LinearCase(
     world_size=3,
@@ -92,57 +95,47 @@ def test_code_names_a_known_class_and_known_fields(text: str) -> None:
         from_code(text)
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"world_size": 0}, r"world_size must be in 1\.\.64, got 0"),
-        ({"world_size": 65}, r"world_size must be in 1\.\.64, got 65"),
-        ({"dtype": "int8"}, "dtype must be one of float32, .*, got 'int8'"),
-        ({"values": ()}, "values must hold at least one"),
-        (
-            {"values": (("wide", 0),)},
-            "mode must be one of dense, wide-x, wide-w, wide-g, real, real-cancelling, got 'wide'",
-        ),
-        ({"values": (("dense", -1),)}, "a seed must be at least 0, got -1"),
-        ({"style": "diagonal"}, "style must be one of colwise, rowwise, got 'diagonal'"),
-        ({"leading": (1, 1, 1, 1)}, r"leading must have at most 3 dims, got \(1, 1, 1, 1\)"),
-        ({"leading": (2, 0)}, r"leading dims must be at least 1, got \(2, 0\)"),
-        ({"leading": (2**13, 2**12)}, "x must have at most 16777216 elements, got 134217728"),
-        ({"in_features": 0}, r"in_features must be in 1\.\.4096, got 0"),
-        ({"out_features": 4097}, r"out_features must be in 1\.\.4096, got 4097"),
-        ({"requires_grad": ("weight", "x")}, r"requires_grad must list some of .*, got \('weight', 'x'\)"),
-        ({"requires_grad": ("bias",), "bias": False}, r"\(with a bias\) 'bias' in this order, got \('bias',\)"),
-        ({"input_layout": "partial(sum)"}, r"input_layout must be replicate or shard\(DIM\), got partial\(sum\)"),
-        ({"output_layout": "flat(4)"}, r"output_layout must be replicate or shard\(DIM\), got flat\(4\)"),
-        ({"output_layout": "sharded"}, "unknown placement 'sharded'"),
-        ({"input_layout": "shard(3)"}, r"x: shard\(3\) names no dim of a tensor of shape \(2, 3, 4\)"),
-        ({"x_is_dtensor": False}, r"x of shape \(2, 3, 4\) has uneven shards .* on 3 ranks: set x_is_dtensor=True"),
-    ],
+test_a_linear_case_names_what_is_not_valid = refuses(
+    functools.partial(dataclasses.replace, LINEAR),
+    ({"world_size": 0}, r"world_size must be in 1\.\.64, got 0"),
+    ({"world_size": 65}, r"world_size must be in 1\.\.64, got 65"),
+    ({"dtype": "int8"}, "dtype must be one of float32, .*, got 'int8'"),
+    ({"values": ()}, "values must hold at least one"),
+    (
+        {"values": (("wide", 0),)},
+        "mode must be one of dense, wide-x, wide-w, wide-g, real, real-cancelling, got 'wide'",
+    ),
+    ({"values": (("dense", -1),)}, "a seed must be at least 0, got -1"),
+    ({"style": "diagonal"}, "style must be one of colwise, rowwise, got 'diagonal'"),
+    ({"leading": (1, 1, 1, 1)}, r"leading must have at most 3 dims, got \(1, 1, 1, 1\)"),
+    ({"leading": (2, 0)}, r"leading dims must be at least 1, got \(2, 0\)"),
+    ({"leading": (2**13, 2**12)}, "x must have at most 16777216 elements, got 134217728"),
+    ({"in_features": 0}, r"in_features must be in 1\.\.4096, got 0"),
+    ({"out_features": 4097}, r"out_features must be in 1\.\.4096, got 4097"),
+    ({"requires_grad": ("weight", "x")}, r"requires_grad must list some of .*, got \('weight', 'x'\)"),
+    ({"requires_grad": ("bias",), "bias": False}, r"\(with a bias\) 'bias' in this order, got \('bias',\)"),
+    ({"input_layout": "partial(sum)"}, r"input_layout must be replicate or shard\(DIM\), got partial\(sum\)"),
+    ({"output_layout": "flat(4)"}, r"output_layout must be replicate or shard\(DIM\), got flat\(4\)"),
+    ({"output_layout": "sharded"}, "unknown placement 'sharded'"),
+    ({"input_layout": "shard(3)"}, r"x: shard\(3\) names no dim of a tensor of shape \(2, 3, 4\)"),
+    ({"x_is_dtensor": False}, r"x of shape \(2, 3, 4\) has uneven shards .* on 3 ranks: set x_is_dtensor=True"),
 )
-def test_a_linear_case_names_what_is_not_valid(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(Misuse, match=message):
-        LinearCase(**{**vars(LINEAR), **fields})
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"parameters": (), "requires_grad": ()}, "parameters must hold at least one shape"),
-        ({"requires_grad": (True,)}, "requires_grad must have one flag per parameter: 4, got 1"),
-        ({"parameters": ((2,), (), (0,), (-1,))}, r"sizes must be at least 0, got .*\(-1,\)"),
-        (
-            {"values": (("wide-x", 0),)},
-            "mode must be one of dense, index, wide, special, every-bit-pattern, got 'wide-x'",
-        ),
-        (
-            {"dtype": "float32", "values": (("every-bit-pattern", 0),)},
-            "mode every-bit-pattern is for float16 and bfloat16, got dtype 'float32': use mode special",
-        ),
-    ],
+test_a_fetch_case_names_what_is_not_valid = refuses(
+    functools.partial(dataclasses.replace, FETCH),
+    ({"parameters": (), "requires_grad": ()}, "parameters must hold at least one shape"),
+    ({"requires_grad": (True,)}, "requires_grad must have one flag per parameter: 4, got 1"),
+    ({"parameters": ((2,), (), (0,), (-1,))}, r"sizes must be at least 0, got .*\(-1,\)"),
+    (
+        {"values": (("wide-x", 0),)},
+        "mode must be one of dense, index, wide, special, every-bit-pattern, got 'wide-x'",
+    ),
+    (
+        {"dtype": "float32", "values": (("every-bit-pattern", 0),)},
+        "mode every-bit-pattern is for float16 and bfloat16, got dtype 'float32': use mode special",
+    ),
 )
-def test_a_fetch_case_names_what_is_not_valid(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(Misuse, match=message):
-        FetchCase(**{**vars(FETCH), **fields})
 
 
 def test_parameters_of_two_dtypes_are_at_least_two() -> None:

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from equivtest import limits
 from equivtest.check import one_thread
-from equivtest.errors import Misuse, Unsupported
+from equivtest.errors import Unsupported
 from equivtest.families.collectives.case import BUNDLES, CALLS, OPERANDS, WAITS, CollectivesCase
 from equivtest.families.collectives.strategy import LARGE_NUMELS, NUMELS, collectives_cases
 from equivtest.families.collectives.subject import FUNCTIONS, CollectiveRaised, collectives
@@ -27,6 +27,7 @@ from equivtest.property import Space
 from equivtest.suite import load_properties, properties_dir
 from equivtest.tensors import DTYPES, same_bits
 from tests.drawing import drawn
+from tests.families.refusing import refuses
 
 each_dtype = pytest.mark.parametrize("dtype", DTYPES)
 ALL = tuple(CALLS)
@@ -41,19 +42,14 @@ def case_of(**fields: Any) -> CollectivesCase:
 # The case
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"collectives": ("all_reduce",)}, "collectives must be some of all_reduce_sum, .*, got 'all_reduce'"),
-        ({"collectives": ()}, r"collectives must hold at least one, each another one, got \(\)"),
-        ({"numels": (2, 2)}, r"numels must hold at least one, each another one, got \(2, 2\)"),
-        ({"numels": (-1,)}, r"numels must be at least 0, got \(-1,\)"),
-        ({"records": True}, "set records=False"),
-    ],
+test_what_is_no_case_is_named = refuses(
+    case_of,
+    ({"collectives": ("all_reduce",)}, "collectives must be some of all_reduce_sum, .*, got 'all_reduce'"),
+    ({"collectives": ()}, r"collectives must hold at least one, each another one, got \(\)"),
+    ({"numels": (2, 2)}, r"numels must hold at least one, each another one, got \(2, 2\)"),
+    ({"numels": (-1,)}, r"numels must be at least 0, got \(-1,\)"),
+    ({"records": True}, "set records=False"),
 )
-def test_what_is_no_case_is_named(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(Misuse, match=message):
-        case_of(**fields)
 
 
 def test_a_rank_is_handed_one_row_of_each_kind_of_operand_that_is_needed() -> None:

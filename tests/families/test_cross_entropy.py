@@ -19,6 +19,7 @@ from equivtest.layout import Layout, Replicate, Shard
 from equivtest.ranks.pool import Pool
 from equivtest.tensors import DTYPES
 from equivtest.verdicts.elements import is_too_wide
+from tests.families.refusing import refuses
 
 each_dtype = pytest.mark.parametrize("dtype", DTYPES)
 
@@ -28,19 +29,14 @@ def case_of(**fields: Any) -> CrossEntropyCase:
     return CrossEntropyCase(**{"world_size": 3, "positions": (8,), "num_classes": 7, **fields})
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"positions": (1,) * 5}, r"positions must have at most 4 dims, got \(1, 1, 1, 1, 1\)"),
-        ({"positions": (0,)}, r"positions must be at least 1, got \(0,\)"),
-        ({"num_classes": 0}, r"num_classes must be in 1\.\.4096, got 0"),
-        ({"requires_grad": ("weight",)}, r"requires_grad must be \(\) or \('x',\), got \('weight',\)"),
-        ({"weight_is_dtensor": True}, "weight_is_dtensor goes with weights: set weighted=True"),
-    ],
+test_what_is_no_cross_entropy_is_named = refuses(
+    case_of,
+    ({"positions": (1,) * 5}, r"positions must have at most 4 dims, got \(1, 1, 1, 1, 1\)"),
+    ({"positions": (0,)}, r"positions must be at least 1, got \(0,\)"),
+    ({"num_classes": 0}, r"num_classes must be in 1\.\.4096, got 0"),
+    ({"requires_grad": ("weight",)}, r"requires_grad must be \(\) or \('x',\), got \('weight',\)"),
+    ({"weight_is_dtensor": True}, "weight_is_dtensor goes with weights: set weighted=True"),
 )
-def test_what_is_no_cross_entropy_is_named(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(Misuse, match=message):
-        case_of(**fields)
 
 
 def test_probabilities_are_of_several_classes() -> None:

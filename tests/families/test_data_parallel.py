@@ -29,6 +29,7 @@ from equivtest.kit.values import draw
 from equivtest.layout import Flat, Replicate, Shard
 from equivtest.tensors import DTYPES
 from equivtest.verdicts.elements import is_too_wide
+from tests.families.refusing import refuses
 from tests.families.unsharded_training import ALL, BOTH, train
 from tests.unsharded import held_of
 
@@ -93,37 +94,32 @@ def test_an_update_is_answered_for_frozen_parameters_too() -> None:
     assert "step2.momentum.in_proj.weight" not in case.answer_names()
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"micro_batches": 0}, "micro_batches must be in 1..8, got 0"),
-        ({"requires_grad": ("x",)}, "needs a parameter in requires_grad"),
-        (
-            {"style": "fsdp2", "by_columns": ("in_proj.bias",)},
-            "by_columns must list some of in_proj.weight",
-        ),
-        ({"by_columns": ("in_proj.weight",)}, "leave by_columns out for 'ddp'"),
-        ({"style": "fsdp2", "by_columns": ("out_proj.weight",)}, "out_proj.weight has 5 columns, which 3 ranks cannot"),
-        ({"records": True}, "set records=False"),
-        ({"style": "zero3", "records": True}, "set records=False"),
-        (
-            {"optimizer": "sgd", "steps": 3, "stopped_steps": (1,)},
-            r"stopped_steps must list some of 2..3 in this order",
-        ),
-        ({"optimizer": "sgd", "steps": 3, "stopped_steps": (3, 2)}, r"stopped_steps must list some of 2..3"),
-        (
-            {"optimizer": "sgd", "steps": 2, "stopped_steps": (2,), "requires_grad": ("in_proj.weight",)},
-            "stopped_steps need a parameter of out_proj",
-        ),
-        ({"clip_norm": 1.0}, "gradients are clipped before an update: set optimizer"),
-        ({"optimizer": "sgd", "steps": 2, "clip_norm": -1.0}, "clip_norm must be at least 0 and finite"),
-        ({"optimizer": "sgd", "steps": 2, "norm_type": "inf"}, "norm_type is clipping's: set clip_norm"),
-        ({"optimizer": "sgd", "steps": 2, "clip_norm": 1.0, "norm_type": "3"}, "norm_type must be one of 2, 1, inf"),
-    ],
+test_what_is_no_case_is_refused_by_name = refuses(
+    data_parallel_case,
+    ({"micro_batches": 0}, "micro_batches must be in 1..8, got 0"),
+    ({"requires_grad": ("x",)}, "needs a parameter in requires_grad"),
+    (
+        {"style": "fsdp2", "by_columns": ("in_proj.bias",)},
+        "by_columns must list some of in_proj.weight",
+    ),
+    ({"by_columns": ("in_proj.weight",)}, "leave by_columns out for 'ddp'"),
+    ({"style": "fsdp2", "by_columns": ("out_proj.weight",)}, "out_proj.weight has 5 columns, which 3 ranks cannot"),
+    ({"records": True}, "set records=False"),
+    ({"style": "zero3", "records": True}, "set records=False"),
+    (
+        {"optimizer": "sgd", "steps": 3, "stopped_steps": (1,)},
+        r"stopped_steps must list some of 2..3 in this order",
+    ),
+    ({"optimizer": "sgd", "steps": 3, "stopped_steps": (3, 2)}, r"stopped_steps must list some of 2..3"),
+    (
+        {"optimizer": "sgd", "steps": 2, "stopped_steps": (2,), "requires_grad": ("in_proj.weight",)},
+        "stopped_steps need a parameter of out_proj",
+    ),
+    ({"clip_norm": 1.0}, "gradients are clipped before an update: set optimizer"),
+    ({"optimizer": "sgd", "steps": 2, "clip_norm": -1.0}, "clip_norm must be at least 0 and finite"),
+    ({"optimizer": "sgd", "steps": 2, "norm_type": "inf"}, "norm_type is clipping's: set clip_norm"),
+    ({"optimizer": "sgd", "steps": 2, "clip_norm": 1.0, "norm_type": "3"}, "norm_type must be one of 2, 1, inf"),
 )
-def test_what_is_no_case_is_refused_by_name(fields: dict[str, object], message: str) -> None:
-    with pytest.raises(Misuse, match=message):
-        data_parallel_case(**fields)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from equivtest.check import expected_of, judge
-from equivtest.errors import Misuse
 from equivtest.families.dropout.case import CHANCE_BITS, DropoutCase
 from equivtest.kit.oracle import expect
 from equivtest.kit.oracle.chance import agreement, count_limits
@@ -32,6 +31,7 @@ from equivtest.verdicts.claims import (
     gradients_equal_unsharded,
 )
 from equivtest.verdicts.judgement import Judgement
+from tests.families.refusing import refuses
 
 each_dtype = pytest.mark.parametrize("dtype", DTYPES)
 SOURCE = torch.Generator().manual_seed(0)
@@ -42,27 +42,22 @@ def case_of(**fields: Any) -> DropoutCase:
     return DropoutCase(**{"world_size": 3, "shape": (5, 64), "layout": "shard(0)", **fields})
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"shape": (0, 2)}, r"shape must have 1 to 4 dims of at least 1, got \(0, 2\)"),
-        ({"shape": (2**16, 2)}, "x must have at most 65536 elements, got 131072"),
-        ({"layout": "partial(sum)"}, r"layout must be replicate or shard\(DIM\), got 'partial\(sum\)'"),
-        ({"p": 1.5}, r"p must be in 0\.\.1, got 1\.5"),
-        ({"values": (("special", 0),)}, "special values are for what changes nothing: p=0 or training=False"),
-        ({"requires_grad": ("y",)}, r"requires_grad must be \(\) or \('x',\), got \('y',\)"),
-        ({"x_is_dtensor": False}, "style dtensor is of a DTensor: set x_is_dtensor=True"),
-        ({"use_local_output": True}, "use_local_output is SequenceParallel's: leave it at False"),
-        (
-            {"style": "sequence_parallel", "layout": "replicate"},
-            r"SequenceParallel divides x: layout must be shard\(DI",
-        ),
-        ({"style": "sequence_parallel", "x_is_dtensor": False}, "uneven shards: set x_is_dtensor=True"),
-    ],
+test_what_is_no_dropout_is_named = refuses(
+    case_of,
+    ({"shape": (0, 2)}, r"shape must have 1 to 4 dims of at least 1, got \(0, 2\)"),
+    ({"shape": (2**16, 2)}, "x must have at most 65536 elements, got 131072"),
+    ({"layout": "partial(sum)"}, r"layout must be replicate or shard\(DIM\), got 'partial\(sum\)'"),
+    ({"p": 1.5}, r"p must be in 0\.\.1, got 1\.5"),
+    ({"values": (("special", 0),)}, "special values are for what changes nothing: p=0 or training=False"),
+    ({"requires_grad": ("y",)}, r"requires_grad must be \(\) or \('x',\), got \('y',\)"),
+    ({"x_is_dtensor": False}, "style dtensor is of a DTensor: set x_is_dtensor=True"),
+    ({"use_local_output": True}, "use_local_output is SequenceParallel's: leave it at False"),
+    (
+        {"style": "sequence_parallel", "layout": "replicate"},
+        r"SequenceParallel divides x: layout must be shard\(DI",
+    ),
+    ({"style": "sequence_parallel", "x_is_dtensor": False}, "uneven shards: set x_is_dtensor=True"),
 )
-def test_what_is_no_dropout_is_named(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(Misuse, match=message):
-        case_of(**fields)
 
 
 def test_seeds_are_handed_out_one_per_rank_and_are_those_of_what_it_holds() -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from equivtest.errors import Misuse
 from equivtest.families.embedding.case import MISFITS, EmbeddingCase, RefusedEmbeddingCase
 from equivtest.families.embedding.oracle import bound_gradient
 from equivtest.families.embedding.values import draw_ids
@@ -22,6 +21,7 @@ from equivtest.layout import shard_bounds
 from equivtest.tensors import DTYPES
 from equivtest.verdicts.elements import is_too_wide
 from tests.drawing import SPACE, STRATEGIES, drawn
+from tests.families.refusing import refuses
 
 each_dtype = pytest.mark.parametrize("dtype", DTYPES)
 each_style = pytest.mark.parametrize("style", ["colwise", "rowwise"])
@@ -42,22 +42,17 @@ def counts_of(case: EmbeddingCase) -> torch.Tensor:
 # The case
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"leading": (1, 1, 1, 1)}, r"leading must have at most 3 dims, got \(1, 1, 1, 1\)"),
-        ({"leading": (0,)}, r"leading dims must be at least 1, got \(0,\)"),
-        ({"num_embeddings": 0}, r"num_embeddings must be in 1\.\.4096, got 0"),
-        ({"padding_idx": 7}, r"padding_idx must be in -1\.\.6, got 7"),
-        ({"requires_grad": ("ids",)}, r"requires_grad must be \(\) or \('weight',\), got \('ids',\)"),
-        ({"output_layout": "partial(sum)"}, r"output_layout must be replicate or shard\(DIM\), got partial"),
-        ({"input_layout": "shard(2)"}, "ids: "),
-        ({"input_layout": "shard(0)"}, r"ids of shape \(4, 6\) have uneven shards .*: set ids_is_dtensor=True"),
-    ],
+test_what_is_no_embedding_is_named = refuses(
+    case_of,
+    ({"leading": (1, 1, 1, 1)}, r"leading must have at most 3 dims, got \(1, 1, 1, 1\)"),
+    ({"leading": (0,)}, r"leading dims must be at least 1, got \(0,\)"),
+    ({"num_embeddings": 0}, r"num_embeddings must be in 1\.\.4096, got 0"),
+    ({"padding_idx": 7}, r"padding_idx must be in -1\.\.6, got 7"),
+    ({"requires_grad": ("ids",)}, r"requires_grad must be \(\) or \('weight',\), got \('ids',\)"),
+    ({"output_layout": "partial(sum)"}, r"output_layout must be replicate or shard\(DIM\), got partial"),
+    ({"input_layout": "shard(2)"}, "ids: "),
+    ({"input_layout": "shard(0)"}, r"ids of shape \(4, 6\) have uneven shards .*: set ids_is_dtensor=True"),
 )
-def test_what_is_no_embedding_is_named(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(Misuse, match=message):
-        case_of(**fields)
 
 
 def test_edge_ids_begin_and_end_each_part_of_the_vocabulary() -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
 import torch
 
 from equivtest.collective import Collective
-from equivtest.errors import Misuse
 from equivtest.families.cross_entropy.gathered.case import GatheredCrossEntropyCase, RefusedGatheredCrossEntropyCase
 from equivtest.kit.oracle import expect
 from equivtest.kit.oracle.collectives import expected_collectives
@@ -17,6 +17,7 @@ from equivtest.layout import Layout, Replicate, Shard
 from equivtest.tensors import DTYPES
 from equivtest.verdicts.elements import is_too_wide
 from tests.drawing import run_of
+from tests.families.refusing import refuses
 
 each_dtype = pytest.mark.parametrize("dtype", DTYPES)
 
@@ -26,40 +27,30 @@ def case_of(**fields: Any) -> GatheredCrossEntropyCase:
     return GatheredCrossEntropyCase(**{"world_size": 3, "positions": (8,), "num_classes": 7, **fields})
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"label_smoothing": 1.5}, r"label_smoothing must be in 0\.\.1, got 1\.5"),
-        ({"shares": "positions", "positions": ()}, "a single row of logits has no positions to share"),
-        ({"shares": "positions", "records": True}, "collectives are documented of gathered classes alone"),
-        (
-            {"shares": "positions", "reduction": "mean"},
-            r"a mean of \(8,\) positions takes an equal number on each rank",
-        ),
-        ({"target_is_dtensor": False}, "a DTensor's target is a DTensor too"),
-        ({"weighted": True}, "so are its weights: set weight_is_dtensor where weighted"),
-    ],
+test_what_is_no_such_loss_is_named = refuses(
+    case_of,
+    ({"label_smoothing": 1.5}, r"label_smoothing must be in 0\.\.1, got 1\.5"),
+    ({"shares": "positions", "positions": ()}, "a single row of logits has no positions to share"),
+    ({"shares": "positions", "records": True}, "collectives are documented of gathered classes alone"),
+    (
+        {"shares": "positions", "reduction": "mean"},
+        r"a mean of \(8,\) positions takes an equal number on each rank",
+    ),
+    ({"target_is_dtensor": False}, "a DTensor's target is a DTensor too"),
+    ({"weighted": True}, "so are its weights: set weight_is_dtensor where weighted"),
 )
-def test_what_is_no_such_loss_is_named(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(Misuse, match=message):
-        case_of(**fields)
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"misfit": "plain_target"}, "of misfit plain_target target_is_dtensor is False and weight_is_dtensor False"),
-        ({"misfit": "plain_target", "target_is_dtensor": False}, "a plain target of one position is taken for a num"),
-        ({"misfit": "plain_weight"}, "misfit plain_weight needs the weights of two classes or more"),
-        (
-            {"misfit": "batch_mean", "reduction": "mean"},
-            "misfit batch_mean is a mean of positions that are shared unev",
-        ),
-    ],
+test_what_is_no_misfit_is_named = refuses(
+    functools.partial(RefusedGatheredCrossEntropyCase, world_size=2),
+    ({"misfit": "plain_target"}, "of misfit plain_target target_is_dtensor is False and weight_is_dtensor False"),
+    ({"misfit": "plain_target", "target_is_dtensor": False}, "a plain target of one position is taken for a num"),
+    ({"misfit": "plain_weight"}, "misfit plain_weight needs the weights of two classes or more"),
+    (
+        {"misfit": "batch_mean", "reduction": "mean"},
+        "misfit batch_mean is a mean of positions that are shared unev",
+    ),
 )
-def test_what_is_no_misfit_is_named(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(Misuse, match=message):
-        RefusedGatheredCrossEntropyCase(world_size=2, **fields)
 
 
 def test_a_target_that_is_no_class_is_one_off_at_one_place() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from equivtest.errors import Misuse
 from equivtest.families.training.mixed.case import NARROW, MixedCase
 from equivtest.kit.oracle import expect
 from equivtest.kit.oracle.averages import Averages
@@ -16,6 +15,7 @@ from equivtest.kit.oracle.exact import InexactData
 from equivtest.kit.oracle.operations import Operations
 from equivtest.kit.values import draw
 from tests.drawing import run_of
+from tests.families.refusing import refuses
 from tests.families.unsharded_training import ALL, BOTH
 from tests.unsharded import errors_beside, unsharded
 
@@ -39,22 +39,17 @@ def test_each_tensor_has_the_dtype_of_whoever_holds_it() -> None:
     assert {str(draw(uncast, 0)[name].dtype) for name in ("x", "cotangent")} == {"torch.float16"}
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"style": "ddp"}, "mixed precision is fsdp2's, got style 'ddp'"),
-        ({"dtype": "bfloat16"}, "are float32, got 'bfloat16'"),
-        ({"output_dtype": "float16"}, "output_dtype must be one of '', 'float32', 'bfloat16', got 'float16'"),
-        ({"casts_inputs": False, "output_dtype": "float32"}, "casts_inputs=False hands float32 to a layer of bfloat16"),
-        (
-            {"tied": "transposed", "out_features": 3, "requires_grad": ("in_proj.weight",)},
-            "which dtype adds both uses",
-        ),
-    ],
+test_what_is_no_case_is_refused_by_name = refuses(
+    mixed_case,
+    ({"style": "ddp"}, "mixed precision is fsdp2's, got style 'ddp'"),
+    ({"dtype": "bfloat16"}, "are float32, got 'bfloat16'"),
+    ({"output_dtype": "float16"}, "output_dtype must be one of '', 'float32', 'bfloat16', got 'float16'"),
+    ({"casts_inputs": False, "output_dtype": "float32"}, "casts_inputs=False hands float32 to a layer of bfloat16"),
+    (
+        {"tied": "transposed", "out_features": 3, "requires_grad": ("in_proj.weight",)},
+        "which dtype adds both uses",
+    ),
 )
-def test_what_is_no_case_is_refused_by_name(fields: dict[str, object], message: str) -> None:
-    with pytest.raises(Misuse, match=message):
-        mixed_case(**fields)
 
 
 def test_sums_in_float32_take_more_bits_than_a_micro_batch_may() -> None:

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from equivtest.errors import Misuse
 from equivtest.families.norm.case import NORMS, NormCase
 from equivtest.families.norm.oracle.norms import norm, norm_grad_weight, norm_grad_x
 from equivtest.kit.oracle import expect
@@ -17,6 +16,7 @@ from equivtest.layout import Layout, Replicate, Shard
 from equivtest.tensors import DTYPES
 from equivtest.verdicts.elements import is_too_wide
 from tests.drawing import SPACE, STRATEGIES, drawn
+from tests.families.refusing import refuses
 
 each_dtype = pytest.mark.parametrize("dtype", DTYPES)
 each_norm = pytest.mark.parametrize("kind", NORMS)
@@ -29,26 +29,21 @@ def case_of(**fields: Any) -> NormCase:
     return NormCase(**{**base, "parameters": ("weight",), "x_is_dtensor": True, **fields})
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"leading": ()}, r"leading must have 1 to 3 dims, got \(\)"),
-        ({"leading": (0, 5)}, r"leading dims must be at least 1, got \(0, 5\)"),
-        ({"sequence_dim": 2}, "sequence_dim must be one of the 2 leading dims, got 2"),
-        ({"features": 0}, r"features must be in 1\.\.4096, got 0"),
-        ({"parameters": ("bias",)}, "parameters of layer_norm must be the first few of weight, bias, got"),
-        (
-            {"norm": "rms_norm", "parameters": ("weight", "bias")},
-            "parameters of rms_norm must be the first few of weig",
-        ),
-        ({"requires_grad": ("weight", "x")}, "requires_grad must list some of x, weight in this order"),
-        ({"eps": 0.0}, "eps must be above 0 and at most 1, got 0.0"),
-        ({"x_is_dtensor": False}, "uneven shards of dim 1 on 3 ranks: set x_is_dtensor=True"),
-    ],
+test_what_is_no_norm_is_named = refuses(
+    case_of,
+    ({"leading": ()}, r"leading must have 1 to 3 dims, got \(\)"),
+    ({"leading": (0, 5)}, r"leading dims must be at least 1, got \(0, 5\)"),
+    ({"sequence_dim": 2}, "sequence_dim must be one of the 2 leading dims, got 2"),
+    ({"features": 0}, r"features must be in 1\.\.4096, got 0"),
+    ({"parameters": ("bias",)}, "parameters of layer_norm must be the first few of weight, bias, got"),
+    (
+        {"norm": "rms_norm", "parameters": ("weight", "bias")},
+        "parameters of rms_norm must be the first few of weig",
+    ),
+    ({"requires_grad": ("weight", "x")}, "requires_grad must list some of x, weight in this order"),
+    ({"eps": 0.0}, "eps must be above 0 and at most 1, got 0.0"),
+    ({"x_is_dtensor": False}, "uneven shards of dim 1 on 3 ranks: set x_is_dtensor=True"),
 )
-def test_what_is_no_norm_is_named(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(Misuse, match=message):
-        case_of(**fields)
 
 
 def test_activations_are_sharded_and_parameters_replicated() -> None:

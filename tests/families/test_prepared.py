@@ -9,13 +9,14 @@ import torch
 from torch.distributed.tensor import parallel
 
 from equivtest.collective import Collective
-from equivtest.errors import Misuse, Unsupported
+from equivtest.errors import Unsupported
 from equivtest.families.redistribute.prepared.case import PreparedCase
 from equivtest.families.redistribute.prepared.subject import plan_of
 from equivtest.kit.oracle import expect
 from equivtest.kit.oracle.collectives import expected_collectives
 from equivtest.kit.values import draw
 from equivtest.layout import Layout, Replicate, Shard
+from tests.families.refusing import refuses
 
 
 def case_of(**fields: Any) -> PreparedCase:
@@ -24,25 +25,20 @@ def case_of(**fields: Any) -> PreparedCase:
     return PreparedCase(**{**base, **fields})
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"mesh": (2, 1), "source": ("replicate",) * 2, "target": ("replicate",) * 2}, "on a mesh of one axis, got"),
-        ({"road": "local"}, "road and cotangent are those of a module: leave them"),
-        ({"source": ("partial(sum)",), "target": ("partial(sum)",)}, "target and middle must be replicate or shard"),
-        ({"source": ("partial(avg)",)}, r"source must be replicate, shard\(DIM\) or partial\(sum\), got 'partial\(avg"),
-        ({"style": "output", "as_kwarg": True}, "as_kwarg is for what prepares inputs"),
-        ({"middle": "shard(1)"}, "middle and use_local_input are for style 'input_output'"),
-        ({"source": ("shard(1)",)}, r"\(4, 3\) is uneven: set x_is_dtensor=True"),
-        (
-            {"style": "input_output", "middle": "shard(1)", "use_local_input": True},
-            r"\(4, 3\) is uneven under shard\(1\): set use_local_input=False",
-        ),
-    ],
+test_what_is_no_prepared_module_is_named = refuses(
+    case_of,
+    ({"mesh": (2, 1), "source": ("replicate",) * 2, "target": ("replicate",) * 2}, "on a mesh of one axis, got"),
+    ({"road": "local"}, "road and cotangent are those of a module: leave them"),
+    ({"source": ("partial(sum)",), "target": ("partial(sum)",)}, "target and middle must be replicate or shard"),
+    ({"source": ("partial(avg)",)}, r"source must be replicate, shard\(DIM\) or partial\(sum\), got 'partial\(avg"),
+    ({"style": "output", "as_kwarg": True}, "as_kwarg is for what prepares inputs"),
+    ({"middle": "shard(1)"}, "middle and use_local_input are for style 'input_output'"),
+    ({"source": ("shard(1)",)}, r"\(4, 3\) is uneven: set x_is_dtensor=True"),
+    (
+        {"style": "input_output", "middle": "shard(1)", "use_local_input": True},
+        r"\(4, 3\) is uneven under shard\(1\): set use_local_input=False",
+    ),
 )
-def test_what_is_no_prepared_module_is_named(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(Misuse, match=message):
-        case_of(**fields)
 
 
 def test_the_output_is_x_under_the_target_and_the_gradient_the_cotangent_under_the_source() -> None:

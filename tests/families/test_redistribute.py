@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
 from functools import cache
@@ -11,7 +12,6 @@ import pytest
 import torch
 
 from equivtest import limits
-from equivtest.errors import Misuse
 from equivtest.families.redistribute.case import ROADS, RedistributeCase, stacked
 from equivtest.families.redistribute.case_refused import RefusedRedistributeCase
 from equivtest.families.redistribute.oracle import reduce_operands
@@ -23,6 +23,7 @@ from equivtest.layout import Layout, Partial, Replicate, Shard, local_shape
 from equivtest.property import Space
 from equivtest.tensors import DTYPES
 from tests.drawing import STRATEGIES, drawn
+from tests.families.refusing import refuses
 
 each_dtype = pytest.mark.parametrize("dtype", DTYPES)
 EXACT = (("dense", 0), ("index", 1), ("special", 2))
@@ -48,53 +49,38 @@ def drawn_cases(world_size: int) -> tuple[RedistributeCase, ...]:
 # The case
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"mesh": (1, 1, 3)}, r"mesh must have at most 2 axes of one rank or more, got \(1, 1, 3\)"),
-        ({"mesh": (2, 2)}, r"mesh must have 3 ranks, got \(2, 2\)"),
-        ({"flattened": True}, r"flattened is for two axes, got mesh \(\)"),
-        ({"shape": (1, 1, 1, 1, 1)}, r"shape must have at most 4 dims of size 0 or more, got \(1, 1, 1, 1, 1\)"),
-        ({"requires_grad": ("weight",)}, r"requires_grad must be \(\) or \('x',\), got \('weight',\)"),
-        ({"source": ("replicate", "replicate")}, r"source must have one placement per mesh axis: 1, got"),
-        ({"target": ("flat(6)",)}, r"target: a DTensor is never flat, got \('flat\(6\)',\)"),
-        ({"target": ("partial(sum)",)}, r"target may be partial only where the source is the same, got"),
-        ({"road": "full_tensor", "target": ("shard(0)",)}, r"road full_tensor ends replicated, got target"),
-        ({"road": "full_tensor", "async_op": True}, "full_tensor waits by itself: set async_op=False"),
-        ({"road": "distribute", "source": ("partial(sum)",)}, "road distribute has no operands, got source"),
-        ({"road": "local", "cotangent": ("shard(0)",)}, "the cotangent of a plain tensor must have its local shape"),
-        ({"states_shape": False}, r"set states_shape=True for \(4, 5\) under \('shard\(1\)',\)"),
-        ({"source": ("shard(2)",)}, "x: "),
-    ],
+test_what_is_no_redistribution_is_named = refuses(
+    case_of,
+    ({"mesh": (1, 1, 3)}, r"mesh must have at most 2 axes of one rank or more, got \(1, 1, 3\)"),
+    ({"mesh": (2, 2)}, r"mesh must have 3 ranks, got \(2, 2\)"),
+    ({"flattened": True}, r"flattened is for two axes, got mesh \(\)"),
+    ({"shape": (1, 1, 1, 1, 1)}, r"shape must have at most 4 dims of size 0 or more, got \(1, 1, 1, 1, 1\)"),
+    ({"requires_grad": ("weight",)}, r"requires_grad must be \(\) or \('x',\), got \('weight',\)"),
+    ({"source": ("replicate", "replicate")}, r"source must have one placement per mesh axis: 1, got"),
+    ({"target": ("flat(6)",)}, r"target: a DTensor is never flat, got \('flat\(6\)',\)"),
+    ({"target": ("partial(sum)",)}, r"target may be partial only where the source is the same, got"),
+    ({"road": "full_tensor", "target": ("shard(0)",)}, r"road full_tensor ends replicated, got target"),
+    ({"road": "full_tensor", "async_op": True}, "full_tensor waits by itself: set async_op=False"),
+    ({"road": "distribute", "source": ("partial(sum)",)}, "road distribute has no operands, got source"),
+    ({"road": "local", "cotangent": ("shard(0)",)}, "the cotangent of a plain tensor must have its local shape"),
+    ({"states_shape": False}, r"set states_shape=True for \(4, 5\) under \('shard\(1\)',\)"),
+    ({"source": ("shard(2)",)}, "x: "),
 )
-def test_what_is_no_redistribution_is_named(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(Misuse, match=message):
-        case_of(**fields)
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"records": True}, r"collectives are documented for a mesh of one axis, got \(2, 2\): set records=False"),
-        ({"source": ("partial(sum)", "partial(max)")}, "source must have one reduction at most, got"),
-        ({"members": (3, 2, 1, 0)}, r"members go with a mesh of one axis, got \(2, 2\)"),
-    ],
+test_what_two_axes_cannot_have_is_named = refuses(
+    on_two_axes,
+    ({"records": True}, r"collectives are documented for a mesh of one axis, got \(2, 2\): set records=False"),
+    ({"source": ("partial(sum)", "partial(max)")}, "source must have one reduction at most, got"),
+    ({"members": (3, 2, 1, 0)}, r"members go with a mesh of one axis, got \(2, 2\)"),
 )
-def test_what_two_axes_cannot_have_is_named(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(Misuse, match=message):
-        on_two_axes(**fields)
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"road": "local"}, "a refused redistribution takes the road 'dtensor', got 'local'"),
-        ({"source": ("partial(sum)",)}, "the source of a refused redistribution must not be partial, got"),
-    ],
+test_what_is_no_refused_redistribution_is_named = refuses(
+    functools.partial(RefusedRedistributeCase, world_size=2),
+    ({"road": "local"}, "a refused redistribution takes the road 'dtensor', got 'local'"),
+    ({"source": ("partial(sum)",)}, "the source of a refused redistribution must not be partial, got"),
 )
-def test_what_is_no_refused_redistribution_is_named(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(Misuse, match=message):
-        RefusedRedistributeCase(world_size=2, **fields)
 
 
 def test_operands_are_stacked_in_front_and_each_rank_is_given_its_own() -> None:

@@ -20,6 +20,7 @@ from equivtest.families.training.zero3.subject.engine import Engine
 from equivtest.families.zero3.fetch.subject import Fetch, PartitionedParameter, Status
 from equivtest.kit.oracle import expect
 from tests.drawing import run_of
+from tests.families.refusing import refuses
 from tests.families.unsharded_training import BOTH, train
 
 ALL = ("x", "in_proj.weight", "in_proj.bias", "out_proj.bias")
@@ -52,18 +53,13 @@ def test_a_step_that_stops_at_the_hidden_activation_still_gives_a_tied_weight_a_
     assert torch.equal(expect(case, 0).tensors["step2.grad.in_proj.weight"].value, found["step2.grad.in_proj.weight"])
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"out_features": 2}, r"as many features everywhere, got \(3, 3, 2\)"),
-        ({"tied": "transposed", "out_features": 2}, r"in_features as many as out_features, got \(3, 5, 2\)"),
-        ({"values": (("wide-in", 0),)}, "a tied weight meets itself: use another mode than wide-in"),
-        ({"requires_grad": ("out_proj.weight",)}, "requires_grad must list some of x, in_proj.weight, in_proj.bias"),
-    ],
+test_what_cannot_be_tied_is_refused_by_name = refuses(
+    tied_case,
+    ({"out_features": 2}, r"as many features everywhere, got \(3, 3, 2\)"),
+    ({"tied": "transposed", "out_features": 2}, r"in_features as many as out_features, got \(3, 5, 2\)"),
+    ({"values": (("wide-in", 0),)}, "a tied weight meets itself: use another mode than wide-in"),
+    ({"requires_grad": ("out_proj.weight",)}, "requires_grad must list some of x, in_proj.weight, in_proj.bias"),
 )
-def test_what_cannot_be_tied_is_refused_by_name(fields: dict[str, object], message: str) -> None:
-    with pytest.raises(Misuse, match=message):
-        tied_case(**fields)
 
 
 def test_weights_that_tensor_parallelism_shards_on_dims_of_their_own_are_not_tied() -> None:

@@ -16,6 +16,7 @@ from equivtest.kit.oracle.collectives import expected_collectives
 from equivtest.layout import Replicate, Shard, local_box
 from equivtest.ranks.pool import Pool
 from equivtest.verdicts.claims import trains_like_unsharded, uses_only_collectives
+from tests.families.refusing import refuses
 from tests.families.unsharded_training import ALL, BOTH
 
 
@@ -71,19 +72,14 @@ def test_under_hsdp_every_rank_takes_rows_of_its_own_and_rows_of_the_mesh_hold_t
     assert case.layouts()["grad.out_proj.weight"].placements == (Replicate(), Shard(0))
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"mesh": (4,)}, "mesh must have two axes of one rank or more"),
-        ({"mesh": (4, 0)}, "mesh must have two axes of one rank or more"),
-        ({"mesh": (2, 3)}, "mesh must have 4 ranks"),
-        ({"members": (3, 2, 1, 0)}, "members go with a mesh of one axis"),
-        ({"use_local_output": True}, "5 hidden features on 2 ranks are uneven: set use_local_output=False"),
-    ],
+test_what_is_no_case_is_refused_by_name = refuses(
+    two_axis_case,
+    ({"mesh": (4,)}, "mesh must have two axes of one rank or more"),
+    ({"mesh": (4, 0)}, "mesh must have two axes of one rank or more"),
+    ({"mesh": (2, 3)}, "mesh must have 4 ranks"),
+    ({"members": (3, 2, 1, 0)}, "members go with a mesh of one axis"),
+    ({"use_local_output": True}, "5 hidden features on 2 ranks are uneven: set use_local_output=False"),
 )
-def test_what_is_no_case_is_refused_by_name(fields: dict[str, object], message: str) -> None:
-    with pytest.raises(Misuse, match=message):
-        two_axis_case(**fields)
 
 
 def test_a_rank_may_be_left_without_hidden_features() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,6 @@ from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from equivtest import limits
-from equivtest.errors import Misuse
 from equivtest.families.zero3.fetch.subject import (
     DtypeError,
     Fetcher,
@@ -35,6 +35,7 @@ from equivtest.property import Space
 from equivtest.tensors import SIGNIFICAND_BITS
 from equivtest.verdicts.claims import gradients_equal_unsharded
 from tests.drawing import STRATEGIES, drawn
+from tests.families.refusing import refuses
 
 both = pytest.mark.parametrize("fetcher", [fetch_by_all_gather, fetch_by_all_reduce])
 TWO: dict[str, Any] = {"parameters": ((5,), (2, 2)), "requires_grad": (True, True)}
@@ -48,24 +49,19 @@ def cases_of(world_size: int, num: int = 40) -> list[LifecycleCase]:
 # Cases.
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"operations": ()}, "operations must be 1 to 16, got 0"),
-        ({"operations": ("step",) * 17}, "operations must be 1 to 16, got 17"),
-        ({"operations": ("gather 0",)}, "an operation must be one of fetch, launch, fail, .* got 'gather 0'"),
-        ({"operations": ("fetch first",)}, "names parameters by number, got 'fetch first'"),
-        ({"operations": ("fetch",)}, "fetch names a parameter, got 'fetch'"),
-        ({"operations": ("step 0",)}, "step names no parameter, got 'step 0'"),
-        ({"operations": ("use 0 0",)}, "use names each parameter once, got 'use 0 0'"),
-        ({"operations": ("fetch 1",)}, "'fetch 1' names a parameter that is not there"),
-        ({"parameters": (), "requires_grad": ()}, "parameters must hold at least one shape"),
-        ({"requires_grad": (True, True)}, "requires_grad must have one flag per parameter: 1, got 2"),
-    ],
+test_what_is_no_case_is_refused_by_name = refuses(
+    functools.partial(LifecycleCase, world_size=2),
+    ({"operations": ()}, "operations must be 1 to 16, got 0"),
+    ({"operations": ("step",) * 17}, "operations must be 1 to 16, got 17"),
+    ({"operations": ("gather 0",)}, "an operation must be one of fetch, launch, fail, .* got 'gather 0'"),
+    ({"operations": ("fetch first",)}, "names parameters by number, got 'fetch first'"),
+    ({"operations": ("fetch",)}, "fetch names a parameter, got 'fetch'"),
+    ({"operations": ("step 0",)}, "step names no parameter, got 'step 0'"),
+    ({"operations": ("use 0 0",)}, "use names each parameter once, got 'use 0 0'"),
+    ({"operations": ("fetch 1",)}, "'fetch 1' names a parameter that is not there"),
+    ({"parameters": (), "requires_grad": ()}, "parameters must hold at least one shape"),
+    ({"requires_grad": (True, True)}, "requires_grad must have one flag per parameter: 1, got 2"),
 )
-def test_what_is_no_case_is_refused_by_name(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(Misuse, match=message):
-        LifecycleCase(world_size=2, **fields)
 
 
 def test_every_second_parameter_may_have_another_dtype() -> None:
