@@ -13,7 +13,7 @@ from equivtest.check import check, judge
 from equivtest.chunks import Chunk, chunk_cases
 from equivtest.errors import Misuse, ValueMismatch
 from equivtest.families.module.case import ModuleCase
-from equivtest.kit.case import from_code
+from equivtest.kit.case import from_code, from_data, to_data
 from equivtest.kit.oracle import expect
 from equivtest.kit.values import draw
 from equivtest.known import KnownFailures
@@ -21,7 +21,7 @@ from equivtest.module import module_property
 from equivtest.property import Property, Space, resolved
 from equivtest.ranks.pool import Pool
 from equivtest.search import Findings, search
-from tests.drawing import drawn
+from tests.drawing import SPACE, drawn, smallest
 
 HERE = "tests.rank_programs_batch:"
 SHAPES = ((2, 3), (5, 3))
@@ -262,3 +262,12 @@ def test_a_divided_case_prints_as_code() -> None:
 def test_of_a_batch_no_batch_is_made_up() -> None:
     with pytest.raises(Misuse, match=r"batch must be one of .* or None, got 'mean'"):
         module_property(HERE + "mlp", HERE + "ddp", SHAPES, batch="mean")
+
+
+def test_a_divided_batch_shrinks_to_one_row_and_survives_json() -> None:
+    names = {"build": "torch.nn:Identity", "parallelize": "mine:whole", "batch": MEAN}
+    shapes = ((1,), (64,), (64, 2))
+    strategy = module_property(names["build"], names["parallelize"], shapes, batch=MEAN).cases(SPACE)
+
+    assert smallest(strategy) == ModuleCase(world_size=1, **names)
+    assert all(from_data(to_data(case)) == case for case in drawn(strategy, 20))
