@@ -26,6 +26,7 @@ from equivtest.errors import Misuse
 from equivtest.oracle import expect
 from equivtest.oracle.module import prove_exact
 from equivtest.property import Property, Space
+from equivtest.ranks.first_cause import first_cause
 from equivtest.verdicts.claims import keeps_layout_of_parameter, repeats_itself
 from equivtest.verdicts.elements import is_too_wide
 
@@ -68,7 +69,8 @@ def module_property(
         batch: 'whole': the result takes the whole x and gives the whole output on every rank.  'mean of parts': each
             rank has rows of its own, and gradients are averaged over the ranks; 'sum of parts': they are added up.
             None: 'mean of parts' where DistributedDataParallel, fully_shard or the like is in what `parallelize`
-            makes, which the ranks are asked for once; else 'whole'.
+            makes, which the ranks are asked for once; else 'whole'.  Where a rank raises, hangs or dies when it is
+            asked, the property ends as misuse.
         examples: Cases that are always run.
         conclusive_dtypes: In which a conformance run wants conclusions, where some hold no sums; () for all.
         without_collectives: Why the parallel module calls no collective, where that is right.
@@ -112,10 +114,10 @@ _batches: dict[tuple[ModuleCase, Backend], str] = {}
 def _batch_of(case: ModuleCase, pool: Pool, space: Space) -> str:
     """What the ranks say, in the first dtype that they can compute with.
 
-    Where they answer nothing it is 'whole': what is wrong shows as soon as a case is run.
+    'whole' where the backend refuses in every dtype what `parallelize` calls: it refuses each case alike.
 
     Raises:
-        Misuse: `parallelize` makes no module, or other ones on other ranks.
+        Misuse: `parallelize` makes no module, or other ones on other ranks; or a rank raised, hung or died.
     """
     for each in (replace(case, dtype=dtype) for dtype in space.dtypes):
         if (each, pool.backend) in _batches:
@@ -123,11 +125,22 @@ def _batch_of(case: ModuleCase, pool: Pool, space: Space) -> str:
         replies = pool.run(CONTRACT_OF, each)
         if misused := next((reply for reply in replies if reply.outcome == "misused"), None):
             raise Misuse(misused.error_text)
+        if cause := first_cause(replies):
+            raise Misuse(_on_silence(each, cause))
         if all(reply.outcome == "answered" for reply in replies):
             return _batches.setdefault((each, pool.backend), _agreed(each, replies))
-        if not any(reply.outcome == "not_supported" for reply in replies):
-            break
     return WHOLE
+
+
+def _on_silence(case: ModuleCase, cause: Reply) -> str:
+    """What kept the ranks from an answer, and the way out."""
+    what = {"timed_out": "did not answer", "lost": "ended"}.get(cause.outcome, f"raised {cause.error_type}")
+    said = (cause.error_text.strip().splitlines() or [""])[0]
+    return (
+        f"{case.parallelize}: whether what it makes reduces gradients is not known: asked on {case.world_size} ranks in "
+        f"{case.dtype}, rank {cause.rank} {what}{': ' * bool(said)}{said}. Mend that, or say how rows are handed out: "
+        "module_property(..., batch='whole'), 'mean of parts' or 'sum of parts'"
+    )
 
 
 def _agreed(case: ModuleCase, replies: Sequence[Reply]) -> str:
