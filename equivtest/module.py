@@ -137,8 +137,8 @@ def _on_silence(case: ModuleCase, cause: Reply) -> str:
     what = {"timed_out": "did not answer", "lost": "ended"}.get(cause.outcome, f"raised {cause.error_type}")
     said = (cause.error_text.strip().splitlines() or [""])[0]
     return (
-        f"{case.parallelize}: whether what it makes reduces gradients is not known: asked on {case.world_size} ranks in "
-        f"{case.dtype}, rank {cause.rank} {what}{': ' * bool(said)}{said}. Mend that, or say how rows are handed out: "
+        f"{case.parallelize}: whether what it makes reduces gradients is not known: asked in {case.dtype}, rank "
+        f"{cause.rank} of {case.world_size} {what}{': ' * bool(said)}{said}. Mend that, or say how rows are handed out: "
         "module_property(..., batch='whole'), 'mean of parts' or 'sum of parts'"
     )
 

@@ -153,17 +153,24 @@ class _Hunt:
             self.run_all(further)
 
     def run_all(self, cases: Sequence[Case], *, until: Target | None = None) -> None:
-        """Runs the cases in order, up to the first failure of `until`; keeps records of those known not to run too."""
+        """Runs the cases in order, up to the first failure of `until`; keeps records of those known not to run too.
+
+        Where the backend refuses one collective of a case, what is left of it runs afterwards.
+        """
         barred = {case: entry for case in cases if (entry := self.known.forbids_run(self.prop.subject, case))}
         for case, entry in barred.items():
             verdict = Verdict("known", entry.claim, self.prop.subject, case, known=entry.reason)
             self.records += records_of(case, [verdict], [])
+        left: list[Case] = []
         for case, replies in self.pool.run_all(self.prop.subject, [case for case in cases if case not in barred]):
             verdicts = self.judge(case, replies)
+            left += rest_of(case, replies)
             self.records += records_of(case, verdicts, replies)
             self.broken_runs += any(verdict.kind in WHOLE_RUN for verdict in verdicts)
             if self.broken_runs >= limits.BROKEN_RUNS or until in self.failing:
-                break
+                return
+        if further := [case for case in dict.fromkeys(left) if case not in self.seen]:
+            self.run_all(further, until=until)
 
     def tell_history(self, failure: Verdict) -> Verdict:
         """The failure, with a line on its history where its case shows nothing alone in new ranks.
@@ -274,6 +281,13 @@ class _Hunt:
             with contextlib.suppress(Misuse):  # a smaller case on which the subject's answer is none: not this failure
                 self.judge(case, self._run(case, target[1]))
         return self.seen[case].get(target)
+
+
+def rest_of(case: Case, replies: Sequence[Reply]) -> list[Case]:
+    """What is left to run of a case of which the backend refused some collectives: one case or none."""
+    refused = {name for reply in replies for name in reply.lacking}
+    rest = case.without(refused) if refused else None
+    return [] if rest is None else [rest]
 
 
 def is_alike(verdict: Verdict, failure: Verdict) -> bool:

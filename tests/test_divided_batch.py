@@ -222,9 +222,9 @@ def test_what_cannot_be_asked_is_told(pool: Pool) -> None:
 @pytest.mark.parametrize(
     ("parallelize", "told"),
     [
-        ("raises_on_the_last_rank", r"rank 1 raised RuntimeError: no room for the shards\. Mend that"),
-        ("hangs", "rank 0 did not answer"),
-        ("ends_the_last_rank", "rank 1 ended"),
+        ("raises_on_the_last_rank", r"rank 1 of 2 raised RuntimeError: no room for the shards\. Mend that"),
+        ("hangs", "rank 0 of 2 did not answer"),
+        ("ends_the_last_rank", "rank 1 of 2 ended"),
     ],
 )
 def test_ranks_that_do_not_say_whether_they_reduce_gradients_are_no_whole_batch(
