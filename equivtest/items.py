@@ -14,7 +14,7 @@ from equivtest.errors import BrokenSetup, Misuse
 from equivtest.known import KnownFailure
 from equivtest.options import settings_of, soak_seed
 from equivtest.pools import pool_of, take_faults
-from equivtest.profiles import Part
+from equivtest.profiles import AUDIT_LABEL, Part
 from equivtest.report.folder import FAILURES
 from equivtest.report.tally import CONCLUSIVE, FAILING
 from equivtest.settings import Settings
@@ -100,6 +100,7 @@ class PropertyItem(EquivtestItem):
             "conclusive_dtypes": list(self.prop.conclusive_dtypes),
             "conclusive_shards": list(self.prop.conclusive_shards),
             "shards": self.prop.shards,
+            "has_audit": settings_of(self.config).audits_property(self.prop),
         }
 
 
@@ -162,7 +163,7 @@ class SearchItem(PropertyItem):
 class AuditItem(PropertyItem):
     """Whether the property's claims see its collectives: without it a green might be one that nothing turns red."""
 
-    label = "audit"
+    label = AUDIT_LABEL
 
     def judge(self) -> None:
         from equivtest.audit import audit

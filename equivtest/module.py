@@ -138,8 +138,8 @@ def _on_silence(case: ModuleCase, cause: Reply) -> str:
     said = (cause.error_text.strip().splitlines() or [""])[0]
     return (
         f"{case.parallelize}: whether what it makes reduces gradients is not known: asked in {case.dtype}, rank "
-        f"{cause.rank} of {case.world_size} {what}{': ' * bool(said)}{said}. Mend that, or say how rows are handed out: "
-        "module_property(..., batch='whole'), 'mean of parts' or 'sum of parts'"
+        f"{cause.rank} of {case.world_size} {what}{': ' * bool(said)}{said}. Mend that, or say how rows are handed "
+        "out: module_property(..., batch='whole'), 'mean of parts' or 'sum of parts'"
     )
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from equivtest.lacking import is_allowed
-from equivtest.profiles import ANY, wanted_kinds
+from equivtest.profiles import ANY, AUDIT_LABEL, wanted_kinds
 from equivtest.report.margins import Key, Margins
 from equivtest.verdicts.verdict import FAILURES
 
@@ -89,6 +89,11 @@ class Tally:
     def is_complete(self) -> bool:
         """Whether every planned search has ended with findings."""
         return bool(self.planned) and self.done >= set(self.planned)
+
+    @property
+    def lacks_audit(self) -> bool:
+        """Whether searches of the property were selected and its audit, of a run that audits, was not."""
+        return bool(self.meta.get("has_audit") and self.planned) and AUDIT_LABEL not in self.planned
 
     @property
     def refuses_only(self) -> bool:

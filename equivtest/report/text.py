@@ -44,6 +44,8 @@ def summarize(
     notes += [line for tally in tallies for line in _not_passed(tally)]
     notes += [f"known   {entry['id']}: {entry['state']}: {entry['reason']}" for entry in known]
     notes += in_lines(audits)
+    if unaudited := [tally.meta["name"] for tally in tallies if tally.lacks_audit]:
+        notes.append(f"audit   left out by the selection, so that a green may show nothing: {', '.join(unaudited)}")
     notes = [_cut(line, width) for line in notes] + _lacking(tallies)
     return [
         *headlines,
