@@ -118,11 +118,13 @@ class SearchItem(PropertyItem):
         for findings in self._searches(settings):
             records += findings.records
             failures += findings.failures
+            left_out = list(findings.left_out)
             self.payload = {
                 "property": self.meta,
                 "part": dataclasses.asdict(self.part) | {"label": self.part.label},
                 "records": records,
                 "failures": failures,
+                "left_out": left_out,
                 "start": pool_of(self.config).start,
             }
             if findings.misuse:
@@ -132,7 +134,8 @@ class SearchItem(PropertyItem):
             found = dict.fromkeys(f"{failure['claim']}: {failure['kind']}" for failure in failures)
             raise Short("\n".join(found) or "a claim does not hold")
         if not records:
-            pytest.skip("not run: no case was judged")
+            where = f", none can be in {', '.join(left_out)}" if left_out else ""
+            pytest.skip(f"not run: no case was judged{where}")
         if not kinds & CONCLUSIVE:
             pytest.skip(f"no conclusive verdict: {', '.join(sorted(kinds))}")
 

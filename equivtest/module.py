@@ -94,6 +94,7 @@ def module_property(
         shards=False,
         conclusive_dtypes=tuple(conclusive_dtypes),
         without_collectives=without_collectives,
+        leaves_out=partial(_left_out, build, parallelize, shapes, batch or WHOLE),
         resolve=partial(_resolve, build, parallelize, shapes) if batch is None else None,
     )
 
@@ -104,7 +105,12 @@ def _resolve(
     """The property of a batch that is divided where what `parallelize` makes reduces gradients."""
     case = ModuleCase(world_size=space.world_sizes[0], build=build, parallelize=parallelize, x_shape=x_shapes[0])
     batch = _batch_of(case, pool, space)
-    return replace(prop, cases=partial(_cases, build, parallelize, x_shapes, batch), resolve=None)
+    return replace(
+        prop,
+        cases=partial(_cases, build, parallelize, x_shapes, batch),
+        leaves_out=partial(_left_out, build, parallelize, x_shapes, batch),
+        resolve=None,
+    )
 
 
 _batches: dict[tuple[ModuleCase, Backend], str] = {}
@@ -162,11 +168,20 @@ def _cases(
     return module_cases(space, build=build, parallelize=parallelize, batch=batch, layouts=layouts)
 
 
+def _left_out(build: str, parallelize: str, x_shapes: tuple[Shape, ...], batch: str, space: Space) -> tuple[str, ...]:
+    """The dtypes in which no sums are exact and no bounds say anything; none where it is so in every dtype there is."""
+    others = tuple(dtype for dtype in limits.DTYPES if dtype not in space.dtypes)
+    tried = partial(_tried, build, parallelize, x_shapes, batch)
+    judged = {dtype for size in space.world_sizes for dtype in tried(size, space.dtypes)[0]}
+    if not judged and not any(tried(size, others)[0] for size in space.world_sizes):
+        return ()  # the property is mistaken, which it says where its cases are drawn
+    return tuple(dtype for dtype in space.dtypes if dtype not in judged)
+
+
 Layout = tuple[str, "Shape", int]
 """(mode, x_shape, largest magnitude) of a case."""
 
 
-@functools.lru_cache(maxsize=64)
 def _layouts(
     build: str, parallelize: str, x_shapes: tuple[Shape, ...], batch: str, world_size: int, dtypes: tuple[str, ...]
 ) -> dict[str, list[Layout]]:
@@ -175,6 +190,17 @@ def _layouts(
     Raises:
         Misuse: there is none of these either, or a shape does not fit the module.
     """
+    fitting, reasons = _tried(build, parallelize, x_shapes, batch, world_size, dtypes)
+    if not fitting:
+        raise Misuse(reasons[0])
+    return fitting
+
+
+@functools.lru_cache(maxsize=64)
+def _tried(
+    build: str, parallelize: str, x_shapes: tuple[Shape, ...], batch: str, world_size: int, dtypes: tuple[str, ...]
+) -> tuple[dict[str, list[Layout]], list[str]]:
+    """What `_layouts` gives, empty where there is none, and why cases were left out."""
     x_shapes = x_shapes if batch == WHOLE else _divisible(build, x_shapes, world_size)
     make = functools.partial(ModuleCase, world_size=world_size, build=build, parallelize=parallelize, batch=batch)
     exact = [
@@ -191,9 +217,7 @@ def _layouts(
     if not fitting:
         fitting, more_reasons = _fitting(real, _require_bounds)
         reasons = more_reasons or reasons
-    if not fitting:
-        raise reasons[0]
-    return fitting
+    return fitting, list(map(str, reasons))
 
 
 def _divisible(build: str, x_shapes: tuple[Shape, ...], world_size: int) -> tuple[Shape, ...]:

@@ -52,12 +52,14 @@ class Findings:
         failures: One per failing (claim, kind), shrunk: subject, claim, kind, message, replay, case.
         seconds: Wall-clock time of the search.
         misuse: The mistake in the subject or the property that ended the search before its end; '' where none did.
+        left_out: Dtypes of the chunk in which no case of the property can be judged.
     """
 
     records: list[dict[str, Any]]
     failures: list[dict[str, Any]]
     seconds: float
     misuse: str = ""
+    left_out: tuple[str, ...] = ()
 
 
 def never(case: Case) -> bool:
@@ -90,7 +92,7 @@ def search(
     if only is None:
         smallest = map(hunt.tell_history, smallest)
     failures = [_write_up(verdict, pool, failures_dir) for verdict in smallest]
-    return Findings(hunt.records, failures, time.monotonic() - started_s, misuse)
+    return Findings(hunt.records, failures, time.monotonic() - started_s, misuse, hunt.left_out)
 
 
 def _write_up(smallest: Verdict, pool: Pool, failures_dir: Path) -> dict[str, Any]:
@@ -125,12 +127,16 @@ class _Hunt:
     failing: dict[Target, Verdict] = field(default_factory=dict)
     seen: dict[Case, dict[Target, Verdict]] = field(default_factory=dict)
     records: list[dict[str, Any]] = field(default_factory=list)
+    left_out: tuple[str, ...] = ()
     broken_runs: int = 0
 
     def run(self, until: Target | None) -> str:
         """Runs the chunk's cases; the mistake that ended it before its end, or ''."""
         try:
             self.prop = resolved(self.prop, self.pool, self.chunk.space)
+            self.left_out = self.prop.left_out(self.chunk.space)
+            if self.prop.is_empty(self.chunk.space):
+                return ""
             cases = chunk_cases(self.prop, self.chunk)
             if self.chunk.per_cell:
                 self.run_and_fill(cases)

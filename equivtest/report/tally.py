@@ -57,6 +57,7 @@ class Tally:
         lacking: (cell, why, 'dtype:function' of each refused collective) -> verdicts that are open for it.
         failures: Shrunk failures, in order of arrival.
         slowest: (seconds, code of the case), the slowest first.
+        left_out: Dtypes in which no case of the property can be judged.
         unshown: Why claims that hold show nothing, by the property's audit; '' where they do.
     """
 
@@ -78,6 +79,7 @@ class Tally:
     lacking: Counter[tuple[Cell, str, tuple[str, ...]]] = field(default_factory=Counter)
     failures: list[dict[str, Any]] = field(default_factory=list)
     slowest: list[tuple[float, str]] = field(default_factory=list)
+    left_out: set[str] = field(default_factory=set)
     unshown: str = ""
 
     @property
@@ -164,7 +166,8 @@ class Tally:
             ended = len(self.done & set(self.planned))
             return ClaimResult(name, "skipped", f"not finished: {ended} of {len(self.planned)} searches ended")
         if not counts:
-            return ClaimResult(name, "skipped", "not run: no case was judged")
+            where = f", none can be in {', '.join(sorted(self.left_out))}" if self.left_out else ""
+            return ClaimResult(name, "skipped", f"not run: no case was judged{where}")
         if counts["holds"] and self.unshown:
             return ClaimResult(name, "skipped", f"shows nothing: {self.unshown}")
         if counts["holds"]:
