@@ -194,7 +194,8 @@ def audit(
 def _cases(prop: Property, world_sizes: Iterable[int], dtypes: tuple[str, ...]) -> Iterator[Case]:
     """A few cases of each world size, one draw of values each, in which nothing but values is judged."""
     for size in world_sizes:
-        yield from _drawn(prop, size, dtypes)
+        if not prop.is_empty(Space((size,), dtypes)):
+            yield from _drawn(prop, size, dtypes)
 
 
 def _drawn(prop: Property, world_size: int, dtypes: tuple[str, ...]) -> list[Case]:

@@ -44,7 +44,7 @@ def collect_property(collector: pytest.Module, name: str, prop: Property) -> lis
         SearchItem.from_parent(collector, name=f"{name}[{part.label}]", prop=prop, property_name=name, part=part)
         for part in plan(settings.profile, settings.world_sizes, prop.weight)
     ]
-    if settings.audits and not prop.refuses_only and max(settings.world_sizes) > 1:
+    if settings.audits_property(prop):
         items.append(AuditItem.from_parent(collector, name=f"{name}[audit]", prop=prop, property_name=name))
     if settings.profile.audits_alone:
         return items

@@ -29,7 +29,8 @@ class Unsupported(EquivtestError, RuntimeError):
     """This torch or backend cannot do what the case needs; every rank finds so alike.
 
     Args:
-        lacking: 'dtype:function' of the collective that the backend refused; '' where a release has not something.
+        lacking: 'dtype:function' of the collective that the backend refused, a reduction's name behind it; '' where a
+            release has not something.
     """
 
     def __init__(self, message: str, lacking: str = "") -> None:

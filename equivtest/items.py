@@ -14,7 +14,7 @@ from equivtest.errors import BrokenSetup, Misuse
 from equivtest.known import KnownFailure
 from equivtest.options import settings_of, soak_seed
 from equivtest.pools import pool_of, take_faults
-from equivtest.profiles import Part
+from equivtest.profiles import AUDIT_LABEL, Part
 from equivtest.report.folder import FAILURES
 from equivtest.report.tally import CONCLUSIVE, FAILING
 from equivtest.settings import Settings
@@ -100,6 +100,7 @@ class PropertyItem(EquivtestItem):
             "conclusive_dtypes": list(self.prop.conclusive_dtypes),
             "conclusive_shards": list(self.prop.conclusive_shards),
             "shards": self.prop.shards,
+            "has_audit": settings_of(self.config).audits_property(self.prop),
         }
 
 
@@ -117,11 +118,13 @@ class SearchItem(PropertyItem):
         for findings in self._searches(settings):
             records += findings.records
             failures += findings.failures
+            left_out = list(findings.left_out)
             self.payload = {
                 "property": self.meta,
                 "part": dataclasses.asdict(self.part) | {"label": self.part.label},
                 "records": records,
                 "failures": failures,
+                "left_out": left_out,
                 "start": pool_of(self.config).start,
             }
             if findings.misuse:
@@ -131,7 +134,8 @@ class SearchItem(PropertyItem):
             found = dict.fromkeys(f"{failure['claim']}: {failure['kind']}" for failure in failures)
             raise Short("\n".join(found) or "a claim does not hold")
         if not records:
-            pytest.skip("not run: no case was judged")
+            where = f", none can be in {', '.join(left_out)}" if left_out else ""
+            pytest.skip(f"not run: no case was judged{where}")
         if not kinds & CONCLUSIVE:
             pytest.skip(f"no conclusive verdict: {', '.join(sorted(kinds))}")
 
@@ -162,7 +166,7 @@ class SearchItem(PropertyItem):
 class AuditItem(PropertyItem):
     """Whether the property's claims see its collectives: without it a green might be one that nothing turns red."""
 
-    label = "audit"
+    label = AUDIT_LABEL
 
     def judge(self) -> None:
         from equivtest.audit import audit

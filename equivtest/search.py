@@ -52,12 +52,14 @@ class Findings:
         failures: One per failing (claim, kind), shrunk: subject, claim, kind, message, replay, case.
         seconds: Wall-clock time of the search.
         misuse: The mistake in the subject or the property that ended the search before its end; '' where none did.
+        left_out: Dtypes of the chunk in which no case of the property can be judged.
     """
 
     records: list[dict[str, Any]]
     failures: list[dict[str, Any]]
     seconds: float
     misuse: str = ""
+    left_out: tuple[str, ...] = ()
 
 
 def never(case: Case) -> bool:
@@ -90,7 +92,7 @@ def search(
     if only is None:
         smallest = map(hunt.tell_history, smallest)
     failures = [_write_up(verdict, pool, failures_dir) for verdict in smallest]
-    return Findings(hunt.records, failures, time.monotonic() - started_s, misuse)
+    return Findings(hunt.records, failures, time.monotonic() - started_s, misuse, hunt.left_out)
 
 
 def _write_up(smallest: Verdict, pool: Pool, failures_dir: Path) -> dict[str, Any]:
@@ -125,12 +127,16 @@ class _Hunt:
     failing: dict[Target, Verdict] = field(default_factory=dict)
     seen: dict[Case, dict[Target, Verdict]] = field(default_factory=dict)
     records: list[dict[str, Any]] = field(default_factory=list)
+    left_out: tuple[str, ...] = ()
     broken_runs: int = 0
 
     def run(self, until: Target | None) -> str:
         """Runs the chunk's cases; the mistake that ended it before its end, or ''."""
         try:
             self.prop = resolved(self.prop, self.pool, self.chunk.space)
+            self.left_out = self.prop.left_out(self.chunk.space)
+            if self.prop.is_empty(self.chunk.space):
+                return ""
             cases = chunk_cases(self.prop, self.chunk)
             if self.chunk.per_cell:
                 self.run_and_fill(cases)
@@ -153,17 +159,24 @@ class _Hunt:
             self.run_all(further)
 
     def run_all(self, cases: Sequence[Case], *, until: Target | None = None) -> None:
-        """Runs the cases in order, up to the first failure of `until`; keeps records of those known not to run too."""
+        """Runs the cases in order, up to the first failure of `until`; keeps records of those known not to run too.
+
+        Where the backend refuses one collective of a case, what is left of it runs afterwards.
+        """
         barred = {case: entry for case in cases if (entry := self.known.forbids_run(self.prop.subject, case))}
         for case, entry in barred.items():
             verdict = Verdict("known", entry.claim, self.prop.subject, case, known=entry.reason)
             self.records += records_of(case, [verdict], [])
+        left: list[Case] = []
         for case, replies in self.pool.run_all(self.prop.subject, [case for case in cases if case not in barred]):
             verdicts = self.judge(case, replies)
+            left += rest_of(case, replies)
             self.records += records_of(case, verdicts, replies)
             self.broken_runs += any(verdict.kind in WHOLE_RUN for verdict in verdicts)
             if self.broken_runs >= limits.BROKEN_RUNS or until in self.failing:
-                break
+                return
+        if further := [case for case in dict.fromkeys(left) if case not in self.seen]:
+            self.run_all(further, until=until)
 
     def tell_history(self, failure: Verdict) -> Verdict:
         """The failure, with a line on its history where its case shows nothing alone in new ranks.
@@ -274,6 +287,13 @@ class _Hunt:
             with contextlib.suppress(Misuse):  # a smaller case on which the subject's answer is none: not this failure
                 self.judge(case, self._run(case, target[1]))
         return self.seen[case].get(target)
+
+
+def rest_of(case: Case, replies: Sequence[Reply]) -> list[Case]:
+    """What is left to run of a case of which the backend refused some collectives: one case or none."""
+    refused = {name for reply in replies for name in reply.lacking}
+    rest = case.without(refused) if refused else None
+    return [] if rest is None else [rest]
 
 
 def is_alike(verdict: Verdict, failure: Verdict) -> bool:

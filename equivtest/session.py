@@ -96,6 +96,9 @@ class Controller:
             if data["part"]["label"] not in tally.done:
                 ended = not is_misused or "audit" in data
                 tally.add(data["part"]["label"], data["records"], data["failures"], ended=ended)
+            if left_out := data.get("left_out"):
+                tally.left_out.update(left_out)
+                self.absent.append(f"{tally.meta['name']}: no case can be judged in {', '.join(left_out)}")
             if "audit" in data:
                 self.audits[tally.id] = data["audit"] | {"property": tally.meta["name"]}
                 tally.unshown = data["audit"]["problem"]

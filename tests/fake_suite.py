@@ -39,6 +39,7 @@ class Findings:
     failures: list
     seconds: float
     misuse: str = ""
+    left_out: tuple = ()
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,8 @@ def search(prop, chunk, pool, known, failures_dir):
         time.sleep(60)
     if trait == "slow":
         time.sleep(0.05)
+    if trait == "leftout":
+        return Findings([], [], 0.0, left_out=chunk.dtypes)
     if trait == "silent":
         return Findings([], [], 0.0)
     fails = (trait, chunk.world_size) in {("wrong", 3), ("wrong_and_misused", 1)}

@@ -272,6 +272,26 @@ def test_a_run_that_is_not_audited_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.ranks
+@pytest.mark.parametrize(("keyword", "told"), [("w2", [": mine"]), ("mine", [])])
+def test_a_run_whose_selection_leaves_the_audit_out_says_so(tmp_path: Path, keyword: str, told: list[str]) -> None:
+    code, text = run(tmp_path, FETCH, "-k", keyword, "--dtypes=float32", "--profile=smoke")
+    line = "audit   left out by the selection, so that a green may show nothing"
+
+    assert code == 0 and [row.removeprefix(line) for row in text.splitlines() if row.startswith("audit ")] == told
+
+
+def test_an_audit_on_one_rank_is_refused_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "test_mine.py").write_text(SUITE.format(subject=FETCH))
+    command = [sys.executable, "-m", "equivtest.cli", "audit", str(tmp_path), "-n", "0", "--world-sizes", "1"]
+    ran = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1], check=False)
+
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert ran.stderr.startswith(
+        "equivtest: --world-sizes: an audit needs two ranks or more, since one hears of no other"
+    )
+
+
+@pytest.mark.ranks
 def test_the_command_prints_collectives_beside_claims(tmp_path: Path) -> None:
     (tmp_path / "test_mine.py").write_text(SUITE.format(subject="zero3_fetch_all_gather"))
     command = [sys.executable, "-m", "equivtest.cli", "audit", str(tmp_path), "-n", "0", "--world-sizes", "2"]

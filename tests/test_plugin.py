@@ -216,6 +216,23 @@ def test_all_that_is_allowed_to_be_lacking_shows_nothing(pytester: pytest.Pytest
     result.stdout.fnmatch_lines(["equivtest: no verdict of this run is conclusive: nothing is proven"])
 
 
+@pytest.mark.parametrize(("subjects", "code"), [(("a_leftout", "b"), 0), (("a_leftout",), 2)])
+def test_a_property_that_no_dtype_of_the_run_can_judge_is_left_out(
+    pytester: pytest.Pytester, subjects: tuple[str, ...], code: int
+) -> None:
+    """And is no mistake; where nothing else is judged, nothing is proven."""
+    make_suite(pytester, *subjects)
+
+    result = run_suite(pytester, "--dtypes=bfloat16")
+
+    assert result.ret == code
+    result.stdout.fnmatch_lines(["dtypes  a_leftout: left out bfloat16: no case can be judged there"])
+    if code:
+        result.stdout.fnmatch_lines(
+            ["equivtest: nothing was judged: nothing is proven; a_leftout: no case can be judged in bfloat16"]
+        )
+
+
 def test_a_run_of_absent_properties_is_no_success(pytester: pytest.Pytester) -> None:
     """Unless other tests of the session have said something."""
     make_suite(pytester, "a")

@@ -216,6 +216,10 @@ class Case:
         """Whether the contract says how parameters are divided; if not, that is the subject's own affair."""
         return True
 
+    def without(self, refused: Collection[str]) -> Case | None:
+        """The case less the collectives that a backend refused, 'dtype:name' each; None where there is no such case."""
+        return None
+
     @property
     def refusal(self) -> str:
         """Why the case lies outside the contract, or '' where it lies within."""

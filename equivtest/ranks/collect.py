@@ -64,15 +64,18 @@ class Collector:
                     break
                 for key, _ in ready:
                     self._listen(selector, key)
-                if not failed and self._has_failure():
+                if not failed and (first := self._first_failure()):
                     failed = True
+                    if first.lacking:  # every rank should be refused by itself
+                        self._grace_s = limits.REFUSAL_GRACE_S
                     deadline_s = min(deadline_s, time.monotonic() + self._grace_s)
         self._give_up(limit_s)
         self._explain()
         return [self._replies[rank] for rank in range(len(self._ranks))]
 
-    def _has_failure(self) -> bool:
-        return any(reply.outcome in FAILURES for reply in self._replies.values())
+    def _first_failure(self) -> Reply | None:
+        """The reply that came first of those that failed or were refused a collective."""
+        return next((reply for reply in self._replies.values() if reply.outcome in FAILURES or reply.lacking), None)
 
     def _bound_outputs(self) -> None:
         """Has the outputs of talkative ranks start again: a rank in C code cannot see to it itself."""
@@ -132,7 +135,7 @@ class Collector:
         silent = self._silent()
         if not silent:
             return
-        failed = next((reply for reply in self._replies.values() if reply.outcome in FAILURES), None)
+        failed = self._first_failure()
         text = f"no answer within {limit_s:g} s"
         if failed is not None:
             text = f"no answer within the {self._grace_s:g} s it was given after {self._noun} {failed.rank} had failed"

@@ -47,7 +47,8 @@ class Reply:
         detail: Traceback, stacks or end of the process, for a person.
         at_s: time.monotonic() of the outcome: the smallest is the first cause.
         busy_s: Seconds the rank spent on the visit.
-        lacking: 'dtype:function' of each collective that the backend refused; of 'not_supported' alone.
+        lacking: 'dtype:function' of each collective that the backend refused, or 'dtype:function_reduction'; of
+            'not_supported' alone.
     """
 
     rank: int

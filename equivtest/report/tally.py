@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from equivtest.lacking import is_allowed
-from equivtest.profiles import ANY, wanted_kinds
+from equivtest.profiles import ANY, AUDIT_LABEL, wanted_kinds
 from equivtest.report.margins import Key, Margins
 from equivtest.verdicts.verdict import FAILURES
 
@@ -57,6 +57,7 @@ class Tally:
         lacking: (cell, why, 'dtype:function' of each refused collective) -> verdicts that are open for it.
         failures: Shrunk failures, in order of arrival.
         slowest: (seconds, code of the case), the slowest first.
+        left_out: Dtypes in which no case of the property can be judged.
         unshown: Why claims that hold show nothing, by the property's audit; '' where they do.
     """
 
@@ -78,6 +79,7 @@ class Tally:
     lacking: Counter[tuple[Cell, str, tuple[str, ...]]] = field(default_factory=Counter)
     failures: list[dict[str, Any]] = field(default_factory=list)
     slowest: list[tuple[float, str]] = field(default_factory=list)
+    left_out: set[str] = field(default_factory=set)
     unshown: str = ""
 
     @property
@@ -89,6 +91,11 @@ class Tally:
     def is_complete(self) -> bool:
         """Whether every planned search has ended with findings."""
         return bool(self.planned) and self.done >= set(self.planned)
+
+    @property
+    def lacks_audit(self) -> bool:
+        """Whether searches of the property were selected and its audit, of a run that audits, was not."""
+        return bool(self.meta.get("has_audit") and self.planned) and AUDIT_LABEL not in self.planned
 
     @property
     def refuses_only(self) -> bool:
@@ -159,7 +166,8 @@ class Tally:
             ended = len(self.done & set(self.planned))
             return ClaimResult(name, "skipped", f"not finished: {ended} of {len(self.planned)} searches ended")
         if not counts:
-            return ClaimResult(name, "skipped", "not run: no case was judged")
+            where = f", none can be in {', '.join(sorted(self.left_out))}" if self.left_out else ""
+            return ClaimResult(name, "skipped", f"not run: no case was judged{where}")
         if counts["holds"] and self.unshown:
             return ClaimResult(name, "skipped", f"shows nothing: {self.unshown}")
         if counts["holds"]:

@@ -40,10 +40,17 @@ def summarize(
         return list(headlines)
     notes = [f"values  {tally.meta['name']}: {_shares_text(tally.modes)}" for tally in tallies if len(tally.modes) > 1]
     notes += [f"cells   {thin}" for tally in tallies if wants_cells and (thin := cells.in_words(tally))]
+    notes += [
+        f"dtypes  {tally.meta['name']}: left out {', '.join(sorted(tally.left_out))}: no case can be judged there"
+        for tally in tallies
+        if tally.left_out
+    ]
     notes += [f"slow    {line}" for line in _slowest(tallies)]
     notes += [line for tally in tallies for line in _not_passed(tally)]
     notes += [f"known   {entry['id']}: {entry['state']}: {entry['reason']}" for entry in known]
     notes += in_lines(audits)
+    if unaudited := [tally.meta["name"] for tally in tallies if tally.lacks_audit]:
+        notes.append(f"audit   left out by the selection, so that a green may show nothing: {', '.join(unaudited)}")
     notes = [_cut(line, width) for line in notes] + _lacking(tallies)
     return [
         *headlines,

@@ -220,6 +220,25 @@ def test_what_cannot_be_asked_is_told(pool: Pool) -> None:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(
+    ("parallelize", "told"),
+    [
+        ("raises_on_the_last_rank", r"rank 1 of 2 raised RuntimeError: no room for the shards\. Mend that"),
+        ("hangs", "rank 0 of 2 did not answer"),
+        ("ends_the_last_rank", "rank 1 of 2 ended"),
+    ],
+)
+def test_ranks_that_do_not_say_whether_they_reduce_gradients_are_no_whole_batch(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch, parallelize: str, told: str
+) -> None:
+    monkeypatch.setattr("equivtest.limits.CASE_S", 5.0)
+
+    with pytest.raises(Misuse, match=f"{told}(.|\n)*batch='whole'") as caught:
+        resolved(claimed("mlp", parallelize), pool)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
     ("given", "batch"), [({}, MEAN), ({"batch": "whole"}, "whole"), ({"batch": SUM}, SUM)], ids=["none", "whole", "sum"]
 )
 def test_what_is_said_counts_for_more_than_what_is_seen(pool: Pool, given: dict[str, Any], batch: str) -> None:

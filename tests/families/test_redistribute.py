@@ -13,9 +13,10 @@ import torch
 from equivtest import limits
 from equivtest.check import one_thread
 from equivtest.errors import Misuse
-from equivtest.families.redistribute.case import ROADS, RedistributeCase, stacked
+from equivtest.families.redistribute.case import ROADS, RedistributeCase
 from equivtest.families.redistribute.case_refused import RefusedRedistributeCase
 from equivtest.families.redistribute.oracle import reduce_operands
+from equivtest.kit.operands import stacked
 from equivtest.kit.oracle import expect
 from equivtest.kit.oracle.collectives import expected_collectives
 from equivtest.kit.oracle.exact import InexactData

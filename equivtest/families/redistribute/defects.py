@@ -9,10 +9,11 @@ from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
-from equivtest.families.redistribute.case import RedistributeCase, partial_axes
+from equivtest.families.redistribute.case import RedistributeCase
 from equivtest.families.redistribute.case_refused import RefusedRedistributeCase
-from equivtest.families.redistribute.subject import move_by_torch, placements_of, run_redistribute
-from equivtest.kit.subject import Answers, Given
+from equivtest.families.redistribute.subject import move_by_torch, run_redistribute
+from equivtest.kit.operands import partial_axes
+from equivtest.kit.subject import Answers, Given, placements_of
 from equivtest.layout import coordinate_of, local_box, shard_bounds
 
 

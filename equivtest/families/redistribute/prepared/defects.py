@@ -8,8 +8,7 @@ from torch.distributed.tensor.parallel import PrepareModuleInput
 
 from equivtest.families.redistribute.prepared.case import PreparedCase
 from equivtest.families.redistribute.prepared.subject import prepared_module, run_prepared
-from equivtest.families.redistribute.subject import placement_of
-from equivtest.kit.subject import Answers, Given
+from equivtest.kit.subject import Answers, Given, placement_of
 from equivtest.layout import Layout, Replicate, Shard, parse_placement, shard_bounds
 from equivtest.tensors import Placed
 
