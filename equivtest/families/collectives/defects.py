@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from equivtest.families.collectives.case import Call, CollectivesCase
 from equivtest.families.collectives.subject import REDUCE_OPS, Begin, Begun, Room, begin, first, run_collectives
+from equivtest.kit.defect import defect
 from equivtest.kit.subject import Given
 from equivtest.tensors import Placed
 
@@ -36,6 +37,13 @@ def spoilt(spoil: Callable[[Room, torch.Tensor], torch.Tensor]) -> Begin:
     return begin_one
 
 
+@defect(
+    replaces="collectives",
+    family="shard order",
+    claim="equals_unsharded",
+    smallest=CollectivesCase(world_size=2, collectives=("all_gather",)),
+    why="one rank has nobody to change places with",
+)
 def first_two_swapped(case: CollectivesCase, mesh: DeviceMesh, given: Given) -> Answers:
     """all_gather: what ranks 0 and 1 gave change places."""
 
@@ -45,6 +53,13 @@ def first_two_swapped(case: CollectivesCase, mesh: DeviceMesh, given: Given) -> 
     return run_collectives(case, mesh, given, only("all_gather", spoilt(swap)))
 
 
+@defect(
+    replaces="collectives",
+    family="a term missing",
+    claim="equals_unsharded",
+    smallest=CollectivesCase(world_size=2),
+    why="one rank's operand is never left out",
+)
 def last_operand_left_out(case: CollectivesCase, mesh: DeviceMesh, given: Given) -> Answers:
     """all_reduce: the sum is that of all ranks but the last, where there are several."""
 
@@ -55,6 +70,13 @@ def last_operand_left_out(case: CollectivesCase, mesh: DeviceMesh, given: Given)
     return run_collectives(case, mesh, given, only("all_reduce_sum", leave_out))
 
 
+@defect(
+    replaces="collectives",
+    family="shard order",
+    claim="equals_unsharded",
+    smallest=CollectivesCase(world_size=2, collectives=("reduce_scatter_tensor_sum",)),
+    why="one rank is its own next",
+)
 def parts_to_the_next_rank(case: CollectivesCase, mesh: DeviceMesh, given: Given) -> Answers:
     """reduce_scatter_tensor: each rank gets the part of the rank before it, whatever the reduction."""
 
@@ -64,6 +86,13 @@ def parts_to_the_next_rank(case: CollectivesCase, mesh: DeviceMesh, given: Given
     return run_collectives(case, mesh, given, only("reduce_scatter_tensor", turn))
 
 
+@defect(
+    replaces="collectives",
+    family="another root",
+    claim="equals_unsharded",
+    smallest=CollectivesCase(world_size=2, collectives=("broadcast",)),
+    why="one rank is the only root",
+)
 def root_from_one(case: CollectivesCase, mesh: DeviceMesh, given: Given) -> Answers:
     """broadcast: roots are counted from 1, and from 0 again after the last."""
 
@@ -73,6 +102,13 @@ def root_from_one(case: CollectivesCase, mesh: DeviceMesh, given: Given) -> Answ
     return run_collectives(case, mesh, given, only("broadcast", spoilt(turn)))
 
 
+@defect(
+    replaces="collectives",
+    family="another reduction",
+    claim="equals_unsharded",
+    smallest=CollectivesCase(world_size=2, collectives=("reduce_max",)),
+    why="one operand is its sum and its largest",
+)
 def maximum_added(case: CollectivesCase, mesh: DeviceMesh, given: Given) -> Answers:
     """reduce: the sum is taken where the largest is asked for."""
 
@@ -82,6 +118,13 @@ def maximum_added(case: CollectivesCase, mesh: DeviceMesh, given: Given) -> Answ
     return run_collectives(case, mesh, given, only("reduce_max", add))
 
 
+@defect(
+    replaces="collectives",
+    family="a limit of size",
+    claim="equals_unsharded",
+    smallest=CollectivesCase(world_size=1, collectives=("all_to_all_single",), numels=(1000,)),
+    why="one rank sends itself what it has; 1000 is the smallest size of the tables that is concerned",
+)
 def tail_of_large_sizes_lost(case: CollectivesCase, mesh: DeviceMesh, given: Given) -> Answers:
     """all_to_all_single: of 1000 elements and more for each rank the last one is lost."""
 
@@ -91,6 +134,13 @@ def tail_of_large_sizes_lost(case: CollectivesCase, mesh: DeviceMesh, given: Giv
     return run_collectives(case, mesh, given, only("all_to_all_single", spoilt(lose)))
 
 
+@defect(
+    replaces="collectives",
+    family="a collective not waited for",
+    claim="equals_unsharded",
+    smallest=CollectivesCase(world_size=2, waits="async"),
+    why="one rank's operand is the result; a synchronous call is not waited for",
+)
 def taken_before_it_is_there(case: CollectivesCase, mesh: DeviceMesh, given: Given) -> Answers:
     """all_reduce: an asynchronous one is not waited for, and the operand taken for the result."""
 
@@ -101,6 +151,14 @@ def taken_before_it_is_there(case: CollectivesCase, mesh: DeviceMesh, given: Giv
     return run_collectives(case, mesh, given, only("all_reduce", hurry))
 
 
+@defect(
+    replaces="collectives",
+    family="inputs modified",
+    claim="does_not_touch_its_inputs",
+    kind="touched",
+    smallest=CollectivesCase(world_size=2, collectives=("reduce_scatter_tensor_sum",)),
+    why="one rank's operand is its own sum",
+)
 def operand_left_reduced(case: CollectivesCase, mesh: DeviceMesh, given: Given) -> Answers:
     """reduce_scatter_tensor: all is reduced within the operand, and this rank's part copied from there."""
 
@@ -111,6 +169,14 @@ def operand_left_reduced(case: CollectivesCase, mesh: DeviceMesh, given: Given) 
     return run_collectives(case, mesh, given, only("reduce_scatter_tensor", overwrite))
 
 
+@defect(
+    replaces="collectives",
+    family="special values replaced",
+    claim="is_exact_without_reduction",
+    kind="bits",
+    smallest=CollectivesCase(world_size=2, collectives=("all_gather_into_tensor",), values=(("special", 0),)),
+    why="one rank adds nothing, and the zero that dense values lack must be negative",
+)
 def gathered_by_a_sum(case: CollectivesCase, mesh: DeviceMesh, given: Given) -> Answers:
     """all_gather_into_tensor: zeros of all other ranks are added to what is gathered."""
 
@@ -123,6 +189,13 @@ def gathered_by_a_sum(case: CollectivesCase, mesh: DeviceMesh, given: Given) -> 
     return run_collectives(case, mesh, given, only("all_gather_into_tensor", add))
 
 
+@defect(
+    replaces="collectives",
+    family="wrong divisor or wrong group",
+    claim="equals_unsharded",
+    smallest=CollectivesCase(world_size=1, members=(1,)),
+    why="two meshes of one rank each add up what is the other's, where values differ between them",
+)
 def group_of_the_world(case: CollectivesCase, mesh: DeviceMesh, given: Given) -> Answers:
     """all_reduce, functional and coalesced ones too: over all processes, whatever the group."""
 
@@ -133,6 +206,13 @@ def group_of_the_world(case: CollectivesCase, mesh: DeviceMesh, given: Given) ->
     return run_collectives(case, mesh, given, only("all_reduce", widen, *others))
 
 
+@defect(
+    replaces="collectives",
+    family="shard order",
+    claim="equals_unsharded",
+    smallest=CollectivesCase(world_size=2, collectives=("functional_all_to_all_single_uneven",), numels=(2,)),
+    why="one rank gets from itself alone; of one element no rank of two gets something from both",
+)
 def first_rank_put_last(case: CollectivesCase, mesh: DeviceMesh, given: Given) -> Answers:
     """functional_all_to_all_single_uneven: what comes from the first rank is put behind what the others sent."""
 

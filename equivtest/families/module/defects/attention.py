@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -17,9 +19,27 @@ from equivtest.families.module.subject.attention import (
     sum_gradients,
     sum_over,
 )
+from equivtest.kit.defect import defect
 from equivtest.kit.subject import Answers, Given
 
+_ATTENTION = ModuleCase(
+    world_size=2,
+    dtype="float64",
+    build="equivtest.families.module.subject.attention:attention_block",
+    parallelize="equivtest.families.module.subject.attention:heads_divided",
+    x_shape=(1, 6),
+    values=(("real", 0),),
+)
+_WHY = "one rank has the whole sum; the sizes of the module are its own"
 
+
+@defect(
+    replaces="module",
+    family="a term added on every rank",
+    claim="equals_unsharded",
+    smallest=_ATTENTION,
+    why=_WHY,
+)
 def bias_of_every_share(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
     """Each rank adds the output's bias to its share, before the shares are summed."""
     return run_module(case, mesh, given, lambda block, mesh: _as(_BiasOfEveryShare, block, mesh))
@@ -31,6 +51,13 @@ class _BiasOfEveryShare(DividedBlock):
         return x + sum_over(share, self.group)
 
 
+@defect(
+    replaces="module",
+    family="a reduction missing in the backward",
+    claim="gradients_equal_unsharded",
+    smallest=_ATTENTION,
+    why="of one token a head gathers its value, whose gradient the norm gets; one rank has all heads",
+)
 def gradient_of_own_heads(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
     """What comes back to the norm, and to x, is that of the rank's own heads alone."""
     return run_module(case, mesh, given, lambda block, mesh: _as(_GradientOfOwnHeads, block, mesh))
@@ -41,6 +68,13 @@ class _GradientOfOwnHeads(DividedBlock):
         return x + sum_over(self.share(self.norm(x)), self.group) + self.out.bias
 
 
+@defect(
+    replaces="module",
+    family="wrong divisor or wrong group",
+    claim="equals_unsharded",
+    smallest=replace(_ATTENTION, world_size=1, x_shape=(2, 6)),
+    why="a softmax of one token is 1 whatever the scale; one rank has all features",
+)
 def scaled_by_all_features(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
     """Scores are scaled by the features that the rank holds, not by those of a head: right on no division of one."""
     return run_module(case, mesh, given, lambda block, mesh: _as(_ScaledByAllFeatures, block, mesh))
@@ -52,6 +86,13 @@ class _ScaledByAllFeatures(DividedBlock):
         return functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale)
 
 
+@defect(
+    replaces="module",
+    family="a partial value taken for the whole",
+    claim="equals_unsharded",
+    smallest=_ATTENTION,
+    why=_WHY,
+)
 def norm_of_own_features(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
     """The moments of a token are those of the features of the rank's own heads."""
     return run_module(case, mesh, given, lambda block, mesh: _as(_NormOfOwnFeatures, block, mesh))
