@@ -77,9 +77,9 @@ class _AsRows(Fsdp2Run):
         return model
 
     def forward_of(self, layer: Any, input: torch.Tensor) -> torch.Tensor:
-        return nn.functional.linear(input, self.taken(layer.weight), layer.bias)
+        return nn.functional.linear(input, self.operand(layer.weight), layer.bias)
 
-    def taken(self, weight: torch.Tensor) -> torch.Tensor:
+    def operand(self, weight: torch.Tensor) -> torch.Tensor:
         return torch.cat(weight.chunk(self.mesh.size(), dim=1)).view(weight.shape)
 
 
@@ -102,7 +102,7 @@ columns_gathered_as_rows = defect(
 class _ScatteredAsRows(_AsRows):
     """FSDP2 that reduces and scatters the gradient of a weight as it lies in memory, whatever dim is sharded."""
 
-    def taken(self, weight: torch.Tensor) -> torch.Tensor:
+    def operand(self, weight: torch.Tensor) -> torch.Tensor:
         seen = weight.view_as(weight)
         if seen.requires_grad:
             seen.register_hook(self.turned)  # type: ignore[no-untyped-call]
