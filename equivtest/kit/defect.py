@@ -1,12 +1,17 @@
 """Defects: subjects that are wrong in one way each.  A property counts only once it has rejected them.
 
-A defect is written once, with its record:
+A defect is written with its record, as a whole function or as the one thing that is wrong in a right one:
 
     @defect(replaces="rowwise_linear", family="a term missing", claim="equals_unsharded", smallest=..., why=...)
-    def last_feature_lost(case: LinearCase, mesh: DeviceMesh, given: Given) -> Answers: ...
+    def bias_forgotten(case: LinearCase, mesh: DeviceMesh, given: Given) -> Answers: ...
 
-Where a subject is right but for one class or function, the subject is made of that, and the class or function says in
-its docstring what is wrong: `argument_of` decorates a function, `run_with` and `answers_of` take a class.
+    @defect(replaces="redistribute", ...)
+    @argument_of(run_redistribute)
+    def padding_kept(case: RedistributeCase, x: DTensor) -> DTensor: ...
+
+    bias_on_every_rank = defect(replaces="rowwise_linear", ...)(run_with(run_linear, RowwiseParallel, WrongLinear))
+
+Every process finds it as 'package.module:name'; no list names it.
 """
 
 from __future__ import annotations
@@ -57,7 +62,7 @@ class Defect:
 def defect(
     *, replaces: str, family: str, claim: str, kind: Kind = "value", smallest: Case, why: str
 ) -> Callable[[S], S]:
-    """Decorates a subject: records what is wrong with it (see `Defect`), and returns it as it is."""
+    """Decorates a subject, which it returns as it is; the arguments are the attributes of `Defect`."""
 
     def record(subject: S) -> S:
         subject.__dict__[_RECORD] = functools.partial(
@@ -69,30 +74,30 @@ def defect(
 
 
 _RECORD = "defect"
-"""Where a subject has its record: all of a Defect but the subject's name."""
+"""The attribute in which a subject keeps its record: it makes a Defect of the subject's name."""
 
 
 def run_with(run: Callable[..., Any], *more: Any) -> Subject:
-    """The subject run(case, mesh, given, *more), of which the last argument is wrong and says so."""
-    return _subject(lambda *of_rank: run(*of_rank, *more), wrong=more[-1], hinting=run)
+    """The subject run(case, mesh, given, *more); the last argument is wrong, and its docstring says how."""
+    return _subject(lambda *of_rank: run(*of_rank, *more), wrong=more[-1], annotated=run)
 
 
 def argument_of(run: Callable[..., Any]) -> Callable[[Callable[..., Any]], Subject]:
-    """Decorates a function that is wrong: the subject is run(case, mesh, given, function)."""
+    """Decorates the function that is wrong, and returns the subject run(case, mesh, given, function)."""
     return functools.partial(run_with, run)
 
 
 def answers_of(wrong: type[Any], *more: Any) -> Subject:
-    """The subject wrong(case, mesh, given, *more).answers()."""
-    return _subject(lambda *of_rank: wrong(*of_rank, *more).answers(), wrong=wrong, hinting=wrong)
+    """The subject wrong(case, mesh, given, *more).answers(); the docstring of the class says what is wrong."""
+    return _subject(lambda *of_rank: wrong(*of_rank, *more).answers(), wrong=wrong, annotated=wrong)
 
 
-def _subject(answer: Callable[..., Any], wrong: Any, hinting: Any) -> Subject:
+def _subject(answer: Callable[..., Any], wrong: Any, annotated: Any) -> Subject:
     def subject(case: Any, mesh: Any, given: Any) -> Any:
         return answer(case, mesh, given)
 
     subject.__module__, subject.__doc__ = wrong.__module__, wrong.__doc__
-    subject.__annotations__["case"] = get_type_hints(hinting)["case"]  # a case of another class is refused by it
+    subject.__annotations__["case"] = get_type_hints(annotated)["case"]  # by which other classes of cases are refused
     return subject
 
 

@@ -20,11 +20,7 @@ from equivtest.tensors import Placed
     family="a reduction missing in the backward",
     claim="gradients_equal_unsharded",
     smallest=NormCase(
-        world_size=2,
-        norm="layer_norm",
-        leading=(2,),
-        parameters=("weight", "bias"),
-        requires_grad=("bias",),
+        world_size=2, norm="layer_norm", leading=(2,), parameters=("weight", "bias"), requires_grad=("bias",)
     ),
     why="two ranks need one token each, since torch gathers a shorter sequence",
 )

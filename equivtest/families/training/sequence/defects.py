@@ -152,11 +152,7 @@ bias_gradient_of_own_tokens = defect(
     family="a reduction missing in the backward",
     claim="gradients_equal_unsharded",
     smallest=MlpCase(
-        world_size=2,
-        biases=("out_proj",),
-        x_is_dtensor=True,
-        use_local_output=False,
-        requires_grad=("out_proj.bias",),
+        world_size=2, biases=("out_proj",), x_is_dtensor=True, use_local_output=False, requires_grad=("out_proj.bias",)
     ),
     why="the second rank holds no token, so that its share of the gradient is zero",
 )(answers_of(_Unreduced))

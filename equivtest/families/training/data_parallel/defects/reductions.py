@@ -163,12 +163,7 @@ frozen_parameter_decayed = defect(
     family="flags",
     claim="trains_like_unsharded",
     smallest=DataParallelCase(
-        world_size=1,
-        style="zero3",
-        requires_grad=("out_proj.weight",),
-        optimizer="sgd",
-        steps=2,
-        weight_decay=0.25,
+        world_size=1, style="zero3", requires_grad=("out_proj.weight",), optimizer="sgd", steps=2, weight_decay=0.25
     ),
     why="one frozen weight of one element; training takes two steps at least",
 )(answers_of(_Thawed, fetch_by_all_reduce))

@@ -135,12 +135,7 @@ fetched_once_per_place = defect(
     claim="uses_only_collectives",
     kind="collectives",
     smallest=DataParallelCase(
-        world_size=1,
-        style="zero3",
-        fetch="all_gather",
-        records=True,
-        tied="same",
-        requires_grad=("in_proj.weight",),
+        world_size=1, style="zero3", fetch="all_gather", records=True, tied="same", requires_grad=("in_proj.weight",)
     ),
     why="one weight, fetched forward and backward, each time once more than needed",
 )(answers_of(_Again, fetch_by_all_gather))
