@@ -22,7 +22,6 @@ FLOORS = (
     ("tensors",),
     ("kit",),
     ("verdicts.verdict",),
-    ("kit.defect",),
     ("families",),
     ("ranks",),
     ("verdicts",),
@@ -56,7 +55,6 @@ PARTS = {
     "oracle": ("case", "values", "oracle"),
     "subject": ("case", "subject"),
     "defects": ("case", "subject", "defects"),
-    "records": ("case", "defects", "records"),
 }
 """The parts of a family, and which parts each may import, of its own family and of those it knows."""
 
@@ -67,7 +65,7 @@ PARTS_OF_KIT = {
     "kit.values": "values",
     "kit.oracle": "oracle",
     "kit.subject": "subject",
-    "kit.defect": "records",
+    "kit.defect": "defects",
 }
 """What the families share of each part."""
 
