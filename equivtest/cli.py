@@ -19,7 +19,7 @@ from equivtest.options import HELP
 from equivtest.profiles import AUDIT_PROFILE
 
 app = typer.Typer(
-    help="Proves, or refutes with a minimal case, that a parallel torch computation is the same as the unsharded one.",
+    help="Checks that a parallel torch computation is the same as the unsharded one; shrinks what is not.",
     add_completion=False,
     no_args_is_help=False,
     pretty_exceptions_enable=False,
