@@ -77,7 +77,7 @@ KNOWN_FAMILIES = {
 
 
 def name_of(path: Path) -> str:
-    """'cases.base' for equivtest/cases/base.py, 'cases' for its __init__."""
+    """'kit.case' for equivtest/kit/case.py, 'kit' for its __init__."""
     parts = path.relative_to(PACKAGE).with_suffix("").parts
     return ".".join(parts if len(parts) == 1 or parts[-1] != "__init__" else parts[:-1])
 
