@@ -12,21 +12,22 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from equivtest import limits
 from equivtest.check import judge_replies
 from equivtest.chunks import Chunk, draw_cases
 from equivtest.collective import Collective
 from equivtest.errors import Misuse
+from equivtest.handover import Audited, AuditRow
 from equivtest.kit.case import Case
 from equivtest.kit.oracle.declared import load_arithmetics
-from equivtest.known import WHOLE_RUN, KnownFailures
+from equivtest.known import KnownFailures
 from equivtest.property import Property, Space, resolved
 from equivtest.ranks.messages import FAULTS, NO_FAULT, Fault
 from equivtest.ranks.moves import REDUCING, WITHOUT_OPERAND_OF_ALL
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply
+from equivtest.verdicts.verdict import WHOLE_RUN
 
 DECISIVE = FAULTS[:2]
 """Faults after which a result hangs on fewer ranks' operands, and on nothing else.
@@ -131,27 +132,27 @@ class Audit:
             "batch='mean of parts') or 'sum of parts'"
         )
 
-    def as_data(self) -> dict[str, Any]:
-        """Plain data, for a report."""
+    def as_data(self, name: str) -> Audited:
+        """Plain data, for the report of the property of that name."""
         rows = [
-            {
-                "collective": str(site),
-                "fault": kind,
-                "runs": row.runs,
-                "rejected": row.rejected,
-                "by": dict(row.by.most_common()),
-            }
+            AuditRow(
+                collective=str(site),
+                fault=kind,
+                runs=row.runs,
+                rejected=row.rejected,
+                by=dict(row.by.most_common()),
+            )
             for (site, kind), row in self.rows.items()
         ]
-        return {
-            "subject": self.subject,
-            "cases": self.cases,
-            "rows": rows,
-            "unseen": list(map(str, self.unseen)),
-            "reason": self.without_collectives,
-            "problem": self.problem,
-            "seconds": round(self.seconds, 2),
-        }
+        return Audited(
+            property=name,
+            cases=self.cases,
+            rows=tuple(rows),
+            unseen=tuple(map(str, self.unseen)),
+            reason=self.without_collectives,
+            problem=self.problem,
+            seconds=round(self.seconds, 2),
+        )
 
 
 def decisive(kind: str) -> tuple[str, ...]:

@@ -220,11 +220,11 @@ def test_poison_alone_does_not_count() -> None:
     found = found_of(all_reduce=0)
     found.rows[Site("all_reduce", "forward", "mesh"), "poisoned"] = Row(2, 2)
 
-    assert "shows nothing" in audits.in_lines([found.as_data() | {"property": "p"}])[0]
+    assert "shows nothing" in audits.in_lines([found.as_data("p")])[0]
 
 
 def test_a_table_has_a_row_for_each_fault_of_each_collective() -> None:
-    lines = audits.as_csv([found_of(all_reduce=1, broadcast=0).as_data() | {"property": "p"}]).splitlines()
+    lines = audits.as_csv([found_of(all_reduce=1, broadcast=0).as_data("p")]).splitlines()
 
     assert lines[1:] == [
         "p,all_reduce in the forward,own operand,2,1,no claim",

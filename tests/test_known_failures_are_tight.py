@@ -16,10 +16,11 @@ import pytest
 from equivtest.check import judge
 from equivtest.kit.case import Case
 from equivtest.kit.parts import modules_of
-from equivtest.known import SHIPPED, WHOLE_RUN, KnownFailure, KnownFailures
+from equivtest.known import SHIPPED, KnownFailure, KnownFailures
 from equivtest.property import Space
 from equivtest.ranks.pool import Pool
 from equivtest.suite import load_properties, properties_dir
+from equivtest.verdicts.verdict import WHOLE_RUN
 
 ENTRIES = [entry for entry in KnownFailures.load(SHIPPED).entries if entry.kind in WHOLE_RUN]
 SPACE = Space((1, 2), ("float32",))

@@ -11,7 +11,7 @@ import torch
 from equivtest import limits
 from equivtest.check import check, judge
 from equivtest.chunks import Chunk
-from equivtest.errors import Misuse, ShapeMismatch, ValueMismatch
+from equivtest.errors import Misuse
 from equivtest.families.module.case import ModuleCase, call_builder
 from equivtest.kit.case import from_code
 from equivtest.kit.oracle import expect
@@ -21,6 +21,7 @@ from equivtest.module import module_property
 from equivtest.property import Space
 from equivtest.ranks.pool import Pool
 from equivtest.search import search
+from equivtest.verdicts.verdict import ShapeMismatch, ValueMismatch
 from tests.drawing import drawn
 
 HERE = "tests.rank_programs_module:"
