@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import metadata
 
 import pytest
+import torch._dynamo  # noqa: F401  (an in-process run would import it and drop it, and torch dies of the second import)
 
 CONFTEST = """
 import sys, time, types

@@ -167,7 +167,7 @@ def test_what_is_left_of_a_bundle_is_judged(
     whole, rest = found.records
     assert whole["refused"] == ["float32:all_reduce_max"]
     assert rest["case"]["fields"]["collectives"] == ("all_reduce_sum", "all_reduce_min")
-    headlines = [failure["message"].split("\n")[0] for failure in found.failures]
+    headlines = [failure.message.split("\n")[0] for failure in found.failures]
     assert [name for name in ALL_REDUCE if any(name in line for line in headlines)] == failing, headlines
     assert bool(headlines) == bool(failing), headlines
 

@@ -225,7 +225,7 @@ def test_dtypes_in_which_a_module_cannot_be_judged_are_left_out(
     found = search(prop, Chunk(1, dtypes, 0, 3), pool, KnownFailures(), tmp_path)
 
     assert (found.misuse, found.left_out) == ("", left_out)
-    assert {record["dtype"] for record in found.records} == judged
+    assert {record.dtype for record in found.records} == judged
 
 
 @pytest.mark.ranks
