@@ -87,8 +87,8 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.path}::{self.name}"
 
 
-class AuditRow(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of one fault of one collective.
+class AuditRow(msgspec.Struct, kw_only=True):
+    """What came of one fault of one collective; an audit counts in it.
 
     Attributes:
         runs, rejected: Visits with the fault, and those of them that some claim rejected.
@@ -97,9 +97,9 @@ class AuditRow(msgspec.Struct, frozen=True, kw_only=True):
 
     collective: str
     fault: str
-    runs: int
-    rejected: int
-    by: dict[str, int]
+    runs: int = 0
+    rejected: int = 0
+    by: dict[str, int] = {}
 
 
 class Audited(msgspec.Struct, frozen=True, kw_only=True):

@@ -76,7 +76,7 @@ def search(
 ) -> Findings:
     """Judges every case of a chunk and shrinks what fails.
 
-    A Misuse raised by the subject stops the search; findings so far are still returned.
+    A Misuse raised by the subject or the property stops the search; findings so far are still returned.
 
     Args:
         failures_dir: Where replay files go; made when there is one to write.
@@ -89,10 +89,10 @@ def search(
     misuse = running.run(until=only)
     failures = []
     for target in running.targets():
-        if only is None:
-            failures.append(_write_up(running.with_history(running.shrink(target)), pool, failures_dir))
-        elif target == only:
-            failures.append(_write_up(running.shrink(target), pool, failures_dir))
+        if only in (None, target):
+            smallest = running.shrink(target)
+            told = smallest if only else running.with_history(smallest)
+            failures.append(_write_up(told, pool, failures_dir))
     return Findings(running.records, failures, time.monotonic() - started_s, misuse, running.left_out)
 
 
@@ -212,7 +212,7 @@ class _Search:
 
     def judge(self, case: Case, replies: Sequence[Reply]) -> list[Verdict]:
         """Every verdict on one run; failures are remembered, known ones set apart."""
-        verdicts = [self._apart(verdict) for verdict in self._verdicts(case, replies)]
+        verdicts = [self._unless_known(verdict) for verdict in self._verdicts(case, replies)]
         self.seen[case] = {}
         for verdict in verdicts:
             if verdict.failed:
@@ -228,7 +228,7 @@ class _Search:
         arithmetics = load_arithmetics(self.pool.backend.arithmetic)
         return judge_replies(self.prop.subject, case, replies, self.prop.claims, arithmetics)
 
-    def _apart(self, verdict: Verdict) -> Verdict:
+    def _unless_known(self, verdict: Verdict) -> Verdict:
         if not verdict.failed:
             return verdict
         entry = self.known.match(verdict.subject, verdict.claim, verdict.case, verdict.kind)

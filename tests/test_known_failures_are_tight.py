@@ -39,8 +39,8 @@ def drawn_of(subject: str) -> tuple[Case, ...]:
     generator, data = Random(0), Mock()
     data.draw = lambda strategy: strategy.do_draw(data)
     with ExitStack() as patches:
-        for family in STRATEGIES:
-            patches.enter_context(patch(f"{family}.pick", lambda _draw, _name, table: generator.choice(table)))
+        for module in (*STRATEGIES, "equivtest.kit.picks"):
+            patches.enter_context(patch(f"{module}.pick", lambda _draw, _name, table: generator.choice(table)))
         drawn = [prop.cases(SPACE).do_draw(data) for prop in properties for _ in range(NUM_DRAWN)]
     return tuple(
         replace(case, values=case.values[:1], repeats=False, records=False, members=())

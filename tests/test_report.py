@@ -134,45 +134,27 @@ def test_draws_of_one_case_are_one_layout() -> None:
     assert (counted.layouts, counted.draws, counted.judged) == (1, 2, 4)
 
 
-def test_claim_that_holds_has_passed() -> None:
-    assert tally(record()).claims()[0].outcome == "passed"
+@pytest.mark.parametrize(
+    ("counted", "outcome", "text"),
+    [
+        (tally(record()), "passed", ""),
+        (tally(of_kind("value"), failures=(failure(),)), "failed", "ValueMismatch: rowwise_linear: output"),
+        (tally(record(), of_kind("value")), "failed", "equals_unsharded does not hold: 1 holds, 1 value"),
+        (tally(of_kind("inconclusive")), "skipped", "no conclusive verdict: 1 inconclusive"),
+        (tally(of_kind("not_supported")), "skipped", "no conclusive verdict: 1 not supported"),
+        (tally(of_kind("known", known={"equals_unsharded": "torch does so"})), "xfailed", "torch does so"),
+        (tally(), "skipped", "not run: no case was judged"),
+        (tally(record(), planned=("w3-0", "w4-0")), "skipped", "not finished: 1 of 2 searches ended"),
+    ],
+)
+def test_what_a_run_says_of_a_claim(counted: Tally, outcome: str, text: str) -> None:
+    result = counted.claims()[0]
 
-
-def test_claim_with_a_failure_has_failed_with_its_message() -> None:
-    result = tally(of_kind("value"), failures=(failure(),)).claims()[0]
-
-    assert (result.outcome, result.text) == ("failed", "ValueMismatch: rowwise_linear: output")
-
-
-def test_failure_without_a_message_still_fails_the_claim() -> None:
-    assert tally(record(), of_kind("value")).claims()[0].outcome == "failed"
+    assert (result.outcome, result.text) == (outcome, text)
 
 
 def test_failing_claim_leaves_the_other_alone() -> None:
     assert tally(of_kind("value")).claims()[1].outcome == "passed"
-
-
-@pytest.mark.parametrize("kind", ["inconclusive", "not_supported"])
-def test_claim_without_a_conclusion_is_open(kind: str) -> None:
-    result = tally(of_kind(kind)).claims()[0]
-
-    assert (result.outcome, result.text) == ("skipped", f"no conclusive verdict: 1 {kind.replace('_', ' ')}")
-
-
-def test_claim_that_only_failed_as_known_is_xfailed_with_the_reason() -> None:
-    result = tally(of_kind("known", known={"equals_unsharded": "torch does so"})).claims()[0]
-
-    assert (result.outcome, result.text) == ("xfailed", "torch does so")
-
-
-def test_claim_of_no_case_is_not_run() -> None:
-    assert [result.text for result in tally().claims()] == ["not run: no case was judged"] * 2
-
-
-def test_claim_is_open_until_every_search_has_ended() -> None:
-    result = tally(record(), planned=("w3-0", "w4-0")).claims()[0]
-
-    assert (result.outcome, result.text) == ("skipped", "not finished: 1 of 2 searches ended")
 
 
 def test_claim_that_the_property_does_not_list_is_reported_too() -> None:

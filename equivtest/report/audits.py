@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from equivtest.handover import Audited
@@ -30,7 +31,7 @@ def rows_of(audits: Iterable[Audited]) -> Iterator[tuple[str, ...]]:
     """One row for each fault of each collective, under `HEAD`."""
     for found in audits:
         for row in found.rows:
-            by = ", ".join(f"{claim} {count}" for claim, count in row.by.items())
+            by = ", ".join(f"{claim} {count}" for claim, count in Counter(row.by).most_common())
             where = (found.property, row.collective, row.fault)
             yield (*where, str(row.runs), str(row.rejected), by or "no claim")
         if not found.rows:
