@@ -14,7 +14,7 @@ import pytest
 from equivtest import limits
 from equivtest.check import check
 from equivtest.chunks import Chunk
-from equivtest.errors import BrokenSetup, Misuse, RankRaised
+from equivtest.errors import BrokenSetup, Misuse
 from equivtest.families.collectives.case import BUNDLES, CALLS, CollectivesCase
 from equivtest.families.linear.case import LinearCase
 from equivtest.families.zero3.fetch.case import FetchCase
@@ -28,6 +28,7 @@ from equivtest.ranks.support import Finding
 from equivtest.refusal import is_refusal
 from equivtest.search import search
 from equivtest.suite import load_properties, properties_dir
+from equivtest.verdicts.verdict import RankRaised
 from tests.rank_programs_planted import FAULT
 
 ROOT = Path(__file__).parents[1]
