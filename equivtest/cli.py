@@ -1,6 +1,6 @@
 """The `equivtest` command: a thin layer over pytest and `equivtest.replay`.
 
-Exit codes: 0 every claim holds, 1 a claim fails, 2 misuse or a set-up that does not work.
+Exit codes: 0 every claim holds, 1 a claim fails, 2 misuse, a set-up that does not work, or nothing concluded.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _root(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Exit codes: 0 every claim holds, 1 a claim fails, 2 misuse or a set-up that does not work."""
+    """Exit codes: 0 every claim holds, 1 a claim fails, 2 misuse, a broken set-up, or nothing concluded."""
 
 
 @app.command()
@@ -152,7 +152,7 @@ def _run_properties(raw: dict[str, Any], paths: list[Path], workers: str, keywor
 
 
 def _check_keyword(keyword: str) -> None:
-    """Raises Misuse unless pytest can read -k, of which its xdist workers would die one by one."""
+    """Raises Misuse if pytest cannot parse -k; otherwise each xdist worker would crash on it."""
     from _pytest.mark.expression import Expression
 
     try:

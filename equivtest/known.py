@@ -19,13 +19,10 @@ from equivtest.errors import Misuse
 from equivtest.importing import closest
 from equivtest.kit.case import Case, from_code
 from equivtest.kit.names import SUBJECTS
-from equivtest.verdicts.verdict import FAILURES
+from equivtest.verdicts.verdict import FAILING, WHOLE_RUN
 
 SHIPPED = Path(__file__).with_name("known_failures.toml")
 """The file that comes with the package."""
-
-WHOLE_RUN = ("raised", "lost", "timed_out")
-"""Kinds that concern the run, hence every claim of the case."""
 
 OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     "==": operator.eq,
@@ -175,8 +172,8 @@ def _entry(data: object, numbers: Counter[str], claims: Collection[str]) -> Know
         raise Misuse(f"subject: no subject is called {raw.subject!r}; did you mean {close!r}?")
     if raw.claim not in claims:
         raise Misuse(f"claim: must be one of {', '.join(claims)}, got {raw.claim!r}")
-    if raw.kind not in FAILURES:
-        raise Misuse(f"kind: must be one of {', '.join(FAILURES)}, got {raw.kind!r}")
+    if raw.kind not in FAILING:
+        raise Misuse(f"kind: must be one of {', '.join(FAILING)}, got {raw.kind!r}")
     for name, specifier in raw.versions.items():
         try:
             SpecifierSet(specifier)

@@ -16,12 +16,11 @@ PACKAGE = ROOT / "equivtest"
 OWN_FOLDERS = ("equivtest", "properties", "tests", "benchmarks")
 
 FLOORS = (
-    ("collective", "errors", "files", "limits", "refusal"),
+    ("collective", "errors", "files", "handover", "limits", "refusal"),
     ("importing", "layout", "local_constants", "profiles", "property"),
     ("lacking",),
     ("tensors",),
     ("kit",),
-    ("verdicts.verdict",),
     ("families",),
     ("ranks",),
     ("verdicts",),
@@ -29,7 +28,7 @@ FLOORS = (
     ("chunks", "module", "records", "replay", "settings", "suite"),
     ("audit", "filling"),
     ("machine", "search", "options"),
-    ("pools",),
+    ("claim_reports", "pools"),
     ("fixture", "items", "session"),
     ("collection",),
     ("plugin",),
@@ -42,7 +41,7 @@ HOMES = {
     "multiprocessing": ("ranks",),
     "torch.multiprocessing": ("ranks",),
     "hypothesis": ("kit.picks", "families.*.strategy", "chunks", "local_constants", "search"),
-    "pytest": ("plugin", "options", "cli", "collection", "fixture", "items", "pools", "session"),
+    "pytest": ("plugin", "options", "claim_reports", "cli", "collection", "fixture", "items", "pools", "session"),
     "jinja2": ("report",),
     "typer": ("cli",),
 }

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from equivtest import limits
-from equivtest.audit import Audit, Row, Site, audit, is_possible
+from equivtest.audit import Audit, Site, audit, is_possible
 from equivtest.families.zero3.fetch.case import FetchCase
+from equivtest.handover import AuditRow
 from equivtest.known import KnownFailures
 from equivtest.module import module_property
 from equivtest.property import Property
@@ -211,20 +212,26 @@ def test_only_sums_are_doubled_and_only_what_every_rank_gives_is_exchanged() -> 
 
 def found_of(**rejected: int) -> Audit:
     """An audit in which that many of two runs were rejected, by the site's kind."""
-    rows = {(Site(kind, "forward", "mesh"), "own operand"): Row(2, count) for kind, count in rejected.items()}
+    rows = {}
+    for kind, count in rejected.items():
+        site = Site(kind, "forward", "mesh")
+        row = AuditRow(collective=str(site), fault="own operand", runs=2, rejected=count)
+        rows[site, "own operand"] = row
     return Audit("mine", cases=2, rows=rows)
 
 
 def test_poison_alone_does_not_count() -> None:
     """That NaN is rejected shows that a result is looked at, not that it had to be another."""
     found = found_of(all_reduce=0)
-    found.rows[Site("all_reduce", "forward", "mesh"), "poisoned"] = Row(2, 2)
+    found.rows[Site("all_reduce", "forward", "mesh"), "poisoned"] = AuditRow(
+        collective="all_reduce in the forward", fault="poisoned", runs=2, rejected=2
+    )
 
-    assert "shows nothing" in audits.in_lines([found.as_data() | {"property": "p"}])[0]
+    assert "shows nothing" in audits.in_lines([found.as_data("p")])[0]
 
 
 def test_a_table_has_a_row_for_each_fault_of_each_collective() -> None:
-    lines = audits.as_csv([found_of(all_reduce=1, broadcast=0).as_data() | {"property": "p"}]).splitlines()
+    lines = audits.as_csv([found_of(all_reduce=1, broadcast=0).as_data("p")]).splitlines()
 
     assert lines[1:] == [
         "p,all_reduce in the forward,own operand,2,1,no claim",

@@ -14,7 +14,7 @@ import pytest
 from equivtest import limits
 from equivtest.check import check
 from equivtest.chunks import Chunk
-from equivtest.errors import BrokenSetup, Misuse, RankRaised
+from equivtest.errors import BrokenSetup, Misuse
 from equivtest.families.collectives.case import BUNDLES, CALLS, CollectivesCase
 from equivtest.families.linear.case import LinearCase
 from equivtest.families.zero3.fetch.case import FetchCase
@@ -28,6 +28,7 @@ from equivtest.ranks.support import Finding
 from equivtest.refusal import is_refusal
 from equivtest.search import search
 from equivtest.suite import load_properties, properties_dir
+from equivtest.verdicts.verdict import RankRaised
 from tests.rank_programs_planted import FAULT
 
 ROOT = Path(__file__).parents[1]
@@ -165,9 +166,9 @@ def test_what_is_left_of_a_bundle_is_judged(
         found = search(prop, Chunk(2, ("float32",), 0, 5), pool, KnownFailures(), tmp_path)
 
     whole, rest = found.records
-    assert whole["refused"] == ["float32:all_reduce_max"]
-    assert rest["case"]["fields"]["collectives"] == ("all_reduce_sum", "all_reduce_min")
-    headlines = [failure["message"].split("\n")[0] for failure in found.failures]
+    assert whole.refused == ("float32:all_reduce_max",)
+    assert rest.case["fields"]["collectives"] == ("all_reduce_sum", "all_reduce_min")
+    headlines = [failure.message.split("\n")[0] for failure in found.failures]
     assert [name for name in ALL_REDUCE if any(name in line for line in headlines)] == failing, headlines
     assert bool(headlines) == bool(failing), headlines
 

@@ -142,10 +142,10 @@ def audit(defect: Defect, pool: Pool, directory: Path) -> tuple[list[str], dict[
     for world_size, index in itertools.product((defect.smallest.world_size, defect.smallest.world_size + 1), INDICES):
         chunk = Chunk(world_size, limits.DTYPES, index, 25)
         findings = search(prop, chunk, pool, known, directory, only=target, is_enough=is_enough)
-        if findings.failures and (index == INDICES[-1] or is_near(from_code(findings.failures[0]["case"]), defect)):
+        if findings.failures and (index == INDICES[-1] or is_near(from_code(findings.failures[0].case), defect)):
             return others, findings.failures[0]
         assert not findings.misuse, f"{folder_of(defect)}: {findings.misuse}"
-        others += [f"{claim} {kind}" for record in findings.records for claim, kind in record["verdicts"].items()]
+        others += [f"{claim} {kind}" for record in findings.records for claim, kind in record.verdicts.items()]
     return [text for text in dict.fromkeys(others) if not text.endswith(("holds", "known"))], None
 
 
@@ -214,8 +214,8 @@ def test_the_property_rejects_the_defect_in_a_smallest_case(defect: Defect, pool
     others, failure = audit(defect, pool, tmp_path)
 
     assert failure is not None, f"{folder_of(defect)}: found only {others}"
-    add_row(defect, failure["case"], time.monotonic() - begun_s)
-    assert is_near(from_code(failure["case"]), defect), f"{folder_of(defect)}: {failure['case']}: {defect.why}"
+    add_row(defect, failure.case, time.monotonic() - begun_s)
+    assert is_near(from_code(failure.case), defect), f"{folder_of(defect)}: {failure.case}: {defect.why}"
 
 
 @pytest.mark.ranks

@@ -28,7 +28,6 @@ from equivtest.kit.parts import modules_of
 
 if TYPE_CHECKING:
     from equivtest.kit.names import Subject
-    from equivtest.verdicts.verdict import Kind
 
 S = TypeVar("S", bound=Callable[..., Any])
 
@@ -49,7 +48,7 @@ class Defect:
     replaces: str
     family: str
     claim: str
-    kind: Kind
+    kind: str
     smallest: Case
     why: str
 
@@ -60,7 +59,7 @@ class Defect:
 
 
 def defect(
-    *, replaces: str, family: str, claim: str, kind: Kind = "value", smallest: Case, why: str
+    *, replaces: str, family: str, claim: str, kind: str = "value", smallest: Case, why: str
 ) -> Callable[[S], S]:
     """Decorates a subject, which it returns as it is; the arguments are the attributes of `Defect`."""
 

@@ -36,7 +36,11 @@ class Answer:
     collectives: tuple[Collective, ...] | None = None
 
 
-@dataclass(frozen=True)
+Answers = Mapping[int, Answer]
+"""rank -> its answer to one draw."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Reply:
     """One rank's reply: an outcome and what goes with it.
 

@@ -122,7 +122,7 @@ def ended_by(finding: Finding) -> list[Reply]:
     """The replies to a case that is not tried: those to the probe that left no world alive, by name."""
     text = f"the case was not run: {finding}"
     outcome = _OUTCOME_OF[finding.kind]
-    return [Reply(rank, outcome, error_text=text, detail=text) for rank in range(finding.world_size)]
+    return [Reply(rank=rank, outcome=outcome, error_text=text, detail=text) for rank in range(finding.world_size)]
 
 
 def as_supported(known: Sequence[Support], replies: list[Reply]) -> list[Reply]:

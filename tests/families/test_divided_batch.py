@@ -11,7 +11,7 @@ import torch
 from equivtest import limits
 from equivtest.check import check, judge
 from equivtest.chunks import Chunk, chunk_cases
-from equivtest.errors import Misuse, ValueMismatch
+from equivtest.errors import Misuse
 from equivtest.families.module.case import ModuleCase
 from equivtest.kit.case import from_code
 from equivtest.kit.oracle import expect
@@ -21,6 +21,7 @@ from equivtest.module import module_property
 from equivtest.property import Property, Space, resolved
 from equivtest.ranks.pool import Pool
 from equivtest.search import Findings, search
+from equivtest.verdicts.verdict import ValueMismatch
 from tests.drawing import drawn
 
 HERE = "tests.rank_programs_batch:"
@@ -46,7 +47,7 @@ def searched(prop: Property, pool: Pool, directory: Path, world_size: int = 2) -
 
 def failing(found: Findings) -> set[tuple[str, str]]:
     assert not found.misuse and len(found.records) >= 10
-    return {(failure["claim"], failure["kind"]) for failure in found.failures}
+    return {(failure.claim, failure.kind) for failure in found.failures}
 
 
 @pytest.mark.ranks
@@ -82,7 +83,7 @@ def test_what_averages_gradients_holds(
     found = searched(claimed(build, parallelize), pool, tmp_path, world_size)
 
     assert failing(found) == set()
-    assert {record["case"]["fields"]["batch"] for record in found.records} == {MEAN}
+    assert {record.case["fields"]["batch"] for record in found.records} == {MEAN}
 
 
 @pytest.mark.ranks

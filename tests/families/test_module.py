@@ -11,7 +11,7 @@ import torch
 from equivtest import limits
 from equivtest.check import check, judge
 from equivtest.chunks import Chunk
-from equivtest.errors import Misuse, ShapeMismatch, ValueMismatch
+from equivtest.errors import Misuse
 from equivtest.families.module.case import ModuleCase, call_builder
 from equivtest.kit.case import from_code
 from equivtest.kit.oracle import expect
@@ -21,6 +21,7 @@ from equivtest.module import module_property
 from equivtest.property import Space
 from equivtest.ranks.pool import Pool
 from equivtest.search import search
+from equivtest.verdicts.verdict import ShapeMismatch, ValueMismatch
 from tests.drawing import drawn
 
 HERE = "tests.rank_programs_module:"
@@ -224,7 +225,7 @@ def test_dtypes_in_which_a_module_cannot_be_judged_are_left_out(
     found = search(prop, Chunk(1, dtypes, 0, 3), pool, KnownFailures(), tmp_path)
 
     assert (found.misuse, found.left_out) == ("", left_out)
-    assert {record["dtype"] for record in found.records} == judged
+    assert {record.dtype for record in found.records} == judged
 
 
 @pytest.mark.ranks

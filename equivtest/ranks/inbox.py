@@ -21,10 +21,11 @@ from equivtest.ranks.reply import Reply
 from equivtest.ranks.stacks import read_tail, take_stacks, tidy
 from equivtest.ranks.wire import decode_reply
 
-FAILURES = ("raised", "misused", "lost")
+BROKE_OFF = ("raised", "misused", "lost")
+"""Outcomes after which the other ranks have only the grace left."""
 
 
-class Collector:
+class Inbox:
     """The replies to one request as they come in.
 
     Args:
@@ -46,7 +47,7 @@ class Collector:
         self._replies: dict[int, Reply] = {}
         self._closed: set[int] = set()  # ranks whose connection has ended
 
-    def collect(self, limit_s: float) -> list[Reply]:
+    def await_replies(self, limit_s: float) -> list[Reply]:
         """One reply per rank, by rank; after `limit_s`, or the grace, silent ranks have timed out.
 
         The first cause's detail tells where the other ranks were.
@@ -75,7 +76,7 @@ class Collector:
 
     def _first_failure(self) -> Reply | None:
         """The reply that came first of those that failed or were refused a collective."""
-        return next((reply for reply in self._replies.values() if reply.outcome in FAILURES or reply.lacking), None)
+        return next((reply for reply in self._replies.values() if reply.outcome in BROKE_OFF or reply.lacking), None)
 
     def _bound_outputs(self) -> None:
         """Has the outputs of talkative ranks start again: a rank in C code cannot see to it itself."""
@@ -122,7 +123,7 @@ class Collector:
             parts.append(f"its output:\n{text}")
         if text := tidy(read_tail(self._scratch / f"stacks-{rank}")):
             parts.append(f"its stacks:\n{text}")
-        return Reply(rank, "lost", (), "", str(ending), clip("\n".join(parts)), ending.at_s)
+        return Reply(rank=rank, outcome="lost", error_text=str(ending), detail=clip("\n".join(parts)), at_s=ending.at_s)
 
     def _give_up(self, limit_s: float) -> None:
         """Declares the silent ranks timed out, with their stacks; those that have just ended, lost."""
@@ -142,7 +143,9 @@ class Collector:
         stacks = take_stacks({rank: self._ranks[rank].pid for rank in silent}, self._scratch)
         now_s = time.monotonic()
         for rank in silent:
-            self._replies[rank] = Reply(rank, "timed_out", (), "", text, stacks[rank], now_s)
+            self._replies[rank] = Reply(
+                rank=rank, outcome="timed_out", error_text=text, detail=stacks[rank], at_s=now_s
+            )
 
     def _silent(self) -> list[int]:
         return [rank for rank in range(len(self._ranks)) if rank not in self._replies]
@@ -160,4 +163,4 @@ class Collector:
 
 def _unreadable(rank: int, error: Exception) -> Reply:
     text = f"sent a message that cannot be read: {type(error).__name__}: {error}"
-    return Reply(rank, "lost", (), "", text, text, time.monotonic())
+    return Reply(rank=rank, outcome="lost", error_text=text, detail=text, at_s=time.monotonic())
