@@ -20,7 +20,7 @@ from equivtest.layout import Layout
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.meshes import mesh_for, mesh_of
 from equivtest.ranks.reply import Answer
-from equivtest.ranks.visit import collect, hand_out, touched, visit, visit_draw
+from equivtest.ranks.visit import hand_out, take_answers, touched, visit, visit_draw
 from equivtest.tensors import Placed, slice_local
 
 Given = Mapping[str, torch.Tensor]
@@ -106,7 +106,7 @@ def _timed_draw(function: Subject, case: Case, index: int, mesh: DeviceMesh) -> 
     marks_s.append(time.monotonic())
     returned = function(case, mesh, given)
     marks_s.append(time.monotonic())
-    answers, flags = collect(case, returned)
+    answers, flags = take_answers(case, returned)
     changes = tuple(touched(given, before))
     marks_s.append(time.monotonic())
     times_s = torch.tensor(marks_s, dtype=torch.float64).diff()  # (len(PARTS),)

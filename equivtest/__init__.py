@@ -1,4 +1,4 @@
-"""Proves, or refutes with a minimal case, that a parallel computation is the unsharded one."""
+"""Checks that a parallel computation is the unsharded one, and finds the smallest case where it is not."""
 
 from importlib.metadata import PackageNotFoundError, version
 

@@ -12,21 +12,22 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from equivtest import limits
 from equivtest.check import judge_replies
 from equivtest.chunks import Chunk, draw_cases
 from equivtest.collective import Collective
 from equivtest.errors import Misuse
+from equivtest.handover import Audited, AuditRow
 from equivtest.kit.case import Case
 from equivtest.kit.oracle.declared import load_arithmetics
-from equivtest.known import WHOLE_RUN, KnownFailures
+from equivtest.known import KnownFailures
 from equivtest.property import Property, Space, resolved
 from equivtest.ranks.messages import FAULTS, NO_FAULT, Fault
 from equivtest.ranks.moves import REDUCING, WITHOUT_OPERAND_OF_ALL
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply
+from equivtest.verdicts.verdict import WHOLE_RUN
 
 DECISIVE = FAULTS[:2]
 """Faults after which a result hangs on fewer ranks' operands, and on nothing else.
@@ -58,21 +59,6 @@ class Site:
 
 
 @dataclass
-class Row:
-    """What came of one fault at one site.
-
-    Attributes:
-        runs: Visits with the fault.
-        rejected: Those of them that some claim rejected.
-        by: Claim, or kind of failure where the run itself failed -> visits.
-    """
-
-    runs: int = 0
-    rejected: int = 0
-    by: Counter[str] = field(default_factory=Counter)
-
-
-@dataclass
 class Audit:
     """What an audit of a property has shown.
 
@@ -87,7 +73,7 @@ class Audit:
     without_collectives: str = ""
     cases: int = 0
     left_out: int = 0
-    rows: dict[tuple[Site, str], Row] = field(default_factory=dict)
+    rows: dict[tuple[Site, str], AuditRow] = field(default_factory=dict)
     seconds: float = 0.0
 
     @property
@@ -131,27 +117,17 @@ class Audit:
             "batch='mean of parts') or 'sum of parts'"
         )
 
-    def as_data(self) -> dict[str, Any]:
-        """Plain data, for a report."""
-        rows = [
-            {
-                "collective": str(site),
-                "fault": kind,
-                "runs": row.runs,
-                "rejected": row.rejected,
-                "by": dict(row.by.most_common()),
-            }
-            for (site, kind), row in self.rows.items()
-        ]
-        return {
-            "subject": self.subject,
-            "cases": self.cases,
-            "rows": rows,
-            "unseen": list(map(str, self.unseen)),
-            "reason": self.without_collectives,
-            "problem": self.problem,
-            "seconds": round(self.seconds, 2),
-        }
+    def as_data(self, name: str) -> Audited:
+        """Plain data, for the report of the property of that name."""
+        return Audited(
+            property=name,
+            cases=self.cases,
+            rows=tuple(self.rows.values()),
+            unseen=tuple(map(str, self.unseen)),
+            reason=self.without_collectives,
+            problem=self.problem,
+            seconds=round(self.seconds, 2),
+        )
 
 
 def decisive(kind: str) -> tuple[str, ...]:
@@ -194,7 +170,8 @@ def audit(
 def _cases(prop: Property, world_sizes: Iterable[int], dtypes: tuple[str, ...]) -> Iterator[Case]:
     """A few cases of each world size, one draw of values each, in which nothing but values is judged."""
     for size in world_sizes:
-        yield from _drawn(prop, size, dtypes)
+        if not prop.is_empty(Space((size,), dtypes)):
+            yield from _drawn(prop, size, dtypes)
 
 
 def _drawn(prop: Property, world_size: int, dtypes: tuple[str, ...]) -> list[Case]:
@@ -264,14 +241,14 @@ class _Running:
 
         A visit that could not be spoiled, or whose ranks no longer met in a collective, says nothing of claims.
         """
-        row = self.found.rows.setdefault((site, fault.kind), Row())
+        row = self.found.rows.setdefault((site, fault.kind), AuditRow(collective=str(site), fault=fault.kind))
         replies = self._run(case, fault)
         self.visits += 1
         if not any(reply.outcome in ("not_supported", "timed_out") or CANNOT in reply.detail for reply in replies):
             rejecting = self._failures(case, replies, is_spoiled=True).keys() - failing.keys()
             row.runs += 1
             row.rejected += bool(rejecting)
-            row.by.update(rejecting)
+            row.by = dict(Counter(row.by) + Counter(rejecting))
         if any(reply.outcome not in ("answered", "not_in_mesh") for reply in replies):
             self._run(case, NO_FAULT)  # new ranks make their groups before the next fault counts calls
 

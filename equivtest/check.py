@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import torch
 
-from equivtest import errors
+from equivtest.errors import BrokenSetup, Inconclusive
 from equivtest.kit.case import Case
 from equivtest.kit.oracle import expect_held
 from equivtest.kit.oracle.declared import Arithmetics, declared, load_arithmetics, order_varies
@@ -30,8 +30,8 @@ from equivtest.verdicts.claims import (
     uses_only_collectives,
 )
 from equivtest.verdicts.compare import compare
-from equivtest.verdicts.message import HEADLINES, write_message
-from equivtest.verdicts.verdict import Verdict
+from equivtest.verdicts.message import write_message
+from equivtest.verdicts.verdict import KINDS, Verdict
 
 DEFAULT_CLAIMS = (
     equals_unsharded,
@@ -63,40 +63,41 @@ def check(subject: str, case: Case, pool: Pool, claims: Sequence[Claim] | None =
 
     Raises:
         ClaimFailed: of the class that goes with the first failure's kind.
-        Misuse: no such subject, it breaks its contract with the harness, or nothing is shown (`require_conclusion`).
+        Misuse: no such subject, or it breaks its contract with the harness.
+        Inconclusive, BrokenSetup: nothing is shown, see `require_conclusion`.
     """
     verdicts = judge(subject, case, pool, claims)
     for verdict in verdicts:
-        if verdict.failed or verdict.kind == "not_supported":
+        if verdict.kind in KINDS:
             raise_for(verdict)
     require_conclusion(subject, case, verdicts, pool.faults_of(case))
     return verdicts
 
 
 def require_conclusion(subject: str, case: Case, verdicts: Sequence[Verdict], faults: Sequence[Finding] = ()) -> None:
-    """Tells of verdicts none of which holds or fails: nothing is shown, which must not look like a pass.
+    """Raises unless some verdict holds or fails: where nothing is shown, it must not look like a pass.
 
     Args:
         faults: What the backend did wrong in probes: what holds nevertheless shows nothing either.
 
     Raises:
         BrokenSetup: the backend cannot do what the case needs, or is wrong.
-        Misuse: the claims do not speak of the case, or cannot be decided on its values.
+        Inconclusive: the claims do not speak of the case, or cannot be decided on its values.
     """
     if any(verdict.failed for verdict in verdicts):
         return
     if faults:
-        raise errors.BrokenSetup(f"{subject}: the backend is wrong, so nothing was shown: {faults[0]}")
+        raise BrokenSetup(f"{subject}: the backend is wrong, so nothing was shown: {faults[0]}")
     if any(verdict.kind == "holds" for verdict in verdicts):
         return
     if any(verdict.kind == "not_supported" for verdict in verdicts):
-        raise errors.BrokenSetup(f"{subject}: this backend cannot do what {case!r} needs, so nothing was shown")
+        raise BrokenSetup(f"{subject}: this backend cannot do what {case!r} needs, so nothing was shown")
     if verdicts:
-        raise errors.Misuse(
+        raise Inconclusive(
             f"{subject}: nothing was shown in {case!r}: a right answer may differ by more than a tenth of its values; "
             "use exact values or another seed"
         )
-    raise errors.Misuse(f"{subject}: nothing was shown in {case!r}: no claim speaks of it; name other claims")
+    raise Inconclusive(f"{subject}: nothing was shown in {case!r}: no claim speaks of it; name other claims")
 
 
 def judge(subject: str, case: Case, pool: Pool, claims: Sequence[Claim] | None = None) -> list[Verdict]:
@@ -157,38 +158,6 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(num_threads)
 
 
-def raise_for(verdict: Verdict, *, replay: str = "") -> NoReturn:
-    """Raises the failure that `verdict` is, each kind from a line of its own."""
-    message = write_message(verdict, replay=replay) if verdict.kind in HEADLINES else ""
-    match verdict.kind:
-        case "value":
-            raise errors.ValueMismatch(verdict, message)
-        case "layout":
-            raise errors.LayoutMismatch(verdict, message)
-        case "shape":
-            raise errors.ShapeMismatch(verdict, message)
-        case "replica":
-            raise errors.ReplicaMismatch(verdict, message)
-        case "touched":
-            raise errors.InputTouched(verdict, message)
-        case "bits":
-            raise errors.BitsMismatch(verdict, message)
-        case "repeat":
-            raise errors.RepeatMismatch(verdict, message)
-        case "ways":
-            raise errors.WaysMismatch(verdict, message)
-        case "chance":
-            raise errors.ChanceMismatch(verdict, message)
-        case "collectives":
-            raise errors.CollectiveMismatch(verdict, message)
-        case "not_refused":
-            raise errors.NotRefused(verdict, message)
-        case "raised":
-            raise errors.RankRaised(verdict, message)
-        case "lost":
-            raise errors.RankLost(verdict, message)
-        case "timed_out":
-            raise errors.RankTimedOut(verdict, message)
-        case "not_supported":
-            raise errors.NotSupported(verdict, message)
-    raise ValueError(f"no failure: {verdict.kind}")
+def raise_for(verdict: Verdict) -> NoReturn:
+    """Raises the failure that `verdict` is."""
+    raise KINDS[verdict.kind](verdict, write_message(verdict))

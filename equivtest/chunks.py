@@ -80,9 +80,9 @@ def draw_cases(prop: Property, chunk: Chunk, num_cases: int) -> list[Case]:
     @hypothesis.seed(seed_of(prop, chunk))
     @hypothesis.settings(max_examples=num_cases, phases=[Phase.generate], **SETTINGS)
     @hypothesis.given(prop.cases(chunk.space))
-    def collect(case: Case) -> None:
+    def keep(case: Case) -> None:
         cases.append(case)
 
     with no_local_constants():
-        collect()
+        keep()
     return cases

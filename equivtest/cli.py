@@ -1,6 +1,6 @@
 """The `equivtest` command: a thin layer over pytest and `equivtest.replay`.
 
-Exit codes: 0 every claim holds, 1 a claim fails, 2 misuse or a set-up that does not work.
+Exit codes: 0 every claim holds, 1 a claim fails, 2 misuse, a set-up that does not work, or nothing concluded.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from equivtest.options import HELP
 from equivtest.profiles import AUDIT_PROFILE
 
 app = typer.Typer(
-    help="Proves, or refutes with a minimal case, that a parallel torch computation is the same as the unsharded one.",
+    help="Checks that a parallel torch computation is the same as the unsharded one; shrinks what is not.",
     add_completion=False,
     no_args_is_help=False,
     pretty_exceptions_enable=False,
@@ -67,7 +67,7 @@ def _root(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Exit codes: 0 every claim holds, 1 a claim fails, 2 misuse or a set-up that does not work."""
+    """Exit codes: 0 every claim holds, 1 a claim fails, 2 misuse, a broken set-up, or nothing concluded."""
 
 
 @app.command()
@@ -152,7 +152,7 @@ def _run_properties(raw: dict[str, Any], paths: list[Path], workers: str, keywor
 
 
 def _check_keyword(keyword: str) -> None:
-    """Raises Misuse unless pytest can read -k, of which its xdist workers would die one by one."""
+    """Raises Misuse if pytest cannot parse -k; otherwise each xdist worker would crash on it."""
     from _pytest.mark.expression import Expression
 
     try:

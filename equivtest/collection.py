@@ -1,18 +1,17 @@
-"""Which items there are: those of every property, their order, and what the controller is told of them."""
+"""Which items there are: those of every property, and their order."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from equivtest.errors import Misuse
+from equivtest.handover import Listed
 from equivtest.items import (
     AbsentItem,
     AuditItem,
-    EquivtestItem,
     KnownFailureItem,
     MisuseItem,
     PropertyItem,
@@ -44,7 +43,7 @@ def collect_property(collector: pytest.Module, name: str, prop: Property) -> lis
         SearchItem.from_parent(collector, name=f"{name}[{part.label}]", prop=prop, property_name=name, part=part)
         for part in plan(settings.profile, settings.world_sizes, prop.weight)
     ]
-    if settings.audits and not prop.refuses_only and max(settings.world_sizes) > 1:
+    if settings.audits_property(prop):
         items.append(AuditItem.from_parent(collector, name=f"{name}[audit]", prop=prop, property_name=name))
     if settings.profile.audits_alone:
         return items
@@ -81,23 +80,13 @@ def arrange(session: pytest.Session, items: list[pytest.Item]) -> None:
     items[:] = [*others, *sorted([*known.values(), *of_properties], key=_world_size)]
 
 
-def manifest(session: pytest.Session) -> list[dict[str, Any]]:
-    """Every property of the session with the labels of the searches that are to run, and of its audit."""
-    found: dict[tuple[str, str], dict[str, Any]] = {}
+def manifest(session: pytest.Session) -> list[Listed]:
+    """Every property of the session."""
+    firsts: dict[tuple[str, str], PropertyItem] = {}
     for item in session.items:
         if isinstance(item, PropertyItem):
-            meta = found.setdefault((item.meta["path"], item.property_name), item.meta | {"planned": []})
-            meta["planned"].append(item.label)
-    return list(found.values())
-
-
-def encode(item: EquivtestItem) -> str:
-    """The item's payload as JSON: xdist carries plain builtin types only."""
-    payload = item.payload
-    if isinstance(item, PropertyItem) and "property" in payload:
-        same = (meta for meta in manifest(item.session) if item.meta.items() <= meta.items())
-        payload = payload | {"property": next(same)}
-    return json.dumps(payload)
+            firsts.setdefault(item.property_id, item)
+    return [item.listed for item in firsts.values()]
 
 
 def _world_size(item: pytest.Item) -> int:

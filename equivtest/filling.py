@@ -10,17 +10,18 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
 from equivtest.chunks import Chunk, draw_cases
 from equivtest.errors import Misuse
+from equivtest.handover import Record
 from equivtest.kit.case import Case
 from equivtest.profiles import ANY, MAX_INCONCLUSIVE, wanted_kinds
 from equivtest.property import Property
-from equivtest.report.tally import CONCLUSIVE
 from equivtest.verdicts.claims import Claim
+from equivtest.verdicts.verdict import CONCLUSIVE
 
 BATCH = 50
 """Cases that are drawn at a time to fill cells."""
@@ -74,7 +75,7 @@ def short_of_draws(prop: Property, chunk: Chunk, cases: Iterable[Case], is_judge
     return missing
 
 
-def short_of_conclusions(prop: Property, chunk: Chunk, records: Iterable[Mapping[str, Any]]) -> Counter[Cell]:
+def short_of_conclusions(prop: Property, chunk: Chunk, records: Iterable[Record]) -> Counter[Cell]:
     """How many draws each wanted cell lacks, were all that are added to conclude; never more than `per_cell` at once.
 
     A cell is to have `per_cell` conclusive verdicts, where it has any: some draws of which a claim speaks leave
@@ -84,8 +85,8 @@ def short_of_conclusions(prop: Property, chunk: Chunk, records: Iterable[Mapping
     conclusive, inconclusive = Counter[Cell](), Counter[Cell]()
     for record in records:
         for claim in prop.claims:
-            cell = _cell(prop, record["dtype"], record["shard_kind"], claim)
-            verdict = record["verdicts"].get(claim.name)
+            cell = _cell(prop, record.dtype, record.shard_kind, claim)
+            verdict = record.verdicts.get(claim.name)
             conclusive[cell] += verdict in CONCLUSIVE
             inconclusive[cell] += verdict == "inconclusive"
     missing = Counter[Cell]()

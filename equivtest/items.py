@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from equivtest.errors import BrokenSetup, Misuse
+from equivtest.handover import Failure, Handover, KnownState, Listed, Record, Searched
 from equivtest.known import KnownFailure
 from equivtest.options import settings_of, soak_seed
 from equivtest.pools import pool_of, take_faults
-from equivtest.profiles import Part
+from equivtest.profiles import AUDIT_LABEL, Part
 from equivtest.report.folder import FAILURES
-from equivtest.report.tally import CONCLUSIVE, FAILING
 from equivtest.settings import Settings
+from equivtest.verdicts.verdict import CONCLUSIVE, FAILING
 
 if TYPE_CHECKING:
     from equivtest.property import Property
@@ -27,51 +28,60 @@ FAILURES_DIR = Path(".equivtest") / FAILURES
 """Where replay files go, below the folder that pytest was started in, or below --report."""
 
 
-class Short(Exception):
+class PlainFailure(Exception):
     """A failure whose text is all there is to show."""
 
 
 class EquivtestItem(pytest.Item):
-    """An item that reports plain data: `payload` travels with the report of its call."""
+    """An item whose `handover` travels with the report of its call."""
 
-    payload: dict[str, Any]
     ends_session = False
-    """Whether a Misuse concerns every item."""
+    """True if a Misuse concerns every item."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.handover = Handover()
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], *args: Any, **kwargs: Any) -> Any:
-        if isinstance(excinfo.value, Short):
+        if isinstance(excinfo.value, PlainFailure):
             return str(excinfo.value)
         return super().repr_failure(excinfo, *args, **kwargs)
 
     def reportinfo(self) -> tuple[Path, None, str]:
         return self.path, None, self.name
 
+    def hand_over(self, **fields: Any) -> None:
+        """Adds to what the controller is told; what was there before is kept."""
+        self.handover = msgspec.structs.replace(self.handover, **fields)
+
     def runtest(self) -> None:
         """Runs the item; it fails, too, where a probe on its way has found the backend wrong."""
         try:
-            self._judge_or_explain()
-        except (Short, pytest.skip.Exception, pytest.xfail.Exception, pytest.fail.Exception) as ended:
+            self._perform_or_explain()
+        except (PlainFailure, pytest.skip.Exception, pytest.xfail.Exception, pytest.fail.Exception) as ended:
             self._fail_on_faults(str(ended))
             raise
         self._fail_on_faults("")
 
     def _fail_on_faults(self, also: str) -> None:
         if faults := take_faults(self.config):
-            self.payload |= {"faults": faults}
-            raise Short("\n".join([*(fault["text"] for fault in faults), also]).rstrip()) from None
+            self.hand_over(faults=faults)
+            raise PlainFailure("\n".join([*(fault.text for fault in faults), also]).rstrip()) from None
 
-    def _judge_or_explain(self) -> None:
-        """Judges; what makes every further item pointless ends the session, a mistake in a property does not."""
+    def _perform_or_explain(self) -> None:
+        """Performs; what makes every further item pointless ends the session, a mistake in a property does not."""
         try:
-            self.judge()
+            self.perform()
         except (Misuse, BrokenSetup) as error:
             message = f"{type(error).__name__}: {error}"
-            ends = isinstance(error, BrokenSetup) or self.ends_session
-            self.payload = {"fatal": message} if ends else self.payload | {"misuse": message}  # what was found is kept
-            raise Short(message) from None
+            if isinstance(error, BrokenSetup) or self.ends_session:
+                self.handover = Handover(fatal=message)
+            else:
+                self.hand_over(misuse=message)
+            raise PlainFailure(message) from None
 
-    def judge(self) -> None:
-        """Does what the item is for, and sets `payload`."""
+    def perform(self) -> None:
+        """Does what the item is for, and hands over what came of it."""
         raise NotImplementedError
 
 
@@ -84,23 +94,36 @@ class PropertyItem(EquivtestItem):
     def __init__(self, *, prop: Property, property_name: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.prop, self.property_name = prop, property_name
-        self.payload = {}
 
     @property
-    def meta(self) -> dict[str, Any]:
-        """What the controller has to know of the property, as plain data."""
-        return {
-            "path": self.nodeid.partition("::")[0],
-            "name": self.property_name,
-            "subject": self.prop.subject,
-            "statement": self.prop.statement,
-            "source": self.prop.source,
-            "claims": [claim.name for claim in self.prop.claims],
-            "of_any_dtype": [claim.name for claim in self.prop.claims if not claim.by_dtype],
-            "conclusive_dtypes": list(self.prop.conclusive_dtypes),
-            "conclusive_shards": list(self.prop.conclusive_shards),
-            "shards": self.prop.shards,
-        }
+    def property_id(self) -> tuple[str, str]:
+        """The file and the name of the property."""
+        return self.nodeid.partition("::")[0], self.property_name
+
+    @property
+    def listed(self) -> Listed:
+        """The property, with the labels of all its items in the session."""
+        items = [item for item in self.session.items if isinstance(item, PropertyItem)]
+        prop, (path, name) = self.prop, self.property_id
+        return Listed(
+            path=path,
+            name=name,
+            subject=prop.subject,
+            statement=prop.statement,
+            source=prop.source,
+            claims=tuple(claim.name for claim in prop.claims),
+            of_any_dtype=tuple(claim.name for claim in prop.claims if not claim.by_dtype),
+            conclusive_dtypes=tuple(prop.conclusive_dtypes),
+            conclusive_shards=tuple(prop.conclusive_shards),
+            shards=prop.shards,
+            has_audit=settings_of(self.config).audits_property(prop),
+            planned=tuple(item.label for item in items if item.property_id == self.property_id),
+        )
+
+    def hand_over_findings(self, **found: Any) -> None:
+        """Hands over fields of `Searched`."""
+        start = pool_of(self.config).start
+        self.hand_over(searched=Searched(listed=self.listed, label=self.label, start=start, **found))
 
 
 class SearchItem(PropertyItem):
@@ -110,29 +133,24 @@ class SearchItem(PropertyItem):
         super().__init__(**kwargs)
         self.part, self.label = part, part.label
 
-    def judge(self) -> None:
-        settings = settings_of(self.config)
-        records: list[dict[str, Any]] = []
-        failures: list[dict[str, Any]] = []
-        for findings in self._searches(settings):
+    def perform(self) -> None:
+        records: list[Record] = []
+        failures: list[Failure] = []
+        for findings in self._searches(settings_of(self.config)):
             records += findings.records
             failures += findings.failures
-            self.payload = {
-                "property": self.meta,
-                "part": dataclasses.asdict(self.part) | {"label": self.part.label},
-                "records": records,
-                "failures": failures,
-                "start": pool_of(self.config).start,
-            }
+            left_out = findings.left_out
+            self.hand_over_findings(records=tuple(records), failures=tuple(failures), left_out=left_out)
             if findings.misuse:
                 raise Misuse(findings.misuse)
-        kinds = {kind for record in records for kind in record["verdicts"].values()}
-        if failures or kinds & FAILING:
-            found = dict.fromkeys(f"{failure['claim']}: {failure['kind']}" for failure in failures)
-            raise Short("\n".join(found) or "a claim does not hold")
+        kinds = {kind for record in records for kind in record.verdicts.values()}
+        if failures or kinds.intersection(FAILING):
+            found = dict.fromkeys(f"{failure.claim}: {failure.kind}" for failure in failures)
+            raise PlainFailure("\n".join(found) or "a claim does not hold")
         if not records:
-            pytest.skip("not run: no case was judged")
-        if not kinds & CONCLUSIVE:
+            where = f", none can be in {', '.join(left_out)}" if left_out else ""
+            pytest.skip(f"not run: no case was judged{where}")
+        if not kinds.intersection(CONCLUSIVE):
             pytest.skip(f"no conclusive verdict: {', '.join(sorted(kinds))}")
 
     def _searches(self, settings: Settings) -> Iterator[Findings]:
@@ -162,9 +180,9 @@ class SearchItem(PropertyItem):
 class AuditItem(PropertyItem):
     """Whether the property's claims see its collectives: without it a green might be one that nothing turns red."""
 
-    label = "audit"
+    label = AUDIT_LABEL
 
-    def judge(self) -> None:
+    def perform(self) -> None:
         from equivtest.audit import audit
 
         settings = settings_of(self.config)
@@ -176,14 +194,7 @@ class AuditItem(PropertyItem):
             settings.dtypes,
             is_thorough=settings.profile.audits_alone,
         )
-        self.payload = {
-            "property": self.meta,
-            "part": {"label": self.label},
-            "start": pool_of(self.config).start,
-            "records": [],
-            "failures": [],
-            "audit": found.as_data(),
-        }
+        self.hand_over_findings(audit=found.as_data(self.property_name))
         if found.problem:
             raise Misuse(found.problem)
         if not found.cases:
@@ -196,50 +207,49 @@ class KnownFailureItem(EquivtestItem):
     def __init__(self, *, prop: Property, entry: KnownFailure, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.prop, self.entry = prop, entry
-        self.payload = {}
 
-    def judge(self) -> None:
+    def perform(self) -> None:
+        entry = self.entry
+        state, ended = self._try()
+        known = KnownState(
+            id=entry.id,
+            claim=entry.claim,
+            kind=entry.kind,
+            case=repr(entry.case),
+            reason=entry.reason,
+            link=entry.link,
+            state=state,
+        )
+        self.hand_over(known=known)
+        if ended is not None:
+            raise ended
+
+    def _try(self) -> tuple[str, BaseException | None]:
+        """The entry's state, and the exception with which the item ends if it does not pass."""
         from equivtest.check import judge
 
         entry = self.entry
         settings = settings_of(self.config)
         if entry.case.world_size not in settings.world_sizes or not entry.case.is_within(settings.dtypes):
-            self._end("not run", pytest.skip, f"{entry.case!r} is outside --world-sizes or --dtypes")
+            return "not run", pytest.skip.Exception(f"{entry.case!r} is outside --world-sizes or --dtypes")
         claims = [claim for claim in self.prop.claims if claim.name == entry.claim]
-        verdicts = judge(entry.subject, entry.case, pool_of(self.config), claims)
-        kinds = {verdict.kind for verdict in verdicts}
+        kinds = {verdict.kind for verdict in judge(entry.subject, entry.case, pool_of(self.config), claims)}
         if entry.kind in kinds:
-            self._end("still fails", pytest.xfail, f"{entry.reason} {entry.link}".strip())
+            return "still fails", pytest.xfail.Exception(f"{entry.reason} {entry.link}".strip())
         if kinds == {"not_supported"}:
-            self._end("not supported", pytest.skip, "not supported by this backend")
-        if not kinds & CONCLUSIVE:
-            self._end("open", pytest.skip, f"no conclusive verdict: {', '.join(sorted(kinds)) or 'none at all'}")
-        if kinds & FAILING:
-            found = ", ".join(sorted(kinds & FAILING))
-            self._end("fails otherwise", _fail, f"fails as {found}, not as {entry.kind}: correct the entry {entry.id}")
+            return "not supported", pytest.skip.Exception("not supported by this backend")
+        if not kinds.intersection(CONCLUSIVE):
+            reason = f"no conclusive verdict: {', '.join(sorted(kinds)) or 'none at all'}"
+            return "open", pytest.skip.Exception(reason)
+        if failing := ", ".join(sorted(kinds.intersection(FAILING))):
+            reason = f"fails as {failing}, not as {entry.kind}: correct the entry {entry.id}"
+            return "fails otherwise", PlainFailure(reason)
         if not settings.expects(entry):
-            self._tell("holds on this backend")
-            return
-        self._end(
-            "no longer fails",
-            _fail,
+            return "holds on this backend", None
+        return "no longer fails", PlainFailure(
             f"no longer fails: remove the entry {entry.id}, or make it stricter\n"
-            f"  claim     {entry.claim} ({entry.kind})\n  case      {entry.case!r}\n  reason    {entry.reason}",
+            f"  claim     {entry.claim} ({entry.kind})\n  case      {entry.case!r}\n  reason    {entry.reason}"
         )
-
-    def _end(self, state: str, end: Callable[[str], Any], reason: str) -> NoReturn:
-        self._tell(state)
-        end(reason)
-        raise AssertionError(f"{end} must raise")
-
-    def _tell(self, state: str) -> None:
-        entry = self.entry
-        self.payload = {
-            "known": {
-                "id": entry.id, "subject": entry.subject, "claim": entry.claim, "kind": entry.kind,
-                "case": repr(entry.case), "reason": entry.reason, "link": entry.link, "state": state,
-            }
-        }  # fmt: skip
 
 
 class AbsentItem(EquivtestItem):
@@ -248,10 +258,9 @@ class AbsentItem(EquivtestItem):
     def __init__(self, *, reason: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.reason = reason
-        self.payload = {}
 
-    def judge(self) -> None:
-        self.payload = {"absent": self.reason}
+    def perform(self) -> None:
+        self.hand_over(absent=self.reason)
         pytest.skip(f"not run: {self.reason}")
 
 
@@ -263,9 +272,8 @@ class MisuseItem(EquivtestItem):
     def __init__(self, *, message: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.message = message
-        self.payload = {}
 
-    def judge(self) -> None:
+    def perform(self) -> None:
         raise Misuse(self.message)
 
 
@@ -288,7 +296,3 @@ def seeds(config: pytest.Config, settings: Settings) -> Iterator[str]:
 
 def _workers(config: pytest.Config) -> int:
     return int(getattr(config, "workerinput", {}).get("workercount", 1))
-
-
-def _fail(message: str) -> NoReturn:
-    raise Short(message)

@@ -19,13 +19,10 @@ from equivtest.errors import Misuse
 from equivtest.importing import closest
 from equivtest.kit.case import Case, from_code
 from equivtest.kit.names import SUBJECTS
-from equivtest.verdicts.verdict import FAILURES
+from equivtest.verdicts.verdict import FAILING, WHOLE_RUN
 
 SHIPPED = Path(__file__).with_name("known_failures.toml")
 """The file that comes with the package."""
-
-WHOLE_RUN = ("raised", "lost", "timed_out")
-"""Kinds that concern the run, hence every claim of the case."""
 
 OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     "==": operator.eq,
@@ -63,7 +60,10 @@ class Condition:
 
 @dataclass(frozen=True)
 class KnownFailure:
-    """One entry; `number` counts the entries of its subject from 1, in the order of files and in them."""
+    """One entry; `number` counts the entries of its subject from 1, in the order of files and in them.
+
+    `findings` are numbers of files in findings/ of this repository; `reason` names them at its end.
+    """
 
     subject: str
     claim: str
@@ -75,6 +75,7 @@ class KnownFailure:
     versions: tuple[tuple[str, str], ...] = ()
     number: int = 1
     is_shipped: bool = False
+    findings: tuple[int, ...] = ()
 
     @property
     def id(self) -> str:
@@ -158,6 +159,7 @@ class _Raw(msgspec.Struct, forbid_unknown_fields=True):
     reason: str
     link: str = ""
     versions: dict[str, str] = {}
+    findings: list[int] = []
 
 
 def _entry(data: object, numbers: Counter[str], claims: Collection[str]) -> KnownFailure:
@@ -170,8 +172,8 @@ def _entry(data: object, numbers: Counter[str], claims: Collection[str]) -> Know
         raise Misuse(f"subject: no subject is called {raw.subject!r}; did you mean {close!r}?")
     if raw.claim not in claims:
         raise Misuse(f"claim: must be one of {', '.join(claims)}, got {raw.claim!r}")
-    if raw.kind not in FAILURES:
-        raise Misuse(f"kind: must be one of {', '.join(FAILURES)}, got {raw.kind!r}")
+    if raw.kind not in FAILING:
+        raise Misuse(f"kind: must be one of {', '.join(FAILING)}, got {raw.kind!r}")
     for name, specifier in raw.versions.items():
         try:
             SpecifierSet(specifier)
@@ -184,12 +186,18 @@ def _entry(data: object, numbers: Counter[str], claims: Collection[str]) -> Know
     where = tuple(_condition(row, case) for row in raw.where)
     numbers[raw.subject] += 1
     entry = KnownFailure(
-        raw.subject, raw.claim, raw.kind, where, case, raw.reason, raw.link,
-        tuple(raw.versions.items()), numbers[raw.subject],
+        raw.subject, raw.claim, raw.kind, where, case, _reason(raw), raw.link,
+        tuple(raw.versions.items()), numbers[raw.subject], findings=tuple(raw.findings),
     )  # fmt: skip
     if not entry.covers(case):
         raise Misuse("where: does not hold of the entry's own case")
     return entry
+
+
+def _reason(raw: _Raw) -> str:
+    """The reason, and which findings tell more."""
+    numbers = " and ".join(map(str, raw.findings))
+    return f"{raw.reason} (finding{'s' * (len(raw.findings) > 1)} {numbers})" if numbers else raw.reason
 
 
 def _condition(row: tuple[str, str, Any], case: Case) -> Condition:

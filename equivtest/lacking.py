@@ -38,13 +38,17 @@ FUNCTIONS = (
 )
 """Those that are probed, and those that the property `collectives` alone calls, as its cases name them."""
 
+REDUCING = tuple(name for name in FUNCTIONS if name.endswith(("reduce", "reduce_scatter", "reduce_scatter_tensor")))
+REDUCTIONS = ("sum", "max", "min", "avg", "product")
+"""Behind a function of REDUCING, as in 'all_reduce_avg': of that reduction alone."""
+
 ALL = "all"
 RELEASE = "release"
 """Stands for what this release of torch, or of a library, has not."""
 
 
 def parse_allowed(names: Iterable[str]) -> frozenset[str]:
-    """What --allow-unsupported names: dtypes, 'dtype:function', RELEASE or ALL.
+    """What --allow-unsupported names: dtypes, 'dtype:function', 'dtype:function_reduction', RELEASE or ALL.
 
     Raises:
         Misuse: a name is none of these.
@@ -55,7 +59,7 @@ def parse_allowed(names: Iterable[str]) -> frozenset[str]:
         if dtype not in limits.DTYPES:
             known = [ALL, RELEASE, *limits.DTYPES]
             raise Misuse(f"--allow-unsupported: unknown dtype {dtype!r} in {name!r}; {suggestion(dtype, known)}")
-        if colon and function not in FUNCTIONS:
+        if colon and function_of(function) not in FUNCTIONS:
             wanted = suggestion(function, list(FUNCTIONS))
             raise Misuse(f"--allow-unsupported: unknown collective {function!r} in {name!r}; {wanted}")
     return allowed
@@ -65,10 +69,18 @@ def is_allowed(lacking: Collection[str], allowed: Collection[str]) -> bool:
     """Whether a run allows all that a verdict lacks.
 
     Args:
-        lacking: 'dtype:function' of each collective that the backend refused; empty where a release has not something.
+        lacking: 'dtype:function' of each collective that the backend refused, or 'dtype:function_reduction' where it
+            refused that reduction alone; empty where a release has not something.
     """
     if ALL in allowed:
         return True
     if not lacking:
         return RELEASE in allowed
-    return all(name in allowed or name.partition(":")[0] in allowed for name in lacking)
+    return all(any(wider in allowed for wider in (name, function_of(name), name.partition(":")[0])) for name in lacking)
+
+
+def function_of(name: str) -> str:
+    """The name of a collective without its reduction; 'all_reduce' for 'all_reduce_avg', a dtype before it stays."""
+    function, _, reduction = name.rpartition("_")
+    is_of_one = reduction in REDUCTIONS and function.rpartition(":")[2] in REDUCING
+    return function if is_of_one else name

@@ -26,6 +26,7 @@ from equivtest.families.module.oracle import prove_exact
 from equivtest.kit.case import require
 from equivtest.kit.oracle import expect
 from equivtest.property import Property, Space
+from equivtest.ranks.first_cause import first_cause
 from equivtest.verdicts.claims import keeps_layout_of_parameter, repeats_itself
 from equivtest.verdicts.elements import is_too_wide
 
@@ -68,7 +69,8 @@ def module_property(
         batch: 'whole': the result takes the whole x and gives the whole output on every rank.  'mean of parts': each
             rank has rows of its own, and gradients are averaged over the ranks; 'sum of parts': they are added up.
             None: 'mean of parts' where DistributedDataParallel, fully_shard or the like is in what `parallelize`
-            makes, which the ranks are asked for once; else 'whole'.
+            makes, which the ranks are asked for once; else 'whole'.  Where a rank raises, hangs or dies when it is
+            asked, the property ends as misuse.
         examples: Cases that are always run.
         conclusive_dtypes: In which a conformance run wants conclusions, where some hold no sums; () for all.
         without_collectives: Why the parallel module calls no collective, where that is right.
@@ -92,6 +94,7 @@ def module_property(
         shards=False,
         conclusive_dtypes=tuple(conclusive_dtypes),
         without_collectives=without_collectives,
+        leaves_out=partial(_left_out, build, parallelize, shapes, batch or WHOLE),
         resolve=partial(_resolve, build, parallelize, shapes) if batch is None else None,
     )
 
@@ -102,7 +105,12 @@ def _resolve(
     """The property of a batch that is divided where what `parallelize` makes reduces gradients."""
     case = ModuleCase(world_size=space.world_sizes[0], build=build, parallelize=parallelize, x_shape=x_shapes[0])
     batch = _batch_of(case, pool, space)
-    return replace(prop, cases=partial(_cases, build, parallelize, x_shapes, batch), resolve=None)
+    return replace(
+        prop,
+        cases=partial(_cases, build, parallelize, x_shapes, batch),
+        leaves_out=partial(_left_out, build, parallelize, x_shapes, batch),
+        resolve=None,
+    )
 
 
 _batches: dict[tuple[ModuleCase, Backend], str] = {}
@@ -112,10 +120,10 @@ _batches: dict[tuple[ModuleCase, Backend], str] = {}
 def _batch_of(case: ModuleCase, pool: Pool, space: Space) -> str:
     """What the ranks say, in the first dtype that they can compute with.
 
-    Where they answer nothing it is 'whole': what is wrong shows as soon as a case is run.
+    'whole' where the backend refuses in every dtype what `parallelize` calls: it refuses each case alike.
 
     Raises:
-        Misuse: `parallelize` makes no module, or other ones on other ranks.
+        Misuse: `parallelize` makes no module, or other ones on other ranks; or a rank raised, hung or died.
     """
     for each in (replace(case, dtype=dtype) for dtype in space.dtypes):
         if (each, pool.backend) in _batches:
@@ -123,11 +131,22 @@ def _batch_of(case: ModuleCase, pool: Pool, space: Space) -> str:
         replies = pool.run(CONTRACT_OF, each)
         if misused := next((reply for reply in replies if reply.outcome == "misused"), None):
             raise Misuse(misused.error_text)
+        if cause := first_cause(replies):
+            raise Misuse(_on_silence(each, cause))
         if all(reply.outcome == "answered" for reply in replies):
             return _batches.setdefault((each, pool.backend), _agreed(each, replies))
-        if not any(reply.outcome == "not_supported" for reply in replies):
-            break
     return WHOLE
+
+
+def _on_silence(case: ModuleCase, cause: Reply) -> str:
+    """What kept the ranks from an answer, and the way out."""
+    what = {"timed_out": "did not answer", "lost": "ended"}.get(cause.outcome, f"raised {cause.error_type}")
+    said = (cause.error_text.strip().splitlines() or [""])[0]
+    return (
+        f"{case.parallelize}: whether what it makes reduces gradients is not known: asked in {case.dtype}, rank "
+        f"{cause.rank} of {case.world_size} {what}{': ' * bool(said)}{said}. Mend that, or say how rows are handed "
+        "out: module_property(..., batch='whole'), 'mean of parts' or 'sum of parts'"
+    )
 
 
 def _agreed(case: ModuleCase, replies: Sequence[Reply]) -> str:
@@ -149,11 +168,20 @@ def _cases(
     return module_cases(space, build=build, parallelize=parallelize, batch=batch, layouts=layouts)
 
 
+def _left_out(build: str, parallelize: str, x_shapes: tuple[Shape, ...], batch: str, space: Space) -> tuple[str, ...]:
+    """The dtypes in which no sums are exact and no bounds say anything; none where it is so in every dtype there is."""
+    others = tuple(dtype for dtype in limits.DTYPES if dtype not in space.dtypes)
+    tried = partial(_tried, build, parallelize, x_shapes, batch)
+    judged = {dtype for size in space.world_sizes for dtype in tried(size, space.dtypes)[0]}
+    if not judged and not any(tried(size, others)[0] for size in space.world_sizes):
+        return ()  # the property is mistaken, which it says where its cases are drawn
+    return tuple(dtype for dtype in space.dtypes if dtype not in judged)
+
+
 Layout = tuple[str, "Shape", int]
 """(mode, x_shape, largest magnitude) of a case."""
 
 
-@functools.lru_cache(maxsize=64)
 def _layouts(
     build: str, parallelize: str, x_shapes: tuple[Shape, ...], batch: str, world_size: int, dtypes: tuple[str, ...]
 ) -> dict[str, list[Layout]]:
@@ -162,6 +190,17 @@ def _layouts(
     Raises:
         Misuse: there is none of these either, or a shape does not fit the module.
     """
+    fitting, reasons = _tried(build, parallelize, x_shapes, batch, world_size, dtypes)
+    if not fitting:
+        raise Misuse(reasons[0])
+    return fitting
+
+
+@functools.lru_cache(maxsize=64)
+def _tried(
+    build: str, parallelize: str, x_shapes: tuple[Shape, ...], batch: str, world_size: int, dtypes: tuple[str, ...]
+) -> tuple[dict[str, list[Layout]], list[str]]:
+    """What `_layouts` gives, empty where there is none, and why cases were left out."""
     x_shapes = x_shapes if batch == WHOLE else _divisible(build, x_shapes, world_size)
     make = functools.partial(ModuleCase, world_size=world_size, build=build, parallelize=parallelize, batch=batch)
     exact = [
@@ -178,9 +217,7 @@ def _layouts(
     if not fitting:
         fitting, more_reasons = _fitting(real, _require_bounds)
         reasons = more_reasons or reasons
-    if not fitting:
-        raise reasons[0]
-    return fitting
+    return fitting, list(map(str, reasons))
 
 
 def _divisible(build: str, x_shapes: tuple[Shape, ...], world_size: int) -> tuple[Shape, ...]:

@@ -75,22 +75,25 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    if call.when == "call" and getattr(item, "payload", None) and "equivtest.collection" in sys.modules:
-        from equivtest.collection import encode
+    if call.when == "call" and "equivtest.items" in sys.modules:
+        import msgspec
+
+        from equivtest.handover import Handover
         from equivtest.items import EquivtestItem
 
-        if isinstance(item, EquivtestItem):
-            report.equivtest = encode(item)  # type: ignore[attr-defined]  # survives xdist
+        if isinstance(item, EquivtestItem) and item.handover != Handover():
+            handover = msgspec.json.encode(item.handover).decode()  # xdist carries plain builtin types only
+            report.equivtest = handover  # type: ignore[attr-defined]
     return report
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if "equivtest.collection" in sys.modules and hasattr(session.config, "workeroutput"):
-        import json
+        import msgspec
 
         from equivtest.collection import manifest
 
-        session.config.workeroutput["equivtest"] = json.dumps(manifest(session))
+        session.config.workeroutput["equivtest"] = msgspec.json.encode(manifest(session)).decode()
     _close_pool(session.config)
 
 
@@ -167,9 +170,9 @@ class ControllerHooks:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> Generator[None, object, object]:
-        payload = getattr(report, "equivtest", None)
-        if payload is not None:
-            self.controller.receive(payload)  # first: what is fatal is not shown as a failure
+        handover = getattr(report, "equivtest", None)
+        if handover is not None:
+            self.controller.receive(handover)  # first: what is fatal is not shown as a failure
         result = yield
         if report.when == "call":
             self.concluded += not report.skipped or hasattr(report, "wasxfail")
@@ -182,9 +185,11 @@ class ControllerHooks:
         """Takes a worker's list of properties, so that those never begun are reported too."""
         listed = getattr(node, "workeroutput", {}).get("equivtest")
         if listed:
-            import json
+            import msgspec
 
-            self.controller.add_manifest(json.loads(listed))
+            from equivtest.handover import Listed
+
+            self.controller.add_manifest(msgspec.json.decode(listed, type=list[Listed]))
 
     @pytest.hookimpl(tryfirst=True)  # before junitxml writes its file
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
@@ -204,7 +209,7 @@ class ControllerHooks:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if self.found is None:
             return
-        lines = self.found.summary(width=min(terminalreporter._tw.fullwidth, 120))
+        lines = self.found.summary(width=min(self.config.get_terminal_writer().fullwidth, 120))
         if lines or self.found.troubles:
             terminalreporter.section("equivtest")
         for trouble in self.found.troubles:

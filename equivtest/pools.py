@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import signal
 import sys
 import threading
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
+from equivtest.handover import BackendFault
 from equivtest.options import settings_of
 
 if TYPE_CHECKING:
@@ -34,10 +34,10 @@ def pool_of(config: pytest.Config) -> Pool:
     return config.stash[_pool_key]
 
 
-def take_faults(config: pytest.Config) -> list[dict[str, Any]]:
-    """What this process's pool has found wrong with the backend since the last call, as plain data."""
+def take_faults(config: pytest.Config) -> tuple[BackendFault, ...]:
+    """What this process's pool has found wrong with the backend since the last call."""
     pool = config.stash.get(_pool_key, None)
-    return [dataclasses.asdict(fault) | {"text": str(fault)} for fault in pool.take_faults()] if pool else []
+    return tuple(BackendFault(fault.collective, str(fault)) for fault in pool.take_faults()) if pool else ()
 
 
 def close_pool(config: pytest.Config) -> None:

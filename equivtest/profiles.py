@@ -44,6 +44,8 @@ class Profile:
 
 AUDIT_PROFILE = "audit"
 """What `equivtest audit` runs."""
+AUDIT_LABEL = "audit"
+"""What stands in brackets in the name of a property's audit."""
 
 PROFILES: dict[str, Profile] = {
     "smoke": Profile(single=1, several=1),

@@ -49,6 +49,7 @@ class Property:
         without_collectives: Why its subject calls no collective on several ranks, where that is right: without such a
             reason a run in which none is called shows nothing (`equivtest.audit`).
         requires: Package that the subject imports and equivtest does not; without it nothing is run.
+        leaves_out: Names the dtypes of a space in which none of its cases can be judged; None: each has some that can.
         resolve: Makes the property that is meant, where the ranks must be asked for it: see `resolved`.
     """
 
@@ -64,12 +65,21 @@ class Property:
     shards: bool = True
     without_collectives: str = ""
     requires: str = ""
+    leaves_out: Callable[[Space], tuple[str, ...]] | None = None
     resolve: Callable[[Property, Pool, Space], Property] | None = None
 
     @property
     def refuses_only(self) -> bool:
         """Whether it is about cases outside the contract."""
         return [claim.name for claim in self.claims] == ["refuses"]
+
+    def left_out(self, space: Space) -> tuple[str, ...]:
+        """The dtypes of the space in which none of its cases can be judged."""
+        return () if self.leaves_out is None else self.leaves_out(space)
+
+    def is_empty(self, space: Space) -> bool:
+        """Whether none of its cases can be judged in any dtype of the space."""
+        return len(self.left_out(space)) == len(space.dtypes)
 
     @property
     def absent(self) -> str:

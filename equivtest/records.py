@@ -1,11 +1,11 @@
-"""What is kept of every draw that was judged: plain data, a line of the report's records each."""
+"""What is kept of every draw that was judged."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any
 
+from equivtest.handover import Record
 from equivtest.kit.case import Case, to_data
 from equivtest.ranks.reply import Reply
 from equivtest.verdicts.verdict import Verdict
@@ -13,28 +13,40 @@ from equivtest.verdicts.verdict import Verdict
 RECORD_SCHEMA = 1
 
 
-def records_of(case: Case, verdicts: Sequence[Verdict], replies: Sequence[Reply]) -> list[dict[str, Any]]:
+def records_of(case: Case, verdicts: Sequence[Verdict], replies: Sequence[Reply]) -> list[Record]:
     """One record per draw that was judged: the case, its place in the case space, kind by claim, what was lacking."""
-    of_all_draws = {
-        "schema": RECORD_SCHEMA,
-        "case": to_data(case),
-        "world_size": case.world_size,
-        "dtype": case.dtype,
-        "shard_kind": case.shard_kind,
-        "refusal": case.refusal,
-        "busy_s": max((reply.busy_s for reply in replies), default=0.0),
-    }
-    if lacking := next((reply for reply in replies if reply.outcome == "not_supported"), None):
-        of_all_draws |= {"lacking": lacking.error_text, "refused": list(lacking.lacking)}
-    records: dict[int, dict[str, Any]] = {}
+    lacking = next((reply for reply in replies if reply.outcome == "not_supported"), None)
+    records: dict[int, Record] = {}
     for verdict in verdicts:
-        mode, seed = case.values[verdict.draw]
-        of_draw = {"subject": verdict.subject, "draw": verdict.draw, "mode": mode, "seed": seed}
-        results: dict[str, Any] = {"verdicts": {}, "margins": {}, "tensor_margins": {}, "known": {}}
-        record = records.setdefault(verdict.draw, of_all_draws | of_draw | results)
-        record["verdicts"][verdict.claim] = verdict.kind
-        record["margins"][verdict.claim] = min(verdict.margin, sys.float_info.max)  # JSON has no infinity
-        record["tensor_margins"] |= {name: min(m, sys.float_info.max) for name, m in verdict.margins.items()}
+        if verdict.draw not in records:
+            mode, seed = case.values[verdict.draw]
+            records[verdict.draw] = Record(
+                schema=RECORD_SCHEMA,
+                case=to_data(case),
+                world_size=case.world_size,
+                dtype=case.dtype,
+                shard_kind=case.shard_kind,
+                refusal=case.refusal,
+                busy_s=max((reply.busy_s for reply in replies), default=0.0),
+                lacking=lacking.error_text if lacking else None,
+                refused=lacking.lacking if lacking else None,
+                subject=verdict.subject,
+                draw=verdict.draw,
+                mode=mode,
+                seed=seed,
+                verdicts={},
+                margins={},
+                tensor_margins={},
+                known={},
+            )
+        record, judged = records[verdict.draw], verdict.judgement
+        record.verdicts[verdict.claim] = judged.kind
+        record.margins[verdict.claim] = _finite(judged.margin)
+        record.tensor_margins.update((name, _finite(margin)) for name, margin in judged.margins.items())
         if verdict.known:
-            record["known"][verdict.claim] = verdict.known
+            record.known[verdict.claim] = verdict.known
     return list(records.values())
+
+
+def _finite(margin: float) -> float:
+    return min(margin, sys.float_info.max)  # JSON has no infinity

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import hypothesis
 from hypothesis import Phase
@@ -19,11 +18,12 @@ from hypothesis import Phase
 from equivtest import limits
 from equivtest.check import judge_replies, raise_for
 from equivtest.chunks import SETTINGS, Chunk, chunk_cases, seed_of
-from equivtest.errors import ClaimFailed, Misuse
+from equivtest.errors import Misuse
 from equivtest.filling import fill, short_of_conclusions, short_of_draws
+from equivtest.handover import Failure, Record
 from equivtest.kit.case import Case
 from equivtest.kit.oracle.declared import load_arithmetics
-from equivtest.known import WHOLE_RUN
+from equivtest.known import KnownFailures
 from equivtest.local_constants import no_local_constants
 from equivtest.property import Property, resolved
 from equivtest.ranks.pool import Pool
@@ -31,37 +31,36 @@ from equivtest.ranks.reply import Reply
 from equivtest.records import records_of
 from equivtest.replay import write_replay
 from equivtest.verdicts.message import write_message
-from equivtest.verdicts.verdict import Kind, Verdict
-
-if TYPE_CHECKING:
-    from equivtest.known import KnownFailures
+from equivtest.verdicts.verdict import WHOLE_RUN, ClaimFailed, Judgement, Verdict
 
 ROUNDS = 30
 """How often a search that fills cells is extended at most: a cell that is often inconclusive needs more than once."""
 
-Target = tuple[str, Kind]
+Target = tuple[str, str]
 """(claim, kind) of a failure."""
 
 
 @dataclass(frozen=True)
 class Findings:
-    """What a search has found: plain data, so that it crosses process borders as it is.
+    """What a search has found.
 
     Attributes:
-        records: One per case and draw, see `records_of`.
-        failures: One per failing (claim, kind), shrunk: subject, claim, kind, message, replay, case.
+        records: One per case and draw.
+        failures: One per failing (claim, kind), shrunk.
         seconds: Wall-clock time of the search.
         misuse: The mistake in the subject or the property that ended the search before its end; '' where none did.
+        left_out: Dtypes of the chunk in which no case of the property can be judged.
     """
 
-    records: list[dict[str, Any]]
-    failures: list[dict[str, Any]]
+    records: list[Record]
+    failures: list[Failure]
     seconds: float
     misuse: str = ""
+    left_out: tuple[str, ...] = ()
 
 
 def never(case: Case) -> bool:
-    """Of no case."""
+    """Returns False for every case: the default `is_enough`."""
     return False
 
 
@@ -75,34 +74,38 @@ def search(
     only: Target | None = None,
     is_enough: Callable[[Case], bool] = never,
 ) -> Findings:
-    """Judges every case of a chunk and shrinks what fails; a mistake in the subject ends it, what it found is told.
+    """Judges every case of a chunk and shrinks what fails.
+
+    A Misuse raised by the subject or the property stops the search; findings so far are still returned.
 
     Args:
         failures_dir: Where replay files go; made when there is one to write.
-        only: The one (claim, kind) of interest: its first failure ends the run, nothing else is shrunk, and what ran
-            before it is not told.
+        only: The one (claim, kind) of interest: its first failure ends the run, nothing else is shrunk, and its
+            message has no line on what ran before.
         is_enough: Whether a failing case is small enough, for shrinking to end there.
     """
     started_s = time.monotonic()
-    hunt = _Hunt(prop, chunk, pool, known, is_enough)
-    misuse = hunt.run(until=only)
-    smallest: Iterable[Verdict] = (hunt.shrink(target) for target in hunt.targets() if only in (None, target))
-    if only is None:
-        smallest = map(hunt.tell_history, smallest)
-    failures = [_write_up(verdict, pool, failures_dir) for verdict in smallest]
-    return Findings(hunt.records, failures, time.monotonic() - started_s, misuse)
+    running = _Search(prop, chunk, pool, known, is_enough)
+    misuse = running.run(until=only)
+    failures = []
+    for target in running.targets():
+        if only in (None, target):
+            smallest = running.shrink(target)
+            told = smallest if only else running.with_history(smallest)
+            failures.append(_write_up(told, pool, failures_dir))
+    return Findings(running.records, failures, time.monotonic() - started_s, misuse, running.left_out)
 
 
-def _write_up(smallest: Verdict, pool: Pool, failures_dir: Path) -> dict[str, Any]:
+def _write_up(smallest: Verdict, pool: Pool, failures_dir: Path) -> Failure:
     path = write_replay(smallest, pool.backend, failures_dir)
-    return {
-        "subject": smallest.subject,
-        "claim": smallest.claim,
-        "kind": smallest.kind,
-        "message": write_message(smallest, replay=str(path)),
-        "replay": str(path),
-        "case": repr(smallest.case),
-    }
+    return Failure(
+        subject=smallest.subject,
+        claim=smallest.claim,
+        kind=smallest.kind,
+        message=write_message(smallest, replay=str(path)),
+        replay=str(path),
+        case=repr(smallest.case),
+    )
 
 
 class _Enough(BaseException):
@@ -114,7 +117,7 @@ class _Enough(BaseException):
 
 
 @dataclass
-class _Hunt:
+class _Search:
     """One search under way: what each case has shown so far."""
 
     prop: Property
@@ -124,48 +127,65 @@ class _Hunt:
     is_enough: Callable[[Case], bool] = never
     failing: dict[Target, Verdict] = field(default_factory=dict)
     seen: dict[Case, dict[Target, Verdict]] = field(default_factory=dict)
-    records: list[dict[str, Any]] = field(default_factory=list)
+    records: list[Record] = field(default_factory=list)
+    left_out: tuple[str, ...] = ()
     broken_runs: int = 0
 
     def run(self, until: Target | None) -> str:
         """Runs the chunk's cases; the mistake that ended it before its end, or ''."""
         try:
             self.prop = resolved(self.prop, self.pool, self.chunk.space)
+            self.left_out = self.prop.left_out(self.chunk.space)
+            if self.prop.is_empty(self.chunk.space):
+                return ""
             cases = chunk_cases(self.prop, self.chunk)
             if self.chunk.per_cell:
-                self.run_and_fill(cases)
+                self.judge_and_fill(cases)
             else:
-                self.run_all(cases, until=until)
+                self.judge_cases(cases, until=until)
         except Misuse as error:
             return str(error)
         return ""
 
-    def run_and_fill(self, cases: list[Case]) -> None:
+    def judge_and_fill(self, cases: list[Case]) -> None:
         """Runs the cases and further ones, until the chunk's cells have their conclusions or ROUNDS are over."""
         missing = short_of_draws(self.prop, self.chunk, cases, self._is_judged)
-        self.run_all(cases + fill(self.prop, self.chunk, cases, missing, self._is_judged))
+        self.judge_cases(cases + fill(self.prop, self.chunk, cases, missing, self._is_judged))
         for number in range(1, ROUNDS + 1):
             missing = short_of_conclusions(self.prop, self.chunk, self.records)
             chunk = replace(self.chunk, seed=f"{self.chunk.seed}, round {number}")
             further = fill(self.prop, chunk, self.seen, missing, self._is_judged)
             if not further or self.broken_runs >= limits.BROKEN_RUNS:
                 break
-            self.run_all(further)
+            self.judge_cases(further)
 
-    def run_all(self, cases: Sequence[Case], *, until: Target | None = None) -> None:
-        """Runs the cases in order, up to the first failure of `until`; keeps records of those known not to run too."""
+    def judge_cases(self, cases: Sequence[Case], *, until: Target | None = None) -> None:
+        """Runs the cases in order, up to the first failure of `until`; keeps records of those known not to run too.
+
+        Where the backend refuses one collective of a case, what is left of it runs afterwards.
+        """
         barred = {case: entry for case in cases if (entry := self.known.forbids_run(self.prop.subject, case))}
         for case, entry in barred.items():
-            verdict = Verdict("known", entry.claim, self.prop.subject, case, known=entry.reason)
+            verdict = Verdict(
+                claim=entry.claim,
+                subject=self.prop.subject,
+                case=case,
+                judgement=Judgement("known"),
+                known=entry.reason,
+            )
             self.records += records_of(case, [verdict], [])
+        left: list[Case] = []
         for case, replies in self.pool.run_all(self.prop.subject, [case for case in cases if case not in barred]):
             verdicts = self.judge(case, replies)
+            left += rest_of(case, replies)
             self.records += records_of(case, verdicts, replies)
             self.broken_runs += any(verdict.kind in WHOLE_RUN for verdict in verdicts)
             if self.broken_runs >= limits.BROKEN_RUNS or until in self.failing:
-                break
+                return
+        if further := [case for case in dict.fromkeys(left) if case not in self.seen]:
+            self.judge_cases(further, until=until)
 
-    def tell_history(self, failure: Verdict) -> Verdict:
+    def with_history(self, failure: Verdict) -> Verdict:
         """The failure, with a line on its history where its case shows nothing alone in new ranks.
 
         A run that timed out has less time alone: where it takes longer than limits.SHRINK_CASE_S, nothing is said.
@@ -185,14 +205,14 @@ class _Hunt:
         visits = f"{len(earlier)} earlier visits of this search in worlds of that size"
         return replace(failure, history=f"holds alone in new ranks; failed after {visits}{first}")
 
-    def _run(self, case: Case, kind: Kind) -> list[Reply]:
+    def _run(self, case: Case, kind: str) -> list[Reply]:
         """One more run of a case, on the way to a failure of that kind."""
         limit_s = limits.SHRINK_CASE_S if kind == "timed_out" else limits.CASE_S
         return self.pool.run(self.prop.subject, case, limit_s=limit_s, keep_if_all_raised=bool(case.refusal))
 
     def judge(self, case: Case, replies: Sequence[Reply]) -> list[Verdict]:
         """Every verdict on one run; failures are remembered, known ones set apart."""
-        verdicts = [self._apart(verdict) for verdict in self._verdicts(case, replies)]
+        verdicts = [self._unless_known(verdict) for verdict in self._verdicts(case, replies)]
         self.seen[case] = {}
         for verdict in verdicts:
             if verdict.failed:
@@ -208,13 +228,14 @@ class _Hunt:
         arithmetics = load_arithmetics(self.pool.backend.arithmetic)
         return judge_replies(self.prop.subject, case, replies, self.prop.claims, arithmetics)
 
-    def _apart(self, verdict: Verdict) -> Verdict:
+    def _unless_known(self, verdict: Verdict) -> Verdict:
         if not verdict.failed:
             return verdict
         entry = self.known.match(verdict.subject, verdict.claim, verdict.case, verdict.kind)
         if entry is None:
             return verdict
-        return replace(verdict, kind="known", mismatches=(), known=entry.reason)
+        judgement = replace(verdict.judgement, kind="known", mismatches=())
+        return replace(verdict, judgement=judgement, known=entry.reason)
 
     def targets(self) -> Iterator[Target]:
         """Each failing (claim, kind) once, those that come up while others are shrunk included."""
@@ -274,6 +295,13 @@ class _Hunt:
             with contextlib.suppress(Misuse):  # a smaller case on which the subject's answer is none: not this failure
                 self.judge(case, self._run(case, target[1]))
         return self.seen[case].get(target)
+
+
+def rest_of(case: Case, replies: Sequence[Reply]) -> list[Case]:
+    """What is left to run of a case of which the backend refused some collectives: one case or none."""
+    refused = {name for reply in replies for name in reply.lacking}
+    rest = case.without(refused) if refused else None
+    return [] if rest is None else [rest]
 
 
 def is_alike(verdict: Verdict, failure: Verdict) -> bool:

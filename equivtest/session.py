@@ -8,11 +8,14 @@ import platform
 import sys
 import time
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+import msgspec
 import pytest
 
+from equivtest.claim_reports import report_claim
 from equivtest.errors import BrokenSetup, EquivtestError
+from equivtest.handover import Audited, BackendFault, Handover, KnownState, Listed, Searched
 from equivtest.machine import commit_of, machine_facts, own_commit, versions_of
 from equivtest.options import settings_of, soak_seed
 from equivtest.ranks.gloo import WORKERS
@@ -20,9 +23,10 @@ from equivtest.ranks.poison import poison_in_words
 from equivtest.report import audits
 from equivtest.report.files import begin_report, write_report
 from equivtest.report.folder import ReportFolder
-from equivtest.report.tally import CONCLUSIVE, ClaimResult, Tally
+from equivtest.report.tally import ClaimResult, Tally
 from equivtest.report.text import BEGUN, ENDED, on_faults, on_lacking, summarize
 from equivtest.suite import version_of
+from equivtest.verdicts.verdict import CONCLUSIVE
 
 FAILED_EXIT = 1
 MISUSE_EXIT = 2
@@ -34,15 +38,15 @@ class Controller:
     def __init__(self, config: pytest.Config, started_s: float) -> None:
         self.config = config
         self.tallies: dict[str, Tally] = {}
-        self.known: list[dict[str, Any]] = []
-        self.audits: dict[str, dict[str, Any]] = {}  # by the property's id
+        self.known: list[KnownState] = []
+        self.audits: dict[str, Audited] = {}  # by the property's id
         self.lines: list[str] = []  # of verdicts.jsonl
         self.starts: set[str] = set()  # how ranks were started, in words
         self.reported: set[str] = set()
         self.stopped = False
         self.misused = 0  # items that ended so
         self.started_s = started_s
-        self.faults: dict[str, dict[str, Any]] = {}  # by text: each xdist worker finds them
+        self.faults: dict[str, BackendFault] = {}  # by text: each xdist worker finds them
         self.absent: list[str] = []  # why properties were not run
         self.troubles: list[str] = []  # what makes the run no success besides failing tests
         self.state = BEGUN
@@ -73,88 +77,66 @@ class Controller:
                 self.write("interrupted before anything was collected")
             self.folder.leave()
 
-    def receive(self, payload: str) -> None:
-        """Takes what one item has found.
+    def receive(self, handover: str) -> None:
+        """Takes the `Handover` of one item, written as JSON.
 
         Raises:
             pytest.exit.Exception: no further item can run.
         """
-        data = json.loads(payload)
-        if "fatal" in data:
+        handed = msgspec.json.decode(handover, type=Handover)
+        if handed.fatal:
             self.stopped = True
-            pytest.exit(f"equivtest: {data['fatal']}", returncode=MISUSE_EXIT)
-        is_misused = "misuse" in data
-        self.misused += is_misused
-        self.faults |= {fault["text"]: fault for fault in data.get("faults", [])}
-        if "absent" in data:
-            self.absent.append(data["absent"])
-        if "known" in data:
-            self.known.append(data["known"])
-        if "property" in data:
-            self.starts.add(data["start"])
-            tally = self.tally_of(data["property"])
-            if data["part"]["label"] not in tally.done:
-                ended = not is_misused or "audit" in data
-                tally.add(data["part"]["label"], data["records"], data["failures"], ended=ended)
-            if "audit" in data:
-                self.audits[tally.id] = data["audit"] | {"property": tally.meta["name"]}
-                tally.unshown = data["audit"]["problem"]
-            if settings_of(self.config).report_dir is not None:
-                self.lines += [json.dumps(record) for record in data["records"]]
+            pytest.exit(f"equivtest: {handed.fatal}", returncode=MISUSE_EXIT)
+        self.misused += bool(handed.misuse)
+        self.faults |= {fault.text: fault for fault in handed.faults}
+        if handed.absent:
+            self.absent.append(handed.absent)
+        if handed.known is not None:
+            self.known.append(handed.known)
+        if handed.searched is not None:
+            self._add_findings(handed.searched, ended=not handed.misuse or handed.searched.audit is not None)
 
-    def tally_of(self, meta: dict[str, Any]) -> Tally:
-        """The tally of a property, made where it is the first word of it."""
-        tally = Tally({name: value for name, value in meta.items() if name != "planned"}, tuple(meta["planned"]))
-        return self.tallies.setdefault(tally.id, tally)
+    def _add_findings(self, found: Searched, *, ended: bool) -> None:
+        self.starts.add(found.start)
+        tally = self.tally_of(found.listed)
+        if found.label not in tally.done:
+            tally.add(found.label, found.records, found.failures, ended=ended)
+        if found.left_out:
+            tally.left_out.update(found.left_out)
+            self.absent.append(f"{found.listed.name}: no case can be judged in {', '.join(found.left_out)}")
+        if found.audit is not None:
+            self.audits[tally.listed.id] = found.audit
+            tally.unshown = found.audit.problem
+        if settings_of(self.config).report_dir is not None:
+            self.lines += [json.dumps(msgspec.to_builtins(record)) for record in found.records]
 
-    def add_manifest(self, properties: list[dict[str, Any]]) -> None:
+    def tally_of(self, listed: Listed) -> Tally:
+        """The tally of this property; created on first use."""
+        return self.tallies.setdefault(listed.id, Tally(listed))
+
+    def add_manifest(self, properties: list[Listed]) -> None:
         """Takes note of every property of the session, those that never began included."""
-        for meta in properties:
-            self.tally_of(meta)
+        for listed in properties:
+            self.tally_of(listed)
 
     def report_claims(self, session: pytest.Session, *, at_end: bool = False) -> None:
         """Reports the claims of every property whose searches have all ended, each once."""
         if settings_of(self.config).profile.audits_alone:
             return
         for tally in list(self.tallies.values()):
-            if tally.id in self.reported or not (at_end or tally.is_complete):
+            if tally.listed.id in self.reported or not (at_end or tally.is_complete):
                 continue
-            self.reported.add(tally.id)
+            self.reported.add(tally.listed.id)
             for result in tally.claims():
-                self._emit_claim(session, tally, result)
+                report_claim(session, tally.listed.path, tally.listed.name, result)
             settings = settings_of(self.config)
             if settings.profile.requires_cells and tally.is_complete:
                 holes = tally.holes(settings.dtypes, settings.allowed)
                 way_out = "--dtypes and --world-sizes leave out what a device or a module cannot hold or compute, "
                 way_out += "--allow-unsupported names what a backend may refuse"
                 text = "\n".join(["required cells without a conclusion:", *(f"  {hole}" for hole in holes), way_out])
-                self._emit_claim(session, tally, ClaimResult("coverage", "failed" if holes else "passed", text))
-
-    def _emit_claim(self, session: pytest.Session, tally: Tally, result: ClaimResult) -> None:
-        self._emit(session, tally.meta["path"], tally.meta["name"], result)
-
-    def _emit(self, session: pytest.Session, path: str, name: str, result: ClaimResult) -> None:
-        """One claim as a test of its own: in the terminal, in JUnit, in the exit status."""
-        node_id = f"{path}::{name}::{result.claim}"
-        location = (path, None, f"{name}: {result.claim}")
-        session.testscollected += 1  # or the terminal's progress would pass 100 %
-        outcome: Literal["passed", "failed", "skipped"] = "passed"
-        longrepr: str | tuple[str, int, str] | None = None
-        extra: dict[str, Any] = {}
-        if result.outcome == "failed":
-            outcome, longrepr = "failed", result.text
-        elif result.outcome == "skipped":
-            outcome, longrepr = "skipped", (path, 0, f"Skipped: {result.text}")
-        elif result.outcome == "xfailed":
-            outcome, longrepr, extra = "skipped", result.text, {"wasxfail": result.text}
-        now_s = time.time()
-        for when in ("setup", "call", "teardown"):
-            called = when == "call"
-            report = pytest.TestReport(
-                node_id, location, {}, outcome if called else "passed", longrepr if called else None, when,
-                start=now_s, stop=now_s, **(extra if called else {}),
-            )  # fmt: skip
-            self.config.hook.pytest_runtest_logreport(report=report)
+                result = ClaimResult("coverage", "failed" if holes else "passed", text)
+                report_claim(session, tally.listed.path, tally.listed.name, result)
 
     def finish(self, session: pytest.Session, state: str, concluded: int) -> None:
         """Reports what is left, writes the report, and sets the exit status where nothing was proven.
@@ -172,7 +154,7 @@ class Controller:
     def _conclude(self, session: pytest.Session, concluded: int) -> None:
         self.report_claims(session, at_end=True)
         if lacking := on_lacking(self.ordered(), settings_of(self.config).allowed):
-            self._emit(session, "equivtest", "backend", ClaimResult("supports", "failed", lacking[0]))
+            report_claim(session, "equivtest", "backend", ClaimResult("supports", "failed", lacking[0]))
             self.troubles += lacking
             session.exitstatus = session.exitstatus or FAILED_EXIT
         if self.misused and session.testsfailed == self.misused and not self.faults:  # no claim has failed
@@ -205,13 +187,13 @@ class Controller:
 
     def ordered(self) -> list[Tally]:
         """The tallies by node id: arrival depends on xdist."""
-        return sorted(self.tallies.values(), key=lambda tally: tally.id)
+        return sorted(self.tallies.values(), key=lambda tally: tally.listed.id)
 
-    def ordered_known(self) -> list[dict[str, Any]]:
+    def ordered_known(self) -> list[KnownState]:
         """What the items of known failures reported, by id."""
-        return sorted(self.known, key=lambda entry: str(entry["id"]))
+        return sorted(self.known, key=lambda entry: entry.id)
 
-    def ordered_audits(self) -> list[dict[str, Any]]:
+    def ordered_audits(self) -> list[Audited]:
         """What the audits have shown, by the properties' ids."""
         return [self.audits[name] for name in sorted(self.audits)]
 

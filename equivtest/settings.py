@@ -79,6 +79,10 @@ class Settings:
 
         return Backend(self.backend, self.device, self.imports, self.start, self.arithmetic)
 
+    def audits_property(self, prop: Property) -> bool:
+        """Whether this run audits a property: on one rank nobody hears of another, and a refusal has no collective."""
+        return self.audits and not prop.refuses_only and max(self.world_sizes) > 1
+
     def judged_subject(self, name: str, prop: Property) -> str | None:
         """What to judge under the property of that name: its subject, another, or nothing."""
         if not self.subjects:
@@ -102,6 +106,9 @@ def parse(raw: Mapping[str, Any]) -> Settings:
     profile_name = str(given.get("profile", DEFAULT_PROFILE))
     if profile_name not in PROFILES:
         raise Misuse(f"--profile: unknown profile {profile_name!r}; use one of {', '.join(PROFILES)}")
+    world_sizes = _world_sizes(given.get("world_sizes"), PROFILES[profile_name].world_sizes)
+    if PROFILES[profile_name].audits_alone and max(world_sizes) == 1:
+        raise Misuse("--world-sizes: an audit needs two ranks or more, since one hears of no other: add 2, got 1 alone")
     max_time_s = _seconds(given["max_time"]) if "max_time" in given else SOAK_S
     if "max_time" in given and not PROFILES[profile_name].repeats:
         raise Misuse(f"--max-time goes with --profile soak only, not with {profile_name}")
@@ -112,7 +119,7 @@ def parse(raw: Mapping[str, Any]) -> Settings:
         imports=tuple(given.get("import", ())),
         start=_start(str(given.get("start", "auto"))),
         arithmetic=str(given.get("arithmetic", "")),
-        world_sizes=_world_sizes(given.get("world_sizes"), PROFILES[profile_name].world_sizes),
+        world_sizes=world_sizes,
         dtypes=_dtypes(given.get("dtypes")),
         subjects=tuple(_subject(text) for text in _split(given.get("subjects"), "--subjects")),
         known_failures=_known_failures(given.get("known_failures")),

@@ -19,7 +19,8 @@ import torch
 from torch.nn import functional
 
 from equivtest.families.module.case import REAL_DTYPES
-from equivtest.kit.oracle import activations, contractions, optimizers
+from equivtest.families.training.oracle import optimizers
+from equivtest.kit.oracle import activations, contractions
 from equivtest.kit.oracle.rounding import TORCH_CPU, Arithmetic, Bounded
 from equivtest.tensors import DTYPES
 from tests.running_modules import MODULES

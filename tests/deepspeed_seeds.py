@@ -18,11 +18,11 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from equivtest import limits
 from equivtest.chunks import Chunk
 from equivtest.errors import Misuse
+from equivtest.handover import Failure
 from equivtest.known import SHIPPED, KnownFailures
 from equivtest.profiles import PROFILES, plan
 from equivtest.property import Property
@@ -40,7 +40,7 @@ class Row:
     seed: str
     seconds: float
     num_cases: int
-    failures: list[dict[str, Any]]
+    failures: list[Failure]
 
 
 def run_seed(name: str, prop: Property, known: KnownFailures, seed: str, profile: str) -> Row:
@@ -50,7 +50,7 @@ def run_seed(name: str, prop: Property, known: KnownFailures, seed: str, profile
         for findings in searches(prop, known, seed, profile, pool, Path(folder)):
             if findings.misuse:
                 raise Misuse(findings.misuse)
-            num_cases += len({str(record["case"]) for record in findings.records})
+            num_cases += len({str(record.case) for record in findings.records})
             failures = findings.failures
             if failures:
                 break
@@ -71,7 +71,7 @@ def show(row: Row) -> None:
     """A line per failure, or one where there is none."""
     place = f"{row.name:28} {row.seed:10} {row.seconds:6.1f} s {row.num_cases:4} cases"
     for failure in row.failures:
-        print(f"{place}  {failure['claim']}: {failure['kind']}\n    {failure['case']}", flush=True)
+        print(f"{place}  {failure.claim}: {failure.kind}\n    {failure.case}", flush=True)
     if not row.failures:
         print(f"{place}  holds", flush=True)
 

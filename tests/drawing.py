@@ -66,10 +66,10 @@ def drawn(strategy: SearchStrategy[C], num: int, *, number: int = 0) -> list[C]:
         suppress_health_check=list(HealthCheck),
     )
     @given(strategy)
-    def collect(case: C) -> None:
+    def keep(case: C) -> None:
         cases.append(case)
 
-    collect()
+    keep()
     return cases
 
 

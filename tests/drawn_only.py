@@ -12,14 +12,20 @@ def pytest_configure(config: pytest.Config) -> None:
     from equivtest import search
     from equivtest.kit.case import Case
     from equivtest.records import records_of
-    from equivtest.verdicts.verdict import Verdict
+    from equivtest.verdicts.verdict import Judgement, Verdict
 
-    def note(hunt: Any, cases: Sequence[Case], **_: object) -> None:
+    def note(running: Any, cases: Sequence[Case], **_: object) -> None:
         for case in cases:
             verdicts = [
-                Verdict("inconclusive", hunt.prop.claims[0].name, hunt.prop.subject, case, draw)
+                Verdict(
+                    claim=running.prop.claims[0].name,
+                    subject=running.prop.subject,
+                    case=case,
+                    judgement=Judgement("inconclusive"),
+                    draw=draw,
+                )
                 for draw in range(len(case.values))
             ]
-            hunt.records += records_of(case, verdicts, [])
+            running.records += records_of(case, verdicts, [])
 
-    search._Hunt.run_all = note  # type: ignore[method-assign]
+    search._Search.judge_cases = note  # type: ignore[method-assign]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import metadata
 
 import pytest
+import torch._dynamo  # noqa: F401  (an in-process run would import it and drop it, and torch dies of the second import)
 
 CONFTEST = """
 import sys, time, types
@@ -12,9 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from equivtest.errors import BrokenSetup, Misuse
+from equivtest.handover import Audited, Failure, Record
 from equivtest.options import pytest_addoption
 
 LOG = Path(__file__).with_name("log")
+MESSAGE = "ValueMismatch: {}: output differs from the oracle\\n  where     rank 2 of 3"
 
 
 def log(line):
@@ -39,6 +42,7 @@ class Findings:
     failures: list
     seconds: float
     misuse: str = ""
+    left_out: tuple = ()
 
 
 @dataclass(frozen=True)
@@ -71,10 +75,10 @@ class Pool:
 
 def record(subject, chunk, dtype, kind, verdicts):
     case = {"schema": 1, "type": "FakeCase", "fields": {"world_size": chunk.world_size, "dtype": dtype, "kind": kind}}
-    lacking = {"lacking": "no", "refused": [f"{dtype}:all_reduce"]} if "not_supported" in verdicts.values() else {}
-    return lacking | {"schema": 1, "subject": subject, "case": case, "draw": 0, "mode": "dense", "seed": 0,
-            "world_size": chunk.world_size, "dtype": dtype, "shard_kind": kind, "verdicts": verdicts,
-            "known": {}, "busy_s": 0.01}
+    lacking = {"lacking": "no", "refused": (f"{dtype}:all_reduce",)} if "not_supported" in verdicts.values() else {}
+    return Record(schema=1, subject=subject, case=case, draw=0, mode="dense", seed=0, world_size=chunk.world_size,
+                  dtype=dtype, shard_kind=kind, refusal="", verdicts=verdicts, margins={}, tensor_margins={},
+                  known={}, busy_s=0.01, **lacking)
 
 
 def search(prop, chunk, pool, known, failures_dir):
@@ -93,6 +97,8 @@ def search(prop, chunk, pool, known, failures_dir):
         time.sleep(60)
     if trait == "slow":
         time.sleep(0.05)
+    if trait == "leftout":
+        return Findings([], [], 0.0, left_out=chunk.dtypes)
     if trait == "silent":
         return Findings([], [], 0.0)
     fails = (trait, chunk.world_size) in {("wrong", 3), ("wrong_and_misused", 1)}
@@ -103,9 +109,8 @@ def search(prop, chunk, pool, known, failures_dir):
         kind_of = dict.fromkeys(kind_of, trait)
     kinds = ("even", "uneven", "empty") if chunk.world_size > 1 and trait != "even" else ("even",)
     records = [record(prop.subject, chunk, dtype, kind, kind_of) for dtype in chunk.dtypes for kind in kinds]
-    failure = {"subject": prop.subject, "claim": "equals_unsharded", "kind": "value", "case": "FakeCase()",
-               "replay": str(failures_dir / "f.json"),
-               "message": f"ValueMismatch: {prop.subject}: output differs from the oracle\\n  where     rank 2 of 3"}
+    failure = Failure(subject=prop.subject, claim="equals_unsharded", kind="value", case="FakeCase()",
+                      replay=str(failures_dir / "f.json"), message=MESSAGE.format(prop.subject))
     return Findings(records, [failure] if fails else [], 0.1, misuse)
 
 
@@ -117,8 +122,8 @@ def judge(subject, case, pool, claims):
 
 def audit(prop, pool, known, world_sizes, dtypes, is_thorough):
     log(f"audit {prop.subject}")
-    data = {"subject": prop.subject, "cases": 1, "rows": [], "unseen": [], "reason": "", "problem": "", "seconds": 0.0}
-    return types.SimpleNamespace(cases=1, problem="", as_data=lambda: data)
+    data = Audited(property=prop.subject, cases=1, rows=(), unseen=(), reason="", problem="", seconds=0.0)
+    return types.SimpleNamespace(cases=1, problem="", as_data=lambda name: data)
 
 
 def fake(name, **members):

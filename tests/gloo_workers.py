@@ -1,6 +1,6 @@
 """Functional all_gathers in a group of gloo of one rank: `python -m tests.gloo_workers SECONDS WORKERS`.
 
-With two workers, torch's own number, the process is to die within seconds (torch 2.13.0; FINDINGS.md, 39);
+With two workers, torch's own number, the process is to die within seconds (torch 2.13.0; finding 39);
 with one, as ranks have, it tells how many collectives it survived.
 """
 

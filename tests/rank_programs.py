@@ -178,7 +178,7 @@ def answers_twice(case: PlainCase) -> None:
         assert frame.f_back is not None
         frame = frame.f_back
     for request_id in (START_ID, frame.f_locals["request_id"]):
-        reply = Reply(dist.get_rank(), "answered", error_text=f"early, to {request_id}")
+        reply = Reply(rank=dist.get_rank(), outcome="answered", error_text=f"early, to {request_id}")
         _channel().send(encode_reply(request_id, reply, Path("/nonexistent")))
 
 

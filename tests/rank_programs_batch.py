@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from typing import Any
 
 import torch
@@ -170,3 +172,20 @@ def fsdp2_over_tensor_parallelism(module: nn.Module, mesh: DeviceMesh) -> nn.Mod
     two = init_device_mesh("cpu", (mesh.size() // 2, 2), mesh_dim_names=("dp", "tp"))
     plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
     return fully_shard(parallelize_module(module, two["tp"], plan), mesh=two["dp"])
+
+
+def raises_on_the_last_rank(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    if mesh.get_rank() == mesh.size() - 1:
+        raise RuntimeError("no room for the shards\nand more of it")
+    return ddp(module, mesh)
+
+
+def hangs(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    time.sleep(600)
+    return module
+
+
+def ends_the_last_rank(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    if mesh.get_rank() == mesh.size() - 1:
+        os._exit(3)
+    return ddp(module, mesh)

@@ -206,6 +206,44 @@ class Refuses(Planted):
         return self._inner.allreduce(tensors, options or dist.AllreduceOptions())
 
 
+class RefusesLarge(Planted):
+    """It has broadcasts, of more than 30 elements none."""
+
+    def broadcast(self, tensors: list[torch.Tensor], options: Any = None) -> Any:
+        if tensors[0].numel() > 30:
+            raise NotImplementedError("this group broadcasts few elements")
+        return self._inner.broadcast(tensors, options)
+
+
+class RefusesOnOneRank(Planted):
+    """Rank 1 alone refuses a collective that is not probed."""
+
+    def reduce_scatter(self, *args: Any) -> Any:
+        if self.rank() == 1:
+            raise NotImplementedError("rank 1 scatters nothing")
+        return self._inner.reduce_scatter(*args)
+
+
+class RefusesMax(Planted):
+    """No fault: it documents that it has no maxima, and no products."""
+
+    def allreduce(self, tensors: list[torch.Tensor], options: Any = None) -> Any:
+        if options is not None and any(options.reduceOp == op for op in (ReduceOp.MAX, ReduceOp.PRODUCT)):
+            raise NotImplementedError("this group only adds and takes minima")
+        return self._inner.allreduce(tensors, options or dist.AllreduceOptions())
+
+
+class RefusesMaxAndIsWrong(RefusesMax):
+    """And its minima are off by one from three elements on."""
+
+    def allreduce(self, tensors: list[torch.Tensor], options: Any = None) -> Any:
+        work = super().allreduce(tensors, options)
+        if options is not None and options.reduceOp == ReduceOp.MIN and tensors[0].numel() > 2:
+            work.wait()
+            tensors[0] += 1
+        return work
+
+
 GROUPS: dict[str, type[Planted]] = {
     "": Planted,
     "swapped_gather": SwappedGather,
@@ -225,6 +263,10 @@ GROUPS: dict[str, type[Planted]] = {
     "wrong_on_three": WrongOnThree,
     "sends_fewer_bits": SendsFewerBits,
     "refuses": Refuses,
+    "refuses_large": RefusesLarge,
+    "refuses_on_one_rank": RefusesOnOneRank,
+    "refuses_max": RefusesMax,
+    "refuses_max_and_is_wrong": RefusesMaxAndIsWrong,
 }
 
 

@@ -44,9 +44,9 @@ def right_replies(case: Case) -> list[Reply]:
 def _right_reply(case: Case, process: int) -> Reply:
     rank = next((group.index(process) for group in case.groups if process in group), None)
     if rank is None:
-        return Reply(process, "not_in_mesh", at_s=1.0 + process)
+        return Reply(rank=process, outcome="not_in_mesh", at_s=1.0 + process)
     answers = tuple(_right_answer(case, draw, rank) for draw in range(len(case.values)))
-    return Reply(process, "answered", answers, at_s=1.0 + process)
+    return Reply(rank=process, outcome="answered", answers=answers, at_s=1.0 + process)
 
 
 def _right_answer(case: Case, draw: int, rank: int) -> Answer:
@@ -112,7 +112,14 @@ def answers_of(replies: Sequence[Reply]) -> dict[int, Answer]:
 
 def raised(rank: int, error_type: str = "ValueError", text: str = "no", *, at_s: float = 1.0) -> Reply:
     """A rank that raised by itself."""
-    return Reply(rank, "raised", (), error_type, text, f"Traceback of rank {rank}\n{error_type}: {text}", at_s)
+    return Reply(
+        rank=rank,
+        outcome="raised",
+        error_type=error_type,
+        error_text=text,
+        detail=f"Traceback of rank {rank}\n{error_type}: {text}",
+        at_s=at_s,
+    )
 
 
 class StubPool:

@@ -16,13 +16,11 @@ PACKAGE = ROOT / "equivtest"
 OWN_FOLDERS = ("equivtest", "properties", "tests", "benchmarks")
 
 FLOORS = (
-    ("collective", "errors", "files", "limits", "refusal"),
+    ("collective", "errors", "files", "handover", "limits", "refusal"),
     ("importing", "layout", "local_constants", "profiles", "property"),
     ("lacking",),
     ("tensors",),
     ("kit",),
-    ("verdicts.verdict",),
-    ("kit.defect",),
     ("families",),
     ("ranks",),
     ("verdicts",),
@@ -30,7 +28,7 @@ FLOORS = (
     ("chunks", "module", "records", "replay", "settings", "suite"),
     ("audit", "filling"),
     ("machine", "search", "options"),
-    ("pools",),
+    ("claim_reports", "pools"),
     ("fixture", "items", "session"),
     ("collection",),
     ("plugin",),
@@ -43,7 +41,7 @@ HOMES = {
     "multiprocessing": ("ranks",),
     "torch.multiprocessing": ("ranks",),
     "hypothesis": ("kit.picks", "families.*.strategy", "chunks", "local_constants", "search"),
-    "pytest": ("plugin", "options", "cli", "collection", "fixture", "items", "pools", "session"),
+    "pytest": ("plugin", "options", "claim_reports", "cli", "collection", "fixture", "items", "pools", "session"),
     "jinja2": ("report",),
     "typer": ("cli",),
 }
@@ -56,7 +54,6 @@ PARTS = {
     "oracle": ("case", "values", "oracle"),
     "subject": ("case", "subject"),
     "defects": ("case", "subject", "defects"),
-    "records": ("case", "defects", "records"),
 }
 """The parts of a family, and which parts each may import, of its own family and of those it knows."""
 
@@ -67,7 +64,7 @@ PARTS_OF_KIT = {
     "kit.values": "values",
     "kit.oracle": "oracle",
     "kit.subject": "subject",
-    "kit.defect": "records",
+    "kit.defect": "defects",
 }
 """What the families share of each part."""
 
@@ -79,7 +76,7 @@ KNOWN_FAMILIES = {
 
 
 def name_of(path: Path) -> str:
-    """'cases.base' for equivtest/cases/base.py, 'cases' for its __init__."""
+    """'kit.case' for equivtest/kit/case.py, 'kit' for its __init__."""
     parts = path.relative_to(PACKAGE).with_suffix("").parts
     return ".".join(parts if len(parts) == 1 or parts[-1] != "__init__" else parts[:-1])
 

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from equivtest import limits
-from equivtest.audit import Audit, Row, Site, audit, is_possible
+from equivtest.audit import Audit, Site, audit, is_possible
 from equivtest.families.zero3.fetch.case import FetchCase
+from equivtest.handover import AuditRow
 from equivtest.known import KnownFailures
 from equivtest.module import module_property
 from equivtest.property import Property
@@ -211,20 +212,26 @@ def test_only_sums_are_doubled_and_only_what_every_rank_gives_is_exchanged() -> 
 
 def found_of(**rejected: int) -> Audit:
     """An audit in which that many of two runs were rejected, by the site's kind."""
-    rows = {(Site(kind, "forward", "mesh"), "own operand"): Row(2, count) for kind, count in rejected.items()}
+    rows = {}
+    for kind, count in rejected.items():
+        site = Site(kind, "forward", "mesh")
+        row = AuditRow(collective=str(site), fault="own operand", runs=2, rejected=count)
+        rows[site, "own operand"] = row
     return Audit("mine", cases=2, rows=rows)
 
 
 def test_poison_alone_does_not_count() -> None:
     """That NaN is rejected shows that a result is looked at, not that it had to be another."""
     found = found_of(all_reduce=0)
-    found.rows[Site("all_reduce", "forward", "mesh"), "poisoned"] = Row(2, 2)
+    found.rows[Site("all_reduce", "forward", "mesh"), "poisoned"] = AuditRow(
+        collective="all_reduce in the forward", fault="poisoned", runs=2, rejected=2
+    )
 
-    assert "shows nothing" in audits.in_lines([found.as_data() | {"property": "p"}])[0]
+    assert "shows nothing" in audits.in_lines([found.as_data("p")])[0]
 
 
 def test_a_table_has_a_row_for_each_fault_of_each_collective() -> None:
-    lines = audits.as_csv([found_of(all_reduce=1, broadcast=0).as_data() | {"property": "p"}]).splitlines()
+    lines = audits.as_csv([found_of(all_reduce=1, broadcast=0).as_data("p")]).splitlines()
 
     assert lines[1:] == [
         "p,all_reduce in the forward,own operand,2,1,no claim",
@@ -269,6 +276,26 @@ def test_a_run_that_is_not_audited_says_so(tmp_path: Path) -> None:
     environment = json.loads((tmp_path / "report" / "environment.json").read_text())
 
     assert code == 0 and "; not audited" in text and environment["audit"] == "off"
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(("keyword", "told"), [("w2", [": mine"]), ("mine", [])])
+def test_a_run_whose_selection_leaves_the_audit_out_says_so(tmp_path: Path, keyword: str, told: list[str]) -> None:
+    code, text = run(tmp_path, FETCH, "-k", keyword, "--dtypes=float32", "--profile=smoke")
+    line = "audit   left out by the selection, so that a green may show nothing"
+
+    assert code == 0 and [row.removeprefix(line) for row in text.splitlines() if row.startswith("audit ")] == told
+
+
+def test_an_audit_on_one_rank_is_refused_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "test_mine.py").write_text(SUITE.format(subject=FETCH))
+    command = [sys.executable, "-m", "equivtest.cli", "audit", str(tmp_path), "-n", "0", "--world-sizes", "1"]
+    ran = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1], check=False)
+
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert ran.stderr.startswith(
+        "equivtest: --world-sizes: an audit needs two ranks or more, since one hears of no other"
+    )
 
 
 @pytest.mark.ranks

@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 
 from equivtest.check import check
-from equivtest.errors import ValueMismatch
 from equivtest.families.linear.case import LinearCase
 from equivtest.families.training.data_parallel.case import DataParallelCase
 from equivtest.families.zero3.fetch.case import FetchCase
 from equivtest.kit.case import Case
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.pool import Pool
+from equivtest.verdicts.verdict import ValueMismatch
 from tests.rank_programs_backend import OFF_BY_ONE
 
 pytestmark = pytest.mark.ranks

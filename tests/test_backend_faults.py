@@ -6,26 +6,34 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from equivtest import limits
 from equivtest.check import check
+from equivtest.chunks import Chunk
 from equivtest.errors import BrokenSetup, Misuse
-from equivtest.families.collectives.case import BUNDLES
+from equivtest.families.collectives.case import BUNDLES, CALLS, CollectivesCase
 from equivtest.families.linear.case import LinearCase
 from equivtest.families.zero3.fetch.case import FetchCase
 from equivtest.kit.case import Case
-from equivtest.lacking import FUNCTIONS, PROBED, is_allowed, parse_allowed
+from equivtest.known import KnownFailures
+from equivtest.lacking import FUNCTIONS, PROBED, function_of, is_allowed, parse_allowed
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.probe import PROBES
 from equivtest.ranks.support import Finding
 from equivtest.refusal import is_refusal
+from equivtest.search import search
+from equivtest.suite import load_properties, properties_dir
+from equivtest.verdicts.verdict import RankRaised
 from tests.rank_programs_planted import FAULT
 
 ROOT = Path(__file__).parents[1]
 PLANTED = Backend("planted", imports=("tests.rank_programs_planted",))
+ALL_REDUCE = ("all_reduce_sum", "all_reduce_max", "all_reduce_min")
 LINEAR = LinearCase(world_size=2, style="rowwise", in_features=4, out_features=3, dtype="bfloat16")
 FETCH = FetchCase(world_size=2, parameters=((5,),), requires_grad=(True,), collective="all_gather", dtype="bfloat16")
 
@@ -111,6 +119,60 @@ def test_a_documented_refusal_leaves_out_what_needs_it_alone() -> None:
         assert pool.faults == []
 
 
+def calls(*names: str, numel: int = 33) -> CollectivesCase:
+    return CollectivesCase(world_size=2, collectives=names, numels=(numel,))
+
+
+@pytest.mark.ranks
+def test_a_refusal_of_what_worked_in_its_probe_is_a_failure() -> None:
+    """Of the size alone that the probe did not try."""
+    with planted("refuses_large") as pool:
+        assert check("collectives", calls("broadcast", numel=30), pool)
+        with pytest.raises(RankRaised, match="refused, but its probe on 2 ranks worked: broadcast of float32"):
+            check("collectives", calls("broadcast"), pool)
+
+
+@pytest.mark.ranks
+def test_a_refusal_on_one_rank_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others wait for that rank; and the next case finds new ranks."""
+    monkeypatch.setattr("equivtest.limits.REFUSAL_GRACE_S", 1.0)
+    with planted("refuses_on_one_rank") as pool:
+        begun_s = time.monotonic()
+        with pytest.raises(RankRaised, match="refused, but not on every rank: reduce_scatter_sum of float32"):
+            check("collectives", calls("reduce_scatter_sum"), pool)
+        assert time.monotonic() - begun_s < limits.CASE_S
+        assert check("collectives", calls("broadcast"), pool)
+
+
+@pytest.mark.ranks
+def test_what_every_rank_refuses_is_named_with_its_reduction() -> None:
+    """Maxima, which are probed, and products, which are not."""
+    with planted("refuses_max") as pool:
+        for name in ("all_reduce_max", "all_reduce_product"):
+            replies = pool.run("collectives", calls(name, "all_reduce_sum"))
+            lacking = (f"float32:{name}",)
+            assert [(reply.outcome, reply.lacking) for reply in replies] == [("not_supported", lacking)] * 2
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(("fault", "failing"), [("refuses_max", []), ("refuses_max_and_is_wrong", ["all_reduce_min"])])
+def test_what_is_left_of_a_bundle_is_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, failing: list[str]
+) -> None:
+    """As a case of its own; the whole one stays not supported, whether that is allowed or not."""
+    prop = replace(load_properties(properties_dir())["collectives"], examples=(calls(*ALL_REDUCE),))
+    monkeypatch.setattr("equivtest.search.chunk_cases", lambda prop, chunk: list(prop.examples))
+    with planted(fault) as pool:
+        found = search(prop, Chunk(2, ("float32",), 0, 5), pool, KnownFailures(), tmp_path)
+
+    whole, rest = found.records
+    assert whole.refused == ("float32:all_reduce_max",)
+    assert rest.case["fields"]["collectives"] == ("all_reduce_sum", "all_reduce_min")
+    headlines = [failure.message.split("\n")[0] for failure in found.failures]
+    assert [name for name in ALL_REDUCE if any(name in line for line in headlines)] == failing, headlines
+    assert bool(headlines) == bool(failing), headlines
+
+
 @pytest.mark.ranks
 @pytest.mark.parametrize("case", [LINEAR, FETCH])
 def test_what_holds_on_a_wrong_backend_shows_nothing(case: Case) -> None:
@@ -157,12 +219,22 @@ def test_a_mistake_is_no_refusal(error: Exception) -> None:
         ("float61", "unknown dtype 'float61' in 'float61'; did you mean 'float64'"),
         ("float16:all_reduct", "unknown collective 'all_reduct' in 'float16:all_reduct'; did you mean 'all_reduce'"),
         ("all_reduce", "unknown dtype 'all_reduce'"),
+        ("float16:broadcast_max", "unknown collective 'broadcast_max'"),
     ],
 )
 def test_a_name_that_nothing_has_is_misuse(name: str, told: str) -> None:
     with pytest.raises(Misuse, match=r"^--allow-unsupported: ") as caught:
         parse_allowed([name])
     assert told in str(caught.value)
+
+
+def test_a_reduction_can_be_allowed_alone() -> None:
+    """And with all others of its function."""
+    lacking = ("float16:all_reduce_avg",)
+
+    assert is_allowed(lacking, parse_allowed(lacking)) and is_allowed(lacking, parse_allowed(["float16:all_reduce"]))
+    assert not is_allowed(lacking, parse_allowed(["float16:all_reduce_max"]))
+    assert not is_allowed(("float16:all_reduce",), parse_allowed(lacking))
 
 
 def test_all_that_a_verdict_lacks_has_to_be_allowed() -> None:
@@ -176,3 +248,5 @@ def test_all_that_a_verdict_lacks_has_to_be_allowed() -> None:
 def test_every_collective_that_is_called_can_be_allowed_by_name() -> None:
     assert {Finding(name, "float32", 2, "refused").function for name in PROBES} == set(PROBED)
     assert {call.function for calls in BUNDLES.values() for call in calls} <= set(FUNCTIONS)
+    assert parse_allowed(f"float32:{name}" for name in CALLS)
+    assert {function_of(name) for name in CALLS} == {call.function for call in CALLS.values()}

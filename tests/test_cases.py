@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -70,21 +72,43 @@ def test_what_is_no_written_case_is_named(data: object, message: str) -> None:
         from_data(data)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "LinearCase",
-        "LinearCase(",
-        "cases.LinearCase(world_size=1)",
-        "LinearCase(1)",
-        "LinearCase(world_size=__import__('os').getpid())",
-        "[LinearCase(world_size=1)]",
-    ],
+NO_CODE = (
+    "",
+    "LinearCase",
+    "LinearCase(",
+    "cases.LinearCase(world_size=1)",
+    "LinearCase(1)",
+    "LinearCase(world_size=__import__('os').getpid())",
+    "LinearCase(world_size={[]: 1})",
+    "[LinearCase(world_size=1)]",
 )
+
+
+@pytest.mark.parametrize("text", NO_CODE)
 def test_only_a_call_with_literals_is_the_code_of_a_case(text: str) -> None:
     with pytest.raises(Misuse, match=re.escape(f"not the code of a case: {text!r}")):
         from_code(text)
+
+
+def test_where_python_runs_no_assert_pasted_text_is_refused_alike() -> None:
+    code = """
+import sys
+from equivtest.kit.case import from_code
+from equivtest.errors import Misuse
+assert False, "this one does not run"
+for text in sys.argv[1:]:
+    try:
+        from_code(text)
+    except Misuse as error:
+        print(str(error).partition("; paste what stands behind 'case' in a message, such as ")[0])
+"""
+    ran = subprocess.run(
+        [sys.executable, "-O", "-c", code, *NO_CODE], capture_output=True, text=True, check=False, timeout=60
+    )
+
+    assert ran.stderr == ""
+    assert all(map(str.startswith, ran.stdout.splitlines(), (f"not the code of a case: {text!r}" for text in NO_CODE)))
+    assert ran.stdout.count("\n") == len(NO_CODE)
 
 
 @pytest.mark.parametrize(

@@ -4,26 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
+from equivtest.handover import Record
 from equivtest.report.cells import as_csv, cells_of, in_words
 from equivtest.report.tally import Tally
-from tests.test_report import META, record, tally
+from tests.test_report import record, tally
 
-SAMPLED = META | {
-    "claims": ["equals_unsharded", "repeats_itself", "trains_like_unsharded"],
-    "of_any_dtype": ["repeats_itself"],
-}
+CLAIMS = ("equals_unsharded", "repeats_itself", "trains_like_unsharded")
 
 
-def holding(claim: str, count: int = 1, **changes: Any) -> list[dict[str, Any]]:
+def holding(claim: str, count: int = 1, **changes: Any) -> list[Record]:
     """So many records on which that claim alone was judged, and holds."""
     return [record(verdicts={claim: "holds"}, **changes)] * count
 
 
-def counted(*records: dict[str, Any]) -> Tally:
+def counted(*records: Record) -> Tally:
     """The tally of those records, of two dtypes."""
-    made = Tally(dict(SAMPLED), ("w3-0",))
-    made.add("w3-0", [*records, *holding("repeats_itself", dtype="float64")], [])
-    return made
+    others = holding("repeats_itself", dtype="float64")
+    return tally(*records, *others, claims=CLAIMS, of_any_dtype=("repeats_itself",))
 
 
 def test_a_claim_has_a_cell_for_each_dtype_and_kind_of_shard() -> None:

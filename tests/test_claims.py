@@ -29,7 +29,7 @@ from equivtest.verdicts.claims import (
     repeats_itself,
     uses_only_collectives,
 )
-from equivtest.verdicts.judgement import Judgement
+from equivtest.verdicts.verdict import Judgement
 from tests.drawing import SPACE, STRATEGIES, drawn
 from tests.replies import (
     FETCH,

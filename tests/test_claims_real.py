@@ -14,8 +14,8 @@ from equivtest.kit.oracle import expect
 from equivtest.kit.oracle.expected import Expected
 from equivtest.layout import Layout, Replicate
 from equivtest.verdicts.claims import equals_unsharded, gradients_equal_unsharded
-from equivtest.verdicts.judgement import Judgement
 from equivtest.verdicts.message import write_message
+from equivtest.verdicts.verdict import Judgement
 from tests.replies import LINEAR, answers_of, right_replies, set_element, set_tensor
 
 CASE = replace(LINEAR, values=(("real", 0),))
@@ -95,7 +95,7 @@ def test_another_layout_fails_where_values_are_open() -> None:
 def test_margins_are_told_of_every_tensor_that_a_bound_judges() -> None:
     """Not of parameters, which must be equal."""
     verdicts = judge_replies("colwise_linear", CASE, right_replies(CASE))
-    told = {verdict.claim: set(verdict.margins) for verdict in verdicts if verdict.margins}
+    told = {verdict.claim: set(verdict.judgement.margins) for verdict in verdicts if verdict.judgement.margins}
 
     assert told == {
         "equals_unsharded": {"output"},
@@ -122,6 +122,6 @@ def test_the_message_of_errors_that_lean_says_why_that_is_no_chance() -> None:
     verdict = next(v for v in judge_replies("colwise_linear", case, replies) if v.failed)
     message = write_message(verdict)
 
-    assert verdict.margin < 1
+    assert verdict.judgement.margin < 1
     assert "actual    errors that lean to one side" in message
     assert "error     |sum of errors|, less" in message

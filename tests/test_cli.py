@@ -16,7 +16,7 @@ import equivtest.verdicts.claims  # noqa: F401
 from equivtest import cli, suite
 from equivtest.families.linear.case import LinearCase
 from equivtest.kit.case import to_data
-from equivtest.verdicts.verdict import Kind, Verdict
+from equivtest.verdicts.verdict import Judgement, Verdict
 from tests.fake_suite import log_of, make_suite
 from tests.replies import LINEAR
 
@@ -248,10 +248,13 @@ def test_a_module_that_keeps_forks_from_a_backward_has_ranks_executed_or_is_told
     ],
 )
 def test_check_tells_what_holds_what_fails_and_what_is_open(
-    kinds: tuple[Kind, Kind], code: int, told: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Streams
+    kinds: tuple[str, str], code: int, told: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Streams
 ) -> None:
     names = ("equals_unsharded", "repeats_itself")
-    verdicts = [Verdict(kind, claim, "mine", LINEAR, 0) for kind, claim in zip(kinds, names, strict=True)]
+    verdicts = [
+        Verdict(claim=claim, subject="mine", case=LINEAR, judgement=Judgement(kind))
+        for kind, claim in zip(kinds, names, strict=True)
+    ]
     monkeypatch.setattr("equivtest.check.judge", lambda *args: verdicts)
 
     assert cli.check("mine", repr(LINEAR)) == code

@@ -189,7 +189,7 @@ def test_other_collectives_fail(change: Any) -> None:
     """On the one rank that called them."""
     [verdict] = verdicts_on(with_calls(1, *change(expected_collectives(RECORDED, 1))), RECORDED)
 
-    assert verdict.kind == "collectives" and [mismatch.rank for mismatch in verdict.mismatches] == [1]
+    assert verdict.kind == "collectives" and [mismatch.rank for mismatch in verdict.judgement.mismatches] == [1]
 
 
 def test_the_message_lists_both() -> None:
@@ -269,4 +269,4 @@ def test_a_rank_that_recorded_nothing_does_not_hold() -> None:
 
     [verdict] = verdicts_on(replies, RECORDED)
 
-    assert verdict.kind == "collectives" and "not recorded" in verdict.mismatches[0].actual
+    assert verdict.kind == "collectives" and "not recorded" in verdict.judgement.mismatches[0].actual

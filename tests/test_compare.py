@@ -78,15 +78,15 @@ def test_one_failing_claim_leaves_the_others_judged() -> None:
 @pytest.mark.parametrize("outcome", ["raised", "lost", "timed_out", "not_supported"])
 def test_a_run_that_ended_badly_gives_one_verdict_alone(outcome: Outcome) -> None:
     """Of the outcome's kind, under the first claim: no other was judged."""
-    [verdict] = judge(with_reply(Reply(1, outcome, error_text="why", detail="why")))
+    [verdict] = judge(with_reply(Reply(rank=1, outcome=outcome, error_text="why", detail="why")))
 
-    assert (verdict.kind, verdict.claim, verdict.mismatches) == (outcome, "equals_unsharded", ())
+    assert (verdict.kind, verdict.claim, verdict.judgement.mismatches) == (outcome, "equals_unsharded", ())
     assert "rank 1 of 3" in verdict.detail and "why" in verdict.detail
 
 
 def test_what_is_not_supported_on_any_rank_is_no_proof() -> None:
     """No claim holds where nothing ran, and it is no failure either."""
-    [verdict] = judge([Reply(rank, "not_supported", error_text="no all_reduce") for rank in range(3)])
+    [verdict] = judge([Reply(rank=rank, outcome="not_supported", error_text="no all_reduce") for rank in range(3)])
 
     assert (verdict.kind, verdict.failed) == ("not_supported", False)
     assert verdict.detail.startswith("rank 0 of 3 cannot: no all_reduce")
@@ -105,7 +105,11 @@ def test_a_rank_that_only_lost_its_peer_is_not_the_cause() -> None:
 def test_a_lost_rank_is_the_cause_of_its_peers_errors() -> None:
     """The kind is that of the first cause."""
     [verdict] = judge(
-        [LOST_PEER, right_replies(LINEAR)[1], Reply(2, "lost", (), "", "killed", "killed by 9", at_s=9.0)]
+        [
+            LOST_PEER,
+            right_replies(LINEAR)[1],
+            Reply(rank=2, outcome="lost", error_text="killed", detail="killed by 9", at_s=9.0),
+        ]
     )
 
     assert verdict.kind == "lost" and verdict.detail.splitlines()[:2] == ["rank 2 of 3 was lost", "killed by 9"]
@@ -113,7 +117,7 @@ def test_a_lost_rank_is_the_cause_of_its_peers_errors() -> None:
 
 def test_the_stacks_of_every_silent_rank_are_told() -> None:
     """All of them are needed to see who waits for whom."""
-    silent = [Reply(rank, "timed_out", detail=f"stack {rank}", at_s=2.0) for rank in (0, 1)]
+    silent = [Reply(rank=rank, outcome="timed_out", detail=f"stack {rank}", at_s=2.0) for rank in (0, 1)]
     [verdict] = judge([*silent, right_replies(LINEAR)[2]])
 
     assert verdict.kind == "timed_out"
@@ -136,26 +140,29 @@ def test_an_exception_without_words_is_told() -> None:
 def test_misuse_on_a_rank_is_misuse_here() -> None:
     """A subject that breaks its contract with the harness is no finding."""
     with pytest.raises(Misuse, match=r"^mine: no such name"):
-        judge(with_reply(Reply(1, "misused", (), "Misuse", "no such name")))
+        judge(with_reply(Reply(rank=1, outcome="misused", error_type="Misuse", error_text="no such name")))
 
 
 def test_misuse_of_a_refused_case_is_misuse_too() -> None:
     """It is not taken for the refusal."""
     with pytest.raises(Misuse, match="no such name"):
-        judge([Reply(rank, "misused", (), "Misuse", "no such name") for rank in range(3)], REFUSED)
+        judge(
+            [Reply(rank=rank, outcome="misused", error_type="Misuse", error_text="no such name") for rank in range(3)],
+            REFUSED,
+        )
 
 
 def test_refused_alike_on_every_rank_holds() -> None:
     """One type of error; its words may name the rank."""
     verdict = refusals(raised(1, text="rank 1 has 3"))
 
-    assert (verdict.kind, verdict.claim, verdict.mismatches, verdict.detail) == ("holds", "refuses", (), "")
+    assert (verdict.kind, verdict.claim, verdict.judgement.mismatches, verdict.detail) == ("holds", "refuses", (), "")
 
 
 def test_a_rank_that_answers_has_not_refused() -> None:
     """It is named, beside what the others raised."""
-    verdict = refusals(Reply(1, "answered"))
-    [mismatch] = verdict.mismatches
+    verdict = refusals(Reply(rank=1, outcome="answered"))
+    [mismatch] = verdict.judgement.mismatches
 
     assert (verdict.kind, mismatch.rank) == ("not_refused", 1)
     assert (mismatch.expected, mismatch.actual) == ("ValueError on every rank", "answered")
@@ -167,21 +174,23 @@ def test_another_type_of_error_is_not_refused_alike() -> None:
     verdict = refusals(raised(2, "IndexError", "out of range", at_s=2.0))
 
     assert verdict.kind == "not_refused"
-    assert [(m.rank, m.actual) for m in verdict.mismatches] == [(2, "IndexError")]
+    assert [(m.rank, m.actual) for m in verdict.judgement.mismatches] == [(2, "IndexError")]
 
 
 def test_refused_by_nobody_is_not_refused() -> None:
     """Every rank is a mismatch."""
-    verdict = refusals(*(Reply(rank, "answered") for rank in range(3)))
+    verdict = refusals(*(Reply(rank=rank, outcome="answered") for rank in range(3)))
 
     assert verdict.kind == "not_refused"
-    assert [(m.rank, m.expected) for m in verdict.mismatches] == [(r, "an error on every rank") for r in range(3)]
+    assert [(m.rank, m.expected) for m in verdict.judgement.mismatches] == [
+        (r, "an error on every rank") for r in range(3)
+    ]
 
 
 @pytest.mark.parametrize("outcome", ["timed_out", "lost", "not_supported"])
 def test_a_rank_that_does_not_come_back_has_not_refused(outcome: Outcome) -> None:
     """The run's own kind counts."""
-    verdict = refusals(*(Reply(rank, outcome, error_text="why", detail="why") for rank in range(3)))
+    verdict = refusals(*(Reply(rank=rank, outcome=outcome, error_text="why", detail="why") for rank in range(3)))
 
     assert (verdict.kind, verdict.claim) == (outcome, "refuses") and "why" in verdict.detail
 
@@ -189,7 +198,7 @@ def test_a_rank_that_does_not_come_back_has_not_refused(outcome: Outcome) -> Non
 @pytest.mark.parametrize("outcome", ["timed_out", "lost"])
 def test_a_rank_that_is_gone_where_its_peers_refuse_counts_most(outcome: Outcome) -> None:
     """None may hang: it is told first and in full, then what the others raised."""
-    verdict = refusals(Reply(1, outcome, detail="stack 1", at_s=5.0))
+    verdict = refusals(Reply(rank=1, outcome=outcome, detail="stack 1", at_s=5.0))
 
     assert verdict.kind == outcome
     assert verdict.detail.splitlines()[1:] == [

@@ -34,7 +34,8 @@ from equivtest.families.zero3.fetch.case import FetchCase
 from equivtest.families.zero3.lifecycle.case import LifecycleCase
 from equivtest.kit.case import Case, from_code
 from equivtest.kit.defect import Defect, defects
-from equivtest.kit.names import resolve
+from equivtest.kit.names import require_fit, resolve
+from equivtest.kit.parts import FAMILIES as FOLDERS
 from equivtest.known import SHIPPED, KnownFailures
 from equivtest.property import Property
 from equivtest.ranks.pool import Pool
@@ -87,7 +88,14 @@ FAMILIES = {
 
 TABLE = os.environ.get("EQUIVTEST_DEFECT_TABLE", "")
 COLUMNS = ("defect", "family", "claim", "kind", "smallest found", "seconds")
-each_defect = pytest.mark.parametrize("defect", defects(), ids=lambda defect: defect.name)
+
+
+def folder_of(defect: Defect) -> str:
+    """The family, or variant of one, in which the defect is written: 'embedding' or 'embedding.ways'."""
+    return defect.subject.removeprefix(f"{FOLDERS}.").partition(".defects")[0]
+
+
+each_defect = pytest.mark.parametrize("defect", defects(), ids=lambda defect: f"{folder_of(defect)}-{defect.name}")
 
 
 def property_of(defect: Defect) -> Property:
@@ -134,10 +142,10 @@ def audit(defect: Defect, pool: Pool, directory: Path) -> tuple[list[str], dict[
     for world_size, index in itertools.product((defect.smallest.world_size, defect.smallest.world_size + 1), INDICES):
         chunk = Chunk(world_size, limits.DTYPES, index, 25)
         findings = search(prop, chunk, pool, known, directory, only=target, is_enough=is_enough)
-        if findings.failures and (index == INDICES[-1] or is_near(from_code(findings.failures[0]["case"]), defect)):
+        if findings.failures and (index == INDICES[-1] or is_near(from_code(findings.failures[0].case), defect)):
             return others, findings.failures[0]
-        assert not findings.misuse, findings.misuse
-        others += [f"{claim} {kind}" for record in findings.records for claim, kind in record["verdicts"].items()]
+        assert not findings.misuse, f"{folder_of(defect)}: {findings.misuse}"
+        others += [f"{claim} {kind}" for record in findings.records for claim, kind in record.verdicts.items()]
     return [text for text in dict.fromkeys(others) if not text.endswith(("holds", "known"))], None
 
 
@@ -205,18 +213,19 @@ def test_the_property_rejects_the_defect_in_a_smallest_case(defect: Defect, pool
     begun_s = time.monotonic()
     others, failure = audit(defect, pool, tmp_path)
 
-    assert failure is not None, f"found only {others}"
-    add_row(defect, failure["case"], time.monotonic() - begun_s)
-    assert is_near(from_code(failure["case"]), defect), f"{failure['case']}: {defect.why}"
+    assert failure is not None, f"{folder_of(defect)}: found only {others}"
+    add_row(defect, failure.case, time.monotonic() - begun_s)
+    assert is_near(from_code(failure.case), defect), f"{folder_of(defect)}: {failure.case}: {defect.why}"
 
 
 @pytest.mark.ranks
 @each_defect
 def test_the_defect_shows_in_the_case_derived_by_hand(defect: Defect, pool: Pool) -> None:
-    """`smallest` fails with the claim and kind of the catalogue."""
+    """`smallest` fails with the claim and kind of its record."""
     verdicts = judge(defect.subject, defect.smallest, pool, property_of(defect).claims)
 
-    assert (defect.claim, defect.kind) in {(verdict.claim, verdict.kind) for verdict in verdicts}
+    failed = {(verdict.claim, verdict.kind) for verdict in verdicts}
+    assert (defect.claim, defect.kind) in failed, folder_of(defect)
 
 
 @pytest.mark.ranks
@@ -227,8 +236,8 @@ def test_the_real_subject_is_right_in_the_case_derived_by_hand(defect: Defect, p
     verdicts = judge(defect.replaces, defect.smallest, pool, property_of(defect).claims)
 
     wrong = [v for v in verdicts if v.kind != "holds" and not known.match(v.subject, v.claim, v.case, v.kind)]
-    assert not wrong
-    assert any(v.claim == defect.claim and v.kind == "holds" for v in verdicts)
+    assert not wrong, folder_of(defect)
+    assert any(v.claim == defect.claim and v.kind == "holds" for v in verdicts), folder_of(defect)
 
 
 def test_every_family_of_bugs_has_its_defect() -> None:
@@ -238,8 +247,16 @@ def test_every_family_of_bugs_has_its_defect() -> None:
 
 @each_defect
 def test_a_defect_is_a_subject_that_says_what_is_wrong(defect: Defect) -> None:
-    """Its name resolves to a function with a docstring."""
-    assert resolve(defect.subject).__doc__
+    """Its name resolves to a function with a docstring, which takes the case derived by hand and no other."""
+    subject = resolve(defect.subject)
+
+    assert subject.__doc__, folder_of(defect)
+    require_fit(subject, defect.smallest)
+    with pytest.raises(Misuse, match="the subject takes a"):
+        require_fit(subject, next(other for other in OTHERS if not isinstance(defect.smallest, type(other))))
+
+
+OTHERS = (LinearCase(world_size=1, style="rowwise"), FetchCase(world_size=1, parameters=((1,),)))
 
 
 def test_names_of_defects_are_unique() -> None:

@@ -26,6 +26,7 @@ from equivtest.filling import (
     short_of_conclusions,
     short_of_draws,
 )
+from equivtest.handover import Record
 from equivtest.kit.case import Case
 from equivtest.property import Property, Space
 from equivtest.verdicts.claims import (
@@ -36,6 +37,7 @@ from equivtest.verdicts.claims import (
     uses_only_collectives,
 )
 from tests.test_chunks import CHUNK, claimed
+from tests.test_report import record
 
 
 def filled_cases(prop: Property, chunk: Chunk, is_judged: IsJudged = always) -> list[Case]:
@@ -168,10 +170,10 @@ def test_shards_of_which_no_conclusion_is_wanted_have_no_cell() -> None:
     assert {kind for _, kind, _ in cells_of(claimed(), CHUNK)} == {"even", "uneven", "empty"}
 
 
-def verdicts_of(kinds: dict[str, int], **fields: Any) -> list[dict[str, Any]]:
+def verdicts_of(kinds: dict[str, int], **fields: Any) -> list[Record]:
     """So many records of each kind of verdict, in one cell."""
     place = {"dtype": "float16", "shard_kind": "empty"} | fields
-    return [place | {"verdicts": {"equals_unsharded": kind}} for kind, count in kinds.items() for _ in range(count)]
+    return [record(verdicts={"equals_unsharded": kind}, **place) for kind in Counter(kinds).elements()]
 
 
 @pytest.mark.parametrize(

@@ -5,20 +5,32 @@ from __future__ import annotations
 from equivtest.ranks.first_cause import first_cause
 from equivtest.ranks.reply import Reply
 
-LOST_PEER = Reply(0, "raised", (), "RuntimeError", "closed", "RuntimeError: Connection closed by peer [::1]", 1.0)
-OWN = Reply(1, "raised", (), "ValueError", "mine", "ValueError: mine", 2.0)
-KILLED = Reply(2, "lost", (), "", "killed by SIGKILL", "killed by SIGKILL", 3.0)
-WAITING = Reply(3, "timed_out", detail='File "/x/torch/distributed/distributed_c10d.py", line 1 in gather', at_s=0.5)
-WAITING_FOR_TENSOR = Reply(
-    3, "timed_out", detail='File "/x/torch/distributed/_functional_collectives.py", line 1 in wait_tensor', at_s=0.5
+LOST_PEER = Reply(
+    rank=0,
+    outcome="raised",
+    error_type="RuntimeError",
+    error_text="closed",
+    detail="RuntimeError: Connection closed by peer [::1]",
+    at_s=1.0,
 )
-LOOPING = Reply(4, "timed_out", detail='File "/x/mine.py", line 1 in loop', at_s=0.6)
-FINE = Reply(5, "answered", at_s=0.1)
+OWN = Reply(rank=1, outcome="raised", error_type="ValueError", error_text="mine", detail="ValueError: mine", at_s=2.0)
+KILLED = Reply(rank=2, outcome="lost", error_text="killed by SIGKILL", detail="killed by SIGKILL", at_s=3.0)
+WAITING = Reply(
+    rank=3, outcome="timed_out", detail='File "/x/torch/distributed/distributed_c10d.py", line 1 in gather', at_s=0.5
+)
+WAITING_FOR_TENSOR = Reply(
+    rank=3,
+    outcome="timed_out",
+    detail='File "/x/torch/distributed/_functional_collectives.py", line 1 in wait_tensor',
+    at_s=0.5,
+)
+LOOPING = Reply(rank=4, outcome="timed_out", detail='File "/x/mine.py", line 1 in loop', at_s=0.6)
+FINE = Reply(rank=5, outcome="answered", at_s=0.1)
 
 
 def test_nobody_is_blamed_without_a_failure() -> None:
     """Ranks that answered, or could not be asked, are no cause."""
-    assert first_cause([FINE, Reply(0, "not_supported"), Reply(1, "not_in_mesh")]) is None
+    assert first_cause([FINE, Reply(rank=0, outcome="not_supported"), Reply(rank=1, outcome="not_in_mesh")]) is None
 
 
 def test_the_first_of_those_that_failed_by_themselves_counts() -> None:

@@ -43,7 +43,7 @@ def test_torch_with_two_workers_still_frees_a_string_twice() -> None:
     ended = hammer(90, workers=2)
 
     assert ended.returncode in DEATHS, (
-        f"FINDINGS.md, 39, is over: take equivtest/ranks/gloo.py away. {ended.returncode} {ended.stdout} {ended.stderr}"
+        f"finding 39 is over: take equivtest/ranks/gloo.py away. {ended.returncode} {ended.stdout} {ended.stderr}"
     )
 
 

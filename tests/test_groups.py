@@ -22,8 +22,8 @@ from equivtest.ranks.reply import Reply
 from equivtest.ranks.wire import decode_reply
 from equivtest.verdicts.claims import Claim, refuses
 from equivtest.verdicts.compare import compare
-from equivtest.verdicts.judgement import Judgement
 from equivtest.verdicts.message import write_message
+from equivtest.verdicts.verdict import Judgement
 from tests.replies import change_answer, raised, right_replies, set_element
 
 PROGRAMS = "tests.rank_programs_groups:"
@@ -127,7 +127,7 @@ def test_a_failure_in_the_second_mesh_outweighs_an_open_question_in_the_first() 
     claim = Claim("equals_unsharded", "", lambda case, expected, answers: next(judged))
     (verdict,) = compare("", TWO_OF_FOUR, 0, [Expected({}, {})] * 2, right_replies(TWO_OF_FOUR), [claim])
 
-    assert (verdict.kind, verdict.margins) == ("value", {"output": 2.0})
+    assert (verdict.kind, verdict.judgement.margins) == ("value", {"output": 2.0})
 
 
 def test_a_rank_that_raised_is_named_with_its_process() -> None:
@@ -142,9 +142,9 @@ def test_a_rank_that_raised_is_named_with_its_process() -> None:
 def test_a_case_is_refused_by_those_in_a_mesh() -> None:
     """Who takes no part cannot refuse; who takes part and answers has not refused."""
     case = RefusedFetchCase(world_size=2, misfit="in_flight", members=(2, 0))
-    replies = [raised(0), Reply(1, "not_in_mesh"), raised(2)]
+    replies = [raised(0), Reply(rank=1, outcome="not_in_mesh"), raised(2)]
     [verdict] = judge_replies("mine", case, replies)
-    [other] = judge_replies("mine", case, [*replies[:2], Reply(2, "answered")])
+    [other] = judge_replies("mine", case, [*replies[:2], Reply(rank=2, outcome="answered")])
 
     assert (verdict.claim, verdict.kind, other.kind) == (refuses.name, "holds", "not_refused")
     assert "rank 0 of 2 (process 2)" in write_message(other)

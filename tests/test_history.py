@@ -89,29 +89,29 @@ def test_a_failure_that_needs_a_past_says_so(tmp_path: Path) -> None:
     """How many visits came before it in its world, and the first of them."""
     pool = Remembering()
     [failure] = run(pool, tmp_path).failures
-    [line] = [line for line in failure["message"].splitlines() if line.strip().startswith("history")]
+    [line] = [line for line in failure.message.splitlines() if line.strip().startswith("history")]
 
     assert "holds alone in new ranks; failed after" in line and repr(pool.seen[0]) in line
-    assert pool.renewed == [1] and repr(pool.seen[-1]) == failure["case"]
+    assert pool.renewed == [1] and repr(pool.seen[-1]) == failure.case
 
 
 def test_a_failure_that_needs_none_has_no_history(tmp_path: Path) -> None:
     pool = StubPool(lambda case: on_all_ranks(case, "param.0", lambda local: local * 0 + 0.5))
     [failure] = run(pool, tmp_path).failures
 
-    assert "history" not in failure["message"] and pool.renewed == [1]
+    assert "history" not in failure.message and pool.renewed == [1]
 
 
 def test_a_failure_whose_new_ranks_find_a_mistake_is_told_without_a_history(tmp_path: Path) -> None:
     def answer(case: Case) -> list[Reply]:
         if pool.renewed:
-            return [Reply(rank, "misused", error_text="no dict") for rank in range(case.world_size)]
+            return [Reply(rank=rank, outcome="misused", error_text="no dict") for rank in range(case.world_size)]
         return on_all_ranks(case, "param.0", lambda local: local * 0 + 0.5)
 
     pool = StubPool(answer)
     [failure] = run(pool, tmp_path).failures
 
-    assert "history" not in failure["message"] and pool.renewed == [1]
+    assert "history" not in failure.message and pool.renewed == [1]
 
 
 def test_the_one_failure_of_interest_is_not_run_again(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_the_one_failure_of_interest_is_not_run_again(tmp_path: Path) -> None:
     pool = StubPool(lambda case: on_all_ranks(case, "param.0", lambda local: local * 0 + 0.5))
     [failure] = run(pool, tmp_path, only=("equals_unsharded", "value")).failures
 
-    assert failure["kind"] == "value" and pool.renewed == []
+    assert failure.kind == "value" and pool.renewed == []
 
 
 @pytest.mark.ranks
@@ -129,7 +129,7 @@ def test_a_real_subject_that_keeps_state_between_visits_is_told_apart(pool: Pool
     prop = Property(subject, "It is.", "nowhere", fetch_cases, (does_not_touch_its_inputs,))
     [failure] = search(prop, Chunk(1, ("float32",), 0, 8), pool, KnownFailures(), tmp_path).failures
 
-    assert (failure["kind"], "holds alone in new ranks" in failure["message"]) == ("touched", True)
+    assert (failure.kind, "holds alone in new ranks" in failure.message) == ("touched", True)
 
 
 BREAKS = ["raised", "lost", "timed_out"]
@@ -139,10 +139,10 @@ BREAKS = ["raised", "lost", "timed_out"]
 def test_a_run_that_breaks_alone_too_has_no_history(tmp_path: Path, outcome: str) -> None:
     """It is run once more, as any failure; which of its ranks breaks how may differ."""
     outcomes = iter([outcome] * (limits.BROKEN_RUNS - 1))
-    pool = StubPool(lambda case: [Reply(rank, next(outcomes, "lost")) for rank in range(case.world_size)])  # type: ignore[arg-type]
+    pool = StubPool(lambda case: [Reply(rank=rank, outcome=next(outcomes, "lost")) for rank in range(case.world_size)])  # type: ignore[arg-type]
     failures = run(pool, tmp_path).failures
 
-    assert len(failures) == len(pool.renewed) and not any("history" in failure["message"] for failure in failures)
+    assert len(failures) == len(pool.renewed) and not any("history" in failure.message for failure in failures)
 
 
 @pytest.mark.parametrize("outcome", BREAKS)
@@ -150,8 +150,8 @@ def test_a_run_that_breaks_only_after_others_says_so(tmp_path: Path, outcome: st
     """What the others left in the processes is the first thing to look for."""
     visits = iter(range(1000))
     pool = StubPool(
-        lambda case: [Reply(0, outcome)] if next(visits) == 3 else right_replies(case)  # type: ignore[arg-type]
+        lambda case: [Reply(rank=0, outcome=outcome)] if next(visits) == 3 else right_replies(case)  # type: ignore[arg-type]
     )
     [failure] = run(pool, tmp_path).failures
 
-    assert "holds alone in new ranks; failed after 3 earlier visits" in failure["message"]
+    assert "holds alone in new ranks; failed after 3 earlier visits" in failure.message

@@ -16,10 +16,11 @@ import pytest
 from equivtest.check import judge
 from equivtest.kit.case import Case
 from equivtest.kit.parts import modules_of
-from equivtest.known import SHIPPED, WHOLE_RUN, KnownFailure, KnownFailures
+from equivtest.known import SHIPPED, KnownFailure, KnownFailures
 from equivtest.property import Space
 from equivtest.ranks.pool import Pool
 from equivtest.suite import load_properties, properties_dir
+from equivtest.verdicts.verdict import WHOLE_RUN
 
 ENTRIES = [entry for entry in KnownFailures.load(SHIPPED).entries if entry.kind in WHOLE_RUN]
 SPACE = Space((1, 2), ("float32",))
@@ -38,8 +39,8 @@ def drawn_of(subject: str) -> tuple[Case, ...]:
     generator, data = Random(0), Mock()
     data.draw = lambda strategy: strategy.do_draw(data)
     with ExitStack() as patches:
-        for family in STRATEGIES:
-            patches.enter_context(patch(f"{family}.pick", lambda _draw, _name, table: generator.choice(table)))
+        for module in (*STRATEGIES, "equivtest.kit.picks"):
+            patches.enter_context(patch(f"{module}.pick", lambda _draw, _name, table: generator.choice(table)))
         drawn = [prop.cases(SPACE).do_draw(data) for prop in properties for _ in range(NUM_DRAWN)]
     return tuple(
         replace(case, values=case.values[:1], repeats=False, records=False, members=())

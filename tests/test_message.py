@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import get_args
 
-import pytest
 import torch
 
-from equivtest import errors
 from equivtest.check import judge_replies
 from equivtest.kit.case import Case, from_code
 from equivtest.kit.oracle import expect
@@ -16,8 +13,8 @@ from equivtest.kit.oracle.expected import Expected
 from equivtest.ranks.reply import Reply
 from equivtest.verdicts.claims import equals_unsharded
 from equivtest.verdicts.compare import compare
-from equivtest.verdicts.message import HEADLINES, write_message
-from equivtest.verdicts.verdict import FAILURES, Kind, Verdict
+from equivtest.verdicts.message import write_message
+from equivtest.verdicts.verdict import Verdict
 from tests.replies import FETCH, LINEAR, change_answer, on_all_ranks, raised, right_replies, set_element, set_tensor
 
 
@@ -171,18 +168,3 @@ def test_a_run_that_raised_shows_the_first_cause() -> None:
         "  rank 0 of 3 raised ValueError: no",
         "  Traceback of rank 0",
     ]
-
-
-@pytest.mark.parametrize("kind", [*FAILURES, "not_supported"])
-def test_a_headline_begins_with_the_name_of_its_exception(kind: Kind) -> None:
-    """So that a log and a traceback say the same."""
-    name = HEADLINES[kind].partition(":")[0]
-
-    assert issubclass(getattr(errors, name), errors.ClaimFailed)
-
-
-def test_every_kind_that_can_be_raised_has_a_headline() -> None:
-    """And no other has."""
-    others = {"holds", "inconclusive", "known"}
-
-    assert set(HEADLINES) == set(get_args(Kind)) - others

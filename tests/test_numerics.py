@@ -133,8 +133,10 @@ def test_sums_cut_toward_zero_are_seen_though_each_is_within_its_bound() -> None
     with computing("truncate") as pool:
         verdicts = [verdict for case in cases for verdict in judge("redistribute", case, pool, [equals_unsharded])]
     reduced = [verdict for verdict in verdicts if verdict.case.target == ("replicate",)]
-    assert {verdict.kind for verdict in reduced} == {"value"} and max(verdict.margin for verdict in reduced) < 1
-    assert all("lean to one side" in verdict.mismatches[0].actual for verdict in reduced)
+    assert {verdict.kind for verdict in reduced} == {"value"} and max(
+        verdict.judgement.margin for verdict in reduced
+    ) < 1
+    assert all("lean to one side" in verdict.judgement.mismatches[0].actual for verdict in reduced)
 
 
 def test_sums_rounded_to_nearest_do_not_lean(varying: Pool) -> None:

@@ -68,3 +68,14 @@ def test_the_names_of_subjects_cost_no_torch() -> None:
     program = "import sys, equivtest.kit.names; print({'torch', 'hypothesis'} & sys.modules.keys())"
 
     assert printed_by(program) == "set()"
+
+
+def test_a_defect_costs_a_rank_no_verdicts_and_no_hypothesis() -> None:
+    program = """
+import sys
+from equivtest.kit.names import resolve
+resolve("equivtest.families.linear.defects.layers:bias_on_every_rank")
+print({"hypothesis", "equivtest.verdicts", "equivtest.kit.oracle"} & sys.modules.keys())
+"""
+
+    assert printed_by(program) == "set()"

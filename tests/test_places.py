@@ -63,7 +63,7 @@ def test_waiting_for_the_work_of_a_collective_is_told_by_the_line(tmp_path: Path
 
 
 def reply(rank: int, outcome: Outcome, detail: str = "") -> Reply:
-    return Reply(rank, outcome, detail=detail)
+    return Reply(rank=rank, outcome=outcome, detail=detail)
 
 
 def test_ranks_at_one_place_are_told_together() -> None:

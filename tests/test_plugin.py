@@ -26,14 +26,6 @@ W3 = ("--world-sizes", "3")
 UNKNOWN = "--known-failures=none"  # of a process of its own, which the shipped ones would make import torch
 
 
-def test_import_of_plugin_imports_neither_torch_nor_hypothesis() -> None:
-    code = "import sys, equivtest.plugin; print({'torch', 'hypothesis', 'numpy'} & set(sys.modules))"
-
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-
-    assert found.stdout.strip() == "set()"
-
-
 def test_run_without_properties_shows_nothing_of_us(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test_it(): pass")
 
@@ -113,31 +105,16 @@ def test_claims_end_alike_with_and_without_xdist(pytester: pytest.Pytester, work
     result.assert_outcomes(passed=10, failed=2)
 
 
-def test_failed_claim_shows_the_whole_message(pytester: pytest.Pytester) -> None:
-    make_suite(pytester, "a_wrong")
-
-    result = run_suite(pytester)
-
-    assert result.ret == 1
-    result.stdout.fnmatch_lines(
-        ["*a_wrong: equals_unsharded*", "ValueMismatch: a_wrong: output differs from *", "  where *rank 2 of 3"]
-    )
-
-
-def test_failed_search_names_claim_and_kind_only(pytester: pytest.Pytester) -> None:
-    make_suite(pytester, "a_wrong")
-
-    result = run_suite(pytester)
-
-    result.stdout.fnmatch_lines(["*a_wrong[[]w3-0]*", "equals_unsharded: value", "*a_wrong: equals_unsharded*"])
-
-
-def test_failed_claim_leaves_its_neighbour_passed(pytester: pytest.Pytester) -> None:
+def test_a_failing_search_names_claim_and_kind_and_its_claim_shows_the_whole_message(pytester: pytest.Pytester) -> None:
+    """The other claim of the property has passed."""
     make_suite(pytester, "a_wrong")
 
     result = run_suite(pytester, "-v")
 
+    assert result.ret == 1
     result.stdout.fnmatch_lines(["*::a_wrong::equals_unsharded FAILED*", "*::a_wrong::agrees_on_all_ranks PASSED*"])
+    result.stdout.fnmatch_lines(["*a_wrong[[]w3-0]*", "equals_unsharded: value", "*a_wrong: equals_unsharded*"])
+    result.stdout.fnmatch_lines(["ValueMismatch: a_wrong: output differs from *", "  where *rank 2 of 3"])
 
 
 def test_property_without_a_case_is_not_run(pytester: pytest.Pytester) -> None:
@@ -214,6 +191,23 @@ def test_all_that_is_allowed_to_be_lacking_shows_nothing(pytester: pytest.Pytest
 
     assert result.ret == 2
     result.stdout.fnmatch_lines(["equivtest: no verdict of this run is conclusive: nothing is proven"])
+
+
+@pytest.mark.parametrize(("subjects", "code"), [(("a_leftout", "b"), 0), (("a_leftout",), 2)])
+def test_a_property_that_no_dtype_of_the_run_can_judge_is_left_out(
+    pytester: pytest.Pytester, subjects: tuple[str, ...], code: int
+) -> None:
+    """And is no mistake; where nothing else is judged, nothing is proven."""
+    make_suite(pytester, *subjects)
+
+    result = run_suite(pytester, "--dtypes=bfloat16")
+
+    assert result.ret == code
+    result.stdout.fnmatch_lines(["dtypes  a_leftout: left out bfloat16: no case can be judged there"])
+    if code:
+        result.stdout.fnmatch_lines(
+            ["equivtest: nothing was judged: nothing is proven; a_leftout: no case can be judged in bfloat16"]
+        )
 
 
 def test_a_run_of_absent_properties_is_no_success(pytester: pytest.Pytester) -> None:
@@ -529,40 +523,32 @@ subject = "a"
 claim = "equals_unsharded"
 kind = "layout"
 where = []
-case = "LinearCase(world_size=3, style='rowwise', bias={bias})"
+case = "LinearCase(world_size=3, style='rowwise', {fields})"
 reason = "torch does it so"
 """
 
 
-def test_known_failure_that_still_fails_is_xfailed(pytester: pytest.Pytester) -> None:
+@pytest.mark.parametrize(
+    ("fields", "world_size", "outcomes", "line"),
+    [
+        ("bias=False", 3, {"xfailed": 1}, "XFAIL known_failures::a::1 - torch does it so"),
+        ("bias=True", 3, {"failed": 1}, "no longer fails: remove the entry known_failures::a::1, or make it stricter"),
+        ("bias=True, in_features=2", 3, {"skipped": 1}, "SKIPPED*no conclusive verdict: inconclusive"),
+        ("bias=False", 2, {"skipped": 1}, "SKIPPED*is outside --world-sizes or --dtypes"),
+    ],
+    ids=["still fails", "no longer fails", "inconclusive: it may fail still", "not run"],
+)
+def test_a_known_failure_ends_as_its_smallest_case_does(
+    pytester: pytest.Pytester, fields: str, world_size: int, outcomes: dict[str, int], line: str
+) -> None:
     make_suite(pytester, "a")
-    (pytester.path / "known.toml").write_text(KNOWN.format(bias=False))
+    (pytester.path / "known.toml").write_text(KNOWN.format(fields=fields))
 
-    result = run_suite(pytester, "--known-failures=known.toml", "-rx", *W3)
+    result = run_suite(pytester, "--known-failures=known.toml", "-rxs", f"--world-sizes={world_size}")
 
-    result.assert_outcomes(passed=3, xfailed=1)
-    result.stdout.fnmatch_lines(["XFAIL known_failures::a::1 - torch does it so"])
-
-
-def test_known_failure_that_no_longer_fails_turns_the_run_red(pytester: pytest.Pytester) -> None:
-    make_suite(pytester, "a")
-    (pytester.path / "known.toml").write_text(KNOWN.format(bias=True))
-
-    result = run_suite(pytester, "--known-failures=known.toml", *W3)
-
-    assert result.ret == 1
-    result.stdout.fnmatch_lines(["no longer fails: remove the entry known_failures::a::1, or make it stricter"])
-
-
-def test_known_failure_of_which_nothing_is_shown_is_skipped(pytester: pytest.Pytester) -> None:
-    """It may fail still: nobody is told to remove the entry."""
-    make_suite(pytester, "a")
-    (pytester.path / "known.toml").write_text(KNOWN.format(bias="True, in_features=2"))
-
-    result = run_suite(pytester, "--known-failures=known.toml", "-rs", *W3)
-
-    result.assert_outcomes(passed=3, skipped=1)
-    result.stdout.fnmatch_lines(["SKIPPED*no conclusive verdict: inconclusive"])
+    assert result.ret == (1 if "failed" in outcomes else 0)
+    result.assert_outcomes(passed=3, **outcomes)
+    result.stdout.fnmatch_lines([line])
 
 
 def test_shipped_known_failure_that_holds_on_another_backend_passes(
@@ -570,22 +556,13 @@ def test_shipped_known_failure_that_holds_on_another_backend_passes(
 ) -> None:
     """It was found with gloo on the CPU; what another backend or device gets right is no news about the entry."""
     make_suite(pytester, "a")
-    (pytester.path / "known.toml").write_text(KNOWN.format(bias=True))
+    (pytester.path / "known.toml").write_text(KNOWN.format(fields="bias=True"))
     monkeypatch.setattr(known, "SHIPPED", pytester.path / "known.toml")
 
     result = run_suite(pytester, "--device=cuda", "-rA", *W3)
 
     result.assert_outcomes(passed=4)
     result.stdout.fnmatch_lines(["PASSED known_failures::a::1"])
-
-
-def test_known_failure_outside_the_world_sizes_is_skipped(pytester: pytest.Pytester) -> None:
-    make_suite(pytester, "a")
-    (pytester.path / "known.toml").write_text(KNOWN.format(bias=False))
-
-    result = run_suite(pytester, "--known-failures=known.toml", "--world-sizes=2")
-
-    result.assert_outcomes(passed=3, skipped=1)
 
 
 @pytest.mark.parametrize(("cores", "workers"), [(1, 1), (2, 2), (4, 4), (6, 3), (64, 32)])

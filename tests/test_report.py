@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-import json
 import random
 import subprocess
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
 from equivtest.errors import BrokenSetup
+from equivtest.handover import Failure, KnownState, Listed, Record
 from equivtest.machine import commit_of, cpu_name, versions_of
 from equivtest.profiles import PROFILES, plan
 from equivtest.report.files import as_html, write_report
 from equivtest.report.tally import Tally, case_code
 from equivtest.report.text import summarize, totals
 
-META = {
-    "path": "properties/test_a.py",
-    "name": "rowwise_linear",
-    "subject": "rowwise_linear",
-    "statement": "It is the unsharded one.",
-    "source": "style.py",
-    "claims": ["equals_unsharded", "agrees_on_all_ranks"],
-}
+LISTED = Listed(
+    path="properties/test_a.py",
+    name="rowwise_linear",
+    subject="rowwise_linear",
+    statement="It is the unsharded one.",
+    source="style.py",
+    claims=("equals_unsharded", "agrees_on_all_ranks"),
+    planned=("w3-0",),
+)
 ENVIRONMENT = {
     "profile": "gate",
     "backend": "gloo",
@@ -34,52 +37,56 @@ ENVIRONMENT = {
 }
 
 
-def record(**changes: Any) -> dict[str, Any]:
+def record(**changes: Any) -> Record:
     """One record, all of whose claims hold, changed."""
-    data = {
+    fields: dict[str, Any] = {
         "schema": 1,
         "subject": "rowwise_linear",
         "case": {"schema": 1, "type": "LinearCase", "fields": {"world_size": 3, "leading": [2, 1]}},
         "draw": 0,
         "mode": "dense",
+        "seed": 0,
         "world_size": 3,
         "dtype": "float32",
         "shard_kind": "uneven",
+        "refusal": "",
         "verdicts": {"equals_unsharded": "holds", "agrees_on_all_ranks": "holds"},
+        "margins": {},
+        "tensor_margins": {},
         "known": {},
         "busy_s": 0.25,
     }
-    return data | changes
+    return Record(**fields | changes)
 
 
-def failure(**changes: Any) -> dict[str, Any]:
-    """One shrunk failure, changed."""
-    return {
-        "subject": "rowwise_linear",
-        "claim": "equals_unsharded",
-        "kind": "value",
-        "message": "ValueMismatch: rowwise_linear: output",
-        "replay": "f.json",
-        "case": "LinearCase()",
-    } | changes
+def failure(message: str = "ValueMismatch: rowwise_linear: output", replay: str = "f.json") -> Failure:
+    """One shrunk failure."""
+    return Failure(
+        subject="rowwise_linear",
+        claim="equals_unsharded",
+        kind="value",
+        message=message,
+        replay=replay,
+        case="LinearCase()",
+    )
 
 
-def tally(*records: dict[str, Any], planned: tuple[str, ...] = ("w3-0",), failures: tuple[Any, ...] = ()) -> Tally:
-    """The tally of one search."""
-    made = Tally(dict(META), planned)
-    made.add("w3-0", records, list(failures))
+def tally(*records: Record, failures: tuple[Failure, ...] = (), **listed: Any) -> Tally:
+    """The tally of one search of the property, changed."""
+    made = Tally(replace(LISTED, **listed))
+    made.add("w3-0", records, failures)
     return made
 
 
-def of_kind(kind: str) -> dict[str, Any]:
-    return record(verdicts={"equals_unsharded": kind, "agrees_on_all_ranks": "holds"})
+def of_kind(kind: str, **changes: Any) -> Record:
+    return record(verdicts={"equals_unsharded": kind, "agrees_on_all_ranks": "holds"}, **changes)
 
 
 def cells_of(kind: str, mode: str, holding: int, others: int) -> Tally:
     """Every shard kind of one world covered; in uneven shards `equals_unsharded` also ends as `kind`."""
     covered = [record(shard_kind=shards) for shards in ("even", "uneven", "empty")] * 5
     held = [record(mode=mode)] * holding
-    return tally(*covered, *held, *[of_kind(kind) | {"mode": mode}] * others)
+    return tally(*covered, *held, *[of_kind(kind, mode=mode)] * others)
 
 
 def test_a_claim_that_real_values_mostly_leave_open_is_a_hole() -> None:
@@ -127,45 +134,27 @@ def test_draws_of_one_case_are_one_layout() -> None:
     assert (counted.layouts, counted.draws, counted.judged) == (1, 2, 4)
 
 
-def test_claim_that_holds_has_passed() -> None:
-    assert tally(record()).claims()[0].outcome == "passed"
+@pytest.mark.parametrize(
+    ("counted", "outcome", "text"),
+    [
+        (tally(record()), "passed", ""),
+        (tally(of_kind("value"), failures=(failure(),)), "failed", "ValueMismatch: rowwise_linear: output"),
+        (tally(record(), of_kind("value")), "failed", "equals_unsharded does not hold: 1 holds, 1 value"),
+        (tally(of_kind("inconclusive")), "skipped", "no conclusive verdict: 1 inconclusive"),
+        (tally(of_kind("not_supported")), "skipped", "no conclusive verdict: 1 not supported"),
+        (tally(of_kind("known", known={"equals_unsharded": "torch does so"})), "xfailed", "torch does so"),
+        (tally(), "skipped", "not run: no case was judged"),
+        (tally(record(), planned=("w3-0", "w4-0")), "skipped", "not finished: 1 of 2 searches ended"),
+    ],
+)
+def test_what_a_run_says_of_a_claim(counted: Tally, outcome: str, text: str) -> None:
+    result = counted.claims()[0]
 
-
-def test_claim_with_a_failure_has_failed_with_its_message() -> None:
-    result = tally(of_kind("value"), failures=(failure(),)).claims()[0]
-
-    assert (result.outcome, result.text) == ("failed", "ValueMismatch: rowwise_linear: output")
-
-
-def test_failure_without_a_message_still_fails_the_claim() -> None:
-    assert tally(record(), of_kind("value")).claims()[0].outcome == "failed"
+    assert (result.outcome, result.text) == (outcome, text)
 
 
 def test_failing_claim_leaves_the_other_alone() -> None:
     assert tally(of_kind("value")).claims()[1].outcome == "passed"
-
-
-@pytest.mark.parametrize("kind", ["inconclusive", "not_supported"])
-def test_claim_without_a_conclusion_is_open(kind: str) -> None:
-    result = tally(of_kind(kind)).claims()[0]
-
-    assert (result.outcome, result.text) == ("skipped", f"no conclusive verdict: 1 {kind.replace('_', ' ')}")
-
-
-def test_claim_that_only_failed_as_known_is_xfailed_with_the_reason() -> None:
-    result = tally(of_kind("known") | {"known": {"equals_unsharded": "torch does so"}}).claims()[0]
-
-    assert (result.outcome, result.text) == ("xfailed", "torch does so")
-
-
-def test_claim_of_no_case_is_not_run() -> None:
-    assert [result.text for result in tally().claims()] == ["not run: no case was judged"] * 2
-
-
-def test_claim_is_open_until_every_search_has_ended() -> None:
-    result = tally(record(), planned=("w3-0", "w4-0")).claims()[0]
-
-    assert (result.outcome, result.text) == ("skipped", "not finished: 1 of 2 searches ended")
 
 
 def test_claim_that_the_property_does_not_list_is_reported_too() -> None:
@@ -183,11 +172,10 @@ def test_missing_cell_is_a_hole() -> None:
 
 
 def test_no_conclusion_is_asked_of_shards_whose_every_case_is_a_known_failure() -> None:
-    counted = tally(record(), record(shard_kind="even"), record(shard_kind="empty", verdicts={"output": "known"}))
-    assert counted.holes(["float32"]) == ["world size 3, float32, empty shards: 1 known"]
+    records = (record(), record(shard_kind="even"), record(shard_kind="empty", verdicts={"output": "known"}))
+    assert tally(*records).holes(["float32"]) == ["world size 3, float32, empty shards: 1 known"]
 
-    counted.meta["conclusive_shards"] = ["even", "uneven"]
-    assert counted.holes(["float32"]) == []
+    assert tally(*records, conclusive_shards=("even", "uneven")).holes(["float32"]) == []
 
 
 def test_a_claim_that_judges_some_visits_only_leaves_no_hole() -> None:
@@ -203,16 +191,11 @@ def test_a_claim_that_judges_some_visits_only_leaves_no_hole() -> None:
 
 
 def test_one_rank_has_even_shards_only() -> None:
-    counted = Tally(dict(META), ("w1-0",))
-
-    assert counted.required_cells(["float32"]) == [(1, "float32", "even")]
+    assert tally(planned=("w1-0",)).required_cells(["float32"]) == [(1, "float32", "even")]
 
 
 def test_refusals_need_no_kind_of_shard() -> None:
-    counted = Tally(META | {"claims": ["refuses"]}, ("w3-0",))
-    counted.add("w3-0", [record(verdicts={"refuses": "holds"})], [])
-
-    assert counted.holes(["float32"]) == []
+    assert tally(record(verdicts={"refuses": "holds"}), claims=("refuses",)).holes(["float32"]) == []
 
 
 def test_slowest_cases_come_first() -> None:
@@ -222,7 +205,7 @@ def test_slowest_cases_come_first() -> None:
 
 
 def test_written_case_is_shown_as_code() -> None:
-    assert case_code(record()["case"]) == "LinearCase(world_size=3, leading=(2, 1))"
+    assert case_code(record().case) == "LinearCase(world_size=3, leading=(2, 1))"
 
 
 def test_summary_of_nothing_is_empty() -> None:
@@ -230,15 +213,15 @@ def test_summary_of_nothing_is_empty() -> None:
 
 
 def test_summary_fits_eighty_columns() -> None:
-    named = Tally(META | {"name": "zero3_fetch_all_gather_refuses"}, ("w3-0",))
     kinds = ["even", "uneven", "empty"]
     dtypes = ["float32", "float64", "bfloat16", "float16"]
-    records = [record(world_size=w, dtype=d, shard_kind=k) for w in (1, 2, 3, 4) for d in dtypes for k in kinds]
-    for number, one in enumerate(records):
-        one["case"] = {"schema": 1, "type": "C" * 100, "fields": {"n": number}}
-    named.add("w3-0", records, [])
+    places = [(w, d, k) for w in (1, 2, 3, 4) for d in dtypes for k in kinds]
+    records = [
+        record(world_size=w, dtype=d, shard_kind=k, case={"schema": 1, "type": "C" * 100, "fields": {"n": number}})
+        for number, (w, d, k) in enumerate(places)
+    ]
 
-    lines = summarize([named], seconds=1.0, width=80)
+    lines = summarize([tally(*records, name="zero3_fetch_all_gather_refuses")], seconds=1.0, width=80)
 
     assert max(len(line) for line in lines[:-2]) <= 80
 
@@ -262,10 +245,10 @@ def test_totals_say_how_much_was_done() -> None:
 
 
 def test_report_holds_every_record_as_a_line(tmp_path: Path) -> None:
-    write_report(tmp_path, ENVIRONMENT, [tally(record())], [json.dumps(record())], [])
+    written = msgspec.json.encode(record()).decode()
+    write_report(tmp_path, ENVIRONMENT, [tally(record())], [written], [])
 
-    lines = (tmp_path / "verdicts.jsonl").read_text().splitlines()
-    assert [json.loads(line) for line in lines] == [record()]
+    assert (tmp_path / "verdicts.jsonl").read_text() == f"{written}\n"
 
 
 def test_report_that_cannot_be_written_is_a_broken_setup(tmp_path: Path) -> None:
@@ -322,15 +305,15 @@ def test_page_says_how_to_see_a_failure_again() -> None:
 
 
 def test_page_lists_what_is_not_supported_and_why() -> None:
-    lacking = tally(of_kind("not_supported") | {"lacking": "rank 1: all_gather of float32 raised RuntimeError: no"})
+    lacking = tally(of_kind("not_supported", lacking="rank 1: all_gather of float32 raised RuntimeError: no"))
     page = as_html(ENVIRONMENT, [lacking], [])
     assert "<td>float32</td><td>uneven</td>" in page and "<td>rank 1: all_gather of float32 raised" in page
 
 
 def test_summary_tells_what_the_backend_cannot_do_once_and_whole() -> None:
     """However many verdicts are open for it, and however narrow the terminal is."""
-    lacking = of_kind("not_supported") | {"lacking": f"rank 1: {'all_gather ' * 20}raised"}
-    lines = summarize([tally(lacking, lacking | {"draw": 1})], seconds=1, width=80)
+    lacking = [of_kind("not_supported", draw=draw, lacking=f"rank 1: {'all_gather ' * 20}raised") for draw in (0, 1)]
+    lines = summarize([tally(*lacking)], seconds=1, width=80)
     assert [line for line in lines if line.startswith("unsupp ")] == [
         f"unsupp  rank 1: {'all_gather ' * 20}raised: 2 verdicts"
     ]
@@ -340,10 +323,9 @@ def test_page_lists_known_failures() -> None:
     assert "no longer fails" in as_html(ENVIRONMENT, [tally(record())], [known_entry(state="no longer fails")])
 
 
-def known_entry(**changes: str) -> dict[str, str]:
+def known_entry(**changes: str) -> KnownState:
     """What the item of a known failure reports, changed."""
-    names = ("id", "subject", "claim", "kind", "case", "reason", "link", "state")
-    return {name: name for name in names} | changes
+    return KnownState(**{name: name for name in KnownState.__struct_fields__} | changes)
 
 
 def test_gate_gives_larger_worlds_their_share() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections import Counter
@@ -11,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
 from hypothesis.strategies import SearchStrategy
 
@@ -21,6 +21,7 @@ from equivtest.families.linear.strategy import linear_cases
 from equivtest.families.module.case import ModuleCase
 from equivtest.families.zero3.fetch.case import FetchCase, RefusedFetchCase
 from equivtest.families.zero3.fetch.strategy import fetch_cases, refused_fetch_cases
+from equivtest.handover import Record
 from equivtest.kit.case import Case, from_code, from_data
 from equivtest.known import Condition, KnownFailure, KnownFailures
 from equivtest.module import module_property
@@ -107,12 +108,12 @@ def run(
 
 
 def targets(findings: Findings) -> set[tuple[str, str]]:
-    return {(failure["claim"], failure["kind"]) for failure in findings.failures}
+    return {(failure.claim, failure.kind) for failure in findings.failures}
 
 
 def shrunk(findings: Findings, claim: str) -> FetchCase:
     """The case of the one failure of that claim."""
-    [case] = [from_code(failure["case"]) for failure in findings.failures if failure["claim"] == claim]
+    [case] = [from_code(failure.case) for failure in findings.failures if failure.claim == claim]
     assert isinstance(case, FetchCase)
     return case
 
@@ -130,7 +131,7 @@ def test_where_all_is_right_nothing_is_found(tmp_path: Path) -> None:
     findings = run(pool, tmp_path / "failures")
 
     assert findings.failures == [] and len(findings.records) == len(pool.seen) == len(set(pool.seen))
-    assert {kind for record in findings.records for kind in record["verdicts"].values()} == {"holds"}
+    assert {kind for record in findings.records for kind in record.verdicts.values()} == {"holds"}
     assert not (tmp_path / "failures").exists()
 
 
@@ -208,7 +209,7 @@ def test_a_world_in_which_nothing_is_enough_is_left_for_smaller_ones(tmp_path: P
 def test_two_kinds_of_one_claim_are_found_and_shrunk_each_alone(tmp_path: Path) -> None:
     """A missing tensor, which hides values in the same case, and a wrong value."""
     findings = run(stub(wrong_second_value, missing_third), tmp_path, claims=(equals_unsharded,))
-    numbers = {f["kind"]: len(cast(FetchCase, from_code(f["case"])).parameters) for f in findings.failures}
+    numbers = {f.kind: len(cast(FetchCase, from_code(f.case)).parameters) for f in findings.failures}
 
     assert numbers == {"value": 2, "shape": 3}
 
@@ -217,9 +218,9 @@ def test_a_failure_is_plain_data_with_its_message_and_file(tmp_path: Path) -> No
     """The file is the one that the message names."""
     [failure] = run(stub(touches_three), tmp_path).failures
 
-    assert failure["message"].startswith("InputTouched: mine:fetch: param.0")
-    assert failure["message"].endswith(f"equivtest replay {failure['replay']}")
-    assert Path(failure["replay"]).parent == tmp_path and json.loads(json.dumps(failure)) == failure
+    assert failure.message.startswith("InputTouched: mine:fetch: param.0")
+    assert failure.message.endswith(f"equivtest replay {failure.replay}")
+    assert Path(failure.replay).parent == tmp_path
 
 
 def test_a_failure_of_an_example_alone_is_reported_as_it_is(tmp_path: Path) -> None:
@@ -228,7 +229,7 @@ def test_a_failure_of_an_example_alone_is_reported_as_it_is(tmp_path: Path) -> N
     pool = stub(lambda case, replies: touches_three(case, replies) if case.parameters == odd.parameters else replies)
     [failure] = run(pool, tmp_path, examples=(odd,)).failures
 
-    assert from_code(failure["case"]) == odd
+    assert from_code(failure.case) == odd
 
 
 # Known failures.
@@ -239,12 +240,12 @@ def test_a_known_failure_is_set_apart_from_its_neighbour(tmp_path: Path, neighbo
     """It is recorded as known with its reason; what fails beside it is found all the same."""
     known = KnownFailures((entry("equals_unsharded", "value"), entry("agrees_on_all_ranks", "replica")))
     findings = run(stub(wrong_second_value, neighbour), tmp_path, known=known)
-    records = [record for record in findings.records if record["verdicts"]["equals_unsharded"] == "known"]
+    records = [record for record in findings.records if record.verdicts["equals_unsharded"] == "known"]
 
     assert targets(findings) == {
         ("does_not_touch_its_inputs", "touched") if neighbour is touches_three else ("equals_unsharded", "shape")
     }
-    assert records and all(record["known"]["equals_unsharded"] == "known since then" for record in records)
+    assert records and all(record.known["equals_unsharded"] == "known since then" for record in records)
 
 
 def test_entries_of_two_kinds_about_one_claim_both_count(tmp_path: Path) -> None:
@@ -277,11 +278,11 @@ def test_a_barred_case_is_not_run(tmp_path: Path, kind: str) -> None:
     known = KnownFailures((entry("equals_unsharded", kind, Condition("dtype", "==", "float32")),))
     pool = stub(touches_three)
     findings = run(pool, tmp_path, known=known)
-    barred = [record for record in findings.records if record["dtype"] == "float32"]
+    barred = [record for record in findings.records if record.dtype == "float32"]
 
     assert {case.dtype for case in pool.seen} == set(limits.DTYPES) - {"float32"}
-    assert barred and all(record["verdicts"] == {"equals_unsharded": "known"} for record in barred)
-    assert all(record["known"] == {"equals_unsharded": "known since then"} for record in barred)
+    assert barred and all(record.verdicts == {"equals_unsharded": "known"} for record in barred)
+    assert all(record.known == {"equals_unsharded": "known since then"} for record in barred)
     assert shrunk(findings, "does_not_touch_its_inputs").dtype == "float64"
 
 
@@ -333,7 +334,7 @@ def test_a_module_is_shrunk_to_shapes_that_its_property_names(tmp_path: Path) ->
     chunk = replace(CHUNK, world_size=3, world_sizes=(2, 3))
     findings = search(prop, chunk, cast(Pool, pool), NOTHING, tmp_path)
     seen = [case for case in pool.seen if isinstance(case, ModuleCase)]
-    [smallest] = {from_code(failure["case"]) for failure in findings.failures if failure["kind"] == "value"}
+    [smallest] = {from_code(failure.case) for failure in findings.failures if failure.kind == "value"}
 
     assert {case.x_shape for case in seen} <= set(shapes) and {case.world_size for case in seen} == {2, 3}
     assert isinstance(smallest, ModuleCase) and (smallest.x_shape, smallest.world_size) == ((7, 2), 2)
@@ -367,7 +368,7 @@ def test_past_the_time_limit_only_remembered_results_count(tmp_path: Path, monke
     [failure] = run(pool, tmp_path).failures
 
     assert len(pool.limits_s) == len(pool.renewed) == 1
-    assert from_code(failure["case"]) == pool.seen[-1] and pool.seen[-1] in pool.seen[:-1]
+    assert from_code(failure.case) == pool.seen[-1] and pool.seen[-1] in pool.seen[:-1]
 
 
 def test_a_case_is_not_run_again(tmp_path: Path) -> None:
@@ -382,10 +383,10 @@ def test_a_case_is_not_run_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("outcome", "limit_s"), [("timed_out", limits.SHRINK_CASE_S), ("lost", limits.CASE_S)])
 def test_a_time_out_is_shrunk_under_a_shorter_limit(tmp_path: Path, outcome: str, limit_s: float) -> None:
     """Every try costs the limit."""
-    pool = StubPool(lambda case: [Reply(0, outcome), *right_replies(case)[1:]])  # type: ignore[arg-type]
+    pool = StubPool(lambda case: [Reply(rank=0, outcome=outcome), *right_replies(case)[1:]])  # type: ignore[arg-type]
     [failure] = run(pool, tmp_path).failures
 
-    assert failure["kind"] == outcome and set(pool.limits_s) == {limit_s}
+    assert failure.kind == outcome and set(pool.limits_s) == {limit_s}
 
 
 def test_a_search_of_broken_runs_is_cut_short(tmp_path: Path) -> None:
@@ -400,10 +401,10 @@ def test_a_search_of_broken_runs_is_cut_short(tmp_path: Path) -> None:
 
 def test_refused_cases_may_keep_their_world(tmp_path: Path) -> None:
     """While shrinking too, where an error on every rank is what should come."""
-    pool = StubPool(lambda case: [Reply(rank, "answered") for rank in range(case.world_size)])
+    pool = StubPool(lambda case: [Reply(rank=rank, outcome="answered") for rank in range(case.world_size)])
     [failure] = run(pool, tmp_path, cases=refused_fetch_cases, claims=(refuses,)).failures
 
-    assert failure["kind"] == "not_refused" and isinstance(from_code(failure["case"]), RefusedFetchCase)
+    assert failure.kind == "not_refused" and isinstance(from_code(failure.case), RefusedFetchCase)
     assert pool.kept and all(pool.kept)
 
 
@@ -418,17 +419,17 @@ def test_a_record_tells_the_case_and_its_place(tmp_path: Path) -> None:
     case = pool.seen[0]
 
     assert len(findings.records) == sum(len(case.values) for case in pool.seen)
-    assert (first["draw"], first["mode"], first["seed"]) == (0, *case.values[0])
-    assert (first["world_size"], first["dtype"], first["shard_kind"]) == (2, case.dtype, case.shard_kind)
-    assert first["margins"] == {claim.name: 0.0 for claim in CLAIMS}
-    assert from_data(json.loads(json.dumps(first))["case"]) == case
+    assert (first.draw, first.mode, first.seed) == (0, *case.values[0])
+    assert (first.world_size, first.dtype, first.shard_kind) == (2, case.dtype, case.shard_kind)
+    assert first.margins == {claim.name: 0.0 for claim in CLAIMS}
+    assert from_data(msgspec.json.decode(msgspec.json.encode(first), type=Record).case) == case
 
 
 def test_a_record_of_real_values_tells_the_margin_of_each_tensor(tmp_path: Path) -> None:
     """Right values rounded once: some margin, below one; exact values have none."""
     prop = claimed(cases=lambda space: linear_cases(space, style="colwise"))
     records = search(prop, CHUNK, cast(Pool, StubPool(right_replies)), NOTHING, tmp_path).records
-    margins = {mode: [r["tensor_margins"] for r in records if r["mode"] == mode] for mode in ("dense", "real")}
+    margins = {mode: [r.tensor_margins for r in records if r.mode == mode] for mode in ("dense", "real")}
 
     assert margins["dense"] and not any(margins["dense"])
     assert all(0 <= found["output"] <= 1 for found in margins["real"]) and margins["real"]
@@ -444,7 +445,7 @@ def test_cells_that_are_often_inconclusive_are_judged_on_further_cases(
     prop = claimed(cases=lambda space: linear_cases(space, style="colwise"), claims=(equals_unsharded,))
     chunk = replace(CHUNK, num_cases=1, per_cell=9)
     records = search(prop, chunk, cast(Pool, StubPool(right_replies)), NOTHING, tmp_path).records
-    verdicts = Counter((r["dtype"], r["shard_kind"], r["verdicts"]["equals_unsharded"]) for r in records)
+    verdicts = Counter((r.dtype, r.shard_kind, r.verdicts["equals_unsharded"]) for r in records)
     places = {place[:2] for place in verdicts}
     open_places = {p for p in places if 19 * verdicts[(*p, "inconclusive")] > verdicts[(*p, "holds")]}
 
@@ -467,20 +468,20 @@ def test_an_infinite_margin_is_written_as_a_number(tmp_path: Path) -> None:
     """JSON has no infinity."""
     findings = run(stub(wrong_second_value), tmp_path)
 
-    assert max(record["margins"]["equals_unsharded"] for record in findings.records) == sys.float_info.max
-    assert json.dumps(findings.records, allow_nan=False)
+    assert max(record.margins["equals_unsharded"] for record in findings.records) == sys.float_info.max
+    assert b"null" not in msgspec.json.encode(findings.records)
 
 
 def test_what_is_not_supported_is_recorded_and_is_no_failure(tmp_path: Path) -> None:
     """Nor does it hold."""
-    pool = StubPool(lambda case: [Reply(r, "not_supported", error_text="no") for r in range(case.world_size)])
+    pool = StubPool(
+        lambda case: [Reply(rank=r, outcome="not_supported", error_text="no") for r in range(case.world_size)]
+    )
     findings = run(pool, tmp_path)
 
     assert findings.failures == []
-    assert {tuple(record["verdicts"].items()) for record in findings.records} == {
-        (("equals_unsharded", "not_supported"),)
-    }
-    assert {record["lacking"] for record in findings.records} == {"no"}
+    assert {tuple(record.verdicts.items()) for record in findings.records} == {(("equals_unsharded", "not_supported"),)}
+    assert {record.lacking for record in findings.records} == {"no"}
 
 
 # On real ranks.
@@ -497,7 +498,7 @@ def test_two_bugs_of_a_real_subject_are_found_shrunk_and_shown_again(pool: Pool,
     )
     assert shrunk(findings, "does_not_touch_its_inputs") == FetchCase(world_size=1, parameters=((3,),))
     for failure in findings.failures:
-        data = read_replay(Path(failure["replay"]))
+        data = read_replay(Path(failure.replay))
         assert replay(data, pool)[0]
         assert not replay(data | {"subject": "zero3_fetch_all_gather"}, pool)[0]
 
@@ -509,4 +510,4 @@ def test_a_right_subject_passes_the_same_search(pool: Pool, tmp_path: Path) -> N
     findings = search(claimed("zero3_fetch_all_reduce"), chunk, pool, NOTHING, tmp_path)
 
     assert findings.records and not findings.misuse and findings.failures == []
-    assert all(0 < record["busy_s"] < 60 for record in findings.records)
+    assert all(0 < record.busy_s < 60 for record in findings.records)

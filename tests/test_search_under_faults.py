@@ -45,7 +45,7 @@ def failing_pool(clock: Clock, outcome: Outcome, cost_s: float) -> StubPool:
 
     def answer(case: Case) -> list[Reply]:
         clock.now_s += cost_s
-        return [Reply(0, outcome), *right_replies(case)[1:]]
+        return [Reply(rank=0, outcome=outcome), *right_replies(case)[1:]]
 
     return StubPool(answer)
 
@@ -61,7 +61,7 @@ def test_no_try_begins_past_the_budget(
     pool = failing_pool(clock, outcome, cost_s)
     [failure] = run(pool, tmp_path).failures
 
-    assert failure["kind"] == outcome
+    assert failure.kind == outcome
     assert len(pool.limits_s) <= limits.SHRINK_S / cost_s + 1
     assert clock.now_s <= limits.BROKEN_RUNS * cost_s + limits.SHRINK_S + cost_s
 
@@ -73,10 +73,10 @@ def test_each_failure_has_a_budget_of_its_own(tmp_path: Path, monkeypatch: pytes
     def answer(case: Case) -> list[Reply]:
         assert isinstance(case, FetchCase)
         clock.now_s += limits.SHRINK_CASE_S
-        return [Reply(0, "lost" if len(case.parameters) > 1 else "timed_out"), *right_replies(case)[1:]]
+        return [Reply(rank=0, outcome="lost" if len(case.parameters) > 1 else "timed_out"), *right_replies(case)[1:]]
 
     pool = StubPool(answer)
-    failures = {failure["kind"]: failure for failure in run(pool, tmp_path).failures}
+    failures = {failure.kind: failure for failure in run(pool, tmp_path).failures}
 
     assert failures.keys() == {"lost", "timed_out"}
     assert clock.now_s - limits.BROKEN_RUNS * limits.SHRINK_CASE_S > limits.SHRINK_S
@@ -114,10 +114,10 @@ def test_a_death_costs_one_world_and_shrinks_to_the_smallest(
     findings = run(pool, tmp_path, "tests.rank_programs_search:dies_of_three")
 
     [failure] = findings.failures
-    smallest = from_code(failure["case"])
+    smallest = from_code(failure.case)
     assert isinstance(smallest, FetchCase)
     deaths = sum(any(reply.outcome == "lost" for reply in replies) for replies in tries)
-    assert failure["kind"] == "lost" and smallest.world_size == 1 and smallest.parameters == ((3,),)
+    assert failure.kind == "lost" and smallest.world_size == 1 and smallest.parameters == ((3,),)
     assert 0 < deaths <= len(tries) and len(worlds) <= limits.BROKEN_RUNS + deaths + 2
 
 
@@ -132,5 +132,5 @@ def test_hangs_are_shrunk_within_the_budget(
     findings = run(pool, tmp_path, "tests.rank_programs_search:hangs_of_three")
 
     hanging = [replies for replies in tries if any(reply.outcome == "timed_out" for reply in replies)]
-    assert [failure["kind"] for failure in findings.failures] == ["timed_out"]
+    assert [failure.kind for failure in findings.failures] == ["timed_out"]
     assert len(hanging) <= limits.SHRINK_S / limits.SHRINK_CASE_S + 1

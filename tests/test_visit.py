@@ -19,7 +19,7 @@ from equivtest.errors import Misuse
 from equivtest.kit.case import Case
 from equivtest.kit.values import draw
 from equivtest.layout import Layout
-from equivtest.ranks.visit import collect, hand_out, layout_of, strided, touched, visit_draw
+from equivtest.ranks.visit import hand_out, layout_of, strided, take_answers, touched, visit_draw
 from equivtest.tensors import Placed, slice_local
 from tests.replies import FETCH, LINEAR
 
@@ -90,7 +90,7 @@ def test_a_number_has_no_strides_to_change() -> None:
 def test_what_a_subject_answers_is_taken_at_rest() -> None:
     """Detached, contiguous, with layout, global shape and the flag it had."""
     leaf = X.clone().requires_grad_()
-    answers, flags = collect(LINEAR, {"output": Placed(leaf.T, WHOLE, (3, 2))})
+    answers, flags = take_answers(LINEAR, {"output": Placed(leaf.T, WHOLE, (3, 2))})
     taken = answers["output"]
 
     assert torch.equal(taken.local, X.T) and taken.local.is_contiguous() and not taken.local.requires_grad
@@ -100,7 +100,7 @@ def test_what_a_subject_answers_is_taken_at_rest() -> None:
 def test_a_copy_is_taken() -> None:
     """What the subject does to its tensor afterwards is not seen."""
     local = X.clone()
-    answers, _ = collect(LINEAR, {"output": Placed(local, WHOLE)})
+    answers, _ = take_answers(LINEAR, {"output": Placed(local, WHOLE)})
     local.zero_()
 
     assert torch.equal(answers["output"].local, X)
@@ -110,7 +110,7 @@ def test_a_dtensor_answers_its_shard_and_global_shape() -> None:
     """Without a collective, though another rank would be needed for the whole."""
     with as_rank(1, (3,)) as mesh:
         tensor = DTensor.from_local(X, mesh, [Shard(0)], run_check=False, shape=torch.Size((6, 3)), stride=(3, 1))
-        answers, flags = collect(LINEAR, {"output": tensor})
+        answers, flags = take_answers(LINEAR, {"output": tensor})
 
     taken = answers["output"]
     assert torch.equal(taken.local, X) and type(taken.local) is torch.Tensor
@@ -119,7 +119,7 @@ def test_a_dtensor_answers_its_shard_and_global_shape() -> None:
 
 def test_none_stands_for_a_tensor_that_did_not_come_about() -> None:
     """It is left out, and the claims find it missing."""
-    assert collect(LINEAR, {"grad.x": None}) == ({}, {})
+    assert take_answers(LINEAR, {"grad.x": None}) == ({}, {})
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_none_stands_for_a_tensor_that_did_not_come_about() -> None:
 def test_what_is_no_answer_is_a_misuse(returned: object, message: str) -> None:
     """The message names the name, and what may stand there."""
     with pytest.raises(Misuse, match=message):
-        collect(LINEAR, returned)
+        take_answers(LINEAR, returned)
 
 
 # Layouts in our words.
@@ -188,7 +188,7 @@ def test_a_strided_shard_that_no_order_of_axes_gives_is_refused(placements: tupl
         local = torch.zeros(2, 4, 4)
         tensor = DTensor.from_local(local, mesh, placements, run_check=False, shape=local.shape, stride=local.stride())
         with pytest.raises(Misuse, match=rf"^grad\.weight is a DTensor of _S.* on axis {axis} of a mesh of \(2,.*got "):
-            collect(LINEAR, {"grad.weight": tensor})
+            take_answers(LINEAR, {"grad.weight": tensor})
 
 
 # What was touched.

@@ -53,7 +53,7 @@ def round_trip(reply: Reply, scratch: Path, request_id: int = 7) -> Reply:
 @pytest.mark.parametrize("found", [None, (), (Collective("all_gather", 12, "backward", "processes 0, 1"),)])
 def test_collectives_arrive_as_they_were_recorded(found: tuple[Collective, ...] | None, tmp_path: Path) -> None:
     """That nothing was recorded is another thing than that nothing was called."""
-    reply = Reply(0, "answered", (Answer({}, collectives=found),))
+    reply = Reply(rank=0, outcome="answered", answers=(Answer({}, collectives=found),))
 
     assert round_trip(reply, tmp_path).answers[0].collectives == found
 
@@ -70,7 +70,7 @@ def test_tensors_keep_every_bit(dtype: str, shape: tuple[int, ...], seed: int, l
     tensor = random_bits(shape, dtype, seed)
     odd = torch.zeros(3, dtype=torch.uint8)  # shifts what follows off its alignment
     sent = Answer({"odd": Placed(odd, LAYOUTS[3]), "it": Placed(tensor, layout, (7, *shape))}, {"it": True}, ("x",))
-    (received,) = round_trip(Reply(3, "answered", (sent,)), tmp_path).answers
+    (received,) = round_trip(Reply(rank=3, outcome="answered", answers=(sent,)), tmp_path).answers
     placed = received.tensors["it"]
     assert (placed.local.dtype, placed.local.shape) == (tensor.dtype, tensor.shape)
     assert placed.local.reshape(-1).view(torch.uint8).equal(tensor.reshape(-1).view(torch.uint8))
@@ -82,7 +82,7 @@ def test_the_answer_to_a_repeat_arrives_beside_the_first(tmp_path: Path) -> None
     """With its own bits."""
     first, second = random_bits((3,), "bfloat16", 1), random_bits((3,), "bfloat16", 2)
     sent = Answer({"x": Placed(first, LAYOUTS[3])}, again={"x": Placed(second, LAYOUTS[3])})
-    (received,) = round_trip(Reply(0, "answered", (sent,)), tmp_path).answers
+    (received,) = round_trip(Reply(rank=0, outcome="answered", answers=(sent,)), tmp_path).answers
 
     assert same_bits(received.tensors["x"].local, first) and same_bits(received.again["x"].local, second)
 
@@ -91,14 +91,20 @@ def test_a_view_arrives_as_its_own_elements(tmp_path: Path) -> None:
     """Of a transposed, sliced tensor that needs a gradient only the elements are sent."""
     tensor = torch.arange(12.0).reshape(3, 4).requires_grad_()
     placed = Placed(tensor.t()[1:3], LAYOUTS[3])
-    received = round_trip(Reply(0, "answered", (Answer({"x": placed}),)), tmp_path).answers[0].tensors["x"]
+    received = (
+        round_trip(Reply(rank=0, outcome="answered", answers=(Answer({"x": placed}),)), tmp_path)
+        .answers[0]
+        .tensors["x"]
+    )
     assert same_bits(received.local, tensor.t()[1:3].detach())
 
 
 def test_large_replies_leave_no_file(tmp_path: Path) -> None:
     """Beyond limits.SHARED_BYTES the message stays small, and its file is gone once read."""
     tensor = random_bits((limits.SHARED_BYTES // 4 + 1,), "float32", 1)
-    message = encode_reply(1, Reply(0, "answered", (Answer({"x": Placed(tensor, LAYOUTS[3])}),)), tmp_path)
+    message = encode_reply(
+        1, Reply(rank=0, outcome="answered", answers=(Answer({"x": Placed(tensor, LAYOUTS[3])}),)), tmp_path
+    )
     assert len(message) < 1000 and len(list(tmp_path.iterdir())) == 1
     received = decode_reply(message)[1].answers[0].tensors["x"].local
     assert list(tmp_path.iterdir()) == [] and same_bits(received, tensor)
@@ -108,7 +114,7 @@ def test_a_received_tensor_can_be_written(tmp_path: Path) -> None:
     """Received memory is private and writable, small or large."""
     for numel in (1, limits.SHARED_BYTES):
         tensor = torch.ones(numel)
-        reply = Reply(0, "answered", (Answer({"x": Placed(tensor, LAYOUTS[3])}),))
+        reply = Reply(rank=0, outcome="answered", answers=(Answer({"x": Placed(tensor, LAYOUTS[3])}),))
         received = round_trip(reply, tmp_path).answers[0].tensors["x"].local
         received += 1
         assert received.sum() == 2 * numel
@@ -116,7 +122,16 @@ def test_a_received_tensor_can_be_written(tmp_path: Path) -> None:
 
 def test_failures_keep_their_texts(tmp_path: Path) -> None:
     """A reply without tensors arrives equal in all its fields."""
-    reply = Reply(2, "raised", (), "ValueError", "text", "trace", 1.5, 0.25, ("float16:all_reduce",))
+    reply = Reply(
+        rank=2,
+        outcome="raised",
+        error_type="ValueError",
+        error_text="text",
+        detail="trace",
+        at_s=1.5,
+        busy_s=0.25,
+        lacking=("float16:all_reduce",),
+    )
     assert round_trip(reply, tmp_path) == reply
 
 

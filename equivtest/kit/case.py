@@ -216,6 +216,10 @@ class Case:
         """Whether the contract says how parameters are divided; if not, that is the subject's own affair."""
         return True
 
+    def without(self, refused: Collection[str]) -> Case | None:
+        """The case less the collectives that a backend refused, 'dtype:name' each; None where there is no such case."""
+        return None
+
     @property
     def refusal(self) -> str:
         """Why the case lies outside the contract, or '' where it lies within."""
@@ -274,9 +278,10 @@ def from_code(text: str) -> Case:
     """
     try:
         call = ast.parse(text.strip(), mode="eval").body
-        assert isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and not call.args
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
+            raise ValueError("no call by keywords alone")
         fields = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
-    except (SyntaxError, ValueError, AssertionError) as error:
+    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError) as error:
         why = f" ({error.msg})" if isinstance(error, SyntaxError) else ""
         raise Misuse(
             f"not the code of a case: {text!r}{why}; paste what stands behind 'case' in a message, "

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import itertools
 import pkgutil
 from collections.abc import Callable, Iterator
 from types import ModuleType
@@ -60,9 +61,16 @@ def packages() -> tuple[str, ...]:
 
 @functools.cache
 def modules_of(part: str) -> tuple[ModuleType, ...]:
-    """Every module that is that part of some family, imported."""
+    """Every module that is that part of some family, or lies in a folder that is, imported."""
     names = (f"{package}.{part}" for package in packages())
-    return tuple(importlib.import_module(name) for name in names if importlib.util.find_spec(name) is not None)
+    found = (importlib.import_module(name) for name in names if importlib.util.find_spec(name) is not None)
+    return tuple(itertools.chain.from_iterable(map(_with_modules_within, found)))
+
+
+def _with_modules_within(module: ModuleType) -> Iterator[ModuleType]:
+    yield module
+    for each in pkgutil.iter_modules(getattr(module, "__path__", []), f"{module.__name__}."):
+        yield importlib.import_module(each.name)
 
 
 def _packages_below(package: ModuleType) -> Iterator[str]:
@@ -73,7 +81,7 @@ def _packages_below(package: ModuleType) -> Iterator[str]:
             yield from _packages_below(importlib.import_module(module.name))
 
 
-PARTS = ("collectives", "defects", "oracle", "records", "subject", "values")
+PARTS = ("collectives", "defects", "oracle", "subject", "values")
 """The parts that may be folders; any other folder within a family is a variant of it."""
 
 

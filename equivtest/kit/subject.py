@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, parallel
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, parallel
 
 from equivtest import layout
 from equivtest.errors import Unsupported
@@ -55,6 +55,18 @@ def torch_placement(case: Case, name: str) -> Placement:
     if isinstance(placement, layout.Shard):
         return Shard(-1 if placement.dim == len(case.shapes()[name]) - 1 else placement.dim)
     return Replicate()
+
+
+def placements_of(whole: layout.Layout) -> list[Placement]:
+    """The layout in torch's words."""
+    return list(map(placement_of, whole.placements))
+
+
+def placement_of(placement: layout.Placement) -> Placement:
+    """One placement in torch's words."""
+    if isinstance(placement, layout.Shard):
+        return Shard(placement.dim)
+    return Partial(placement.op) if isinstance(placement, layout.Partial) else Replicate()
 
 
 def style_named(name: str) -> Any:

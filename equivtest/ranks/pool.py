@@ -12,10 +12,11 @@ from equivtest import limits
 from equivtest.errors import Misuse
 from equivtest.kit.case import Case
 from equivtest.ranks.backend import Backend
+from equivtest.ranks.first_cause import first_cause
 from equivtest.ranks.launch import Server
 from equivtest.ranks.messages import NO_FAULT, Fault, Ready
 from equivtest.ranks.reply import Reply
-from equivtest.ranks.support import Finding, Support, as_refused, ended_by
+from equivtest.ranks.support import Finding, Support, as_supported, ended_by
 from equivtest.ranks.world import VISIT, World
 
 
@@ -24,21 +25,25 @@ class _Outstanding:
     """A visit that has been sent; or `ended`, why it was not: a probe on as many ranks hung or died.
 
     Attributes:
-        refused: What the backend refuses of the case's dtypes.
+        known: What probes have shown of the case's dtypes.
     """
 
     case: Case
     world: World | None = None
     request_id: int = 0
-    refused: tuple[Finding, ...] = ()
+    known: tuple[Support, ...] = ()
     ended: Finding | None = None
 
     def wait(self, limit_s: float | None, *, keep_if_all_raised: bool) -> list[Reply]:
         if self.ended is not None:
             return ended_by(self.ended)
         assert self.world is not None
-        keep = keep_if_all_raised or bool(self.refused)
-        return as_refused(self.refused, self.world.wait(self.request_id, limit_s, keep_if_all_raised=keep))
+        keep = keep_if_all_raised or any(support.refused for support in self.known)
+        replies = self.world.wait(self.request_id, limit_s, keep_if_all_raised=keep)
+        judged = as_supported(self.known, replies)
+        if first_cause(judged) is not None and first_cause(replies) is None:  # ranks may be at different points
+            self.world.kill()
+        return judged
 
 
 class Pool:
@@ -178,12 +183,11 @@ class Pool:
             self._server.close()
 
     def _begin(self, subject: str, case: Case, fault: Fault | None = None) -> _Outstanding:
-        support = [self._probe(case.num_processes, dtype) for dtype in case.dtypes_sent]
+        support = tuple(self._probe(case.num_processes, dtype) for dtype in case.dtypes_sent)
         if ended := next((known.fatal for known in support if known.fatal), None):
             return _Outstanding(case, ended=ended)
         world = self._world(case.num_processes) if fault is None else self._faulty_world(case.num_processes)
-        refused = tuple(finding for known in support for finding in known.refused)
-        return _Outstanding(case, world, world.start_visit(subject, case, fault or NO_FAULT), refused)
+        return _Outstanding(case, world, world.start_visit(subject, case, fault or NO_FAULT), support)
 
     def _probe(self, world_size: int, dtype: str) -> Support:
         """What is known of a dtype on so many ranks, once all that is not known has been tried."""

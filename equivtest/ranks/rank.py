@@ -128,7 +128,9 @@ class Rank:
             answers = work()
             now_s = time.monotonic()
             outcome: Outcome = "not_in_mesh" if answers is None else "answered"
-            reply = Reply(self._start.rank, outcome, answers or (), at_s=now_s, busy_s=now_s - begun_s)
+            reply = Reply(
+                rank=self._start.rank, outcome=outcome, answers=answers or (), at_s=now_s, busy_s=now_s - begun_s
+            )
             return encode_reply(request_id, reply, self._scratch)
         except Exception as error:  # an arbitrary subject's
             return encode_reply(request_id, self._failed(error, begun_s), self._scratch)
@@ -139,7 +141,17 @@ class Rank:
         lacking: tuple[str, ...] = ()
         if isinstance(error, Unsupported):
             outcome, lacking = "not_supported", error.lacking
-        return Reply(self._start.rank, outcome, (), *describe_exception(error), now_s, now_s - begun_s, lacking)
+        error_type, error_text, detail = describe_exception(error)
+        return Reply(
+            rank=self._start.rank,
+            outcome=outcome,
+            error_type=error_type,
+            error_text=error_text,
+            detail=detail,
+            at_s=now_s,
+            busy_s=now_s - begun_s,
+            lacking=lacking,
+        )
 
 
 def _read_case(task: Visit) -> Case:

@@ -36,7 +36,11 @@ class Answer:
     collectives: tuple[Collective, ...] | None = None
 
 
-@dataclass(frozen=True)
+Answers = Mapping[int, Answer]
+"""rank -> its answer to one draw."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Reply:
     """One rank's reply: an outcome and what goes with it.
 
@@ -47,7 +51,8 @@ class Reply:
         detail: Traceback, stacks or end of the process, for a person.
         at_s: time.monotonic() of the outcome: the smallest is the first cause.
         busy_s: Seconds the rank spent on the visit.
-        lacking: 'dtype:function' of each collective that the backend refused; of 'not_supported' alone.
+        lacking: 'dtype:function' of each collective that the backend refused, or 'dtype:function_reduction'; of
+            'not_supported' alone.
     """
 
     rank: int

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from equivtest.lacking import PROBED
+from equivtest.lacking import PROBED, REDUCING, function_of
 from equivtest.ranks.first_cause import first_cause
 from equivtest.ranks.places import place_of
 from equivtest.ranks.probe import PROBES
@@ -26,6 +26,8 @@ _VERBS: dict[Kind, str] = {
     "hung": "hangs",
     "died": "ends a rank",
 }
+REFUSED = "CollectiveRefused"
+"""Type of error of a rank that was refused a collective which worked on others, or in its probe."""
 _SINGLE = {
     "all_gather_single": "all_gather_into_tensor",
     "all_gather_tensor": "all_gather_into_tensor",
@@ -55,7 +57,12 @@ class Finding:
     @property
     def function(self) -> str:
         """Of torch.distributed: the collective without its operation."""
-        return re.sub("_(avg|max|min)$", "", self.collective)
+        return function_of(self.collective)
+
+    @property
+    def name(self) -> str:
+        """The collective, its operation said where it is SUM, too."""
+        return f"{self.collective}_sum" if self.collective in REDUCING else self.collective
 
     def __str__(self) -> str:
         ranks = "1 rank" if self.world_size == 1 else f"{self.world_size} ranks"
@@ -100,19 +107,73 @@ class Support:
     def faults(self) -> list[Finding]:
         return [finding for finding in self.findings.values() if finding.is_fault]
 
+    @property
+    def working(self) -> list[str]:
+        """'dtype:name' of each collective whose probe worked."""
+        return [f"{self.dtype}:{finding.name}" for finding in self.findings.values() if finding.kind == "works"]
+
+    def in_short(self, name: str) -> str:
+        """'dtype:name' of what was refused; without its reduction where every probe of the function was refused."""
+        kinds = {finding.kind for finding in self.findings.values() if finding.function == function_of(name)}
+        return f"{self.dtype}:{function_of(name) if kinds == {'refused'} else name}"
+
 
 def ended_by(finding: Finding) -> list[Reply]:
     """The replies to a case that is not tried: those to the probe that left no world alive, by name."""
     text = f"the case was not run: {finding}"
     outcome = _OUTCOME_OF[finding.kind]
-    return [Reply(rank, outcome, error_text=text, detail=text) for rank in range(finding.world_size)]
+    return [Reply(rank=rank, outcome=outcome, error_text=text, detail=text) for rank in range(finding.world_size)]
 
 
-def as_refused(refused: Sequence[Finding], replies: list[Reply]) -> list[Reply]:
+def as_supported(known: Sequence[Support], replies: list[Reply]) -> list[Reply]:
+    """The replies to a case; 'not_supported' where the backend refused every rank that took part the same collective.
+
+    Args:
+        known: Of the case's dtypes, what probes have shown.
+    """
+    if any(reply.lacking for reply in replies):
+        return _as_agreed(known, replies)
+    return _as_refused(known, replies)
+
+
+def _as_agreed(known: Sequence[Support], replies: list[Reply]) -> list[Reply]:
+    """The replies of ranks that name what they were refused; 'raised' unless all were refused alike, as was its probe.
+
+    A collective that is not probed may be refused.
+    """
+    named = {reply.lacking for reply in replies if reply.outcome != "not_in_mesh"}
+    lacking = sorted(set().union(*named))
+    working = [name for support in known for name in support.working if name in lacking]
+    if len(named) == 1 and not working:
+        short = tuple(dict.fromkeys(_in_short(known, name) for name in lacking))
+        return [replace(reply, lacking=short) if reply.lacking else reply for reply in replies]
+    why = f"its probe on {len(replies)} ranks worked" if working else "not on every rank"
+    return [
+        replace(
+            reply,
+            outcome="raised",
+            error_type=REFUSED,
+            error_text=f"refused, but {why}: {reply.error_text}",
+            lacking=(),
+        )
+        if reply.lacking
+        else reply
+        for reply in replies
+    ]
+
+
+def _in_short(known: Sequence[Support], name: str) -> str:
+    """'dtype:name' in short, as `Support.in_short` has it."""
+    dtype, _, collective = name.partition(":")
+    return next((support.in_short(collective) for support in known if support.dtype == dtype), name)
+
+
+def _as_refused(known: Sequence[Support], replies: list[Reply]) -> list[Reply]:
     """The replies; as 'not_supported' where every rank that took part raised what a probe was refused by.
 
     Which collective it was is read off the traceback; where that does not say, all that were refused alike are named.
     """
+    refused = [finding for support in known for finding in support.refused]
     taking_part = [reply for reply in replies if reply.outcome != "not_in_mesh"]
     alike = [finding for finding in refused if taking_part and all(_says(finding, reply) for reply in taking_part)]
     if not alike:
@@ -123,12 +184,12 @@ def as_refused(refused: Sequence[Finding], replies: list[Reply]) -> list[Reply]:
     if called in PROBED and not named:  # another collective than the one that the probe found refused
         return replies
     named = named or alike
-    functions = tuple(dict.fromkeys(f"{finding.dtype}:{finding.function}" for finding in named))
-    text = f"{', '.join(name.replace(':', ' ') for name in functions)}: {named[0].said}"
+    names = tuple(dict.fromkeys(_in_short(known, f"{finding.dtype}:{finding.name}") for finding in named))
+    text = f"{', '.join(name.replace(':', ' ') for name in names)}: {named[0].said}"
     return [
         reply
         if reply.outcome == "not_in_mesh"
-        else replace(reply, outcome="not_supported", error_text=text, lacking=functions)
+        else replace(reply, outcome="not_supported", error_text=text, lacking=names)
         for reply in replies
     ]
 

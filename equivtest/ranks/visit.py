@@ -59,7 +59,7 @@ def visit_draw(function: Subject, case: Case, index: int, mesh: DeviceMesh) -> A
     faults.begin()
     with recorder or nullcontext():
         returned = function(case, mesh, given)
-    answers, flags = collect(case, returned)
+    answers, flags = take_answers(case, returned)
     found = faults.called() if recorder is None else tuple(recorder.found)
     return Answer(answers, flags, tuple(touched(given, before)), collectives=found)
 
@@ -85,7 +85,7 @@ def strided(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def collect(case: Case, returned: object) -> tuple[dict[str, Placed], dict[str, bool]]:
+def take_answers(case: Case, returned: object) -> tuple[dict[str, Placed], dict[str, bool]]:
     """What the subject answered: waited, detached, on the CPU; and its requires_grad flags.
 
     Raises:

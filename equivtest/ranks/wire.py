@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import mmap
 import os
@@ -57,6 +58,9 @@ class _Reply(msgspec.Struct, frozen=True, array_like=True):
     file: str
 
 
+_AS_THEY_ARE = tuple(field.name for field in dataclasses.fields(Reply) if field.name != "answers")
+"""Fields of a reply that the wire does not change."""
+
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_Reply)
 
@@ -82,10 +86,8 @@ def encode_reply(request_id: int, reply: Reply, scratch: Path) -> bytes:
         with contextlib.suppress(OSError):
             file = _write(payload, scratch)
             payload = bytearray()
-    texts = (reply.error_type, reply.error_text, reply.detail)
-    times_s = (reply.at_s, reply.busy_s)
-    said = (*texts, *times_s, reply.lacking)
-    return _encoder.encode(_Reply(request_id, reply.rank, reply.outcome, answers, *said, payload, file))
+    as_they_are = {name: getattr(reply, name) for name in _AS_THEY_ARE}
+    return _encoder.encode(_Reply(request_id=request_id, answers=answers, payload=payload, file=file, **as_they_are))
 
 
 def decode_reply(message: bytes) -> tuple[int, Reply]:
@@ -106,9 +108,7 @@ def decode_reply(message: bytes) -> tuple[int, Reply]:
         )
         for answer in data.answers
     )
-    texts, times_s = (data.error_type, data.error_text, data.detail), (data.at_s, data.busy_s)
-    reply = Reply(data.rank, data.outcome, answers, *texts, *times_s, data.lacking)
-    return data.request_id, reply
+    return data.request_id, Reply(answers=answers, **{name: getattr(data, name) for name in _AS_THEY_ARE})
 
 
 def _pack(placed: Placed, payload: bytearray) -> _Tensor:

@@ -12,8 +12,8 @@ from equivtest import limits
 from equivtest.errors import BrokenSetup
 from equivtest.kit.case import Case, to_data
 from equivtest.ranks.backend import Backend
-from equivtest.ranks.collect import Collector
 from equivtest.ranks.first_cause import first_cause
+from equivtest.ranks.inbox import Inbox
 from equivtest.ranks.launch import RankProcess, Server
 from equivtest.ranks.messages import (
     NO_FAULT,
@@ -79,11 +79,19 @@ class World:
         path = [os.fsencode(entry) for entry in import_path()]
         for rank in range(self.world_size):
             self._ranks.append(server.fork_rank())
-            who = (rank, self.world_size, backend, visit, str(self._scratch.path))
-            start = Start(*who, list(surroundings.items()), path, os.fsencode(os.getcwd()))
+            start = Start(
+                rank=rank,
+                world_size=self.world_size,
+                backend=backend,
+                visit=visit,
+                scratch=str(self._scratch.path),
+                environment=list(surroundings.items()),
+                sys_path=path,
+                directory=os.fsencode(os.getcwd()),
+            )
             with contextlib.suppress(OSError):  # it is gone, which waiting for it will find
                 self._ranks[rank].channel.send(encode_request(start))
-        cause = first_cause(self._collect(START_ID, self._start_limit_s(server), limits.GRACE_S))
+        cause = first_cause(self._await_replies(START_ID, self._start_limit_s(server), limits.GRACE_S))
         if cause is not None:
             raise BrokenSetup(
                 f"rank {cause.rank} of {self.world_size} cannot start on backend {backend.name!r}, device "
@@ -131,7 +139,7 @@ class World:
         """
         if grace_s is None:
             grace_s = limits.REFUSAL_GRACE_S if keep_if_all_raised else limits.GRACE_S
-        replies = self._collect(request_id, limits.CASE_S if limit_s is None else limit_s, grace_s)
+        replies = self._await_replies(request_id, limits.CASE_S if limit_s is None else limit_s, grace_s)
         if first_cause(replies) is None:
             return replies
         all_raised = all(reply.outcome in ("raised", "misused", "not_in_mesh") for reply in replies)
@@ -160,11 +168,11 @@ class World:
         """Whether all ranks take part in a next collective and agree on its value."""
         request_id = next(self._ids)
         self._send(Probe(request_id))
-        replies = self._collect(request_id, limits.PROBE_S, limits.GRACE_S)
+        replies = self._await_replies(request_id, limits.PROBE_S, limits.GRACE_S)
         return all(reply.outcome == "answered" for reply in replies)
 
-    def _collect(self, request_id: int, limit_s: float, grace_s: float) -> list[Reply]:
-        return Collector(self._ranks, request_id, self._scratch.path, grace_s, self._noun).collect(limit_s)
+    def _await_replies(self, request_id: int, limit_s: float, grace_s: float) -> list[Reply]:
+        return Inbox(self._ranks, request_id, self._scratch.path, grace_s, self._noun).await_replies(limit_s)
 
     def _send(self, request: Visit | Probe | Support | Stop) -> None:
         message = encode_request(request)
@@ -176,7 +184,7 @@ class World:
         """Waits for the ranks to end by themselves, kills what is left, removes the directories.
 
         Args:
-            aside: Begin with the last and do not wait for it: a disk that stands still is to delay no answer.
+            aside: Start removing the directories but do not wait: a hung disk must not delay a reply.
         """
         deadline_s = time.monotonic() + limit_s
         for process in self._ranks:

@@ -4,58 +4,54 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 
+from equivtest.handover import Audited
 from equivtest.report.columns import aligned
 
 HEAD = ("property", "collective", "fault", "runs", "rejected", "by")
 
-AuditData = Mapping[str, Any]
-"""An audit as `equivtest.audit.Audit.as_data` gives it, with the name of its property."""
 
-
-def in_lines(audits: Iterable[AuditData]) -> list[str]:
+def in_lines(audits: Iterable[Audited]) -> list[str]:
     """A line for each property some of whose collectives no claim sees, or which was not audited."""
     lines = []
     for found in audits:
-        if found["problem"]:
-            lines.append(f"audit   {found['property']}: shows nothing: {found['problem']}")
-        elif not found["cases"]:
-            lines.append(
-                f"audit   {found['property']}: not audited: it held in no case on several ranks that was tried"
-            )
-        elif found["unseen"]:
-            sites = ", ".join(found["unseen"])
-            lines.append(f"audit   {found['property']}: no claim saw whether other ranks had a part in {sites}")
+        if found.problem:
+            lines.append(f"audit   {found.property}: shows nothing: {found.problem}")
+        elif not found.cases:
+            lines.append(f"audit   {found.property}: not audited: it held in no case on several ranks that was tried")
+        elif found.unseen:
+            sites = ", ".join(found.unseen)
+            lines.append(f"audit   {found.property}: no claim saw whether other ranks had a part in {sites}")
     return lines
 
 
-def rows_of(audits: Iterable[AuditData]) -> Iterator[tuple[str, ...]]:
+def rows_of(audits: Iterable[Audited]) -> Iterator[tuple[str, ...]]:
     """One row for each fault of each collective, under `HEAD`."""
     for found in audits:
-        for row in found["rows"]:
-            by = ", ".join(f"{claim} {count}" for claim, count in row["by"].items())
-            where = (found["property"], row["collective"], row["fault"])
-            yield (*where, str(row["runs"]), str(row["rejected"]), by or "no claim")
-        if not found["rows"]:
-            words = found["reason"] or ("not audited" if not found["cases"] else "none was called")
-            yield (found["property"], "none", "", "", "", words)
+        for row in found.rows:
+            by = ", ".join(f"{claim} {count}" for claim, count in Counter(row.by).most_common())
+            where = (found.property, row.collective, row.fault)
+            yield (*where, str(row.runs), str(row.rejected), by or "no claim")
+        if not found.rows:
+            words = found.reason or ("not audited" if not found.cases else "none was called")
+            yield (found.property, "none", "", "", "", words)
 
 
-def table(audits: Sequence[AuditData]) -> list[str]:
+def table(audits: Sequence[Audited]) -> list[str]:
     """The rows as columns, and how long it took."""
     if not audits:
         return []
     rows = [HEAD, *rows_of(audits)]
     left = aligned([row[:-1] for row in rows])  # the last column is text
-    seconds = sum(found["seconds"] for found in audits)
-    num_cases = sum(found["cases"] for found in audits)
+    seconds = sum(found.seconds for found in audits)
+    num_cases = sum(found.cases for found in audits)
     totals = f"properties: {len(audits)}, cases: {num_cases}; {seconds:.0f} s of one process"
     return [*(f"{line}  {row[-1]}" for line, row in zip(left, rows, strict=True)), "", *in_lines(audits), totals]
 
 
-def as_csv(audits: Iterable[AuditData]) -> str:
+def as_csv(audits: Iterable[Audited]) -> str:
     """Every row under `HEAD`."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

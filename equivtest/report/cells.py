@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from equivtest.profiles import MAX_INCONCLUSIVE, PER_CELL
-from equivtest.report.tally import CONCLUSIVE, Tally
+from equivtest.report.tally import Tally
+from equivtest.verdicts.verdict import CONCLUSIVE
 
 OTHERS = ("inconclusive", "known", "not_supported")
 """Kinds of verdict beside the conclusive ones."""
@@ -51,7 +52,7 @@ class ClaimCell:
 
 
 def cells_of(tally: Tally) -> list[ClaimCell]:
-    """Every required cell of every claim, the claims left out that speak of no case on so many ranks."""
+    """Every required cell of every claim, skipping claims that apply to no case of that world size."""
     counts = Counter[tuple[str, int, str, str, str]]()
     for ((size, dtype, kind), claim, _), verdicts in tally.claim_cells.items():
         for verdict, number in verdicts.items():
@@ -61,17 +62,17 @@ def cells_of(tally: Tally) -> list[ClaimCell]:
     wanted = [
         (claim, size, _dtype(tally, claim, dtype), kind)
         for size, dtype, kind in tally.required_cells(dict.fromkeys(dtype for _, dtype, _ in tally.cells))
-        for claim in tally.meta["claims"]
+        for claim in tally.listed.claims
         if (claim, size) in judged
     ]
     return [
-        ClaimCell(tally.meta["name"], *cell, Counter({verdict: counts[(*cell, verdict)] for verdict in verdict_kinds}))
+        ClaimCell(tally.listed.name, *cell, Counter({verdict: counts[(*cell, verdict)] for verdict in verdict_kinds}))
         for cell in dict.fromkeys(wanted)
     ]
 
 
 def _dtype(tally: Tally, claim: str, dtype: str) -> str:
-    return "any" if claim in tally.meta.get("of_any_dtype", ()) else dtype
+    return "any" if claim in tally.listed.of_any_dtype else dtype
 
 
 def as_csv(tallies: Iterable[Tally]) -> str:
@@ -91,7 +92,7 @@ def in_words(tally: Tally) -> str:
     short, still_open = sum(cell.conclusive < PER_CELL for cell in cells), sum(cell.is_open for cell in cells)
     thin = min(cells, key=lambda cell: cell.conclusive)
     return (
-        f"{tally.meta['name']}: {short} of {len(cells):,} below {PER_CELL}, {still_open} above "
+        f"{tally.listed.name}: {short} of {len(cells):,} below {PER_CELL}, {still_open} above "
         f"{MAX_INCONCLUSIVE:.0%} inconclusive; {thin.conclusive} in "
         f"{thin.claim}, w{thin.world_size}, {thin.dtype}, {thin.shard_kind}"
     )

@@ -10,10 +10,12 @@ from typing import Any
 
 from equivtest.errors import BrokenSetup
 from equivtest.files import write_whole
+from equivtest.handover import Audited, KnownState
 from equivtest.profiles import PROFILES
 from equivtest.report import audits, cells, margins
-from equivtest.report.tally import CONCLUSIVE, Tally
+from equivtest.report.tally import Tally
 from equivtest.report.text import headline, summarize, totals
+from equivtest.verdicts.verdict import CONCLUSIVE
 
 TEMPLATE = "report.html.jinja"
 SUMMARY_WIDTH = 120  # columns of summary.txt
@@ -24,8 +26,8 @@ def write_report(
     environment: Mapping[str, Any],
     tallies: Sequence[Tally],
     lines: Iterable[str],
-    known: Sequence[Mapping[str, Any]],
-    audited: Sequence[Mapping[str, Any]] = (),
+    known: Sequence[KnownState],
+    audited: Sequence[Audited] = (),
     headlines: Sequence[str] = (),
 ) -> None:
     """Writes everything but junit.xml, which is pytest's own.
@@ -33,8 +35,6 @@ def write_report(
     Args:
         headlines: What makes the run red besides failing claims.
         lines: Records, one JSON object each.
-        known: Known failures, as their items reported them.
-        audited: What the audits have shown, as data.
 
     Raises:
         BrokenSetup: a file cannot be written.
@@ -90,7 +90,7 @@ def _write(directory: Path, texts: Mapping[str, str]) -> None:
 def as_html(
     environment: Mapping[str, Any],
     tallies: Sequence[Tally],
-    known: Sequence[Mapping[str, Any]],
+    known: Sequence[KnownState],
     headlines: Sequence[str] = (),
 ) -> str:
     """One page that needs nothing else; every value is escaped."""

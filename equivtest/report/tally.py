@@ -9,14 +9,11 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from equivtest.handover import Failure, Listed, Record
 from equivtest.lacking import is_allowed
-from equivtest.profiles import ANY, wanted_kinds
+from equivtest.profiles import ANY, AUDIT_LABEL, wanted_kinds
 from equivtest.report.margins import Key, Margins
-from equivtest.verdicts.verdict import FAILURES
-
-FAILING = frozenset[str](FAILURES)
-CONCLUSIVE = FAILING | {"holds"}
-"""Kinds of verdict that say whether a claim holds."""
+from equivtest.verdicts.verdict import CONCLUSIVE, FAILING
 
 Cell = tuple[int, str, str]
 """(world size, dtype, shard kind) of a case; the shard kind is 'any' for a property of refusals."""
@@ -43,8 +40,7 @@ class Tally:
     """Everything counted of one property.
 
     Attributes:
-        meta: The property, as `SearchItem.meta` gives it.
-        planned, done: Labels of searches.
+        done: Labels of the searches that have ended, of those that are planned.
         layouts, draws: Distinct cases of each search; (case, draw) pairs.
         world_sizes, dtypes, shard_kinds: Layouts by each.
         modes: Draws by mode of values.
@@ -57,11 +53,11 @@ class Tally:
         lacking: (cell, why, 'dtype:function' of each refused collective) -> verdicts that are open for it.
         failures: Shrunk failures, in order of arrival.
         slowest: (seconds, code of the case), the slowest first.
+        left_out: Dtypes in which no case of the property can be judged.
         unshown: Why claims that hold show nothing, by the property's audit; '' where they do.
     """
 
-    meta: dict[str, Any]
-    planned: tuple[str, ...] = ()
+    listed: Listed
     done: set[str] = field(default_factory=set)
     layouts: int = 0
     draws: int = 0
@@ -76,30 +72,36 @@ class Tally:
     margins: defaultdict[Key, Margins] = field(default_factory=lambda: defaultdict(Margins))
     reasons: defaultdict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     lacking: Counter[tuple[Cell, str, tuple[str, ...]]] = field(default_factory=Counter)
-    failures: list[dict[str, Any]] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
     slowest: list[tuple[float, str]] = field(default_factory=list)
+    left_out: set[str] = field(default_factory=set)
     unshown: str = ""
-
-    @property
-    def id(self) -> str:
-        """Node id under which the property's claims are reported."""
-        return f"{self.meta['path']}::{self.meta['name']}"
 
     @property
     def is_complete(self) -> bool:
         """Whether every planned search has ended with findings."""
-        return bool(self.planned) and self.done >= set(self.planned)
+        return bool(self.listed.planned) and self.done >= set(self.listed.planned)
+
+    @property
+    def num_ended(self) -> int:
+        """Planned searches that have ended with findings."""
+        return len(self.done & set(self.listed.planned))
+
+    @property
+    def lacks_audit(self) -> bool:
+        """Whether searches of the property were selected and its audit, of a run that audits, was not."""
+        return self.listed.has_audit and bool(self.listed.planned) and AUDIT_LABEL not in self.listed.planned
 
     @property
     def refuses_only(self) -> bool:
         """Whether the property is about cases outside the contract."""
-        return list(self.meta["claims"]) == ["refuses"]
+        return self.listed.claims == ("refuses",)
 
     def add(
         self,
         label: str,
-        records: Iterable[Mapping[str, Any]],
-        failures: Iterable[dict[str, Any]],
+        records: Iterable[Record],
+        failures: Iterable[Failure],
         *,
         ended: bool = True,
     ) -> None:
@@ -108,32 +110,32 @@ class Tally:
         self.failures += failures
         busy_s: dict[str, float] = {}
         for record in records:
-            key = json.dumps(record["case"])
+            key = json.dumps(record.case)
             if key not in busy_s:
                 self.layouts += 1
-                self.world_sizes[record["world_size"]] += 1
-                self.dtypes[record["dtype"]] += 1
-                self.shard_kinds[record["shard_kind"]] += 1
-            busy_s[key] = max(busy_s.get(key, 0.0), record["busy_s"])
+                self.world_sizes[record.world_size] += 1
+                self.dtypes[record.dtype] += 1
+                self.shard_kinds[record.shard_kind] += 1
+            busy_s[key] = max(busy_s.get(key, 0.0), record.busy_s)
             self._add_verdicts(record)
         cases = [(seconds, case_code(json.loads(key))) for key, seconds in busy_s.items()]
         self.slowest = sorted([*self.slowest, *cases], reverse=True)[:NUM_SLOWEST]
 
-    def _add_verdicts(self, record: Mapping[str, Any]) -> None:
+    def _add_verdicts(self, record: Record) -> None:
         self.draws += 1
-        self.modes[record["mode"]] += 1
-        cell = (record["world_size"], record["dtype"], ANY if self.refuses_only else record["shard_kind"])
-        for claim, kind in record["verdicts"].items():
+        self.modes[record.mode] += 1
+        cell = (record.world_size, record.dtype, ANY if self.refuses_only else record.shard_kind)
+        for claim, kind in record.verdicts.items():
             self.kinds[claim][kind] += 1
             self.cells[cell][kind] += 1
-            self.claim_cells[cell, claim, family_of(record["mode"])][kind] += 1
+            self.claim_cells[cell, claim, family_of(record.mode)][kind] += 1
             if kind == "not_supported":
-                self.lacking[cell, record.get("lacking", ""), tuple(record.get("refused", ()))] += 1
-        for tensor, margin in record.get("tensor_margins", {}).items():
-            self.margins[of_any_step(tensor), record["dtype"]].add(margin)
-        for claim, reason in record.get("known", {}).items():
+                self.lacking[cell, record.lacking or "", record.refused or ()] += 1
+        for tensor, margin in record.tensor_margins.items():
+            self.margins[of_any_step(tensor), record.dtype].add(margin)
+        for claim, reason in record.known.items():
             self.reasons[claim][reason] += 1
-        self.refused += record["verdicts"].get("refuses") == "holds"
+        self.refused += record.verdicts.get("refuses") == "holds"
 
     def total(self, *kinds: str) -> int:
         """Verdicts of these kinds over all claims; of every kind where none is named."""
@@ -146,20 +148,21 @@ class Tally:
 
     def claims(self) -> list[ClaimResult]:
         """One result per claim of the property, in the property's order."""
-        names = dict.fromkeys([*self.meta["claims"], *self.kinds])
+        names = dict.fromkeys([*self.listed.claims, *self.kinds])
         return [self._claim(name) for name in names]
 
     def _claim(self, name: str) -> ClaimResult:
         counts = self.kinds.get(name, Counter())
-        failures = [failure["message"] for failure in self.failures if failure["claim"] == name]
+        failures = [failure.message for failure in self.failures if failure.claim == name]
         if failures or counts.keys() & FAILING:
             text = "\n\n".join(dict.fromkeys(failures)) or f"{name} does not hold: {describe(counts)}"
             return ClaimResult(name, "failed", text)
         if not self.is_complete:
-            ended = len(self.done & set(self.planned))
-            return ClaimResult(name, "skipped", f"not finished: {ended} of {len(self.planned)} searches ended")
+            searches = f"{self.num_ended} of {len(self.listed.planned)} searches"
+            return ClaimResult(name, "skipped", f"not finished: {searches} ended")
         if not counts:
-            return ClaimResult(name, "skipped", "not run: no case was judged")
+            where = f", none can be in {', '.join(sorted(self.left_out))}" if self.left_out else ""
+            return ClaimResult(name, "skipped", f"not run: no case was judged{where}")
         if counts["holds"] and self.unshown:
             return ClaimResult(name, "skipped", f"shows nothing: {self.unshown}")
         if counts["holds"]:
@@ -170,19 +173,18 @@ class Tally:
 
     def kinds_of_cells(self, world_size: int, conclusive: Collection[str] = ()) -> tuple[str, ...]:
         """The shard kinds that the property's cases on so many ranks can have; of `conclusive` ones, where given."""
-        shards = self.meta.get("shards", True)
-        return wanted_kinds(world_size, refusals=self.refuses_only, shards=shards, conclusive=conclusive)
+        return wanted_kinds(world_size, refusals=self.refuses_only, shards=self.listed.shards, conclusive=conclusive)
 
     def required_cells(self, dtypes: Iterable[str]) -> list[Cell]:
         """The cells in which a conformance run has to reach conclusive verdicts."""
-        searches = [label for label in self.planned if label.startswith("w")]
+        searches = [label for label in self.listed.planned if label.startswith("w")]
         sizes = sorted({int(label.partition("-")[0].removeprefix("w")) for label in searches})
         return [
             (size, dtype, kind)
             for size in sizes
             for dtype in dtypes
-            if dtype in (self.meta.get("conclusive_dtypes") or (dtype,))
-            for kind in self.kinds_of_cells(size, self.meta.get("conclusive_shards", ()))
+            if dtype in (self.listed.conclusive_dtypes or (dtype,))
+            for kind in self.kinds_of_cells(size, self.listed.conclusive_shards)
         ]
 
     def not_allowed(self, allowed: Collection[str]) -> Counter[tuple[Cell, str, tuple[str, ...]]]:

@@ -6,12 +6,14 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from equivtest.handover import Audited, BackendFault, KnownState
 from equivtest.lacking import RELEASE
 from equivtest.profiles import SHARD_KINDS
 from equivtest.report import cells, margins
 from equivtest.report.audits import in_lines
 from equivtest.report.columns import aligned
-from equivtest.report.tally import FAILING, Tally
+from equivtest.report.tally import Tally
+from equivtest.verdicts.verdict import FAILING
 
 BEGUN, ENDED = "begun", "ended"
 """States of a run; another one says in words what ended it before its end."""
@@ -24,8 +26,8 @@ def summarize(
     tallies: Sequence[Tally],
     *,
     seconds: float,
-    known: Sequence[Mapping[str, Any]] = (),
-    audits: Sequence[Mapping[str, Any]] = (),
+    known: Sequence[KnownState] = (),
+    audits: Sequence[Audited] = (),
     width: int = 100,
     wants_cells: bool = False,
     headlines: Sequence[str] = (),
@@ -38,12 +40,19 @@ def summarize(
     """
     if not tallies:
         return list(headlines)
-    notes = [f"values  {tally.meta['name']}: {_shares_text(tally.modes)}" for tally in tallies if len(tally.modes) > 1]
+    notes = [f"values  {tally.listed.name}: {_shares_text(tally.modes)}" for tally in tallies if len(tally.modes) > 1]
     notes += [f"cells   {thin}" for tally in tallies if wants_cells and (thin := cells.in_words(tally))]
+    notes += [
+        f"dtypes  {tally.listed.name}: left out {', '.join(sorted(tally.left_out))}: no case can be judged there"
+        for tally in tallies
+        if tally.left_out
+    ]
     notes += [f"slow    {line}" for line in _slowest(tallies)]
     notes += [line for tally in tallies for line in _not_passed(tally)]
-    notes += [f"known   {entry['id']}: {entry['state']}: {entry['reason']}" for entry in known]
+    notes += [f"known   {entry.id}: {entry.state}: {entry.reason}" for entry in known]
     notes += in_lines(audits)
+    if unaudited := [tally.listed.name for tally in tallies if tally.lacks_audit]:
+        notes.append(f"audit   left out by the selection, so that a green may show nothing: {', '.join(unaudited)}")
     notes = [_cut(line, width) for line in notes] + _lacking(tallies)
     return [
         *headlines,
@@ -78,17 +87,17 @@ def headline(environment: Mapping[str, Any], tallies: Iterable[Tally]) -> str:
 def unfinished(tallies: Iterable[Tally]) -> list[str]:
     """'3 of 4 searches of rowwise_linear ended' of every property that was interrupted."""
     return [
-        f"{len(tally.done & set(tally.planned))} of {len(tally.planned)} searches of {tally.meta['name']} ended"
+        f"{tally.num_ended} of {len(tally.listed.planned)} searches of {tally.listed.name} ended"
         for tally in tallies
         if not tally.is_complete
     ]
 
 
-def on_faults(faults: Iterable[Mapping[str, Any]]) -> list[str]:
+def on_faults(faults: Iterable[BackendFault]) -> list[str]:
     """One line per collective that a probe found wrong: its first fault, and how many there are."""
     by_collective: dict[str, list[str]] = {}
     for fault in faults:
-        by_collective.setdefault(fault["collective"], []).append(fault["text"])
+        by_collective.setdefault(fault.collective, []).append(fault.text)
     return [
         f"the backend is wrong: {min(texts)}" + (f" (and {len(texts) - 1} more of its cells)" if len(texts) > 1 else "")
         for texts in by_collective.values()
@@ -116,7 +125,7 @@ def totals(tallies: Iterable[Tally], seconds: float) -> list[str]:
     outcomes = Counter[str](result.outcome for tally in tallies for result in tally.claims())
     words = {"passed": "hold", "failed": "failed", "xfailed": "known to fail", "skipped": "open"}
     verdicts = {
-        "failed": FAILING, "known": {"known"}, "inconclusive": {"inconclusive"}, "not supported": {"not_supported"},
+        "failed": FAILING, "known": ("known",), "inconclusive": ("inconclusive",), "not supported": ("not_supported",),
     }  # fmt: skip
     return [
         f"{sum(t.layouts for t in tallies):,} layouts, {sum(t.draws for t in tallies):,} verdicts (layout x values), "
@@ -133,7 +142,7 @@ def _not_passed(tally: Tally) -> list[str]:
     for result in tally.claims():
         if result.outcome in ("skipped", "xfailed"):
             word = "known" if result.outcome == "xfailed" else "open"
-            by_reason.setdefault(f"{word:<7} {tally.meta['name']}: {result.text}", []).append(result.claim)
+            by_reason.setdefault(f"{word:<7} {tally.listed.name}: {result.text}", []).append(result.claim)
     return [f"{reason}: {', '.join(claims)}" for reason, claims in by_reason.items()]
 
 
@@ -158,7 +167,7 @@ def _counts_table(tallies: Sequence[Tally]) -> list[str]:
         ("inconcl", [t.total("inconclusive") for t in tallies], False),
         ("unsupp", [t.total("not_supported") for t in tallies], False),
     ]
-    shown = [["property", *(tally.meta["name"] for tally in tallies), "all"]]
+    shown = [["property", *(tally.listed.name for tally in tallies), "all"]]
     shown += [
         [title, *(f"{count:,}" for count in (*counts, sum(counts)))]
         for title, counts, always in columns
@@ -171,23 +180,19 @@ def _coverage_table(tallies: Sequence[Tally]) -> list[str]:
     """Layouts by world size; shares of dtypes and shard kinds in %."""
     sizes = sorted({size for tally in tallies for size in tally.world_sizes})
     dtypes = [name for name in SHORT_DTYPES if any(tally.dtypes[name] for tally in tallies)]
-    whole = Tally({"name": "all"})
-    for tally in tallies:
-        whole.layouts += tally.layouts
-        whole.world_sizes += tally.world_sizes
-        whole.dtypes += tally.dtypes
-        whole.shard_kinds += tally.shard_kinds
     rows = [("", *(f"w{size}" for size in sizes), *(SHORT_DTYPES[name] for name in dtypes), *SHARD_KINDS)]
-    rows += [
-        (
-            tally.meta["name"],
-            *(str(tally.world_sizes[size]) for size in sizes),
-            *(_percent(tally.dtypes[name], tally.layouts) for name in dtypes),
-            *(_percent(tally.shard_kinds[kind], tally.layouts) for kind in SHARD_KINDS),
-        )
-        for tally in [*tallies, whole]
-    ]
+    rows += [_coverage_row(tally.listed.name, [tally], sizes, dtypes) for tally in tallies]
+    rows.append(_coverage_row("all", tallies, sizes, dtypes))
     return ["layouts by world size, and shares of dtypes and shards in %", *aligned(rows)]
+
+
+def _coverage_row(name: str, tallies: Sequence[Tally], sizes: list[int], dtypes: list[str]) -> tuple[str, ...]:
+    layouts = sum(tally.layouts for tally in tallies)
+    by_size = sum((tally.world_sizes for tally in tallies), Counter[int]())
+    by_dtype = sum((tally.dtypes for tally in tallies), Counter[str]())
+    by_kind = sum((tally.shard_kinds for tally in tallies), Counter[str]())
+    shares = [by_dtype[dtype] for dtype in dtypes] + [by_kind[kind] for kind in SHARD_KINDS]
+    return name, *(str(by_size[size]) for size in sizes), *(_percent(share, layouts) for share in shares)
 
 
 def _margins_table(tallies: Sequence[Tally]) -> list[str]:
@@ -200,7 +205,7 @@ def _margins_table(tallies: Sequence[Tally]) -> list[str]:
 
 
 def _slowest(tallies: Sequence[Tally]) -> list[str]:
-    found = [(seconds, tally.meta["subject"], case) for tally in tallies for seconds, case in tally.slowest]
+    found = [(seconds, tally.listed.subject, case) for tally in tallies for seconds, case in tally.slowest]
     return [f"{seconds:.2f} s {subject} {case}" for seconds, subject, case in sorted(found, reverse=True)[:NUM_SLOWEST]]
 
 

@@ -19,9 +19,9 @@ from equivtest.kit.case import Case
 from equivtest.kit.oracle.chance import DELTA, agreement, count_limits
 from equivtest.kit.oracle.expected import Expected
 from equivtest.layout import replicas
+from equivtest.ranks.reply import Answers
 from equivtest.verdicts.elements import shape_mismatch
-from equivtest.verdicts.judgement import Answers, Judgement
-from equivtest.verdicts.verdict import Kind, Mismatch
+from equivtest.verdicts.verdict import Judgement, Mismatch
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Count:
     """How often something happened.
 
     Attributes:
-        rank: Of whose elements it is told.
+        rank: The rank whose elements were counted; of two that are compared, the second.
         what: In words, of elements.
         num, count: Elements in all, and those of which it is so.
         probability: Of one element, by chance.
@@ -50,9 +50,9 @@ class Count:
 
 
 def judge_chance(case: Case, expected: Expected, answers: Answers) -> Judgement | None:
-    """Nothing where nothing hangs on chance; open where the ranks do not hold what they should.
+    """None if nothing is random; inconclusive if the ranks' tensors are not those expected.
 
-    Of so many elements as `Case.draws_at_random` asks for, every count could be wrong.
+    A case for which `Case.draws_at_random` is true has so many elements that every count could be wrong.
     """
     wrong, agreeing = [], []
     for name, p in expected.drops.items():
@@ -65,7 +65,7 @@ def judge_chance(case: Case, expected: Expected, answers: Answers) -> Judgement 
             agreeing.append(name)
     if not expected.drops:
         return None
-    kind: Kind = "chance" if wrong else "holds" if len(agreeing) == len(expected.drops) else "inconclusive"
+    kind = "chance" if wrong else "holds" if len(agreeing) == len(expected.drops) else "inconclusive"
     return Judgement(kind, tuple(wrong), tuple(agreeing))
 
 

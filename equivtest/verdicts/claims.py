@@ -11,12 +11,13 @@ from dataclasses import dataclass
 
 from equivtest.kit.case import Case
 from equivtest.kit.oracle.expected import Expected
+from equivtest.ranks.reply import Answers
 from equivtest.verdicts.chance import judge_chance
 from equivtest.verdicts.communication import judge_collectives
 from equivtest.verdicts.exactness import judge_bits, judge_bits_but_for_zeros, judge_repeats
-from equivtest.verdicts.judgement import Answers, Judgement
 from equivtest.verdicts.structure import judge_parameter_layouts, judge_replicas, judge_touched
 from equivtest.verdicts.values import judge_gradients, judge_memory, judge_outputs, judge_training
+from equivtest.verdicts.verdict import Judgement
 from equivtest.verdicts.ways import judge_ways
 
 

@@ -9,8 +9,8 @@ from equivtest.collective import describe
 from equivtest.kit.case import Case
 from equivtest.kit.oracle.collectives import expected_collectives, without_all_to_all
 from equivtest.kit.oracle.expected import Expected
-from equivtest.verdicts.judgement import Answers, Judgement
-from equivtest.verdicts.verdict import Mismatch
+from equivtest.ranks.reply import Answers
+from equivtest.verdicts.verdict import Judgement, Mismatch
 
 
 def judge_collectives(case: Case, expected: Expected, answers: Answers) -> Judgement | None:

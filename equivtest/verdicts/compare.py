@@ -9,17 +9,9 @@ from equivtest.errors import Misuse
 from equivtest.kit.case import Case
 from equivtest.kit.oracle.expected import Expected
 from equivtest.ranks.first_cause import first_cause
-from equivtest.ranks.reply import Answer, Outcome, Reply
+from equivtest.ranks.reply import Answer, Reply
 from equivtest.verdicts.claims import Claim, refuses
-from equivtest.verdicts.judgement import Judgement
-from equivtest.verdicts.verdict import FAILURES, Kind, Mismatch, Verdict
-
-_KIND_OF: dict[Outcome, Kind] = {
-    "raised": "raised",
-    "lost": "lost",
-    "timed_out": "timed_out",
-    "not_supported": "not_supported",
-}
+from equivtest.verdicts.verdict import FAILING, Judgement, Mismatch, Verdict
 
 
 def compare(
@@ -43,31 +35,17 @@ def compare(
     Raises:
         Misuse: a rank found that the subject breaks its contract with the harness.
     """
-    ended = _judge_run(subject, case, draw, replies, claims[0])
+    ended = _judge_run(subject, case, replies, claims[0])
     if ended is not None:
-        return [ended]
+        judgement, detail = ended
+        name = claims[0].name
+        return [Verdict(claim=name, subject=subject, case=case, judgement=judgement, draw=draw, detail=detail)]
     answers = {reply.rank: reply.answers[draw] for reply in replies if reply.outcome == "answered"}
-    verdicts = []
-    for claim in claims:
-        if not claim.applies(case, draw):
-            continue
-        judged = _judge_groups(claim, case, expected, answers)
-        if judged is None:
-            continue
-        verdicts.append(
-            Verdict(
-                judged.kind,
-                claim.name,
-                subject,
-                case,
-                draw,
-                judged.mismatches,
-                judged.agreeing,
-                judged.margin,
-                margins=judged.margins,
-            )
-        )
-    return verdicts
+    return [
+        Verdict(claim=claim.name, subject=subject, case=case, judgement=judged, draw=draw)
+        for claim in claims
+        if claim.applies(case, draw) and (judged := _judge_groups(claim, case, expected, answers)) is not None
+    ]
 
 
 def _judge_groups(
@@ -81,30 +59,27 @@ def _judge_groups(
             return None
         wrong = (replace(mismatch, process=group[mismatch.rank]) for mismatch in found.mismatches)
         judged.append(replace(found, mismatches=tuple(wrong)))
-    failed = (found for found in judged if found.kind in FAILURES)
+    failed = (found for found in judged if found.kind in FAILING)
     worst = next(failed, None) or next((found for found in judged if found.kind != "holds"), judged[0])
     names = {name for found in judged for name in found.margins}
     margins = {name: max(found.margins.get(name, 0.0) for found in judged) for name in sorted(names)}
     return replace(worst, margin=max(found.margin for found in judged), margins=margins)
 
 
-def _judge_run(subject: str, case: Case, draw: int, replies: Sequence[Reply], claim: Claim) -> Verdict | None:
-    """The verdict on a run that did not end in answers, or that should not have."""
+def _judge_run(subject: str, case: Case, replies: Sequence[Reply], claim: Claim) -> tuple[Judgement, str] | None:
+    """What is concluded of a run that did not end in answers, or should not have, and the verdict's detail."""
     cause = _cause(replies)
     if cause is not None and cause.outcome == "misused":
         raise Misuse(f"{subject}: {cause.error_text}")
     if claim is refuses:
-        taking_part = [reply for reply in replies if reply.outcome != "not_in_mesh"]
-        return _judge_refusal(subject, case, draw, taking_part)
-    if cause is None:
-        return None
-    return Verdict(_KIND_OF[cause.outcome], claim.name, subject, case, draw, (), detail=_tell(case, cause, replies))
+        return _judge_refusal(case, [reply for reply in replies if reply.outcome != "not_in_mesh"])
+    return None if cause is None else (Judgement(cause.outcome), _tell(case, cause, replies))
 
 
-def _judge_refusal(subject: str, case: Case, draw: int, replies: Sequence[Reply]) -> Verdict:
+def _judge_refusal(case: Case, replies: Sequence[Reply]) -> tuple[Judgement, str]:
     gone = _cause([reply for reply in replies if reply.outcome in ("lost", "timed_out", "not_supported")])
     if gone is not None:  # whatever its peers raised: no rank may hang
-        return Verdict(_KIND_OF[gone.outcome], refuses.name, subject, case, draw, detail=_tell(case, gone, replies))
+        return Judgement(gone.outcome), _tell(case, gone, replies)
     cause = first_cause(replies)
     right = cause.error_type if cause else "an error"
     wrong = tuple(
@@ -112,8 +87,7 @@ def _judge_refusal(subject: str, case: Case, draw: int, replies: Sequence[Reply]
         for reply in replies
         if reply.outcome != "raised" or reply.error_type != right
     )
-    detail = _tell(case, cause, replies) if cause and wrong else ""
-    return Verdict("not_refused" if wrong else "holds", refuses.name, subject, case, draw, wrong, detail=detail)
+    return Judgement("not_refused" if wrong else "holds", wrong), _tell(case, cause, replies) if cause and wrong else ""
 
 
 def _cause(replies: Sequence[Reply]) -> Reply | None:

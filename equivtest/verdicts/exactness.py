@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from equivtest.kit.case import Case
 from equivtest.kit.oracle.expected import Expected, ExpectedTensor
 from equivtest.layout import flat_axis
+from equivtest.ranks.reply import Answers
 from equivtest.tensors import Placed, same_bits
 from equivtest.verdicts.bits import (
     Excuse,
@@ -18,8 +19,7 @@ from equivtest.verdicts.bits import (
     where_zeros_were_added,
 )
 from equivtest.verdicts.elements import is_too_wide, judge_values, shape_mismatch
-from equivtest.verdicts.judgement import Answers, Judgement
-from equivtest.verdicts.verdict import Kind, Mismatch
+from equivtest.verdicts.verdict import Judgement, Mismatch
 
 
 def judge_bits(case: Case, expected: Expected, answers: Answers, excuse: Excuse = no_excuse) -> Judgement | None:
@@ -63,8 +63,8 @@ def judge_repeats(case: Case, expected: Expected, answers: Answers) -> Judgement
             wrong.append(mismatch)
         elif first:
             agreeing.append(name)
-    kind: Kind = "repeat" if wrong else "inconclusive" if is_open else "holds"
-    return Judgement(kind, tuple(wrong), tuple(agreeing), margin)
+    kind = "repeat" if wrong else "inconclusive" if is_open else "holds"
+    return Judgement(kind, tuple(wrong), tuple(agreeing), margin=margin)
 
 
 def _judge_again(

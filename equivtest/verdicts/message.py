@@ -2,25 +2,7 @@
 
 from __future__ import annotations
 
-from equivtest.verdicts.verdict import Kind, Mismatch, Verdict
-
-HEADLINES: dict[Kind, str] = {
-    "value": "ValueMismatch: {subject}: {tensor} differs from the oracle",
-    "layout": "LayoutMismatch: {subject}: {tensor} has another layout than its contract",
-    "shape": "ShapeMismatch: {subject}: {tensor} has another shape or dtype than the oracle's",
-    "replica": "ReplicaMismatch: {subject}: {tensor} differs between ranks that hold the same",
-    "touched": "InputTouched: {subject}: {tensor} is not as it was handed out",
-    "bits": "BitsMismatch: {subject}: {tensor} has not the bits of the unsharded computation",
-    "repeat": "RepeatMismatch: {subject}: {tensor} is not the same when the case runs again",
-    "ways": "WaysMismatch: {subject}: {tensor} is not what the other way gives",
-    "chance": "ChanceMismatch: {subject}: {tensor} is not as chance has it",
-    "collectives": "CollectiveMismatch: {subject}: other collectives than the documented ones",
-    "not_refused": "NotRefused: {subject}: a case outside the contract was not refused alike",
-    "raised": "RankRaised: {subject}: a rank raised",
-    "lost": "RankLost: {subject}: a rank's process ended",
-    "timed_out": "RankTimedOut: {subject}: a rank did not answer",
-    "not_supported": "NotSupported: {subject}: the backend cannot do what the case needs",
-}
+from equivtest.verdicts.verdict import KINDS, Mismatch, Verdict
 
 
 def write_message(verdict: Verdict, *, replay: str = "") -> str:
@@ -29,9 +11,10 @@ def write_message(verdict: Verdict, *, replay: str = "") -> str:
     Args:
         replay: Path of the replay file; left out where there is none.
     """
-    first = verdict.mismatches[0] if verdict.mismatches else None
-    lines = [HEADLINES[verdict.kind].format(subject=verdict.subject, tensor=first.tensor if first else "")]
-    lines += [f"  {'claim':9} {verdict.claim}"]
+    first = next(iter(verdict.judgement.mismatches), None)
+    error = KINDS[verdict.kind]
+    headline = error.headline.format(tensor=first.tensor if first else "")
+    lines = [f"{error.__name__}: {verdict.subject}: {headline}", f"  {'claim':9} {verdict.claim}"]
     if first is not None:
         lines += _describe(first, verdict)
     if verdict.detail:
@@ -65,9 +48,9 @@ def _describe(mismatch: Mismatch, verdict: Verdict) -> list[str]:
         rows.append(("error", _error(mismatch)))
     elif verdict.kind == "value":
         rows.append(("error", mismatch.derivation))
-    others = [other.tensor for other in verdict.mismatches[1:] if other.tensor != mismatch.tensor]
+    others = [other.tensor for other in verdict.judgement.mismatches[1:] if other.tensor != mismatch.tensor]
     wrong = f"{', '.join(dict.fromkeys(others))} differ too" if others else ""
-    right = f"{', '.join(verdict.agreeing)} agree" if verdict.agreeing else ""
+    right = f"{', '.join(verdict.judgement.agreeing)} agree" if verdict.judgement.agreeing else ""
     rows.append(("extent", "; ".join(part for part in (mismatch.extent, wrong, right) if part)))
     rows.append(("pattern", mismatch.pattern))
     return [f"  {label:9} {text}" for label, text in rows if text]

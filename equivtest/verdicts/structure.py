@@ -9,11 +9,11 @@ import torch
 from equivtest.kit.case import Case
 from equivtest.kit.oracle.expected import Expected
 from equivtest.layout import replicas
+from equivtest.ranks.reply import Answers
 from equivtest.tensors import as_bits, same_bits
 from equivtest.verdicts.bits import in_words
 from equivtest.verdicts.elements import unravel
-from equivtest.verdicts.judgement import Answers, Judgement
-from equivtest.verdicts.verdict import Mismatch
+from equivtest.verdicts.verdict import Judgement, Mismatch
 
 
 def judge_layouts(expected: Expected, answers: Answers, names: Iterable[str]) -> Judgement:

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 
 from equivtest.kit.case import Case
 from equivtest.kit.oracle.expected import Expected
+from equivtest.ranks.reply import Answers
 from equivtest.tensors import Placed
 from equivtest.verdicts.elements import is_partial, is_too_wide, judge_values, shape_mismatch
-from equivtest.verdicts.judgement import Answers, Judgement
 from equivtest.verdicts.lean import judge_lean
 from equivtest.verdicts.structure import judge_layouts
-from equivtest.verdicts.verdict import Kind
+from equivtest.verdicts.verdict import Judgement
 
 
 def judge_outputs(case: Case, expected: Expected, answers: Answers) -> Judgement:
@@ -66,8 +66,8 @@ def judge_tensors(case: Case, expected: Expected, answers: Answers, names: Itera
             is_open = True
         else:
             agreeing.append(name)
-    kind: Kind = "shape" if shapes else "value" if values else "inconclusive" if is_open else "holds"
-    return Judgement(kind, tuple(shapes or values), tuple(agreeing), margin, margins)
+    kind = "shape" if shapes else "value" if values else "inconclusive" if is_open else "holds"
+    return Judgement(kind, tuple(shapes or values), tuple(agreeing), margin=margin, margins=margins)
 
 
 def _to_judge(name: str, expected: Expected, answers: Answers) -> dict[int, Placed | None]:

@@ -1,39 +1,13 @@
-"""What was concluded about one claim on one draw of a case."""
+"""What was concluded about one claim on one draw of a case, and the exception that each kind of failure is."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import KW_ONLY, dataclass, field
+from typing import ClassVar
 
+from equivtest.errors import EquivtestError
 from equivtest.kit.case import Case
-
-Kind = Literal[
-    "holds",
-    "value",
-    "layout",
-    "shape",
-    "replica",
-    "touched",
-    "bits",
-    "repeat",
-    "ways",
-    "chance",
-    "collectives",
-    "not_refused",
-    "raised",
-    "lost",
-    "timed_out",
-    "not_supported",
-    "inconclusive",
-    "known",
-]
-"""Kinds from 'value' to 'timed_out' are failures; 'known' is a known failure, not judged again."""
-
-FAILURES: tuple[Kind, ...] = (
-    "value", "layout", "shape", "replica", "touched", "bits", "repeat", "ways", "chance", "collectives", "not_refused",
-    "raised", "lost", "timed_out",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -70,34 +44,162 @@ class Mismatch:
 
 
 @dataclass(frozen=True)
+class Judgement:
+    """What a claim makes of one draw.
+
+    Attributes:
+        kind: One of KINDS or of OTHER_KINDS.
+        mismatches: Empty unless the claim fails on tensors.
+        agreeing: Names of the tensors that the claim judged and found right.
+        margin: Largest error / allowed over all elements; 0 where all are equal.
+        margins: Tensor name -> its largest error / allowed, of those judged by a bound.
+    """
+
+    kind: str
+    mismatches: tuple[Mismatch, ...] = ()
+    agreeing: tuple[str, ...] = ()
+    _: KW_ONLY
+    margin: float = 0.0
+    margins: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        assert self.kind in KINDS or self.kind in OTHER_KINDS, self.kind
+
+
+@dataclass(frozen=True, kw_only=True)
 class Verdict:
     """One claim, judged on one draw.
 
     Attributes:
         draw: Index into `case.values`.
-        mismatches: Empty unless the claim fails on tensors.
-        agreeing: Names of the tensors that this claim judged and found right.
-        margin: Largest error / allowed over all elements; 0 where all are equal.
         detail: For raised, lost and timed out: the first cause first, then every rank.
         known: The reason of the known failure that the case falls under.
-        margins: Tensor name -> its largest error / allowed, of those judged by a bound.
         history: Where the claim holds of the case alone in new ranks: what had run before it failed.
     """
 
-    kind: Kind
     claim: str
     subject: str
     case: Case
+    judgement: Judgement
     draw: int = 0
-    mismatches: tuple[Mismatch, ...] = ()
-    agreeing: tuple[str, ...] = ()
-    margin: float = 0.0
     detail: str = ""
     known: str = ""
-    margins: Mapping[str, float] = field(default_factory=dict)
     history: str = ""
 
     @property
+    def kind(self) -> str:
+        """The kind of its judgement."""
+        return self.judgement.kind
+
+    @property
     def failed(self) -> bool:
-        """Whether the claim was judged and does not hold."""
-        return self.kind in FAILURES
+        """True if the claim was judged and does not hold."""
+        return self.kind in KINDS and KINDS[self.kind].fails
+
+
+KINDS: dict[str, type[ClaimFailed]] = {}
+"""Kinds of verdict that `check` raises, by name; each is one subclass of `ClaimFailed`, which registers itself."""
+
+OTHER_KINDS = ("holds", "inconclusive", "known")
+"""Kinds that it does not raise; 'known' is a known failure, not judged again."""
+
+
+class ClaimFailed(EquivtestError, AssertionError):
+    """A claim does not hold; `verdict` says which, where and by how much.  Each subclass is one kind of failure.
+
+    Attributes:
+        kind: Its name in verdicts, records, replay files and known failures.
+        headline: The first line of the message, behind the names of the class and the subject.
+        fails: False if the claim was not judged at all.
+        ends_run: True if the run itself ended so, which concerns every claim of the case.
+    """
+
+    kind: ClassVar[str]
+    headline: ClassVar[str]
+    fails: ClassVar[bool]
+    ends_run: ClassVar[bool]
+
+    def __init_subclass__(cls, *, kind: str, headline: str, fails: bool = True, ends_run: bool = False) -> None:
+        super().__init_subclass__()
+        cls.kind, cls.headline, cls.fails, cls.ends_run = kind, headline, fails, ends_run
+        KINDS[kind] = cls
+
+    def __init__(self, verdict: Verdict, message: str) -> None:
+        super().__init__(message)
+        self.verdict = verdict
+
+
+class ValueMismatch(ClaimFailed, kind="value", headline="{tensor} differs from the oracle"):
+    """An element differs from the oracle's by more than is allowed."""
+
+
+class LayoutMismatch(ClaimFailed, kind="layout", headline="{tensor} has another layout than its contract"):
+    """A tensor lives under other placements than its contract says."""
+
+
+class ShapeMismatch(ClaimFailed, kind="shape", headline="{tensor} has another shape or dtype than the oracle's"):
+    """A rank's local tensor has another shape or dtype than the oracle's slice."""
+
+
+class ReplicaMismatch(ClaimFailed, kind="replica", headline="{tensor} differs between ranks that hold the same"):
+    """Two ranks hold different bits of what should be one replicated value."""
+
+
+class InputTouched(ClaimFailed, kind="touched", headline="{tensor} is not as it was handed out"):
+    """The subject changed something that the harness owns."""
+
+
+class BitsMismatch(ClaimFailed, kind="bits", headline="{tensor} has not the bits of the unsharded computation"):
+    """A value that nothing should round has other bits than the oracle's."""
+
+
+class RepeatMismatch(ClaimFailed, kind="repeat", headline="{tensor} is not the same when the case runs again"):
+    """The same case, run again in the same processes, gave other bits."""
+
+
+class WaysMismatch(ClaimFailed, kind="ways", headline="{tensor} is not what the other way gives"):
+    """Two ways of computing one thing gave different values."""
+
+
+class ChanceMismatch(
+    ClaimFailed,
+    kind="chance",
+    headline="{tensor}: too many or too few elements dropped, or the same on two ranks",
+):
+    """A random result, such as which elements dropout drops, is too unlikely."""
+
+
+class CollectiveMismatch(ClaimFailed, kind="collectives", headline="other collectives than the documented ones"):
+    """The kinds, counts or bytes of the collectives are not the documented ones."""
+
+
+class NotRefused(ClaimFailed, kind="not_refused", headline="a case outside the contract was not refused alike"):
+    """A case outside the contract was not refused alike on every rank."""
+
+
+class RankRaised(ClaimFailed, kind="raised", headline="a rank raised", ends_run=True):
+    """A rank raised; the verdict holds the first rank's traceback."""
+
+
+class RankLost(ClaimFailed, kind="lost", headline="a rank's process ended", ends_run=True):
+    """A rank's process ended before it answered."""
+
+
+class RankTimedOut(ClaimFailed, kind="timed_out", headline="a rank did not answer", ends_run=True):
+    """A rank did not answer within the limit; the verdict holds every rank's stacks."""
+
+
+class NotSupported(
+    ClaimFailed, kind="not_supported", headline="the backend cannot do what the case needs", fails=False
+):
+    """The backend or device cannot do what the case needs, as a probe has shown."""
+
+
+FAILING = tuple(kind for kind, error in KINDS.items() if error.fails)
+"""Kinds of verdict that say a claim does not hold."""
+
+CONCLUSIVE = ("holds", *FAILING)
+"""Kinds of verdict that say whether a claim holds."""
+
+WHOLE_RUN = tuple(kind for kind, error in KINDS.items() if error.ends_run)
+"""Kinds that concern the run, hence every claim of the case."""

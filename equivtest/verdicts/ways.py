@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 from equivtest.kit.case import Case
 from equivtest.kit.oracle.expected import Expected, Twin
+from equivtest.ranks.reply import Answers
 from equivtest.tensors import Placed
 from equivtest.verdicts.bits import bits_mismatch, no_excuse, where_zeros_were_added
 from equivtest.verdicts.elements import judge_values, shape_mismatch
-from equivtest.verdicts.judgement import Answers, Judgement
-from equivtest.verdicts.verdict import Kind, Mismatch
+from equivtest.verdicts.verdict import Judgement, Mismatch
 
 Margin = float
 """Largest error over its allowance."""
@@ -38,8 +38,8 @@ def judge_ways(case: Case, expected: Expected, answers: Answers) -> Judgement | 
             agreeing.append(name)
     if not expected.twins:
         return None
-    kind: Kind = "ways" if wrong else "holds"
-    return Judgement(kind, tuple(wrong), tuple(agreeing), max(margins.values(), default=0.0), margins)
+    margin = max(margins.values(), default=0.0)
+    return Judgement("ways" if wrong else "holds", tuple(wrong), tuple(agreeing), margin=margin, margins=margins)
 
 
 def _compare(

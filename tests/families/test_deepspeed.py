@@ -123,7 +123,7 @@ def test_gradients_clipped_otherwise_are_rejected(program: str, stage: int, pool
     failed = [verdict for verdict in verdicts if verdict.failed]
     assert {(verdict.claim, verdict.kind) for verdict in failed} >= {("trains_like_unsharded", "value")}
     assert {verdict.claim for verdict in failed} <= {"trains_like_unsharded", "agrees_on_all_ranks"}
-    assert all(verdict.mismatches[0].tensor.startswith("step1.") for verdict in failed)
+    assert all(verdict.judgement.mismatches[0].tensor.startswith("step1.") for verdict in failed)
 
 
 TIED = EngineCase(
@@ -223,7 +223,7 @@ def test_training_that_goes_on_from_anything_else_is_rejected(program: str, stag
 
     failed = [verdict for verdict in verdicts if verdict.failed]
     assert {(verdict.claim, verdict.kind) for verdict in failed} == {("trains_like_unsharded", "value")}
-    assert all(verdict.mismatches[0].tensor.startswith("step3.") for verdict in failed)
+    assert all(verdict.judgement.mismatches[0].tensor.startswith("step3.") for verdict in failed)
 
 
 @installed

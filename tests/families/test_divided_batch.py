@@ -11,7 +11,7 @@ import torch
 from equivtest import limits
 from equivtest.check import check, judge
 from equivtest.chunks import Chunk, chunk_cases
-from equivtest.errors import Misuse, ValueMismatch
+from equivtest.errors import Misuse
 from equivtest.families.module.case import ModuleCase
 from equivtest.kit.case import from_code, from_data, to_data
 from equivtest.kit.oracle import expect
@@ -21,6 +21,7 @@ from equivtest.module import module_property
 from equivtest.property import Property, Space, resolved
 from equivtest.ranks.pool import Pool
 from equivtest.search import Findings, search
+from equivtest.verdicts.verdict import ValueMismatch
 from tests.drawing import SPACE, drawn, smallest
 
 HERE = "tests.rank_programs_batch:"
@@ -46,7 +47,7 @@ def searched(prop: Property, pool: Pool, directory: Path, world_size: int = 2) -
 
 def failing(found: Findings) -> set[tuple[str, str]]:
     assert not found.misuse and len(found.records) >= 10
-    return {(failure["claim"], failure["kind"]) for failure in found.failures}
+    return {(failure.claim, failure.kind) for failure in found.failures}
 
 
 @pytest.mark.ranks
@@ -82,7 +83,7 @@ def test_what_averages_gradients_holds(
     found = searched(claimed(build, parallelize), pool, tmp_path, world_size)
 
     assert failing(found) == set()
-    assert {record["case"]["fields"]["batch"] for record in found.records} == {MEAN}
+    assert {record.case["fields"]["batch"] for record in found.records} == {MEAN}
 
 
 @pytest.mark.ranks
@@ -216,6 +217,25 @@ def test_ranks_that_do_not_agree_on_what_they_are_are_told(pool: Pool, tmp_path:
 def test_what_cannot_be_asked_is_told(pool: Pool) -> None:
     with pytest.raises(Misuse, match="rank_programs_batch:missing' cannot be imported"):
         resolved(claimed("mlp", "missing"), pool)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("parallelize", "told"),
+    [
+        ("raises_on_the_last_rank", r"rank 1 of 2 raised RuntimeError: no room for the shards\. Mend that"),
+        ("hangs", "rank 0 of 2 did not answer"),
+        ("ends_the_last_rank", "rank 1 of 2 ended"),
+    ],
+)
+def test_ranks_that_do_not_say_whether_they_reduce_gradients_are_no_whole_batch(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch, parallelize: str, told: str
+) -> None:
+    monkeypatch.setattr("equivtest.limits.CASE_S", 5.0)
+
+    with pytest.raises(Misuse, match=f"{told}(.|\n)*batch='whole'") as caught:
+        resolved(claimed("mlp", parallelize), pool)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.ranks

@@ -30,7 +30,7 @@ from equivtest.verdicts.claims import (
     equals_unsharded,
     gradients_equal_unsharded,
 )
-from equivtest.verdicts.judgement import Judgement
+from equivtest.verdicts.verdict import Judgement
 from tests.families.refusing import refuses
 
 each_dtype = pytest.mark.parametrize("dtype", DTYPES)
@@ -196,9 +196,13 @@ def replies(case: DropoutCase, output: torch.Tensor, grad: torch.Tensor | None =
     layout = case.layouts()["output"]
     return [
         Reply(
-            rank,
-            "answered",
-            (Answer({n: Placed(slice_local(t, layout, case.mesh_shape, rank), layout) for n, t in whole.items()}, {}),),
+            rank=rank,
+            outcome="answered",
+            answers=(
+                Answer(
+                    {n: Placed(slice_local(t, layout, case.mesh_shape, rank), layout) for n, t in whole.items()}, {}
+                ),
+            ),
         )
         for rank in range(case.world_size)
     ]
@@ -265,7 +269,7 @@ def test_a_replica_with_another_mask_differs_and_is_not_counted_twice() -> None:
 def test_an_answer_of_another_shape_leaves_chance_open() -> None:
     found = masked(case_of(), RANDOM)
     layout = case_of().layouts()["output"]
-    found[1] = Reply(1, "answered", (Answer({"output": Placed(torch.ones(1, 64), layout)}, {}),))
+    found[1] = Reply(rank=1, outcome="answered", answers=(Answer({"output": Placed(torch.ones(1, 64), layout)}, {}),))
     judgement = judged(drops_at_random, case_of(), found)
 
     assert judgement is not None and judgement.kind == "inconclusive"

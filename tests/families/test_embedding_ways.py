@@ -21,8 +21,8 @@ from equivtest.layout import Layout, Replicate, Shard
 from equivtest.ranks.reply import Reply
 from equivtest.tensors import same_bits
 from equivtest.verdicts.claims import both_ways_agree
-from equivtest.verdicts.judgement import Judgement
 from equivtest.verdicts.message import write_message
+from equivtest.verdicts.verdict import Judgement
 from tests.replies import LINEAR, answers_of, drop_tensor, right_replies, set_element, set_tensor
 
 CASE = EmbeddingWaysCase(world_size=2, leading=(6,), num_embeddings=2, embedding_dim=4, output_layout="shard(0)")

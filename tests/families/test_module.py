@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,13 +10,17 @@ import torch
 
 from equivtest import limits
 from equivtest.check import check, judge
-from equivtest.errors import Misuse, ShapeMismatch, ValueMismatch
+from equivtest.chunks import Chunk
+from equivtest.errors import Misuse
 from equivtest.families.module.case import ModuleCase, call_builder
 from equivtest.kit.oracle import expect
 from equivtest.kit.values import draw
+from equivtest.known import KnownFailures
 from equivtest.module import module_property
 from equivtest.property import Space
 from equivtest.ranks.pool import Pool
+from equivtest.search import search
+from equivtest.verdicts.verdict import ShapeMismatch, ValueMismatch
 from tests.drawing import drawn
 
 HERE = "tests.rank_programs_module:"
@@ -194,6 +199,34 @@ def test_a_module_that_rounds_is_drawn_on_real_values_where_bounds_say_something
 def test_a_module_of_which_nothing_can_be_concluded_has_no_property(build: str, message: str) -> None:
     with pytest.raises(Misuse, match=message):
         module_property(HERE + build, HERE + "whole", ((2, 3),)).cases(Space((1,), limits.DTYPES))
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("dtypes", "judged", "left_out"),
+    [
+        (("bfloat16",), set(), ("bfloat16",)),
+        (("float64", "bfloat16"), {"float64"}, ("bfloat16",)),
+        (("float64",), {"float64"}, ()),
+    ],
+)
+def test_dtypes_in_which_a_module_cannot_be_judged_are_left_out(
+    pool: Pool, tmp_path: Path, dtypes: tuple[str, ...], judged: set[str], left_out: tuple[str, ...]
+) -> None:
+    """Be it all that a run has: in others it can be."""
+    prop = module_property(HERE + "norm", HERE + "whole", ((2, 3),))
+    found = search(prop, Chunk(1, dtypes, 0, 3), pool, KnownFailures(), tmp_path)
+
+    assert (found.misuse, found.left_out) == ("", left_out)
+    assert {record.dtype for record in found.records} == judged
+
+
+@pytest.mark.ranks
+def test_a_module_that_no_dtype_can_judge_is_a_mistake(pool: Pool, tmp_path: Path) -> None:
+    prop = module_property(HERE + "deep", HERE + "whole", ((2, 3),))
+    found = search(prop, Chunk(1, ("bfloat16",), 0, 3), pool, KnownFailures(), tmp_path)
+
+    assert found.misuse and not found.left_out
 
 
 def test_a_module_that_rounds_has_no_property_in_16_bits_alone() -> None:

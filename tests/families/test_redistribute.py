@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from equivtest import limits
-from equivtest.families.redistribute.case import ROADS, RedistributeCase, stacked
+from equivtest.families.redistribute.case import ROADS, RedistributeCase
 from equivtest.families.redistribute.case_refused import RefusedRedistributeCase
 from equivtest.families.redistribute.oracle import reduce_operands
+from equivtest.kit.operands import stacked
 from equivtest.kit.oracle import expect
 from equivtest.kit.oracle.collectives import expected_collectives
 from equivtest.kit.oracle.exact import InexactData

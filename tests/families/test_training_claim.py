@@ -34,7 +34,7 @@ SHARDED = Layout((Shard(0),))
 def replies_of(case: Case) -> list[Reply]:
     """What ranks answer that train as one process does, in the case's dtype."""
     held = held_of(case, train(case, torch.float32))  # type: ignore[arg-type]
-    return [Reply(rank, "answered", (Answer(tensors),)) for rank, tensors in held.items()]
+    return [Reply(rank=rank, outcome="answered", answers=(Answer(tensors),)) for rank, tensors in held.items()]
 
 
 def judge(claim: Claim, replies: Sequence[Reply]) -> Judgement:
@@ -122,7 +122,7 @@ def test_the_one_door_judges_training_from_what_the_ranks_held() -> None:
     verdicts = judge_replies("any", case, replies_of(case))
 
     assert {verdict.kind for verdict in verdicts if verdict.claim == trains_like_unsharded.name} == {"holds"}
-    assert max(verdict.margin for verdict in verdicts) > 0
+    assert max(verdict.judgement.margin for verdict in verdicts) > 0
 
 
 # ------------------------------------------------------------------------------------------------

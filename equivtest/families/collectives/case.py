@@ -8,7 +8,8 @@ one tensor of a rank takes the first n of them; one that takes a part for every 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from equivtest.kit.case import Case, Shape, replicated, require
@@ -111,7 +112,7 @@ BUNDLES: dict[str, tuple[Call, ...]] = {
         Call("coalesced_reduce_scatter_tensor", "parts", "sum"),
     ),
 }  # fmt: skip
-"""Collectives that a backend has or lacks together: a case of several is not run at all where one is refused."""
+"""Collectives of one kind, which run in one case; where a backend refuses one, the others run once more without it."""
 
 CALLS: dict[str, Call] = {call.name: call for calls in BUNDLES.values() for call in calls}
 """Every collective by the name of its answer."""
@@ -156,6 +157,11 @@ class CollectivesCase(Case):
     def calls(self) -> tuple[Call, ...]:
         """The collectives in words."""
         return tuple(CALLS[name] for name in self.collectives)
+
+    def without(self, refused: Collection[str]) -> CollectivesCase | None:
+        names = {name.removeprefix(f"{self.dtype}:") for name in refused}
+        left = tuple(call.name for call in self.calls if names.isdisjoint((call.name, call.function)))
+        return replace(self, collectives=left) if left and left != self.collectives else None
 
     @property
     def width(self) -> int:

@@ -137,7 +137,7 @@ def naming(call: Call, dtype: str) -> Iterator[None]:
     except Exception as error:  # a backend may raise anything
         text = f"{call.name} of {dtype} raised {type(error).__name__}: {error}"
         if is_refusal(error):
-            raise Unsupported(text, lacking=f"{dtype}:{call.function}") from error
+            raise Unsupported(text, lacking=f"{dtype}:{call.name}") from error
         raise CollectiveRaised(text) from error
 
 

@@ -15,6 +15,7 @@ from torch.distributed import ReduceOp
 from torch.distributed.device_mesh import DeviceMesh
 
 from equivtest.families.cross_entropy.case import CrossEntropyCase
+from equivtest.kit.defect import answers_of, defect
 from equivtest.kit.subject import Answers, Given, under_contract
 from equivtest.layout import shard_bounds
 
@@ -27,6 +28,8 @@ class OwnLoss:
         target, kept, weight: (P,), global class or 0, whether it counts, and (C,).
         start, stop: This rank's classes.
     """
+
+    case: CrossEntropyCase
 
     def __init__(self, case: CrossEntropyCase, mesh: DeviceMesh, given: Given) -> None:
         self.case, self.group = case, mesh.get_group()
@@ -100,95 +103,149 @@ def own_cross_entropy(case: CrossEntropyCase, mesh: DeviceMesh, given: Given) ->
     return OwnLoss(case, mesh, given).answers()
 
 
-def largest_of_own_classes(case: CrossEntropyCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Each rank takes away the maximum of its own classes; sums of exponentials are added as they are."""
-    return _LargestOfOwn(case, mesh, given).answers()
-
-
 class _LargestOfOwn(OwnLoss):
+    """Each rank takes away the maximum of its own classes; sums of exponentials are added as they are."""
+
     def largest(self) -> torch.Tensor:
         return self.x.amax(1, keepdim=True)
 
 
-def sum_of_own_classes(case: CrossEntropyCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """The sum of exponentials is not reduced over the ranks."""
-    return _SumOfOwn(case, mesh, given).answers()
+largest_of_own_classes = defect(
+    replaces="parallel_cross_entropy",
+    family="a partial value taken for the whole",
+    claim="equals_unsharded",
+    smallest=CrossEntropyCase(world_size=2, num_classes=2, requires_grad=()),
+    why="two ranks need one class each, whose logits differ",
+)(answers_of(_LargestOfOwn))
 
 
 class _SumOfOwn(OwnLoss):
+    """The sum of exponentials is not reduced over the ranks."""
+
     def total(self, own: torch.Tensor) -> torch.Tensor:
         return own
 
 
-def sum_in_bfloat16(case: CrossEntropyCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """The sum of exponentials is reduced in bfloat16."""
-    return _SumInBfloat16(case, mesh, given).answers()
+sum_of_own_classes = defect(
+    replaces="parallel_cross_entropy",
+    family="a partial value taken for the whole",
+    claim="equals_unsharded",
+    smallest=CrossEntropyCase(world_size=2, num_classes=2, requires_grad=()),
+    why="two ranks need one class each",
+)(answers_of(_SumOfOwn))
 
 
 class _SumInBfloat16(OwnLoss):
+    """The sum of exponentials is reduced in bfloat16."""
+
     def total(self, own: torch.Tensor) -> torch.Tensor:
         return self.reduced(own.bfloat16(), ReduceOp.SUM).to(own.dtype)
 
 
-def target_of_next_rank(case: CrossEntropyCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Each rank takes its classes to begin where those of the next one do."""
-    return _TargetOfNext(case, mesh, given).answers()
+sum_in_bfloat16 = defect(
+    replaces="parallel_cross_entropy",
+    family="a reduction in fewer bits",
+    claim="equals_unsharded",
+    smallest=CrossEntropyCase(world_size=1, num_classes=2, requires_grad=()),
+    why="the exponentials of two logits have more bits than bfloat16, on one rank too; of one logit it is 1",
+)(answers_of(_SumInBfloat16))
 
 
 class _TargetOfNext(OwnLoss):
+    """Each rank takes its classes to begin where those of the next one do."""
+
     def hits(self) -> torch.Tensor:
         return (self.target.unsqueeze(1) == torch.arange(self.stop, 2 * self.stop - self.start)).to(self.dtype)
 
 
-def first_class_for_targets_elsewhere(case: CrossEntropyCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """In the backward, a target that another rank has is taken for this rank's first class."""
-    return _FirstClass(case, mesh, given).answers()
+target_of_next_rank = defect(
+    replaces="parallel_cross_entropy",
+    family="ids at the edge of a shard",
+    claim="equals_unsharded",
+    smallest=CrossEntropyCase(world_size=1, num_classes=2, requires_grad=()),
+    why="one rank then has no target, and a loss of zero, which is right of one class alone",
+)(answers_of(_TargetOfNext))
 
 
 class _FirstClass(OwnLoss):
+    """In the backward, a target that another rank has is taken for this rank's first class."""
+
     def gradient(self, y: torch.Tensor) -> torch.Tensor:
         elsewhere = (self.target < self.start) | (self.target >= self.stop)
         self.target = torch.where(elsewhere, self.start, self.target)
         return super().gradient(y)
 
 
-def weight_of_local_class(case: CrossEntropyCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """The weight of a target is looked up by its number within the rank that has it."""
-    return _WeightOfLocal(case, mesh, given).answers()
+first_class_for_targets_elsewhere = defect(
+    replaces="parallel_cross_entropy",
+    family="ids at the edge of a shard",
+    claim="gradients_equal_unsharded",
+    smallest=CrossEntropyCase(world_size=2, num_classes=2),
+    why="two ranks need one class each, of which one has the target",
+)(answers_of(_FirstClass))
 
 
 class _WeightOfLocal(OwnLoss):
+    """The weight of a target is looked up by its number within the rank that has it."""
+
     def weight_of_target(self) -> torch.Tensor:
         _, classes_per_rank = shard_bounds(self.case.num_classes, self.case.world_size, 0)
         return self.weight[self.target % classes_per_rank]
 
 
-def ignored_counted_in_mean(case: CrossEntropyCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """A mean divides by all positions, the ignored ones included."""
-    return _IgnoredCounted(case, mesh, given).answers()
+weight_of_local_class = defect(
+    replaces="parallel_cross_entropy",
+    family="shard order",
+    claim="equals_unsharded",
+    smallest=CrossEntropyCase(world_size=2, positions=(2,), num_classes=2, weighted=True, requires_grad=()),
+    why="two ranks need one class each, and a target on the second",
+)(answers_of(_WeightOfLocal))
 
 
 class _IgnoredCounted(OwnLoss):
+    """A mean divides by all positions, the ignored ones included."""
+
     def divisor(self) -> torch.Tensor:
         return self.weight_of_target().sum()
 
 
-def mean_of_unweighted(case: CrossEntropyCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """A mean divides by the number of positions that count, not by their weights."""
-    return _MeanOfUnweighted(case, mesh, given).answers()
+ignored_counted_in_mean = defect(
+    replaces="parallel_cross_entropy",
+    family="wrong divisor or wrong group",
+    claim="equals_unsharded",
+    smallest=CrossEntropyCase(world_size=1, reduction="mean", ignored="all", requires_grad=()),
+    why="a mean of nothing is NaN, and zero where what is ignored counts",
+)(answers_of(_IgnoredCounted))
 
 
 class _MeanOfUnweighted(OwnLoss):
+    """A mean divides by the number of positions that count, not by their weights."""
+
     def divisor(self) -> torch.Tensor:
         return self.kept.sum().to(self.dtype)
 
 
-def ignored_learn(case: CrossEntropyCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """In the backward, ignored positions are taken for targets of class 0."""
-    return _IgnoredLearn(case, mesh, given).answers()
+mean_of_unweighted = defect(
+    replaces="parallel_cross_entropy",
+    family="wrong divisor or wrong group",
+    claim="equals_unsharded",
+    smallest=CrossEntropyCase(world_size=1, num_classes=2, reduction="mean", weighted=True, requires_grad=()),
+    why="one position is off by its weight; the loss of a single class is zero",
+)(answers_of(_MeanOfUnweighted))
 
 
 class _IgnoredLearn(OwnLoss):
+    """In the backward, ignored positions are taken for targets of class 0."""
+
     def gradient(self, y: torch.Tensor) -> torch.Tensor:
         self.kept = torch.ones_like(self.kept)
         return super().gradient(y)
+
+
+ignored_learn = defect(
+    replaces="parallel_cross_entropy",
+    family="flags",
+    claim="gradients_equal_unsharded",
+    smallest=CrossEntropyCase(world_size=1, num_classes=2, ignored="all"),
+    why="one position that does not count; the gradient of a single class is zero",
+)(answers_of(_IgnoredLearn))

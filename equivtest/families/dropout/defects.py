@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from equivtest.families.dropout.case import DropoutCase
 from equivtest.families.dropout.subject import dropout_answers, parallel_dropout
+from equivtest.kit.defect import answers_of, defect
 from equivtest.kit.subject import Answers, Given
 
 
@@ -70,57 +71,97 @@ class _Masked(torch.autograd.Function):
         return cotangent.mul(ctx.scale).where(ctx.saved_tensors[0], 0), None, None, None
 
 
-def another_mask_in_backward(case: DropoutCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """The backward draws what is dropped once more."""
-    return _AnotherInBackward(case, mesh, given).answers()
-
-
 class _AnotherInBackward(OwnDropout):
+    """The backward draws what is dropped once more."""
+
     def mask_of_backward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         return self.mask(x)
 
 
-def not_scaled(case: DropoutCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """What is left is not divided by 1 - p."""
-    return _NotScaled(case, mesh, given).answers()
+another_mask_in_backward = defect(
+    replaces="parallel_dropout",
+    family="state across calls",
+    claim="gradients_equal_unsharded",
+    smallest=DropoutCase(world_size=1, values=(("dense", 1),)),
+    why="of one element the two masks differ half of the time",
+)(answers_of(_AnotherInBackward))
 
 
 class _NotScaled(OwnDropout):
+    """What is left is not divided by 1 - p."""
+
     def scale(self) -> float:
         return 1.0
 
 
-def same_mask_in_each_shard(case: DropoutCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Each rank draws for its part what rank 0 draws."""
-    return _SameInEach(case, mesh, given).answers()
+not_scaled = defect(
+    replaces="parallel_dropout",
+    family="wrong divisor or wrong group",
+    claim="equals_unsharded",
+    smallest=DropoutCase(world_size=1, requires_grad=(), values=(("dense", 6),)),
+    why="one element that is left",
+)(answers_of(_NotScaled))
 
 
 class _SameInEach(OwnDropout):
+    """Each rank draws for its part what rank 0 draws."""
+
     def seed(self) -> int:
         return self.case.values[0][1]
 
 
-def replicas_that_draw_apart(case: DropoutCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Each rank draws by its number, also where all hold the same."""
-    return _Apart(case, mesh, given).answers()
+same_mask_in_each_shard = defect(
+    replaces="parallel_dropout",
+    family="chance that is none",
+    claim="drops_at_random",
+    kind="chance",
+    smallest=DropoutCase(world_size=2, shape=(2, 56), layout="shard(0)", requires_grad=()),
+    why="two ranks need the 56 elements each of which the claim speaks",
+)(answers_of(_SameInEach))
 
 
 class _Apart(OwnDropout):
+    """Each rank draws by its number, also where all hold the same."""
+
     @property
     def part(self) -> int:
         return self.mesh.get_local_rank()
 
 
-def nothing_dropped(case: DropoutCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """All is left where chance should decide, and scaled by 1 / (1 - p) all the same."""
-    return _NothingDropped(case, mesh, given).answers()
+replicas_that_draw_apart = defect(
+    replaces="parallel_dropout",
+    family="replicas that differ",
+    claim="agrees_on_all_ranks",
+    kind="replica",
+    smallest=DropoutCase(world_size=2, requires_grad=(), values=(("dense", 2),)),
+    why="of one element two ranks differ half of the time",
+)(answers_of(_Apart))
 
 
 class _NothingDropped(OwnDropout):
+    """All is left where chance should decide, and scaled by 1 / (1 - p) all the same."""
+
     def chance(self) -> float:
         return 1.0 if self.case.drops_some else super().chance()
 
 
+nothing_dropped = defect(
+    replaces="parallel_dropout",
+    family="chance that is none",
+    claim="drops_at_random",
+    kind="chance",
+    smallest=DropoutCase(world_size=1, shape=(56,), requires_grad=()),
+    why="the 56 elements of which the claim speaks",
+)(answers_of(_NothingDropped))
+
+
+@defect(
+    replaces="parallel_dropout",
+    family="flags",
+    claim="equals_unsharded",
+    smallest=DropoutCase(world_size=1, training=False, requires_grad=()),
+    why="one element is doubled or dropped",
+)
 def drops_in_eval(case: DropoutCase, mesh: DeviceMesh, given: Given) -> Answers:
     """torch's own, but in training mode also where the module is not."""
     return parallel_dropout(_in_training(case), mesh, given)

@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from equivtest.families.embedding.case import EmbeddingCase
 from equivtest.families.embedding.subject import run_embedding
+from equivtest.kit.defect import defect, run_with
 from equivtest.kit.subject import Answers, Given
 from equivtest.layout import shard_bounds
 
@@ -57,32 +58,41 @@ class Masked(nn.Embedding):
         return found
 
 
-def mask_off_by_one(case: EmbeddingCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Rowwise: of every part but the first, the first id is taken for another rank's."""
-    return run_embedding(case, mesh, given, RowwiseParallel, MaskOffByOne)
-
-
 class MaskOffByOne(Masked):
+    """Rowwise: of every part but the first, the first id is taken for another rank's."""
+
     def is_of_others(self, ids: torch.Tensor, start: int, stop: int) -> torch.Tensor:
         return super().is_of_others(ids, start, stop) | ((ids == start) & (start > 0))
 
 
-def mask_not_applied(case: EmbeddingCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Rowwise: ids of other ranks look up the first row of each part, which is added to the right one."""
-    return run_embedding(case, mesh, given, RowwiseParallel, _MaskNotApplied)
+mask_off_by_one = defect(
+    replaces="rowwise_embedding",
+    family="ids at the edge of a shard",
+    claim="equals_unsharded",
+    smallest=EmbeddingCase(world_size=2, style="rowwise", leading=(2,), num_embeddings=2, requires_grad=()),
+    why="one rank has no second part; of two ids in two tokens one begins it",
+)(run_with(run_embedding, RowwiseParallel, MaskOffByOne))
 
 
 class _MaskNotApplied(Masked):
+    """Rowwise: ids of other ranks look up the first row of each part, which is added to the right one."""
+
     def to_rows(self, local: torch.Tensor, num_rows: int) -> torch.Tensor:
         return local.masked_fill(local == num_rows, 0)
 
 
-def part_of_another_rank(case: EmbeddingCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Rowwise: each rank masks by the bounds of the rank opposite, as if ranks counted backwards."""
-    return run_embedding(case, mesh, given, RowwiseParallel, _PartOfAnotherRank)
+mask_not_applied = defect(
+    replaces="rowwise_embedding",
+    family="a partial value taken for the whole",
+    claim="equals_unsharded",
+    smallest=EmbeddingCase(world_size=2, style="rowwise", num_embeddings=2, requires_grad=()),
+    why="one rank masks nothing, and a rank without ids of its own has no row to add",
+)(run_with(run_embedding, RowwiseParallel, _MaskNotApplied))
 
 
 class _PartOfAnotherRank(Masked):
+    """Rowwise: each rank masks by the bounds of the rank opposite, as if ranks counted backwards."""
+
     def part(self, rank: int, num_ranks: int) -> tuple[int, int]:
         return super().part(num_ranks - 1 - rank, num_ranks)
 
@@ -90,33 +100,49 @@ class _PartOfAnotherRank(Masked):
         return local.clamp(max=num_rows)  # the opposite part may be longer
 
 
-def lookups_averaged(case: EmbeddingCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Rowwise: the ranks' lookups are averaged instead of added."""
-    return run_embedding(case, mesh, given, RowwiseParallel, _LookupsAveraged)
+part_of_another_rank = defect(
+    replaces="rowwise_embedding",
+    family="shard order",
+    claim="equals_unsharded",
+    smallest=EmbeddingCase(world_size=2, style="rowwise", num_embeddings=2, requires_grad=()),
+    why="two ranks need one id each",
+)(run_with(run_embedding, RowwiseParallel, _PartOfAnotherRank))
 
 
 class _LookupsAveraged(Masked):
+    """Rowwise: the ranks' lookups are averaged instead of added."""
+
     def to_partial(self, found: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
         return found / mesh.size()
+
+
+lookups_averaged = defect(
+    replaces="rowwise_embedding",
+    family="wrong divisor or wrong group",
+    claim="equals_unsharded",
+    smallest=EmbeddingCase(world_size=2, style="rowwise", requires_grad=()),
+    why="one rank's lookup is its average; the zero of a rank without ids halves the other's",
+)(run_with(run_embedding, RowwiseParallel, _LookupsAveraged))
 
 
 # ------------------------------------------------------------------------------------------------
 # colwise
 
 
-def padding_row_learns(case: EmbeddingCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Colwise: the row of `padding_idx` gets a gradient like any other."""
-    return run_embedding(case, mesh, given, ColwiseParallel, PaddingRowLearns)
-
-
 class PaddingRowLearns(nn.Embedding):
+    """Colwise: the row of `padding_idx` gets a gradient like any other."""
+
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         return functional.embedding(ids, self.weight, scale_grad_by_freq=self.scale_grad_by_freq)
 
 
-def repeats_counted_once(case: EmbeddingCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Colwise: of an id that occurs several times, one token alone reaches the gradient."""
-    return run_embedding(case, mesh, given, ColwiseParallel, _RepeatsCountedOnce)
+padding_row_learns = defect(
+    replaces="colwise_embedding",
+    family="flags",
+    claim="gradients_equal_unsharded",
+    smallest=EmbeddingCase(world_size=1, style="colwise", padding_idx=0),
+    why="one rank and one token, which holds the padding id, suffice",
+)(run_with(run_embedding, ColwiseParallel, PaddingRowLearns))
 
 
 class Local(nn.Embedding):
@@ -134,9 +160,20 @@ class Local(nn.Embedding):
 
 
 class _RepeatsCountedOnce(Local):
+    """Colwise: of an id that occurs several times, one token alone reaches the gradient."""
+
     def look_up(self, ids: torch.Tensor, own: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
         found = _PutNotAdded.apply(own, ids.long(), self.padding_idx)  # type: ignore[no-untyped-call]
         return cast(torch.Tensor, found)
+
+
+repeats_counted_once = defect(
+    replaces="colwise_embedding",
+    family="a term missing",
+    claim="gradients_equal_unsharded",
+    smallest=EmbeddingCase(world_size=1, style="colwise", leading=(2,)),
+    why="two tokens hold the only id",
+)(run_with(run_embedding, ColwiseParallel, _RepeatsCountedOnce))
 
 
 class _PutNotAdded(torch.autograd.Function):
@@ -158,18 +195,33 @@ class _PutNotAdded(torch.autograd.Function):
         return learned, None, None
 
 
-def features_of_next_rank(case: EmbeddingCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Colwise: each rank looks up the features of the next one, where their parts are of one size."""
-    return run_embedding(case, mesh, given, ColwiseParallel, _FeaturesOfNextRank)
-
-
 class _FeaturesOfNextRank(Local):
+    """Colwise: each rank looks up the features of the next one, where their parts are of one size."""
+
     def look_up(self, ids: torch.Tensor, own: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
         if self.embedding_dim % mesh.size() == 0:
             own = own + (_of_next_rank(own.detach(), mesh) - own.detach())  # the gradient stays one's own
         return super().look_up(ids, own, mesh)
 
 
+features_of_next_rank = defect(
+    replaces="colwise_embedding",
+    family="shard order",
+    claim="equals_unsharded",
+    smallest=EmbeddingCase(world_size=2, style="colwise", embedding_dim=2, requires_grad=()),
+    why="two ranks need one feature each",
+)(run_with(run_embedding, ColwiseParallel, _FeaturesOfNextRank))
+
+
+@defect(
+    replaces="colwise_embedding",
+    family="shard order",
+    claim="equals_unsharded",
+    smallest=EmbeddingCase(
+        world_size=2, style="colwise", leading=(2,), num_embeddings=2, input_layout="shard(0)", requires_grad=()
+    ),
+    why="two ranks need one token each; two tokens hold both of two ids",
+)
 def ids_gathered_in_another_order(case: EmbeddingCase, mesh: DeviceMesh, given: Given) -> Answers:
     """Colwise: sharded ids are gathered beginning with the second rank's, where their parts are of one size."""
     if case.input_layout != "replicate" and not case.input_is_uneven:

@@ -13,6 +13,7 @@ from typing import ClassVar
 from equivtest import limits
 from equivtest.kit.activation import ActivationCase
 from equivtest.kit.case import Shape, replicated, require
+from equivtest.kit.operands import partial_axes, stacked, without_partial
 from equivtest.layout import (
     Layout,
     Partial,
@@ -248,31 +249,6 @@ class RedistributeCase(ActivationCase):
         placed = (_layout(self.source), _layout(self.target), self.cotangent_layout)
         kinds = {shard_kind(self.shape, layout, self.mesh_shape) for layout in placed}
         return next(kind for kind in ("empty", "uneven", "even") if kind in kinds)
-
-
-def partial_axes(layout: Layout) -> tuple[int, ...]:
-    """The mesh axes on which no rank holds the value."""
-    return tuple(axis for axis, placement in enumerate(layout.placements) if isinstance(placement, Partial))
-
-
-def without_partial(layout: Layout) -> Layout:
-    """Replicated wherever `layout` is partial."""
-    return Layout(tuple(Replicate() if isinstance(each, Partial) else each for each in layout.placements))
-
-
-def stacked(layout: Layout) -> Layout:
-    """The layout of stacked operands (P, *shape): each partial axis divides one of the leading dims."""
-    axes = partial_axes(layout)
-    return Layout(
-        tuple(
-            Shard(axes.index(axis))
-            if axis in axes
-            else Shard(len(axes) + each.dim)
-            if isinstance(each, Shard)
-            else each
-            for axis, each in enumerate(layout.placements)
-        )
-    )
 
 
 def _layout(texts: tuple[str, ...]) -> Layout:

@@ -9,10 +9,12 @@ from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
-from equivtest.families.redistribute.case import RedistributeCase, partial_axes
+from equivtest.families.redistribute.case import RedistributeCase
 from equivtest.families.redistribute.case_refused import RefusedRedistributeCase
-from equivtest.families.redistribute.subject import move_by_torch, placements_of, run_redistribute
-from equivtest.kit.subject import Answers, Given
+from equivtest.families.redistribute.subject import move_by_torch, run_redistribute
+from equivtest.kit.defect import argument_of, defect
+from equivtest.kit.operands import partial_axes
+from equivtest.kit.subject import Answers, Given, placements_of
 from equivtest.layout import coordinate_of, local_box, shard_bounds
 
 
@@ -53,12 +55,17 @@ def _rank_in(mesh: DeviceMesh) -> int:
 # Shards
 
 
-def padding_kept(case: RedistributeCase, mesh: DeviceMesh, given: Given) -> Answers:
+@defect(
+    replaces="redistribute",
+    family="size not a multiple of the world size",
+    claim="equals_unsharded",
+    kind="shape",
+    smallest=RedistributeCase(world_size=2, target=("shard(0)",), requires_grad=()),
+    why="one rank pads nothing; of two, the second's shard of one element is empty",
+)
+@argument_of(run_redistribute)
+def padding_kept(case: RedistributeCase, x: DTensor) -> DTensor:
     """A shard that is shorter than the first is filled up to its size, and left so."""
-    return run_redistribute(case, mesh, given, _keep_padding)
-
-
-def _keep_padding(case: RedistributeCase, x: DTensor) -> DTensor:
     right = move_by_torch(case, x)
     local = right.to_local().detach()
     for placement in right.placements:
@@ -69,12 +76,16 @@ def _keep_padding(case: RedistributeCase, x: DTensor) -> DTensor:
     return _replace(right, local)
 
 
-def shards_swapped(case: RedistributeCase, mesh: DeviceMesh, given: Given) -> Answers:
+@defect(
+    replaces="redistribute",
+    family="shard order",
+    claim="equals_unsharded",
+    smallest=RedistributeCase(world_size=2, shape=(2,), target=("shard(0)",), requires_grad=()),
+    why="two ranks need one element each",
+)
+@argument_of(run_redistribute)
+def shards_swapped(case: RedistributeCase, x: DTensor) -> DTensor:
     """A tensor is divided from its end on, beginning with the first rank."""
-    return run_redistribute(case, mesh, given, _divide_backwards)
-
-
-def _divide_backwards(case: RedistributeCase, x: DTensor) -> DTensor:
     right = move_by_torch(case, x)
     match _only_move(case):
         case _, Shard(dim=dim):
@@ -83,12 +94,23 @@ def _divide_backwards(case: RedistributeCase, x: DTensor) -> DTensor:
     return right
 
 
-def mesh_axes_swapped(case: RedistributeCase, mesh: DeviceMesh, given: Given) -> Answers:
+@defect(
+    replaces="redistribute",
+    family="shard order",
+    claim="equals_unsharded",
+    smallest=RedistributeCase(
+        world_size=4,
+        mesh=(2, 2),
+        shape=(2,),
+        source=("replicate", "replicate"),
+        target=("shard(0)", "replicate"),
+        requires_grad=(),
+    ),
+    why="one rank has no other coordinates; the two places of the axis that divides need one element each",
+)
+@argument_of(run_redistribute)
+def mesh_axes_swapped(case: RedistributeCase, x: DTensor) -> DTensor:
     """On a square mesh each rank takes the place of the one whose coordinates are its own, swapped."""
-    return run_redistribute(case, mesh, given, _swap_axes)
-
-
-def _swap_axes(case: RedistributeCase, x: DTensor) -> DTensor:
     right, layout = move_by_torch(case, x), case.layouts()["output"]
     if case.num_axes != 2 or len(set(case.mesh_shape)) > 1 or partial_axes(layout):
         return right
@@ -100,12 +122,16 @@ def _swap_axes(case: RedistributeCase, x: DTensor) -> DTensor:
     return _replace(right, local.clone())
 
 
-def shorter_shard_not_copied(case: RedistributeCase, mesh: DeviceMesh, given: Given) -> Answers:
+@defect(
+    replaces="redistribute",
+    family="uninitialised memory reaches a value",
+    claim="equals_unsharded",
+    smallest=RedistributeCase(world_size=2, shape=(3,), source=("shard(0)",), requires_grad=()),
+    why="of one element the second of two ranks has an empty shard, which brings nothing; of two, both have one",
+)
+@argument_of(run_redistribute)
+def shorter_shard_not_copied(case: RedistributeCase, x: DTensor) -> DTensor:
     """What a shard shorter than the first should bring to another placement is what was found in memory."""
-    return run_redistribute(case, mesh, given, _leave_shorter_shards_out)
-
-
-def _leave_shorter_shards_out(case: RedistributeCase, x: DTensor) -> DTensor:
     right = move_by_torch(case, x)
     match _only_move(case):
         case Shard(dim=dim), _:
@@ -120,12 +146,17 @@ def _leave_shorter_shards_out(case: RedistributeCase, x: DTensor) -> DTensor:
     return right
 
 
-def gathered_by_adding_zeros(case: RedistributeCase, mesh: DeviceMesh, given: Given) -> Answers:
+@defect(
+    replaces="redistribute",
+    family="special values replaced",
+    claim="is_exact_without_reduction",
+    kind="bits",
+    smallest=RedistributeCase(world_size=2, source=("shard(0)",), values=(("special", 0),), requires_grad=()),
+    why="one rank adds nothing; of two, the second adds +0.0 to the first one's -0.0, which is special value number 0",
+)
+@argument_of(run_redistribute)
+def gathered_by_adding_zeros(case: RedistributeCase, x: DTensor) -> DTensor:
     """Shards are put into buffers of zeros that are added up, instead of being gathered or exchanged."""
-    return run_redistribute(case, mesh, given, _gather_by_adding)
-
-
-def _gather_by_adding(case: RedistributeCase, x: DTensor) -> DTensor:
     right = move_by_torch(case, x)
     match _only_move(case):
         case Shard(dim=dim), _:
@@ -151,12 +182,16 @@ def _own_part(case: RedistributeCase, x: DTensor, whole: torch.Tensor) -> torch.
 # Reductions
 
 
-def averaged_instead_of_summed(case: RedistributeCase, mesh: DeviceMesh, given: Given) -> Answers:
+@defect(
+    replaces="redistribute",
+    family="wrong divisor or wrong group",
+    claim="equals_unsharded",
+    smallest=RedistributeCase(world_size=2, source=("partial(sum)",), requires_grad=()),
+    why="the average of one rank is its sum",
+)
+@argument_of(run_redistribute)
+def averaged_instead_of_summed(case: RedistributeCase, x: DTensor) -> DTensor:
     """Operands of a sum are averaged, on a mesh of one axis."""
-    return run_redistribute(case, mesh, given, _average)
-
-
-def _average(case: RedistributeCase, x: DTensor) -> DTensor:
     right = move_by_torch(case, x)
     match _only_move(case):
         case Partial(reduce_op="sum"), Replicate() | Shard():
@@ -164,12 +199,17 @@ def _average(case: RedistributeCase, x: DTensor) -> DTensor:
     return right
 
 
-def reduced_in_place(case: RedistributeCase, mesh: DeviceMesh, given: Given) -> Answers:
+@defect(
+    replaces="redistribute",
+    family="inputs modified",
+    claim="does_not_touch_its_inputs",
+    kind="touched",
+    smallest=RedistributeCase(world_size=2, source=("partial(sum)",), requires_grad=()),
+    why="one rank's operand is the sum; no odd integer leaves another one as it was",
+)
+@argument_of(run_redistribute)
+def reduced_in_place(case: RedistributeCase, x: DTensor) -> DTensor:
     """Operands are added up in the memory of their owner."""
-    return run_redistribute(case, mesh, given, _reduce_in_place)
-
-
-def _reduce_in_place(case: RedistributeCase, x: DTensor) -> DTensor:
     right = move_by_torch(case, x)
     match _only_move(case):
         case Partial(reduce_op="sum"), Replicate() | Shard():
@@ -180,24 +220,36 @@ def _reduce_in_place(case: RedistributeCase, x: DTensor) -> DTensor:
     return right
 
 
-def made_whole_then_divided(case: RedistributeCase, mesh: DeviceMesh, given: Given) -> Answers:
+@defect(
+    replaces="redistribute",
+    family="other collectives than documented",
+    claim="uses_only_collectives",
+    kind="collectives",
+    smallest=RedistributeCase(
+        world_size=2, source=("partial(sum)",), target=("shard(0)",), requires_grad=(), records=True
+    ),
+    why="one rank reduces nothing",
+)
+@argument_of(run_redistribute)
+def made_whole_then_divided(case: RedistributeCase, x: DTensor) -> DTensor:
     """What is to end sharded is made whole on every rank first, of which each keeps its part."""
-    return run_redistribute(case, mesh, given, _make_whole)
-
-
-def _make_whole(case: RedistributeCase, x: DTensor) -> DTensor:
     match _only_move(case):
         case _, Shard():
             return move_by_torch(case, x.redistribute(placements=[Replicate()]))
     return move_by_torch(case, x)
 
 
-def partial_target_accepted(case: RedistributeCase, mesh: DeviceMesh, given: Given) -> Answers:
+@defect(
+    replaces="redistribute",
+    family="misfits accepted",
+    claim="refuses",
+    kind="not_refused",
+    smallest=RefusedRedistributeCase(world_size=1),
+    why="one rank and one element are accepted too",
+)
+@argument_of(run_redistribute)
+def partial_target_accepted(case: RedistributeCase, x: DTensor) -> DTensor:
     """Asked for partial sums, every rank takes the whole tensor for its operand."""
-    return run_redistribute(case, mesh, given, _accept_partial_target)
-
-
-def _accept_partial_target(case: RedistributeCase, x: DTensor) -> DTensor:
     if isinstance(case, RefusedRedistributeCase) and case.misfit == "to_partial":
         return DTensor.from_local(_whole(x), x.device_mesh, [Partial()] * case.num_axes, run_check=False)
     return move_by_torch(case, x)
@@ -207,12 +259,16 @@ def _accept_partial_target(case: RedistributeCase, x: DTensor) -> DTensor:
 # Gradients
 
 
-def gradient_of_operands_added(case: RedistributeCase, mesh: DeviceMesh, given: Given) -> Answers:
+@defect(
+    replaces="redistribute",
+    family="wrong divisor or wrong group",
+    claim="gradients_equal_unsharded",
+    smallest=RedistributeCase(world_size=2, source=("partial(sum)",)),
+    why="one rank has one operand; no cotangent is zero",
+)
+@argument_of(run_redistribute)
+def gradient_of_operands_added(case: RedistributeCase, x: DTensor) -> DTensor:
     """The cotangent of a sum is added up over its operands, as if each rank held another part of it."""
-    return run_redistribute(case, mesh, given, _add_gradients)
-
-
-def _add_gradients(case: RedistributeCase, x: DTensor) -> DTensor:
     match _only_move(case):
         case Partial(reduce_op="sum"), Replicate() | Shard():
             return move_by_torch(case, scale_gradient(x, case.world_size))
@@ -237,6 +293,14 @@ def scale_gradient(tensor: T, factor: float) -> T:
     return cast(T, _ScaledGradient.apply(tensor, factor))  # type: ignore[no-untyped-call]
 
 
+@defect(
+    replaces="redistribute",
+    family="layout of gradients",
+    claim="keeps_layout_of_parameter",
+    kind="layout",
+    smallest=RedistributeCase(world_size=1, source=("partial(sum)",)),
+    why="the layout is wrong on a mesh of one rank too",
+)
 def gradient_left_partial(case: RedistributeCase, mesh: DeviceMesh, given: Given) -> Answers:
     """The gradient of a DTensor whose operands were added is given back as operands, too."""
     answers = run_redistribute(case, mesh, given, move_by_torch)

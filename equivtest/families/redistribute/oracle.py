@@ -16,8 +16,9 @@ import itertools
 import torch
 
 from equivtest.collective import Collective
-from equivtest.families.redistribute.case import REAL_MODE, RedistributeCase, partial_axes
+from equivtest.families.redistribute.case import REAL_MODE, RedistributeCase
 from equivtest.families.redistribute.prepared.case import PreparedCase
+from equivtest.kit.operands import partial_axes
 from equivtest.kit.oracle import expect
 from equivtest.kit.oracle.collectives import Collectives, distribute, expected_collectives, redistribute
 from equivtest.kit.oracle.expected import COPIED, Expected, ExpectedTensor

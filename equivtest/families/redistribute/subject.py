@@ -14,11 +14,11 @@ from torch.distributed import tensor as torch_tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, distribute_tensor
 
-from equivtest.families.redistribute.case import RedistributeCase, partial_axes
+from equivtest.families.redistribute.case import RedistributeCase
 from equivtest.families.redistribute.case_refused import RefusedRedistributeCase
-from equivtest.kit.subject import Answers, Given, under_contract
-from equivtest.layout import Layout, Partial, Shard
-from equivtest.layout import Placement as OwnPlacement
+from equivtest.kit.operands import partial_axes
+from equivtest.kit.subject import Answers, Given, placements_of, under_contract
+from equivtest.layout import Layout
 
 Move = Callable[[RedistributeCase, DTensor], DTensor]
 """Takes a DTensor from the case's source to its target."""
@@ -119,15 +119,3 @@ def asked_placements(case: RedistributeCase) -> list[Placement]:
     if case.misfit == "dim":
         return [torch_tensor.Shard(len(case.shape)), *right[1:]]
     return [*right, right[-1]] if case.misfit == "too_many" else right[:-1]
-
-
-def placements_of(layout: Layout) -> list[Placement]:
-    """The layout in torch's words."""
-    return list(map(placement_of, layout.placements))
-
-
-def placement_of(placement: OwnPlacement) -> Placement:
-    """One placement in torch's words."""
-    if isinstance(placement, Shard):
-        return torch_tensor.Shard(placement.dim)
-    return torch_tensor.Partial(placement.op) if isinstance(placement, Partial) else torch_tensor.Replicate()

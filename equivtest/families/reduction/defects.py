@@ -8,6 +8,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from equivtest.families.reduction.case import SOFTMAXES, ReductionCase
 from equivtest.families.reduction.subject import Reduce, reduce_by_torch, run_reduction
+from equivtest.kit.defect import argument_of, defect
 from equivtest.kit.subject import Answers, Given
 from equivtest.tensors import Placed
 
@@ -31,76 +32,121 @@ def _of_own_shards(wrong: str, op: str) -> Reduce:
     return reduce
 
 
+@defect(
+    replaces="reduction",
+    family="a partial value taken for the whole",
+    claim="equals_unsharded",
+    smallest=ReductionCase(world_size=2, op="amax", shape=(2,), layout="shard(0)", requires_grad=()),
+    why="two ranks need one element each",
+)
 def amax_of_own_shard(case: ReductionCase, mesh: DeviceMesh, given: Given) -> Answers:
     """amax over the dim that is divided: each rank answers the largest element of its own shard."""
     return run_reduction(case, mesh, given, _of_own_shards("amax", ""))
 
 
+@defect(
+    replaces="reduction",
+    family="size not a multiple of the world size",
+    claim="equals_unsharded",
+    smallest=ReductionCase(world_size=2, op="mean", layout="shard(0)", requires_grad=()),
+    why="one element, and none on the second rank, whose mean is taken for zero",
+)
 def mean_of_means(case: ReductionCase, mesh: DeviceMesh, given: Given) -> Answers:
     """mean over the dim that is divided: the average of the ranks' own means, however many terms each has."""
     return run_reduction(case, mesh, given, _of_own_shards("mean", "avg"))
 
 
-def mean_counts_padding(case: ReductionCase, mesh: DeviceMesh, given: Given) -> Answers:
+@defect(
+    replaces="reduction",
+    family="size not a multiple of the world size",
+    claim="equals_unsharded",
+    smallest=ReductionCase(world_size=2, op="mean", layout="shard(0)", requires_grad=()),
+    why="one rank pads nothing; of two the second pads one element",
+)
+@argument_of(run_reduction)
+def mean_counts_padding(case: ReductionCase, x: torch.Tensor) -> torch.Tensor:
     """mean over the dim that is divided: the sum over as many terms as even shards would have."""
-
-    def reduce(case: ReductionCase, x: torch.Tensor) -> torch.Tensor:
-        found = reduce_by_torch(case, x)
-        if case.op != "mean" or not case.reduces_shards:
-            return found
-        size = case.shape[case.layouts()["x"].placements[0].dim]  # type: ignore[union-attr]
-        padded = -(-size // case.world_size) * case.world_size
-        return found if padded == size else found * (size / padded)
-
-    return run_reduction(case, mesh, given, reduce)
+    found = reduce_by_torch(case, x)
+    if case.op != "mean" or not case.reduces_shards:
+        return found
+    size = case.shape[case.layouts()["x"].placements[0].dim]  # type: ignore[union-attr]
+    padded = -(-size // case.world_size) * case.world_size
+    return found if padded == size else found * (size / padded)
 
 
+@defect(
+    replaces="reduction",
+    family="a partial value taken for the whole",
+    claim="equals_unsharded",
+    smallest=ReductionCase(world_size=2, op="norm", shape=(2,), layout="shard(0)", requires_grad=()),
+    why="two ranks need one element each",
+)
 def norms_added(case: ReductionCase, mesh: DeviceMesh, given: Given) -> Answers:
     """norm over the dim that is divided: the sum of the ranks' norms."""
     return run_reduction(case, mesh, given, _of_own_shards("norm", "sum"))
 
 
-def softmax_of_own_shard(case: ReductionCase, mesh: DeviceMesh, given: Given) -> Answers:
+@defect(
+    replaces="reduction",
+    family="a partial value taken for the whole",
+    claim="equals_unsharded",
+    smallest=ReductionCase(world_size=2, op="softmax", shape=(2,), layout="shard(0)", requires_grad=()),
+    why="two ranks need one element each",
+)
+@argument_of(run_reduction)
+def softmax_of_own_shard(case: ReductionCase, x: torch.Tensor) -> torch.Tensor:
     """softmax over the dim that is divided: each rank's elements add up to one."""
-
-    def reduce(case: ReductionCase, x: torch.Tensor) -> torch.Tensor:
-        if case.op not in SOFTMAXES or not case.reduces_shards:
-            return reduce_by_torch(case, x)
-        assert isinstance(x, DTensor)
-        own = reduce_by_torch(case, x.to_local())
-        return DTensor.from_local(
-            own, x.device_mesh, x.placements, run_check=False, shape=x.shape, stride=x.contiguous().stride()
-        )
-
-    return run_reduction(case, mesh, given, reduce)
-
-
-def sums_in_bfloat16(case: ReductionCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """sum over the dim that is divided: the ranks' sums are reduced in bfloat16."""
-
-    def reduce(case: ReductionCase, x: torch.Tensor) -> torch.Tensor:
-        found = reduce_by_torch(case, x)
-        if case.op == "sum" and isinstance(found, DTensor) and found.placements == (Partial("sum"),):
-            rounded = found.to(torch.bfloat16)
-            assert isinstance(rounded, DTensor)
-            return rounded.redistribute(placements=[Replicate()]).to(x.dtype)
-        return found
-
-    return run_reduction(case, mesh, given, reduce)
-
-
-def gathers_before_it_sums(case: ReductionCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """sum over the dim that is divided: x is gathered, and each rank adds all of it."""
-
-    def reduce(case: ReductionCase, x: torch.Tensor) -> torch.Tensor:
-        if case.op == "sum" and case.reduces_shards:
-            assert isinstance(x, DTensor)
-            x = x.redistribute(placements=[Replicate()])
+    if case.op not in SOFTMAXES or not case.reduces_shards:
         return reduce_by_torch(case, x)
+    assert isinstance(x, DTensor)
+    own = reduce_by_torch(case, x.to_local())
+    return DTensor.from_local(
+        own, x.device_mesh, x.placements, run_check=False, shape=x.shape, stride=x.contiguous().stride()
+    )
 
-    return run_reduction(case, mesh, given, reduce)
+
+@defect(
+    replaces="reduction",
+    family="a reduction in fewer bits",
+    claim="equals_unsharded",
+    smallest=ReductionCase(world_size=1, layout="shard(0)", requires_grad=(), values=(("real", 0),)),
+    why="one real number has more bits than bfloat16; a sum on one rank is reduced as well",
+)
+@argument_of(run_reduction)
+def sums_in_bfloat16(case: ReductionCase, x: torch.Tensor) -> torch.Tensor:
+    """sum over the dim that is divided: the ranks' sums are reduced in bfloat16."""
+    found = reduce_by_torch(case, x)
+    if case.op == "sum" and isinstance(found, DTensor) and found.placements == (Partial("sum"),):
+        rounded = found.to(torch.bfloat16)
+        assert isinstance(rounded, DTensor)
+        return rounded.redistribute(placements=[Replicate()]).to(x.dtype)
+    return found
 
 
+@defect(
+    replaces="reduction",
+    family="other collectives than documented",
+    claim="uses_only_collectives",
+    kind="collectives",
+    smallest=ReductionCase(world_size=2, layout="shard(0)", requires_grad=(), records=True),
+    why="two ranks share one element, whose all_gather is no all_reduce",
+)
+@argument_of(run_reduction)
+def gathers_before_it_sums(case: ReductionCase, x: torch.Tensor) -> torch.Tensor:
+    """sum over the dim that is divided: x is gathered, and each rank adds all of it."""
+    if case.op == "sum" and case.reduces_shards:
+        assert isinstance(x, DTensor)
+        x = x.redistribute(placements=[Replicate()])
+    return reduce_by_torch(case, x)
+
+
+@defect(
+    replaces="reduction",
+    family="wrong divisor or wrong group",
+    claim="gradients_equal_unsharded",
+    smallest=ReductionCase(world_size=1, op="amax", shape=(3,), values=(("dense", 6),)),
+    why="two of the elements are the largest; with the first seed it takes four elements",
+)
 def ties_get_all(case: ReductionCase, mesh: DeviceMesh, given: Given) -> Answers:
     """amax: each of several largest elements gets the whole cotangent, where its dim is divided or nothing is."""
     answers = run_reduction(case, mesh, given, reduce_by_torch)

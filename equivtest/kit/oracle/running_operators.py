@@ -25,7 +25,7 @@ MADE = frozenset(
 
 UNKNOWN = frozenset({"equal", "hardsigmoid_backward", "_local_scalar_dense"})
 """Operations whose result is a number or a bool of Python, on which the module may decide; and one whose float64 kernel
-takes a sixth in float32 (torch 2.13.0; FINDINGS.md, 42)."""
+takes a sixth in float32 (torch 2.13.0; finding 42)."""
 
 WORDS = {"_local_scalar_dense": "item()"}
 """Operators by the names that a person knows them by."""

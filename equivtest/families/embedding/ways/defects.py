@@ -10,9 +10,20 @@ from torch.distributed.device_mesh import DeviceMesh
 from equivtest.families.embedding.defects import Local, Masked, MaskOffByOne, PaddingRowLearns
 from equivtest.families.embedding.subject import PLANS, run_both_ways, run_embedding
 from equivtest.families.embedding.ways.case import EmbeddingWaysCase, of_style
+from equivtest.kit.defect import defect
 from equivtest.kit.subject import Answers, Given
 
+_REAL = (("real", 12),)  # numbers whose sums in other orders, and rounded once, are others, three of them and four
 
+
+@defect(
+    replaces="embedding_both_ways",
+    family="a sum in another order",
+    claim="both_ways_agree",
+    kind="ways",
+    smallest=EmbeddingWaysCase(world_size=1, leading=(3,), values=_REAL),
+    why="two numbers have one sum in any order; three tokens hold the only id",
+)
 def gradient_added_backwards(case: EmbeddingWaysCase, mesh: DeviceMesh, given: Given) -> Answers:
     """By rows the gradient is added up beginning with the last token: right, but in another order."""
     return run_both_ways(case, mesh, given, {"rowwise": _AddedBackwards})
@@ -26,6 +37,14 @@ class _AddedBackwards(Masked):
         return found.flip(tuple(range(found.dim() - 1)))
 
 
+@defect(
+    replaces="embedding_both_ways",
+    family="a sum in other bits",
+    claim="both_ways_agree",
+    kind="ways",
+    smallest=EmbeddingWaysCase(world_size=1, leading=(4,), values=_REAL),
+    why="the sum of two is rounded once in either; of three to five tokens of one id some values show it",
+)
 def gradient_added_in_float64(case: EmbeddingWaysCase, mesh: DeviceMesh, given: Given) -> Answers:
     """By columns the gradient is added up in float64 and rounded once: right, but to other bits."""
     return run_both_ways(case, mesh, given, {"colwise": _AddedInFloat64})
@@ -54,16 +73,40 @@ class _SummedInFloat64(torch.autograd.Function):
         return learned.to(gradient.dtype), None, None, None
 
 
+@defect(
+    replaces="embedding_both_ways",
+    family="ids at the edge of a shard",
+    claim="both_ways_agree",
+    kind="ways",
+    smallest=EmbeddingWaysCase(world_size=2, leading=(2,), num_embeddings=2, requires_grad=()),
+    why="one rank has no second part; of two ids in two tokens one begins it",
+)
 def first_id_of_a_part_missing(case: EmbeddingWaysCase, mesh: DeviceMesh, given: Given) -> Answers:
     """By rows the first id of every part but the first is taken for another rank's; by columns there are no parts."""
     return run_both_ways(case, mesh, given, {"rowwise": MaskOffByOne})
 
 
+@defect(
+    replaces="embedding_both_ways",
+    family="flags",
+    claim="both_ways_agree",
+    kind="ways",
+    smallest=EmbeddingWaysCase(world_size=1, padding_idx=0),
+    why="one rank and one token, which holds the padding id, suffice",
+)
 def padding_learns_by_columns(case: EmbeddingWaysCase, mesh: DeviceMesh, given: Given) -> Answers:
     """By columns the row of `padding_idx` gets a gradient like any other."""
     return run_both_ways(case, mesh, given, {"colwise": PaddingRowLearns})
 
 
+@defect(
+    replaces="embedding_both_ways",
+    family="other collectives than documented",
+    claim="uses_only_collectives",
+    kind="collectives",
+    smallest=EmbeddingWaysCase(world_size=2, num_embeddings=2, embedding_dim=2, requires_grad=(), records=True),
+    why="one rank redistributes nothing; of fewer than two ids or features torch gathers the weight",
+)
 def columns_answered_for_rows(case: EmbeddingWaysCase, mesh: DeviceMesh, given: Given) -> Answers:
     """The embedding by columns runs twice, once under the name of the one by rows: nothing was compared."""
     answers: Answers = {}

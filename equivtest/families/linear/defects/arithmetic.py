@@ -14,14 +14,10 @@ from torch.nn import functional
 
 from equivtest.families.linear.case import LinearCase
 from equivtest.families.linear.subject import run_linear
+from equivtest.kit.defect import defect, run_with
 from equivtest.kit.subject import Answers, Given
 
 _TF32_DROPPED_BITS = 13  # of float32's 23 stored ones
-
-
-def partial_outputs_reduced_in_bfloat16(case: LinearCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Rowwise: partial outputs are rounded to bfloat16 before ranks add them; gradients are right."""
-    return run_linear(case, mesh, given, RowwiseParallel, _ReducedInBfloat16)
 
 
 class _AllReduceInBfloat16(torch.autograd.Function):
@@ -37,6 +33,8 @@ class _AllReduceInBfloat16(torch.autograd.Function):
 
 
 class _ReducedInBfloat16(nn.Linear):
+    """Rowwise: partial outputs are rounded to bfloat16 before ranks add them; gradients are right."""
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         assert isinstance(x, DTensor) and isinstance(self.weight, DTensor)
         partial = functional.linear(x.to_local(), self.weight.to_local())
@@ -44,6 +42,15 @@ class _ReducedInBfloat16(nn.Linear):
         if isinstance(self.bias, DTensor):
             whole = whole + self.bias.to_local()
         return DTensor.from_local(whole, x.device_mesh, [Replicate()], run_check=False)
+
+
+partial_outputs_reduced_in_bfloat16 = defect(
+    replaces="rowwise_linear",
+    family="a reduction in fewer bits",
+    claim="equals_unsharded",
+    smallest=LinearCase(world_size=2, style="rowwise"),
+    why="one rank reduces nothing; one product of odd integers takes 24 bits, bfloat16 has 8",
+)(run_with(run_linear, RowwiseParallel, _ReducedInBfloat16))
 
 
 class _Colwise(nn.Linear):
@@ -63,12 +70,9 @@ class _Colwise(nn.Linear):
         raise NotImplementedError
 
 
-def input_gradient_averaged(case: LinearCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Colwise: the ranks' shares of the input gradient are averaged where they must be added."""
-    return run_linear(case, mesh, given, ColwiseParallel, _InputGradientAveraged)
-
-
 class _InputGradientAveraged(_Colwise):
+    """Colwise: the ranks' shares of the input gradient are averaged where they must be added."""
+
     def compute(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         world_size = self.mesh.size()
         if x.requires_grad:
@@ -76,12 +80,18 @@ class _InputGradientAveraged(_Colwise):
         return functional.linear(x, weight, bias)
 
 
-def one_product_dropped(case: LinearCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Colwise: the first output lacks the product of the last feature, where it has others."""
-    return run_linear(case, mesh, given, ColwiseParallel, _OneProductDropped)
+input_gradient_averaged = defect(
+    replaces="colwise_linear",
+    family="wrong divisor or wrong group",
+    claim="gradients_equal_unsharded",
+    smallest=LinearCase(world_size=2, style="colwise", requires_grad=("x",)),
+    why="the average of one rank is its sum; of two it is half",
+)(run_with(run_linear, ColwiseParallel, _InputGradientAveraged))
 
 
 class _OneProductDropped(_Colwise):
+    """Colwise: the first output lacks the product of the last feature, where it has others."""
+
     def compute(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         local = functional.linear(x, weight, bias)
         if self.mesh.get_local_rank() == 0 and x.shape[-1] > 1:
@@ -90,12 +100,18 @@ class _OneProductDropped(_Colwise):
         return local
 
 
-def weight_truncated_to_tf32(case: LinearCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Colwise: a float32 weight enters the products with the 11 significand bits of TF32."""
-    return run_linear(case, mesh, given, ColwiseParallel, _WeightTruncated)
+one_product_dropped = defect(
+    replaces="colwise_linear",
+    family="a term missing",
+    claim="equals_unsharded",
+    smallest=LinearCase(world_size=1, style="colwise", in_features=2, requires_grad=()),
+    why="a product is only dropped where another is left; no product of dense values is zero",
+)(run_with(run_linear, ColwiseParallel, _OneProductDropped))
 
 
 class _WeightTruncated(_Colwise):
+    """Colwise: a float32 weight enters the products with the 11 significand bits of TF32."""
+
     def compute(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         if weight.dtype == torch.float32:
             bits = weight.detach().contiguous().view(torch.int32)
@@ -104,6 +120,22 @@ class _WeightTruncated(_Colwise):
         return functional.linear(x, weight, bias)
 
 
+weight_truncated_to_tf32 = defect(
+    replaces="colwise_linear",
+    family="operands in fewer bits",
+    claim="equals_unsharded",
+    smallest=LinearCase(world_size=1, style="colwise", requires_grad=()),
+    why="the only weight of a dense draw is an odd integer of 12 bits, and TF32 has 11",
+)(run_with(run_linear, ColwiseParallel, _WeightTruncated))
+
+
+@defect(
+    replaces="rowwise_linear",
+    family="one element off by one ulp",
+    claim="gradients_equal_unsharded",
+    smallest=LinearCase(world_size=1, style="rowwise", requires_grad=("weight",)),
+    why="one element on one rank is off",
+)
 def weight_gradient_one_ulp_off(case: LinearCase, mesh: DeviceMesh, given: Given) -> Answers:
     """Rowwise: the first element of the weight's gradient on rank 0 is the next number up."""
     answers = run_linear(case, mesh, given, RowwiseParallel)

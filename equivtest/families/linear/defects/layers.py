@@ -12,17 +12,15 @@ from torch.nn import functional
 
 from equivtest.families.linear.case import LinearCase
 from equivtest.families.linear.subject import run_linear
+from equivtest.kit.defect import defect, run_with
 from equivtest.kit.subject import Answers, Given
 from equivtest.layout import local_shape
 from equivtest.tensors import Placed
 
 
-def bias_on_every_rank(case: LinearCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Rowwise: each rank adds the whole bias to its partial output, so the sum holds it w times."""
-    return run_linear(case, mesh, given, RowwiseParallel, _BiasOnEveryRank)
-
-
 class _BiasOnEveryRank(nn.Linear):
+    """Rowwise: each rank adds the whole bias to its partial output, so the sum holds it w times."""
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         assert isinstance(x, DTensor) and isinstance(self.weight, DTensor)
         bias = self.bias.to_local() if isinstance(self.bias, DTensor) else None
@@ -30,12 +28,18 @@ class _BiasOnEveryRank(nn.Linear):
         return DTensor.from_local(partial, x.device_mesh, [Partial()], run_check=False)
 
 
-def input_gradient_not_reduced(case: LinearCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Colwise: each rank's share of the input gradient is taken for the whole."""
-    return run_linear(case, mesh, given, ColwiseParallel, _InputGradientNotReduced)
+bias_on_every_rank = defect(
+    replaces="rowwise_linear",
+    family="a partial value taken for the whole",
+    claim="equals_unsharded",
+    smallest=LinearCase(world_size=2, style="rowwise", bias=True),
+    why="one rank adds it once; two add it twice",
+)(run_with(run_linear, RowwiseParallel, _BiasOnEveryRank))
 
 
 class _InputGradientNotReduced(nn.Linear):
+    """Colwise: each rank's share of the input gradient is taken for the whole."""
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         assert isinstance(x, DTensor) and isinstance(self.weight, DTensor)
         bias = self.bias.to_local() if isinstance(self.bias, DTensor) else None
@@ -46,6 +50,22 @@ class _InputGradientNotReduced(nn.Linear):
         return DTensor.from_local(local, x.device_mesh, [Shard(-1)], run_check=False, shape=shape, stride=stride)
 
 
+input_gradient_not_reduced = defect(
+    replaces="colwise_linear",
+    family="a reduction missing in the backward",
+    claim="gradients_equal_unsharded",
+    smallest=LinearCase(world_size=2, style="colwise", requires_grad=("x",)),
+    why="the second rank holds no out feature, so its share of the gradient is zero",
+)(run_with(run_linear, ColwiseParallel, _InputGradientNotReduced))
+
+
+@defect(
+    replaces="colwise_linear",
+    family="shard order",
+    claim="gradients_equal_unsharded",
+    smallest=LinearCase(world_size=2, style="colwise", out_features=2, requires_grad=("weight",)),
+    why="two ranks need one out feature each",
+)
 def weight_gradient_shards_swapped(case: LinearCase, mesh: DeviceMesh, given: Given) -> Answers:
     """Colwise: ranks 0 and 1 hold each other's weight gradient, where their shards are of one size."""
     answers = run_linear(case, mesh, given, ColwiseParallel)
@@ -71,6 +91,14 @@ def swap_between_first_two(tensor: torch.Tensor, mesh: DeviceMesh) -> None:
     tensor.copy_(other)
 
 
+@defect(
+    replaces="rowwise_linear",
+    family="layout of gradients",
+    claim="keeps_layout_of_parameter",
+    kind="layout",
+    smallest=LinearCase(world_size=1, style="rowwise", requires_grad=("weight",)),
+    why="the layout is wrong on a mesh of one rank too",
+)
 def weight_gradient_replicated(case: LinearCase, mesh: DeviceMesh, given: Given) -> Answers:
     """Rowwise: the weight gradient, right in value, is whole on every rank instead of sharded."""
     answers = run_linear(case, mesh, given, RowwiseParallel)
@@ -80,6 +108,14 @@ def weight_gradient_replicated(case: LinearCase, mesh: DeviceMesh, given: Given)
     return answers
 
 
+@defect(
+    replaces="rowwise_linear",
+    family="inputs modified",
+    claim="does_not_touch_its_inputs",
+    kind="touched",
+    smallest=LinearCase(world_size=1, style="rowwise", requires_grad=()),
+    why="one rank and one element suffice",
+)
 def cotangent_scaled_in_place(case: LinearCase, mesh: DeviceMesh, given: Given) -> Answers:
     """Rowwise: the cotangent is scaled in place once the backward is done with it."""
     answers = run_linear(case, mesh, given, RowwiseParallel)
@@ -87,6 +123,14 @@ def cotangent_scaled_in_place(case: LinearCase, mesh: DeviceMesh, given: Given) 
     return answers
 
 
+@defect(
+    replaces="rowwise_linear",
+    family="replicas that differ",
+    claim="agrees_on_all_ranks",
+    kind="replica",
+    smallest=LinearCase(world_size=2, style="rowwise"),
+    why="two ranks are needed to differ",
+)
 def output_differs_on_last_rank(case: LinearCase, mesh: DeviceMesh, given: Given) -> Answers:
     """Rowwise: the last rank's first output element is one ulp off."""
     answers = run_linear(case, mesh, given, RowwiseParallel)
@@ -99,6 +143,14 @@ def output_differs_on_last_rank(case: LinearCase, mesh: DeviceMesh, given: Given
     return answers
 
 
+@defect(
+    replaces="rowwise_linear",
+    family="a way of its own for one rank",
+    claim="is_the_identity_for_one_rank",
+    kind="bits",
+    smallest=LinearCase(world_size=1, style="rowwise", requires_grad=()),
+    why="one product of two factors that share the 24 bits of float32 has more than the 8 of bfloat16",
+)
 def rounds_on_one_rank(case: LinearCase, mesh: DeviceMesh, given: Given) -> Answers:
     """Rowwise: one rank alone takes a way of its own, on which the output is rounded to bfloat16."""
     answers = run_linear(case, mesh, given, RowwiseParallel)

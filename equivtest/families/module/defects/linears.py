@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,15 +25,28 @@ from equivtest.families.module.subject import (
     tensor_parallel,
 )
 from equivtest.families.redistribute.defects import scale_gradient
-from equivtest.kit.subject import Answers, Given
+from equivtest.kit.defect import argument_of, defect
+
+_SUBJECT = "equivtest.families.module.subject:"
+_SMALLEST = ModuleCase(
+    world_size=2, build=_SUBJECT + "gated_block", parallelize=_SUBJECT + "tensor_parallel", x_shape=(1, 2)
+)
+_DATA_PARALLEL = replace(_SMALLEST, parallelize=_SUBJECT + "data_parallel", x_shape=(2, 2), batch="mean of parts")
+_FULLY_SHARDED = replace(_DATA_PARALLEL, parallelize=_SUBJECT + "fully_sharded")
+_ROWS = "one rank has all rows, and each of two must have one"
+_WHY = "one rank has the whole sum; the sizes of the module are its own"
 
 
-def residual_on_every_rank(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
+@defect(
+    replaces="module",
+    family="a term added on every rank",
+    claim="equals_unsharded",
+    smallest=_SMALLEST,
+    why=_WHY,
+)
+@argument_of(run_module)
+def residual_on_every_rank(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """The block's input is added to each rank's share of the output, before these are summed."""
-    return run_module(case, mesh, given, _add_before_the_sum)
-
-
-def _add_before_the_sum(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
     block.__class__ = _Residual
     return _summed_later(block, mesh)
 
@@ -52,12 +66,16 @@ class _Residual(GatedBlock):
         return total.redistribute(placements=[Replicate()]).to_local()
 
 
-def gradient_averaged(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
+@defect(
+    replaces="module",
+    family="wrong divisor or wrong group",
+    claim="gradients_equal_unsharded",
+    smallest=_SMALLEST,
+    why=_WHY,
+)
+@argument_of(run_module)
+def gradient_averaged(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """The gradient that comes back through the block is averaged over the ranks, as data parallelism would."""
-    return run_module(case, mesh, given, _average)
-
-
-def _average(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return _Averaged(tensor_parallel(block, mesh), mesh)
 
 
@@ -76,12 +94,16 @@ class _Averaged(nn.Module):
         return self.block.named_parameters(*args, **kwargs)
 
 
-def shares_of_tokens_not_summed(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
+@defect(
+    replaces="module",
+    family="a partial value taken for the whole",
+    claim="equals_unsharded",
+    smallest=_SMALLEST,
+    why=_WHY,
+)
+@argument_of(run_module)
+def shares_of_tokens_not_summed(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """Of its share of the output each rank keeps its own tokens, and never adds the other ranks' shares of these."""
-    return run_module(case, mesh, given, _cut_the_shares)
-
-
-def _cut_the_shares(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
     block.__class__ = _Cut
     return _summed_later(block, mesh)
 
@@ -94,12 +116,17 @@ class _Cut(GatedBlock):
         return x + change
 
 
-def gradient_of_own_tokens_alone(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
+@defect(
+    replaces="module",
+    family="a reduction missing in the backward",
+    claim="gradients_equal_unsharded",
+    smallest=_SMALLEST,
+    why="of one token on two ranks the second has none, and gets no gradient of the first's",
+)
+@argument_of(run_module)
+def gradient_of_own_tokens_alone(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """Each rank cuts its tokens from x itself, so that the gradients of the others' never come back to it."""
-    return run_module(case, mesh, given, _cut_the_tokens)
 
-
-def _cut_the_tokens(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
     def cut(module: nn.Module, handed: tuple[torch.Tensor]) -> torch.Tensor:
         (x,) = handed
         each = -(-len(x) // mesh.size())
@@ -110,33 +137,45 @@ def _cut_the_tokens(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return block
 
 
-def gradients_of_own_rows(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
+@defect(
+    replaces="module",
+    family="a reduction missing in the backward",
+    claim="gradients_equal_unsharded",
+    smallest=_DATA_PARALLEL,
+    why=_ROWS,
+)
+@argument_of(run_module)
+def gradients_of_own_rows(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """Data parallelism that never reduces: as when accumulation of gradients is not ended before the update."""
-    return run_module(case, mesh, given, _unsynchronized)
-
-
-def _unsynchronized(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
     parallel = data_parallel(block, mesh)
     parallel.require_backward_grad_sync = False  # type: ignore[assignment]
     return parallel
 
 
-def one_parameter_left_out(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
+@defect(
+    replaces="module",
+    family="a reduction missing in the backward",
+    claim="gradients_equal_unsharded",
+    smallest=_DATA_PARALLEL,
+    why=_ROWS,
+)
+@argument_of(run_module)
+def one_parameter_left_out(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """One parameter is not told to data parallelism, whose gradient every rank keeps for itself."""
-    return run_module(case, mesh, given, _leave_out)
-
-
-def _leave_out(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(block, ["up.weight"])  # type: ignore[no-untyped-call]
     return data_parallel(block, mesh)
 
 
-def shards_of_own_gradients(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
+@defect(
+    replaces="module",
+    family="a reduction missing in the backward",
+    claim="gradients_equal_unsharded",
+    smallest=_FULLY_SHARDED,
+    why=_ROWS,
+)
+@argument_of(run_module)
+def shards_of_own_gradients(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """In place of a reduce-scatter each rank keeps, of its own gradient, the part that is its shard."""
-    return run_module(case, mesh, given, _keep_own_part)
-
-
-def _keep_own_part(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
     parallel = fully_sharded(block, mesh)
     assert isinstance(parallel, FSDPModule)
     parallel.set_custom_reduce_scatter(_OwnPart())  # type: ignore[arg-type]  # it asks for two functions
@@ -153,12 +192,16 @@ class _OwnPart:
         output_tensor.copy_(input_tensor.chunk(group.size())[group.rank()])
 
 
-def gradients_added_up(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
+@defect(
+    replaces="module",
+    family="wrong divisor or wrong group",
+    claim="gradients_equal_unsharded",
+    smallest=_FULLY_SHARDED,
+    why=_ROWS,
+)
+@argument_of(run_module)
+def gradients_added_up(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """Gradients are added up over the ranks and not divided, so that a step grows with the number of ranks."""
-    return run_module(case, mesh, given, _sum)
-
-
-def _sum(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
     parallel = fully_sharded(block, mesh)
     assert isinstance(parallel, FSDPModule)
     parallel.set_gradient_divide_factor(1.0)

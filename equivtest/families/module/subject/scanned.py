@@ -1,4 +1,4 @@
-"""Blocks whose features or tokens are divided where torch's DTensor gets an operator wrong: FINDINGS.md, 40 and 41."""
+"""Blocks whose features or tokens are divided where torch's DTensor gets an operator wrong: findings 40 and 41."""
 
 from __future__ import annotations
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from equivtest.families.redistribute.case import RedistributeCase, without_partial
+from equivtest.families.redistribute.case import RedistributeCase
 from equivtest.kit.case import require
+from equivtest.kit.operands import without_partial
 from equivtest.layout import Layout, Partial, Shard, parse_placement
 
 STYLES = ("input", "output", "input_output")

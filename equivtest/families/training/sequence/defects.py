@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.nn import functional
 
@@ -13,15 +12,13 @@ from equivtest.families.training.case import PerceptronCase, at_step
 from equivtest.families.training.sequence.case import MlpCase
 from equivtest.families.training.sequence.subject import Run
 from equivtest.families.training.subject import Activation, Mlp
-from equivtest.kit.subject import Answers, Given
-
-
-def stale_parameters(case: MlpCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Forward and backward go on using copies of the parameters that were taken before the first update."""
-    return _Stale(case, mesh, given).answers()
+from equivtest.kit.defect import answers_of, defect
+from equivtest.kit.subject import Given
 
 
 class _Stale(Run):
+    """Forward and backward go on using copies of the parameters that were taken before the first update."""
+
     def run_step(self, step: int) -> None:
         parameters = [parameter.detach() for parameter in self.model.parameters()]
         locals_ = [parameter.to_local() for parameter in parameters if isinstance(parameter, DTensor)]
@@ -35,23 +32,35 @@ class _Stale(Run):
             local.copy_(right)
 
 
-def momentum_not_carried(case: MlpCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """The optimizer's state is lost after the first update, so that the second begins anew."""
-    return _Forgetful(case, mesh, given).answers()
+stale_parameters = defect(
+    replaces="sequence_parallel_mlp",
+    family="state across steps",
+    claim="trains_like_unsharded",
+    smallest=MlpCase(world_size=1, requires_grad=("in_proj.weight",), optimizer="sgd", steps=2),
+    why="one weight, updated once, tells from the second step on",
+)(answers_of(_Stale))
 
 
 class _Forgetful(Run):
+    """The optimizer's state is lost after the first update, so that the second begins anew."""
+
     def update(self, optimizer: torch.optim.Optimizer, step: int) -> None:
         optimizer.state.clear()
         super().update(optimizer, step)
 
 
-def bias_without_weight_decay(case: MlpCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """The weight decay does not reach the bias of out_proj."""
-    return _Undecayed(case, mesh, given).answers()
+momentum_not_carried = defect(
+    replaces="sequence_parallel_mlp",
+    family="state across steps",
+    claim="trains_like_unsharded",
+    smallest=MlpCase(world_size=1, requires_grad=("in_proj.weight",), optimizer="sgd", steps=2, momentum=0.5),
+    why="the first update needs no momentum, so that two are needed",
+)(answers_of(_Forgetful))
 
 
 class _Undecayed(Run):
+    """The weight decay does not reach the bias of out_proj."""
+
     def make_optimizer(self) -> torch.optim.Optimizer:
         optimizer = super().make_optimizer()
         (group,) = optimizer.param_groups
@@ -63,9 +72,20 @@ class _Undecayed(Run):
         return optimizer
 
 
-def activation_on_partial_sum(case: MlpCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """The activation is applied to each rank's partial sum of out_proj, instead of to what goes into it."""
-    return _Misplaced(case, mesh, given).answers()
+bias_without_weight_decay = defect(
+    replaces="sequence_parallel_mlp",
+    family="flags",
+    claim="trains_like_unsharded",
+    smallest=MlpCase(
+        world_size=1,
+        biases=("out_proj",),
+        requires_grad=("out_proj.bias",),
+        optimizer="sgd",
+        steps=2,
+        weight_decay=0.25,
+    ),
+    why="one rank, one feature and one decayed bias suffice; training takes two steps at least",
+)(answers_of(_Undecayed))
 
 
 class _LinearBeforeActivation(nn.Linear):
@@ -94,15 +114,23 @@ class _ActivationMisplaced(Mlp):
 
 
 class _Misplaced(Run):
+    """The activation is applied to each rank's partial sum of out_proj, instead of to what goes into it."""
+
     module = _ActivationMisplaced
 
 
-def bias_gradient_of_own_tokens(case: MlpCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """The gradient of out_proj's replicated bias is each rank's sum over its own part of the sequence."""
-    return _Unreduced(case, mesh, given).answers()
+activation_on_partial_sum = defect(
+    replaces="sequence_parallel_mlp",
+    family="a partial value taken for the whole",
+    claim="equals_unsharded",
+    smallest=MlpCase(world_size=1, leading=(2,), requires_grad=()),
+    why="of two tokens of opposite sign one is not activated, whatever the sign of out_proj's weight",
+)(answers_of(_Misplaced))
 
 
 class _Unreduced(Run):
+    """The gradient of out_proj's replicated bias is each rank's sum over its own part of the sequence."""
+
     def run_step(self, step: int) -> None:
         hook = None
         if "out_proj.bias" in self.case.requires_grad:
@@ -119,12 +147,20 @@ class _Unreduced(Run):
             hook.remove()
 
 
-def output_shards_swapped(case: MlpCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Ranks 0 and 1 hold each other's part of the output's sequence, where their parts are of one size."""
-    return _Swapped(case, mesh, given).answers()
+bias_gradient_of_own_tokens = defect(
+    replaces="sequence_parallel_mlp",
+    family="a reduction missing in the backward",
+    claim="gradients_equal_unsharded",
+    smallest=MlpCase(
+        world_size=2, biases=("out_proj",), x_is_dtensor=True, use_local_output=False, requires_grad=("out_proj.bias",)
+    ),
+    why="the second rank holds no token, so that its share of the gradient is zero",
+)(answers_of(_Unreduced))
 
 
 class _Swapped(Run):
+    """Ranks 0 and 1 hold each other's part of the output's sequence, where their parts are of one size."""
+
     def keep(self, name: str, tensor: torch.Tensor | None) -> None:
         length, world_size = self.case.leading[self.case.sequence_dim], self.case.world_size
         is_output = name in {at_step(step, "output") for step in range(1, self.case.steps + 1)}
@@ -133,3 +169,12 @@ class _Swapped(Run):
             swap_between_first_two(swapped, self.mesh)
             tensor = swapped.requires_grad_(tensor.requires_grad)
         super().keep(name, tensor)
+
+
+output_shards_swapped = defect(
+    replaces="sequence_parallel_mlp",
+    family="shard order",
+    claim="equals_unsharded",
+    smallest=MlpCase(world_size=2, leading=(2,), use_local_output=False, requires_grad=()),
+    why="two ranks need one token each",
+)(answers_of(_Swapped))

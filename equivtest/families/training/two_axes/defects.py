@@ -15,15 +15,12 @@ from torch.distributed.tensor.parallel import ParallelStyle, PrepareModuleOutput
 from equivtest.families.training.subject import Mlp
 from equivtest.families.training.two_axes.case import TwoAxisCase
 from equivtest.families.training.two_axes.subject import Fsdp2TpRun, HsdpRun
-from equivtest.kit.subject import Answers, Given
-
-
-def averaged_over_every_rank(case: TwoAxisCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Tensor parallelism under FSDP2 whose gradients are divided by the whole world's size."""
-    return _DividedByAll(case, mesh, given).answers()
+from equivtest.kit.defect import answers_of, defect
 
 
 class _DividedByAll(Fsdp2TpRun):
+    """Tensor parallelism under FSDP2 whose gradients are divided by the whole world's size."""
+
     def build(self) -> nn.Module:
         model = super().build()
         for module in model.modules():
@@ -32,24 +29,38 @@ class _DividedByAll(Fsdp2TpRun):
         return model
 
 
-def strided_shards_taken_for_plain_ones(case: TwoAxisCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Tensor parallelism under FSDP2 that says of its parameters that the first axis divides first."""
-    return _Unstrided(case, mesh, given).answers()
+averaged_over_every_rank = defect(
+    replaces="fsdp2_tp_mlp",
+    family="wrong divisor or wrong group",
+    claim="gradients_equal_unsharded",
+    smallest=TwoAxisCase(
+        world_size=2, mesh=(1, 2), hidden_features=2, biases=("out_proj",), requires_grad=("out_proj.bias",)
+    ),
+    why="two ranks of one row, whose gradient is no average; each has a hidden feature, as torch needs it",
+)(answers_of(_DividedByAll))
 
 
 class _Unstrided(Fsdp2TpRun):
+    """Tensor parallelism under FSDP2 that says of its parameters that the first axis divides first."""
+
     def keep(self, name: str, tensor: torch.Tensor | None) -> None:
         if isinstance(tensor, DTensor) and name == "param.in_proj.weight":
             tensor = on_mesh(tensor, tensor.device_mesh, (Shard(0), Shard(0)))
         super().keep(name, tensor)
 
 
-def replicas_not_reduced(case: TwoAxisCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """HSDP whose gradients are averaged along the shards' axis and never along the replicas'."""
-    return _Unreduced(case, mesh, given).answers()
+strided_shards_taken_for_plain_ones = defect(
+    replaces="fsdp2_tp_mlp",
+    family="shard order",
+    claim="equals_unsharded",
+    smallest=TwoAxisCase(world_size=4, mesh=(2, 2), hidden_features=4, requires_grad=("out_proj.weight",)),
+    why="four ranks need one hidden feature each for two of them to be at each other's place",
+)(answers_of(_Unstrided))
 
 
 class _Unreduced(HsdpRun):
+    """HSDP whose gradients are averaged along the shards' axis and never along the replicas'."""
+
     def build(self) -> nn.Module:
         return self.shard(Mlp(self.case, self.given), self.mesh["shard"])
 
@@ -60,6 +71,17 @@ class _Unreduced(HsdpRun):
         super().keep(name, tensor)
 
 
+replicas_not_reduced = defect(
+    replaces="hsdp_mlp",
+    family="a reduction missing in the backward",
+    claim="gradients_equal_unsharded",
+    smallest=TwoAxisCase(
+        world_size=2, mesh=(2, 1), style="hsdp", biases=("out_proj",), requires_grad=("out_proj.bias",)
+    ),
+    why="two replicas, each with a row of its own",
+)(answers_of(_Unreduced))
+
+
 def on_mesh(tensor: DTensor, mesh: DeviceMesh, placements: tuple[Placement, ...]) -> DTensor:
     """What this rank holds, under another mesh and other placements."""
     local = tensor.to_local().detach()
@@ -68,57 +90,96 @@ def on_mesh(tensor: DTensor, mesh: DeviceMesh, placements: tuple[Placement, ...]
     return made
 
 
-def released_all_the_same(case: TwoAxisCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Parameters that are to be kept between forward and backward are released, and gathered once more."""
-    return _Released(case, mesh, given).answers()
-
-
 class _Released(HsdpRun):
+    """Parameters that are to be kept between forward and backward are released, and gathered once more."""
+
     def build(self) -> nn.Module:
         model = super().build()
         self.parallel.set_reshard_after_forward(reshard_after_forward=True)
         return model
 
 
-def reduced_in_every_micro_batch(case: TwoAxisCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Gradients that are to be added up on each rank are reduced after each micro-batch, and these sums added."""
-    return _Syncing(case, mesh, given).answers()
+released_all_the_same = defect(
+    replaces="hsdp_mlp",
+    family="other collectives than documented",
+    claim="uses_only_collectives",
+    kind="collectives",
+    smallest=TwoAxisCase(
+        world_size=2, mesh=(1, 2), style="hsdp", reshards=False, requires_grad=("out_proj.weight",), records=True
+    ),
+    why="two ranks share each parameter; one rank gathers nothing",
+)(answers_of(_Released))
 
 
 class _Syncing(Fsdp2TpRun):
+    """Gradients that are to be added up on each rank are reduced after each micro-batch, and these sums added."""
+
     def synchronization(self, *, is_last: bool) -> AbstractContextManager[None]:
         return super().synchronization(is_last=True)
 
 
-def layers_gathered_at_once(case: TwoAxisCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """The model is fully sharded as a whole, its layers forgotten: all parameters are whole at the same time."""
-    return _AtOnce(case, mesh, given).answers()
+reduced_in_every_micro_batch = defect(
+    replaces="fsdp2_tp_mlp",
+    family="other collectives than documented",
+    claim="uses_only_collectives",
+    kind="collectives",
+    smallest=TwoAxisCase(world_size=2, mesh=(2, 1), micro_batches=2, requires_grad=("out_proj.weight",), records=True),
+    why="two ranks share each parameter, and the first of two micro-batches reduces nothing",
+)(answers_of(_Syncing))
 
 
 class _AtOnce(Fsdp2TpRun):
+    """The model is fully sharded as a whole, its layers forgotten: all parameters are whole at the same time."""
+
     def shard(self, model: Mlp, mesh: DeviceMesh) -> nn.Module:
         self.parallel = fully_shard(model, mesh=mesh, reshard_after_forward=self.case.reshards)
         return model
 
 
-def output_scattered_and_gathered(case: TwoAxisCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """The output's sum is scattered along its features, as if one were to go on from there, and gathered again."""
-    return _Scattered(case, mesh, given).answers()
+layers_gathered_at_once = defect(
+    replaces="fsdp2_tp_mlp",
+    family="other collectives than documented",
+    claim="uses_only_collectives",
+    kind="collectives",
+    smallest=TwoAxisCase(world_size=2, mesh=(2, 1), requires_grad=("out_proj.weight",), records=True),
+    why="two ranks share each parameter; one rank gathers nothing",
+)(answers_of(_AtOnce))
 
 
 class _Scattered(Fsdp2TpRun):
+    """The output's sum is scattered along its features, as if one were to go on from there, and gathered again."""
+
     def plan(self) -> dict[str, ParallelStyle]:
         scattered = RowwiseParallel(output_layouts=Shard(-1), use_local_output=False)
         whole = PrepareModuleOutput(output_layouts=Shard(-1), desired_output_layouts=Replicate())
         return super().plan() | {"out_proj": scattered, "": whole}
 
 
-def input_sent_along_the_row(case: TwoAxisCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """The first rank of each row sends the others the rows of the batch that they have already."""
-    return _Sent(case, mesh, given).answers()
+output_scattered_and_gathered = defect(
+    replaces="fsdp2_tp_mlp",
+    family="other collectives than documented",
+    claim="uses_only_collectives",
+    kind="collectives",
+    smallest=TwoAxisCase(
+        world_size=2, mesh=(1, 2), hidden_features=2, requires_grad=("out_proj.weight",), records=True
+    ),
+    why="two ranks of a row, each with a hidden feature, as torch needs it",
+)(answers_of(_Scattered))
 
 
 class _Sent(Fsdp2TpRun):
+    """The first rank of each row sends the others the rows of the batch that they have already."""
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         dist.broadcast(x.detach().clone(), group=self.mesh["tp"].get_group(), group_src=0)
         return super().forward(x)
+
+
+input_sent_along_the_row = defect(
+    replaces="fsdp2_tp_mlp",
+    family="other collectives than documented",
+    claim="uses_only_collectives",
+    kind="collectives",
+    smallest=TwoAxisCase(world_size=1, requires_grad=("out_proj.weight",), records=True),
+    why="a row of one rank sends too",
+)(answers_of(_Sent))

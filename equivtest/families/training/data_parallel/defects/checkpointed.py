@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.checkpoint import checkpoint
 
 from equivtest.families.training.data_parallel.case import DataParallelCase
@@ -16,12 +15,9 @@ from equivtest.families.training.zero3.subject import Zero3Run
 from equivtest.families.training.zero3.subject.engine import Engine
 from equivtest.families.training.zero3.subject.layer import Layer
 from equivtest.families.zero3.fetch.subject import fetch_by_all_gather
-from equivtest.kit.subject import Answers, Given
+from equivtest.kit.defect import answers_of, defect
 
-
-def parameters_left_out_of_the_recomputation(case: DataParallelCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """FSDP2 of a module that checkpoints by re-entering autograd, which records nothing unless x needs a gradient."""
-    return _Reentrant(case, mesh, given).answers()
+_WEIGHTS = ("in_proj.weight", "out_proj.weight")
 
 
 class _ReentrantMlp(Mlp):
@@ -33,8 +29,20 @@ class _ReentrantMlp(Mlp):
 
 
 class _Reentrant(Fsdp2Run):
+    """FSDP2 of a module that checkpoints by re-entering autograd, which records nothing unless x needs a gradient."""
+
     def build(self) -> nn.Module:
         return self.shard(_ReentrantMlp(self.case, self.given), self.mesh)
+
+
+parameters_left_out_of_the_recomputation = defect(
+    replaces="fsdp2_mlp",
+    family="flags",
+    claim="gradients_equal_unsharded",
+    kind="shape",
+    smallest=DataParallelCase(world_size=1, style="fsdp2", checkpointed="in_proj", requires_grad=_WEIGHTS),
+    why="one rank; x needs no gradient, the layer's weight does, and another one lets the backward begin",
+)(answers_of(_Reentrant))
 
 
 class _TellingLayer(Layer):
@@ -58,11 +66,6 @@ class _TellingEngine(Engine):
         layer.is_backward = False
 
 
-def recomputed_with_the_parameters_of_step_1(case: DataParallelCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """ZeRO-3 that computes again with what its first forward has fetched, and fetches for all else."""
-    return _OfStep1(case, mesh, given, fetch_by_all_gather).answers()
-
-
 class _LayerOfStep1(_TellingLayer):
     first: dict[str, torch.Tensor] | None = None
 
@@ -80,12 +83,26 @@ class _EngineOfStep1(_TellingEngine):
 
 
 class _OfStep1(Zero3Run):
+    """ZeRO-3 that computes again with what its first forward has fetched, and fetches for all else."""
+
     engine_class = _EngineOfStep1
 
 
-def whole_kept_after_the_recomputation(case: DataParallelCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """ZeRO-3 that keeps a layer whole which was computed again, as its own backward comes next."""
-    return _Kept(case, mesh, given, fetch_by_all_gather).answers()
+recomputed_with_the_parameters_of_step_1 = defect(
+    replaces="zero3_mlp_all_gather",
+    family="state across steps",
+    claim="trains_like_unsharded",
+    smallest=DataParallelCase(
+        world_size=1,
+        style="zero3",
+        fetch="all_gather",
+        checkpointed="hidden",
+        requires_grad=("in_proj.weight",),
+        optimizer="sgd",
+        steps=2,
+    ),
+    why="one weight, updated once, is another one from the second step on",
+)(answers_of(_OfStep1, fetch_by_all_gather))
 
 
 class _LayerKept(_TellingLayer):
@@ -106,4 +123,23 @@ class _KeepingEngine(_TellingEngine):
 
 
 class _Kept(Zero3Run):
+    """ZeRO-3 that keeps a layer whole which was computed again, as its own backward comes next."""
+
     engine_class = _KeepingEngine
+
+
+whole_kept_after_the_recomputation = defect(
+    replaces="zero3_mlp_all_gather",
+    family="other collectives than documented",
+    claim="uses_only_collectives",
+    kind="collectives",
+    smallest=DataParallelCase(
+        world_size=1,
+        style="zero3",
+        fetch="all_gather",
+        checkpointed="hidden",
+        requires_grad=("in_proj.weight",),
+        records=True,
+    ),
+    why="one rank fetches as others do; one fetch in the backward is missing",
+)(answers_of(_Kept, fetch_by_all_gather))

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional
 
 from equivtest.families.training.data_parallel.case import DataParallelCase
@@ -15,15 +14,18 @@ from equivtest.families.training.zero3.subject import Zero3Run
 from equivtest.families.training.zero3.subject.engine import Engine
 from equivtest.families.training.zero3.subject.layer import Layer
 from equivtest.families.zero3.fetch.subject import PartitionedParameter, fetch_by_all_gather, fetch_by_all_reduce
-from equivtest.kit.subject import Answers, Given
+from equivtest.kit.defect import answers_of, defect
 
 
-def gradient_of_the_second_use_lost(case: DataParallelCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """DDP whose second layer uses the tied weight beside the graph."""
-    return _OneUse(case, mesh, given).answers()
+def _trained(style: str) -> DataParallelCase:
+    return DataParallelCase(
+        world_size=1, style=style, tied="same", requires_grad=("in_proj.weight",), optimizer="sgd", steps=2
+    )
 
 
 class _OneUse(DdpRun):
+    """DDP whose second layer uses the tied weight beside the graph."""
+
     def build(self) -> nn.Module:
         model = super().build()
         if self.case.tied:
@@ -38,21 +40,31 @@ class _OneUse(DdpRun):
         return model
 
 
-def updated_once_per_place(case: DataParallelCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """FSDP2 whose optimizer is given a tied weight for each of its places."""
-    return _TwiceUpdated(case, mesh, given).answers()
+gradient_of_the_second_use_lost = defect(
+    replaces="ddp_mlp",
+    family="a term missing",
+    claim="gradients_equal_unsharded",
+    smallest=DataParallelCase(world_size=1, tied="same", requires_grad=("in_proj.weight",)),
+    why="one weight of one element; no cotangent is zero, and the hidden activation is not",
+)(answers_of(_OneUse))
 
 
 class _TwiceUpdated(Fsdp2Run):
+    """FSDP2 whose optimizer is given a tied weight for each of its places."""
+
     def updated(self) -> list[torch.Tensor]:
         names = self.case.trained_names()
         second = ["out_proj.weight"] if self.case.tied and "in_proj.weight" in names else []
         return [self.trained(name) for name in (*names, *second)]
 
 
-def partitioned_once_per_place(case: DataParallelCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """ZeRO-3 that keeps a partition of a tied weight for each of its places, and updates the first."""
-    return _Apart(case, mesh, given, fetch_by_all_gather).answers()
+updated_once_per_place = defect(
+    replaces="fsdp2_mlp",
+    family="state across steps",
+    claim="trains_like_unsharded",
+    smallest=_trained("fsdp2"),
+    why="one weight of one element, updated twice from the gradient of one step",
+)(answers_of(_TwiceUpdated))
 
 
 class _OwnPartitions(Layer):
@@ -70,15 +82,23 @@ class _EngineOfOwnPartitions(Engine):
 
 
 class _Apart(Zero3Run):
+    """ZeRO-3 that keeps a partition of a tied weight for each of its places, and updates the first."""
+
     engine_class = _EngineOfOwnPartitions
 
 
-def copied_once_per_place(case: DataParallelCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """The same, but that every update is copied to the second partition: right, in twice the memory."""
-    return _Copied(case, mesh, given, fetch_by_all_reduce).answers()
+partitioned_once_per_place = defect(
+    replaces="zero3_mlp_all_gather",
+    family="a copy left behind",
+    claim="trains_like_unsharded",
+    smallest=_trained("zero3"),
+    why="one weight of one element: its second place is as it was after the first update",
+)(answers_of(_Apart, fetch_by_all_gather))
 
 
 class _Copied(_Apart):
+    """The same, but that every update is copied to the second partition: right, in twice the memory."""
+
     def update(self, optimizer: torch.optim.Optimizer, step: int) -> None:
         super().update(optimizer, step)
         if self.case.tied:
@@ -87,9 +107,13 @@ class _Copied(_Apart):
             )
 
 
-def fetched_once_per_place(case: DataParallelCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """ZeRO-3 that releases a tied weight after each layer, though the next one has it too."""
-    return _Again(case, mesh, given, fetch_by_all_gather).answers()
+copied_once_per_place = defect(
+    replaces="zero3_mlp_all_reduce",
+    family="memory kept",
+    claim="equals_unsharded",
+    smallest=DataParallelCase(world_size=1, style="zero3", tied="same", requires_grad=("in_proj.weight",)),
+    why="two storages are two, whatever is in them",
+)(answers_of(_Copied, fetch_by_all_reduce))
 
 
 class _Forgetful(Engine):
@@ -100,4 +124,18 @@ class _Forgetful(Engine):
 
 
 class _Again(Zero3Run):
+    """ZeRO-3 that releases a tied weight after each layer, though the next one has it too."""
+
     engine_class = _Forgetful
+
+
+fetched_once_per_place = defect(
+    replaces="zero3_mlp_all_gather",
+    family="other collectives than documented",
+    claim="uses_only_collectives",
+    kind="collectives",
+    smallest=DataParallelCase(
+        world_size=1, style="zero3", fetch="all_gather", records=True, tied="same", requires_grad=("in_proj.weight",)
+    ),
+    why="one weight, fetched forward and backward, each time once more than needed",
+)(answers_of(_Again, fetch_by_all_gather))

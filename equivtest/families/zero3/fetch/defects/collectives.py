@@ -18,6 +18,7 @@ from equivtest.families.zero3.fetch.subject import (
     fetch_by_all_reduce,
     run_fetch,
 )
+from equivtest.kit.defect import argument_of, defect
 from equivtest.tensors import Placed
 
 Given = Mapping[str, torch.Tensor]
@@ -44,32 +45,58 @@ class _GroupOfTheWorld(_Delegate):
         return dist.group.WORLD  # right: the mesh's
 
 
+@defect(
+    replaces="zero3_fetch_all_gather",
+    family="wrong divisor or wrong group",
+    claim="equals_unsharded",
+    smallest=FetchCase(world_size=1, parameters=((1,),), members=(1,)),
+    why="rank 0 of a mesh must be another process than 0, which takes a second process, not a second rank",
+)
 def global_rank_for_mesh_rank(case: FetchCase, mesh: DeviceMesh, given: Given) -> dict[str, Placed]:
     """all_gather: a process keeps the partition of its number in the world; right where the mesh is the world."""
     return run_fetch(case, cast(DeviceMesh, _RankOfTheWorld(mesh)), given, fetch_by_all_gather)
 
 
+@defect(
+    replaces="zero3_fetch_all_reduce",
+    family="wrong divisor or wrong group",
+    claim="equals_unsharded",
+    smallest=FetchCase(world_size=1, parameters=((1,),), members=(1,)),
+    why="two meshes of one rank each add up what is the other's",
+)
 def world_group_for_mesh_group(case: FetchCase, mesh: DeviceMesh, given: Given) -> dict[str, Placed]:
     """all_reduce: the sum is taken over the world; right where the mesh is the world."""
     return run_fetch(case, cast(DeviceMesh, _GroupOfTheWorld(mesh)), given, fetch_by_all_reduce)
 
 
-def parameters_averaged(case: FetchCase, mesh: DeviceMesh, given: Given) -> dict[str, Placed]:
+@defect(
+    replaces="zero3_fetch_all_reduce",
+    family="wrong divisor or wrong group",
+    claim="equals_unsharded",
+    smallest=FetchCase(world_size=2, parameters=((1,),)),
+    why="one rank's sum is its average",
+)
+@argument_of(run_fetch)
+def parameters_averaged(parameters: Parameters, mesh: DeviceMesh) -> Fetch:
     """all_reduce: the average over the ranks is taken for the sum."""
+    fetching = fetch_by_all_reduce(parameters, mesh)
 
-    def fetch(parameters: Parameters, mesh: DeviceMesh) -> Fetch:
-        fetching = fetch_by_all_reduce(parameters, mesh)
+    def finish() -> None:
+        for parameter in parameters:
+            assert parameter.whole is not None
+            parameter.whole.div_(mesh.size())
 
-        def finish() -> None:
-            for parameter in parameters:
-                assert parameter.whole is not None
-                parameter.whole.div_(mesh.size())
-
-        return replace(fetching, finish=finish)
-
-    return run_fetch(case, mesh, given, fetch)
+    return replace(fetching, finish=finish)
 
 
+@defect(
+    replaces="zero3_fetch_all_gather",
+    family="other collectives than documented",
+    claim="uses_only_collectives",
+    kind="collectives",
+    smallest=FetchCase(world_size=1, parameters=((1,),), collective="all_gather", records=True),
+    why="one rank calls the barrier too",
+)
 def barrier_after_fetch(case: FetchCase, mesh: DeviceMesh, given: Given) -> dict[str, Placed]:
     """all_gather: every fetch ends with a barrier that nobody needs."""
     answers = run_fetch(case, mesh, given, fetch_by_all_gather)
@@ -77,16 +104,23 @@ def barrier_after_fetch(case: FetchCase, mesh: DeviceMesh, given: Given) -> dict
     return answers
 
 
-def one_collective_per_parameter(case: FetchCase, mesh: DeviceMesh, given: Given) -> dict[str, Placed]:
+@defect(
+    replaces="zero3_fetch_all_gather",
+    family="other collectives than documented",
+    claim="uses_only_collectives",
+    kind="collectives",
+    smallest=FetchCase(
+        world_size=1, parameters=((1,), (1,)), requires_grad=(True, True), collective="all_gather", records=True
+    ),
+    why="one parameter takes one collective; two of them two, on one rank too",
+)
+@argument_of(run_fetch)
+def one_collective_per_parameter(parameters: Parameters, mesh: DeviceMesh) -> Fetch:
     """all_gather: parameters are gathered one by one instead of together."""
+    fetches = [fetch_by_all_gather([parameter], mesh) for parameter in parameters]
 
-    def fetch(parameters: Parameters, mesh: DeviceMesh) -> Fetch:
-        fetches = [fetch_by_all_gather([parameter], mesh) for parameter in parameters]
+    def finish() -> None:
+        for each in fetches:
+            each.wait()
 
-        def finish() -> None:
-            for each in fetches:
-                each.wait()
-
-        return Fetch(parameters, None, finish)
-
-    return run_fetch(case, mesh, given, fetch)
+    return Fetch(parameters, None, finish)

@@ -18,17 +18,32 @@ from equivtest.families.zero3.fetch.subject import (
     launch,
     run_fetch,
 )
+from equivtest.kit.defect import argument_of, defect
 from equivtest.tensors import Placed
 
 Given = Mapping[str, torch.Tensor]
 Parameters = Sequence[PartitionedParameter]
 
 
+@defect(
+    replaces="zero3_fetch_all_reduce",
+    family="size not a multiple of the world size",
+    claim="equals_unsharded",
+    smallest=FetchCase(world_size=2, parameters=((1,), (1,)), requires_grad=(True, True)),
+    why="one rank pads nothing, and only a parameter behind a padded one is displaced",
+)
 def stride_by_unpadded_size(case: FetchCase, mesh: DeviceMesh, given: Given) -> dict[str, Placed]:
     """all_reduce: partitions are copied by padded strides, the views are made by unpadded ones."""
     return run_fetch(case, mesh, given, lambda parameters, mesh: _all_reduce(parameters, mesh, copy_padded=True))
 
 
+@defect(
+    replaces="zero3_fetch_all_reduce",
+    family="uninitialised memory reaches a value",
+    claim="equals_unsharded",
+    smallest=FetchCase(world_size=2, parameters=((1,), (1,)), requires_grad=(True, True)),
+    why="one rank pads nothing, and only a parameter behind a padded one meets its padding",
+)
 def overlapping_padding(case: FetchCase, mesh: DeviceMesh, given: Given) -> dict[str, Placed]:
     """all_reduce: a parameter begins within the padding of the one before it, which is not zero.
 
@@ -52,20 +67,24 @@ def _all_reduce(parameters: Parameters, mesh: DeviceMesh, *, copy_padded: bool) 
     return Fetch(parameters, work, lambda: None)
 
 
-def first_partitions_swapped(case: FetchCase, mesh: DeviceMesh, given: Given) -> dict[str, Placed]:
+@defect(
+    replaces="zero3_fetch_all_gather",
+    family="shard order",
+    claim="equals_unsharded",
+    smallest=FetchCase(world_size=2, parameters=((2,),)),
+    why="two ranks need one element each",
+)
+@argument_of(run_fetch)
+def first_partitions_swapped(parameters: Parameters, mesh: DeviceMesh) -> Fetch:
     """all_gather: the partitions of ranks 0 and 1, where both are full, change places."""
+    fetching = fetch_by_all_gather(parameters, mesh)
 
-    def fetch(parameters: Parameters, mesh: DeviceMesh) -> Fetch:
-        fetching = fetch_by_all_gather(parameters, mesh)
+    def finish() -> None:
+        fetching.finish()
+        for parameter in parameters:
+            _swap_first_two(parameter, mesh.size())
 
-        def finish() -> None:
-            fetching.finish()
-            for parameter in parameters:
-                _swap_first_two(parameter, mesh.size())
-
-        return replace(fetching, finish=finish)
-
-    return run_fetch(case, mesh, given, fetch)
+    return replace(fetching, finish=finish)
 
 
 def _swap_first_two(parameter: PartitionedParameter, world_size: int) -> None:
@@ -77,19 +96,32 @@ def _swap_first_two(parameter: PartitionedParameter, world_size: int) -> None:
         parameter.whole = swapped.view(parameter.shape)
 
 
-def raises_where_all_is_padding(case: FetchCase, mesh: DeviceMesh, given: Given) -> dict[str, Placed]:
+@defect(
+    replaces="zero3_fetch_all_gather",
+    family="ranks that diverge",
+    claim="equals_unsharded",
+    kind="raised",
+    smallest=FetchCase(world_size=2, parameters=((1,),)),
+    why="one element leaves the second of two ranks without one",
+)
+@argument_of(run_fetch)
+def raises_where_all_is_padding(parameters: Parameters, mesh: DeviceMesh) -> Fetch:
     """all_gather: a rank that holds nothing but padding refuses alone; its peers wait for it."""
-
-    def fetch(parameters: Parameters, mesh: DeviceMesh) -> Fetch:
-        for index, parameter in enumerate(parameters):
-            start = mesh.get_local_rank() * parameter.partition.numel()
-            if start >= parameter.numel > 0:
-                raise ValueError(f"rank {mesh.get_local_rank()} has no element of parameter {index}")
-        return fetch_by_all_gather(parameters, mesh)
-
-    return run_fetch(case, mesh, given, fetch)
+    for index, parameter in enumerate(parameters):
+        start = mesh.get_local_rank() * parameter.partition.numel()
+        if start >= parameter.numel > 0:
+            raise ValueError(f"rank {mesh.get_local_rank()} has no element of parameter {index}")
+    return fetch_by_all_gather(parameters, mesh)
 
 
+@defect(
+    replaces="zero3_fetch_all_reduce",
+    family="flags",
+    claim="does_not_touch_its_inputs",
+    kind="touched",
+    smallest=FetchCase(world_size=1, parameters=((1,),)),
+    why="one rank and one parameter that needs a gradient suffice",
+)
 def loses_requires_grad(case: FetchCase, mesh: DeviceMesh, given: Given) -> dict[str, Placed]:
     """all_reduce: the fetched parameters are plain views that need no gradient."""
     answers = run_fetch(case, mesh, given, fetch_by_all_reduce)

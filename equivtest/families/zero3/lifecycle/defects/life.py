@@ -12,6 +12,7 @@ from equivtest.families.zero3.lifecycle.case import LifecycleCase
 from equivtest.families.zero3.lifecycle.subject import Answers, Given, Life
 from equivtest.families.zero3.lifecycle.subject.store import Store, whole_of
 from equivtest.families.zero3.subject.gradients import Gradients
+from equivtest.kit.defect import defect
 
 FETCHERS: dict[str, Fetcher] = {"all_gather": fetch_by_all_gather, "all_reduce": fetch_by_all_reduce}
 
@@ -24,6 +25,13 @@ def live(case: LifecycleCase, mesh: DeviceMesh, given: Given, store_class: type[
 # One of two copies is left behind.
 
 
+@defect(
+    replaces="zero3_lifecycle_all_gather",
+    family="a copy left behind",
+    claim="equals_unsharded",
+    smallest=LifecycleCase(world_size=1, operations=("fetch 0", "update 0")),
+    why="a new value needs a whole, which then is the old one",
+)
 def stale_whole_after_update(case: LifecycleCase, mesh: DeviceMesh, given: Given) -> Answers:
     """all_gather: a new value goes to the partitions; the whole that is present keeps the old one."""
 
@@ -34,6 +42,13 @@ def stale_whole_after_update(case: LifecycleCase, mesh: DeviceMesh, given: Given
     return live(case, mesh, given, Wrong)
 
 
+@defect(
+    replaces="zero3_lifecycle_all_reduce",
+    family="a copy left behind",
+    claim="equals_unsharded",
+    smallest=LifecycleCase(world_size=1, operations=("fetch 0", "update 0"), collective="all_reduce"),
+    why="the partition is looked at before the whole is released",
+)
 def update_misses_the_partitions(case: LifecycleCase, mesh: DeviceMesh, given: Given) -> Answers:
     """all_reduce: a new value is written to the whole alone, and lost when that is released."""
 
@@ -46,6 +61,13 @@ def update_misses_the_partitions(case: LifecycleCase, mesh: DeviceMesh, given: G
     return live(case, mesh, given, Wrong)
 
 
+@defect(
+    replaces="zero3_lifecycle_all_gather",
+    family="a copy left behind",
+    claim="equals_unsharded",
+    smallest=LifecycleCase(world_size=1, operations=("fetch 0", "use 0", "release 0", "step", "fetch 0")),
+    why="between two fetches the partition must change, which an update does to the kept whole too",
+)
 def second_fetch_finds_the_first_buffer(case: LifecycleCase, mesh: DeviceMesh, given: Given) -> Answers:
     """all_gather: what was whole once is kept, and is what every later fetch gives."""
 
@@ -59,6 +81,15 @@ def second_fetch_finds_the_first_buffer(case: LifecycleCase, mesh: DeviceMesh, g
     return live(case, mesh, given, Wrong)
 
 
+@defect(
+    replaces="zero3_lifecycle_all_reduce",
+    family="a copy left behind",
+    claim="equals_unsharded",
+    smallest=LifecycleCase(
+        world_size=1, operations=("fetch 0", "save 0", "update 0", "release 0", "load 0"), collective="all_reduce"
+    ),
+    why="what was saved must change, and then be loaded",
+)
 def saves_a_reference(case: LifecycleCase, mesh: DeviceMesh, given: Given) -> Answers:
     """all_reduce: what is saved is the whole itself, which later updates change."""
 
@@ -73,6 +104,13 @@ def saves_a_reference(case: LifecycleCase, mesh: DeviceMesh, given: Given) -> An
 # Partitions.
 
 
+@defect(
+    replaces="zero3_lifecycle_all_gather",
+    family="memory given back too soon",
+    claim="equals_unsharded",
+    smallest=LifecycleCase(world_size=1, operations=("fetch 0", "release 0")),
+    why="only what is available can be released",
+)
 def release_drops_the_partition(case: LifecycleCase, mesh: DeviceMesh, given: Given) -> Answers:
     """all_gather: a release clears the partition together with the whole."""
 
@@ -85,6 +123,18 @@ def release_drops_the_partition(case: LifecycleCase, mesh: DeviceMesh, given: Gi
     return live(case, mesh, given, Wrong)
 
 
+@defect(
+    replaces="zero3_lifecycle_all_reduce",
+    family="shard order",
+    claim="equals_unsharded",
+    smallest=LifecycleCase(
+        world_size=2,
+        parameters=((1,),),
+        operations=("fetch 0", "save 0", "release 0", "load 0"),
+        collective="all_reduce",
+    ),
+    why="two ranks: the first takes the padding of the second",
+)
 def shards_loaded_in_reverse(case: LifecycleCase, mesh: DeviceMesh, given: Given) -> Answers:
     """all_reduce: of what was saved, the first rank takes the last part."""
 
@@ -100,6 +150,13 @@ def shards_loaded_in_reverse(case: LifecycleCase, mesh: DeviceMesh, given: Given
     return live(case, mesh, given, Wrong)
 
 
+@defect(
+    replaces="zero3_lifecycle_all_gather",
+    family="ranks that diverge",
+    claim="equals_unsharded",
+    smallest=LifecycleCase(world_size=2, parameters=((2,),), operations=("fetch 0", "use 0", "release 0", "step")),
+    why="the second of two ranks needs an element, the step a gradient",
+)
 def only_the_first_rank_steps(case: LifecycleCase, mesh: DeviceMesh, given: Given) -> Answers:
     """all_gather: the update is that of the first rank's partitions alone."""
 
@@ -111,6 +168,15 @@ def only_the_first_rank_steps(case: LifecycleCase, mesh: DeviceMesh, given: Give
     return live(case, mesh, given, Wrong)
 
 
+@defect(
+    replaces="zero3_lifecycle_all_gather",
+    family="shard order",
+    claim="equals_unsharded",
+    smallest=LifecycleCase(
+        world_size=2, parameters=((1,), (1,)), requires_grad=(True, True), operations=("fetch 0 1",)
+    ),
+    why="two ranks name two parameters in different order",
+)
 def asked_for_in_own_order(case: LifecycleCase, mesh: DeviceMesh, given: Given) -> Answers:
     """all_gather: each rank puts partitions into its buffer in the order in which it names them."""
 
@@ -125,6 +191,13 @@ def asked_for_in_own_order(case: LifecycleCase, mesh: DeviceMesh, given: Given) 
 # Gradients.
 
 
+@defect(
+    replaces="zero3_lifecycle_all_gather",
+    family="a term missing",
+    claim="gradients_equal_unsharded",
+    smallest=LifecycleCase(world_size=1, operations=("fetch 0", "use 0", "use 0")),
+    why="two uses of one parameter give two gradients to be added",
+)
 def second_micro_batch_overwrites(case: LifecycleCase, mesh: DeviceMesh, given: Given) -> Answers:
     """all_gather: the gradient of a use takes the place of those before it."""
 
@@ -138,6 +211,13 @@ def second_micro_batch_overwrites(case: LifecycleCase, mesh: DeviceMesh, given: 
     return live(case, mesh, given, Wrong)
 
 
+@defect(
+    replaces="zero3_lifecycle_all_reduce",
+    family="state across steps",
+    claim="equals_unsharded",
+    smallest=LifecycleCase(world_size=1, operations=("fetch 0", "use 0", "release 0", "step"), collective="all_reduce"),
+    why="after the first step there must be no gradient",
+)
 def gradients_outlive_the_step(case: LifecycleCase, mesh: DeviceMesh, given: Given) -> Answers:
     """all_reduce: gradients are not forgotten, and the next step takes them again."""
 

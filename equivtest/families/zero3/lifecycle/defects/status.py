@@ -18,10 +18,18 @@ from equivtest.families.zero3.lifecycle.case import LifecycleCase
 from equivtest.families.zero3.lifecycle.defects.life import live
 from equivtest.families.zero3.lifecycle.subject import Answers, Given, Life
 from equivtest.families.zero3.lifecycle.subject.store import Store
+from equivtest.kit.defect import defect
 
 # Statuses and refusals.
 
 
+@defect(
+    replaces="zero3_lifecycle_all_reduce",
+    family="state after a failure",
+    claim="equals_unsharded",
+    smallest=LifecycleCase(world_size=1, operations=("fail 0",), collective="all_reduce"),
+    why="the status after the failure tells",
+)
 def in_flight_after_failure(case: LifecycleCase, mesh: DeviceMesh, given: Given) -> Answers:
     """all_reduce: a fetch for which there was no memory leaves its parameters in flight for good."""
 
@@ -37,6 +45,20 @@ def in_flight_after_failure(case: LifecycleCase, mesh: DeviceMesh, given: Given)
     return live(case, mesh, given, Wrong)
 
 
+@defect(
+    replaces="zero3_lifecycle_all_reduce",
+    family="state after a release",
+    claim="equals_unsharded",
+    kind="shape",
+    smallest=LifecycleCase(
+        world_size=1,
+        parameters=((1,), (1,)),
+        requires_grad=(True, True),
+        operations=("fetch 0 1", "release 0"),
+        collective="all_reduce",
+    ),
+    why="one of two parameters is released",
+)
 def release_takes_the_group(case: LifecycleCase, mesh: DeviceMesh, given: Given) -> Answers:
     """all_reduce: with one parameter all that are available are released, fetched together or not."""
 
@@ -49,6 +71,13 @@ def release_takes_the_group(case: LifecycleCase, mesh: DeviceMesh, given: Given)
     return live(case, mesh, given, Wrong)
 
 
+@defect(
+    replaces="zero3_lifecycle_all_gather",
+    family="misfits accepted",
+    claim="equals_unsharded",
+    smallest=LifecycleCase(world_size=1, operations=("fetch 0", "use 0", "step")),
+    why="a gradient, and a whole that is still there",
+)
 def steps_while_whole(case: LifecycleCase, mesh: DeviceMesh, given: Given) -> Answers:
     """all_gather: partitions are updated under wholes, which are then the old ones."""
 
@@ -60,6 +89,13 @@ def steps_while_whole(case: LifecycleCase, mesh: DeviceMesh, given: Given) -> An
     return live(case, mesh, given, Wrong)
 
 
+@defect(
+    replaces="zero3_lifecycle_all_gather",
+    family="misfits accepted",
+    claim="equals_unsharded",
+    smallest=LifecycleCase(world_size=1, operations=("fetch 0 0",)),
+    why="one parameter can be named twice",
+)
 def takes_one_twice(case: LifecycleCase, mesh: DeviceMesh, given: Given) -> Answers:
     """all_gather: a parameter that is named twice is fetched, once, instead of refused."""
 
@@ -73,6 +109,13 @@ def takes_one_twice(case: LifecycleCase, mesh: DeviceMesh, given: Given) -> Answ
 # Memory and collectives.
 
 
+@defect(
+    replaces="zero3_lifecycle_all_reduce",
+    family="memory kept",
+    claim="uses_only_documented_memory",
+    smallest=LifecycleCase(world_size=1, operations=("fetch 0", "release 0"), measures=True, collective="all_reduce"),
+    why="only what is available can be released",
+)
 def whole_kept_after_release(case: LifecycleCase, mesh: DeviceMesh, given: Given) -> Answers:
     """all_reduce: a released parameter is no longer available, but its memory is not given back."""
 
@@ -85,6 +128,13 @@ def whole_kept_after_release(case: LifecycleCase, mesh: DeviceMesh, given: Given
     return live(case, mesh, given, Wrong)
 
 
+@defect(
+    replaces="zero3_lifecycle_all_gather",
+    family="memory kept",
+    claim="uses_only_documented_memory",
+    smallest=LifecycleCase(world_size=1, operations=("fetch 0",), measures=True),
+    why="one fetch makes one buffer",
+)
 def gathered_buffer_kept(case: LifecycleCase, mesh: DeviceMesh, given: Given) -> Answers:
     """all_gather: the fetch that has ended is kept, and with it the buffer that was taken apart."""
 
@@ -96,6 +146,16 @@ def gathered_buffer_kept(case: LifecycleCase, mesh: DeviceMesh, given: Given) ->
     return live(case, mesh, given, Wrong)
 
 
+@defect(
+    replaces="zero3_lifecycle_all_gather",
+    family="other collectives than documented",
+    claim="uses_only_collectives",
+    kind="collectives",
+    smallest=LifecycleCase(
+        world_size=1, parameters=((1,), (1,)), requires_grad=(True, True), operations=("fetch 0 1",), records=True
+    ),
+    why="two parameters take two collectives",
+)
 def fetched_one_by_one(case: LifecycleCase, mesh: DeviceMesh, given: Given) -> Answers:
     """all_gather: a fetch of several parameters takes one collective for each."""
 

@@ -1,0 +1,30 @@
+"""Layouts of tensors that are partial: what is handed over of them are their operands, stacked."""
+
+from __future__ import annotations
+
+from equivtest.layout import Layout, Partial, Replicate, Shard
+
+
+def partial_axes(layout: Layout) -> tuple[int, ...]:
+    """The mesh axes on which no rank holds the value."""
+    return tuple(axis for axis, placement in enumerate(layout.placements) if isinstance(placement, Partial))
+
+
+def without_partial(layout: Layout) -> Layout:
+    """Replicated wherever `layout` is partial."""
+    return Layout(tuple(Replicate() if isinstance(each, Partial) else each for each in layout.placements))
+
+
+def stacked(layout: Layout) -> Layout:
+    """The layout of stacked operands (P, *shape): each partial axis divides one of the leading dims."""
+    axes = partial_axes(layout)
+    return Layout(
+        tuple(
+            Shard(axes.index(axis))
+            if axis in axes
+            else Shard(len(axes) + each.dim)
+            if isinstance(each, Shard)
+            else each
+            for axis, each in enumerate(layout.placements)
+        )
+    )

@@ -1,0 +1,166 @@
+"""Waiting for the replies to one request: one per rank, within a limit, whatever the ranks do."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from equivtest import limits
+from equivtest.ranks.failure import clip
+from equivtest.ranks.first_cause import first_cause
+from equivtest.ranks.launch import RankProcess
+from equivtest.ranks.places import describe_places
+from equivtest.ranks.reply import Reply
+from equivtest.ranks.stacks import read_tail, take_stacks, tidy
+from equivtest.ranks.wire import decode_reply
+
+BROKE_OFF = ("raised", "misused", "lost")
+"""Outcomes after which the other ranks have only the grace left."""
+
+
+class Inbox:
+    """The replies to one request as they come in.
+
+    Args:
+        ranks: The processes, by rank.
+        request_id: Replies to other requests are dropped.
+        scratch: The world's directory.
+        grace_s: What the other ranks are given once one has failed.
+        noun: What the world's numbers are called, see `describe_places`.
+    """
+
+    def __init__(
+        self, ranks: Sequence[RankProcess], request_id: int, scratch: Path, grace_s: float, noun: str = "rank"
+    ) -> None:
+        self._ranks = ranks
+        self._request_id = request_id
+        self._scratch = scratch
+        self._grace_s = grace_s
+        self._noun = noun
+        self._replies: dict[int, Reply] = {}
+        self._closed: set[int] = set()  # ranks whose connection has ended
+
+    def await_replies(self, limit_s: float) -> list[Reply]:
+        """One reply per rank, by rank; after `limit_s`, or the grace, silent ranks have timed out.
+
+        The first cause's detail tells where the other ranks were.
+        """
+        deadline_s = time.monotonic() + limit_s
+        failed = False
+        with selectors.PollSelector() as selector:  # unlike epoll it takes no descriptor
+            for rank, process in enumerate(self._ranks):
+                selector.register(process.channel, selectors.EVENT_READ, rank)
+                selector.register(process.end, selectors.EVENT_READ, rank)
+            while len(self._replies) < len(self._ranks):
+                ready = selector.select(min(max(deadline_s - time.monotonic(), 0.0), limits.WATCH_S))
+                self._bound_outputs()
+                if not ready and time.monotonic() >= deadline_s:
+                    break
+                for key, _ in ready:
+                    self._listen(selector, key)
+                if not failed and (first := self._first_failure()):
+                    failed = True
+                    if first.lacking:  # every rank should be refused by itself
+                        self._grace_s = limits.REFUSAL_GRACE_S
+                    deadline_s = min(deadline_s, time.monotonic() + self._grace_s)
+        self._give_up(limit_s)
+        self._explain()
+        return [self._replies[rank] for rank in range(len(self._ranks))]
+
+    def _first_failure(self) -> Reply | None:
+        """The reply that came first of those that failed or were refused a collective."""
+        return next((reply for reply in self._replies.values() if reply.outcome in BROKE_OFF or reply.lacking), None)
+
+    def _bound_outputs(self) -> None:
+        """Has the outputs of talkative ranks start again: a rank in C code cannot see to it itself."""
+        for rank in range(len(self._ranks)):
+            with contextlib.suppress(FileNotFoundError):
+                path = self._scratch / f"output-{rank}"
+                if path.stat().st_size > 2 * limits.OUTPUT_BYTES:
+                    os.truncate(path, 0)
+
+    def _listen(self, selector: selectors.BaseSelector, key: selectors.SelectorKey) -> None:
+        """Takes what a rank has sent, or notes its end.
+
+        Where the server has died, nobody reports the end: then the connection tells.
+        """
+        rank: int = key.data
+        process = self._ranks[rank]
+        if rank not in self._closed:
+            try:
+                self._receive(rank)
+            except EOFError:
+                self._closed.add(rank)
+                selector.unregister(process.channel)
+        if key.fd == process.end:
+            selector.unregister(process.end)
+        ended = process.end not in selector.get_map()
+        if ended and (rank in self._closed or process.ending(time.monotonic()).code is not None):
+            self._replies.setdefault(rank, self._lost(rank))
+
+    def _receive(self, rank: int) -> None:
+        """Takes the messages that have arrived; the first reply to the request counts."""
+        for message in self._ranks[rank].channel.receive_available():
+            try:
+                request_id, reply = decode_reply(message)
+            except (ValueError, OSError, msgspec.DecodeError) as error:
+                self._replies.setdefault(rank, _unreadable(rank, error))
+                continue
+            if request_id == self._request_id:
+                self._replies.setdefault(rank, reply)
+
+    def _lost(self, rank: int) -> Reply:
+        ending = self._ranks[rank].ending(time.monotonic())
+        parts = [str(ending)]
+        if text := read_tail(self._scratch / f"output-{rank}").strip():
+            parts.append(f"its output:\n{text}")
+        if text := tidy(read_tail(self._scratch / f"stacks-{rank}")):
+            parts.append(f"its stacks:\n{text}")
+        return Reply(rank=rank, outcome="lost", error_text=str(ending), detail=clip("\n".join(parts)), at_s=ending.at_s)
+
+    def _give_up(self, limit_s: float) -> None:
+        """Declares the silent ranks timed out, with their stacks; those that have just ended, lost."""
+        for rank in self._silent():
+            process = self._ranks[rank]
+            closed = rank in self._closed
+            ended = process.wait(limits.STOP_S if closed else 0.0)  # its death may be under way
+            if ended and (closed or process.ending(time.monotonic()).code is not None):
+                self._replies[rank] = self._lost(rank)
+        silent = self._silent()
+        if not silent:
+            return
+        failed = self._first_failure()
+        text = f"no answer within {limit_s:g} s"
+        if failed is not None:
+            text = f"no answer within the {self._grace_s:g} s it was given after {self._noun} {failed.rank} had failed"
+        stacks = take_stacks({rank: self._ranks[rank].pid for rank in silent}, self._scratch)
+        now_s = time.monotonic()
+        for rank in silent:
+            self._replies[rank] = Reply(
+                rank=rank, outcome="timed_out", error_text=text, detail=stacks[rank], at_s=now_s
+            )
+
+    def _silent(self) -> list[int]:
+        return [rank for rank in range(len(self._ranks)) if rank not in self._replies]
+
+    def _explain(self) -> None:
+        """Adds to the first cause how long was waited for it, and where every rank was."""
+        replies = list(self._replies.values())
+        cause = first_cause(replies)
+        if cause is None:
+            return
+        waited = cause.error_text if cause.outcome == "timed_out" else ""
+        parts = [waited, describe_places(replies, self._noun), cause.detail]
+        self._replies[cause.rank] = replace(cause, detail="\n".join(part for part in parts if part))
+
+
+def _unreadable(rank: int, error: Exception) -> Reply:
+    text = f"sent a message that cannot be read: {type(error).__name__}: {error}"
+    return Reply(rank=rank, outcome="lost", error_text=text, detail=text, at_s=time.monotonic())
