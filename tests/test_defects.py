@@ -187,8 +187,10 @@ def sizes(case: Case) -> list[int]:
     if isinstance(case, LifecycleCase):
         num_operations, num_parameters = len(case.operations), len(case.parameters)
         return [case.world_size, num_operations, num_parameters, *(math.prod(shape) for shape in case.parameters)]
-    assert isinstance(case, FetchCase)
-    return [case.world_size, len(case.parameters), *(math.prod(shape) for shape in case.parameters)]
+    if isinstance(case, FetchCase):
+        return [case.world_size, len(case.parameters), *(math.prod(shape) for shape in case.parameters)]
+    shapes = case.shapes()
+    return [case.world_size, *(math.prod(shapes[name]) for name in case.given_names())]
 
 
 def is_near(case: Case, defect: Defect) -> bool:
