@@ -1,0 +1,32 @@
+"""What a number times the whole tensor is: rounded once, so that there is one right value."""
+
+from __future__ import annotations
+
+from equivtest.families.scale.case import ScaleCase
+from equivtest.kit.oracle import expect
+from equivtest.kit.oracle.expected import Expected, ExpectedTensor
+from equivtest.kit.values import draw
+from equivtest.tensors import DTYPES
+
+
+@expect.register
+def expect_scale(case: ScaleCase, index: int) -> Expected:
+    """y = x factor, and the gradient of x is the cotangent times the factor.
+
+    One product is rounded once, to nearest (IEEE 754-2019, 4.3.1): of float64 by the multiplication itself, of the
+    others from the product in float64, which is exact, as no significand has 50 bits and more beside float64's.
+    """
+    given, dtype = draw(case, index), DTYPES[case.dtype]
+    operands = {"output": given["x"], "grad.x": given["cotangent"]}
+    tensors = {}
+    for name in case.answer_names():
+        scaled = (operands[name].double() * case.factor).to(dtype)
+        tensors[name] = ExpectedTensor(
+            value=scaled.double(),
+            allowed=None,
+            layout=case.layouts()[name],
+            dtype=case.dtype,
+            derivation="equal: one product, rounded once",
+            bits=scaled,
+        )
+    return Expected(tensors, {})

@@ -1,0 +1,30 @@
+"""A DTensor times a number.
+
+Source: pointwise_strategy in torch/distributed/tensor/_ops/_pointwise_ops.py (2.13.0): a sharded operand is computed
+where it lies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from equivtest.families.scale.case import ScaleCase
+from equivtest.kit.subject import Answers, Given, as_dtensor, run_backward, under_contract
+
+Multiply = Callable[[ScaleCase, torch.Tensor], torch.Tensor]
+
+
+def scale(case: ScaleCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """Torch's own product."""
+    return run_scale(case, mesh, given, lambda case, x: x * case.factor)
+
+
+def run_scale(case: ScaleCase, mesh: DeviceMesh, given: Given, multiply: Multiply) -> Answers:
+    """Forward and backward on this rank."""
+    x = given["x"].detach().requires_grad_("x" in case.requires_grad)  # shares the harness's memory
+    output = multiply(case, as_dtensor(x, case, "x", mesh))
+    run_backward(output, case, mesh, given["cotangent"])
+    return under_contract(case, {"output": output, **{f"grad.{name}": x.grad for name in case.requires_grad}})

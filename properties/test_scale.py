@@ -1,0 +1,25 @@
+"""The claim of the smallest family, which CONTRIBUTING walks through.
+
+A failure here means that torch multiplies a divided tensor by another number than a whole one.
+"""
+
+from __future__ import annotations
+
+from equivtest.check import DEFAULT_CLAIMS
+from equivtest.families.scale.case import ScaleCase
+from equivtest.families.scale.strategy import scale_cases
+from equivtest.property import Property
+from equivtest.verdicts.claims import is_exact_without_reduction, repeats_itself
+
+scale = Property(
+    subject="scale",
+    statement="A DTensor times a number is the whole tensor times that number, and so is its gradient.",
+    source="torch/distributed/tensor/_ops/_pointwise_ops.py, pointwise_strategy (2.13.0)",
+    cases=scale_cases,
+    claims=(*DEFAULT_CLAIMS, is_exact_without_reduction, repeats_itself),
+    examples=(
+        # Five rows over four ranks: 2, 2, 1 and none.
+        ScaleCase(world_size=4, shape=(5, 3), factor=-3, values=(("dense", 0), ("real", 1))),
+    ),
+    without_collectives="a product of elements is taken where they lie",
+)
