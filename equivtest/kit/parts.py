@@ -1,7 +1,7 @@
 """The parts of a family, found by its name: a family is a folder of `equivtest/families/`, and no list names it.
 
 A family has a `case` module and further ones beside it: `strategy`, `values`, `oracle`, `collectives`, `subject` and
-`defects`, as far as there is something to say.  A folder within it that has a `case` module is a variant of the family:
+`defects`, as far as there is something to say.  A folder within it that is none of these parts is a variant of the family:
 what the variant lacks, it has from the folder above.
 """
 
