@@ -1,8 +1,8 @@
 """The parts of a family, found by its name: a family is a folder of `equivtest/families/`, and no list names it.
 
 A family has a `case` module and further ones beside it: `strategy`, `values`, `oracle`, `collectives`, `subject` and
-`defects`, as far as there is something to say.  A folder within it that is none of these parts is a variant of the family:
-what the variant lacks, it has from the folder above.
+`defects`, as far as there is something to say.  Any other folder within it is a variant of the family: what
+the variant lacks, it has from the folder above.
 """
 
 from __future__ import annotations
