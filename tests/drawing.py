@@ -19,6 +19,7 @@ from equivtest.families.dropout.strategy import dropout_cases
 from equivtest.families.embedding.strategy import embedding_cases, embedding_ways_cases, refused_embedding_cases
 from equivtest.families.linear.strategy import linear_cases, refused_linear_cases
 from equivtest.families.norm.strategy import norm_cases
+from equivtest.families.operators.strategy import operator_cases
 from equivtest.families.redistribute.prepared.strategy import prepared_cases
 from equivtest.families.redistribute.strategy import redistribute_cases, refused_redistribute_cases
 from equivtest.families.reduction.strategy import reduction_cases
@@ -48,6 +49,7 @@ STRATEGIES: dict[str, Callable[[Space], SearchStrategy[Case]]] = {
     "hsdp": lambda space: two_axis_cases(space, style="hsdp"),
     "colwise embedding": lambda space: embedding_cases(space, style="colwise"),
     "rowwise embedding": lambda space: embedding_cases(space, style="rowwise"),
+    "operators": operator_cases,
     "module": lambda space: module_property("torch.nn:Identity", "mine:whole", ((1,), (2, 3))).cases(space),
     "divided module": lambda space: module_property(
         "torch.nn:Identity", "mine:whole", ((1,), (64,), (64, 2)), batch="mean of parts"

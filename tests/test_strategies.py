@@ -26,6 +26,7 @@ from equivtest.families.embedding.ways.case import EmbeddingWaysCase
 from equivtest.families.linear.case import REAL_MODES, LinearCase, RefusedLinearCase
 from equivtest.families.module.case import ModuleCase
 from equivtest.families.norm.case import NormCase
+from equivtest.families.operators.case import OperatorCase
 from equivtest.families.redistribute.case import RedistributeCase
 from equivtest.families.redistribute.case_refused import RefusedRedistributeCase
 from equivtest.families.redistribute.prepared.case import PreparedCase
@@ -358,6 +359,7 @@ SIMPLEST: dict[str, Case] = {
     "hsdp": TwoAxisCase(world_size=1, style="hsdp"),
     "colwise embedding": EmbeddingCase(world_size=1, style="colwise"),
     "rowwise embedding": EmbeddingCase(world_size=1, style="rowwise"),
+    "operators": OperatorCase(world_size=1, operator="abs", requires_grad=(0,)),
     "module": ModuleCase(world_size=1, build="torch.nn:Identity", parallelize="mine:whole"),
     "divided module": ModuleCase(
         world_size=1, build="torch.nn:Identity", parallelize="mine:whole", batch="mean of parts"
