@@ -27,6 +27,8 @@ from equivtest.families.embedding.case import EmbeddingCase
 from equivtest.families.linear.case import LinearCase
 from equivtest.families.module.case import ModuleCase
 from equivtest.families.norm.case import NormCase
+from equivtest.families.operators.case import OperatorCase
+from equivtest.families.operators.strategy import operator_cases
 from equivtest.families.redistribute.case import RedistributeCase
 from equivtest.families.reduction.case import ReductionCase
 from equivtest.families.training.case import PerceptronCase
@@ -110,7 +112,11 @@ def property_of(defect: Defect) -> Property:
         and build in ("", p.source)
         and p.statement.startswith(parallelize)
     )
-    return dataclasses.replace(prop, subject=defect.subject)
+    prop = dataclasses.replace(prop, subject=defect.subject)
+    if isinstance(defect.smallest, OperatorCase):  # of some hundred operators a search would hardly draw the one
+        one = (defect.smallest.operator,)
+        return dataclasses.replace(prop, cases=lambda space: operator_cases(space, operators=one))
+    return prop
 
 
 def known_of(defect: Defect) -> KnownFailures:
@@ -182,6 +188,8 @@ def sizes(case: Case) -> list[int]:
         return [case.world_size, case.num_positions, case.num_classes]
     if isinstance(case, DropoutCase | ReductionCase | RedistributeCase):
         return [case.world_size, math.prod(case.shape)]
+    if isinstance(case, OperatorCase):
+        return [case.world_size, *map(math.prod, case.operands)]
     if isinstance(case, CollectivesCase):
         return [case.world_size, sum(case.numels), len(case.numels), len(case.collectives)]
     if isinstance(case, LifecycleCase):

@@ -29,8 +29,8 @@ MOVES = frozenset(
         "clone", "contiguous", "copy_", "detach", "embedding", "empty", "empty_like", "empty_strided", "expand",
         "eye", "flip", "gather", "index", "index_select", "lift_fresh", "max", "maximum", "narrow", "new_empty",
         "new_empty_strided", "new_zeros", "ones", "ones_like", "permute", "relu", "repeat", "roll", "select",
-        "slice", "split", "split_with_sizes", "squeeze", "stack", "t", "threshold_backward", "transpose", "unbind",
-        "unsqueeze", "view", "zero_", "zeros", "zeros_like",
+        "slice", "split", "split_with_sizes", "squeeze", "squeeze_", "stack", "t", "threshold_backward", "transpose",
+        "unbind", "unsqueeze", "view", "zero_", "zeros", "zeros_like",
     }
 )  # fmt: skip
 """Operations that only move or choose values, no larger in magnitude than what they give on magnitudes."""
@@ -48,6 +48,7 @@ PRODUCTS = frozenset({"mm", "bmm", "mv", "dot", "mul", "addmm", "baddbmm", "addm
 
 ON_MAGNITUDES: dict[str, Callable[..., Any]] = {
     "sub": torch.add,
+    "rsub": torch.add,
     "neg": torch.clone,
 }
 """What bounds an operation whose own result on magnitudes does not."""
@@ -111,7 +112,7 @@ def magnitudes_of(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _is_factor(name: str, place: int, value: object) -> bool:
     """Whether an argument is multiplied or added: tensors are, numbers only of the first two of arithmetic."""
-    return isinstance(value, torch.Tensor) or (name in ("add", "add_", "mul", "sub") and place < 2)
+    return isinstance(value, torch.Tensor) or (name in ("add", "add_", "mul", "sub", "rsub") and place < 2)
 
 
 def _magnitude(value: Any) -> Any:

@@ -182,6 +182,8 @@ RULES: dict[str, Rule] = {
     "sqrt": _curve(torch.sqrt, 0.0), "rsqrt": _curve(torch.rsqrt, 0.0), "erf": _curve(torch.erf),
     "tanh": _curve(torch.tanh), "sigmoid": sigmoid, "expm1": _curve(torch.expm1), "log1p": _curve(torch.log1p, -1.0),
     "sin": _wave(torch.sin), "cos": _wave(torch.cos), "pow": power, "reciprocal": lambda r, x: div(r, 1, x),
-    "square": lambda r, x: mul(r, x, x),
+    "square": lambda r, x: mul(r, x, x), "exp2": _curve(torch.exp2), "log2": _curve(torch.log2, 0.0),
+    "log10": _curve(torch.log10, 0.0), "sinh": _curve(torch.sinh), "asinh": _curve(torch.asinh),
+    "atan": _curve(torch.atan), "erfc": _curve(torch.erfc),
 }  # fmt: skip
 """By operator, called with its operands in order."""

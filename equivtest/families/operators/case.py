@@ -1,0 +1,273 @@
+"""One call of one operator of torch on DTensors, forward and backward."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from equivtest import limits
+from equivtest.families.operators.case_forms import Argument
+from equivtest.families.operators.case_table import BOOLS, FLOATS, INDEX, OPERATORS, Operator, Result, results_of
+from equivtest.kit.case import Case, Shape, require
+from equivtest.kit.operands import partial_axes, stacked
+from equivtest.layout import Layout, Partial, parse_placement, shard_kind
+
+EXACT_MODE, REAL_MODE = "dense", "real"
+REAL_DTYPES = ("float32", "float64")
+"""Of real numbers: kernels of 16 bits round what they keep for themselves."""
+
+MAX_AXES = 2
+MAX_RESULTS = 16
+
+Placements = tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class OperatorCase(Case):
+    """results = operator(operands, arguments), and the gradients of the operands, given cotangents of the results.
+
+    Under which placements the results and the gradients come is DTensor's own affair: each is judged under those that
+    it says it has, which must be the same on every rank.
+
+    Attributes:
+        mesh: Ranks along each of at most two mesh axes; empty: one axis of all ranks.
+        operator: One of the table's (`equivtest.families.operators.case_table`).
+        operands: Global shape of each.
+        arguments: (name, value) of all that is no tensor.
+        placements: Of each operand one per mesh axis: 'replicate', 'shard(DIM)' or, of numbers, 'partial(OP)'; every
+            rank's operand of a partial one is its own.
+        other_dtypes: Of each operand its dtype, '' for the case's own; empty: all have that.
+        cotangents: Of each result the placements of its cotangent, 'replicate' or 'shard(DIM)'; empty: all replicated.
+        requires_grad: Numbers of the operands of which a gradient is asked.
+        strided: Numbers of the operands that are handed out with their last two dims swapped in memory.
+        earlier: Arguments of a call that the ranks make before, in the same process, of which nothing is judged; empty:
+            none is made.
+    """
+
+    VALUE_MODES: ClassVar[tuple[str, ...]] = (EXACT_MODE, REAL_MODE)
+
+    mesh: Shape = ()
+    operator: str = "clone"
+    operands: tuple[Shape, ...] = ((1,),)
+    arguments: tuple[tuple[str, Argument], ...] = ()
+    placements: tuple[Placements, ...] = (("replicate",),)
+    other_dtypes: tuple[str, ...] = ()
+    cotangents: tuple[Placements, ...] = ()
+    requires_grad: Shape = ()
+    strided: Shape = ()
+    earlier: tuple[tuple[str, Argument], ...] = ()
+
+    def __post_init__(self) -> None:
+        require(self.operator in OPERATORS, f"operator must be one of the table's, got {self.operator!r}")
+        require(
+            len(self.mesh) <= MAX_AXES and all(size >= 1 for size in self.mesh),
+            f"mesh must have at most {MAX_AXES} axes of one rank or more, got {self.mesh}",
+        )
+        require(
+            math.prod(self.mesh_shape) == self.world_size, f"mesh must have {self.world_size} ranks, got {self.mesh}"
+        )
+        require(
+            all(len(shape) <= limits.MAX_DIMS and all(size >= 0 for size in shape) for shape in self.operands),
+            f"operands must have at most {limits.MAX_DIMS} dims of size 0 or more, got {self.operands}",
+        )
+        numbers = range(len(self.operands))
+        require(
+            set(self.requires_grad) | set(self.strided) <= set(numbers),
+            f"requires_grad and strided name some of {len(numbers)} operands, got {self.requires_grad}, {self.strided}",
+        )
+        require(
+            self.dtype in REAL_DTYPES or all(mode == EXACT_MODE for mode, _ in self.values),
+            f"real values must be of {' or '.join(REAL_DTYPES)}, got {self.dtype}",
+        )
+        require(not self.records, "which collectives an operator calls is not documented: set records=False")
+        self._check_dtypes()
+        self._check_placements("placements", len(numbers))
+        try:
+            results = self.results
+        except (RuntimeError, IndexError, ValueError, TypeError) as error:
+            require(False, f"{self.operator} does not take {self.operands} with {self.arguments}: {error}")  # noqa: FBT003
+        require(len(results) <= MAX_RESULTS, f"a call must give at most {MAX_RESULTS} results, got {len(results)}")
+        if self.cotangents:
+            self._check_placements("cotangents", len(results))
+        super().__post_init__()
+
+    def _check_dtypes(self) -> None:
+        require(
+            not self.other_dtypes or len(self.other_dtypes) == len(self.operands),
+            f"other_dtypes must name one dtype per operand, got {self.other_dtypes}",
+        )
+        known = ("", *limits.DTYPES)
+        require(
+            all(name in known for name in self.other_dtypes),
+            f"other_dtypes must be of {known}, got {self.other_dtypes}",
+        )
+        require(
+            not any(name for number, name in enumerate(self.other_dtypes) if self.kind_of(number) != FLOATS),
+            f"other_dtypes are for operands that are numbers, got {self.other_dtypes}",
+        )
+
+    def _check_placements(self, name: str, num: int) -> None:
+        given = getattr(self, name)
+        require(len(given) == num, f"{name} must be {num} tuples of placements, got {given}")
+        for number, texts in enumerate(given):
+            require(
+                len(texts) == len(self.mesh_shape),
+                f"{name} must have one placement per mesh axis: {len(self.mesh_shape)}, got {texts}",
+            )
+            ops = {each.op for each in map(parse_placement, texts) if isinstance(each, Partial)}
+            is_number = name == "placements" and self.kind_of(number) == FLOATS
+            require(len(ops) <= is_number, f"{name} must have one reduction at most, of numbers alone, got {texts}")
+            require(not any(text.startswith("flat") for text in texts), f"{name}: a DTensor is never flat, got {texts}")
+
+    @property
+    def definition(self) -> Operator:
+        """The operator's entry in the table."""
+        return OPERATORS[self.operator]
+
+    @property
+    def results(self) -> tuple[Result, ...]:
+        """What the unsharded operator gives."""
+        dtypes = self.other_dtypes or ("",) * len(self.operands)
+        return results_of(self.operator, self.operands, self.arguments, tuple(name or self.dtype for name in dtypes))
+
+    @property
+    def mesh_shape(self) -> Shape:
+        return self.mesh or (self.world_size,)
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((self.dtype, *filter(None, self.other_dtypes))))
+
+    @property
+    def dtypes_sent(self) -> tuple[str, ...]:
+        return self.dtypes
+
+    @property
+    def fixes_layouts(self) -> bool:
+        return False
+
+    @property
+    def dim(self) -> Argument:
+        """The argument of that name, or None."""
+        return dict(self.arguments).get("dim")
+
+    @property
+    def counts_dim_from_end(self) -> bool:
+        """Whether `dim` is negative."""
+        return isinstance(self.dim, int) and self.dim < 0
+
+    @property
+    def is_dim_divided(self) -> bool:
+        """Whether the first operand is divided along `dim`."""
+        if not isinstance(self.dim, int) or not self.operands[0]:
+            return False
+        return f"shard({self.dim % len(self.operands[0])})" in self.placements[0]
+
+    @property
+    def has_shorter_index(self) -> bool:
+        """Whether an index is shorter than the first operand in a dim that it does not count along."""
+        if self.kind_of(len(self.operands) - 1) != INDEX or len(self.operands[0]) != len(self.operands[-1]):
+            return False
+        pairs = enumerate(zip(*self.operands, strict=True))
+        front = self.dim % len(self.operands[0]) if isinstance(self.dim, int) else None
+        return any(index < size for dim, (size, index) in pairs if dim != front)
+
+    @property
+    def fewest_dims(self) -> int:
+        """Of the operands."""
+        return min(map(len, self.operands))
+
+    @property
+    def has_partial(self) -> bool:
+        """Whether some operand is partial."""
+        return any(partial_axes(self.operand_layout(number)) for number in range(len(self.operands)))
+
+    def kind_of(self, number: int) -> str:
+        """Of the operand of that number: numbers, an index or bools."""
+        return self.definition.kind_of(number)
+
+    def dtype_of(self, number: int) -> str:
+        """Of the operand of that number."""
+        other = self.other_dtypes[number] if self.other_dtypes else ""
+        return {INDEX: "int64", BOOLS: "bool"}.get(self.kind_of(number), other or self.dtype)
+
+    def index_limit(self) -> int:
+        """The size of the dim of the first operand that an index counts along."""
+        dim = self.dim
+        return self.operands[0][dim if isinstance(dim, int) else 0]
+
+    def operand_layout(self, number: int) -> Layout:
+        """Placements, partial ones included."""
+        return Layout(tuple(map(parse_placement, self.placements[number])))
+
+    def reduction(self, number: int) -> tuple[str, int]:
+        """(op, number of operands) that an operand's value is reduced from; ('', 1) where it is whole."""
+        layout = self.operand_layout(number)
+        axes = partial_axes(layout)
+        if not axes:
+            return "", 1
+        placement = layout.placements[axes[0]]
+        assert isinstance(placement, Partial)
+        return placement.op, math.prod(self.mesh_shape[axis] for axis in axes)
+
+    def cotangent_layout(self, number: int) -> Layout:
+        """Of the cotangent of the result of that number."""
+        texts = self.cotangents[number] if self.cotangents else ("replicate",) * len(self.mesh_shape)
+        return Layout(tuple(map(parse_placement, texts)))
+
+    def graded(self) -> tuple[int, ...]:
+        """Numbers of the operands that have a gradient and of which it is asked."""
+        having = {number for result in self.results for number in result.operands}
+        return tuple(number for number in self.requires_grad if number in having)
+
+    def has_gradient(self, result: Result) -> bool:
+        """Whether a result is differentiable, and an operand is asked for its gradient."""
+        return bool(set(result.operands) & set(self.requires_grad))
+
+    def shapes(self) -> dict[str, Shape]:
+        """Of operands that are partial, all that is reduced to them, stacked in front."""
+        shapes: dict[str, Shape] = {}
+        for number, shape in enumerate(self.operands):
+            axes = partial_axes(self.operand_layout(number))
+            shapes[f"operand.{number}"] = (*(self.mesh_shape[axis] for axis in axes), *shape)
+        for number, result in enumerate(self.results):
+            shapes[f"output.{number}"] = result.shape
+            if self.has_gradient(result):
+                shapes[f"cotangent.{number}"] = result.shape
+        return shapes | {f"grad.operand.{number}": self.operands[number] for number in self.graded()}
+
+    def layouts(self) -> dict[str, Layout]:
+        whole = Layout(tuple(map(parse_placement, ("replicate",) * len(self.mesh_shape))))
+        layouts = dict.fromkeys(self.shapes(), whole)
+        for name in layouts:
+            kind, _, number = name.partition(".")
+            if kind == "operand":
+                layouts[name] = stacked(self.operand_layout(int(number)))
+            elif kind == "cotangent":
+                layouts[name] = self.cotangent_layout(int(number))
+        return layouts
+
+    def given_names(self) -> tuple[str, ...]:
+        return tuple(name for name in self.shapes() if name.startswith(("operand.", "cotangent.")))
+
+    def answer_names(self) -> tuple[str, ...]:
+        """What is refused is answered too, as text: by the operator, or in the backward alone."""
+        answers = (name for name in self.shapes() if name.startswith(("output.", "grad.")))
+        return (*answers, "refused", "grad.refused")
+
+    def is_contiguous(self, name: str) -> bool:
+        kind, _, number = name.partition(".")
+        return kind != "operand" or int(number) not in self.strided
+
+    @property
+    def shard_kind(self) -> str:
+        """The worst of the operands: 'even', 'uneven' or 'empty'."""
+        kinds = {
+            shard_kind(shape, self.operand_layout(number), self.mesh_shape)
+            for number, shape in enumerate(self.operands)
+        }
+        return next(kind for kind in ("empty", "uneven", "even") if kind in kinds)
+
+    def fixes_bits(self, draw: int) -> bool:
+        return False

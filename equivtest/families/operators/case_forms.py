@@ -1,0 +1,147 @@
+"""Signatures of operators: shapes of operands and arguments, made from one shape.
+
+A form takes a shape and gives the signatures that an operator is called with on it, the simplest first; what the
+operator does not take is left out by who asks (`equivtest.families.operators.case_table.signatures_of`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from equivtest.kit.case import Shape
+
+Argument = int | float | bool | str | tuple[int, ...] | None
+Arguments = tuple[tuple[str, Argument], ...]
+
+
+@dataclass(frozen=True)
+class Signature:
+    """One way to call an operator.
+
+    Attributes:
+        shapes: Global, of each operand.
+        arguments: By name, of all that is no tensor.
+    """
+
+    shapes: tuple[Shape, ...]
+    arguments: Arguments = ()
+
+
+Signatures = tuple[Signature, ...]
+Form = Callable[[Shape], Signatures]
+
+
+def each(**arguments: Argument) -> Form:
+    """One operand of the shape."""
+    return lambda shape: (Signature((shape,), tuple(arguments.items())),)
+
+
+def pairs(**arguments: Argument) -> Form:
+    """Two operands that are broadcast to the shape: both have it, or one has dims of size 1 or fewer dims."""
+
+    def form(shape: Shape) -> Signatures:
+        thin = tuple((*shape[:dim], 1, *shape[dim + 1 :]) for dim in range(len(shape)))
+        others = (shape, *thin, *(shape[dim:] for dim in range(1, len(shape) + 1)))
+        both = [(shape, other) for other in others]
+        both += [(other, shape) for other in others[1:]]
+        return tuple(Signature(shapes, tuple(arguments.items())) for shapes in both)
+
+    return form
+
+
+def triples(**arguments: Argument) -> Form:
+    """Three operands, of which one may be broadcast."""
+
+    def form(shape: Shape) -> Signatures:
+        thin = (1, *shape[1:]) if shape else shape
+        shapes = ((shape, shape, shape), (shape, thin, shape), (shape, shape, thin), (shape, shape, ()))
+        return tuple(Signature(each, tuple(arguments.items())) for each in shapes)
+
+    return form
+
+
+def numbers(name: str, *values: Argument, **arguments: Argument) -> Form:
+    """One operand and a number, one of several."""
+    return lambda shape: tuple(Signature((shape,), ((name, value), *arguments.items())) for value in values)
+
+
+def dims_of(shape: Shape) -> tuple[int, ...]:
+    """Each dim counted from the front and from the end."""
+    return tuple(dim for front in range(len(shape)) for dim in (front, front - len(shape)))
+
+
+def along(**arguments: Argument) -> Form:
+    """One operand and one of its dims."""
+    return lambda shape: tuple(Signature((shape,), (("dim", dim), *arguments.items())) for dim in dims_of(shape))
+
+
+def reduced(*, several: bool = True, all_dims: bool = True, keepdim: bool = True, **arguments: Argument) -> Form:
+    """One operand, and the dims that go: all, one, or several; kept with size 1 or not."""
+
+    def form(shape: Shape) -> Signatures:
+        found: list[Arguments] = [()] if all_dims else []
+        dims: list[Argument] = [*dims_of(shape)]
+        if several and len(shape) >= 2:
+            dims += [(0, 1), (-1, -2), (0, -1)]
+        for dim in dims:
+            found.append((("dim", dim),))
+            if keepdim:
+                found.append((("dim", dim), ("keepdim", True)))
+        return tuple(Signature((shape,), (*each, *arguments.items())) for each in found)
+
+    return form
+
+
+def moved(make: Callable[[Shape], list[Arguments]]) -> Form:
+    """One operand, and arguments that are made from its shape."""
+    return lambda shape: tuple(Signature((shape,), arguments) for arguments in make(shape))
+
+
+def indexed(*, same_dims: bool) -> Form:
+    """An operand, a dim, and an index into that dim: of as many dims, no larger in the others, or of one dim."""
+
+    def form(shape: Shape) -> Signatures:
+        found = []
+        for dim in dims_of(shape):
+            front = dim % len(shape)
+            for length in (shape[front], 1, shape[front] + 1):
+                index = (*shape[:front], length, *shape[front + 1 :]) if same_dims else (length,)
+                found.append(Signature((shape, index), (("dim", dim),)))
+            fewer = tuple(size if place == front else max(size - 1, 1) for place, size in enumerate(shape))
+            if same_dims and fewer != shape:
+                found.append(Signature((shape, fewer), (("dim", dim),)))
+        return tuple(found)
+
+    return form
+
+
+def joined(*, new_dim: bool) -> Form:
+    """Two operands of one shape, or of two that differ in the dim along which they are joined."""
+
+    def form(shape: Shape) -> Signatures:
+        found = [Signature((shape, shape), (("dim", dim),)) for dim in dims_of((*shape, 1) if new_dim else shape)]
+        if not new_dim:
+            longer = [(shape, (*shape[:dim], shape[dim] + 1, *shape[dim + 1 :])) for dim in range(len(shape))]
+            found += [Signature(shapes, (("dim", dim),)) for dim, shapes in enumerate(longer)]
+            found += [Signature((shape, shape, shape), (("dim", dim),)) for dim in range(len(shape))]
+        return tuple(found)
+
+    return form
+
+
+def products(*dims: str) -> Form:
+    """Operands whose dims are named by letters: b, m and k are the shape's, from the end, n is 2 and o is 3."""
+
+    def form(shape: Shape) -> Signatures:
+        if len(shape) < 2:
+            return ()
+        sizes = {"k": shape[-1], "m": shape[-2], "b": shape[0] if len(shape) > 2 else 2, "n": 2, "o": 3, "1": 1}
+        return (Signature(tuple(tuple(sizes[letter] for letter in letters) for letters in dims)),)
+
+    return form
+
+
+def either(*forms: Form) -> Form:
+    """The signatures of all of them."""
+    return lambda shape: tuple(signature for form in forms for signature in form(shape))

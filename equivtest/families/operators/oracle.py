@@ -1,0 +1,279 @@
+"""What an operator gives of the whole operands, and how far a correct answer may be off.
+
+In this order, for each result and each gradient: equality, where the operator only chooses among values that are known
+exactly, or gives no numbers; equality, where the certificate proves that nothing rounds; a bound by running error
+analysis; and where none of these is to be had, an allowance without end, so that nothing is concluded.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from equivtest.families.operators.case import EXACT_MODE, REAL_DTYPES, OperatorCase
+from equivtest.families.operators.case_table import DISTINCT, FLOATS, run
+from equivtest.kit.oracle import expect, expect_held
+from equivtest.kit.oracle.certificate import Certificate
+from equivtest.kit.oracle.declared import arithmetic_of
+from equivtest.kit.oracle.exact import InexactData
+from equivtest.kit.oracle.expected import Expected, ExpectedTensor
+from equivtest.kit.oracle.held import Held
+from equivtest.kit.oracle.operands import reduce_exactly
+from equivtest.kit.oracle.operations import Found
+from equivtest.kit.values import draw
+from equivtest.layout import Layout
+from equivtest.tensors import DTYPES, SIGNIFICAND_BITS
+
+CHOSEN = "equal: the operator only chooses, among values that are known exactly"
+PROVED = "equal: no operation of the unsharded operator can round these values"
+UNKNOWN = "nothing is concluded: "
+
+Tensors = dict[str, torch.Tensor]
+Founds = Mapping[str, Found]
+
+
+@expect.register
+def expect_operators(case: OperatorCase, index: int) -> Expected:
+    """Every result and gradient, under no layout in particular: see `expect_held_operators`."""
+    layouts, dtypes, flags = case.layouts(), _dtypes_of(case), _flags_of(case)
+    tensors = {
+        name: ExpectedTensor(
+            value=found.value,
+            allowed=found.allowed,
+            layout=layouts[name],
+            dtype=dtypes[name],
+            derivation=found.derivation,
+            requires_grad=flags.get(name),
+            may_be_none=name.startswith("grad."),
+        )
+        for name, found in judged_how(case, index).items()
+    }
+    return Expected(tensors, {})
+
+
+@expect_held.register
+def expect_held_operators(case: OperatorCase, index: int, held: Held) -> Expected:
+    """As `expect_operators`, under the layouts that the first rank says it has; of what every rank refused, nothing."""
+    first = held[0]
+    for refused, prefix in (("refused", ""), ("grad.refused", "grad.")):
+        texts = [tensors.get(refused) for tensors in held.values()]
+        told = [text.local for text in texts if text is not None]
+        if told and len(told) == len(texts) and all(torch.equal(told[0], text) for text in told):
+            expected = expect_operators(case, index).tensors if prefix else {}
+            kept = {name: tensor for name, tensor in expected.items() if not name.startswith(prefix)}
+            return _under_layouts(kept | {refused: _refusal(told[0], case)}, first)
+    return _under_layouts(expect_operators(case, index).tensors, first)
+
+
+def text_of(refusal: torch.Tensor) -> str:
+    """What DTensor said."""
+    return bytes(refusal.tolist()).decode(errors="replace")
+
+
+def _refusal(told: torch.Tensor, case: OperatorCase) -> ExpectedTensor:
+    value = told.double()
+    layout = next(iter(case.layouts().values()))
+    derivation = f"{UNKNOWN}refused on every rank alike: {text_of(told)}"
+    return ExpectedTensor(value, torch.full_like(value, torch.inf), layout, "uint8", derivation)
+
+
+def _under_layouts(tensors: Mapping[str, ExpectedTensor], first: Mapping[str, object]) -> Expected:
+    """Each under the layout of the first rank, from which those of the others may not differ."""
+    layouts: dict[str, Layout] = {name: placed.layout for name, placed in first.items()}  # type: ignore[attr-defined]
+    found = {name: replace(tensor, layout=layouts.get(name, tensor.layout)) for name, tensor in tensors.items()}
+    return Expected(found, {})
+
+
+def _dtypes_of(case: OperatorCase) -> dict[str, str]:
+    dtypes = {f"output.{number}": result.dtype for number, result in enumerate(case.results)}
+    return dtypes | {f"grad.operand.{number}": case.dtype_of(number) for number in case.graded()}
+
+
+def _flags_of(case: OperatorCase) -> dict[str, bool]:
+    return {f"output.{number}": case.has_gradient(result) for number, result in enumerate(case.results)}
+
+
+@functools.lru_cache(maxsize=64)
+def judged_how(case: OperatorCase, index: int) -> Founds:
+    """What each answer must be, and why; an allowance without end where nothing is known of it."""
+    given = draw(case, index)
+    plain = _plainly(case, given)
+    found, reasons = _best(case, given, index)
+    known = _knows_operands(case, index)
+    judged = {}
+    for name, value in plain.items():
+        is_number = value.is_floating_point()
+        moves = case.definition.is_exact and (name.startswith("output.") or _adds_exactly(case, index))
+        chosen = known and (not is_number or moves)
+        if chosen:
+            judged[name] = Found(value.double(), None, CHOSEN)
+        elif name in found:
+            judged[name] = found[name]
+        else:
+            judged[name] = Found(value.double(), torch.full(value.shape, torch.inf, dtype=torch.float64), reasons)
+    return judged
+
+
+def _adds_exactly(case: OperatorCase, index: int) -> bool:
+    """Whether a gradient adds up cotangents, and the sum of all of them, or of their halves, has few enough bits."""
+    if not case.definition.adds_cotangents or case.values[index][0] != EXACT_MODE:
+        return False
+    total = sum(float(each.double().abs().sum()) for each in _cotangents(draw(case, index)).values())
+    fewest = min(SIGNIFICAND_BITS[name] for name in case.dtypes)
+    return bool(2 * case.world_size * total <= 2**fewest)
+
+
+def _knows_operands(case: OperatorCase, index: int) -> bool:
+    """Whether every operand has one value, however a partial one is reduced."""
+    numbers = range(len(case.operands))
+    if case.values[index][0] != EXACT_MODE:
+        return not any(case.reduction(number)[0] in ("sum", "avg") for number in numbers)
+    try:
+        sizes = [_magnitude(case, draw(case, index), number) for number in numbers]
+    except InexactData:
+        return False
+    fewest = min(SIGNIFICAND_BITS[name] for name in case.dtypes)
+    return case.definition.domain != DISTINCT or all(size.numel() <= 2**fewest for size in sizes)
+
+
+def _best(case: OperatorCase, given: Tensors, index: int) -> tuple[Founds, str]:
+    """What is proved or bounded; and why not, where neither is to be had."""
+    reasons = []
+    ways: list[Callable[[], Founds]] = []
+    if case.values[index][0] == EXACT_MODE:
+        ways.append(lambda: _proved(case, given))
+    if set(case.dtypes) <= set(REAL_DTYPES):
+        ways.append(lambda: _bounded(case, given, case.values[index][0]))
+    for way in ways:
+        try:
+            return way(), ""
+        except InexactData as error:
+            reasons.append(str(error))
+        except (RuntimeError, NotImplementedError, TypeError, AssertionError, AttributeError, KeyError) as error:
+            reasons.append(f"cannot be followed operation by operation: {type(error).__name__}: {error}"[:300])
+    return {}, UNKNOWN + "; ".join(reasons)
+
+
+def _run(case: OperatorCase, operands: Sequence[torch.Tensor], given: Mapping[str, torch.Tensor]) -> Tensors:
+    """The results and gradients of the whole operands, of which `case.graded()` are leaves."""
+    leaves = [operand.requires_grad_(number in case.graded()) for number, operand in enumerate(operands)]
+    results = run(case.operator, tuple(leaves), case.arguments)
+    found = {f"output.{number}": result.detach() for number, result in enumerate(results)}
+    pairs = [
+        (result, given[f"cotangent.{number}"])
+        for number, result in enumerate(results)
+        if f"cotangent.{number}" in given and result.requires_grad
+    ]
+    if pairs:
+        torch.autograd.backward(*map(list, zip(*pairs, strict=True)))  # type: ignore[arg-type]
+    for number in case.graded():
+        grad = leaves[number].grad
+        found[f"grad.operand.{number}"] = torch.zeros_like(leaves[number].detach()) if grad is None else grad
+    return found
+
+
+def _cotangents(given: Mapping[str, torch.Tensor]) -> Tensors:
+    return {name: tensor for name, tensor in given.items() if name.startswith("cotangent.")}
+
+
+def _plainly(case: OperatorCase, given: Tensors) -> Tensors:
+    """In the case's own dtypes, nothing counted."""
+    operands = [_reduced(case, given, number) for number in range(len(case.operands))]
+    return _run(case, operands, _cotangents(given))
+
+
+def _reduced(case: OperatorCase, given: Mapping[str, torch.Tensor], number: int) -> torch.Tensor:
+    """An operand as a whole, of its own dtype, rounded once where it must be."""
+    tensor, (op, num) = given[f"operand.{number}"], case.reduction(number)
+    if not op:
+        return tensor.clone()
+    stack = tensor.double().reshape((num, *case.operands[number]))
+    if op in ("max", "min"):
+        whole = stack.amax(0) if op == "max" else stack.amin(0)
+    else:
+        whole = stack.sum(0) / (num if op == "avg" else 1)
+    return whole.to(tensor.dtype)
+
+
+def _proved(case: OperatorCase, given: Tensors) -> Founds:
+    """By the certificate, in the dtype of the fewest bits; what is whole may be divided by the ranks on its way.
+
+    Raises:
+        InexactData: something may round.
+    """
+    fewest = min(case.dtypes, key=SIGNIFICAND_BITS.__getitem__)
+    certificate = Certificate(DTYPES[fewest])
+    sizes = [_magnitude(case, given, number) for number in range(len(case.operands))]
+    cotangents = {name: tensor.double().abs() for name, tensor in _cotangents(given).items()}
+    with certificate:
+        _run(case, sizes, cotangents)
+    spare = (case.world_size & -case.world_size).bit_length() - 1  # halves, quarters: a smaller unit
+    if certificate.bits_used + spare > SIGNIFICAND_BITS[fewest]:
+        raise InexactData(f"sums take {certificate.bits_used} bits, and {spare} more divided by the ranks")
+    whole = [_whole(case, given, number) for number in range(len(case.operands))]
+    found = _run(case, whole, {name: tensor.double() for name, tensor in _cotangents(given).items()})
+    return {name: Found(value.double(), None, PROVED) for name, value in found.items()}
+
+
+def _whole(case: OperatorCase, given: Mapping[str, torch.Tensor], number: int) -> torch.Tensor:
+    value = _reduced(case, given, number)
+    return value.double() if case.kind_of(number) == FLOATS else value
+
+
+def _magnitude(case: OperatorCase, given: Mapping[str, torch.Tensor], number: int) -> torch.Tensor:
+    """What all that is reduced to an operand comes to in magnitude."""
+    tensor, (op, num) = given[f"operand.{number}"], case.reduction(number)
+    if case.kind_of(number) != FLOATS:
+        return tensor.clone()
+    if not op:
+        return tensor.double().abs()
+    stack = tensor.double().reshape((num, *case.operands[number]))
+    reduce_exactly(f"operand.{number}", stack, op, [num])
+    return stack.abs().sum(0)
+
+
+def _bounded(case: OperatorCase, given: Tensors, mode: str) -> Founds:
+    """By running error analysis of the whole operands, and of what is reduced to them.
+
+    Raises:
+        InexactData: of some operation no bound is known.
+    """
+    from equivtest.kit.oracle.running import RunningError  # torch's decompositions take a second to import
+
+    fewest = min(case.dtypes, key=SIGNIFICAND_BITS.__getitem__)
+    counted = RunningError(arithmetic_of(fewest), case.world_size)
+    numbers = range(len(case.operands))
+    if mode == EXACT_MODE:  # whoever needs the whole of a partial operand reduces it exactly
+        operands = [_exactly_reduced(case, given, number) for number in numbers]
+    ranged = {name: counted.exactly(tensor) if tensor.is_floating_point() else tensor for name, tensor in given.items()}
+    with counted:
+        if mode != EXACT_MODE:
+            operands = [_summed(case, ranged[f"operand.{number}"], number) for number in numbers]
+        found = _run(case, operands, _cotangents(ranged))
+    return {name: Found.within(counted.bounded(tensor)) for name, tensor in found.items() if tensor.is_floating_point()}
+
+
+def _exactly_reduced(case: OperatorCase, given: Tensors, number: int) -> torch.Tensor:
+    """An operand that is known exactly, of which the ranks may hold shares of a larger magnitude."""
+    from equivtest.kit.oracle.ranged import Parts
+
+    whole = _reduced(case, given, number)
+    if case.kind_of(number) != FLOATS:
+        return whole
+    magnitude = _magnitude(case, given, number)
+    return Parts(whole, torch.zeros_like(whole, dtype=torch.float64), magnitude).wrapped()
+
+
+def _summed(case: OperatorCase, stack: torch.Tensor, number: int) -> torch.Tensor:
+    """Within the mode: as an operand is reduced, in any order."""
+    op, num = case.reduction(number)
+    if not op:
+        return stack.detach()
+    stack = stack.reshape((num, *case.operands[number]))
+    if op in ("max", "min"):
+        return stack.amax(0).detach() if op == "max" else (-(-stack).amax(0)).detach()
+    total = stack.sum(0)
+    return (total / num if op == "avg" else total).detach()

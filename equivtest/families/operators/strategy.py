@@ -1,0 +1,188 @@
+"""Cases of one call of one operator."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from functools import cache
+from typing import TypeVar
+
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn, SearchStrategy
+
+from equivtest import limits
+from equivtest.families.operators.case import EXACT_MODE, REAL_DTYPES, REAL_MODE, OperatorCase
+from equivtest.families.operators.case_forms import Signatures
+from equivtest.families.operators.case_table import FLOATS, OPERATORS, Operator, results_of, signatures_of
+from equivtest.kit.case import Shape
+from equivtest.kit.picks import POISON_TABLE, REPEATS, SMALL_SIZES, pick, pick_members, pick_values
+from equivtest.property import Space
+
+T = TypeVar("T")
+NUM_DIMS = (1, 2, 2, 2, 3, 3, 0)
+PICKS = tuple(range(60))
+"""Numbers of an entry of a table whose length hangs on other draws, modulo that length: for shrinking's sake."""
+
+DENSE = tuple((EXACT_MODE,) * num for num in (1, 2))
+REAL = ((REAL_MODE,), (REAL_MODE, EXACT_MODE), (REAL_MODE, REAL_MODE))
+OPS = ("sum", "sum", "avg", "max", "min")
+VIEWED = frozenset(
+    {
+        "reshape", "view", "flatten", "unflatten", "repeat", "repeat_interleave", "tile", "roll", "rot90", "unfold",
+        "einsum", "matmul", "nn.functional.linear", "outer", "diag_embed", "diagonal", "tensor_split", "expand",
+        "chunk", "unbind", "split", "nn.functional.pad", "squeeze", "unsqueeze", "squeeze in place",
+        "unsqueeze in place", "mm", "bmm", "mv", "dot", "addmm", "addmm scaled", "baddbmm", "addmv",
+        "__getitem__", "cat", "stack",
+    }
+)  # fmt: skip
+"""Operators that may view other dims, which DTensor seeks without end where there is no element: findings/50."""
+
+OTHER_DTYPES = ("",) * 12 + ("float64", "float32")
+
+
+def operator_cases(space: Space, *, operators: Sequence[str] = tuple(OPERATORS)) -> SearchStrategy[OperatorCase]:
+    """Cases of these operators, on sizes around multiples of the world size.
+
+    Those that only round are drawn in float32 and float64 alone, if the space has them.
+    """
+    return _operator_cases(space, tuple(operators))
+
+
+@cache
+def sizes_of(world_size: int) -> Shape:
+    """Of a dim: 1 to 3, around the ranks and twice the ranks, those that are not shared evenly three times; 0 last."""
+    w = world_size
+    near = sorted({1, 2, 3, w - 1, w, w + 1, 2 * w - 1, 2 * w, 2 * w + 1} - {0})
+    return (*near, *(size for size in near if size % w), *(size for size in near if size % w), 0)
+
+
+@cache
+def taken_in(dtype: str, operators: tuple[str, ...]) -> tuple[str, ...]:
+    """The operators of which something can be concluded in a dtype."""
+    return tuple(name for name in operators if dtype in REAL_DTYPES or not OPERATORS[name].rounds) or operators
+
+
+@st.composite
+def _operator_cases(draw: DrawFn, space: Space, operators: tuple[str, ...]) -> OperatorCase:
+    world_size = pick(draw, "world_size", space.world_sizes)
+    dtype = pick(draw, "dtype", space.dtypes)
+    name = pick(draw, "operator", taken_in(dtype, operators))
+    operator = OPERATORS[name]
+    shape = _pick_shape(draw, world_size, operator)
+    signature = _entry(draw, "signature", signatures_of(name, shape) or _simplest(name))
+    mesh = (2, 2) if world_size == 4 and pick(draw, "two axes", (False,) * 4 + (True,)) else ()
+    num_axes = len(mesh) or 1
+    members = pick_members(draw, world_size)
+    placements = tuple(
+        _pick_placements(draw, f"operand {number}", each, num_axes, operator.kind_of(number))
+        for number, each in enumerate(signature.shapes)
+    )
+    floats = tuple(number for number in range(len(signature.shapes)) if operator.kind_of(number) == FLOATS)
+    other_dtypes = _pick_dtypes(draw, dtype, name, signature.shapes, floats)
+    dtypes = tuple(each or dtype for each in other_dtypes or ("",) * len(signature.shapes))
+    results = results_of(name, signature.shapes, signature.arguments, dtypes)
+    return OperatorCase(
+        world_size=world_size,
+        dtype=dtype,
+        mesh=mesh,
+        operator=name,
+        operands=signature.shapes,
+        arguments=signature.arguments,
+        placements=placements,
+        other_dtypes=other_dtypes,
+        cotangents=_pick_cotangents(draw, [result.shape for result in results], num_axes),
+        requires_grad=_pick_some(draw, "requires_grad", floats),
+        strided=_pick_strided(draw, signature.shapes),
+        values=pick_values(draw, _modes_of(operator, dtypes)),
+        poison=pick(draw, "poison", POISON_TABLE),
+        repeats=pick(draw, "repeats", REPEATS),
+        members=() if mesh else members,
+    )
+
+
+def _entry(draw: DrawFn, name: str, table: Sequence[T]) -> T:
+    return table[pick(draw, name, PICKS) % len(table)]
+
+
+def _pick_shape(draw: DrawFn, world_size: int, operator: Operator) -> Shape:
+    drawn = pick(draw, "dims", NUM_DIMS)
+    num_dims = drawn if drawn in operator.num_dims else operator.num_dims[0]
+    sizes = [_entry(draw, f"size {dim}", sizes_of(world_size)) for dim in range(2)]
+    large = pick(draw, "large dims", (2, 2, 1))
+    sizes += [pick(draw, "small size", SMALL_SIZES)]
+    if large == 1 or world_size > limits.WORLD_SIZES[-1]:  # exact values in bfloat16 allow 256 elements, all different
+        sizes[1] = min(sizes[1], SMALL_SIZES[-1])
+    if operator.name in VIEWED:
+        sizes = [size or 1 for size in sizes]
+    order = pick(draw, "order of dims", tuple(itertools.permutations(range(3))))
+    return tuple(sizes[place] for place in order if place < num_dims)
+
+
+def _simplest(name: str) -> Signatures:
+    """Of an operator that does not take the shape drawn, such as one without elements."""
+    shapes: tuple[Shape, ...] = ((2,), (2, 2), (2, 2, 2), ())
+    return next(found for shape in shapes if (found := signatures_of(name, shape)))
+
+
+@cache
+def placements_of(num_dims: int, kind: str, num_axes: int) -> tuple[tuple[str, ...], ...]:
+    """Of one operand, the replicated one first; on two axes at most one reduction."""
+    shards = [f"shard({dim})" for dim in range(num_dims)]
+    one = ["replicate", *shards * 3]
+    one += [f"partial({op})" for op in OPS] if kind == FLOATS else []
+    if num_axes == 1:
+        return tuple((each,) for each in one)
+    pairs = [(a, b) for a in one for b in one]
+    return tuple(pair for pair in pairs if len({each for each in pair if each.startswith("partial")}) <= 1)
+
+
+def _pick_placements(draw: DrawFn, name: str, shape: Shape, num_axes: int, kind: str) -> tuple[str, ...]:
+    table = placements_of(len(shape), kind, num_axes)
+    return table[pick(draw, f"{name}: placement", tuple(range(200))) % len(table)]
+
+
+def _pick_dtypes(
+    draw: DrawFn, dtype: str, name: str, shapes: tuple[Shape, ...], floats: tuple[int, ...]
+) -> tuple[str, ...]:
+    """Of two numbers one in twelve of another dtype, where the operator takes that."""
+    drawn = [pick(draw, f"other dtype {number}", OTHER_DTYPES) for number in range(3)]
+    if dtype not in REAL_DTYPES or len(floats) < 2:
+        return ()
+    found = tuple(drawn[number % 3] if number in floats else "" for number in range(len(shapes)))
+    found = tuple("" if each == dtype else each for each in found)
+    return found if any(found) and name in PROMOTING else ()
+
+
+PROMOTING = frozenset(
+    {
+        "add", "sub", "mul", "div", "maximum", "minimum", "where", "eq", "ne", "lt", "le", "gt", "ge", "pow", "cat",
+        "stack", "atan2", "remainder", "fmod", "add in place", "mul in place", "copy in place", "addcmul", "logaddexp",
+    }
+)  # fmt: skip
+"""Operators that take operands of several dtypes."""
+
+
+def _pick_cotangents(draw: DrawFn, shapes: list[Shape], num_axes: int) -> tuple[tuple[str, ...], ...]:
+    """Replicated, or one time in three divided along some dim."""
+    if not pick(draw, "cotangents", (False, False, True)):
+        return ()
+    dims = [pick(draw, f"cotangent {axis}", tuple(range(12))) for axis in range(num_axes)]
+    return tuple(tuple(f"shard({dim % len(shape)})" if shape else "replicate" for dim in dims) for shape in shapes)
+
+
+def _pick_some(draw: DrawFn, name: str, numbers: tuple[int, ...]) -> tuple[int, ...]:
+    """Mostly all of them, sometimes one or none."""
+    drawn = pick(draw, name, (-1,) * 5 + (-2, 0, 1, 2))
+    return () if drawn == -2 else numbers if drawn == -1 else numbers[drawn : drawn + 1]
+
+
+def _pick_strided(draw: DrawFn, shapes: tuple[Shape, ...]) -> tuple[int, ...]:
+    drawn = pick(draw, "strided", (False, False, True))
+    return tuple(number for number, shape in enumerate(shapes) if drawn and len(shape) >= 2)
+
+
+def _modes_of(operator: Operator, dtypes: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+    """Real numbers where something is rounded."""
+    if operator.is_exact or not set(dtypes) <= set(REAL_DTYPES) or len(set(dtypes)) > 1:
+        return DENSE
+    return REAL if operator.rounds else (*DENSE, *REAL)

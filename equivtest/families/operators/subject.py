@@ -1,0 +1,144 @@
+"""torch's own operators, called on DTensors.
+
+Source: torch.distributed.tensor.DTensor (2.13.0): an operator of DTensors is that of the whole tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+
+from equivtest.families.operators.case import OperatorCase
+from equivtest.families.operators.case_forms import Arguments
+from equivtest.families.operators.case_table import run
+from equivtest.kit.operands import partial_axes
+from equivtest.kit.subject import Answers, Given, placements_of
+from equivtest.layout import REDUCE_OPS, Layout
+from equivtest.layout import Replicate as Whole
+from equivtest.tensors import Placed
+
+Call = Callable[[OperatorCase, tuple[DTensor, ...], Arguments], tuple[Any, ...]]
+"""Gives the results of an operator of those operands, with those arguments."""
+
+REFUSALS: tuple[tuple[type[Exception], str], ...] = (
+    (NotImplementedError, "does not have a sharding strategy registered"),
+    (NotImplementedError, "does not support cross-mesh operation"),
+    (RuntimeError, "in-place operations that require placement changes are not supported"),
+    (RuntimeError, "is not supported for in-place operations"),
+    (RuntimeError, "without redistribution"),
+    (RuntimeError, "Sharding propagation failed"),
+    (RuntimeError, "Attempted to"),
+    (RuntimeError, "got mixed torch.Tensor and DTensor"),
+    (AssertionError, "Redistribution from one partial type"),
+)
+"""(class, words) of what DTensor says of an operator, or of placements, that it does not take.
+
+Source: ShardingPropagator in torch/distributed/tensor/_sharding_prop.py, OpDispatcher in _dispatch.py, view_groups in
+_ops/_view_ops.py (2.13.0).
+"""
+
+
+def operators(case: OperatorCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """The results of one call and, where they are asked for, the gradients of its operands."""
+    return run_operator(case, mesh, given, call_torch)
+
+
+def call_torch(case: OperatorCase, operands: tuple[DTensor, ...], arguments: Arguments) -> tuple[Any, ...]:
+    """The operator itself."""
+    return run(case.operator, operands, arguments)
+
+
+def run_operator(case: OperatorCase, mesh: DeviceMesh, given: Given, call: Call) -> Answers:
+    """Forward and backward on this rank; what DTensor refuses is answered as the text that it says."""
+    operands = tuple(operand_of(case, mesh, given, number) for number in range(len(case.operands)))
+    if case.earlier:
+        call(case, operands_without_gradients(operands), case.earlier)
+    try:
+        results = call(case, operands, case.arguments)
+    except Exception as error:
+        return {"refused": told(error, mesh)}
+    answers: Answers = {f"output.{number}": in_known_words(result) for number, result in enumerate(results)}
+    pairs = [
+        (result, cotangent_of(case, mesh, given, number))
+        for number, result in enumerate(results)
+        if f"cotangent.{number}" in given and result.requires_grad
+    ]
+    if not pairs:
+        return answers
+    try:
+        torch.autograd.backward(*map(list, zip(*pairs, strict=True)))  # type: ignore[arg-type]
+    except Exception as error:
+        return answers | {"grad.refused": told(error, mesh)}
+    return answers | {f"grad.operand.{number}": in_known_words(operands[number].grad) for number in case.graded()}
+
+
+def operands_without_gradients(operands: tuple[DTensor, ...]) -> tuple[DTensor, ...]:
+    """The same, apart from what is differentiated later."""
+    return tuple(operand.detach() for operand in operands)  # type: ignore[misc]
+
+
+def told(error: Exception, mesh: DeviceMesh) -> Placed:
+    """What DTensor refuses, in its own words, as a tensor of bytes.
+
+    Raises:
+        Exception: the error, where it is no refusal.
+    """
+    text = str(error)
+    if not any(isinstance(error, kind) and words in text for kind, words in REFUSALS):
+        raise error
+    written = f"{type(error).__name__}: {text}".encode()[:200]
+    layout = Layout((Whole(),) * mesh.ndim)
+    return Placed(torch.tensor(list(written), dtype=torch.uint8), layout)
+
+
+def operand_of(case: OperatorCase, mesh: DeviceMesh, given: Given, number: int) -> DTensor:
+    """The operand of that number as a DTensor, a leaf, made without a collective."""
+    layout = case.operand_layout(number)
+    local = given[f"operand.{number}"].detach()[(0,) * len(partial_axes(layout))]
+    made = as_dtensor(local, mesh, layout, case.operands[number], strided=number in case.strided)
+    made.requires_grad_(number in case.graded())
+    return made
+
+
+def cotangent_of(case: OperatorCase, mesh: DeviceMesh, given: Given, number: int) -> DTensor:
+    """The cotangent of the result of that number."""
+    local = given[f"cotangent.{number}"].detach()
+    return as_dtensor(local, mesh, case.cotangent_layout(number), case.results[number].shape, strided=False)
+
+
+def as_dtensor(
+    local: torch.Tensor, mesh: DeviceMesh, layout: Layout, shape: tuple[int, ...], *, strided: bool
+) -> DTensor:
+    """The DTensor of that global shape and layout; its strides follow from the case alone, alike on every rank."""
+    whole = torch.empty(shape, device="meta")
+    if strided and whole.dim() > 1:
+        whole = whole.transpose(-1, -2).contiguous().transpose(-1, -2)
+    placements = placements_of(layout)
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride())
+
+
+def in_known_words(result: Any) -> DTensor | None:
+    """The result; where it lies as only DTensor has words for, made whole by DTensor: see `is_known`."""
+    if result is None:
+        return None
+    if not isinstance(result, DTensor):
+        raise TypeError(f"an operator of DTensors gave a {type(result).__name__}")
+    reductions = {placement for placement in result.placements if placement.is_partial()}
+    if len(reductions) <= 1 and all(is_known(placement, result.dtype) for placement in result.placements):
+        return result
+    return result.redistribute(placements=[Replicate()] * result.device_mesh.ndim)
+
+
+def is_known(placement: Placement, dtype: torch.dtype) -> bool:
+    """Whether it is one of the placements that the harness has words for.
+
+    Others are strided shards, norms and masks that are partial, and bools that are, of which DTensor makes a sum; as
+    are two reductions of one tensor.
+    """
+    if placement.is_partial():
+        return type(placement) is Partial and placement.reduce_op in REDUCE_OPS and dtype != torch.bool
+    return placement.is_replicate() or type(placement) is Shard

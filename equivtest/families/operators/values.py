@@ -1,0 +1,101 @@
+"""Values of operands, such that what the ranks hold of a partial one is reduced to the value that is meant.
+
+Integers are multiples of the world size: what is whole on every rank may be divided by it, where it is added to a
+partial tensor.
+
+Source: Partial._partition_value in torch/distributed/tensor/placement_types.py (2.13.0).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from equivtest.families.operators.case import EXACT_MODE, REAL_MODE, OperatorCase
+from equivtest.families.operators.case_table import BOOLS, DISTINCT, INDEX, POSITIVE, POWERS, UNIT
+from equivtest.kit.case import Shape
+from equivtest.kit.operands import partial_axes
+from equivtest.kit.values import draw
+from equivtest.kit.values.integers import generator, odd_integers, permutation, signs
+from equivtest.kit.values.real import nearly_normal, without_subnormals
+from equivtest.tensors import DTYPES, SIGNIFICAND_BITS
+
+_LARGEST = {8: 1, 11: 1}
+"""Largest magnitude, before the world size, by the bits of a significand; of more bits 3."""
+
+
+@draw.register
+def draw_operators(case: OperatorCase, index: int) -> dict[str, torch.Tensor]:
+    """The operands, partial ones as the stack of what each rank holds, and the cotangents of the results.
+
+    Modes:
+        dense: Integers, of whatever the operator's domain says; a partial operand is reduced to such integers exactly.
+        real: Numbers that use the whole significand.
+    """
+    mode, seed = case.values[index]
+    given = {}
+    for name in case.given_names():
+        kind, _, number = name.partition(".")
+        source = generator(mode, seed, name)
+        if kind == "cotangent":
+            value = _draw_cotangent(case, mode, case.shapes()[name], source)
+            given[name] = value.to(DTYPES[case.results[int(number)].dtype])
+        else:
+            given[name] = _draw_operand(case, int(number), mode, source)
+    return given
+
+
+def _draw_cotangent(case: OperatorCase, mode: str, shape: Shape, source: torch.Generator) -> torch.Tensor:
+    if mode == REAL_MODE:
+        return without_subnormals(nearly_normal(shape, source))
+    return odd_integers(shape, 1, 1, source) * case.world_size
+
+
+def _draw_operand(case: OperatorCase, number: int, mode: str, source: torch.Generator) -> torch.Tensor:
+    shape, kind = case.operands[number], case.kind_of(number)
+    if kind == BOOLS:
+        return torch.randint(2, shape, generator=source, device="cpu").bool()
+    if kind == INDEX:
+        return torch.randint(max(case.index_limit(), 1), shape, generator=source, device="cpu")
+    dtype = case.dtype_of(number)
+    value = _draw_exact(case, shape, dtype, source) if mode == EXACT_MODE else _draw_real(case, shape, source)
+    parts = _parts_of(value, *case.reduction(number), mode, source)
+    axes = partial_axes(case.operand_layout(number))
+    return parts.reshape((*(case.mesh_shape[axis] for axis in axes), *shape)).to(DTYPES[dtype])
+
+
+def _draw_exact(case: OperatorCase, shape: Shape, dtype: str, source: torch.Generator) -> torch.Tensor:
+    domain, num = case.definition.domain, math.prod(shape)
+    if domain == POWERS:
+        return signs(shape, source) * 2 ** torch.randint(2, shape, generator=source, device="cpu")
+    if domain == DISTINCT:
+        return (permutation(num, source) - num // 2).reshape(shape)
+    largest = _LARGEST.get(SIGNIFICAND_BITS[dtype], 3)
+    value = odd_integers(shape, 1, largest, source) * case.world_size
+    return value.abs() if domain in (POSITIVE, UNIT) else value
+
+
+def _draw_real(case: OperatorCase, shape: Shape, source: torch.Generator) -> torch.Tensor:
+    value = without_subnormals(nearly_normal(shape, source))
+    if case.definition.domain == POSITIVE:
+        return value.abs() + 0.25
+    return value / 4 if case.definition.domain == UNIT else value  # nearly_normal is at most 3
+
+
+def _parts_of(value: torch.Tensor, op: str, num: int, mode: str, source: torch.Generator) -> torch.Tensor:
+    """(num, *shape) of mixed sign, each independent of the others, that are reduced to the value by `op`."""
+    if not op:
+        return value.unsqueeze(0)
+    rest = (num - 1, *value.shape)
+    other = odd_integers(rest, 1, 3, source) if mode == EXACT_MODE else nearly_normal(rest, source)
+    if op == "sum":
+        parts = torch.cat([other, (value - other.sum(0)).unsqueeze(0)])
+    elif op == "avg":
+        other = other * num  # so that integers are divided without a rest
+        parts = torch.cat([other, (value * num - other.sum(0)).unsqueeze(0)])
+    else:
+        apart = other.abs() if op == "min" else -other.abs()
+        parts = torch.cat([value + apart, value.unsqueeze(0)])
+    order = torch.rand((num, *value.shape), generator=source, device="cpu").argsort(0)
+    return parts.gather(0, order)

@@ -1,0 +1,32 @@
+"""Claims about torch's operators on DTensors, one call at a time.
+
+A failure here means that an operator of DTensors is another one than that of the whole tensors: look first at what it
+takes of a partial operand, then at a dim that is divided, then at the gradient's placement.
+"""
+
+from __future__ import annotations
+
+from equivtest.families.operators.strategy import operator_cases
+from equivtest.property import Property
+from equivtest.verdicts.claims import (
+    agrees_on_all_ranks,
+    does_not_touch_its_inputs,
+    equals_unsharded,
+    gradients_equal_unsharded,
+    repeats_itself,
+)
+
+dtensor_operators = Property(
+    subject="dtensor_operators",
+    statement="An operator of DTensors gives what it gives of the whole tensors, and so do its gradients.",
+    source="torch.distributed.tensor.DTensor and torch/distributed/tensor/_ops (2.13.0)",
+    cases=operator_cases,
+    claims=(
+        equals_unsharded,
+        gradients_equal_unsharded,
+        agrees_on_all_ranks,
+        does_not_touch_its_inputs,
+        repeats_itself,
+    ),
+    weight=8,
+)

@@ -1,0 +1,213 @@
+"""Operators of DTensors: the case, its values, the oracle beside torch unsharded, and what is refused."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from equivtest import limits
+from equivtest.check import check, judge, one_thread
+from equivtest.errors import Misuse
+from equivtest.families.operators.case import OperatorCase
+from equivtest.families.operators.case_table import OPERATORS, run, signatures_of
+from equivtest.families.operators.oracle import expect_operators
+from equivtest.families.operators.subject import REFUSALS
+from equivtest.kit.oracle import expect, expect_held
+from equivtest.kit.values import draw
+from equivtest.layout import Layout, Replicate, Shard
+from equivtest.property import Space
+from equivtest.ranks.pool import Pool
+from equivtest.tensors import Placed
+from equivtest.verdicts.elements import is_too_wide
+from tests.drawing import STRATEGIES, drawn
+
+
+def case_of(**fields: Any) -> OperatorCase:
+    """The sum of a matrix of five columns, which two ranks share as 3 and 2."""
+    base = {"world_size": 2, "operator": "sum", "operands": ((2, 5),), "placements": (("shard(1)",),)}
+    return OperatorCase(**{**base, "arguments": (("dim", -1),), "requires_grad": (0,), **fields})
+
+
+@cache
+def drawn_cases() -> tuple[OperatorCase, ...]:
+    return tuple(drawn(STRATEGIES["operators"](Space(limits.WORLD_SIZES, limits.DTYPES)), 300))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"operator": "total"}, "operator must be one of the table's, got 'total'"),
+        ({"mesh": (2, 2)}, r"mesh must have 2 ranks, got \(2, 2\)"),
+        ({"arguments": (("dim", 2),)}, r"sum does not take \(\(2, 5\),\) with \(\('dim', 2\),\)"),
+        ({"placements": ()}, r"placements must be 1 tuples of placements, got \(\)"),
+        ({"placements": (("flat(10)",),)}, "a DTensor is never flat"),
+        ({"placements": (("shard(2)",),)}, r"shard\(2\) names no dim"),
+        ({"requires_grad": (1,)}, r"requires_grad and strided name some of 1 operands, got \(1,\)"),
+        ({"dtype": "bfloat16", "values": (("real", 0),)}, "real values must be of float32 or float64, got bfloat16"),
+        ({"records": True}, "which collectives an operator calls is not documented"),
+        ({"other_dtypes": ("int8",)}, "other_dtypes must be of"),
+        ({"cotangents": (("partial(sum)",),)}, "cotangents must have one reduction at most, of numbers alone"),
+        ({"operator": "any of bools", "placements": (("partial(sum)",),)}, "one reduction at most, of numbers alone"),
+    ],
+)
+def test_what_is_no_call_of_an_operator_is_named(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(Misuse, match=message):
+        case_of(**fields)
+
+
+def test_tensors_of_a_case_are_its_operands_results_and_gradients() -> None:
+    shapes = case_of().shapes()
+
+    assert shapes == {"operand.0": (2, 5), "output.0": (2,), "cotangent.0": (2,), "grad.operand.0": (2, 5)}
+
+
+def test_a_result_that_is_not_differentiable_has_no_cotangent() -> None:
+    assert "cotangent.0" not in case_of(operator="argmax").shapes()
+    assert case_of(operator="argmax").results[0].dtype == "int64"
+
+
+def test_the_larger_of_two_dtypes_is_that_of_the_result() -> None:
+    case = case_of(
+        operator="add",
+        operands=((2,), (2,)),
+        placements=(("replicate",),) * 2,
+        arguments=(),
+        other_dtypes=("", "float64"),
+    )
+
+    assert (case.results[0].dtype, case.dtype_of(0), case.dtype_of(1)) == ("float64", "float32", "float64")
+    assert expect(case, 0).tensors["output.0"].dtype == "float64"
+
+
+@pytest.mark.parametrize("op", ["sum", "avg", "max", "min"])
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_shares_of_a_partial_operand_are_each_their_own_and_reduced_to_an_integer(op: str, world_size: int) -> None:
+    case = case_of(world_size=world_size, placements=((f"partial({op})",),), operands=((6, 5),))
+    shares = draw(case, 0)["operand.0"].double()
+    whole = {"sum": shares.sum(0), "avg": shares.mean(0), "max": shares.amax(0), "min": shares.amin(0)}[op]
+
+    assert shares.shape == (world_size, 6, 5)
+    assert torch.equal(whole, whole.round()) and bool((whole % world_size == 0).all())
+    assert not torch.equal(shares[0], shares[1])
+    assert (shares > 0).any() and (shares < 0).any()
+
+
+def test_dense_values_of_a_sum_are_proved_exact_and_real_ones_bounded() -> None:
+    dense = expect(case_of(), 0).tensors["output.0"]
+    real = expect(case_of(values=(("real", 0),)), 0).tensors["output.0"]
+
+    assert dense.allowed is None and dense.derivation.startswith("equal: no operation")
+    assert real.allowed is not None and 0 < float(real.allowed.max()) < 1e-4
+
+
+def test_what_no_rule_knows_concludes_nothing_and_says_why() -> None:
+    found = expect(case_of(operator="lgamma", arguments=(), values=(("real", 0),)), 0).tensors["output.0"]
+
+    assert is_too_wide(found)
+    assert "lgamma" in found.derivation and found.derivation.startswith("nothing is concluded")
+
+
+def test_sums_too_long_for_a_dtype_conclude_nothing() -> None:
+    case = case_of(dtype="bfloat16", world_size=4, operands=((300,),), placements=(("shard(0)",),))
+
+    assert is_too_wide(expect(case, 0).tensors["output.0"])
+
+
+def test_no_result_of_torch_unsharded_is_beyond_what_the_oracle_allows() -> None:
+    """In the case's own dtype, on one thread, operands reduced as gloo may reduce them: one after the other."""
+    num_judged = 0
+    with one_thread():
+        for case in drawn_cases():
+            given, expected = draw(case, 0), expect(case, 0).tensors
+            operands = []
+            for number in range(len(case.operands)):
+                (op, num), tensor = case.reduction(number), given[f"operand.{number}"]
+                stack = tensor.reshape((num, *case.operands[number]))
+                sums = {"sum": stack.sum, "avg": stack.mean, "max": stack.amax, "min": stack.amin}
+                operands.append(sums[op](0) if op else tensor)
+            for number, result in enumerate(run(case.operator, tuple(operands), case.arguments)):
+                right = expected[f"output.{number}"]
+                allowed = torch.zeros_like(right.value) if right.allowed is None else right.allowed
+                same = (result.double() == right.value) | (result.isnan() & right.value.isnan())
+                assert bool((same | ((result.double() - right.value).abs() <= allowed)).all()), case
+                num_judged += not is_too_wide(right)
+
+    assert num_judged > 250
+
+
+def test_results_are_judged_under_the_layout_that_the_first_rank_says() -> None:
+    case = case_of(operator="abs", arguments=())
+    placed = Placed(torch.zeros(2, 3), Layout((Shard(1),)))
+
+    assert expect_held(case, 0, {0: {"output.0": placed}, 1: {}}).tensors["output.0"].layout == Layout((Shard(1),))
+
+
+def refusal(text: str) -> Placed:
+    return Placed(torch.tensor(list(text.encode()), dtype=torch.uint8), Layout((Replicate(),)))
+
+
+def test_what_every_rank_refuses_alike_concludes_nothing() -> None:
+    held = {rank: {"refused": refusal("no strategy")} for rank in range(2)}
+    [(name, tensor)] = expect_held(case_of(), 0, held).tensors.items()
+
+    assert name == "refused" and is_too_wide(tensor) and "no strategy" in tensor.derivation
+
+
+def test_what_only_the_backward_refuses_leaves_the_results_to_be_judged() -> None:
+    held = {rank: {"grad.refused": refusal("no strategy")} for rank in range(2)}
+    tensors = expect_held(case_of(), 0, held).tensors
+
+    assert set(tensors) == {"output.0", "grad.refused"} and tensors["output.0"].allowed is None
+
+
+def test_what_one_rank_refuses_alone_leaves_all_to_be_judged() -> None:
+    held = {0: {"refused": refusal("no strategy")}, 1: {}}
+
+    assert set(expect_held(case_of(), 0, held).tensors) == set(expect_operators(case_of(), 0).tensors)
+
+
+def test_a_third_of_what_several_ranks_are_given_is_uneven_or_empty() -> None:
+    kinds = [case.shard_kind for case in drawn_cases() if case.world_size > 1]
+
+    assert {"even", "uneven", "empty"} == set(kinds)
+    assert 3 * sum(kind != "even" for kind in kinds) > len(kinds)
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_every_operator_has_a_signature(name: str) -> None:
+    assert any(signatures_of(name, shape) for shape in ((2,), (2, 2), (2, 2, 2), ()))
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"placements": (("partial(avg)",),)},
+        {"world_size": 4, "mesh": (2, 2), "placements": (("partial(sum)", "shard(0)"),)},
+        {"operator": "topk", "arguments": (("dim", -1), ("k", 2))},
+        {"operator": "transpose", "arguments": (("dim0", 0), ("dim1", -1)), "strided": (0,)},
+        {"operator": "norm", "arguments": (("ord", 2),), "values": (("real", 1),)},
+    ],
+)
+def test_torch_is_right(fields: dict[str, Any], pool: Pool) -> None:
+    assert all(verdict.kind == "holds" for verdict in check("dtensor_operators", case_of(**fields), pool, _claims()))
+
+
+@pytest.mark.ranks
+def test_an_operator_without_a_strategy_is_told_in_its_own_words_and_no_failure(pool: Pool) -> None:
+    case = case_of(operator="unfold", arguments=(("dimension", 0), ("size", 1), ("step", 1)))
+    verdicts = judge("dtensor_operators", case, pool, _claims())
+
+    assert {verdict.kind for verdict in verdicts if verdict.claim == "equals_unsharded"} == {"inconclusive"}
+    assert not any(verdict.failed for verdict in verdicts)
+    assert "does not have a sharding strategy registered" in [words for _, words in REFUSALS]
+
+
+def _claims() -> tuple[Any, ...]:
+    from properties.test_operators import dtensor_operators
+
+    return dtensor_operators.claims
