@@ -1,8 +1,24 @@
 """Checks that a parallel computation is the unsharded one, and finds the smallest case where it is not."""
 
+from __future__ import annotations
+
+import importlib
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
 
 try:
     __version__ = version("equivtest")
 except PackageNotFoundError:  # run from a source tree that is not installed
     __version__ = "0+source"
+
+if TYPE_CHECKING:
+    from equivtest.module import ids, mask, module_property, positions, real, targets
+
+__all__ = ["__version__", "ids", "mask", "module_property", "positions", "real", "targets"]
+
+
+def __getattr__(name: str) -> Any:
+    """What describes a module of your own, imported when it is asked for: it takes torch."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module("equivtest.module"), name)

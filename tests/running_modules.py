@@ -12,6 +12,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 FEATURES = 6
+ABOVE = torch.ones(5, FEATURES).triu(1).bool()
 Function = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -48,6 +49,14 @@ def stored_in_16_bits(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     stored = torch.zeros_like(x, dtype=torch.bfloat16)
     stored[:] = x @ weight
     return stored.to(x.dtype)
+
+
+def _routed(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Each row to the two columns that it has most of."""
+    scores, chosen = (x @ weight).topk(2, -1)
+    weights = torch.zeros_like(x).scatter(-1, chosen, scores.softmax(-1))
+    rows, columns = torch.nonzero(weights.detach(), as_tuple=True)
+    return torch.zeros_like(x).index_add(0, rows, x[rows] * weights[rows, columns][:, None])
 
 
 class MaskedHeads(nn.Module):
@@ -127,13 +136,24 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
     "reciprocal": of(lambda x, w: x @ w + (2 + x.square()) ** -1 + (-3 - x.square()) ** -3),
     "masked heads": lambda: MaskedHeads(),
     "scaled mask": of(lambda x, w: ((x @ w) + torch.full((5, 6), -torch.inf).triu(1) / 2).softmax(-1)),
+    "masked by the lowest": of(
+        lambda x, w: ((x @ w) + torch.zeros(5, 6).to(x.dtype).masked_fill(ABOVE, torch.finfo(x.dtype).min)).softmax(-1)
+    ),
+    "masked by what is too low for float32": of(
+        lambda x, w: ((x @ w) + torch.zeros(5, 6).double().masked_fill(ABOVE, -1e308)).float().softmax(-1).to(x.dtype)
+    ),
+    "filled with the lowest": of(lambda x, w: (x @ w).masked_fill(ABOVE, torch.finfo(x.dtype).min).softmax(-1)),
+    "one less the mask": of(lambda x, w: (x @ w + (1.0 - (~ABOVE).to(x.dtype)) * torch.finfo(x.dtype).min).softmax(-1)),
+    "largest": of(lambda x, w: (x @ w).max(-1).values),
+    "chosen": of(lambda x, w: (x @ w).softmax(-1).gather(-1, (x @ w).argmin(-1, keepdim=True))),
+    "sorted": of(lambda x, w: (x @ w).sort(-1, descending=True).values),
+    "routed": of(_routed),
     "masked by numbers": of(lambda x, w: ((x @ w) + torch.ones(5, 6).triu(1).bool() * -1e9).softmax(-1)),
 }
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "dropout": (nn.Dropout, "bernoulli_ draws at random"),
     "noise": (of(lambda x, w: x @ w + torch.randn(x.shape)), "randn draws at random"),
-    "rounded": (of(lambda x, w: x * (x @ w).long()), "conversion to integers"),
     "floored": (of(lambda x, w: torch.div(x @ w, 2, rounding_mode="floor")), "of fmod no bound is known"),
     "an exponent": (of(lambda x, w: x ** w[:5]), "of pow no bound is known"),
     "a number": (of(lambda x, w: x * (x @ w).sum().item()), r"of item\(\) no bound is known"),
@@ -150,7 +170,6 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "many at once": (of(_foreach), "of _foreach_mul_ no bound is known"),
     "padded": (of(lambda x, w: functional.pad(x @ w, (1, 1))), "of copy_to no bound is known .a part of constant_pad"),
     "cached": (Cached, "copy_ writes into a tensor that was made before"),
-    "sorted": (of(lambda x, w: (x @ w).sort().values), "sort"),
     "counted": (lambda: nn.BatchNorm1d(FEATURES), "writes into a tensor that was made before"),
 }
 """Modules of which nothing is known, and what is told."""

@@ -13,6 +13,7 @@ from equivtest.kit.oracle.exact import InexactData
 
 Function = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 SQUARE = torch.full((4, 4), 3.0, dtype=torch.float64)
+DIAGONAL = torch.eye(4).bool()
 NEGATIVE = -1 * SQUARE  # made here, as a constant of a module is: not seen by the certificate
 
 
@@ -148,3 +149,40 @@ def test_any_order_gives_the_same_bits_where_the_certificate_holds() -> None:
         for index in order.tolist():
             total = total + left[0, index].bfloat16() * right[index, 0].bfloat16()
         assert total == right_sum
+
+
+def test_what_is_computed_in_fewer_bits_within_must_fit_these() -> None:
+    """2**24 + 1 is no float32 number, whatever the module's own dtype."""
+    large = torch.full((4, 4), 2.0**22, dtype=torch.float64)
+    with Certificate(torch.float64) as certificate:
+        large.float() * 3
+        assert certificate.bits_used == 24
+        with pytest.raises(InexactData, match=r"mul adds up magnitudes of .* units, and float32 holds 16777216"):
+            large.float() * 5
+        with pytest.raises(InexactData, match=r"a conversion adds up magnitudes of .* float32 holds"):
+            (large * 5 + 1).float()
+
+
+def test_whole_numbers_are_the_datas_own() -> None:
+    """Ids, masks and what is computed of them; rows that are looked up twice are added up."""
+    ids, weight = torch.tensor([0, 1, 1]), torch.full((2, 3), 3.0, dtype=torch.float64, requires_grad=True)
+    with Certificate(torch.bfloat16) as certificate:
+        rows = functional.embedding(ids, weight).masked_fill((ids * 2 > 1)[:, None], 0.0)
+        rows.backward(torch.full_like(rows, 5.0))
+    assert certificate.bits_used == 3  # of one cotangent: the mask leaves one row
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (lambda x, w: x * (x > 2).double(), "gt may round"),
+        (lambda x, w: x + x.long(), "a conversion to integers"),
+        (lambda x, w: x + torch.tensor(3) / 7 * w, "div may round"),
+        (lambda x, w: x.masked_fill(DIAGONAL, 0.3) + w, "masked_fill adds up magnitudes"),
+        (lambda x, w: x.masked_fill(DIAGONAL, -torch.inf) + w, "an operand is infinite or NaN"),
+    ],
+    ids=["compared", "converted", "a quotient of integers", "a third", "an infinity"],
+)
+def test_what_hangs_on_no_magnitude_is_refused(function: Function, reason: str) -> None:
+    with pytest.raises(InexactData, match=reason):
+        bits_of(function)

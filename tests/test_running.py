@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import nullcontext
 
@@ -11,7 +12,7 @@ from torch import nn
 
 from equivtest.kit.oracle.exact import InexactData
 from equivtest.kit.oracle.rounding import Bounded
-from tests.running_modules import FEATURES, MODULES, REFUSED, Of, of, stored_in_16_bits
+from tests.running_modules import ABOVE, FEATURES, MODULES, REFUSED, Function, Of, of, stored_in_16_bits
 from tests.running_programs import SCALES, Tensors, actual, bound_of, given_of, programs
 
 each_module = pytest.mark.parametrize("make", MODULES.values(), ids=MODULES.keys())
@@ -85,6 +86,64 @@ def test_a_choice_that_a_correct_program_may_make_otherwise_allows_anything() ->
     )
 
     assert bool(right["output"].allowed.isinf().all())
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (lambda x, w: x[(x @ w).sum(-1).topk(2).indices], "topk"),
+        (lambda x, w: x[(x @ w).sum(-1).sort().indices], "sort"),
+        (lambda x, w: x[(x @ w).sum(-1).argmax()], "argmax"),
+        (lambda x, w: (x @ w).sum(-1).max(0).values * x, "max"),
+        (lambda x, w: x * len(((x @ w) - (x @ w.clone())).nonzero()), "nonzero"),
+        (lambda x, w: x * (((x @ w) - (x @ w.clone())) + 1).long(), "a conversion to whole numbers"),
+    ],
+    ids=["topk", "sort", "argmax", "max", "nonzero", "to whole numbers"],
+)
+def test_what_is_not_certain_is_named(function: Function, name: str) -> None:
+    """Rows that are alike but for roundings; in the first line of the function."""
+    given = given_of(lambda: Of(torch.mm), torch.float64)
+    given["weight"][:] = given["weight"] + given["weight"].flip(0)
+    given["x"][0] *= (given["x"] @ given["weight"]).sum(-1)[0].sign()
+    given["x"][1], given["x"][2:] = given["x"][0].flip(0), -given["x"][0]
+    right = bound_of(of(function), given)["output"]
+
+    assert bool(right.allowed.isinf().all())
+    assert re.match(
+        rf"undecided: {name}, at .*test_running.py:\d+, `\(lambda x, w: .*`, compares what may be", right.derivation
+    )
+
+
+def test_a_number_of_what_is_exact_may_be_asked_for() -> None:
+    """How many elements a mask has, and the largest of x, which every program is given."""
+    right = bound_of(
+        of(lambda x, w: (x @ w) * int((ABOVE.sum(-1) > 2).sum().item()) * x[0, 0].item()),
+        given_of(lambda: Of(torch.mm), torch.float64),
+    )["output"]
+
+    assert bool(right.allowed.isfinite().all())
+
+
+def test_a_mask_that_is_written_to_is_no_constant() -> None:
+    """What is written hangs on x, in a view of it, too: its product with 1 may be a sum of shares."""
+
+    def written(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        ones = torch.ones(5, FEATURES, dtype=x.dtype)
+        ones[0] = (x @ w)[0]
+        return ones * torch.ones((), dtype=x.dtype)
+
+    allowed = bound_of(of(written), given_of(lambda: Of(torch.mm), torch.float64))["output"].allowed
+
+    assert bool((allowed[0] > allowed[1]).all())
+
+
+def test_what_is_computed_in_fewer_bits_within_is_rounded_to_these() -> None:
+    """A norm that computes in float32, in a module of float64."""
+    right = bound_of(
+        of(lambda x, w: ((x @ w).float() * 0.1).to(x.dtype)), given_of(lambda: Of(torch.mm), torch.float64)
+    )["output"]
+
+    assert bool((right.allowed > 2.0**-24 * right.value.abs()).all()) and bool((right.allowed < 1e-4).all())
 
 
 @pytest.mark.parametrize("ranks", [3, 5, 7])

@@ -6,17 +6,25 @@ The unsharded one is the reference: it says how many parameters there are, of wh
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import ClassVar, NamedTuple
 
-import torch
-from torch import nn
-
-from equivtest.errors import Misuse
-from equivtest.importing import load_named, require_arguments
+from equivtest.families.module.case_facts import Fact, Facts, Program, call_builder, facts_of, with_parameters
+from equivtest.families.module.case_inputs import (
+    BATCH,
+    REAL,
+    Written,
+    has_rows,
+    in_numbers,
+    kind_of,
+    sizes_in,
+)
+from equivtest.families.module.case_outputs import OUTPUT
 from equivtest.kit.case import Case, Shape, require
 from equivtest.layout import Layout, Replicate, Shard, local_shape
+
+__all__ = ["ModuleCase", "call_builder", "with_parameters"]
 
 EXACT_MODE, REAL_MODE = "dense", "real"
 
@@ -40,16 +48,25 @@ class ModuleCase(Case):
     Values are odd integers, on which the reference is exact where f adds and multiplies (the oracle
     refuses data that some operation could round), or real numbers, on which it has a bound.
 
+    A module of one x has x_shape alone.  Any other names its inputs:
+
+        ModuleCase(..., inputs=(("ids", "ids(11)", ("batch", "seq")),), sizes=(("batch", 2), ("seq", 3)))
+
     Attributes:
         build: 'package.module:NAME' of a function without arguments that makes the unsharded
-            module: one floating-point tensor in, one out, all parameters trained.
+            module; what of it requires a gradient is trained.
         parallelize: 'package.module:NAME' of a function (module, mesh) -> module.
         x_shape: Of the input, global; at least one element.
         largest: Largest magnitude of x and of the parameters where they are integers; odd.
         batch: 'whole': every rank is handed the whole x, and gives the whole output.  'mean of parts': every rank is
             handed its own rows, one at least, as torch.chunk divides them; it gives what the unsharded module gives on
             these alone, and a parameter's gradient is the mean over the ranks of what they come to.  'sum of parts':
-            it is their sum.
+            it is their sum.  Of named inputs those are divided whose first dim is 'batch'.
+        inputs: (name, kind, shape) of each, see `equivtest.families.module.case_inputs`; empty: one x.
+        sizes: (name, size) of each name in the shapes of `inputs`.
+        positional: Those of `inputs` that are handed over by place, in order; all others by name.
+        outputs: Which of several outputs are judged, by the way to them; empty: all.
+        loss: The one of them from which backward starts, with 1; '': `Facts.loss`.
     """
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = (EXACT_MODE, REAL_MODE)
@@ -59,6 +76,11 @@ class ModuleCase(Case):
     x_shape: Shape = (1,)
     largest: int = 1
     batch: str = WHOLE
+    inputs: Written = ()
+    sizes: tuple[tuple[str, int], ...] = ()
+    positional: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    loss: str = ""
 
     def __post_init__(self) -> None:
         require(self.batch in BATCHES, f"batch must be one of {', '.join(BATCHES)}, got {self.batch!r}")
@@ -68,9 +90,26 @@ class ModuleCase(Case):
             self.dtype in REAL_DTYPES or all(mode == EXACT_MODE for mode, _ in self.values),
             f"real values of a module must be of {' or '.join(REAL_DTYPES)}, got {self.dtype}",
         )
+        self._check_inputs()
         if self.is_divided and self.world_size >= 1:  # else it is refused below
-            require_parts(self.build, self.x_shape, self.world_size)
+            require_parts(self)
         super().__post_init__()
+
+    def _check_inputs(self) -> None:
+        sizes, names = dict(self.sizes), [name for name, _, _ in self.inputs]
+        require(len(set(names)) == len(names), f"inputs must have names of their own, got {', '.join(names)}")
+        missing = [size for size in sizes_in(self.inputs) if size not in sizes]
+        require(not missing, f"sizes must say how large {' and '.join(missing)} are, got {self.sizes}")
+        require(all(size >= 1 for size in sizes.values()), f"sizes must be at least 1, got {self.sizes}")
+        unknown = [name for name in self.positional if name not in names]
+        require(not unknown, f"positional must name inputs, got {', '.join(unknown)}; they are {', '.join(names)}")
+        for name, kind, shape in self.inputs:
+            kind_of(kind)
+            require(
+                not self.is_divided or BATCH not in shape[1:],
+                f"a batch can be divided along the first dim alone, {name} is of {shape}: batch='whole', or a module "
+                "that transposes it",
+            )
 
     @property
     def is_divided(self) -> bool:
@@ -86,127 +125,179 @@ class ModuleCase(Case):
         """That of a batch is no layout of the module's."""
         return "even"
 
+    @property
+    def takes(self) -> str:
+        """What the unsharded module is handed, in words."""
+        return self.program_of(self.num_rows).takes
+
+    @property
+    def num_rows(self) -> int:
+        """Of the batch; 1 where there is none."""
+        if self.inputs:
+            return dict(self.sizes).get(BATCH, 1)
+        return self.x_shape[0] if self.x_shape else 1
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """Of the batch, on each rank as torch.chunk divides it; all where it is whole.
+
+        Source: torch.chunk (2.13.0).
+        """
+        if not self.is_divided:
+            return (self.num_rows,)
+        return tuple(
+            local_shape((self.num_rows,), ROWS, (self.world_size,), rank)[0] for rank in range(self.world_size)
+        )
+
+    def program_of(self, num_rows: int) -> Program:
+        """The unsharded module on so many rows of the batch."""
+        if not self.inputs:
+            shape = (num_rows, *self.x_shape[1:]) if self.x_shape else ()
+            written: tuple[tuple[str, str, Shape], ...] = (("x", REAL, shape),)
+            positional: tuple[str, ...] = ("x",)
+        else:
+            sizes = {**dict(self.sizes), BATCH: num_rows}
+            written = tuple((name, kind, in_numbers(shape, sizes)) for name, kind, shape in self.inputs)
+            positional = self.positional
+        return Program(self.build, written, positional, self.outputs, self.loss, self.dtype, not self.inputs)
+
+    @property
+    def facts(self) -> Facts:
+        """Of the unsharded module on what each rank is handed, the first one where they are not alike."""
+        return facts_of(self.program_of(self.rows[0]))
+
+    def input_shapes(self) -> dict[str, Shape]:
+        """Of the whole inputs, by name."""
+        return {name: shape for name, _, shape in self.program_of(self.num_rows).inputs}
+
+    def kinds(self) -> dict[str, str]:
+        """Of the inputs, by name."""
+        return {name: kind for name, kind, _ in self.inputs} or {"x": REAL}
+
+    def real_names(self) -> tuple[str, ...]:
+        """The inputs of which there are gradients."""
+        return tuple(name for name, kind in self.kinds().items() if kind == REAL)
+
+    def divided_names(self) -> tuple[str, ...]:
+        """The inputs of which each rank has rows of its own."""
+        if not self.is_divided:
+            return ()
+        return tuple(name for name, _, shape in self.inputs if has_rows(shape)) if self.inputs else ("x",)
+
     def parameter_names(self) -> tuple[str, ...]:
         """Of the unsharded module, as `named_parameters` lists them: a tied one once."""
-        return tuple(name for name in self._base_shapes() if name not in ("x", "output"))
+        return tuple(self.facts.parameters)
 
-    def _base_shapes(self) -> dict[str, Shape]:
-        """As `shapes_of`; of a divided batch the outputs' rows are those of all ranks."""
+    def stacked_names(self) -> tuple[str, ...]:
+        """Answers of which each rank of a divided batch has one of its own, in a new first dim: numbers too."""
         if not self.is_divided:
-            return shapes_of(self.build, self.x_shape)
-        part = shapes_of(self.build, parts_of(self.x_shape, self.world_size)[0])
-        output = output_of_parts(self.build, self.x_shape, self.world_size)
-        return {**part, "x": self.x_shape, "output": output}
+            return ()
+        own = [f"grad.{name}" for name in self.real_names() if name not in self.divided_names()]
+        numbers = [name for name, fact in self.facts.outputs.items() if not fact.shape]
+        return (*own, *numbers, *(f"buffer.{name}" for name in self.facts.buffers))
 
     def shapes(self) -> dict[str, Shape]:
-        base = self._base_shapes()
-        base = {**base, "cotangent": base["output"], "grad.x": base["x"]}
-        for name in self.parameter_names():
-            base[f"param.{name}"] = base[f"grad.{name}"] = base[name]
-        return {name: base[name] for name in (*self.given_names(), *self.answer_names())}
+        return {name: told.shape for name, told in _told(self).items()}
 
     def layouts(self) -> dict[str, Layout]:
         """How the parallel module divides its parameters is its own affair: here they are whole on every rank."""
-        rows = ("x", "cotangent", "output", "grad.x") if self.is_divided else ()
-        return {name: ROWS if name in rows else Layout((Replicate(),)) for name in self.shapes()}
+        return {name: ROWS if told.has_rows else Layout((Replicate(),)) for name, told in _told(self).items()}
 
     def given_names(self) -> tuple[str, ...]:
-        return ("x", *self.parameter_names(), "cotangent")
+        return tuple(name for name, told in _told(self).items() if told.is_given)
 
     def answer_names(self) -> tuple[str, ...]:
-        names = self.parameter_names()
-        return ("output", *(f"param.{name}" for name in names), "grad.x", *(f"grad.{name}" for name in names))
+        return tuple(name for name, told in _told(self).items() if not told.is_given)
 
     def given_flags(self) -> dict[str, bool]:
-        return {name: name != "cotangent" for name in self.given_names()}
+        parameters = self.facts.parameters
+        is_trained = {name: fact.requires_grad for name, fact in parameters.items()}
+        return {name: is_trained.get(name, name in self.real_names()) for name in self.given_names()}
+
+
+class Told(NamedTuple):
+    """What a case says of one tensor."""
+
+    shape: Shape
+    has_rows: bool = False
+    is_given: bool = False
 
 
 @functools.lru_cache(maxsize=256)
-def shapes_of(build: str, x_shape: Shape) -> dict[str, Shape]:
-    """Shapes of 'x', 'output' and every parameter of the unsharded module.
-
-    Raises:
-        Misuse: it cannot be built, does not take such an x, or does not give one tensor.
-    """
-    module = call_builder(build)
-    parameters = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}  # "meta" unties them
-    try:
-        with torch.no_grad(), torch.device("meta"):  # where nothing is computed
-            output = module.to("meta")(torch.empty(x_shape, device="meta"))
-    except Exception as error:
-        raise Misuse(f"{build}: the unsharded module does not take an x of shape {x_shape}: {error}") from error
-    if not isinstance(output, torch.Tensor):
-        raise Misuse(f"{build}: the unsharded module must give one tensor, got {type(output).__name__}")
-    reserved = sorted({"x", "output", "cotangent"} & parameters.keys())
-    if reserved:
-        raise Misuse(f"{build}: a parameter may not be called {reserved[0]}: rename it")
-    return {"x": x_shape, "output": tuple(output.shape), **parameters}
-
-
-def parts_of(x_shape: Shape, world_size: int) -> list[Shape]:
-    """Of each rank's rows of x, as torch.chunk divides them; [] where some rank has none, or x has no rows.
-
-    Source: torch.chunk (2.13.0).
-    """
-    if not x_shape:
-        return []
-    parts = [local_shape(x_shape, ROWS, (world_size,), rank) for rank in range(world_size)]
-    return parts if all(shape[0] for shape in parts) else []
+def _told(case: ModuleCase) -> dict[str, Told]:
+    """Everything that is given or answered, by name."""
+    facts, divided, shapes = case.facts, case.divided_names(), case.input_shapes()
+    outputs = whole_outputs(case) if case.is_divided else {name: fact.shape for name, fact in facts.outputs.items()}
+    given = {name: Told(shape, name in divided) for name, shape in shapes.items()}
+    given |= {name: Told(fact.shape) for name, fact in facts.parameters.items()}
+    if not facts.loss:
+        given |= {cotangent_of(name): Told(outputs[name], case.is_divided) for name in facts.roots}
+    answers = {name: Told(shape, case.is_divided) for name, shape in outputs.items()}
+    answers |= {f"param.{name}": Told(fact.shape) for name, fact in facts.parameters.items()}
+    for name in case.real_names():  # each rank has a gradient of its own of what all are handed
+        is_own = case.is_divided and name not in divided
+        shape = (case.world_size, *shapes[name]) if is_own else shapes[name]
+        answers[f"grad.{name}"] = Told(shape, case.is_divided)
+    answers |= {f"grad.{name}": Told(fact.shape) for name, fact in facts.parameters.items()}
+    for name, fact in facts.buffers.items():
+        shape = (case.world_size, *fact.shape) if case.is_divided else fact.shape
+        answers[f"buffer.{name}"] = Told(shape, case.is_divided)
+    taken = sorted(given.keys() & answers.keys())
+    require(not taken, f"{case.build}: {''.join(taken[:1])} is an output and a parameter: rename one")
+    return {**{name: told._replace(is_given=True) for name, told in given.items()}, **answers}
 
 
-def require_parts(build: str, x_shape: Shape, world_size: int) -> None:
-    """Raises Misuse unless each rank has rows of x, and their outputs are one tensor, divided likewise."""
+def cotangent_of(output: str) -> str:
+    """'cotangent.1' of 'output.1'."""
+    return "cotangent" + output.removeprefix(OUTPUT)
+
+
+def require_parts(case: ModuleCase) -> None:
+    """Raises Misuse unless each rank has rows of the batch, and their outputs are tensors, divided likewise."""
+    can_be_divided = bool(case.inputs) or bool(case.x_shape)
     require(
-        bool(parts_of(x_shape, world_size)),
-        f"x of shape {x_shape} cannot be divided among {world_size} ranks, as torch.chunk divides, so that each has a "
-        f"row: take one of {world_size} rows, such as {(world_size, *x_shape[1:])}, or batch='whole'",
+        not case.inputs or bool(case.divided_names()),
+        f"no input has {BATCH!r} as its first dim, so that no rank has rows of its own: say which dim that is, "
+        "or batch='whole'",
     )
-    output_of_parts(build, x_shape, world_size)
+    what = f"{BATCH} of {case.num_rows}" if case.inputs else f"x of shape {case.x_shape}"
+    way_out = f"take one of {case.world_size} rows, such as {(case.world_size, *case.x_shape[1:])}"
+    way_out = f"take a multiple of {case.world_size}" if case.inputs else way_out
+    require(
+        can_be_divided and all(case.rows),
+        f"{what} cannot be divided among {case.world_size} ranks, as torch.chunk divides, so that each has a "
+        f"row: {way_out}, or batch='whole'",
+    )
+    whole_outputs(case)
 
 
-@functools.lru_cache(maxsize=256)
-def output_of_parts(build: str, x_shape: Shape, world_size: int) -> Shape:
-    """Shape of the outputs of all ranks' rows, one below the other, a number as one row.
+def whole_outputs(case: ModuleCase) -> dict[str, Shape]:
+    """Shapes of the outputs of all ranks' rows, one below the other, a number as one row.
 
     Raises:
         Misuse: the module does not take a rank's rows, or no tensor that is divided by rows has such parts.
     """
-    parts = [shapes_of(build, part)["output"] or (1,) for part in parts_of(x_shape, world_size)]
-    output = (sum(shape[0] for shape in parts), *parts[0][1:])
-    divided = [local_shape(output, ROWS, (world_size,), rank) for rank in range(world_size)]
-    require(
-        parts == divided,
-        f"{build}: of x of shape {x_shape}, divided among {world_size} ranks, they give outputs of shapes "
-        f"{', '.join(map(str, parts))}, which is no tensor divided by rows: take an x_shape whose rows they share "
-        "evenly, or batch='whole'",
-    )
-    return output
+    return _whole_outputs(tuple(case.program_of(num_rows) for num_rows in case.rows), case.takes)
 
 
-def call_builder(build: str) -> nn.Module:
-    """The unsharded module, as its function makes it.
-
-    Raises:
-        Misuse: there is no such function, it raises, or it makes no module.
-    """
-    function = cast("Callable[[], object]", load_named(build, "build"))
-    require_arguments(function, f"build {build!r}", ())
-    try:
-        with torch.random.fork_rng(devices=[]):  # what it draws, such as a buffer, is to be the same on every rank
-            torch.manual_seed(0)
-            module = function()
-    except Exception as error:
-        raise Misuse(f"build {build!r} raised {type(error).__name__}: {error}") from error
-    if not isinstance(module, nn.Module):
-        raise Misuse(f"build {build!r} must give an nn.Module, got {type(module).__name__}")
-    return module
-
-
-def with_parameters(module: nn.Module, given: Mapping[str, torch.Tensor]) -> nn.Module:
-    """The module with `given` in place of its parameters, by name, trained; tied ones stay tied."""
-    names = dict(module.named_parameters())
-    made = {id(names[name]): nn.Parameter(tensor) for name, tensor in given.items()}
-    for name, parameter in list(module.named_parameters(remove_duplicate=False)):
-        owner, _, last = name.rpartition(".")
-        setattr(module.get_submodule(owner), last, made[id(parameter)])
-    return module
+@functools.lru_cache(maxsize=256)
+def _whole_outputs(programs: tuple[Program, ...], takes: str) -> dict[str, Shape]:
+    by_rank: list[Mapping[str, Fact]] = [facts_of(program).outputs for program in programs]
+    wholes = {}
+    for name in by_rank[0]:
+        require(
+            all(outputs.keys() == by_rank[0].keys() for outputs in by_rank),
+            f"{programs[0].build}: on parts of {takes} it gives different outputs: batch='whole'",
+        )
+        parts = [outputs[name].shape or (1,) for outputs in by_rank]
+        whole = (sum(shape[0] for shape in parts), *parts[0][1:])
+        divided = [local_shape(whole, ROWS, (len(parts),), rank) for rank in range(len(parts))]
+        what = "outputs" if name == OUTPUT else f"{name}s"
+        require(
+            parts == divided,
+            f"{programs[0].build}: of {takes}, divided among {len(parts)} ranks, they give {what} of shapes "
+            f"{', '.join(map(str, parts))}, which is no tensor divided by rows: take an x_shape whose rows they share "
+            "evenly, or batch='whole'",
+        )
+        wholes[name] = whole
+    return wholes

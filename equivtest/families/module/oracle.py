@@ -4,33 +4,37 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 
 from equivtest import limits
 from equivtest.errors import Misuse
-from equivtest.families.module.case import (
-    EXACT_MODE,
-    MEAN_OF_PARTS,
-    REAL_MODE,
-    ModuleCase,
-    call_builder,
-    with_parameters,
-)
-from equivtest.families.module.values import bounds_of
+from equivtest.families.module.case import EXACT_MODE, MEAN_OF_PARTS, REAL_MODE, ModuleCase, cotangent_of
+from equivtest.families.module.case_facts import call, call_builder, with_parameters
+from equivtest.families.module.case_inputs import REAL
+from equivtest.families.module.case_outputs import named_outputs
+from equivtest.families.module.values import VARIANTS, bounds_of
 from equivtest.kit.oracle import expect
 from equivtest.kit.oracle.averages import Averages
 from equivtest.kit.oracle.certificate import Certificate
 from equivtest.kit.oracle.declared import arithmetic_of
 from equivtest.kit.oracle.exact import InexactData
-from equivtest.kit.oracle.expected import Expected, ExpectedTensor
+from equivtest.kit.oracle.expected import COPIED, Expected, ExpectedTensor
 from equivtest.kit.oracle.operations import Found, Operations
+from equivtest.kit.oracle.places import Places
+from equivtest.kit.oracle.ranged import Ranged
 from equivtest.kit.values import draw
 from equivtest.tensors import DTYPES, slice_local
+
+if TYPE_CHECKING:
+    from equivtest.kit.oracle.running import RunningError
 
 EXACT = "equal: the unsharded module in float64, no operation of which can round these values"
 
@@ -46,7 +50,7 @@ def expect_module(case: ModuleCase, index: int) -> Expected:
         Misuse: an operation of the module could round the integers of this case, or is one of which no bound is known.
     """
     drawn = draw(case, index)
-    given = {name: tensor.double() for name, tensor in drawn.items()}
+    given = {name: _in_float64(tensor) for name, tensor in drawn.items()}
     if case.values[index][0] == REAL_MODE:
         expected = _expected(case, given, _within_bounds(case, drawn), {})
         return replace(expected, tensors=measured(expected.tensors))
@@ -56,7 +60,8 @@ def expect_module(case: ModuleCase, index: int) -> Expected:
 
 def _expected(case: ModuleCase, given: Tensors, found: Mapping[str, Found], bits_used: Mapping[str, int]) -> Expected:
     """Every answer of the case: what is not found is zero, as what no gradient reaches, and parameters are copies."""
-    tensors, layouts, shapes = {}, case.layouts(), case.shapes()
+    tensors, layouts, shapes, dtypes = {}, case.layouts(), case.shapes(), _dtypes(case)
+    flags = case.given_flags() | {name: fact.requires_grad for name, fact in case.facts.outputs.items()}
     for name in case.answer_names():
         zeros = Found(torch.zeros(shapes[name], dtype=torch.float64), None, EXACT)
         right = found.get(name, zeros)
@@ -66,9 +71,9 @@ def _expected(case: ModuleCase, given: Tensors, found: Mapping[str, Found], bits
             value=right.value,
             allowed=right.allowed,
             layout=layouts[name],
-            dtype=case.dtype,
+            dtype=dtypes.get(name, case.dtype),
             derivation=right.derivation,
-            requires_grad=name == "output" or name.startswith("param.") or None,
+            requires_grad=flags.get(name.removeprefix("param.")),
             may_be_none=name.startswith("grad.") and name not in found,
         )
     return Expected(tensors, bits_used)
@@ -83,31 +88,47 @@ def split(case: ModuleCase, given: Tensors) -> list[dict[str, torch.Tensor]]:
     ]
 
 
-def run_parts(modules: Sequence[nn.Module], parts: Sequence[Tensors], *, divided: bool) -> tuple[Answers, Answers]:
-    """What has the rows of x, one part below the other; and parameters' gradients, stacked.
+def _dtypes(case: ModuleCase) -> dict[str, str]:
+    """Of those answers that are of another than the case's."""
+    facts = case.facts
+    found = {**facts.outputs, **{f"buffer.{name}": fact for name, fact in facts.buffers.items()}}
+    return {name: fact.dtype for name, fact in found.items() if fact.dtype}
+
+
+def _in_float64(tensor: torch.Tensor) -> torch.Tensor:
+    """Whole numbers stay what they are."""
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def run_parts(case: ModuleCase, modules: Sequence[nn.Module], parts: Sequence[Tensors]) -> tuple[Answers, Answers]:
+    """What has the rows of the batch, one part below the other; and parameters' gradients, stacked.
 
     A gradient that reaches some parts alone is zero in the others.
     """
-    answers = [run_module(module, part) for module, part in zip(modules, parts, strict=True)]
+    answers = [run_module(case, module, part) for module, part in zip(modules, parts, strict=True)]
     likes = {name: tensor for answer in answers for name, tensor in answer.items()}
+    stacked = case.stacked_names()
     rows, stacks = {}, {}
     with torch.no_grad():
         for name, like in likes.items():
-            shapes = [part["x"].shape if name == "grad.x" else like.shape for part in parts]
+            is_sum = name.startswith("grad.") and name.removeprefix("grad.") in case.parameter_names()
+            given = [part.get(name.removeprefix("grad."), like) for part in parts]
             found = [
-                answer[name] if name in answer else torch.zeros(shape, dtype=like.dtype)
-                for answer, shape in zip(answers, shapes, strict=True)
+                answer[name] if name in answer else torch.zeros(each.shape, dtype=like.dtype)
+                for answer, each in zip(answers, given, strict=True)
             ]
-            if name in ("output", "grad.x"):
-                rows[name] = _below(found) if divided else found[0]
-            else:
+            if is_sum:
                 stacks[name] = torch.stack(found)
+            elif name in stacked:
+                rows[name] = torch.stack(found)
+            else:
+                rows[name] = _below(found) if case.is_divided else found[0]
     return rows, stacks
 
 
 def _below(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """One tensor of all their rows, a number as one row."""
-    return torch.cat([part if part.dim() else part.unsqueeze(0) for part in parts])
+    """One tensor of all their rows."""
+    return torch.cat(list(parts))
 
 
 def _sum(stack: torch.Tensor) -> torch.Tensor:
@@ -118,8 +139,8 @@ def _sum(stack: torch.Tensor) -> torch.Tensor:
 def _exactly(case: ModuleCase, given: Tensors) -> dict[str, Found]:
     """What the module gives on integers, gradients of parts added up or averaged as the case says."""
     parts = split(case, given)
-    rows, stacks = run_parts([make_unsharded(case, part) for part in parts], parts, divided=case.is_divided)
-    exact = {name: Found(tensor.detach(), None, EXACT) for name, tensor in rows.items()}
+    rows, stacks = run_parts(case, [make_unsharded(case, part) for part in parts], parts)
+    exact = {name: Found(tensor.detach().double(), None, EXACT) for name, tensor in rows.items()}
     if case.batch != MEAN_OF_PARTS:
         return exact | {name: Found(_sum(stack), None, EXACT) for name, stack in stacks.items()}
     averages = Averages(Operations(case.dtype, case.world_size, must_be_exact=True), case.world_size, micro_batches=1)
@@ -137,31 +158,74 @@ def _within_bounds(case: ModuleCase, given: Tensors) -> dict[str, Found]:
     """What the module gives on real numbers, and how far a correct parallel one may be off.
 
     It runs in the case's own dtype: what a module computes may hang on that, as the default eps of nn.RMSNorm does.
-
-    Source: torch.nn.attention.sdpa_kernel (2.13.0), so that attention is taken apart into products and softmaxes.
     """
     from equivtest.kit.oracle.running import RunningError  # torch's decompositions take a second to import
 
-    counted = RunningError(arithmetic_of(case.dtype), case.world_size)
-    ranged = [{name: counted.exactly(each) for name, each in part.items()} for part in split(case, given)]
+    places = Places()
+    counted = RunningError(arithmetic_of(case.dtype), case.world_size, places)
+    ranged = [{name: _ranged(counted, each) for name, each in part.items()} for part in split(case, given)]
     modules = [call_builder(case.build).to(DTYPES[case.dtype]) for _ in ranged]
+    for module in modules:
+        places.watch(module)
+        _with_buffers(module, counted, case.facts.buffers)
     try:
-        with counted, sdpa_kernel(SDPBackend.MATH):
+        with counted, TakesApart():
             for module, part in zip(modules, ranged, strict=True):
                 with_parameters(module, {name: part[name] for name in case.parameter_names()})
-            rows, stacks = run_parts(modules, ranged, divided=case.is_divided)
+            rows, stacks = run_parts(case, modules, ranged)
             found = rows | {name: _reduced(case, stack) for name, stack in stacks.items()}
     except InexactData as error:
-        raise Misuse(
-            f"{case.build}, with x of shape {case.x_shape}: {error}: leave it out of the module that is judged, or "
-            "write a case family with an oracle of its own"
-        ) from error
+        raise Misuse(f"{case.build}, with {case.takes}: {error}{places.refused}: {_way_out(error)}") from error
     except Exception as error:  # an arbitrary module's, of a tensor that is not the usual one
         raise Misuse(
-            f"{case.build}, with x of shape {case.x_shape}, cannot be followed operation by operation: "
-            f"{type(error).__name__}: {error}"
+            f"{case.build}, with {case.takes}, cannot be followed operation by operation: "
+            f"{type(error).__name__}: {error}{places.here()}"
         ) from error
-    return {name: Found.within(counted.bounded(tensor)) for name, tensor in found.items()}
+    return {name: _found(counted, tensor) for name, tensor in found.items()}
+
+
+def _way_out(error: InexactData) -> str:
+    """What to do about an operation that cannot be followed."""
+    if "at random" in str(error):
+        return "leave it out of the module that is judged, call eval() on it, or set its probability to 0"
+    if "item()" in str(error):
+        return "decide on tensors, such as by torch.where, or on shapes, or judge the parts before and after it"
+    return "leave it out of the module that is judged, or write a case family with an oracle of its own"
+
+
+def _ranged(counted: RunningError, tensor: torch.Tensor) -> torch.Tensor:
+    """Whole numbers stay what they are."""
+    return counted.exactly(tensor) if tensor.is_floating_point() else tensor
+
+
+def _with_buffers(module: nn.Module, counted: RunningError, names: Iterable[str]) -> None:
+    """Has the buffers of these names know how far they may be off, as the forward writes to them."""
+    for name in names:
+        buffer = module.get_buffer(name)
+        if buffer.is_floating_point():
+            owner, _, last = name.rpartition(".")
+            module.get_submodule(owner)._buffers[last] = counted.exactly(buffer.clone())
+
+
+def _found(counted: RunningError, tensor: torch.Tensor) -> Found:
+    """What came out within its bound; whole numbers, and what hangs on nothing that was given, equal."""
+    if isinstance(tensor, Ranged):
+        return Found.within(counted.bounded(tensor))
+    undecided = torch.full(tensor.shape, torch.inf, dtype=torch.float64) if counted.undecided else None
+    return Found(tensor.detach().double(), undecided, counted.undecided or COPIED)
+
+
+class TakesApart(TorchFunctionMode):
+    """Within it attention is taken apart into products and softmaxes, whatever kernels the module asks for.
+
+    Source: torch.nn.attention.sdpa_kernel (2.13.0).
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func not in (functional.scaled_dot_product_attention, functional.multi_head_attention_forward):
+            return func(*args, **(kwargs or {}))
+        with sdpa_kernel(SDPBackend.MATH):
+            return func(*args, **(kwargs or {}))
 
 
 def _reduced(case: ModuleCase, stack: torch.Tensor) -> torch.Tensor:
@@ -176,6 +240,8 @@ def measured(tensors: Mapping[str, ExpectedTensor]) -> dict[str, ExpectedTensor]
     gradient is zero in exact arithmetic, and staying within its bound shows that nothing was added to it.
     """
     gradients = [tensor.value.flatten() for name, tensor in tensors.items() if name.startswith("grad.")]
+    if not gradients:
+        return dict(tensors)
     scale = limits.ZERO_BESIDE * float(torch.cat(gradients).square().mean().sqrt())
     return {name: replace(each, scale=scale) if _is_zero(name, each) else each for name, each in tensors.items()}
 
@@ -193,13 +259,25 @@ def make_unsharded(case: ModuleCase, given: Tensors) -> nn.Module:
     return with_parameters(module, {name: given[name] for name in case.parameter_names()})
 
 
-def run_module(module: nn.Module, given: Tensors) -> Answers:
+def run_module(case: ModuleCase, module: nn.Module, given: Tensors) -> Answers:
     """What the module gives and its backward leaves, by name: no gradient where none came."""
-    x = given["x"].requires_grad_()
-    output: torch.Tensor = module(x)
-    torch.autograd.backward(output, given["cotangent"].reshape(output.shape))
-    grads = {name: parameter.grad for name, parameter in module.named_parameters()} | {"x": x.grad}
-    return {"output": output} | {f"grad.{name}": grad for name, grad in grads.items() if grad is not None}
+    inputs = {
+        name: given[name].requires_grad_() if kind == REAL else given[name] for name, kind in case.kinds().items()
+    }
+    positional = case.positional if case.inputs else tuple(inputs)
+    outputs = named_outputs(call(module, positional, inputs), case.outputs, case.build)
+    facts = case.facts
+    roots = {name: outputs[name] for name in facts.roots}
+    if roots:
+        cotangents = [
+            torch.ones_like(root) if facts.loss else given[cotangent_of(name)].reshape(root.shape).to(root.dtype)
+            for name, root in roots.items()
+        ]
+        torch.autograd.backward(list(roots.values()), cotangents)
+    grads = {name: parameter.grad for name, parameter in module.named_parameters() if parameter.is_floating_point()}
+    grads |= {name: inputs[name].grad for name in case.real_names()}
+    found = {f"grad.{name}": grad for name, grad in grads.items() if grad is not None}
+    return {**outputs, **found, **{f"buffer.{name}": module.get_buffer(name) for name in facts.buffers}}
 
 
 def prove_exact(case: ModuleCase) -> int:
@@ -215,21 +293,36 @@ def prove_exact(case: ModuleCase) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def _prove_exact(case: ModuleCase) -> int:
-    certificate = Certificate(DTYPES[case.dtype])
+    """Of every variant of what is chosen by ids, masks and the like."""
+    whole_numbers = [name for name, kind in case.kinds().items() if kind != REAL]
+    variants = range(VARIANTS if whole_numbers else 1)
+    return max(_bits_of(case, variant, whole_numbers) for variant in variants)
+
+
+def _bits_of(case: ModuleCase, variant: int, whole_numbers: Sequence[str]) -> int:
+    if case.facts.loss and case.batch == MEAN_OF_PARTS:
+        raise Misuse(f"{case.build}: a mean of {case.world_size} losses may round")
+    places = Places()
+    certificate = Certificate(DTYPES[case.dtype], places)
+    drawn = draw(replace(case, values=((EXACT_MODE, variant),)), 0) if whole_numbers else {}
     magnitudes = {
-        name: torch.full(case.shapes()[name], float(math.prod(bounds_of(case, name))), dtype=torch.float64)
+        name: drawn[name]
+        if name in whole_numbers
+        else torch.full(case.shapes()[name], float(math.prod(bounds_of(case, name))), dtype=torch.float64)
         for name in case.given_names()
     }
     parts = split(case, magnitudes)
     modules = [make_unsharded(case, part) for part in parts]
+    for module in modules:
+        places.watch(module)
     try:
         with certificate:
-            for stack in run_parts(modules, parts, divided=case.is_divided)[1].values():
+            for stack in run_parts(case, modules, parts)[1].values():
                 _sum(stack)
     except InexactData as error:
         raise Misuse(
-            f"{case.build}: on integers up to {case.largest} in {case.dtype}, on {case.world_size} ranks, with x of "
-            f"shape {case.x_shape}, {error}: take smaller sizes or leave this dtype out; a module that rounds "
+            f"{case.build}: on integers up to {case.largest} in {case.dtype}, on {case.world_size} ranks, with "
+            f"{case.takes}, {error}{places.refused}: take smaller sizes or leave this dtype out; a module that rounds "
             "is judged on real values, ('real', 0)"
         ) from error
     return certificate.bits_used

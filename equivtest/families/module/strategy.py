@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
@@ -14,30 +14,31 @@ from equivtest.property import Space
 
 MODULE_MODES = {mode: tuple((mode,) * num for num in (1, 2, 3)) for mode in ModuleCase.VALUE_MODES}
 
-Layouts = Mapping[int, Mapping[str, Sequence[tuple[str, Shape, int]]]]
-"""World size -> dtype -> (mode, x_shape, largest) of cases, the simplest first; no dtype without any."""
+Layout = tuple[str, Shape | tuple[tuple[str, int], ...], int]
+"""(mode, x_shape or sizes, largest magnitude) of a case."""
+
+Layouts = Mapping[int, Mapping[str, Sequence[Layout]]]
+"""World size -> dtype -> layouts of cases, the simplest first; no dtype without any."""
 
 
 @st.composite
 def module_cases(
-    draw: DrawFn, space: Space, *, build: str, parallelize: str, batch: str, layouts: Layouts
+    draw: DrawFn, space: Space, make: Callable[..., ModuleCase], varied: str, layouts: Layouts
 ) -> ModuleCase:
     """Cases of one module, and of one way to parallelize it.
 
     Args:
-        build, parallelize, batch: See `ModuleCase`.
+        make: A case from all that is drawn.
+        varied: Which field holds what layouts differ in: 'x_shape' or 'sizes'.
         layouts: What is drawn of, for each of the space's world sizes.
     """
     world_size = pick(draw, "world_size", space.world_sizes)
     dtype = pick(draw, "dtype", tuple(layouts[world_size]))
-    mode, x_shape, largest = pick(draw, "layout", layouts[world_size][dtype])
-    return ModuleCase(
+    mode, layout, largest = pick(draw, "layout", layouts[world_size][dtype])
+    return make(
         world_size=world_size,
         dtype=dtype,
-        build=build,
-        parallelize=parallelize,
-        x_shape=x_shape,
         largest=largest,
-        batch=batch,
         **pick_run(draw, world_size, MODULE_MODES[mode], records=()),
+        **{varied: layout},
     )

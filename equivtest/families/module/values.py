@@ -7,16 +7,19 @@ import math
 import torch
 
 from equivtest.families.module.case import REAL_MODE, ModuleCase
+from equivtest.families.module.case_inputs import REAL, make_whole_numbers
 from equivtest.kit.case import Shape
 from equivtest.kit.values import draw
 from equivtest.kit.values.integers import generator, odd_integers
 from equivtest.kit.values.real import nearly_normal
 from equivtest.tensors import DTYPES
 
+VARIANTS = 3
+
 
 @draw.register
 def draw_module(case: ModuleCase, index: int) -> dict[str, torch.Tensor]:
-    """x, the parameters and the cotangent, as the draw's mode says.
+    """The inputs, the parameters and the cotangents, as the draw's mode says.
 
     Modes:
         dense: Odd integers of random sign, up to `largest`; of the cotangent +1 or -1.
@@ -24,15 +27,20 @@ def draw_module(case: ModuleCase, index: int) -> dict[str, torch.Tensor]:
             summed with, as layers are initialised; those of one dim, which may be scales, of 0.5 to 1.5 in magnitude.
 
     Of integers the cotangent, and parameters of one dim, which may be biases, are multiplied by the world size, so that
-    dividing by it is exact.
+    dividing by it is exact.  Ids, masks and the like are then one of VARIANTS draws, as
+    what they choose says how many terms are added up: each of them is proved not to round.
 
     Source: Partial._partition_value in torch.distributed.tensor.placement_types (2.13.0): what every rank holds whole
     is divided by the number of ranks where it is added to a partial tensor.  Data parallelism divides gradients by it.
     """
-    (mode, seed), shapes = case.values[index], case.shapes()
+    (mode, seed), shapes, kinds = case.values[index], case.shapes(), case.kinds()
     given = {}
     for name in case.given_names():
         source = generator(mode, seed, name)
+        if kinds.get(name, REAL) != REAL:
+            source = source if mode == REAL_MODE else generator(mode, seed % VARIANTS, name)
+            given[name] = make_whole_numbers(kinds[name], shapes[name], case.rows[0], source)
+            continue
         if mode == REAL_MODE:
             value = _draw_real(shapes[name], source, is_parameter=name in case.parameter_names())
         else:
@@ -53,5 +61,6 @@ def _draw_real(shape: Shape, source: torch.Generator, *, is_parameter: bool) -> 
 
 def bounds_of(case: ModuleCase, name: str) -> tuple[int, int]:
     """The largest integer that a given tensor holds, and what all its integers are multiplied by."""
-    divisible = name == "cotangent" or (len(case.shapes()[name]) == 1 and name in case.parameter_names())
-    return 1 if name == "cotangent" else case.largest, case.world_size if divisible else 1
+    is_cotangent = name.partition(".")[0] == "cotangent" and name not in case.parameter_names()
+    divisible = is_cotangent or (len(case.shapes()[name]) == 1 and name in case.parameter_names())
+    return 1 if is_cotangent else case.largest, case.world_size if divisible else 1

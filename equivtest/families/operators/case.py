@@ -59,7 +59,8 @@ class OperatorCase(Case):
     earlier: tuple[tuple[str, Argument], ...] = ()
 
     def __post_init__(self) -> None:
-        require(self.operator in OPERATORS, f"operator must be one of the table's, got {self.operator!r}")
+        require(self.operator in OPERATORS, f"operator must be one of {', '.join(OPERATORS)}, got {self.operator!r}")
+        require(self.dtype in limits.DTYPES, f"dtype must be one of {', '.join(limits.DTYPES)}, got {self.dtype!r}")
         require(
             len(self.mesh) <= MAX_AXES and all(size >= 1 for size in self.mesh),
             f"mesh must have at most {MAX_AXES} axes of one rank or more, got {self.mesh}",

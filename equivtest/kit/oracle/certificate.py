@@ -20,25 +20,28 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from equivtest.kit.oracle.exact import InexactData, bits_of, find_integers, significand_bits
+from equivtest.kit.oracle.places import Places
 
 MOVES = frozenset(
     {
         "_reshape_alias", "_to_copy", "_unsafe_view", "abs", "alias", "amax", "arange", "as_strided", "cat",
         "clone", "contiguous", "copy_", "detach", "embedding", "empty", "empty_like", "empty_strided", "expand",
-        "eye", "flip", "gather", "index", "index_select", "lift_fresh", "max", "maximum", "narrow", "new_empty",
+        "eye", "flip",
+        "full", "full_like", "gather", "index", "index_select", "lift_fresh", "max", "maximum", "narrow", "new_empty",
         "new_empty_strided", "new_zeros", "ones", "ones_like", "permute", "relu", "repeat", "roll", "select",
-        "slice", "split", "split_with_sizes", "squeeze", "squeeze_", "stack", "t", "threshold_backward", "transpose",
-        "unbind", "unsqueeze", "view", "zero_", "zeros", "zeros_like",
+        "masked_fill", "slice", "split", "split_with_sizes", "squeeze", "squeeze_", "stack", "t", "threshold_backward",
+        "transpose", "unbind", "unsqueeze", "view", "where", "zero_", "zeros", "zeros_like",
     }
 )  # fmt: skip
 """Operations that only move or choose values, no larger in magnitude than what they give on magnitudes."""
 
 SUMS = frozenset(
     {
-        "add", "add_", "cumsum", "index_add", "index_put", "index_put_", "scatter_add", "select_backward",
-        "slice_backward", "sum",
+        "add", "add_", "cumsum", "embedding_dense_backward", "index_add", "index_put", "index_put_", "scatter_add",
+        "select_backward", "slice_backward", "sum",
     }
 )  # fmt: skip
 """Operations that add elements."""
@@ -53,8 +56,13 @@ ON_MAGNITUDES: dict[str, Callable[..., Any]] = {
 }
 """What bounds an operation whose own result on magnitudes does not."""
 
-CHOOSES = frozenset({"amax", "max", "maximum", "relu"})
-"""Of MOVES, those whose choice depends on signs, which a constant of the module may have."""
+CHOOSES = frozenset({"amax", "masked_fill", "max", "maximum", "relu", "where"})
+"""Of MOVES, those whose result is no magnitude where a constant of the module has a sign."""
+
+FILLS = frozenset({"full", "full_like", "masked_fill", "where"})
+"""Of MOVES, those that put numbers of the module's own into a result, which the dtype may not hold."""
+
+CONVERTS = frozenset({"_to_copy", "to"})
 
 
 class Certificate(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -67,13 +75,27 @@ class Certificate(TorchDispatchMode):  # type: ignore[no-untyped-call]
         InexactData: a sum may need more bits than the dtype has, or an operation may round.
     """
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, dtype: torch.dtype, places: Places | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.dtype = dtype
+        self.places = places or Places()
         self.bits_used = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        name, kwargs = func.overloadpacket.__name__, kwargs or {}
+        self.places.note()
+        try:
+            return self._proved(func, args, kwargs or {})
+        except InexactData:
+            self.places.refuse()
+            raise
+
+    def _proved(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What an operation gives on magnitudes; whole numbers, such as ids, are the data's own."""
+        name = func.overloadpacket.__name__
+        if not any(map(is_floating, tree_leaves((args, kwargs)))) and not _rounds(func, args, kwargs):
+            return func(*args, **kwargs)
+        if name in CONVERTS:
+            return self._converted(func, args, kwargs)
         if name not in MOVES | SUMS | PRODUCTS | ON_MAGNITUDES.keys():
             raise InexactData(f"{name} may round: equality can be asked of sums, products and what moves values alone")
         if name in MOVES - CHOOSES:
@@ -81,22 +103,41 @@ class Certificate(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args = magnitudes_of(name, args)
         kwargs = {key: abs(value) if key in ("alpha", "beta") else value for key, value in kwargs.items()}
         result = ON_MAGNITUDES.get(name, func)(*args, **kwargs)
-        if name not in MOVES:
+        if name not in MOVES or name in FILLS:
             numbers = [each for each in (*args, *kwargs.values()) if isinstance(each, float)]
             self._count(name, result, unit_of(name, [each for each in args if is_floating(each)], numbers))
         return result
 
+    def _converted(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """To another dtype: the data's own values are chosen by no magnitude, and a narrower one must hold them."""
+        result = func(*args, **kwargs)
+        if not is_floating(result):
+            raise InexactData("a conversion to integers is not known on magnitudes")
+        if is_floating(args[0]) and result.dtype.itemsize < args[0].dtype.itemsize:
+            self._count("a conversion", result, _own_unit(args[0]))
+        return result
+
     def _count(self, name: str, result: torch.Tensor, unit: int) -> None:
-        """That the dtype holds every magnitude, in units of 2**unit."""
+        """That the dtype holds every magnitude, in units of 2**unit: the module's, and the one it computes in here."""
         largest = float(result.max()) if result.numel() else 0.0
+        if not math.isfinite(largest):
+            raise InexactData(f"{name} adds up what is not finite")
         units = math.ceil(Fraction(largest) * 2**-unit)  # of a product of small units more than an int64 holds
         self.bits_used = max(self.bits_used, bits_of(units))
-        bits = significand_bits(self.dtype)
-        if units > 2**bits:
+        dtype = min(self.dtype, result.dtype, key=significand_bits)
+        bits = significand_bits(dtype)
+        if units > 2**bits or (
+            units == 2**bits and result.dtype != torch.float64
+        ):  # to which more may have been rounded
             raise InexactData(
-                f"{name} adds up magnitudes of {units} units, and {str(self.dtype).removeprefix('torch.')} holds "
+                f"{name} adds up magnitudes of {units} units, and {str(dtype).removeprefix('torch.')} holds "
                 f"{2**bits} exactly"
             )
+
+
+def _rounds(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether an operation on whole numbers makes numbers that may be rounded: quotients, powers."""
+    return func.overloadpacket.__name__ in ("div", "true_divide", "mean", "pow", "exp", "sqrt", "reciprocal", "log")
 
 
 def magnitudes_of(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -125,7 +166,7 @@ def _magnitude(value: Any) -> Any:
 def unit_of(name: str, operands: Iterable[torch.Tensor], numbers: Iterable[float]) -> int:
     """The exponent of a unit, no larger than 1, of every term that an operation adds."""
     units = [_own_unit(operand) for operand in operands]
-    factor = sum(_own_unit(torch.tensor(number)) for number in numbers)
+    factor = sum(_own_unit(torch.tensor(number, dtype=torch.float64)) for number in numbers)
     if name in PRODUCTS:
         return factor + (sum(units[-2:]) if len(units) < 3 else min(units[0], sum(units[1:])))
     return factor + min(units, default=0)
@@ -133,6 +174,8 @@ def unit_of(name: str, operands: Iterable[torch.Tensor], numbers: Iterable[float
 
 def _own_unit(operand: torch.Tensor) -> int:
     """0 for integers, however many powers of two they share: what was added up to them need not share these."""
+    if not bool(operand.isfinite().all()):
+        raise InexactData("an operand is infinite or NaN, of which no sum is exact")
     return min(0, find_integers("an operand", operand.detach()).exponent)
 
 

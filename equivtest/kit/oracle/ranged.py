@@ -7,9 +7,21 @@ a program may scale and move before it adds them.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+
+
+@dataclass
+class Origin:
+    """Where values are from.
+
+    Attributes:
+        is_constant: Whether they hang on nothing that was given, as a mask does that the module makes.
+    """
+
+    is_constant: bool = False
 
 
 class Ranged(torch.Tensor):
@@ -18,18 +30,23 @@ class Ranged(torch.Tensor):
     Attributes:
         value: Of the tensor's own dtype.
         error, magnitude: float64, of the same strides; magnitude is at least |value| + error.
+        origin: Where its values are from; views share it with what they are views of.
     """
 
     value: torch.Tensor
     error: torch.Tensor
     magnitude: torch.Tensor
+    origin: Origin
 
     @staticmethod
-    def __new__(cls, value: torch.Tensor, error: torch.Tensor, magnitude: torch.Tensor) -> Ranged:
+    def __new__(
+        cls, value: torch.Tensor, error: torch.Tensor, magnitude: torch.Tensor, origin: Origin | None = None
+    ) -> Ranged:
         made: Ranged = torch.Tensor._make_wrapper_subclass(
             cls, value.size(), strides=value.stride(), storage_offset=value.storage_offset(), dtype=value.dtype
         )
         made.value, made.error, made.magnitude = value, error, magnitude
+        made.origin = Origin() if origin is None else origin
         return made
 
     @classmethod
@@ -69,6 +86,13 @@ class Parts(NamedTuple):
     def reach(self) -> torch.Tensor:
         """The largest magnitude of a correct program's value, its shares added; float64."""
         return self.size + self.error
+
+
+def constant(parts: Parts) -> Ranged:
+    """As `Parts.wrapped`, of what hangs on nothing that was given."""
+    found = parts.wrapped()
+    found.origin.is_constant = True
+    return found
 
 
 def _like(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

@@ -20,28 +20,34 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_map_only
 
 from equivtest.kit.oracle.exact import InexactData
-from equivtest.kit.oracle.ranged import Parts, Ranged
+from equivtest.kit.oracle.places import Places
+from equivtest.kit.oracle.ranged import Parts, Ranged, constant
 from equivtest.kit.oracle.rounding import Arithmetic, Bounded
-from equivtest.kit.oracle.running_operators import COMPARES, FACTORS, MADE, MOVES, SETS, SUMS, UNKNOWN, WORDS
+from equivtest.kit.oracle.running_choices import choice_of, converted
+from equivtest.kit.oracle.running_operators import COMPARES, FACTORS, MADE, MOVES, PUTS, SETS, SUMS, UNKNOWN, WORDS
 from equivtest.kit.oracle.running_roundings import Roundings
-from equivtest.kit.oracle.running_rules import RULES
+from equivtest.kit.oracle.running_rules import RULES, exact_where
 from equivtest.kit.oracle.running_sums import REDUCTIONS
+
+UNDECIDED = "undecided: "
 
 
 class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Within it, floating-point tensors are `Ranged`, and know how far a correct program's may be off.
 
     Attributes:
-        undecided: Whether a comparison was made whose outcome a correct program need not share: then nothing is known.
+        undecided: Which operation chose first what a correct program need not choose, and where: then nothing is known
+            of any result; '' where none did.
 
     Raises:
         InexactData: an operation of which no bound is known.
     """
 
-    def __init__(self, arithmetic: Arithmetic, ranks: int) -> None:
+    def __init__(self, arithmetic: Arithmetic, ranks: int, places: Places | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.roundings = Roundings(arithmetic, ranks)
-        self.undecided = False
+        self.places = places or Places()
+        self.undecided = ""
         self.num_operations = 0
 
     @staticmethod
@@ -57,16 +63,26 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
         allowed = allowed.nan_to_num(nan=torch.inf, posinf=torch.inf)
         if self.undecided:
             allowed = torch.full_like(allowed, torch.inf)
-        derivation = (
+        derivation = self.undecided or (
             f"running error of {self.num_operations} operations with u = {self.roundings.u:.2g}, sums divided among "
             f"{self.roundings.ranks} ranks, beside the unsharded module in the same dtype"
         )
         return Bounded(tensor.value.detach().double(), allowed, derivation)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        name, kwargs = func.overloadpacket.__name__, kwargs or {}
+        self.places.note()
+        try:
+            return self._counted(func, args, kwargs or {})
+        except InexactData:
+            self.places.refuse()
+            raise
+
+    def _counted(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        name = func.overloadpacket.__name__
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise InexactData(f"{name} draws at random, so that two runs differ")
+        if name == "_local_scalar_dense" and not _are_off(args):
+            return func(*_values(args))
         if name in UNKNOWN or kwargs.get("out") is not None or (name == "view" and func._overloadname == "dtype"):
             raise _unknown(name)
         if name.endswith("_") and not name.endswith("__"):
@@ -87,20 +103,27 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*_values(args), **_values(kwargs))
         if not any(map(is_floating, tree_flatten(result)[0])):
             return result
-        if name in RULES or name in REDUCTIONS:  # of integers, such as a mask times a number
-            rounded = Parts.of(result)
-            return self.roundings.rounded(result, rounded.error, rounded.magnitude, self.roundings.of_curve).wrapped()
-        if name not in MADE | MOVES | {"_to_copy", "to"}:
+        if name in RULES.keys() - {"where"} or name in REDUCTIONS:  # of integers, such as a mask times a number
+            plain = Parts.of(result)
+            found = self.roundings.rounded(result, plain.error, plain.magnitude, self.roundings.of_curve)
+            return constant(exact_where(name, args, found))
+        if name not in MADE | MOVES | {"_to_copy", "to", "where", "masked_fill"}:
             raise _unknown(name)
-        return tree_map_only(torch.Tensor, lambda each: Parts.of(each).wrapped() if is_floating(each) else each, result)
+        return tree_map_only(torch.Tensor, lambda each: constant(Parts.of(each)) if is_floating(each) else each, result)
 
     def _computed(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if name in COMPARES:
-            return self._compared(func, args)
+            return self._compared(func, name, args)
+        if (choose := choice_of(name, func._overloadname, args)) is not None:
+            chosen, is_certain = choose(*args, **kwargs)
+            self._require_certain(name, is_certain=is_certain)
+            return chosen
         found = self._by_rule(func, name, args, kwargs) if func.namespace == "aten" else None
         if found is not None:
             self.num_operations += 1
-            return found.wrapped() if isinstance(found, Parts) else tuple(parts.wrapped() for parts in found)
+            if isinstance(found, Parts):
+                return constant(exact_where(name, args, found)) if _is_constant((args, kwargs)) else found.wrapped()
+            return tuple(parts.wrapped() for parts in found)
         taken_apart: Callable[..., Any] = decomposition_table.get(func, func.decompose)
         try:
             with self:
@@ -120,6 +143,8 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
             sizes = {**kwargs, "alpha": abs(kwargs["alpha"])} if "alpha" in kwargs else kwargs
             value, error, magnitude = _each(func, args, kwargs, sizes)
             return self.roundings.rounded(value, error, magnitude, self.roundings.of_sum(value.numel() + _most(args)))
+        if name in PUTS:
+            return Parts(*_each(func, args, kwargs, kwargs))
         if name == "masked_fill":
             return RULES["where"](self.roundings, args[1], args[2], args[0])
         if name == "pow" and isinstance(args[1], torch.Tensor):
@@ -131,21 +156,33 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
         parts = Parts.of(args[0])
         value = func(parts.value, *args[1:], **kwargs)
         if not is_floating(value):
-            if _are_off(args):
-                raise InexactData("of a conversion to integers no bound is known")
-            return value
+            whole, is_certain = converted(args[0], value) if isinstance(args[0], Ranged) else (value, True)
+            self._require_certain("a conversion to whole numbers", is_certain=is_certain)
+            return whole
         if value.dtype == parts.value.dtype:
-            return Parts(value, parts.error.clone(), parts.magnitude.clone()).wrapped()
-        return self.roundings.rounded(value, parts.error, parts.magnitude).wrapped()
+            found = Parts(value, parts.error.clone(), parts.magnitude.clone())
+        else:
+            found = self.roundings.rounded(value, parts.error, parts.magnitude)
+            is_beyond = value.isinf() & (parts.size - parts.error > torch.finfo(value.dtype).max)  # for everybody
+            found = found._replace(error=torch.where(is_beyond, 0.0, found.error))
+        return constant(exact_where("to", (parts.value,), found)) if _is_constant(args) else found.wrapped()
 
-    def _compared(self, func: Any, args: tuple[Any, ...]) -> Any:
+    def _compared(self, func: Any, name: str, args: tuple[Any, ...]) -> Any:
         a, b = map(Parts.of, args)
         error = a.error + b.error
         if args[0] is args[1]:  # which only a NaN is not equal to
-            self.undecided |= bool(error.isinf().any())
+            is_unclear = bool(error.isinf().any())
         else:
-            self.undecided |= bool((((a.value.double() - b.value.double()).abs() <= error) & (error > 0)).any())
+            is_unclear = bool((((a.value.double() - b.value.double()).abs() <= error) & (error > 0)).any())
+        self._require_certain(name, is_certain=not is_unclear)
         return func(*_values(args))
+
+    def _require_certain(self, name: str, *, is_certain: bool) -> None:
+        """Notes the first operation whose outcome a correct program need not share."""
+        if not is_certain and not self.undecided:
+            self.undecided = (
+                f"{UNDECIDED}{WORDS.get(name, name)}{self.places.here()}, compares what may be equal but for roundings"
+            )
 
     def _write(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An operation in place: computed apart, then written."""
@@ -164,6 +201,7 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 found = Parts.of(apart(*args, **kwargs))
         if not isinstance(target, Ranged):
             raise InexactData(f"{name}_ writes into a tensor that was made before the module ran")
+        target.origin.is_constant &= _is_constant((others, kwargs))
         if found.value.dtype != target.dtype:
             found = self.roundings.rounded(found.value.to(target.dtype), found.error, found.magnitude)
         for part, written in zip(Parts.of(target), found, strict=True):
@@ -184,14 +222,20 @@ def _are_off(tree: Any) -> bool:
     return any(isinstance(each, Ranged) and bool((each.error > 0).any()) for each in tree_flatten(tree)[0])
 
 
+def _is_constant(tree: Any) -> bool:
+    """Whether it hangs on nothing that was given to the module."""
+    return all(each.origin.is_constant for each in tree_flatten(tree)[0] if isinstance(each, Ranged))
+
+
 def _moved(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Each of the three is moved alike; what was made before the module ran stays what it is, views of it too."""
     if not any(isinstance(each, Ranged) for each in tree_flatten((args, kwargs))[0]):
         return func(*args, **kwargs)
-    moved = _each(func, args, kwargs, kwargs)
-    if isinstance(moved[0], torch.Tensor):
-        return Ranged(*moved)
-    return type(moved[0])(Ranged(*each) for each in zip(*moved, strict=True))
+    value, error, magnitude = _each(func, args, kwargs, kwargs)
+    origin = args[0].origin if isinstance(args[0], Ranged) else None
+    if isinstance(value, torch.Tensor):
+        return Ranged(value, error, magnitude, origin)
+    return type(value)(Ranged(v, e, m, origin) for v, e, m in zip(value, error, magnitude, strict=True))
 
 
 def _each(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: dict[str, Any]) -> list[Any]:

@@ -15,6 +15,9 @@ MOVES = frozenset(
 SUMS = frozenset({"cumsum", "index_add", "index_put", "_unsafe_index_put", "scatter_add"})
 """Operations that add elements where other operands, of integers, say."""
 
+PUTS = frozenset({"index_copy", "scatter", "select_scatter", "slice_scatter"})
+"""Operations that put some elements between others."""
+
 MADE = frozenset(
     {
         "arange", "empty", "empty_like", "empty_strided", "eye", "full", "full_like", "new_empty", "new_empty_strided",

@@ -17,8 +17,9 @@ Source: Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -37,7 +38,56 @@ def add(r: Roundings, left: Any, right: Any, *, alpha: float = 1) -> Parts:
     magnitude = a.magnitude + abs(alpha) * b.magnitude
     found = r.rounded(value, a.error + abs(alpha) * b.error, magnitude, r.of_sum(0))
     masked = value.isinf() & ((a.value.isinf() & (a.error == 0)) | (b.value.isinf() & (b.error == 0)))
-    return found._replace(error=torch.where(masked, 0.0, found.error))
+    found = found._replace(error=torch.where(masked, 0.0, found.error))
+    return _beside(_beside(found, a, b, abs(alpha)), b._replace(magnitude=b.magnitude * abs(alpha)), a, 1.0)
+
+
+def _beside(found: Parts, large: Parts, small: Parts, factor: float) -> Parts:
+    """The sum, where it is but the larger of the two: a mask of torch.finfo(dtype).min and a score.
+
+    Its magnitude is no reason to think that it overflows: nothing that is added moves it by half an ulp.  It may be
+    held in shares, one a rank, which is some ulps of it.  A softmax makes zero of it, however far it is off.
+    """
+    finfo = torch.finfo(found.value.dtype)
+    is_huge = (large.value.double().abs() > finfo.max / 2**10).expand(found.value.shape)
+    vanishes = 8 * factor * small.magnitude < finfo.eps * large.size
+    is_known = large.error <= 2**10 * finfo.eps * large.size
+    is_alone = is_huge & vanishes & is_known & found.value.isfinite()
+    error = large.error + 8 * finfo.eps * large.size
+    return found._replace(
+        error=torch.where(is_alone, error, found.error),
+        magnitude=torch.where(is_alone, large.size + error, found.magnitude),
+    )
+
+
+def exact_where(name: str, args: Sequence[Any], found: Parts) -> Parts:
+    """The same of a constant, not off where nothing is rounded: sums that come out, products with 0, 1 and -1.
+
+    Every program makes such a constant alike; what is given may be held in shares, and is added up with roundings.
+    """
+    value, operands = found.value, [_plain(each) for each in args[:2]]
+    if name in ("add", "sub", "rsub") and len(args) == 2:
+        one, two = operands if name != "rsub" else (operands[1], operands[0])
+        two = -two if name != "add" else two
+        is_exact = (value - one == two) & (value - two == one)
+    elif name == "mul":
+        units = [torch.as_tensor(each).double().abs() for each in operands]
+        is_exact = (((units[0] == 0) | (units[0] == 1)) | ((units[1] == 0) | (units[1] == 1))).expand(value.shape)
+    elif name == "to":
+        is_exact = value.double() == operands[0].double()
+    elif name == "neg":
+        is_exact = torch.ones_like(value, dtype=torch.bool)
+    else:
+        return found
+    is_exact = is_exact & value.isfinite() & all_exact(args)
+    size = value.double().abs()
+    return Parts(value, torch.where(is_exact, 0.0, found.error), torch.where(is_exact, size, found.magnitude))
+
+
+def all_exact(args: Sequence[Any]) -> torch.Tensor:
+    """Where no operand is off, elementwise."""
+    errors = [Parts.of(each).error for each in args if isinstance(each, torch.Tensor)]
+    return functools.reduce(torch.logical_and, [error == 0 for error in errors], torch.ones((), dtype=torch.bool))
 
 
 def sub(r: Roundings, left: Any, right: Any, *, alpha: float = 1) -> Parts:
@@ -142,7 +192,8 @@ def curve(r: Roundings, operand: Any, f: Curve, *, above: float = -math.inf) -> 
     a = Parts.of(operand)
     right, low, high = a.value.double(), a.value - a.error, a.value + a.error
     error = torch.maximum((f(high) - f(right)).abs(), (f(low) - f(right)).abs())
-    error = torch.where(a.error == 0, 0.0, torch.where(low > above, error, math.inf))
+    error = torch.where((low > above) | (above == -math.inf), error.nan_to_num(nan=math.inf), math.inf)
+    error = torch.where(a.error == 0, 0.0, error)
     value = f(a.value)
     return r.rounded(value, error, value.double().abs() + error, r.of_curve)
 
@@ -152,6 +203,14 @@ def sigmoid(r: Roundings, operand: Any) -> Parts:
     a = Parts.of(operand)
     found = curve(r, operand, torch.sigmoid)
     return r.rounded(found.value, found.error + 2 / r.arithmetic.largest_a, found.magnitude * (1 + a.size))
+
+
+def steps(r: Roundings, operand: Any, f: Curve) -> Parts:
+    """floor and the like: the same whole number unless a step lies within what it is off."""
+    a = Parts.of(operand)
+    value = f(a.value)
+    apart = [(f(each) - value.double()).abs() for each in (a.value.double() + a.error, a.value.double() - a.error)]
+    return chosen(value, torch.where(a.error == 0, 0.0, torch.maximum(*apart).nan_to_num(nan=math.inf)))
 
 
 def wave(r: Roundings, operand: Any, f: Curve) -> Parts:
@@ -170,6 +229,10 @@ def _curve(f: Curve, above: float = -math.inf) -> Rule:
     return lambda r, operand: curve(r, operand, f, above=above)
 
 
+def _steps(f: Curve) -> Rule:
+    return lambda r, operand: steps(r, operand, f)
+
+
 def _wave(f: Curve) -> Rule:
     return lambda r, operand: wave(r, operand, f)
 
@@ -184,6 +247,7 @@ RULES: dict[str, Rule] = {
     "sin": _wave(torch.sin), "cos": _wave(torch.cos), "pow": power, "reciprocal": lambda r, x: div(r, 1, x),
     "square": lambda r, x: mul(r, x, x), "exp2": _curve(torch.exp2), "log2": _curve(torch.log2, 0.0),
     "log10": _curve(torch.log10, 0.0), "sinh": _curve(torch.sinh), "asinh": _curve(torch.asinh),
-    "atan": _curve(torch.atan), "erfc": _curve(torch.erfc),
+    "atan": _curve(torch.atan), "erfc": _curve(torch.erfc), "floor": _steps(torch.floor), "ceil": _steps(torch.ceil),
+    "trunc": _steps(torch.trunc), "round": _steps(torch.round),
 }  # fmt: skip
 """By operator, called with its operands in order."""

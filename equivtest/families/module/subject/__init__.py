@@ -26,8 +26,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from equivtest import layout
 from equivtest.errors import Misuse
-from equivtest.families.module.case import ModuleCase, call_builder, with_parameters
+from equivtest.families.module.case import ModuleCase, cotangent_of
+from equivtest.families.module.case_facts import call, call_builder, with_parameters
+from equivtest.families.module.case_inputs import REAL
+from equivtest.families.module.case_outputs import OUTPUT, named_outputs
 from equivtest.importing import load_named, require_arguments
+from equivtest.kit.case import Shape
 from equivtest.kit.subject import Answers, Given, style_named, under_contract
 from equivtest.layout import Layout
 from equivtest.tensors import DTYPES, Placed
@@ -41,9 +45,9 @@ def module(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
 
 
 def contract_of(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """1 under 'output' where the case's function makes a module that reduces its gradients, else 0; nothing is run."""
+    """1 as the first answer where the case's function makes what reduces its gradients, else 0; none is run."""
     reduces = is_data_parallel(make_parallel(case, mesh, given, named_in(case)), mesh.size())
-    return {"output": Placed(torch.tensor(float(reduces)), Layout((layout.Replicate(),)))}
+    return {case.answer_names()[0]: Placed(torch.tensor(float(reduces)), Layout((layout.Replicate(),)))}
 
 
 def named_in(case: ModuleCase) -> Parallelize:
@@ -79,11 +83,13 @@ def run_module(case: ModuleCase, mesh: DeviceMesh, given: Given, parallelize: Pa
     """Builds the module whole with the given parameters, parallelizes it, and runs it forward and backward."""
     parallel = make_parallel(case, mesh, given, parallelize)
     numbers = _numbers_of_collectives()
-    x = given["x"].detach().requires_grad_()
-    output = parallel(x)
-    if not isinstance(output, torch.Tensor):
-        raise Misuse(f"{case.parallelize}: the parallel module must give one tensor, got {type(output).__name__}")
-    torch.autograd.backward(output, _like(case, output, given["cotangent"]))
+    inputs = {
+        name: given[name].detach().requires_grad_() if kind == REAL else given[name]
+        for name, kind in case.kinds().items()
+    }
+    positional = case.positional if case.inputs else tuple(inputs)
+    outputs = _outputs(case, call(parallel, positional, inputs))
+    _run_backward(case, outputs, given)
     parameters = _parameters(case, parallel)
     if _must_communicate(case) and numbers and numbers == _numbers_of_collectives():
         raise Misuse(
@@ -91,13 +97,68 @@ def run_module(case: ModuleCase, mesh: DeviceMesh, given: Given, parallelize: Pa
             "whole batch, so that nothing made the module parallel: its plan may name parts that the module does not "
             "have; where each rank is to have rows of its own, say batch='mean of parts'"
         )
-    output = output.unsqueeze(0) if case.is_divided and not output.dim() else output
-    found = {"output": output, "grad.x": x.grad}
+    found: dict[str, torch.Tensor | None] = {**outputs}
+    found |= {f"grad.{name}": inputs[name].grad for name in case.real_names()}
+    found |= _buffers(case, parallel)
+    for name in case.stacked_names():
+        held = found[name]
+        found[name] = None if held is None else held.unsqueeze(0)
     for name in case.parameter_names():
         _require_no_shard(case, name, "parameter", parameters[name])
         _require_no_shard(case, name, "gradient of", parameters[name].grad)
         found |= {f"param.{name}": parameters[name], f"grad.{name}": parameters[name].grad}
     return under_contract(case, found)
+
+
+def _outputs(case: ModuleCase, given: object) -> dict[str, torch.Tensor]:
+    """What the parallel module gives, by name, which must be what the unsharded one gives.
+
+    Raises:
+        Misuse: it is not.
+    """
+    expected = list(case.facts.outputs)
+    if expected == [OUTPUT] and not isinstance(given, torch.Tensor):
+        raise Misuse(f"{case.parallelize}: the parallel module must give one tensor, got {type(given).__name__}")
+    outputs = named_outputs(given, case.outputs, case.parallelize)
+    if list(outputs) != expected:
+        raise Misuse(
+            f"{case.parallelize}: the parallel module must give {', '.join(expected)}, as the unsharded one does, got "
+            f"{', '.join(outputs)}"
+        )
+    return outputs
+
+
+def _run_backward(case: ModuleCase, outputs: Mapping[str, torch.Tensor], given: Given) -> None:
+    """From the loss with 1, or from every output that has a gradient with its cotangent."""
+    roots = [outputs[name] for name in case.facts.roots if outputs[name].requires_grad]
+    cotangents = [
+        torch.ones((), device=root.device) if case.facts.loss else given[cotangent_of(name)]
+        for name, root in outputs.items()
+        if name in case.facts.roots and root.requires_grad
+    ]
+    if roots:
+        torch.autograd.backward(
+            roots, [_like(case, root, cotangent) for root, cotangent in zip(roots, cotangents, strict=True)]
+        )
+
+
+def _buffers(case: ModuleCase, parallel: nn.Module) -> dict[str, torch.Tensor | None]:
+    """Those that the unsharded module's forward changes.
+
+    Raises:
+        Misuse: the parallel module has one of them not, or a part of it.
+    """
+    held = {_own_name(name): buffer for name, buffer in parallel.named_buffers()}
+    found: dict[str, torch.Tensor | None] = {}
+    for name, fact in case.facts.buffers.items():
+        if name not in held:
+            raise Misuse(
+                f"{case.parallelize}: the parallel module has no buffer {name}, which the unsharded one's forward "
+                f"changes, only {', '.join(held) or 'none'}: keep the names of the unsharded module"
+            )
+        _require_whole(case, name, "buffer", held[name], fact.shape)
+        found[f"buffer.{name}"] = held[name]
+    return found
 
 
 def make_parallel(case: ModuleCase, mesh: DeviceMesh, given: Given, parallelize: Parallelize) -> nn.Module:
@@ -127,6 +188,7 @@ def _numbers_of_collectives() -> list[int]:
 
 def _like(case: ModuleCase, output: torch.Tensor, cotangent: torch.Tensor) -> torch.Tensor:
     """This rank's cotangent as what the output is: a tensor, or a DTensor that every rank holds whole."""
+    cotangent = cotangent.to(output.dtype)
     if not isinstance(output, DTensor):
         return cotangent if output.dim() else cotangent.reshape(())
     if case.is_divided:
@@ -160,7 +222,10 @@ def _own_name(name: str) -> str:
 
 def _require_no_shard(case: ModuleCase, name: str, what: str, tensor: torch.Tensor | None) -> None:
     """Raises Misuse for a plain tensor of another shape, of which nobody knows what part of the whole it is."""
-    shape = case.shapes()[name]
+    _require_whole(case, name, what, tensor, case.shapes()[name])
+
+
+def _require_whole(case: ModuleCase, name: str, what: str, tensor: torch.Tensor | None, shape: Shape) -> None:
     if tensor is None or isinstance(tensor, DTensor) or tensor.shape == shape:
         return
     raise Misuse(

@@ -1,0 +1,236 @@
+"""What there is to know of an unsharded module before it is judged: what it gives, what it holds, of what shapes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, cast
+
+import torch
+from torch import nn
+
+from equivtest.errors import Misuse
+from equivtest.families.module.case_inputs import REAL, make_whole_numbers
+from equivtest.families.module.case_outputs import OUTPUT, named_outputs
+from equivtest.importing import load_named, require_arguments
+from equivtest.kit.case import Shape, require
+from equivtest.tensors import DTYPES, dtype_name
+
+
+class Program(NamedTuple):
+    """An unsharded module and what it is handed.
+
+    Attributes:
+        inputs: (name, kind, shape) of each, shapes in numbers.
+        dtype: Name of the dtype that it is run in.
+        is_short: Whether it is written as an x alone.
+    """
+
+    build: str
+    inputs: tuple[tuple[str, str, Shape], ...]
+    positional: tuple[str, ...]
+    outputs: tuple[str, ...]
+    loss: str
+    dtype: str
+    is_short: bool
+
+    @property
+    def takes(self) -> str:
+        """What it is handed, in words."""
+        if self.is_short:
+            return f"x of shape {self.inputs[0][2]}"
+        return ", ".join(f"{name} of shape {shape}" for name, _, shape in self.inputs)
+
+
+class Fact(NamedTuple):
+    """Of one tensor.
+
+    Attributes:
+        dtype: Its name; '': that of the case.
+    """
+
+    shape: Shape
+    dtype: str = ""
+    requires_grad: bool = True
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a module holds and gives, by name.
+
+    Attributes:
+        parameters: Of floating-point numbers; those of integers stay as they are built.
+        buffers: Those that the forward changes.
+        loss: The output that backward starts from, with 1; '': from each that has a gradient, with its cotangent.
+    """
+
+    outputs: Mapping[str, Fact]
+    parameters: Mapping[str, Fact]
+    buffers: Mapping[str, Fact]
+    loss: str
+
+    @property
+    def roots(self) -> tuple[str, ...]:
+        """The outputs that backward starts from."""
+        with_gradient = tuple(name for name, fact in self.outputs.items() if fact.requires_grad)
+        return (self.loss,) if self.loss else with_gradient
+
+
+@functools.lru_cache(maxsize=256)
+def facts_of(program: Program) -> Facts:
+    """What an unsharded module is.
+
+    Raises:
+        Misuse: it cannot be built, does not take such inputs, or gives something that cannot be judged.
+    """
+    facts = _on_no_device(program._replace(dtype="")) if program.is_short else None
+    return _by_running(program) if facts is None else facts
+
+
+@functools.lru_cache(maxsize=256)
+def _on_no_device(program: Program) -> Facts | None:
+    """Found on "meta", where nothing is computed; None where that does not tell all."""
+    module = call_builder(program.build)
+    parameters = _parameters(program, module)  # "meta" unties them
+    if any(True for _ in module.buffers()):
+        return None
+    try:
+        with torch.device("meta"):
+            x = torch.empty(program.inputs[0][2], device="meta", requires_grad=True)
+            given = module.to("meta")(x)
+    except Exception:  # an arbitrary module's, which may ask for values
+        return None
+    outputs = named_outputs(given, program.outputs, program.build)
+    found = {name: _fact(tensor, "") for name, tensor in outputs.items()}
+    return Facts(found, parameters, {}, _loss_in(program, found))
+
+
+def _by_running(program: Program) -> Facts:
+    """Found on the CPU, on values, on others again: what comes out may not hang on these."""
+    first, second = (_run(program, seed) for seed in (0, 1))
+    for name, fact in first.outputs.items():
+        other = second.outputs.get(name)
+        if other is None or other.shape != fact.shape:
+            has = "none" if other is None else f"shape {other.shape}"
+            raise Misuse(
+                f"{program.build}, with {program.takes}: {name} has shape {fact.shape} or {has}, as its inputs' values "
+                "will have it: name those outputs that are to be judged, outputs=('logits',)"
+            )
+    return first
+
+
+def _run(program: Program, seed: int) -> Facts:
+    module = call_builder(program.build)
+    parameters = _parameters(program, module)
+    module = module.to(DTYPES[program.dtype])
+    source = torch.Generator().manual_seed(seed)
+    before = {name: (buffer, buffer.clone(), buffer._version) for name, buffer in module.named_buffers()}
+    try:
+        with torch.random.fork_rng(devices=[]):
+            given = call(module, program.positional, _made(program, source))
+    except Exception as error:
+        short = f"an x of shape {program.inputs[0][2]}" if program.is_short else program.takes
+        raise Misuse(
+            f"{program.build}: the unsharded module does not take {short}: {type(error).__name__}: {error}"
+        ) from error
+    outputs = {
+        name: _fact(tensor, program.dtype)
+        for name, tensor in named_outputs(given, program.outputs, program.build).items()
+    }
+    buffers = {
+        name: _fact(buffer, program.dtype)
+        for name, buffer in module.named_buffers()
+        if name in before and _is_changed(buffer, *before[name])
+    }
+    return Facts(outputs, parameters, buffers, _loss_in(program, outputs))
+
+
+def _made(program: Program, source: torch.Generator) -> dict[str, torch.Tensor]:
+    """Any values of the inputs' kinds."""
+    made = {}
+    for name, kind, shape in program.inputs:
+        if kind == REAL:
+            value = torch.randn(shape, generator=source, dtype=torch.float64)
+            made[name] = value.to(DTYPES[program.dtype]).requires_grad_()
+        else:
+            made[name] = make_whole_numbers(kind, shape, 1, source)
+    return made
+
+
+def _fact(tensor: torch.Tensor, dtype: str) -> Fact:
+    name = dtype_name(tensor.dtype)
+    is_own = tensor.is_floating_point() and (not dtype or name == dtype)
+    return Fact(tuple(tensor.shape), "" if is_own else name, tensor.requires_grad)
+
+
+def _is_changed(buffer: torch.Tensor, same: torch.Tensor, values: torch.Tensor, version: int) -> bool:
+    return buffer is not same or buffer._version != version or not torch.equal(buffer, values)
+
+
+def _parameters(program: Program, module: nn.Module) -> dict[str, Fact]:
+    """As `named_parameters` lists them: a tied one once."""
+    found = {
+        name: Fact(tuple(parameter.shape), "", parameter.requires_grad)
+        for name, parameter in module.named_parameters()
+        if parameter.is_floating_point()
+    }
+    reserved = sorted({*(name for name, _, _ in program.inputs), OUTPUT, "cotangent"} & found.keys())
+    if reserved:
+        raise Misuse(f"{program.build}: a parameter may not be called {reserved[0]}: rename it")
+    return found
+
+
+def _loss_in(program: Program, outputs: Mapping[str, Fact]) -> str:
+    """The output that is a loss: that which is named so, or one number alone of a module with named inputs."""
+    numbers = [name for name, fact in outputs.items() if not fact.shape and fact.requires_grad]
+    if program.loss:
+        wanted = OUTPUT if program.loss == OUTPUT else f"{OUTPUT}.{program.loss}"
+        require(
+            wanted in numbers,
+            f"{program.build}: loss must be an output that is one number and has a gradient, got {program.loss!r}; "
+            f"such are {', '.join(numbers) or 'none'}",
+        )
+        return wanted
+    if f"{OUTPUT}.loss" in numbers:
+        return f"{OUTPUT}.loss"
+    return OUTPUT if OUTPUT in numbers and not program.is_short else ""
+
+
+def call(module: nn.Module, positional: tuple[str, ...], inputs: Mapping[str, torch.Tensor]) -> object:
+    """What the module gives on the inputs, those of `positional` by place, the others by name."""
+    others = {name: value for name, value in inputs.items() if name not in positional}
+    given: object = module(*(inputs[name] for name in positional), **others)
+    return given
+
+
+def call_builder(build: str) -> nn.Module:
+    """The unsharded module, as its function makes it.
+
+    Raises:
+        Misuse: there is no such function, it raises, or it makes no module.
+    """
+    function = cast("Callable[[], object]", load_named(build, "build"))
+    require_arguments(function, f"build {build!r}", ())
+    try:
+        with torch.random.fork_rng(devices=[]):  # what it draws, such as a buffer, is to be the same on every rank
+            torch.manual_seed(0)
+            module = function()
+    except Exception as error:
+        raise Misuse(f"build {build!r} raised {type(error).__name__}: {error}") from error
+    if not isinstance(module, nn.Module):
+        raise Misuse(f"build {build!r} must give an nn.Module, got {type(module).__name__}")
+    return module
+
+
+def with_parameters(module: nn.Module, given: Mapping[str, torch.Tensor]) -> nn.Module:
+    """The module with `given` in place of its parameters, by name, frozen where it has them so; tied ones stay tied."""
+    names = dict(module.named_parameters())
+    made = {
+        id(names[name]): nn.Parameter(tensor, requires_grad=names[name].requires_grad) for name, tensor in given.items()
+    }
+    for name, parameter in list(module.named_parameters(remove_duplicate=False)):
+        if id(parameter) in made:
+            owner, _, last = name.rpartition(".")
+            setattr(module.get_submodule(owner), last, made[id(parameter)])
+    return module

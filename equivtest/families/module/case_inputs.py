@@ -1,0 +1,192 @@
+"""What a module is handed: named inputs of a kind each, with shapes in numbers and in names of sizes."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from equivtest.errors import Misuse
+from equivtest.kit.case import Shape, require
+
+BATCH = "batch"
+"""The size along which a batch is divided among the ranks, where an input has it as its first dim."""
+
+REAL = "real"
+IGNORED = -100
+"""What torch's losses ignore unless told otherwise."""
+
+IGNORED_ONE_IN = 4
+HIDDEN_ONE_IN = 3
+
+NamedShape = tuple[int | str, ...]
+Written = tuple[tuple[str, str, NamedShape], ...]
+"""(name, kind, shape) of each input, as a case holds it."""
+
+
+@dataclass(frozen=True)
+class Input:
+    """One input of a module; made by `real`, `ids`, `mask`, `targets` and `positions`.
+
+    Attributes:
+        kind: In words: 'real', 'ids(11)', 'mask', 'mask(hides, int64)', 'targets(11, -100)', 'positions(16)'.
+        shape: Of numbers, and of names of sizes; 'batch' is what ranks divide.
+    """
+
+    kind: str
+    shape: NamedShape
+
+
+def real(shape: Sequence[int | str]) -> Input:
+    """Floating-point numbers in the dtype of the case, of which the gradient is judged."""
+    return _input(REAL, shape)
+
+
+def ids(vocab: int, shape: Sequence[int | str]) -> Input:
+    """int64 of 0 to vocab - 1: the first and the last wherever there are two, each as often as the others."""
+    return _input(f"ids({vocab})", shape)
+
+
+def mask(shape: Sequence[int | str], *, hides: bool = False, dtype: str = "bool") -> Input:
+    """True or False at random, but that the first element along the last dim is never hidden.
+
+    Args:
+        hides: Whether True hides an element, as in key_padding_mask of torch's attention; else it keeps one.
+        dtype: 'bool', or 'int64' for ones and zeros.
+    """
+    words = ["hides"] * hides + ["int64"] * (dtype == "int64")
+    require(dtype in ("bool", "int64"), f"a mask is of dtype bool or int64, got {dtype!r}")
+    return _input(f"mask({', '.join(words)})" if words else "mask", shape)
+
+
+def targets(classes: int, shape: Sequence[int | str], *, ignored: int = IGNORED) -> Input:
+    """As ids, but that one in four is `ignored`; never the last of a row, nor all that one rank is handed."""
+    return _input(f"targets({classes}, {ignored})", shape)
+
+
+def positions(shape: Sequence[int | str], *, below: int | None = None) -> Input:
+    """int64 that count up by one along the last dim: from 0, or from anywhere such that all are less than `below`."""
+    return _input("positions" if below is None else f"positions({below})", shape)
+
+
+def _input(kind: str, shape: Sequence[int | str]) -> Input:
+    is_shape = isinstance(shape, Sequence) and not isinstance(shape, str)
+    is_shape = is_shape and all(isinstance(size, int | str) for size in shape)
+    require(is_shape, f"the shape of {kind} must hold numbers and names of sizes, such as ('batch', 3), got {shape!r}")
+    kind_of(kind)
+    require(kind == REAL or len(shape) > 0, f"{kind} must have a dim at least, got the shape ()")
+    return Input(kind, tuple(shape))
+
+
+class Kind(NamedTuple):
+    """A kind in parts: its word, its numbers, and its further words."""
+
+    word: str
+    numbers: tuple[int, ...]
+    words: tuple[str, ...]
+
+
+def kind_of(text: str) -> Kind:
+    """What the words of a kind say.
+
+    Raises:
+        Misuse: they say nothing known.
+    """
+    match = re.fullmatch(r"(\w+)(?:\((.*)\))?", text)
+    arguments = match[2].split(", ") if match and match[2] else []
+    numbers = tuple(int(each) for each in arguments if re.fullmatch(r"-?\d+", each))
+    found = Kind(
+        match[1] if match else "", numbers, tuple(each for each in arguments if not each.lstrip("-").isdigit())
+    )
+    known = {REAL: (0,), "ids": (1,), "mask": (0,), "targets": (2,), "positions": (0, 1)}
+    is_known = len(numbers) in known.get(found.word, ()) and {*found.words} <= {"hides", "int64"}
+    if not is_known or (found.words and found.word != "mask") or (numbers and numbers[0] < 1):
+        raise Misuse(
+            f"unknown kind of input {text!r}: write real, ids(NUMBER), mask, mask(hides), mask(int64), "
+            "mask(hides, int64), targets(NUMBER, IGNORED), positions or positions(NUMBER), numbers of at least 1"
+        )
+    return found
+
+
+def written(inputs: Mapping[str, Input]) -> Written:
+    """The inputs as plain data.
+
+    Raises:
+        Misuse: no input of these is made by one of the functions here.
+    """
+    require(isinstance(inputs, Mapping) and bool(inputs), f"inputs must name one input at least, got {inputs!r}")
+    for name, each in inputs.items():
+        require(
+            isinstance(each, Input),
+            f"input {name} must be made by real, ids, mask, targets or positions of equivtest, got {each!r}",
+        )
+    return tuple((name, each.kind, each.shape) for name, each in inputs.items())
+
+
+def sizes_in(inputs: Written) -> tuple[str, ...]:
+    """The names of sizes that shapes hold, each once."""
+    return tuple(dict.fromkeys(size for _, _, shape in inputs for size in shape if isinstance(size, str)))
+
+
+def in_numbers(shape: NamedShape, sizes: Mapping[str, int]) -> Shape:
+    """The shape, each name replaced by its size."""
+    return tuple(sizes[size] if isinstance(size, str) else size for size in shape)
+
+
+def has_rows(shape: NamedShape) -> bool:
+    """Whether the first dim is that of the batch."""
+    return shape[:1] == (BATCH,)
+
+
+def make_whole_numbers(text: str, shape: Shape, rows_per_rank: int, source: torch.Generator) -> torch.Tensor:
+    """An input of any kind but real, int64 or bool.
+
+    Args:
+        rows_per_rank: Of the first dim; in each so many rows of targets of one dim one at least is not ignored.
+    """
+    kind = kind_of(text)
+    match kind.word:
+        case "ids":
+            return _ids(kind.numbers[0], shape, source)
+        case "targets":
+            return _targets(kind, shape, rows_per_rank, source)
+        case "positions":
+            starts = _starts(kind, shape, source)
+            return starts + torch.arange(shape[-1])
+    kept = torch.randint(0, HIDDEN_ONE_IN, shape, generator=source) > 0
+    kept[..., 0] = True
+    chosen = ~kept if "hides" in kind.words else kept
+    return chosen.long() if "int64" in kind.words else chosen
+
+
+def _ids(num: int, shape: Shape, source: torch.Generator) -> torch.Tensor:
+    numel = math.prod(shape)
+    between = 1 + torch.randperm(max(0, num - 2), generator=source)
+    order = torch.cat([torch.tensor([num - 1, 0][: max(1, min(num, 2))]), between])[:num]
+    if numel == 1:
+        return order[torch.randint(0, len(order), (1,), generator=source)].reshape(shape)
+    repeated = order.repeat(-(-numel // len(order)))[:numel]
+    return repeated[torch.randperm(numel, generator=source)].reshape(shape)
+
+
+def _targets(kind: Kind, shape: Shape, rows_per_rank: int, source: torch.Generator) -> torch.Tensor:
+    num, ignored = kind.numbers
+    is_ignored = torch.randint(0, IGNORED_ONE_IN, shape, generator=source) == 0
+    if len(shape) > 1:
+        is_ignored[..., -1] = False
+    else:
+        is_ignored[::rows_per_rank] = False
+    return torch.where(is_ignored, ignored, _ids(num, shape, source))
+
+
+def _starts(kind: Kind, shape: Shape, source: torch.Generator) -> torch.Tensor:
+    """Of each row its first position: (..., 1)."""
+    if not kind.numbers:
+        return torch.zeros((*shape[:-1], 1), dtype=torch.int64)
+    room = kind.numbers[0] - shape[-1]
+    require(room >= 0, f"positions below {kind.numbers[0]} cannot count up {shape[-1]} times: take a smaller size")
+    return torch.randint(0, room + 1, (*shape[:-1], 1), generator=source)

@@ -1,0 +1,63 @@
+"""What a module gives, by name: a tensor, or tuples, mappings and dataclasses of tensors, however nested."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+
+from equivtest.errors import Misuse
+
+OUTPUT = "output"
+
+
+def named_outputs(given: object, chosen: Sequence[str], who: str) -> dict[str, torch.Tensor]:
+    """The tensors in what a module gives: 'output', or 'output.' and the way to each; None is none.
+
+    Args:
+        chosen: Ways of those that are judged, or of what holds them; empty for all.
+        who: The module, for messages.
+
+    Raises:
+        Misuse: something is no tensor, or there is nothing where `chosen` says.
+    """
+    leaves: dict[str, torch.Tensor] = {}
+    for name, leaf in _leaves(OUTPUT, given):
+        if not _is_chosen(name, chosen):
+            continue
+        if not isinstance(leaf, torch.Tensor):
+            raise Misuse(
+                f"{who}: {name} is no tensor, got {type(leaf).__name__}: name those outputs that are to be judged, "
+                "outputs=('logits',), or leave it out of what the module gives"
+            )
+        leaves[name] = leaf
+    missing = [way for way in chosen if not any(_is_chosen(name, (way,)) for name in leaves)]
+    if missing or not leaves:
+        found = ", ".join(name for name, _ in _leaves(OUTPUT, given)) or "no tensor"
+        raise Misuse(f"{who} gives {found}, nothing at {missing[0] if missing else OUTPUT}")
+    return leaves
+
+
+def _leaves(name: str, given: object) -> Iterator[tuple[str, object]]:
+    """Of a mapping that is a dataclass too, such as transformers' ModelOutput, what it holds as a mapping."""
+    if given is None:
+        return
+    if isinstance(given, Mapping):
+        parts: dict[str, object] = {str(key): value for key, value in given.items()}
+    elif dataclasses.is_dataclass(given) and not isinstance(given, type):
+        parts = {field.name: getattr(given, field.name) for field in dataclasses.fields(given)}
+    elif isinstance(given, tuple) and hasattr(given, "_fields"):
+        parts = dict(zip(given._fields, given, strict=True))
+    elif isinstance(given, tuple | list):
+        parts = {str(place): value for place, value in enumerate(given)}
+    else:
+        yield name, given
+        return
+    for key, value in parts.items():
+        yield from _leaves(f"{name}.{key}", value)
+
+
+def _is_chosen(name: str, chosen: Sequence[str]) -> bool:
+    ways = [f"{OUTPUT}.{way}" for way in chosen]
+    return not ways or any(name == way or name.startswith(f"{way}.") for way in ways)

@@ -1,0 +1,111 @@
+"""Where in a module an operation is: the submodule, and the line of the user's code, in the backward too.
+
+Source: torch.autograd's sequence numbers (2.13.0): a node of the backward has that of its forward operation.
+"""
+
+from __future__ import annotations
+
+import linecache
+import sys
+from bisect import bisect_left
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+TORCH = str(Path(torch.__file__).parent)
+OWN = str(Path(__file__).parents[2])
+CALLER = f"{OWN}/families/module/case_facts.py"
+NOT_THE_USERS = (f"{OWN}/kit/oracle/", f"{OWN}/families/module/oracle.py", CALLER)
+
+
+class Place(NamedTuple):
+    """A submodule, by its path, and a line of code."""
+
+    path: str
+    line: str
+
+    def __str__(self) -> str:
+        inside = f", in {self.path}" if self.path else ""
+        return f"{inside}{f', at {self.line}' if self.line else ''}"
+
+
+class Places:
+    """Follows a module's forward, so that what fails can be placed.
+
+    Attributes:
+        refused: Where the first operation was that was refused; '' where none was.
+    """
+
+    def __init__(self) -> None:
+        self.refused = ""
+        self._open: list[str] = []
+        self._numbers: list[int] = []
+        self._seen: list[Place] = []
+
+    def watch(self, module: nn.Module) -> None:
+        """Notes from now on which submodule is at work."""
+        for path, part in module.named_modules():
+            part.register_forward_pre_hook(lambda *_, path=path: self._open.append(path))
+            part.register_forward_hook(lambda *_: self._close(), always_call=True)
+
+    def note(self) -> None:
+        """Notes where the forward is, so that the backward of what it does can be placed."""
+        if _node() is None:
+            self._numbers.append(_next_number())
+            self._seen.append(self._now())
+
+    def refuse(self) -> None:
+        """Notes that an operation is refused here."""
+        self.refused = self.refused or self.here()
+
+    def here(self) -> str:
+        """Where the module is, in words that begin with a comma; '' where nobody knows."""
+        node = _node()
+        if node is None:
+            return str(self._now())
+        index = bisect_left(self._numbers, node._sequence_nr() + 1)
+        place = str(self._seen[index]) if index < len(self._seen) else ""
+        return f", in the backward of what is{place.removeprefix(',')}" if place else ", in the backward"
+
+    def _now(self) -> Place:
+        return Place(self._open[-1] if self._open else "", _line())
+
+    def _close(self) -> None:
+        if self._open:
+            self._open.pop()
+
+
+def _node() -> Any:
+    """The node of the backward that is at work; None in the forward."""
+    return torch._C._current_autograd_node()
+
+
+def _next_number() -> int:
+    return torch._C._autograd._get_sequence_nr()
+
+
+def _line() -> str:
+    """The innermost line that is the user's, else that of the layer of torch's that he calls; 'file:12, `code`'."""
+    frames = list(_frames(sys._getframe(1)))
+    own = next((frame for frame in frames if not frame.f_code.co_filename.startswith(TORCH)), None)
+    layer = next((frame for frame in frames if frame.f_code.co_name == "forward"), None)
+    frame = own or layer
+    if frame is None:
+        return ""
+    name, number = frame.f_code.co_filename, frame.f_lineno
+    code = linecache.getline(name, number).strip()
+    return f"{name}:{number}{f', `{code}`' if code else ''}"
+
+
+def _frames(frame: FrameType | None) -> Iterator[FrameType]:
+    """From the innermost outwards, less our own, up to where the harness calls the module."""
+    while frame is not None:
+        if frame.f_code.co_filename == CALLER and frame.f_code.co_name == "call":
+            return
+        if not frame.f_code.co_filename.startswith(NOT_THE_USERS):
+            yield frame
+        frame = frame.f_back
