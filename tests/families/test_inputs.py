@@ -13,7 +13,7 @@ from equivtest import ids, limits, mask, module_property, positions, real, targe
 from equivtest.audit import audit
 from equivtest.check import check, judge
 from equivtest.chunks import Chunk
-from equivtest.errors import Misuse, ValueMismatch
+from equivtest.errors import Misuse
 from equivtest.families.module.case import ModuleCase
 from equivtest.families.module.case_inputs import kind_of, make_whole_numbers
 from equivtest.kit.case import from_code, from_data, to_data
@@ -23,6 +23,7 @@ from equivtest.known import KnownFailures
 from equivtest.property import Property, Space
 from equivtest.ranks.pool import Pool
 from equivtest.search import Findings, search
+from equivtest.verdicts.verdict import ValueMismatch
 from tests.drawing import drawn
 
 HERE = "tests.rank_programs_inputs:"
@@ -55,7 +56,7 @@ def searched(prop: Property, pool: Pool, directory: Path, world_size: int = 2) -
 
 def failing(found: Findings) -> set[tuple[str, str]]:
     assert not found.misuse and len(found.records) >= 6, found.misuse
-    return {(failure["claim"], failure["kind"]) for failure in found.failures}
+    return {(failure.claim, failure.kind) for failure in found.failures}
 
 
 @pytest.mark.ranks
@@ -66,7 +67,7 @@ def test_inputs_by_name_and_outputs_in_a_dict_hold_on_integers(pool: Pool, tmp_p
     found = searched(prop, pool, tmp_path)
 
     assert failing(found) == set()
-    fields = [record["case"]["fields"] for record in found.records]
+    fields = [record.case["fields"] for record in found.records]
     assert {each["values"][0][0] for each in fields} == {"dense"}
     assert {each["batch"] for each in fields} == {"whole" if parallelize == "rows_of_the_table" else "mean of parts"}
 
