@@ -151,6 +151,9 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
     "masked by numbers": of(lambda x, w: ((x @ w) + torch.ones(5, 6).triu(1).bool() * -1e9).softmax(-1)),
 }
 
+NARROWER_WITHIN = ("masked by what is too low for float32",)
+"""What computes in float32 whatever it is handed."""
+
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "dropout": (nn.Dropout, "bernoulli_ draws at random"),
     "noise": (of(lambda x, w: x @ w + torch.randn(x.shape)), "randn draws at random"),

@@ -12,7 +12,17 @@ from torch import nn
 
 from equivtest.kit.oracle.exact import InexactData
 from equivtest.kit.oracle.rounding import Bounded
-from tests.running_modules import ABOVE, FEATURES, MODULES, REFUSED, Function, Of, of, stored_in_16_bits
+from tests.running_modules import (
+    ABOVE,
+    FEATURES,
+    MODULES,
+    NARROWER_WITHIN,
+    REFUSED,
+    Function,
+    Of,
+    of,
+    stored_in_16_bits,
+)
 from tests.running_programs import SCALES, Tensors, actual, bound_of, given_of, programs
 
 each_module = pytest.mark.parametrize("make", MODULES.values(), ids=MODULES.keys())
@@ -40,12 +50,16 @@ def test_no_correct_program_is_beyond_the_bound(
     assert all(margin(right, found) <= 1 for found in programs(make, given))
 
 
-@each_module
-def test_a_small_error_is_beyond_the_bound(make: Callable[[], nn.Module]) -> None:
-    """In float64 the bound allows no more than a millionth of the root mean square of anything but of what is zero."""
+@pytest.mark.parametrize("module", MODULES)
+def test_a_small_error_is_beyond_the_bound(module: str) -> None:
+    """In float64 the bound allows no more than a millionth of the root mean square of anything but of what is zero.
+
+    Of what is computed in float32 within, a ten-thousandth.
+    """
+    make, largest = MODULES[module], 1e-4 if module in NARROWER_WITHIN else 1e-6
     for name, bounded in bound_of(make, given_of(make, torch.float64)).items():
         assert bool(bounded.allowed.isfinite().all()), name
-        assert 0 < bounded.allowed.max() < 1e-6 * bounded.value.square().mean().sqrt() or bool(
+        assert 0 < bounded.allowed.max() < largest * bounded.value.square().mean().sqrt() or bool(
             (bounded.value.abs() <= bounded.allowed).all()
         ), name
 
