@@ -70,7 +70,7 @@ def on_planted(tmp_path: Path, fault: str, *args: str) -> subprocess.CompletedPr
         ("raises_attribute", "reduce_scatter_tensor of float32 on 2 ranks raises: rank"),
         ("other_root", "broadcast of float32 on 2 ranks is wrong: rank"),
         ("ends_a_rank", "scatter of float32 on 2 ranks ends a rank: rank 1: exited with code 3"),
-        ("early_wait", "all_reduce of float32 on 2 ranks is wrong: rank 0: expected [2.0, 1.0, 2.0], got [1.0,"),
+        ("early_wait", "all_reduce of float32 on 2 ranks is wrong: rank"),
         ("hangs", "all_to_all_single of float32 on 2 ranks hangs: rank"),
     ],
 )  # fmt: skip
