@@ -115,6 +115,33 @@ def test_what_ddp_calls_from_its_reducer_is_seen(pool: Pool) -> None:
     assert "all_reduce in the backward" in map(str, audited(prop, pool).sites)
 
 
+REDUCED = "reduce_scatter in the backward"
+
+
+def audited_fsdp2(pool: Pool, batch: str) -> Audit:
+    prop = module_property(MODULES + "mlp", MODULES + "fsdp2", x_shapes=[(2, 3)], batch=batch)
+    return audit(prop, pool, KnownFailures(), (2,), ("float64",))
+
+
+@pytest.mark.ranks
+def test_what_fsdp2_calls_itself_is_seen(pool: Pool) -> None:
+    """Of a batch that is divided: that each rank's gradients reach the others."""
+    found = audited_fsdp2(pool, "mean of parts")
+    rejected = {row.fault: row.rejected for row in found.rows.values() if row.collective == REDUCED}
+
+    assert (found.problem, found.unseen) == ("", [])
+    assert rejected["own operand"] > 0, rejected
+
+
+@pytest.mark.ranks
+def test_gradients_that_fsdp2_reduces_of_one_batch_are_named(pool: Pool) -> None:
+    """Every rank has it whole, so that the mean of all is what each had; the parameters are gathered all the same."""
+    found = audited_fsdp2(pool, "whole")
+
+    assert "all_gather in the forward" in map(str, found.sites)
+    assert (found.problem, [str(site) for site in found.unseen]) == ("", [REDUCED])
+
+
 @pytest.mark.ranks
 def test_cases_that_fail_without_a_fault_are_not_audited(pool: Pool) -> None:
     """Here in their values: what is red needs no audit, and no advice of one."""

@@ -24,7 +24,8 @@ from equivtest.lacking import FUNCTIONS, PROBED, function_of, is_allowed, parse_
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.probe import PROBES
-from equivtest.ranks.support import Finding
+from equivtest.ranks.reply import Reply
+from equivtest.ranks.support import Finding, conclude
 from equivtest.refusal import is_refusal
 from equivtest.search import search
 from equivtest.suite import load_properties, properties_dir
@@ -42,9 +43,14 @@ def planted(fault: str) -> Pool:
     return Pool(PLANTED, environment={FAULT: fault})
 
 
+IMPATIENT = "from equivtest import cli, limits; limits.PROBE_S = 3.0; cli.main()"
+"""The command line, which waits for a probe that hangs no longer than it has to."""
+
+
 def run_smoke(tmp_path: Path, fault: str, *args: str) -> subprocess.CompletedProcess[str]:
     """`equivtest run` of one property that gathers, on two ranks."""
-    command = [sys.executable, "-m", "equivtest.cli", "run", "--profile=smoke", "--world-sizes=2", "--dtypes=float32"]
+    entry = ["-c", IMPATIENT] if fault == "hangs" else ["-m", "equivtest.cli"]
+    command = [sys.executable, *entry, "run", "--profile=smoke", "--world-sizes=2", "--dtypes=float32"]
     command += ["--subjects=zero3_fetch_all_gather", "--known-failures=none", "-n0", *args]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), FAULT: fault, "PYTHONWARNINGS": "ignore"}
     return subprocess.run(
@@ -52,8 +58,8 @@ def run_smoke(tmp_path: Path, fault: str, *args: str) -> subprocess.CompletedPro
     )
 
 
-def on_planted(tmp_path: Path, fault: str) -> subprocess.CompletedProcess[str]:
-    return run_smoke(tmp_path, fault, "--backend=planted", "--import=tests.rank_programs_planted")
+def on_planted(tmp_path: Path, fault: str, *args: str) -> subprocess.CompletedProcess[str]:
+    return run_smoke(tmp_path, fault, "--backend=planted", "--import=tests.rank_programs_planted", *args)
 
 
 @pytest.mark.ranks
@@ -64,6 +70,8 @@ def on_planted(tmp_path: Path, fault: str) -> subprocess.CompletedProcess[str]:
         ("raises_attribute", "reduce_scatter_tensor of float32 on 2 ranks raises: rank"),
         ("other_root", "broadcast of float32 on 2 ranks is wrong: rank"),
         ("ends_a_rank", "scatter of float32 on 2 ranks ends a rank: rank 1: exited with code 3"),
+        ("early_wait", "all_reduce of float32 on 2 ranks is wrong: rank"),
+        ("hangs", "all_to_all_single of float32 on 2 ranks hangs: rank"),
     ],
 )  # fmt: skip
 def test_a_fault_that_a_probe_sees_is_red_and_told_first(tmp_path: Path, fault: str, told: str) -> None:
@@ -73,6 +81,32 @@ def test_a_fault_that_a_probe_sees_is_red_and_told_first(tmp_path: Path, fault: 
     first = next(line for line in done.stdout.splitlines() if line.startswith("equivtest: "))
     assert done.returncode == 1
     assert first.startswith(f"equivtest: the backend is wrong: {told}")
+
+
+@pytest.mark.ranks
+def test_a_conformance_run_calls_a_wrong_value_wrong(tmp_path: Path) -> None:
+    """And neither not supported nor the user's to leave out; of one search, and with one claim."""
+    done = on_planted(tmp_path, "swapped_gather", "--profile=conformance", "-k", "w2-0 or equals_unsharded")
+    summary = done.stdout.partition("= equivtest =")[2].splitlines()
+
+    assert done.returncode == 1 and "equivtest profile conformance" in done.stdout
+    assert summary[1].startswith("equivtest: the backend is wrong: all_gather_into_tensor of float32 on 2 ranks")
+    totals = [line for line in summary if " failed, " in line and "of 9 claims" in line]
+    assert len(totals) == 1 and "0 not supported" in totals[0] and not totals[0].startswith("0 failed"), totals
+    assert "--dtypes leaves" not in done.stdout and "--allow-unsupported" not in done.stdout
+
+
+@pytest.mark.parametrize("heard_first", [0, 1])
+def test_of_ranks_that_got_a_wrong_value_the_lowest_is_told(heard_first: int) -> None:
+    """Whichever is heard first: the same backend is told of in the same words."""
+    replies = [
+        Reply(
+            rank=rank, outcome="raised", error_type="Wrong", error_text=f"got {rank}", at_s=float(rank != heard_first)
+        )
+        for rank in range(2)
+    ]
+
+    assert conclude("all_reduce", "float32", replies).said == "rank 0: got 0"
 
 
 @pytest.mark.ranks

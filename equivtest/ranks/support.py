@@ -40,7 +40,7 @@ class Finding:
     """What the probe of one collective showed.
 
     Attributes:
-        said: By the rank that failed first.
+        said: By the rank that failed first; of ranks that got a wrong value, by the lowest.
     """
 
     collective: str
@@ -76,6 +76,8 @@ def conclude(collective: str, dtype: str, replies: Sequence[Reply]) -> Finding:
         return Finding(collective, dtype, len(replies), "works")
     if all(reply.error_type == "Refused" for reply in replies):
         return Finding(collective, dtype, len(replies), "refused", cause.error_text)
+    if cause.error_type == "Wrong":  # which of them was heard first says nothing
+        cause = next(reply for reply in replies if reply.error_type == "Wrong")
     kind = _KIND_OF.get(cause.outcome) or _KIND_OF.get(cause.error_type, "raised")
     lonely = "refused, and others did not: " if cause.error_type == "Refused" else ""
     return Finding(collective, dtype, len(replies), kind, f"rank {cause.rank}: {lonely}{cause.error_text}")
