@@ -253,7 +253,7 @@ class KnownFailureItem(EquivtestItem):
 
 
 class AbsentItem(EquivtestItem):
-    """Stands for every item of a property whose subject needs what is not installed."""
+    """Stands for every item of a property that is not run: its subject is not installed, or the property incomplete."""
 
     def __init__(self, *, reason: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)

@@ -18,7 +18,7 @@ MAX_INCONCLUSIVE = 0.05
 
 @dataclass(frozen=True)
 class Profile:
-    """How many cases a property of weight 1 gets; the shipped properties weigh 102 together, 118 with DeepSpeed.
+    """How many cases a property of weight 1 gets; the shipped properties weigh 101 together, 117 with DeepSpeed.
 
     Attributes:
         single: Cases on one rank; few, since nothing is sharded there.
@@ -41,9 +41,16 @@ class Profile:
     per_cell: int = 0
     audits_alone: bool = False
 
+    @property
+    def draws_many(self) -> bool:
+        """Whether a run draws so many cases that it finds what a gate does not."""
+        return self.repeats or self.requires_cells
+
 
 AUDIT_PROFILE = "audit"
 """What `equivtest audit` runs."""
+LEFT_OUT = " is left out: "
+"""Between a property and why a run of many cases does not have it."""
 AUDIT_LABEL = "audit"
 """What stands in brackets in the name of a property's audit."""
 

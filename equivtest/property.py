@@ -48,6 +48,8 @@ class Property:
         shards: Whether its tensors are sharded at all; if not, every case counts as even.
         without_collectives: Why its subject calls no collective on several ranks, where that is right: without such a
             reason a run in which none is called shows nothing (`equivtest.audit`).
+        incomplete: Why a run of many cases leaves it out unless --subjects names it: such cases find failures that the
+            known ones do not cover yet.
         requires: Package that the subject imports and equivtest does not; without it nothing is run.
         leaves_out: Names the dtypes of a space in which none of its cases can be judged; None: each has some that can.
         resolve: Makes the property that is meant, where the ranks must be asked for it: see `resolved`.
@@ -64,6 +66,7 @@ class Property:
     conclusive_shards: tuple[str, ...] = ()
     shards: bool = True
     without_collectives: str = ""
+    incomplete: str = ""
     requires: str = ""
     leaves_out: Callable[[Space], tuple[str, ...]] | None = None
     resolve: Callable[[Property, Pool, Space], Property] | None = None

@@ -18,6 +18,7 @@ from equivtest.errors import BrokenSetup, EquivtestError
 from equivtest.handover import Audited, BackendFault, Handover, KnownState, Listed, Searched
 from equivtest.machine import commit_of, machine_facts, own_commit, versions_of
 from equivtest.options import settings_of, soak_seed
+from equivtest.profiles import LEFT_OUT
 from equivtest.ranks.gloo import WORKERS
 from equivtest.ranks.poison import poison_in_words
 from equivtest.report import audits
@@ -204,13 +205,18 @@ class Controller:
         starts = [f"start   {start}" for start in sorted(self.starts) if "(" in start]
         if settings_of(self.config).profile.audits_alone:
             return starts + audits.table(self.ordered_audits())
-        return starts + summarize(
-            self.ordered(),
-            seconds=time.time() - self.started_s,
-            known=self.ordered_known(),
-            audits=self.ordered_audits(),
-            width=width,
-            wants_cells=settings_of(self.config).profile.per_cell > 0,
+        left_out = [f"left    {reason}" for reason in dict.fromkeys(self.absent) if LEFT_OUT in reason]
+        return (
+            left_out
+            + starts
+            + summarize(
+                self.ordered(),
+                seconds=time.time() - self.started_s,
+                known=self.ordered_known(),
+                audits=self.ordered_audits(),
+                width=width,
+                wants_cells=settings_of(self.config).profile.per_cell > 0,
+            )
         )
 
     @property

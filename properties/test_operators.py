@@ -28,5 +28,6 @@ dtensor_operators = Property(
         does_not_touch_its_inputs,
         repeats_itself,
     ),
-    weight=8,
+    weight=4,
+    incomplete="many cases find failures of torch that the known ones do not cover yet",
 )

@@ -223,6 +223,21 @@ def test_a_run_of_absent_properties_is_no_success(pytester: pytest.Pytester) -> 
     alone.stdout.fnmatch_lines(["equivtest: nothing was judged: nothing is proven; no_such_package is not installed*"])
 
 
+@pytest.mark.parametrize(("options", "code"), [(("--profile=gate",), 0), (("--profile=soak", "--max-time=1"), 2)])
+def test_an_incomplete_property_is_left_out_of_runs_of_many_cases_in_words(
+    pytester: pytest.Pytester, options: tuple[str, ...], code: int
+) -> None:
+    make_suite(pytester, "a")
+    pytester.makepyfile(
+        test_fake=PROPERTIES.replace("cases=None", "cases=None, incomplete='some fail'") + "a = make('a')"
+    )
+    left = run_suite(pytester, *options)
+    named = run_suite(pytester, *options, "--subjects=a")
+
+    assert (left.ret, named.ret) == (code, 0)
+    assert ("a is left out: some fail; --subjects a runs it" in left.stdout.str()) == bool(code)
+
+
 def test_known_failures_alone_are_reported_as_xfailed(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a_known", "b")
 

@@ -54,9 +54,9 @@ def test_no_correct_program_is_beyond_the_bound(
 def test_a_small_error_is_beyond_the_bound(module: str) -> None:
     """In float64 the bound allows no more than a millionth of the root mean square of anything but of what is zero.
 
-    Of what is computed in float32 within, a ten-thousandth.
+    Of what is computed in float32 within, a thousandth.
     """
-    make, largest = MODULES[module], 1e-4 if module in NARROWER_WITHIN else 1e-6
+    make, largest = MODULES[module], 1e-3 if module in NARROWER_WITHIN else 1e-6
     for name, bounded in bound_of(make, given_of(make, torch.float64)).items():
         assert bool(bounded.allowed.isfinite().all()), name
         assert 0 < bounded.allowed.max() < largest * bounded.value.square().mean().sqrt() or bool(
