@@ -32,13 +32,14 @@ REFUSALS: tuple[tuple[type[Exception], str], ...] = (
     (RuntimeError, "without redistribution"),
     (RuntimeError, "Sharding propagation failed"),
     (RuntimeError, "Attempted to"),
+    (RuntimeError, "not supported yet"),
     (RuntimeError, "got mixed torch.Tensor and DTensor"),
     (AssertionError, "Redistribution from one partial type"),
 )
 """(class, words) of what DTensor says of an operator, or of placements, that it does not take.
 
 Source: ShardingPropagator in torch/distributed/tensor/_sharding_prop.py, OpDispatcher in _dispatch.py, view_groups in
-_ops/_view_ops.py (2.13.0).
+_ops/_view_ops.py, redistribute_local_tensor in _redistribute.py (2.13.0).
 """
 
 
