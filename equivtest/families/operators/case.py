@@ -175,6 +175,11 @@ class OperatorCase(Case):
         return any(index < size for dim, (size, index) in pairs if dim != front)
 
     @property
+    def changes_shape(self) -> bool:
+        """Whether the first result has another shape than the first operand."""
+        return bool(self.results) and self.results[0].shape != self.operands[0]
+
+    @property
     def fewest_dims(self) -> int:
         """Of the operands."""
         return min(map(len, self.operands))
