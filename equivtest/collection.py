@@ -18,7 +18,7 @@ from equivtest.items import (
     SearchItem,
 )
 from equivtest.options import settings_of
-from equivtest.profiles import LEFT_OUT, plan
+from equivtest.profiles import plan
 from equivtest.settings import check_subjects
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ def collect_property(collector: pytest.Module, name: str, prop: Property) -> lis
     if prop.absent:
         return [AbsentItem.from_parent(collector, name=f"{name}[absent]", reason=prop.absent)]
     if prop.incomplete and settings.profile.draws_many and not settings.subjects:
-        reason = f"{name}{LEFT_OUT}{prop.incomplete}; --subjects {name} runs it"
-        return [AbsentItem.from_parent(collector, name=f"{name}[left out]", reason=reason)]
+        reason = f"{name} is left out: {prop.incomplete}; --subjects {name} runs it"
+        return [AbsentItem.from_parent(collector, name=f"{name}[left out]", reason=reason, incomplete=True)]
     prop = dataclasses.replace(prop, subject=subject)
     items: list[pytest.Item] = [
         SearchItem.from_parent(collector, name=f"{name}[{part.label}]", prop=prop, property_name=name, part=part)

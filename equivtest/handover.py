@@ -172,11 +172,13 @@ class Handover(msgspec.Struct, frozen=True, kw_only=True):
         fatal: Why no further item can run.
         misuse: The mistake that ended the item before its end.
         absent: Why the property was not run.
+        incomplete: Whether that is for its being incomplete, which the summary then says.
     """
 
     fatal: str = ""
     misuse: str = ""
     absent: str = ""
+    incomplete: bool = False
     faults: tuple[BackendFault, ...] = ()
     known: KnownState | None = None
     searched: Searched | None = None

@@ -255,12 +255,12 @@ class KnownFailureItem(EquivtestItem):
 class AbsentItem(EquivtestItem):
     """Stands for every item of a property that is not run: its subject is not installed, or the property incomplete."""
 
-    def __init__(self, *, reason: str, **kwargs: Any) -> None:
+    def __init__(self, *, reason: str, incomplete: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.reason = reason
+        self.reason, self.incomplete = reason, incomplete
 
     def perform(self) -> None:
-        self.hand_over(absent=self.reason)
+        self.hand_over(absent=self.reason, incomplete=self.incomplete)
         pytest.skip(f"not run: {self.reason}")
 
 

@@ -49,8 +49,6 @@ class Profile:
 
 AUDIT_PROFILE = "audit"
 """What `equivtest audit` runs."""
-LEFT_OUT = " is left out: "
-"""Between a property and why a run of many cases does not have it."""
 AUDIT_LABEL = "audit"
 """What stands in brackets in the name of a property's audit."""
 

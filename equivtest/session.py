@@ -18,7 +18,6 @@ from equivtest.errors import BrokenSetup, EquivtestError
 from equivtest.handover import Audited, BackendFault, Handover, KnownState, Listed, Searched
 from equivtest.machine import commit_of, machine_facts, own_commit, versions_of
 from equivtest.options import settings_of, soak_seed
-from equivtest.profiles import LEFT_OUT
 from equivtest.ranks.gloo import WORKERS
 from equivtest.ranks.poison import poison_in_words
 from equivtest.report import audits
@@ -49,6 +48,7 @@ class Controller:
         self.started_s = started_s
         self.faults: dict[str, BackendFault] = {}  # by text: each xdist worker finds them
         self.absent: list[str] = []  # why properties were not run
+        self.left_out: set[str] = set()  # those of them that are incomplete, and why
         self.troubles: list[str] = []  # what makes the run no success besides failing tests
         self.state = BEGUN
         self.folder: ReportFolder | None = None
@@ -92,6 +92,7 @@ class Controller:
         self.faults |= {fault.text: fault for fault in handed.faults}
         if handed.absent:
             self.absent.append(handed.absent)
+            self.left_out |= {handed.absent} if handed.incomplete else set()
         if handed.known is not None:
             self.known.append(handed.known)
         if handed.searched is not None:
@@ -205,18 +206,14 @@ class Controller:
         starts = [f"start   {start}" for start in sorted(self.starts) if "(" in start]
         if settings_of(self.config).profile.audits_alone:
             return starts + audits.table(self.ordered_audits())
-        left_out = [f"left    {reason}" for reason in dict.fromkeys(self.absent) if LEFT_OUT in reason]
-        return (
-            left_out
-            + starts
-            + summarize(
-                self.ordered(),
-                seconds=time.time() - self.started_s,
-                known=self.ordered_known(),
-                audits=self.ordered_audits(),
-                width=width,
-                wants_cells=settings_of(self.config).profile.per_cell > 0,
-            )
+        return starts + summarize(
+            self.ordered(),
+            seconds=time.time() - self.started_s,
+            known=self.ordered_known(),
+            audits=self.ordered_audits(),
+            width=width,
+            wants_cells=settings_of(self.config).profile.per_cell > 0,
+            left_out=sorted(self.left_out),
         )
 
     @property
@@ -241,6 +238,7 @@ class Controller:
             "backend": settings.backend,
             "device": settings.device,
             "imports": list(settings.imports),
+            "left_out": sorted(self.left_out),
             "start": "; ".join(sorted(self.starts)) or settings.start,
             "releases_of_imports": versions_of(settings.imports),
             "folder_commit": commit_of(Path.cwd()),

@@ -238,6 +238,17 @@ def test_an_incomplete_property_is_left_out_of_runs_of_many_cases_in_words(
     assert ("a is left out: some fail; --subjects a runs it" in left.stdout.str()) == bool(code)
 
 
+def test_a_report_says_which_properties_are_incomplete_and_left_out(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a", "b")
+    incomplete = PROPERTIES.replace("cases=None", "cases=None, incomplete='some fail' if subject == 'a' else ''")
+    pytester.makepyfile(test_fake=incomplete + "a = make('a')\nb = make('b')")
+
+    result = run_suite(pytester, "--profile=soak", "--max-time=1", "--report=out")
+
+    line = "left    a is left out: some fail; --subjects a runs it"
+    assert line in result.outlines and line in (pytester.path / "out" / "summary.txt").read_text().splitlines()
+
+
 def test_known_failures_alone_are_reported_as_xfailed(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a_known", "b")
 

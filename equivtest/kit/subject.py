@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from equivtest import layout
 from equivtest.errors import Unsupported
 from equivtest.kit.case import Case
+from equivtest.kit.operands import partial_axes
 from equivtest.tensors import Placed
 
 Given = Mapping[str, torch.Tensor]
@@ -36,17 +37,34 @@ def under_contract(case: Case, found: Mapping[str, torch.Tensor | None]) -> Answ
 
 
 def as_dtensor(local: torch.Tensor, case: Case, name: str, mesh: DeviceMesh) -> DTensor:
-    """The DTensor of the contract's shape and layout of `name`, made without a collective.
-
-    Its strides follow from the case alone: taken from the local tensor they would differ between
-    ranks where a shard is empty or has dims of size 1, and so would the ranks' collectives.
-    """
+    """The DTensor of the contract's shape and layout of `name`, made without a collective."""
     given = "cotangent" if name == "output" else name
-    whole = torch.empty(case.shapes()[name], device="meta")
-    if whole.dim() > 1 and not case.is_contiguous(given):
-        whole = whole.transpose(-1, -2).contiguous().transpose(-1, -2)
     placements = (torch_placement(case, name),)
+    return dtensor_of(local, mesh, placements, case.shapes()[name], is_contiguous=case.is_contiguous(given))
+
+
+def dtensor_of(
+    local: torch.Tensor,
+    mesh: DeviceMesh,
+    placements: Sequence[Placement],
+    shape: tuple[int, ...],
+    *,
+    is_contiguous: bool,
+) -> DTensor:
+    """The DTensor of that global shape, made without a collective.
+
+    Its strides are those of a whole tensor in the harness's memory format: taken from the local tensor they would
+    differ between ranks where a shard is empty or has dims of size 1, and so would the ranks' collectives.
+    """
+    whole = torch.empty(shape, device="meta")
+    if whole.dim() > 1 and not is_contiguous:
+        whole = whole.transpose(-1, -2).contiguous().transpose(-1, -2)
     return DTensor.from_local(local, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride())
+
+
+def own_operand(given: torch.Tensor, whole: layout.Layout) -> torch.Tensor:
+    """This rank's part of the tensor, a view: the only one of its stack of operands."""
+    return given.detach()[(0,) * len(partial_axes(whole))]
 
 
 def torch_placement(case: Case, name: str) -> Placement:

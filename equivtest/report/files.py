@@ -49,6 +49,7 @@ def write_report(
         width=SUMMARY_WIDTH,
         wants_cells=profile.per_cell > 0,
         headlines=headlines,
+        left_out=environment.get("left_out", ()),
     )
     if profile.audits_alone:
         summary = [*headlines, *audits.table(audited)]

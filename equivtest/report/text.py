@@ -31,10 +31,12 @@ def summarize(
     width: int = 100,
     wants_cells: bool = False,
     headlines: Sequence[str] = (),
+    left_out: Sequence[str] = (),
 ) -> list[str]:
     """The lines of the summary; none where no property was searched.
 
     Args:
+        left_out: Which incomplete properties were left out, and why.
         headlines: What makes the run red besides failing claims; they come first, whole.
         wants_cells: Whether the run was to fill the cells of the case space, so that it is told where it did not.
     """
@@ -53,7 +55,7 @@ def summarize(
     notes += in_lines(audits)
     if unaudited := [tally.listed.name for tally in tallies if tally.lacks_audit]:
         notes.append(f"audit   left out by the selection, so that a green may show nothing: {', '.join(unaudited)}")
-    notes = [_cut(line, width) for line in notes] + _lacking(tallies)
+    notes = [_cut(line, width) for line in notes] + [f"left    {reason}" for reason in left_out] + _lacking(tallies)
     return [
         *headlines,
         *_counts_table(tallies),

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
 from torch import distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
 from equivtest import limits
 from equivtest.check import one_thread
@@ -233,16 +232,6 @@ def test_a_run_draws_every_collective_way_to_wait_and_few_large_sizes() -> None:
 
 # ------------------------------------------------------------------------------------------------
 # How they are called
-
-
-@pytest.fixture
-def alone() -> Iterator[DeviceMesh]:
-    """This process as the only rank of a gloo group."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        yield init_device_mesh("cpu", (1,))
-    finally:
-        dist.destroy_process_group()
 
 
 def answer(case: CollectivesCase, mesh: DeviceMesh) -> dict[str, torch.Tensor]:

@@ -45,16 +45,6 @@ def as_rank(rank: int, world_size: int) -> Iterator[DeviceMesh]:
         dist.destroy_process_group()
 
 
-@pytest.fixture
-def alone() -> Iterator[DeviceMesh]:
-    """This process as the only rank of a gloo group."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        yield init_device_mesh("cpu", (1,))
-    finally:
-        dist.destroy_process_group()
-
-
 def wholes(dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
     """Parameters of SHAPES, filled with 1, 2, 3, ..."""
     return [torch.arange(1.0, 1 + torch.Size(shape).numel(), dtype=dtype).reshape(shape) for shape in SHAPES]

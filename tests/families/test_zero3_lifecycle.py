@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from torch import distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
 from equivtest import limits
 from equivtest.families.zero3.fetch.subject import (
@@ -186,16 +185,6 @@ def test_what_has_no_elements_calls_nothing() -> None:
 
 
 # The store, on one rank.
-
-
-@pytest.fixture
-def alone() -> Iterator[DeviceMesh]:
-    """This process as the only rank of a gloo group."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        yield init_device_mesh("cpu", (1,))
-    finally:
-        dist.destroy_process_group()
 
 
 def store_of(mesh: DeviceMesh, fetcher: Fetcher) -> Store:

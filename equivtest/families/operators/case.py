@@ -41,8 +41,6 @@ class OperatorCase(Case):
         cotangents: Of each result the placements of its cotangent, 'replicate' or 'shard(DIM)'; empty: all replicated.
         requires_grad: Numbers of the operands of which a gradient is asked.
         strided: Numbers of the operands that are handed out with their last two dims swapped in memory.
-        earlier: Arguments of a call that the ranks make before, in the same process, of which nothing is judged; empty:
-            none is made.
     """
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = (EXACT_MODE, REAL_MODE)
@@ -56,7 +54,6 @@ class OperatorCase(Case):
     cotangents: tuple[Placements, ...] = ()
     requires_grad: Shape = ()
     strided: Shape = ()
-    earlier: tuple[tuple[str, Argument], ...] = ()
 
     def __post_init__(self) -> None:
         require(self.operator in OPERATORS, f"operator must be one of {', '.join(OPERATORS)}, got {self.operator!r}")

@@ -15,8 +15,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from equivtest.families.operators.case import OperatorCase
 from equivtest.families.operators.case_forms import Arguments
 from equivtest.families.operators.case_table import run
-from equivtest.kit.operands import partial_axes
-from equivtest.kit.subject import Answers, Given, placements_of
+from equivtest.kit.subject import Answers, Given, dtensor_of, own_operand, placements_of
 from equivtest.layout import REDUCE_OPS, Layout
 from equivtest.layout import Replicate as Whole
 from equivtest.tensors import Placed
@@ -56,8 +55,6 @@ def call_torch(case: OperatorCase, operands: tuple[DTensor, ...], arguments: Arg
 def run_operator(case: OperatorCase, mesh: DeviceMesh, given: Given, call: Call) -> Answers:
     """Forward and backward on this rank; what DTensor refuses is answered as the text that it says."""
     operands = tuple(operand_of(case, mesh, given, number) for number in range(len(case.operands)))
-    if case.earlier:
-        call(case, operands_without_gradients(operands), case.earlier)
     try:
         results = call(case, operands, case.arguments)
     except Exception as error:
@@ -77,11 +74,6 @@ def run_operator(case: OperatorCase, mesh: DeviceMesh, given: Given, call: Call)
     return answers | {f"grad.operand.{number}": in_known_words(operands[number].grad) for number in case.graded()}
 
 
-def operands_without_gradients(operands: tuple[DTensor, ...]) -> tuple[DTensor, ...]:
-    """The same, apart from what is differentiated later."""
-    return tuple(operand.detach() for operand in operands)  # type: ignore[misc]
-
-
 def told(error: Exception, mesh: DeviceMesh) -> Placed:
     """What DTensor refuses, in its own words, as a tensor of bytes.
 
@@ -98,28 +90,17 @@ def told(error: Exception, mesh: DeviceMesh) -> Placed:
 
 def operand_of(case: OperatorCase, mesh: DeviceMesh, given: Given, number: int) -> DTensor:
     """The operand of that number as a DTensor, a leaf, made without a collective."""
-    layout = case.operand_layout(number)
-    local = given[f"operand.{number}"].detach()[(0,) * len(partial_axes(layout))]
-    made = as_dtensor(local, mesh, layout, case.operands[number], strided=number in case.strided)
+    name, layout = f"operand.{number}", case.operand_layout(number)
+    local, placements = own_operand(given[name], layout), placements_of(layout)
+    made = dtensor_of(local, mesh, placements, case.operands[number], is_contiguous=case.is_contiguous(name))
     made.requires_grad_(number in case.graded())
     return made
 
 
 def cotangent_of(case: OperatorCase, mesh: DeviceMesh, given: Given, number: int) -> DTensor:
     """The cotangent of the result of that number."""
-    local = given[f"cotangent.{number}"].detach()
-    return as_dtensor(local, mesh, case.cotangent_layout(number), case.results[number].shape, strided=False)
-
-
-def as_dtensor(
-    local: torch.Tensor, mesh: DeviceMesh, layout: Layout, shape: tuple[int, ...], *, strided: bool
-) -> DTensor:
-    """The DTensor of that global shape and layout; its strides follow from the case alone, alike on every rank."""
-    whole = torch.empty(shape, device="meta")
-    if strided and whole.dim() > 1:
-        whole = whole.transpose(-1, -2).contiguous().transpose(-1, -2)
-    placements = placements_of(layout)
-    return DTensor.from_local(local, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride())
+    local, placements = given[f"cotangent.{number}"].detach(), placements_of(case.cotangent_layout(number))
+    return dtensor_of(local, mesh, placements, case.results[number].shape, is_contiguous=True)
 
 
 def in_known_words(result: Any) -> DTensor | None:

@@ -16,9 +16,7 @@ from torch.distributed.tensor import DTensor, Placement, distribute_tensor
 
 from equivtest.families.redistribute.case import RedistributeCase
 from equivtest.families.redistribute.case_refused import RefusedRedistributeCase
-from equivtest.kit.operands import partial_axes
-from equivtest.kit.subject import Answers, Given, placements_of, under_contract
-from equivtest.layout import Layout
+from equivtest.kit.subject import Answers, Given, dtensor_of, own_operand, placements_of, under_contract
 
 Move = Callable[[RedistributeCase, DTensor], DTensor]
 """Takes a DTensor from the case's source to its target."""
@@ -90,23 +88,12 @@ def take_cotangent(case: RedistributeCase, mesh: DeviceMesh, given: torch.Tensor
     return local if case.leaves_as_plain_tensor else as_dtensor(case, mesh, local, "cotangent")
 
 
-def own_operand(given: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """This rank's part of the tensor, a view: the only one of its stack of operands."""
-    return given.detach()[(0,) * len(partial_axes(layout))]
-
-
 def as_dtensor(case: RedistributeCase, mesh: DeviceMesh, local: torch.Tensor, name: str) -> DTensor:
-    """The DTensor of the contract's layout, made without a collective.
-
-    Its strides follow from the case alone: taken from local tensors they would differ between ranks.
-    """
+    """The DTensor of the contract's layout, made without a collective."""
     placements = placements_of(case.operand_layout(name))
     if name == "x" and not case.states_shape:
         return DTensor.from_local(local, mesh, placements, run_check=False)
-    whole = torch.empty(case.shape, device="meta")
-    if whole.dim() > 1 and not case.is_contiguous(name):
-        whole = whole.transpose(-1, -2).contiguous().transpose(-1, -2)
-    return DTensor.from_local(local, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride())
+    return dtensor_of(local, mesh, placements, case.shape, is_contiguous=case.is_contiguous(name))
 
 
 def asked_placements(case: RedistributeCase) -> list[Placement]:

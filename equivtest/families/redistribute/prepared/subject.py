@@ -17,8 +17,8 @@ from torch.distributed.tensor.parallel import (
 )
 
 from equivtest.families.redistribute.prepared.case import PreparedCase
-from equivtest.families.redistribute.subject import as_dtensor, own_operand, take_cotangent
-from equivtest.kit.subject import Answers, Given, placement_of, style_named, under_contract
+from equivtest.families.redistribute.subject import as_dtensor, take_cotangent
+from equivtest.kit.subject import Answers, Given, own_operand, placement_of, style_named, under_contract
 from equivtest.layout import parse_placement
 
 
