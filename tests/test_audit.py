@@ -21,7 +21,7 @@ from equivtest.property import Property
 from equivtest.ranks.messages import FAULTS, Fault
 from equivtest.ranks.pool import Pool
 from equivtest.report import audits
-from equivtest.suite import load_properties, properties_dir
+from equivtest.suite import shipped
 
 PROGRAMS = "tests.rank_programs_audit:"
 MODULES = "tests.rank_programs_module:"
@@ -31,7 +31,7 @@ FETCH = "zero3_fetch_all_gather"
 def of_fetch(subject: str = FETCH) -> Property:
     """The property of a fetch, of another subject."""
     subject = subject if subject == FETCH else PROGRAMS + subject
-    return replace(load_properties(properties_dir())[FETCH], subject=subject)
+    return replace(shipped()[FETCH], subject=subject)
 
 
 def audited(prop: Property, pool: Pool, *, is_thorough: bool = False) -> Audit:
@@ -110,7 +110,7 @@ def test_a_thorough_audit_tries_each_fault_on_each_case(pool: Pool) -> None:
 
 @pytest.mark.ranks
 def test_what_ddp_calls_from_its_reducer_is_seen(pool: Pool) -> None:
-    prop = load_properties(properties_dir())["ddp_mlp"]
+    prop = shipped()["ddp_mlp"]
 
     assert "all_reduce in the backward" in map(str, audited(prop, pool).sites)
 

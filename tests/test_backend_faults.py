@@ -28,7 +28,7 @@ from equivtest.ranks.reply import Reply
 from equivtest.ranks.support import Finding, conclude
 from equivtest.refusal import is_refusal
 from equivtest.search import search
-from equivtest.suite import load_properties, properties_dir
+from equivtest.suite import shipped
 from equivtest.verdicts.verdict import RankRaised
 from tests.rank_programs_planted import FAULT
 
@@ -194,7 +194,7 @@ def test_what_is_left_of_a_bundle_is_judged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, failing: list[str]
 ) -> None:
     """As a case of its own; the whole one stays not supported, whether that is allowed or not."""
-    prop = replace(load_properties(properties_dir())["collectives"], examples=(calls(*ALL_REDUCE),))
+    prop = replace(shipped()["collectives"], examples=(calls(*ALL_REDUCE),))
     monkeypatch.setattr("equivtest.search.chunk_cases", lambda prop, chunk: list(prop.examples))
     with planted(fault) as pool:
         found = search(prop, Chunk(2, ("float32",), 0, 5), pool, KnownFailures(), tmp_path)
