@@ -157,6 +157,11 @@ class Door(NamedTuple):
     layouts: tuple[Any, ...]
     fields: Fields
 
+    @property
+    def unsharded(self) -> Door:
+        """The module alone, the same for every way to parallelize it."""
+        return self._replace(parallelize="")
+
     def make(self, **fields: Any) -> ModuleCase:
         """A case of the module."""
         return ModuleCase(build=self.build, parallelize=self.parallelize, **dict(self.fields), **fields)
@@ -247,8 +252,8 @@ def _cases(door: Door, batch: str, space: Space) -> SearchStrategy[ModuleCase]:
 def _left_out(door: Door, batch: str, space: Space) -> tuple[str, ...]:
     """The dtypes in which no sums are exact and no bounds say anything; none where it is so in every dtype there is."""
     others = tuple(dtype for dtype in limits.DTYPES if dtype not in space.dtypes)
-    judged = {dtype for size in space.world_sizes for dtype in _tried(door, batch, size, space.dtypes)[0]}
-    if not judged and not any(_tried(door, batch, size, others)[0] for size in space.world_sizes):
+    judged = {dtype for size in space.world_sizes for dtype in _tried(door.unsharded, batch, size, space.dtypes)[0]}
+    if not judged and not any(_tried(door.unsharded, batch, size, others)[0] for size in space.world_sizes):
         return ()  # the property is mistaken, which it says where its cases are drawn
     return tuple(dtype for dtype in space.dtypes if dtype not in judged)
 
@@ -263,7 +268,7 @@ def _layouts(door: Door, batch: str, world_size: int, dtypes: tuple[str, ...]) -
     Raises:
         Misuse: there is none of these either, or a shape does not fit the module.
     """
-    fitting, reasons = _tried(door, batch, world_size, dtypes)
+    fitting, reasons = _tried(door.unsharded, batch, world_size, dtypes)
     if not fitting:
         raise Misuse(reasons[0])
     return fitting
