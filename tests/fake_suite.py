@@ -166,7 +166,7 @@ def plugin_args() -> list[str]:
 
 
 def run_suite(pytester: pytest.Pytester, *args: str, subprocess: bool = False) -> pytest.RunResult:
-    """pytest on the suite, not audited unless told to; in a process of its own where asked for or where xdist needs one."""
+    """pytest on the suite, not audited unless told to; in its own process where asked for or where xdist needs one."""
     conftest = pytester.path / "conftest.py"
     if conftest.exists() and "import pytest_addoption" in conftest.read_text():
         args = ("--audit=off", *args)
