@@ -25,6 +25,7 @@ FLOORS = (
     ("ranks",),
     ("verdicts",),
     ("check", "known", "report"),
+    ("door",),
     ("chunks", "module", "records", "replay", "settings", "suite"),
     ("audit", "filling"),
     ("machine", "search", "options"),

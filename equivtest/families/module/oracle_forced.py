@@ -1,0 +1,139 @@
+"""The unsharded module once more, which at the end of each of its parts goes on from what the ranks held there.
+
+Worst-case bounds grow from layer to layer.  Here they need not: what a part gives is bounded from what the ranks held
+where it begins, forward and backward, so that each bound is that of the part's own operations, however deep the module
+is and however few bits its dtype has.  What the ranks held is taken over only where it is within a bound that says
+something; else the bound goes on growing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_map
+
+from equivtest.families.module.case import ModuleCase
+from equivtest.families.module.case_boundaries import BOUNDARY, Capture, parts_of, tensors_of
+from equivtest.families.module.oracle_held import HeldAt, Whole
+from equivtest.kit.oracle.expected import ExpectedTensor, says_nothing
+from equivtest.kit.oracle.ranged import Parts, Ranged
+from equivtest.kit.oracle.rounding import Bounded
+from equivtest.layout import Layout
+
+if TYPE_CHECKING:
+    from equivtest.kit.oracle.running import RunningError
+
+
+class Forced:
+    """Has the parts of a module go on from what was held.
+
+    Attributes:
+        found: What is right of each boundary that was held, by its answer's name, in the order of the run.
+        layouts: Of those, under which the ranks held it.
+    """
+
+    def __init__(self, counted: RunningError, held: HeldAt) -> None:
+        self.found: dict[str, Bounded] = {}
+        self.layouts: dict[str, Layout] = {}
+        self._counted = counted
+        self._held = held
+        self._calls: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
+
+    def watch(self, module: nn.Module) -> None:
+        """Forces every part of the module from now on."""
+        for path, part in parts_of(module):
+            part.register_forward_hook(lambda _, __, given, path=path: self._after(path, given))
+
+    def _after(self, path: str, given: Any) -> Any:
+        """What a part gave, as it was held; the same when checkpointing computes it once more in the backward."""
+        again = torch._C._current_graph_task_id() != -1
+        calls = self._calls[again]
+        named = {id(tensor): name for name, tensor in tensors_of(path, calls[path], given)}
+        calls[path] += 1
+        return tree_map(lambda leaf: self._go_on(named[id(leaf)], leaf) if id(leaf) in named else leaf, given)
+
+    def _go_on(self, name: str, computed: torch.Tensor) -> torch.Tensor:
+        held = self.forced(f"{BOUNDARY}{name}", computed)
+        if not computed.requires_grad:
+            return computed if held is None else held
+        forced: torch.Tensor = _GoesOn.apply(computed, held, name, self)  # type: ignore[no-untyped-call]
+        return forced
+
+    def forced(self, name: str, computed: torch.Tensor) -> Ranged | None:
+        """What was held, to go on from; None where that is not to be had, or says nothing."""
+        with _disable_current_modes():
+            ranged = computed if isinstance(computed, Ranged) else Parts.of(computed).wrapped()
+            right = replace(self._counted.bounded(ranged), derivation=self._derivation())
+            whole = self._held(name, right)
+            if whole is None:
+                return None
+            if whole.layout is not None and name not in self.found:
+                self.found[name], self.layouts[name] = right, whole.layout
+            if says_nothing(right.value, right.allowed):
+                return None
+            return self._ranged(whole, ranged)
+
+    def _derivation(self) -> str:
+        if self._counted.undecided:
+            return self._counted.undecided
+        return f"running error with u = {self._counted.roundings.u:.2g} from what the ranks held of the parts before"
+
+    def _ranged(self, whole: Whole, computed: Ranged) -> Ranged:
+        value = whole.value.to(computed.dtype)
+        spread = torch.zeros_like(value, dtype=torch.float64) if whole.spread is None else whole.spread
+        parts = Parts(value, spread, value.double().abs() + spread)
+        if whole.magnitude is not None:
+            off = (whole.value - value.double()).abs()
+            parts = self._counted.roundings.rounded(value, off, whole.magnitude, self._counted.roundings.of_sum(0))
+        found = parts.wrapped()
+        found.origin = computed.origin
+        return found
+
+
+class _GoesOn(torch.autograd.Function):
+    """Goes on from what was held, forward and backward."""
+
+    @staticmethod
+    def forward(ctx: Any, computed: torch.Tensor, held: Ranged | None, name: str, forced: Forced) -> torch.Tensor:
+        ctx.name, ctx.forced = name, forced
+        return computed.view_as(computed) if held is None else held
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        held = ctx.forced.forced(f"grad.{BOUNDARY}{ctx.name}", gradients[0])
+        return (gradients[0] if held is None else held), None, None, None
+
+
+def captured(module: nn.Module) -> Capture:
+    """Keeps what the module's parts give when one process runs it."""
+    return Capture(module, lambda tensor: tensor.detach().clone())
+
+
+def boundaries(case: ModuleCase, runs: Sequence[Forced]) -> dict[str, ExpectedTensor]:
+    """What is right of each boundary that was held, in the order of the run, those of all parts of a divided batch.
+
+    Where only some ranks of those held one, nothing is said of the others'.
+    """
+    facts, found = case.boundaries(), {}
+    for name in dict.fromkeys(name for run in runs for name in run.found):
+        right = next(run.found[name] for run in runs if name in run.found)
+        layout = next(run.layouts[name] for run in runs if name in run.layouts)
+        anything = Bounded(torch.zeros_like(right.value), torch.full_like(right.value, torch.inf))
+        stack = [run.found.get(name, anything) for run in runs]
+        value, allowed = torch.stack([each.value for each in stack]), torch.stack([each.allowed for each in stack])
+        found[name] = ExpectedTensor(
+            value=value if case.is_divided else value[0],
+            allowed=allowed if case.is_divided else allowed[0],
+            layout=layout,
+            dtype=facts[name.removeprefix("grad.").removeprefix(BOUNDARY)].dtype,
+            derivation=right.derivation,
+            may_be_none=True,
+            is_inner=True,
+        )
+    return found
