@@ -25,7 +25,7 @@ from equivtest.kit.oracle.ranged import Parts, Ranged, constant
 from equivtest.kit.oracle.rounding import Arithmetic, Bounded
 from equivtest.kit.oracle.running_choices import choice_of, converted
 from equivtest.kit.oracle.running_operators import COMPARES, FACTORS, MADE, MOVES, PUTS, SETS, SUMS, UNKNOWN, WORDS
-from equivtest.kit.oracle.running_roundings import Roundings
+from equivtest.kit.oracle.running_roundings import Roundings, partial_sums
 from equivtest.kit.oracle.running_rules import RULES, exact_where
 from equivtest.kit.oracle.running_sums import REDUCTIONS
 
@@ -58,13 +58,13 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def bounded(self, tensor: torch.Tensor) -> Bounded:
         """What came out, and its bound: what is whole on every rank may yet be averaged over them, which rounds."""
         assert isinstance(tensor, Ranged) and not bool((tensor.error < 0).any())
-        averaged = self.roundings.own(tensor.magnitude, self.roundings.of_sum(0), tensor.value.dtype)
-        allowed = (tensor.error + averaged) * (1 + 2**-20)  # for the roundings of errors themselves
+        allowed = tensor.error + self.roundings.averaged(Parts.of(tensor))
+        allowed = allowed * (1 + 2**-20)  # for the roundings of errors themselves
         allowed = allowed.nan_to_num(nan=torch.inf, posinf=torch.inf)
         if self.undecided:
             allowed = torch.full_like(allowed, torch.inf)
         derivation = self.undecided or (
-            f"running error of {self.num_operations} operations with u = {self.roundings.u:.2g}, sums divided among "
+            f"running error of {self.num_operations} operations, {self.roundings.words}, sums divided among "
             f"{self.roundings.ranks} ranks, beside the unsharded module in the same dtype"
         )
         return Bounded(tensor.value.detach().double(), allowed, derivation)
@@ -142,7 +142,9 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name in SUMS:
             sizes = {**kwargs, "alpha": abs(kwargs["alpha"])} if "alpha" in kwargs else kwargs
             value, error, magnitude = _each(func, args, kwargs, sizes)
-            return self.roundings.rounded(value, error, magnitude, self.roundings.of_sum(value.numel() + _most(args)))
+            terms = func(*_ones(args), **(sizes | {"alpha": 1} if "alpha" in sizes else sizes))
+            how = {"num": terms} if name == "cumsum" else {"num": 0, "stores": terms}
+            return self.roundings.rounded(value, error, magnitude, added=partial_sums(value, magnitude), **how)
         if name in PUTS:
             return Parts(*_each(func, args, kwargs, kwargs))
         if name == "masked_fill":
@@ -159,7 +161,7 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
             whole, is_certain = converted(args[0], value) if isinstance(args[0], Ranged) else (value, True)
             self._require_certain("a conversion to whole numbers", is_certain=is_certain)
             return whole
-        if value.dtype == parts.value.dtype:
+        if torch.promote_types(value.dtype, parts.value.dtype) == value.dtype:  # every value has it
             found = Parts(value, parts.error.clone(), parts.magnitude.clone())
         else:
             found = self.roundings.rounded(value, parts.error, parts.magnitude)
@@ -257,9 +259,9 @@ def _joined(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return Ranged(*(func([each[place] for each in parts], *args[1:], **kwargs) for place in range(3)))
 
 
-def _most(args: tuple[Any, ...]) -> int:
-    """Elements of the largest tensor that is handed over."""
-    return max(each.numel() for each in tree_flatten(args)[0] if isinstance(each, torch.Tensor))
+def _ones(args: tuple[Any, ...]) -> Any:
+    """What counts terms where they are added up, elementwise."""
+    return tree_map_only(torch.Tensor, lambda each: torch.ones_like(_values(each), dtype=torch.float64) if is_floating(each) else each, args)
 
 
 def _values(tree: Any) -> Any:
