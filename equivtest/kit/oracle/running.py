@@ -17,17 +17,19 @@ from typing import Any
 import torch
 from torch._decomp import decomposition_table
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map, tree_map_only
+from torch.utils._pytree import tree_flatten, tree_map, tree_map_only, tree_unflatten
 
 from equivtest.kit.oracle.exact import InexactData
 from equivtest.kit.oracle.places import Places
 from equivtest.kit.oracle.ranged import Parts, Ranged, constant
 from equivtest.kit.oracle.rounding import Arithmetic, Bounded
 from equivtest.kit.oracle.running_choices import choice_of, converted
+from equivtest.kit.oracle.running_kernels import KERNELS, Kernel, Out
 from equivtest.kit.oracle.running_operators import COMPARES, FACTORS, MADE, MOVES, PUTS, SETS, SUMS, UNKNOWN, WORDS
 from equivtest.kit.oracle.running_roundings import Roundings, partial_sums
 from equivtest.kit.oracle.running_rules import RULES, exact_where
 from equivtest.kit.oracle.running_sums import REDUCTIONS
+from equivtest.tensors import DTYPES, dtype_name
 
 UNDECIDED = "undecided: "
 
@@ -114,6 +116,11 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _computed(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if name in COMPARES:
             return self._compared(func, name, args)
+        narrow = narrowest((args, kwargs))
+        if narrow is not None and name in KERNELS and func.namespace == "aten" and self.roundings.coarse is None:
+            wide = self.roundings.record(narrow).accumulate
+            if wide != dtype_name(narrow):
+                return self._in_more_bits(Kernel(func, narrow), DTYPES[wide], args, kwargs)
         if (choose := choice_of(name, func._overloadname, args)) is not None:
             chosen, is_certain = choose(*args, **kwargs)
             self._require_certain(name, is_certain=is_certain)
@@ -125,14 +132,43 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return constant(exact_where(name, args, found)) if _is_constant((args, kwargs)) else found.wrapped()
             return tuple(parts.wrapped() for parts in found)
         taken_apart: Callable[..., Any] = decomposition_table.get(func, func.decompose)
+        before = self.roundings
         try:
+            if narrow is not None and before.coarse is None:
+                self.roundings = before.where_unknown(narrow)
             with self:
                 result = taken_apart(*args, **kwargs)
         except InexactData as error:
             raise InexactData(f"{error} (a part of {name})") from None
+        finally:
+            self.roundings = before
         if result is NotImplemented:
             raise _unknown(name)
         return result
+
+    def _in_more_bits(self, kernel: Kernel, wide: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What a kernel computes in more bits than it is handed, and stores as torch's own does."""
+        flat, how = tree_flatten((args, kwargs))
+        wider, named = tree_unflatten([_widened(each, kernel.dtype, wide) for each in flat], how)
+        with self:
+            found = KERNELS[kernel.func.overloadpacket.__name__](kernel, *wider, **named)
+        likes = kernel.func(*_values(args), **_values(kwargs))
+        outs, likes = (found, likes) if isinstance(found, tuple) else ((found,), (likes,))
+        stored = tuple(self._stored(out, like, (args, kwargs)) for out, like in zip(outs, likes, strict=True))
+        return stored if isinstance(found, tuple) else stored[0]
+
+    def _stored(self, out: Out, like: Any, given: Any) -> Any:
+        if out.tensor is None:
+            return None
+        parts = Parts.of(out.tensor)
+        if out.is_whole:
+            parts = parts._replace(magnitude=parts.reach)
+        if out.slope is not None:
+            shares = Parts.of(given[0][0]).magnitude * Parts.of(out.slope).reach
+            parts = parts._replace(magnitude=torch.maximum(shares, parts.reach))
+        if parts.value.dtype != like.dtype:
+            parts = self.roundings.stored(parts, like.dtype, out.stores, is_sum=out.is_sum)
+        return constant(parts) if _is_constant(given) else parts.wrapped()
 
     def _by_rule(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What a rule gives; None where there is no rule."""
@@ -217,6 +253,25 @@ def _unknown(name: str) -> InexactData:
 
 def is_floating(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def narrowest(tree: Any) -> torch.dtype | None:
+    """The dtype of 16 bits among the tensors', which torch's decompositions would compute in more; None: none is."""
+    dtypes = [each.dtype for each in tree_flatten(tree)[0] if is_floating(each)]
+    return next((dtype for dtype in dtypes if dtype.itemsize < torch.float32.itemsize), None)
+
+
+def _widened(value: Any, narrow: torch.dtype, wide: torch.dtype) -> Any:
+    """Operands, and dtypes that are asked for, of more bits; no value changes."""
+    if value is narrow:
+        return wide
+    if not is_floating(value) or value.dtype != narrow:
+        return value
+    if not isinstance(value, Ranged):
+        return value.to(wide)
+    wider = Parts.of(value)._replace(value=value.value.to(wide)).wrapped()
+    wider.origin.is_constant = value.origin.is_constant
+    return wider
 
 
 def _are_off(tree: Any) -> bool:

@@ -37,12 +37,13 @@ class Roundings:
     Attributes:
         arithmetic: Of the dtype in which the module is judged.
         ranks: Each rank's share of a sum is stored, and a collective adds them.
-        is_coarse: Whether what is stored in more bits than the module's dtype may be stored in that one.
+        coarse: Of a dtype that whatever would be computed in more bits may be computed and stored in; None where what
+            is computed says so itself.
     """
 
     arithmetic: Arithmetic
     ranks: int
-    is_coarse: bool = False
+    coarse: Arithmetic | None = None
 
     @property
     def of_curve(self) -> int:
@@ -58,13 +59,18 @@ class Roundings:
     def record(self, dtype: torch.dtype) -> Arithmetic:
         """How results of a dtype are computed, which may be another than the module's own.
 
-        What the backend does not declare of it rounds everything to it, and to no more bits than the module's own does.
+        What the backend does not declare of it computes in it, stores and adds up in it.
         """
         name, own = dtype_name(dtype), self.arithmetic
-        if name == own.dtype or (self.is_coarse and unit_roundoff(name) < own.u_o):
+        if self.coarse is not None and unit_roundoff(name) <= self.coarse.u_o:
+            return self.coarse
+        if name == own.dtype:
             return own
-        declared = declared_of(name)
-        return replace(own, dtype=name, accumulate=name, reduce=name) if declared is None else declared
+        return declared_of(name) or replace(own, dtype=name, accumulate=name, reduce=name)
+
+    def where_unknown(self, dtype: torch.dtype) -> Roundings:
+        """The same where an operation on a dtype may add up in it, and store all that it computes."""
+        return replace(self, coarse=replace(self.record(dtype), accumulate=dtype_name(dtype)))
 
     def own(
         self,
@@ -86,12 +92,12 @@ class Roundings:
         found = 2 * gamma_of(count, record.u_a) * parts.magnitude
         lost = 2 * count * record.eta_a
         further = stores - int(record.accumulate == record.dtype)  # one is among those that compute
-        held = parts.magnitude if self.ranks > 1 else parts.reach
+        held = self._held(parts, stores)
         unsharded = parts.size if isinstance(stores, int) and stores == 1 else parts.magnitude
         found = found + gamma_of(further, record.u_o) * (held + error + unsharded)
         lost = lost + (self.ranks + 1) * further * record.eta
         if added is not None:
-            found = found + gamma_of(self.ranks - 1, record.u_r) * (added + 1.5 * (error + found))
+            found = found + self._added_up(record, parts, added, error + found)
             lost = lost + self.ranks * (record.eta_r + underflow(record.reduce))
         return torch.where(parts.magnitude == 0, 0.0, found + lost)
 
@@ -100,16 +106,45 @@ class Roundings:
         record = self.record(parts.value.dtype)
         return (record.u_o * parts.reach + self.ranks * record.eta) * int(self.ranks > 1)
 
+    def stored(self, parts: Parts, dtype: torch.dtype, stores: Count, *, is_sum: bool) -> Parts:
+        """What was computed in more bits, stored: by the unsharded module once, by another program so many times."""
+        record, value = self.record(dtype), parts.value.to(dtype)
+        off = torch.where(value == parts.value, 0.0, (value.double() - parts.value.double()).abs())
+        error = parts.error + off.nan_to_num(nan=0.0)
+        error = error + gamma_of(stores, record.u_o) * (self._held(parts, stores) + error)
+        error = error + stores * self.ranks * record.eta * (parts.magnitude != 0)
+        if is_sum:
+            error = error + self._added_up(record, parts, partial_sums(parts.value, parts.magnitude), error)
+        magnitude = torch.maximum(parts.magnitude, value.double().abs()) + error
+        found = where_finite(magnitude, record.largest, error)
+        return Parts(value, torch.where(parts.value.isinf() & (parts.error == 0), 0.0, found), magnitude)
+
+    def _added_up(
+        self, record: Arithmetic, parts: Parts, most: torch.Tensor, error: torch.Tensor
+    ) -> torch.Tensor:
+        """What a collective's additions round: those before the last come to `most`, the last to the whole."""
+        if self.ranks == 1:
+            return torch.zeros_like(error)
+        earlier = gamma_of(self.ranks - 2, record.u_r) * (most + 1.5 * error)
+        return earlier + record.u_r * (parts.size + error + earlier)
+
+    def _held(self, parts: Parts, stores: Count) -> torch.Tensor:
+        """What is stored at a time, of all ranks: the whole, unless terms are added up in it or shares."""
+        is_whole = self.ranks == 1 and isinstance(stores, int) and stores == 1
+        return parts.reach if is_whole else parts.magnitude
+
     def averaged(self, parts: Parts) -> torch.Tensor:
         """What a mean over the ranks adds to a result, of which each holds a share or the whole.
 
         Shares are divided before or the sum after, or both, by a number that is a power of two, or twice rounded, as a
-        product with a reciprocal is.  Shares were added up already; wholes are added here.
+        product with a reciprocal is.  Shares were added up already; wholes are added here, where two halves round
+        nothing.
         """
         record, reach = self.record(parts.value.dtype), parts.reach
         divisions = 0 if self.ranks & (self.ranks - 1) == 0 else 2
+        additions = self.ranks - 1 if self.ranks > 2 else 0  # noqa: PLR2004
         found = gamma_of(divisions, record.u_o) * (parts.magnitude + reach)
-        found = found + gamma_of(self.ranks - 1, record.u_r) * (1 + gamma_of(divisions, record.u_o)) * reach
+        found = found + gamma_of(additions, record.u_r) * (1 + gamma_of(divisions, record.u_o)) * reach
         return torch.where(parts.magnitude == 0, 0.0, found + 2 * (self.ranks - 1) * (record.eta + record.eta_r))
 
     def rounded(

@@ -37,7 +37,7 @@ def add(r: Roundings, left: Any, right: Any, *, alpha: float = 1) -> Parts:
     value = torch.add(_plain(left), _plain(right), alpha=alpha)
     magnitude = a.magnitude + abs(alpha) * b.magnitude
     error = a.error + abs(alpha) * b.error + torch.maximum(r.divided(a), abs(alpha) * r.divided(b))
-    found = r.rounded(value, error, magnitude, added=torch.maximum(a.reach, abs(alpha) * b.reach))
+    found = r.rounded(value, error, magnitude, added=torch.maximum(a.reach, abs(alpha) * b.reach).expand(value.shape))
     masked = value.isinf() & ((a.value.isinf() & (a.error == 0)) | (b.value.isinf() & (b.error == 0)))
     found = found._replace(error=torch.where(masked, 0.0, found.error))
     return _beside(_beside(found, a, b, abs(alpha)), b._replace(magnitude=b.magnitude * abs(alpha)), a, 1.0)
