@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch._decomp import decomposition_table
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map, tree_map_only, tree_unflatten
 
 from equivtest.kit.oracle.exact import InexactData
@@ -24,8 +24,9 @@ from equivtest.kit.oracle.places import Places
 from equivtest.kit.oracle.ranged import Parts, Ranged, constant
 from equivtest.kit.oracle.rounding import Arithmetic, Bounded
 from equivtest.kit.oracle.running_choices import choice_of, converted
-from equivtest.kit.oracle.running_kernels import KERNELS, Kernel, Out
+from equivtest.kit.oracle.running_kernels import KERNELS
 from equivtest.kit.oracle.running_operators import COMPARES, FACTORS, MADE, MOVES, PUTS, SETS, SUMS, UNKNOWN, WORDS
+from equivtest.kit.oracle.running_outs import Kernel, Out
 from equivtest.kit.oracle.running_roundings import Roundings, partial_sums
 from equivtest.kit.oracle.running_rules import RULES, exact_where
 from equivtest.kit.oracle.running_sums import REDUCTIONS
@@ -81,7 +82,7 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _counted(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = func.overloadpacket.__name__
-        if torch.Tag.nondeterministic_seeded in func.tags:
+        if torch.Tag.nondeterministic_seeded in func.tags and name not in KERNELS:  # of attention, which drops nothing
             raise InexactData(f"{name} draws at random, so that two runs differ")
         if name == "_local_scalar_dense" and not _are_off(args):
             return func(*_values(args))
@@ -120,7 +121,7 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if narrow is not None and name in KERNELS and func.namespace == "aten" and self.roundings.coarse is None:
             wide = self.roundings.record(narrow).accumulate
             if wide != dtype_name(narrow):
-                return self._in_more_bits(Kernel(func, narrow), DTYPES[wide], args, kwargs)
+                return self._in_more_bits(func, (narrow, DTYPES[wide]), args, kwargs)
         if (choose := choice_of(name, func._overloadname, args)) is not None:
             chosen, is_certain = choose(*args, **kwargs)
             self._require_certain(name, is_certain=is_certain)
@@ -146,18 +147,29 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise _unknown(name)
         return result
 
-    def _in_more_bits(self, kernel: Kernel, wide: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What a kernel computes in more bits than it is handed, and stores as torch's own does."""
+    def _in_more_bits(
+        self, func: Any, dtypes: tuple[torch.dtype, torch.dtype], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """What a kernel computes in the second dtype of operands of the first, and stores as torch's own does."""
         flat, how = tree_flatten((args, kwargs))
-        wider, named = tree_unflatten([_widened(each, kernel.dtype, wide) for each in flat], how)
+        wider, named = tree_unflatten([_widened(each, *dtypes) for each in flat], how)
         with self:
-            found = KERNELS[kernel.func.overloadpacket.__name__](kernel, *wider, **named)
-        likes = kernel.func(*_values(args), **_values(kwargs))
+            kernel = Kernel(func, partial(self._stored_within, dtypes=dtypes))
+            found = KERNELS[func.overloadpacket.__name__](kernel, *wider, **named)
+        likes = func(*_values(args), **_values(kwargs))
         outs, likes = (found, likes) if isinstance(found, tuple) else ((found,), (likes,))
         stored = tuple(self._stored(out, like, (args, kwargs)) for out, like in zip(outs, likes, strict=True))
         return stored if isinstance(found, tuple) else stored[0]
 
+    def _stored_within(self, tensor: torch.Tensor, *, dtypes: tuple[torch.dtype, torch.dtype]) -> Ranged:
+        narrow, wide = dtypes
+        with _disable_current_modes():
+            parts = Parts.of(tensor)
+            parts = self.roundings.stored(parts._replace(magnitude=parts.reach), narrow, 1, is_sum=False)
+            return parts._replace(value=parts.value.to(wide)).wrapped()
+
     def _stored(self, out: Out, like: Any, given: Any) -> Any:
+        """What comes out, as `like` is."""
         if out.tensor is None:
             return None
         parts = Parts.of(out.tensor)

@@ -23,50 +23,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from equivtest.kit.oracle.running_roundings import Count
+from equivtest.kit.oracle.running_attention import attention, attention_backward
+from equivtest.kit.oracle.running_outs import Kernel, Out
 
 LEVEL = 16  # terms that a level of nll_loss_out_frame's cascade adds before it hands them on
 SUM, MEAN = 2, 1  # torch's numbers of reductions
-
-
-@dataclass(frozen=True)
-class Out:
-    """What a kernel gives before it is stored.
-
-    Attributes:
-        stores: How often each element is stored while it is computed, a term of a sum at most.
-        is_sum: Whether a rank may hold but a part of its terms.
-        is_whole: Whether no rank may hold a share of it, as what it is made of in another way than as a sum.
-        slope: By what a gradient is multiplied, of which each rank may hold a share; None where it is no such product.
-    """
-
-    tensor: torch.Tensor | None
-    stores: Count = 1
-    is_sum: bool = False
-    is_whole: bool = False
-    slope: torch.Tensor | None = None
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """One call.
-
-    Attributes:
-        func: The operator.
-        dtype: Of the operands before they were made wider.
-    """
-
-    func: Any
-    dtype: torch.dtype
-
-    def stored(self, tensor: torch.Tensor) -> torch.Tensor:
-        """An intermediate that the kernel stores as its operands are."""
-        return tensor.to(self.dtype).to(tensor.dtype)
 
 
 Computes = Callable[..., Any]
@@ -175,5 +140,7 @@ KERNELS: dict[str, Computes] = {
     "_softmax_backward_data": _softmax_backward, "native_layer_norm_backward": _layer_norm_backward,
     "nll_loss_forward": _nll_loss, "nll_loss_backward": _nll_loss_backward, "mse_loss": _squares,
     "mse_loss_backward": _squares_backward, "embedding_dense_backward": _embedding_backward,
+    "_scaled_dot_product_flash_attention_for_cpu": attention,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": attention_backward,
 }  # fmt: skip
 """By operator."""
