@@ -261,13 +261,17 @@ def _found(counted: RunningError, tensor: torch.Tensor) -> Found:
 class TakesApart(TorchFunctionMode):
     """Within it attention is taken apart into products and softmaxes, whatever kernels the module asks for.
 
+    But where it may be of 16 bits, as under autocast: then the CPU's kernel rounds more than its parts.
+
     Source: torch.nn.attention.sdpa_kernel (2.13.0).
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func not in (functional.scaled_dot_product_attention, functional.multi_head_attention_forward):
             return func(*args, **(kwargs or {}))
-        with sdpa_kernel(SDPBackend.MATH):
+        query = args[0] if args else (kwargs or {})["query"]
+        is_narrow = torch.is_autocast_enabled("cpu") or query.dtype in (torch.bfloat16, torch.float16)
+        with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH] if is_narrow else SDPBackend.MATH):
             return func(*args, **(kwargs or {}))
 
 

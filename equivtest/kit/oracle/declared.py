@@ -58,6 +58,11 @@ def arithmetic_of(dtype: str) -> Arithmetic:
     return records[dtype]
 
 
+def declared_of(dtype: str) -> Arithmetic | None:
+    """As `arithmetic_of`; None where the backend declares nothing of the dtype."""
+    return _judged_by.get().get(dtype)
+
+
 def order_varies(dtypes: Iterable[str]) -> bool:
     """Whether the backend declares of one of these dtypes that sums may be added in another order in each call."""
     return any(arithmetic_of(dtype).order_varies for dtype in dtypes)

@@ -16,18 +16,21 @@ from typing import Any
 
 import torch
 from torch._decomp import decomposition_table
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map, tree_map_only
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_flatten, tree_map, tree_map_only, tree_unflatten
 
 from equivtest.kit.oracle.exact import InexactData
 from equivtest.kit.oracle.places import Places
 from equivtest.kit.oracle.ranged import Parts, Ranged, constant
 from equivtest.kit.oracle.rounding import Arithmetic, Bounded
 from equivtest.kit.oracle.running_choices import choice_of, converted
+from equivtest.kit.oracle.running_kernels import KERNELS
 from equivtest.kit.oracle.running_operators import COMPARES, FACTORS, MADE, MOVES, PUTS, SETS, SUMS, UNKNOWN, WORDS
-from equivtest.kit.oracle.running_roundings import Roundings
+from equivtest.kit.oracle.running_outs import Kernel, Out
+from equivtest.kit.oracle.running_roundings import Roundings, partial_sums
 from equivtest.kit.oracle.running_rules import RULES, exact_where
 from equivtest.kit.oracle.running_sums import REDUCTIONS
+from equivtest.tensors import DTYPES, dtype_name
 
 UNDECIDED = "undecided: "
 
@@ -58,13 +61,13 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def bounded(self, tensor: torch.Tensor) -> Bounded:
         """What came out, and its bound: what is whole on every rank may yet be averaged over them, which rounds."""
         assert isinstance(tensor, Ranged) and not bool((tensor.error < 0).any())
-        averaged = self.roundings.own(tensor.magnitude, self.roundings.of_sum(0), tensor.value.dtype)
-        allowed = (tensor.error + averaged) * (1 + 2**-20)  # for the roundings of errors themselves
+        allowed = tensor.error + self.roundings.averaged(Parts.of(tensor))
+        allowed = allowed * (1 + 2**-20)  # for the roundings of errors themselves
         allowed = allowed.nan_to_num(nan=torch.inf, posinf=torch.inf)
         if self.undecided:
             allowed = torch.full_like(allowed, torch.inf)
         derivation = self.undecided or (
-            f"running error of {self.num_operations} operations with u = {self.roundings.u:.2g}, sums divided among "
+            f"running error of {self.num_operations} operations, {self.roundings.words}, sums divided among "
             f"{self.roundings.ranks} ranks, beside the unsharded module in the same dtype"
         )
         return Bounded(tensor.value.detach().double(), allowed, derivation)
@@ -79,7 +82,7 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _counted(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = func.overloadpacket.__name__
-        if torch.Tag.nondeterministic_seeded in func.tags:
+        if torch.Tag.nondeterministic_seeded in func.tags and name not in KERNELS:  # of attention, which drops nothing
             raise InexactData(f"{name} draws at random, so that two runs differ")
         if name == "_local_scalar_dense" and not _are_off(args):
             return func(*_values(args))
@@ -114,6 +117,11 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _computed(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if name in COMPARES:
             return self._compared(func, name, args)
+        narrow = narrowest((args, kwargs))
+        if narrow is not None and name in KERNELS and func.namespace == "aten" and self.roundings.coarse is None:
+            wide = self.roundings.record(narrow).accumulate
+            if wide != dtype_name(narrow):
+                return self._in_more_bits(func, (narrow, DTYPES[wide]), args, kwargs)
         if (choose := choice_of(name, func._overloadname, args)) is not None:
             chosen, is_certain = choose(*args, **kwargs)
             self._require_certain(name, is_certain=is_certain)
@@ -125,14 +133,54 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return constant(exact_where(name, args, found)) if _is_constant((args, kwargs)) else found.wrapped()
             return tuple(parts.wrapped() for parts in found)
         taken_apart: Callable[..., Any] = decomposition_table.get(func, func.decompose)
+        before = self.roundings
         try:
+            if narrow is not None and before.coarse is None:
+                self.roundings = before.where_unknown(narrow)
             with self:
                 result = taken_apart(*args, **kwargs)
         except InexactData as error:
             raise InexactData(f"{error} (a part of {name})") from None
+        finally:
+            self.roundings = before
         if result is NotImplemented:
             raise _unknown(name)
         return result
+
+    def _in_more_bits(
+        self, func: Any, dtypes: tuple[torch.dtype, torch.dtype], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """What a kernel computes in the second dtype of operands of the first, and stores as torch's own does."""
+        flat, how = tree_flatten((args, kwargs))
+        wider, named = tree_unflatten([_widened(each, *dtypes) for each in flat], how)
+        with self:
+            kernel = Kernel(func, partial(self._stored_within, dtypes=dtypes))
+            found = KERNELS[func.overloadpacket.__name__](kernel, *wider, **named)
+        likes = func(*_values(args), **_values(kwargs))
+        outs, likes = (found, likes) if isinstance(found, tuple) else ((found,), (likes,))
+        stored = tuple(self._stored(out, like, (args, kwargs)) for out, like in zip(outs, likes, strict=True))
+        return stored if isinstance(found, tuple) else stored[0]
+
+    def _stored_within(self, tensor: torch.Tensor, *, dtypes: tuple[torch.dtype, torch.dtype]) -> Ranged:
+        narrow, wide = dtypes
+        with _disable_current_modes():
+            parts = Parts.of(tensor)
+            parts = self.roundings.stored(parts._replace(magnitude=parts.reach), narrow, 1, is_sum=False)
+            return parts._replace(value=parts.value.to(wide)).wrapped()
+
+    def _stored(self, out: Out, like: Any, given: Any) -> Any:
+        """What comes out, as `like` is."""
+        if out.tensor is None:
+            return None
+        parts = Parts.of(out.tensor)
+        if out.is_whole:
+            parts = parts._replace(magnitude=parts.reach)
+        if out.slope is not None:
+            shares = Parts.of(given[0][0]).magnitude * Parts.of(out.slope).reach
+            parts = parts._replace(magnitude=torch.maximum(shares, parts.reach))
+        if parts.value.dtype != like.dtype:
+            parts = self.roundings.stored(parts, like.dtype, out.stores, is_sum=out.is_sum)
+        return constant(parts) if _is_constant(given) else parts.wrapped()
 
     def _by_rule(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What a rule gives; None where there is no rule."""
@@ -142,7 +190,9 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name in SUMS:
             sizes = {**kwargs, "alpha": abs(kwargs["alpha"])} if "alpha" in kwargs else kwargs
             value, error, magnitude = _each(func, args, kwargs, sizes)
-            return self.roundings.rounded(value, error, magnitude, self.roundings.of_sum(value.numel() + _most(args)))
+            terms = func(*_ones(args), **(sizes | {"alpha": 1} if "alpha" in sizes else sizes))
+            how = {"num": terms} if name == "cumsum" else {"num": 0, "stores": terms}
+            return self.roundings.rounded(value, error, magnitude, added=partial_sums(value, magnitude), **how)
         if name in PUTS:
             return Parts(*_each(func, args, kwargs, kwargs))
         if name == "masked_fill":
@@ -159,7 +209,7 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
             whole, is_certain = converted(args[0], value) if isinstance(args[0], Ranged) else (value, True)
             self._require_certain("a conversion to whole numbers", is_certain=is_certain)
             return whole
-        if value.dtype == parts.value.dtype:
+        if torch.promote_types(value.dtype, parts.value.dtype) == value.dtype:  # every value has it
             found = Parts(value, parts.error.clone(), parts.magnitude.clone())
         else:
             found = self.roundings.rounded(value, parts.error, parts.magnitude)
@@ -217,6 +267,25 @@ def is_floating(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
+def narrowest(tree: Any) -> torch.dtype | None:
+    """The dtype of 16 bits among the tensors', which torch's decompositions would compute in more; None: none is."""
+    dtypes = [each.dtype for each in tree_flatten(tree)[0] if is_floating(each)]
+    return next((dtype for dtype in dtypes if dtype.itemsize < torch.float32.itemsize), None)
+
+
+def _widened(value: Any, narrow: torch.dtype, wide: torch.dtype) -> Any:
+    """Operands, and dtypes that are asked for, of more bits; no value changes."""
+    if value is narrow:
+        return wide
+    if not is_floating(value) or value.dtype != narrow:
+        return value
+    if not isinstance(value, Ranged):
+        return value.to(wide)
+    wider = Parts.of(value)._replace(value=value.value.to(wide)).wrapped()
+    wider.origin.is_constant = value.origin.is_constant
+    return wider
+
+
 def _are_off(tree: Any) -> bool:
     """Whether a correct program may have other values somewhere."""
     return any(isinstance(each, Ranged) and bool((each.error > 0).any()) for each in tree_flatten(tree)[0])
@@ -257,9 +326,9 @@ def _joined(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return Ranged(*(func([each[place] for each in parts], *args[1:], **kwargs) for place in range(3)))
 
 
-def _most(args: tuple[Any, ...]) -> int:
-    """Elements of the largest tensor that is handed over."""
-    return max(each.numel() for each in tree_flatten(args)[0] if isinstance(each, torch.Tensor))
+def _ones(args: tuple[Any, ...]) -> Any:
+    """What counts terms where they are added up, elementwise."""
+    return tree_map_only(torch.Tensor, lambda each: torch.ones_like(_values(each), dtype=torch.float64) if is_floating(each) else each, args)
 
 
 def _values(tree: Any) -> Any:
