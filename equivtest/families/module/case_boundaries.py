@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from equivtest.families.module.case_facts import Fact, Program, call, call_builder, facts_of, made_inputs
 from equivtest.tensors import DTYPES, dtype_name
@@ -44,13 +44,14 @@ def parts_of(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield own, part
 
 
-def tensors_of(path: str, number: int, given: object) -> list[tuple[str, torch.Tensor]]:
-    """The floating-point tensors of what a part gave when it was called for the `number`-th time, from 0, by name.
+def tensors_of(path: str, number: int, given: object, what: str = "") -> list[tuple[str, torch.Tensor]]:
+    """The floating-point tensors of what a part gave, or was handed, in its `number`-th call, from 0, by name.
 
-    'layers.1', and 'layers.1#2' when it was called before; 'layers.1[0]' where there are several leaves.
+    'layers.1', and 'layers.1#2' when it was called before; 'layers.1[0]' where there are several leaves; of what it was
+    handed 'layers.1:input'.
     """
     leaves = tree_leaves(given)
-    call = f"{path}#{number + 1}" if number else path
+    call = (f"{path}#{number + 1}" if number else path) + what
     return [
         (call if len(leaves) == 1 else f"{call}[{place}]", leaf)
         for place, leaf in enumerate(leaves)
@@ -58,8 +59,54 @@ def tensors_of(path: str, number: int, given: object) -> list[tuple[str, torch.T
     ]
 
 
-class Capture:
-    """Keeps what every part of a module gives, and the gradients that come back, in one forward and backward.
+INPUT = ":input"
+
+
+class Boundaries:
+    """Meets what goes into every part of a module and comes out of it, once: of what is handed on, when it came out.
+
+    What nothing computed, as the inputs of the module itself, is not met where it goes in.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._calls: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
+        self._met: dict[int, torch.Tensor] = {}  # held, so that no other gets its id
+        for path, part in parts_of(module):
+            part.register_forward_pre_hook(functools.partial(self._before, path), with_kwargs=True)
+            part.register_forward_hook(functools.partial(self._after, path))
+
+    def meet(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """What the module goes on with in place of a tensor."""
+        raise NotImplementedError
+
+    @property
+    def is_again(self) -> bool:
+        """Whether checkpointing computes it once more, in the backward."""
+        return torch._C._current_graph_task_id() != -1
+
+    def _before(self, path: str, part: nn.Module, args: Any, kwargs: Any) -> Any:
+        return self._replaced(path, self._calls[self.is_again][path], (args, kwargs), INPUT)
+
+    def _after(self, path: str, part: nn.Module, args: object, given: Any) -> Any:
+        number = self._calls[self.is_again][path]
+        self._calls[self.is_again][path] += 1
+        return self._replaced(path, number, given, "")
+
+    def _replaced(self, path: str, number: int, given: Any, what: str) -> Any:
+        named = {id(tensor): name for name, tensor in tensors_of(path, number, given, what)}
+
+        def replaced(leaf: Any) -> Any:
+            if id(leaf) not in named or id(leaf) in self._met or (what == INPUT and leaf.grad_fn is None):
+                return leaf
+            found = self.meet(named[id(leaf)], leaf)
+            self._met[id(found)] = found
+            return found
+
+        return tree_map(replaced, given)
+
+
+class Capture(Boundaries):
+    """Keeps what goes in and comes out, and the gradients that come back, in one forward and backward.
 
     What checkpointing computes once more in the backward is not kept again.
 
@@ -68,26 +115,22 @@ class Capture:
     """
 
     def __init__(self, module: nn.Module, keep: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__(module)
         self.values: dict[str, Any] = {}
         self.gradients: dict[str, Any] = {}
         self._keep = keep
-        self._calls: Counter[str] = Counter()
-        for path, part in parts_of(module):
-            part.register_forward_hook(functools.partial(self._after, path))
+
+    def meet(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        if not self.is_again:
+            self.values[name] = self._keep(tensor)
+            if tensor.requires_grad:
+                tensor.register_hook(functools.partial(self._came_back, name))  # type: ignore[no-untyped-call]
+        return tensor
 
     def named(self) -> dict[str, Any]:
         """All that is kept, by the names of answers."""
         values = {f"{BOUNDARY}{name}": value for name, value in self.values.items()}
         return values | {f"grad.{BOUNDARY}{name}": gradient for name, gradient in self.gradients.items()}
-
-    def _after(self, path: str, part: nn.Module, inputs: object, given: object) -> None:
-        if torch._C._current_graph_task_id() != -1:
-            return
-        for name, tensor in tensors_of(path, self._calls[path], given):
-            self.values[name] = self._keep(tensor)
-            if tensor.requires_grad:
-                tensor.register_hook(functools.partial(self._came_back, name))  # type: ignore[no-untyped-call]
-        self._calls[path] += 1
 
     def _came_back(self, name: str, gradient: torch.Tensor) -> None:
         self.gradients[name] = self._keep(gradient)

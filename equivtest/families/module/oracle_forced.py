@@ -8,7 +8,6 @@ something; else the bound goes on growing.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -16,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_map
 
 from equivtest.families.module.case import ModuleCase
-from equivtest.families.module.case_boundaries import BOUNDARY, Capture, parts_of, tensors_of
+from equivtest.families.module.case_boundaries import BOUNDARY, Boundaries, Capture
 from equivtest.families.module.oracle_held import HeldAt, Whole
 from equivtest.kit.oracle.expected import ExpectedTensor, says_nothing
 from equivtest.kit.oracle.ranged import Parts, Ranged
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
     from equivtest.kit.oracle.running import RunningError
 
 
-class Forced:
+class Forced(Boundaries):
     """Has the parts of a module go on from what was held.
 
     Attributes:
@@ -38,31 +36,19 @@ class Forced:
         layouts: Of those, under which the ranks held it.
     """
 
-    def __init__(self, counted: RunningError, held: HeldAt) -> None:
+    def __init__(self, module: nn.Module, counted: RunningError, held: HeldAt) -> None:
+        super().__init__(module)
         self.found: dict[str, Bounded] = {}
         self.layouts: dict[str, Layout] = {}
         self._counted = counted
         self._held = held
-        self._calls: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
 
-    def watch(self, module: nn.Module) -> None:
-        """Forces every part of the module from now on."""
-        for path, part in parts_of(module):
-            part.register_forward_hook(lambda _, __, given, path=path: self._after(path, given))
-
-    def _after(self, path: str, given: Any) -> Any:
-        """What a part gave, as it was held; the same when checkpointing computes it once more in the backward."""
-        again = torch._C._current_graph_task_id() != -1
-        calls = self._calls[again]
-        named = {id(tensor): name for name, tensor in tensors_of(path, calls[path], given)}
-        calls[path] += 1
-        return tree_map(lambda leaf: self._go_on(named[id(leaf)], leaf) if id(leaf) in named else leaf, given)
-
-    def _go_on(self, name: str, computed: torch.Tensor) -> torch.Tensor:
-        held = self.forced(f"{BOUNDARY}{name}", computed)
-        if not computed.requires_grad:
-            return computed if held is None else held
-        forced: torch.Tensor = _GoesOn.apply(computed, held, name, self)  # type: ignore[no-untyped-call]
+    def meet(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor as it was held; also where checkpointing computes it once more."""
+        held = self.forced(f"{BOUNDARY}{name}", tensor)
+        if not tensor.requires_grad:
+            return tensor if held is None else held
+        forced: torch.Tensor = _GoesOn.apply(tensor, held, name, self)  # type: ignore[no-untyped-call]
         return forced
 
     def forced(self, name: str, computed: torch.Tensor) -> Ranged | None:
@@ -82,7 +68,7 @@ class Forced:
     def _derivation(self) -> str:
         if self._counted.undecided:
             return self._counted.undecided
-        return f"running error with u = {self._counted.roundings.u:.2g} from what the ranks held of the parts before"
+        return "running error of this part alone, from what the ranks held of the parts before"
 
     def _ranged(self, whole: Whole, computed: Ranged) -> Ranged:
         value = whole.value.to(computed.dtype)
@@ -90,7 +76,7 @@ class Forced:
         parts = Parts(value, spread, value.double().abs() + spread)
         if whole.magnitude is not None:
             off = (whole.value - value.double()).abs()
-            parts = self._counted.roundings.rounded(value, off, whole.magnitude, self._counted.roundings.of_sum(0))
+            parts = self._counted.roundings.summed(value, off, whole.magnitude, 0)
         found = parts.wrapped()
         found.origin = computed.origin
         return found

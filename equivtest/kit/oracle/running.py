@@ -328,7 +328,11 @@ def _joined(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _ones(args: tuple[Any, ...]) -> Any:
     """What counts terms where they are added up, elementwise."""
-    return tree_map_only(torch.Tensor, lambda each: torch.ones_like(_values(each), dtype=torch.float64) if is_floating(each) else each, args)
+    return tree_map_only(
+        torch.Tensor,
+        lambda each: torch.ones_like(_values(each), dtype=torch.float64) if is_floating(each) else each,
+        args,
+    )
 
 
 def _values(tree: Any) -> Any:

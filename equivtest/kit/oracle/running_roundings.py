@@ -119,9 +119,7 @@ class Roundings:
         found = where_finite(magnitude, record.largest, error)
         return Parts(value, torch.where(parts.value.isinf() & (parts.error == 0), 0.0, found), magnitude)
 
-    def _added_up(
-        self, record: Arithmetic, parts: Parts, most: torch.Tensor, error: torch.Tensor
-    ) -> torch.Tensor:
+    def _added_up(self, record: Arithmetic, parts: Parts, most: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
         """What a collective's additions round: those before the last come to `most`, the last to the whole."""
         if self.ranks == 1:
             return torch.zeros_like(error)
@@ -142,7 +140,7 @@ class Roundings:
         """
         record, reach = self.record(parts.value.dtype), parts.reach
         divisions = 0 if self.ranks & (self.ranks - 1) == 0 else 2
-        additions = self.ranks - 1 if self.ranks > 2 else 0  # noqa: PLR2004
+        additions = self.ranks - 1 if self.ranks > 2 else 0
         found = gamma_of(divisions, record.u_o) * (parts.magnitude + reach)
         found = found + gamma_of(additions, record.u_r) * (1 + gamma_of(divisions, record.u_o)) * reach
         return torch.where(parts.magnitude == 0, 0.0, found + 2 * (self.ranks - 1) * (record.eta + record.eta_r))
