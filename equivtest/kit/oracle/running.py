@@ -193,6 +193,9 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
             terms = func(*_ones(args), **(sizes | {"alpha": 1} if "alpha" in sizes else sizes))
             how = {"num": terms} if name == "cumsum" else {"num": 0, "stores": terms}
             return self.roundings.rounded(value, error, magnitude, added=partial_sums(value, magnitude), **how)
+        if name in PUTS and func._overloadname == "value":  # a number, which is not off
+            places = zip(Parts.of(args[0]), (args[3], 0.0, abs(args[3])), strict=True)
+            return Parts(*(func(part, *args[1:3], number) for part, number in places))
         if name in PUTS:
             return Parts(*_each(func, args, kwargs, kwargs))
         if name == "masked_fill":

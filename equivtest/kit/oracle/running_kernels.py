@@ -115,7 +115,7 @@ def _embedding_backward(
     by_frequency: bool,  # noqa: FBT001  (torch's own)
 ) -> Out:
     found = kernel.func(g, ids, rows, padding, by_frequency)
-    times = torch.bincount(ids.flatten(), minlength=rows).double().clamp(min=1) + int(by_frequency)
+    times = torch.bincount(ids.flatten(), minlength=rows).clamp(min=1) + int(by_frequency)
     return Out(found, stores=times[:, None], is_sum=True)
 
 
