@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from equivtest.families.module.case_facts import Fact, Program, call, call_builder, facts_of, made_inputs
 from equivtest.tensors import DTYPES, dtype_name
@@ -75,8 +75,8 @@ class Boundaries:
             part.register_forward_pre_hook(functools.partial(self._before, path), with_kwargs=True)
             part.register_forward_hook(functools.partial(self._after, path))
 
-    def meet(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """What the module goes on with in place of a tensor."""
+    def meet(self, name: str, tensor: torch.Tensor) -> None:
+        """Does what is to be done with a tensor."""
         raise NotImplementedError
 
     @property
@@ -84,25 +84,19 @@ class Boundaries:
         """Whether checkpointing computes it once more, in the backward."""
         return torch._C._current_graph_task_id() != -1
 
-    def _before(self, path: str, part: nn.Module, args: Any, kwargs: Any) -> Any:
-        return self._replaced(path, self._calls[self.is_again][path], (args, kwargs), INPUT)
+    def _before(self, path: str, part: nn.Module, args: object, kwargs: object) -> None:
+        self._meet_all(path, self._calls[self.is_again][path], (args, kwargs), INPUT)
 
-    def _after(self, path: str, part: nn.Module, args: object, given: Any) -> Any:
-        number = self._calls[self.is_again][path]
-        self._calls[self.is_again][path] += 1
-        return self._replaced(path, number, given, "")
+    def _after(self, path: str, part: nn.Module, args: object, given: object) -> None:
+        calls = self._calls[self.is_again]
+        calls[path] += 1
+        self._meet_all(path, calls[path] - 1, given, "")
 
-    def _replaced(self, path: str, number: int, given: Any, what: str) -> Any:
-        named = {id(tensor): name for name, tensor in tensors_of(path, number, given, what)}
-
-        def replaced(leaf: Any) -> Any:
-            if id(leaf) not in named or id(leaf) in self._met or (what == INPUT and leaf.grad_fn is None):
-                return leaf
-            found = self.meet(named[id(leaf)], leaf)
-            self._met[id(found)] = found
-            return found
-
-        return tree_map(replaced, given)
+    def _meet_all(self, path: str, number: int, given: object, what: str) -> None:
+        for name, tensor in tensors_of(path, number, given, what):
+            if id(tensor) not in self._met and not (what == INPUT and tensor.grad_fn is None):
+                self._met[id(tensor)] = tensor
+                self.meet(name, tensor)
 
 
 class Capture(Boundaries):
@@ -120,12 +114,11 @@ class Capture(Boundaries):
         self.gradients: dict[str, Any] = {}
         self._keep = keep
 
-    def meet(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    def meet(self, name: str, tensor: torch.Tensor) -> None:
         if not self.is_again:
             self.values[name] = self._keep(tensor)
             if tensor.requires_grad:
                 tensor.register_hook(functools.partial(self._came_back, name))  # type: ignore[no-untyped-call]
-        return tensor
 
     def named(self) -> dict[str, Any]:
         """All that is kept, by the names of answers."""

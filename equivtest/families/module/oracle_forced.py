@@ -8,9 +8,10 @@ something; else the bound goes on growing.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -43,57 +44,45 @@ class Forced(Boundaries):
         self._counted = counted
         self._held = held
 
-    def meet(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor as it was held; also where checkpointing computes it once more."""
-        held = self.forced(f"{BOUNDARY}{name}", tensor)
-        if not tensor.requires_grad:
-            return tensor if held is None else held
-        forced: torch.Tensor = _GoesOn.apply(tensor, held, name, self)  # type: ignore[no-untyped-call]
-        return forced
+    def meet(self, name: str, tensor: torch.Tensor) -> None:
+        """Has the tensor hold what the ranks held, and the gradient that comes back to it, all uses together."""
+        held = self._judged(f"{BOUNDARY}{name}", tensor)
+        if held is not None and isinstance(tensor, Ranged):
+            with _disable_current_modes():
+                for part, new in zip(Parts.of(tensor), held, strict=True):
+                    part.copy_(new)
+        if tensor.requires_grad:
+            tensor.register_hook(functools.partial(self._came_back, f"grad.{BOUNDARY}{name}"))  # type: ignore[no-untyped-call]
 
-    def forced(self, name: str, computed: torch.Tensor) -> Ranged | None:
-        """What was held, to go on from; None where that is not to be had, or says nothing."""
+    def _came_back(self, name: str, gradient: torch.Tensor) -> torch.Tensor | None:
+        held = self._judged(name, gradient)
         with _disable_current_modes():
-            ranged = computed if isinstance(computed, Ranged) else Parts.of(computed).wrapped()
-            right = replace(self._counted.bounded(ranged), derivation=self._derivation())
+            return None if held is None else held.wrapped()
+
+    def _judged(self, name: str, computed: torch.Tensor) -> Parts | None:
+        """What was held, to go on from, now that it is judged; None where nothing was, or the bound says nothing."""
+        with _disable_current_modes():
+            parts = Parts.of(computed)
+            right = replace(self._counted.bounded(parts.wrapped()), derivation=self._derivation())
             whole = self._held(name, right)
             if whole is None:
                 return None
             if whole.layout is not None and name not in self.found:
                 self.found[name], self.layouts[name] = right, whole.layout
-            if says_nothing(right.value, right.allowed):
-                return None
-            return self._ranged(whole, ranged)
+            return None if says_nothing(right.value, right.allowed) else self._parts(whole, computed.dtype)
 
     def _derivation(self) -> str:
         if self._counted.undecided:
             return self._counted.undecided
         return "running error of this part alone, from what the ranks held of the parts before"
 
-    def _ranged(self, whole: Whole, computed: Ranged) -> Ranged:
-        value = whole.value.to(computed.dtype)
-        spread = torch.zeros_like(value, dtype=torch.float64) if whole.spread is None else whole.spread
-        parts = Parts(value, spread, value.double().abs() + spread)
+    def _parts(self, whole: Whole, dtype: torch.dtype) -> Parts:
+        value = whole.value.to(dtype)
         if whole.magnitude is not None:
             off = (whole.value - value.double()).abs()
-            parts = self._counted.roundings.summed(value, off, whole.magnitude, 0)
-        found = parts.wrapped()
-        found.origin = computed.origin
-        return found
-
-
-class _GoesOn(torch.autograd.Function):
-    """Goes on from what was held, forward and backward."""
-
-    @staticmethod
-    def forward(ctx: Any, computed: torch.Tensor, held: Ranged | None, name: str, forced: Forced) -> torch.Tensor:
-        ctx.name, ctx.forced = name, forced
-        return computed.view_as(computed) if held is None else held
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        held = ctx.forced.forced(f"grad.{BOUNDARY}{ctx.name}", gradients[0])
-        return (gradients[0] if held is None else held), None, None, None
+            return self._counted.roundings.summed(value, off, whole.magnitude, 0)
+        spread = torch.zeros_like(value, dtype=torch.float64) if whole.spread is None else whole.spread
+        return Parts(value, spread, value.double().abs() + spread)
 
 
 def captured(module: nn.Module) -> Capture:
