@@ -154,7 +154,7 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
         flat, how = tree_flatten((args, kwargs))
         wider, named = tree_unflatten([_widened(each, *dtypes) for each in flat], how)
         with self:
-            kernel = Kernel(func, partial(self._stored_within, dtypes=dtypes))
+            kernel = Kernel(func, dtypes[0], partial(self._stored_within, dtypes=dtypes))
             found = KERNELS[func.overloadpacket.__name__](kernel, *wider, **named)
         likes = func(*_values(args), **_values(kwargs))
         outs, likes = (found, likes) if isinstance(found, tuple) else ((found,), (likes,))
@@ -165,7 +165,7 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
         narrow, wide = dtypes
         with _disable_current_modes():
             parts = Parts.of(tensor)
-            parts = self.roundings.stored(parts._replace(magnitude=parts.reach), narrow, 1, is_sum=False)
+            parts = self.roundings.stored(parts._replace(magnitude=parts.reach), narrow, 1)
             return parts._replace(value=parts.value.to(wide)).wrapped()
 
     def _stored(self, out: Out, like: Any, given: Any) -> Any:
@@ -178,8 +178,9 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if out.slope is not None:
             shares = Parts.of(given[0][0]).magnitude * Parts.of(out.slope).reach
             parts = parts._replace(magnitude=torch.maximum(shares, parts.reach))
-        if parts.value.dtype != like.dtype:
-            parts = self.roundings.stored(parts, like.dtype, out.stores, is_sum=out.is_sum)
+        if parts.value.dtype != (dtype := out.dtype or like.dtype):
+            parts = self.roundings.stored(parts, dtype, out.stores, is_sum=out.is_sum, one_by_one=out.one_by_one)
+        parts = parts._replace(value=parts.value.to(like.dtype))
         return constant(parts) if _is_constant(given) else parts.wrapped()
 
     def _by_rule(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -331,7 +332,11 @@ def _joined(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _ones(args: tuple[Any, ...]) -> Any:
     """What counts terms where they are added up, elementwise."""
-    return tree_map_only(torch.Tensor, lambda each: torch.ones_like(_values(each), dtype=torch.float64) if is_floating(each) else each, args)
+    return tree_map_only(
+        torch.Tensor,
+        lambda each: torch.ones_like(_values(each), dtype=torch.float64) if is_floating(each) else each,
+        args,
+    )
 
 
 def _values(tree: Any) -> Any:

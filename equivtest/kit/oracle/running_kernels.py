@@ -74,23 +74,23 @@ def _softmax_backward(kernel: Kernel, g: torch.Tensor, y: torch.Tensor, dim: int
 
 
 def _layer_norm_backward(kernel: Kernel, g: torch.Tensor, x: torch.Tensor, shape: Any, *args: Any) -> tuple[Out, ...]:
-    """A row is added to the gradients of weight and bias after the other."""
+    """Rows are added to the gradients of weight and bias one after the other, in the dtype of the rows."""
     rows = max(g.numel() // max(math.prod(shape), 1), 1)
     dx, *others = kernel.func(g, x, shape, *args)
-    return Out(dx), *(Out(each, stores=rows, is_sum=True) for each in others)
+    return Out(dx), *(Out(each, stores=rows, one_by_one=True, is_sum=True, dtype=kernel.dtype) for each in others)
 
 
 def _nll_loss(
     kernel: Kernel, x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, reduction: int, ignored: int
 ) -> tuple[Out, Out]:
-    """Products with weights, sums, and the division by a number that is stored."""
+    """Products with weights, sums, and the division by a number that is stored: what is added to zero rounds nothing."""
     loss, total = kernel.func(x, target, weight, reduction, ignored)
-    added, num = 0, target.numel()
+    added, num, weighted = 0, target.numel(), int(weight is not None)
     while num > 1 and reduction in (SUM, MEAN):
-        added, num = added + min(num, LEVEL) + 1, math.ceil(num / LEVEL)
-    weighted = int(weight is not None)
-    divided = (1 + max(added * weighted, 1)) * int(reduction == MEAN)
-    return Out(loss, 1 + added + weighted + divided, is_sum=True), Out(total, max(added * weighted, 1), is_sum=True)
+        added, num = added + min(num, LEVEL), math.ceil(num / LEVEL)
+    counted = added if weighted else int(target.numel() > 2 / torch.finfo(kernel.dtype).eps)
+    divided = (1 + counted) * int(reduction == MEAN)
+    return Out(loss, max(added + weighted + divided, 1), is_sum=True), Out(total, max(counted, 1), is_sum=True)
 
 
 def _nll_loss_backward(kernel: Kernel, *args: Any) -> Out:
@@ -116,7 +116,7 @@ def _embedding_backward(
 ) -> Out:
     found = kernel.func(g, ids, rows, padding, by_frequency)
     times = torch.bincount(ids.flatten(), minlength=rows).clamp(min=1) + int(by_frequency)
-    return Out(found, stores=times[:, None], is_sum=True)
+    return Out(found, stores=times[:, None], one_by_one=not by_frequency, is_sum=True)
 
 
 KERNELS: dict[str, Computes] = {
