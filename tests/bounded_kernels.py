@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 
 from equivtest.families.module.oracle import TakesApart
 from equivtest.kit.oracle.declared import arithmetic_of

@@ -9,7 +9,7 @@ Derived here.  A sum of some of the shares, or of their terms, is at most that o
 ones, (m + |v|) / 2 with m the sum of magnitudes (`equivtest.kit.oracle.rounding.after_additions`).
 
 Source: at::opmath_type and at::acc_type of torch 2.13.0, which kernels of 16 bits compute in; for each of the products,
-sums and curves of `equivtest.kit.oracle.running_rules` measured by `python -m tests.bounded_kernels`.
+sums and curves of `equivtest.kit.oracle.running_rules` measured by `python -m tests.bounded_ops`.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class Roundings:
         """
         record, reach = self.record(parts.value.dtype), parts.reach
         divisions = 0 if self.ranks & (self.ranks - 1) == 0 else 2
-        additions = self.ranks - 1 if self.ranks > 2 else 0  # noqa: PLR2004
+        additions = self.ranks - 1 if self.ranks > 2 else 0
         found = gamma_of(divisions, record.u_o) * (parts.magnitude + reach)
         found = found + gamma_of(additions, record.u_r) * (1 + gamma_of(divisions, record.u_o)) * reach
         return torch.where(parts.magnitude == 0, 0.0, found + 2 * (self.ranks - 1) * (record.eta + record.eta_r))
