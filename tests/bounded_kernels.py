@@ -84,7 +84,7 @@ def _cross_entropy(draw: Draw) -> Call:
     target[0] = -100 if draw.size((0, 0, 1)) else 0
     weight = {"weight": draw.normal(classes).abs() + 0.5} if draw.size((0, 0, 1)) else {}
     reduction = ("mean", "sum", "none")[draw.size((0, 1, 2))]
-    smoothing = draw.pick((0.0, 0.0, 0.1))
+    smoothing = 0.0 if weight else draw.pick((0.0, 0.1))  # with both, torch writes into what was made before
 
     def loss(x: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(x, target, reduction=reduction, label_smoothing=smoothing, **weight)

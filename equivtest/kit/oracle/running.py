@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch._decomp import decomposition_table
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_flatten, tree_map, tree_map_only, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from equivtest.kit.oracle.exact import InexactData
 from equivtest.kit.oracle.places import Places
@@ -25,6 +25,16 @@ from equivtest.kit.oracle.ranged import Parts, Ranged, constant
 from equivtest.kit.oracle.rounding import Arithmetic, Bounded
 from equivtest.kit.oracle.running_choices import choice_of, converted
 from equivtest.kit.oracle.running_kernels import KERNELS
+from equivtest.kit.oracle.running_operands import (
+    is_floating,
+    joined,
+    moved,
+    narrowest,
+    of_each,
+    ones,
+    values_of,
+    widened,
+)
 from equivtest.kit.oracle.running_operators import COMPARES, FACTORS, MADE, MOVES, PUTS, SETS, SUMS, UNKNOWN, WORDS
 from equivtest.kit.oracle.running_outs import Kernel, Out
 from equivtest.kit.oracle.running_roundings import Roundings, partial_sums
@@ -85,7 +95,7 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if torch.Tag.nondeterministic_seeded in func.tags and name not in KERNELS:  # of attention, which drops nothing
             raise InexactData(f"{name} draws at random, so that two runs differ")
         if name == "_local_scalar_dense" and not _are_off(args):
-            return func(*_values(args))
+            return func(*values_of(args))
         if name in UNKNOWN or kwargs.get("out") is not None or (name == "view" and func._overloadname == "dtype"):
             raise _unknown(name)
         if name.endswith("_") and not name.endswith("__"):
@@ -94,16 +104,16 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name in MADE or not floats:
             return self._made(func, name, args, kwargs)
         if name in ("cat", "stack"):
-            return _joined(func, args, kwargs)
+            return joined(func, args, kwargs)
         if name in MOVES:
-            return _moved(func, args, kwargs)
+            return moved(func, args, kwargs)
         if name in ("_to_copy", "to"):
             return self._converted(func, args, kwargs)
         return self._computed(func, name, args, kwargs)
 
     def _made(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What hangs on no floating-point value is the same for everybody, but for what rounds."""
-        result = func(*_values(args), **_values(kwargs))
+        result = func(*values_of(args), **values_of(kwargs))
         if not any(map(is_floating, tree_flatten(result)[0])):
             return result
         if name in RULES.keys() - {"where"} or name in REDUCTIONS:  # of integers, such as a mask times a number
@@ -152,11 +162,11 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """What a kernel computes in the second dtype of operands of the first, and stores as torch's own does."""
         flat, how = tree_flatten((args, kwargs))
-        wider, named = tree_unflatten([_widened(each, *dtypes) for each in flat], how)
+        wider, named = tree_unflatten([widened(each, *dtypes) for each in flat], how)
         with self:
-            kernel = Kernel(func, partial(self._stored_within, dtypes=dtypes))
+            kernel = Kernel(func, dtypes[0], partial(self._stored_within, dtypes=dtypes))
             found = KERNELS[func.overloadpacket.__name__](kernel, *wider, **named)
-        likes = func(*_values(args), **_values(kwargs))
+        likes = func(*values_of(args), **values_of(kwargs))
         outs, likes = (found, likes) if isinstance(found, tuple) else ((found,), (likes,))
         stored = tuple(self._stored(out, like, (args, kwargs)) for out, like in zip(outs, likes, strict=True))
         return stored if isinstance(found, tuple) else stored[0]
@@ -165,7 +175,7 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
         narrow, wide = dtypes
         with _disable_current_modes():
             parts = Parts.of(tensor)
-            parts = self.roundings.stored(parts._replace(magnitude=parts.reach), narrow, 1, is_sum=False)
+            parts = self.roundings.stored(parts._replace(magnitude=parts.reach), narrow, 1)
             return parts._replace(value=parts.value.to(wide)).wrapped()
 
     def _stored(self, out: Out, like: Any, given: Any) -> Any:
@@ -178,8 +188,9 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if out.slope is not None:
             shares = Parts.of(given[0][0]).magnitude * Parts.of(out.slope).reach
             parts = parts._replace(magnitude=torch.maximum(shares, parts.reach))
-        if parts.value.dtype != like.dtype:
-            parts = self.roundings.stored(parts, like.dtype, out.stores, is_sum=out.is_sum)
+        if parts.value.dtype != (dtype := out.dtype or like.dtype):
+            parts = self.roundings.stored(parts, dtype, out.stores, is_sum=out.is_sum, one_by_one=out.one_by_one)
+        parts = parts._replace(value=parts.value.to(like.dtype))
         return constant(parts) if _is_constant(given) else parts.wrapped()
 
     def _by_rule(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -189,15 +200,15 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return REDUCTIONS[name](self.roundings, args[0], **dict(zip(names, args[1:], strict=False)), **kwargs)
         if name in SUMS:
             sizes = {**kwargs, "alpha": abs(kwargs["alpha"])} if "alpha" in kwargs else kwargs
-            value, error, magnitude = _each(func, args, kwargs, sizes)
-            terms = func(*_ones(args), **(sizes | {"alpha": 1} if "alpha" in sizes else sizes))
+            value, error, magnitude = of_each(func, args, kwargs, sizes)
+            terms = func(*ones(args), **(sizes | {"alpha": 1} if "alpha" in sizes else sizes))
             how = {"num": terms} if name == "cumsum" else {"num": 0, "stores": terms}
             return self.roundings.rounded(value, error, magnitude, added=partial_sums(value, magnitude), **how)
         if name in PUTS and func._overloadname == "value":  # a number, which is not off
             places = zip(Parts.of(args[0]), (args[3], 0.0, abs(args[3])), strict=True)
             return Parts(*(func(part, *args[1:3], number) for part, number in places))
         if name in PUTS:
-            return Parts(*_each(func, args, kwargs, kwargs))
+            return Parts(*of_each(func, args, kwargs, kwargs))
         if name == "masked_fill":
             return RULES["where"](self.roundings, args[1], args[2], args[0])
         if name == "pow" and isinstance(args[1], torch.Tensor):
@@ -228,7 +239,7 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
         else:
             is_unclear = bool((((a.value.double() - b.value.double()).abs() <= error) & (error > 0)).any())
         self._require_certain(name, is_certain=not is_unclear)
-        return func(*_values(args))
+        return func(*values_of(args))
 
     def _require_certain(self, name: str, *, is_certain: bool) -> None:
         """Notes the first operation whose outcome a correct program need not share."""
@@ -243,7 +254,7 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not is_floating(target):
             if not isinstance(target, torch.Tensor) or _are_off((others, kwargs)):
                 raise _unknown(f"{name}_")
-            return func(*_values(args), **_values(kwargs))
+            return func(*values_of(args), **values_of(kwargs))
         if name in SETS:
             found = Parts.of(others[0] if others else SETS[name])
         else:
@@ -266,29 +277,6 @@ def _unknown(name: str) -> InexactData:
     return InexactData(f"of {WORDS.get(name, name)} no bound is known")
 
 
-def is_floating(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and value.is_floating_point()
-
-
-def narrowest(tree: Any) -> torch.dtype | None:
-    """The dtype of 16 bits among the tensors', which torch's decompositions would compute in more; None: none is."""
-    dtypes = [each.dtype for each in tree_flatten(tree)[0] if is_floating(each)]
-    return next((dtype for dtype in dtypes if dtype.itemsize < torch.float32.itemsize), None)
-
-
-def _widened(value: Any, narrow: torch.dtype, wide: torch.dtype) -> Any:
-    """Operands, and dtypes that are asked for, of more bits; no value changes."""
-    if value is narrow:
-        return wide
-    if not is_floating(value) or value.dtype != narrow:
-        return value
-    if not isinstance(value, Ranged):
-        return value.to(wide)
-    wider = Parts.of(value)._replace(value=value.value.to(wide)).wrapped()
-    wider.origin.is_constant = value.origin.is_constant
-    return wider
-
-
 def _are_off(tree: Any) -> bool:
     """Whether a correct program may have other values somewhere."""
     return any(isinstance(each, Ranged) and bool((each.error > 0).any()) for each in tree_flatten(tree)[0])
@@ -297,46 +285,3 @@ def _are_off(tree: Any) -> bool:
 def _is_constant(tree: Any) -> bool:
     """Whether it hangs on nothing that was given to the module."""
     return all(each.origin.is_constant for each in tree_flatten(tree)[0] if isinstance(each, Ranged))
-
-
-def _moved(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Each of the three is moved alike; what was made before the module ran stays what it is, views of it too."""
-    if not any(isinstance(each, Ranged) for each in tree_flatten((args, kwargs))[0]):
-        return func(*args, **kwargs)
-    value, error, magnitude = _each(func, args, kwargs, kwargs)
-    origin = args[0].origin if isinstance(args[0], Ranged) else None
-    if isinstance(value, torch.Tensor):
-        return Ranged(value, error, magnitude, origin)
-    return type(value)(Ranged(v, e, m, origin) for v, e, m in zip(value, error, magnitude, strict=True))
-
-
-def _each(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: dict[str, Any]) -> list[Any]:
-    """What an operation makes of the values, and, with the factors' sizes, of the errors and of the magnitudes."""
-    return [
-        func(*tree_map(partial(_part, place=place), args), **tree_map(partial(_part, place=place), how))
-        for place, how in enumerate((kwargs, sizes, sizes))
-    ]
-
-
-def _part(value: Any, *, place: int) -> Any:
-    """Of a tensor one of the three."""
-    return Parts.of(value)[place] if is_floating(value) else value
-
-
-def _joined(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Of several tensors, some perhaps of integers, which every program has alike."""
-    parts = [Parts.of(each) for each in args[0]]
-    return Ranged(*(func([each[place] for each in parts], *args[1:], **kwargs) for place in range(3)))
-
-
-def _ones(args: tuple[Any, ...]) -> Any:
-    """What counts terms where they are added up, elementwise."""
-    return tree_map_only(
-        torch.Tensor,
-        lambda each: torch.ones_like(_values(each), dtype=torch.float64) if is_floating(each) else each,
-        args,
-    )
-
-
-def _values(tree: Any) -> Any:
-    return tree_map_only(Ranged, lambda each: each.value, tree)

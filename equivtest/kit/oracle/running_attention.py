@@ -3,10 +3,10 @@
 A program that takes attention apart in float32, as torch does elsewhere, stores less; one that divides the keys among
 the ranks stores each share of the output.
 
-Source: ATen/native/cpu/FlashAttentionKernel.cpp of torch 2.13.0: cpu_flash_attention rounds the probabilities
-(qk_reduced_data); cpu_flash_attention_backward these and the gradients of the scores (attn_reduced_data,
-grad_attn_reduced_data), and adds products of blocks of queries to grad_k and grad_v, of keys to grad_q, in the tensors'
-own dtype; the sizes of the blocks are those of flash_attention_kernel_impl.
+Source: ATen/native/cpu/FlashAttentionKernel.cpp, held against torch 2.13.0 by `python -m tests.bounded_ops`:
+cpu_flash_attention rounds the probabilities (qk_reduced_data); cpu_flash_attention_backward these and the gradients of
+the scores (attn_reduced_data, grad_attn_reduced_data), and adds products of blocks of queries to grad_k and grad_v, of
+keys to grad_q, in the tensors' own dtype; the sizes of the blocks are those of flash_attention_kernel_impl.
 """
 
 from __future__ import annotations

@@ -4,19 +4,19 @@ Each is computed on operands that were made as wide as `accumulate`, by the rule
 stored: once, or as often as the kernel adds to it in the tensor's own dtype.  What a kernel stores in between, it says.
 A kernel that is not named here may store whatever torch's decomposition of it computes, and adds up in 16 bits.
 
-Source, in torch 2.13.0, ATen/native:
-    products                cpu/BlasKernel.cpp, gemm_notrans_, gemm_transb_ and the like: sums of opmath_t, stored once;
-                            LinearAlgebra.cpp, baddbmm_cpu_kernel; mkldnn/Matmul.cpp, bf32 accumulators
-    sums, means             ReduceOps.cpp, should_use_acc_buffer; cpu/SumKernel.cpp, cascade_sum of acc_t
-    activations             cpu/Activation.cpp, each converted to float and back once
-    softmax                 cpu/SoftMaxKernel.cpp; cpu/LogSoftmaxKernelImpl.h, whose serial_vec_log_softmax_lastdim_range
-                            stores the sum of the exponentials, then its logarithm, as scalar_t
-    layer norm              cpu/layer_norm_kernel.cpp: mean and rstd are stored as the weight is; layer_norm_backward_frame
-                            adds each row to those of the weight and bias as scalar_t
-    losses                  LossNLL.cpp, nll_loss_out_frame adds sixteen at a time as scalar_t; cpu/PointwiseOpsKernel.cpp
-    embeddings              Embedding.cpp, embedding_dense_backward_cpu_loop adds rows by axpy of scalar_t
-    attention               cpu/FlashAttentionKernel.cpp: cpu_flash_attention stores the probabilities, its backward these and
-                            the scores' gradients, as scalar_t, and adds to grad_q, grad_k, grad_v a block at a time
+Read in ATen/native, where each is named; LogSoftmaxKernelImpl.h as torch 2.13.0 installs it.  Each was held against
+torch 2.13.0's own results by `python -m tests.bounded_ops`, those of which no file is named by that alone.
+
+    products                cpu/BlasKernel.cpp, gemm_notrans_, gemm_transb_ and the like: sums of opmath_t, stored once
+    softmax                 cpu/LogSoftmaxKernelImpl.h: serial_vec_log_softmax_lastdim_range stores the sum of the
+                            exponentials, then its logarithm, as scalar_t; backward the sum is taken to be stored
+    layer norm              cpu/layer_norm_kernel.cpp: mean and rstd are stored as the weight is, and
+                            layer_norm_backward_frame adds each row to the gradients of weight and bias as scalar_t
+    losses                  LossNLL.cpp: nll_loss_out_frame adds sixteen at a time as scalar_t
+    embeddings              cpu/BlasKernel.cpp: cpublas_axpy_impl adds a row as scalar_t
+    attention               `equivtest.kit.oracle.running_attention`
+    others                  sums, means and activations: computed in opmath_t, stored once; a squared difference is
+                            stored, squared and stored again
 """
 
 from __future__ import annotations
@@ -74,23 +74,23 @@ def _softmax_backward(kernel: Kernel, g: torch.Tensor, y: torch.Tensor, dim: int
 
 
 def _layer_norm_backward(kernel: Kernel, g: torch.Tensor, x: torch.Tensor, shape: Any, *args: Any) -> tuple[Out, ...]:
-    """A row is added to the gradients of weight and bias after the other."""
+    """Rows are added to the gradients of weight and bias one after the other, in the dtype of the rows."""
     rows = max(g.numel() // max(math.prod(shape), 1), 1)
     dx, *others = kernel.func(g, x, shape, *args)
-    return Out(dx), *(Out(each, stores=rows, is_sum=True) for each in others)
+    return Out(dx), *(Out(each, stores=rows, one_by_one=True, is_sum=True, dtype=kernel.dtype) for each in others)
 
 
 def _nll_loss(
     kernel: Kernel, x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, reduction: int, ignored: int
 ) -> tuple[Out, Out]:
-    """Products with weights, sums, and the division by a number that is stored."""
+    """Products with weights, sums, and the division by a number that is stored; adding to zero rounds nothing."""
     loss, total = kernel.func(x, target, weight, reduction, ignored)
-    added, num = 0, target.numel()
+    added, num, weighted = 0, target.numel(), int(weight is not None)
     while num > 1 and reduction in (SUM, MEAN):
-        added, num = added + min(num, LEVEL) + 1, math.ceil(num / LEVEL)
-    weighted = int(weight is not None)
-    divided = (1 + max(added * weighted, 1)) * int(reduction == MEAN)
-    return Out(loss, 1 + added + weighted + divided, is_sum=True), Out(total, max(added * weighted, 1), is_sum=True)
+        added, num = added + min(num, LEVEL), math.ceil(num / LEVEL)
+    counted = added if weighted else int(target.numel() > 2 / torch.finfo(kernel.dtype).eps)
+    divided = (1 + counted) * int(reduction == MEAN)
+    return Out(loss, max(added + weighted + divided, 1), is_sum=True), Out(total, max(counted, 1), is_sum=True)
 
 
 def _nll_loss_backward(kernel: Kernel, *args: Any) -> Out:
@@ -116,7 +116,7 @@ def _embedding_backward(
 ) -> Out:
     found = kernel.func(g, ids, rows, padding, by_frequency)
     times = torch.bincount(ids.flatten(), minlength=rows).clamp(min=1) + int(by_frequency)
-    return Out(found, stores=times[:, None], is_sum=True)
+    return Out(found, stores=times[:, None], one_by_one=not by_frequency, is_sum=True)
 
 
 KERNELS: dict[str, Computes] = {

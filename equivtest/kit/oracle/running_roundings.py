@@ -9,7 +9,7 @@ Derived here.  A sum of some of the shares, or of their terms, is at most that o
 ones, (m + |v|) / 2 with m the sum of magnitudes (`equivtest.kit.oracle.rounding.after_additions`).
 
 Source: at::opmath_type and at::acc_type of torch 2.13.0, which kernels of 16 bits compute in; for each of the products,
-sums and curves of `equivtest.kit.oracle.running_rules` measured by `python -m tests.bounded_kernels`.
+sums and curves of `equivtest.kit.oracle.running_rules` measured by `python -m tests.bounded_ops`.
 """
 
 from __future__ import annotations
@@ -106,15 +106,25 @@ class Roundings:
         record = self.record(parts.value.dtype)
         return (record.u_o * parts.reach + self.ranks * record.eta) * int(self.ranks > 1)
 
-    def stored(self, parts: Parts, dtype: torch.dtype, stores: Count, *, is_sum: bool) -> Parts:
-        """What was computed in more bits, stored: by the unsharded module once, by another program so many times."""
+    def stored(
+        self, parts: Parts, dtype: torch.dtype, stores: Count, *, is_sum: bool = False, one_by_one: bool = False
+    ) -> Parts:
+        """What was computed in more bits, stored: by the unsharded module once, by another program so many times.
+
+        Where terms are added one by one, each store is of a partial sum; so it is where ranks have some terms each, as
+        the stores are divided as the terms are: the ranks whose largest sum is of positive terms together store no
+        more than the sum of these, times how many terms they have.
+        """
         record, value = self.record(dtype), parts.value.to(dtype)
         off = torch.where(value == parts.value, 0.0, (value.double() - parts.value.double()).abs())
         error = parts.error + off.nan_to_num(nan=0.0)
-        error = error + gamma_of(stores, record.u_o) * (self._held(parts, stores) + error)
+        most = partial_sums(parts.value, parts.magnitude)
+        error = error + gamma_of(stores, record.u_o) * (
+            (most if one_by_one else self._held(parts, stores)) + 1.5 * error
+        )
         error = error + stores * self.ranks * record.eta * (parts.magnitude != 0)
         if is_sum:
-            error = error + self._added_up(record, parts, partial_sums(parts.value, parts.magnitude), error)
+            error = error + self._added_up(record, parts, most, error)
         magnitude = torch.maximum(parts.magnitude, value.double().abs()) + error
         found = where_finite(magnitude, record.largest, error)
         return Parts(value, torch.where(parts.value.isinf() & (parts.error == 0), 0.0, found), magnitude)
