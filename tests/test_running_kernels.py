@@ -119,3 +119,18 @@ def test_a_number_that_is_scattered_is_not_off() -> None:
     make = of(lambda x, w: functional.cross_entropy(x @ w, torch.arange(5)))
     given = given_of(lambda: Of(torch.mm), torch.float32)
     assert all(bool((each.allowed < 1e-4).all()) for each in bound_of(make, given).values())
+
+
+def test_terms_of_a_product_may_be_added_to_the_bias_one_after_the_other() -> None:
+    """Each addition then rounds a number as large as the bias."""
+    x, weight, bias = torch.full((1, 400), 2.0**-13), torch.full((400, 1), 2.0**-13), torch.ones(1)
+    counted = RunningError(TORCH_CPU["float32"], 1)
+    ranged = [counted.exactly(each) for each in (bias, x, weight)]
+    with counted:
+        found = torch.addmm(*ranged)
+    right = counted.bounded(found)
+    in_order = bias.clone()
+    for term in (x * weight.T).flatten():
+        in_order = in_order + term
+
+    assert 2.0**-19 < float((in_order.double() - right.value).abs()) <= float(right.allowed)

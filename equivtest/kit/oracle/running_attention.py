@@ -100,4 +100,4 @@ def _to_heads_of(q: torch.Tensor, each: torch.Tensor) -> torch.Tensor:
 
 
 def _to_fewer(grad: torch.Tensor, heads: int) -> torch.Tensor:
-    return grad if heads == 1 else grad.unflatten(1, (-1, heads)).sum(2)
+    return grad if heads == 1 else grad.reshape(grad.shape[0], -1, heads, *grad.shape[2:]).sum(2)

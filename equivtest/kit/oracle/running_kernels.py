@@ -8,7 +8,8 @@ Read in ATen/native, where each is named; LogSoftmaxKernelImpl.h as torch 2.13.0
 torch 2.13.0's own results by `python -m tests.bounded_ops`, those of which no file is named by that alone.
 
     products                cpu/BlasKernel.cpp, gemm_notrans_, gemm_transb_ and the like: sums of opmath_t, stored once
-    softmax                 cpu/LogSoftmaxKernelImpl.h: serial_vec_log_softmax_lastdim_range stores the sum of the
+    softmax                 cpu/SoftMaxKernel.cpp: the tails of _vec_softmax store the exponentials as scalar_t;
+                            cpu/LogSoftmaxKernelImpl.h: serial_vec_log_softmax_lastdim_range stores the sum of the
                             exponentials, then its logarithm, as scalar_t; backward the sum is taken to be stored
     layer norm              cpu/layer_norm_kernel.cpp: mean and rstd are stored as the weight is, and
                             layer_norm_backward_frame adds each row to the gradients of weight and bias as scalar_t
@@ -69,6 +70,13 @@ def _log_softmax_backward(kernel: Kernel, g: torch.Tensor, y: torch.Tensor, dim:
     return Out(g - y.exp() * kernel.stored(g.sum(dim, keepdim=True)))
 
 
+def _softmax(kernel: Kernel, x: torch.Tensor, dim: int, half_to_float: bool) -> Out:  # noqa: FBT001  (torch's own)
+    """The exponentials are stored before they are divided, where they lie along another dim than the last."""
+    return Out(
+        kernel.func(x, dim, half_to_float), stores=1 if dim % max(x.dim(), 1) == x.dim() - 1 else 2, is_whole=True
+    )
+
+
 def _softmax_backward(kernel: Kernel, g: torch.Tensor, y: torch.Tensor, dim: int, dtype: torch.dtype) -> Out:
     return Out((g - kernel.stored((g * y).sum(dim, keepdim=True))) * y)
 
@@ -124,8 +132,8 @@ KERNELS: dict[str, Computes] = {
     **dict.fromkeys(("addmm", "baddbmm", "addmv"), _sum_and_more),
     **dict.fromkeys(
         (
-            "silu", "gelu", "sigmoid", "tanh", "softplus", "mish", "elu", "leaky_relu", "_softmax", "native_layer_norm",
-            "var", "var_mean",
+            "silu", "gelu", "sigmoid", "tanh", "softplus", "mish", "elu", "leaky_relu", "native_layer_norm", "var",
+            "var_mean",
         ),
         _whole,
     ),
@@ -136,7 +144,7 @@ KERNELS: dict[str, Computes] = {
         ),
         _of_gradient,
     ),
-    "_log_softmax": _log_softmax, "_log_softmax_backward_data": _log_softmax_backward,
+    "_softmax": _softmax, "_log_softmax": _log_softmax, "_log_softmax_backward_data": _log_softmax_backward,
     "_softmax_backward_data": _softmax_backward, "native_layer_norm_backward": _layer_norm_backward,
     "nll_loss_forward": _nll_loss, "nll_loss_backward": _nll_loss_backward, "mse_loss": _squares,
     "mse_loss_backward": _squares_backward, "embedding_dense_backward": _embedding_backward,
