@@ -12,7 +12,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from equivtest.families.module.subject.decoder import Decoder, heads_and_hidden_divided
+from equivtest.families.module.subject.decoder import Decoder, GatedLinear, heads_and_hidden_divided
 
 
 def deep() -> nn.Module:
@@ -185,20 +185,23 @@ def _own(mesh: DeviceMesh, num: int) -> slice:
 class Checkpointed(nn.Module):
     """Layers that are computed once more in the backward."""
 
-    def __init__(self, *, use_reentrant: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.layers = Decoder(2).layers
-        self.use_reentrant = use_reentrant
+        self.layers = nn.ModuleList(nn.Sequential(nn.RMSNorm(24, eps=1e-5), GatedLinear()) for _ in range(3))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
-            x = checkpoint(layer, x, use_reentrant=self.use_reentrant)
+            x = checkpoint(layer, x, use_reentrant=False)
         return x
 
 
 def checkpointed() -> nn.Module:
-    return Checkpointed(use_reentrant=False)
+    return Checkpointed()
 
 
-def checkpointed_within() -> nn.Module:
-    return Checkpointed(use_reentrant=True)
+def hidden_divided(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    for layer in module.get_submodule("layers").children():
+        parallelize_module(
+            layer, mesh, {"1.gate": ColwiseParallel(), "1.up": ColwiseParallel(), "1.down": RowwiseParallel()}
+        )
+    return module

@@ -87,9 +87,8 @@ def test_the_first_wrong_part_is_named(pool: Pool, parallelize: str, first: str,
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("build", ["checkpointed", "checkpointed_within"])
-def test_what_is_computed_again_in_the_backward_is_judged(pool: Pool, build: str) -> None:
-    case = case_of(build, DECODER + "heads_and_hidden_divided", dtype="float32")
+def test_what_is_computed_again_in_the_backward_is_judged(pool: Pool) -> None:
+    case = case_of("checkpointed", "hidden_divided", dtype="float32")
 
     assert {verdict.kind for verdict in check("module", case, pool)} == {"holds"}
 
@@ -162,7 +161,7 @@ def test_a_module_that_is_not_to_be_judged_by_parts_is_too_deep() -> None:
         HERE + "deep", DECODER + "heads_and_hidden_divided", ((1, 2, 24),), batch="whole", by_parts=False
     )
 
-    with pytest.raises(Misuse, match=r"come to more than 0.1 of .*judge a smaller part"):
+    with pytest.raises(Misuse, match=r"deep: in float32, with x of shape .*judge (a smaller part|what is before)"):
         prop.cases(Space((1,), ("float32",)))
 
 

@@ -2,8 +2,8 @@
 
 Worst-case bounds grow from layer to layer.  Here they need not: what a part gives is bounded from what the ranks held
 where it begins, forward and backward, so that each bound is that of the part's own operations, however deep the module
-is and however few bits its dtype has.  What the ranks held is taken over only where it is within a bound that says
-something; else the bound goes on growing.
+is and however few bits its dtype has.  What the ranks held is taken over only where its bound is less than
+limits.STILL_SHOWS of the values; else the bound goes on growing.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
+from equivtest import limits
 from equivtest.families.module.case import ModuleCase
 from equivtest.families.module.case_boundaries import BOUNDARY, Boundaries, Capture
 from equivtest.families.module.oracle_held import HeldAt, Whole
@@ -69,7 +70,8 @@ class Forced(Boundaries):
                 return None
             if whole.layout is not None and name not in self.found:
                 self.found[name], self.layouts[name] = right, whole.layout
-            return None if says_nothing(right.value, right.allowed) else self._parts(whole, computed.dtype)
+            is_lost = says_nothing(right.value, right.allowed, share=limits.STILL_SHOWS)
+            return None if is_lost else self._parts(whole, computed.dtype)
 
     def _derivation(self) -> str:
         if self._counted.undecided:

@@ -54,16 +54,18 @@ class ExpectedTensor:
     is_inner: bool = False
 
 
-def says_nothing(value: torch.Tensor, allowed: torch.Tensor, scale: float = 0.0) -> bool:
+def says_nothing(
+    value: torch.Tensor, allowed: torch.Tensor, scale: float = 0.0, share: float = limits.TOO_WIDE
+) -> bool:
     """Whether some element may be off by anything, or the median allowance is too large.
 
-    That is more than limits.TOO_WIDE of the root mean square of the right values, or of `scale` where that is more.
+    That is more than `share` of the root mean square of the right values, or of `scale` where that is more.
     """
     if not allowed.numel():
         return False
     if not bool(allowed.isfinite().all()):
         return True
-    return float(allowed.median()) > limits.TOO_WIDE * max(float(value.square().mean().sqrt()), scale)
+    return float(allowed.median()) > share * max(float(value.square().mean().sqrt()), scale)
 
 
 @dataclass(frozen=True)
