@@ -111,7 +111,8 @@ def _squares(kernel: Kernel, x: torch.Tensor, y: torch.Tensor, reduction: int = 
 
 
 def _squares_backward(kernel: Kernel, *args: Any) -> Out:
-    return Out(kernel.func(*args), stores=3)
+    """Of a difference, a factor such as 2 / n, and both products, each stored."""
+    return Out(kernel.func(*args), stores=4)
 
 
 def _embedding_backward(

@@ -32,7 +32,10 @@ Curve = Callable[[torch.Tensor], torch.Tensor]
 
 
 def add(r: Roundings, left: Any, right: Any, *, alpha: float = 1, num: int = 0) -> Parts:
-    """After `num` roundings of the sum, beside its own.  Of a term that all ranks hold each may add its part to its share of the other; infinite where a term is."""
+    """After `num` roundings of the sum, beside its own; infinite where a term is.
+
+    Of a term that all ranks hold each may add its part to its share of the other.
+    """
     a, b = Parts.of(left), Parts.of(right)
     value = torch.add(_plain(left), _plain(right), alpha=alpha)
     magnitude = a.magnitude + abs(alpha) * b.magnitude
