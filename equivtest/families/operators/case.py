@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from equivtest import limits
+from equivtest.families.operators import case_facts
 from equivtest.families.operators.case_forms import Argument
 from equivtest.families.operators.case_table import BOOLS, FLOATS, INDEX, OPERATORS, Operator, Result, results_of
 from equivtest.kit.case import Case, Shape, require
@@ -151,6 +152,11 @@ class OperatorCase(Case):
         return dict(self.arguments).get("dim")
 
     @property
+    def names_dim(self) -> bool:
+        """Whether there is such an argument."""
+        return self.dim is not None
+
+    @property
     def counts_dim_from_end(self) -> bool:
         """Whether `dim` is negative."""
         return isinstance(self.dim, int) and self.dim < 0
@@ -177,9 +183,39 @@ class OperatorCase(Case):
         return bool(self.results) and self.results[0].shape != self.operands[0]
 
     @property
-    def fewest_dims(self) -> int:
-        """Of the operands."""
-        return min(map(len, self.operands))
+    def leaves_nothing_to_reduce(self) -> bool:
+        """Whether some rank has no elements along a dim that is reduced."""
+        return case_facts.leaves_nothing_to_reduce(self)
+
+    @property
+    def gathers_in_front_of(self) -> bool:
+        """Whether extrema of ranks are gathered along a dim counted from the end, in front of which torch sees one."""
+        return case_facts.gathers_in_front_of(self)
+
+    @property
+    def picks_one_of_nothing(self) -> bool:
+        """Whether one row is picked of a dim along which some rank holds none."""
+        return case_facts.picks_one_of_nothing(self)
+
+    @property
+    def pads_other_rows(self) -> bool:
+        """Whether some rank's cotangent of `narrow` does not fit into what the rank narrows."""
+        return case_facts.pads_other_rows(self)
+
+    @property
+    def squeezes_a_row(self) -> bool:
+        """Whether the product of a row and a matrix is squeezed in place."""
+        return case_facts.squeezes_a_row(self)
+
+    @property
+    def reduced_by(self) -> str:
+        """The reduction by which the first operand is partial, or ''."""
+        return self.reduction(0)[0]
+
+    @property
+    def is_divided_too(self) -> bool:
+        """Whether the first operand is divided along one mesh axis and partial along the other."""
+        return bool(self.reduced_by) and any(text.startswith("shard") for text in self.placements[0])
 
     @property
     def has_partial(self) -> bool:
