@@ -9,7 +9,16 @@ from typing import ClassVar
 from equivtest import limits
 from equivtest.families.operators import case_facts
 from equivtest.families.operators.case_forms import Argument
-from equivtest.families.operators.case_table import BOOLS, FLOATS, INDEX, OPERATORS, Operator, Result, results_of
+from equivtest.families.operators.case_table import (
+    BOOLS,
+    FLOATS,
+    INDEX,
+    OPERATORS,
+    WHOLE,
+    Operator,
+    Result,
+    results_of,
+)
 from equivtest.kit.case import Case, Shape, require
 from equivtest.kit.operands import partial_axes, stacked
 from equivtest.layout import Layout, Partial, parse_placement, shard_kind
@@ -203,6 +212,16 @@ class OperatorCase(Case):
         return case_facts.pads_other_rows(self)
 
     @property
+    def selects_other_rows(self) -> bool:
+        """Whether some rank's cotangent of `select` does not fit into what the rank selects."""
+        return case_facts.selects_other_rows(self)
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether the first operand is, along some mesh axis."""
+        return any(text.startswith("shard") for text in self.placements[0])
+
+    @property
     def squeezes_a_row(self) -> bool:
         """Whether the product of a row and a matrix is squeezed in place."""
         return case_facts.squeezes_a_row(self)
@@ -215,7 +234,7 @@ class OperatorCase(Case):
     @property
     def is_divided_too(self) -> bool:
         """Whether the first operand is divided along one mesh axis and partial along the other."""
-        return bool(self.reduced_by) and any(text.startswith("shard") for text in self.placements[0])
+        return bool(self.reduced_by) and self.is_divided
 
     @property
     def has_partial(self) -> bool:
@@ -223,13 +242,13 @@ class OperatorCase(Case):
         return any(partial_axes(self.operand_layout(number)) for number in range(len(self.operands)))
 
     def kind_of(self, number: int) -> str:
-        """Of the operand of that number: numbers, an index or bools."""
+        """Of the operand of that number: one of the table's kinds."""
         return self.definition.kind_of(number)
 
     def dtype_of(self, number: int) -> str:
         """Of the operand of that number."""
         other = self.other_dtypes[number] if self.other_dtypes else ""
-        return {INDEX: "int64", BOOLS: "bool"}.get(self.kind_of(number), other or self.dtype)
+        return {INDEX: "int64", WHOLE: "int64", BOOLS: "bool"}.get(self.kind_of(number), other or self.dtype)
 
     def index_limit(self) -> int:
         """The size of the dim of the first operand that an index counts along."""

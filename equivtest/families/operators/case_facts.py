@@ -78,3 +78,21 @@ def pads_other_rows(case: OperatorCase) -> bool:
         for operand, rows in zip(operands, cotangents, strict=True)
         if rows[dim] != case.results[0].shape[dim]
     )
+
+
+def selects_other_rows(case: OperatorCase) -> bool:
+    """Whether `select` by a dim counted from the end gives a gradient that lies as if every dim had moved by one, and
+    some rank's cotangent does not fit into what it would select of that."""
+    index, dim, shape = dict(case.arguments).get("index"), case.dim, case.operands[0]
+    if not isinstance(index, int) or not isinstance(dim, int) or not case.counts_dim_from_end:
+        return False
+    layout, front = case.cotangent_layout(0), dim % len(shape)
+    moved = Layout(tuple(Shard(each.dim + 1) if isinstance(each, Shard) else each for each in layout.placements))
+    pairs = zip(local_shapes(case, shape, moved), local_shapes(case, case.results[0].shape, layout), strict=True)
+    for operand, cotangent in pairs:
+        slot = (*operand[:front], *operand[front + 1 :])
+        if not -operand[front] <= index < operand[front]:
+            return True
+        if any(rows not in (1, size) for rows, size in zip(cotangent, slot, strict=True)):
+            return True
+    return False
