@@ -188,11 +188,16 @@ def test_a_third_of_what_several_ranks_are_given_is_uneven_or_empty() -> None:
         ({"operator": "argmax", "operands": ((1, 4),), "arguments": (("dim", -1),)}, 1, 1),
         ({"operator": "argmax", "operands": ((2, 4),), "arguments": (("dim", -1),)}, 1, 0),
         ({"operator": "argmax", "operands": ((2, 4),), "arguments": (("dim", 1),)}, 1, 0),
+        ({"operator": "squeeze in place", "operands": ((1, 2),), "arguments": (("dim", 0),)}, 2, 0),
+        ({"operator": "squeeze in place", "operands": ((2, 1, 1),), "arguments": (("dim", -1),)}, 2, 1),
     ],
 )
 def test_what_a_rank_is_left_with_is_a_fact_of_the_case(fields: dict[str, Any], fact: int, is_so: int) -> None:
-    """Along a dim that is reduced; along one that is counted from the end, in front of which there is one row."""
-    assert getattr(case_of(**fields), ("leaves_nothing_to_reduce", "gathers_in_front_of")[fact]) == bool(is_so)
+    """Along a dim that is reduced; along one counted from the end, in front of which there is one row; behind one that
+    is squeezed."""
+    facts = ("leaves_nothing_to_reduce", "gathers_in_front_of", "keeps_placements")
+
+    assert getattr(case_of(**fields), facts[fact]) == bool(is_so)
 
 
 def test_a_norm_by_the_largest_magnitude_is_pasted_back() -> None:

@@ -192,39 +192,17 @@ class OperatorCase(Case):
         return bool(self.results) and self.results[0].shape != self.operands[0]
 
     @property
-    def leaves_nothing_to_reduce(self) -> bool:
-        """Whether some rank has no elements along a dim that is reduced."""
-        return case_facts.leaves_nothing_to_reduce(self)
-
-    @property
-    def gathers_in_front_of(self) -> bool:
-        """Whether extrema of ranks are gathered along a dim counted from the end, in front of which torch sees one."""
-        return case_facts.gathers_in_front_of(self)
-
-    @property
-    def picks_one_of_nothing(self) -> bool:
-        """Whether one row is picked of a dim along which some rank holds none."""
-        return case_facts.picks_one_of_nothing(self)
-
-    @property
-    def pads_other_rows(self) -> bool:
-        """Whether some rank's cotangent of `narrow` does not fit into what the rank narrows."""
-        return case_facts.pads_other_rows(self)
-
-    @property
-    def selects_other_rows(self) -> bool:
-        """Whether some rank's cotangent of `select` does not fit into what the rank selects."""
-        return case_facts.selects_other_rows(self)
-
-    @property
     def is_divided(self) -> bool:
         """Whether the first operand is, along some mesh axis."""
         return any(text.startswith("shard") for text in self.placements[0])
 
-    @property
-    def squeezes_a_row(self) -> bool:
-        """Whether the product of a row and a matrix is squeezed in place."""
-        return case_facts.squeezes_a_row(self)
+    leaves_nothing_to_reduce = property(case_facts.leaves_nothing_to_reduce)
+    gathers_in_front_of = property(case_facts.gathers_in_front_of)
+    picks_one_of_nothing = property(case_facts.picks_one_of_nothing)
+    pads_other_rows = property(case_facts.pads_other_rows)
+    selects_other_rows = property(case_facts.selects_other_rows)
+    keeps_placements = property(case_facts.keeps_placements)
+    squeezes_a_row = property(case_facts.squeezes_a_row)
 
     @property
     def reduced_by(self) -> str:

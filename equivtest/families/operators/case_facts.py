@@ -96,3 +96,12 @@ def selects_other_rows(case: OperatorCase) -> bool:
         if any(rows not in (1, size) for rows, size in zip(cotangent, slot, strict=True)):
             return True
     return False
+
+
+def keeps_placements(case: OperatorCase) -> bool:
+    """Whether `squeeze` takes a dim away, and no dim behind one that goes is divided."""
+    shape, dim = case.operands[0], case.dim
+    dims = (dim % len(shape),) if isinstance(dim, int) and shape else range(len(shape))
+    gone = [each for each in dims if shape[each] == 1]
+    layout = case.operand_layout(0)
+    return bool(gone) and not any(isinstance(each, Shard) and each.dim >= min(gone) for each in layout.placements)
