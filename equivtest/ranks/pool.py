@@ -81,7 +81,7 @@ class Pool:
         self._pid = os.getpid()
         self._closed = False
         self._lender = beside
-        self._server = beside._server if beside is not None else self._start_server()
+        self._server: Server = beside._server if beside is not None else self._start_server()
         atexit.register(self.close)
 
     def __enter__(self) -> Pool:
