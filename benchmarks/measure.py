@@ -15,7 +15,7 @@ from equivtest.known import SHIPPED, KnownFailures
 from equivtest.property import Property
 from equivtest.ranks.first_cause import first_cause
 from equivtest.ranks.reply import Reply
-from equivtest.suite import load_properties, properties_dir
+from equivtest.suite import shipped
 from equivtest.verdicts.claims import refuses
 
 
@@ -66,8 +66,7 @@ def main_properties(subjects: Collection[str] = ()) -> list[Property]:
     Raises:
         Misuse: there is no such subject.
     """
-    shipped = load_properties(properties_dir()).values()
-    found = [prop for prop in shipped if refuses not in prop.claims and not prop.absent]
+    found = [prop for prop in shipped().values() if refuses not in prop.claims and not prop.absent]
     known = dict.fromkeys(prop.subject for prop in found)
     for subject in subjects:
         if subject not in known:

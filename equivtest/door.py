@@ -41,6 +41,11 @@ class Door(NamedTuple):
     fields: Fields
     by_parts: bool | None = None
 
+    @property
+    def unsharded(self) -> Door:
+        """The module alone, the same for every way to parallelize it."""
+        return self._replace(parallelize="")
+
     def make(self, **fields: Any) -> ModuleCase:
         """A case of the module."""
         return ModuleCase(build=self.build, parallelize=self.parallelize, **dict(self.fields), **fields)
@@ -79,7 +84,7 @@ def judged_layouts(door: Door, batch: str, world_size: int, dtypes: tuple[str, .
     Raises:
         Misuse: there is none of these either, or a shape does not fit the module.
     """
-    fitting, reasons = tried(door, batch, world_size, dtypes)
+    fitting, reasons = tried(door.unsharded, batch, world_size, dtypes)
     if not fitting:
         raise Misuse(reasons[0])
     return fitting

@@ -7,7 +7,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -224,10 +224,17 @@ def _plain(value: Any) -> Any:
 
 
 def _is_installed(name: str, specifier: str) -> bool:
+    version = _installed_version(name)
+    return bool(version) and SpecifierSet(specifier).contains(version, prereleases=True)
+
+
+@cache
+def _installed_version(name: str) -> str:
+    """'' where it is not installed; asked once, since the package's whole description is read for it each time."""
     try:
-        return SpecifierSet(specifier).contains(metadata.version(name), prereleases=True)
+        return metadata.version(name)
     except metadata.PackageNotFoundError:
-        return False
+        return ""
 
 
 def _known_claims() -> tuple[str, ...]:

@@ -190,7 +190,7 @@ def _cases(door: Door, batch: str, space: Space) -> SearchStrategy[ModuleCase]:
 def _left_out(door: Door, batch: str, space: Space) -> tuple[str, ...]:
     """The dtypes in which no sums are exact and no bounds say anything; none where it is so in every dtype there is."""
     others = tuple(dtype for dtype in limits.DTYPES if dtype not in space.dtypes)
-    judged = {dtype for size in space.world_sizes for dtype in tried(door, batch, size, space.dtypes)[0]}
-    if not judged and not any(tried(door, batch, size, others)[0] for size in space.world_sizes):
+    judged = {dtype for size in space.world_sizes for dtype in tried(door.unsharded, batch, size, space.dtypes)[0]}
+    if not judged and not any(tried(door.unsharded, batch, size, others)[0] for size in space.world_sizes):
         return ()  # the property is mistaken, which it says where its cases are drawn
     return tuple(dtype for dtype in space.dtypes if dtype not in judged)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from equivtest.errors import BrokenSetup, Misuse
@@ -55,7 +57,7 @@ def claims_of(subject: str, case: Case, like: str = "") -> tuple[Claim, ...]:
     """
     from equivtest.check import default_claims
 
-    properties = _shipped()
+    properties = shipped()
     if like and like not in properties:
         raise Misuse(f"--like: no property is called {like!r}; {suggestion(like, list(properties))}")
     if like and properties[like].refuses_only != bool(case.refusal):
@@ -69,8 +71,9 @@ def claims_of(subject: str, case: Case, like: str = "") -> tuple[Claim, ...]:
 
 
 @functools.cache
-def _shipped() -> dict[str, Property]:
-    return load_properties(properties_dir())
+def shipped() -> Mapping[str, Property]:
+    """The properties that come with the package, by name; read once, as all their files run for it."""
+    return MappingProxyType(load_properties(properties_dir()))
 
 
 def version_of(distribution: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from equivtest.check import DEFAULT_CLAIMS
 from equivtest.property import Property
-from equivtest.suite import load_properties, properties_dir
+from equivtest.suite import shipped
 from equivtest.verdicts.claims import CLAIMS
 
 PATH = Path(__file__).parents[1] / "properties" / "README.md"
@@ -31,7 +31,7 @@ def code(names: list[str]) -> str:
 
 def tables() -> str:
     """Both tables, Markdown."""
-    properties = load_properties(properties_dir())
+    properties = shipped()
     rows = [
         f"| `{name}` | {prop.statement} | {claims_of(prop)} | {prop.source} |"
         for name, prop in sorted(properties.items())

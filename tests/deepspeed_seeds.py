@@ -29,7 +29,7 @@ from equivtest.property import Property
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.pool import Pool
 from equivtest.search import Findings, search
-from equivtest.suite import load_properties, properties_dir, version_of
+from equivtest.suite import shipped, version_of
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def main() -> int:
     parser.add_argument("--only", default="deepspeed", help="properties whose name contains this")
     chosen = parser.parse_args()
     known = KnownFailures.load(SHIPPED)
-    properties = {n: p for n, p in load_properties(properties_dir()).items() if p.requires and chosen.only in n}
+    properties = {n: p for n, p in shipped().items() if p.requires and chosen.only in n}
     for absent in {prop.absent for prop in properties.values()} - {""}:
         print(absent)
         return 2

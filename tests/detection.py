@@ -36,7 +36,7 @@ from equivtest.layout import Partial, flat_axis, local_shape
 from equivtest.property import Property
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply
-from equivtest.suite import load_properties, properties_dir
+from equivtest.suite import shipped
 from equivtest.tensors import Placed, slice_local
 from tests.detection_table import KINDS, Row, write_tables
 from tests.test_defects import known_of, property_of
@@ -88,7 +88,7 @@ def run_task(task: Task) -> Row:
 
 def _judged(task: Task) -> tuple[Property, KnownFailures]:
     if not task.is_defect:
-        return load_properties(properties_dir())[task.name], KnownFailures.load(SHIPPED)
+        return shipped()[task.name], KnownFailures.load(SHIPPED)
     defect = next(defect for defect in defects() if defect.name == task.name)
     return property_of(defect), known_of(defect)
 
@@ -189,7 +189,7 @@ def tasks(chosen: argparse.Namespace) -> Iterator[Task]:
     for defect in sorted(defects(), key=lambda defect: defect.replaces):
         if chosen.only in defect.name:
             yield Task(defect.name, is_defect=True, cases=chosen.cases, enough=chosen.enough)
-    for name, prop in load_properties(properties_dir()).items():
+    for name, prop in shipped().items():
         if chosen.only in name and not prop.absent and not prop.refuses_only:
             yield Task(name, is_defect=False, cases=chosen.clean, enough=0)
 

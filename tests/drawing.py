@@ -15,7 +15,7 @@ from equivtest.kit.case import C, Case
 from equivtest.kit.names import SUBJECTS
 from equivtest.kit.parts import FAMILIES
 from equivtest.property import Property, Space
-from equivtest.suite import load_properties, properties_dir
+from equivtest.suite import shipped
 
 SPACE = Space(limits.WORLD_SIZES, limits.DTYPES)
 
@@ -33,7 +33,7 @@ def family_of(name: str) -> str:
     return SUBJECTS[PROPERTIES[name].subject].removeprefix(f"{FAMILIES}.").partition(".subject")[0]
 
 
-_SHIPPED = load_properties(properties_dir())
+_SHIPPED = shipped()
 _FIRST = {_strategy_of(prop): name for name, prop in reversed(_SHIPPED.items())}
 PROPERTIES: dict[str, Property] = {name: prop for name, prop in _SHIPPED.items() if name in _FIRST.values()}
 """Every shipped property by name; of those with one strategy the first alone."""

@@ -166,10 +166,10 @@ def plugin_args() -> list[str]:
 
 
 def run_suite(pytester: pytest.Pytester, *args: str, subprocess: bool = False) -> pytest.RunResult:
-    """pytest on the suite, not audited; in a process of its own where asked for or where xdist needs one."""
+    """pytest on the suite, not audited unless told to; in its own process where asked for or where xdist needs one."""
     conftest = pytester.path / "conftest.py"
     if conftest.exists() and "import pytest_addoption" in conftest.read_text():
-        args = (*args, "--audit=off")
+        args = ("--audit=off", *args)
     run = pytester.runpytest_subprocess if subprocess else pytester.runpytest_inprocess
     return run(*plugin_args(), "-p", "no:cacheprovider", "--import-mode=importlib", *args)
 

@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from equivtest.suite import load_properties, properties_dir
+from equivtest.suite import properties_dir, shipped
 
 ROOT = Path(__file__).parents[1]
 NUM_WORKERS = (0, 1, 2)
@@ -177,7 +177,7 @@ def main() -> None:
     parser.add_argument("--drawn", action="store_true", help="Have the runs draw and judge nothing.")
     options = parser.parse_args()
     text = options.subjects
-    known = {prop.subject for prop in load_properties(properties_dir()).values()}
+    known = {prop.subject for prop in shipped().values()}
     subjects = [name for name in text.split(",") if name]
     if unknown := set(subjects) - known:
         parser.error(f"no property judges {', '.join(sorted(unknown))}")

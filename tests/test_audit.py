@@ -21,7 +21,8 @@ from equivtest.property import Property
 from equivtest.ranks.messages import FAULTS, Fault
 from equivtest.ranks.pool import Pool
 from equivtest.report import audits
-from equivtest.suite import load_properties, properties_dir
+from equivtest.suite import shipped
+from tests.fake_suite import log_of, make_suite, run_suite
 
 PROGRAMS = "tests.rank_programs_audit:"
 MODULES = "tests.rank_programs_module:"
@@ -31,7 +32,7 @@ FETCH = "zero3_fetch_all_gather"
 def of_fetch(subject: str = FETCH) -> Property:
     """The property of a fetch, of another subject."""
     subject = subject if subject == FETCH else PROGRAMS + subject
-    return replace(load_properties(properties_dir())[FETCH], subject=subject)
+    return replace(shipped()[FETCH], subject=subject)
 
 
 def audited(prop: Property, pool: Pool, *, is_thorough: bool = False) -> Audit:
@@ -110,7 +111,7 @@ def test_a_thorough_audit_tries_each_fault_on_each_case(pool: Pool) -> None:
 
 @pytest.mark.ranks
 def test_what_ddp_calls_from_its_reducer_is_seen(pool: Pool) -> None:
-    prop = load_properties(properties_dir())["ddp_mlp"]
+    prop = shipped()["ddp_mlp"]
 
     assert "all_reduce in the backward" in map(str, audited(prop, pool).sites)
 
@@ -297,21 +298,24 @@ def test_a_property_that_could_not_be_red_ends_as_misuse(tmp_path: Path) -> None
     assert "none was called" in (tmp_path / "report" / "audit.csv").read_text()
 
 
-@pytest.mark.ranks
-def test_a_run_that_is_not_audited_says_so(tmp_path: Path) -> None:
-    code, text = run(tmp_path, PROGRAMS + "without_collectives", "--audit=off", "--report", str(tmp_path / "report"))
-    environment = json.loads((tmp_path / "report" / "environment.json").read_text())
+def test_a_run_that_is_not_audited_says_so(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "mine")
+    result = run_suite(pytester, "--audit=off", "--report=out")
+    environment = json.loads((pytester.path / "out" / "environment.json").read_text())
 
-    assert code == 0 and "; not audited" in text and environment["audit"] == "off"
+    assert (result.ret, environment["audit"]) == (0, "off") and "; not audited" in result.stdout.str()
 
 
-@pytest.mark.ranks
 @pytest.mark.parametrize(("keyword", "told"), [("w2", [": mine"]), ("mine", [])])
-def test_a_run_whose_selection_leaves_the_audit_out_says_so(tmp_path: Path, keyword: str, told: list[str]) -> None:
-    code, text = run(tmp_path, FETCH, "-k", keyword, "--dtypes=float32", "--profile=smoke")
+def test_a_run_whose_selection_leaves_the_audit_out_says_so(
+    pytester: pytest.Pytester, keyword: str, told: list[str]
+) -> None:
+    make_suite(pytester, "mine")
+    result = run_suite(pytester, "--audit=on", "-k", keyword)
     line = "audit   left out by the selection, so that a green may show nothing"
 
-    assert code == 0 and [row.removeprefix(line) for row in text.splitlines() if row.startswith("audit ")] == told
+    assert [row.removeprefix(line) for row in result.outlines if row.startswith("audit ")] == told
+    assert result.ret == 0 and ("audit mine" in log_of(pytester)) != bool(told)
 
 
 def test_an_audit_on_one_rank_is_refused_with_the_reason(tmp_path: Path) -> None:

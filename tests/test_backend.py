@@ -24,9 +24,9 @@ FETCH = FetchCase(world_size=2, parameters=((5,),), requires_grad=(True,), colle
 
 
 @pytest.fixture(scope="module")
-def wrapper() -> Iterator[Pool]:
-    with Pool(BACKEND) as pool:
-        yield pool
+def wrapper(pool: Pool) -> Iterator[Pool]:
+    with Pool(BACKEND, beside=pool) as wrapped:
+        yield wrapped
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_a_backend_in_python_runs_what_gloo_runs(subject: str, case: Case, wrapp
     assert "equals_unsharded" in judged and "uses_only_collectives" not in judged
 
 
-def test_an_all_reduce_that_is_off_by_one_is_told_with_its_element() -> None:
-    with Pool(BACKEND, environment={OFF_BY_ONE: "1"}) as pool, pytest.raises(ValueMismatch) as caught:
-        check("rowwise_linear", LINEAR, pool)
+def test_an_all_reduce_that_is_off_by_one_is_told_with_its_element(pool: Pool) -> None:
+    with Pool(BACKEND, environment={OFF_BY_ONE: "1"}, beside=pool) as wrong, pytest.raises(ValueMismatch) as caught:
+        check("rowwise_linear", LINEAR, wrong)
     assert "global (0, 2)" in str(caught.value) and "actual - expected = 1 at every wrong element" in str(caught.value)

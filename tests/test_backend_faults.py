@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from equivtest.ranks.reply import Reply
 from equivtest.ranks.support import Finding, conclude
 from equivtest.refusal import is_refusal
 from equivtest.search import search
-from equivtest.suite import load_properties, properties_dir
+from equivtest.suite import shipped
 from equivtest.verdicts.verdict import RankRaised
 from tests.rank_programs_planted import FAULT
 
@@ -39,44 +40,58 @@ LINEAR = LinearCase(world_size=2, style="rowwise", in_features=4, out_features=3
 FETCH = FetchCase(world_size=2, parameters=((5,),), requires_grad=(True,), collective="all_gather", dtype="bfloat16")
 
 
-def planted(fault: str) -> Pool:
-    return Pool(PLANTED, environment={FAULT: fault})
+@pytest.fixture
+def planted(pool: Pool) -> Callable[[str], Pool]:
+    """Makes the pool of a backend with that fault."""
+    return lambda fault: Pool(PLANTED, environment={FAULT: fault}, beside=pool)
 
 
 IMPATIENT = "from equivtest import cli, limits; limits.PROBE_S = 3.0; cli.main()"
 """The command line, which waits for a probe that hangs no longer than it has to."""
 
 
-def run_smoke(tmp_path: Path, fault: str, *args: str) -> subprocess.CompletedProcess[str]:
+def on_planted(tmp_path: Path, fault: str, *args: str) -> subprocess.CompletedProcess[str]:
     """`equivtest run` of one property that gathers, on two ranks."""
     entry = ["-c", IMPATIENT] if fault == "hangs" else ["-m", "equivtest.cli"]
     command = [sys.executable, *entry, "run", "--profile=smoke", "--world-sizes=2", "--dtypes=float32"]
-    command += ["--subjects=zero3_fetch_all_gather", "--known-failures=none", "-n0", *args]
+    command += ["--subjects=zero3_fetch_all_gather", "--known-failures=none", "-n0"]
+    command += ["--backend=planted", "--import=tests.rank_programs_planted", *args]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), FAULT: fault, "PYTHONWARNINGS": "ignore"}
     return subprocess.run(
         command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=180, env=environment
     )
 
 
-def on_planted(tmp_path: Path, fault: str, *args: str) -> subprocess.CompletedProcess[str]:
-    return run_smoke(tmp_path, fault, "--backend=planted", "--import=tests.rank_programs_planted", *args)
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ("swapped_gather", "all_gather_into_tensor of bfloat16 on 2 ranks is wrong: rank"),
+        ("raises_attribute", "reduce_scatter_tensor of bfloat16 on 2 ranks raises: rank"),
+        ("other_root", "broadcast of bfloat16 on 2 ranks is wrong: rank"),
+        ("ends_a_rank", "scatter of bfloat16 on 2 ranks ends a rank: rank 1: exited with code 3"),
+        ("early_wait", "all_reduce of bfloat16 on 2 ranks is wrong: rank"),
+    ],
+)
+def test_a_fault_that_a_probe_sees_is_named(planted: Callable[[str], Pool], fault: str, told: str) -> None:
+    """Whether or not the subject calls that collective; a run tells the first one first."""
+    with planted(fault) as pool:
+        pool.run("zero3_fetch_all_gather", FETCH)
+
+    assert str(pool.faults[0]).startswith(told), pool.faults
 
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(
     ("fault", "told"),
     [
-        ("swapped_gather", "all_gather_into_tensor of float32 on 2 ranks is wrong: rank"),
-        ("raises_attribute", "reduce_scatter_tensor of float32 on 2 ranks raises: rank"),
         ("other_root", "broadcast of float32 on 2 ranks is wrong: rank"),
-        ("ends_a_rank", "scatter of float32 on 2 ranks ends a rank: rank 1: exited with code 3"),
-        ("early_wait", "all_reduce of float32 on 2 ranks is wrong: rank"),
         ("hangs", "all_to_all_single of float32 on 2 ranks hangs: rank"),
     ],
-)  # fmt: skip
+)
 def test_a_fault_that_a_probe_sees_is_red_and_told_first(tmp_path: Path, fault: str, told: str) -> None:
-    """Whether or not the property calls that collective."""
-    done = on_planted(tmp_path, fault)
+    """Of a collective that the property does not call; one that leaves no world alive as well."""
+    done = on_planted(tmp_path, fault, "--audit=off")
 
     first = next(line for line in done.stdout.splitlines() if line.startswith("equivtest: "))
     assert done.returncode == 1
@@ -110,12 +125,14 @@ def test_of_ranks_that_got_a_wrong_value_the_lowest_is_told(heard_first: int) ->
 
 
 @pytest.mark.ranks
-def test_a_group_that_does_nothing_is_red(tmp_path: Path) -> None:
+def test_a_group_that_does_nothing_is_wrong(pool: Pool) -> None:
     """torch's own fake one, which is known once its module is imported."""
-    done = run_smoke(tmp_path, "", "--backend=fake", "--import=torch.testing._internal.distributed.fake_pg")
+    fake = Backend("fake", imports=("torch.testing._internal.distributed.fake_pg",))
+    with Pool(fake, beside=pool) as idle:
+        idle.run("zero3_fetch_all_gather", FETCH)
 
-    assert done.returncode == 1
-    assert "equivtest: the backend is wrong: all_gather_into_tensor of float32 on 2 ranks" in done.stdout
+    found = [str(fault) for fault in idle.faults]
+    assert any(text.startswith("all_gather_into_tensor of bfloat16 on 2 ranks is wrong: rank") for text in found), found
 
 
 @pytest.mark.ranks
@@ -127,7 +144,9 @@ def test_an_honest_group_is_green(tmp_path: Path) -> None:
 
 
 @pytest.mark.ranks
-def test_a_collective_that_hangs_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_collective_that_hangs_is_waited_for_once(
+    planted: Callable[[str], Pool], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every further case of its world size and dtype is answered at once, by name."""
     monkeypatch.setattr("equivtest.limits.PROBE_S", 3.0)
     with planted("hangs") as pool:
@@ -140,7 +159,7 @@ def test_a_collective_that_hangs_is_waited_for_once(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.ranks
-def test_a_documented_refusal_leaves_out_what_needs_it_alone() -> None:
+def test_a_documented_refusal_leaves_out_what_needs_it_alone(planted: Callable[[str], Pool]) -> None:
     """The dtype's other cases are judged, in the same processes."""
     with planted("refuses") as pool:
         refused = pool.run("rowwise_linear", LINEAR)
@@ -158,7 +177,7 @@ def calls(*names: str, numel: int = 33) -> CollectivesCase:
 
 
 @pytest.mark.ranks
-def test_a_refusal_of_what_worked_in_its_probe_is_a_failure() -> None:
+def test_a_refusal_of_what_worked_in_its_probe_is_a_failure(planted: Callable[[str], Pool]) -> None:
     """Of the size alone that the probe did not try."""
     with planted("refuses_large") as pool:
         assert check("collectives", calls("broadcast", numel=30), pool)
@@ -167,7 +186,7 @@ def test_a_refusal_of_what_worked_in_its_probe_is_a_failure() -> None:
 
 
 @pytest.mark.ranks
-def test_a_refusal_on_one_rank_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_on_one_rank_is_a_failure(planted: Callable[[str], Pool], monkeypatch: pytest.MonkeyPatch) -> None:
     """The others wait for that rank; and the next case finds new ranks."""
     monkeypatch.setattr("equivtest.limits.REFUSAL_GRACE_S", 1.0)
     with planted("refuses_on_one_rank") as pool:
@@ -179,7 +198,7 @@ def test_a_refusal_on_one_rank_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.ranks
-def test_what_every_rank_refuses_is_named_with_its_reduction() -> None:
+def test_what_every_rank_refuses_is_named_with_its_reduction(planted: Callable[[str], Pool]) -> None:
     """Maxima, which are probed, and products, which are not."""
     with planted("refuses_max") as pool:
         for name in ("all_reduce_max", "all_reduce_product"):
@@ -191,10 +210,10 @@ def test_what_every_rank_refuses_is_named_with_its_reduction() -> None:
 @pytest.mark.ranks
 @pytest.mark.parametrize(("fault", "failing"), [("refuses_max", []), ("refuses_max_and_is_wrong", ["all_reduce_min"])])
 def test_what_is_left_of_a_bundle_is_judged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, failing: list[str]
+    planted: Callable[[str], Pool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, failing: list[str]
 ) -> None:
     """As a case of its own; the whole one stays not supported, whether that is allowed or not."""
-    prop = replace(load_properties(properties_dir())["collectives"], examples=(calls(*ALL_REDUCE),))
+    prop = replace(shipped()["collectives"], examples=(calls(*ALL_REDUCE),))
     monkeypatch.setattr("equivtest.search.chunk_cases", lambda prop, chunk: list(prop.examples))
     with planted(fault) as pool:
         found = search(prop, Chunk(2, ("float32",), 0, 5), pool, KnownFailures(), tmp_path)
@@ -209,7 +228,7 @@ def test_what_is_left_of_a_bundle_is_judged(
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("case", [LINEAR, FETCH])
-def test_what_holds_on_a_wrong_backend_shows_nothing(case: Case) -> None:
+def test_what_holds_on_a_wrong_backend_shows_nothing(planted: Callable[[str], Pool], case: Case) -> None:
     """The fault is in a collective that neither subject calls."""
     subject = "rowwise_linear" if case is LINEAR else "zero3_fetch_all_gather"
     with planted("nothing_exchanged") as pool, pytest.raises(BrokenSetup, match="all_to_all_single of bfloat16 on 2"):

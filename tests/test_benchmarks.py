@@ -10,22 +10,22 @@ from benchmarks.throughput import VISIT, run_bare
 from equivtest.ranks.pool import Pool
 
 
-def test_the_bare_loop_imports_what_its_cases_need() -> None:
+def test_the_bare_loop_imports_what_its_cases_need(pool: Pool) -> None:
     """The class of these lies with their subject, and is not known to a fresh rank."""
     [prop] = main_properties(["ddp_mlp"])
     listed = CaseList.of(1, draw_cases(prop, 1, 1))
 
-    with Pool(max_worlds=1, visit=VISIT) as pool:
-        require_answers(prop.subject, listed, pool.run(prop.subject, listed))
+    with Pool(max_worlds=1, visit=VISIT, beside=pool) as bare:
+        require_answers(prop.subject, listed, bare.run(prop.subject, listed))
 
 
-def test_a_loop_that_judges_rejects_what_is_wrong_and_one_that_does_not_lets_it_pass() -> None:
+def test_a_loop_that_judges_rejects_what_is_wrong_and_one_that_does_not_lets_it_pass(pool: Pool) -> None:
     """Or the harness would be compared with a loop that has less to do."""
     [prop] = main_properties(["rowwise_linear"])
     cases, wrong = draw_cases(prop, 2, 6), "equivtest.families.linear.defects.layers:bias_on_every_rank"
 
-    with Pool(max_worlds=1, visit=VISIT) as pool:
-        run_bare(pool, prop.subject, cases, judged=True)
-        run_bare(pool, wrong, cases)
+    with Pool(max_worlds=1, visit=VISIT, beside=pool) as bare:
+        run_bare(bare, prop.subject, cases, judged=True)
+        run_bare(bare, wrong, cases)
         with pytest.raises(RankFailed, match="AssertionError"):
-            run_bare(pool, wrong, cases, judged=True)
+            run_bare(bare, wrong, cases, judged=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import sys
@@ -60,6 +61,18 @@ mine = Property("mine:fetch", "It is.", "here", cases, (equals_unsharded,), weig
 """A property of somebody's own, whose strategy draws integers, floats, strings and bytes."""
 
 
+LIFECYCLE: dict[str, Any] = {
+    "files": "test_zero3_lifecycle.py",
+    "subjects": ("zero3_lifecycle_all_gather", "zero3_lifecycle_all_reduce"),
+}
+
+
+@functools.cache
+def drawn_alone() -> list[str]:
+    """What a process draws that loads one file of properties and nothing else of anybody's."""
+    return lines_of_draws(Path(__file__).parent, **LIFECYCLE)
+
+
 def import_made_up(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """Imports modules full of constants, for as long as the test takes."""
     monkeypatch.syspath_prepend(folder)
@@ -76,9 +89,8 @@ def test_a_property_draws_the_same_cases_whatever_else_is_imported(tmp_path: Pat
     folder.mkdir()
     (folder / "test_mine.py").write_text(MINE)
     where = {"folder": str(folder)} if own else {}
-    files = "test_mine.py" if own else "test_zero3_lifecycle.py"
-    subjects = ["mine:fetch"] if own else ["zero3_lifecycle_all_gather", "zero3_lifecycle_all_reduce"]
-    alone = lines_of_draws(folder, files=files, subjects=subjects, **where)
+    subjects = ("mine:fetch",) if own else LIFECYCLE["subjects"]
+    alone = lines_of_draws(folder, files="test_mine.py", subjects=subjects, **where) if own else drawn_alone()
     among_others = lines_of_draws(tmp_path, subjects=subjects, imports=made_up, hash_seed=7, **where)
 
     assert len(alone) > 30 and alone == among_others
@@ -141,14 +153,9 @@ def test_a_hypothesis_that_keeps_its_constants_elsewhere_is_told_of(monkeypatch:
 def test_a_run_judges_the_cases_that_are_drawn(tmp_path: Path, workers: int) -> None:
     """Beside modules full of constants, with and without xdist."""
     make_up_modules(tmp_path)
-    subjects = ["zero3_lifecycle_all_gather", "zero3_lifecycle_all_reduce"]
-    mixed = mixed_suite(tmp_path, "test_zero3_lifecycle.py")
-    judged = lines_of_run(tmp_path, workers, mixed, "--world-sizes=2", subjects=subjects)
-    drawn_of_two = [
-        line
-        for line in lines_of_draws(tmp_path, files="test_zero3_lifecycle.py", subjects=subjects)
-        if json.loads(line)[1]["fields"].get("world_size") == 2
-    ]
+    mixed = mixed_suite(tmp_path, LIFECYCLE["files"])
+    judged = lines_of_run(tmp_path, workers, mixed, "--world-sizes=2", subjects=LIFECYCLE["subjects"])
+    drawn_of_two = [line for line in drawn_alone() if json.loads(line)[1]["fields"].get("world_size") == 2]
 
     assert len(judged) > 10 and judged == drawn_of_two
 

@@ -11,7 +11,7 @@ from equivtest.check import default_claims
 from equivtest.errors import Misuse
 from equivtest.families.zero3.fetch.case import FetchCase, RefusedFetchCase
 from equivtest.kit.case import Case
-from equivtest.suite import claims_of, load_properties, properties_dir
+from equivtest.suite import claims_of, shipped
 from equivtest.verdicts.claims import equals_unsharded
 
 FETCH = FetchCase(world_size=1, values=(("special", 0),), collective="all_gather")
@@ -29,7 +29,7 @@ OWN = "mypackage.parallel:my_fetch"
     ids=["its own", "of refusals", "like"],
 )
 def test_the_claims_are_those_of_the_property(subject: str, case: Case, like: str, judging: str) -> None:
-    assert claims_of(subject, case, like) == load_properties(properties_dir())[judging].claims
+    assert claims_of(subject, case, like) == shipped()[judging].claims
 
 
 def test_of_a_subject_that_no_property_judges_the_usual_is_claimed() -> None:

@@ -42,7 +42,7 @@ from equivtest.known import SHIPPED, KnownFailures
 from equivtest.property import Property
 from equivtest.ranks.pool import Pool
 from equivtest.search import search
-from equivtest.suite import load_properties, properties_dir
+from equivtest.suite import shipped
 
 FAMILIES = {
     "a cache keyed too coarsely",
@@ -88,6 +88,7 @@ FAMILIES = {
 }
 """The kinds of real bug that the suite is known to find."""
 
+KNOWN = KnownFailures.load(SHIPPED)
 TABLE = os.environ.get("EQUIVTEST_DEFECT_TABLE", "")
 COLUMNS = ("defect", "family", "claim", "kind", "smallest found", "seconds")
 
@@ -102,11 +103,10 @@ each_defect = pytest.mark.parametrize("defect", defects(), ids=lambda defect: f"
 
 def property_of(defect: Defect) -> Property:
     """The shipped property that must reject the defect, about the defect in place of its subject."""
-    shipped = load_properties(properties_dir()).values()
     build, parallelize = (getattr(defect.smallest, name, "") for name in ("build", "parallelize"))
     prop = next(
         p
-        for p in shipped
+        for p in shipped().values()
         if p.subject == defect.replaces
         and defect.claim in [c.name for c in p.claims]
         and build in ("", p.source)
@@ -121,7 +121,7 @@ def property_of(defect: Defect) -> Property:
 
 def known_of(defect: Defect) -> KnownFailures:
     """What torch gets wrong in the subject that the defect replaces, it gets wrong in the defect."""
-    entries = KnownFailures.load(SHIPPED).of(defect.replaces)
+    entries = KNOWN.of(defect.replaces)
     return KnownFailures(tuple(dataclasses.replace(entry, subject=defect.subject) for entry in entries))
 
 
@@ -242,10 +242,9 @@ def test_the_defect_shows_in_the_case_derived_by_hand(defect: Defect, pool: Pool
 @each_defect
 def test_the_real_subject_is_right_in_the_case_derived_by_hand(defect: Defect, pool: Pool) -> None:
     """Every claim holds there, but for what torch is known to get wrong."""
-    known = KnownFailures.load(SHIPPED)
     verdicts = judge(defect.replaces, defect.smallest, pool, property_of(defect).claims)
 
-    wrong = [v for v in verdicts if v.kind != "holds" and not known.match(v.subject, v.claim, v.case, v.kind)]
+    wrong = [v for v in verdicts if v.kind != "holds" and not KNOWN.match(v.subject, v.claim, v.case, v.kind)]
     assert not wrong, folder_of(defect)
     assert any(v.claim == defect.claim and v.kind == "holds" for v in verdicts), folder_of(defect)
 

@@ -30,18 +30,21 @@ OTHER_COMMANDS = ("pip install equivtest", "pytest -n auto -p equivtest.options"
 LIMIT_S = 300  # a run of a fetch takes ten seconds alone
 
 CHECKS = """
-import contextlib, io, json, os, sys
+import contextlib, functools, io, json, os, sys
 from equivtest.cli import app
+from equivtest.ranks import pool
 
 sys.path.append(os.getcwd())
 results = []
-for args in json.loads(sys.argv[1]):
-    with contextlib.redirect_stdout(io.StringIO()) as out:
-        code = app(["check", *args], standalone_mode=False)
-    results.append((code, out.getvalue()))
+with pool.Pool() as lender:
+    pool.Pool = functools.partial(pool.Pool, beside=lender)
+    for args in json.loads(sys.argv[1]):
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            code = app(["check", *args], standalone_mode=False)
+        results.append((code, out.getvalue()))
 print(json.dumps(results))
 """
-"""Several `equivtest check` in one process, as torch is imported once."""
+"""Several `equivtest check` in one process, with one server of ranks, as torch is imported once in each."""
 
 WRONG = """
 import torch

@@ -26,9 +26,10 @@ CASE = FetchCase(world_size=2, dtype="float64", values=(("dense", 0), ("dense", 
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    with Pool() as pool:
-        yield pool
+def pool(pool: Pool) -> Iterator[Pool]:
+    """Ranks that have run nothing else."""
+    with Pool(beside=pool) as own:
+        yield own
 
 
 def calls(pool: Pool, case: FetchCase) -> list[int]:

@@ -19,7 +19,7 @@ from equivtest.kit.parts import modules_of
 from equivtest.known import SHIPPED, KnownFailure, KnownFailures
 from equivtest.property import Space
 from equivtest.ranks.pool import Pool
-from equivtest.suite import load_properties, properties_dir
+from equivtest.suite import shipped
 from equivtest.verdicts.verdict import WHOLE_RUN
 
 ENTRIES = [entry for entry in KnownFailures.load(SHIPPED).entries if entry.kind in WHOLE_RUN]
@@ -35,7 +35,7 @@ def drawn_of(subject: str) -> tuple[Case, ...]:
 
     Drawn from the strategies' tables, but without Hypothesis, which takes a hundred times as long.
     """
-    properties = [prop for prop in load_properties(properties_dir()).values() if prop.subject == subject]
+    properties = [prop for prop in shipped().values() if prop.subject == subject]
     generator, data = Random(0), Mock()
     data.draw = lambda strategy: strategy.do_draw(data)
     with ExitStack() as patches:

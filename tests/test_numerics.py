@@ -53,23 +53,24 @@ BOTH_WAYS = EmbeddingWaysCase(style="rowwise", **TABLE)
 
 
 @contextmanager
-def computing(otherwise: str, declaration: str = "") -> Iterator[Pool]:
+def computing(pool: Pool, otherwise: str, declaration: str = "") -> Iterator[Pool]:
     """Ranks on the process group that computes so, judged by what it declares."""
     arithmetic = f"{HERE}:{declaration}" if declaration else ""
-    with Pool(Backend("numerics", imports=(HERE,), arithmetic=arithmetic), environment={NUMERICS: otherwise}) as pool:
-        yield pool
+    backend = Backend("numerics", imports=(HERE,), arithmetic=arithmetic)
+    with Pool(backend, environment={NUMERICS: otherwise}, beside=pool) as found:
+        yield found
 
 
 @pytest.fixture(scope="module", params=["", "VARYING"], ids=["undeclared", "declared"])
-def varying(request: pytest.FixtureRequest) -> Iterator[Pool]:
-    with computing("order", request.param) as pool:
-        yield pool
+def varying(request: pytest.FixtureRequest, pool: Pool) -> Iterator[Pool]:
+    with computing(pool, "order", request.param) as found:
+        yield found
 
 
 @pytest.fixture(scope="module", params=["", "FLUSHING"], ids=["undeclared", "declared"])
-def flushing(request: pytest.FixtureRequest) -> Iterator[Pool]:
-    with computing("flush", request.param) as pool:
-        yield pool
+def flushing(request: pytest.FixtureRequest, pool: Pool) -> Iterator[Pool]:
+    with computing(pool, "flush", request.param) as found:
+        yield found
 
 
 def kinds_of(prop: Property, case: Case, pool: Pool) -> dict[str, str]:
@@ -127,11 +128,11 @@ def test_what_is_only_copied_keeps_its_subnormals_whatever_is_declared(flushing:
     assert failing == {"equals_unsharded": "value", "is_exact_without_reduction": "bits"}
 
 
-def test_sums_cut_toward_zero_are_seen_though_each_is_within_its_bound() -> None:
+def test_sums_cut_toward_zero_are_seen_though_each_is_within_its_bound(pool: Pool) -> None:
     """On three and four ranks; one addition that is cut instead of rounded is beyond its bound anyway."""
     cases = [case for case in test_redistribute.of_many_elements() if case.dtype == "bfloat16" and case.world_size > 2]
-    with computing("truncate") as pool:
-        verdicts = [verdict for case in cases for verdict in judge("redistribute", case, pool, [equals_unsharded])]
+    with computing(pool, "truncate") as cutting:
+        verdicts = [verdict for case in cases for verdict in judge("redistribute", case, cutting, [equals_unsharded])]
     reduced = [verdict for verdict in verdicts if verdict.case.target == ("replicate",)]
     assert {verdict.kind for verdict in reduced} == {"value"} and max(
         verdict.judgement.margin for verdict in reduced

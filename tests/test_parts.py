@@ -8,7 +8,7 @@ import pytest
 from equivtest.kit.defect import defects
 from equivtest.kit.names import SUBJECTS
 from equivtest.kit.parts import FAMILIES, modules_of, packages
-from equivtest.suite import load_properties, properties_dir
+from equivtest.suite import shipped
 
 
 def printed_by(program: str) -> str:
@@ -29,7 +29,7 @@ def test_a_folder_of_a_family_is_a_variant_unless_it_is_a_part() -> None:
 
 
 def test_every_subject_of_a_shipped_property_is_one_of_a_family() -> None:
-    used = {prop.subject for prop in load_properties(properties_dir()).values() if ":" not in prop.subject}
+    used = {prop.subject for prop in shipped().values() if ":" not in prop.subject}
 
     assert used == SUBJECTS.keys()
 

@@ -326,6 +326,17 @@ def test_the_world_used_longest_ago_ends() -> None:
         assert pids(pool, 2) == kept
 
 
+def test_a_pool_beside_another_has_ranks_of_its_own_from_the_same_server(pool: Pool) -> None:
+    """Which still forks when that pool is closed."""
+    with Pool(visit=VISIT, beside=pool) as other:
+        found = {*pids(pool), *pids(other)}
+        servers = {psutil.Process(int(pid)).ppid() for pid in found}
+    pool.renew(2)
+
+    assert (len(found), len(servers)) == (4, 1)
+    assert outcomes(pool.run("trivial", TWO)) == ["answered"] * 2
+
+
 def test_a_closed_pool_leaves_nothing() -> None:
     """After close there is no process, no directory and no thread more than before."""
     children = {child.pid for child in psutil.Process().children(recursive=True)}

@@ -53,6 +53,8 @@ class Pool:
         max_worlds: How many worlds live at once; the one not used longest is ended first.
         visit: 'package.module:function' that ranks call, see `World`.
         environment: Added to the environment of the ranks, such as GLIBC_TUNABLES.
+        beside: A pool whose server forks the ranks of this one too, while it is open: a server takes seconds to start.
+            Not where a process reads from `environment` only when it begins.
 
     Raises:
         Misuse: torch does not know the backend, or the device is not here.
@@ -65,6 +67,7 @@ class Pool:
         *,
         visit: str = VISIT,
         environment: Mapping[str, str] | None = None,
+        beside: Pool | None = None,
     ) -> None:
         self.backend = backend or Backend()
         self.backend.validate()
@@ -77,7 +80,8 @@ class Pool:
         self._told: set[Finding] = set()  # faults that `take_faults` has given
         self._pid = os.getpid()
         self._closed = False
-        self._server = self._start_server()
+        self._lender = beside
+        self._server: Server = beside._server if beside is not None else self._start_server()
         atexit.register(self.close)
 
     def __enter__(self) -> Pool:
@@ -180,7 +184,7 @@ class Pool:
                 world.stop()
         finally:
             self._worlds.clear()
-            self._server.close()
+            self._close_server()
 
     def _begin(self, subject: str, case: Case, fault: Fault | None = None) -> _Outstanding:
         support = tuple(self._probe(case.num_processes, dtype) for dtype in case.dtypes_sent)
@@ -250,8 +254,8 @@ class Pool:
 
     def _start_world(self, world_size: int, backend: Backend | None = None) -> World:
         if not self._server.alive:
-            self._server.close()
-            self._server = self._start_server()
+            self._close_server()
+            self._lender, self._server = None, self._start_server()
         return World(
             world_size,
             backend or self.backend,
@@ -263,6 +267,10 @@ class Pool:
     def _start_server(self) -> Server:
         preload = (self._visit.partition(":")[0],)
         return Server(self.backend.start, self.backend.imports, preload, self._environment)
+
+    def _close_server(self) -> None:
+        if self._lender is None:
+            self._server.close()
 
     def _abandon(self, outstanding: _Outstanding) -> None:
         """Nobody waits for this visit any more: its world ends."""

@@ -23,7 +23,7 @@ from equivtest.kit.oracle.exact import InexactData
 from equivtest.kit.oracle.operands import reduce_exactly
 from equivtest.kit.values import draw
 from equivtest.property import Space
-from equivtest.suite import load_properties, properties_dir
+from equivtest.suite import shipped
 from equivtest.tensors import DTYPES, same_bits
 from tests.drawing import drawn
 from tests.families.refusing import refuses
@@ -198,7 +198,7 @@ def test_special_values_are_copied_with_every_bit() -> None:
 
 @cache
 def examples() -> tuple[CollectivesCase, ...]:
-    return load_properties(properties_dir())["collectives"].examples  # type: ignore[return-value]
+    return shipped()["collectives"].examples  # type: ignore[return-value]
 
 
 def test_every_collective_is_pinned_in_every_dtype_on_one_to_four_ranks() -> None:

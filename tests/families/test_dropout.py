@@ -276,12 +276,12 @@ def test_an_answer_of_another_shape_leaves_chance_open() -> None:
 
 
 @pytest.mark.ranks
-def test_a_seed_that_all_ranks_share_does_where_the_shard_is_folded_in() -> None:
+def test_a_seed_that_all_ranks_share_does_where_the_shard_is_folded_in(pool: Pool) -> None:
     """Right is possible where torch on the CPU is known to fail."""
     case = case_of(seeding="same")
-    with Pool() as pool:
-        own = judge("tests.rank_programs_dropout:own_dropout", case, pool, [equals_unsharded, drops_at_random])
-        torch_s = judge("parallel_dropout", case, pool, [equals_unsharded, drops_at_random])
+    with Pool(beside=pool) as fresh:
+        own = judge("tests.rank_programs_dropout:own_dropout", case, fresh, [equals_unsharded, drops_at_random])
+        torch_s = judge("parallel_dropout", case, fresh, [equals_unsharded, drops_at_random])
 
     assert [verdict.kind for verdict in own] == ["holds", "holds"]
     assert [verdict.kind for verdict in torch_s] == ["holds", "chance"]
