@@ -79,6 +79,10 @@ class Layout:
         return f"{text} (axes divide in order {self.shard_order})" if self.shard_order else text
 
 
+UNTOLD = Layout(())
+"""Of a plain tensor of which nobody says what part of the whole it is."""
+
+
 @_remembered
 def parse_placement(text: str) -> Placement:
     """The placement that `text` spells: 'replicate', 'shard(1)', 'partial(sum)' or 'flat(6)'.

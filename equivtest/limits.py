@@ -45,6 +45,7 @@ DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 # Judging real values.
 TOO_WIDE = 0.1  # median allowance over the root mean square of the right values: beyond it nothing is concluded
+STILL_SHOWS = 0.5  # the same of what is within a module: up to there what is missing or doubled is rejected
 ZERO_BESIDE = 2.0**-17  # of the other gradients: what one that is zero but for roundings is measured by instead
 LEAN = 9.0  # |sum of errors| over the root of their squares' sum: chance passes it once in 2e17 sums
 LEAN_SKEW = 2.0**-4  # of the errors' sizes, by which they may lean besides: `equivtest.verdicts.lean` derives it

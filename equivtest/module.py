@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-import functools
-import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 from equivtest import limits
 from equivtest.check import DEFAULT_CLAIMS
+from equivtest.door import Door, Fields, combinations, judged_layouts, tried
 from equivtest.errors import Misuse
-from equivtest.families.module.case import (
-    BATCHES,
-    LARGEST,
-    MEAN_OF_PARTS,
-    REAL_DTYPES,
-    REAL_MODE,
-    WHOLE,
-    ModuleCase,
-    call_builder,
-)
-from equivtest.families.module.case_inputs import BATCH, Input, ids, mask, positions, real, sizes_in, targets, written
-from equivtest.families.module.oracle import prove_exact
+from equivtest.families.module.case import BATCHES, MEAN_OF_PARTS, WHOLE, ModuleCase
+from equivtest.families.module.case_inputs import Input, ids, mask, positions, real, sizes_in, targets, written
 from equivtest.kit.case import require
-from equivtest.kit.oracle import expect
 from equivtest.property import Property, Space
 from equivtest.ranks.first_cause import first_cause
 from equivtest.verdicts.claims import keeps_layout_of_parameter, repeats_itself
-from equivtest.verdicts.elements import is_too_wide
 
 __all__ = ["Input", "ids", "mask", "module_property", "positions", "real", "targets"]
 
@@ -43,10 +30,6 @@ if TYPE_CHECKING:
 
 CLAIMS = (*(claim for claim in DEFAULT_CLAIMS if claim is not keeps_layout_of_parameter), repeats_itself)
 """What is claimed of a module; how it divides its parameters is its own affair."""
-
-BATCH_SIZES = (1, 2, 3, 4, 5, 7)
-OTHER_SIZES = (2, 3, 5)
-"""Of which a size is drawn that nobody says more of: few, as every one of them is run before anything is drawn."""
 
 CONTRACT_OF = "equivtest.families.module.subject:contract_of"
 
@@ -65,6 +48,7 @@ def module_property(
     examples: Sequence[ModuleCase] = (),
     conclusive_dtypes: Sequence[str] = (),
     without_collectives: str = "",
+    by_parts: bool | None = None,
 ) -> Property:
     """That a parallelized module computes what the unsharded one computes, forward and backward.
 
@@ -73,8 +57,8 @@ def module_property(
     Args:
         build: 'package.module:NAME' of a function without arguments that makes the unsharded module.  What of it
             requires a gradient is trained.  Where it only adds, multiplies, takes maxima and moves
-            values, it is judged on integers, for equality in every dtype; else on real numbers, within a bound, in
-            float64 and, where the bound says something, in float32: a block rather than a model, since bounds grow.
+            values, it is judged on integers, for equality in every dtype; else on real numbers, within a bound: that
+            of the whole module where it says something, in float64 and float32, else that of each of its parts.
         parallelize: 'package.module:NAME' of a function (module, mesh) -> module, which every rank calls.
         x_shapes: Of a module of one floating-point x: of which its shape is drawn, the simplest first; in each dtype
             those whose sums it holds, or
@@ -95,6 +79,9 @@ def module_property(
         examples: Cases that are always run.
         conclusive_dtypes: In which a conformance run wants conclusions, where some hold no sums; () for all.
         without_collectives: Why the parallel module calls no collective, where that is right.
+        by_parts: Whether each submodule is judged by itself, from what the ranks held where it begins, so that a bound
+            says something however deep the module is: real numbers, in every dtype.  None: in those dtypes in which
+            neither integers nor the bound of the whole module say something.
 
     Raises:
         Misuse: x_shapes is no sequence of shapes, inputs are no inputs, both or neither is given, or there is no such
@@ -115,7 +102,7 @@ def module_property(
         )
         require(not sizes and not positional, "sizes and positional go with inputs, not with x_shapes")
         fields: Fields = (("outputs", tuple(outputs)), ("loss", loss))
-        door = Door(build, parallelize, "x_shape", tuple(map(tuple, x_shapes or ())), fields)
+        door = Door(build, parallelize, "x_shape", tuple(map(tuple, x_shapes or ())), fields, by_parts)
     else:
         fields = (
             ("inputs", written(inputs)),
@@ -123,7 +110,7 @@ def module_property(
             ("outputs", tuple(outputs)),
             ("loss", loss),
         )
-        door = Door(build, parallelize, "sizes", _combinations(sizes_in(written(inputs)), sizes or {}), fields)
+        door = Door(build, parallelize, "sizes", combinations(sizes_in(written(inputs)), sizes or {}), fields, by_parts)
     return Property(
         subject="module",
         statement=f"{parallelize} computes what {build} computes.",
@@ -137,55 +124,6 @@ def module_property(
         leaves_out=partial(_left_out, door, batch or WHOLE),
         resolve=partial(_resolve, door) if batch is None else None,
     )
-
-
-Fields = tuple[tuple[str, Any], ...]
-
-
-class Door(NamedTuple):
-    """A module as its property describes it.
-
-    Attributes:
-        varied: The field of a case in which layouts differ, 'x_shape' or 'sizes'.
-        layouts: What it holds, the simplest first.
-        fields: What every case has alike.
-    """
-
-    build: str
-    parallelize: str
-    varied: str
-    layouts: tuple[Any, ...]
-    fields: Fields
-
-    @property
-    def unsharded(self) -> Door:
-        """The module alone, the same for every way to parallelize it."""
-        return self._replace(parallelize="")
-
-    def make(self, **fields: Any) -> ModuleCase:
-        """A case of the module."""
-        return ModuleCase(build=self.build, parallelize=self.parallelize, **dict(self.fields), **fields)
-
-
-def _combinations(names: Sequence[str], sizes: Mapping[str, Sequence[int]]) -> tuple[tuple[tuple[str, int], ...], ...]:
-    """Of each size all values beside the simplest of the others, then all of them further on at once.
-
-    Raises:
-        Misuse: a size is in no shape, or has no values of at least 1.
-    """
-    unknown = [name for name in sizes if name not in names]
-    require(not unknown, f"sizes must be named in shapes of inputs, got {', '.join(unknown)}")
-    tables = {name: tuple(sizes.get(name, BATCH_SIZES if name == BATCH else OTHER_SIZES)) for name in names}
-    for name, table in tables.items():
-        is_table = bool(table) and all(isinstance(size, int) and size >= 1 for size in table)
-        require(is_table, f"sizes of {name} must be numbers of at least 1, one at least, got {table}")
-    simplest = {name: table[0] for name, table in tables.items()}
-    one_by_one = [{**simplest, name: size} for name, table in tables.items() for size in table]
-    longest = max(map(len, tables.values()), default=1)
-    together = [
-        {name: table[min(place, len(table) - 1)] for name, table in tables.items()} for place in range(1, longest)
-    ]
-    return tuple(dict.fromkeys(tuple(found.items()) for found in (*one_by_one, *together))) or ((),)
 
 
 def _resolve(door: Door, prop: Property, pool: Pool, space: Space) -> Property:
@@ -245,111 +183,14 @@ def _agreed(case: ModuleCase, replies: Sequence[Reply]) -> str:
 def _cases(door: Door, batch: str, space: Space) -> SearchStrategy[ModuleCase]:
     from equivtest.families.module.strategy import module_cases
 
-    layouts = {size: _layouts(door, batch, size, space.dtypes) for size in space.world_sizes}
+    layouts = {size: judged_layouts(door, batch, size, space.dtypes) for size in space.world_sizes}
     return module_cases(space, partial(door.make, batch=batch), door.varied, layouts)
 
 
 def _left_out(door: Door, batch: str, space: Space) -> tuple[str, ...]:
     """The dtypes in which no sums are exact and no bounds say anything; none where it is so in every dtype there is."""
     others = tuple(dtype for dtype in limits.DTYPES if dtype not in space.dtypes)
-    judged = {dtype for size in space.world_sizes for dtype in _tried(door.unsharded, batch, size, space.dtypes)[0]}
-    if not judged and not any(_tried(door.unsharded, batch, size, others)[0] for size in space.world_sizes):
+    judged = {dtype for size in space.world_sizes for dtype in tried(door.unsharded, batch, size, space.dtypes)[0]}
+    if not judged and not any(tried(door.unsharded, batch, size, others)[0] for size in space.world_sizes):
         return ()  # the property is mistaken, which it says where its cases are drawn
     return tuple(dtype for dtype in space.dtypes if dtype not in judged)
-
-
-Layout = tuple[str, Any, int]
-"""(mode, x_shape or sizes, largest magnitude) of a case."""
-
-
-def _layouts(door: Door, batch: str, world_size: int, dtypes: tuple[str, ...]) -> dict[str, list[Layout]]:
-    """dtype -> of every case whose sums are exact; where there is none, of every case whose bounds say something.
-
-    Raises:
-        Misuse: there is none of these either, or a shape does not fit the module.
-    """
-    fitting, reasons = _tried(door.unsharded, batch, world_size, dtypes)
-    if not fitting:
-        raise Misuse(reasons[0])
-    return fitting
-
-
-@functools.lru_cache(maxsize=64)
-def _tried(
-    door: Door, batch: str, world_size: int, dtypes: tuple[str, ...]
-) -> tuple[dict[str, list[Layout]], list[str]]:
-    """What `_layouts` gives, empty where there is none, and why cases were left out."""
-    varied, layouts = door.varied, door.layouts
-    if batch != WHOLE and dtypes:
-        layouts = _divisible(door, batch, world_size, dtypes[0])
-    make = functools.partial(door.make, world_size=world_size, batch=batch)
-    exact = [
-        make(dtype=dtype, largest=largest, **{varied: layout})
-        for dtype in dtypes
-        for layout, largest in itertools.product(layouts, LARGEST[dtype])
-    ]
-    real = [
-        make(dtype=dtype, values=((REAL_MODE, 0),), **{varied: layout})
-        for dtype, layout in itertools.product(REAL_DTYPES, layouts)
-        if dtype in dtypes
-    ]
-    fitting, reasons = _fitting(door, exact, prove_exact)
-    if not fitting:
-        fitting, more_reasons = _fitting(door, real, _require_bounds)
-        reasons = more_reasons or reasons
-    return fitting, list(map(str, reasons))
-
-
-def _divisible(door: Door, batch: str, world_size: int, dtype: str) -> tuple[Any, ...]:
-    """The layouts of which each of so many ranks can have rows.
-
-    Raises:
-        Misuse: there is none.
-    """
-    fitting, reasons = [], []
-    for layout in door.layouts:
-        try:
-            door.make(world_size=world_size, dtype=dtype, batch=batch, **{door.varied: layout})
-        except Misuse as error:
-            reasons.append(str(error))
-        else:
-            fitting.append(layout)
-    if not fitting:
-        call_builder(door.build)  # which says more where that is what fails
-        what = "x of x_shapes" if door.varied == "x_shape" else "sizes of"
-        said = "; ".join(dict.fromkeys(reasons))
-        raise Misuse(f"no {what} {', '.join(map(str, door.layouts))} can be divided: {said}")
-    return tuple(fitting)
-
-
-def _fitting(
-    door: Door, cases: Sequence[ModuleCase], require_fit: Callable[[ModuleCase], object]
-) -> tuple[dict[str, list[Layout]], list[Misuse]]:
-    """By dtype the layouts of the cases that fit; why the others do not."""
-    fitting: dict[str, list[Layout]] = {}
-    reasons = []
-    for case in cases:
-        try:
-            require_fit(case)
-        except Misuse as error:
-            reasons.append(error)
-        else:
-            layout = (case.values[0][0], getattr(case, door.varied), case.largest)
-            fitting.setdefault(case.dtype, []).append(layout)
-    return fitting, reasons
-
-
-def _require_bounds(case: ModuleCase) -> None:
-    """Raises Misuse where some answer may be off by so much that nothing is to be concluded."""
-    for name, tensor in expect(case, 0).tensors.items():
-        if tensor.derivation.startswith("undecided: "):
-            raise Misuse(
-                f"{case.build}: in {case.dtype}, with {case.takes}: {tensor.derivation}: a correct module may choose "
-                "otherwise; judge what is before the choice and what is behind it"
-            )
-        if is_too_wide(tensor):
-            raise Misuse(
-                f"{case.build}: in {case.dtype}, with {case.takes}, the roundings of a correct module may "
-                f"come to more than {limits.TOO_WIDE:g} of {name}: judge a smaller part, or take smaller shapes "
-                "(to anything where torch.finfo(dtype).min in a mask may overflow, or equal numbers are compared)"
-            )

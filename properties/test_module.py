@@ -50,6 +50,16 @@ attention_block = module_property(
     conclusive_dtypes=("float64",),
 )
 
+DECODER = "equivtest.families.module.subject.decoder:decoder"
+
+# Too deep for a bound of the whole, and so judged layer by layer and part by part, in every dtype.
+decoder = module_property(
+    DECODER,
+    "equivtest.families.module.subject.decoder:heads_and_hidden_divided",
+    x_shapes=((1, 2, 24), (2, 2, 24), (1, 3, 24)),
+    by_parts=True,
+)
+
 DATA_PARALLEL = "equivtest.families.module.subject:data_parallel"
 FULLY_SHARDED = "equivtest.families.module.subject:fully_sharded"
 

@@ -12,17 +12,17 @@ from __future__ import annotations
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch.nn import functional
 
-from equivtest.families.module.case import REAL_DTYPES
 from equivtest.families.training.oracle import optimizers
 from equivtest.kit.oracle import activations, contractions
 from equivtest.kit.oracle.rounding import TORCH_CPU, Arithmetic, Bounded
 from equivtest.tensors import DTYPES
+from tests.bounded_kernels import kernels
 from tests.running_modules import MODULES
 from tests.running_programs import SCALES as SCALES_OF_X
 from tests.running_programs import bound_of, given_of, programs
@@ -216,9 +216,7 @@ def adamw(draw: Draw) -> Found:
 
 
 def whole_modules(draw: Draw) -> Found:
-    """Every module of `tests.running_modules`, in the dtypes in which modules that round are judged."""
-    if draw.name not in REAL_DTYPES:
-        return
+    """Every module of `tests.running_modules`."""
     scale, offset = SCALES_OF_X[draw.seed % len(SCALES_OF_X)]
     for name, make in MODULES.items():
         given = given_of(make, draw.dtype, scale, offset, draw.seed)
@@ -235,11 +233,11 @@ OPERATIONS: tuple[Callable[[Draw], Found], ...] = (
 Table = dict[tuple[str, str], Margins]
 
 
-def run_round(seed: int, table: Table) -> None:
+def run_round(seed: int, table: Table, operations: Sequence[Callable[[Draw], Found]] = OPERATIONS) -> None:
     """Every operation once in every dtype."""
     for dtype in DTYPES:
         draw = Draw(dtype, seed)
-        for operation in OPERATIONS:
+        for operation in operations:
             for name, actual, bound in operation(draw):
                 table[name, dtype].add(actual, bound)
 
@@ -263,7 +261,7 @@ def main(seconds: float) -> int:
     torch.set_num_threads(1)
     table, until_s, rounds = new_table(), time.monotonic() + seconds, 0
     while rounds == 0 or time.monotonic() < until_s:
-        run_round(rounds, table)
+        run_round(rounds, table, (*OPERATIONS, kernels))
         rounds += 1
     violations = sum(margins.violations for margins in table.values())
     elements = sum(margins.elements for margins in table.values())

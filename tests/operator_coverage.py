@@ -88,7 +88,8 @@ def main(num_cases: int, first: int, last: int) -> None:
                     totals[direction, sign] += 1
                 for verdict in verdicts:
                     if verdict.failed:
-                        what = verdict.mismatches[0] if verdict.mismatches else verdict.detail[:300]
+                        mismatches = verdict.judgement.mismatches
+                        what = mismatches[0] if mismatches else verdict.detail[:300]
                         print(f"  {verdict.claim} {verdict.kind} {case!r} {what}", file=sys.stderr)
             print(f"| {name} |", " | ".join(tell(counts[column]) for column in columns), "|", flush=True)
     for direction in CLAIMS:

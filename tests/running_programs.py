@@ -58,10 +58,14 @@ def bound_of(make: Callable[[], nn.Module], given: Tensors, ranks: int = 2) -> d
 def actual(
     make: Callable[[], nn.Module], given: Tensors, dtype: torch.dtype, way: AbstractContextManager[object]
 ) -> Tensors:
-    module = make().to(dtype)
     with way:
-        found = run(module, {name: value.to(dtype, copy=True) for name, value in given.items()})
+        found = run_in(make, given, dtype)
     return {name: tensor.detach().double() for name, tensor in found.items()}
+
+
+def run_in(make: Callable[[], nn.Module], given: Tensors, dtype: torch.dtype) -> Tensors:
+    """Output and gradients of the module in a dtype; some may be of another."""
+    return run(make().to(dtype), {name: value.to(dtype, copy=True) for name, value in given.items()})
 
 
 def programs(make: Callable[[], nn.Module], given: Tensors, seed: int = 0) -> Iterator[Tensors]:
@@ -69,5 +73,5 @@ def programs(make: Callable[[], nn.Module], given: Tensors, seed: int = 0) -> It
     dtype = given["x"].dtype
     yield actual(make, given, dtype, nullcontext())
     yield actual(make, given, dtype, SummedOtherwise(seed))
-    exact = actual(make, given, torch.float64, nullcontext())
-    yield {name: tensor.to(dtype).double() for name, tensor in exact.items()}
+    exact, own = actual(make, given, torch.float64, nullcontext()), run_in(make, given, dtype)
+    yield {name: tensor.to(own[name].dtype).double() for name, tensor in exact.items()}

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from equivtest.check import one_thread
-from equivtest.families.module.case import REAL_DTYPES
 from equivtest.families.training.oracle import optimizers
 from equivtest.kit.oracle import activations, contractions
 from equivtest.kit.oracle.rounding import TORCH_CPU, Bounded
@@ -39,9 +38,7 @@ def test_bounds_of_16_bits_are_nearly_reached(table: Table, name: str, dtype: st
 
 
 def test_every_operation_has_a_row_per_dtype(table: Table) -> None:
-    """Modules that round are judged in two."""
-    names = {name for name, _ in table}
-    rows = [(name, dtype) for name in names for dtype in (REAL_DTYPES if name.startswith("module") else DTYPES)]
+    rows = [(name, dtype) for name in {name for name, _ in table} for dtype in DTYPES]
 
     assert table.keys() == set(rows) and len(list(show(table))) == 1 + len(rows)
 

@@ -39,7 +39,7 @@ def margin(right: dict[str, Bounded], found: Tensors) -> float:
 
 @each_module
 @pytest.mark.parametrize(("scale", "offset"), SCALES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
 def test_no_correct_program_is_beyond_the_bound(
     make: Callable[[], nn.Module], dtype: torch.dtype, scale: float, offset: float
 ) -> None:

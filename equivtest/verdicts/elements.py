@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from equivtest import limits
-from equivtest.kit.oracle.expected import ExpectedTensor
+from equivtest.kit.oracle.expected import ExpectedTensor, says_nothing
 from equivtest.layout import Layout, Partial, coordinate_of, flat_axis, flat_bounds, local_box, local_shape
 from equivtest.tensors import Placed, assemble, dtype_name
 from equivtest.verdicts.patterns import pattern_of
@@ -118,17 +117,8 @@ def parts_wrong(parts: list[Part]) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def is_too_wide(expected: ExpectedTensor) -> bool:
-    """Whether the allowance is so wide that staying within it proves nothing.
-
-    That is where some element may be off by anything, or the median allowance is more than
-    limits.TOO_WIDE of the root mean square of the right values, or of what the oracle measures them by.
-    """
-    if expected.allowed is None or not expected.allowed.numel():
-        return False
-    if not bool(expected.allowed.isfinite().all()):
-        return True
-    size = max(float(expected.value.square().mean().sqrt()), expected.scale)
-    return float(expected.allowed.median()) > limits.TOO_WIDE * size
+    """Whether the allowance is so wide that staying within it proves nothing; see `says_nothing`."""
+    return expected.allowed is not None and says_nothing(expected.value, expected.allowed, expected.scale)
 
 
 def parts_of(expected: ExpectedTensor, answers: Mapping[int, Placed], mesh_shape: Shape) -> list[Part]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from equivtest.kit.case import Case
 from equivtest.kit.oracle.expected import Expected
+from equivtest.layout import UNTOLD
 from equivtest.ranks.reply import Answers
 from equivtest.tensors import Placed
 from equivtest.verdicts.elements import is_partial, is_too_wide, judge_values, shape_mismatch
@@ -57,13 +59,13 @@ def judge_tensors(case: Case, expected: Expected, answers: Answers, names: Itera
             continue
         mismatch, ratio = judge_values(name, expected.tensors[name], present, case.mesh_shape)
         margin = max(margin, ratio)
-        if expected.tensors[name].allowed is not None:
+        if expected.tensors[name].allowed is not None and not expected.tensors[name].is_inner:
             margins[name] = ratio
         mismatch = mismatch or judge_lean(name, expected.tensors[name], present, case.mesh_shape)
         if mismatch is not None:
             values.append(mismatch)
         elif is_too_wide(expected.tensors[name]):
-            is_open = True
+            is_open = is_open or not expected.tensors[name].is_inner
         else:
             agreeing.append(name)
     kind = "shape" if shapes else "value" if values else "inconclusive" if is_open else "holds"
@@ -71,8 +73,15 @@ def judge_tensors(case: Case, expected: Expected, answers: Answers, names: Itera
 
 
 def _to_judge(name: str, expected: Expected, answers: Answers) -> dict[int, Placed | None]:
-    """What each rank answered; not that of ranks that answered none where they may, unless others hold operands."""
+    """What each rank answered; not that of ranks that answered none where they may, unless others hold operands.
+
+    A plain tensor of which nobody says what it is lies where the oracle inferred that it does.
+    """
     placed = {rank: answer.tensors.get(name) for rank, answer in answers.items()}
+    placed = {
+        rank: replace(each, layout=expected.tensors[name].layout) if each and each.layout == UNTOLD else each
+        for rank, each in placed.items()
+    }
     present = {rank: tensor for rank, tensor in placed.items() if tensor is not None}
     may_be_none = expected.tensors[name].may_be_none and not any(is_partial(each.layout) for each in present.values())
     return {**present} if may_be_none else placed

@@ -14,7 +14,9 @@ from equivtest.errors import Misuse
 from equivtest.families.operators.case import OperatorCase
 from equivtest.families.operators.case_table import OPERATORS, run, signatures_of
 from equivtest.families.operators.oracle import expect_operators
+from equivtest.families.operators.strategy import operator_cases
 from equivtest.families.operators.subject import REFUSALS
+from equivtest.kit.case import from_code
 from equivtest.kit.oracle import expect, expect_held
 from equivtest.kit.values import draw
 from equivtest.layout import Layout, Replicate, Shard
@@ -174,6 +176,53 @@ def test_a_third_of_what_several_ranks_are_given_is_uneven_or_empty() -> None:
 
     assert {"even", "uneven", "empty"} == set(kinds)
     assert 3 * sum(kind != "even" for kind in kinds) > len(kinds)
+
+
+@pytest.mark.parametrize(
+    ("fields", "fact", "is_so"),
+    [
+        ({"operator": "amax", "operands": ((2, 0),), "placements": (("shard(0)",),), "arguments": (("dim", 0),)}, 0, 0),
+        ({"operator": "amax", "operands": ((1, 2),), "placements": (("shard(0)",),), "arguments": (("dim", 0),)}, 0, 1),
+        ({"operator": "amax", "operands": ((1, 2),), "placements": (("shard(0)",),), "arguments": (("dim", 1),)}, 0, 0),
+        ({"operator": "amax", "operands": ((1, 2),), "placements": (("shard(0)",),), "arguments": ()}, 0, 1),
+        ({"operator": "argmax", "operands": ((1, 4),), "arguments": (("dim", -1),)}, 1, 1),
+        ({"operator": "argmax", "operands": ((2, 4),), "arguments": (("dim", -1),)}, 1, 0),
+        ({"operator": "argmax", "operands": ((2, 4),), "arguments": (("dim", 1),)}, 1, 0),
+        ({"operator": "squeeze in place", "operands": ((1, 2),), "arguments": (("dim", 0),)}, 2, 0),
+        ({"operator": "squeeze in place", "operands": ((2, 1, 1),), "arguments": (("dim", -1),)}, 2, 1),
+    ],
+)
+def test_what_a_rank_is_left_with_is_a_fact_of_the_case(fields: dict[str, Any], fact: int, is_so: int) -> None:
+    """Along a dim that is reduced; along one counted from the end, in front of which there is one row; behind one that
+    is squeezed."""
+    facts = ("leaves_nothing_to_reduce", "gathers_in_front_of", "keeps_placements")
+
+    assert getattr(case_of(**fields), facts[fact]) == bool(is_so)
+
+
+def test_a_norm_by_the_largest_magnitude_is_pasted_back() -> None:
+    case = case_of(operator="norm", arguments=(("ord", "inf"),))
+
+    assert from_code(repr(case)) == case
+    assert float(expect(case, 0).tensors["output.0"].value) == float(draw(case, 0)["operand.0"].abs().max())
+
+
+def test_what_torch_views_is_not_divided_along_both_axes_by_one_dim() -> None:
+    """Of findings 55 and 56: neither is an index of one row drawn on two axes."""
+    names = ("reshape", "gather", "abs")
+    cases = drawn(operator_cases(Space((4,), ("float32",)), operators=names), 400)
+    nested = {case.operator for case in cases if ("shard(0)", "shard(0)") in case.placements + case.cotangents}
+
+    assert nested == {"gather", "abs"}
+    picking = [case for case in cases if case.operator == "gather"]
+    meshes = {is_one: {case.mesh for case in picking if (index_rows(case) == 1) == is_one} for is_one in (True, False)}
+    assert meshes == {True: {()}, False: {(), (2, 2)}}
+
+
+def index_rows(case: OperatorCase) -> int:
+    """Of the index, along the dim that it counts along."""
+    assert isinstance(case.dim, int)
+    return case.operands[1][case.dim]
 
 
 @pytest.mark.parametrize("name", OPERATORS)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
+from equivtest.families.module.case_boundaries import BOUNDARY, boundaries_of
 from equivtest.families.module.case_facts import Fact, Facts, Program, call_builder, facts_of, with_parameters
 from equivtest.families.module.case_inputs import (
     BATCH,
@@ -67,6 +68,9 @@ class ModuleCase(Case):
         positional: Those of `inputs` that are handed over by place, in order; all others by name.
         outputs: Which of several outputs are judged, by the way to them; empty: all.
         loss: The one of them from which backward starts, with 1; '': `Facts.loss`.
+        by_parts: Whether every part of the module is judged by itself, from what the ranks held where it begins: see
+            `equivtest.families.module.oracle_forced`.  Of real values alone; a divided batch has as many rows on
+            every rank.
     """
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = (EXACT_MODE, REAL_MODE)
@@ -81,18 +85,27 @@ class ModuleCase(Case):
     positional: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     loss: str = ""
+    by_parts: bool = False
 
     def __post_init__(self) -> None:
         require(self.batch in BATCHES, f"batch must be one of {', '.join(BATCHES)}, got {self.batch!r}")
         require(all(size >= 1 for size in self.x_shape), f"x_shape must hold sizes of at least 1, got {self.x_shape}")
         require(self.largest >= 1 and self.largest % 2 == 1, f"largest must be odd and at least 1, got {self.largest}")
         require(
-            self.dtype in REAL_DTYPES or all(mode == EXACT_MODE for mode, _ in self.values),
-            f"real values of a module must be of {' or '.join(REAL_DTYPES)}, got {self.dtype}",
+            self.dtype in REAL_DTYPES or self.by_parts or all(mode == EXACT_MODE for mode, _ in self.values),
+            f"real values of a module must be of {' or '.join(REAL_DTYPES)}, got {self.dtype}: judge it by_parts",
+        )
+        require(
+            not self.by_parts or all(mode == REAL_MODE for mode, _ in self.values),
+            f"by_parts goes with real values, got {self.values}: take (('real', 0),)",
         )
         self._check_inputs()
         if self.is_divided and self.world_size >= 1:  # else it is refused below
             require_parts(self)
+            require(
+                not self.by_parts or len(set(self.rows)) == 1,
+                f"by_parts needs as many rows on every rank, got {self.rows}: take a multiple of {self.world_size}",
+            )
         super().__post_init__()
 
     def _check_inputs(self) -> None:
@@ -188,6 +201,10 @@ class ModuleCase(Case):
         """Of the unsharded module, as `named_parameters` lists them: a tied one once."""
         return tuple(self.facts.parameters)
 
+    def boundaries(self) -> Mapping[str, Fact]:
+        """What the parts of the module give, by name, where each is judged by itself."""
+        return boundaries_of(self.program_of(self.rows[0])) if self.by_parts else {}
+
     def stacked_names(self) -> tuple[str, ...]:
         """Answers of which each rank of a divided batch has one of its own, in a new first dim: numbers too."""
         if not self.is_divided:
@@ -242,6 +259,11 @@ def _told(case: ModuleCase) -> dict[str, Told]:
     for name, fact in facts.buffers.items():
         shape = (case.world_size, *fact.shape) if case.is_divided else fact.shape
         answers[f"buffer.{name}"] = Told(shape, case.is_divided)
+    for name, fact in case.boundaries().items():
+        told = Told((case.world_size, *fact.shape) if case.is_divided else fact.shape, case.is_divided)
+        answers[f"{BOUNDARY}{name}"] = told
+        if fact.requires_grad:
+            answers[f"grad.{BOUNDARY}{name}"] = told
     taken = sorted(given.keys() & answers.keys())
     require(not taken, f"{case.build}: {''.join(taken[:1])} is an output and a parameter: rename one")
     return {**{name: told._replace(is_given=True) for name, told in given.items()}, **answers}

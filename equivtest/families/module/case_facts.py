@@ -128,7 +128,7 @@ def _run(program: Program, seed: int) -> Facts:
     before = {name: (buffer, buffer.clone(), buffer._version) for name, buffer in module.named_buffers()}
     try:
         with torch.random.fork_rng(devices=[]):
-            given = call(module, program.positional, _made(program, source))
+            given = call(module, program.positional, made_inputs(program, source))
     except Exception as error:
         short = f"an x of shape {program.inputs[0][2]}" if program.is_short else program.takes
         raise Misuse(
@@ -146,7 +146,7 @@ def _run(program: Program, seed: int) -> Facts:
     return Facts(outputs, parameters, buffers, _loss_in(program, outputs))
 
 
-def _made(program: Program, source: torch.Generator) -> dict[str, torch.Tensor]:
+def made_inputs(program: Program, source: torch.Generator) -> dict[str, torch.Tensor]:
     """Any values of the inputs' kinds."""
     made = {}
     for name, kind, shape in program.inputs:

@@ -17,16 +17,20 @@ from torch.overrides import TorchFunctionMode
 from equivtest import limits
 from equivtest.errors import Misuse
 from equivtest.families.module.case import EXACT_MODE, MEAN_OF_PARTS, REAL_MODE, ModuleCase, cotangent_of
+from equivtest.families.module.case_boundaries import is_boundary
 from equivtest.families.module.case_facts import call, call_builder, with_parameters
 from equivtest.families.module.case_inputs import REAL
 from equivtest.families.module.case_outputs import named_outputs
+from equivtest.families.module.oracle_forced import Forced, boundaries, captured
+from equivtest.families.module.oracle_held import HeldAt, held_by_one, held_by_ranks
 from equivtest.families.module.values import VARIANTS, bounds_of
-from equivtest.kit.oracle import expect
+from equivtest.kit.oracle import expect, expect_held
 from equivtest.kit.oracle.averages import Averages
 from equivtest.kit.oracle.certificate import Certificate
 from equivtest.kit.oracle.declared import arithmetic_of
 from equivtest.kit.oracle.exact import InexactData
 from equivtest.kit.oracle.expected import COPIED, Expected, ExpectedTensor
+from equivtest.kit.oracle.held import Held
 from equivtest.kit.oracle.operations import Found, Operations
 from equivtest.kit.oracle.places import Places
 from equivtest.kit.oracle.ranged import Ranged
@@ -46,16 +50,48 @@ Answers = dict[str, torch.Tensor]
 def expect_module(case: ModuleCase, index: int) -> Expected:
     """Output, parameters and gradients of the unsharded module; of a divided batch it runs on each part by itself.
 
+    Where each part of the module is judged by itself: as if the ranks held what one process holds.
+
     Raises:
         Misuse: an operation of the module could round the integers of this case, or is one of which no bound is known.
     """
     drawn = draw(case, index)
     given = {name: _in_float64(tensor) for name, tensor in drawn.items()}
+    if case.by_parts:
+        return _by_parts(case, drawn, [_held_by_one(case, part) for part in split(case, drawn)])
     if case.values[index][0] == REAL_MODE:
-        expected = _expected(case, given, _within_bounds(case, drawn), {})
+        expected = _expected(case, given, _within_bounds(case, drawn)[0], {})
         return replace(expected, tensors=measured(expected.tensors))
     bits_used = prove_exact(case)
     return _expected(case, given, _exactly(case, given), {"all": bits_used})
+
+
+@expect_held.register
+def expect_module_held(case: ModuleCase, index: int, held: Held) -> Expected:
+    """As `expect_module`; where the case says so each part of the module from what the ranks held where it begins."""
+    if not case.by_parts:
+        return expect_module(case, index)
+    num_parts = case.world_size if case.is_divided else 1
+    return _by_parts(case, draw(case, index), [held_by_ranks(case, held, part) for part in range(num_parts)])
+
+
+def _held_by_one(case: ModuleCase, given: Tensors) -> HeldAt:
+    """What one process holds that runs the unsharded module."""
+    module = with_parameters(
+        call_builder(case.build).to(DTYPES[case.dtype]), {name: given[name] for name in case.parameter_names()}
+    )
+    capture = captured(module)
+    run_module(case, module, given)
+    return held_by_one(capture.named())
+
+
+def _by_parts(case: ModuleCase, drawn: Tensors, held: Sequence[HeldAt]) -> Expected:
+    """Every answer of the case, and what is right of each boundary that was held."""
+    given = {name: _in_float64(tensor) for name, tensor in drawn.items()}
+    found, runs = _within_bounds(case, drawn, held)
+    expected = _expected(case, given, found, {})
+    tensors = {name: tensor for name, tensor in expected.tensors.items() if not is_boundary(name)}
+    return replace(expected, tensors=boundaries(case, runs) | measured(tensors))
 
 
 def _expected(case: ModuleCase, given: Tensors, found: Mapping[str, Found], bits_used: Mapping[str, int]) -> Expected:
@@ -154,25 +190,32 @@ def _averaged(averages: Averages, stack: torch.Tensor) -> Found:
     return replace(found, value=found.value.reshape(shape), allowed=allowed)
 
 
-def _within_bounds(case: ModuleCase, given: Tensors) -> dict[str, Found]:
+def _within_bounds(
+    case: ModuleCase, given: Tensors, held: Sequence[HeldAt] = ()
+) -> tuple[dict[str, Found], list[Forced]]:
     """What the module gives on real numbers, and how far a correct parallel one may be off.
+
+    Given what was held of each part of the batch, the module's parts are judged by themselves.
 
     It runs in the case's own dtype: what a module computes may hang on that, as the default eps of nn.RMSNorm does.
     """
     from equivtest.kit.oracle.running import RunningError  # torch's decompositions take a second to import
 
     places = Places()
-    counted = RunningError(arithmetic_of(case.dtype), case.world_size, places)
+    is_alone = bool(held) and case.is_divided  # each rank computes what its own rows give
+    counted = RunningError(arithmetic_of(case.dtype), 1 if is_alone else case.world_size, places)
     ranged = [{name: _ranged(counted, each) for name, each in part.items()} for part in split(case, given)]
     modules = [call_builder(case.build).to(DTYPES[case.dtype]) for _ in ranged]
     for module in modules:
         places.watch(module)
         _with_buffers(module, counted, case.facts.buffers)
+    runs = [Forced(module, counted, each) for module, each in zip(modules, held, strict=False)]
     try:
         with counted, TakesApart():
             for module, part in zip(modules, ranged, strict=True):
                 with_parameters(module, {name: part[name] for name in case.parameter_names()})
             rows, stacks = run_parts(case, modules, ranged)
+            counted.roundings = replace(counted.roundings, ranks=case.world_size)
             found = rows | {name: _reduced(case, stack) for name, stack in stacks.items()}
     except InexactData as error:
         raise Misuse(f"{case.build}, with {case.takes}: {error}{places.refused}: {_way_out(error)}") from error
@@ -181,7 +224,7 @@ def _within_bounds(case: ModuleCase, given: Tensors) -> dict[str, Found]:
             f"{case.build}, with {case.takes}, cannot be followed operation by operation: "
             f"{type(error).__name__}: {error}{places.here()}"
         ) from error
-    return {name: _found(counted, tensor) for name, tensor in found.items()}
+    return {name: _found(counted, tensor) for name, tensor in found.items()}, runs
 
 
 def _way_out(error: InexactData) -> str:
@@ -218,13 +261,17 @@ def _found(counted: RunningError, tensor: torch.Tensor) -> Found:
 class TakesApart(TorchFunctionMode):
     """Within it attention is taken apart into products and softmaxes, whatever kernels the module asks for.
 
+    But where it may be of 16 bits, as under autocast: then the CPU's kernel rounds more than its parts.
+
     Source: torch.nn.attention.sdpa_kernel (2.13.0).
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func not in (functional.scaled_dot_product_attention, functional.multi_head_attention_forward):
             return func(*args, **(kwargs or {}))
-        with sdpa_kernel(SDPBackend.MATH):
+        query = args[0] if args else (kwargs or {})["query"]
+        is_narrow = torch.is_autocast_enabled("cpu") or query.dtype in (torch.bfloat16, torch.float16)
+        with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH] if is_narrow else SDPBackend.MATH):
             return func(*args, **(kwargs or {}))
 
 

@@ -14,8 +14,8 @@ from equivtest.property import Space
 
 MODULE_MODES = {mode: tuple((mode,) * num for num in (1, 2, 3)) for mode in ModuleCase.VALUE_MODES}
 
-Layout = tuple[str, Shape | tuple[tuple[str, int], ...], int]
-"""(mode, x_shape or sizes, largest magnitude) of a case."""
+Layout = tuple[str, Shape | tuple[tuple[str, int], ...], int, bool]
+"""(mode, x_shape or sizes, largest magnitude, by_parts) of a case."""
 
 Layouts = Mapping[int, Mapping[str, Sequence[Layout]]]
 """World size -> dtype -> layouts of cases, the simplest first; no dtype without any."""
@@ -34,11 +34,12 @@ def module_cases(
     """
     world_size = pick(draw, "world_size", space.world_sizes)
     dtype = pick(draw, "dtype", tuple(layouts[world_size]))
-    mode, layout, largest = pick(draw, "layout", layouts[world_size][dtype])
+    mode, layout, largest, by_parts = pick(draw, "layout", layouts[world_size][dtype])
     return make(
         world_size=world_size,
         dtype=dtype,
         largest=largest,
+        by_parts=by_parts,
         **pick_run(draw, world_size, MODULE_MODES[mode], records=()),
         **{varied: layout},
     )

@@ -7,8 +7,18 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from equivtest import limits
+from equivtest.families.operators import case_facts
 from equivtest.families.operators.case_forms import Argument
-from equivtest.families.operators.case_table import BOOLS, FLOATS, INDEX, OPERATORS, Operator, Result, results_of
+from equivtest.families.operators.case_table import (
+    BOOLS,
+    FLOATS,
+    INDEX,
+    OPERATORS,
+    WHOLE,
+    Operator,
+    Result,
+    results_of,
+)
 from equivtest.kit.case import Case, Shape, require
 from equivtest.kit.operands import partial_axes, stacked
 from equivtest.layout import Layout, Partial, parse_placement, shard_kind
@@ -151,6 +161,11 @@ class OperatorCase(Case):
         return dict(self.arguments).get("dim")
 
     @property
+    def names_dim(self) -> bool:
+        """Whether there is such an argument."""
+        return self.dim is not None
+
+    @property
     def counts_dim_from_end(self) -> bool:
         """Whether `dim` is negative."""
         return isinstance(self.dim, int) and self.dim < 0
@@ -177,9 +192,27 @@ class OperatorCase(Case):
         return bool(self.results) and self.results[0].shape != self.operands[0]
 
     @property
-    def fewest_dims(self) -> int:
-        """Of the operands."""
-        return min(map(len, self.operands))
+    def is_divided(self) -> bool:
+        """Whether the first operand is, along some mesh axis."""
+        return any(text.startswith("shard") for text in self.placements[0])
+
+    leaves_nothing_to_reduce = property(case_facts.leaves_nothing_to_reduce)
+    gathers_in_front_of = property(case_facts.gathers_in_front_of)
+    picks_one_of_nothing = property(case_facts.picks_one_of_nothing)
+    pads_other_rows = property(case_facts.pads_other_rows)
+    selects_other_rows = property(case_facts.selects_other_rows)
+    keeps_placements = property(case_facts.keeps_placements)
+    squeezes_a_row = property(case_facts.squeezes_a_row)
+
+    @property
+    def reduced_by(self) -> str:
+        """The reduction by which the first operand is partial, or ''."""
+        return self.reduction(0)[0]
+
+    @property
+    def is_divided_too(self) -> bool:
+        """Whether the first operand is divided along one mesh axis and partial along the other."""
+        return bool(self.reduced_by) and self.is_divided
 
     @property
     def has_partial(self) -> bool:
@@ -187,13 +220,13 @@ class OperatorCase(Case):
         return any(partial_axes(self.operand_layout(number)) for number in range(len(self.operands)))
 
     def kind_of(self, number: int) -> str:
-        """Of the operand of that number: numbers, an index or bools."""
+        """Of the operand of that number: one of the table's kinds."""
         return self.definition.kind_of(number)
 
     def dtype_of(self, number: int) -> str:
         """Of the operand of that number."""
         other = self.other_dtypes[number] if self.other_dtypes else ""
-        return {INDEX: "int64", BOOLS: "bool"}.get(self.kind_of(number), other or self.dtype)
+        return {INDEX: "int64", WHOLE: "int64", BOOLS: "bool"}.get(self.kind_of(number), other or self.dtype)
 
     def index_limit(self) -> int:
         """The size of the dim of the first operand that an index counts along."""

@@ -38,8 +38,8 @@ from equivtest.kit.case import Shape
 ANY, POSITIVE, UNIT, POWERS, DISTINCT = DOMAINS = ("any", "positive", "unit", "powers", "distinct")
 """What an operand holds: numbers of either sign; positive ones; of magnitude below 1; powers of two; none twice."""
 
-FLOATS, INDEX, BOOLS = KINDS = ("floats", "index", "bools")
-"""Numbers of the case's dtype; int64 that count along a dim of the first operand; bools."""
+FLOATS, INDEX, BOOLS, WHOLE = KINDS = ("floats", "index", "bools", "whole")
+"""Numbers of the case's dtype; int64 that count along a dim of the first operand; bools; int64 from 0 to 7."""
 
 Call = Callable[..., Any]
 ALONE = each()
@@ -95,6 +95,11 @@ def _in_place(method: str) -> Call:
         return copied
 
     return call
+
+
+def _norm(x: torch.Tensor, ord: float | str, **how: Any) -> Any:
+    """The order may be 'inf', of which a case's code can tell."""
+    return torch.linalg.vector_norm(x, float(ord), **how)
 
 
 def _reshapes(shape: Shape) -> list[Arguments]:
@@ -238,6 +243,47 @@ def _equations(shape: Shape) -> Signatures:
     )
 
 
+def _slices(shape: Shape) -> list[Arguments]:
+    """By dims counted from the front: of others findings/52 speaks."""
+    found: list[Arguments] = []
+    for dim in range(len(shape)):
+        ends = [(0, shape[dim], 2), (1, shape[dim], 1), (0, -1, 1)]
+        found += [(("dim", dim), ("start", start), ("end", end), ("step", step)) for start, end, step in ends]
+    return found
+
+
+def _uneven_splits(shape: Shape) -> list[Arguments]:
+    return [(("sizes", (1, shape[dim] - 1)), ("dim", dim)) for dim in dims_of(shape) if shape[dim] > 1]
+
+
+def _selected_beside(shape: Shape) -> Signatures:
+    """What is written in the place of one row."""
+    fronts = [(dim, dim % len(shape)) for dim in dims_of(shape)]
+    return tuple(
+        Signature((shape, (*shape[:front], *shape[front + 1 :])), (("dim", dim), ("index", index)))
+        for dim, front in fronts
+        for index in (0, -1)
+    )
+
+
+def _sliced_beside(shape: Shape) -> Signatures:
+    """What is written in the place of all rows but the first."""
+    fronts = [(dim, dim % len(shape)) for dim in dims_of(shape) if shape[dim] > 1]
+    return tuple(
+        Signature((shape, (*shape[:front], shape[front] - 1, *shape[front + 1 :])), (("dim", dim), ("start", 1)))
+        for dim, front in fronts
+    )
+
+
+def _added_rows(shape: Shape) -> Signatures:
+    """An index of one row along each dim, and what is added there."""
+    fronts = [(dim, dim % len(shape)) for dim in dims_of(shape)]
+    rows = [(dim, (*shape[:front], size, *shape[front + 1 :])) for dim, front in fronts for size in (1, 2)]
+    return tuple(Signature((shape, row, row), (("dim", dim),)) for dim, row in rows)
+
+
+_OF_BOOLS = ("bitwise_and", "bitwise_or", "bitwise_xor")
+_OF_WHOLE_NUMBERS = ("gcd", "lcm", "bitwise_left_shift", "bitwise_right_shift")
 _SORTED = moved(_per_dim("k", 1, 2))
 
 _UNARY_EXACT: tuple[tuple[str, Call], ...] = (
@@ -248,6 +294,8 @@ _UNARY_EXACT: tuple[tuple[str, Call], ...] = (
     ("logical_not", torch.logical_not), ("nn.functional.hardtanh", functional.hardtanh),
     ("nn.functional.relu6", functional.relu6),
     ("nan_to_num", torch.nan_to_num), ("sgn", torch.sgn), ("bool", lambda x: x.bool()), ("long", lambda x: x.long()),
+    ("angle", torch.angle), ("conj_physical", torch.conj_physical), ("isneginf", torch.isneginf),
+    ("isposinf", torch.isposinf),
     ("conj", torch.conj), ("real", torch.real), ("detach", torch.detach), ("contiguous", lambda x: x.contiguous()),
 )  # fmt: skip
 
@@ -346,9 +394,9 @@ OPERATORS: dict[str, Operator] = {
         _rounds("std", torch.std, either(reduced(), reduced(correction=0))),
         _rounds("var_mean", torch.var_mean, reduced()),
         _rounds("std_mean", torch.std_mean, reduced()),
-        _rounds("norm", torch.linalg.vector_norm, either(*(reduced(ord=ord) for ord in (2, 1, float("inf"), 3, 0)))),
+        _rounds("norm", _norm, either(*(reduced(ord=ord) for ord in (2, 1, "inf", 3, 0)))),
         _rounds("linalg.vector_norm", torch.linalg.vector_norm, reduced()),
-        _rounds("logsumexp", torch.logsumexp, reduced(all_dims=False)),
+        _rounds("logsumexp", torch.logsumexp, reduced(all_dims=False, keepdim=False)),  # findings/58
         Operator("cumsum", torch.cumsum, along()),
         _chooses("cumprod", torch.cumprod, along(), domain=POWERS, adds_cotangents=False),
         _rounds("logcumsumexp", torch.logcumsumexp, along()),
@@ -432,6 +480,18 @@ OPERATORS: dict[str, Operator] = {
             indexed(same_dims=True),
             kinds=(FLOATS, INDEX),
         ),
+        Operator(
+            "scatter_add",
+            lambda x, index, other, dim: torch.scatter_add(x, dim, index, other),
+            _added_rows,
+            kinds=(FLOATS, INDEX, FLOATS),
+        ),
+        Operator(
+            "index_put",
+            lambda x, index, other: torch.index_put(x, (index,), other, accumulate=True),
+            lambda shape: tuple(Signature((shape, (n,), (n, *shape[1:]))) for n in (1, 2, 3) if shape),
+            kinds=(FLOATS, INDEX, FLOATS),
+        ),
         _chooses("__getitem__", lambda x, index: x[index], _picked_rows, kinds=(FLOATS, INDEX)),
         _chooses("sort", torch.sort, either(along(), along(descending=True)), domain=DISTINCT),
         _chooses("argsort", torch.argsort, along(), domain=DISTINCT),
@@ -486,6 +546,37 @@ OPERATORS: dict[str, Operator] = {
             num_dims=(2, 3),
         ),
         Operator("einsum", lambda a, b, equation: torch.einsum(equation, a, b), _equations, num_dims=(2, 3)),
+        # Whole numbers and bools.
+        *(_chooses(name, getattr(torch, name), pairs(), kinds=(BOOLS, BOOLS)) for name in _OF_BOOLS),
+        *(_chooses(name, getattr(torch, name), pairs(), kinds=(WHOLE, WHOLE)) for name in _OF_WHOLE_NUMBERS),
+        _chooses("bitwise_not", torch.bitwise_not, kinds=(BOOLS,)),
+        _chooses(
+            "bucketize",
+            lambda x, limits: torch.bucketize(x, limits.sort().values),
+            lambda shape: (Signature((shape, (3,))),),
+            domain=DISTINCT,
+        ),
+        # Copies of what the views above see, and of what is written into these.
+        _chooses("slice", torch.ops.aten.slice.Tensor, moved(_slices)),
+        _chooses("constant_pad_nd", torch.constant_pad_nd, moved(_pads), num_dims=(1, 2, 3)),
+        _chooses("expand_copy", lambda x, sizes: torch.expand_copy(x, sizes), moved(_expands)),
+        _chooses("diagonal_copy", torch.diagonal_copy, either(each(), each(offset=1)), num_dims=(2, 3)),
+        _chooses(
+            "split_with_sizes",
+            lambda x, sizes, dim: torch.split_with_sizes(x, list(sizes), dim),
+            moved(_uneven_splits),
+        ),
+        _chooses(
+            "split_with_sizes_copy",
+            lambda x, sizes, dim: torch.split_with_sizes_copy(x, list(sizes), dim),
+            moved(_uneven_splits),
+        ),
+        _chooses("select_scatter", torch.select_scatter, _selected_beside),
+        _chooses("slice_scatter", torch.slice_scatter, _sliced_beside),
+        _chooses("diag", torch.diag, either(each(), each(diagonal=1)), num_dims=(1, 2)),
+        _chooses("nanmedian", torch.nanmedian, reduced(several=False), domain=DISTINCT),
+        _chooses("nn.functional.avg_pool1d", functional.avg_pool1d, each(kernel_size=2), num_dims=(3,)),
+        _chooses("nn.functional.avg_pool2d", functional.avg_pool2d, each(kernel_size=(2, 1)), num_dims=(3,)),
         # In place, on a copy of the first operand.
         Operator("add in place", _in_place("add_"), either(_smaller_beside, numbers("other", 1.0))),
         _rounds("sub in place", _in_place("sub_"), numbers("other", 1.0)),
@@ -576,7 +667,7 @@ def results_of(
 def _plain_operand(kind: str, shape: Shape, dtype: str) -> torch.Tensor:
     if kind == BOOLS:
         return torch.ones(shape, dtype=torch.bool, device="cpu")
-    if kind == INDEX:
+    if kind in (INDEX, WHOLE):
         return torch.zeros(shape, dtype=torch.int64, device="cpu")
     return torch.full(shape, 0.5, dtype=getattr(torch, dtype), device="cpu").requires_grad_()
 

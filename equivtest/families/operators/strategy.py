@@ -12,7 +12,7 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 
 from equivtest import limits
 from equivtest.families.operators.case import EXACT_MODE, REAL_DTYPES, REAL_MODE, OperatorCase
-from equivtest.families.operators.case_forms import Signatures
+from equivtest.families.operators.case_forms import Signature, Signatures
 from equivtest.families.operators.case_table import FLOATS, OPERATORS, Operator, results_of, signatures_of
 from equivtest.kit.case import Shape
 from equivtest.kit.picks import POISON_TABLE, REPEATS, SMALL_SIZES, pick, pick_members, pick_values
@@ -71,12 +71,14 @@ def _operator_cases(draw: DrawFn, space: Space, operators: tuple[str, ...]) -> O
     shape = _pick_shape(draw, world_size, operator)
     signature = _entry(draw, "signature", signatures_of(name, shape) or _simplest(name))
     mesh = (2, 2) if world_size == 4 and pick(draw, "two axes", (False,) * 4 + (True,)) else ()
+    mesh = () if _picks_one(name, signature) else mesh
     num_axes = len(mesh) or 1
     members = pick_members(draw, world_size)
     placements = tuple(
         _pick_placements(draw, f"operand {number}", each, num_axes, operator.kind_of(number))
         for number, each in enumerate(signature.shapes)
     )
+    placements = tuple(_without_nested(name, each) for each in placements)
     floats = tuple(number for number in range(len(signature.shapes)) if operator.kind_of(number) == FLOATS)
     other_dtypes = _pick_dtypes(draw, dtype, name, signature.shapes, floats)
     dtypes = tuple(each or dtype for each in other_dtypes or ("",) * len(signature.shapes))
@@ -90,7 +92,10 @@ def _operator_cases(draw: DrawFn, space: Space, operators: tuple[str, ...]) -> O
         arguments=signature.arguments,
         placements=placements,
         other_dtypes=other_dtypes,
-        cotangents=_pick_cotangents(draw, [result.shape for result in results], num_axes),
+        cotangents=tuple(
+            _without_nested(name, each)
+            for each in _pick_cotangents(draw, [result.shape for result in results], num_axes)
+        ),
         requires_grad=_pick_some(draw, "requires_grad", floats),
         strided=_pick_strided(draw, signature.shapes),
         values=pick_values(draw, _modes_of(operator, dtypes)),
@@ -98,6 +103,18 @@ def _operator_cases(draw: DrawFn, space: Space, operators: tuple[str, ...]) -> O
         repeats=pick(draw, "repeats", REPEATS),
         members=() if mesh else members,
     )
+
+
+def _picks_one(name: str, signature: Signature) -> bool:
+    """Whether one row is picked by an index of as many dims: of that, on two mesh axes, findings/56 speaks."""
+    dim = dict(signature.arguments).get("dim")
+    return name in ("gather", "take_along_dim") and isinstance(dim, int) and signature.shapes[1][dim] == 1
+
+
+def _without_nested(name: str, placements: tuple[str, ...]) -> tuple[str, ...]:
+    """Of what may be viewed no dim is divided along both mesh axes: findings/55."""
+    is_nested = name in VIEWED and len(placements) == 2 and len(set(placements)) == 1
+    return (placements[0], "replicate") if is_nested and placements[0].startswith("shard") else placements
 
 
 def _entry(draw: DrawFn, name: str, table: Sequence[T]) -> T:

@@ -13,7 +13,7 @@ import math
 import torch
 
 from equivtest.families.operators.case import EXACT_MODE, REAL_MODE, OperatorCase
-from equivtest.families.operators.case_table import BOOLS, DISTINCT, INDEX, POSITIVE, POWERS, UNIT
+from equivtest.families.operators.case_table import BOOLS, DISTINCT, INDEX, POSITIVE, POWERS, UNIT, WHOLE
 from equivtest.kit.case import Shape
 from equivtest.kit.operands import partial_axes
 from equivtest.kit.values import draw
@@ -56,6 +56,8 @@ def _draw_operand(case: OperatorCase, number: int, mode: str, source: torch.Gene
     shape, kind = case.operands[number], case.kind_of(number)
     if kind == BOOLS:
         return torch.randint(2, shape, generator=source, device="cpu").bool()
+    if kind == WHOLE:
+        return torch.randint(8, shape, generator=source, device="cpu")
     if kind == INDEX:
         return torch.randint(max(case.index_limit(), 1), shape, generator=source, device="cpu")
     dtype = case.dtype_of(number)

@@ -13,7 +13,10 @@ A backend that computes otherwise declares so in a record for each of its dtypes
 and is judged by these with --arithmetic mypackage.arithmetic:MINE --dtypes float32,bfloat16.  What a
 record can say stands in `equivtest.kit.oracle.rounding.Arithmetic`:
 
-    accumulate, reduce     kernels and collectives that round to fewer bits: wider bounds for real values
+    accumulate, reduce     kernels and collectives that round to fewer bits: wider bounds for real values.  Where
+                           `accumulate` has more bits than the dtype, kernels are taken to compute in it and to store
+                           once, and to store in between what torch's own on the CPU do (`running_kernels`); a kernel
+                           that stores more often needs `accumulate` to be the dtype itself
     rounds_to_nearest      False: errors may lean to one side
     flushes_subnormals     results below the smallest normal number become zero, where zeros are added to exact values
                            too; what is only copied keeps its bits
@@ -56,6 +59,11 @@ def arithmetic_of(dtype: str) -> Arithmetic:
     if dtype not in records:
         raise Misuse(f"--arithmetic: {_undeclared([dtype], records)}")
     return records[dtype]
+
+
+def declared_of(dtype: str) -> Arithmetic | None:
+    """As `arithmetic_of`; None where the backend declares nothing of the dtype."""
+    return _judged_by.get().get(dtype)
 
 
 def order_varies(dtypes: Iterable[str]) -> bool:

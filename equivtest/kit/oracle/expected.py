@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from equivtest import limits
 from equivtest.layout import Layout
 
 COPIED = "equal: copied, nothing is computed"
@@ -34,6 +35,8 @@ class ExpectedTensor:
         is_sum: Whether elements are sums, so that a zero may have either sign: 0 * -1 alone is -0,
             added to +0 it is +0, and where a sum begins is the kernel's business.
         may_be_none: Whether a correct subject may answer none for the zeros: of a gradient that reaches nothing.
+        is_inner: Whether a bound that is too wide leaves nothing open: of what is within a computation, where the
+            oracle goes on from what it computed itself, so that what follows shows what is wrong.
     """
 
     value: torch.Tensor
@@ -48,6 +51,21 @@ class ExpectedTensor:
     flushed_below: float = 0.0
     scale: float = 0.0
     may_be_none: bool = False
+    is_inner: bool = False
+
+
+def says_nothing(
+    value: torch.Tensor, allowed: torch.Tensor, scale: float = 0.0, share: float = limits.TOO_WIDE
+) -> bool:
+    """Whether some element may be off by anything, or the median allowance is too large.
+
+    That is more than `share` of the root mean square of the right values, or of `scale` where that is more.
+    """
+    if not allowed.numel():
+        return False
+    if not bool(allowed.isfinite().all()):
+        return True
+    return float(allowed.median()) > share * max(float(value.square().mean().sqrt()), scale)
 
 
 @dataclass(frozen=True)

@@ -16,18 +16,31 @@ from typing import Any
 
 import torch
 from torch._decomp import decomposition_table
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map, tree_map_only
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from equivtest.kit.oracle.exact import InexactData
 from equivtest.kit.oracle.places import Places
 from equivtest.kit.oracle.ranged import Parts, Ranged, constant
 from equivtest.kit.oracle.rounding import Arithmetic, Bounded
 from equivtest.kit.oracle.running_choices import choice_of, converted
+from equivtest.kit.oracle.running_kernels import KERNELS
+from equivtest.kit.oracle.running_operands import (
+    is_floating,
+    joined,
+    moved,
+    narrowest,
+    of_each,
+    ones,
+    values_of,
+    widened,
+)
 from equivtest.kit.oracle.running_operators import COMPARES, FACTORS, MADE, MOVES, PUTS, SETS, SUMS, UNKNOWN, WORDS
-from equivtest.kit.oracle.running_roundings import Roundings
+from equivtest.kit.oracle.running_outs import Kernel, Out
+from equivtest.kit.oracle.running_roundings import Roundings, partial_sums
 from equivtest.kit.oracle.running_rules import RULES, exact_where
 from equivtest.kit.oracle.running_sums import REDUCTIONS
+from equivtest.tensors import DTYPES, dtype_name
 
 UNDECIDED = "undecided: "
 
@@ -58,13 +71,13 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def bounded(self, tensor: torch.Tensor) -> Bounded:
         """What came out, and its bound: what is whole on every rank may yet be averaged over them, which rounds."""
         assert isinstance(tensor, Ranged) and not bool((tensor.error < 0).any())
-        averaged = self.roundings.own(tensor.magnitude, self.roundings.of_sum(0), tensor.value.dtype)
-        allowed = (tensor.error + averaged) * (1 + 2**-20)  # for the roundings of errors themselves
+        allowed = tensor.error + self.roundings.averaged(Parts.of(tensor))
+        allowed = allowed * (1 + 2**-20)  # for the roundings of errors themselves
         allowed = allowed.nan_to_num(nan=torch.inf, posinf=torch.inf)
         if self.undecided:
             allowed = torch.full_like(allowed, torch.inf)
         derivation = self.undecided or (
-            f"running error of {self.num_operations} operations with u = {self.roundings.u:.2g}, sums divided among "
+            f"running error of {self.num_operations} operations, {self.roundings.words}, sums divided among "
             f"{self.roundings.ranks} ranks, beside the unsharded module in the same dtype"
         )
         return Bounded(tensor.value.detach().double(), allowed, derivation)
@@ -79,10 +92,10 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _counted(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = func.overloadpacket.__name__
-        if torch.Tag.nondeterministic_seeded in func.tags:
+        if torch.Tag.nondeterministic_seeded in func.tags and name not in KERNELS:  # of attention, which drops nothing
             raise InexactData(f"{name} draws at random, so that two runs differ")
         if name == "_local_scalar_dense" and not _are_off(args):
-            return func(*_values(args))
+            return func(*values_of(args))
         if name in UNKNOWN or kwargs.get("out") is not None or (name == "view" and func._overloadname == "dtype"):
             raise _unknown(name)
         if name.endswith("_") and not name.endswith("__"):
@@ -91,16 +104,16 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name in MADE or not floats:
             return self._made(func, name, args, kwargs)
         if name in ("cat", "stack"):
-            return _joined(func, args, kwargs)
+            return joined(func, args, kwargs)
         if name in MOVES:
-            return _moved(func, args, kwargs)
+            return moved(func, args, kwargs)
         if name in ("_to_copy", "to"):
             return self._converted(func, args, kwargs)
         return self._computed(func, name, args, kwargs)
 
     def _made(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What hangs on no floating-point value is the same for everybody, but for what rounds."""
-        result = func(*_values(args), **_values(kwargs))
+        result = func(*values_of(args), **values_of(kwargs))
         if not any(map(is_floating, tree_flatten(result)[0])):
             return result
         if name in RULES.keys() - {"where"} or name in REDUCTIONS:  # of integers, such as a mask times a number
@@ -114,6 +127,11 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _computed(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if name in COMPARES:
             return self._compared(func, name, args)
+        narrow = narrowest((args, kwargs))
+        if narrow is not None and name in KERNELS and func.namespace == "aten" and self.roundings.coarse is None:
+            wide = self.roundings.record(narrow).accumulate
+            if wide != dtype_name(narrow):
+                return self._in_more_bits(func, (narrow, DTYPES[wide]), args, kwargs)
         if (choose := choice_of(name, func._overloadname, args)) is not None:
             chosen, is_certain = choose(*args, **kwargs)
             self._require_certain(name, is_certain=is_certain)
@@ -125,14 +143,55 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return constant(exact_where(name, args, found)) if _is_constant((args, kwargs)) else found.wrapped()
             return tuple(parts.wrapped() for parts in found)
         taken_apart: Callable[..., Any] = decomposition_table.get(func, func.decompose)
+        before = self.roundings
         try:
+            if narrow is not None and before.coarse is None:
+                self.roundings = before.where_unknown(narrow)
             with self:
                 result = taken_apart(*args, **kwargs)
         except InexactData as error:
             raise InexactData(f"{error} (a part of {name})") from None
+        finally:
+            self.roundings = before
         if result is NotImplemented:
             raise _unknown(name)
         return result
+
+    def _in_more_bits(
+        self, func: Any, dtypes: tuple[torch.dtype, torch.dtype], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """What a kernel computes in the second dtype of operands of the first, and stores as torch's own does."""
+        flat, how = tree_flatten((args, kwargs))
+        wider, named = tree_unflatten([widened(each, *dtypes) for each in flat], how)
+        with self:
+            kernel = Kernel(func, dtypes[0], partial(self._stored_within, dtypes=dtypes))
+            found = KERNELS[func.overloadpacket.__name__](kernel, *wider, **named)
+        likes = func(*values_of(args), **values_of(kwargs))
+        outs, likes = (found, likes) if isinstance(found, tuple) else ((found,), (likes,))
+        stored = tuple(self._stored(out, like, (args, kwargs)) for out, like in zip(outs, likes, strict=True))
+        return stored if isinstance(found, tuple) else stored[0]
+
+    def _stored_within(self, tensor: torch.Tensor, *, dtypes: tuple[torch.dtype, torch.dtype]) -> Ranged:
+        narrow, wide = dtypes
+        with _disable_current_modes():
+            parts = Parts.of(tensor)
+            parts = self.roundings.stored(parts._replace(magnitude=parts.reach), narrow, 1)
+            return parts._replace(value=parts.value.to(wide)).wrapped()
+
+    def _stored(self, out: Out, like: Any, given: Any) -> Any:
+        """What comes out, as `like` is."""
+        if out.tensor is None:
+            return None
+        parts = Parts.of(out.tensor)
+        if out.is_whole:
+            parts = parts._replace(magnitude=parts.reach)
+        if out.slope is not None:
+            shares = Parts.of(given[0][0]).magnitude * Parts.of(out.slope).reach
+            parts = parts._replace(magnitude=torch.maximum(shares, parts.reach))
+        if parts.value.dtype != (dtype := out.dtype or like.dtype):
+            parts = self.roundings.stored(parts, dtype, out.stores, is_sum=out.is_sum, one_by_one=out.one_by_one)
+        parts = parts._replace(value=parts.value.to(like.dtype))
+        return constant(parts) if _is_constant(given) else parts.wrapped()
 
     def _by_rule(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What a rule gives; None where there is no rule."""
@@ -141,10 +200,15 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return REDUCTIONS[name](self.roundings, args[0], **dict(zip(names, args[1:], strict=False)), **kwargs)
         if name in SUMS:
             sizes = {**kwargs, "alpha": abs(kwargs["alpha"])} if "alpha" in kwargs else kwargs
-            value, error, magnitude = _each(func, args, kwargs, sizes)
-            return self.roundings.rounded(value, error, magnitude, self.roundings.of_sum(value.numel() + _most(args)))
+            value, error, magnitude = of_each(func, args, kwargs, sizes)
+            terms = func(*ones(args), **(sizes | {"alpha": 1} if "alpha" in sizes else sizes))
+            how = {"num": terms} if name == "cumsum" else {"num": 0, "stores": terms}
+            return self.roundings.rounded(value, error, magnitude, added=partial_sums(value, magnitude), **how)
+        if name in PUTS and func._overloadname == "value":  # a number, which is not off
+            places = zip(Parts.of(args[0]), (args[3], 0.0, abs(args[3])), strict=True)
+            return Parts(*(func(part, *args[1:3], number) for part, number in places))
         if name in PUTS:
-            return Parts(*_each(func, args, kwargs, kwargs))
+            return Parts(*of_each(func, args, kwargs, kwargs))
         if name == "masked_fill":
             return RULES["where"](self.roundings, args[1], args[2], args[0])
         if name == "pow" and isinstance(args[1], torch.Tensor):
@@ -159,7 +223,7 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
             whole, is_certain = converted(args[0], value) if isinstance(args[0], Ranged) else (value, True)
             self._require_certain("a conversion to whole numbers", is_certain=is_certain)
             return whole
-        if value.dtype == parts.value.dtype:
+        if torch.promote_types(value.dtype, parts.value.dtype) == value.dtype:  # every value has it
             found = Parts(value, parts.error.clone(), parts.magnitude.clone())
         else:
             found = self.roundings.rounded(value, parts.error, parts.magnitude)
@@ -175,7 +239,7 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
         else:
             is_unclear = bool((((a.value.double() - b.value.double()).abs() <= error) & (error > 0)).any())
         self._require_certain(name, is_certain=not is_unclear)
-        return func(*_values(args))
+        return func(*values_of(args))
 
     def _require_certain(self, name: str, *, is_certain: bool) -> None:
         """Notes the first operation whose outcome a correct program need not share."""
@@ -190,7 +254,7 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not is_floating(target):
             if not isinstance(target, torch.Tensor) or _are_off((others, kwargs)):
                 raise _unknown(f"{name}_")
-            return func(*_values(args), **_values(kwargs))
+            return func(*values_of(args), **values_of(kwargs))
         if name in SETS:
             found = Parts.of(others[0] if others else SETS[name])
         else:
@@ -213,10 +277,6 @@ def _unknown(name: str) -> InexactData:
     return InexactData(f"of {WORDS.get(name, name)} no bound is known")
 
 
-def is_floating(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and value.is_floating_point()
-
-
 def _are_off(tree: Any) -> bool:
     """Whether a correct program may have other values somewhere."""
     return any(isinstance(each, Ranged) and bool((each.error > 0).any()) for each in tree_flatten(tree)[0])
@@ -225,42 +285,3 @@ def _are_off(tree: Any) -> bool:
 def _is_constant(tree: Any) -> bool:
     """Whether it hangs on nothing that was given to the module."""
     return all(each.origin.is_constant for each in tree_flatten(tree)[0] if isinstance(each, Ranged))
-
-
-def _moved(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Each of the three is moved alike; what was made before the module ran stays what it is, views of it too."""
-    if not any(isinstance(each, Ranged) for each in tree_flatten((args, kwargs))[0]):
-        return func(*args, **kwargs)
-    value, error, magnitude = _each(func, args, kwargs, kwargs)
-    origin = args[0].origin if isinstance(args[0], Ranged) else None
-    if isinstance(value, torch.Tensor):
-        return Ranged(value, error, magnitude, origin)
-    return type(value)(Ranged(v, e, m, origin) for v, e, m in zip(value, error, magnitude, strict=True))
-
-
-def _each(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: dict[str, Any]) -> list[Any]:
-    """What an operation makes of the values, and, with the factors' sizes, of the errors and of the magnitudes."""
-    return [
-        func(*tree_map(partial(_part, place=place), args), **tree_map(partial(_part, place=place), how))
-        for place, how in enumerate((kwargs, sizes, sizes))
-    ]
-
-
-def _part(value: Any, *, place: int) -> Any:
-    """Of a tensor one of the three."""
-    return Parts.of(value)[place] if is_floating(value) else value
-
-
-def _joined(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Of several tensors, some perhaps of integers, which every program has alike."""
-    parts = [Parts.of(each) for each in args[0]]
-    return Ranged(*(func([each[place] for each in parts], *args[1:], **kwargs) for place in range(3)))
-
-
-def _most(args: tuple[Any, ...]) -> int:
-    """Elements of the largest tensor that is handed over."""
-    return max(each.numel() for each in tree_flatten(args)[0] if isinstance(each, torch.Tensor))
-
-
-def _values(tree: Any) -> Any:
-    return tree_map_only(Ranged, lambda each: each.value, tree)

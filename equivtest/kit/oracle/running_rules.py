@@ -31,12 +31,18 @@ Rule = Callable[..., Parts]
 Curve = Callable[[torch.Tensor], torch.Tensor]
 
 
-def add(r: Roundings, left: Any, right: Any, *, alpha: float = 1) -> Parts:
-    """Of a term that all ranks hold each may add its part to its share of the other; infinite where a term is."""
+def add(r: Roundings, left: Any, right: Any, *, alpha: float = 1, num: int = 0) -> Parts:
+    """After `num` roundings of the sum, beside its own; infinite where a term is.
+
+    Of a term that all ranks hold each may add its part to its share of the other.
+    """
     a, b = Parts.of(left), Parts.of(right)
     value = torch.add(_plain(left), _plain(right), alpha=alpha)
     magnitude = a.magnitude + abs(alpha) * b.magnitude
-    found = r.rounded(value, a.error + abs(alpha) * b.error, magnitude, r.of_sum(0))
+    error = a.error + abs(alpha) * b.error + torch.maximum(r.divided(a), abs(alpha) * r.divided(b))
+    found = r.rounded(
+        value, error, magnitude, num, added=torch.maximum(a.reach, abs(alpha) * b.reach).expand(value.shape)
+    )
     masked = value.isinf() & ((a.value.isinf() & (a.error == 0)) | (b.value.isinf() & (b.error == 0)))
     found = found._replace(error=torch.where(masked, 0.0, found.error))
     return _beside(_beside(found, a, b, abs(alpha)), b._replace(magnitude=b.magnitude * abs(alpha)), a, 1.0)
@@ -109,7 +115,7 @@ def matmul(r: Roundings, left: Any, right: Any) -> Parts:
     a, b = Parts.of(left), Parts.of(right)
     error = torch.matmul(a.error, b.reach) + torch.matmul(a.size, b.error)
     value, magnitude = torch.matmul(_plain(left), _plain(right)), torch.matmul(a.magnitude, b.magnitude)
-    return r.rounded(value, error, magnitude, r.of_sum(left.shape[-1]))
+    return r.summed(value, error, magnitude, left.shape[-1])
 
 
 def _times(error: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
@@ -118,11 +124,11 @@ def _times(error: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
 
 
 def addmm(r: Roundings, plus: Any, left: Any, right: Any, *, beta: float = 1, alpha: float = 1) -> Parts:
-    """And baddbmm, addmv."""
+    """And baddbmm, addmv: the products may be added one after the other to what is there, as MKL's do."""
     product = matmul(r, left, right).wrapped()
     if alpha != 1:
         product = mul(r, product, alpha).wrapped()
-    return add(r, plus if beta == 1 else mul(r, plus, beta).wrapped(), product)
+    return add(r, plus if beta == 1 else mul(r, plus, beta).wrapped(), product, num=left.shape[-1])
 
 
 def div(r: Roundings, left: Any, right: Any) -> Parts:
@@ -179,7 +185,7 @@ def power(r: Roundings, operand: Any, exponent: Any) -> Parts:
     """Of a number: |(v + d)**n - v**n| is at most (|v| + e)**n - |v|**n for n = 1, 2, 3, ..."""
     a, n = Parts.of(operand), float(exponent)
     if n >= 1 and n.is_integer():
-        return r.rounded(a.value**exponent, a.reach**n - a.size**n, a.reach**n, int(n))
+        return r.rounded(a.value**exponent, a.reach**n - a.size**n, a.reach**n, int(n), stores=int(n))
     if n == 0:
         return chosen(a.value**exponent, torch.zeros_like(a.error))
     if n <= -1 and n.is_integer():

@@ -22,7 +22,7 @@ def total(r: Roundings, operand: Any, *, dim: Dims = None, keepdim: bool = False
     value, error, magnitude = (part.sum(dims, keepdim) if dims else part.clone() for part in a)
     if dtype is not None:
         value = a.value.to(dtype).sum(dims, keepdim)
-    return r.rounded(value, error, magnitude, r.of_sum(count_of(a.value, dims)))
+    return r.summed(value, error, magnitude, count_of(a.value, dims))
 
 
 def mean(r: Roundings, operand: Any, *, dim: Dims = None, keepdim: bool = False, dtype: Any = None) -> Parts:
@@ -62,7 +62,7 @@ def var_mean(
     size = a.reach + a.reach.mean(dims, keepdim=True)
     spread = size.square().sum(dims, keepdim) / divisor
     value = a.value.var(dims, correction=correction, keepdim=keepdim)
-    error = (brought + r.own(spread, r.of_sum(num), value.dtype)).nan_to_num(nan=math.inf)
+    error = (brought + r.own(Parts(value, brought, spread), num, added=spread)).nan_to_num(nan=math.inf)
     return chosen(value, error), mean(r, operand, dim=dims, keepdim=keepdim)
 
 

@@ -26,14 +26,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 from equivtest import layout
 from equivtest.errors import Misuse
-from equivtest.families.module.case import ModuleCase, cotangent_of
+from equivtest.families.module.case import ROWS, ModuleCase, cotangent_of
+from equivtest.families.module.case_boundaries import Capture, own_name
 from equivtest.families.module.case_facts import call, call_builder, with_parameters
 from equivtest.families.module.case_inputs import REAL
 from equivtest.families.module.case_outputs import OUTPUT, named_outputs
 from equivtest.importing import load_named, require_arguments
 from equivtest.kit.case import Shape
 from equivtest.kit.subject import Answers, Given, style_named, under_contract
-from equivtest.layout import Layout
+from equivtest.layout import UNTOLD, Layout
 from equivtest.tensors import DTYPES, Placed
 
 Parallelize = Callable[[nn.Module, DeviceMesh], nn.Module]
@@ -82,6 +83,7 @@ def _sizes_of_data_parallelism(part: nn.Module, num_ranks: int) -> list[int]:
 def run_module(case: ModuleCase, mesh: DeviceMesh, given: Given, parallelize: Parallelize) -> Answers:
     """Builds the module whole with the given parameters, parallelizes it, and runs it forward and backward."""
     parallel = make_parallel(case, mesh, given, parallelize)
+    capture = Capture(parallel, _copied) if case.by_parts else None
     numbers = _numbers_of_collectives()
     inputs = {
         name: given[name].detach().requires_grad_() if kind == REAL else given[name]
@@ -107,7 +109,24 @@ def run_module(case: ModuleCase, mesh: DeviceMesh, given: Given, parallelize: Pa
         _require_no_shard(case, name, "parameter", parameters[name])
         _require_no_shard(case, name, "gradient of", parameters[name].grad)
         found |= {f"param.{name}": parameters[name], f"grad.{name}": parameters[name].grad}
-    return under_contract(case, found)
+    return under_contract(case, found) | (_boundaries(case, capture) if capture else {})
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    """What is on its way has come, and what is written to the tensor later leaves the copy as it is."""
+    return tensor.detach().clone()
+
+
+def _boundaries(case: ModuleCase, capture: Capture) -> Answers:
+    """What this rank's parts held, of those that the unsharded module has; of a plain tensor nobody says what it is."""
+    names = set(case.answer_names())
+    return {name: _told(case, tensor) for name, tensor in capture.named().items() if name in names}
+
+
+def _told(case: ModuleCase, tensor: torch.Tensor) -> DTensor | Placed:
+    if isinstance(tensor, DTensor):
+        return tensor
+    return Placed(tensor.unsqueeze(0), ROWS) if case.is_divided else Placed(tensor, UNTOLD)
 
 
 def _outputs(case: ModuleCase, given: object) -> dict[str, torch.Tensor]:
@@ -148,7 +167,7 @@ def _buffers(case: ModuleCase, parallel: nn.Module) -> dict[str, torch.Tensor | 
     Raises:
         Misuse: the parallel module has one of them not, or a part of it.
     """
-    held = {_own_name(name): buffer for name, buffer in parallel.named_buffers()}
+    held = {own_name(name): buffer for name, buffer in parallel.named_buffers()}
     found: dict[str, torch.Tensor | None] = {}
     for name, fact in case.facts.buffers.items():
         if name not in held:
@@ -205,7 +224,7 @@ def _like(case: ModuleCase, output: torch.Tensor, cotangent: torch.Tensor) -> to
 
 def _parameters(case: ModuleCase, parallel: nn.Module) -> Mapping[str, nn.Parameter]:
     """By the names of the unsharded module, which torch's wrappers hold as a part of theirs."""
-    found = {_own_name(name): parameter for name, parameter in parallel.named_parameters()}
+    found = {own_name(name): parameter for name, parameter in parallel.named_parameters()}
     missing = [name for name in case.parameter_names() if name not in found]
     if missing:
         raise Misuse(
@@ -213,11 +232,6 @@ def _parameters(case: ModuleCase, parallel: nn.Module) -> Mapping[str, nn.Parame
             "names of the unsharded module"
         )
     return found
-
-
-def _own_name(name: str) -> str:
-    """Without what DistributedDataParallel and FullyShardedDataParallel call the module that they hold."""
-    return name.removeprefix("module.").replace("_fsdp_wrapped_module.", "")
 
 
 def _require_no_shard(case: ModuleCase, name: str, what: str, tensor: torch.Tensor | None) -> None:

@@ -1,0 +1,211 @@
+"""Which cases of a module of anybody's own can be judged: on integers, as a whole within a bound, or part by part."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from equivtest import limits
+from equivtest.errors import Misuse
+from equivtest.families.module.case import LARGEST, REAL_DTYPES, REAL_MODE, WHOLE, ModuleCase, call_builder
+from equivtest.families.module.case_boundaries import BOUNDARY
+from equivtest.families.module.case_inputs import BATCH
+from equivtest.families.module.oracle import prove_exact
+from equivtest.kit.case import require
+from equivtest.kit.oracle import expect
+from equivtest.verdicts.elements import is_too_wide
+
+BATCH_SIZES = (1, 2, 3, 4, 5, 7)
+OTHER_SIZES = (2, 3, 5)
+"""Of which a size is drawn that nobody says more of: few, as every one of them is run before anything is drawn."""
+
+Fields = tuple[tuple[str, Any], ...]
+
+
+class Door(NamedTuple):
+    """A module as its property describes it.
+
+    Attributes:
+        varied: The field of a case in which layouts differ, 'x_shape' or 'sizes'.
+        layouts: What it holds, the simplest first.
+        fields: What every case has alike.
+        by_parts: Whether each part is judged by itself; None: where nothing else says something.
+    """
+
+    build: str
+    parallelize: str
+    varied: str
+    layouts: tuple[Any, ...]
+    fields: Fields
+    by_parts: bool | None = None
+
+    @property
+    def unsharded(self) -> Door:
+        """The module alone, the same for every way to parallelize it."""
+        return self._replace(parallelize="")
+
+    def make(self, **fields: Any) -> ModuleCase:
+        """A case of the module."""
+        return ModuleCase(build=self.build, parallelize=self.parallelize, **dict(self.fields), **fields)
+
+
+def combinations(names: Sequence[str], sizes: Mapping[str, Sequence[int]]) -> tuple[tuple[tuple[str, int], ...], ...]:
+    """Of each size all values beside the simplest of the others, then all of them further on at once.
+
+    Raises:
+        Misuse: a size is in no shape, or has no values of at least 1.
+    """
+    unknown = [name for name in sizes if name not in names]
+    require(not unknown, f"sizes must be named in shapes of inputs, got {', '.join(unknown)}")
+    tables = {name: tuple(sizes.get(name, BATCH_SIZES if name == BATCH else OTHER_SIZES)) for name in names}
+    for name, table in tables.items():
+        is_table = bool(table) and all(isinstance(size, int) and size >= 1 for size in table)
+        require(is_table, f"sizes of {name} must be numbers of at least 1, one at least, got {table}")
+    simplest = {name: table[0] for name, table in tables.items()}
+    one_by_one = [{**simplest, name: size} for name, table in tables.items() for size in table]
+    longest = max(map(len, tables.values()), default=1)
+    together = [
+        {name: table[min(place, len(table) - 1)] for name, table in tables.items()} for place in range(1, longest)
+    ]
+    return tuple(dict.fromkeys(tuple(found.items()) for found in (*one_by_one, *together))) or ((),)
+
+
+Layout = tuple[str, Any, int, bool]
+"""(mode, x_shape or sizes, largest magnitude, by_parts) of a case."""
+
+ByDtype = dict[str, list[Layout]]
+
+
+def judged_layouts(door: Door, batch: str, world_size: int, dtypes: tuple[str, ...]) -> ByDtype:
+    """dtype -> of every case whose sums are exact; where there is none, of every case whose bounds say something.
+
+    Raises:
+        Misuse: there is none of these either, or a shape does not fit the module.
+    """
+    fitting, reasons = tried(door.unsharded, batch, world_size, dtypes)
+    if not fitting:
+        raise Misuse(reasons[0])
+    return fitting
+
+
+@functools.lru_cache(maxsize=64)
+def tried(door: Door, batch: str, world_size: int, dtypes: tuple[str, ...]) -> tuple[ByDtype, list[str]]:
+    """What `judged_layouts` gives, empty where there is none, and why cases were left out."""
+    varied, layouts = door.varied, door.layouts
+    if batch != WHOLE and dtypes:
+        layouts = _divisible(door, batch, world_size, dtypes[0])
+    make = functools.partial(door.make, world_size=world_size, batch=batch)
+    fitting: ByDtype = {}
+    reasons: list[Misuse] = []
+    if door.by_parts is not True:
+        exact = [
+            make(dtype=dtype, largest=largest, **{varied: layout})
+            for dtype in dtypes
+            for layout, largest in itertools.product(layouts, LARGEST[dtype])
+        ]
+        fitting, reasons = _fitting(door, exact, prove_exact)
+        if fitting:
+            return fitting, list(map(str, reasons))
+        for dtype in (dtype for dtype in REAL_DTYPES if dtype in dtypes):
+            real = [make(dtype=dtype, values=((REAL_MODE, 0),), **{varied: layout}) for layout in layouts]
+            found, more_reasons = _fitting(door, real, _require_bounds, gives_up=door.by_parts is None)
+            fitting, reasons = fitting | found, (more_reasons if not fitting and more_reasons else reasons)
+    if door.by_parts is not False:
+        others = [dtype for dtype in dtypes if dtype not in fitting]
+        found, more_reasons = _by_parts(door, batch, world_size, others, layouts)
+        fitting, reasons = fitting | found, more_reasons or reasons
+    return fitting, list(map(str, reasons))
+
+
+def _by_parts(
+    door: Door, batch: str, world_size: int, dtypes: Sequence[str], layouts: Sequence[Any]
+) -> tuple[ByDtype, list[Misuse]]:
+    """By dtype the layouts in which each part is judged by itself; why there are none.
+
+    One layout is tried, the simplest, in one process: of a part the bound hangs little on shapes, and on ranks.
+    """
+    fitting: ByDtype = {}
+    reasons: list[Misuse] = []
+    for dtype, layout in itertools.product(dtypes, layouts):
+        made = {door.varied: layout, "dtype": dtype, "values": ((REAL_MODE, 0),), "by_parts": True}
+        try:
+            door.make(world_size=world_size, batch=batch, **made)  # which may not divide
+            if dtype not in fitting:
+                _require_bounds_of_parts(door.make(world_size=1, **made))
+        except Misuse as error:
+            reasons.append(error)
+        else:
+            fitting.setdefault(dtype, []).append((REAL_MODE, layout, 1, True))
+    return fitting, reasons
+
+
+def _divisible(door: Door, batch: str, world_size: int, dtype: str) -> tuple[Any, ...]:
+    """The layouts of which each of so many ranks can have rows.
+
+    Raises:
+        Misuse: there is none.
+    """
+    fitting, reasons = [], []
+    for layout in door.layouts:
+        try:
+            door.make(world_size=world_size, dtype=dtype, batch=batch, **{door.varied: layout})
+        except Misuse as error:
+            reasons.append(str(error))
+        else:
+            fitting.append(layout)
+    if not fitting:
+        call_builder(door.build)  # which says more where that is what fails
+        what = "x of x_shapes" if door.varied == "x_shape" else "sizes of"
+        said = "; ".join(dict.fromkeys(reasons))
+        raise Misuse(f"no {what} {', '.join(map(str, door.layouts))} can be divided: {said}")
+    return tuple(fitting)
+
+
+def _fitting(
+    door: Door, cases: Sequence[ModuleCase], require_fit: Callable[[ModuleCase], object], *, gives_up: bool = False
+) -> tuple[ByDtype, list[Misuse]]:
+    """By dtype the layouts of the cases that fit; why the others do not.
+
+    Args:
+        gives_up: Whether none fits where the first, of the simplest layout, does not.
+    """
+    fitting: ByDtype = {}
+    reasons: list[Misuse] = []
+    for case in cases:
+        try:
+            require_fit(case)
+        except Misuse as error:
+            reasons.append(error)
+            if gives_up and not fitting:
+                break
+        else:
+            layout = (case.values[0][0], getattr(case, door.varied), case.largest, False)
+            fitting.setdefault(case.dtype, []).append(layout)
+    return fitting, reasons
+
+
+def _require_bounds(case: ModuleCase) -> None:
+    """Raises Misuse where some answer may be off by so much that nothing is to be concluded."""
+    tensors = expect(case, 0).tensors
+    wide = [name for name, tensor in tensors.items() if is_too_wide(tensor)]
+    answers = [name for name in wide if not tensors[name].is_inner]
+    if not answers:
+        return
+    undecided = next((name for name in wide if tensors[name].derivation.startswith("undecided: ")), None)
+    if undecided:
+        raise Misuse(
+            f"{case.build}: in {case.dtype}, with {case.takes}: {tensors[undecided].derivation}: a correct module may "
+            "choose otherwise; judge what is before the choice and what is behind it"
+        )
+    first = f", first of {wide[0].replace(BOUNDARY, '')}" if wide[0] != answers[0] else ""
+    raise Misuse(
+        f"{case.build}: in {case.dtype}, with {case.takes}, the roundings of a correct module may "
+        f"come to more than {limits.TOO_WIDE:g} of {answers[0]}{first}: judge a smaller part, or take smaller shapes "
+        "(to anything where torch.finfo(dtype).min in a mask may overflow, or equal numbers are compared)"
+    )
+
+
+_require_bounds_of_parts = functools.lru_cache(maxsize=64)(_require_bounds)
+"""Asked again for each world size."""

@@ -1,0 +1,116 @@
+"""The unsharded module once more, which at the end of each of its parts goes on from what the ranks held there.
+
+Worst-case bounds grow from layer to layer.  Here they need not: what a part gives is bounded from what the ranks held
+where it begins, forward and backward, so that each bound is that of the part's own operations, however deep the module
+is and however few bits its dtype has.  What the ranks held is taken over only where its bound is less than
+limits.STILL_SHOWS of the values; else the bound goes on growing.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+from equivtest import limits
+from equivtest.families.module.case import ModuleCase
+from equivtest.families.module.case_boundaries import BOUNDARY, Boundaries, Capture
+from equivtest.families.module.oracle_held import HeldAt, Whole
+from equivtest.kit.oracle.expected import ExpectedTensor, says_nothing
+from equivtest.kit.oracle.ranged import Parts, Ranged
+from equivtest.kit.oracle.rounding import Bounded
+from equivtest.layout import Layout
+
+if TYPE_CHECKING:
+    from equivtest.kit.oracle.running import RunningError
+
+
+class Forced(Boundaries):
+    """Has the parts of a module go on from what was held.
+
+    Attributes:
+        found: What is right of each boundary that was held, by its answer's name, in the order of the run.
+        layouts: Of those, under which the ranks held it.
+    """
+
+    def __init__(self, module: nn.Module, counted: RunningError, held: HeldAt) -> None:
+        super().__init__(module)
+        self.found: dict[str, Bounded] = {}
+        self.layouts: dict[str, Layout] = {}
+        self._counted = counted
+        self._held = held
+
+    def meet(self, name: str, tensor: torch.Tensor) -> None:
+        """Has the tensor hold what the ranks held, and the gradient that comes back to it, all uses together."""
+        held = self._judged(f"{BOUNDARY}{name}", tensor)
+        if held is not None and isinstance(tensor, Ranged):
+            with _disable_current_modes():
+                for part, new in zip(Parts.of(tensor), held, strict=True):
+                    part.copy_(new)
+        if tensor.requires_grad:
+            tensor.register_hook(functools.partial(self._came_back, f"grad.{BOUNDARY}{name}"))  # type: ignore[no-untyped-call]
+
+    def _came_back(self, name: str, gradient: torch.Tensor) -> torch.Tensor | None:
+        held = self._judged(name, gradient)
+        with _disable_current_modes():
+            return None if held is None else held.wrapped()
+
+    def _judged(self, name: str, computed: torch.Tensor) -> Parts | None:
+        """What was held, to go on from, now that it is judged; None where nothing was, or the bound says nothing."""
+        with _disable_current_modes():
+            parts = Parts.of(computed)
+            right = replace(self._counted.bounded(parts.wrapped()), derivation=self._derivation())
+            whole = self._held(name, right)
+            if whole is None:
+                return None
+            if whole.layout is not None and name not in self.found:
+                self.found[name], self.layouts[name] = right, whole.layout
+            is_lost = says_nothing(right.value, right.allowed, share=limits.STILL_SHOWS)
+            return None if is_lost else self._parts(whole, computed.dtype)
+
+    def _derivation(self) -> str:
+        if self._counted.undecided:
+            return self._counted.undecided
+        return "running error of this part alone, from what the ranks held of the parts before"
+
+    def _parts(self, whole: Whole, dtype: torch.dtype) -> Parts:
+        value = whole.value.to(dtype)
+        if whole.magnitude is not None:
+            off = (whole.value - value.double()).abs()
+            return self._counted.roundings.summed(value, off, whole.magnitude, 0)
+        spread = torch.zeros_like(value, dtype=torch.float64) if whole.spread is None else whole.spread
+        return Parts(value, spread, value.double().abs() + spread)
+
+
+def captured(module: nn.Module) -> Capture:
+    """Keeps what the module's parts give when one process runs it."""
+    return Capture(module, lambda tensor: tensor.detach().clone())
+
+
+def boundaries(case: ModuleCase, runs: Sequence[Forced]) -> dict[str, ExpectedTensor]:
+    """What is right of each boundary that was held, in the order of the run, those of all parts of a divided batch.
+
+    Where only some ranks of those held one, nothing is said of the others'.
+    """
+    facts, found = case.boundaries(), {}
+    for name in dict.fromkeys(name for run in runs for name in run.found):
+        right = next(run.found[name] for run in runs if name in run.found)
+        layout = next(run.layouts[name] for run in runs if name in run.layouts)
+        anything = Bounded(torch.zeros_like(right.value), torch.full_like(right.value, torch.inf))
+        stack = [run.found.get(name, anything) for run in runs]
+        value, allowed = torch.stack([each.value for each in stack]), torch.stack([each.allowed for each in stack])
+        found[name] = ExpectedTensor(
+            value=value if case.is_divided else value[0],
+            allowed=allowed if case.is_divided else allowed[0],
+            layout=layout,
+            dtype=facts[name.removeprefix("grad.").removeprefix(BOUNDARY)].dtype,
+            derivation=right.derivation,
+            may_be_none=True,
+            is_inner=True,
+        )
+    return found

@@ -1,0 +1,150 @@
+"""What the ranks held of a tensor within a module, put together: under the layout that they say or that is inferred.
+
+A DTensor says which part of the whole each rank holds.  Of a plain tensor that is inferred: the first of `_candidates`
+under which the ranks' tensors agree with the reference; or any order of the slices of one dim that does.  A wrong guess
+hides nothing: what it takes for right agrees with the reference, so that all that follows is judged from right values,
+while the ranks go on from what they really hold.  They differ at the first part that does not map the one to the other,
+at the latest in the outputs and in the gradients of inputs and parameters, of which the case says what they are.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+import torch
+
+from equivtest.families.module.case import ROWS, ModuleCase
+from equivtest.kit.oracle.held import Held, put_together
+from equivtest.kit.oracle.rounding import Bounded
+from equivtest.layout import UNTOLD, Layout, Partial, Placement, Replicate, Shard, local_box, local_shape
+from equivtest.tensors import Placed, assemble
+
+Shape = tuple[int, ...]
+LARGEST_MATCH = 2**22  # elements that the slices of a dim are compared in, at most
+
+
+class Whole(NamedTuple):
+    """What the ranks held of one tensor, put together.
+
+    Attributes:
+        value: In the dtype that they held it in; float64 where it is the sum of operands.
+        spread: How far some rank's is from `value`, float64; None where all have its bits.
+        magnitude: Of the operands, where it is their sum; else None.
+        layout: Under which they held it; None: no layout, the slices of a dim in an order of their own.
+    """
+
+    value: torch.Tensor
+    spread: torch.Tensor | None
+    magnitude: torch.Tensor | None
+    layout: Layout | None
+
+
+HeldAt = Callable[[str, Bounded], Whole | None]
+"""What was held by a name, given what is right; None where nobody, or not everybody, held anything, or in no layout."""
+
+
+def held_by_ranks(case: ModuleCase, held: Held, part: int) -> HeldAt:
+    """What the ranks of a case held; of a divided batch what the one held that ran this part of it."""
+    if case.is_divided:
+        return lambda name, right: _own(held[part].get(name), right)
+    return lambda name, right: _whole({rank: tensors.get(name) for rank, tensors in held.items()}, case, right)
+
+
+def held_by_one(values: Mapping[str, torch.Tensor]) -> HeldAt:
+    """What one process held that ran the unsharded module."""
+
+    def held_at(name: str, right: Bounded) -> Whole | None:
+        value = values.get(name)
+        return None if value is None else Whole(value, None, None, Layout((Replicate(),)))
+
+    return held_at
+
+
+def _own(placed: Placed | None, right: Bounded) -> Whole | None:
+    """Of a divided batch, what a rank held of its own rows."""
+    if placed is None or placed.layout != ROWS or placed.local.shape[1:] != right.value.shape:
+        return None
+    return Whole(placed.local[0], None, None, ROWS)
+
+
+def _whole(placed: Mapping[int, Placed | None], case: ModuleCase, right: Bounded) -> Whole | None:
+    """What the ranks held, under the layout that they say or that is inferred."""
+    held = {rank: each for rank, each in placed.items() if each is not None}
+    layouts = {each.layout for each in held.values()}
+    if len(held) < len(placed) or len(layouts) != 1:
+        return None
+    if (layout := layouts.pop()) != UNTOLD:
+        return _under(layout, held, case, right)
+    found = [_under(layout, held, case, right) for layout in _candidates(held, case, tuple(right.value.shape))]
+    wholes = [whole for whole in found if whole is not None]
+    agreeing = next((whole for whole in wholes if _ratio(whole, right) <= 1), None)
+    return agreeing or _in_any_order(held, right) or min(wholes, key=lambda whole: _ratio(whole, right), default=None)
+
+
+def _candidates(held: Mapping[int, Placed], case: ModuleCase, shape: Shape) -> Iterator[Layout]:
+    """The layouts under which tensors of such shapes may be held: whole, divided along a dim, operands of a sum."""
+    choices: list[Placement] = [Replicate(), *map(Shard, range(len(shape))), Partial("sum")]
+    for placements in itertools.product(choices, repeat=len(case.mesh_shape)):
+        layout = Layout(placements)
+        if all(local_shape(shape, layout, case.mesh_shape, rank) == each.local.shape for rank, each in held.items()):
+            yield layout
+
+
+def _under(layout: Layout, held: Mapping[int, Placed], case: ModuleCase, right: Bounded) -> Whole | None:
+    """What the ranks held under a layout; None where their tensors do not fit it."""
+    placed = {rank: {"": Placed(each.local, layout)} for rank, each in held.items()}
+    value = put_together(placed, "", tuple(right.value.shape), case.mesh_shape)
+    if value is None:
+        return None
+    if any(isinstance(placement, Partial) for placement in layout.placements):
+        sizes = {rank: each.local.double().abs() for rank, each in held.items()}
+        magnitude = assemble(sizes, tuple(right.value.shape), layout, case.mesh_shape).tensor
+        return Whole(value, None, magnitude, layout)
+    return Whole(value, _spread(value, held, layout, case), None, layout)
+
+
+def _spread(value: torch.Tensor, held: Mapping[int, Placed], layout: Layout, case: ModuleCase) -> torch.Tensor | None:
+    """How far replicas are apart, as global elements."""
+    spread = torch.zeros(value.shape, dtype=torch.float64)
+    for rank, each in held.items():
+        box = local_box(tuple(value.shape), layout, case.mesh_shape, rank)
+        window = tuple(slice(start, stop) for start, stop in box)
+        apart = (each.local.double() - value[window].double()).abs().nan_to_num(nan=math.inf)
+        spread[window] = torch.maximum(spread[window], apart)
+    return spread if bool(spread.any()) else None
+
+
+def _ratio(whole: Whole, right: Bounded) -> float:
+    """The largest error over its allowance."""
+    error = (whole.value.double() - right.value).abs()
+    ratio = torch.where((error == 0) | right.allowed.isinf(), 0.0, error / right.allowed)
+    return float(ratio.nan_to_num(nan=math.inf).max()) if ratio.numel() else 0.0
+
+
+def _in_any_order(held: Mapping[int, Placed], right: Bounded) -> Whole | None:
+    """The whole whose slices along some dim the ranks hold, each once, in whatever order: merged projections, heads."""
+    shape, shapes = tuple(right.value.shape), [tuple(each.local.shape) for each in held.values()]
+    for dim, size in enumerate(shape):
+        others = shape[:dim] + shape[dim + 1 :]
+        fits = all(len(each) == len(shape) and each[:dim] + each[dim + 1 :] == others for each in shapes)
+        if fits and sum(each[dim] for each in shapes) == size and size * math.prod(shape) <= LARGEST_MATCH:
+            slices = torch.cat([each.local.movedim(dim, 0) for each in held.values()])
+            order = _matched(slices.double(), right.value.movedim(dim, 0), right.allowed.movedim(dim, 0))
+            if order is not None:
+                return Whole(slices[order].movedim(0, dim).contiguous(), None, None, None)
+    return None
+
+
+def _matched(slices: torch.Tensor, value: torch.Tensor, allowed: torch.Tensor) -> list[int] | None:
+    """Which slice is which of `value`, each taken once; None where some is none of them."""
+    order, free = [], list(range(len(slices)))
+    for right, bound in zip(value, allowed, strict=True):
+        place = next((place for place in free if bool(((slices[place] - right).abs() <= bound).all())), None)
+        if place is None:
+            return None
+        free.remove(place)
+        order.append(place)
+    return order

@@ -1,0 +1,107 @@
+"""What a case divides among the ranks, as torch goes wrong where some rank is left with nothing, or with one row.
+
+Source: the findings that name `dtensor_operators` in known_failures.toml.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from equivtest.layout import Layout, Replicate, Shard, local_shape, shard_bounds
+
+if TYPE_CHECKING:
+    from equivtest.families.operators.case import OperatorCase
+    from equivtest.kit.case import Shape
+
+
+def local_shapes(case: OperatorCase, shape: Shape, layout: Layout) -> tuple[Shape, ...]:
+    """What each rank holds of a tensor, of a partial one what it is made of."""
+    divided = Layout(tuple(each if isinstance(each, Shard) else Replicate() for each in layout.placements))
+    return tuple(local_shape(shape, divided, case.mesh_shape, rank) for rank in range(case.world_size))
+
+
+def first_operand_of_ranks(case: OperatorCase) -> tuple[Shape, ...]:
+    """The shape of what each rank holds of the first operand."""
+    return local_shapes(case, case.operands[0], case.operand_layout(0))
+
+
+def leaves_nothing_to_reduce(case: OperatorCase) -> bool:
+    """Whether some rank has no elements along a dim that is reduced; along any, where none is named."""
+    num_dims, dim = len(case.operands[0]), case.dim
+    if not num_dims:
+        return False
+    dims = dim if isinstance(dim, tuple) else (dim,) if isinstance(dim, int) else range(num_dims)
+    return any(shape[each % num_dims] == 0 for shape in first_operand_of_ranks(case) for each in dims)
+
+
+def gathers_in_front_of(case: OperatorCase) -> bool:
+    """Whether a dim counted from the end is divided, and it is the first, or the last beside one row of the first."""
+    if case.world_size == 1 or not case.counts_dim_from_end or not case.is_dim_divided:
+        return False
+    is_first = case.dim == -len(case.operands[0])
+    return is_first or (case.dim == -1 and any(shape[0] == 1 for shape in first_operand_of_ranks(case)))
+
+
+def picks_one_of_nothing(case: OperatorCase) -> bool:
+    """Whether one row is picked by an index that is whole, of an operand that is partial or divided along that dim,
+    which leaves some rank no row."""
+    if not isinstance(case.dim, int) or len(case.operands) != 2 or len(case.mesh_shape) != 1:
+        return False
+    x, index = case.operands
+    size, world_size = x[case.dim], case.world_size
+    is_one = len(index) == len(x) and index[case.dim] == 1 and case.placements[1] == ("replicate",)
+    is_spread = case.is_dim_divided or bool(case.reduction(0)[0])
+    return is_one and is_spread and size >= world_size and shard_bounds(size, world_size, world_size - 1)[0] >= size
+
+
+def squeezes_a_row(case: OperatorCase) -> bool:
+    """Whether a row is multiplied with a matrix, and the product does not come out divided among columns."""
+    if [len(shape) for shape in case.operands] != [1, 2]:
+        return False
+    is_partial = bool(case.reduction(0)[0]) and math.prod(case.mesh_shape) > 1
+    return is_partial or "shard(1)" not in case.placements[1]
+
+
+def pads_other_rows(case: OperatorCase) -> bool:
+    """Whether `narrow`, sliced of what some rank holds of the operand under the layout of the cotangent, has neither
+    as many rows as that rank's cotangent, nor would this, of one row, be broadcast."""
+    named, whole = dict(case.arguments), case.operands[0]
+    start, length, dim = named.get("start"), named.get("length"), case.dim
+    if not isinstance(start, int) or not isinstance(length, int) or not isinstance(dim, int) or not case.changes_shape:
+        return False
+    start %= whole[dim]
+    layout = case.cotangent_layout(0)
+    operands, cotangents = local_shapes(case, whole, layout), local_shapes(case, case.results[0].shape, layout)
+    return any(
+        rows[dim] not in (1, max(min(start + length, operand[dim]) - start, 0))
+        for operand, rows in zip(operands, cotangents, strict=True)
+        if rows[dim] != case.results[0].shape[dim]
+    )
+
+
+def selects_other_rows(case: OperatorCase) -> bool:
+    """Whether `select` by a dim counted from the end gives a gradient that lies as if every dim had moved by one, and
+    some rank's cotangent does not fit into what it would select of that."""
+    index, dim, shape = dict(case.arguments).get("index"), case.dim, case.operands[0]
+    if not isinstance(index, int) or not isinstance(dim, int) or not case.counts_dim_from_end:
+        return False
+    layout, front = case.cotangent_layout(0), dim % len(shape)
+    moved = Layout(tuple(Shard(each.dim + 1) if isinstance(each, Shard) else each for each in layout.placements))
+    pairs = zip(local_shapes(case, shape, moved), local_shapes(case, case.results[0].shape, layout), strict=True)
+    for operand, cotangent in pairs:
+        slot = (*operand[:front], *operand[front + 1 :])
+        if not -operand[front] <= index < operand[front]:
+            return True
+        if any(rows not in (1, size) for rows, size in zip(cotangent, slot, strict=True)):
+            return True
+    return False
+
+
+def keeps_placements(case: OperatorCase) -> bool:
+    """Whether `squeeze` takes a dim away, and no dim behind one that goes is divided."""
+    shape, dim = case.operands[0], case.dim
+    dims = (dim % len(shape),) if isinstance(dim, int) and shape else range(len(shape))
+    gone = [each for each in dims if shape[each] == 1]
+    layout = case.operand_layout(0)
+    return bool(gone) and not any(isinstance(each, Shard) and each.dim >= min(gone) for each in layout.placements)

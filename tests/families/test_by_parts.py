@@ -1,0 +1,173 @@
+"""Modules judged part by part, from what the ranks held where each begins."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from equivtest.check import check, judge
+from equivtest.errors import Misuse
+from equivtest.families.module.case import ModuleCase
+from equivtest.families.module.case_boundaries import own_name
+from equivtest.families.module.oracle_held import held_by_ranks
+from equivtest.kit.oracle import expect
+from equivtest.kit.oracle.rounding import Bounded
+from equivtest.layout import UNTOLD, Layout, Partial, Replicate, Shard
+from equivtest.module import module_property
+from equivtest.property import Space
+from equivtest.ranks.pool import Pool
+from equivtest.tensors import Placed
+from equivtest.verdicts.elements import is_too_wide
+from equivtest.verdicts.verdict import Verdict
+
+HERE = "tests.rank_programs_parts:"
+DECODER = "equivtest.families.module.subject.decoder:"
+
+
+def case_of(build: str, parallelize: str, **fields: object) -> ModuleCase:
+    where = [name if ":" in name else HERE + name for name in (build, parallelize)]
+    made = {"world_size": 2, "x_shape": (1, 3, 24), "values": (("real", 0),), "by_parts": True, **fields}
+    return ModuleCase(build=where[0], parallelize=where[1], **made)  # type: ignore[arg-type]
+
+
+def failed(case: ModuleCase, pool: Pool) -> list[Verdict]:
+    return [verdict for verdict in judge("module", case, pool) if verdict.failed]
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("parallelize", "world_size", "dtype", "batch"),
+    [
+        ("heads_and_hidden_divided", 2, "bfloat16", "whole"),
+        ("heads_and_hidden_divided", 3, "float16", "whole"),
+        ("heads_and_hidden_divided", 4, "float32", "whole"),
+        ("layers_sharded", 2, "bfloat16", "mean of parts"),
+        ("layers_sharded", 3, "float64", "mean of parts"),
+    ],
+)
+def test_a_deep_module_holds_in_every_dtype(
+    pool: Pool, parallelize: str, world_size: int, dtype: str, batch: str
+) -> None:
+    rows = 1 if batch == "whole" else world_size
+    case = case_of(
+        "deep", DECODER + parallelize, world_size=world_size, dtype=dtype, batch=batch, x_shape=(rows, 3, 24)
+    )
+    verdicts = check("module", case, pool)
+
+    assert {verdict.kind for verdict in verdicts} == {"holds"}
+    assert "boundary.layers.5.mlp.down" in verdicts[0].judgement.agreeing
+    assert "grad.boundary.layers.0.attention.query" in verdicts[1].judgement.agreeing
+
+
+def test_without_parts_the_same_module_is_too_deep() -> None:
+    case = replace(case_of("deep", DECODER + "heads_and_hidden_divided", dtype="float64"), by_parts=False)
+
+    assert is_too_wide(expect(case, 0).tensors["grad.x"])
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("parallelize", "first"),
+    [
+        ("halved", "boundary.layers.3"),
+        ("zeros_of_one", "boundary.layers.3.mlp_norm"),
+        ("swapped", "boundary.layers.3.mlp.gate"),
+        ("doubled", "grad.boundary.layers.2.attention.key"),
+        ("more", "boundary.layers.5.attention.out"),
+    ],
+)
+def test_the_first_wrong_part_is_named(pool: Pool, parallelize: str, first: str, dtype: str) -> None:
+    """Half of the right value on two ranks looks like operands of a sum, until it is added to what is whole."""
+    verdict, *_ = failed(case_of("deep", parallelize, dtype=dtype), pool)
+
+    assert (verdict.kind, verdict.judgement.mismatches[0].tensor) == ("value", first)
+
+
+@pytest.mark.ranks
+def test_what_is_computed_again_in_the_backward_is_judged(pool: Pool) -> None:
+    case = case_of("checkpointed", "hidden_divided", dtype="float32")
+
+    assert {verdict.kind for verdict in check("module", case, pool)} == {"holds"}
+
+
+@pytest.mark.ranks
+def test_a_part_that_runs_twice_is_judged_twice(pool: Pool) -> None:
+    case = case_of("twice", "twice_divided", x_shape=(2, 6))
+    held, *_ = check("module", case, pool)
+    verdict, *_ = failed(replace(case, parallelize=HERE + "twice_wrong"), pool)
+
+    assert {"boundary.inner[0]", "boundary.inner[1]", "boundary.inner.down#2"} <= set(held.judgement.agreeing)
+    assert verdict.judgement.mismatches[0].tensor == "boundary.inner.down#2"
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_merged_projections_hold_their_columns_in_an_order_of_their_own(pool: Pool, world_size: int) -> None:
+    case = case_of("merged", "merged_divided", x_shape=(2, 6), world_size=world_size)
+    verdicts = check("module", case, pool)
+
+    assert {verdict.kind for verdict in verdicts} == {"holds"}
+    assert "boundary.down" in verdicts[0].judgement.agreeing
+    assert "boundary.both" not in verdicts[0].judgement.agreeing
+
+
+VALUE = torch.arange(12, dtype=torch.float64).reshape(2, 6)
+
+
+@pytest.mark.parametrize(
+    ("locals_", "layout"),
+    [
+        ([VALUE, VALUE], Layout((Replicate(),))),
+        ([VALUE[:1], VALUE[1:]], Layout((Shard(0),))),
+        ([VALUE[:, :3], VALUE[:, 3:]], Layout((Shard(1),))),
+        ([VALUE - 1, torch.ones(2, 6, dtype=torch.float64)], Layout((Partial("sum"),))),
+        ([VALUE[:, [0, 5]], VALUE[:, [1, 4, 2, 3]]], None),
+    ],
+)
+def test_the_layout_of_plain_tensors_is_inferred(locals_: list[torch.Tensor], layout: Layout | None) -> None:
+    placed = {rank: {"name": Placed(local, UNTOLD)} for rank, local in enumerate(locals_)}
+    right = Bounded(VALUE, torch.full_like(VALUE, 0.25))
+    whole = held_by_ranks(case_of("deep", "halved"), placed, 0)("name", right)
+
+    assert whole is not None and whole.layout == layout
+    torch.testing.assert_close(whole.value, VALUE)
+
+
+def test_what_agrees_in_no_layout_is_what_comes_nearest() -> None:
+    placed = {rank: {"name": Placed(VALUE + 1, UNTOLD)} for rank in range(2)}
+    whole = held_by_ranks(case_of("deep", "halved"), placed, 0)("name", Bounded(VALUE, torch.full_like(VALUE, 0.25)))
+
+    assert whole is not None and whole.layout == Layout((Replicate(),)) and whole.value.equal(VALUE + 1)
+
+
+@pytest.mark.parametrize("fields", [{"values": (("dense", 0),)}, {"x_shape": (3, 3, 24), "batch": "mean of parts"}])
+def test_parts_are_judged_on_real_values_and_equal_rows(fields: dict[str, object]) -> None:
+    with pytest.raises(Misuse, match=r"by_parts (goes with real values|needs as many rows on every rank), got"):
+        case_of("deep", "halved", **fields)
+
+
+def test_a_module_is_judged_by_parts_where_nothing_else_says_something() -> None:
+    prop = module_property(HERE + "deep", DECODER + "heads_and_hidden_divided", ((1, 2, 24),), batch="whole")
+
+    assert prop.cases is not None
+    assert prop.leaves_out is not None and prop.leaves_out(Space((1,), ("float32", "bfloat16"))) == ()
+
+
+def test_a_module_that_is_not_to_be_judged_by_parts_is_too_deep() -> None:
+    prop = module_property(
+        HERE + "deep", DECODER + "heads_and_hidden_divided", ((1, 2, 24),), batch="whole", by_parts=False
+    )
+
+    with pytest.raises(Misuse, match=r"deep: in float32, with x of shape .*judge (a smaller part|what is before)"):
+        prop.cases(Space((1,), ("float32",)))
+
+
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [("module.layers.0", "layers.0"), ("layers.0._checkpoint_wrapped_module.up", "layers.0.up"), ("_orig_mod", "")],
+)
+def test_wrappers_of_torch_have_no_names(name: str, own: str) -> None:
+    assert own_name(name) == own

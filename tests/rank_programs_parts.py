@@ -1,0 +1,207 @@
+"""Modules that tests judge part by part, and ways to make them parallel, right ones and wrong ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from equivtest.families.module.subject.decoder import Decoder, GatedLinear, heads_and_hidden_divided
+
+
+def deep() -> nn.Module:
+    return Decoder(6)
+
+
+def tampered(part: str, spoil: Callable[[torch.Tensor, DeviceMesh], torch.Tensor]) -> Any:
+    """Heads and hidden features divided, and what one part gives spoiled."""
+
+    def parallelize(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+        parallel = heads_and_hidden_divided(module, mesh)
+        parallel.get_submodule(part).register_forward_hook(lambda _, __, given: spoil(given, mesh))
+        return parallel
+
+    return parallelize
+
+
+def _half(given: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    return given / mesh.size()
+
+
+def _zeros_of_one(given: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    return given * (mesh.get_rank() == 0)
+
+
+def _tokens_swapped(given: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    return given.flip(1)
+
+
+def _gradient_doubled(given: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    given.register_hook(lambda gradient: gradient * 2)
+    return given
+
+
+def _slightly_more(given: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    return given * 1.125
+
+
+halved = tampered("layers.3.mlp.down", _half)
+zeros_of_one = tampered("layers.3.mlp_norm", _zeros_of_one)
+swapped = tampered("layers.3.mlp.gate", _tokens_swapped)
+doubled = tampered("layers.2.attention.key", _gradient_doubled)
+more = tampered("layers.5.attention.out", _slightly_more)
+
+
+class Twice(nn.Module):
+    """One layer used twice, its outputs a tuple, its second input by keyword."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Pair()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, second = self.inner(x, scale=x)
+        total, _ = self.inner(first, scale=second)
+        output: torch.Tensor = total
+        return output
+
+
+class Pair(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(6, 12, bias=False), nn.Linear(12, 6, bias=False)
+
+    def forward(self, x: torch.Tensor, *, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        changed = self.down(functional.silu(self.up(x)))
+        return changed + x, functional.silu(scale)
+
+
+def twice() -> nn.Module:
+    return Twice()
+
+
+def twice_divided(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    return parallelize_module(module, mesh, {"inner.up": ColwiseParallel(), "inner.down": RowwiseParallel()})
+
+
+def twice_wrong(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """The second call alone."""
+    calls: list[int] = []
+
+    def hook(_: Any, __: Any, given: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        return given * 1.5 if len(calls) == 2 else given
+
+    twice_divided(module, mesh).get_submodule("inner.down").register_forward_hook(hook)
+    return module
+
+
+class Merged(nn.Module):
+    """Gate and what it gates as one projection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both, self.down = nn.Linear(6, 24, bias=False), nn.Linear(12, 6, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = self.both(x).chunk(2, dim=-1)
+        output: torch.Tensor = self.down(functional.silu(gate) * up)
+        return output
+
+
+def merged() -> nn.Module:
+    return Merged()
+
+
+class CopyIn(torch.autograd.Function):
+    """The identity, whose gradient is summed over the ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: Any) -> torch.Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        gradient = gradients[0].clone()
+        torch.distributed.all_reduce(gradient, group=ctx.group)
+        return gradient, None
+
+
+class SumOut(torch.autograd.Function):
+    """The sum over the ranks, whose gradient each of them has whole."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: Any) -> torch.Tensor:
+        total = x.clone()
+        torch.distributed.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradients[0], None
+
+
+class MergedColumns(nn.Module):
+    """Each rank's columns of the gate, and beside them those of what it gates: no shard of the whole; plain tensors."""
+
+    def __init__(self, whole: nn.Linear, mesh: DeviceMesh) -> None:
+        super().__init__()
+        self.weight, self.own, self.group = whole.weight, _own(mesh, 12), mesh.get_group()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight = torch.cat([half[self.own] for half in CopyIn.apply(self.weight, self.group).chunk(2)])
+        return functional.linear(CopyIn.apply(x, self.group), weight)
+
+
+class SummedRows(nn.Module):
+    """Each rank's rows, and the sum over the ranks."""
+
+    def __init__(self, whole: nn.Linear, mesh: DeviceMesh) -> None:
+        super().__init__()
+        self.weight, self.own, self.group = whole.weight, _own(mesh, 12), mesh.get_group()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        share = functional.linear(x, CopyIn.apply(self.weight, self.group)[:, self.own])
+        return SumOut.apply(share, self.group)
+
+
+def merged_divided(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    module.both, module.down = MergedColumns(module.both, mesh), SummedRows(module.down, mesh)
+    return module
+
+
+def _own(mesh: DeviceMesh, num: int) -> slice:
+    size = num // mesh.size()
+    return slice(mesh.get_rank() * size, (mesh.get_rank() + 1) * size)
+
+
+class Checkpointed(nn.Module):
+    """Layers that are computed once more in the backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.RMSNorm(24, eps=1e-5), GatedLinear()) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=False)
+        return x
+
+
+def checkpointed() -> nn.Module:
+    return Checkpointed()
+
+
+def hidden_divided(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    for layer in module.get_submodule("layers").children():
+        parallelize_module(
+            layer, mesh, {"1.gate": ColwiseParallel(), "1.up": ColwiseParallel(), "1.down": RowwiseParallel()}
+        )
+    return module
