@@ -11,7 +11,9 @@ import torch
 from torch import nn
 
 from equivtest.kit.oracle.exact import InexactData
-from equivtest.kit.oracle.rounding import Bounded
+from equivtest.kit.oracle.ranged import Ranged
+from equivtest.kit.oracle.rounding import TORCH_CPU, Bounded
+from equivtest.kit.oracle.running import RunningError
 from tests.running_modules import (
     ABOVE,
     FEATURES,
@@ -210,3 +212,20 @@ def test_hardsigmoid_is_refused_for_its_kernel() -> None:
     nn.functional.hardsigmoid(x).backward()
 
     assert x.grad is not None and float(x.grad) == float(torch.tensor(1 / 6, dtype=torch.float32)) != 1 / 6
+
+
+@pytest.mark.parametrize("size", [0.01, 1.0, 30.0])
+def test_a_softmax_is_off_by_what_its_terms_may_make_it(size: float) -> None:
+    """Each in turn up, all others down, and the other way round; a term alone, all others masked, is 1."""
+    x = torch.tensor([[1.0, -0.5, 0.25], [2.0, -torch.inf, -torch.inf]], dtype=torch.float64)
+    off = torch.where(x.isinf(), 0.0, size)
+    given, counted = Ranged(x, off, x.abs() + off), RunningError(TORCH_CPU["float64"], 1)
+    with counted:
+        found = torch.softmax(given, -1)
+    bound = counted.bounded(found).allowed
+    shifts = [torch.eye(3, dtype=torch.float64)[each] * 2 - 1 for each in range(3)]
+    apart = [(torch.softmax(x + sign * off * shift, -1) - x.softmax(-1)).abs() for shift in shifts for sign in (1, -1)]
+    reached = torch.stack(apart).amax(0)
+
+    assert bool((reached <= bound).all()) and bool((bound[0] <= 1.001 * reached[0]).all())
+    assert float(bound[1].max()) < 1e-13

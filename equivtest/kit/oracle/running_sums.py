@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from equivtest.kit.oracle.ranged import Parts
-from equivtest.kit.oracle.rounding import U_REFERENCE
+from equivtest.kit.oracle.rounding import SLACK_TERMS, U_REFERENCE
 from equivtest.kit.oracle.running_roundings import Roundings, chosen
-from equivtest.kit.oracle.running_rules import div
+from equivtest.kit.oracle.running_rules import div, sub
 
 Dims = int | Sequence[int] | None
 
@@ -66,6 +66,28 @@ def var_mean(
     return chosen(value, error), mean(r, operand, dim=dims, keepdim=keepdim)
 
 
+def softmax(r: Roundings, operand: Any, dim: int, half_to_float: bool = False) -> Parts:  # noqa: FBT001, FBT002
+    """Between what it is where the term is larger and all others are smaller, and the other way round.
+
+    A softmax rises with its own term, falls with every other, and does not change with what is added to all of them, as
+    the maximum that is taken away first.  It is at most 1.
+
+    Derived here.  With p the softmax and e what a term is off by, p exp(e) / (p exp(e) + sum of the others' p exp(-e)).
+    """
+    a = Parts.of(operand)
+    alone = a._replace(error=torch.zeros_like(a.error))
+    largest = amax(r, alone.wrapped(), dim=[dim], keepdim=True)
+    off = a.error + sub(r, alone.wrapped(), largest.wrapped()).error  # rounded as it is taken away
+    p = a.value.double().softmax(dim)
+    more, less = (torch.where(p == 0, 0.0, p * (sign * off).exp()) for sign in (1, -1))
+    high = more / (more + less.sum(dim, keepdim=True) - less)
+    low = less / (less + more.sum(dim, keepdim=True) - more)
+    error = torch.maximum(high.nan_to_num(nan=1.0) - p, p - low.nan_to_num(nan=0.0)).clamp(0.0, 1.0)
+    num = a.value.shape[dim] if a.value.dim() else 1
+    error = torch.where(p.isnan(), math.inf, error + (num + SLACK_TERMS) * U_REFERENCE * (p != 0))
+    return r.rounded(torch._softmax(a.value, dim, half_to_float), error, p + error, 2 * r.of_curve + num + 1)
+
+
 def dims_of(value: torch.Tensor, dim: Dims) -> tuple[int, ...]:
     """The dims that are meant; none stands for all."""
     if dim is None or (not isinstance(dim, int) and not len(dim)):
@@ -78,7 +100,7 @@ def count_of(value: torch.Tensor, dims: Sequence[int]) -> int:
 
 
 REDUCTIONS: dict[str, Callable[..., Any]] = {
-    "sum": total, "mean": mean, "amax": amax, "var_mean": var_mean,
+    "sum": total, "mean": mean, "amax": amax, "var_mean": var_mean, "_softmax": softmax,
     "var": lambda r, operand, **how: var_mean(r, operand, **how)[0],
 }  # fmt: skip
 """By operator, called with the operand, and all else by name."""
