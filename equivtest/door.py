@@ -108,14 +108,18 @@ def tried(door: Door, batch: str, world_size: int, dtypes: tuple[str, ...]) -> t
         fitting, reasons = _fitting(door, exact, prove_exact)
         if fitting:
             return fitting, list(map(str, reasons))
+        too_wide: list[Misuse] = []
         for dtype in (dtype for dtype in REAL_DTYPES if dtype in dtypes):
             real = [make(dtype=dtype, values=((REAL_MODE, 0),), **{varied: layout}) for layout in layouts]
             found, more_reasons = _fitting(door, real, _require_bounds, gives_up=door.by_parts is None)
-            fitting, reasons = fitting | found, (more_reasons if not fitting and more_reasons else reasons)
+            fitting |= found
+            too_wide += more_reasons
+        reasons = too_wide or reasons
     if door.by_parts is not False:
         others = [dtype for dtype in dtypes if dtype not in fitting]
         found, more_reasons = _by_parts(door, batch, world_size, others, layouts)
-        fitting, reasons = fitting | found, more_reasons or reasons
+        fitting |= found
+        reasons = more_reasons or reasons
     return fitting, list(map(str, reasons))
 
 
@@ -199,7 +203,7 @@ def _require_bounds(case: ModuleCase) -> None:
             f"{case.build}: in {case.dtype}, with {case.takes}: {tensors[undecided].derivation}: a correct module may "
             "choose otherwise; judge what is before the choice and what is behind it"
         )
-    first = f", first of {wide[0].replace(BOUNDARY, '')}" if wide[0] != answers[0] else ""
+    first = f" (and of {wide[0].replace(BOUNDARY, '')} before it)" if wide[0] != answers[0] else ""
     raise Misuse(
         f"{case.build}: in {case.dtype}, with {case.takes}, the roundings of a correct module may "
         f"come to more than {limits.TOO_WIDE:g} of {answers[0]}{first}: judge a smaller part, or take smaller shapes "

@@ -80,8 +80,8 @@ def module_property(
         conclusive_dtypes: In which a conformance run wants conclusions, where some hold no sums; () for all.
         without_collectives: Why the parallel module calls no collective, where that is right.
         by_parts: Whether each submodule is judged by itself, from what the ranks held where it begins, so that a bound
-            says something however deep the module is: real numbers, in every dtype.  None: in those dtypes in which
-            neither integers nor the bound of the whole module say something.
+            says something however deep the module is: real numbers, in every dtype.  None: where integers judge the
+            module in no dtype, in those dtypes in which the bound of the whole module says nothing.
 
     Raises:
         Misuse: x_shapes is no sequence of shapes, inputs are no inputs, both or neither is given, or there is no such

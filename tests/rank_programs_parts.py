@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,22 +11,13 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from equivtest.families.module.subject.decoder import Decoder, GatedLinear, heads_and_hidden_divided
+from equivtest.families.module.defects.decoder import spoiled
+from equivtest.families.module.subject.attention import sum_gradients, sum_over
+from equivtest.families.module.subject.decoder import Decoder, GatedLinear
 
 
 def deep() -> nn.Module:
     return Decoder(6)
-
-
-def tampered(part: str, spoil: Callable[[torch.Tensor, DeviceMesh], torch.Tensor]) -> Any:
-    """Heads and hidden features divided, and what one part gives spoiled."""
-
-    def parallelize(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-        parallel = heads_and_hidden_divided(module, mesh)
-        parallel.get_submodule(part).register_forward_hook(lambda _, __, given: spoil(given, mesh))
-        return parallel
-
-    return parallelize
 
 
 def _half(given: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
@@ -51,11 +41,11 @@ def _slightly_more(given: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
     return given * 1.125
 
 
-halved = tampered("layers.3.mlp.down", _half)
-zeros_of_one = tampered("layers.3.mlp_norm", _zeros_of_one)
-swapped = tampered("layers.3.mlp.gate", _tokens_swapped)
-doubled = tampered("layers.2.attention.key", _gradient_doubled)
-more = tampered("layers.5.attention.out", _slightly_more)
+halved = spoiled("layers.3.mlp.down", _half)
+zeros_of_one = spoiled("layers.3.mlp_norm", _zeros_of_one)
+swapped = spoiled("layers.3.mlp.gate", _tokens_swapped)
+doubled = spoiled("layers.2.attention.key", _gradient_doubled)
+more = spoiled("layers.5.attention.out", _slightly_more)
 
 
 class Twice(nn.Module):
@@ -119,35 +109,6 @@ def merged() -> nn.Module:
     return Merged()
 
 
-class CopyIn(torch.autograd.Function):
-    """The identity, whose gradient is summed over the ranks."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: Any) -> torch.Tensor:
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        gradient = gradients[0].clone()
-        torch.distributed.all_reduce(gradient, group=ctx.group)
-        return gradient, None
-
-
-class SumOut(torch.autograd.Function):
-    """The sum over the ranks, whose gradient each of them has whole."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: Any) -> torch.Tensor:
-        total = x.clone()
-        torch.distributed.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return gradients[0], None
-
-
 class MergedColumns(nn.Module):
     """Each rank's columns of the gate, and beside them those of what it gates: no shard of the whole; plain tensors."""
 
@@ -156,8 +117,8 @@ class MergedColumns(nn.Module):
         self.weight, self.own, self.group = whole.weight, _own(mesh, 12), mesh.get_group()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        weight = torch.cat([half[self.own] for half in CopyIn.apply(self.weight, self.group).chunk(2)])
-        return functional.linear(CopyIn.apply(x, self.group), weight)
+        weight = torch.cat([half[self.own] for half in sum_gradients(self.weight, self.group).chunk(2)])
+        return functional.linear(sum_gradients(x, self.group), weight)
 
 
 class SummedRows(nn.Module):
@@ -168,8 +129,8 @@ class SummedRows(nn.Module):
         self.weight, self.own, self.group = whole.weight, _own(mesh, 12), mesh.get_group()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        share = functional.linear(x, CopyIn.apply(self.weight, self.group)[:, self.own])
-        return SumOut.apply(share, self.group)
+        share = functional.linear(x, sum_gradients(self.weight, self.group)[:, self.own])
+        return sum_over(share, self.group)
 
 
 def merged_divided(module: nn.Module, mesh: DeviceMesh) -> nn.Module:

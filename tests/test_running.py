@@ -229,3 +229,22 @@ def test_a_softmax_is_off_by_what_its_terms_may_make_it(size: float) -> None:
 
     assert bool((reached <= bound).all()) and bool((bound[0] <= 1.001 * reached[0]).all())
     assert float(bound[1].max()) < 1e-13
+
+
+def test_a_softmax_may_be_anything_where_its_terms_may() -> None:
+    """Also where what it is underflows."""
+    x = torch.tensor([[0.0, -1000.0]], dtype=torch.float64)
+    given, counted = Ranged(x, torch.full_like(x, 2000.0), x.abs() + 2000.0), RunningError(TORCH_CPU["float64"], 1)
+    with counted:
+        found = torch.softmax(given, -1)
+
+    assert bool((counted.bounded(found).allowed >= 1).all())
+
+
+def test_a_softmax_over_nothing_is_nothing() -> None:
+    x = torch.zeros(3, 0, dtype=torch.float64)
+    given, counted = Ranged(x, x, x), RunningError(TORCH_CPU["float64"], 1)
+    with counted:
+        found = torch.softmax(given, -1)
+
+    assert counted.bounded(found).allowed.shape == (3, 0)

@@ -6,21 +6,27 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from equivtest.check import check, judge
 from equivtest.errors import Misuse
 from equivtest.families.module.case import ModuleCase
-from equivtest.families.module.case_boundaries import own_name
+from equivtest.families.module.case_boundaries import Capture, own_name
 from equivtest.families.module.oracle_held import held_by_ranks
 from equivtest.kit.oracle import expect
+from equivtest.kit.oracle.expected import Expected, ExpectedTensor
 from equivtest.kit.oracle.rounding import Bounded
 from equivtest.layout import UNTOLD, Layout, Partial, Replicate, Shard
 from equivtest.module import module_property
 from equivtest.property import Space
 from equivtest.ranks.pool import Pool
+from equivtest.ranks.reply import Answer
 from equivtest.tensors import Placed
 from equivtest.verdicts.elements import is_too_wide
-from equivtest.verdicts.verdict import Verdict
+from equivtest.verdicts.message import write_message
+from equivtest.verdicts.values import judge_tensors
+from equivtest.verdicts.verdict import Judgement, Mismatch, Verdict
 
 HERE = "tests.rank_programs_parts:"
 DECODER = "equivtest.families.module.subject.decoder:"
@@ -171,3 +177,59 @@ def test_a_module_that_is_not_to_be_judged_by_parts_is_too_deep() -> None:
 )
 def test_wrappers_of_torch_have_no_names(name: str, own: str) -> None:
     assert own_name(name) == own
+
+
+def test_what_replicas_are_apart_is_not_known_of_what_follows() -> None:
+    locals_ = [VALUE, VALUE + 0.125 * (VALUE == 3)]
+    placed = {rank: {"name": Placed(local, Layout((Replicate(),)))} for rank, local in enumerate(locals_)}
+    whole = held_by_ranks(case_of("deep", "halved"), placed, 0)("name", Bounded(VALUE, torch.full_like(VALUE, 0.25)))
+
+    assert whole is not None and whole.spread is not None
+    torch.testing.assert_close(whole.spread, 0.125 * (VALUE == 3).double())
+
+
+@pytest.mark.parametrize(("is_inner", "kind"), [(True, "holds"), (False, "inconclusive")])
+def test_a_boundary_that_says_nothing_leaves_nothing_open(*, is_inner: bool, kind: str) -> None:
+    case = case_of("deep", "halved", world_size=1)
+    right = ExpectedTensor(VALUE, VALUE + 100, Layout((Replicate(),)), "float64", "", is_inner=is_inner)
+    answers = {0: Answer({"boundary.name": Placed(VALUE, UNTOLD)}, {}, ())}
+
+    judgement = judge_tensors(case, Expected({"boundary.name": right}, {}), answers, ["boundary.name"])
+
+    assert judgement.kind == kind and ("boundary.name" in judgement.margins) != is_inner
+
+
+def test_what_checkpointing_computes_again_is_not_kept() -> None:
+    class CheckpointedScale(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Sequential(Steps(), nn.Softplus())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = checkpoint(self.inner, x, use_reentrant=False)
+            return result
+
+    class Steps(nn.Module):
+        runs = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.runs += 1
+            return x.sin() + self.runs
+
+    module = CheckpointedScale()
+    capture = Capture(module)
+    x = torch.zeros(2, requires_grad=True)
+    module(x * 1).sum().backward()
+
+    assert module.inner[0].runs == 2 and capture.values["inner.0"].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(("num", "told"), [(16, "0, 1"), (17, " and 1 others agree")])
+def test_a_message_names_the_first_of_many_tensors(num: int, told: str) -> None:
+    judgement = Judgement("value", (Mismatch("name", 0, "1", "2"),), tuple(map(str, range(num))))
+    verdict = Verdict(
+        claim="equals_unsharded", subject="module", case=case_of("deep", "halved"), judgement=judgement, draw=0
+    )
+    text = write_message(verdict)
+
+    assert told in text and ("others agree" in text) == (num > 16)

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from equivtest.families.module.case_facts import Fact, Program, call, call_builder, facts_of, made_inputs
 from equivtest.tensors import DTYPES, dtype_name
 
-BOUNDARY = "boundary."
+BOUNDARY, INPUT = "boundary.", ":input"
 
 WRAPPERS = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod")
 """What holds a module within torch's wrappers.
@@ -59,9 +59,6 @@ def tensors_of(path: str, number: int, given: object, what: str = "") -> list[tu
     ]
 
 
-INPUT = ":input"
-
-
 class Boundaries:
     """Meets what goes into every part of a module and comes out of it, once: of what is handed on, when it came out.
 
@@ -99,6 +96,11 @@ class Boundaries:
                 self.meet(name, tensor)
 
 
+def copied(tensor: torch.Tensor) -> torch.Tensor:
+    """What was on its way has come, and what is written to the tensor later leaves the copy as it is."""
+    return tensor.detach().clone()
+
+
 class Capture(Boundaries):
     """Keeps what goes in and comes out, and the gradients that come back, in one forward and backward.
 
@@ -108,7 +110,7 @@ class Capture(Boundaries):
         values, gradients: By name, what `keep` made of them.
     """
 
-    def __init__(self, module: nn.Module, keep: Callable[[torch.Tensor], Any]) -> None:
+    def __init__(self, module: nn.Module, keep: Callable[[torch.Tensor], Any] = copied) -> None:
         super().__init__(module)
         self.values: dict[str, Any] = {}
         self.gradients: dict[str, Any] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -17,11 +18,11 @@ from torch.overrides import TorchFunctionMode
 from equivtest import limits
 from equivtest.errors import Misuse
 from equivtest.families.module.case import EXACT_MODE, MEAN_OF_PARTS, REAL_MODE, ModuleCase, cotangent_of
-from equivtest.families.module.case_boundaries import is_boundary
+from equivtest.families.module.case_boundaries import Capture, is_boundary
 from equivtest.families.module.case_facts import call, call_builder, with_parameters
 from equivtest.families.module.case_inputs import REAL
 from equivtest.families.module.case_outputs import named_outputs
-from equivtest.families.module.oracle_forced import Forced, boundaries, captured
+from equivtest.families.module.oracle_forced import Forced, boundaries
 from equivtest.families.module.oracle_held import HeldAt, held_by_one, held_by_ranks
 from equivtest.families.module.values import VARIANTS, bounds_of
 from equivtest.kit.oracle import expect, expect_held
@@ -56,9 +57,9 @@ def expect_module(case: ModuleCase, index: int) -> Expected:
         Misuse: an operation of the module could round the integers of this case, or is one of which no bound is known.
     """
     drawn = draw(case, index)
-    given = {name: _in_float64(tensor) for name, tensor in drawn.items()}
     if case.by_parts:
         return _by_parts(case, drawn, [_held_by_one(case, part) for part in split(case, drawn)])
+    given = {name: _in_float64(tensor) for name, tensor in drawn.items()}
     if case.values[index][0] == REAL_MODE:
         expected = _expected(case, given, _within_bounds(case, drawn)[0], {})
         return replace(expected, tensors=measured(expected.tensors))
@@ -80,7 +81,7 @@ def _held_by_one(case: ModuleCase, given: Tensors) -> HeldAt:
     module = with_parameters(
         call_builder(case.build).to(DTYPES[case.dtype]), {name: given[name] for name in case.parameter_names()}
     )
-    capture = captured(module)
+    capture = Capture(module)
     run_module(case, module, given)
     return held_by_one(capture.named())
 
@@ -90,15 +91,14 @@ def _by_parts(case: ModuleCase, drawn: Tensors, held: Sequence[HeldAt]) -> Expec
     given = {name: _in_float64(tensor) for name, tensor in drawn.items()}
     found, runs = _within_bounds(case, drawn, held)
     expected = _expected(case, given, found, {})
-    tensors = {name: tensor for name, tensor in expected.tensors.items() if not is_boundary(name)}
-    return replace(expected, tensors=boundaries(case, runs) | measured(tensors))
+    return replace(expected, tensors=boundaries(case, runs) | measured(expected.tensors))
 
 
 def _expected(case: ModuleCase, given: Tensors, found: Mapping[str, Found], bits_used: Mapping[str, int]) -> Expected:
-    """Every answer of the case: what is not found is zero, as what no gradient reaches, and parameters are copies."""
+    """Every answer but boundaries: what is not found is zero, as what no gradient reaches; parameters are copies."""
     tensors, layouts, shapes, dtypes = {}, case.layouts(), case.shapes(), _dtypes(case)
     flags = case.given_flags() | {name: fact.requires_grad for name, fact in case.facts.outputs.items()}
-    for name in case.answer_names():
+    for name in itertools.filterfalse(is_boundary, case.answer_names()):
         zeros = Found(torch.zeros(shapes[name], dtype=torch.float64), None, EXACT)
         right = found.get(name, zeros)
         if name.startswith("param."):

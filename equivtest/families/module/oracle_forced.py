@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from equivtest import limits
 from equivtest.families.module.case import ModuleCase
-from equivtest.families.module.case_boundaries import BOUNDARY, Boundaries, Capture
+from equivtest.families.module.case_boundaries import BOUNDARY, Boundaries
 from equivtest.families.module.oracle_held import HeldAt, Whole
 from equivtest.kit.oracle.expected import ExpectedTensor, says_nothing
 from equivtest.kit.oracle.ranged import Parts, Ranged
@@ -85,11 +85,6 @@ class Forced(Boundaries):
             return self._counted.roundings.summed(value, off, whole.magnitude, 0)
         spread = torch.zeros_like(value, dtype=torch.float64) if whole.spread is None else whole.spread
         return Parts(value, spread, value.double().abs() + spread)
-
-
-def captured(module: nn.Module) -> Capture:
-    """Keeps what the module's parts give when one process runs it."""
-    return Capture(module, lambda tensor: tensor.detach().clone())
 
 
 def boundaries(case: ModuleCase, runs: Sequence[Forced]) -> dict[str, ExpectedTensor]:

@@ -75,16 +75,19 @@ def softmax(r: Roundings, operand: Any, dim: int, half_to_float: bool = False) -
     Derived here.  With p the softmax and e what a term is off by, p exp(e) / (p exp(e) + sum of the others' p exp(-e)).
     """
     a = Parts.of(operand)
+    if not a.value.numel():
+        return chosen(torch._softmax(a.value, dim, half_to_float), torch.zeros_like(a.error))
     alone = a._replace(error=torch.zeros_like(a.error))
     largest = amax(r, alone.wrapped(), dim=[dim], keepdim=True)
     off = a.error + sub(r, alone.wrapped(), largest.wrapped()).error  # rounded as it is taken away
-    p = a.value.double().softmax(dim)
-    more, less = (torch.where(p == 0, 0.0, p * (sign * off).exp()) for sign in (1, -1))
+    logarithm = a.value.double().log_softmax(dim)  # of which what underflows here may not, where it is off by much
+    p = logarithm.exp()
+    more, less = (torch.where(a.value == -math.inf, 0.0, (logarithm + sign * off).exp()) for sign in (1, -1))
     high = more / (more + less.sum(dim, keepdim=True) - less)
     low = less / (less + more.sum(dim, keepdim=True) - more)
     error = torch.maximum(high.nan_to_num(nan=1.0) - p, p - low.nan_to_num(nan=0.0)).clamp(0.0, 1.0)
     num = a.value.shape[dim] if a.value.dim() else 1
-    error = torch.where(p.isnan(), math.inf, error + (num + SLACK_TERMS) * U_REFERENCE * (p != 0))
+    error = torch.where(p.isnan(), math.inf, error + (num + SLACK_TERMS) * U_REFERENCE * (a.value != -math.inf))
     return r.rounded(torch._softmax(a.value, dim, half_to_float), error, p + error, 2 * r.of_curve + num + 1)
 
 

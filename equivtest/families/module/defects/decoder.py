@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from equivtest.families.module.case import ModuleCase
-from equivtest.families.module.subject import run_module
+from equivtest.families.module.subject import Parallelize, run_module
 from equivtest.families.module.subject.decoder import heads_and_hidden_divided
 from equivtest.kit.defect import defect, run_with
 from equivtest.kit.subject import Answers, Given
@@ -28,8 +28,8 @@ _DECODER = ModuleCase(
 _WHY = "one rank divides by one, and adds up nothing; the sizes of the module are its own"
 
 
-def _run_spoiled(case: ModuleCase, mesh: DeviceMesh, given: Given, part: str, spoil: Spoil) -> Answers:
-    """Runs the decoder with what one part gives spoiled."""
+def spoiled(part: str, spoil: Spoil) -> Parallelize:
+    """Divides a decoder's heads and hidden features, and spoils what one part of it gives."""
 
     def parallelize(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
         parallel = heads_and_hidden_divided(module, mesh)
@@ -37,7 +37,11 @@ def _run_spoiled(case: ModuleCase, mesh: DeviceMesh, given: Given, part: str, sp
         parallel.get_submodule(part).register_forward_hook(hook)
         return parallel
 
-    return run_module(case, mesh, given, parallelize)
+    return parallelize
+
+
+def _run_spoiled(case: ModuleCase, mesh: DeviceMesh, given: Given, part: str, spoil: Spoil) -> Answers:
+    return run_module(case, mesh, given, spoiled(part, spoil))
 
 
 def _average(output: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
