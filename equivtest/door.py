@@ -13,6 +13,7 @@ from equivtest.families.module.case import LARGEST, REAL_DTYPES, REAL_MODE, WHOL
 from equivtest.families.module.case_boundaries import BOUNDARY
 from equivtest.families.module.case_inputs import BATCH
 from equivtest.families.module.oracle import prove_exact
+from equivtest.families.module.oracle_steps import NOT_SEEN
 from equivtest.kit.case import require
 from equivtest.kit.oracle import expect
 from equivtest.verdicts.elements import is_too_wide
@@ -46,9 +47,16 @@ class Door(NamedTuple):
         """The module alone, the same for every way to parallelize it."""
         return self._replace(parallelize="")
 
+    @property
+    def is_stepped(self) -> bool:
+        """Whether there is more than one forward and backward."""
+        return any(dict(self.fields).get(name) for name in ("optimizer", "step"))
+
     def make(self, **fields: Any) -> ModuleCase:
-        """A case of the module."""
-        return ModuleCase(build=self.build, parallelize=self.parallelize, **dict(self.fields), **fields)
+        """A case of the module; of steps on real values, as no others are judged."""
+        real = {"values": ((REAL_MODE, 0),)} if self.is_stepped else {}
+        made = {**real, **dict(self.fields), **fields}
+        return ModuleCase(build=self.build, parallelize=self.parallelize, **made)
 
 
 def combinations(names: Sequence[str], sizes: Mapping[str, Sequence[int]]) -> tuple[tuple[tuple[str, int], ...], ...]:
@@ -99,7 +107,7 @@ def tried(door: Door, batch: str, world_size: int, dtypes: tuple[str, ...]) -> t
     make = functools.partial(door.make, world_size=world_size, batch=batch)
     fitting: ByDtype = {}
     reasons: list[Misuse] = []
-    if door.by_parts is not True:
+    if door.by_parts is not True and not door.is_stepped:
         exact = [
             make(dtype=dtype, largest=largest, **{varied: layout})
             for dtype in dtypes
@@ -108,6 +116,7 @@ def tried(door: Door, batch: str, world_size: int, dtypes: tuple[str, ...]) -> t
         fitting, reasons = _fitting(door, exact, prove_exact)
         if fitting:
             return fitting, list(map(str, reasons))
+    if door.by_parts is not True:
         too_wide: list[Misuse] = []
         for dtype in (dtype for dtype in REAL_DTYPES if dtype in dtypes):
             real = [make(dtype=dtype, values=((REAL_MODE, 0),), **{varied: layout}) for layout in layouts]
@@ -202,6 +211,11 @@ def _require_bounds(case: ModuleCase) -> None:
         raise Misuse(
             f"{case.build}: in {case.dtype}, with {case.takes}: {tensors[undecided].derivation}: a correct module may "
             "choose otherwise; judge what is before the choice and what is behind it"
+        )
+    if unseen := next((name for name in answers if tensors[name].derivation == NOT_SEEN), None):
+        raise Misuse(
+            f"{case.build}: in {case.dtype}, with {case.takes}, of {unseen} nothing can be concluded: {NOT_SEEN}: "
+            "take a larger learning rate, or leave this dtype out"
         )
     first = f" (and of {wide[0].replace(BOUNDARY, '')} before it)" if wide[0] != answers[0] else ""
     raise Misuse(

@@ -6,6 +6,7 @@ the gate is that of Shazeer, GLU Variants Improve Transformer (2020), equation 6
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -29,8 +30,9 @@ from equivtest.errors import Misuse
 from equivtest.families.module.case import ROWS, ModuleCase, cotangent_of
 from equivtest.families.module.case_boundaries import Capture, own_name
 from equivtest.families.module.case_facts import call, call_builder, with_parameters
-from equivtest.families.module.case_inputs import REAL
 from equivtest.families.module.case_outputs import OUTPUT, named_outputs
+from equivtest.families.module.case_steps import TOTAL_NORM
+from equivtest.families.module.subject.steps import clipped, own_step, run_steps
 from equivtest.importing import load_named, require_arguments
 from equivtest.kit.case import Shape
 from equivtest.kit.subject import Answers, Given, style_named, under_contract
@@ -81,17 +83,39 @@ def _sizes_of_data_parallelism(part: nn.Module, num_ranks: int) -> list[int]:
 
 
 def run_module(case: ModuleCase, mesh: DeviceMesh, given: Given, parallelize: Parallelize) -> Answers:
-    """Builds the module whole with the given parameters, parallelizes it, and runs it forward and backward."""
+    """Builds the module whole with the given parameters, parallelizes it, and runs it: once, or in steps."""
     parallel = make_parallel(case, mesh, given, parallelize)
+    if not case.is_stepped:
+        return _run_once(case, mesh, parallel, given)
+
+    def parameters() -> Answers:
+        held = _parameters(case, parallel)
+        return under_contract(case, {name: held[name] for name in case.parameter_names()})
+
+    return run_steps(case, parallel, given, functools.partial(_run_once, case, mesh, parallel), parameters)
+
+
+def _run_once(
+    case: ModuleCase,
+    mesh: DeviceMesh,
+    parallel: nn.Module,
+    given: Given,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> Answers:
+    """One forward and backward, or one step of the case's own."""
     capture = Capture(parallel) if case.by_parts else None
     numbers = _numbers_of_collectives()
     inputs = {
-        name: given[name].detach().requires_grad_() if kind == REAL else given[name]
-        for name, kind in case.kinds().items()
+        name: given[name].detach().requires_grad_() if name in case.real_names() else given[name]
+        for name in case.kinds()
     }
-    positional = case.positional if case.inputs else tuple(inputs)
-    outputs = _outputs(case, call(parallel, positional, inputs))
-    _run_backward(case, outputs, given)
+    if case.step:
+        outputs = _outputs(case, own_step(case, mesh, parallel, inputs, optimizer))
+    else:
+        positional = case.positional if case.inputs else tuple(inputs)
+        outputs = _outputs(case, call(parallel, positional, inputs))
+        _run_backward(case, outputs, given)
+        outputs |= {TOTAL_NORM: clipped(case, parallel)} if case.max_norm else {}
     parameters = _parameters(case, parallel)
     if _must_communicate(case) and numbers and numbers == _numbers_of_collectives():
         raise Misuse(
@@ -130,11 +154,12 @@ def _outputs(case: ModuleCase, given: object) -> dict[str, torch.Tensor]:
     Raises:
         Misuse: it is not.
     """
-    expected = list(case.facts.outputs)
+    expected = [*case.facts.outputs, *([TOTAL_NORM] if case.step and case.max_norm else [])]
     if expected == [OUTPUT] and not isinstance(given, torch.Tensor):
         raise Misuse(f"{case.parallelize}: the parallel module must give one tensor, got {type(given).__name__}")
-    outputs = named_outputs(given, case.outputs, case.parallelize)
-    if list(outputs) != expected:
+    chosen = (*case.outputs, "total_norm") if case.step and case.max_norm and case.outputs else case.outputs
+    outputs = named_outputs(given, chosen, case.step or case.parallelize)
+    if sorted(outputs) != sorted(expected):
         raise Misuse(
             f"{case.parallelize}: the parallel module must give {', '.join(expected)}, as the unsharded one does, got "
             f"{', '.join(outputs)}"
@@ -178,7 +203,8 @@ def _buffers(case: ModuleCase, parallel: nn.Module) -> dict[str, torch.Tensor | 
 def make_parallel(case: ModuleCase, mesh: DeviceMesh, given: Given, parallelize: Parallelize) -> nn.Module:
     """The unsharded module with the given parameters, parallelized."""
     whole = call_builder(case.build).to(mesh.device_type, DTYPES[case.dtype])
-    whole = with_parameters(whole, {name: given[name].detach() for name in case.parameter_names()})
+    values = {name: given[name].detach() for name in case.parameter_names()}
+    whole = with_parameters(whole, {name: value.clone() for name, value in values.items()} if case.trains else values)
     require_arguments(parallelize, f"parallelize {case.parallelize!r}", ("module", "mesh"))
     parallel = parallelize(whole, mesh)
     if not isinstance(parallel, nn.Module):
