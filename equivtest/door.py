@@ -52,6 +52,11 @@ class Door(NamedTuple):
         """Whether there is more than one forward and backward."""
         return any(dict(self.fields).get(name) for name in ("optimizer", "step"))
 
+    @property
+    def shortest(self) -> dict[str, int]:
+        """Fields of cases that are only tried: each step goes on from what was held, and is bounded as the first."""
+        return {"steps": 1} if self.is_stepped else {}
+
     def make(self, **fields: Any) -> ModuleCase:
         """A case of the module; of steps on real values, as no others are judged."""
         real = {"values": ((REAL_MODE, 0),)} if self.is_stepped else {}
@@ -104,7 +109,7 @@ def tried(door: Door, batch: str, world_size: int, dtypes: tuple[str, ...]) -> t
     varied, layouts = door.varied, door.layouts
     if batch != WHOLE and dtypes:
         layouts = _divisible(door, batch, world_size, dtypes[0])
-    make = functools.partial(door.make, world_size=world_size, batch=batch)
+    make = functools.partial(door.make, world_size=world_size, batch=batch, **door.shortest)
     fitting: ByDtype = {}
     reasons: list[Misuse] = []
     if door.by_parts is not True and not door.is_stepped:
@@ -146,7 +151,7 @@ def _by_parts(
         try:
             door.make(world_size=world_size, batch=batch, **made)  # which may not divide
             if dtype not in fitting:
-                _require_bounds_of_parts(door.make(world_size=1, **made))
+                _require_bounds_of_parts(door.make(world_size=1, **made, **door.shortest))
         except Misuse as error:
             reasons.append(error)
         else:

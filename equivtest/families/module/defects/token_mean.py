@@ -109,7 +109,7 @@ _RECORD: Any = {"replaces": "module", "claim": "gradients_equal_unsharded"}
 mean_of_means = defect(
     **_RECORD,
     family="mean of means",
-    smallest=_ONE_RANK,
+    smallest=replace(_ONE_RANK, values=(("real", 2),)),
     why="two micro-batches need two rows; the sizes of the module are its own",
 )(run_with(_run, _means))
 
