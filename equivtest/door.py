@@ -47,8 +47,10 @@ class Door(NamedTuple):
         return self._replace(parallelize="")
 
     def make(self, **fields: Any) -> ModuleCase:
-        """A case of the module."""
-        return ModuleCase(build=self.build, parallelize=self.parallelize, **dict(self.fields), **fields)
+        """A case of the module; of the whole world where the program needs that."""
+        common = dict(self.fields)
+        fields |= {"members": ()} if common.get("needs_world") else {}
+        return ModuleCase(build=self.build, parallelize=self.parallelize, **common, **fields)
 
 
 def combinations(names: Sequence[str], sizes: Mapping[str, Sequence[int]]) -> tuple[tuple[tuple[str, int], ...], ...]:

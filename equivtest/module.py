@@ -50,6 +50,9 @@ def module_property(
     without_collectives: str = "",
     by_parts: bool | None = None,
     placed: str = "",
+    needs_world: bool = False,
+    set_up: str = "",
+    tear_down: str = "",
 ) -> Property:
     """That a parallelized module computes what the unsharded one computes, forward and backward.
 
@@ -85,6 +88,10 @@ def module_property(
             module in no dtype, in those dtypes in which the bound of the whole module says nothing.
         placed: 'package.module:NAME' of a function (parallel module, name of a parameter) -> (tensor, indices), where
             which elements a rank holds cannot be read off: see `ModuleCase.placed`.
+        needs_world: Whether the program makes process groups of its own, so that its ranks must be the whole world and
+            find RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT in the environment.
+        set_up, tear_down: 'package.module:NAME' of functions (mesh) -> None that ranks call around each draw; either
+            says needs_world.  With the first alone each case has fresh ranks.
 
     Raises:
         Misuse: x_shapes is no sequence of shapes, inputs are no inputs, both or neither is given, or there is no such
@@ -96,7 +103,12 @@ def module_property(
         "a module takes x_shapes, of one floating-point x, or inputs={'name': ids(vocab=11, shape=('batch', 'seq'))}, "
         f"got {'neither' if inputs is None else 'both'}",
     )
-    common: Fields = (("placed", placed),)
+    common: Fields = (
+        ("placed", placed),
+        ("needs_world", needs_world or bool(set_up or tear_down)),
+        ("set_up", set_up),
+        ("tear_down", tear_down),
+    )
     if inputs is None:
         require(
             isinstance(x_shapes, Sequence)

@@ -74,6 +74,10 @@ class ModuleCase(Case):
         placed: 'package.module:NAME' of a function (parallel module, name of a parameter) -> (tensor, indices), which
             says what this rank holds of it: of each local element its place in the flattened whole, -1 where it has
             none; or None where the tensor of that name says it.  '': it is read off.
+        needs_world: Whether the program makes groups of its own: its ranks are the world, and the environment tells
+            them so, as torchrun does.
+        set_up, tear_down: 'package.module:NAME' of functions (mesh) -> None, called around each draw; '' where there is
+            nothing to do.  What is set up and not torn down runs in fresh ranks, which end after the case.
     """
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = (EXACT_MODE, REAL_MODE)
@@ -90,6 +94,9 @@ class ModuleCase(Case):
     loss: str = ""
     by_parts: bool = False
     placed: str = ""
+    needs_world: bool = False
+    set_up: str = ""
+    tear_down: str = ""
 
     def __post_init__(self) -> None:
         require(self.batch in BATCHES, f"batch must be one of {', '.join(BATCHES)}, got {self.batch!r}")
@@ -102,6 +109,13 @@ class ModuleCase(Case):
         require(
             not self.by_parts or all(mode == REAL_MODE for mode, _ in self.values),
             f"by_parts goes with real values, got {self.values}: take (('real', 0),)",
+        )
+        require(
+            self.needs_world or not (self.set_up or self.tear_down), "set_up and tear_down go with needs_world=True"
+        )
+        require(
+            not (self.needs_world and self.members),
+            f"a program that needs the world has no members, got {self.members}",
         )
         self._check_inputs()
         if self.is_divided and self.world_size >= 1:  # else it is refused below
@@ -132,6 +146,10 @@ class ModuleCase(Case):
     def is_divided(self) -> bool:
         """Whether each rank has its own rows of the batch."""
         return self.batch != WHOLE
+
+    @property
+    def needs_fresh_ranks(self) -> bool:
+        return bool(self.set_up) and not self.tear_down
 
     @property
     def fixes_layouts(self) -> bool:

@@ -32,6 +32,7 @@ from equivtest.families.module.case_facts import call, call_builder, with_parame
 from equivtest.families.module.case_inputs import REAL
 from equivtest.families.module.case_outputs import OUTPUT, named_outputs
 from equivtest.families.module.subject.held import held_parameters, places_in, require_whole
+from equivtest.families.module.subject.own_world import world_of
 from equivtest.importing import load_named, require_arguments
 from equivtest.kit.subject import Answers, Given, style_named, under_contract
 from equivtest.layout import UNTOLD, Layout
@@ -42,12 +43,14 @@ Parallelize = Callable[[nn.Module, DeviceMesh], nn.Module]
 
 def module(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
     """What the case's function makes of the unsharded module, on this rank."""
-    return run_module(case, mesh, given, named_in(case))
+    with world_of(case, mesh):
+        return run_module(case, mesh, given, named_in(case))
 
 
 def contract_of(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
     """1 as the first answer where the case's function makes what reduces its gradients, else 0; none is run."""
-    reduces = is_data_parallel(make_parallel(case, mesh, given, named_in(case)), mesh.size())
+    with world_of(case, mesh):
+        reduces = is_data_parallel(make_parallel(case, mesh, given, named_in(case)), mesh.size())
     return {case.answer_names()[0]: Placed(torch.tensor(float(reduces)), Layout((layout.Replicate(),)))}
 
 
