@@ -58,10 +58,11 @@ class Door(NamedTuple):
         return {"steps": 1} if self.is_stepped else {}
 
     def make(self, **fields: Any) -> ModuleCase:
-        """A case of the module; of steps on real values, as no others are judged."""
-        real = {"values": ((REAL_MODE, 0),)} if self.is_stepped else {}
-        made = {**real, **dict(self.fields), **fields}
-        return ModuleCase(build=self.build, parallelize=self.parallelize, **made)
+        """A case of the module: of steps on real values, and of the whole world where the program needs that."""
+        common = {"values": ((REAL_MODE, 0),)} if self.is_stepped else {}
+        common |= dict(self.fields)
+        fields |= {"members": ()} if common.get("needs_world") else {}
+        return ModuleCase(build=self.build, parallelize=self.parallelize, **{**common, **fields})
 
 
 def combinations(names: Sequence[str], sizes: Mapping[str, Sequence[int]]) -> tuple[tuple[tuple[str, int], ...], ...]:

@@ -55,6 +55,10 @@ def module_property(
     conclusive_dtypes: Sequence[str] = (),
     without_collectives: str = "",
     by_parts: bool | None = None,
+    placed: str = "",
+    needs_world: bool = False,
+    set_up: str = "",
+    tear_down: str = "",
 ) -> Property:
     """That a parallelized module computes what the unsharded one computes, forward and backward.
 
@@ -99,6 +103,12 @@ def module_property(
         by_parts: Whether each submodule is judged by itself, from what the ranks held where it begins, so that a bound
             says something however deep the module is: real numbers, in every dtype.  None: where integers judge the
             module in no dtype, in those dtypes in which the bound of the whole module says nothing.
+        placed: 'package.module:NAME' of a function (parallel module, name of a parameter) -> (tensor, indices), where
+            which elements a rank holds cannot be read off: see `ModuleCase.placed`.
+        needs_world: Whether the program makes process groups of its own, so that its ranks must be the whole world and
+            find RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT in the environment.
+        set_up, tear_down: 'package.module:NAME' of functions (mesh) -> None that ranks call around each draw; either
+            says needs_world.  With the first alone each case has fresh ranks.
 
     Raises:
         Misuse: x_shapes is no sequence of shapes, inputs are no inputs, both or neither is given, or there is no such
@@ -110,9 +120,11 @@ def module_property(
         "a module takes x_shapes, of one floating-point x, or inputs={'name': ids(vocab=11, shape=('batch', 'seq'))}, "
         f"got {'neither' if inputs is None else 'both'}",
     )
-    training: Fields = (
-        ("optimizer", optimizer), ("step", step), ("steps", (2 if optimizer else 1) if steps is None else steps),
-        ("micro_batches", micro_batches), ("max_norm", float(max_norm)), ("norm_type", float(norm_type)),
+    common: Fields = (
+        ("placed", placed), ("needs_world", needs_world or bool(set_up or tear_down)), ("set_up", set_up),
+        ("tear_down", tear_down), ("optimizer", optimizer), ("step", step),
+        ("steps", (2 if optimizer else 1) if steps is None else steps), ("micro_batches", micro_batches),
+        ("max_norm", float(max_norm)), ("norm_type", float(norm_type)),
     )  # fmt: skip
     if inputs is None:
         require(
@@ -122,15 +134,15 @@ def module_property(
             f"x_shapes must hold shapes, one at least, such as [(2, 3), (4, 3)], got {x_shapes!r}",
         )
         require(not sizes and not positional, "sizes and positional go with inputs, not with x_shapes")
-        fields: Fields = (("outputs", tuple(outputs)), ("loss", loss), *training)
+        fields: Fields = (*common, ("outputs", tuple(outputs)), ("loss", loss))
         door = Door(build, parallelize, "x_shape", tuple(map(tuple, x_shapes or ())), fields, by_parts)
     else:
         fields = (
+            *common,
             ("inputs", written(inputs)),
             ("positional", tuple(positional)),
             ("outputs", tuple(outputs)),
             ("loss", loss),
-            *training,
         )
         door = Door(build, parallelize, "sizes", combinations(sizes_in(written(inputs)), sizes or {}), fields, by_parts)
     return Property(

@@ -212,6 +212,11 @@ class Case:
         return False
 
     @property
+    def needs_fresh_ranks(self) -> bool:
+        """Whether the case runs in ranks that ran nothing before and run nothing after it."""
+        return False
+
+    @property
     def fixes_layouts(self) -> bool:
         """Whether the contract says how parameters are divided; if not, that is the subject's own affair."""
         return True

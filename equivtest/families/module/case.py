@@ -76,6 +76,13 @@ class ModuleCase(StepCase):
         by_parts: Whether every part of the module is judged by itself, from what the ranks held where it begins: see
             `equivtest.families.module.oracle_forced`.  Of real values alone; a divided batch has as many rows on
             every rank.
+        placed: 'package.module:NAME' of a function (parallel module, name of a parameter) -> (tensor, indices), which
+            says what this rank holds of it: of each local element its place in the flattened whole, -1 where it has
+            none; or None where the tensor of that name says it.  '': it is read off.
+        needs_world: Whether the program makes groups of its own: its ranks are the world, and the environment tells
+            them so, as torchrun does.
+        set_up, tear_down: 'package.module:NAME' of functions (mesh) -> None, called around each draw; '' where there is
+            nothing to do.  What is set up and not torn down runs in fresh ranks, which end after the case.
     """
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = (EXACT_MODE, REAL_MODE)
@@ -91,6 +98,10 @@ class ModuleCase(StepCase):
     outputs: tuple[str, ...] = ()
     loss: str = ""
     by_parts: bool = False
+    placed: str = ""
+    needs_world: bool = False
+    set_up: str = ""
+    tear_down: str = ""
 
     def __post_init__(self) -> None:
         require(self.batch in BATCHES, f"batch must be one of {', '.join(BATCHES)}, got {self.batch!r}")
@@ -103,6 +114,13 @@ class ModuleCase(StepCase):
         require(
             not self.by_parts or all(mode == REAL_MODE for mode, _ in self.values),
             f"by_parts goes with real values, got {self.values}: take (('real', 0),)",
+        )
+        require(
+            self.needs_world or not (self.set_up or self.tear_down), "set_up and tear_down go with needs_world=True"
+        )
+        require(
+            not (self.needs_world and self.members),
+            f"a program that needs the world has no members, got {self.members}",
         )
         self._check_inputs()
         self.check_steps()
@@ -174,6 +192,10 @@ class ModuleCase(StepCase):
     def has_own_rows(self) -> bool:
         """Whether each rank is handed its own rows of the batch."""
         return self.batch != WHOLE
+
+    @property
+    def needs_fresh_ranks(self) -> bool:
+        return bool(self.set_up) and not self.tear_down
 
     @property
     def fixes_layouts(self) -> bool:

@@ -19,30 +19,36 @@ from equivtest.tensors import Placed
 
 Inputs = Mapping[str, torch.Tensor]
 Once = Callable[[Given, torch.optim.Optimizer | None], Answers]
-Parameters = Callable[[], Answers]
+Held = Callable[[], Answers]
 
 
-def run_steps(case: ModuleCase, parallel: nn.Module, given: Given, once: Once, parameters: Parameters) -> Answers:
+def run_steps(case: ModuleCase, parallel: nn.Module, given: Given, once: Once, held: Held) -> Answers:
     """Every step of a case.
 
     Args:
         once: One forward and backward, or one step of the case's own, on the inputs of a step.
-        parameters: What the ranks hold of the parameters now.
+        held: What this rank holds of parameters and gradients now.
     """
     optimizer = called_optimizer(case.optimizer, parallel) if case.optimizer else None
-    before = {f"param.{name}": _copied(held) for name, held in parameters().items()}
+    before = _parameters(case, held())
     found: Answers = {}
     for step in range(1, case.steps + 1):
         if not case.step:
             parallel.zero_grad(set_to_none=True)
         left = once({**given, **inputs_of(case, given, step)}, optimizer)
-        answers = {name: _copied(held) for name, held in left.items() if name not in before}
-        found |= {at_step(step, name): held for name, held in answers.items()}
+        found |= {at_step(step, name): _copied(answer) for name, answer in left.items() if name not in before}
         if optimizer is not None:
             if not case.step:
                 optimizer.step()
-            found |= {updated(step, name): _copied(held) for name, held in parameters().items()}
+            left = _parameters(case, held())
+            found |= {updated(step, name): left[f"param.{name}"] for name in case.parameter_names()}
     return before | found
+
+
+def _parameters(case: ModuleCase, held: Answers) -> Answers:
+    """Copies of the parameters' values."""
+    names = [f"param.{name}" for name in case.parameter_names()]
+    return {name: _copied(held[name]) for name in names}
 
 
 def inputs_of(case: ModuleCase, given: Given, step: int) -> Given:
