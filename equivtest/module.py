@@ -49,6 +49,7 @@ def module_property(
     conclusive_dtypes: Sequence[str] = (),
     without_collectives: str = "",
     by_parts: bool | None = None,
+    placed: str = "",
 ) -> Property:
     """That a parallelized module computes what the unsharded one computes, forward and backward.
 
@@ -82,6 +83,8 @@ def module_property(
         by_parts: Whether each submodule is judged by itself, from what the ranks held where it begins, so that a bound
             says something however deep the module is: real numbers, in every dtype.  None: where integers judge the
             module in no dtype, in those dtypes in which the bound of the whole module says nothing.
+        placed: 'package.module:NAME' of a function (parallel module, name of a parameter) -> (tensor, indices), where
+            which elements a rank holds cannot be read off: see `ModuleCase.placed`.
 
     Raises:
         Misuse: x_shapes is no sequence of shapes, inputs are no inputs, both or neither is given, or there is no such
@@ -93,6 +96,7 @@ def module_property(
         "a module takes x_shapes, of one floating-point x, or inputs={'name': ids(vocab=11, shape=('batch', 'seq'))}, "
         f"got {'neither' if inputs is None else 'both'}",
     )
+    common: Fields = (("placed", placed),)
     if inputs is None:
         require(
             isinstance(x_shapes, Sequence)
@@ -101,10 +105,11 @@ def module_property(
             f"x_shapes must hold shapes, one at least, such as [(2, 3), (4, 3)], got {x_shapes!r}",
         )
         require(not sizes and not positional, "sizes and positional go with inputs, not with x_shapes")
-        fields: Fields = (("outputs", tuple(outputs)), ("loss", loss))
+        fields: Fields = (*common, ("outputs", tuple(outputs)), ("loss", loss))
         door = Door(build, parallelize, "x_shape", tuple(map(tuple, x_shapes or ())), fields, by_parts)
     else:
         fields = (
+            *common,
             ("inputs", written(inputs)),
             ("positional", tuple(positional)),
             ("outputs", tuple(outputs)),

@@ -71,6 +71,9 @@ class ModuleCase(Case):
         by_parts: Whether every part of the module is judged by itself, from what the ranks held where it begins: see
             `equivtest.families.module.oracle_forced`.  Of real values alone; a divided batch has as many rows on
             every rank.
+        placed: 'package.module:NAME' of a function (parallel module, name of a parameter) -> (tensor, indices), which
+            says what this rank holds of it: of each local element its place in the flattened whole, -1 where it has
+            none; or None where the tensor of that name says it.  '': it is read off.
     """
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = (EXACT_MODE, REAL_MODE)
@@ -86,6 +89,7 @@ class ModuleCase(Case):
     outputs: tuple[str, ...] = ()
     loss: str = ""
     by_parts: bool = False
+    placed: str = ""
 
     def __post_init__(self) -> None:
         require(self.batch in BATCHES, f"batch must be one of {', '.join(BATCHES)}, got {self.batch!r}")

@@ -31,8 +31,8 @@ from equivtest.families.module.case_boundaries import Capture, own_name
 from equivtest.families.module.case_facts import call, call_builder, with_parameters
 from equivtest.families.module.case_inputs import REAL
 from equivtest.families.module.case_outputs import OUTPUT, named_outputs
+from equivtest.families.module.subject.held import held_parameters, places_in, require_whole
 from equivtest.importing import load_named, require_arguments
-from equivtest.kit.case import Shape
 from equivtest.kit.subject import Answers, Given, style_named, under_contract
 from equivtest.layout import UNTOLD, Layout
 from equivtest.tensors import DTYPES, Placed
@@ -82,7 +82,10 @@ def _sizes_of_data_parallelism(part: nn.Module, num_ranks: int) -> list[int]:
 
 def run_module(case: ModuleCase, mesh: DeviceMesh, given: Given, parallelize: Parallelize) -> Answers:
     """Builds the module whole with the given parameters, parallelizes it, and runs it forward and backward."""
-    parallel = make_parallel(case, mesh, given, parallelize)
+    whole = _make_whole(case, mesh, given)
+    handed = dict(whole.named_parameters())
+    parallel = _parallelized(case, mesh, whole, parallelize)
+    places = places_in(case, mesh, parallel, handed, lambda values: make_parallel(case, mesh, values, parallelize))
     capture = Capture(parallel) if case.by_parts else None
     numbers = _numbers_of_collectives()
     inputs = {
@@ -92,7 +95,7 @@ def run_module(case: ModuleCase, mesh: DeviceMesh, given: Given, parallelize: Pa
     positional = case.positional if case.inputs else tuple(inputs)
     outputs = _outputs(case, call(parallel, positional, inputs))
     _run_backward(case, outputs, given)
-    parameters = _parameters(case, parallel)
+    parameters = held_parameters(case, mesh, parallel, places)
     if _must_communicate(case) and numbers and numbers == _numbers_of_collectives():
         raise Misuse(
             f"{case.parallelize}: no collective ran, forward or backward, on {case.world_size} ranks that each had the "
@@ -105,11 +108,7 @@ def run_module(case: ModuleCase, mesh: DeviceMesh, given: Given, parallelize: Pa
     for name in case.stacked_names():
         held = found[name]
         found[name] = None if held is None else held.unsqueeze(0)
-    for name in case.parameter_names():
-        _require_no_shard(case, name, "parameter", parameters[name])
-        _require_no_shard(case, name, "gradient of", parameters[name].grad)
-        found |= {f"param.{name}": parameters[name], f"grad.{name}": parameters[name].grad}
-    return under_contract(case, found) | (_boundaries(case, capture) if capture else {})
+    return under_contract(case, found) | parameters | (_boundaries(case, capture) if capture else {})
 
 
 def _boundaries(case: ModuleCase, capture: Capture) -> Answers:
@@ -170,15 +169,22 @@ def _buffers(case: ModuleCase, parallel: nn.Module) -> dict[str, torch.Tensor | 
                 f"{case.parallelize}: the parallel module has no buffer {name}, which the unsharded one's forward "
                 f"changes, only {', '.join(held) or 'none'}: keep the names of the unsharded module"
             )
-        _require_whole(case, name, "buffer", held[name], fact.shape)
+        require_whole(case, f"buffer {name}", held[name], fact.shape)
         found[f"buffer.{name}"] = held[name]
     return found
 
 
 def make_parallel(case: ModuleCase, mesh: DeviceMesh, given: Given, parallelize: Parallelize) -> nn.Module:
     """The unsharded module with the given parameters, parallelized."""
+    return _parallelized(case, mesh, _make_whole(case, mesh, given), parallelize)
+
+
+def _make_whole(case: ModuleCase, mesh: DeviceMesh, given: Given) -> nn.Module:
     whole = call_builder(case.build).to(mesh.device_type, DTYPES[case.dtype])
-    whole = with_parameters(whole, {name: given[name].detach() for name in case.parameter_names()})
+    return with_parameters(whole, {name: given[name].detach() for name in case.parameter_names()})
+
+
+def _parallelized(case: ModuleCase, mesh: DeviceMesh, whole: nn.Module, parallelize: Parallelize) -> nn.Module:
     require_arguments(parallelize, f"parallelize {case.parallelize!r}", ("module", "mesh"))
     parallel = parallelize(whole, mesh)
     if not isinstance(parallel, nn.Module):
@@ -215,33 +221,6 @@ def _like(case: ModuleCase, output: torch.Tensor, cotangent: torch.Tensor) -> to
             f"the parallel module must give its output whole on every rank, got {output.placements}: redistribute it"
         )
     return DTensor.from_local(cotangent, output.device_mesh, [Replicate()] * output.device_mesh.ndim, run_check=False)
-
-
-def _parameters(case: ModuleCase, parallel: nn.Module) -> Mapping[str, nn.Parameter]:
-    """By the names of the unsharded module, which torch's wrappers hold as a part of theirs."""
-    found = {own_name(name): parameter for name, parameter in parallel.named_parameters()}
-    missing = [name for name in case.parameter_names() if name not in found]
-    if missing:
-        raise Misuse(
-            f"{case.parallelize}: the parallel module has no parameter {missing[0]}, only {', '.join(found)}: keep the "
-            "names of the unsharded module"
-        )
-    return found
-
-
-def _require_no_shard(case: ModuleCase, name: str, what: str, tensor: torch.Tensor | None) -> None:
-    """Raises Misuse for a plain tensor of another shape, of which nobody knows what part of the whole it is."""
-    _require_whole(case, name, what, tensor, case.shapes()[name])
-
-
-def _require_whole(case: ModuleCase, name: str, what: str, tensor: torch.Tensor | None, shape: Shape) -> None:
-    if tensor is None or isinstance(tensor, DTensor) or tensor.shape == shape:
-        return
-    raise Misuse(
-        f"{case.parallelize}: {what} {name} is held as a plain tensor of shape {tuple(tensor.shape)}, the unsharded "
-        f"one has {shape}: a shard must be a DTensor, which says where it lies (DTensor.from_local makes one), or be "
-        "answered by a subject of your own as Placed(local tensor, layout)"
-    )
 
 
 class GatedBlock(nn.Module):
