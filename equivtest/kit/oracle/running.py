@@ -27,6 +27,7 @@ from equivtest.kit.oracle.running_choices import choice_of, converted
 from equivtest.kit.oracle.running_kernels import KERNELS
 from equivtest.kit.oracle.running_operands import (
     is_floating,
+    is_whole,
     joined,
     moved,
     narrowest,
@@ -37,8 +38,9 @@ from equivtest.kit.oracle.running_operands import (
 )
 from equivtest.kit.oracle.running_operators import COMPARES, FACTORS, MADE, MOVES, PUTS, SETS, SUMS, UNKNOWN, WORDS
 from equivtest.kit.oracle.running_outs import Kernel, Out
+from equivtest.kit.oracle.running_parts import APART
 from equivtest.kit.oracle.running_roundings import Roundings, partial_sums
-from equivtest.kit.oracle.running_rules import RULES, exact_where
+from equivtest.kit.oracle.running_rules import RULES, exact_where, power_of
 from equivtest.kit.oracle.running_sums import REDUCTIONS
 from equivtest.tensors import DTYPES, dtype_name
 
@@ -129,6 +131,11 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _computed(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if name in COMPARES:
             return self._compared(func, name, args)
+        if is_whole(kwargs.get("dtype")) and not _are_off((args, kwargs)):
+            return func(*values_of(args), **values_of(kwargs))
+        if name in APART:
+            with self:
+                return APART[name](*args, **kwargs)
         narrow = narrowest((args, kwargs))
         if narrow is not None and name in KERNELS and func.namespace == "aten" and self.roundings.coarse is None:
             wide = self.roundings.record(narrow).accumulate
@@ -214,7 +221,7 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name == "masked_fill":
             return RULES["where"](self.roundings, args[1], args[2], args[0])
         if name == "pow" and isinstance(args[1], torch.Tensor):
-            return None
+            return power_of(self.roundings, *args) if func._overloadname == "Scalar" and args[0] > 0 else None
         return RULES[name](self.roundings, *args, **kwargs) if name in RULES and kwargs.keys() <= FACTORS else None
 
     def _converted(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
