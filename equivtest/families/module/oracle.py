@@ -72,7 +72,7 @@ def expect_module_held(case: ModuleCase, index: int, held: Held) -> Expected:
     """As `expect_module`; where the case says so each part of the module from what the ranks held where it begins."""
     if not case.by_parts:
         return expect_module(case, index)
-    num_parts = case.world_size if case.is_divided else 1
+    num_parts = case.num_parts if case.is_divided else 1
     return _by_parts(case, draw(case, index), [held_by_ranks(case, held, part) for part in range(num_parts)])
 
 
@@ -117,10 +117,10 @@ def _expected(case: ModuleCase, given: Tensors, found: Mapping[str, Found], bits
 
 def split(case: ModuleCase, given: Tensors) -> list[dict[str, torch.Tensor]]:
     """What the unsharded module runs on: copies of all, or of what each rank is handed of a divided batch."""
-    layouts, num_parts = case.layouts(), case.world_size if case.is_divided else 1
+    layouts, num_parts = case.layouts(), case.num_parts if case.is_divided else 1
     return [
         {name: slice_local(tensor, layouts[name], case.mesh_shape, rank) for name, tensor in given.items()}
-        for rank in range(num_parts)
+        for rank in (case.ranks_of_part(part)[0] for part in range(num_parts))
     ]
 
 
@@ -179,7 +179,7 @@ def _exactly(case: ModuleCase, given: Tensors) -> dict[str, Found]:
     exact = {name: Found(tensor.detach().double(), None, EXACT) for name, tensor in rows.items()}
     if case.batch != MEAN_OF_PARTS:
         return exact | {name: Found(_sum(stack), None, EXACT) for name, stack in stacks.items()}
-    averages = Averages(Operations(case.dtype, case.world_size, must_be_exact=True), case.world_size, micro_batches=1)
+    averages = Averages(Operations(case.dtype, case.world_size, must_be_exact=True), case.num_parts, micro_batches=1)
     return exact | {name: _averaged(averages, stack) for name, stack in stacks.items()}
 
 
@@ -277,7 +277,7 @@ class TakesApart(TorchFunctionMode):
 
 def _reduced(case: ModuleCase, stack: torch.Tensor) -> torch.Tensor:
     """The parts' sum or mean, added up in any order, divided before or after."""
-    return _sum(stack) / case.world_size if case.batch == MEAN_OF_PARTS else _sum(stack)
+    return _sum(stack) / case.num_parts if case.batch == MEAN_OF_PARTS else _sum(stack)
 
 
 def measured(tensors: Mapping[str, ExpectedTensor]) -> dict[str, ExpectedTensor]:
@@ -348,7 +348,7 @@ def _prove_exact(case: ModuleCase) -> int:
 
 def _bits_of(case: ModuleCase, variant: int, whole_numbers: Sequence[str]) -> int:
     if case.facts.loss and case.batch == MEAN_OF_PARTS:
-        raise Misuse(f"{case.build}: a mean of {case.world_size} losses may round")
+        raise Misuse(f"{case.build}: a mean of {case.num_parts} losses may round")
     places = Places()
     certificate = Certificate(DTYPES[case.dtype], places)
     drawn = draw(replace(case, values=((EXACT_MODE, variant),)), 0) if whole_numbers else {}

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import torch
 
-from equivtest.families.module.case import ROWS, ModuleCase
+from equivtest.families.module.case import ModuleCase
 from equivtest.kit.oracle.held import Held, put_together
 from equivtest.kit.oracle.rounding import Bounded
 from equivtest.layout import UNTOLD, Layout, Partial, Placement, Replicate, Shard, local_box, local_shape
@@ -49,7 +49,7 @@ HeldAt = Callable[[str, Bounded], Whole | None]
 def held_by_ranks(case: ModuleCase, held: Held, part: int) -> HeldAt:
     """What the ranks of a case held; of a divided batch what the one held that ran this part of it."""
     if case.is_divided:
-        return lambda name, right: _own(held[part].get(name), right)
+        return lambda name, right: _own(held[case.ranks_of_part(part)[0]].get(name), right, case.rows_layout)
     return lambda name, right: _whole({rank: tensors.get(name) for rank, tensors in held.items()}, case, right)
 
 
@@ -63,11 +63,11 @@ def held_by_one(values: Mapping[str, torch.Tensor]) -> HeldAt:
     return held_at
 
 
-def _own(placed: Placed | None, right: Bounded) -> Whole | None:
+def _own(placed: Placed | None, right: Bounded, rows: Layout) -> Whole | None:
     """Of a divided batch, what a rank held of its own rows."""
-    if placed is None or placed.layout != ROWS or placed.local.shape[1:] != right.value.shape:
+    if placed is None or placed.layout != rows or placed.local.shape[1:] != right.value.shape:
         return None
-    return Whole(placed.local[0], None, None, ROWS)
+    return Whole(placed.local[0], None, None, rows)
 
 
 def _whole(placed: Mapping[int, Placed | None], case: ModuleCase, right: Bounded) -> Whole | None:
