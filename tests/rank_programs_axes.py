@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.rank_programs_held import megatron
+from tests.rank_programs_held import ColumnLinear, RowLinear, Summed, megatron
 
 
 def tensor_parallel(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
@@ -60,7 +60,62 @@ def whole_on_dp(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return parallelize_module(module, mesh["tp"], plan)
 
 
+class Block(nn.Module):
+    """x, and what two layers make of its norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(3)
+        self.up, self.down = nn.Linear(3, 8), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = x + self.down(torch.relu(self.up(self.norm(x))))
+        return output
+
+
+def deep() -> nn.Module:
+    return nn.Sequential(*(Block() for _ in range(4)))
+
+
+def deep_fsdp2_tp(module: Any, mesh: DeviceMesh) -> nn.Module:
+    """Each block divided along "tp", and sharded along "dp"."""
+    for number, block in enumerate(module):
+        plan = {"up": ColwiseParallel(use_local_output=number % 2 == 0), "down": RowwiseParallel()}
+        parallelize_module(block, mesh["tp"], plan)
+        fully_shard(block, mesh=mesh["dp"])
+    return fully_shard(module, mesh=mesh["dp"])
+
+
+def deep_megatron(module: Any, mesh: DeviceMesh) -> nn.Module:
+    for block in module:
+        block.up, block.down = ColumnLinear(block.up, mesh["tp"]), RowLinear(block.down, mesh["tp"])
+    return DistributedDataParallel(module, process_group=mesh["dp"].get_group())
+
+
 # Wrong ones.
+
+
+class Shifted(nn.LayerNorm):
+    """One norm of one part of the batch is off by an eighth."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * 1.125
+
+
+def deep_with_a_wrong_norm(module: Any, mesh: DeviceMesh) -> nn.Module:
+    if mesh["dp"].get_local_rank() == 1:
+        wrong = Shifted(3)
+        wrong.weight, wrong.bias = module[2].norm.weight, module[2].norm.bias
+        module[2].norm = wrong
+    return deep_megatron(module, mesh)
+
+
+def deep_with_a_bias_of_every_rank(module: Any, mesh: DeviceMesh) -> nn.Module:
+    """Added to what is added up."""
+    made = deep_megatron(module, mesh)
+    down: Any = module[1].down
+    down.forward = lambda x: Summed.apply(nn.functional.linear(x, down.weight, down.bias), down.mesh.get_group())  # type: ignore[no-untyped-call]
+    return made
 
 
 def along_the_other_axis(module: nn.Module, mesh: DeviceMesh) -> nn.Module:

@@ -32,11 +32,15 @@ def case_of(parallelize: str, mesh: tuple[int, int], **fields: Any) -> ModuleCas
     """Of two rows for each part of the batch, divided along "dp" unless said otherwise."""
     parts = mesh[AXES.index(fields.get("batch_axis") or "dp")]
     world_size = mesh[0] * mesh[1]
-    fields = {"batch": "mean of parts", "x_shape": (2 * parts, 3), "axes": AXES, "repeats": True} | fields
-    values = (("dense", 0), ("dense", 1))
-    return ModuleCase(
-        build=MLP, parallelize=HERE + parallelize, world_size=world_size, mesh=mesh, **{"values": values} | fields
-    )
+    common = {"build": MLP, "batch": "mean of parts", "x_shape": (2 * parts, 3), "axes": AXES, "repeats": True}
+    common["values"] = (("dense", 0), ("dense", 1))
+    return ModuleCase(parallelize=HERE + parallelize, world_size=world_size, mesh=mesh, **common | fields)
+
+
+def deep_case(parallelize: str, mesh: tuple[int, int], **fields: Any) -> ModuleCase:
+    """Judged part by part."""
+    fields |= {"build": HERE + "deep", "by_parts": True, "values": (("real", 0), ("real", 1))}
+    return case_of(parallelize, mesh, **fields)
 
 
 @pytest.mark.ranks
@@ -93,6 +97,28 @@ def test_what_is_rounded_is_bounded_by_the_ranks_of_both(pool: Pool) -> None:
     case = case_of("fsdp2_tp", (2, 2), values=(("real", 0), ("real", 1)), dtype="float64")
 
     assert {verdict.kind for verdict in check("module", case, pool)} == {"holds"}
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("mesh", [(2, 1), (1, 2), (2, 2)], ids=str)
+@pytest.mark.parametrize("parallelize", ["deep_fsdp2_tp", "deep_megatron"])
+def test_each_part_of_a_deep_module_holds_on_each_part_of_the_batch(
+    pool: Pool, parallelize: str, mesh: tuple[int, int]
+) -> None:
+    """Within a part of the batch, ranks along the other axis hold shards and operands of what is between."""
+    for dtype in limits.DTYPES:
+        kinds = {verdict.kind for verdict in check("module", deep_case(parallelize, mesh, dtype=dtype), pool)}
+        assert kinds == {"holds"} or (dtype == "bfloat16" and kinds == {"holds", "inconclusive"})
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("parallelize", "boundary", "rank"),
+    [("deep_with_a_wrong_norm", r"2\.norm", "2"), ("deep_with_a_bias_of_every_rank", r"1\.down", "0")],
+)
+def test_the_first_wrong_part_is_named(pool: Pool, parallelize: str, boundary: str, rank: str) -> None:
+    with pytest.raises(ValueMismatch, match=rf"boundary\.{boundary} differs(.|\n)*rank {rank} of 4"):
+        check("module", deep_case(parallelize, (2, 2), dtype="float32"), pool)
 
 
 def test_the_reference_runs_on_each_part_once() -> None:
@@ -157,10 +183,6 @@ def test_meshes_are_every_product() -> None:
         ({"axes": ("dp", "t p")}, "axes must be names"),
         ({"batch_axis": "pp"}, "batch_axis must be one of axes dp, tp, got 'pp'"),
         ({"members": (1, 0)}, "members go with a mesh of one axis"),
-        (
-            {"mesh": (1, 2), "by_parts": True, "batch": "mean of parts", "values": (("real", 0),)},
-            r"by_parts needs the batch whole, or rows of its own on every rank, got a mesh of \(1, 2\)",
-        ),
     ],
 )
 def test_what_is_no_mesh_is_told(fields: dict[str, Any], message: str) -> None:

@@ -127,10 +127,6 @@ class ModuleCase(AxesCase):
                 not self.by_parts or len(set(self.rows)) == 1,
                 f"by_parts needs as many rows on every rank, got {self.rows}: take a multiple of {self.num_parts}",
             )
-            require(
-                not self.by_parts or self.num_parts == self.world_size,
-                f"by_parts needs the batch whole, or rows of its own on every rank, got a mesh of {self.mesh}",
-            )
         super().__post_init__()
 
     def _check_inputs(self) -> None:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from equivtest.kit.case import Case, Shape, replicated, require
-from equivtest.layout import Layout, Replicate, Shard, coordinate_of
+from equivtest.layout import Layout, Placement, Replicate, Shard, coordinate_of
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -55,6 +55,18 @@ class AxesCase(Case):
         """Of what has the rows of the batch, where it is divided."""
         places = range(len(self.mesh_shape))
         return Layout(tuple(Shard(0) if place == self._batch_place else Replicate() for place in places))
+
+    @property
+    def mesh_of_part(self) -> Shape:
+        """Of the ranks that have the same rows: those along all axes but the batch's."""
+        return self.mesh_shape[: self._batch_place] + self.mesh_shape[self._batch_place + 1 :]
+
+    def stacked(self, layout: Layout) -> Layout:
+        """On the mesh, of what has a row for each part of the batch, which its ranks hold as `layout` says."""
+        placements: list[Placement] = [
+            Shard(each.dim + 1) if isinstance(each, Shard) else each for each in layout.placements
+        ]
+        return Layout((*placements[: self._batch_place], Shard(0), *placements[self._batch_place :]))
 
     @property
     def whole_layout(self) -> Layout:

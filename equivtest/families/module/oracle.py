@@ -202,8 +202,8 @@ def _within_bounds(
     from equivtest.kit.oracle.running import RunningError  # torch's decompositions take a second to import
 
     places = Places()
-    is_alone = bool(held) and case.is_divided  # each rank computes what its own rows give
-    counted = RunningError(arithmetic_of(case.dtype), 1 if is_alone else case.world_size, places)
+    num_ranks = math.prod(case.mesh_of_part) if held and case.is_divided else case.world_size  # that compute a part
+    counted = RunningError(arithmetic_of(case.dtype), num_ranks, places)
     ranged = [{name: _ranged(counted, each) for name, each in part.items()} for part in split(case, given)]
     modules = [call_builder(case.build).to(DTYPES[case.dtype]) for _ in ranged]
     for module in modules:

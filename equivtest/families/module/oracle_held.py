@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -47,10 +48,33 @@ HeldAt = Callable[[str, Bounded], Whole | None]
 
 
 def held_by_ranks(case: ModuleCase, held: Held, part: int) -> HeldAt:
-    """What the ranks of a case held; of a divided batch what the one held that ran this part of it."""
-    if case.is_divided:
-        return lambda name, right: _own(held[case.ranks_of_part(part)[0]].get(name), right, case.rows_layout)
-    return lambda name, right: _whole({rank: tensors.get(name) for rank, tensors in held.items()}, case, right)
+    """What the ranks of a case held; of a divided batch what those held that ran this part of it."""
+    if not case.is_divided:
+        return lambda name, right: _whole({rank: each.get(name) for rank, each in held.items()}, case.mesh_shape, right)
+    ranks = case.ranks_of_part(part)
+    if len(ranks) == 1:
+        return lambda name, right: _own(held[ranks[0]].get(name), right, case.rows_layout)
+
+    def held_at(name: str, right: Bounded) -> Whole | None:
+        placed = {number: _of_part(held[rank].get(name)) for number, rank in enumerate(ranks)}
+        whole = _whole(placed, case.mesh_of_part, right)
+        if whole is None or whole.layout is None:
+            return whole
+        return whole._replace(layout=case.stacked(whole.layout))
+
+    return held_at
+
+
+def _own(placed: Placed | None, right: Bounded, rows: Layout) -> Whole | None:
+    """Of a divided batch, what the only rank held that has these rows."""
+    if placed is None or placed.local.shape[1:] != right.value.shape:
+        return None
+    return Whole(placed.local[0], None, None, rows)
+
+
+def _of_part(placed: Placed | None) -> Placed | None:
+    """What is one row of those of all parts of a batch."""
+    return None if placed is None else replace(placed, local=placed.local[0])
 
 
 def held_by_one(values: Mapping[str, torch.Tensor]) -> HeldAt:
@@ -63,54 +87,49 @@ def held_by_one(values: Mapping[str, torch.Tensor]) -> HeldAt:
     return held_at
 
 
-def _own(placed: Placed | None, right: Bounded, rows: Layout) -> Whole | None:
-    """Of a divided batch, what a rank held of its own rows."""
-    if placed is None or placed.layout != rows or placed.local.shape[1:] != right.value.shape:
-        return None
-    return Whole(placed.local[0], None, None, rows)
-
-
-def _whole(placed: Mapping[int, Placed | None], case: ModuleCase, right: Bounded) -> Whole | None:
+def _whole(placed: Mapping[int, Placed | None], mesh_shape: Shape, right: Bounded) -> Whole | None:
     """What the ranks held, under the layout that they say or that is inferred."""
     held = {rank: each for rank, each in placed.items() if each is not None}
     layouts = {each.layout for each in held.values()}
     if len(held) < len(placed) or len(layouts) != 1:
         return None
     if (layout := layouts.pop()) != UNTOLD:
-        return _under(layout, held, case, right)
-    found = [_under(layout, held, case, right) for layout in _candidates(held, case, tuple(right.value.shape))]
+        return _under(layout, held, mesh_shape, right)
+    found = [
+        _under(layout, held, mesh_shape, right) for layout in _candidates(held, mesh_shape, tuple(right.value.shape))
+    ]
     wholes = [whole for whole in found if whole is not None]
     agreeing = next((whole for whole in wholes if _ratio(whole, right) <= 1), None)
     return agreeing or _in_any_order(held, right) or min(wholes, key=lambda whole: _ratio(whole, right), default=None)
 
 
-def _candidates(held: Mapping[int, Placed], case: ModuleCase, shape: Shape) -> Iterator[Layout]:
+def _candidates(held: Mapping[int, Placed], mesh_shape: Shape, shape: Shape) -> Iterator[Layout]:
     """The layouts under which tensors of such shapes may be held: whole, divided along a dim, operands of a sum."""
     choices: list[Placement] = [Replicate(), *map(Shard, range(len(shape))), Partial("sum")]
-    for placements in itertools.product(choices, repeat=len(case.mesh_shape)):
+    for placements in itertools.product(choices, repeat=len(mesh_shape)):
         layout = Layout(placements)
-        if all(local_shape(shape, layout, case.mesh_shape, rank) == each.local.shape for rank, each in held.items()):
+        if all(local_shape(shape, layout, mesh_shape, rank) == each.local.shape for rank, each in held.items()):
             yield layout
 
 
-def _under(layout: Layout, held: Mapping[int, Placed], case: ModuleCase, right: Bounded) -> Whole | None:
+def _under(layout: Layout, held: Mapping[int, Placed], mesh_shape: Shape, right: Bounded) -> Whole | None:
     """What the ranks held under a layout; None where their tensors do not fit it."""
     placed = {rank: {"": Placed(each.local, layout)} for rank, each in held.items()}
-    value = put_together(placed, "", tuple(right.value.shape), case.mesh_shape)
+    value = put_together(placed, "", tuple(right.value.shape), mesh_shape)
     if value is None:
         return None
     if any(isinstance(placement, Partial) for placement in layout.placements):
         sizes = {rank: each.local.double().abs() for rank, each in held.items()}
-        magnitude = assemble(sizes, tuple(right.value.shape), layout, case.mesh_shape).tensor
+        magnitude = assemble(sizes, tuple(right.value.shape), layout, mesh_shape).tensor
         return Whole(value, None, magnitude, layout)
-    return Whole(value, _spread(value, held, layout, case), None, layout)
+    return Whole(value, _spread(value, held, layout, mesh_shape), None, layout)
 
 
-def _spread(value: torch.Tensor, held: Mapping[int, Placed], layout: Layout, case: ModuleCase) -> torch.Tensor | None:
+def _spread(value: torch.Tensor, held: Mapping[int, Placed], layout: Layout, mesh_shape: Shape) -> torch.Tensor | None:
     """How far replicas are apart, as global elements."""
     spread = torch.zeros(value.shape, dtype=torch.float64)
     for rank, each in held.items():
-        box = local_box(tuple(value.shape), layout, case.mesh_shape, rank)
+        box = local_box(tuple(value.shape), layout, mesh_shape, rank)
         window = tuple(slice(start, stop) for start, stop in box)
         apart = (each.local.double() - value[window].double()).abs().nan_to_num(nan=math.inf)
         spread[window] = torch.maximum(spread[window], apart)

@@ -132,9 +132,12 @@ def _boundaries(case: ModuleCase, capture: Capture) -> Answers:
 
 
 def _told(case: ModuleCase, tensor: torch.Tensor) -> DTensor | Placed:
+    """A DTensor on some axes of the mesh alone says nothing of the others."""
     if isinstance(tensor, DTensor):
-        return tensor
-    return Placed(tensor.unsqueeze(0), case.rows_layout) if case.is_divided else Placed(tensor, UNTOLD)
+        if tensor.device_mesh.ndim == len(case.mesh_shape) and not case.is_divided:
+            return tensor
+        tensor = tensor.to_local()
+    return Placed(tensor.unsqueeze(0) if case.is_divided else tensor, UNTOLD)
 
 
 def _outputs(case: ModuleCase, given: object) -> dict[str, torch.Tensor]:
