@@ -12,6 +12,7 @@ from equivtest.check import DEFAULT_CLAIMS
 from equivtest.door import Door, Fields, combinations, judged_layouts, tried
 from equivtest.errors import Misuse
 from equivtest.families.module.case import BATCHES, MEAN_OF_PARTS, PARTS_OF_WHOLE, WHOLE, ModuleCase
+from equivtest.families.module.case_axes import mesh_along, require_axes
 from equivtest.families.module.case_inputs import Input, ids, mask, positions, real, sizes_in, targets, written
 from equivtest.kit.case import require
 from equivtest.property import Property, Space
@@ -55,6 +56,8 @@ def module_property(
     conclusive_dtypes: Sequence[str] = (),
     without_collectives: str = "",
     by_parts: bool | None = None,
+    axes: Sequence[str] = (),
+    batch_axis: str = "",
     placed: str = "",
     needs_world: bool = False,
     set_up: str = "",
@@ -103,6 +106,10 @@ def module_property(
         by_parts: Whether each submodule is judged by itself, from what the ranks held where it begins, so that a bound
             says something however deep the module is: real numbers, in every dtype.  None: where integers judge the
             module in no dtype, in those dtypes in which the bound of the whole module says nothing.
+        axes: Names of the axes of the mesh that `parallelize` is handed, such as ('dp', 'tp'): meshes of every shape
+            are drawn, sizes of 1 among them.  Empty: one axis without a name.
+        batch_axis: Along which of them a divided batch is divided; along the others all have the same rows.  '': the
+            first.
         placed: 'package.module:NAME' of a function (parallel module, name of a parameter) -> (tensor, indices), where
             which elements a rank holds cannot be read off: see `ModuleCase.placed`.
         needs_world: Whether the program makes process groups of its own, so that its ranks must be the whole world and
@@ -120,7 +127,9 @@ def module_property(
         "a module takes x_shapes, of one floating-point x, or inputs={'name': ids(vocab=11, shape=('batch', 'seq'))}, "
         f"got {'neither' if inputs is None else 'both'}",
     )
+    require_axes(tuple(axes), batch_axis)
     common: Fields = (
+        ("axes", tuple(axes)), ("batch_axis", batch_axis),
         ("placed", placed), ("needs_world", needs_world or bool(set_up or tear_down)), ("set_up", set_up),
         ("tear_down", tear_down), ("optimizer", optimizer), ("step", step),
         ("steps", (2 if optimizer else 1) if steps is None else steps), ("micro_batches", micro_batches),
@@ -162,7 +171,9 @@ def module_property(
 
 def _resolve(door: Door, prop: Property, pool: Pool, space: Space) -> Property:
     """The property of a batch that is divided where what `parallelize` makes reduces gradients."""
-    case = door.make(world_size=space.world_sizes[0], **{door.varied: door.layouts[0]})
+    num_ranks = space.world_sizes[0]
+    mesh = mesh_along(num_ranks, door.axes, str(dict(door.fields)["batch_axis"]))
+    case = door.make(world_size=num_ranks, mesh=mesh, **{door.varied: door.layouts[0]})
     batch = _batch_of(case, pool, space)
     if case.step and batch == MEAN_OF_PARTS:
         batch = PARTS_OF_WHOLE
@@ -226,7 +237,12 @@ def _cases(door: Door, batch: str, space: Space) -> SearchStrategy[ModuleCase]:
 def _left_out(door: Door, batch: str, space: Space) -> tuple[str, ...]:
     """The dtypes in which no sums are exact and no bounds say anything; none where it is so in every dtype there is."""
     others = tuple(dtype for dtype in limits.DTYPES if dtype not in space.dtypes)
-    judged = {dtype for size in space.world_sizes for dtype in tried(door.unsharded, batch, size, space.dtypes)[0]}
+    judged = {
+        dtype
+        for size in space.world_sizes
+        for by_dtype in tried(door.unsharded, batch, size, space.dtypes)[0].values()
+        for dtype in by_dtype
+    }
     if not judged and not any(tried(door.unsharded, batch, size, others)[0] for size in space.world_sizes):
         return ()  # the property is mistaken, which it says where its cases are drawn
     return tuple(dtype for dtype in space.dtypes if dtype not in judged)

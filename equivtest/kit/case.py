@@ -118,6 +118,11 @@ class Case:
         return (self.world_size,)
 
     @property
+    def axes(self) -> tuple[str, ...]:
+        """Names of the mesh axes; empty where they have none."""
+        return ()
+
+    @property
     def dtypes(self) -> tuple[str, ...]:
         """Names of the dtypes that the subject computes in, each once."""
         return (self.dtype,)

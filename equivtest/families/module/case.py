@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
+from equivtest.families.module.case_axes import AxesCase
 from equivtest.families.module.case_boundaries import BOUNDARY, boundaries_of
 from equivtest.families.module.case_facts import Fact, Facts, Program, call_builder, facts_of, with_parameters
 from equivtest.families.module.case_inputs import (
@@ -24,7 +25,7 @@ from equivtest.families.module.case_inputs import (
 from equivtest.families.module.case_outputs import OUTPUT
 from equivtest.families.module.case_steps import TOTAL_NORM, StepCase, at_step, base_of, updated
 from equivtest.kit.case import Shape, require
-from equivtest.layout import Layout, Replicate, Shard, local_shape
+from equivtest.layout import Layout, Shard, local_shape
 
 __all__ = ["ModuleCase", "call_builder", "with_parameters"]
 
@@ -36,7 +37,7 @@ BATCHES = ("whole", "mean of parts", "sum of parts", "parts of the whole")
 WHOLE, MEAN_OF_PARTS, SUM_OF_PARTS, PARTS_OF_WHOLE = BATCHES
 
 ROWS = Layout((Shard(0),))
-"""Of what has the rows of the batch, where each rank has its own."""
+"""Of what has the rows of the batch, among the ranks that have rows of their own."""
 
 LARGEST = {"float32": (1, 3), "float64": (1, 3, 7), "bfloat16": (1,), "float16": (1,)}
 """Magnitudes of which the strategy draws odd integers, by dtype: few bits are full soon."""
@@ -46,7 +47,7 @@ REAL_DTYPES = ("float32", "float64")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class ModuleCase(StepCase):
+class ModuleCase(AxesCase, StepCase):
     """y = f(x), and the gradients of x and of every parameter, given a cotangent of y.
 
     Values are odd integers, on which the reference is exact where f adds and multiplies (the oracle
@@ -123,13 +124,15 @@ class ModuleCase(StepCase):
             f"a program that needs the world has no members, got {self.members}",
         )
         self._check_inputs()
+        if self.world_size >= 1:  # else it is refused below
+            self.check_axes()
         self.check_steps()
         self._check_real_steps()
-        if self.has_own_rows and self.world_size >= 1:  # else it is refused below
+        if self.has_own_rows and self.world_size >= 1:
             require_parts(self)
             require(
                 not self.by_parts or len(set(self.rows)) == 1,
-                f"by_parts needs as many rows on every rank, got {self.rows}: take a multiple of {self.world_size}",
+                f"by_parts needs as many rows on every rank, got {self.rows}: take a multiple of {self.num_parts}",
             )
         super().__post_init__()
 
@@ -220,15 +223,13 @@ class ModuleCase(StepCase):
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """Of the batch, on each rank as torch.chunk divides it; all where it is whole.
+        """Of the batch, of each part as torch.chunk divides it; all where it is whole.
 
         Source: torch.chunk (2.13.0).
         """
         if not self.has_own_rows:
             return (self.num_rows,)
-        return tuple(
-            local_shape((self.num_rows,), ROWS, (self.world_size,), rank)[0] for rank in range(self.world_size)
-        )
+        return tuple(local_shape((self.num_rows,), ROWS, (self.num_parts,), part)[0] for part in range(self.num_parts))
 
     def program_of(self, num_rows: int) -> Program:
         """The unsharded module on so many rows of the batch."""
@@ -288,7 +289,8 @@ class ModuleCase(StepCase):
 
     def layouts(self) -> dict[str, Layout]:
         """How the parallel module divides its parameters is its own affair: here they are whole on every rank."""
-        return {name: ROWS if told.has_rows else Layout((Replicate(),)) for name, told in _told(self).items()}
+        rows, whole = self.rows_layout, self.whole_layout
+        return {name: rows if told.has_rows else whole for name, told in _told(self).items()}
 
     def given_names(self) -> tuple[str, ...]:
         return tuple(name for name, told in _told(self).items() if told.is_given)
@@ -337,14 +339,14 @@ def _told_once(case: ModuleCase) -> dict[str, Told]:
     answers |= {f"param.{name}": Told(fact.shape) for name, fact in facts.parameters.items()}
     for name in case.real_names():  # each rank has a gradient of its own of what all are handed
         is_own = case.is_divided and name not in divided
-        shape = (case.world_size, *shapes[name]) if is_own else shapes[name]
+        shape = (case.num_parts, *shapes[name]) if is_own else shapes[name]
         answers[f"grad.{name}"] = Told(shape, case.is_divided)
     answers |= {f"grad.{name}": Told(fact.shape) for name, fact in facts.parameters.items()}
     for name, fact in facts.buffers.items():
-        shape = (case.world_size, *fact.shape) if case.is_divided else fact.shape
+        shape = (case.num_parts, *fact.shape) if case.is_divided else fact.shape
         answers[f"buffer.{name}"] = Told(shape, case.is_divided)
     for name, fact in case.boundaries().items():
-        told = Told((case.world_size, *fact.shape) if case.is_divided else fact.shape, case.is_divided)
+        told = Told((case.num_parts, *fact.shape) if case.is_divided else fact.shape, case.is_divided)
         answers[f"{BOUNDARY}{name}"] = told
         if fact.requires_grad:
             answers[f"grad.{BOUNDARY}{name}"] = told
@@ -367,11 +369,11 @@ def require_parts(case: ModuleCase) -> None:
         "or batch='whole'",
     )
     what = f"{BATCH} of {case.num_rows}" if case.inputs else f"x of shape {case.x_shape}"
-    way_out = f"take one of {case.world_size} rows, such as {(case.world_size, *case.x_shape[1:])}"
-    way_out = f"take a multiple of {case.world_size}" if case.inputs else way_out
+    way_out = f"take one of {case.num_parts} rows, such as {(case.num_parts, *case.x_shape[1:])}"
+    way_out = f"take a multiple of {case.num_parts}" if case.inputs else way_out
     require(
         can_be_divided and all(case.rows),
-        f"{what} cannot be divided among {case.world_size} ranks, as torch.chunk divides, so that each has a "
+        f"{what} cannot be divided among {case.num_parts} ranks, as torch.chunk divides, so that each has a "
         f"row: {way_out}, or batch='whole'",
     )
     if case.is_divided:

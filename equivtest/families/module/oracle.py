@@ -76,7 +76,7 @@ def _once(case: ModuleCase, index: int, drawn: Tensors, held: Held | None) -> Ex
     if case.by_parts and held is None:
         return _by_parts(case, drawn, [_held_by_one(case, part) for part in split(case, drawn)])
     if case.by_parts and held is not None:
-        num_parts = case.world_size if case.is_divided else 1
+        num_parts = case.num_parts if case.is_divided else 1
         return _by_parts(case, drawn, [held_by_ranks(case, held, part) for part in range(num_parts)])
     given = {name: _in_float64(tensor) for name, tensor in drawn.items()}
     if case.values[index][0] == REAL_MODE:
@@ -133,7 +133,7 @@ def split(case: ModuleCase, given: Tensors) -> list[dict[str, torch.Tensor]]:
     layouts = case.layouts()
     return [
         {name: slice_local(tensor, layouts[name], case.mesh_shape, rank) for name, tensor in given.items()}
-        for rank in range(case.world_size)
+        for rank in (case.ranks_of_part(part)[0] for part in range(case.num_parts))
     ]
 
 
@@ -192,7 +192,7 @@ def _exactly(case: ModuleCase, given: Tensors) -> dict[str, Found]:
     exact = {name: Found(tensor.detach().double(), None, EXACT) for name, tensor in rows.items()}
     if case.batch != MEAN_OF_PARTS:
         return exact | {name: Found(_sum(stack), None, EXACT) for name, stack in stacks.items()}
-    averages = Averages(Operations(case.dtype, case.world_size, must_be_exact=True), case.world_size, micro_batches=1)
+    averages = Averages(Operations(case.dtype, case.world_size, must_be_exact=True), case.num_parts, micro_batches=1)
     return exact | {name: _averaged(averages, stack) for name, stack in stacks.items()}
 
 
@@ -215,8 +215,8 @@ def _within_bounds(
     from equivtest.kit.oracle.running import RunningError  # torch's decompositions take a second to import
 
     places = Places()
-    is_alone = bool(held) and case.is_divided  # each rank computes what its own rows give
-    counted = RunningError(arithmetic_of(case.dtype), 1 if is_alone else case.num_shares, places)
+    num_ranks = math.prod(case.mesh_of_part) if held and case.is_divided else case.num_shares  # that compute a part
+    counted = RunningError(arithmetic_of(case.dtype), num_ranks, places)
     ranged = [{name: _ranged(counted, each) for name, each in part.items()} for part in split(case, given)]
     modules = [call_builder(case.build).to(DTYPES[case.dtype]) for _ in ranged]
     for module in modules:
@@ -291,7 +291,7 @@ class TakesApart(TorchFunctionMode):
 
 def _reduced(case: ModuleCase, stack: torch.Tensor) -> torch.Tensor:
     """The parts' sum or mean, added up in any order, divided before or after."""
-    return _sum(stack) / case.world_size if case.batch == MEAN_OF_PARTS else _sum(stack)
+    return _sum(stack) / case.num_parts if case.batch == MEAN_OF_PARTS else _sum(stack)
 
 
 def measured(tensors: Mapping[str, ExpectedTensor]) -> dict[str, ExpectedTensor]:
@@ -360,7 +360,7 @@ def _prove_exact(case: ModuleCase) -> int:
 
 def _bits_of(case: ModuleCase, variant: int, whole_numbers: Sequence[str]) -> int:
     if case.facts.loss and case.batch == MEAN_OF_PARTS:
-        raise Misuse(f"{case.build}: a mean of {case.world_size} losses may round")
+        raise Misuse(f"{case.build}: a mean of {case.num_parts} losses may round")
     places = Places()
     certificate = Certificate(DTYPES[case.dtype], places)
     drawn = draw(replace(case, values=((EXACT_MODE, variant),)), 0) if whole_numbers else {}

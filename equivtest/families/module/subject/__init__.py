@@ -25,9 +25,8 @@ from torch.distributed.tensor.parallel import (
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from equivtest import layout
 from equivtest.errors import Misuse
-from equivtest.families.module.case import ROWS, ModuleCase, cotangent_of
+from equivtest.families.module.case import ModuleCase, cotangent_of
 from equivtest.families.module.case_boundaries import Capture, own_name
 from equivtest.families.module.case_facts import call, call_builder, with_parameters
 from equivtest.families.module.case_outputs import OUTPUT, named_outputs
@@ -37,7 +36,7 @@ from equivtest.families.module.subject.own_world import world_of
 from equivtest.families.module.subject.steps import clipped, own_step, run_steps
 from equivtest.importing import load_named, require_arguments
 from equivtest.kit.subject import Answers, Given, style_named, under_contract
-from equivtest.layout import UNTOLD, Layout
+from equivtest.layout import UNTOLD
 from equivtest.tensors import DTYPES, Placed
 
 Parallelize = Callable[[nn.Module, DeviceMesh], nn.Module]
@@ -53,7 +52,7 @@ def contract_of(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
     """1 as the first answer where the case's function makes what reduces its gradients, else 0; none is run."""
     with world_of(case, mesh):
         reduces = is_data_parallel(make_parallel(case, mesh, given, named_in(case)), mesh.size())
-    return {case.answer_names()[0]: Placed(torch.tensor(float(reduces)), Layout((layout.Replicate(),)))}
+    return {case.answer_names()[0]: Placed(torch.tensor(float(reduces)), case.whole_layout)}
 
 
 def named_in(case: ModuleCase) -> Parallelize:
@@ -132,7 +131,19 @@ def _run_once(
     for name in case.stacked_names():
         own = found[name]
         found[name] = None if own is None else own.unsqueeze(0)
-    return under_contract(case, found) | parameters | (_boundaries(case, capture) if capture else {})
+    return under_contract(case, _on_mesh(case, found)) | parameters | (_boundaries(case, capture) if capture else {})
+
+
+def _on_mesh(case: ModuleCase, found: Mapping[str, torch.Tensor | None]) -> dict[str, torch.Tensor | None]:
+    """Of what is a DTensor on some axes of the mesh alone, and whole there, this rank's."""
+    return {
+        name: tensor.to_local()
+        if isinstance(tensor, DTensor)
+        and tensor.device_mesh.ndim != len(case.mesh_shape)
+        and all(placement.is_replicate() for placement in tensor.placements)
+        else tensor
+        for name, tensor in found.items()
+    }
 
 
 def _boundaries(case: ModuleCase, capture: Capture) -> Answers:
@@ -142,9 +153,12 @@ def _boundaries(case: ModuleCase, capture: Capture) -> Answers:
 
 
 def _told(case: ModuleCase, tensor: torch.Tensor) -> DTensor | Placed:
+    """A DTensor on some axes of the mesh alone says nothing of the others."""
     if isinstance(tensor, DTensor):
-        return tensor
-    return Placed(tensor.unsqueeze(0), ROWS) if case.is_divided else Placed(tensor, UNTOLD)
+        if tensor.device_mesh.ndim == len(case.mesh_shape) and not case.is_divided:
+            return tensor
+        tensor = tensor.to_local()
+    return Placed(tensor.unsqueeze(0) if case.is_divided else tensor, UNTOLD)
 
 
 def _outputs(case: ModuleCase, given: object) -> dict[str, torch.Tensor]:
@@ -219,8 +233,8 @@ def _parallelized(case: ModuleCase, mesh: DeviceMesh, whole: nn.Module, parallel
 
 
 def _must_communicate(case: ModuleCase) -> bool:
-    """Whether ranks that never tell each other anything all compute everything."""
-    return case.world_size > 1 and not case.is_divided and bool(case.parameter_names())
+    """Whether ranks that never tell each other anything all compute everything: they may along an axis of one rank."""
+    return min(case.mesh_shape) > 1 and not case.is_divided and bool(case.parameter_names())
 
 
 def _numbers_of_collectives() -> list[int]:
