@@ -126,7 +126,7 @@ PLANTED = (
 
 def case_of(build: str, parallelize: str, world_size: int, seed: int) -> ModuleCase:
     """In bfloat16; of FSDP2 each rank has a row, of experts there are few tokens, for their routers to decide."""
-    divided = parallelize.startswith("layer")
+    divided = parallelize.rpartition(":")[2].startswith("layer")
     rows, length = (1, 4) if build.startswith("glm4_moe") else (2, 5)
     return ModuleCase(
         world_size=world_size,
@@ -218,12 +218,11 @@ def main() -> None:
 def _print_clean(pool: Pool) -> int:
     """Rows of right models; how many fail."""
     alarms = 0
-    ways = [
-        (build, "clients.language_models:tensor_parallel") for build in dict.fromkeys(each.build for each in PLANTED)
-    ]
+    ways = [(build, "tensor_parallel") for build in dict.fromkeys(each.build for each in PLANTED)]
+    ways.append((LLAMA, "layers_sharded"))
     for build, parallelize in ways:
         for world_size in (2, 4):
-            case = case_of(build, parallelize, world_size, 0)
+            case = case_of(build, f"clients.language_models:{parallelize}", world_size, 0)
             verdicts, replies = run(case, pool)
             alarms += bool(first_of(verdicts))
             print(

@@ -136,10 +136,12 @@ def _router_unreduced(module: Any, mesh: DeviceMesh, place: str) -> nn.Module:
     """What comes back to the router's weights is each rank's share alone."""
     from transformers.distributed.tensor_parallel import ALL_PARALLEL_STYLES, MoeExpertsParallel
 
+    spoiled = module.get_submodule(place)
+
     class Unreduced(MoeExpertsParallel):
         def transform_inputs_pre_forward(self, module: Any, args: Any, kwargs: Any, mesh: DeviceMesh) -> Any:
-            (hidden, index, _), _ = super().transform_inputs_pre_forward(module, args, kwargs, mesh)
-            return (hidden, index, args[2]), kwargs
+            (hidden, index, weights), _ = super().transform_inputs_pre_forward(module, args, kwargs, mesh)
+            return (hidden, index, args[2] if module is spoiled else weights), kwargs
 
     experts = ALL_PARALLEL_STYLES["moe_tp_experts"]
     ALL_PARALLEL_STYLES.register("moe_tp_experts", Unreduced())
