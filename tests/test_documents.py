@@ -187,8 +187,11 @@ def _anchors(path: Path) -> set[str]:
 
 
 def test_every_python_file_is_imported(folder: Path) -> None:
+    """But those of clients, whose packages `make clients` installs."""
     with as_in(folder):
-        for name, _ in python_files():
+        for name, text in python_files():
+            if re.search(r"^(import|from) transformers\b", text, flags=re.M) or "transformers_llama" in text:
+                continue
             module = importlib.import_module(name.removesuffix(".py").replace("/", "."))
             assert module.__file__ == str(folder / name)
 
