@@ -14,6 +14,7 @@ from equivtest.families.module.case_axes import meshes_of
 from equivtest.families.module.case_boundaries import BOUNDARY
 from equivtest.families.module.case_inputs import BATCH
 from equivtest.families.module.oracle import prove_exact
+from equivtest.families.module.oracle_steps import NOT_SEEN
 from equivtest.kit.case import Shape, require
 from equivtest.kit.oracle import expect
 from equivtest.verdicts.elements import is_too_wide
@@ -52,11 +53,22 @@ class Door(NamedTuple):
         """The module alone, the same for every way to parallelize it."""
         return self._replace(parallelize="")
 
+    @property
+    def is_stepped(self) -> bool:
+        """Whether there is more than one forward and backward."""
+        return any(dict(self.fields).get(name) for name in ("optimizer", "step"))
+
+    @property
+    def shortest(self) -> dict[str, int]:
+        """Fields of cases that are only tried: each step goes on from what was held, and is bounded as the first."""
+        return {"steps": 1} if self.is_stepped else {}
+
     def make(self, **fields: Any) -> ModuleCase:
-        """A case of the module; of the whole world where the program needs that, or its mesh has names."""
-        common = dict(self.fields)
+        """A case of the module: of steps on real values, of the world where the program needs it or axes have names."""
+        common = {"values": ((REAL_MODE, 0),)} if self.is_stepped else {}
+        common |= dict(self.fields)
         fields |= {"members": ()} if common.get("needs_world") or self.axes else {}
-        return ModuleCase(build=self.build, parallelize=self.parallelize, **common, **fields)
+        return ModuleCase(build=self.build, parallelize=self.parallelize, **{**common, **fields})
 
 
 def combinations(names: Sequence[str], sizes: Mapping[str, Sequence[int]]) -> tuple[tuple[tuple[str, int], ...], ...]:
@@ -128,12 +140,12 @@ def _tried_on(
 ) -> tuple[ByDtype, list[str]]:
     """The same of one mesh."""
     varied, layouts = door.varied, door.layouts
-    make = functools.partial(door.make, world_size=world_size, batch=batch, mesh=mesh)
+    make = functools.partial(door.make, world_size=world_size, batch=batch, mesh=mesh, **door.shortest)
     if batch != WHOLE and dtypes:
         layouts = _divisible(door, functools.partial(make, dtype=dtypes[0]))
     fitting: ByDtype = {}
     reasons: list[Misuse] = []
-    if door.by_parts is not True:
+    if door.by_parts is not True and not door.is_stepped:
         exact = [
             make(dtype=dtype, largest=largest, **{varied: layout})
             for dtype in dtypes
@@ -142,6 +154,7 @@ def _tried_on(
         fitting, reasons = _fitting(door, exact, prove_exact)
         if fitting:
             return fitting, list(map(str, reasons))
+    if door.by_parts is not True:
         too_wide: list[Misuse] = []
         for dtype in (dtype for dtype in REAL_DTYPES if dtype in dtypes):
             real = [make(dtype=dtype, values=((REAL_MODE, 0),), **{varied: layout}) for layout in layouts]
@@ -171,7 +184,8 @@ def _by_parts(
         try:
             make(**made)  # which may not divide
             if dtype not in fitting:
-                _require_bounds_of_parts(door.make(world_size=1, mesh=(1,) * len(door.axes), **made))
+                alone = {"world_size": 1, "mesh": (1,) * len(door.axes)}
+                _require_bounds_of_parts(door.make(**alone, **made, **door.shortest))
         except Misuse as error:
             reasons.append(error)
         else:
@@ -236,6 +250,11 @@ def _require_bounds(case: ModuleCase) -> None:
         raise Misuse(
             f"{case.build}: in {case.dtype}, with {case.takes}: {tensors[undecided].derivation}: a correct module may "
             "choose otherwise; judge what is before the choice and what is behind it"
+        )
+    if unseen := next((name for name in answers if tensors[name].derivation == NOT_SEEN), None):
+        raise Misuse(
+            f"{case.build}: in {case.dtype}, with {case.takes}, of {unseen} nothing can be concluded: {NOT_SEEN}: "
+            "take a larger learning rate, or leave this dtype out"
         )
     first = f" (and of {wide[0].replace(BOUNDARY, '')} before it)" if wide[0] != answers[0] else ""
     raise Misuse(

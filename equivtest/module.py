@@ -11,13 +11,13 @@ from equivtest import limits
 from equivtest.check import DEFAULT_CLAIMS
 from equivtest.door import Door, Fields, combinations, judged_layouts, tried
 from equivtest.errors import Misuse
-from equivtest.families.module.case import BATCHES, MEAN_OF_PARTS, WHOLE, ModuleCase
+from equivtest.families.module.case import BATCHES, MEAN_OF_PARTS, PARTS_OF_WHOLE, WHOLE, ModuleCase
 from equivtest.families.module.case_axes import mesh_along, require_axes
 from equivtest.families.module.case_inputs import Input, ids, mask, positions, real, sizes_in, targets, written
 from equivtest.kit.case import require
 from equivtest.property import Property, Space
 from equivtest.ranks.first_cause import first_cause
-from equivtest.verdicts.claims import keeps_layout_of_parameter, repeats_itself
+from equivtest.verdicts.claims import keeps_layout_of_parameter, repeats_itself, trains_like_unsharded
 
 __all__ = ["Input", "ids", "mask", "module_property", "positions", "real", "targets"]
 
@@ -46,6 +46,12 @@ def module_property(
     outputs: Sequence[str] = (),
     loss: str = "",
     batch: str | None = None,
+    optimizer: str = "",
+    step: str = "",
+    steps: int | None = None,
+    micro_batches: int = 1,
+    max_norm: float = 0.0,
+    norm_type: float = 2.0,
     examples: Sequence[ModuleCase] = (),
     conclusive_dtypes: Sequence[str] = (),
     without_collectives: str = "",
@@ -80,9 +86,20 @@ def module_property(
             is one number; else backward starts from all, each with a cotangent of its own.
         batch: 'whole': the result takes the whole batch and gives the whole output on every rank.  'mean of parts':
             each rank has rows of its own, and gradients are averaged over the ranks; 'sum of parts': they are added up.
-            None: 'mean of parts' where DistributedDataParallel, fully_shard or the like is in what `parallelize`
-            makes, which the ranks are asked for once; else 'whole'.  Where a rank raises, hangs or dies when it is
-            asked, the property ends as misuse.
+            'parts of the whole', with a `step`: each rank has rows of its own, and the gradients, the numbers that the
+            step reports and the updates are those of the whole batch.
+            None: 'mean of parts', or with a step 'parts of the whole', where DistributedDataParallel, fully_shard or
+            the like is in what `parallelize` makes, which the ranks are asked for once; else 'whole'.  Where a rank
+            raises, hangs or dies when it is asked, the property ends as misuse.
+        optimizer: 'package.module:NAME' of a function (module) -> torch.optim.Optimizer, which is called with the
+            parallel module and with the unsharded one, whose updates are judged by the optimizer's own code for one
+            tensor after the other; each from the gradients that the ranks hold.
+        step: 'package.module:NAME' of a function (module, mesh, micro_batches, optimizer) -> outputs: one step of
+            training as every rank runs it, from forward to update.  See docs/training.md.
+        steps: How many steps, each on inputs of its own; None: 2 with an optimizer, else 1.
+        micro_batches: Into how many a rank's rows are cut for a step.
+        max_norm: To what the gradients are clipped before the update; 0: they are not.
+        norm_type: Of that norm: 1, 2 or math.inf.
         examples: Cases that are always run.
         conclusive_dtypes: In which a conformance run wants conclusions, where some hold no sums; () for all.
         without_collectives: Why the parallel module calls no collective, where that is right.
@@ -112,13 +129,12 @@ def module_property(
     )
     require_axes(tuple(axes), batch_axis)
     common: Fields = (
-        ("axes", tuple(axes)),
-        ("batch_axis", batch_axis),
-        ("placed", placed),
-        ("needs_world", needs_world or bool(set_up or tear_down)),
-        ("set_up", set_up),
-        ("tear_down", tear_down),
-    )
+        ("axes", tuple(axes)), ("batch_axis", batch_axis),
+        ("placed", placed), ("needs_world", needs_world or bool(set_up or tear_down)), ("set_up", set_up),
+        ("tear_down", tear_down), ("optimizer", optimizer), ("step", step),
+        ("steps", (2 if optimizer else 1) if steps is None else steps), ("micro_batches", micro_batches),
+        ("max_norm", float(max_norm)), ("norm_type", float(norm_type)),
+    )  # fmt: skip
     if inputs is None:
         require(
             isinstance(x_shapes, Sequence)
@@ -143,7 +159,7 @@ def module_property(
         statement=f"{parallelize} computes what {build} computes.",
         source=build,
         cases=partial(_cases, door, batch or WHOLE),
-        claims=CLAIMS,
+        claims=(*CLAIMS, trains_like_unsharded) if optimizer else CLAIMS,
         examples=tuple(examples),
         shards=False,
         conclusive_dtypes=tuple(conclusive_dtypes),
@@ -159,6 +175,8 @@ def _resolve(door: Door, prop: Property, pool: Pool, space: Space) -> Property:
     mesh = mesh_along(num_ranks, door.axes, str(dict(door.fields)["batch_axis"]))
     case = door.make(world_size=num_ranks, mesh=mesh, **{door.varied: door.layouts[0]})
     batch = _batch_of(case, pool, space)
+    if case.step and batch == MEAN_OF_PARTS:
+        batch = PARTS_OF_WHOLE
     return replace(prop, cases=partial(_cases, door, batch), leaves_out=partial(_left_out, door, batch), resolve=None)
 
 

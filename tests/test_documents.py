@@ -23,7 +23,7 @@ from tests.rank_programs_planted import FAULT
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
-MODULE, SUBJECT = ROOT / "docs/module.md", ROOT / "docs/subject.md"
+MODULE, SUBJECT, TRAINING = ROOT / "docs/module.md", ROOT / "docs/subject.md", ROOT / "docs/training.md"
 DOCUMENTS = (README, *sorted((ROOT / "docs").glob("*.md")))
 LINKED = (*DOCUMENTS, *(ROOT / name for name in ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md")))
 OTHER_COMMANDS = ("pip install equivtest", "pytest -n auto -p equivtest.options")
@@ -215,11 +215,14 @@ def checked(folder: Path) -> list[Outcome]:
     """What `equivtest check` says of the cases that the documents show, then of each fetch of WRONG."""
     like = ["--like", "zero3_fetch_all_reduce"]
     fetch = quoted_case(SUBJECT, "equivtest check")
+    step = quoted_case(TRAINING, "equivtest check")
     checks = [
         ["module", shown(README, "RankRaised").rpartition("  case      ")[2].strip()],
         ["module", quoted_case(MODULE, "equivtest check")],
         [*like, "mypackage.parallel:my_fetch", fetch],
         *([*like, f"mypackage.wrong:{name}", fetch] for name in re.findall(r"^def (\w+)", WRONG, flags=re.M)),
+        ["module", step],
+        ["module", step.replace("mean_of_means", "token_mean")],
     ]
     modules = [name.removesuffix(".py").replace("/", ".") for name, _ in python_files()]
     process = ended(folder, ["-c", f"import {', '.join(modules)}\n{CHECKS}", json.dumps(checks)])
@@ -236,10 +239,16 @@ def test_cases_print_what_the_documents_show(checked: list[Outcome]) -> None:
 
 
 @pytest.mark.ranks
+def test_a_mean_of_means_is_red_and_the_mean_over_all_tokens_green(checked: list[Outcome]) -> None:
+    assert checked[-2].code == 1 and checked[-2].shows(shown(TRAINING, "ValueMismatch")), checked[-2].text
+    assert checked[-1].code == 0, checked[-1].text
+
+
+@pytest.mark.ranks
 def test_a_fetch_that_lacks_something_is_told_so_in_these_words(checked: list[Outcome]) -> None:
     messages = re.findall(r"^\| \*\*.* \| `(.*)` \|$", SUBJECT.read_text("utf-8"), flags=re.M)
 
-    for outcome, message in zip(checked[3:], messages, strict=True):
+    for outcome, message in zip(checked[3:-2], messages, strict=True):
         assert outcome.code == 1 and outcome.shows(message), outcome.text
     assert checked[4].shows("  expected  requires_grad True\n  actual    requires_grad False")
     assert checked[6].shows("  actual    values have changed")

@@ -1,10 +1,13 @@
 """What the ranks held of a tensor within a module, put together: under the layout that they say or that is inferred.
 
-A DTensor says which part of the whole each rank holds.  Of a plain tensor that is inferred: the first of `_candidates`
-under which the ranks' tensors agree with the reference; or any order of the slices of one dim that does.  A wrong guess
-hides nothing: what it takes for right agrees with the reference, so that all that follows is judged from right values,
-while the ranks go on from what they really hold.  They differ at the first part that does not map the one to the other,
-at the latest in the outputs and in the gradients of inputs and parameters, of which the case says what they are.
+A DTensor says which part of the whole each rank holds.  Of a plain tensor that is inferred: a layout of `_candidates`
+under which the ranks' tensors agree with the reference, the first whose replicas have the same bits, else the nearest,
+as several may agree where a bound is wide; or some slices of a dim whole and the others operands of a sum, as of a
+projection that gives what all ranks use and what each uses its part of; or any order of the slices of one dim.  A wrong
+guess hides nothing: what it takes for right agrees with the reference, so that all that follows is judged from right
+values, while the ranks go on from what they really hold.  They differ at the first part that does not map the one to
+the other, at the latest in the outputs and in the gradients of inputs and parameters, of which the case says what they
+are.
 """
 
 from __future__ import annotations
@@ -99,8 +102,14 @@ def _whole(placed: Mapping[int, Placed | None], mesh_shape: Shape, right: Bounde
         _under(layout, held, mesh_shape, right) for layout in _candidates(held, mesh_shape, tuple(right.value.shape))
     ]
     wholes = [whole for whole in found if whole is not None]
-    agreeing = next((whole for whole in wholes if _ratio(whole, right) <= 1), None)
-    return agreeing or _in_any_order(held, right) or min(wholes, key=lambda whole: _ratio(whole, right), default=None)
+    agreeing = [whole for whole in wholes if _ratio(whole, right) <= 1]
+    certain = next((whole for whole in agreeing if whole.spread is None and whole.magnitude is None), None)
+    if certain is not None:
+        return certain
+    sliced = _slice_by_slice(held, mesh_shape, right)
+    agreeing += [] if sliced is None else [sliced]
+    nearest = min(agreeing or wholes, key=lambda whole: _ratio(whole, right), default=None)
+    return nearest if agreeing else _in_any_order(held, right) or nearest
 
 
 def _candidates(held: Mapping[int, Placed], mesh_shape: Shape, shape: Shape) -> Iterator[Layout]:
@@ -154,6 +163,23 @@ def _in_any_order(held: Mapping[int, Placed], right: Bounded) -> Whole | None:
             order = _matched(slices.double(), right.value.movedim(dim, 0), right.allowed.movedim(dim, 0))
             if order is not None:
                 return Whole(slices[order].movedim(0, dim).contiguous(), None, None, None)
+    return None
+
+
+def _slice_by_slice(held: Mapping[int, Placed], mesh_shape: Shape, right: Bounded) -> Whole | None:
+    """The whole where along some dim each slice is the same on all ranks, or is their sum, as agrees with `right`."""
+    shape = tuple(right.value.shape)
+    if len(mesh_shape) > 1 or any(tuple(each.local.shape) != shape for each in held.values()):
+        return None
+    operands = torch.stack([each.local.double() for each in held.values()])
+    is_same = (operands == operands[0]).all(0) & ((operands[0] - right.value).abs() <= right.allowed)
+    is_sum = (operands.sum(0) - right.value).abs() <= right.allowed
+    for dim in range(len(shape)):
+        others = [each for each in range(len(shape)) if each != dim]
+        same, added = (each.all(others, keepdim=True) if others else each for each in (is_same, is_sum))
+        if bool((same | added).all()):
+            value = torch.where(same, operands[0], operands.sum(0))
+            return Whole(value, None, torch.where(same, operands[0].abs(), operands.abs().sum(0)), None)
     return None
 
 

@@ -6,6 +6,7 @@ the gate is that of Shazeer, GLU Variants Improve Transformer (2020), equation 6
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -28,10 +29,11 @@ from equivtest.errors import Misuse
 from equivtest.families.module.case import ModuleCase, cotangent_of
 from equivtest.families.module.case_boundaries import Capture, own_name
 from equivtest.families.module.case_facts import call, call_builder, with_parameters
-from equivtest.families.module.case_inputs import REAL
 from equivtest.families.module.case_outputs import OUTPUT, named_outputs
+from equivtest.families.module.case_steps import TOTAL_NORM
 from equivtest.families.module.subject.held import held_parameters, places_in, require_whole
 from equivtest.families.module.subject.own_world import world_of
+from equivtest.families.module.subject.steps import clipped, own_step, run_steps
 from equivtest.importing import load_named, require_arguments
 from equivtest.kit.subject import Answers, Given, style_named, under_contract
 from equivtest.layout import UNTOLD
@@ -83,21 +85,40 @@ def _sizes_of_data_parallelism(part: nn.Module, num_ranks: int) -> list[int]:
 
 
 def run_module(case: ModuleCase, mesh: DeviceMesh, given: Given, parallelize: Parallelize) -> Answers:
-    """Builds the module whole with the given parameters, parallelizes it, and runs it forward and backward."""
+    """Builds the module whole with the given parameters, parallelizes it, and runs it: once, or in steps."""
     whole = _make_whole(case, mesh, given)
     handed = dict(whole.named_parameters())
     parallel = _parallelized(case, mesh, whole, parallelize)
     places = places_in(case, mesh, parallel, handed, lambda values: make_parallel(case, mesh, values, parallelize))
+    held = functools.partial(held_parameters, case, mesh, parallel, places)
+    if not case.is_stepped:
+        return _run_once(case, mesh, parallel, held, given)
+    return run_steps(case, parallel, given, functools.partial(_run_once, case, mesh, parallel, held), held)
+
+
+def _run_once(
+    case: ModuleCase,
+    mesh: DeviceMesh,
+    parallel: nn.Module,
+    held: Callable[[], Answers],
+    given: Given,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> Answers:
+    """One forward and backward, or one step of the case's own."""
     capture = Capture(parallel) if case.by_parts else None
     numbers = _numbers_of_collectives()
     inputs = {
-        name: given[name].detach().requires_grad_() if kind == REAL else given[name]
-        for name, kind in case.kinds().items()
+        name: given[name].detach().requires_grad_() if name in case.real_names() else given[name]
+        for name in case.kinds()
     }
-    positional = case.positional if case.inputs else tuple(inputs)
-    outputs = _outputs(case, call(parallel, positional, inputs))
-    _run_backward(case, outputs, given)
-    parameters = held_parameters(case, mesh, parallel, places)
+    if case.step:
+        outputs = _outputs(case, own_step(case, mesh, parallel, inputs, optimizer))
+    else:
+        positional = case.positional if case.inputs else tuple(inputs)
+        outputs = _outputs(case, call(parallel, positional, inputs))
+        _run_backward(case, outputs, given)
+        outputs |= {TOTAL_NORM: clipped(case, parallel)} if case.max_norm else {}
+    parameters = held()
     if _must_communicate(case) and numbers and numbers == _numbers_of_collectives():
         raise Misuse(
             f"{case.parallelize}: no collective ran, forward or backward, on {case.world_size} ranks that each had the "
@@ -108,8 +129,8 @@ def run_module(case: ModuleCase, mesh: DeviceMesh, given: Given, parallelize: Pa
     found |= {f"grad.{name}": inputs[name].grad for name in case.real_names()}
     found |= _buffers(case, parallel)
     for name in case.stacked_names():
-        held = found[name]
-        found[name] = None if held is None else held.unsqueeze(0)
+        own = found[name]
+        found[name] = None if own is None else own.unsqueeze(0)
     return under_contract(case, _on_mesh(case, found)) | parameters | (_boundaries(case, capture) if capture else {})
 
 
@@ -146,11 +167,12 @@ def _outputs(case: ModuleCase, given: object) -> dict[str, torch.Tensor]:
     Raises:
         Misuse: it is not.
     """
-    expected = list(case.facts.outputs)
+    expected = [*case.facts.outputs, *([TOTAL_NORM] if case.step and case.max_norm else [])]
     if expected == [OUTPUT] and not isinstance(given, torch.Tensor):
         raise Misuse(f"{case.parallelize}: the parallel module must give one tensor, got {type(given).__name__}")
-    outputs = named_outputs(given, case.outputs, case.parallelize)
-    if list(outputs) != expected:
+    chosen = (*case.outputs, "total_norm") if case.step and case.max_norm and case.outputs else case.outputs
+    outputs = named_outputs(given, chosen, case.step or case.parallelize)
+    if sorted(outputs) != sorted(expected):
         raise Misuse(
             f"{case.parallelize}: the parallel module must give {', '.join(expected)}, as the unsharded one does, got "
             f"{', '.join(outputs)}"
@@ -198,7 +220,8 @@ def make_parallel(case: ModuleCase, mesh: DeviceMesh, given: Given, parallelize:
 
 def _make_whole(case: ModuleCase, mesh: DeviceMesh, given: Given) -> nn.Module:
     whole = call_builder(case.build).to(mesh.device_type, DTYPES[case.dtype])
-    return with_parameters(whole, {name: given[name].detach() for name in case.parameter_names()})
+    values = {name: given[name].detach() for name in case.parameter_names()}
+    return with_parameters(whole, {name: value.clone() for name, value in values.items()} if case.trains else values)
 
 
 def _parallelized(case: ModuleCase, mesh: DeviceMesh, whole: nn.Module, parallelize: Parallelize) -> nn.Module:

@@ -80,13 +80,17 @@ def _is_by_name(case: ModuleCase, mesh: DeviceMesh, parallel: nn.Module, handed:
 
 
 def _is_placed(case: ModuleCase, mesh: DeviceMesh, name: str, tensor: torch.Tensor) -> bool:
-    """Whether it is the DTensor, on the mesh, of a parameter of the unsharded module."""
+    """Whether it is the DTensor, on the mesh, of a parameter of the unsharded module, and its placements say all.
+
+    A strided shard on a mesh of one axis is of a merged projection, each part of it divided by itself: it is read off.
+    """
     fact = case.facts.parameters.get(own_name(name))
     return (
         isinstance(tensor, DTensor)
         and fact is not None
         and tuple(tensor.shape) == fact.shape
         and torch.equal(tensor.device_mesh.mesh, mesh.mesh)
+        and (mesh.ndim > 1 or not any(type(each).__name__ == "_StridedShard" for each in tensor.placements))
     )
 
 
