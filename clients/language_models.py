@@ -22,7 +22,7 @@ HEADS, FEATURES, VOCABULARY = 12, 48, 24
 TINY: dict[str, Any] = {
     "vocab_size": VOCABULARY, "hidden_size": FEATURES, "intermediate_size": FEATURES, "num_hidden_layers": 2,
     "num_attention_heads": HEADS, "num_key_value_heads": HEADS, "head_dim": 4, "max_position_embeddings": 32,
-    "moe_intermediate_size": FEATURES, "shared_expert_intermediate_size": FEATURES,
+    "moe_intermediate_size": 2 * FEATURES, "shared_expert_intermediate_size": FEATURES,
     "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1,
     "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "sliding_window": 4,
     "kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 4,
@@ -31,8 +31,11 @@ TINY: dict[str, Any] = {
 }  # fmt: skip
 """What a configuration has of these is made so small."""
 
-OF_TYPE: dict[str, dict[str, Any]] = {}
-"""What a type needs besides."""
+OF_TYPE: dict[str, dict[str, Any]] = {
+    **{key: {"intermediate_size": 2 * FEATURES} for key in ("mixtral", "gpt_oss", "olmoe", "minimax_m2")},
+    "seed_oss": {"residual_dropout": 0.0},
+}
+"""What a type needs besides: torch's products by group ask for rows of 16 bytes, of which four ranks have a quarter."""
 
 
 def __getattr__(name: str) -> Callable[[], nn.Module]:

@@ -16,12 +16,15 @@ DENSE = (
     "apertus", "arcee", "beam", "cohere", "cohere2", "doge", "ernie4_5", "exaone4", "flint", "gemma", "gemma2",
     "gemma3_text", "glm", "glm4", "gpt_neox", "granite", "granite_swa", "helium", "hrm_text", "hyperclovax",
     "internlm3", "iquestcoder", "jais2", "llama", "minicpm3", "ministral", "ministral3", "mistral", "nanochat",
-    "nemotron", "olmo", "olmo2", "olmo3", "phi", "phi3", "qwen2", "qwen3", "smollm3", "starcoder2", "vaultgemma",
+    "nemotron", "olmo", "olmo2", "olmo3", "phi", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3", "starcoder2", "vaultgemma",
     "youtu",
 )  # fmt: skip
 
 EXPERTS = (
-    "deepseek_v3", "glm4_moe", "gpt_oss", "minimax_m2", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe",
+    "afmoe", "aria_text", "axk1", "cohere2_moe", "deepseek_v3", "dots1", "ernie4_5_moe", "exaone_moe", "flex_olmo",
+    "glm4_moe", "glm4_moe_lite", "gpt_oss", "granitemoe", "granitemoe_swa", "granitemoeshared", "hunyuan_v1_moe",
+    "hy_v3", "kolibri1", "laguna", "mellum", "minimax", "minimax_m2", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe",
+    "solar_open",
 )  # fmt: skip
 """Of few tokens: a router whose roundings may choose other experts leaves a draw inconclusive."""
 

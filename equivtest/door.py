@@ -64,7 +64,7 @@ class Door(NamedTuple):
         return {"steps": 1} if self.is_stepped else {}
 
     def make(self, **fields: Any) -> ModuleCase:
-        """A case of the module: of steps on real values, of the world where the program needs it or axes have names."""
+        """A case of the module: of steps on real values; of the whole world where the program or its axes need it."""
         common = {"values": ((REAL_MODE, 0),)} if self.is_stepped else {}
         common |= dict(self.fields)
         fields |= {"members": ()} if common.get("needs_world") or self.axes else {}
@@ -184,8 +184,7 @@ def _by_parts(
         try:
             make(**made)  # which may not divide
             if dtype not in fitting:
-                alone = {"world_size": 1, "mesh": (1,) * len(door.axes)}
-                _require_bounds_of_parts(door.make(**alone, **made, **door.shortest))
+                _require_bounds_of_parts(door.make(world_size=1, mesh=(1,) * len(door.axes), **made, **door.shortest))
         except Misuse as error:
             reasons.append(error)
         else:

@@ -48,7 +48,7 @@ REAL_DTYPES = ("float32", "float64")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class ModuleCase(StepCase, AxesCase, WorldCase):
+class ModuleCase(AxesCase, StepCase, WorldCase):
     """y = f(x), and the gradients of x and of every parameter, given a cotangent of y.
 
     Values are odd integers, on which the reference is exact where f adds and multiplies (the oracle
