@@ -16,8 +16,8 @@ DENSE = (
     "apertus", "arcee", "beam", "cohere", "cohere2", "doge", "ernie4_5", "exaone4", "flint", "gemma", "gemma2",
     "gemma3_text", "glm", "glm4", "gpt_neox", "granite", "granite_swa", "helium", "hrm_text", "hyperclovax",
     "internlm3", "iquestcoder", "jais2", "llama", "minicpm3", "ministral", "ministral3", "mistral", "nanochat",
-    "nemotron", "olmo", "olmo2", "olmo3", "phi", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3", "starcoder2", "vaultgemma",
-    "youtu",
+    "nemotron", "olmo", "olmo2", "olmo3", "phi", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3", "starcoder2",
+    "vaultgemma", "youtu",
 )  # fmt: skip
 
 EXPERTS = (
