@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from equivtest import ids, module_property, targets
+from equivtest.errors import Misuse
+from equivtest.property import Space
 
 HERE = "clients.torch_modules:"
 ROWS = ((2, 3), (3, 3), (4, 3), (5, 3), (7, 3))
@@ -50,3 +54,10 @@ lora_divided = replace(
     ),
     requires="peft",
 )
+
+
+def test_a_convolution_is_refused_by_name() -> None:
+    prop = module_property(HERE + "convolution", HERE + "replicated", ((2, 2, 4, 4),), batch="mean of parts")
+
+    with pytest.raises(Misuse, match=r"of convolution no bound is known, in 0, at"):
+        prop.cases(Space((1, 2), ("float32",)))
