@@ -177,7 +177,11 @@ def test_sums_over_all_parts_must_fit_a_dtype() -> None:
         ("mlp", {"x_shape": (4, 3), "world_size": 3}, r"\(4, 3\) cannot be divided among 3 ranks, as torch.chunk div"),
         ("mlp", {"x_shape": ()}, r"x of shape \(\) cannot be divided among 2 ranks"),
         ("doubled", {}, r"give outputs of shapes \(6, 3\), \(4, 3\), .*: take an x_shape whose rows they share evenly"),
-        ("mlp", {"batch": "parts"}, "batch must be one of whole, mean of parts, sum of parts, got 'parts'"),
+        (
+            "mlp",
+            {"batch": "parts"},
+            "batch must be one of whole, mean of parts, sum of parts, parts of the whole, got 'parts'",
+        ),
     ],
 )
 def test_what_is_no_divided_case_is_told(build: str, fields: dict[str, Any], message: str) -> None:
