@@ -11,6 +11,7 @@ CLIENTS := .clients
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
+unexport PYTHONDONTWRITEBYTECODE  # or each of the hundreds of processes of a test run compiles the package anew
 .PHONY: help conform test deepspeed deepspeed-installed clients clients-installed lint format bench smoke-wheel clean
 
 help:  ## This list
@@ -19,15 +20,16 @@ help:  ## This list
 conform: $(INSTALLED)  ## Conformance run on gloo and the CPU, with a report in report/
 	$(BIN)/equivtest run --profile conformance --report report
 
+# A file's tests run in one process: what they share is drawn and computed once.
 test: $(INSTALLED)  ## All tests and properties
-	$(BIN)/pytest -n auto
+	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder
 
 deepspeed-installed: $(INSTALLED) $(DEEPSPEED)/.installed
 
 deepspeed: deepspeed-installed  ## The properties of the real DeepSpeed; VERSION=0.19.3 takes another release
 	PYTHONPATH=$(CURDIR)/$(DEEPSPEED) $(BIN)/equivtest run --import deepspeed --report report/deepspeed-$(VERSION) \
 		--subjects deepspeed_fetch_all_gather,deepspeed_fetch_all_reduce,deepspeed_mlp_all_gather,deepspeed_mlp_all_reduce,deepspeed_mlp_stages_1_and_2
-	PYTHONPATH=$(CURDIR)/$(DEEPSPEED) $(BIN)/pytest -q tests/families/test_deepspeed.py
+	PYTHONPATH=$(CURDIR)/$(DEEPSPEED) $(BIN)/pytest -q -n auto tests/families/test_deepspeed.py
 
 clients-installed: $(INSTALLED) $(CLIENTS)/.installed
 

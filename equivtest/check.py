@@ -112,11 +112,14 @@ def judge_replies(
     replies: Sequence[Reply],
     claims: Sequence[Claim] | None = None,
     arithmetics: Arithmetics = TORCH_CPU,
+    *,
+    until: tuple[str, str] | None = None,
 ) -> list[Verdict]:
     """The verdicts on a run that has ended; one draw alone where the run itself failed.
 
     Args:
         arithmetics: What real values are judged by.
+        until: The (claim, kind) of a failure: draws behind the first that shows it are not judged.
     """
     answered = all(reply.outcome in ("answered", "not_in_mesh") for reply in replies)
     claims = claims or default_claims(case)
@@ -126,6 +129,8 @@ def judge_replies(
     with one_thread(), declared(arithmetics):
         for draw in range(len(case.values)):
             verdicts += compare(subject, case, draw, expected_of(case, draw, replies), replies, claims)
+            if any((verdict.claim, verdict.kind) == until for verdict in verdicts):
+                break
     return verdicts
 
 

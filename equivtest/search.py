@@ -85,8 +85,8 @@ def search(
         is_enough: Whether a failing case is small enough, for shrinking to end there.
     """
     started_s = time.monotonic()
-    running = _Search(prop, chunk, pool, known, is_enough)
-    misuse = running.run(until=only)
+    running = _Search(prop, chunk, pool, known, only, is_enough)
+    misuse = running.run()
     failures = []
     for target in running.targets():
         if only in (None, target):
@@ -124,6 +124,7 @@ class _Search:
     chunk: Chunk
     pool: Pool
     known: KnownFailures
+    only: Target | None = None
     is_enough: Callable[[Case], bool] = never
     failing: dict[Target, Verdict] = field(default_factory=dict)
     seen: dict[Case, dict[Target, Verdict]] = field(default_factory=dict)
@@ -131,7 +132,7 @@ class _Search:
     left_out: tuple[str, ...] = ()
     broken_runs: int = 0
 
-    def run(self, until: Target | None) -> str:
+    def run(self) -> str:
         """Runs the chunk's cases; the mistake that ended it before its end, or ''."""
         try:
             self.prop = resolved(self.prop, self.pool, self.chunk.space)
@@ -142,7 +143,7 @@ class _Search:
             if self.chunk.per_cell:
                 self.judge_and_fill(cases)
             else:
-                self.judge_cases(cases, until=until)
+                self.judge_cases(cases)
         except Misuse as error:
             return str(error)
         return ""
@@ -159,8 +160,8 @@ class _Search:
                 break
             self.judge_cases(further)
 
-    def judge_cases(self, cases: Sequence[Case], *, until: Target | None = None) -> None:
-        """Runs the cases in order, up to the first failure of `until`; keeps records of those known not to run too.
+    def judge_cases(self, cases: Sequence[Case]) -> None:
+        """Runs the cases in order, up to the first failure of `only`; keeps records of those known not to run too.
 
         Where the backend refuses one collective of a case, what is left of it runs afterwards.
         """
@@ -180,10 +181,10 @@ class _Search:
             left += rest_of(case, replies)
             self.records += records_of(case, verdicts, replies)
             self.broken_runs += any(verdict.kind in WHOLE_RUN for verdict in verdicts)
-            if self.broken_runs >= limits.BROKEN_RUNS or until in self.failing:
+            if self.broken_runs >= limits.BROKEN_RUNS or self.only in self.failing:
                 return
         if further := [case for case in dict.fromkeys(left) if case not in self.seen]:
-            self.judge_cases(further, until=until)
+            self.judge_cases(further)
 
     def with_history(self, failure: Verdict) -> Verdict:
         """The failure, with a line on its history where its case shows nothing alone in new ranks.
@@ -210,9 +211,9 @@ class _Search:
         limit_s = limits.SHRINK_CASE_S if kind == "timed_out" else limits.CASE_S
         return self.pool.run(self.prop.subject, case, limit_s=limit_s, keep_if_all_raised=bool(case.refusal))
 
-    def judge(self, case: Case, replies: Sequence[Reply]) -> list[Verdict]:
-        """Every verdict on one run; failures are remembered, known ones set apart."""
-        verdicts = [self._unless_known(verdict) for verdict in self._verdicts(case, replies)]
+    def judge(self, case: Case, replies: Sequence[Reply], only: Target | None = None) -> list[Verdict]:
+        """Every verdict on one run, or those of the claim of `only`; failures are remembered, known ones set apart."""
+        verdicts = [self._unless_known(verdict) for verdict in self._verdicts(case, replies, only)]
         self.seen[case] = {}
         for verdict in verdicts:
             if verdict.failed:
@@ -224,9 +225,10 @@ class _Search:
     def _is_judged(self, case: Case, claim: str) -> bool:
         return self.known.match(self.prop.subject, claim, case) is None
 
-    def _verdicts(self, case: Case, replies: Sequence[Reply]) -> list[Verdict]:
+    def _verdicts(self, case: Case, replies: Sequence[Reply], only: Target | None = None) -> list[Verdict]:
+        claims = [claim for claim in self.prop.claims if only is None or claim.name == only[0]]
         arithmetics = load_arithmetics(self.pool.backend.arithmetic)
-        return judge_replies(self.prop.subject, case, replies, self.prop.claims, arithmetics)
+        return judge_replies(self.prop.subject, case, replies, claims, arithmetics, until=only)
 
     def _unless_known(self, verdict: Verdict) -> Verdict:
         if not verdict.failed:
@@ -293,7 +295,7 @@ class _Search:
                 return None
             self.seen[case] = {}
             with contextlib.suppress(Misuse):  # a smaller case on which the subject's answer is none: not this failure
-                self.judge(case, self._run(case, target[1]))
+                self.judge(case, self._run(case, target[1]), self.only)
         return self.seen[case].get(target)
 
 

@@ -10,12 +10,19 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from equivtest.pools import pool_of
 from equivtest.ranks.pool import Pool
+from tests.commands import Command
 
 
 @pytest.fixture(scope="session")
 def pool(pytestconfig: pytest.Config) -> Pool:
     """The pool of this process, which the properties use too; its worlds may have run anything."""
     return pool_of(pytestconfig)
+
+
+@pytest.fixture
+def command(pool: Pool, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Calls `equivtest` in this process."""
+    return Command(pool, capsys)
 
 
 @pytest.fixture

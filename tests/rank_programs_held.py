@@ -16,14 +16,14 @@ class Copied(torch.autograd.Function):
     """Whole on every rank; gradients of the ranks are added up."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
-        ctx.mesh = mesh
+    def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group = group
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
         summed = gradients[0].clone()
-        dist.all_reduce(summed, group=ctx.mesh.get_group())
+        dist.all_reduce(summed, group=ctx.group)
         return summed, None
 
 
@@ -31,9 +31,9 @@ class Summed(torch.autograd.Function):
     """The sum of the ranks' operands; each has its gradient."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
         summed = x.clone()
-        dist.all_reduce(summed, group=mesh.get_group())
+        dist.all_reduce(summed, group=group)
         return summed
 
     @staticmethod
@@ -56,7 +56,7 @@ class ColumnLinear(nn.Module):
         self.bias = None if whole.bias is None else nn.Parameter(own(whole.bias.detach(), mesh, shift=shift))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return functional.linear(Copied.apply(x, self.mesh), self.weight, self.bias)  # type: ignore[no-untyped-call]
+        return functional.linear(Copied.apply(x, self.mesh.get_group()), self.weight, self.bias)  # type: ignore[no-untyped-call]
 
 
 class RowLinear(nn.Module):
@@ -69,7 +69,7 @@ class RowLinear(nn.Module):
         self.bias = nn.Parameter(whole.bias.detach().clone())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        summed: torch.Tensor = Summed.apply(functional.linear(x, self.weight), self.mesh)  # type: ignore[no-untyped-call]
+        summed: torch.Tensor = Summed.apply(functional.linear(x, self.weight), self.mesh.get_group())  # type: ignore[no-untyped-call]
         return summed + self.bias
 
 

@@ -146,6 +146,7 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
     "products by group": of(_by_expert),
     "written": of(_written),
     "taken away": of(_taken_away),
+    "told where": of(lambda x, w: torch.cumsum((x @ w).detach(), -1, out=torch.zeros_like(x)) * x),
     "with integers": of(lambda x, w: torch.cat([x @ w, torch.arange(-2, 3)[:, None]], -1).sigmoid()),
     "summed curves": of(lambda x, w: (x @ w).tanh().sum(-1)),
     "reciprocal": of(lambda x, w: x @ w + (2 + x.square()) ** -1 + (-3 - x.square()) ** -3),
@@ -166,6 +167,8 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
     "masked by numbers": of(lambda x, w: ((x @ w) + torch.ones(5, 6).triu(1).bool() * -1e9).softmax(-1)),
 }
 
+MADE_BEFORE = torch.zeros(5, 6)
+
 NARROWER_WITHIN = ("masked by what is too low for float32",)
 """What computes in float32 whatever it is handed."""
 
@@ -175,7 +178,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "floored": (of(lambda x, w: torch.div(x @ w, 2, rounding_mode="floor")), "of fmod no bound is known"),
     "an exponent": (of(lambda x, w: x ** w[:5]), "of pow no bound is known"),
     "a number": (of(lambda x, w: x * (x @ w).sum().item()), r"of item\(\) no bound is known"),
-    "elsewhere": (of(lambda x, w: torch.cumsum((x @ w).detach(), -1, out=torch.zeros(5, 6)) * x), "no bound is known"),
+    "elsewhere": (of(lambda x, w: torch.cumsum((x @ w).detach(), -1, out=MADE_BEFORE) * x), "no bound is known"),
     "shuffled by hand": (of(lambda x, w: (x @ w)[torch.randint_like(torch.arange(5), 5)]), "randint_like draws at"),
     "drawn in place": (of(lambda x, w: (x @ w)[torch.zeros(5).long().random_(5)]), "random_ draws at random"),
     "a sixth in float32": (nn.Hardsigmoid, "of hardsigmoid_backward no bound is known"),

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,8 +20,10 @@ from equivtest.ranks.messages import FAULTS, Fault
 from equivtest.ranks.pool import Pool
 from equivtest.report import audits
 from equivtest.suite import shipped
+from tests.commands import Command
 from tests.fake_suite import log_of, make_suite, run_suite
 
+ROOT = Path(__file__).parents[1]
 PROGRAMS = "tests.rank_programs_audit:"
 MODULES = "tests.rank_programs_module:"
 FETCH = "zero3_fetch_all_gather"
@@ -280,22 +280,21 @@ del prop
 """
 
 
-def run(folder: Path, subject: str, *args: str) -> tuple[int, str]:
-    """Exit code and output of `equivtest run` on a property of a fetch by that subject."""
+def write_property(folder: Path, subject: str) -> str:
+    """Writes a property of a fetch by that subject into a folder; the folder."""
     (folder / "test_mine.py").write_text(SUITE.format(subject=subject))
-    command = [sys.executable, "-m", "equivtest.cli", "run", str(folder), "-n", "0", "--world-sizes", "2", *args]
-    ran = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1], check=False)
-    return ran.returncode, ran.stdout
+    return str(folder)
 
 
 @pytest.mark.ranks
-def test_a_property_that_could_not_be_red_ends_as_misuse(tmp_path: Path) -> None:
-    code, text = run(tmp_path, PROGRAMS + "without_collectives", "--report", str(tmp_path / "report"))
-    claims = [line for line in text.splitlines() if line.startswith("open ")]
+def test_a_property_that_could_not_be_red_ends_as_misuse(command: Command, tmp_path: Path) -> None:
+    mine, report = write_property(tmp_path, PROGRAMS + "without_collectives"), tmp_path / "report"
+    ended = command(ROOT, "run", mine, "-n0", "--world-sizes=2", f"--report={report}")
+    claims = [line for line in ended.stdout.splitlines() if line.startswith("open ")]
 
-    assert code == 2 and "it called no collective: nothing shows that it is parallel" in text
-    assert len(claims) == 1 and "equals_unsharded" not in text.partition("open ")[0]
-    assert "none was called" in (tmp_path / "report" / "audit.csv").read_text()
+    assert ended.code == 2 and "it called no collective: nothing shows that it is parallel" in ended.stdout
+    assert len(claims) == 1 and "equals_unsharded" not in ended.stdout.partition("open ")[0]
+    assert "none was called" in (report / "audit.csv").read_text()
 
 
 def test_a_run_that_is_not_audited_says_so(pytester: pytest.Pytester) -> None:
@@ -318,22 +317,18 @@ def test_a_run_whose_selection_leaves_the_audit_out_says_so(
     assert result.ret == 0 and ("audit mine" in log_of(pytester)) != bool(told)
 
 
-def test_an_audit_on_one_rank_is_refused_with_the_reason(tmp_path: Path) -> None:
-    (tmp_path / "test_mine.py").write_text(SUITE.format(subject=FETCH))
-    command = [sys.executable, "-m", "equivtest.cli", "audit", str(tmp_path), "-n", "0", "--world-sizes", "1"]
-    ran = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1], check=False)
+def test_an_audit_on_one_rank_is_refused_with_the_reason(command: Command, tmp_path: Path) -> None:
+    ended = command(ROOT, "audit", write_property(tmp_path, FETCH), "-n0", "--world-sizes=1")
 
-    assert (ran.returncode, ran.stdout) == (2, "")
-    assert ran.stderr.startswith(
+    assert (ended.code, ended.stdout) == (2, "")
+    assert ended.stderr.startswith(
         "equivtest: --world-sizes: an audit needs two ranks or more, since one hears of no other"
     )
 
 
 @pytest.mark.ranks
-def test_the_command_prints_collectives_beside_claims(tmp_path: Path) -> None:
-    (tmp_path / "test_mine.py").write_text(SUITE.format(subject="zero3_fetch_all_gather"))
-    command = [sys.executable, "-m", "equivtest.cli", "audit", str(tmp_path), "-n", "0", "--world-sizes", "2"]
-    ran = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1], check=False)
-    row = next(line for line in ran.stdout.splitlines() if "all_gather in the forward" in line and "dropped" in line)
+def test_the_command_prints_collectives_beside_claims(command: Command, tmp_path: Path) -> None:
+    ended = command(ROOT, "audit", write_property(tmp_path, "zero3_fetch_all_gather"), "-n0", "--world-sizes=2")
+    row = next(line for line in ended.stdout.splitlines() if "all_gather in the forward" in line and "dropped" in line)
 
-    assert ran.returncode == 0 and "equals_unsharded" in row and "properties: 1, cases: " in ran.stdout
+    assert ended.code == 0 and "equals_unsharded" in row and "properties: 1, cases: " in ended.stdout

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -31,9 +28,9 @@ from equivtest.refusal import is_refusal
 from equivtest.search import search
 from equivtest.suite import shipped
 from equivtest.verdicts.verdict import RankRaised
+from tests.commands import Command, Ended
 from tests.rank_programs_planted import FAULT
 
-ROOT = Path(__file__).parents[1]
 PLANTED = Backend("planted", imports=("tests.rank_programs_planted",))
 ALL_REDUCE = ("all_reduce_sum", "all_reduce_max", "all_reduce_min")
 LINEAR = LinearCase(world_size=2, style="rowwise", in_features=4, out_features=3, dtype="bfloat16")
@@ -46,20 +43,17 @@ def planted(pool: Pool) -> Callable[[str], Pool]:
     return lambda fault: Pool(PLANTED, environment={FAULT: fault}, beside=pool)
 
 
-IMPATIENT = "from equivtest import cli, limits; limits.PROBE_S = 3.0; cli.main()"
-"""The command line, which waits for a probe that hangs no longer than it has to."""
+@pytest.fixture
+def on_planted(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Ended]:
+    """Calls `equivtest run` of one property that gathers, on two ranks of a backend with that fault."""
+    args = ["run", "--profile=smoke", "--world-sizes=2", "--dtypes=float32", "--subjects=zero3_fetch_all_gather"]
+    args += ["--known-failures=none", "-n0", "--backend=planted", "--import=tests.rank_programs_planted"]
 
+    def run(fault: str, *more: str) -> Ended:
+        monkeypatch.setenv(FAULT, fault)
+        return command(tmp_path, *args, *more)
 
-def on_planted(tmp_path: Path, fault: str, *args: str) -> subprocess.CompletedProcess[str]:
-    """`equivtest run` of one property that gathers, on two ranks."""
-    entry = ["-c", IMPATIENT] if fault == "hangs" else ["-m", "equivtest.cli"]
-    command = [sys.executable, *entry, "run", "--profile=smoke", "--world-sizes=2", "--dtypes=float32"]
-    command += ["--subjects=zero3_fetch_all_gather", "--known-failures=none", "-n0"]
-    command += ["--backend=planted", "--import=tests.rank_programs_planted", *args]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), FAULT: fault, "PYTHONWARNINGS": "ignore"}
-    return subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=180, env=environment
-    )
+    return run
 
 
 @pytest.mark.ranks
@@ -89,22 +83,25 @@ def test_a_fault_that_a_probe_sees_is_named(planted: Callable[[str], Pool], faul
         ("hangs", "all_to_all_single of float32 on 2 ranks hangs: rank"),
     ],
 )
-def test_a_fault_that_a_probe_sees_is_red_and_told_first(tmp_path: Path, fault: str, told: str) -> None:
+def test_a_fault_that_a_probe_sees_is_red_and_told_first(
+    on_planted: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch, fault: str, told: str
+) -> None:
     """Of a collective that the property does not call; one that leaves no world alive as well."""
-    done = on_planted(tmp_path, fault, "--audit=off")
+    monkeypatch.setattr("equivtest.limits.PROBE_S", 3.0)  # a probe that hangs is waited for no longer than it has to be
+    done = on_planted(fault, "--audit=off")
 
     first = next(line for line in done.stdout.splitlines() if line.startswith("equivtest: "))
-    assert done.returncode == 1
+    assert done.code == 1
     assert first.startswith(f"equivtest: the backend is wrong: {told}")
 
 
 @pytest.mark.ranks
-def test_a_conformance_run_calls_a_wrong_value_wrong(tmp_path: Path) -> None:
+def test_a_conformance_run_calls_a_wrong_value_wrong(on_planted: Callable[..., Ended]) -> None:
     """And neither not supported nor the user's to leave out; of one search, and with one claim."""
-    done = on_planted(tmp_path, "swapped_gather", "--profile=conformance", "-k", "w2-0 or equals_unsharded")
+    done = on_planted("swapped_gather", "--profile=conformance", "-k", "w2-0 or equals_unsharded")
     summary = done.stdout.partition("= equivtest =")[2].splitlines()
 
-    assert done.returncode == 1 and "equivtest profile conformance" in done.stdout
+    assert done.code == 1 and "equivtest profile conformance" in done.stdout
     assert summary[1].startswith("equivtest: the backend is wrong: all_gather_into_tensor of float32 on 2 ranks")
     totals = [line for line in summary if " failed, " in line and "of 9 claims" in line]
     assert len(totals) == 1 and "0 not supported" in totals[0] and not totals[0].startswith("0 failed"), totals
@@ -136,10 +133,10 @@ def test_a_group_that_does_nothing_is_wrong(pool: Pool) -> None:
 
 
 @pytest.mark.ranks
-def test_an_honest_group_is_green(tmp_path: Path) -> None:
-    done = on_planted(tmp_path, "")
+def test_an_honest_group_is_green(on_planted: Callable[..., Ended]) -> None:
+    done = on_planted("")
 
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.code == 0, done.stdout + done.stderr
     assert "0 failed, 0 known, 0 inconclusive, 0 not supported" in done.stdout
 
 

@@ -5,13 +5,13 @@ A block of Python begins with the path of its file; all of them are written into
 
 from __future__ import annotations
 
-import json
+import importlib
 import os
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,32 +19,16 @@ import pytest
 import typer
 
 from equivtest.cli import app
+from tests.commands import Command, as_in
 from tests.rank_programs_planted import FAULT
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
-MODULE, SUBJECT = ROOT / "docs/module.md", ROOT / "docs/subject.md"
+MODULE, SUBJECT, TRAINING = ROOT / "docs/module.md", ROOT / "docs/subject.md", ROOT / "docs/training.md"
 DOCUMENTS = (README, *sorted((ROOT / "docs").glob("*.md")))
 LINKED = (*DOCUMENTS, *(ROOT / name for name in ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md")))
 OTHER_COMMANDS = ("pip install equivtest", "pytest -n auto -p equivtest.options")
 LIMIT_S = 300  # a run of a fetch takes ten seconds alone
-
-CHECKS = """
-import contextlib, functools, io, json, os, sys
-from equivtest.cli import app
-from equivtest.ranks import pool
-
-sys.path.append(os.getcwd())
-results = []
-with pool.Pool() as lender:
-    pool.Pool = functools.partial(pool.Pool, beside=lender)
-    for args in json.loads(sys.argv[1]):
-        with contextlib.redirect_stdout(io.StringIO()) as out:
-            code = app(["check", *args], standalone_mode=False)
-        results.append((code, out.getvalue()))
-print(json.dumps(results))
-"""
-"""Several `equivtest check` in one process, with one server of ranks, as torch is imported once in each."""
 
 WRONG = """
 import torch
@@ -142,24 +126,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def ended(folder: Path, args: list[str], environment: Mapping[str, str] | None = None) -> Outcome:
-    """A process of Python in `folder`; this checkout is what it imports."""
-    process = subprocess.run(
-        [sys.executable, *args],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=LIMIT_S,
-    )
-    return Outcome(process.returncode, process.stdout + process.stderr)
+CHEAP = ("-n0", "--known-failures=none", "--audit=off")
+"""What makes `equivtest run` one process, without the known failures, which other tests run."""
+SMOKE = ("--profile=smoke", "--dtypes=float32")
+LIKE = ("--like", "zero3_fetch_all_reduce")
 
 
-def run(folder: Path, *args: str, environment: Mapping[str, str] | None = None) -> Outcome:
-    """`equivtest run` in this process alone, without the known failures, which other tests run."""
-    cheap = ["-n0", "--known-failures=none", "--audit=off"]
-    return ended(folder, ["-m", "equivtest.cli", "run", *cheap, *args], environment)
+def in_process(folder: Path, command: Command, *args: str) -> Outcome:
+    """A command in `folder`, in this process."""
+    ended = command(folder, *args)
+    return Outcome(ended.code, ended.stdout + ended.stderr)
 
 
 def test_the_first_screen_has_both_commands_that_set_everything_up() -> None:
@@ -210,58 +186,73 @@ def _anchors(path: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.fixture(scope="module")
-def checked(folder: Path) -> list[Outcome]:
-    """What `equivtest check` says of the cases that the documents show, then of each fetch of WRONG."""
-    like = ["--like", "zero3_fetch_all_reduce"]
+def test_every_python_file_is_imported(folder: Path) -> None:
+    """But those of clients, whose packages `make clients` installs."""
+    with as_in(folder):
+        for name, text in python_files():
+            if re.search(r"^(import|from) transformers\b", text, flags=re.M) or "transformers_llama" in text:
+                continue
+            module = importlib.import_module(name.removesuffix(".py").replace("/", "."))
+            assert module.__file__ == str(folder / name)
+
+
+@pytest.mark.ranks
+def test_cases_print_what_the_documents_show(folder: Path, command: Command) -> None:
     fetch = quoted_case(SUBJECT, "equivtest check")
+    step = quoted_case(TRAINING, "equivtest check")
     checks = [
-        ["module", shown(README, "RankRaised").rpartition("  case      ")[2].strip()],
-        ["module", quoted_case(MODULE, "equivtest check")],
-        [*like, "mypackage.parallel:my_fetch", fetch],
-        *([*like, f"mypackage.wrong:{name}", fetch] for name in re.findall(r"^def (\w+)", WRONG, flags=re.M)),
+        (1, shown(README, "RankRaised"), ["module", shown(README, "RankRaised").rpartition("  case      ")[2].strip()]),
+        (1, shown(MODULE, "ValueMismatch"), ["module", quoted_case(MODULE, "equivtest check")]),
+        (0, shown(SUBJECT, "mypackage.parallel"), [*LIKE, "mypackage.parallel:my_fetch", fetch]),
+        (1, shown(TRAINING, "ValueMismatch"), ["module", step]),
+        (0, "", ["module", step.replace("mean_of_means", "token_mean")]),
     ]
-    modules = [name.removesuffix(".py").replace("/", ".") for name, _ in python_files()]
-    process = ended(folder, ["-c", f"import {', '.join(modules)}\n{CHECKS}", json.dumps(checks)])
-    return [Outcome(code, text) for code, text in json.loads(process.text.splitlines()[-1])]
+
+    for code, block, args in checks:
+        outcome = in_process(folder, command, "check", *args)
+        assert outcome.code == code and outcome.shows(block), outcome.text
 
 
 @pytest.mark.ranks
-def test_cases_print_what_the_documents_show(checked: list[Outcome]) -> None:
-    blocks = shown(README, "RankRaised"), shown(MODULE, "ValueMismatch"), shown(SUBJECT, "mypackage.parallel")
-
-    assert [outcome.code for outcome in checked[:3]] == [1, 1, 0]
-    for outcome, block in zip(checked, blocks, strict=False):
-        assert outcome.shows(block), outcome.text
-
-
-@pytest.mark.ranks
-def test_a_fetch_that_lacks_something_is_told_so_in_these_words(checked: list[Outcome]) -> None:
+def test_a_fetch_that_lacks_something_is_told_so_in_these_words(folder: Path, command: Command) -> None:
     messages = re.findall(r"^\| \*\*.* \| `(.*)` \|$", SUBJECT.read_text("utf-8"), flags=re.M)
+    fetch = quoted_case(SUBJECT, "equivtest check")
+    outcomes = []
+    for name, message in zip(re.findall(r"^def (\w+)", WRONG, flags=re.M), messages, strict=True):
+        outcomes.append(in_process(folder, command, "check", *LIKE, f"mypackage.wrong:{name}", fetch))
+        assert outcomes[-1].code == 1 and outcomes[-1].shows(message), outcomes[-1].text
 
-    for outcome, message in zip(checked[3:], messages, strict=True):
-        assert outcome.code == 1 and outcome.shows(message), outcome.text
-    assert checked[4].shows("  expected  requires_grad True\n  actual    requires_grad False")
-    assert checked[6].shows("  actual    values have changed")
+    assert outcomes[1].shows("  expected  requires_grad True\n  actual    requires_grad False")
+    assert outcomes[3].shows("  actual    values have changed")
 
 
 @pytest.mark.ranks
 def test_the_readers_module_is_green(folder: Path) -> None:
-    outcome = run(folder, "test_models.py")
+    """In a process of its own."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "equivtest.cli", "run", *CHEAP, "test_models.py"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT_S,
+    )
+    outcome = Outcome(ended.returncode, ended.stdout + ended.stderr)
 
     assert outcome.code == 0 and outcome.shows(shown(README, "0 failed, 0 known", "of 5 claims")), outcome.text
 
 
 @pytest.mark.ranks
-def test_a_fetch_takes_the_place_of_the_shipped_one(folder: Path) -> None:
+def test_a_fetch_takes_the_place_of_the_shipped_one(folder: Path, command: Command) -> None:
     """On fewer ranks and in one dtype, which is cheaper; what is shown is the same."""
     right, wrong = shown(README, "0 failed, 0 known", "of 8 claims").splitlines()
     message = shown(README, "ValueMismatch")
     planted = message.split(": ")[1]
 
-    cheap = ["--profile=smoke", "--world-sizes=1,2", "--dtypes=float32", "-k", "not refuses", "--subjects"]
-    green = run(folder, *cheap, "zero3_fetch_all_reduce=mypackage.parallel:my_fetch")
-    red = run(folder, *cheap, f"zero3_fetch_all_reduce={planted}")
+    args = ["run", *CHEAP, *SMOKE, "--world-sizes=1,2", "-k", "not refuses", "--subjects"]
+    green = in_process(folder, command, *args, "zero3_fetch_all_reduce=mypackage.parallel:my_fetch")
+    red = in_process(folder, command, *args, f"zero3_fetch_all_reduce={planted}")
 
     assert green.code == 0 and green.shows(right), green.text
     assert red.code == 1 and red.shows(message.replace("replay .equivtest", "replay ....equivtest")), red.text
@@ -269,10 +260,13 @@ def test_a_fetch_takes_the_place_of_the_shipped_one(folder: Path) -> None:
 
 
 @pytest.mark.ranks
-def test_a_wrong_backend_is_named_in_the_first_line(folder: Path) -> None:
-    smoke = ["--profile=smoke", "--world-sizes=2", "--dtypes=float32", "--subjects=zero3_fetch_all_gather"]
+def test_a_wrong_backend_is_named_in_the_first_line(
+    folder: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FAULT, "swapped_gather")
     backend = ["--backend=planted", "--import=tests.rank_programs_planted"]
 
-    outcome = run(folder, *smoke, *backend, environment={FAULT: "swapped_gather", "PYTHONWARNINGS": "ignore"})
+    args = ["run", *CHEAP, *SMOKE, "--world-sizes=2", "--subjects=zero3_fetch_all_gather", *backend]
+    outcome = in_process(folder, command, *args)
 
     assert outcome.code == 1 and outcome.shows(shown(README, "equivtest: the backend")), outcome.text

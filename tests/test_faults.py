@@ -20,9 +20,9 @@ FEW = [
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    with Pool(visit=VISIT) as pool:
-        yield pool
+def pool(pool: Pool) -> Iterator[Pool]:
+    with Pool(visit=VISIT, beside=pool) as visited:
+        yield visited
 
 
 @pytest.mark.parametrize("cell", FEW, ids=lambda cell: cell.id)

@@ -20,12 +20,12 @@ DEATHS = {-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS}
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("environment", [{}, {"GLOO_SOCKET_IFNAME": "lo"}], ids=["by name", "by interface"])
-def test_a_rank_has_one_worker_for_each_of_its_groups(environment: dict[str, str]) -> None:
+def test_a_rank_has_one_worker_for_each_of_its_groups(pool: Pool, environment: dict[str, str]) -> None:
     """The world's, and that of a mesh in another order."""
     numbers = {}
-    with Pool(environment=environment) as pool:
+    with Pool(environment=environment, beside=pool) as new:
         for members in ((), (1, 0)):
-            replies = pool.run(COUNTS, FetchCase(world_size=2, parameters=((1,),), members=members))
+            replies = new.run(COUNTS, FetchCase(world_size=2, parameters=((1,),), members=members))
             assert {reply.outcome for reply in replies} == {"answered"}, replies[0].detail
             numbers[members] = [float(reply.answers[0].tensors["param.0"].local) for reply in replies]
 

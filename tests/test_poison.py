@@ -25,9 +25,10 @@ glibc = pytest.mark.skipif(poison._mallopt() is None, reason="large is glibc's w
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    with Pool() as pool:
-        yield pool
+def pool(pool: Pool) -> Iterator[Pool]:
+    """Worlds in which nothing else has run."""
+    with Pool(beside=pool) as new:
+        yield new
 
 
 def found(pool: Pool, case: FetchCase) -> list[torch.Tensor]:

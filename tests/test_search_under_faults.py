@@ -84,7 +84,7 @@ def test_each_failure_has_a_budget_of_its_own(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.fixture
-def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Pool, list[int], list[list[Reply]]]]:
+def counted(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Pool, list[int], list[list[Reply]]]]:
     """A pool, the sizes of the worlds it starts, and the replies it gives while a failure is shrunk."""
     worlds: list[int] = []
     replies: list[list[Reply]] = []
@@ -100,8 +100,8 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Pool, list[int], 
 
     monkeypatch.setattr(World, "__init__", count_world)
     monkeypatch.setattr(Pool, "run", count_run)
-    with Pool() as pool:
-        yield pool, worlds, replies
+    with Pool(beside=pool) as counting:
+        yield counting, worlds, replies
 
 
 @pytest.mark.ranks

@@ -98,6 +98,8 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise InexactData(f"{name} draws at random, so that two runs differ")
         if name == "_local_scalar_dense" and not _are_off(args):
             return func(*values_of(args))
+        if isinstance(kwargs.get("out"), Ranged):
+            return self._put(func, args, kwargs)
         if name in UNKNOWN or kwargs.get("out") is not None or (name == "view" and func._overloadname == "dtype"):
             raise _unknown(name)
         if name.endswith("_") and not name.endswith("__"):
@@ -262,6 +264,10 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if not isinstance(target, torch.Tensor) or _are_off((others, kwargs)):
                 raise _unknown(f"{name}_")
             return func(*values_of(args), **values_of(kwargs))
+        if not isinstance(target, Ranged):
+            if target.dim() or _are_off((others, kwargs)) or not _is_constant((others, kwargs)):
+                raise InexactData(f"{name}_ writes into a tensor that was made before the module ran")
+            return func(*values_of(args), **values_of(kwargs))  # a number that everybody counts, as of steps
         if name in SETS:
             found = Parts.of(others[0] if others else SETS[name])
         else:
@@ -270,9 +276,17 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 raise _unknown(f"{name}_")
             with self:
                 found = Parts.of(apart(*args, **kwargs))
-        if not isinstance(target, Ranged):
-            raise InexactData(f"{name}_ writes into a tensor that was made before the module ran")
-        target.origin.is_constant &= _is_constant((others, kwargs))
+        return self._written(target, found, is_constant=_is_constant((others, kwargs)))
+
+    def _put(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An operation that is told where to write: as one in place."""
+        others = {name: each for name, each in kwargs.items() if name != "out"}
+        with self:
+            found = Parts.of(func.overloadpacket(*args, **others))
+        return self._written(kwargs["out"], found, is_constant=_is_constant((args, others)))
+
+    def _written(self, target: Ranged, found: Parts, *, is_constant: bool) -> Ranged:
+        target.origin.is_constant &= is_constant
         if found.value.dtype != target.dtype:
             found = self.roundings.rounded(found.value.to(target.dtype), found.error, found.magnitude)
         for part, written in zip(Parts.of(target), found, strict=True):
