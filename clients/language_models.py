@@ -32,7 +32,7 @@ TINY: dict[str, Any] = {
 """What a configuration has of these is made so small."""
 
 OF_TYPE: dict[str, dict[str, Any]] = {
-    **{key: {"intermediate_size": 2 * FEATURES} for key in ("mixtral", "gpt_oss", "olmoe", "minimax_m2")},
+    **{key: {"intermediate_size": 2 * FEATURES} for key in ("mixtral", "olmoe", "minimax_m2")},
     "seed_oss": {"residual_dropout": 0.0},
 }
 """What a type needs besides: torch's products by group ask for rows of 16 bytes, of which four ranks have a quarter."""
