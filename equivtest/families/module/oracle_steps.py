@@ -38,6 +38,12 @@ Derived here.  Of a mean over n a rank that has m of the terms may divide its su
 multiply by ranks / n where ranks are averaged later: a quotient that is rounded once, and three products at most.
 """
 
+NORMED = 4
+"""Roundings of each gradient's norm, which is a root and then a power again; of a sum of such the same, relative to it.
+
+Source: torch.nn.utils.get_total_norm (2.13.0), the norm of the gradients' norms.
+"""
+
 NOT_SEEN = "the update is less than what storing the parameter may round, so that nobody would see it missing"
 
 
@@ -73,12 +79,12 @@ def expect_steps(case: ModuleCase, index: int, drawn: Tensors, held: Held | None
     return Expected(found, {})
 
 
-def scaled(counted: RunningError, tensor: torch.Tensor) -> torch.Tensor:
-    """The same of a step that scales its shares."""
+def scaled(counted: RunningError, tensor: torch.Tensor, num: int = SCALED) -> torch.Tensor:
+    """The same of a program that rounds each share so many times more; called outside of the mode."""
     if not isinstance(tensor, Ranged):
         return tensor
     parts = Parts.of(tensor)
-    return parts._replace(error=parts.error + counted.roundings.own(parts, SCALED)).wrapped()
+    return parts._replace(error=parts.error + counted.roundings.own(parts, num)).wrapped()
 
 
 def _of_step(held: Held | None, step: int) -> Held | None:
@@ -112,7 +118,9 @@ def _clipped(case: ModuleCase, right: Mapping[str, ExpectedTensor]) -> dict[str,
     names = [f"grad.{name}" for name in case.parameter_names() if not right[f"grad.{name}"].may_be_none]
     gradients = [_ranged(case, right[name]) for name in names]
     with counted:
-        total = _norm(case, gradients)
+        norm = _norm(case, gradients)
+    total = scaled(counted, norm, NORMED)
+    with counted:
         factor = torch.clamp(case.max_norm / (total + 1e-6), max=1.0)
         clipped = [gradient * factor for gradient in gradients]
     found = {name: _within(counted, each, right[name]) for name, each in zip(names, clipped, strict=True)}
@@ -121,7 +129,7 @@ def _clipped(case: ModuleCase, right: Mapping[str, ExpectedTensor]) -> dict[str,
 
 
 def _norm(case: ModuleCase, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Of all gradients; a power and a root more for the norm of each, which the mean of its roundings outweighs."""
+    """Of all elements at once; torch takes that of each gradient first, see NORMED."""
     if math.isinf(case.norm_type):
         return torch.stack([gradient.abs().amax() for gradient in gradients if gradient.numel()]).amax()
     powers = torch.stack([gradient.abs().pow(int(case.norm_type)).sum() for gradient in gradients]).sum()
