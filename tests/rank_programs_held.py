@@ -77,6 +77,10 @@ def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
 
 
+def adamw(module: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(module.parameters(), lr=0.05)
+
+
 def megatron(module: Any, mesh: DeviceMesh) -> nn.Module:
     return nn.Sequential(ColumnLinear(module[0], mesh), nn.ReLU(), RowLinear(module[2], mesh))
 

@@ -176,6 +176,24 @@ def test_a_property_of_them_holds_and_could_be_red(pool: Pool, tmp_path: Path, b
     assert not audited.problem and not audited.unseen
 
 
+@pytest.mark.ranks
+@pytest.mark.parametrize("parallelize", ["megatron", "fsdp1", "fsdp1_flat"])
+def test_steps_of_training_update_what_each_rank_holds(pool: Pool, parallelize: str) -> None:
+    """Parameters and states of an optimizer are those of its elements."""
+    steps = {"optimizer": HERE + "adamw", "steps": 2, "values": (("real", 0),)}
+    verdicts = {verdict.claim: verdict.kind for verdict in check("module", case_of("mlp", parallelize, **steps), pool)}
+
+    assert set(verdicts.values()) == {"holds"} and "trains_like_unsharded" in verdicts
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("parallelize", ["megatron", "fsdp1", "fsdp1_flat"])
+def test_a_norm_of_what_one_rank_holds_is_not_taken_for_the_whole(pool: Pool, parallelize: str) -> None:
+    steps = {"optimizer": HERE + "adamw", "max_norm": 0.5, "values": (("real", 0),)}
+    with pytest.raises(Misuse, match="clip_grad_norm_ takes it for the whole: write a step that clips"):
+        judge("module", case_of("mlp", parallelize, **steps), pool)
+
+
 @pytest.mark.parametrize("num", [1, 16, 1016, 1017, 5000])
 def test_words_are_all_different_and_exact_in_every_dtype(num: int) -> None:
     words = code_words(num)

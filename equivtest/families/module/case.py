@@ -24,6 +24,7 @@ from equivtest.families.module.case_inputs import (
 )
 from equivtest.families.module.case_outputs import OUTPUT
 from equivtest.families.module.case_steps import TOTAL_NORM, StepCase, at_step, base_of, updated
+from equivtest.families.module.case_world import WorldCase
 from equivtest.kit.case import Shape, require
 from equivtest.layout import Layout, Shard, local_shape
 
@@ -47,7 +48,7 @@ REAL_DTYPES = ("float32", "float64")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class ModuleCase(AxesCase, StepCase):
+class ModuleCase(AxesCase, StepCase, WorldCase):
     """y = f(x), and the gradients of x and of every parameter, given a cotangent of y.
 
     Values are odd integers, on which the reference is exact where f adds and multiplies (the oracle
@@ -80,10 +81,6 @@ class ModuleCase(AxesCase, StepCase):
         placed: 'package.module:NAME' of a function (parallel module, name of a parameter) -> (tensor, indices), which
             says what this rank holds of it: of each local element its place in the flattened whole, -1 where it has
             none; or None where the tensor of that name says it.  '': it is read off.
-        needs_world: Whether the program makes groups of its own: its ranks are the world, and the environment tells
-            them so, as torchrun does.
-        set_up, tear_down: 'package.module:NAME' of functions (mesh) -> None, called around each draw; '' where there is
-            nothing to do.  What is set up and not torn down runs in fresh ranks, which end after the case.
     """
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = (EXACT_MODE, REAL_MODE)
@@ -100,9 +97,6 @@ class ModuleCase(AxesCase, StepCase):
     loss: str = ""
     by_parts: bool = False
     placed: str = ""
-    needs_world: bool = False
-    set_up: str = ""
-    tear_down: str = ""
 
     def __post_init__(self) -> None:
         require(self.batch in BATCHES, f"batch must be one of {', '.join(BATCHES)}, got {self.batch!r}")
@@ -116,13 +110,7 @@ class ModuleCase(AxesCase, StepCase):
             not self.by_parts or all(mode == REAL_MODE for mode, _ in self.values),
             f"by_parts goes with real values, got {self.values}: take (('real', 0),)",
         )
-        require(
-            self.needs_world or not (self.set_up or self.tear_down), "set_up and tear_down go with needs_world=True"
-        )
-        require(
-            not (self.needs_world and self.members),
-            f"a program that needs the world has no members, got {self.members}",
-        )
+        self.check_world()
         self._check_inputs()
         if self.world_size >= 1:  # else it is refused below
             self.check_axes()
@@ -195,10 +183,6 @@ class ModuleCase(AxesCase, StepCase):
     def has_own_rows(self) -> bool:
         """Whether each rank is handed its own rows of the batch."""
         return self.batch != WHOLE
-
-    @property
-    def needs_fresh_ranks(self) -> bool:
-        return bool(self.set_up) and not self.tear_down
 
     @property
     def fixes_layouts(self) -> bool:

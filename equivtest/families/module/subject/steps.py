@@ -11,7 +11,9 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from equivtest.errors import Misuse
 from equivtest.families.module.case import ModuleCase
+from equivtest.families.module.case_boundaries import own_name
 from equivtest.families.module.case_steps import at_step, base_of, called_optimizer, updated
 from equivtest.importing import load_named, require_arguments
 from equivtest.kit.subject import Answers, Given
@@ -83,7 +85,20 @@ def micro_batches_of(case: ModuleCase, inputs: Inputs) -> list[dict[str, torch.T
 
 
 def clipped(case: ModuleCase, parallel: nn.Module) -> torch.Tensor:
-    """The norm of all gradients, which are clipped."""
+    """The norm of all gradients, which are clipped.
+
+    Raises:
+        Misuse: a rank holds a part of a parameter as a plain tensor, and would clip by the norm of what it has itself.
+    """
+    facts = case.facts.parameters
+    for name, parameter in parallel.named_parameters():
+        fact = facts.get(own_name(name))
+        if not isinstance(parameter, DTensor) and (fact is None or tuple(parameter.shape) != fact.shape):
+            raise Misuse(
+                f"{case.parallelize}: parameter {name} is a plain tensor of shape {tuple(parameter.shape)}: "
+                "clip_grad_norm_ takes it for the whole: write a step that clips as its library does, "
+                "module_property(..., step='package.module:function')"
+            )
     norm = torch.nn.utils.clip_grad_norm_(parallel.parameters(), case.max_norm, case.norm_type)
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
