@@ -34,8 +34,8 @@ deepspeed: deepspeed-installed  ## The properties of the real DeepSpeed; VERSION
 clients-installed: $(INSTALLED) $(CLIENTS)/.installed
 
 clients: clients-installed  ## Other people's parallel programs: transformers, peft, accelerate, fairscale, Megatron
-	PYTHONPATH=$(CURDIR):$(CURDIR)/$(CLIENTS) HF_HUB_OFFLINE=1 $(BIN)/equivtest run clients \
-		--import clients.language_models --known-failures clients/known_failures.toml --report report/clients
+	PYTHONPATH=$(CURDIR):$(CURDIR)/$(CLIENTS) HF_HUB_OFFLINE=1 $(BIN)/equivtest run tests/clients \
+		--import tests.clients.language_models --known-failures tests/clients/known_failures.toml --report report/clients
 
 lint: $(INSTALLED)  ## Ruff and mypy, changing nothing
 	$(BIN)/ruff check .

@@ -189,7 +189,7 @@ def main() -> None:
     """Prints the table; status 1 where a defect is not found, or a clean run is not right."""
     source = random.Random(int(sys.argv[1]) if len(sys.argv) > 1 else 0)
     missed = alarms = 0
-    with Pool(Backend("gloo", "cpu", ("clients.language_models",))) as pool:
+    with Pool(Backend("gloo", "cpu", ("tests.clients.language_models",))) as pool:
         print("| defect | at | found | named first | right | assert_close rejects | s |\n|---|---|---|---|---|---|---|")
         for each in PLANTED:
             started_s, layer = time.monotonic(), source.choice(each.layers)
@@ -222,7 +222,7 @@ def _print_clean(pool: Pool) -> int:
     ways.append((LLAMA, "layers_sharded"))
     for build, parallelize in ways:
         for world_size in (2, 4):
-            case = case_of(build, f"clients.language_models:{parallelize}", world_size, 0)
+            case = case_of(build, f"tests.clients.language_models:{parallelize}", world_size, 0)
             verdicts, replies = run(case, pool)
             alarms += bool(first_of(verdicts))
             print(

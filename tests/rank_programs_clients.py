@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional
 
-from clients.language_models import build, layers_sharded, tensor_parallel
+from tests.clients.language_models import build, layers_sharded, tensor_parallel
 
 Change = Callable[[torch.Tensor, DeviceMesh], torch.Tensor]
 

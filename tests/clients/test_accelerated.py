@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from equivtest import module_property
 
-HERE = "clients.accelerated:"
+HERE = "tests.clients.accelerated:"
 ROWS = ((2, 3), (3, 3), (4, 3), (5, 3), (7, 3))
 
 accelerated_replicated = replace(

@@ -86,7 +86,7 @@ def lora() -> nn.Module:
     """A Llama of transformers with adapters beside four of its projections; all else is frozen."""
     from peft import LoraConfig, get_peft_model
 
-    from clients.language_models import build
+    from tests.clients.language_models import build
 
     names = ["q_proj", "v_proj", "o_proj", "down_proj"]
     model: Any = get_peft_model(build("llama"), LoraConfig(r=4, lora_alpha=8, target_modules=names, lora_dropout=0.0))

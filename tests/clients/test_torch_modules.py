@@ -10,7 +10,7 @@ from equivtest import ids, module_property, targets
 from equivtest.errors import Misuse
 from equivtest.property import Space
 
-HERE = "clients.torch_modules:"
+HERE = "tests.clients.torch_modules:"
 ROWS = ((2, 3), (3, 3), (4, 3), (5, 3), (7, 3))
 EVEN = ((12, 2, 3), (12, 3, 3))
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from equivtest import ids, module_property
 
-HERE = "clients.layers:"
+HERE = "tests.clients.layers:"
 X_SHAPES = ((1, 4), (2, 4), (3, 4), (2, 3, 4))
 
 fairscale_layers = replace(

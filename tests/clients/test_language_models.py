@@ -10,7 +10,7 @@ from dataclasses import replace
 from equivtest import ids, module_property, targets
 from equivtest.property import Property
 
-HERE = "clients.language_models:"
+HERE = "tests.clients.language_models:"
 
 DENSE = (
     "apertus", "arcee", "beam", "cohere", "cohere2", "doge", "ernie4_5", "exaone4", "flint", "gemma", "gemma2",

@@ -1,6 +1,6 @@
 """The language models of transformers, each of a tiny random configuration, under transformers' own plans.
 
-`clients.language_models:llama` builds the model of transformers' model type 'llama'; so does every other type.
+`tests.clients.language_models:llama` builds the model of transformers' model type 'llama'; so does every other type.
 
 Source: transformers 5.23.0, distributed/tensor_parallel.py and distributed/mixin.py, maybe_distribute_model.
 """
