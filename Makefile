@@ -6,12 +6,13 @@ INSTALLED := .venv/.installed
 
 VERSION ?= 0.19.8
 DEEPSPEED := .deepspeed/$(VERSION)
+CLIENTS := .clients
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 unexport PYTHONDONTWRITEBYTECODE  # or each of the hundreds of processes of a test run compiles the package anew
-.PHONY: help conform test deepspeed deepspeed-installed lint format bench smoke-wheel clean
+.PHONY: help conform test deepspeed deepspeed-installed clients clients-installed lint format bench smoke-wheel clean
 
 help:  ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,6 +30,12 @@ deepspeed: deepspeed-installed  ## The properties of the real DeepSpeed; VERSION
 	PYTHONPATH=$(CURDIR)/$(DEEPSPEED) $(BIN)/equivtest run --import deepspeed --report report/deepspeed-$(VERSION) \
 		--subjects deepspeed_fetch_all_gather,deepspeed_fetch_all_reduce,deepspeed_mlp_all_gather,deepspeed_mlp_all_reduce,deepspeed_mlp_stages_1_and_2
 	PYTHONPATH=$(CURDIR)/$(DEEPSPEED) $(BIN)/pytest -q -n auto tests/families/test_deepspeed.py
+
+clients-installed: $(INSTALLED) $(CLIENTS)/.installed
+
+clients: clients-installed  ## Other people's parallel programs: transformers, peft, accelerate, fairscale, Megatron
+	PYTHONPATH=$(CURDIR):$(CURDIR)/$(CLIENTS) HF_HUB_OFFLINE=1 $(BIN)/equivtest run clients \
+		--import clients.language_models --report report/clients
 
 lint: $(INSTALLED)  ## Ruff and mypy, changing nothing
 	$(BIN)/ruff check .
@@ -66,4 +73,10 @@ $(DEEPSPEED)/.installed: constraints-deepspeed.txt
 	$(BIN)/python -m pip install --quiet --upgrade --target $(DEEPSPEED) -r constraints-deepspeed.txt
 	DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(BIN)/python -m pip install --quiet --upgrade --target $(DEEPSPEED) \
 		--no-deps --no-build-isolation deepspeed==$(VERSION)
+	touch $@
+
+# Beside .venv too, and without what they ask for: torch is that of .venv, all else is in the file.
+$(CLIENTS)/.installed: constraints-clients.txt
+	$(BIN)/python -m pip install --quiet --upgrade --target $(CLIENTS) --no-deps --no-build-isolation \
+		-r constraints-clients.txt
 	touch $@

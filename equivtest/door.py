@@ -10,10 +10,12 @@ from typing import Any, NamedTuple
 from equivtest import limits
 from equivtest.errors import Misuse
 from equivtest.families.module.case import LARGEST, REAL_DTYPES, REAL_MODE, WHOLE, ModuleCase, call_builder
+from equivtest.families.module.case_axes import meshes_of
 from equivtest.families.module.case_boundaries import BOUNDARY
 from equivtest.families.module.case_inputs import BATCH
 from equivtest.families.module.oracle import prove_exact
-from equivtest.kit.case import require
+from equivtest.families.module.oracle_steps import NOT_SEEN
+from equivtest.kit.case import Shape, require
 from equivtest.kit.oracle import expect
 from equivtest.verdicts.elements import is_too_wide
 
@@ -42,13 +44,31 @@ class Door(NamedTuple):
     by_parts: bool | None = None
 
     @property
+    def axes(self) -> tuple[str, ...]:
+        """Names of the mesh axes; empty: one without a name."""
+        return tuple(dict(self.fields).get("axes", ()))
+
+    @property
     def unsharded(self) -> Door:
         """The module alone, the same for every way to parallelize it."""
         return self._replace(parallelize="")
 
+    @property
+    def is_stepped(self) -> bool:
+        """Whether there is more than one forward and backward."""
+        return any(dict(self.fields).get(name) for name in ("optimizer", "step"))
+
+    @property
+    def shortest(self) -> dict[str, int]:
+        """Fields of cases that are only tried: each step goes on from what was held, and is bounded as the first."""
+        return {"steps": 1} if self.is_stepped else {}
+
     def make(self, **fields: Any) -> ModuleCase:
-        """A case of the module."""
-        return ModuleCase(build=self.build, parallelize=self.parallelize, **dict(self.fields), **fields)
+        """A case of the module: of steps on real values; of the whole world where the program or its axes need it."""
+        common = {"values": ((REAL_MODE, 0),)} if self.is_stepped else {}
+        common |= dict(self.fields)
+        fields |= {"members": ()} if common.get("needs_world") or self.axes else {}
+        return ModuleCase(build=self.build, parallelize=self.parallelize, **{**common, **fields})
 
 
 def combinations(names: Sequence[str], sizes: Mapping[str, Sequence[int]]) -> tuple[tuple[tuple[str, int], ...], ...]:
@@ -78,11 +98,13 @@ Layout = tuple[str, Any, int, bool]
 ByDtype = dict[str, list[Layout]]
 
 
-def judged_layouts(door: Door, batch: str, world_size: int, dtypes: tuple[str, ...]) -> ByDtype:
-    """dtype -> of every case whose sums are exact; where there is none, of every case whose bounds say something.
+def judged_layouts(door: Door, batch: str, world_size: int, dtypes: tuple[str, ...]) -> dict[Shape, ByDtype]:
+    """By mesh: dtype -> of every case whose sums are exact; where there is none, of those whose bounds say something.
+
+    A mesh on which there is none of these is left out.
 
     Raises:
-        Misuse: there is none of these either, or a shape does not fit the module.
+        Misuse: there is none on any, or a shape does not fit the module.
     """
     fitting, reasons = tried(door.unsharded, batch, world_size, dtypes)
     if not fitting:
@@ -91,15 +113,39 @@ def judged_layouts(door: Door, batch: str, world_size: int, dtypes: tuple[str, .
 
 
 @functools.lru_cache(maxsize=64)
-def tried(door: Door, batch: str, world_size: int, dtypes: tuple[str, ...]) -> tuple[ByDtype, list[str]]:
-    """What `judged_layouts` gives, empty where there is none, and why cases were left out."""
+def tried(door: Door, batch: str, world_size: int, dtypes: tuple[str, ...]) -> tuple[dict[Shape, ByDtype], list[str]]:
+    """What `judged_layouts` gives, empty where there is none, and why cases were left out.
+
+    Raises:
+        Misuse: on no mesh can a batch be divided.
+    """
+    fitting: dict[Shape, ByDtype] = {}
+    reasons: list[str] = []
+    mistakes: list[Misuse] = []
+    for mesh in meshes_of(world_size, len(door.axes)):
+        try:
+            found, why = _tried_on(mesh, door, batch, world_size, dtypes)
+        except Misuse as error:
+            mistakes.append(error)
+        else:
+            fitting |= {mesh: found} if found else {}
+            reasons += why
+    if mistakes and not fitting and not reasons:
+        raise mistakes[0]
+    return fitting, reasons
+
+
+def _tried_on(
+    mesh: Shape, door: Door, batch: str, world_size: int, dtypes: tuple[str, ...]
+) -> tuple[ByDtype, list[str]]:
+    """The same of one mesh."""
     varied, layouts = door.varied, door.layouts
+    make = functools.partial(door.make, world_size=world_size, batch=batch, mesh=mesh, **door.shortest)
     if batch != WHOLE and dtypes:
-        layouts = _divisible(door, batch, world_size, dtypes[0])
-    make = functools.partial(door.make, world_size=world_size, batch=batch)
+        layouts = _divisible(door, functools.partial(make, dtype=dtypes[0]))
     fitting: ByDtype = {}
     reasons: list[Misuse] = []
-    if door.by_parts is not True:
+    if door.by_parts is not True and not door.is_stepped:
         exact = [
             make(dtype=dtype, largest=largest, **{varied: layout})
             for dtype in dtypes
@@ -108,6 +154,7 @@ def tried(door: Door, batch: str, world_size: int, dtypes: tuple[str, ...]) -> t
         fitting, reasons = _fitting(door, exact, prove_exact)
         if fitting:
             return fitting, list(map(str, reasons))
+    if door.by_parts is not True:
         too_wide: list[Misuse] = []
         for dtype in (dtype for dtype in REAL_DTYPES if dtype in dtypes):
             real = [make(dtype=dtype, values=((REAL_MODE, 0),), **{varied: layout}) for layout in layouts]
@@ -117,14 +164,14 @@ def tried(door: Door, batch: str, world_size: int, dtypes: tuple[str, ...]) -> t
         reasons = too_wide or reasons
     if door.by_parts is not False:
         others = [dtype for dtype in dtypes if dtype not in fitting]
-        found, more_reasons = _by_parts(door, batch, world_size, others, layouts)
+        found, more_reasons = _by_parts(door, make, others, layouts)
         fitting |= found
         reasons = more_reasons or reasons
     return fitting, list(map(str, reasons))
 
 
 def _by_parts(
-    door: Door, batch: str, world_size: int, dtypes: Sequence[str], layouts: Sequence[Any]
+    door: Door, make: Callable[..., ModuleCase], dtypes: Sequence[str], layouts: Sequence[Any]
 ) -> tuple[ByDtype, list[Misuse]]:
     """By dtype the layouts in which each part is judged by itself; why there are none.
 
@@ -135,9 +182,9 @@ def _by_parts(
     for dtype, layout in itertools.product(dtypes, layouts):
         made = {door.varied: layout, "dtype": dtype, "values": ((REAL_MODE, 0),), "by_parts": True}
         try:
-            door.make(world_size=world_size, batch=batch, **made)  # which may not divide
+            make(**made)  # which may not divide
             if dtype not in fitting:
-                _require_bounds_of_parts(door.make(world_size=1, **made))
+                _require_bounds_of_parts(door.make(world_size=1, mesh=(1,) * len(door.axes), **made, **door.shortest))
         except Misuse as error:
             reasons.append(error)
         else:
@@ -145,8 +192,8 @@ def _by_parts(
     return fitting, reasons
 
 
-def _divisible(door: Door, batch: str, world_size: int, dtype: str) -> tuple[Any, ...]:
-    """The layouts of which each of so many ranks can have rows.
+def _divisible(door: Door, make: Callable[..., ModuleCase]) -> tuple[Any, ...]:
+    """The layouts of which each rank can have rows.
 
     Raises:
         Misuse: there is none.
@@ -154,7 +201,7 @@ def _divisible(door: Door, batch: str, world_size: int, dtype: str) -> tuple[Any
     fitting, reasons = [], []
     for layout in door.layouts:
         try:
-            door.make(world_size=world_size, dtype=dtype, batch=batch, **{door.varied: layout})
+            make(**{door.varied: layout})
         except Misuse as error:
             reasons.append(str(error))
         else:
@@ -202,6 +249,11 @@ def _require_bounds(case: ModuleCase) -> None:
         raise Misuse(
             f"{case.build}: in {case.dtype}, with {case.takes}: {tensors[undecided].derivation}: a correct module may "
             "choose otherwise; judge what is before the choice and what is behind it"
+        )
+    if unseen := next((name for name in answers if tensors[name].derivation == NOT_SEEN), None):
+        raise Misuse(
+            f"{case.build}: in {case.dtype}, with {case.takes}, of {unseen} nothing can be concluded: {NOT_SEEN}: "
+            "take a larger learning rate, or leave this dtype out"
         )
     first = f" (and of {wide[0].replace(BOUNDARY, '')} before it)" if wide[0] != answers[0] else ""
     raise Misuse(

@@ -80,7 +80,7 @@ class Layout:
 
 
 UNTOLD = Layout(())
-"""Of a plain tensor of which nobody says what part of the whole it is."""
+"""Of a plain tensor of which no layout says what part of the whole it is: `Placed.indices` does, or nobody."""
 
 
 @_remembered

@@ -11,12 +11,13 @@ from equivtest import limits
 from equivtest.check import DEFAULT_CLAIMS
 from equivtest.door import Door, Fields, combinations, judged_layouts, tried
 from equivtest.errors import Misuse
-from equivtest.families.module.case import BATCHES, MEAN_OF_PARTS, WHOLE, ModuleCase
+from equivtest.families.module.case import BATCHES, MEAN_OF_PARTS, PARTS_OF_WHOLE, WHOLE, ModuleCase
+from equivtest.families.module.case_axes import mesh_along, require_axes
 from equivtest.families.module.case_inputs import Input, ids, mask, positions, real, sizes_in, targets, written
 from equivtest.kit.case import require
 from equivtest.property import Property, Space
 from equivtest.ranks.first_cause import first_cause
-from equivtest.verdicts.claims import keeps_layout_of_parameter, repeats_itself
+from equivtest.verdicts.claims import keeps_layout_of_parameter, repeats_itself, trains_like_unsharded
 
 __all__ = ["Input", "ids", "mask", "module_property", "positions", "real", "targets"]
 
@@ -45,10 +46,22 @@ def module_property(
     outputs: Sequence[str] = (),
     loss: str = "",
     batch: str | None = None,
+    optimizer: str = "",
+    step: str = "",
+    steps: int | None = None,
+    micro_batches: int = 1,
+    max_norm: float = 0.0,
+    norm_type: float = 2.0,
     examples: Sequence[ModuleCase] = (),
     conclusive_dtypes: Sequence[str] = (),
     without_collectives: str = "",
     by_parts: bool | None = None,
+    axes: Sequence[str] = (),
+    batch_axis: str = "",
+    placed: str = "",
+    needs_world: bool = False,
+    set_up: str = "",
+    tear_down: str = "",
 ) -> Property:
     """That a parallelized module computes what the unsharded one computes, forward and backward.
 
@@ -73,15 +86,36 @@ def module_property(
             is one number; else backward starts from all, each with a cotangent of its own.
         batch: 'whole': the result takes the whole batch and gives the whole output on every rank.  'mean of parts':
             each rank has rows of its own, and gradients are averaged over the ranks; 'sum of parts': they are added up.
-            None: 'mean of parts' where DistributedDataParallel, fully_shard or the like is in what `parallelize`
-            makes, which the ranks are asked for once; else 'whole'.  Where a rank raises, hangs or dies when it is
-            asked, the property ends as misuse.
+            'parts of the whole', with a `step`: each rank has rows of its own, and the gradients, the numbers that the
+            step reports and the updates are those of the whole batch.
+            None: 'mean of parts', or with a step 'parts of the whole', where DistributedDataParallel, fully_shard or
+            the like is in what `parallelize` makes, which the ranks are asked for once; else 'whole'.  Where a rank
+            raises, hangs or dies when it is asked, the property ends as misuse.
+        optimizer: 'package.module:NAME' of a function (module) -> torch.optim.Optimizer, which is called with the
+            parallel module and with the unsharded one, whose updates are judged by the optimizer's own code for one
+            tensor after the other; each from the gradients that the ranks hold.
+        step: 'package.module:NAME' of a function (module, mesh, micro_batches, optimizer) -> outputs: one step of
+            training as every rank runs it, from forward to update.  See docs/training.md.
+        steps: How many steps, each on inputs of its own; None: 2 with an optimizer, else 1.
+        micro_batches: Into how many a rank's rows are cut for a step.
+        max_norm: To what the gradients are clipped before the update; 0: they are not.
+        norm_type: Of that norm: 1, 2 or math.inf.
         examples: Cases that are always run.
         conclusive_dtypes: In which a conformance run wants conclusions, where some hold no sums; () for all.
         without_collectives: Why the parallel module calls no collective, where that is right.
         by_parts: Whether each submodule is judged by itself, from what the ranks held where it begins, so that a bound
             says something however deep the module is: real numbers, in every dtype.  None: where integers judge the
             module in no dtype, in those dtypes in which the bound of the whole module says nothing.
+        axes: Names of the axes of the mesh that `parallelize` is handed, such as ('dp', 'tp'): meshes of every shape
+            are drawn, sizes of 1 among them.  Empty: one axis without a name.
+        batch_axis: Along which of them a divided batch is divided; along the others all have the same rows.  '': the
+            first.
+        placed: 'package.module:NAME' of a function (parallel module, name of a parameter) -> (tensor, indices), where
+            which elements a rank holds cannot be read off: see `ModuleCase.placed`.
+        needs_world: Whether the program makes process groups of its own, so that its ranks must be the whole world and
+            find RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT in the environment.
+        set_up, tear_down: 'package.module:NAME' of functions (mesh) -> None that ranks call around each draw; either
+            says needs_world.  With the first alone each case has fresh ranks.
 
     Raises:
         Misuse: x_shapes is no sequence of shapes, inputs are no inputs, both or neither is given, or there is no such
@@ -93,6 +127,14 @@ def module_property(
         "a module takes x_shapes, of one floating-point x, or inputs={'name': ids(vocab=11, shape=('batch', 'seq'))}, "
         f"got {'neither' if inputs is None else 'both'}",
     )
+    require_axes(tuple(axes), batch_axis)
+    common: Fields = (
+        ("axes", tuple(axes)), ("batch_axis", batch_axis),
+        ("placed", placed), ("needs_world", needs_world or bool(set_up or tear_down)), ("set_up", set_up),
+        ("tear_down", tear_down), ("optimizer", optimizer), ("step", step),
+        ("steps", (2 if optimizer else 1) if steps is None else steps), ("micro_batches", micro_batches),
+        ("max_norm", float(max_norm)), ("norm_type", float(norm_type)),
+    )  # fmt: skip
     if inputs is None:
         require(
             isinstance(x_shapes, Sequence)
@@ -101,10 +143,11 @@ def module_property(
             f"x_shapes must hold shapes, one at least, such as [(2, 3), (4, 3)], got {x_shapes!r}",
         )
         require(not sizes and not positional, "sizes and positional go with inputs, not with x_shapes")
-        fields: Fields = (("outputs", tuple(outputs)), ("loss", loss))
+        fields: Fields = (*common, ("outputs", tuple(outputs)), ("loss", loss))
         door = Door(build, parallelize, "x_shape", tuple(map(tuple, x_shapes or ())), fields, by_parts)
     else:
         fields = (
+            *common,
             ("inputs", written(inputs)),
             ("positional", tuple(positional)),
             ("outputs", tuple(outputs)),
@@ -116,7 +159,7 @@ def module_property(
         statement=f"{parallelize} computes what {build} computes.",
         source=build,
         cases=partial(_cases, door, batch or WHOLE),
-        claims=CLAIMS,
+        claims=(*CLAIMS, trains_like_unsharded) if optimizer else CLAIMS,
         examples=tuple(examples),
         shards=False,
         conclusive_dtypes=tuple(conclusive_dtypes),
@@ -128,8 +171,12 @@ def module_property(
 
 def _resolve(door: Door, prop: Property, pool: Pool, space: Space) -> Property:
     """The property of a batch that is divided where what `parallelize` makes reduces gradients."""
-    case = door.make(world_size=space.world_sizes[0], **{door.varied: door.layouts[0]})
+    num_ranks = space.world_sizes[0]
+    mesh = mesh_along(num_ranks, door.axes, str(dict(door.fields)["batch_axis"]))
+    case = door.make(world_size=num_ranks, mesh=mesh, **{door.varied: door.layouts[0]})
     batch = _batch_of(case, pool, space)
+    if case.step and batch == MEAN_OF_PARTS:
+        batch = PARTS_OF_WHOLE
     return replace(prop, cases=partial(_cases, door, batch), leaves_out=partial(_left_out, door, batch), resolve=None)
 
 
@@ -190,7 +237,12 @@ def _cases(door: Door, batch: str, space: Space) -> SearchStrategy[ModuleCase]:
 def _left_out(door: Door, batch: str, space: Space) -> tuple[str, ...]:
     """The dtypes in which no sums are exact and no bounds say anything; none where it is so in every dtype there is."""
     others = tuple(dtype for dtype in limits.DTYPES if dtype not in space.dtypes)
-    judged = {dtype for size in space.world_sizes for dtype in tried(door.unsharded, batch, size, space.dtypes)[0]}
+    judged = {
+        dtype
+        for size in space.world_sizes
+        for by_dtype in tried(door.unsharded, batch, size, space.dtypes)[0].values()
+        for dtype in by_dtype
+    }
     if not judged and not any(tried(door.unsharded, batch, size, others)[0] for size in space.world_sizes):
         return ()  # the property is mistaken, which it says where its cases are drawn
     return tuple(dtype for dtype in space.dtypes if dtype not in judged)

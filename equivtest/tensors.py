@@ -39,11 +39,16 @@ class Placed:
 
     `local` is any shape and dtype, local; `global_shape` is what the subject takes the
     unsharded shape to be, or None where it does not say.
+
+    Attributes:
+        indices: Of each local element its place in the flattened whole, int64 of the local shape, where no layout says
+            it; `layout` is UNTOLD then.  None: as `layout` says.
     """
 
     local: torch.Tensor
     layout: Layout
     global_shape: tuple[int, ...] | None = None
+    indices: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -144,6 +149,43 @@ def assemble(
         reduced = _reduce([locals_[rank] for rank in ranks.values()], layout)
         _put(whole, reduced, layout, mesh_shape, next(iter(ranks.values())))
     return Assembled(whole, tuple(disagreeing))
+
+
+def assemble_listed(
+    placed: Mapping[int, Placed], global_shape: tuple[int, ...], mesh_shape: tuple[int, ...]
+) -> tuple[Assembled, torch.Tensor]:
+    """As `assemble`, of tensors some of which list where their elements lie; and which rank holds each element first.
+
+    That is -1 where none does.  A rank that holds one element twice, with different bits, disagrees with itself.
+
+    Raises:
+        ValueError: a tensor has not the shape of its shard, or of its list.
+    """
+    like = next(iter(placed.values())).local
+    whole, holders = like.new_zeros(math.prod(global_shape)), torch.full((math.prod(global_shape),), -1)
+    disagreeing = []
+    for rank, each in placed.items():
+        places = places_of(each, global_shape, mesh_shape, rank)
+        if places.shape != each.local.shape:
+            raise ValueError(f"rank {rank} must hold {tuple(places.shape)} elements, got {tuple(each.local.shape)}")
+        places, local = places.reshape(-1), each.local.reshape(-1)
+        new = holders[places] < 0
+        whole[places[new]], holders[places[new]] = local[new], rank
+        differing = as_bits(whole[places]) != as_bits(local)
+        disagreeing += [(first, rank) for first in sorted(set(holders[places[differing]].tolist()))]
+    return Assembled(whole.reshape(global_shape), tuple(disagreeing)), holders.reshape(global_shape)
+
+
+def places_of(placed: Placed, global_shape: tuple[int, ...], mesh_shape: tuple[int, ...], rank: int) -> torch.Tensor:
+    """Of each element that a rank holds its place in the flattened whole; of no padded layout.
+
+    Raises:
+        ValueError: its layout cannot place such a tensor on the mesh.
+    """
+    if placed.indices is not None:
+        return placed.indices
+    numbered = torch.arange(math.prod(global_shape)).reshape(global_shape)
+    return slice_local(numbered, placed.layout, mesh_shape, rank)
 
 
 def _keys(layout: Layout, coordinate: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -7,7 +7,7 @@ first at what is added on every rank, before or after the sum over the ranks.
 from __future__ import annotations
 
 from equivtest.families.module.case import ModuleCase
-from equivtest.module import module_property
+from equivtest.module import ids, module_property, targets
 
 BUILD = "equivtest.families.module.subject:gated_block"
 PARALLELIZE = "equivtest.families.module.subject:tensor_parallel"
@@ -78,4 +78,18 @@ fully_sharded_block = module_property(
     FULLY_SHARDED,
     x_shapes=ROWS,
     examples=[ModuleCase(world_size=4, build=BUILD, parallelize=FULLY_SHARDED, x_shape=(7, 2), batch="mean of parts")],
+)
+
+TOKEN_MEAN = "equivtest.families.module.subject.token_mean:"
+
+# A whole step: loss, gradients and update are of the mean over all tokens, unevenly cut over ranks and micro-batches.
+token_mean_step = module_property(
+    f"{TOKEN_MEAN}next_token",
+    FULLY_SHARDED,
+    inputs={"ids": ids(7, ("batch", "seq")), "targets": targets(7, ("batch", "seq"))},
+    sizes={"batch": (2, 3, 4, 5), "seq": (2,)},
+    optimizer=f"{TOKEN_MEAN}adamw",
+    step=f"{TOKEN_MEAN}token_mean",
+    micro_batches=2,
+    max_norm=0.5,
 )

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 from torch.distributed._functional_collectives import all_reduce
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
@@ -187,31 +187,6 @@ def with_optimizer(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return module
 
 
-def fsdp1(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Its parameters are parts of a flat one."""
-    return FullyShardedDataParallel(
-        module, process_group=mesh.get_group(), use_orig_params=True, device_id=torch.device("cpu")
-    )
-
-
-class Columns(nn.Module):
-    """A linear layer by hand: the weight's rows of this rank, a plain tensor."""
-
-    def __init__(self, whole: nn.Linear, mesh: DeviceMesh) -> None:
-        super().__init__()
-        self.mesh = mesh
-        self.weight = nn.Parameter(whole.weight.detach().chunk(mesh.size())[mesh.get_local_rank()])
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        own = nn.functional.linear(x, self.weight)
-        return DTensor.from_local(own, self.mesh, [Shard(-1)], run_check=False).full_tensor()
-
-
-def columns(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    assert isinstance(module, nn.Linear)
-    return Columns(module, mesh)
-
-
 def gradients_in_parts(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """The parameter whole, of its gradient this rank's rows, as ZeRO's second stage has it."""
 
@@ -241,10 +216,6 @@ def with_hooks(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
     for parameter in module.parameters():
         parameter.register_hook(lambda gradient: all_reduce(gradient, "avg", mesh))
     return module
-
-
-def renamed(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    return nn.Sequential(module)
 
 
 def without_relu(module: nn.Module, mesh: DeviceMesh) -> nn.Module:

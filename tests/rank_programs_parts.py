@@ -138,6 +138,45 @@ def merged_divided(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return module
 
 
+class PartlyUsed(nn.Module):
+    """One projection gives what every rank uses whole, and what it hands to the columns of the next that it holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both, self.up = nn.Linear(6, 18, bias=False), nn.Linear(12, 12, bias=False)
+        self.down = nn.Linear(12, 6, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        whole, used = self.both(x).split([6, 12], -1)
+        output: torch.Tensor = whole + self.down(functional.silu(self.up(used)))
+        return output
+
+
+def partly_used() -> nn.Module:
+    return PartlyUsed()
+
+
+class OwnColumns(MergedColumns):
+    """Of a plain projection; what comes back to its input is this rank's share."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.linear(x, sum_gradients(self.weight, self.group)[self.own])
+
+
+def partly_unsummed(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    module.up, module.down = OwnColumns(module.up, mesh), SummedRows(module.down, mesh)
+    return module
+
+
+def partly_summed(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    def hook(_: Any, __: Any, given: torch.Tensor) -> torch.Tensor:
+        whole, used = given.split([6, 12], -1)
+        return torch.cat([whole, sum_gradients(used, mesh.get_group())], -1)
+
+    module.both.register_forward_hook(hook)
+    return partly_unsummed(module, mesh)
+
+
 def _own(mesh: DeviceMesh, num: int) -> slice:
     size = num // mesh.size()
     return slice(mesh.get_rank() * size, (mesh.get_rank() + 1) * size)

@@ -118,6 +118,11 @@ class Case:
         return (self.world_size,)
 
     @property
+    def axes(self) -> tuple[str, ...]:
+        """Names of the mesh axes; empty where they have none."""
+        return ()
+
+    @property
     def dtypes(self) -> tuple[str, ...]:
         """Names of the dtypes that the subject computes in, each once."""
         return (self.dtype,)
@@ -209,6 +214,11 @@ class Case:
     @property
     def draws_at_random(self) -> bool:
         """Whether the answers hang on chance, so that claims about chance have something to judge."""
+        return False
+
+    @property
+    def needs_fresh_ranks(self) -> bool:
+        """Whether the case runs in ranks that ran nothing before and run nothing after it."""
         return False
 
     @property

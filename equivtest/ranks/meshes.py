@@ -16,15 +16,21 @@ from equivtest.kit.case import Case
 
 def mesh_for(case: Case, device: str) -> DeviceMesh | None:
     """The mesh on which this process runs `case`, or None where it takes no part; see `mesh_of`."""
-    return mesh_of(device, case.mesh_shape, case.groups if case.members else ())
+    return mesh_of(device, case.mesh_shape, case.groups if case.members else (), case.axes)
 
 
 @cache
-def mesh_of(device: str, mesh_shape: tuple[int, ...], groups: tuple[tuple[int, ...], ...] = ()) -> DeviceMesh | None:
+def mesh_of(
+    device: str,
+    mesh_shape: tuple[int, ...],
+    groups: tuple[tuple[int, ...], ...] = (),
+    axes: tuple[str, ...] = (),
+) -> DeviceMesh | None:
     """The mesh of that shape that has this process, or None; made once, by all processes together.
 
     Args:
         groups: Processes of each mesh, in mesh order; empty: one mesh of the whole world.
+        axes: Names of the axes of that one; empty: none.
 
     Raises:
         Unsupported: a mesh is not ascending, and this torch sorts the processes of every group.
@@ -34,7 +40,7 @@ def mesh_of(device: str, mesh_shape: tuple[int, ...], groups: tuple[tuple[int, .
     """
     kind = torch.device(device).type
     if not groups:
-        return init_device_mesh(kind, mesh_shape)
+        return init_device_mesh(kind, mesh_shape, mesh_dim_names=axes or None)
     made = [_new_group(group) for group in groups]
     own = [index for index, group in enumerate(groups) if dist.get_rank() in group]
     return DeviceMesh.from_group(made[own[0]], kind) if own else None

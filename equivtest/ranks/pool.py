@@ -43,6 +43,8 @@ class _Outstanding:
         judged = as_supported(self.known, replies)
         if first_cause(judged) is not None and first_cause(replies) is None:  # ranks may be at different points
             self.world.kill()
+        if self.case.needs_fresh_ranks:
+            self.world.stop()
         return judged
 
 
@@ -190,6 +192,11 @@ class Pool:
         support = tuple(self._probe(case.num_processes, dtype) for dtype in case.dtypes_sent)
         if ended := next((known.fatal for known in support if known.fatal), None):
             return _Outstanding(case, ended=ended)
+        if case.needs_fresh_ranks:
+            if fault is None:
+                self.renew(case.num_processes)
+            else:
+                self._end_faulty()
         world = self._world(case.num_processes) if fault is None else self._faulty_world(case.num_processes)
         return _Outstanding(case, world, world.start_visit(subject, case, fault or NO_FAULT), support)
 

@@ -106,13 +106,27 @@ def take_answers(case: Case, returned: object) -> tuple[dict[str, Placed], dict[
         tensor = value.local if isinstance(value, Placed) else value
         if not isinstance(tensor, torch.Tensor) or not isinstance(value, DTensor | Placed):
             raise Misuse(f"{name} must be a DTensor, Placed(local tensor, layout) or None, got {type(value).__name__}")
+        if isinstance(value, Placed) and value.indices is not None:
+            _require_places(case, name, value.indices, value.local)
         flags[name] = tensor.requires_grad
         answers[name] = (
             placed_from_dtensor(value, name)
             if isinstance(value, DTensor)
-            else Placed(waited(value.local), value.layout, value.global_shape)
+            else replace(value, local=waited(value.local))
         )
     return answers, flags
+
+
+def _require_places(case: Case, name: str, indices: torch.Tensor, local: torch.Tensor) -> None:
+    """Raises Misuse unless there is a place in the whole for each local element."""
+    numel = math.prod(case.shapes()[name])
+    is_list = indices.dtype == torch.int64 and indices.shape == local.shape
+    if not is_list or (indices.numel() and not 0 <= int(indices.min()) <= int(indices.max()) < numel):
+        extremes = f", {int(indices.min())} to {int(indices.max())}" if indices.numel() else ""
+        raise Misuse(
+            f"{name}: indices must be int64 of shape {tuple(local.shape)}, 0 to {numel - 1}, got {indices.dtype} of "
+            f"shape {tuple(indices.shape)}{extremes}"
+        )
 
 
 def placed_from_dtensor(tensor: DTensor, name: str) -> Placed:

@@ -23,7 +23,7 @@ _ALIGNMENT_BYTES = 64
 
 
 class _Tensor(msgspec.Struct, frozen=True, array_like=True):
-    """A tensor without its bytes, which begin at `start` of the payload."""
+    """A tensor without its bytes, which begin at `start` of the payload, those of its indices at `indices`."""
 
     start: int
     dtype: str
@@ -31,6 +31,7 @@ class _Tensor(msgspec.Struct, frozen=True, array_like=True):
     placements: tuple[str, ...]
     shard_order: tuple[int, ...]
     global_shape: tuple[int, ...] | None
+    indices: int | None = None
 
 
 class _Answer(msgspec.Struct, frozen=True, array_like=True):
@@ -112,21 +113,26 @@ def decode_reply(message: bytes) -> tuple[int, Reply]:
 
 
 def _pack(placed: Placed, payload: bytearray) -> _Tensor:
-    """Appends the tensor's memory to `payload`, aligned for any dtype."""
-    local = at_rest(placed.local)
-    payload += bytes(-len(payload) % _ALIGNMENT_BYTES)
-    start = len(payload)
-    if local.numel():
-        payload += local.reshape(-1).view(torch.uint8).numpy().data
-    layout = placed.layout
+    """Appends the tensor's memory to `payload`."""
+    local, layout = at_rest(placed.local), placed.layout
     return _Tensor(
-        start,
+        _append(local, payload),
         dtype_name(local.dtype),
         tuple(local.shape),
         tuple(str(placement) for placement in layout.placements),
         layout.shard_order,
         placed.global_shape,
+        None if placed.indices is None else _append(at_rest(placed.indices), payload),
     )
+
+
+def _append(tensor: torch.Tensor, payload: bytearray) -> int:
+    """Where its memory begins in `payload`, aligned for any dtype."""
+    payload += bytes(-len(payload) % _ALIGNMENT_BYTES)
+    start = len(payload)
+    if tensor.numel():
+        payload += tensor.reshape(-1).view(torch.uint8).numpy().data
+    return start
 
 
 def _unpack(tensor: _Tensor, payload: bytearray | mmap.mmap) -> Placed:
@@ -138,13 +144,17 @@ def _unpack(tensor: _Tensor, payload: bytearray | mmap.mmap) -> Placed:
     dtype = getattr(torch, tensor.dtype, None)
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"torch has no dtype {tensor.dtype!r}")
-    numel = math.prod(tensor.shape)
-    if numel:
-        local = torch.frombuffer(payload, dtype=dtype, count=numel, offset=tensor.start).reshape(tensor.shape)
-    else:
-        local = torch.empty(tensor.shape, dtype=dtype)
+    local = _read(payload, tensor.start, dtype, tensor.shape)
     layout = Layout(tuple(parse_placement(text) for text in tensor.placements), tensor.shard_order)
-    return Placed(local, layout, tensor.global_shape)
+    indices = None if tensor.indices is None else _read(payload, tensor.indices, torch.int64, tensor.shape)
+    return Placed(local, layout, tensor.global_shape, indices)
+
+
+def _read(payload: bytearray | mmap.mmap, start: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    numel = math.prod(shape)
+    if not numel:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(payload, dtype=dtype, count=numel, offset=start).reshape(shape)
 
 
 def _write(payload: bytearray, scratch: Path) -> str:

@@ -14,11 +14,13 @@ import torch
 
 from equivtest.kit.oracle.expected import ExpectedTensor, says_nothing
 from equivtest.layout import Layout, Partial, coordinate_of, flat_axis, flat_bounds, local_box, local_shape
-from equivtest.tensors import Placed, assemble, dtype_name
+from equivtest.tensors import Placed, assemble, assemble_listed, dtype_name
 from equivtest.verdicts.patterns import pattern_of
 from equivtest.verdicts.verdict import Mismatch
 
 Shape = tuple[int, ...]
+BY_ELEMENTS = "by elements"
+"""What messages call the layout of what ranks list."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class Part:
         actual, expected, allowed: One shape (that of the shard, or 1-D for a `Flat` one), float64.
         start: Global index of the first element: one number per dim, or one for a `Flat` one.
         flushed_below: As of `ExpectedTensor`.
+        indices: Of each element its place in the flattened whole, where the rank lists them; `start` is empty then.
     """
 
     rank: int
@@ -37,6 +40,7 @@ class Part:
     allowed: torch.Tensor
     start: tuple[int, ...]
     flushed_below: float = 0.0
+    indices: torch.Tensor | None = None
 
     @property
     def ratio(self) -> torch.Tensor:
@@ -58,7 +62,10 @@ def shape_mismatch(
             missing = "none: the subject did not answer it"
             return Mismatch(name, rank, expected="a tensor", actual=missing, global_shape=global_shape)
         try:
-            shape = local_shape(global_shape, placed.layout, mesh_shape, rank)
+            is_listed = placed.indices is not None
+            shape = (
+                tuple(placed.local.shape) if is_listed else local_shape(global_shape, placed.layout, mesh_shape, rank)
+            )
         except ValueError as error:
             return Mismatch(name, rank, expected=str(expected.layout), actual=f"{placed.layout}: {error}")
         if placed.global_shape not in (None, global_shape):
@@ -69,7 +76,29 @@ def shape_mismatch(
         else:
             continue
         return Mismatch(name, rank, expected=right, actual=actual, layout=str(placed.layout), global_shape=global_shape)
-    return _mixed_operands(name, answers)
+    return _mixed_operands(name, answers) or (
+        None if expected.may_be_none else _unheld(name, answers, mesh_shape, global_shape)
+    )
+
+
+def _unheld(name: str, answers: Mapping[int, Placed | None], mesh_shape: Shape, global_shape: Shape) -> Mismatch | None:
+    """The first element that no rank holds, where ranks list what they hold."""
+    present = {rank: placed for rank, placed in answers.items() if placed is not None}
+    if all(placed.indices is None for placed in present.values()):
+        return None
+    is_held = assemble_listed(present, global_shape, mesh_shape)[1] >= 0
+    if bool(is_held.all()):
+        return None
+    flat = int(is_held.reshape(-1).int().argmin())
+    num = int((~is_held).sum())
+    return Mismatch(
+        name,
+        next(iter(present)),
+        expected="every element on some rank",
+        actual=f"{num} of {is_held.numel()} elements on no rank, the first {unravel(flat, global_shape)}",
+        layout=BY_ELEMENTS,
+        global_shape=global_shape,
+    )
 
 
 def _mixed_operands(name: str, answers: Mapping[int, Placed | None]) -> Mismatch | None:
@@ -135,6 +164,9 @@ def parts_of(expected: ExpectedTensor, answers: Mapping[int, Placed], mesh_shape
 
 
 def _part(rank: int, placed: Placed, value: torch.Tensor, allowed: torch.Tensor, mesh_shape: Shape) -> Part:
+    if (indices := placed.indices) is not None:
+        right, bound = value.reshape(-1)[indices], allowed.reshape(-1)[indices]
+        return Part(rank, placed.local.double(), right, bound, (), indices=indices)
     axis = flat_axis(placed.layout)
     actual = placed.local.double()
     if axis is None:
@@ -153,9 +185,12 @@ def _describe(
     flat = int(part.ratio.reshape(-1).argmax())
     local_index = unravel(flat, tuple(part.actual.shape))
     global_shape = tuple(expected.value.shape)
-    global_index = tuple(start + place for start, place in zip(part.start, local_index, strict=True))
-    if len(global_index) != len(global_shape):  # a flat partition
-        global_index = unravel(global_index[0], global_shape)
+    if part.indices is not None:
+        global_index = unravel(int(part.indices.reshape(-1)[flat]), global_shape)
+    elif len(part.start) != len(global_shape):  # a flat partition
+        global_index = unravel(part.start[0] + flat, global_shape)
+    else:
+        global_index = tuple(start + place for start, place in zip(part.start, local_index, strict=True))
     right, actual = (float(tensor.reshape(-1)[flat]) for tensor in (part.expected, part.actual))
     ranks = [rank for rank, count in wrong.items() if count]
     extent = f"{wrong[part.rank]} of {part.actual.numel()} local elements; {_ranks_in_words(ranks, len(wrong))}"
@@ -169,7 +204,7 @@ def _describe(
         local_index=local_index,
         global_index=global_index,
         global_shape=global_shape,
-        layout=str(layout),
+        layout=str(layout) if part.indices is None else BY_ELEMENTS,
         error=abs(actual - right),
         allowed=float(part.allowed.reshape(-1)[flat]),
         derivation=expected.derivation,

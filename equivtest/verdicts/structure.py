@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 
@@ -10,10 +10,12 @@ from equivtest.kit.case import Case
 from equivtest.kit.oracle.expected import Expected
 from equivtest.layout import replicas
 from equivtest.ranks.reply import Answers
-from equivtest.tensors import as_bits, same_bits
+from equivtest.tensors import Placed, as_bits, assemble_listed, places_of, same_bits
 from equivtest.verdicts.bits import in_words
-from equivtest.verdicts.elements import unravel
+from equivtest.verdicts.elements import BY_ELEMENTS, unravel
 from equivtest.verdicts.verdict import Judgement, Mismatch
+
+Shape = tuple[int, ...]
 
 
 def judge_layouts(expected: Expected, answers: Answers, names: Iterable[str]) -> Judgement:
@@ -52,6 +54,11 @@ def judge_replicas(case: Case, expected: Expected, answers: Answers) -> Judgemen
     wrong, agreeing = [], []
     for name in expected.tensors:
         held = {rank: answer.tensors[name] for rank, answer in answers.items() if name in answer.tensors}
+        if any(placed.indices is not None for placed in held.values()):
+            mismatch = _listed_mismatch(name, held, tuple(expected.tensors[name].value.shape), case.mesh_shape)
+            wrong += [mismatch] if mismatch else []
+            agreeing += [] if mismatch else [name]
+            continue
         layouts = {placed.layout for placed in held.values()}
         if len(held) < len(answers) or len(layouts) != 1:
             continue  # missing tensors and layouts are other claims' business
@@ -86,6 +93,37 @@ def _replica_mismatch(name: str, left: torch.Tensor, right: torch.Tensor, differ
         in_words(right, flat),
         local_index=unravel(flat, tuple(left.shape)),
         extent=f"ranks {extent}",
+    )
+
+
+def _listed_mismatch(name: str, held: Mapping[int, Placed], shape: Shape, mesh_shape: Shape) -> Mismatch | None:
+    """The first element that a rank holds with other bits than the first rank that holds it.
+
+    Tensors of another shape or dtype are other claims' business.
+    """
+    if len({placed.local.dtype for placed in held.values()}) > 1:
+        return None
+    try:
+        assembled, holders = assemble_listed(held, shape, mesh_shape)
+    except ValueError:
+        return None
+    if not assembled.disagreeing:
+        return None
+    rank = assembled.disagreeing[0][1]
+    places, local = places_of(held[rank], shape, mesh_shape, rank).reshape(-1), held[rank].local
+    right = assembled.tensor.reshape(-1)[places]
+    flat = int((as_bits(right) != as_bits(local.reshape(-1))).int().argmax())
+    place = int(places[flat])
+    return Mismatch(
+        name,
+        rank,
+        f"{in_words(right, flat)} as on rank {int(holders.reshape(-1)[place])}",
+        in_words(local, flat),
+        local_index=unravel(flat, tuple(local.shape)),
+        global_index=unravel(place, shape),
+        global_shape=shape,
+        layout=BY_ELEMENTS,
+        extent=f"ranks {', '.join(f'{a} and {b}' for a, b in assembled.disagreeing)}",
     )
 
 

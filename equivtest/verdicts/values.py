@@ -79,7 +79,9 @@ def _to_judge(name: str, expected: Expected, answers: Answers) -> dict[int, Plac
     """
     placed = {rank: answer.tensors.get(name) for rank, answer in answers.items()}
     placed = {
-        rank: replace(each, layout=expected.tensors[name].layout) if each and each.layout == UNTOLD else each
+        rank: replace(each, layout=expected.tensors[name].layout)
+        if each and each.layout == UNTOLD and each.indices is None
+        else each
         for rank, each in placed.items()
     }
     present = {rank: tensor for rank, tensor in placed.items() if tensor is not None}

@@ -120,7 +120,22 @@ def test_merged_projections_hold_their_columns_in_an_order_of_their_own(pool: Po
     assert "boundary.both" not in verdicts[0].judgement.agreeing
 
 
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("parallelize", "kind"), [("partly_summed", "holds"), ("partly_unsummed", "value")], ids=["right", "not summed"]
+)
+def test_a_gradient_is_whole_in_some_features_and_a_share_in_the_others(
+    pool: Pool, parallelize: str, kind: str
+) -> None:
+    """Of the others each rank uses its part; what is never summed shows in the weight's gradient."""
+    verdicts = judge("module", case_of("partly_used", parallelize, x_shape=(2, 6)), pool)
+
+    assert {verdict.kind for verdict in verdicts if verdict.claim == "gradients_equal_unsharded"} == {kind}
+    assert "grad.boundary.both" not in verdicts[1].judgement.agreeing
+
+
 VALUE = torch.arange(12, dtype=torch.float64).reshape(2, 6)
+COLUMN = torch.arange(6)
 
 
 @pytest.mark.parametrize(
@@ -131,6 +146,7 @@ VALUE = torch.arange(12, dtype=torch.float64).reshape(2, 6)
         ([VALUE[:, :3], VALUE[:, 3:]], Layout((Shard(1),))),
         ([VALUE - 1, torch.ones(2, 6, dtype=torch.float64)], Layout((Partial("sum"),))),
         ([VALUE[:, [0, 5]], VALUE[:, [1, 4, 2, 3]]], None),
+        ([VALUE * (COLUMN < 4) + 3 * (COLUMN > 3), VALUE - 3 * (COLUMN > 3)], None),
     ],
 )
 def test_the_layout_of_plain_tensors_is_inferred(locals_: list[torch.Tensor], layout: Layout | None) -> None:
@@ -140,6 +156,15 @@ def test_the_layout_of_plain_tensors_is_inferred(locals_: list[torch.Tensor], la
 
     assert whole is not None and whole.layout == layout
     torch.testing.assert_close(whole.value, VALUE)
+
+
+def test_of_layouts_that_agree_within_a_wide_bound_the_nearest_is_meant() -> None:
+    """Either rank's share alone is within the bound too."""
+    placed = {rank: {"name": Placed(VALUE * share, UNTOLD)} for rank, share in enumerate((0.75, 0.25))}
+    right = Bounded(VALUE, torch.full_like(VALUE, 10.0))
+    whole = held_by_ranks(case_of("deep", "halved"), placed, 0)("name", right)
+
+    assert whole is not None and whole.layout == Layout((Partial("sum"),))
 
 
 def test_what_agrees_in_no_layout_is_what_comes_nearest() -> None:

@@ -64,13 +64,11 @@ def test_another_function_is_refuted(pool: Pool) -> None:
     ("parallelize", "message"),
     [
         ("sharded_output", "must give its output whole on every rank, got .*Shard.*: redistribute it"),
-        ("renamed", r"has no parameter 0\.weight, only 0\.0\.weight, .*: keep the names of the unsharded module"),
         ("nothing", "must return the parallel module, got NoneType: return it"),
         ("whole", "no collective ran, forward or backward, on 2 ranks that each had the whole batch"),
         ("misspelt", "nothing made the module parallel: its plan may name parts that the module does not have"),
         ("marked", "nothing made the module parallel"),
         ("with_optimizer", "no collective ran, .* where each rank is to have rows of its own, say batch='mean of"),
-        ("fsdp1", r"parameter 0\.weight is held as a plain tensor of shape \(.*\), the unsharded one has \(8, 3\)"),
         ("without_mesh", r"must take \(module, mesh\), but takes .*: too many positional arguments"),
         ("with_aside", "the parallel module must give one tensor, got tuple"),
         ("missing", "parallelize 'tests.rank_programs_module:missing' cannot be imported"),
@@ -82,17 +80,12 @@ def test_what_cannot_be_judged_is_told(pool: Pool, parallelize: str, message: st
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize(
-    ("parallelize", "message"),
-    [
-        ("columns", r"parameter weight is held as a plain tensor of shape \(2, 3\), the unsharded one has \(4, 3\): a"),
-        ("gradients_in_parts", r"gradient of weight is held as .* \(2, 3\), .* \(4, 3\): a shard must be a DTensor"),
-    ],
-)
-def test_a_plain_shard_is_no_wrong_value(pool: Pool, parallelize: str, message: str) -> None:
-    """Of such a tensor nobody knows what part of the whole it is."""
-    with pytest.raises(Misuse, match=message):
-        judge("module", case_of("linear", parallelize), pool)
+def test_a_part_of_a_gradient_is_no_wrong_value(pool: Pool) -> None:
+    """Of a parameter that is whole: nobody knows which part it is."""
+    with pytest.raises(
+        Misuse, match=r"gradient of weight is held as .* \(2, 3\), .* \(4, 3\): a shard must be a DTensor"
+    ):
+        judge("module", case_of("linear", "gradients_in_parts"), pool)
 
 
 @pytest.mark.ranks

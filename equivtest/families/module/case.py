@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
+from equivtest.families.module.case_axes import AxesCase
 from equivtest.families.module.case_boundaries import BOUNDARY, boundaries_of
 from equivtest.families.module.case_facts import Fact, Facts, Program, call_builder, facts_of, with_parameters
 from equivtest.families.module.case_inputs import (
@@ -22,18 +23,22 @@ from equivtest.families.module.case_inputs import (
     sizes_in,
 )
 from equivtest.families.module.case_outputs import OUTPUT
-from equivtest.kit.case import Case, Shape, require
-from equivtest.layout import Layout, Replicate, Shard, local_shape
+from equivtest.families.module.case_steps import TOTAL_NORM, StepCase, at_step, base_of, updated
+from equivtest.families.module.case_world import WorldCase
+from equivtest.kit.case import Shape, require
+from equivtest.layout import Layout, Shard, local_shape
 
 __all__ = ["ModuleCase", "call_builder", "with_parameters"]
 
 EXACT_MODE, REAL_MODE = "dense", "real"
 
-WHOLE, MEAN_OF_PARTS, SUM_OF_PARTS = BATCHES = ("whole", "mean of parts", "sum of parts")
-"""Every rank has the whole batch; or its own rows of it, and gradients are averaged or added up."""
+BATCHES = ("whole", "mean of parts", "sum of parts", "parts of the whole")
+"""Every rank has the whole batch; or its own rows, and gradients are averaged or added up, or those of the whole."""
+
+WHOLE, MEAN_OF_PARTS, SUM_OF_PARTS, PARTS_OF_WHOLE = BATCHES
 
 ROWS = Layout((Shard(0),))
-"""Of what has the rows of the batch, where each rank has its own."""
+"""Of what has the rows of the batch, among the ranks that have rows of their own."""
 
 LARGEST = {"float32": (1, 3), "float64": (1, 3, 7), "bfloat16": (1,), "float16": (1,)}
 """Magnitudes of which the strategy draws odd integers, by dtype: few bits are full soon."""
@@ -43,7 +48,7 @@ REAL_DTYPES = ("float32", "float64")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class ModuleCase(Case):
+class ModuleCase(AxesCase, StepCase, WorldCase):
     """y = f(x), and the gradients of x and of every parameter, given a cotangent of y.
 
     Values are odd integers, on which the reference is exact where f adds and multiplies (the oracle
@@ -62,7 +67,9 @@ class ModuleCase(Case):
         batch: 'whole': every rank is handed the whole x, and gives the whole output.  'mean of parts': every rank is
             handed its own rows, one at least, as torch.chunk divides them; it gives what the unsharded module gives on
             these alone, and a parameter's gradient is the mean over the ranks of what they come to.  'sum of parts':
-            it is their sum.  Of named inputs those are divided whose first dim is 'batch'.
+            it is their sum.  'parts of the whole': every rank is handed its own rows, and `step` leaves the gradients,
+            and reports the numbers, that the unsharded module gives on the whole batch.  Of named inputs those are
+            divided whose first dim is 'batch'.
         inputs: (name, kind, shape) of each, see `equivtest.families.module.case_inputs`; empty: one x.
         sizes: (name, size) of each name in the shapes of `inputs`.
         positional: Those of `inputs` that are handed over by place, in order; all others by name.
@@ -71,6 +78,9 @@ class ModuleCase(Case):
         by_parts: Whether every part of the module is judged by itself, from what the ranks held where it begins: see
             `equivtest.families.module.oracle_forced`.  Of real values alone; a divided batch has as many rows on
             every rank.
+        placed: 'package.module:NAME' of a function (parallel module, name of a parameter) -> (tensor, indices), which
+            says what this rank holds of it: of each local element its place in the flattened whole, -1 where it has
+            none; or None where the tensor of that name says it.  '': it is read off.
     """
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = (EXACT_MODE, REAL_MODE)
@@ -86,6 +96,7 @@ class ModuleCase(Case):
     outputs: tuple[str, ...] = ()
     loss: str = ""
     by_parts: bool = False
+    placed: str = ""
 
     def __post_init__(self) -> None:
         require(self.batch in BATCHES, f"batch must be one of {', '.join(BATCHES)}, got {self.batch!r}")
@@ -99,12 +110,17 @@ class ModuleCase(Case):
             not self.by_parts or all(mode == REAL_MODE for mode, _ in self.values),
             f"by_parts goes with real values, got {self.values}: take (('real', 0),)",
         )
+        self.check_world()
         self._check_inputs()
-        if self.is_divided and self.world_size >= 1:  # else it is refused below
+        if self.world_size >= 1:  # else it is refused below
+            self.check_axes()
+        self.check_steps()
+        self._check_real_steps()
+        if self.has_own_rows and self.world_size >= 1:
             require_parts(self)
             require(
                 not self.by_parts or len(set(self.rows)) == 1,
-                f"by_parts needs as many rows on every rank, got {self.rows}: take a multiple of {self.world_size}",
+                f"by_parts needs as many rows on every rank, got {self.rows}: take a multiple of {self.num_parts}",
             )
         super().__post_init__()
 
@@ -119,14 +135,53 @@ class ModuleCase(Case):
         for name, kind, shape in self.inputs:
             kind_of(kind)
             require(
-                not self.is_divided or BATCH not in shape[1:],
+                not self.has_own_rows or BATCH not in shape[1:],
                 f"a batch can be divided along the first dim alone, {name} is of {shape}: batch='whole', or a module "
                 "that transposes it",
             )
 
+    def _check_real_steps(self) -> None:
+        require(
+            not self.is_stepped or all(mode == REAL_MODE for mode, _ in self.values),
+            f"steps are judged on real values, got {self.values}: take (('real', 0),)",
+        )
+        require(
+            not self.step or self.batch in (WHOLE, PARTS_OF_WHOLE),
+            f"a step goes with batch='whole' or 'parts of the whole', got {self.batch!r}",
+        )
+        require(
+            bool(self.step) or self.batch != PARTS_OF_WHOLE,
+            "parts of the whole need a step, which knows of what its loss is a part",
+        )
+        require(
+            not (self.step and self.by_parts), "a step cannot be judged by_parts: nobody knows how often it runs a part"
+        )
+        if self.step:
+            require(bool(self.facts.loss), f"{self.build}: a step needs a loss, with {self.takes} there is none")
+        if self.steps > 1:
+            changed = list(self.facts.buffers)
+            require(
+                not changed,
+                f"{self.build}: buffer {''.join(changed[:1])} changes from step to step, which is not judged: "
+                "steps=1, or call eval() on what changes it",
+            )
+        if self.batch == PARTS_OF_WHOLE:
+            shapes = {name: fact.shape for name, fact in self.facts.outputs.items()}
+            other = [name for name, shape in shapes.items() if shape and shape[0] != self.num_rows]
+            require(
+                not other,
+                f"{self.build}: {''.join(other[:1])} is no number and has not the batch's {self.num_rows} rows: name "
+                "those outputs that are to be judged, outputs=('loss',)",
+            )
+
     @property
     def is_divided(self) -> bool:
-        """Whether each rank has its own rows of the batch."""
+        """Whether the unsharded module runs on each rank's rows by themselves."""
+        return self.batch in (MEAN_OF_PARTS, SUM_OF_PARTS)
+
+    @property
+    def has_own_rows(self) -> bool:
+        """Whether each rank is handed its own rows of the batch."""
         return self.batch != WHOLE
 
     @property
@@ -152,15 +207,13 @@ class ModuleCase(Case):
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """Of the batch, on each rank as torch.chunk divides it; all where it is whole.
+        """Of the batch, of each part as torch.chunk divides it; all where it is whole.
 
         Source: torch.chunk (2.13.0).
         """
-        if not self.is_divided:
+        if not self.has_own_rows:
             return (self.num_rows,)
-        return tuple(
-            local_shape((self.num_rows,), ROWS, (self.world_size,), rank)[0] for rank in range(self.world_size)
-        )
+        return tuple(local_shape((self.num_rows,), ROWS, (self.num_parts,), part)[0] for part in range(self.num_parts))
 
     def program_of(self, num_rows: int) -> Program:
         """The unsharded module on so many rows of the batch."""
@@ -176,8 +229,8 @@ class ModuleCase(Case):
 
     @property
     def facts(self) -> Facts:
-        """Of the unsharded module on what each rank is handed, the first one where they are not alike."""
-        return facts_of(self.program_of(self.rows[0]))
+        """Of the unsharded module on what it runs on, the first rank's rows where it does so for each rank."""
+        return facts_of(self.program_of(self.rows[0] if self.is_divided else self.num_rows))
 
     def input_shapes(self) -> dict[str, Shape]:
         """Of the whole inputs, by name."""
@@ -188,14 +241,16 @@ class ModuleCase(Case):
         return {name: kind for name, kind, _ in self.inputs} or {"x": REAL}
 
     def real_names(self) -> tuple[str, ...]:
-        """The inputs of which there are gradients."""
-        return tuple(name for name, kind in self.kinds().items() if kind == REAL)
+        """The inputs of which there are gradients; a step of one's own may scale them."""
+        return () if self.step else tuple(name for name, kind in self.kinds().items() if kind == REAL)
+
+    def row_names(self) -> tuple[str, ...]:
+        """The inputs that have the rows of the batch."""
+        return tuple(name for name, _, shape in self.inputs if has_rows(shape)) if self.inputs else ("x",)
 
     def divided_names(self) -> tuple[str, ...]:
         """The inputs of which each rank has rows of its own."""
-        if not self.is_divided:
-            return ()
-        return tuple(name for name, _, shape in self.inputs if has_rows(shape)) if self.inputs else ("x",)
+        return self.row_names() if self.has_own_rows else ()
 
     def parameter_names(self) -> tuple[str, ...]:
         """Of the unsharded module, as `named_parameters` lists them: a tied one once."""
@@ -218,7 +273,8 @@ class ModuleCase(Case):
 
     def layouts(self) -> dict[str, Layout]:
         """How the parallel module divides its parameters is its own affair: here they are whole on every rank."""
-        return {name: ROWS if told.has_rows else Layout((Replicate(),)) for name, told in _told(self).items()}
+        rows, whole = self.rows_layout, self.whole_layout
+        return {name: rows if told.has_rows else whole for name, told in _told(self).items()}
 
     def given_names(self) -> tuple[str, ...]:
         return tuple(name for name, told in _told(self).items() if told.is_given)
@@ -229,7 +285,7 @@ class ModuleCase(Case):
     def given_flags(self) -> dict[str, bool]:
         parameters = self.facts.parameters
         is_trained = {name: fact.requires_grad for name, fact in parameters.items()}
-        return {name: is_trained.get(name, name in self.real_names()) for name in self.given_names()}
+        return {name: is_trained.get(name, base_of(name) in self.real_names()) for name in self.given_names()}
 
 
 class Told(NamedTuple):
@@ -242,25 +298,39 @@ class Told(NamedTuple):
 
 @functools.lru_cache(maxsize=256)
 def _told(case: ModuleCase) -> dict[str, Told]:
-    """Everything that is given or answered, by name."""
+    """Everything that is given or answered, by name, of every step."""
+    once, parameters = _told_once(case), case.facts.parameters
+    later = {name: told for name, told in once.items() if name.removeprefix("param.") not in parameters}
+    found = dict(once)
+    for step in range(1, case.steps + 1):
+        found |= {at_step(step, name): told for name, told in later.items()}
+        found |= {updated(step, name): Told(fact.shape) for name, fact in parameters.items() if case.trains}
+    return found
+
+
+@functools.lru_cache(maxsize=256)
+def _told_once(case: ModuleCase) -> dict[str, Told]:
+    """The same of one forward and backward."""
     facts, divided, shapes = case.facts, case.divided_names(), case.input_shapes()
     outputs = whole_outputs(case) if case.is_divided else {name: fact.shape for name, fact in facts.outputs.items()}
     given = {name: Told(shape, name in divided) for name, shape in shapes.items()}
     given |= {name: Told(fact.shape) for name, fact in facts.parameters.items()}
     if not facts.loss:
         given |= {cotangent_of(name): Told(outputs[name], case.is_divided) for name in facts.roots}
-    answers = {name: Told(shape, case.is_divided) for name, shape in outputs.items()}
+    answers = {name: Told(shape, case.has_own_rows and bool(shape)) for name, shape in outputs.items()}
+    if case.max_norm:
+        answers[TOTAL_NORM] = Told(())
     answers |= {f"param.{name}": Told(fact.shape) for name, fact in facts.parameters.items()}
     for name in case.real_names():  # each rank has a gradient of its own of what all are handed
         is_own = case.is_divided and name not in divided
-        shape = (case.world_size, *shapes[name]) if is_own else shapes[name]
+        shape = (case.num_parts, *shapes[name]) if is_own else shapes[name]
         answers[f"grad.{name}"] = Told(shape, case.is_divided)
     answers |= {f"grad.{name}": Told(fact.shape) for name, fact in facts.parameters.items()}
     for name, fact in facts.buffers.items():
-        shape = (case.world_size, *fact.shape) if case.is_divided else fact.shape
+        shape = (case.num_parts, *fact.shape) if case.is_divided else fact.shape
         answers[f"buffer.{name}"] = Told(shape, case.is_divided)
     for name, fact in case.boundaries().items():
-        told = Told((case.world_size, *fact.shape) if case.is_divided else fact.shape, case.is_divided)
+        told = Told((case.num_parts, *fact.shape) if case.is_divided else fact.shape, case.is_divided)
         answers[f"{BOUNDARY}{name}"] = told
         if fact.requires_grad:
             answers[f"grad.{BOUNDARY}{name}"] = told
@@ -283,14 +353,15 @@ def require_parts(case: ModuleCase) -> None:
         "or batch='whole'",
     )
     what = f"{BATCH} of {case.num_rows}" if case.inputs else f"x of shape {case.x_shape}"
-    way_out = f"take one of {case.world_size} rows, such as {(case.world_size, *case.x_shape[1:])}"
-    way_out = f"take a multiple of {case.world_size}" if case.inputs else way_out
+    way_out = f"take one of {case.num_parts} rows, such as {(case.num_parts, *case.x_shape[1:])}"
+    way_out = f"take a multiple of {case.num_parts}" if case.inputs else way_out
     require(
         can_be_divided and all(case.rows),
-        f"{what} cannot be divided among {case.world_size} ranks, as torch.chunk divides, so that each has a "
+        f"{what} cannot be divided among {case.num_parts} ranks, as torch.chunk divides, so that each has a "
         f"row: {way_out}, or batch='whole'",
     )
-    whole_outputs(case)
+    if case.is_divided:
+        whole_outputs(case)
 
 
 def whole_outputs(case: ModuleCase) -> dict[str, Shape]:

@@ -146,7 +146,8 @@ def make_whole_numbers(text: str, shape: Shape, rows_per_rank: int, source: torc
     """An input of any kind but real, int64 or bool.
 
     Args:
-        rows_per_rank: Of the first dim; in each so many rows of targets of one dim one at least is not ignored.
+        rows_per_rank: Of the first dim; in each so many rows of targets of one dim one at least is not ignored.  0:
+            there may be ranks all of whose targets are ignored, but not the whole batch.
     """
     kind = kind_of(text)
     match kind.word:
@@ -176,11 +177,21 @@ def _ids(num: int, shape: Shape, source: torch.Generator) -> torch.Tensor:
 def _targets(kind: Kind, shape: Shape, rows_per_rank: int, source: torch.Generator) -> torch.Tensor:
     num, ignored = kind.numbers
     is_ignored = torch.randint(0, IGNORED_ONE_IN, shape, generator=source) == 0
-    if len(shape) > 1:
+    if not rows_per_rank:
+        is_ignored = _unevenly(shape, source)
+    elif len(shape) > 1:
         is_ignored[..., -1] = False
     else:
         is_ignored[::rows_per_rank] = False
     return torch.where(is_ignored, ignored, _ids(num, shape, source))
+
+
+def _unevenly(shape: Shape, source: torch.Generator) -> torch.Tensor:
+    """Of each row its own share is hidden, of some all, but not the last element of all."""
+    shares = torch.randint(0, IGNORED_ONE_IN + 1, (*shape[:1], *(1,) * (len(shape) - 1)), generator=source)
+    is_hidden = torch.randint(0, IGNORED_ONE_IN, shape, generator=source) < shares
+    is_hidden.view(-1)[-1] = False
+    return is_hidden
 
 
 def _starts(kind: Kind, shape: Shape, source: torch.Generator) -> torch.Tensor:

@@ -24,6 +24,7 @@ from equivtest.families.module.case_inputs import REAL
 from equivtest.families.module.case_outputs import named_outputs
 from equivtest.families.module.oracle_forced import Forced, boundaries
 from equivtest.families.module.oracle_held import HeldAt, held_by_one, held_by_ranks
+from equivtest.families.module.oracle_steps import expect_steps, scaled
 from equivtest.families.module.values import VARIANTS, bounds_of
 from equivtest.kit.oracle import expect, expect_held
 from equivtest.kit.oracle.averages import Averages
@@ -56,24 +57,33 @@ def expect_module(case: ModuleCase, index: int) -> Expected:
     Raises:
         Misuse: an operation of the module could round the integers of this case, or is one of which no bound is known.
     """
+    return _expected_of(case, index, None)
+
+
+@expect_held.register
+def expect_module_held(case: ModuleCase, index: int, held: Held) -> Expected:
+    """As `expect_module`; where the case says so each part of the module from what the ranks held where it begins."""
+    return _expected_of(case, index, held)
+
+
+def _expected_of(case: ModuleCase, index: int, held: Held | None) -> Expected:
     drawn = draw(case, index)
-    if case.by_parts:
+    return expect_steps(case, index, drawn, held, _once) if case.is_stepped else _once(case, index, drawn, held)
+
+
+def _once(case: ModuleCase, index: int, drawn: Tensors, held: Held | None) -> Expected:
+    """Of one forward and backward."""
+    if case.by_parts and held is None:
         return _by_parts(case, drawn, [_held_by_one(case, part) for part in split(case, drawn)])
+    if case.by_parts and held is not None:
+        num_parts = case.num_parts if case.is_divided else 1
+        return _by_parts(case, drawn, [held_by_ranks(case, held, part) for part in range(num_parts)])
     given = {name: _in_float64(tensor) for name, tensor in drawn.items()}
     if case.values[index][0] == REAL_MODE:
         expected = _expected(case, given, _within_bounds(case, drawn)[0], {})
         return replace(expected, tensors=measured(expected.tensors))
     bits_used = prove_exact(case)
     return _expected(case, given, _exactly(case, given), {"all": bits_used})
-
-
-@expect_held.register
-def expect_module_held(case: ModuleCase, index: int, held: Held) -> Expected:
-    """As `expect_module`; where the case says so each part of the module from what the ranks held where it begins."""
-    if not case.by_parts:
-        return expect_module(case, index)
-    num_parts = case.world_size if case.is_divided else 1
-    return _by_parts(case, draw(case, index), [held_by_ranks(case, held, part) for part in range(num_parts)])
 
 
 def _held_by_one(case: ModuleCase, given: Tensors) -> HeldAt:
@@ -97,7 +107,8 @@ def _by_parts(case: ModuleCase, drawn: Tensors, held: Sequence[HeldAt]) -> Expec
 def _expected(case: ModuleCase, given: Tensors, found: Mapping[str, Found], bits_used: Mapping[str, int]) -> Expected:
     """Every answer but boundaries: what is not found is zero, as what no gradient reaches; parameters are copies."""
     tensors, layouts, shapes, dtypes = {}, case.layouts(), case.shapes(), _dtypes(case)
-    flags = case.given_flags() | {name: fact.requires_grad for name, fact in case.facts.outputs.items()}
+    flags: dict[str, bool | None] = {**case.given_flags()}
+    flags |= {name: None if case.step else fact.requires_grad for name, fact in case.facts.outputs.items()}
     for name in itertools.filterfalse(is_boundary, case.answer_names()):
         zeros = Found(torch.zeros(shapes[name], dtype=torch.float64), None, EXACT)
         right = found.get(name, zeros)
@@ -117,10 +128,12 @@ def _expected(case: ModuleCase, given: Tensors, found: Mapping[str, Found], bits
 
 def split(case: ModuleCase, given: Tensors) -> list[dict[str, torch.Tensor]]:
     """What the unsharded module runs on: copies of all, or of what each rank is handed of a divided batch."""
-    layouts, num_parts = case.layouts(), case.world_size if case.is_divided else 1
+    if not case.is_divided:
+        return [{name: tensor.clone() for name, tensor in given.items()}]
+    layouts = case.layouts()
     return [
         {name: slice_local(tensor, layouts[name], case.mesh_shape, rank) for name, tensor in given.items()}
-        for rank in range(num_parts)
+        for rank in (case.ranks_of_part(part)[0] for part in range(case.num_parts))
     ]
 
 
@@ -179,7 +192,7 @@ def _exactly(case: ModuleCase, given: Tensors) -> dict[str, Found]:
     exact = {name: Found(tensor.detach().double(), None, EXACT) for name, tensor in rows.items()}
     if case.batch != MEAN_OF_PARTS:
         return exact | {name: Found(_sum(stack), None, EXACT) for name, stack in stacks.items()}
-    averages = Averages(Operations(case.dtype, case.world_size, must_be_exact=True), case.world_size, micro_batches=1)
+    averages = Averages(Operations(case.dtype, case.world_size, must_be_exact=True), case.num_parts, micro_batches=1)
     return exact | {name: _averaged(averages, stack) for name, stack in stacks.items()}
 
 
@@ -202,8 +215,8 @@ def _within_bounds(
     from equivtest.kit.oracle.running import RunningError  # torch's decompositions take a second to import
 
     places = Places()
-    is_alone = bool(held) and case.is_divided  # each rank computes what its own rows give
-    counted = RunningError(arithmetic_of(case.dtype), 1 if is_alone else case.world_size, places)
+    num_ranks = math.prod(case.mesh_of_part) if held and case.is_divided else case.num_shares  # that compute a part
+    counted = RunningError(arithmetic_of(case.dtype), num_ranks, places)
     ranged = [{name: _ranged(counted, each) for name, each in part.items()} for part in split(case, given)]
     modules = [call_builder(case.build).to(DTYPES[case.dtype]) for _ in ranged]
     for module in modules:
@@ -224,6 +237,7 @@ def _within_bounds(
             f"{case.build}, with {case.takes}, cannot be followed operation by operation: "
             f"{type(error).__name__}: {error}{places.here()}"
         ) from error
+    found = {name: scaled(counted, tensor) for name, tensor in found.items()} if case.step else found
     return {name: _found(counted, tensor) for name, tensor in found.items()}, runs
 
 
@@ -277,7 +291,7 @@ class TakesApart(TorchFunctionMode):
 
 def _reduced(case: ModuleCase, stack: torch.Tensor) -> torch.Tensor:
     """The parts' sum or mean, added up in any order, divided before or after."""
-    return _sum(stack) / case.world_size if case.batch == MEAN_OF_PARTS else _sum(stack)
+    return _sum(stack) / case.num_parts if case.batch == MEAN_OF_PARTS else _sum(stack)
 
 
 def measured(tensors: Mapping[str, ExpectedTensor]) -> dict[str, ExpectedTensor]:
@@ -308,9 +322,7 @@ def make_unsharded(case: ModuleCase, given: Tensors) -> nn.Module:
 
 def run_module(case: ModuleCase, module: nn.Module, given: Tensors) -> Answers:
     """What the module gives and its backward leaves, by name: no gradient where none came."""
-    inputs = {
-        name: given[name].requires_grad_() if kind == REAL else given[name] for name, kind in case.kinds().items()
-    }
+    inputs = {name: given[name].requires_grad_() if name in case.real_names() else given[name] for name in case.kinds()}
     positional = case.positional if case.inputs else tuple(inputs)
     outputs = named_outputs(call(module, positional, inputs), case.outputs, case.build)
     facts = case.facts
@@ -348,7 +360,7 @@ def _prove_exact(case: ModuleCase) -> int:
 
 def _bits_of(case: ModuleCase, variant: int, whole_numbers: Sequence[str]) -> int:
     if case.facts.loss and case.batch == MEAN_OF_PARTS:
-        raise Misuse(f"{case.build}: a mean of {case.world_size} losses may round")
+        raise Misuse(f"{case.build}: a mean of {case.num_parts} losses may round")
     places = Places()
     certificate = Certificate(DTYPES[case.dtype], places)
     drawn = draw(replace(case, values=((EXACT_MODE, variant),)), 0) if whole_numbers else {}

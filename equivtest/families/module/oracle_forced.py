@@ -24,7 +24,7 @@ from equivtest.families.module.oracle_held import HeldAt, Whole
 from equivtest.kit.oracle.expected import ExpectedTensor, says_nothing
 from equivtest.kit.oracle.ranged import Parts, Ranged
 from equivtest.kit.oracle.rounding import Bounded
-from equivtest.layout import Layout
+from equivtest.layout import Layout, Partial, Shard
 
 if TYPE_CHECKING:
     from equivtest.kit.oracle.running import RunningError
@@ -87,6 +87,12 @@ class Forced(Boundaries):
         return Parts(value, spread, value.double().abs() + spread)
 
 
+def _certainty(layout: Layout) -> tuple[int, int]:
+    """Zeros agree with more layouts than others, and are taken for replicas: where parts differ, the others tell."""
+    kinds = [type(placement) for placement in layout.placements]
+    return kinds.count(Partial), kinds.count(Shard)
+
+
 def boundaries(case: ModuleCase, runs: Sequence[Forced]) -> dict[str, ExpectedTensor]:
     """What is right of each boundary that was held, in the order of the run, those of all parts of a divided batch.
 
@@ -95,7 +101,7 @@ def boundaries(case: ModuleCase, runs: Sequence[Forced]) -> dict[str, ExpectedTe
     facts, found = case.boundaries(), {}
     for name in dict.fromkeys(name for run in runs for name in run.found):
         right = next(run.found[name] for run in runs if name in run.found)
-        layout = next(run.layouts[name] for run in runs if name in run.layouts)
+        layout = max((run.layouts[name] for run in runs if name in run.layouts), key=_certainty)
         anything = Bounded(torch.zeros_like(right.value), torch.full_like(right.value, torch.inf))
         stack = [run.found.get(name, anything) for run in runs]
         value, allowed = torch.stack([each.value for each in stack]), torch.stack([each.allowed for each in stack])

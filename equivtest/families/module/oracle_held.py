@@ -1,10 +1,13 @@
 """What the ranks held of a tensor within a module, put together: under the layout that they say or that is inferred.
 
-A DTensor says which part of the whole each rank holds.  Of a plain tensor that is inferred: the first of `_candidates`
-under which the ranks' tensors agree with the reference; or any order of the slices of one dim that does.  A wrong guess
-hides nothing: what it takes for right agrees with the reference, so that all that follows is judged from right values,
-while the ranks go on from what they really hold.  They differ at the first part that does not map the one to the other,
-at the latest in the outputs and in the gradients of inputs and parameters, of which the case says what they are.
+A DTensor says which part of the whole each rank holds.  Of a plain tensor that is inferred: a layout of `_candidates`
+under which the ranks' tensors agree with the reference, the first whose replicas have the same bits, else the nearest,
+as several may agree where a bound is wide; or some slices of a dim whole and the others operands of a sum, as of a
+projection that gives what all ranks use and what each uses its part of; or any order of the slices of one dim.  A wrong
+guess hides nothing: what it takes for right agrees with the reference, so that all that follows is judged from right
+values, while the ranks go on from what they really hold.  They differ at the first part that does not map the one to
+the other, at the latest in the outputs and in the gradients of inputs and parameters, of which the case says what they
+are.
 """
 
 from __future__ import annotations
@@ -12,11 +15,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 
-from equivtest.families.module.case import ROWS, ModuleCase
+from equivtest.families.module.case import ModuleCase
 from equivtest.kit.oracle.held import Held, put_together
 from equivtest.kit.oracle.rounding import Bounded
 from equivtest.layout import UNTOLD, Layout, Partial, Placement, Replicate, Shard, local_box, local_shape
@@ -47,10 +51,33 @@ HeldAt = Callable[[str, Bounded], Whole | None]
 
 
 def held_by_ranks(case: ModuleCase, held: Held, part: int) -> HeldAt:
-    """What the ranks of a case held; of a divided batch what the one held that ran this part of it."""
-    if case.is_divided:
-        return lambda name, right: _own(held[part].get(name), right)
-    return lambda name, right: _whole({rank: tensors.get(name) for rank, tensors in held.items()}, case, right)
+    """What the ranks of a case held; of a divided batch what those held that ran this part of it."""
+    if not case.is_divided:
+        return lambda name, right: _whole({rank: each.get(name) for rank, each in held.items()}, case.mesh_shape, right)
+    ranks = case.ranks_of_part(part)
+    if len(ranks) == 1:
+        return lambda name, right: _own(held[ranks[0]].get(name), right, case.rows_layout)
+
+    def held_at(name: str, right: Bounded) -> Whole | None:
+        placed = {number: _of_part(held[rank].get(name)) for number, rank in enumerate(ranks)}
+        whole = _whole(placed, case.mesh_of_part, right)
+        if whole is None or whole.layout is None:
+            return whole
+        return whole._replace(layout=case.stacked(whole.layout))
+
+    return held_at
+
+
+def _own(placed: Placed | None, right: Bounded, rows: Layout) -> Whole | None:
+    """Of a divided batch, what the only rank held that has these rows."""
+    if placed is None or placed.local.shape[1:] != right.value.shape:
+        return None
+    return Whole(placed.local[0], None, None, rows)
+
+
+def _of_part(placed: Placed | None) -> Placed | None:
+    """What is one row of those of all parts of a batch."""
+    return None if placed is None else replace(placed, local=placed.local[0])
 
 
 def held_by_one(values: Mapping[str, torch.Tensor]) -> HeldAt:
@@ -63,54 +90,55 @@ def held_by_one(values: Mapping[str, torch.Tensor]) -> HeldAt:
     return held_at
 
 
-def _own(placed: Placed | None, right: Bounded) -> Whole | None:
-    """Of a divided batch, what a rank held of its own rows."""
-    if placed is None or placed.layout != ROWS or placed.local.shape[1:] != right.value.shape:
-        return None
-    return Whole(placed.local[0], None, None, ROWS)
-
-
-def _whole(placed: Mapping[int, Placed | None], case: ModuleCase, right: Bounded) -> Whole | None:
+def _whole(placed: Mapping[int, Placed | None], mesh_shape: Shape, right: Bounded) -> Whole | None:
     """What the ranks held, under the layout that they say or that is inferred."""
     held = {rank: each for rank, each in placed.items() if each is not None}
     layouts = {each.layout for each in held.values()}
     if len(held) < len(placed) or len(layouts) != 1:
         return None
     if (layout := layouts.pop()) != UNTOLD:
-        return _under(layout, held, case, right)
-    found = [_under(layout, held, case, right) for layout in _candidates(held, case, tuple(right.value.shape))]
+        return _under(layout, held, mesh_shape, right)
+    found = [
+        _under(layout, held, mesh_shape, right) for layout in _candidates(held, mesh_shape, tuple(right.value.shape))
+    ]
     wholes = [whole for whole in found if whole is not None]
-    agreeing = next((whole for whole in wholes if _ratio(whole, right) <= 1), None)
-    return agreeing or _in_any_order(held, right) or min(wholes, key=lambda whole: _ratio(whole, right), default=None)
+    agreeing = [whole for whole in wholes if _ratio(whole, right) <= 1]
+    certain = next((whole for whole in agreeing if whole.spread is None and whole.magnitude is None), None)
+    if certain is not None:
+        return certain
+    sliced = _slice_by_slice(held, mesh_shape, right)
+    agreeing += [] if sliced is None else [sliced]
+    nearest = min(agreeing or wholes, key=lambda whole: _ratio(whole, right), default=None)
+    return nearest if agreeing else _in_any_order(held, right) or nearest
 
 
-def _candidates(held: Mapping[int, Placed], case: ModuleCase, shape: Shape) -> Iterator[Layout]:
+def _candidates(held: Mapping[int, Placed], mesh_shape: Shape, shape: Shape) -> Iterator[Layout]:
     """The layouts under which tensors of such shapes may be held: whole, divided along a dim, operands of a sum."""
     choices: list[Placement] = [Replicate(), *map(Shard, range(len(shape))), Partial("sum")]
-    for placements in itertools.product(choices, repeat=len(case.mesh_shape)):
+    for placements in itertools.product(choices, repeat=len(mesh_shape)):
         layout = Layout(placements)
-        if all(local_shape(shape, layout, case.mesh_shape, rank) == each.local.shape for rank, each in held.items()):
+        if all(local_shape(shape, layout, mesh_shape, rank) == each.local.shape for rank, each in held.items()):
             yield layout
 
 
-def _under(layout: Layout, held: Mapping[int, Placed], case: ModuleCase, right: Bounded) -> Whole | None:
+def _under(layout: Layout, held: Mapping[int, Placed], mesh_shape: Shape, right: Bounded) -> Whole | None:
     """What the ranks held under a layout; None where their tensors do not fit it."""
     placed = {rank: {"": Placed(each.local, layout)} for rank, each in held.items()}
-    value = put_together(placed, "", tuple(right.value.shape), case.mesh_shape)
+    value = put_together(placed, "", tuple(right.value.shape), mesh_shape)
     if value is None:
         return None
     if any(isinstance(placement, Partial) for placement in layout.placements):
         sizes = {rank: each.local.double().abs() for rank, each in held.items()}
-        magnitude = assemble(sizes, tuple(right.value.shape), layout, case.mesh_shape).tensor
+        magnitude = assemble(sizes, tuple(right.value.shape), layout, mesh_shape).tensor
         return Whole(value, None, magnitude, layout)
-    return Whole(value, _spread(value, held, layout, case), None, layout)
+    return Whole(value, _spread(value, held, layout, mesh_shape), None, layout)
 
 
-def _spread(value: torch.Tensor, held: Mapping[int, Placed], layout: Layout, case: ModuleCase) -> torch.Tensor | None:
+def _spread(value: torch.Tensor, held: Mapping[int, Placed], layout: Layout, mesh_shape: Shape) -> torch.Tensor | None:
     """How far replicas are apart, as global elements."""
     spread = torch.zeros(value.shape, dtype=torch.float64)
     for rank, each in held.items():
-        box = local_box(tuple(value.shape), layout, case.mesh_shape, rank)
+        box = local_box(tuple(value.shape), layout, mesh_shape, rank)
         window = tuple(slice(start, stop) for start, stop in box)
         apart = (each.local.double() - value[window].double()).abs().nan_to_num(nan=math.inf)
         spread[window] = torch.maximum(spread[window], apart)
@@ -135,6 +163,23 @@ def _in_any_order(held: Mapping[int, Placed], right: Bounded) -> Whole | None:
             order = _matched(slices.double(), right.value.movedim(dim, 0), right.allowed.movedim(dim, 0))
             if order is not None:
                 return Whole(slices[order].movedim(0, dim).contiguous(), None, None, None)
+    return None
+
+
+def _slice_by_slice(held: Mapping[int, Placed], mesh_shape: Shape, right: Bounded) -> Whole | None:
+    """The whole where along some dim each slice is the same on all ranks, or is their sum, as agrees with `right`."""
+    shape = tuple(right.value.shape)
+    if len(mesh_shape) > 1 or any(tuple(each.local.shape) != shape for each in held.values()):
+        return None
+    operands = torch.stack([each.local.double() for each in held.values()])
+    is_same = (operands == operands[0]).all(0) & ((operands[0] - right.value).abs() <= right.allowed)
+    is_sum = (operands.sum(0) - right.value).abs() <= right.allowed
+    for dim in range(len(shape)):
+        others = [each for each in range(len(shape)) if each != dim]
+        same, added = (each.all(others, keepdim=True) if others else each for each in (is_same, is_sum))
+        if bool((same | added).all()):
+            value = torch.where(same, operands[0], operands.sum(0))
+            return Whole(value, None, torch.where(same, operands[0].abs(), operands.abs().sum(0)), None)
     return None
 
 

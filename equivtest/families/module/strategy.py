@@ -17,8 +17,8 @@ MODULE_MODES = {mode: tuple((mode,) * num for num in (1, 2, 3)) for mode in Modu
 Layout = tuple[str, Shape | tuple[tuple[str, int], ...], int, bool]
 """(mode, x_shape or sizes, largest magnitude, by_parts) of a case."""
 
-Layouts = Mapping[int, Mapping[str, Sequence[Layout]]]
-"""World size -> dtype -> layouts of cases, the simplest first; no dtype without any."""
+Layouts = Mapping[int, Mapping[Shape, Mapping[str, Sequence[Layout]]]]
+"""World size -> mesh -> dtype -> layouts of cases, the simplest first; no mesh and no dtype without any."""
 
 
 @st.composite
@@ -33,10 +33,13 @@ def module_cases(
         layouts: What is drawn of, for each of the space's world sizes.
     """
     world_size = pick(draw, "world_size", space.world_sizes)
-    dtype = pick(draw, "dtype", tuple(layouts[world_size]))
-    mode, layout, largest, by_parts = pick(draw, "layout", layouts[world_size][dtype])
+    meshes = tuple(layouts[world_size])
+    mesh = pick(draw, "mesh", meshes) if len(meshes) > 1 else meshes[0]
+    dtype = pick(draw, "dtype", tuple(layouts[world_size][mesh]))
+    mode, layout, largest, by_parts = pick(draw, "layout", layouts[world_size][mesh][dtype])
     return make(
         world_size=world_size,
+        mesh=mesh,
         dtype=dtype,
         largest=largest,
         by_parts=by_parts,

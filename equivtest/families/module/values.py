@@ -6,8 +6,9 @@ import math
 
 import torch
 
-from equivtest.families.module.case import REAL_MODE, ModuleCase
+from equivtest.families.module.case import PARTS_OF_WHOLE, REAL_MODE, ModuleCase
 from equivtest.families.module.case_inputs import REAL, make_whole_numbers
+from equivtest.families.module.case_steps import base_of
 from equivtest.kit.case import Shape
 from equivtest.kit.values import draw
 from equivtest.kit.values.integers import generator, odd_integers
@@ -37,9 +38,10 @@ def draw_module(case: ModuleCase, index: int) -> dict[str, torch.Tensor]:
     given = {}
     for name in case.given_names():
         source = generator(mode, seed, name)
-        if kinds.get(name, REAL) != REAL:
+        if (kind := kinds.get(base_of(name), REAL)) != REAL:
             source = source if mode == REAL_MODE else generator(mode, seed % VARIANTS, name)
-            given[name] = make_whole_numbers(kinds[name], shapes[name], case.rows[0], source)
+            rows_per_rank = 0 if case.batch == PARTS_OF_WHOLE else case.rows[0]
+            given[name] = make_whole_numbers(kind, shapes[name], rows_per_rank, source)
             continue
         if mode == REAL_MODE:
             value = _draw_real(shapes[name], source, is_parameter=name in case.parameter_names())

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 
 from equivtest.layout import Layout, Partial
-from equivtest.tensors import Placed, assemble
+from equivtest.tensors import Placed, assemble, assemble_listed
 
 Held = Mapping[int, Mapping[str, Placed]]
 """rank -> what it answered to one draw, by name."""
@@ -32,8 +32,12 @@ def put_together(held: Held, name: str, shape: tuple[int, ...], mesh_shape: tupl
     present = {rank: tensor for rank, tensor in placed.items() if tensor is not None}
     if not present or len(present) < len(placed):
         return None
+    if len({tensor.local.dtype for tensor in present.values()}) > 1:
+        return None
+    if any(tensor.indices is not None for tensor in present.values()):
+        return _listed(present, shape, mesh_shape)
     layouts = {tensor.layout for tensor in present.values()}
-    if len(layouts) > 1 or len({tensor.local.dtype for tensor in present.values()}) > 1:
+    if len(layouts) > 1:
         return None
     layout = layouts.pop()
     locals_ = {rank: tensor.local.double() if _is_partial(layout) else tensor.local for rank, tensor in present.items()}
@@ -41,6 +45,15 @@ def put_together(held: Held, name: str, shape: tuple[int, ...], mesh_shape: tupl
         return assemble(locals_, shape, layout, mesh_shape).tensor
     except ValueError:
         return None
+
+
+def _listed(present: Mapping[int, Placed], shape: tuple[int, ...], mesh_shape: tuple[int, ...]) -> torch.Tensor | None:
+    """Of what lists where its elements lie; None where nobody holds some element."""
+    try:
+        assembled, holders = assemble_listed(present, shape, mesh_shape)
+    except ValueError:
+        return None
+    return assembled.tensor if bool((holders >= 0).all()) else None
 
 
 def _is_partial(layout: Layout) -> bool:

@@ -27,6 +27,7 @@ from equivtest.kit.oracle.running_choices import choice_of, converted
 from equivtest.kit.oracle.running_kernels import KERNELS
 from equivtest.kit.oracle.running_operands import (
     is_floating,
+    is_whole,
     joined,
     moved,
     narrowest,
@@ -37,8 +38,9 @@ from equivtest.kit.oracle.running_operands import (
 )
 from equivtest.kit.oracle.running_operators import COMPARES, FACTORS, MADE, MOVES, PUTS, SETS, SUMS, UNKNOWN, WORDS
 from equivtest.kit.oracle.running_outs import Kernel, Out
+from equivtest.kit.oracle.running_parts import APART
 from equivtest.kit.oracle.running_roundings import Roundings, partial_sums
-from equivtest.kit.oracle.running_rules import RULES, exact_where
+from equivtest.kit.oracle.running_rules import RULES, exact_where, power_of
 from equivtest.kit.oracle.running_sums import REDUCTIONS
 from equivtest.tensors import DTYPES, dtype_name
 
@@ -96,6 +98,8 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise InexactData(f"{name} draws at random, so that two runs differ")
         if name == "_local_scalar_dense" and not _are_off(args):
             return func(*values_of(args))
+        if isinstance(kwargs.get("out"), Ranged):
+            return self._put(func, args, kwargs)
         if name in UNKNOWN or kwargs.get("out") is not None or (name == "view" and func._overloadname == "dtype"):
             raise _unknown(name)
         if name.endswith("_") and not name.endswith("__"):
@@ -127,6 +131,11 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _computed(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if name in COMPARES:
             return self._compared(func, name, args)
+        if is_whole(kwargs.get("dtype")) and not _are_off((args, kwargs)):
+            return func(*values_of(args), **values_of(kwargs))
+        if name in APART:
+            with self:
+                return APART[name](*args, **kwargs)
         narrow = narrowest((args, kwargs))
         if narrow is not None and name in KERNELS and func.namespace == "aten" and self.roundings.coarse is None:
             wide = self.roundings.record(narrow).accumulate
@@ -212,7 +221,7 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name == "masked_fill":
             return RULES["where"](self.roundings, args[1], args[2], args[0])
         if name == "pow" and isinstance(args[1], torch.Tensor):
-            return None
+            return power_of(self.roundings, *args) if func._overloadname == "Scalar" and args[0] > 0 else None
         return RULES[name](self.roundings, *args, **kwargs) if name in RULES and kwargs.keys() <= FACTORS else None
 
     def _converted(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -255,6 +264,10 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if not isinstance(target, torch.Tensor) or _are_off((others, kwargs)):
                 raise _unknown(f"{name}_")
             return func(*values_of(args), **values_of(kwargs))
+        if not isinstance(target, Ranged):
+            if target.dim() or _are_off((others, kwargs)) or not _is_constant((others, kwargs)):
+                raise InexactData(f"{name}_ writes into a tensor that was made before the module ran")
+            return func(*values_of(args), **values_of(kwargs))  # a number that everybody counts, as of steps
         if name in SETS:
             found = Parts.of(others[0] if others else SETS[name])
         else:
@@ -263,9 +276,17 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 raise _unknown(f"{name}_")
             with self:
                 found = Parts.of(apart(*args, **kwargs))
-        if not isinstance(target, Ranged):
-            raise InexactData(f"{name}_ writes into a tensor that was made before the module ran")
-        target.origin.is_constant &= _is_constant((others, kwargs))
+        return self._written(target, found, is_constant=_is_constant((others, kwargs)))
+
+    def _put(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An operation that is told where to write: as one in place."""
+        others = {name: each for name, each in kwargs.items() if name != "out"}
+        with self:
+            found = Parts.of(func.overloadpacket(*args, **others))
+        return self._written(kwargs["out"], found, is_constant=_is_constant((args, others)))
+
+    def _written(self, target: Ranged, found: Parts, *, is_constant: bool) -> Ranged:
+        target.origin.is_constant &= is_constant
         if found.value.dtype != target.dtype:
             found = self.roundings.rounded(found.value.to(target.dtype), found.error, found.magnitude)
         for part, written in zip(Parts.of(target), found, strict=True):

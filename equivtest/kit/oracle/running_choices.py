@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from equivtest.kit.oracle.ranged import Parts, Ranged
+from equivtest.kit.oracle.running_operands import is_floating
 
 Chosen = tuple[Any, bool]
 """What is chosen, and whether that is certain."""
@@ -107,6 +108,12 @@ def nonzero(operand: Ranged) -> Chosen:
     return parts.value.nonzero(), not bool(((parts.size <= parts.error) & (parts.error > 0)).any())
 
 
+def counts(operand: Ranged, *how: Any, **named: Any) -> Chosen:
+    """How many lie in each bin, where the edges of bins are numbers: certain of what nobody has otherwise."""
+    parts = Parts.of(operand)
+    return torch.histc(parts.value, *how, **named), not bool((parts.error > 0).any())
+
+
 def converted(operand: Ranged, value: torch.Tensor) -> Chosen:
     """To whole numbers or to bool, towards zero."""
     parts = Parts.of(operand)
@@ -118,7 +125,7 @@ def converted(operand: Ranged, value: torch.Tensor) -> Chosen:
 
 CHOICES: dict[str, Callable[..., Chosen]] = {
     "topk": topk, "sort": sort, "nonzero": nonzero, "argmax": _argbest(torch.argmax, 1),
-    "argmin": _argbest(torch.argmin, -1),
+    "argmin": _argbest(torch.argmin, -1), "histc": counts,
 }  # fmt: skip
 """By operator, called as torch calls it."""
 
@@ -127,7 +134,7 @@ BY_DIM = {"max": largest, "min": smallest}
 
 
 def choice_of(name: str, overload: str, operands: Sequence[Any]) -> Callable[..., Chosen] | None:
-    """The rule of an operation that chooses; None where it chooses nothing, or nothing that may be off."""
-    if not operands or not isinstance(operands[0], Ranged):
+    """The rule of an operation that chooses; None where it chooses nothing, or whole numbers."""
+    if not operands or not is_floating(operands[0]):
         return None
     return BY_DIM.get(name) if overload == "dim" else CHOICES.get(name)

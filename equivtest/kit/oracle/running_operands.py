@@ -15,6 +15,11 @@ def is_floating(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
+def is_whole(dtype: torch.dtype | None) -> bool:
+    """Whether a dtype that an operation is asked for has whole numbers alone."""
+    return dtype is not None and not dtype.is_floating_point and not dtype.is_complex
+
+
 def narrowest(tree: Any) -> torch.dtype | None:
     """The dtype of 16 bits among the tensors', which torch's decompositions would compute in more; None: none is."""
     dtypes = [each.dtype for each in tree_flatten(tree)[0] if is_floating(each)]

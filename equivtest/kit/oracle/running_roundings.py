@@ -104,7 +104,8 @@ class Roundings:
     def divided(self, parts: Parts) -> torch.Tensor:
         """What dividing a whole into shares, one a rank, rounds."""
         record = self.record(parts.value.dtype)
-        return (record.u_o * parts.reach + self.ranks * record.eta) * int(self.ranks > 1)
+        found = (record.u_o * parts.reach + self.ranks * record.eta) * int(self.ranks > 1)
+        return torch.where(parts.magnitude == 0, 0.0, found)
 
     def stored(
         self, parts: Parts, dtype: torch.dtype, stores: Count, *, is_sum: bool = False, one_by_one: bool = False

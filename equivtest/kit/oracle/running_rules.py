@@ -193,6 +193,11 @@ def power(r: Roundings, operand: Any, exponent: Any) -> Parts:
     return curve(r, operand, lambda x: x**exponent, above=0.0)
 
 
+def power_of(r: Roundings, base: float, exponent: Any) -> Parts:
+    """Of a number above zero, to a tensor: it rises or falls all the way."""
+    return curve(r, exponent, lambda x: torch.pow(base, x))
+
+
 def curve(r: Roundings, operand: Any, f: Curve, *, above: float = -math.inf) -> Parts:
     """f, which rises or falls all the way where it is defined, for x > above."""
     a = Parts.of(operand)

@@ -6,6 +6,7 @@ the gate is that of Shazeer, GLU Variants Improve Transformer (2020), equation 6
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -24,17 +25,18 @@ from torch.distributed.tensor.parallel import (
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from equivtest import layout
 from equivtest.errors import Misuse
-from equivtest.families.module.case import ROWS, ModuleCase, cotangent_of
+from equivtest.families.module.case import ModuleCase, cotangent_of
 from equivtest.families.module.case_boundaries import Capture, own_name
 from equivtest.families.module.case_facts import call, call_builder, with_parameters
-from equivtest.families.module.case_inputs import REAL
 from equivtest.families.module.case_outputs import OUTPUT, named_outputs
+from equivtest.families.module.case_steps import TOTAL_NORM
+from equivtest.families.module.subject.held import held_parameters, places_in, require_whole
+from equivtest.families.module.subject.own_world import world_of
+from equivtest.families.module.subject.steps import clipped, own_step, run_steps
 from equivtest.importing import load_named, require_arguments
-from equivtest.kit.case import Shape
 from equivtest.kit.subject import Answers, Given, style_named, under_contract
-from equivtest.layout import UNTOLD, Layout
+from equivtest.layout import UNTOLD
 from equivtest.tensors import DTYPES, Placed
 
 Parallelize = Callable[[nn.Module, DeviceMesh], nn.Module]
@@ -42,13 +44,15 @@ Parallelize = Callable[[nn.Module, DeviceMesh], nn.Module]
 
 def module(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
     """What the case's function makes of the unsharded module, on this rank."""
-    return run_module(case, mesh, given, named_in(case))
+    with world_of(case, mesh):
+        return run_module(case, mesh, given, named_in(case))
 
 
 def contract_of(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
     """1 as the first answer where the case's function makes what reduces its gradients, else 0; none is run."""
-    reduces = is_data_parallel(make_parallel(case, mesh, given, named_in(case)), mesh.size())
-    return {case.answer_names()[0]: Placed(torch.tensor(float(reduces)), Layout((layout.Replicate(),)))}
+    with world_of(case, mesh):
+        reduces = is_data_parallel(make_parallel(case, mesh, given, named_in(case)), mesh.size())
+    return {case.answer_names()[0]: Placed(torch.tensor(float(reduces)), case.whole_layout)}
 
 
 def named_in(case: ModuleCase) -> Parallelize:
@@ -81,18 +85,40 @@ def _sizes_of_data_parallelism(part: nn.Module, num_ranks: int) -> list[int]:
 
 
 def run_module(case: ModuleCase, mesh: DeviceMesh, given: Given, parallelize: Parallelize) -> Answers:
-    """Builds the module whole with the given parameters, parallelizes it, and runs it forward and backward."""
-    parallel = make_parallel(case, mesh, given, parallelize)
+    """Builds the module whole with the given parameters, parallelizes it, and runs it: once, or in steps."""
+    whole = _make_whole(case, mesh, given)
+    handed = dict(whole.named_parameters())
+    parallel = _parallelized(case, mesh, whole, parallelize)
+    places = places_in(case, mesh, parallel, handed, lambda values: make_parallel(case, mesh, values, parallelize))
+    held = functools.partial(held_parameters, case, mesh, parallel, places)
+    if not case.is_stepped:
+        return _run_once(case, mesh, parallel, held, given)
+    return run_steps(case, parallel, given, functools.partial(_run_once, case, mesh, parallel, held), held)
+
+
+def _run_once(
+    case: ModuleCase,
+    mesh: DeviceMesh,
+    parallel: nn.Module,
+    held: Callable[[], Answers],
+    given: Given,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> Answers:
+    """One forward and backward, or one step of the case's own."""
     capture = Capture(parallel) if case.by_parts else None
     numbers = _numbers_of_collectives()
     inputs = {
-        name: given[name].detach().requires_grad_() if kind == REAL else given[name]
-        for name, kind in case.kinds().items()
+        name: given[name].detach().requires_grad_() if name in case.real_names() else given[name]
+        for name in case.kinds()
     }
-    positional = case.positional if case.inputs else tuple(inputs)
-    outputs = _outputs(case, call(parallel, positional, inputs))
-    _run_backward(case, outputs, given)
-    parameters = _parameters(case, parallel)
+    if case.step:
+        outputs = _outputs(case, own_step(case, mesh, parallel, inputs, optimizer))
+    else:
+        positional = case.positional if case.inputs else tuple(inputs)
+        outputs = _outputs(case, call(parallel, positional, inputs))
+        _run_backward(case, outputs, given)
+        outputs |= {TOTAL_NORM: clipped(case, parallel)} if case.max_norm else {}
+    parameters = held()
     if _must_communicate(case) and numbers and numbers == _numbers_of_collectives():
         raise Misuse(
             f"{case.parallelize}: no collective ran, forward or backward, on {case.world_size} ranks that each had the "
@@ -103,13 +129,21 @@ def run_module(case: ModuleCase, mesh: DeviceMesh, given: Given, parallelize: Pa
     found |= {f"grad.{name}": inputs[name].grad for name in case.real_names()}
     found |= _buffers(case, parallel)
     for name in case.stacked_names():
-        held = found[name]
-        found[name] = None if held is None else held.unsqueeze(0)
-    for name in case.parameter_names():
-        _require_no_shard(case, name, "parameter", parameters[name])
-        _require_no_shard(case, name, "gradient of", parameters[name].grad)
-        found |= {f"param.{name}": parameters[name], f"grad.{name}": parameters[name].grad}
-    return under_contract(case, found) | (_boundaries(case, capture) if capture else {})
+        own = found[name]
+        found[name] = None if own is None else own.unsqueeze(0)
+    return under_contract(case, _on_mesh(case, found)) | parameters | (_boundaries(case, capture) if capture else {})
+
+
+def _on_mesh(case: ModuleCase, found: Mapping[str, torch.Tensor | None]) -> dict[str, torch.Tensor | None]:
+    """Of what is a DTensor on some axes of the mesh alone, and whole there, this rank's."""
+    return {
+        name: tensor.to_local()
+        if isinstance(tensor, DTensor)
+        and tensor.device_mesh.ndim != len(case.mesh_shape)
+        and all(placement.is_replicate() for placement in tensor.placements)
+        else tensor
+        for name, tensor in found.items()
+    }
 
 
 def _boundaries(case: ModuleCase, capture: Capture) -> Answers:
@@ -119,9 +153,12 @@ def _boundaries(case: ModuleCase, capture: Capture) -> Answers:
 
 
 def _told(case: ModuleCase, tensor: torch.Tensor) -> DTensor | Placed:
+    """A DTensor on some axes of the mesh alone says nothing of the others."""
     if isinstance(tensor, DTensor):
-        return tensor
-    return Placed(tensor.unsqueeze(0), ROWS) if case.is_divided else Placed(tensor, UNTOLD)
+        if tensor.device_mesh.ndim == len(case.mesh_shape) and not case.is_divided:
+            return tensor
+        tensor = tensor.to_local()
+    return Placed(tensor.unsqueeze(0) if case.is_divided else tensor, UNTOLD)
 
 
 def _outputs(case: ModuleCase, given: object) -> dict[str, torch.Tensor]:
@@ -130,11 +167,12 @@ def _outputs(case: ModuleCase, given: object) -> dict[str, torch.Tensor]:
     Raises:
         Misuse: it is not.
     """
-    expected = list(case.facts.outputs)
+    expected = [*case.facts.outputs, *([TOTAL_NORM] if case.step and case.max_norm else [])]
     if expected == [OUTPUT] and not isinstance(given, torch.Tensor):
         raise Misuse(f"{case.parallelize}: the parallel module must give one tensor, got {type(given).__name__}")
-    outputs = named_outputs(given, case.outputs, case.parallelize)
-    if list(outputs) != expected:
+    chosen = (*case.outputs, "total_norm") if case.step and case.max_norm and case.outputs else case.outputs
+    outputs = named_outputs(given, chosen, case.step or case.parallelize)
+    if sorted(outputs) != sorted(expected):
         raise Misuse(
             f"{case.parallelize}: the parallel module must give {', '.join(expected)}, as the unsharded one does, got "
             f"{', '.join(outputs)}"
@@ -170,15 +208,23 @@ def _buffers(case: ModuleCase, parallel: nn.Module) -> dict[str, torch.Tensor | 
                 f"{case.parallelize}: the parallel module has no buffer {name}, which the unsharded one's forward "
                 f"changes, only {', '.join(held) or 'none'}: keep the names of the unsharded module"
             )
-        _require_whole(case, name, "buffer", held[name], fact.shape)
+        require_whole(case, f"buffer {name}", held[name], fact.shape)
         found[f"buffer.{name}"] = held[name]
     return found
 
 
 def make_parallel(case: ModuleCase, mesh: DeviceMesh, given: Given, parallelize: Parallelize) -> nn.Module:
     """The unsharded module with the given parameters, parallelized."""
+    return _parallelized(case, mesh, _make_whole(case, mesh, given), parallelize)
+
+
+def _make_whole(case: ModuleCase, mesh: DeviceMesh, given: Given) -> nn.Module:
     whole = call_builder(case.build).to(mesh.device_type, DTYPES[case.dtype])
-    whole = with_parameters(whole, {name: given[name].detach() for name in case.parameter_names()})
+    values = {name: given[name].detach() for name in case.parameter_names()}
+    return with_parameters(whole, {name: value.clone() for name, value in values.items()} if case.trains else values)
+
+
+def _parallelized(case: ModuleCase, mesh: DeviceMesh, whole: nn.Module, parallelize: Parallelize) -> nn.Module:
     require_arguments(parallelize, f"parallelize {case.parallelize!r}", ("module", "mesh"))
     parallel = parallelize(whole, mesh)
     if not isinstance(parallel, nn.Module):
@@ -187,8 +233,8 @@ def make_parallel(case: ModuleCase, mesh: DeviceMesh, given: Given, parallelize:
 
 
 def _must_communicate(case: ModuleCase) -> bool:
-    """Whether ranks that never tell each other anything all compute everything."""
-    return case.world_size > 1 and not case.is_divided and bool(case.parameter_names())
+    """Whether ranks that never tell each other anything all compute everything: they may along an axis of one rank."""
+    return min(case.mesh_shape) > 1 and not case.is_divided and bool(case.parameter_names())
 
 
 def _numbers_of_collectives() -> list[int]:
@@ -215,33 +261,6 @@ def _like(case: ModuleCase, output: torch.Tensor, cotangent: torch.Tensor) -> to
             f"the parallel module must give its output whole on every rank, got {output.placements}: redistribute it"
         )
     return DTensor.from_local(cotangent, output.device_mesh, [Replicate()] * output.device_mesh.ndim, run_check=False)
-
-
-def _parameters(case: ModuleCase, parallel: nn.Module) -> Mapping[str, nn.Parameter]:
-    """By the names of the unsharded module, which torch's wrappers hold as a part of theirs."""
-    found = {own_name(name): parameter for name, parameter in parallel.named_parameters()}
-    missing = [name for name in case.parameter_names() if name not in found]
-    if missing:
-        raise Misuse(
-            f"{case.parallelize}: the parallel module has no parameter {missing[0]}, only {', '.join(found)}: keep the "
-            "names of the unsharded module"
-        )
-    return found
-
-
-def _require_no_shard(case: ModuleCase, name: str, what: str, tensor: torch.Tensor | None) -> None:
-    """Raises Misuse for a plain tensor of another shape, of which nobody knows what part of the whole it is."""
-    _require_whole(case, name, what, tensor, case.shapes()[name])
-
-
-def _require_whole(case: ModuleCase, name: str, what: str, tensor: torch.Tensor | None, shape: Shape) -> None:
-    if tensor is None or isinstance(tensor, DTensor) or tensor.shape == shape:
-        return
-    raise Misuse(
-        f"{case.parallelize}: {what} {name} is held as a plain tensor of shape {tuple(tensor.shape)}, the unsharded "
-        f"one has {shape}: a shard must be a DTensor, which says where it lies (DTensor.from_local makes one), or be "
-        "answered by a subject of your own as Placed(local tensor, layout)"
-    )
 
 
 class GatedBlock(nn.Module):

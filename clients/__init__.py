@@ -1,0 +1,1 @@
+"""Other people's parallel programs, judged by equivtest: `make clients`."""

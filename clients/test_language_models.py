@@ -1,0 +1,53 @@
+"""Every language model of transformers that has a tensor-parallel plan and a tiny configuration, under that plan.
+
+A failure here means that the plan of a model type computes something else than the model, forward or backward.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from equivtest import ids, module_property, targets
+from equivtest.property import Property
+
+HERE = "clients.language_models:"
+
+DENSE = (
+    "apertus", "arcee", "beam", "cohere", "cohere2", "doge", "ernie4_5", "exaone4", "flint", "gemma", "gemma2",
+    "gemma3_text", "glm", "glm4", "gpt_neox", "granite", "granite_swa", "helium", "hrm_text", "hyperclovax",
+    "internlm3", "iquestcoder", "jais2", "llama", "minicpm3", "ministral", "ministral3", "mistral", "nanochat",
+    "nemotron", "olmo", "olmo2", "olmo3", "phi", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3", "starcoder2",
+    "vaultgemma", "youtu",
+)  # fmt: skip
+
+EXPERTS = (
+    "afmoe", "aria_text", "axk1", "cohere2_moe", "deepseek_v3", "dots1", "ernie4_5_moe", "exaone_moe", "flex_olmo",
+    "glm4_moe", "glm4_moe_lite", "gpt_oss", "granitemoe", "granitemoe_swa", "granitemoeshared", "hunyuan_v1_moe",
+    "hy_v3", "kolibri1", "laguna", "mellum", "minimax", "minimax_m2", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe",
+    "solar_open",
+)  # fmt: skip
+"""Of few tokens: a router whose roundings may choose other experts leaves a draw inconclusive."""
+
+
+def judged(model_type: str, parallelize: str, sizes: dict[str, tuple[int, ...]]) -> Property:
+    """Both the logits and the loss, and every gradient; each submodule from what the ranks held where it begins."""
+    shape = ("batch", "seq")
+    found = module_property(
+        HERE + model_type,
+        HERE + parallelize,
+        inputs={"input_ids": ids(24, shape), "labels": targets(24, shape)},
+        sizes=sizes,
+        outputs=("loss", "logits"),
+        by_parts=True,
+        batch="mean of parts" if parallelize == "layers_sharded" else "whole",
+    )
+    return replace(found, requires="transformers")
+
+
+for _type in DENSE:
+    globals()[_type] = judged(_type, "tensor_parallel", {"batch": (2, 1), "seq": (5, 3)})
+for _type in EXPERTS:
+    globals()[_type] = judged(_type, "tensor_parallel", {"batch": (1,), "seq": (4, 2)})
+for _type in ("llama", "mixtral"):
+    globals()[f"{_type}_layers_sharded"] = judged(_type, "layers_sharded", {"batch": (1, 2, 3, 4, 12), "seq": (3,)})
+del _type

@@ -1,0 +1,108 @@
+"""Meshes of several named axes, along one of which a batch may be divided."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from equivtest.kit.case import Case, Shape, replicated, require
+from equivtest.layout import Layout, Placement, Replicate, Shard, coordinate_of
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class AxesCase(Case):
+    """A case on a mesh of named axes, row by row; or on one of an axis without a name.
+
+    Attributes:
+        mesh: Ranks along each of `axes`; empty: one axis.
+        axes: Their names.
+        batch_axis: The one along which a divided batch is divided; '': the first.  Along the others every rank has the
+            same rows.
+    """
+
+    mesh: Shape = ()
+    axes: tuple[str, ...] = ()
+    batch_axis: str = ""
+
+    def check_axes(self) -> None:
+        """Raises Misuse unless the axes have names of their own, and sizes that make up the world."""
+        require_axes(self.axes, self.batch_axis)
+        require(
+            len(self.mesh) == len(self.axes) and all(size >= 1 for size in self.mesh),
+            f"mesh must say how many ranks lie along each of axes {self.axes}, got {self.mesh}",
+        )
+        require(
+            not self.mesh or math.prod(self.mesh) == self.world_size,
+            f"mesh must have {self.world_size} ranks, got {self.mesh}",
+        )
+        require(not (self.axes and self.members), f"members go with a mesh of one axis, got axes {self.axes}")
+
+    @property
+    def mesh_shape(self) -> Shape:
+        return self.mesh or (self.world_size,)
+
+    @property
+    def num_parts(self) -> int:
+        """How many ranks have rows of their own, where the batch is divided."""
+        return self.mesh_shape[self._batch_place]
+
+    @property
+    def _batch_place(self) -> int:
+        return self.axes.index(self.batch_axis) if self.batch_axis else 0
+
+    @property
+    def rows_layout(self) -> Layout:
+        """Of what has the rows of the batch, where it is divided."""
+        places = range(len(self.mesh_shape))
+        return Layout(tuple(Shard(0) if place == self._batch_place else Replicate() for place in places))
+
+    @property
+    def mesh_of_part(self) -> Shape:
+        """Of the ranks that have the same rows: those along all axes but the batch's."""
+        return self.mesh_shape[: self._batch_place] + self.mesh_shape[self._batch_place + 1 :]
+
+    def stacked(self, layout: Layout) -> Layout:
+        """On the mesh, of what has a row for each part of the batch, which its ranks hold as `layout` says."""
+        placements: list[Placement] = [
+            Shard(each.dim + 1) if isinstance(each, Shard) else each for each in layout.placements
+        ]
+        return Layout((*placements[: self._batch_place], Shard(0), *placements[self._batch_place :]))
+
+    @property
+    def whole_layout(self) -> Layout:
+        """Of what every rank has."""
+        return replicated(len(self.mesh_shape))
+
+    def ranks_of_part(self, part: int) -> tuple[int, ...]:
+        """Those that have these rows of the batch."""
+        coordinates = [coordinate_of(rank, self.mesh_shape) for rank in range(self.world_size)]
+        return tuple(rank for rank, found in enumerate(coordinates) if found[self._batch_place] == part)
+
+
+def require_axes(axes: tuple[str, ...], batch_axis: str) -> None:
+    """Raises Misuse unless axes have names of their own, and the batch's is one of them."""
+    are_names = isinstance(axes, tuple) and all(isinstance(name, str) and name.isidentifier() for name in axes)
+    require(
+        are_names and len(set(axes)) == len(axes),
+        f"axes must be names, each once, such as ('dp', 'tp'), got {axes!r}",
+    )
+    require(
+        not batch_axis or batch_axis in axes,
+        f"batch_axis must be one of axes {', '.join(axes) or 'none'}, got {batch_axis!r}",
+    )
+
+
+def mesh_along(num_ranks: int, axes: tuple[str, ...], axis: str) -> Shape:
+    """The mesh all ranks of which lie along one axis, '' for the first."""
+    place = axes.index(axis) if axis else 0
+    return tuple(num_ranks if number == place else 1 for number in range(len(axes)))
+
+
+def meshes_of(world_size: int, num_axes: int) -> tuple[Shape, ...]:
+    """Every way to lay out so many ranks along so many axes, those with most on the first at the front."""
+    if num_axes == 0:
+        return ((),)
+    if num_axes == 1:
+        return ((world_size,),)
+    sizes = [size for size in range(world_size, 0, -1) if world_size % size == 0]
+    return tuple((size, *others) for size in sizes for others in meshes_of(world_size // size, num_axes - 1))

@@ -1,0 +1,192 @@
+"""Steps of training, each from what the ranks really held after the one before.
+
+The gradients of a step are those of the unsharded module, whose parameters are what the ranks hold; an update is that
+of the unsharded optimizer, from the gradients that the ranks hold.  So no bound grows from step to step but that of
+what the optimizer keeps for itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from equivtest.errors import Misuse
+from equivtest.families.module.case import ModuleCase
+from equivtest.families.module.case_facts import call_builder, with_parameters
+from equivtest.families.module.case_steps import TOTAL_NORM, at_step, base_of, called_optimizer, updated
+from equivtest.kit.oracle.declared import arithmetic_of
+from equivtest.kit.oracle.exact import InexactData
+from equivtest.kit.oracle.expected import COPIED, Expected, ExpectedTensor, says_nothing
+from equivtest.kit.oracle.held import Held, put_together
+from equivtest.kit.oracle.ranged import Parts, Ranged
+from equivtest.tensors import DTYPES
+
+if TYPE_CHECKING:
+    from equivtest.kit.oracle.running import RunningError
+
+Tensors = Mapping[str, torch.Tensor]
+Once = Callable[[ModuleCase, int, Tensors, "Held | None"], Expected]
+
+SCALED = 4
+"""Roundings of a share that a step scales before it is added up.
+
+Derived here.  Of a mean over n a rank that has m of the terms may divide its sum by n, by m and multiply by m / n, or
+multiply by ranks / n where ranks are averaged later: a quotient that is rounded once, and three products at most.
+"""
+
+NOT_SEEN = "the update is less than what storing the parameter may round, so that nobody would see it missing"
+
+
+def expect_steps(case: ModuleCase, index: int, drawn: Tensors, held: Held | None, once: Once) -> Expected:
+    """What every step computes and leaves.
+
+    Args:
+        held: What the ranks answered; None: what is right, from one step to the next.
+        once: What is right of one forward and backward, see `equivtest.families.module.oracle`.
+    """
+    alone = replace(case, optimizer="", steps=1, max_norm=0.0)
+    parameters = {name: drawn[name] for name in case.parameter_names()}
+    optimizer = Optimizer(case, parameters) if case.optimizer else None
+    found: dict[str, ExpectedTensor] = {}
+    for step in range(1, case.steps + 1):
+        inputs = {name: drawn[at_step(step, name)] for name in alone.given_names() if name not in parameters}
+        right = {**once(alone, index, {**inputs, **parameters}, _of_step(held, step)).tensors}
+        if case.max_norm:
+            right |= _clipped(case, right)
+        copies = () if step == 1 else tuple(f"param.{name}" for name in parameters)
+        found |= {at_step(step, name): each for name, each in right.items() if name not in copies}
+        if optimizer is not None:
+            gradients = {
+                name: _held_or_right(case, held, at_step(step, f"grad.{name}"), right[f"grad.{name}"])
+                for name in parameters
+            }
+            left = {updated(step, name): each for name, each in optimizer.update(parameters, gradients).items()}
+            found |= left
+            now = {
+                name: _held_or_right(case, held, updated(step, name), left[updated(step, name)]) for name in parameters
+            }
+            parameters = {name: value for name, value in now.items() if value is not None}  # which all are
+    return Expected(found, {})
+
+
+def scaled(counted: RunningError, tensor: torch.Tensor) -> torch.Tensor:
+    """The same of a step that scales its shares."""
+    if not isinstance(tensor, Ranged):
+        return tensor
+    parts = Parts.of(tensor)
+    return parts._replace(error=parts.error + counted.roundings.own(parts, SCALED)).wrapped()
+
+
+def _of_step(held: Held | None, step: int) -> Held | None:
+    """What the ranks answered of a step, by the names of the first."""
+    if held is None:
+        return None
+    return {
+        rank: {base_of(name): placed for name, placed in answers.items() if at_step(step, base_of(name)) == name}
+        for rank, answers in held.items()
+    }
+
+
+def _held_or_right(case: ModuleCase, held: Held | None, name: str, right: ExpectedTensor) -> torch.Tensor | None:
+    """What the ranks held; what is right where they held nothing that is whole, which another claim tells.
+
+    None where no rank holds any, and none need: of a gradient that reaches nothing.
+    """
+    found = None if held is None else put_together(held, name, tuple(right.value.shape), case.mesh_shape)
+    is_there = held is None or any(tensors.get(name) is not None for tensors in held.values())
+    if found is None and right.may_be_none and not (held is not None and is_there):
+        return None
+    return (right.value if found is None else found).to(DTYPES[case.dtype])
+
+
+def _clipped(case: ModuleCase, right: Mapping[str, ExpectedTensor]) -> dict[str, ExpectedTensor]:
+    """The total norm of the gradients, and the gradients clipped.
+
+    Source: torch.nn.utils.clip_grad_norm_ (2.13.0): each is multiplied by max_norm / (norm + 1e-6), if that is below 1.
+    """
+    counted = _counted(case)
+    names = [f"grad.{name}" for name in case.parameter_names() if not right[f"grad.{name}"].may_be_none]
+    gradients = [_ranged(case, right[name]) for name in names]
+    with counted:
+        total = _norm(case, gradients)
+        factor = torch.clamp(case.max_norm / (total + 1e-6), max=1.0)
+        clipped = [gradient * factor for gradient in gradients]
+    found = {name: _within(counted, each, right[name]) for name, each in zip(names, clipped, strict=True)}
+    like = ExpectedTensor(torch.zeros(()), None, case.layouts()[TOTAL_NORM], case.dtype, "")
+    return found | {TOTAL_NORM: _within(counted, total, like)}
+
+
+def _norm(case: ModuleCase, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Of all gradients; a power and a root more for the norm of each, which the mean of its roundings outweighs."""
+    if math.isinf(case.norm_type):
+        return torch.stack([gradient.abs().amax() for gradient in gradients if gradient.numel()]).amax()
+    powers = torch.stack([gradient.abs().pow(int(case.norm_type)).sum() for gradient in gradients]).sum()
+    return powers.sqrt() if case.norm_type == 2 else powers
+
+
+class Optimizer:
+    """The unsharded optimizer by its own code for one tensor after the other, each operation's roundings counted."""
+
+    def __init__(self, case: ModuleCase, parameters: Tensors) -> None:
+        self._case, self._counted = case, _counted(case)
+        module = call_builder(case.build).to(DTYPES[case.dtype])
+        given = {name: self._counted.exactly(value.clone()) for name, value in parameters.items()}
+        with self._counted:
+            with_parameters(module, given)
+            self._optimizer = called_optimizer(case.optimizer, module)
+        self._parameters = {name: each for name, each in module.named_parameters() if name in parameters}
+        for group in self._optimizer.param_groups:
+            group |= {way: False for way in ("foreach", "fused", "capturable") if way in group}
+
+    def update(self, parameters: Tensors, gradients: Mapping[str, torch.Tensor | None]) -> dict[str, ExpectedTensor]:
+        """What one step makes of the parameters, given what the ranks hold."""
+        given = {
+            name: None if gradient is None else self._counted.exactly(gradient) for name, gradient in gradients.items()
+        }
+        for name, parameter in self._parameters.items():
+            for part, new in zip(Parts.of(parameter), Parts.of(parameters[name]), strict=True):
+                part.copy_(new)
+        try:
+            with self._counted:
+                for name, parameter in self._parameters.items():
+                    parameter.grad = given[name]
+                self._optimizer.step()
+        except InexactData as error:
+            raise Misuse(
+                f"optimizer {self._case.optimizer}: {error}: take one that is made of other operations"
+            ) from error
+        return {name: self._left(name, parameters[name], gradients[name]) for name in parameters}
+
+    def _left(self, name: str, before: torch.Tensor, gradient: torch.Tensor | None) -> ExpectedTensor:
+        case, parameter = self._case, self._parameters[name]
+        like = ExpectedTensor(
+            before.double(), None, case.layouts()[updated(1, name)], case.dtype, COPIED, parameter.requires_grad
+        )
+        if gradient is None:
+            return like
+        right = _within(self._counted, parameter, like)
+        change = right.value - before.double()
+        if bool(gradient.any()) and right.allowed is not None and says_nothing(change, right.allowed):
+            return replace(right, allowed=torch.full_like(right.allowed, math.inf), derivation=NOT_SEEN)
+        return right
+
+
+def _counted(case: ModuleCase) -> RunningError:
+    from equivtest.kit.oracle.running import RunningError  # torch's decompositions take a second to import
+
+    return RunningError(arithmetic_of(case.dtype), case.num_shares)
+
+
+def _ranged(case: ModuleCase, right: ExpectedTensor) -> Ranged:
+    value = right.value.to(DTYPES[case.dtype])
+    allowed = torch.zeros_like(right.value) if right.allowed is None else right.allowed
+    return Parts(value, allowed, value.double().abs() + allowed).wrapped()
+
+
+def _within(counted: RunningError, tensor: torch.Tensor, like: ExpectedTensor) -> ExpectedTensor:
+    found = counted.bounded(tensor)
+    return replace(like, value=found.value.clone(), allowed=found.allowed, derivation=found.derivation)
