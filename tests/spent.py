@@ -1,4 +1,4 @@
-"""Says where the time of a run of pytest goes: `python -m pytest -n auto -p tests.spent`.
+"""Says where the time of a run of pytest goes: `python -m pytest -n auto --dist loadfile -p tests.spent`.
 
 Counts the CPU time of each test with that of every process below it, ranks included: wall time depends on what else the
 machine does, and a test that waits is seen by the difference between the two.

@@ -15,6 +15,7 @@ import pytest
 from hypothesis.strategies import SearchStrategy
 
 from equivtest import limits
+from equivtest.check import judge_replies
 from equivtest.chunks import Chunk
 from equivtest.errors import Misuse
 from equivtest.families.linear.strategy import linear_cases
@@ -31,6 +32,7 @@ from equivtest.ranks.reply import Reply
 from equivtest.replay import read_replay, replay
 from equivtest.search import Findings, search
 from equivtest.verdicts.claims import agrees_on_all_ranks, does_not_touch_its_inputs, equals_unsharded, refuses
+from equivtest.verdicts.verdict import Verdict
 from tests.replies import (
     StubPool,
     change_answer,
@@ -179,6 +181,28 @@ def test_a_search_for_one_failure_ends_at_its_first_and_shrinks_no_other(tmp_pat
     assert targets(everything) > targets(found) == {("does_not_touch_its_inputs", "touched")}
     assert shrunk(found, "does_not_touch_its_inputs") == shrunk(everything, "does_not_touch_its_inputs")
     assert 0 < len(found.records) < len(everything.records)
+
+
+def test_what_a_search_for_one_failure_tries_is_judged_by_its_claim_up_to_its_first_draw(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its cases before are judged whole."""
+    wanted = ("does_not_touch_its_inputs", "touched")
+    judged: list[tuple[set[str], set[int]]] = []
+
+    def spy(*args: Any, until: Any) -> list[Verdict]:
+        found = judge_replies(*args, until=until)
+        if until == wanted and any(verdict.failed for verdict in found):
+            judged.append(({verdict.claim for verdict in found}, {verdict.draw for verdict in found}))
+        return found
+
+    monkeypatch.setattr("equivtest.search.judge_replies", spy)
+    pool = cast(Pool, stub(touches_three))
+    whole_world = replace(claimed(), cases=lambda space: fetch_cases(space).map(lambda case: replace(case, members=())))
+    found = search(whole_world, CHUNK, pool, NOTHING, tmp_path, only=wanted)
+
+    assert judged and all(of == ({wanted[0]}, {0}) for of in judged)
+    assert len(found.records[-1].verdicts) > 1 and targets(found) == {wanted}
 
 
 def test_a_search_that_knows_what_is_enough_ends_there(tmp_path: Path) -> None:
