@@ -60,7 +60,7 @@ class Door(NamedTuple):
 
     @property
     def shortest(self) -> dict[str, int]:
-        """Fields of cases that are only tried: each step goes on from what was held, and is bounded as the first."""
+        """Fields of cases that are only tried: each step goes on from what was held, the optimizer from its state."""
         return {"steps": 1} if self.is_stepped else {}
 
     def make(self, **fields: Any) -> ModuleCase:

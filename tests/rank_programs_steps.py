@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import nn, optim
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from equivtest.families.module.subject.token_mean import token_mean
+from equivtest.families.module.subject.token_mean import NextToken, token_mean
 
 
 def columns_and_rows(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
@@ -90,3 +91,75 @@ def reports_nothing(*given: Any) -> dict[str, torch.Tensor]:
 def large(module: nn.Module) -> optim.Optimizer:
     """So large an update that what bfloat16 rounds does not hide it."""
     return optim.SGD(module.parameters(), lr=2.0)
+
+
+def updates_by_itself(module: Any, mesh: DeviceMesh, micro_batches: Any, optimizer: Any) -> dict[str, torch.Tensor]:
+    left = token_mean(module, mesh, micro_batches, optim.SGD(module.parameters(), 0.0))
+    for parameter in module.parameters():
+        parameter.data = parameter.data + 1
+    return left
+
+
+def adds_much(module: Any, mesh: DeviceMesh, micro_batches: Any, optimizer: Any) -> dict[str, torch.Tensor]:
+    left = token_mean(module, mesh, micro_batches, optimizer)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter += 1
+    return left
+
+
+class WithExtra(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+        self.extra = nn.Parameter(torch.ones(1, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self[2](self[1](self[0](x)))
+        return output
+
+
+def with_extra() -> nn.Module:
+    return WithExtra()
+
+
+def extra_divided(module: Any, mesh: DeviceMesh) -> nn.Module:
+    """Its one row is the first rank's."""
+    columns_and_rows(module, mesh)
+    module.extra = nn.Parameter(module.extra.detach().tensor_split(mesh.size())[mesh.get_local_rank()].clone())
+    return module
+
+
+def only_columns(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """The second layer has plain parameters, whole."""
+    return parallelize_module(module, mesh, {"0": ColwiseParallel(output_layouts=Replicate())})
+
+
+def frozen() -> nn.Module:
+    return perceptron().requires_grad_(requires_grad=False)
+
+
+class TotalNorm(nn.Linear):
+    def forward(self, x: torch.Tensor) -> Any:
+        output = super().forward(x)
+        return {"y": output, "total_norm": output.norm()}
+
+
+def with_total_norm() -> nn.Module:
+    return TotalNorm(3, 2)
+
+
+class LossAlone(NextToken):
+    def forward(self, ids: torch.Tensor, targets: torch.Tensor) -> Any:
+        return super().forward(ids, targets)["loss"]
+
+
+def loss_alone() -> nn.Module:
+    return LossAlone()
+
+
+def of_everything(module: nn.Module) -> optim.Optimizer:
+    return optim.SGD(module.parameters(), 0.1)
+
+
+def lbfgs(module: nn.Module) -> optim.Optimizer:
+    return optim.LBFGS(module.parameters())

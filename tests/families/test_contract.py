@@ -143,7 +143,8 @@ def test_every_given_and_answered_tensor_has_a_shape_and_a_layout_and_what_is_gi
 
 
 INVALID: dict[type, Any] = {str: "no such", int: -2, float: -1.0}
-ANYTHING = ("build", "ignore_index", "parallelize", "steps")  # names of code; steps are told by what belongs to them
+CODE = ("build", "parallelize", "optimizer", "step", "placed", "set_up", "tear_down")
+ANYTHING = (*CODE, "ignore_index", "steps")  # steps are told by what belongs to them
 OF_AN_OPTIMIZER = ("lr", "momentum", "weight_decay")
 
 

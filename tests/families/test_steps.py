@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -210,22 +211,64 @@ def test_of_an_update_that_nobody_would_see_nothing_is_concluded() -> None:
         ({"step": f"{TOKEN_MEAN}token_mean", "batch": "sum of parts"}, "a step goes with batch='whole'"),
         ({"step": f"{TOKEN_MEAN}token_mean", "by_parts": True}, "cannot be judged by_parts"),
         ({"build": f"{HERE}with_batch_norm"}, "buffer 1.running_mean changes from step to step"),
+        ({"build": f"{HERE}with_total_norm", "max_norm": 1.0}, "gives total_norm, as a step does that clips"),
+        ({**TOKENS, "build": f"{HERE}loss_alone"}, "must give its loss by a name, {'loss': loss}"),
     ],
 )
 def test_steps_that_make_no_sense_are_refused(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(Misuse, match=message.replace("(", r"\(")):
+    with pytest.raises(Misuse, match=re.escape(message)):
         ModuleCase(**{**PERCEPTRON, **fields})
 
 
 @pytest.mark.parametrize(
     ("optimizer", "message"),
-    [("no_optimizer", "must give a torch.optim.Optimizer, got Sequential"), ("adafactor", "item() no bound is known")],
+    [
+        ("no_optimizer", "must give a torch.optim.Optimizer, got Sequential"),
+        ("adafactor", "item() no bound is known"),
+        ("lbfgs", "cannot be followed"),
+    ],
 )
 def test_an_optimizer_that_cannot_be_followed_is_refused(optimizer: str, message: str) -> None:
     with pytest.raises(Misuse) as refused:
         expect(ModuleCase(**{**PERCEPTRON, "optimizer": f"{HERE}{optimizer}"}), 0)
 
     assert message in str(refused.value)
+
+
+@pytest.mark.ranks
+def test_a_step_that_updates_without_an_optimizer_of_the_case_is_wrong(pool: Pool) -> None:
+    case = ModuleCase(world_size=2, **{**TOKENS, "optimizer": "", "step": f"{HERE}updates_by_itself", "steps": 1})
+    tensors = {each.judgement.mismatches[0].tensor for each in failed(case, pool) if each.judgement.mismatches}
+
+    assert "param.embedding.weight" in tensors
+
+
+@pytest.mark.ranks
+def test_an_update_that_nobody_would_see_is_wrong_where_it_is_far_off(pool: Pool) -> None:
+    made = {**TOKENS, "optimizer": f"{HERE}tiny", "step": f"{HERE}adds_much", "steps": 1}
+    verdicts = failed(ModuleCase(world_size=1, **made), pool)
+
+    assert ("trains_like_unsharded", "value") in [(verdict.claim, verdict.kind) for verdict in verdicts]
+
+
+@pytest.mark.ranks
+def test_a_part_without_an_element_of_an_unused_parameter_has_no_gradient(pool: Pool) -> None:
+    made = {**PERCEPTRON, "build": f"{HERE}with_extra", "parallelize": f"{HERE}extra_divided"}
+
+    assert failed(ModuleCase(**made), pool) == []
+
+
+@pytest.mark.ranks
+def test_gradients_that_torch_does_not_clip_together_are_told(pool: Pool) -> None:
+    made = {**PERCEPTRON, "parallelize": f"{HERE}only_columns", "max_norm": 1.0}
+
+    assert "some are DTensors and some are plain" in judge_misused(ModuleCase(**made), pool)
+
+
+def test_there_is_no_norm_where_there_is_no_gradient() -> None:
+    case = ModuleCase(**{**PERCEPTRON, "build": f"{HERE}frozen", "max_norm": 1.0, "optimizer": f"{HERE}of_everything"})
+
+    assert float(expect(case, 0).tensors["output.total_norm"].value) == 0
 
 
 @pytest.mark.ranks

@@ -156,6 +156,16 @@ class ModuleCase(AxesCase, StepCase, WorldCase):
         require(
             not (self.step and self.by_parts), "a step cannot be judged by_parts: nobody knows how often it runs a part"
         )
+        if self.max_norm:
+            require(
+                TOTAL_NORM not in self.facts.outputs,
+                f"{self.build} gives total_norm, as a step does that clips: rename it, or leave it out by outputs=",
+            )
+        if self.step and self.max_norm:
+            require(
+                OUTPUT not in self.facts.outputs,
+                f"{self.build} must give its loss by a name, {{'loss': loss}}, as total_norm is reported beside it",
+            )
         if self.step:
             require(bool(self.facts.loss), f"{self.build}: a step needs a loss, with {self.takes} there is none")
         if self.steps > 1:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
+from torch.utils.hooks import RemovableHandle
 
 from equivtest.families.module.case_facts import Fact, Program, call, call_builder, facts_of, made_inputs
 from equivtest.tensors import DTYPES, dtype_name
@@ -68,9 +69,16 @@ class Boundaries:
     def __init__(self, module: nn.Module) -> None:
         self._calls: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
         self._met: dict[int, torch.Tensor] = {}  # held, so that no other gets its id
+        self._hooks: list[RemovableHandle] = []
         for path, part in parts_of(module):
-            part.register_forward_pre_hook(functools.partial(self._before, path), with_kwargs=True)
-            part.register_forward_hook(functools.partial(self._after, path))
+            before, after = functools.partial(self._before, path), functools.partial(self._after, path)
+            self._hooks.append(part.register_forward_pre_hook(before, with_kwargs=True))
+            self._hooks.append(part.register_forward_hook(after))
+
+    def remove(self) -> None:
+        """Has the module run as before."""
+        for hook in self._hooks:
+            hook.remove()
 
     def meet(self, name: str, tensor: torch.Tensor) -> None:
         """Does what is to be done with a tensor."""

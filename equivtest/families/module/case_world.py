@@ -25,7 +25,8 @@ class WorldCase(Case):
     def check_world(self) -> None:
         """Raises Misuse unless the program has the world that it sets up."""
         require(
-            self.needs_world or not (self.set_up or self.tear_down), "set_up and tear_down go with needs_world=True"
+            self.needs_world or not (self.set_up or self.tear_down),
+            f"set_up and tear_down go with needs_world=True, got {self.set_up or self.tear_down!r} without it",
         )
         require(
             not (self.needs_world and self.members),

@@ -23,7 +23,7 @@ from equivtest.kit.oracle.exact import InexactData
 from equivtest.kit.oracle.expected import COPIED, Expected, ExpectedTensor, says_nothing
 from equivtest.kit.oracle.held import Held, put_together
 from equivtest.kit.oracle.ranged import Parts, Ranged
-from equivtest.tensors import DTYPES
+from equivtest.tensors import DTYPES, Placed
 
 if TYPE_CHECKING:
     from equivtest.kit.oracle.running import RunningError
@@ -103,10 +103,15 @@ def _held_or_right(case: ModuleCase, held: Held | None, name: str, right: Expect
     None where no rank holds any, and none need: of a gradient that reaches nothing.
     """
     found = None if held is None else put_together(held, name, tuple(right.value.shape), case.mesh_shape)
-    is_there = held is None or any(tensors.get(name) is not None for tensors in held.values())
-    if found is None and right.may_be_none and not (held is not None and is_there):
+    placed = [] if held is None else [tensors.get(name) for tensors in held.values()]
+    is_there = any(each is not None and _has_elements(each) for each in placed)
+    if found is None and right.may_be_none and not is_there:
         return None
     return (right.value if found is None else found).to(DTYPES[case.dtype])
+
+
+def _has_elements(placed: Placed) -> bool:
+    return bool(placed.local.numel())
 
 
 def _clipped(case: ModuleCase, right: Mapping[str, ExpectedTensor]) -> dict[str, ExpectedTensor]:
@@ -117,6 +122,9 @@ def _clipped(case: ModuleCase, right: Mapping[str, ExpectedTensor]) -> dict[str,
     counted = _counted(case)
     names = [f"grad.{name}" for name in case.parameter_names() if not right[f"grad.{name}"].may_be_none]
     gradients = [_ranged(case, right[name]) for name in names]
+    like = ExpectedTensor(torch.zeros((), dtype=torch.float64), None, case.layouts()[TOTAL_NORM], case.dtype, "")
+    if not any(gradient.numel() for gradient in gradients):
+        return {TOTAL_NORM: like}
     with counted:
         norm = _norm(case, gradients)
     total = scaled(counted, norm, NORMED)
@@ -124,7 +132,6 @@ def _clipped(case: ModuleCase, right: Mapping[str, ExpectedTensor]) -> dict[str,
         factor = torch.clamp(case.max_norm / (total + 1e-6), max=1.0)
         clipped = [gradient * factor for gradient in gradients]
     found = {name: _within(counted, each, right[name]) for name, each in zip(names, clipped, strict=True)}
-    like = ExpectedTensor(torch.zeros(()), None, case.layouts()[TOTAL_NORM], case.dtype, "")
     return found | {TOTAL_NORM: _within(counted, total, like)}
 
 
@@ -167,6 +174,11 @@ class Optimizer:
             raise Misuse(
                 f"optimizer {self._case.optimizer}: {error}: take one that is made of other operations"
             ) from error
+        except Exception as error:  # an arbitrary optimizer's
+            raise Misuse(
+                f"optimizer {self._case.optimizer} cannot be followed operation by operation: "
+                f"{type(error).__name__}: {error}: take another"
+            ) from error
         return {name: self._left(name, parameters[name], gradients[name]) for name in parameters}
 
     def _left(self, name: str, before: torch.Tensor, gradient: torch.Tensor | None) -> ExpectedTensor:
@@ -179,7 +191,7 @@ class Optimizer:
         right = _within(self._counted, parameter, like)
         change = right.value - before.double()
         if bool(gradient.any()) and right.allowed is not None and says_nothing(change, right.allowed):
-            return replace(right, allowed=torch.full_like(right.allowed, math.inf), derivation=NOT_SEEN)
+            return replace(right, is_open=True, derivation=NOT_SEEN)
         return right
 
 

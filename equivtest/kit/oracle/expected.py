@@ -37,6 +37,7 @@ class ExpectedTensor:
         may_be_none: Whether a correct subject may answer none for the zeros: of a gradient that reaches nothing.
         is_inner: Whether a bound that is too wide leaves nothing open: of what is within a computation, where the
             oracle goes on from what it computed itself, so that what follows shows what is wrong.
+        is_open: Whether staying within the bound shows nothing, however narrow it is.
     """
 
     value: torch.Tensor
@@ -52,6 +53,7 @@ class ExpectedTensor:
     scale: float = 0.0
     may_be_none: bool = False
     is_inner: bool = False
+    is_open: bool = False
 
 
 def says_nothing(

@@ -283,6 +283,8 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
         others = {name: each for name, each in kwargs.items() if name != "out"}
         with self:
             found = Parts.of(func.overloadpacket(*args, **others))
+        if found.value.shape != kwargs["out"].shape:
+            raise _unknown(f"{func.overloadpacket.__name__} into a tensor of another shape")
         return self._written(kwargs["out"], found, is_constant=_is_constant((args, others)))
 
     def _written(self, target: Ranged, found: Parts, *, is_constant: bool) -> Ranged:

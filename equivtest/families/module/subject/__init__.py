@@ -119,6 +119,8 @@ def _run_once(
         _run_backward(case, outputs, given)
         outputs |= {TOTAL_NORM: clipped(case, parallel)} if case.max_norm else {}
     parameters = held()
+    if capture:
+        capture.remove()
     if _must_communicate(case) and numbers and numbers == _numbers_of_collectives():
         raise Misuse(
             f"{case.parallelize}: no collective ran, forward or backward, on {case.world_size} ranks that each had the "
@@ -168,15 +170,13 @@ def _outputs(case: ModuleCase, given: object) -> dict[str, torch.Tensor]:
         Misuse: it is not.
     """
     expected = [*case.facts.outputs, *([TOTAL_NORM] if case.step and case.max_norm else [])]
+    who = f"{case.step}: the step" if case.step else f"{case.parallelize}: the parallel module"
     if expected == [OUTPUT] and not isinstance(given, torch.Tensor):
-        raise Misuse(f"{case.parallelize}: the parallel module must give one tensor, got {type(given).__name__}")
+        raise Misuse(f"{who} must give one tensor, got {type(given).__name__}")
     chosen = (*case.outputs, "total_norm") if case.step and case.max_norm and case.outputs else case.outputs
     outputs = named_outputs(given, chosen, case.step or case.parallelize)
     if sorted(outputs) != sorted(expected):
-        raise Misuse(
-            f"{case.parallelize}: the parallel module must give {', '.join(expected)}, as the unsharded one does, got "
-            f"{', '.join(outputs)}"
-        )
+        raise Misuse(f"{who} must give {', '.join(expected)}, as the unsharded module does, got {', '.join(outputs)}")
     return outputs
 
 

@@ -152,10 +152,14 @@ def _by_elements(case: ModuleCase, name: str, parts: list[Part]) -> Answers:
         parts = [Part(none.requires_grad_(requires_grad), none.detach(), torch.empty(0, dtype=torch.int64))]
     if len(parts) > 1:
         parts = [Part(each.value.flatten(), _flat(each.gradient), each.indices.flatten()) for each in parts]
-    indices, gradients = _joined([each.indices for each in parts]), [each.gradient for each in parts]
-    value = _joined([each.value for each in parts])
-    present = [gradient for gradient in gradients if gradient is not None]
-    gradient = _joined(present) if len(present) == len(parts) else None
+    if len(dtypes := {each.value.dtype for each in parts}) > 1:
+        raise Misuse(
+            f"{case.parallelize}: parameter {name} is held in {' and '.join(sorted(map(str, dtypes)))}: hold it in one"
+        )
+    indices, value = _joined([each.indices for each in parts]), _joined([each.value for each in parts])
+    gradient = None
+    if any(each.gradient is not None for each in parts):  # where some part has none nothing reached it
+        gradient = _joined([torch.zeros_like(each.value) if each.gradient is None else each.gradient for each in parts])
     return {
         f"param.{name}": Placed(value, UNTOLD, indices=indices),
         f"grad.{name}": None if gradient is None else Placed(gradient, UNTOLD, indices=indices),

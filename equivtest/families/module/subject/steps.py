@@ -44,6 +44,8 @@ def run_steps(case: ModuleCase, parallel: nn.Module, given: Given, once: Once, h
                 optimizer.step()
             left = _parameters(case, held())
             found |= {updated(step, name): left[f"param.{name}"] for name in case.parameter_names()}
+    if optimizer is None:
+        before = _parameters(case, held())  # which no optimizer may have changed
     return before | found
 
 
@@ -78,7 +80,7 @@ def micro_batches_of(case: ModuleCase, inputs: Inputs) -> list[dict[str, torch.T
     Every rank has as many, and a row at least in each: what reduces gradients in every backward would hang otherwise.
     """
     num = min(case.micro_batches, *case.rows)
-    cut = {name: inputs[name].tensor_split(num) for name in case.row_names()}
+    cut = {name: inputs[name].tensor_split(num) for name in case.row_names() if inputs[name].dim()}
     return [
         {name: cut[name][number] if name in cut else value for name, value in inputs.items()} for number in range(num)
     ]
@@ -88,17 +90,26 @@ def clipped(case: ModuleCase, parallel: nn.Module) -> torch.Tensor:
     """The norm of all gradients, which are clipped.
 
     Raises:
-        Misuse: a rank holds a part of a parameter as a plain tensor, and would clip by the norm of what it has itself.
+        Misuse: a rank holds a part of a parameter as a plain tensor, and would clip by the norm of what it has itself;
+            or torch does not take the gradients together.
     """
     facts = case.facts.parameters
+    way_out = "write a step that clips as its library does, module_property(..., step='package.module:function')"
+    meshes = set()
     for name, parameter in parallel.named_parameters():
         fact = facts.get(own_name(name))
         if not isinstance(parameter, DTensor) and (fact is None or tuple(parameter.shape) != fact.shape):
             raise Misuse(
                 f"{case.parallelize}: parameter {name} is a plain tensor of shape {tuple(parameter.shape)}: "
-                "clip_grad_norm_ takes it for the whole: write a step that clips as its library does, "
-                "module_property(..., step='package.module:function')"
+                f"clip_grad_norm_ takes it for the whole: {way_out}"
             )
+        if parameter.grad is not None:
+            meshes.add(parameter.device_mesh if isinstance(parameter, DTensor) else None)
+    if len(meshes) > 1:
+        raise Misuse(
+            f"{case.parallelize}: of its parameters some are DTensors and some are plain, or of several meshes, which "
+            f"clip_grad_norm_ does not take together: {way_out}"
+        )
     norm = torch.nn.utils.clip_grad_norm_(parallel.parameters(), case.max_norm, case.norm_type)
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
