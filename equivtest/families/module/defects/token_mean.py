@@ -106,7 +106,7 @@ def _run(case: ModuleCase, mesh: DeviceMesh, given: Given, step: Callable[..., o
 
 _RECORD: Any = {"replaces": "module", "claim": "gradients_equal_unsharded"}
 
-mean_of_means = defect(
+mean_of_token_means = defect(
     **_RECORD,
     family="mean of means",
     smallest=replace(_ONE_RANK, values=(("real", 2),)),
