@@ -73,11 +73,13 @@ def _expected_of(case: ModuleCase, index: int, held: Held | None) -> Expected:
 
 def _once(case: ModuleCase, index: int, drawn: Tensors, held: Held | None) -> Expected:
     """Of one forward and backward."""
-    if case.by_parts and held is None:
-        return _by_parts(case, drawn, [_held_by_one(case, part) for part in split(case, drawn)])
-    if case.by_parts and held is not None:
-        num_parts = case.num_parts if case.is_divided else 1
-        return _by_parts(case, drawn, [held_by_ranks(case, held, part) for part in range(num_parts)])
+    if case.by_parts:
+        parts = enumerate(split(case, drawn))
+        return _by_parts(
+            case,
+            drawn,
+            [_held_by_one(case, part) if held is None else held_by_ranks(case, held, rank) for rank, part in parts],
+        )
     given = {name: _in_float64(tensor) for name, tensor in drawn.items()}
     if case.values[index][0] == REAL_MODE:
         expected = _expected(case, given, _within_bounds(case, drawn)[0], {})
