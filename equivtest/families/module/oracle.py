@@ -277,12 +277,16 @@ def _found(counted: RunningError, tensor: torch.Tensor) -> Found:
 class TakesApart(TorchFunctionMode):
     """Within it attention is taken apart into products and softmaxes, whatever kernels the module asks for.
 
-    But where it may be of 16 bits, as under autocast: then the CPU's kernel rounds more than its parts.
+    But where it may be of 16 bits, as under autocast: then the CPU's kernel rounds more than its parts.  And an LSTM
+    into its steps, which oneDNN takes all at once.
 
-    Source: torch.nn.attention.sdpa_kernel (2.13.0).
+    Source: torch.nn.attention.sdpa_kernel, torch.backends.mkldnn.flags (2.13.0).
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.lstm:
+            with torch.backends.mkldnn.flags(enabled=False):
+                return func(*args, **(kwargs or {}))
         if func not in (functional.scaled_dot_product_attention, functional.multi_head_attention_forward):
             return func(*args, **(kwargs or {}))
         query = args[0] if args else (kwargs or {})["query"]
