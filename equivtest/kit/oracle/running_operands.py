@@ -26,7 +26,8 @@ def mapped(change: Callable[[Any], Any], tree: Any) -> Any:
 
 
 def is_floating(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and value.is_floating_point()
+    """Whether it is a tensor of floating-point numbers, or of pairs of these."""
+    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
 
 
 def is_whole(dtype: torch.dtype | None) -> bool:
