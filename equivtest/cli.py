@@ -274,6 +274,31 @@ def check(
     return int(bool(failed))
 
 
+@app.command("judge")
+def judge_(
+    folder: Annotated[Path, typer.Argument(help="What equivtest.capture wrote, of all ranks.")],
+    other: Annotated[Path | None, typer.Argument(help="Another run of the same model.", show_default=False)] = None,
+    *,
+    reference: Annotated[str, typer.Option(metavar="NAME", help="package.module:function that builds the model.")],
+    arithmetic: Annotated[str, typer.Option(metavar="NAME", help=HELP["arithmetic"])] = "",
+) -> int:
+    """Judge a run that happened elsewhere, or tell which of two runs is wrong; exit code 1 if one is.
+
+    No rank is started.  The unsharded model runs once, and each of its parts is judged from what the ranks held where
+    it begins.
+    """
+    from equivtest.captured.folder import CapturedRun
+    from equivtest.judging import compare_runs, describe, judge_run
+
+    runs = [CapturedRun(each) for each in (folder, other) if each is not None]
+    judged = [judge_run(run, reference, arithmetic) for run in runs]
+    for each in judged:
+        typer.echo(describe(each))
+    if len(judged) == 2:
+        typer.echo(compare_runs(*judged))
+    return int(any(each.failed for each in judged))
+
+
 @app.command("list")
 def list_() -> int:
     """List the properties that come with equivtest."""
