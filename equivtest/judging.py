@@ -213,9 +213,10 @@ def compare_runs(one: Judged, other: Judged) -> str:
     whether = f"neither is shown to be wrong, {', '.join(open_)} inconclusive" if open_ else "both hold"
     if not differing:
         return f"{whether}: all {furthest.num} outputs and gradients have the same bits in both"
+    why = "" if open_ else ", as the order of summation allows"
     return (
-        f"{whether}: {len(differing)} of {furthest.num} outputs and gradients have other bits, by no more than the order of "
-        f"summation may change, {furthest.name} most, by {furthest.share:.1g} of its root mean square"
+        f"{whether}: {len(differing)} of {furthest.num} outputs and gradients have other bits{why}, {furthest.name} "
+        f"most, by {furthest.share:.1g} of its root mean square"
     )
 
 

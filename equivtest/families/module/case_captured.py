@@ -40,5 +40,9 @@ class CapturedCase(ModuleCase):
         facts = super().facts
         return StartedFacts(facts.outputs, facts.parameters, facts.buffers, "", self.started)
 
+    @property
+    def past_open(self) -> bool:
+        return True
+
     def real_names(self) -> tuple[str, ...]:
         return self.with_gradient

@@ -235,7 +235,9 @@ def _within_bounds(
     for module in modules:
         places.watch(module)
         _with_buffers(module, counted, case.facts.buffers)
-    runs = [Forced(module, counted, each) for module, each in zip(modules, held, strict=False)]
+    runs = [
+        Forced(module, counted, each, past_open=case.past_open) for module, each in zip(modules, held, strict=False)
+    ]
     try:
         with counted, TakesApart():
             for module, part in zip(modules, ranged, strict=True):
