@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -11,6 +15,7 @@ import torch
 from equivtest.captured.folder import CapturedRun, RankHeld
 from equivtest.captured_inputs import COTANGENT, buffers, case_of, cotangent, cotangent_of, is_whole
 from equivtest.check import one_thread, require_conclusion
+from equivtest.errors import EquivtestError
 from equivtest.families.module.case_boundaries import is_boundary
 from equivtest.families.module.case_captured import CapturedCase
 from equivtest.families.module.case_facts import call_builder
@@ -81,7 +86,8 @@ def judge_run(run: CapturedRun, reference: str, arithmetic: str = "") -> Judged:
         Misuse: the run is of another model, or its files say what no run says.
         Inconclusive: nothing is shown.
     """
-    _check_model(run, reference)
+    part = run.manifest.part
+    _check_model(run, reference := f"{reference}#{part}" if part else reference)
     case, inputs = case_of(run, reference)
     _check_started(run, case)
     held = {rank: _answers(case, each) for rank, each in run.held.items()}
@@ -176,7 +182,7 @@ def describe(judged: Judged) -> str:
     names = [verdict.claim for verdict in judged.verdicts if verdict.kind == "holds"]
     told = judged.run.manifest
     where = f"run {told.run[:8]} on {told.world_size} ranks, {judged.case.dtype}; {judged.coverage()}"
-    again = f"equivtest judge {judged.run.folder} --reference {judged.case.build}"
+    again = f"equivtest judge {judged.run.folder} --reference {judged.case.build.partition('#')[0]}"
     if judged.failed:
         return "\n".join(
             "\n".join([*describe_failure(verdict), f"  {'run':9} {where}", f"  {'again':9} {again}"])
@@ -186,6 +192,34 @@ def describe(judged: Judged) -> str:
     lines = [f"{judged.run.folder}: {', '.join(names)} hold"]
     lines += [f"{judged.run.folder}: {', '.join(open_)} inconclusive"] * bool(open_)
     return "\n".join([*lines, f"  {'run':9} {where}"])
+
+
+def judge_parts(parts: Sequence[Path], reference: str, arithmetic: str, num_jobs: int) -> Iterator[tuple[int, str]]:
+    """Exit code and what is told of each part that was captured alone, in order; each is forgotten before the next.
+
+    Args:
+        num_jobs: How many processes judge at once; 1 for this one.
+    """
+    if num_jobs == 1:
+        yield from (_judge_part(part, reference, arithmetic) for part in parts)
+        return
+    with ThreadPoolExecutor(num_jobs) as threads:
+        yield from threads.map(lambda part: _judge_elsewhere(part, reference, arithmetic), parts)
+
+
+def _judge_part(part: Path, reference: str, arithmetic: str) -> tuple[int, str]:
+    try:
+        judged = judge_run(CapturedRun(part), reference, arithmetic)
+    except EquivtestError as error:
+        return 2, f"equivtest: {error}"
+    return int(bool(judged.failed)), describe(judged)
+
+
+def _judge_elsewhere(part: Path, reference: str, arithmetic: str) -> tuple[int, str]:
+    command = [sys.executable, "-m", "equivtest.cli", "judge", str(part), "--reference", reference]
+    command += ["--arithmetic", arithmetic] * bool(arithmetic)
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    return (ended.returncode if ended.returncode in (0, 1) else 2), (ended.stdout + ended.stderr).rstrip()
 
 
 def compare_runs(one: Judged, other: Judged) -> str:

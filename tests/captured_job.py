@@ -32,6 +32,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--boundaries", default="*")
+    parser.add_argument("--alone", default="", help="parts captured by themselves")
     parser.add_argument("--limit-bytes", type=int, default=2**30)
     parser.add_argument("--time", type=int, default=0, help="times that many steps with and without capturing")
     given = parser.parse_args()
@@ -58,7 +59,11 @@ def run(given: argparse.Namespace) -> None:
             folder = given.folder / str(step) if given.time else given.folder
             begun_s = time.perf_counter()
             around = equivtest.capture(
-                model, folder, boundaries=given.boundaries.split(","), limit_bytes=given.limit_bytes
+                model,
+                folder,
+                boundaries=given.boundaries.split(","),
+                alone=given.alone.split(",") if given.alone else (),
+                limit_bytes=given.limit_bytes,
             )
             with around if is_captured else nullcontext():
                 logits = model(tokens[:, :-1])

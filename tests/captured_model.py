@@ -102,6 +102,11 @@ def deep() -> nn.Module:
     return Decoder(3 * LAYERS)
 
 
+def far() -> nn.Module:
+    """The same of so many layers that the whole reference takes more memory than a part of it by far."""
+    return Decoder(12 * LAYERS)
+
+
 def tensor_parallel(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """Heads and hidden features divided, and the vocabulary of the head."""
     plan: Any = {f"attention.{name}": ColwiseParallel() for name in ("query", "key", "value")}

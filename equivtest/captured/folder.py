@@ -6,6 +6,7 @@ Nothing in a manifest names a file: each rank's files have fixed names, and no o
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,6 +18,9 @@ from equivtest.captured.tensor_file import TensorFile, digest_of
 from equivtest.errors import Misuse
 from equivtest.layout import Flat, Layout, Placement, Replicate, Shard, parse_placement
 from equivtest.tensors import Placed
+
+RANK = re.compile(r"rank-(\d{5})\.(?:json|safetensors)", flags=re.A)
+"""Name of a file of a rank."""
 
 INDICES = "indices."
 """Of a tensor that lists where its elements lie, what precedes the name of the list."""
@@ -141,6 +145,22 @@ class CapturedRun:
         return self.held[0].manifest
 
 
+def parts_in(folder: Path) -> list[Path]:
+    """The folders within, of parts that were captured alone; none where the folder is of one run itself.
+
+    Raises:
+        Misuse: it cannot be read.
+    """
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError as error:
+        raise Misuse(f"{folder} is no folder that can be read: {error.strerror}") from error
+    if any(RANK.fullmatch(entry.name) for entry in entries):
+        return []
+    found = [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
+    return [each for each in found if each.name.isprintable() and any(map(os.path.lexists, paths_of(each, 0)))]
+
+
 def _ranks_in(folder: Path) -> list[int]:
     """The numbers of all ranks of the run.
 
@@ -151,7 +171,7 @@ def _ranks_in(folder: Path) -> list[int]:
         names = {path.name for path in folder.iterdir()}
     except OSError as error:
         raise Misuse(f"{folder} is no folder that can be read: {error.strerror}") from error
-    found = [re.fullmatch(r"rank-(\d{5})\.(?:json|safetensors)", name, flags=re.A) for name in names]
+    found = [RANK.fullmatch(name) for name in names]
     ranks = sorted({int(match[1]) for match in found if match})
     if not ranks:
         raise Misuse(f"{folder} holds no captured run: no rank-00000.json; equivtest.capture writes one on every rank")

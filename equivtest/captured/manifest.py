@@ -51,6 +51,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         run: Hexadecimal digits that all ranks of one run share, and no other run has.
         mesh: Ranks along each axis, row by row; `axes` are their names, where they have some.
         batch, batch_axis: As of `equivtest.module.module_property`.
+        part: Name of the submodule that was captured alone; '': the whole model, and nothing here is of another.
         inputs: Names, in the order in which the model takes them; `positional` of those handed over by place.
         outputs: As of `module_property`: which were captured.
         boundaries: Patterns of the names of those parts that were captured.
@@ -70,6 +71,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     axes: tuple[str, ...]
     batch: str
     batch_axis: str
+    part: str
     inputs: tuple[str, ...]
     positional: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -83,8 +85,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 SHARED = (
-    "world_size", "mesh", "axes", "batch", "batch_axis", "inputs", "positional", "outputs", "boundaries", "parameters",
-    "autocast",
+    "world_size", "mesh", "axes", "batch", "batch_axis", "part", "inputs", "positional", "outputs", "boundaries",
+    "parameters", "autocast",
 )  # fmt: skip
 """The fields that are the same on all ranks of a run."""
 
@@ -121,7 +123,7 @@ def _check(path: Path, manifest: Manifest) -> None:
     """Raises Misuse for what no run says: names that would upset a terminal, sizes that cannot be."""
     texts = (
         manifest.axes, manifest.inputs, manifest.positional, manifest.outputs, manifest.boundaries, manifest.parameters,
-        manifest.tensors, (manifest.batch, manifest.batch_axis, manifest.autocast, manifest.torch),
+        manifest.tensors, (manifest.batch, manifest.batch_axis, manifest.part, manifest.autocast),
     )  # fmt: skip
     for text in (text for group in texts for text in group):
         if len(text) > limits.NAME_CHARS or not text.isprintable():

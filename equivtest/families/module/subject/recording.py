@@ -1,7 +1,7 @@
 """What a rank of anybody's own job holds in one forward and backward of a module: met, not kept.
 
-Source of where backward begins: an alias of each output is handed on, so that the gradient that reaches the alias is
-that of all uses outside of the module, and of no use within it.
+An alias of each output is handed on, so that the gradient that reaches the alias is that of all uses outside of the
+module, and of no use within it; and an alias of each input is handed in, whose gradient is that of the uses within.
 """
 
 from __future__ import annotations
@@ -32,11 +32,21 @@ class PartsMet(Boundaries):
 
     A tensor that several parts give or are handed has the name of the first of them, chosen or not, so that a choice
     of parts changes no name.
+
+    Args:
+        is_given: Whether the whole module was handed a tensor, which is not met where it goes into a part.
     """
 
-    def __init__(self, module: nn.Module, patterns: tuple[str, ...], keep: Keep) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        patterns: tuple[str, ...],
+        keep: Keep,
+        is_given: Callable[[torch.Tensor], bool],
+    ) -> None:
         self._patterns = patterns
         self._keep = keep
+        self._is_given = is_given
         self._names: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}
         self._kept: set[str] = set()
         super().__init__(module)
@@ -48,7 +58,7 @@ class PartsMet(Boundaries):
         for name, tensor in tensors_of(path, number, given, what):
             reference, first = self._names.get(id(tensor), (None, ""))
             if reference is None or reference() is not tensor:
-                if what and tensor.grad_fn is None:
+                if what and (tensor.grad_fn is None or self._is_given(tensor)):
                     continue
                 first = name
                 self._names[id(tensor)] = (weakref.ref(tensor), name)
@@ -85,6 +95,7 @@ class WholeMet:
         self.inputs: tuple[str, ...] = ()
         self.positional: tuple[str, ...] = ()
         self._name_inputs, self._outputs, self._keep = name_inputs, outputs, keep
+        self._given: dict[int, weakref.ref[torch.Tensor]] = {}
         self._hooks = [
             module.register_forward_pre_hook(self._before, with_kwargs=True, prepend=True),
             module.register_forward_hook(self._after),
@@ -95,25 +106,48 @@ class WholeMet:
         for hook in self._hooks:
             hook.remove()
 
-    def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def is_given(self, tensor: torch.Tensor) -> bool:
+        """Whether the module was handed this tensor."""
+        reference = self._given.get(id(tensor))
+        return reference is not None and reference() is tensor
+
+    def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         self.num_calls += 1
         inputs, self.positional = self._name_inputs(args, kwargs)
         self.inputs = tuple(inputs)
+        aliases = {}
         for name, tensor in inputs.items():
             self._keep(f"given.{name}", tensor)
             if tensor.requires_grad:
-                tensor.register_hook(functools.partial(self._keep, f"grad.{name}"))  # type: ignore[no-untyped-call]
+                aliases[id(tensor)] = self._alias(tensor, f"grad.{name}")
+        self._given = {id(each): weakref.ref(each) for each in aliases.values()}
+        return replaced(args, aliases), replaced(kwargs, aliases)
 
     def _after(self, module: nn.Module, args: object, given: object) -> object:
-        outputs = named_outputs(given, self._outputs, type(module).__name__)
-        aliases: dict[int, torch.Tensor] = {}
-        for name, tensor in outputs.items():
+        aliases = {}
+        for name, tensor in named_outputs(given, self._outputs, type(module).__name__).items():
             self._keep(name, tensor)
             if tensor.requires_grad:
-                alias: torch.Tensor = torch.ops.aten.alias.default(tensor)
-                alias.register_hook(functools.partial(self._keep, cotangent_of(name)))  # type: ignore[no-untyped-call]
-                aliases[id(tensor)] = alias
+                aliases[id(tensor)] = self._alias(tensor, cotangent_of(name))
         return replaced(given, aliases)
+
+    def _alias(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
+        """The same tensor to autograd's next user; what comes back to it is kept."""
+        alias: torch.Tensor = _Same.apply(tensor)  # type: ignore[no-untyped-call]
+        alias.register_hook(functools.partial(self._keep, name))  # type: ignore[no-untyped-call]
+        return alias
+
+
+class _Same(torch.autograd.Function):
+    """The tensor itself: no view, which FSDP2 warns of and some operations in place refuse, and no copy."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
 
 
 def replaced(given: Any, aliases: Mapping[int, torch.Tensor]) -> Any:
