@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -201,7 +202,9 @@ def judge_parts(parts: Sequence[Path], reference: str, arithmetic: str, num_jobs
         num_jobs: How many processes judge at once; 1 for this one.
     """
     if num_jobs == 1:
-        yield from (_judge_part(part, reference, arithmetic) for part in parts)
+        for part in parts:
+            yield _judge_part(part, reference, arithmetic)
+            gc.collect()  # hooks and the graph that they hang on hold each other
         return
     with ThreadPoolExecutor(num_jobs) as threads:
         yield from threads.map(lambda part: _judge_elsewhere(part, reference, arithmetic), parts)

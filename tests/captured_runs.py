@@ -1,13 +1,16 @@
-"""Jobs of torchrun, captured with no harness around them and judged in another process: python -m tests.captured_runs.
+"""Jobs of torchrun, captured with no harness around them, judged elsewhere: python -m tests.captured_runs [NAME ...].
 
-Prints what is said of right and wrong jobs beside what the harness says of them, what capturing costs, which of two
-runs is named, and what becomes of folders with some bytes changed.  Ends with 1 where something is not as it must be.
+NAMEs choose tables: right, defects, overhead, two, memory, changed.  They say what is said of right and wrong jobs beside
+what the harness says of them, what capturing costs, which of two runs is named, how much memory judging takes, and what
+becomes of folders with some bytes changed.  Ends with 1 where something is not as it must be.
 """
 
 from __future__ import annotations
 
+import os
 import random
 import re
+import resource
 import shutil
 import statistics
 import subprocess
@@ -17,17 +20,20 @@ import time
 from pathlib import Path
 
 from equivtest.captured.folder import CapturedRun
+from equivtest.captured.tensor_file import TensorFile
 from equivtest.check import judge
 from equivtest.errors import EquivtestError
 from equivtest.families.module.case import ModuleCase
 from equivtest.judging import judge_run
 from equivtest.ranks.pool import Pool
+from equivtest.tensors import same_bits
 from tests.captured_model import SPOILS
 from tests.rank_programs_captured import captured
 
 NUM_RANKS = 8
 MODEL = "tests.captured_model:"
 NUM_CHANGED = 300
+LIMIT_BYTES = 500 * 2**20
 WRONG: list[str] = []
 
 
@@ -163,6 +169,34 @@ def show_two(scratch: Path) -> None:
                 expect(f"{right} {other}: {last}", holds=code == int("slightly" in other))
 
 
+def show_memory(scratch: Path) -> None:
+    """The whole reference does not fit into LIMIT_BYTES of data, and each of its parts does."""
+    print(f"\n48 layers on 2 ranks, judged with at most {LIMIT_BYTES // 2**20} MiB of data (RLIMIT_DATA)")
+    for name, options in (("whole", ()), ("parts", ("--alone", "layers.?,layers.??,head,norm,tokens"))):
+        folder = scratch / f"memory-{name}"
+        start(folder, 2, "--build", "far", "--rows", "16", *options)
+        for is_limited in (False, True):
+            process = subprocess.Popen(
+                [sys.executable, "-m", "equivtest.cli", "judge", str(folder), "--reference", f"{MODEL}far"],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                preexec_fn=_limit if is_limited else None,
+            )
+            assert process.stdout
+            last = process.stdout.read().strip().splitlines()[-1][:120].replace(f"{scratch}/", "")
+            _, status, used = os.wait4(process.pid, 0)
+            code = os.waitstatus_to_exitcode(status)
+            peak = f"peak {used.ru_maxrss / 1024:5.0f} MiB"
+            print(f"  {name}  {'limited' if is_limited else 'free':8} exit code {code:3}  {peak}  {last}", flush=True)
+            fits = name == "parts" or not is_limited
+            expect(f"{name} {'fits' if fits else 'does not fit'}", holds=(code == 0) == fits)
+
+
+def _limit() -> None:
+    resource.setrlimit(resource.RLIMIT_DATA, (LIMIT_BYTES, LIMIT_BYTES))
+
+
 def show_changed(scratch: Path) -> None:
     """Some bytes of a run are changed, left out or doubled: it is refused in words, or judged as it was."""
     captured(scratch / "small")
@@ -191,22 +225,33 @@ def show_changed(scratch: Path) -> None:
         counts[outcome] += 1
         shutil.rmtree(folder)
     print(f"\n{NUM_CHANGED} folders with some bytes changed: {counts}")
+    expect("no change of bytes makes a right run wrong", holds=not counts["wrong"])
+    show_format(scratch / "small" / "rank-00000.safetensors")
 
 
-def show_format(scratch: Path) -> None:
+def show_format(path: Path) -> None:
     try:
         from safetensors.torch import load_file  # type: ignore[import-not-found]
     except ImportError:
-        print("\nsafetensors is not installed here, so that its own reader was not asked")
+        print("safetensors is not installed here, so that its own reader was not asked")
         return
-    path = scratch / "small" / "rank-00000.safetensors"
-    print(f"\nsafetensors' own reader finds {len(load_file(path))} tensors in {path.name}")
+    own = TensorFile(path)
+    read = load_file(path)
+    same = read.keys() == own.entries.keys() and all(same_bits(read[name], own.read(name)) for name in read)
+    print(f"safetensors' own reader finds the same {len(read)} tensors: {same}")
+    expect("safetensors reads the same", holds=same)
+
+
+SHOWS = {
+    "right": show_right, "defects": show_defects, "overhead": show_overhead, "two": show_two, "memory": show_memory,
+    "changed": show_changed,
+}  # fmt: skip
 
 
 def main() -> int:
     with tempfile.TemporaryDirectory(prefix="equivtest-captured-") as folder:
-        for show in (show_right, show_defects, show_overhead, show_two, show_changed, show_format):
-            show(Path(folder))
+        for name in sys.argv[1:] or SHOWS:
+            SHOWS[name](Path(folder))
     print(f"\n{len(WRONG)} not as they must be")
     return bool(WRONG)
 

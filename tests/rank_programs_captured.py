@@ -16,9 +16,6 @@ from equivtest.families.module.case import ModuleCase
 from equivtest.kit.subject import Answers, Given
 from equivtest.tensors import Placed
 
-FOLDER = "EQUIVTEST_TEST_CAPTURED"
-"""Variable of the environment of ranks: where they write."""
-
 
 class Residual(nn.Module):
     """x + W2 silu(W1 x), scaled by a buffer."""
@@ -43,6 +40,13 @@ def blocks() -> nn.Module:
 def others() -> nn.Module:
     """Of other parameters."""
     return nn.Sequential(Residual(), nn.Linear(4, 4))
+
+
+def tied() -> nn.Module:
+    """Two blocks that share a parameter."""
+    made = nn.Sequential(Residual(), Residual())
+    made[1].up.weight = made[0].up.weight  # type: ignore[union-attr]
+    return made
 
 
 def model(seed: int = 0) -> nn.Module:

@@ -15,13 +15,13 @@ import torch
 
 import equivtest
 from equivtest.captured.folder import CapturedRun
-from equivtest.captured.tensor_file import DTYPES, LENGTH_BYTES, TensorFile, write_tensors
+from equivtest.captured.tensor_file import DTYPES, LENGTH_BYTES, TensorFile, digest_of, write_tensors
 from equivtest.errors import Misuse
 from equivtest.families.module.case import ModuleCase
 from equivtest.judging import Judged, compare_runs, judge_run
 from equivtest.ranks.pool import Pool
 from tests.commands import Command
-from tests.rank_programs_captured import captured, model, more, step
+from tests.rank_programs_captured import captured, model, more, step, tied
 
 HERE = "tests.rank_programs_captured:"
 JSON, TENSORS = "rank-00000.json", "rank-00000.safetensors"
@@ -282,6 +282,38 @@ def test_another_model_is_refused_and_one_that_nobody_wrote_too(run: Path) -> No
         judged(run, HERE + "others")
     with pytest.raises(Misuse, match="cannot be imported"):
         judged(run, "tests.nowhere:blocks")
+
+
+def test_parts_captured_alone_are_judged_each_by_itself(tmp_path: Path, command: Command) -> None:
+    """Within the second block its last layer is wrong; the first block does not know."""
+    captured(tmp_path / "run", more, alone=("?",))
+    ended = command(tmp_path, "judge", "run", "--reference", HERE + "blocks")
+
+    assert ended.code == 1 and ended.stdout.splitlines()[-1] == "run: 1 of 2 parts hold, 1 are wrong, 0 not judged"
+    assert "run/0: equals_unsharded, gradients_equal_unsharded" in ended.stdout
+    assert "ValueMismatch: run/1: boundary.down differs" in ended.stdout
+
+
+def test_a_part_that_shares_a_parameter_is_not_captured_alone(tmp_path: Path) -> None:
+    with (
+        pytest.raises(Misuse, match=r"1 shares a parameter with 0.up.weight"),
+        equivtest.capture(tied(), tmp_path / "run", alone=["1"]),
+    ):
+        pass
+
+
+def test_ranks_that_were_handed_other_inputs_have_rows_of_their_own(copy: Path) -> None:
+    second_rank(copy)
+    second = copy / TENSORS.replace("0.", "1.")
+    file = TensorFile(second)
+    tensors = {name: file.read(name) for name in file.entries}
+    tensors["given.input"][0, 0] += 1
+    write_tensors(second, tensors)
+    digest = digest_of(tensors["given.input"])
+    edited(copy, lambda told: told["tensors"]["given.input"].update(sha256=digest), JSON.replace("0.", "1."))
+
+    with pytest.raises(Misuse, match="ranks 0 and 1 were handed different input, and the batch is 'whole'"):
+        judged(copy)
 
 
 def test_a_file_of_tensors_gives_back_every_dtype(tmp_path: Path) -> None:

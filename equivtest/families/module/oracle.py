@@ -93,6 +93,7 @@ def _held_by_one(case: ModuleCase, given: Tensors) -> HeldAt:
     )
     capture = Capture(module)
     run_module(case, module, given)
+    capture.remove()
     return held_by_one(capture.named())
 
 
@@ -252,6 +253,9 @@ def _within_bounds(
             f"{case.build}, with {case.takes}, cannot be followed operation by operation: "
             f"{type(error).__name__}: {error}{places.here()}"
         ) from error
+    finally:
+        for run in runs:
+            run.remove()
     found = {name: scaled(counted, tensor) for name, tensor in found.items()} if case.step else found
     return {name: _found(counted, tensor) for name, tensor in found.items()}, runs
 
