@@ -1,8 +1,8 @@
 """Jobs of torchrun, captured with no harness around them, judged elsewhere: python -m tests.captured_runs [NAME ...].
 
-NAMEs choose tables: right, defects, overhead, two, memory, changed.  They say what is said of right and wrong jobs beside
-what the harness says of them, what capturing costs, which of two runs is named, how much memory judging takes, and what
-becomes of folders with some bytes changed.  Ends with 1 where something is not as it must be.
+NAMEs choose tables: right, defects, overhead, two, memory, changed.  They show what is said of right and wrong jobs,
+beside what the harness says of them, what capturing costs, which of two runs is named, how much memory judging takes,
+and what becomes of folders with some bytes changed.  Ends with 1 where something is not as it must be.
 """
 
 from __future__ import annotations

@@ -42,6 +42,18 @@ def others() -> nn.Module:
     return nn.Sequential(Residual(), nn.Linear(4, 4))
 
 
+class Cancelling(nn.Module):
+    """x, of which few bits are left."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x + 2.0**23) - 2.0**23
+
+
+def cancelling() -> nn.Module:
+    """A part of which no bound says something, and one behind it."""
+    return nn.Sequential(Cancelling(), nn.Linear(4, 4))
+
+
 def tied() -> nn.Module:
     """Two blocks that share a parameter."""
     made = nn.Sequential(Residual(), Residual())

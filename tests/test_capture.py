@@ -21,7 +21,7 @@ from equivtest.families.module.case import ModuleCase
 from equivtest.judging import Judged, compare_runs, judge_run
 from equivtest.ranks.pool import Pool
 from tests.commands import Command
-from tests.rank_programs_captured import captured, model, more, step, tied
+from tests.rank_programs_captured import cancelling, captured, model, more, step, tied
 
 HERE = "tests.rank_programs_captured:"
 JSON, TENSORS = "rank-00000.json", "rank-00000.safetensors"
@@ -60,6 +60,17 @@ def test_a_wrong_part_is_named_and_the_other_run_holds(run: Path, tmp_path: Path
 
     assert first_wrong(wrong) == "boundary.1.down"
     assert compare_runs(right, wrong) == f"wrong: {tmp_path / 'wrong'}; {run} holds"
+
+
+def test_what_follows_a_boundary_whose_bound_says_nothing_is_judged(tmp_path: Path) -> None:
+    module = cancelling()
+    module[1].register_forward_hook(lambda _, __, given: given * 1.125)  # type: ignore[index]
+    with equivtest.capture(module, tmp_path / "run"):
+        step(module)
+    found = judged(tmp_path / "run", HERE + "cancelling")
+
+    assert first_wrong(found) == "boundary.1"
+    assert "1 whose bound says nothing" in found.coverage()
 
 
 @pytest.mark.ranks

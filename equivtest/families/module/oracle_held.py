@@ -103,7 +103,7 @@ def _whole(placed: Mapping[int, Placed | None], mesh_shape: Shape, right: Bounde
     found = [
         _under(layout, held, mesh_shape, right) for layout in _candidates(held, mesh_shape, tuple(right.value.shape))
     ]
-    wholes = [whole._replace(is_told=len(found) == 1) for whole in found if whole is not None]
+    wholes = [whole._replace(is_told=1 in (len(found), len(held))) for whole in found if whole is not None]
     agreeing = [whole for whole in wholes if _ratio(whole, right) <= 1]
     certain = next((whole for whole in agreeing if whole.spread is None and whole.magnitude is None), None)
     if certain is not None:
