@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from equivtest import limits
 from equivtest.captured.group import Group
+from equivtest.errors import Misuse
 from equivtest.families.module.case import BATCHES, MEAN_OF_PARTS, PARTS_OF_WHOLE, WHOLE
 from equivtest.families.module.case_boundaries import own_name, parts_of
 from equivtest.families.module.subject import is_data_parallel
@@ -83,9 +84,13 @@ def capture(
     finally:
         for keeper in keepers:
             keeper.end()
-    for keeper in keepers:
-        keeper.finish()
-    _tell_size(job, Path(folder))
+    problem = ""
+    try:
+        for keeper in keepers:
+            keeper.finish()
+    except Misuse as error:
+        problem = str(error)
+    _agree(job, Path(folder), problem)
     for keeper in keepers:
         keeper.write()
 
@@ -132,13 +137,15 @@ def _job_of(
     )
 
 
-def _tell_size(job: Job, folder: Path) -> None:
+def _agree(job: Job, folder: Path, problem: str) -> None:
     """Says how much all ranks are about to write.
 
     Raises:
-        Misuse: one would write more than the limit, on every rank alike.
+        Misuse: some rank has a problem, or would write more than the limit; on every rank alike, so that none waits.
     """
-    sizes = job.world.all_of(job.size_bytes)
+    told = job.world.all_of((job.size_bytes, problem))
+    sizes, problems = [size for size, _ in told], [(rank, text) for rank, (_, text) in enumerate(told) if text]
+    require(not problems, "".join(f"rank {rank}: {text}" for rank, text in problems[:1]))
     largest = sizes.index(max(sizes))
     require(
         max(sizes) <= job.limit_bytes,

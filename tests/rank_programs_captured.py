@@ -54,6 +54,30 @@ def cancelling() -> nn.Module:
     return nn.Sequential(Cancelling(), nn.Linear(4, 4))
 
 
+def single() -> nn.Module:
+    """What `Flat` is, unsharded."""
+    return nn.Linear(4, 4)
+
+
+class Flat(nn.Module):
+    """The same, its parameters in one tensor, the bias first, with padding between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flat = nn.Parameter(torch.randn(22, generator=torch.Generator().manual_seed(0)))
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(input, self.flat[6:].view(4, 4), self.flat[:4])
+
+
+def placed(module: nn.Module, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where the parameters of `single` lie in `Flat`."""
+    first, size = {"bias": (0, 4), "weight": (6, 16)}[name]
+    indices = torch.full((22,), -1)
+    indices[first : first + size] = torch.arange(size)
+    return module.get_parameter("flat"), indices
+
+
 def tied() -> nn.Module:
     """Two blocks that share a parameter."""
     made = nn.Sequential(Residual(), Residual())

@@ -21,7 +21,7 @@ from equivtest.families.module.case import ModuleCase
 from equivtest.judging import Judged, compare_runs, judge_run
 from equivtest.ranks.pool import Pool
 from tests.commands import Command
-from tests.rank_programs_captured import cancelling, captured, model, more, step, tied
+from tests.rank_programs_captured import Flat, cancelling, captured, model, more, placed, step, tied
 
 HERE = "tests.rank_programs_captured:"
 JSON, TENSORS = "rank-00000.json", "rank-00000.safetensors"
@@ -303,6 +303,16 @@ def test_parts_captured_alone_are_judged_each_by_itself(tmp_path: Path, command:
     assert ended.code == 1 and ended.stdout.splitlines()[-1] == "run: 1 of 2 parts hold, 1 are wrong, 0 not judged"
     assert "run/0: equals_unsharded, gradients_equal_unsharded" in ended.stdout
     assert "ValueMismatch: run/1: boundary.down differs" in ended.stdout
+
+
+def test_a_parameter_within_another_tensor_is_placed_by_a_function(tmp_path: Path) -> None:
+    module, shapes = Flat(), {"weight": (4, 4), "bias": (4,)}
+    with equivtest.capture(module, tmp_path / "run", placed=placed, shapes=shapes):
+        step(module)
+    found = judged(tmp_path / "run", HERE + "single")
+
+    assert {verdict.kind for verdict in found.verdicts} == {"holds"}
+    assert {"grad.weight", "grad.bias"} <= {*found.verdicts[1].judgement.agreeing}
 
 
 def test_a_part_that_shares_a_parameter_is_not_captured_alone(tmp_path: Path) -> None:
