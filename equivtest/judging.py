@@ -37,7 +37,7 @@ from equivtest.verdicts.claims import (
 )
 from equivtest.verdicts.compare import compare
 from equivtest.verdicts.elements import is_too_wide
-from equivtest.verdicts.message import describe_failure
+from equivtest.verdicts.message import MOST_NAMES, describe_failure
 from equivtest.verdicts.verdict import Verdict
 
 CLAIMS = (equals_unsharded, gradients_equal_unsharded, agrees_on_all_ranks, does_not_touch_its_inputs)
@@ -66,6 +66,12 @@ class Judged:
     def failed(self) -> list[Verdict]:
         """Those that reject the run, in the order of the claims."""
         return [verdict for verdict in self.verdicts if verdict.failed]
+
+    def open(self) -> str:
+        """Of what no bound says something that nothing else decides, in words."""
+        names = [name for name, right in self.expected.tensors.items() if not right.is_inner and is_too_wide(right)]
+        others = f" and {len(names) - MOST_NAMES} others" * (len(names) > MOST_NAMES)
+        return f"no bound says something of {', '.join(names[:MOST_NAMES])}{others}"
 
     def coverage(self) -> str:
         """How many boundaries were judged, in words."""
@@ -191,7 +197,7 @@ def describe(judged: Judged) -> str:
         )
     open_ = [verdict.claim for verdict in judged.verdicts if verdict.kind == "inconclusive"]
     lines = [f"{judged.run.folder}: {', '.join(names)} hold"]
-    lines += [f"{judged.run.folder}: {', '.join(open_)} inconclusive"] * bool(open_)
+    lines += [f"{judged.run.folder}: {', '.join(open_)} inconclusive: {judged.open()}"] * bool(open_)
     return "\n".join([*lines, f"  {'run':9} {where}"])
 
 
