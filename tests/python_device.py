@@ -115,6 +115,10 @@ def _scalar(tensor: torch.Tensor) -> Any:
     return host(tensor).item()
 
 
+spoils: dict[str, Callable[[Any], None]] = {}
+"""By the name of an operator what becomes of its results: kernels that are wrong on purpose."""
+
+
 def _like_cpu(operator: Any) -> Callable[..., Any]:
     return lambda *args, **kwargs: operator.redispatch(_CPU, *args, **kwargs)
 
@@ -138,6 +142,8 @@ def _compute(operator: Any, *args: Any, **kwargs: Any) -> Any:
 
     lending: list[torch.Tensor] = []
     found = operator(*pytree.tree_map(lend, args), **pytree.tree_map(lend, kwargs))
+    if (spoil := spoils.get(operator.overloadpacket.__name__)) is not None:
+        spoil(found)
     for lent in lending:
         own = given[id(lent)]
         if lent.shape != own.shape or lent.stride() != own.stride():  # an out= that was resized
