@@ -1,9 +1,9 @@
 """Whose fault a failure is: that of a collective, of a kernel, or of the parallelization.
 
-The failing case runs once more in a world whose ranks note every collective and every local operation with its operands
-(`equivtest.ranks.watching`).  Each is then judged by itself, from the operands that it really had: whatever was handed to
-it, a right one gives what is right of that.  Where every call is right, what remains is which calls the ranks make, and on
-what: the parallelization.
+The failing case runs once more in a world whose ranks note every collective and every local operation with its
+operands (`equivtest.ranks.watching`).  Each is then judged by itself, from the operands that it really had: whatever
+was handed to it, a right one gives what is right of that.  Where every call is right, what remains is which calls the
+ranks make, and on what: the parallelization.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from equivtest import limits
-from equivtest.calls import Judged, judge_collectives, judge_operations, read_events
+from equivtest.calls import Judged, judge_collectives, judge_operations
 from equivtest.check import one_thread
 from equivtest.errors import EquivtestError
 from equivtest.kit.oracle.declared import declared, load_arithmetics
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply
 from equivtest.verdicts.verdict import Verdict
+from equivtest.watched import read_events
 
 OF_VALUES = ("value", "bits", "replica", "repeat", "ways", "touched", "raised", "lost", "timed_out")
 """Kinds of failure behind which a wrong collective or a wrong kernel may be; all others are of what the ranks call."""

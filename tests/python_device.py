@@ -1,8 +1,8 @@
 """A device written in Python, and a process group for it: what is not "cpu" runs wherever the tests run.
 
-A tensor of the device is torch's own, with sizes, strides and a storage, but the storage has an address at which there is
-no memory.  Its bytes lie in a storage of the CPU that hangs on it, and the CPU's kernels compute on those.  A kernel that
-takes the tensor for one of the CPU's ends the process.
+A tensor of the device is torch's own, with sizes, strides and a storage, but the storage has an address at which there
+is no memory.  Its bytes lie in a storage of the CPU that hangs on it, and the CPU's kernels compute on those.  A kernel
+that takes the tensor for one of the CPU's ends the process.
 
 torch's registration lets Python neither allocate nor resize a device's storage, nor make a generator.  So a storage is
 made from its address, `UntypedStorage.resize_` and `nbytes` are replaced, and random numbers are the CPU's.
@@ -93,7 +93,9 @@ torch.UntypedStorage.nbytes = _size_of_storage  # type: ignore[method-assign]
 
 def _set(tensor: torch.Tensor, storage: Any, offset: int, size: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
     """The tensor, of that storage from now on, which grows where it is too small."""
-    found: torch.Tensor = _aten.set_.source_Storage_storage_offset.redispatch(_CPU, tensor, storage, offset, size, stride)
+    found: torch.Tensor = _aten.set_.source_Storage_storage_offset.redispatch(
+        _CPU, tensor, storage, offset, size, stride
+    )
     return found
 
 

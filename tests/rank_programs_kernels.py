@@ -56,7 +56,7 @@ KERNELS: dict[str, tuple[str, Spoil]] = {
     "mm_raises": ("mm", raises),
     "addmm_last_is_zero": ("addmm", last_is_zero),
     "sum_first_is_doubled": ("sum", first_is_doubled),
-    "embedding_last_is_zero": ("embedding", last_is_zero),
+    "embedding_last_is_zero": ("index_select", last_is_zero),
     "embedding_backward_doubled": ("embedding_dense_backward", first_is_doubled),
     "layer_norm_fewer_bits": ("native_layer_norm", fewer_bits),
     "layer_norm_backward_nan": ("native_layer_norm_backward", is_nan),

@@ -23,7 +23,7 @@ FLOORS = (
     ("kit",),
     ("families",),
     ("ranks",),
-    ("verdicts",),
+    ("verdicts", "watched"),
     ("calls", "check", "known", "report"),
     ("door",),
     ("chunks", "module", "records", "replay", "settings", "suite"),

@@ -39,7 +39,7 @@ class Note(msgspec.Struct, frozen=True, array_like=True):
     given: Any = None
     got: Any = None
     group: tuple[int, ...] = ()
-    options: dict[str, Any] = {}  # noqa: RUF012  (msgspec copies an empty default)
+    options: dict[str, Any] = {}
     was_changed: bool = False
     error: str = ""
 

@@ -122,7 +122,9 @@ class Pool:
         """
         return self._run(self._begin(subject, case, NO_FAULT, folder), limit_s)
 
-    def _run(self, outstanding: _Outstanding, limit_s: float | None, *, keep_if_all_raised: bool = False) -> list[Reply]:
+    def _run(
+        self, outstanding: _Outstanding, limit_s: float | None, *, keep_if_all_raised: bool = False
+    ) -> list[Reply]:
         try:
             return outstanding.wait(limit_s, keep_if_all_raised=keep_if_all_raised)
         except BaseException:  # Ctrl-C: the ranks may be anywhere

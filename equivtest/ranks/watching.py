@@ -30,7 +30,9 @@ from equivtest.tensors import same_bits
 UNSEEN = ("empty", "as_strided", "set_", "resize", "detach", "alias")
 """Parts of the names of operators whose results are no values, or hang on how operands lie in memory."""
 
-REDUCTIONS = {getattr(dist.ReduceOp, op): op.lower() for op in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")}
+REDUCTIONS = {
+    getattr(dist.ReduceOp, op): op.lower() for op in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
+}
 
 
 class Watch:
@@ -191,7 +193,7 @@ def _in_short(error: Exception) -> str:
 
 
 class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes each of torch's own operators on plain tensors, as `equivtest.ranks.recording.Recorder` sees collectives."""
+    """Notes each of torch's own operators on plain tensors, below the DTensor's."""
 
     def __init__(self, watch: Watch) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

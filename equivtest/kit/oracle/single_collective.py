@@ -1,9 +1,9 @@
 """What one collective must leave on a rank, from the operands of all ranks of its group.
 
 An operand is a list of items, one for each tensor that is reduced or moved; an item is a list of parts, one for each
-rank that gets another, else one; a part is flat.  What is moved keeps its bits.  What is added is exact where the values
-allow that, else bounded (`equivtest.kit.oracle.operands`), in the dtype in which the backend says that it adds.  Of
-maxima and minima among which is a NaN, and of sums that may overflow, nothing is said.
+rank that gets another, else one; a part is flat.  What is moved keeps its bits.  What is added is exact where the
+values allow that, else bounded (`equivtest.kit.oracle.operands`), in the dtype in which the backend says that it adds.
+Of maxima and minima among which is a NaN, and of sums that may overflow, nothing is said.
 
 Source: torch/csrc/distributed/c10d/ProcessGroup.hpp and the docstrings of torch.distributed (2.13.0).
 """
