@@ -56,7 +56,7 @@ PLANTS = (
     Plant("collective", "drops_rank", "rowwise_linear", "all_reduce", dtypes=("float16",)),
     Plant("collective", "forgets_remainder", "zero3_fetch_all_gather", "all_gather"),
     Plant("collective", "wrong_on_one_rank", "fsdp2_mlp", "reduce_scatter"),
-    Plant("collective", "max_from_zero", "reduction", "all_reduce"),
+    Plant("collective", "average_is_sum", "hsdp_mlp", "all_reduce", world_size=4, dtypes=("bfloat16",)),
     Plant("collective", "other_order", "fsdp2_mlp", "reduce_scatter"),
     Plant("collective", "ends_a_rank", "rowwise_linear", "scatter"),
     Plant("collective", "wrong_on_three", "zero3_fetch_all_gather", "all_gather", world_size=3),

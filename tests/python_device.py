@@ -16,11 +16,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import distributed as dist
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 DEVICE = "shadow"
@@ -162,6 +164,12 @@ for _name in (
 ):
     _packet, _, _overload = _name.partition(".")
     _own.impl(_name, _like_cpu(getattr(getattr(_aten, _packet), _overload or "default")), "PrivateUse1")
+for _name in torch._C._dispatch_get_all_op_names():  # else computed in parts, each of which rounds
+    _keys = ("CPU", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
+    _on_cpu, *_in_parts = (torch._C._dispatch_has_kernel_for_dispatch_key(_name, key) for key in _keys)
+    if _name.startswith("aten::") and _on_cpu and any(_in_parts):
+        _packet, _, _overload = _name.removeprefix("aten::").partition(".")
+        _own.impl(_name, partial(_compute, getattr(getattr(_aten, _packet), _overload or "default")), "PrivateUse1")
 _own.impl("empty.memory_format", _empty, "PrivateUse1")
 _own.impl("empty_strided", _empty_strided, "PrivateUse1")
 _own.impl("copy_", _copy, "PrivateUse1")
@@ -201,8 +209,6 @@ class Module:
     """What torch asks of a device by `torch.get_device_module`."""
 
     Stream, Event = Stream, Event
-    get_rng_state: Callable[..., torch.Tensor] = staticmethod(lambda device=0: torch.get_rng_state())
-    set_rng_state: Callable[..., None] = staticmethod(lambda state, device=0: torch.set_rng_state(state))
 
     def is_initialized(self) -> bool:
         return True
@@ -298,7 +304,8 @@ def _on_bytes(name: str) -> Callable[..., Any]:
 
     def method(self: Group, *args: Any, **kwargs: Any) -> Any:
         given = pytree.tree_leaves(args[:1])
-        work = getattr(self._inner, name)(*pytree.tree_map(_lent, args), **pytree.tree_map(_lent, kwargs))
+        with _disable_current_modes():  # gloo's own calls, on tensors of the CPU, are nobody's business
+            work = getattr(self._inner, name)(*pytree.tree_map(_lent, args), **pytree.tree_map(_lent, kwargs))
         return Work(work, given) if isinstance(work, dist.Work) else work
 
     return method
