@@ -2,88 +2,29 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import ClassVar
 
 import torch
-from torch import distributed, nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch import distributed
 
-from equivtest.families.module.subject.token_mean import (
-    MAX_NORM,
-    MicroBatch,
-    clip,
-    reduces_gradients,
-    tokens_in,
-)
-
-Report = dict[str, torch.Tensor]
+from equivtest.families.module.defects import token_mean as shipped
+from equivtest.families.module.subject.token_mean import MAX_NORM, Report, TokenMean, clip
 
 
-class Step:
+class Step(TokenMean):
     """The right one."""
 
     shards: ClassVar[bool] = False  # by FSDP2; else DistributedDataParallel
-
-    def __init__(self, module: Any, mesh: DeviceMesh, micro_batches: Sequence[MicroBatch], optimizer: Any) -> None:
-        self.module, self.mesh, self.micro_batches, self.optimizer = module, mesh, micro_batches, optimizer
-        self.own = torch.stack([tokens_in(each) for each in micro_batches])
-        self.num_tokens = self.counted()
-        self.losses: list[torch.Tensor] = []
-
-    def run(self) -> Report:
-        self.begin()
-        for number, each in enumerate(self.micro_batches):
-            reduces_gradients(self.module, self.reduces(number))
-            loss = self.module(**each, reduction="sum")["loss"]
-            self.backward(number, self.scaled(number, loss))
-            self.losses.append(loss.detach())
-        self.reduce()
-        norm = self.clipped()
-        self.update()
-        return {"loss": self.reported(), "total_norm": norm}
-
-    def summed(self, tensor: torch.Tensor) -> torch.Tensor:
-        distributed.all_reduce(tensor, group=self.mesh.get_group())
-        return tensor
-
-    def counted(self) -> torch.Tensor:
-        return self.summed(self.own.sum())
-
-    def begin(self) -> None:
-        self.optimizer.zero_grad()
-
-    def reduces(self, number: int) -> bool:
-        return number == len(self.micro_batches) - 1
-
-    def scaled(self, number: int, loss: torch.Tensor) -> torch.Tensor:
-        return loss * self.mesh.size() / self.num_tokens
-
-    def backward(self, number: int, loss: torch.Tensor) -> None:
-        loss.backward()
-
-    def reduce(self) -> None:
-        pass
-
-    def clipped(self) -> torch.Tensor:
-        return clip(self.module)
-
-    def update(self) -> None:
-        self.optimizer.step()
-
-    def reported(self) -> torch.Tensor:
-        return self.summed(torch.stack(self.losses).sum()) / self.num_tokens
 
     def clip_to(self, norm: torch.Tensor) -> None:
         for parameter in self.module.parameters():
             parameter.grad.mul_((MAX_NORM / (norm + 1e-6)).clamp(max=1.0))
 
 
-class MeanOfMeans(Step):
-    def scaled(self, number: int, loss: torch.Tensor) -> torch.Tensor:
-        return loss / self.own[number].clamp(min=1) / len(self.own)
+class MeanOfMeans(shipped.MeanOfMeans, Step):
+    pass
 
 
 class MeanOfRanks(Step):
@@ -130,9 +71,8 @@ class Summed(Step):
         return loss
 
 
-class FirstReduced(Step):
-    def reduces(self, number: int) -> bool:
-        return number == 0
+class FirstReduced(shipped.FirstReduced, Step):
+    pass
 
 
 class FirstReducedOfShards(FirstReduced):
@@ -161,9 +101,8 @@ class BiasNotReduced(Step):
         bias.grad = before + own
 
 
-class GradientsKept(Step):
-    def begin(self) -> None:
-        pass
+class GradientsKept(shipped.GradientsKept, Step):
+    pass
 
 
 class LastDropped(Step):
@@ -171,15 +110,8 @@ class LastDropped(Step):
         super().backward(number, loss * (number < len(self.own) - 1))
 
 
-class OwnNorm(Step):
+class OwnNorm(shipped.OwnNorm, Step):
     shards = True
-
-    def clipped(self) -> torch.Tensor:
-        gradients = [parameter.grad.to_local() for parameter in self.module.parameters()]
-        norm = torch.nn.utils.get_total_norm(gradients)
-        for gradient in gradients:
-            gradient.mul_((MAX_NORM / (norm + 1e-6)).clamp(max=1.0))
-        return norm
 
 
 class NormWithoutHead(Step):
@@ -273,9 +205,8 @@ class RateOfRanks(Step):
             group["lr"] = rate
 
 
-class OwnReported(Step):
-    def reported(self) -> torch.Tensor:
-        return torch.stack(self.losses).sum() / self.own.sum().clamp(min=1)
+class OwnReported(shipped.OwnReported, Step):
+    pass
 
 
 class MeanOfMeansReported(Step):
@@ -288,10 +219,6 @@ def _subclasses(kind: type[Step]) -> list[type[Step]]:
     return [each for child in kind.__subclasses__() for each in (child, *_subclasses(child))]
 
 
-def _run(kind: type[Step], module: nn.Module, mesh: DeviceMesh, micro_batches: Any, optimizer: Any) -> Report:
-    return kind(module, mesh, micro_batches, optimizer).run()
-
-
 WRONG = {kind.__name__: kind for kind in _subclasses(Step)}
 
 
@@ -300,4 +227,4 @@ def __getattr__(name: str) -> Callable[..., Report]:
     kind = {**WRONG, "Step": Step}.get(name.removeprefix("run_"))
     if kind is None or not name.startswith("run_"):
         raise AttributeError(name)
-    return functools.partial(_run, kind)
+    return kind.step

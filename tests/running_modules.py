@@ -39,6 +39,15 @@ def _rotated(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return torch.cat([left * angles.cos() - right * angles.sin(), left * angles.sin() + right * angles.cos()], -1)
 
 
+def _rotated_as_pairs(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """By angles that the module computes itself, as complex numbers; they are of float32 at least."""
+    pairs = torch.view_as_complex((x @ weight).to(torch.promote_types(x.dtype, torch.float32)).reshape(5, 3, 2))
+    angles = torch.arange(5)[:, None] / torch.arange(1, 4, dtype=pairs.real.dtype)
+    turns = torch.polar(torch.ones_like(angles), angles)
+    turns *= 1.5
+    return torch.view_as_real(pairs * turns + pairs.conj() - 0.5).flatten(-2).to(x.dtype)
+
+
 def _taken_away(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Nearly all of it."""
     rows = torch.arange(x.shape[0])
@@ -142,6 +151,8 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
     "scaled sums": of(lambda x, w: torch.addmm(x, x, w, beta=0.5, alpha=2.0)),
     "mean squares": of(lambda x, w: functional.mse_loss(x @ w, x)),
     "rotated": of(_rotated),
+    "log sigmoid": nn.LogSigmoid,
+    "rotated as pairs": of(_rotated_as_pairs),
     "powers of a number": of(lambda x, w: 3.0 ** (x @ w).tanh() + 0.5 ** x.tanh()),
     "products by group": of(_by_expert),
     "written": of(_written),
@@ -164,6 +175,26 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
     "chosen": of(lambda x, w: (x @ w).softmax(-1).gather(-1, (x @ w).argmin(-1, keepdim=True))),
     "sorted": of(lambda x, w: (x @ w).sort(-1, descending=True).values),
     "routed": of(_routed),
+    "convolution": lambda: nn.Conv1d(5, 4, 3, padding=1),
+    "convolution in groups": of(lambda x, w: functional.conv1d(x.T, w.reshape(6, 1, 6)[..., :3], groups=6, dilation=2)),
+    "convolution of images": of(
+        lambda x, w: functional.conv2d(x.reshape(5, 1, 2, 3), w.reshape(4, 1, 3, 3), w[0, :4], stride=2, padding=1)
+    ),
+    "convolution of a volume": of(
+        lambda x, w: functional.conv3d((x @ w).reshape(1, 2, 3, 5, 1), w[:4].reshape(2, 2, 3, 2, 1))
+    ),
+    "convolution transposed": of(
+        lambda x, w: functional.conv_transpose2d(
+            x.reshape(5, 2, 3, 1), w.reshape(2, 3, 3, 2), w[0, :6], stride=2, output_padding=1, groups=2
+        )
+    ),
+    "normed images": lambda: nn.Sequential(nn.Unflatten(1, (2, 3)), nn.BatchNorm1d(2, track_running_stats=False)),
+    "pooled by the largest": of(lambda x, w: functional.max_pool2d((x @ w).reshape(1, 5, 6), 3, 2, 1)),
+    "pooled by the mean": of(lambda x, w: functional.avg_pool2d((x @ w).reshape(1, 5, 6), 3, 2, 1)),
+    "pooled to a size": of(lambda x, w: functional.adaptive_avg_pool2d((x @ w).reshape(1, 5, 6), (4, 4))),
+    "enlarged": of(lambda x, w: functional.interpolate((x @ w)[None], scale_factor=3)),
+    "padded": of(lambda x, w: functional.pad(x @ w, (1, 2), value=3.0)),
+    "padded by its border": of(lambda x, w: functional.pad((x @ w)[None], (2, 1, 1, 0), mode="replicate")),
     "masked by numbers": of(lambda x, w: ((x @ w) + torch.ones(5, 6).triu(1).bool() * -1e9).softmax(-1)),
 }
 
@@ -173,6 +204,11 @@ NARROWER_WITHIN = ("masked by what is too low for float32",)
 """What computes in float32 whatever it is handed."""
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "summed as integers": (of(lambda x, w: (x @ w).sum(dtype=torch.int64) * x), "of a sum in int64 of what may be off"),
+    "a quotient of pairs": (
+        of(lambda x, w: torch.view_as_real(1 / torch.view_as_complex((x @ w).reshape(5, 3, 2)))),
+        "of reciprocal of complex numbers no bound is known",
+    ),
     "dropout": (nn.Dropout, "bernoulli_ draws at random"),
     "noise": (of(lambda x, w: x @ w + torch.randn(x.shape)), "randn draws at random"),
     "floored": (of(lambda x, w: torch.div(x @ w, 2, rounding_mode="floor")), "of fmod no bound is known"),
@@ -189,7 +225,6 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
         "of copy_ no bound is known",
     ),
     "many at once": (of(_foreach), "of _foreach_mul_ no bound is known"),
-    "padded": (of(lambda x, w: functional.pad(x @ w, (1, 1))), "of copy_to no bound is known .a part of constant_pad"),
     "cached": (Cached, "copy_ writes into a tensor that was made before"),
     "counted": (lambda: nn.BatchNorm1d(FEATURES), "writes into a tensor that was made before"),
 }
@@ -209,6 +244,15 @@ class SummedOtherwise(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._product(*args)
         if name == "addmm" and not kwargs:
             return args[0] / 3 + (self._product(*args[1:]) + args[0] / 3) + args[0] / 3
+        if name == "convolution" and args[-1] == 1 and not args[6]:
+            cut = self._random.randint(1, args[0].shape[1])
+            shares = [
+                func(args[0][:, some], args[1][:, some], None, *args[3:])
+                for some in (slice(cut), slice(cut, None))
+                if args[0][:, some].numel()
+            ]
+            bias = 0 if args[2] is None else args[2].reshape(-1, *[1] * len(args[3]))
+            return sum(shares[1:], shares[0]) + bias
         return func(*args, **kwargs)
 
     def _product(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:

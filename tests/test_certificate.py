@@ -17,6 +17,10 @@ DIAGONAL = torch.eye(4).bool()
 NEGATIVE = -1 * SQUARE  # made here, as a constant of a module is: not seen by the certificate
 
 
+def convolved(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None, size: int = 3) -> torch.Tensor:
+    return functional.conv2d(x[None, None], w[None, None, :size, :size], bias, padding=size // 2)[0, 0]
+
+
 def bits_of(function: Function, left: torch.Tensor = SQUARE, right: torch.Tensor = SQUARE) -> int:
     """The bits that the function's sums take on magnitudes, forward and backward, in bfloat16, which has 8."""
     left, right = left.clone().requires_grad_(), right.clone().requires_grad_()
@@ -40,8 +44,24 @@ def bits_of(function: Function, left: torch.Tensor = SQUARE, right: torch.Tensor
         (lambda x, w: torch.baddbmm(x[None], x[None], w[None])[0], 6),
         (lambda x, w: x.sum(0, keepdim=True) + w, 4),  # 15
         (lambda x, w: x[torch.tensor([0, 0, 1, 1])] + w, 3),
+        (lambda x, w: convolved(x, w, w[0, :1]), 7),  # 9 * 9 + 3 = 84
+        (lambda x, w: functional.pad(x, (-1, 1), value=-60.0) + w, 6),  # 63
     ],
-    ids=["add", "sub", "mul", "mm", "linear", "bmm", "moves", "halves", "baddbmm", "sum", "index"],
+    ids=[
+        "add",
+        "sub",
+        "mul",
+        "mm",
+        "linear",
+        "bmm",
+        "moves",
+        "halves",
+        "baddbmm",
+        "sum",
+        "index",
+        "windows",
+        "padding",
+    ],
 )
 def test_the_largest_sum_of_magnitudes_counts(function: Function, bits: int) -> None:
     assert bits_of(function) == bits
@@ -53,6 +73,8 @@ def test_the_largest_sum_of_magnitudes_counts(function: Function, bits: int) -> 
         (lambda x, w: (x @ w) @ w, "adds up magnitudes of 432 units, and bfloat16 holds 256"),
         (lambda x, w: (x - w) @ w @ w, "mm adds up magnitudes of 864"),
         (lambda x, w: (x * w) * (x * w) * (x * w), "mul adds up magnitudes of 729"),
+        (lambda x, w: convolved(x * w, x * w), "convolution adds up magnitudes of 729"),
+        (lambda x, w: convolved(x, w, size=1) * 16.0, "convolution_backward adds up magnitudes of 768"),
         (lambda x, w: x * 0.1 + w, "mul adds up magnitudes"),
         (lambda x, w: x / w, "div may round"),
         (lambda x, w: x.softmax(-1) + w, "_softmax may round"),
@@ -61,7 +83,20 @@ def test_the_largest_sum_of_magnitudes_counts(function: Function, bits: int) -> 
         (lambda x, w: x.mean(0, keepdim=True) + w, "mean may round"),
         (lambda x, w: x.exp() + w, "exp may round"),
     ],
-    ids=["two layers", "difference", "cubes", "a tenth", "div", "softmax", "gelu", "norm", "mean", "exp"],
+    ids=[
+        "two layers",
+        "difference",
+        "cubes",
+        "windows",
+        "windows, backward",
+        "a tenth",
+        "div",
+        "softmax",
+        "gelu",
+        "norm",
+        "mean",
+        "exp",
+    ],
 )
 def test_what_could_round_is_refused(function: Function, reason: str) -> None:
     with pytest.raises(InexactData, match=reason):

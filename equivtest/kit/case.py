@@ -300,6 +300,11 @@ def from_code(text: str) -> Case:
     return from_data({"schema": SCHEMA_VERSION, "type": call.func.id, "fields": fields})
 
 
+def at_step(step: int, name: str) -> str:
+    """The name of step 1 as of another step: at_step(2, 'output') == 'step2.output'."""
+    return name if step == 1 else f"step{step}.{name}"
+
+
 def import_cases() -> None:
     """Imports the case classes of every family, so that `CASE_TYPES` has them."""
     for part in ("case", "case_refused"):

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from equivtest import ids, module_property, targets
-from equivtest.errors import Misuse
-from equivtest.property import Space
 
 HERE = "tests.clients.torch_modules:"
 ROWS = ((2, 3), (3, 3), (4, 3), (5, 3), (7, 3))
@@ -24,6 +20,10 @@ lstm_replicated = module_property(HERE + "recurrent", HERE + "replicated", EVEN)
 lstm_sharded = module_property(HERE + "recurrent", HERE + "sharded", EVEN)
 flat_sharded = module_property(HERE + "perceptron", HERE + "flat_sharded", ROWS)
 flat_sharded_by_name = module_property(HERE + "perceptron", HERE + "flat_sharded_by_name", ROWS)
+IMAGES = ((12, 2, 8, 8), (12, 2, 7, 9))
+images_replicated = module_property(HERE + "images", HERE + "replicated", IMAGES)
+images_sharded = module_property(HERE + "images", HERE + "sharded", IMAGES)
+convolutions_sharded = module_property(HERE + "convolutions", HERE + "sharded", ((12, 2, 3, 3), (12, 2, 4, 2)))
 compiled = module_property(HERE + "perceptron", HERE + "compiled", ROWS, batch="whole")
 compiled_and_replicated = module_property(HERE + "perceptron", HERE + "compiled_and_replicated", ROWS)
 
@@ -54,10 +54,3 @@ lora_divided = replace(
     ),
     requires="peft",
 )
-
-
-def test_a_convolution_is_refused_by_name() -> None:
-    prop = module_property(HERE + "convolution", HERE + "replicated", ((2, 2, 4, 4),), batch="mean of parts")
-
-    with pytest.raises(Misuse, match=r"of convolution no bound is known, in 0, at"):
-        prop.cases(Space((1, 2), ("float32",)))

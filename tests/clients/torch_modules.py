@@ -42,8 +42,17 @@ def recurrent() -> nn.Module:
     return Recurrent()
 
 
-def convolution() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.ReLU(), nn.Conv2d(3, 2, 1))
+def images() -> nn.Module:
+    """Convolutions, batch norms in evaluation, pools and a head."""
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4).eval(), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(4, 6, 3, stride=2, groups=2), nn.GELU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 3),
+    )  # fmt: skip
+
+
+def convolutions() -> nn.Module:
+    """Which round nothing on integers."""
+    return nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.ReLU(), nn.ConvTranspose2d(3, 2, 2, stride=2))
 
 
 def perceptron() -> nn.Module:

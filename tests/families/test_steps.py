@@ -16,7 +16,8 @@ from equivtest.errors import Misuse
 from equivtest.families.module.case import PARTS_OF_WHOLE, ModuleCase
 from equivtest.families.module.case_facts import call_builder, with_parameters
 from equivtest.families.module.case_inputs import make_whole_numbers
-from equivtest.families.module.case_steps import at_step, base_of, called_optimizer, updated
+from equivtest.families.module.case_steps import base_of, called_optimizer, updated
+from equivtest.kit.case import at_step
 from equivtest.kit.oracle import expect
 from equivtest.kit.values import draw
 from equivtest.module import ids, module_property, targets
@@ -74,18 +75,18 @@ def test_a_step_over_all_tokens_is_that_of_the_whole_batch(
 @pytest.mark.parametrize(
     ("wrong", "world_size", "first"),
     [
-        ("_means", 1, "grad."),
-        ("_means", 3, "grad."),
-        ("_own", 2, "output.loss"),
-        ("_kept", 2, "step2.grad."),
-        ("_own_norm", 2, "output.total_norm"),
-        ("_first", 2, "grad."),
+        ("MeanOfMeans", 1, "grad."),
+        ("MeanOfMeans", 3, "grad."),
+        ("OwnReported", 2, "output.loss"),
+        ("GradientsKept", 2, "step2.grad."),
+        ("OwnNorm", 2, "output.total_norm"),
+        ("FirstReduced", 2, "grad."),
     ],
 )
 def test_a_step_that_is_wrong_is_named_at_the_first_thing_that_is(
     pool: Pool, wrong: str, world_size: int, first: str
 ) -> None:
-    made = {**TOKENS, "step": f"equivtest.families.module.defects.token_mean:{wrong}"}
+    made = {**TOKENS, "step": f"equivtest.families.module.defects.token_mean:step_{wrong}"}
     made["parallelize"] = f"{SUBJECT}fully_sharded"
     verdicts = failed(ModuleCase(world_size=world_size, **made), pool)
 

@@ -23,9 +23,9 @@ from equivtest.families.module.case_inputs import (
     sizes_in,
 )
 from equivtest.families.module.case_outputs import OUTPUT
-from equivtest.families.module.case_steps import TOTAL_NORM, StepCase, at_step, base_of, updated
+from equivtest.families.module.case_steps import TOTAL_NORM, StepCase, base_of, updated
 from equivtest.families.module.case_world import WorldCase
-from equivtest.kit.case import Shape, require
+from equivtest.kit.case import Shape, at_step, require
 from equivtest.layout import Layout, Shard, local_shape
 
 __all__ = ["ModuleCase", "call_builder", "with_parameters"]
@@ -318,7 +318,6 @@ def _told(case: ModuleCase) -> dict[str, Told]:
     return found
 
 
-@functools.lru_cache(maxsize=256)
 def _told_once(case: ModuleCase) -> dict[str, Told]:
     """The same of one forward and backward."""
     facts, divided, shapes = case.facts, case.divided_names(), case.input_shapes()

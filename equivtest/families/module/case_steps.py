@@ -72,11 +72,6 @@ class StepCase(Case):
         return self.world_size * self.micro_batches
 
 
-def at_step(step: int, name: str) -> str:
-    """The name of step 1 as of another step: at_step(2, 'grad.weight') == 'step2.grad.weight'."""
-    return name if step == 1 else f"step{step}.{name}"
-
-
 def base_of(name: str) -> str:
     """The name of step 1: 'ids' of 'step2.ids'."""
     return re.sub(r"^step\d+\.", "", name)

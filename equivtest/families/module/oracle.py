@@ -73,11 +73,13 @@ def _expected_of(case: ModuleCase, index: int, held: Held | None) -> Expected:
 
 def _once(case: ModuleCase, index: int, drawn: Tensors, held: Held | None) -> Expected:
     """Of one forward and backward."""
-    if case.by_parts and held is None:
-        return _by_parts(case, drawn, [_held_by_one(case, part) for part in split(case, drawn)])
-    if case.by_parts and held is not None:
-        num_parts = case.num_parts if case.is_divided else 1
-        return _by_parts(case, drawn, [held_by_ranks(case, held, part) for part in range(num_parts)])
+    if case.by_parts:
+        parts = enumerate(split(case, drawn))
+        return _by_parts(
+            case,
+            drawn,
+            [_held_by_one(case, part) if held is None else held_by_ranks(case, held, rank) for rank, part in parts],
+        )
     given = {name: _in_float64(tensor) for name, tensor in drawn.items()}
     if case.values[index][0] == REAL_MODE:
         expected = _expected(case, given, _within_bounds(case, drawn)[0], {})
@@ -275,12 +277,16 @@ def _found(counted: RunningError, tensor: torch.Tensor) -> Found:
 class TakesApart(TorchFunctionMode):
     """Within it attention is taken apart into products and softmaxes, whatever kernels the module asks for.
 
-    But where it may be of 16 bits, as under autocast: then the CPU's kernel rounds more than its parts.
+    But where it may be of 16 bits, as under autocast: then the CPU's kernel rounds more than its parts.  And an LSTM
+    into its steps, which oneDNN takes all at once.
 
-    Source: torch.nn.attention.sdpa_kernel (2.13.0).
+    Source: torch.nn.attention.sdpa_kernel, torch.backends.mkldnn.flags (2.13.0).
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.lstm:
+            with torch.backends.mkldnn.flags(enabled=False):
+                return func(*args, **(kwargs or {}))
         if func not in (functional.scaled_dot_product_attention, functional.multi_head_attention_forward):
             return func(*args, **(kwargs or {}))
         query = args[0] if args else (kwargs or {})["query"]

@@ -17,13 +17,14 @@ import torch
 from equivtest.errors import Misuse
 from equivtest.families.module.case import ModuleCase
 from equivtest.families.module.case_facts import call_builder, with_parameters
-from equivtest.families.module.case_steps import TOTAL_NORM, at_step, base_of, called_optimizer, updated
+from equivtest.families.module.case_steps import TOTAL_NORM, base_of, called_optimizer, updated
+from equivtest.kit.case import at_step
 from equivtest.kit.oracle.declared import arithmetic_of
 from equivtest.kit.oracle.exact import InexactData
 from equivtest.kit.oracle.expected import COPIED, Expected, ExpectedTensor, says_nothing
 from equivtest.kit.oracle.held import Held, put_together
 from equivtest.kit.oracle.ranged import Parts, Ranged
-from equivtest.tensors import DTYPES, Placed
+from equivtest.tensors import DTYPES
 
 if TYPE_CHECKING:
     from equivtest.kit.oracle.running import RunningError
@@ -67,15 +68,13 @@ def expect_steps(case: ModuleCase, index: int, drawn: Tensors, held: Held | None
         found |= {at_step(step, name): each for name, each in right.items() if name not in copies}
         if optimizer is not None:
             gradients = {
-                name: _held_or_right(case, held, at_step(step, f"grad.{name}"), right[f"grad.{name}"])
-                for name in parameters
+                name: _gradient(case, held, at_step(step, f"grad.{name}"), right[f"grad.{name}"]) for name in parameters
             }
             left = {updated(step, name): each for name, each in optimizer.update(parameters, gradients).items()}
             found |= left
-            now = {
+            parameters = {
                 name: _held_or_right(case, held, updated(step, name), left[updated(step, name)]) for name in parameters
             }
-            parameters = {name: value for name, value in now.items() if value is not None}  # which all are
     return Expected(found, {})
 
 
@@ -97,21 +96,18 @@ def _of_step(held: Held | None, step: int) -> Held | None:
     }
 
 
-def _held_or_right(case: ModuleCase, held: Held | None, name: str, right: ExpectedTensor) -> torch.Tensor | None:
-    """What the ranks held; what is right where they held nothing that is whole, which another claim tells.
-
-    None where no rank holds any, and none need: of a gradient that reaches nothing.
-    """
+def _held_or_right(case: ModuleCase, held: Held | None, name: str, right: ExpectedTensor) -> torch.Tensor:
+    """What the ranks held; what is right where they held nothing that is whole, which another claim tells."""
     found = None if held is None else put_together(held, name, tuple(right.value.shape), case.mesh_shape)
-    placed = [] if held is None else [tensors.get(name) for tensors in held.values()]
-    is_there = any(each is not None and _has_elements(each) for each in placed)
-    if found is None and right.may_be_none and not is_there:
-        return None
     return (right.value if found is None else found).to(DTYPES[case.dtype])
 
 
-def _has_elements(placed: Placed) -> bool:
-    return bool(placed.local.numel())
+def _gradient(case: ModuleCase, held: Held | None, name: str, right: ExpectedTensor) -> torch.Tensor | None:
+    """The same of a gradient: None where it reaches nothing, and no rank holds an element of it."""
+    placed = [] if held is None else [tensors.get(name) for tensors in held.values()]
+    if right.may_be_none and not any(each is not None and each.local.numel() for each in placed):
+        return None
+    return _held_or_right(case, held, name, right)
 
 
 def _clipped(case: ModuleCase, right: Mapping[str, ExpectedTensor]) -> dict[str, ExpectedTensor]:

@@ -281,8 +281,3 @@ def base_of(name: str) -> str:
     if parts[-1] in ("weight", "bias"):
         parts = parts[-2:]
     return ".".join(parts)
-
-
-def at_step(step: int, name: str) -> str:
-    """The name of step 1 as of another step: at_step(2, 'output') == 'step2.output'."""
-    return name if step == 1 else f"step{step}.{name}"

@@ -28,12 +28,13 @@ from equivtest.kit.oracle.places import Places
 MOVES = frozenset(
     {
         "_reshape_alias", "_to_copy", "_unsafe_view", "abs", "alias", "amax", "arange", "as_strided", "cat",
-        "clone", "contiguous", "copy_", "detach", "embedding", "empty", "empty_like", "empty_strided", "expand",
-        "eye", "flip",
-        "full", "full_like", "gather", "index", "index_select", "lift_fresh", "max", "maximum", "narrow", "new_empty",
-        "new_empty_strided", "new_zeros", "ones", "ones_like", "permute", "relu", "repeat", "roll", "select",
+        "clone", "constant_pad_nd", "contiguous", "copy_", "detach", "embedding", "empty", "empty_like",
+        "empty_strided", "expand", "eye", "flip", "full", "full_like", "gather", "index",
+        "index_select", "lift_fresh", "max", "maximum", "narrow", "new_empty", "new_empty_strided", "new_zeros", "ones",
+        "ones_like", "permute", "pixel_shuffle", "pixel_unshuffle", "relu", "repeat", "roll", "select",
         "masked_fill", "slice", "split", "split_with_sizes", "squeeze", "squeeze_", "stack", "t", "threshold_backward",
-        "transpose", "unbind", "unsqueeze", "view", "where", "zero_", "zeros", "zeros_like",
+        "transpose", "tril", "triu", "unbind", "unsafe_split", "unsqueeze", "upsample_nearest1d", "upsample_nearest2d",
+        "upsample_nearest3d", "view", "where", "zero_", "zeros", "zeros_like",
     }
 )  # fmt: skip
 """Operations that only move or choose values, no larger in magnitude than what they give on magnitudes."""
@@ -41,13 +42,17 @@ MOVES = frozenset(
 SUMS = frozenset(
     {
         "add", "add_", "cumsum", "embedding_dense_backward", "index_add", "index_put", "index_put_", "scatter_add",
-        "select_backward", "slice_backward", "sum",
+        "select_backward", "slice_backward", "sum", "upsample_nearest1d_backward", "upsample_nearest2d_backward",
+        "upsample_nearest3d_backward",
     }
 )  # fmt: skip
 """Operations that add elements."""
 
-PRODUCTS = frozenset({"mm", "bmm", "mv", "dot", "mul", "addmm", "baddbmm", "addmv"})
-"""Operations that add products of elements of two tensors; the last three begin with a tensor they are added to."""
+ADDED_TO = {"addmm": 0, "baddbmm": 0, "addmv": 0, "convolution": 2}
+"""Operations that add products of elements of two tensors to a third, and where it stands among the tensors."""
+
+PRODUCTS = frozenset({"mm", "bmm", "mv", "dot", "mul", "convolution_backward", *ADDED_TO})
+"""Operations that add products of elements of two tensors."""
 
 ON_MAGNITUDES: dict[str, Callable[..., Any]] = {
     "sub": torch.add,
@@ -56,10 +61,10 @@ ON_MAGNITUDES: dict[str, Callable[..., Any]] = {
 }
 """What bounds an operation whose own result on magnitudes does not."""
 
-CHOOSES = frozenset({"amax", "masked_fill", "max", "maximum", "relu", "where"})
+CHOOSES = frozenset({"amax", "constant_pad_nd", "masked_fill", "max", "maximum", "relu", "where"})
 """Of MOVES, those whose result is no magnitude where a constant of the module has a sign."""
 
-FILLS = frozenset({"full", "full_like", "masked_fill", "where"})
+FILLS = frozenset({"constant_pad_nd", "full", "full_like", "masked_fill", "where"})
 """Of MOVES, those that put numbers of the module's own into a result, which the dtype may not hold."""
 
 CONVERTS = frozenset({"_to_copy", "to"})
@@ -105,7 +110,10 @@ class Certificate(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = ON_MAGNITUDES.get(name, func)(*args, **kwargs)
         if name not in MOVES or name in FILLS:
             numbers = [each for each in (*args, *kwargs.values()) if isinstance(each, float)]
-            self._count(name, result, unit_of(name, [each for each in args if is_floating(each)], numbers))
+            unit = unit_of(name, [each for each in args if is_floating(each)], numbers)
+            for each in result if isinstance(result, tuple) else (result,):
+                if each is not None:
+                    self._count(name, each, unit)
         return result
 
     def _converted(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -168,7 +176,8 @@ def unit_of(name: str, operands: Iterable[torch.Tensor], numbers: Iterable[float
     units = [_own_unit(operand) for operand in operands]
     factor = sum(_own_unit(torch.tensor(number, dtype=torch.float64)) for number in numbers)
     if name in PRODUCTS:
-        return factor + (sum(units[-2:]) if len(units) < 3 else min(units[0], sum(units[1:])))
+        plus = units.pop(ADDED_TO[name]) if len(units) == 3 and name in ADDED_TO else 0
+        return factor + min(plus, sum(units))
     return factor + min(units, default=0)
 
 

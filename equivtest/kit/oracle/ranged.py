@@ -29,7 +29,8 @@ class Ranged(torch.Tensor):
 
     Attributes:
         value: Of the tensor's own dtype.
-        error, magnitude: float64, of the same strides; magnitude is at least |value| + error.
+        error, magnitude: float64, of the same strides; magnitude is at least |value| + error.  Of a complex value they
+            are complex128, of its real and of its imaginary part.
         origin: Where its values are from; views share it with what they are views of.
     """
 
@@ -70,6 +71,9 @@ class Parts(NamedTuple):
         if isinstance(operand, Ranged):
             return cls(operand.value, operand.error, operand.magnitude)
         value = operand if isinstance(operand, torch.Tensor) else torch.tensor(operand, dtype=torch.float64)
+        if value.is_complex():
+            wide = value.to(torch.complex128)
+            return cls(value, torch.zeros_like(wide), torch.complex(wide.real.abs(), wide.imag.abs()))
         return cls(value, torch.zeros_like(value, dtype=torch.float64), value.double().abs())
 
     def wrapped(self) -> Ranged:
@@ -98,4 +102,4 @@ def constant(parts: Parts) -> Ranged:
 def _like(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     if tensor.shape == value.shape and tensor.stride() == value.stride():
         return tensor
-    return torch.empty_strided(value.size(), value.stride(), dtype=torch.float64).copy_(tensor)
+    return torch.empty_strided(value.size(), value.stride(), dtype=tensor.dtype).copy_(tensor)

@@ -24,6 +24,8 @@ from equivtest.kit.oracle.places import Places
 from equivtest.kit.oracle.ranged import Parts, Ranged, constant
 from equivtest.kit.oracle.rounding import Arithmetic, Bounded
 from equivtest.kit.oracle.running_choices import choice_of, converted
+from equivtest.kit.oracle.running_complex import APART as COMPLEX_APART
+from equivtest.kit.oracle.running_complex import MAKES, VIEWS, has_complex
 from equivtest.kit.oracle.running_kernels import KERNELS
 from equivtest.kit.oracle.running_operands import (
     is_floating,
@@ -42,6 +44,7 @@ from equivtest.kit.oracle.running_parts import APART
 from equivtest.kit.oracle.running_roundings import Roundings, partial_sums
 from equivtest.kit.oracle.running_rules import RULES, exact_where, power_of
 from equivtest.kit.oracle.running_sums import REDUCTIONS
+from equivtest.kit.oracle.running_windows import RULES as WINDOW_RULES
 from equivtest.tensors import DTYPES, dtype_name
 
 UNDECIDED = "undecided: "
@@ -72,7 +75,10 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def bounded(self, tensor: torch.Tensor) -> Bounded:
         """What came out, and its bound: what is whole on every rank may yet be averaged over them, which rounds."""
-        assert isinstance(tensor, Ranged) and not bool((tensor.error < 0).any())
+        assert isinstance(tensor, Ranged)
+        if tensor.is_complex():
+            raise InexactData("of complex numbers as a result no bound is known: give their view_as_real")
+        assert not bool((tensor.error < 0).any())
         allowed = tensor.error + self.roundings.averaged(Parts.of(tensor))
         allowed = allowed * (1 + 2**-20)  # for the roundings of errors themselves
         allowed = allowed.nan_to_num(nan=torch.inf, posinf=torch.inf)
@@ -102,6 +108,8 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._put(func, args, kwargs)
         if name in UNKNOWN or kwargs.get("out") is not None or (name == "view" and func._overloadname == "dtype"):
             raise _unknown(name)
+        if name in MAKES or has_complex(tree_flatten((args, kwargs))[0]):
+            return self._of_pairs(func, name, args, kwargs)
         if name.endswith("_") and not name.endswith("__"):
             return self._write(func, name.rstrip("_"), args, kwargs)
         floats = [each for each in tree_flatten((args, kwargs))[0] if is_floating(each)]
@@ -128,6 +136,23 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise _unknown(name)
         return tree_map_only(torch.Tensor, lambda each: constant(Parts.of(each)) if is_floating(each) else each, result)
 
+    def _of_pairs(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An operation on complex numbers: what moves them does so, all else is real arithmetic on their parts."""
+        if name in MADE:
+            return self._made(func, name, args, kwargs)
+        if name in MOVES | VIEWS:
+            return moved(func, args, kwargs)
+        if name == "_to_copy" and kwargs.get("dtype", args[0].dtype) == args[0].dtype:
+            return Parts(*(part.clone() for part in Parts.of(args[0]))).wrapped()
+        apart = COMPLEX_APART.get(name.rstrip("_"))
+        if apart is None or (name.endswith("_") and not isinstance(args[0], Ranged)):
+            raise InexactData(f"of {name} of complex numbers no bound is known")
+        with self:
+            found = apart(*args, **kwargs)
+        if name.endswith("_"):
+            return self._written(args[0], Parts.of(found), is_constant=_is_constant((args, kwargs)))
+        return found
+
     def _computed(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if name in COMPARES:
             return self._compared(func, name, args)
@@ -150,7 +175,7 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.num_operations += 1
             if isinstance(found, Parts):
                 return constant(exact_where(name, args, found)) if _is_constant((args, kwargs)) else found.wrapped()
-            return tuple(parts.wrapped() for parts in found)
+            return tuple(None if parts is None else parts.wrapped() for parts in found)
         taken_apart: Callable[..., Any] = decomposition_table.get(func, func.decompose)
         before = self.roundings
         try:
@@ -222,6 +247,8 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return RULES["where"](self.roundings, args[1], args[2], args[0])
         if name == "pow" and isinstance(args[1], torch.Tensor):
             return power_of(self.roundings, *args) if func._overloadname == "Scalar" and args[0] > 0 else None
+        if name in WINDOW_RULES:
+            return WINDOW_RULES[name](self.roundings, *args, **kwargs)
         return RULES[name](self.roundings, *args, **kwargs) if name in RULES and kwargs.keys() <= FACTORS else None
 
     def _converted(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -302,7 +329,7 @@ def _unknown(name: str) -> InexactData:
 
 def _are_off(tree: Any) -> bool:
     """Whether a correct program may have other values somewhere."""
-    return any(isinstance(each, Ranged) and bool((each.error > 0).any()) for each in tree_flatten(tree)[0])
+    return any(isinstance(each, Ranged) and bool((each.error != 0).any()) for each in tree_flatten(tree)[0])
 
 
 def _is_constant(tree: Any) -> bool:

@@ -16,6 +16,7 @@ import torch
 
 from equivtest.kit.oracle.ranged import Parts, Ranged
 from equivtest.kit.oracle.running_operands import is_floating
+from equivtest.kit.oracle.running_windows import max_pool
 
 Chosen = tuple[Any, bool]
 """What is chosen, and whether that is certain."""
@@ -125,7 +126,8 @@ def converted(operand: Ranged, value: torch.Tensor) -> Chosen:
 
 CHOICES: dict[str, Callable[..., Chosen]] = {
     "topk": topk, "sort": sort, "nonzero": nonzero, "argmax": _argbest(torch.argmax, 1),
-    "argmin": _argbest(torch.argmin, -1), "histc": counts,
+    "argmin": _argbest(torch.argmin, -1), "histc": counts, "max_pool2d_with_indices": max_pool,
+    "max_pool3d_with_indices": max_pool,
 }  # fmt: skip
 """By operator, called as torch calls it."""
 

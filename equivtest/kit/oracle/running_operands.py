@@ -12,7 +12,8 @@ from equivtest.kit.oracle.ranged import Parts, Ranged
 
 
 def is_floating(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and value.is_floating_point()
+    """Whether it is a tensor of floating-point numbers, or of pairs of these."""
+    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
 
 
 def is_whole(dtype: torch.dtype | None) -> bool:

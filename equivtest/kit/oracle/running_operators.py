@@ -7,7 +7,8 @@ MOVES = frozenset(
         "_reshape_alias", "_unsafe_view", "alias", "as_strided", "clone", "contiguous", "detach", "diagonal",
         "embedding", "expand", "flip", "gather", "index", "index_select", "lift_fresh", "narrow", "permute", "repeat",
         "roll", "select", "select_backward", "slice", "slice_backward", "split", "split_with_sizes", "squeeze",
-        "t", "transpose", "tril", "triu", "unbind", "unsqueeze", "view",
+        "t", "transpose", "tril", "triu", "unbind", "unsqueeze", "upsample_nearest1d", "upsample_nearest2d",
+        "upsample_nearest3d", "view",
     }
 )  # fmt: skip
 """Operations that only move values, or put them between zeros."""

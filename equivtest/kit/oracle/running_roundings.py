@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from equivtest.kit.oracle.declared import declared_of
+from equivtest.kit.oracle.exact import InexactData
 from equivtest.kit.oracle.ranged import Parts
 from equivtest.kit.oracle.rounding import Arithmetic, underflow, unit_roundoff, where_finite
 from equivtest.tensors import dtype_name
@@ -60,7 +61,12 @@ class Roundings:
         """How results of a dtype are computed, which may be another than the module's own.
 
         What the backend does not declare of it computes in it, stores and adds up in it.
+
+        Raises:
+            InexactData: it has whole numbers alone.
         """
+        if not dtype.is_floating_point:
+            raise InexactData(f"of a sum in {str(dtype).removeprefix('torch.')} of what may be off no bound is known")
         name, own = dtype_name(dtype), self.arithmetic
         if self.coarse is not None and unit_roundoff(name) <= self.coarse.u_o:
             return self.coarse
@@ -103,7 +109,7 @@ class Roundings:
 
     def divided(self, parts: Parts) -> torch.Tensor:
         """What dividing a whole into shares, one a rank, rounds."""
-        record = self.record(parts.value.dtype)
+        record = self.record(parts.value.dtype) if parts.value.is_floating_point() else self.arithmetic
         found = (record.u_o * parts.reach + self.ranks * record.eta) * int(self.ranks > 1)
         return torch.where(parts.magnitude == 0, 0.0, found)
 

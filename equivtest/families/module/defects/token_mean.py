@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import distributed
 from torch.distributed.device_mesh import DeviceMesh
 
 from equivtest.families.module.case import PARTS_OF_WHOLE, ModuleCase
 from equivtest.families.module.subject import named_in, run_module
-from equivtest.families.module.subject.token_mean import MAX_NORM, MicroBatch, clip, reduces_gradients, tokens_in
+from equivtest.families.module.subject.token_mean import MAX_NORM, TokenMean
 from equivtest.kit.defect import defect, run_with
 from equivtest.kit.subject import Answers, Given
 
@@ -34,91 +32,75 @@ _ONE_RANK = ModuleCase(
 _TWO_RANKS = replace(_ONE_RANK, world_size=2)
 
 
-def _step(
-    module: Any,
-    mesh: DeviceMesh,
-    micro_batches: Sequence[MicroBatch],
-    optimizer: torch.optim.Optimizer,
-    *,
-    keeps_gradients: bool = False,
-    means: bool = False,
-    reduces_first: bool = False,
-    clips: Callable[[Any], torch.Tensor] = clip,
-    reports_own: bool = False,
-) -> dict[str, torch.Tensor]:
-    """The right step, but for what is asked for."""
-    if not keeps_gradients:
-        optimizer.zero_grad()
-    own = torch.stack([tokens_in(each) for each in micro_batches])
-    num_tokens = own.sum()
-    distributed.all_reduce(num_tokens, group=mesh.get_group())
-    losses = []
-    for number, each in enumerate(micro_batches):
-        reduces_gradients(module, number == (0 if reduces_first else len(micro_batches) - 1))
-        loss = module(**each, reduction="sum")["loss"]
-        scaled = loss / own[number].clamp(min=1) / len(own) if means else loss * mesh.size() / num_tokens
-        scaled.backward()
-        losses.append(loss.detach())
-    total = torch.stack(losses).sum()
-    if not reports_own:
-        distributed.all_reduce(total, group=mesh.get_group())
-    norm = clips(module)
-    optimizer.step()
-    return {"loss": total / (own.sum().clamp(min=1) if reports_own else num_tokens), "total_norm": norm}
-
-
-def _means(*given: Any) -> dict[str, torch.Tensor]:
+class MeanOfMeans(TokenMean):
     """Each micro-batch goes backward from the mean over its own tokens; these means are averaged."""
-    return _step(*given, means=True)
+
+    def scaled(self, number: int, loss: torch.Tensor) -> torch.Tensor:
+        return loss / self.own[number].clamp(min=1) / len(self.own)
 
 
-def _first(*given: Any) -> dict[str, torch.Tensor]:
+class FirstReduced(TokenMean):
     """Gradients are reduced after the first micro-batch, and no more."""
-    return _step(*given, reduces_first=True)
+
+    def reduces(self, number: int) -> bool:
+        return number == 0
 
 
-def _kept(*given: Any) -> dict[str, torch.Tensor]:
+class GradientsKept(TokenMean):
     """What the step before left in the gradients is added to."""
-    return _step(*given, keeps_gradients=True)
+
+    def begin(self) -> None:
+        pass
 
 
-def _own(*given: Any) -> dict[str, torch.Tensor]:
+class OwnReported(TokenMean):
     """The loss that is reported is that of the rank's own tokens."""
-    return _step(*given, reports_own=True)
+
+    def reported(self) -> torch.Tensor:
+        return torch.stack(self.losses).sum() / self.own.sum().clamp(min=1)
 
 
-def _own_norm(*given: Any) -> dict[str, torch.Tensor]:
+class OwnNorm(TokenMean):
     """Each rank clips its shards of the gradients by their norm."""
-    return _step(*given, clips=_clip_own)
+
+    def clipped(self) -> torch.Tensor:
+        gradients = [each.grad.to_local() for each in self.module.parameters()]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        for gradient in gradients:
+            gradient.mul_((MAX_NORM / (norm + 1e-6)).clamp(max=1.0))
+        return norm
 
 
-def _clip_own(module: Any) -> torch.Tensor:
-    gradients = [each.grad.to_local() for each in module.parameters()]
-    norm = torch.nn.utils.get_total_norm(gradients)
-    for gradient in gradients:
-        gradient.mul_((MAX_NORM / (norm + 1e-6)).clamp(max=1.0))
-    return norm
+def __getattr__(name: str) -> Any:
+    """The step 'step_NAME' of a class, by which a case names it."""
+    kind = globals().get(name.removeprefix("step_"))
+    if kind is None or not name.startswith("step_"):
+        raise AttributeError(name)
+    return kind.step
 
 
-def _run(case: ModuleCase, mesh: DeviceMesh, given: Given, step: Callable[..., object]) -> Answers:
-    return run_module(replace(case, step=f"{step.__module__}:{step.__name__}"), mesh, given, named_in(case))
+def _run(case: ModuleCase, mesh: DeviceMesh, given: Given, kind: type[TokenMean]) -> Answers:
+    return run_module(replace(case, step=f"{kind.__module__}:step_{kind.__name__}"), mesh, given, named_in(case))
 
 
-_RECORD: Any = {"replaces": "module", "claim": "gradients_equal_unsharded"}
+_TWO_ROWS = "two micro-batches need two rows; the sizes of the module are its own"
+_TWO_RANKS_WITH_A_ROW = "one rank has all there is, and each of two must have a row"
 
 mean_of_token_means = defect(
-    **_RECORD,
+    replaces="module",
+    claim="gradients_equal_unsharded",
     family="mean of means",
     smallest=replace(_ONE_RANK, values=(("real", 2),)),
-    why="two micro-batches need two rows; the sizes of the module are its own",
-)(run_with(_run, _means))
+    why=_TWO_ROWS,
+)(run_with(_run, MeanOfMeans))
 
 last_micro_batch_not_reduced = defect(
-    **_RECORD,
+    replaces="module",
+    claim="gradients_equal_unsharded",
     family="a reduction missing",
     smallest=_ONE_RANK,
-    why="two micro-batches need two rows; the sizes of the module are its own",
-)(run_with(_run, _first))
+    why=_TWO_ROWS,
+)(run_with(_run, FirstReduced))
 
 gradients_kept = defect(
     replaces="module",
@@ -126,19 +108,20 @@ gradients_kept = defect(
     family="state across steps",
     smallest=_ONE_RANK,
     why="the first step has nothing to keep; the property's batches have two rows at least",
-)(run_with(_run, _kept))
+)(run_with(_run, GradientsKept))
 
 loss_of_own_tokens = defect(
     replaces="module",
     claim="equals_unsharded",
     family="a reduction missing",
     smallest=_TWO_RANKS,
-    why="one rank has all tokens, and each of two must have a row",
-)(run_with(_run, _own))
+    why=_TWO_RANKS_WITH_A_ROW,
+)(run_with(_run, OwnReported))
 
 norm_of_own_shards = defect(
-    **_RECORD,
+    replaces="module",
+    claim="gradients_equal_unsharded",
     family="wrong divisor or wrong group",
     smallest=_TWO_RANKS,
-    why="one rank has whole gradients, and each of two must have a row",
-)(run_with(_run, _own_norm))
+    why=_TWO_RANKS_WITH_A_ROW,
+)(run_with(_run, OwnNorm))

@@ -14,8 +14,9 @@ from torch.distributed.tensor import DTensor
 from equivtest.errors import Misuse
 from equivtest.families.module.case import ModuleCase
 from equivtest.families.module.case_boundaries import own_name
-from equivtest.families.module.case_steps import at_step, base_of, called_optimizer, updated
+from equivtest.families.module.case_steps import base_of, called_optimizer, updated
 from equivtest.importing import load_named, require_arguments
+from equivtest.kit.case import at_step
 from equivtest.kit.subject import Answers, Given
 from equivtest.tensors import Placed
 

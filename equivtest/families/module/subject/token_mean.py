@@ -22,6 +22,7 @@ VOCAB, FEATURES, IGNORED = 7, 6, -100
 MAX_NORM = 0.5
 
 MicroBatch = dict[str, torch.Tensor]
+Report = dict[str, torch.Tensor]
 
 
 class NextToken(nn.Module):
@@ -47,24 +48,83 @@ def adamw(module: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(module.parameters(), lr=0.05)
 
 
-def token_mean(
-    module: nn.Module, mesh: DeviceMesh, micro_batches: Sequence[MicroBatch], optimizer: torch.optim.Optimizer
-) -> dict[str, torch.Tensor]:
-    """One step: gradients reduced once, after the last micro-batch, clipped by the norm of all, and the update."""
-    optimizer.zero_grad()
-    num_tokens = torch.stack([tokens_in(each) for each in micro_batches]).sum()
-    distributed.all_reduce(num_tokens, group=mesh.get_group())
-    losses = []
-    for number, each in enumerate(micro_batches):
-        reduces_gradients(module, number == len(micro_batches) - 1)
-        loss = module(**each, reduction="sum")["loss"]
-        (loss * mesh.size() / num_tokens).backward()
-        losses.append(loss.detach())
-    total = torch.stack(losses).sum()
-    distributed.all_reduce(total, group=mesh.get_group())
-    norm = clip(module)
-    optimizer.step()
-    return {"loss": total / num_tokens, "total_norm": norm}
+class TokenMean:
+    """One step: gradients reduced once, after the last micro-batch, clipped by the norm of all, and the update.
+
+    Attributes:
+        own: How many targets count in each micro-batch of this rank.
+        num_tokens: How many count on all ranks.
+        losses: The sum over each micro-batch, so far.
+    """
+
+    def __init__(
+        self, module: Any, mesh: DeviceMesh, micro_batches: Sequence[MicroBatch], optimizer: torch.optim.Optimizer
+    ) -> None:
+        self.module, self.mesh, self.micro_batches, self.optimizer = module, mesh, micro_batches, optimizer
+        self.own = torch.stack([tokens_in(each) for each in micro_batches])
+        self.num_tokens = self.counted()
+        self.losses: list[torch.Tensor] = []
+
+    @classmethod
+    def step(cls, *given: Any) -> Report:
+        """Runs it, called as a step of a case is."""
+        return cls(*given).run()
+
+    def run(self) -> Report:
+        """Runs it."""
+        self.begin()
+        for number, each in enumerate(self.micro_batches):
+            reduces_gradients(self.module, self.reduces(number))
+            loss = self.module(**each, reduction="sum")["loss"]
+            self.backward(number, self.scaled(number, loss))
+            self.losses.append(loss.detach())
+        self.reduce()
+        norm = self.clipped()
+        self.update()
+        return {"loss": self.reported(), "total_norm": norm}
+
+    def summed(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor itself, which holds the sum over the ranks then."""
+        distributed.all_reduce(tensor, group=self.mesh.get_group())
+        return tensor
+
+    def counted(self) -> torch.Tensor:
+        """What the sum of all losses is divided by."""
+        return self.summed(self.own.sum())
+
+    def begin(self) -> None:
+        """Forgets the gradients of the step before."""
+        self.optimizer.zero_grad()
+
+    def reduces(self, number: int) -> bool:
+        """Whether the backward of a micro-batch reduces the gradients over the ranks."""
+        return number == len(self.micro_batches) - 1
+
+    def scaled(self, number: int, loss: torch.Tensor) -> torch.Tensor:
+        """What a micro-batch goes backward from."""
+        return loss * self.mesh.size() / self.num_tokens
+
+    def backward(self, number: int, loss: torch.Tensor) -> None:
+        """Goes backward from what `scaled` gave."""
+        torch.autograd.backward(loss)
+
+    def reduce(self) -> None:
+        """Nothing is left to reduce after the last micro-batch."""
+
+    def clipped(self) -> torch.Tensor:
+        """The norm of all gradients, which are clipped."""
+        return clip(self.module)
+
+    def update(self) -> None:
+        """Updates the parameters."""
+        self.optimizer.step()
+
+    def reported(self) -> torch.Tensor:
+        """The loss over all tokens."""
+        return self.summed(torch.stack(self.losses).sum()) / self.num_tokens
+
+
+token_mean = TokenMean.step
 
 
 def tokens_in(micro_batch: MicroBatch) -> torch.Tensor:

@@ -17,10 +17,11 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Replicate, Shard
 from torch.nn.parallel import DistributedDataParallel
 
-from equivtest.families.training.case import LAYERS, at_step
+from equivtest.families.training.case import LAYERS
 from equivtest.families.training.data_parallel.case import DataParallelCase
 from equivtest.families.training.data_parallel.case_refused import RefusedShardingCase
 from equivtest.families.training.subject import Mlp, PerceptronRun
+from equivtest.kit.case import at_step
 from equivtest.kit.subject import Answers, Given
 
 TINY_BUCKET_MIB = 1e-6

@@ -21,11 +21,12 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from equivtest.families.training.case import EXACT_MODES, PerceptronCase, at_step
+from equivtest.families.training.case import EXACT_MODES, PerceptronCase
 from equivtest.families.training.data_parallel.case import DataParallelCase
 from equivtest.families.training.oracle.clipping import clipped, total_norm
 from equivtest.families.training.oracle.tied import ONE_STORAGE, grad_of_tied, weight_of_out_proj
 from equivtest.families.training.oracle.updates import adamw, sgd_momentum, sgd_parameter
+from equivtest.kit.case import at_step
 from equivtest.kit.oracle import expect, expect_held
 from equivtest.kit.oracle.averages import Averages
 from equivtest.kit.oracle.expected import Expected, ExpectedTensor

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from equivtest.families.training.case import at_step
 from equivtest.families.training.sequence.case import MlpCase
+from equivtest.kit.case import at_step
 from equivtest.kit.oracle.collectives import Collectives, distribute_parameters, expected_collectives, redistribute
 from equivtest.layout import Partial, Replicate
 

@@ -29,8 +29,9 @@ import math
 
 import torch
 
-from equivtest.families.training.case import PerceptronCase, at_step, base_of
+from equivtest.families.training.case import PerceptronCase, base_of
 from equivtest.families.training.values.exact_plan import WIDE, Plan, choose_plan
+from equivtest.kit.case import at_step
 from equivtest.kit.values.integers import generator, hash_of, odd_floor, odd_integers, permutation
 from equivtest.tensors import DTYPES, SIGNIFICAND_BITS
 
