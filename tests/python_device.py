@@ -111,7 +111,8 @@ def _empty_strided(size: Sequence[int], stride: Sequence[int], *, dtype: Any = N
 
 def _copy(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:  # noqa: FBT001, FBT002
     to, given = (host(each) if each.device.type == DEVICE else each for each in (target, source))
-    to.copy_(given)
+    with _disable_current_modes():
+        to.copy_(given)
     return target
 
 
@@ -129,6 +130,11 @@ def _like_cpu(operator: Any) -> Callable[..., Any]:
 
 def _compute(operator: Any, *args: Any, **kwargs: Any) -> Any:
     """Any operator: what the CPU makes of the bytes; what it writes to is the tensor that was given."""
+    with _disable_current_modes():  # which a backward's thread would have see the CPU's kernels
+        return _computed(operator, args, kwargs)
+
+
+def _computed(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     given: dict[int, torch.Tensor] = {}
 
     def lend(value: Any) -> Any:
@@ -179,36 +185,8 @@ _own.impl("_local_scalar_dense", _scalar, "PrivateUse1")
 # The device's module: one device, whose queue of work is always empty.
 
 
-class Stream:
-    """All that was asked is done when the call returns."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.device = torch.device(DEVICE, 0)
-
-    def _nothing(self, *args: Any, **kwargs: Any) -> None: ...
-
-    wait_stream = wait_event = synchronize = record = wait = _nothing
-
-    def record_event(self, event: Any = None) -> Any:
-        return event or Event()
-
-    def query(self) -> bool:
-        return True
-
-    def __enter__(self) -> Stream:
-        return self
-
-    __exit__ = _nothing
-
-
-class Event(Stream):
-    """A moment that has passed."""
-
-
 class Module:
     """What torch asks of a device by `torch.get_device_module`."""
-
-    Stream, Event = Stream, Event
 
     def is_initialized(self) -> bool:
         return True
@@ -234,8 +212,14 @@ class Module:
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.bfloat16, torch.float16]
 
-    def current_stream(self, device: Any = None) -> Stream:
-        return Stream()
+    def Stream(self, *args: Any, **kwargs: Any) -> Any:
+        return torch.Stream(device=DEVICE)
+
+    def Event(self, *args: Any, **kwargs: Any) -> Any:
+        return torch.Event(device=DEVICE)
+
+    def current_stream(self, device: Any = None) -> Any:
+        return torch.accelerator.current_stream()
 
     def stream(self, stream: Any) -> AbstractContextManager[Any]:
         return nullcontext(stream)
@@ -258,7 +242,8 @@ class Work(dist.Work):
         self._inner, self._results = inner, results
 
     def wait(self, *args: Any) -> bool:
-        return bool(self._inner.wait(*args))
+        with _disable_current_modes():
+            return bool(self._inner.wait(*args))
 
     def is_completed(self) -> bool:
         return bool(self._inner.is_completed())
