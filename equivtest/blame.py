@@ -17,6 +17,7 @@ from equivtest.calls import Judged, judge_collectives, judge_operations
 from equivtest.check import one_thread
 from equivtest.errors import EquivtestError
 from equivtest.kit.oracle.declared import declared, load_arithmetics
+from equivtest.ranks.first_cause import first_cause
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply
 from equivtest.verdicts.verdict import Verdict
@@ -47,6 +48,9 @@ def blame(failure: Verdict, pool: Pool, is_shown_by: Callable[[Sequence[Reply]],
             collectives, operations = judge_collectives(events, replies), judge_operations(events)
     if not any(events) and (faults := pool.faults_of(failure.case)):
         return f"collective: {faults[0]}"  # whose probe left no world alive: the case was not run
+    cause = first_cause(replies)
+    if cause is not None and cause.error_type == "CollectiveRaised":  # of `collectives`, which calls them one by one
+        return f"collective: rank {cause.rank}: {cause.error_text}"
     blames = sorted((*collectives.blames, *operations.blames), key=lambda found: found.order)
     if blames:
         others = f" (and {len(blames) - 1} more that are wrong)" if len(blames) > 1 else ""
