@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from equivtest import limits
 from equivtest.calls import Judged, judge_collectives, judge_operations
-from equivtest.check import one_thread
-from equivtest.errors import EquivtestError
+from equivtest.check import judge_replies, one_thread
+from equivtest.errors import EquivtestError, Misuse
 from equivtest.kit.oracle.declared import declared, load_arithmetics
 from equivtest.ranks.first_cause import first_cause
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply
+from equivtest.verdicts.claims import Claim
 from equivtest.verdicts.verdict import Verdict
 from equivtest.watched import read_events
 
@@ -56,6 +58,20 @@ def blame(failure: Verdict, pool: Pool, is_shown_by: Callable[[Sequence[Reply]],
         others = f" (and {len(blames) - 1} more that are wrong)" if len(blames) > 1 else ""
         return f"{blames[0].layer}: {blames[0].text}{others}"
     return f"parallelization: {_in_words(collectives, operations)}" if is_shown_by(replies) else HELD
+
+
+def with_fault(failure: Verdict, pool: Pool, claims: Sequence[Claim] | None = None) -> Verdict:
+    """The failure, with whose fault it is, where another run is judged by the same claims."""
+
+    def is_shown_by(replies: Sequence[Reply]) -> bool:
+        arithmetics = load_arithmetics(pool.backend.arithmetic)
+        try:
+            found = judge_replies(failure.subject, failure.case, replies, claims, arithmetics)
+        except Misuse:  # an answer that is none
+            return True
+        return any((verdict.claim, verdict.kind) == (failure.claim, failure.kind) for verdict in found)
+
+    return replace(failure, fault=blame(failure, pool, is_shown_by))
 
 
 def _in_words(collectives: Judged, operations: Judged) -> str:
