@@ -80,7 +80,13 @@ ROWS = (
     Planted("wide_sums", code=0),
     Planted("positive_zeros", code=0),
     Planted("in_pairs", code=0),
-    Planted("refuses", code=0, declared=("--allow-unsupported=bfloat16:all_reduce",)),
+    Planted(
+        "refuses",
+        code=0,
+        declared=(
+            "--allow-unsupported=bfloat16:all_reduce,bfloat16:functional_all_reduce,bfloat16:coalesced_all_reduce",
+        ),
+    ),
 )
 
 
