@@ -70,8 +70,11 @@ class EquivtestItem(pytest.Item):
 
     def _perform_or_explain(self) -> None:
         """Performs; what makes every further item pointless ends the session, a mistake in a property does not."""
+        from equivtest.check import one_thread
+
         try:
-            self.perform()
+            with one_thread():
+                self.perform()
         except (Misuse, BrokenSetup) as error:
             message = f"{type(error).__name__}: {error}"
             if isinstance(error, BrokenSetup) or self.ends_session:

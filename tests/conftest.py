@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import pytest
+import torch
 from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from equivtest.pools import pool_of
 from equivtest.ranks.pool import Pool
 from tests.commands import Command
+
+torch.set_num_threads(1)  # the others would wait for work in a loop, see `equivtest.check.one_thread`
+gc.set_threshold(50_000)  # a search makes so many short-lived objects that a tenth of its time went into looking
+
+
+def pytest_collection_finish() -> None:
+    """What has been imported and collected stays: nobody looks through it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -100,7 +100,7 @@ def test_every_strategy_draws_the_same_cases_once_others_modules_are_imported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """In one process, from one to the other."""
-    chunk = Chunk(3, limits.DTYPES, 1, 40)
+    chunk = Chunk(3, limits.DTYPES, 1, 15)
     props = {name: claimed(cases=cases) for name, cases in STRATEGIES.items()}
     before = {name: chunk_cases(prop, chunk) for name, prop in props.items()}
     import_made_up(monkeypatch, tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -30,6 +31,21 @@ def test_a_rank_has_one_worker_for_each_of_its_groups(pool: Pool, environment: d
             numbers[members] = [float(reply.answers[0].tensors["param.0"].local) for reply in replies]
 
     assert numbers == {(): [WORKERS] * 2, (1, 0): [2 * WORKERS] * 2}
+
+
+@pytest.mark.ranks
+def test_what_a_rank_sends_through_takes_no_core_from_a_sender(pool: Pool) -> None:
+    """The thread that runs its program, and that of gloo."""
+    with Pool(beside=pool) as new:
+        new.run("zero3_fetch_all_gather", FetchCase(world_size=2))
+        tasks = [task for pid in new._worlds[2].pids for task in Path(f"/proc/{pid}/task").iterdir()]
+        policies = {
+            (task / "comm").read_text().strip(): os.sched_getscheduler(int(task.name))
+            for task in tasks
+            if task.name == task.parts[2] or "gloo" in (task / "comm").read_text()
+        }
+
+    assert len(policies) >= 2 and set(policies.values()) == {os.SCHED_BATCH}
 
 
 def hammer(seconds: float, workers: int) -> subprocess.CompletedProcess[str]:

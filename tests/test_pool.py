@@ -214,14 +214,14 @@ def test_temporary_files_of_a_killed_rank_go_with_its_world(pool: Pool) -> None:
     assert become_true(lambda: not folder.parent.exists(), 30)
 
 
-def test_a_disk_that_stands_still_delays_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_stands_still_delays_no_answer(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Directories of a dead world are removed aside, yet before its pool is closed."""
     moves_again, remove = threading.Event(), scratch._remove
     monkeypatch.setattr(scratch, "_remove", lambda path: (moves_again.wait(5), remove(path)))
 
-    with Pool(visit=VISIT) as pool:
+    with Pool(visit=VISIT, beside=pool) as delayed:
         before = scratch_of(os.getpid())
-        assert blamed(pool.run("raises_alone", TWO)).outcome == "raised"  # which would never come
+        assert blamed(delayed.run("raises_alone", TWO)).outcome == "raised"  # which would never come
         assert len(scratch_of(os.getpid())) > len(before)
         moves_again.set()
 
@@ -270,15 +270,15 @@ def test_gloo_supports_every_dtype(pool: Pool, dtype: str) -> None:
     assert outcomes(pool.run("trivial", PlainCase(world_size=2, dtype=dtype))) == ["answered"] * 2
 
 
-def test_what_the_backend_does_wrong_is_told_by_name() -> None:
+def test_what_the_backend_does_wrong_is_told_by_name(pool: Pool) -> None:
     """A group that does nothing is wrong, by name, and no excuse: cases run on it as on any other."""
-    with Pool(Backend("fake"), visit=VISIT) as pool:
+    with Pool(Backend("fake"), visit=VISIT, beside=pool) as wrong:
         pytest.importorskip("torch.testing._internal.distributed.fake_pg")
-        assert outcomes(pool.run("trivial", TWO)) == ["answered"] * 2
+        assert outcomes(wrong.run("trivial", TWO)) == ["answered"] * 2
         assert "all_reduce of float32 on 2 ranks is wrong: rank 0: expected [2.0, 1.0, 2.0], got [1.0, 1.0, 0.0]" in {
-            str(fault) for fault in pool.faults
+            str(fault) for fault in wrong.faults
         }
-        assert pool.take_faults() == pool.faults and pool.take_faults() == []
+        assert wrong.take_faults() == wrong.faults and wrong.take_faults() == []
 
 
 def test_all_cases_come_in_order_whatever_fails(pool: Pool) -> None:
@@ -316,14 +316,14 @@ def test_leaving_run_all_early_leaves_nothing_running(pool: Pool) -> None:
     assert outcomes(pool.run("counts", TWO)) == ["answered"] * 2
 
 
-def test_the_world_used_longest_ago_ends() -> None:
+def test_the_world_used_longest_ago_ends(pool: Pool) -> None:
     """A pool of two worlds ends the first when a third is needed."""
-    with Pool(visit=VISIT, max_worlds=2) as pool:
-        first = pids(pool, 1)
-        kept = pids(pool, 2)
-        pids(pool, 3)
+    with Pool(visit=VISIT, max_worlds=2, beside=pool) as small:
+        first = pids(small, 1)
+        kept = pids(small, 2)
+        pids(small, 3)
         assert not psutil.pid_exists(int(first[0]))
-        assert pids(pool, 2) == kept
+        assert pids(small, 2) == kept
 
 
 def test_a_pool_beside_another_has_ranks_of_its_own_from_the_same_server(pool: Pool) -> None:
@@ -414,9 +414,9 @@ def test_ranks_end_with_a_killed_parent(tmp_path: Path, subject: str) -> None:
     assert become_true(lambda: scratch_of(parent.pid) == [], 2)
 
 
-def test_a_pool_keeps_its_directories_when_the_server_of_another_one_loses_its_connection() -> None:
+def test_a_pool_keeps_its_directories_when_the_server_of_another_one_loses_its_connection(pool: Pool) -> None:
     """Its ranks rendezvous there when they make groups, and write their stacks."""
-    with Pool(visit=VISIT) as pool, Pool(visit=VISIT) as other:
+    with Pool(visit=VISIT) as other:
         assert outcomes(pool.run("counts", TWO)) == ["answered"] * 2
         other.run("counts", TWO)
         before = [path for path in scratch_of(os.getpid()) if path.exists()]

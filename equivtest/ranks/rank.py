@@ -21,7 +21,7 @@ from equivtest.ranks import faults
 from equivtest.ranks.backend import Backend, choose_device
 from equivtest.ranks.channel import Channel
 from equivtest.ranks.failure import describe_exception
-from equivtest.ranks.gloo import use_few_workers
+from equivtest.ranks.gloo import let_senders_finish, use_few_workers
 from equivtest.ranks.messages import START_ID, Probe, Start, Stop, Support, Task, Visit, decode_request
 from equivtest.ranks.probe import probe_collective, probe_sum
 from equivtest.ranks.reply import Answer, Outcome, Reply
@@ -94,6 +94,7 @@ class Rank:
             importlib.import_module(module)
         self._device = choose_device(start.backend, start.rank)
         use_few_workers()
+        let_senders_finish()
         dist.init_process_group(
             self._backend_name(),
             store=dist.FileStore(str(self._scratch / "rendezvous"), start.world_size),  # type: ignore[attr-defined]

@@ -23,14 +23,17 @@ NOT_THE_USERS = (f"{OWN}/kit/oracle/", f"{OWN}/families/module/oracle.py", CALLE
 
 
 class Place(NamedTuple):
-    """A submodule, by its path, and a line of code."""
+    """A submodule, by its path, and a line of a file; '' where there is none."""
 
     path: str
-    line: str
+    file: str
+    line: int
 
     def __str__(self) -> str:
+        """In words that begin with a comma; of the line, 'file:12, `code`'."""
         inside = f", in {self.path}" if self.path else ""
-        return f"{inside}{f', at {self.line}' if self.line else ''}"
+        code = linecache.getline(self.file, self.line).strip()
+        return f"{inside}, at {self.file}:{self.line}{f', `{code}`' if code else ''}" if self.file else inside
 
 
 class Places:
@@ -72,7 +75,7 @@ class Places:
         return f", in the backward of what is{place.removeprefix(',')}" if place else ", in the backward"
 
     def _now(self) -> Place:
-        return Place(self._open[-1] if self._open else "", _line())
+        return Place(self._open[-1] if self._open else "", *_line())
 
     def _close(self) -> None:
         if self._open:
@@ -88,17 +91,16 @@ def _next_number() -> int:
     return torch._C._autograd._get_sequence_nr()
 
 
-def _line() -> str:
-    """The innermost line that is the user's, else that of the layer of torch's that he calls; 'file:12, `code`'."""
-    frames = list(_frames(sys._getframe(1)))
-    own = next((frame for frame in frames if not frame.f_code.co_filename.startswith(TORCH)), None)
-    layer = next((frame for frame in frames if frame.f_code.co_name == "forward"), None)
-    frame = own or layer
-    if frame is None:
-        return ""
-    name, number = frame.f_code.co_filename, frame.f_lineno
-    code = linecache.getline(name, number).strip()
-    return f"{name}:{number}{f', `{code}`' if code else ''}"
+def _line() -> tuple[str, int]:
+    """The innermost line that is the user's, else that of the layer of torch's that he calls; else '' and 0."""
+    layer = "", 0
+    for frame in _frames(sys._getframe(1)):
+        line = frame.f_code.co_filename, frame.f_lineno
+        if not line[0].startswith(TORCH):
+            return line
+        if frame.f_code.co_name == "forward" and not layer[0]:
+            layer = line
+    return layer
 
 
 def _frames(frame: FrameType | None) -> Iterator[FrameType]:

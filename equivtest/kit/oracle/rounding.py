@@ -13,6 +13,7 @@ Source: Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed.: equatio
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -127,11 +128,13 @@ Operand: TypeAlias = torch.Tensor | Bounded
 """What goes into a computation: a tensor whose bits are known, or one that is itself off by a bound."""
 
 
+@functools.cache
 def unit_roundoff(dtype: str) -> float:
     """Half the distance from 1 to the next value: 2**-24 for float32."""
     return float(torch.finfo(DTYPES[dtype]).eps) / 2
 
 
+@functools.cache
 def underflow(dtype: str, *, flushed: bool = False) -> float:
     """Half the smallest subnormal number; the smallest normal one where subnormals are flushed to zero."""
     finfo = torch.finfo(DTYPES[dtype])

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch._decomp import decomposition_table
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from equivtest.kit.oracle.exact import InexactData
 from equivtest.kit.oracle.places import Places
@@ -31,6 +31,8 @@ from equivtest.kit.oracle.running_operands import (
     is_floating,
     is_whole,
     joined,
+    leaves,
+    mapped,
     moved,
     narrowest,
     of_each,
@@ -108,12 +110,11 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._put(func, args, kwargs)
         if name in UNKNOWN or kwargs.get("out") is not None or (name == "view" and func._overloadname == "dtype"):
             raise _unknown(name)
-        if name in MAKES or has_complex(tree_flatten((args, kwargs))[0]):
+        if name in MAKES or has_complex(leaves((args, kwargs))):
             return self._of_pairs(func, name, args, kwargs)
         if name.endswith("_") and not name.endswith("__"):
             return self._write(func, name.rstrip("_"), args, kwargs)
-        floats = [each for each in tree_flatten((args, kwargs))[0] if is_floating(each)]
-        if name in MADE or not floats:
+        if name in MADE or not any(map(is_floating, leaves((args, kwargs)))):
             return self._made(func, name, args, kwargs)
         if name in ("cat", "stack"):
             return joined(func, args, kwargs)
@@ -126,7 +127,7 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _made(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What hangs on no floating-point value is the same for everybody, but for what rounds."""
         result = func(*values_of(args), **values_of(kwargs))
-        if not any(map(is_floating, tree_flatten(result)[0])):
+        if not any(map(is_floating, leaves(result))):
             return result
         if name in RULES.keys() - {"where"} or name in REDUCTIONS:  # of integers, such as a mask times a number
             plain = Parts.of(result)
@@ -134,7 +135,7 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return constant(exact_where(name, args, found))
         if name not in MADE | MOVES | {"_to_copy", "to", "where", "masked_fill"}:
             raise _unknown(name)
-        return tree_map_only(torch.Tensor, lambda each: constant(Parts.of(each)) if is_floating(each) else each, result)
+        return mapped(lambda each: constant(Parts.of(each)) if is_floating(each) else each, result)
 
     def _of_pairs(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An operation on complex numbers: what moves them does so, all else is real arithmetic on their parts."""
@@ -329,9 +330,9 @@ def _unknown(name: str) -> InexactData:
 
 def _are_off(tree: Any) -> bool:
     """Whether a correct program may have other values somewhere."""
-    return any(isinstance(each, Ranged) and bool((each.error != 0).any()) for each in tree_flatten(tree)[0])
+    return any(isinstance(each, Ranged) and bool((each.error != 0).any()) for each in leaves(tree))
 
 
 def _is_constant(tree: Any) -> bool:
     """Whether it hangs on nothing that was given to the module."""
-    return all(each.origin.is_constant for each in tree_flatten(tree)[0] if isinstance(each, Ranged))
+    return all(each.origin.is_constant for each in leaves(tree) if isinstance(each, Ranged))

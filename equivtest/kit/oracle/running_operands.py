@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_map, tree_map_only
 
 from equivtest.kit.oracle.ranged import Parts, Ranged
+
+
+def leaves(tree: Any) -> list[Any]:
+    """What lies in tuples, lists and dicts, in order; torch's pytree, which knows more, takes several times as long."""
+    if isinstance(tree, tuple | list):
+        return [leaf for each in tree for leaf in leaves(each)]
+    return leaves(list(tree.values())) if isinstance(tree, dict) else [tree]
+
+
+def mapped(change: Callable[[Any], Any], tree: Any) -> Any:
+    """The same tuples, lists and dicts with each leaf changed."""
+    if type(tree) in (tuple, list):
+        return type(tree)([mapped(change, each) for each in tree])
+    return {name: mapped(change, each) for name, each in tree.items()} if type(tree) is dict else change(tree)
 
 
 def is_floating(value: object) -> bool:
@@ -23,7 +37,7 @@ def is_whole(dtype: torch.dtype | None) -> bool:
 
 def narrowest(tree: Any) -> torch.dtype | None:
     """The dtype of 16 bits among the tensors', which torch's decompositions would compute in more; None: none is."""
-    dtypes = [each.dtype for each in tree_flatten(tree)[0] if is_floating(each)]
+    dtypes = [each.dtype for each in leaves(tree) if is_floating(each)]
     return next((dtype for dtype in dtypes if dtype.itemsize < torch.float32.itemsize), None)
 
 
@@ -42,7 +56,7 @@ def widened(value: Any, narrow: torch.dtype, wide: torch.dtype) -> Any:
 
 def moved(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Each of the three is moved alike; what was made before the module ran stays what it is, views of it too."""
-    if not any(isinstance(each, Ranged) for each in tree_flatten((args, kwargs))[0]):
+    if not any(isinstance(each, Ranged) for each in leaves((args, kwargs))):
         return func(*args, **kwargs)
     value, error, magnitude = of_each(func, args, kwargs, kwargs)
     origin = args[0].origin if isinstance(args[0], Ranged) else None
@@ -54,7 +68,7 @@ def moved(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def of_each(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: dict[str, Any]) -> list[Any]:
     """What an operation makes of the values, and, with the factors' sizes, of the errors and of the magnitudes."""
     return [
-        func(*tree_map(partial(_part, place=place), args), **tree_map(partial(_part, place=place), how))
+        func(*mapped(partial(_part, place=place), args), **mapped(partial(_part, place=place), how))
         for place, how in enumerate((kwargs, sizes, sizes))
     ]
 
@@ -72,12 +86,10 @@ def joined(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def ones(args: tuple[Any, ...]) -> Any:
     """What counts terms where they are added up, elementwise."""
-    return tree_map_only(
-        torch.Tensor,
-        lambda each: torch.ones_like(values_of(each), dtype=torch.float64) if is_floating(each) else each,
-        args,
+    return mapped(
+        lambda each: torch.ones_like(values_of(each), dtype=torch.float64) if is_floating(each) else each, args
     )
 
 
 def values_of(tree: Any) -> Any:
-    return tree_map_only(Ranged, lambda each: each.value, tree)
+    return mapped(lambda each: each.value if isinstance(each, Ranged) else each, tree)

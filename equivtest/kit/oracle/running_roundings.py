@@ -192,9 +192,11 @@ def partial_sums(value: torch.Tensor, magnitude: torch.Tensor) -> torch.Tensor:
     return (magnitude + value.double().abs()) / 2
 
 
-def gamma_of(num: Count, u: float) -> torch.Tensor:
-    """As `equivtest.kit.oracle.rounding.gamma`, of each element."""
-    product = torch.as_tensor(num, dtype=torch.float64) * u
+def gamma_of(num: Count, u: float) -> torch.Tensor | float:
+    """As `equivtest.kit.oracle.rounding.gamma`, of each element where each has a count of its own."""
+    if isinstance(num, int):
+        return num * u / (1 - num * u) if num * u < 1 else math.inf
+    product = num.double() * u
     return torch.where(product < 1, product / (1 - product), math.inf)
 
 

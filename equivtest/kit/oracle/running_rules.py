@@ -43,8 +43,9 @@ def add(r: Roundings, left: Any, right: Any, *, alpha: float = 1, num: int = 0) 
     found = r.rounded(
         value, error, magnitude, num, added=torch.maximum(a.reach, abs(alpha) * b.reach).expand(value.shape)
     )
-    masked = value.isinf() & ((a.value.isinf() & (a.error == 0)) | (b.value.isinf() & (b.error == 0)))
-    found = found._replace(error=torch.where(masked, 0.0, found.error))
+    if bool((infinite := value.isinf()).any()):
+        masked = infinite & ((a.value.isinf() & (a.error == 0)) | (b.value.isinf() & (b.error == 0)))
+        found = found._replace(error=torch.where(masked, 0.0, found.error))
     return _beside(_beside(found, a, b, abs(alpha)), b._replace(magnitude=b.magnitude * abs(alpha)), a, 1.0)
 
 
@@ -55,7 +56,9 @@ def _beside(found: Parts, large: Parts, small: Parts, factor: float) -> Parts:
     held in shares, one a rank, which is some ulps of it.  A softmax makes zero of it, however far it is off.
     """
     finfo = torch.finfo(found.value.dtype)
-    is_huge = (large.value.double().abs() > finfo.max / 2**10).expand(found.value.shape)
+    is_huge = (large.size > finfo.max / 2**10).expand(found.value.shape)
+    if not bool(is_huge.any()):
+        return found
     vanishes = 8 * factor * small.magnitude < finfo.eps * large.size
     is_known = large.error <= 2**10 * finfo.eps * large.size
     is_alone = is_huge & vanishes & is_known & found.value.isfinite()
