@@ -248,6 +248,7 @@ def check(
     Judged are the claims of the properties of SUBJECT; for a subject of your own without --like those that can be
     made of any: values, gradients, replicas, layouts, inputs, training, recorded collectives, refusals.
     """
+    from equivtest.blame import with_fault
     from equivtest.check import judge, require_conclusion
     from equivtest.kit.case import from_code
     from equivtest.kit.oracle.declared import require_declared
@@ -263,10 +264,10 @@ def check(
     claims = claims_of(subject, parsed, like)
     with Pool(chosen) as pool:
         verdicts = judge(subject, parsed, pool, claims)
+        failed = {verdict.claim: verdict for verdict in reversed(verdicts) if verdict.failed}
+        for verdict in failed.values():
+            typer.echo(write_message(with_fault(verdict, pool, claims)))
     require_conclusion(subject, parsed, verdicts, pool.faults_of(parsed))
-    failed = {verdict.claim: verdict for verdict in reversed(verdicts) if verdict.failed}
-    for verdict in failed.values():
-        typer.echo(write_message(verdict))
     for kind, words in (("holds", "hold"), ("inconclusive", "inconclusive on some values")):
         names = dict.fromkeys(verdict.claim for verdict in verdicts if verdict.kind == kind)
         if names and not failed:

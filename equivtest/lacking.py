@@ -25,6 +25,12 @@ FUNCTIONS = (
     *PROBED,
     "gather",
     "reduce_scatter",
+    "send_and_receive",
+    "batched_send_and_receive",
+    "all_gather_object",
+    "gather_object",
+    "broadcast_object_list",
+    "scatter_object_list",
     "all_to_all_single_uneven",
     "functional_all_reduce",
     "functional_all_gather_tensor",
@@ -39,7 +45,7 @@ FUNCTIONS = (
 """Those that are probed, and those that the property `collectives` alone calls, as its cases name them."""
 
 REDUCING = tuple(name for name in FUNCTIONS if name.endswith(("reduce", "reduce_scatter", "reduce_scatter_tensor")))
-REDUCTIONS = ("sum", "max", "min", "avg", "product")
+REDUCTIONS = ("sum", "max", "min", "avg", "product", "band", "bor", "bxor")
 """Behind a function of REDUCING, as in 'all_reduce_avg': of that reduction alone."""
 
 ALL = "all"

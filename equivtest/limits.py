@@ -36,6 +36,7 @@ OUTPUT_BYTES = 2**22  # of what one rank prints that is kept in memory; beyond i
 SCRATCH_BYTES = 2**30  # free in /dev/shm, else scratch goes where temporary files go; a container may have 64 MiB
 RENDEZVOUS_BYTES = 2**17  # that a scratch directory must take; the rendezvous of 64 ranks has under 100 KiB
 MAX_COLLECTIVES = 1_000  # of one rank on one draw that are recorded; a case of today makes fewer than a hundred
+WATCHED_BYTES = 2**26  # of one rank's notes on a watched visit; further operations are not judged
 MAX_WORLDS = 4  # worlds that one pool keeps alive; the one not used longest is ended first
 
 # What strategies draw from.

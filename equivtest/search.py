@@ -16,6 +16,7 @@ import hypothesis
 from hypothesis import Phase
 
 from equivtest import limits
+from equivtest.blame import blame
 from equivtest.check import judge_replies, raise_for
 from equivtest.chunks import SETTINGS, Chunk, chunk_cases, seed_of
 from equivtest.errors import Misuse
@@ -81,7 +82,7 @@ def search(
     Args:
         failures_dir: Where replay files go; made when there is one to write.
         only: The one (claim, kind) of interest: its first failure ends the run, nothing else is shrunk, and its
-            message has no line on what ran before.
+            message has no line on what ran before, and none on whose fault it is.
         is_enough: Whether a failing case is small enough, for shrinking to end there.
     """
     started_s = time.monotonic()
@@ -91,7 +92,7 @@ def search(
     for target in running.targets():
         if only in (None, target):
             smallest = running.shrink(target)
-            told = smallest if only else running.with_history(smallest)
+            told = smallest if only else running.with_blame(running.with_history(smallest))
             failures.append(_write_up(told, pool, failures_dir))
     return Findings(running.records, failures, time.monotonic() - started_s, misuse, running.left_out)
 
@@ -205,6 +206,18 @@ class _Search:
         first = f", the first of them {earlier[0]!r}" if earlier else ": those of earlier searches"
         visits = f"{len(earlier)} earlier visits of this search in worlds of that size"
         return replace(failure, history=f"holds alone in new ranks; failed after {visits}{first}")
+
+    def with_blame(self, failure: Verdict) -> Verdict:
+        """The failure, with a line on whose fault it is."""
+        found = blame(failure, self.pool, lambda replies: self._is_shown(failure, replies))
+        return replace(failure, fault=found)
+
+    def _is_shown(self, failure: Verdict, replies: Sequence[Reply]) -> bool:
+        """Whether a run of its case shows the failure; an answer that is none shows it as well."""
+        try:
+            return any(is_alike(verdict, failure) for verdict in self._verdicts(failure.case, replies))
+        except Misuse:
+            return True
 
     def _run(self, case: Case, kind: str) -> list[Reply]:
         """One more run of a case, on the way to a failure of that kind."""

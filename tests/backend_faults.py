@@ -31,12 +31,14 @@ class Planted:
         collective: That its fault is in; '' of an honest one.
         only: The one dtype, size or rank that the fault is confined to, or ''.
         code: Exit code of the run.
+        declared: Further arguments of the run, which say how the backend deviates.
     """
 
     name: str
     collective: str = ""
     only: str = ""
     code: int = 1
+    declared: tuple[str, ...] = ()
 
     @property
     def is_cpp(self) -> bool:
@@ -63,19 +65,37 @@ ROWS = (
     Planted("wrong_on_three", "all_gather_into_tensor", "3 ranks"),
     Planted("sends_fewer_bits", "broadcast", "float64"),
     Planted("refuses", "all_reduce", "bfloat16"),
+    Planted("writes_beside", "all_gather_into_tensor"),
+    Planted("bits_joined", "all_reduce_bxor"),
+    Planted("loses_tails", "send_and_receive", "9 elements and more"),
+    Planted("only_in_order", "broadcast", "waited for backwards"),
     Planted("cpp_swapped_gather", "all_gather_into_tensor"),
     Planted("cpp_remainder", "all_reduce", "sizes that 16 does not divide"),
     Planted("cpp_bfloat16_sum", "all_reduce", "bfloat16"),
     Planted("cpp_scatter_on_rank_2", "scatter", "rank 2"),
+    Planted("last_rank_first", code=0),
+    Planted("order_varies", code=0, declared=("--arithmetic=tests.planted_arithmetic:VARYING",)),
+    Planted("flushes", code=0, declared=("--arithmetic=tests.planted_arithmetic:FLUSHING",)),
+    Planted("averages_before", code=0),
+    Planted("wide_sums", code=0),
+    Planted("positive_zeros", code=0),
+    Planted("in_pairs", code=0),
+    Planted(
+        "refuses",
+        code=0,
+        declared=(
+            "--allow-unsupported=bfloat16:all_reduce,bfloat16:functional_all_reduce,bfloat16:coalesced_all_reduce",
+        ),
+    ),
 )
 
 
 def command(planted: Planted, *, whole: bool) -> list[str]:
     """The run; from an empty folder, so that nothing of this one counts."""
-    module = "tests.rank_programs_planted_cpp" if planted.is_cpp else "tests.rank_programs_planted"
+    module = "tests.rank_programs_planted_cpp" if planted.is_cpp else "tests.rank_programs_deviating"
     backend = "planted_cpp" if planted.is_cpp else "planted"
     args = ["run", "--profile=gate", f"--backend={backend}", f"--import={module}", "-n0"]
-    args += [] if whole else ["-k", PART]
+    args += [*planted.declared, *([] if whole else ["-k", PART])]
     return [
         sys.executable,
         "-m",
@@ -99,10 +119,12 @@ def run(planted: Planted, library: Path | None, *, whole: bool) -> tuple[int, st
 
 
 def first_line(output: str) -> str:
-    """What the summary begins with, or the first failure."""
+    """What the summary begins with, or the first failure and whose fault it is said to be."""
     lines = output.splitlines()
     said = [line for line in lines if line.startswith(("equivtest: ", "ValueMismatch", "BitsMismatch", "Rank"))]
-    return (sorted(said, key=lambda line: not line.startswith("equivtest: ")) or lines[-1:] or [""])[0]
+    fault = next((f"; {line.strip()}" for line in lines if line.startswith("  fault ")), "")
+    first = (sorted(said, key=lambda line: not line.startswith("equivtest: ")) or lines[-1:] or [""])[0]
+    return first if first.startswith("equivtest: ") else first + fault
 
 
 def row(planted: Planted, code: int, output: str, seconds: float) -> list[str]:

@@ -147,6 +147,9 @@ class StubPool:
         self.kept.append(keep_if_all_raised)
         return self.answer(case)
 
+    def watch(self, subject: str, case: Case, folder: str, limit_s: float) -> list[Reply]:
+        return self.answer(case)
+
     def faults_of(self, case: Case) -> list[Finding]:
         return []
 

@@ -256,6 +256,7 @@ def test_check_tells_what_holds_what_fails_and_what_is_open(
         for kind, claim in zip(kinds, names, strict=True)
     ]
     monkeypatch.setattr("equivtest.check.judge", lambda *args: verdicts)
+    monkeypatch.setattr("equivtest.blame.with_fault", lambda verdict, *args: verdict)
 
     assert cli.check("mine", repr(LINEAR)) == code
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("mine", "Value"))]

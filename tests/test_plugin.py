@@ -577,6 +577,24 @@ def test_a_known_failure_ends_as_its_smallest_case_does(
     result.stdout.fnmatch_lines([line])
 
 
+def test_a_known_failure_that_fails_otherwise_is_red_unless_a_list_knows_it(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A vendor says in a list of his own how torch's mistake shows on his device."""
+    make_suite(pytester, "a")
+    entry = KNOWN.format(fields="bias=False")
+    (pytester.path / "shipped.toml").write_text(entry.replace('kind = "layout"', 'kind = "value"'))
+    (pytester.path / "own.toml").write_text(entry)
+    monkeypatch.setattr(known, "SHIPPED", pytester.path / "shipped.toml")
+
+    own = "--known-failures=shipped,own.toml"
+    alone, beside = (run_suite(pytester, "--device=cuda", "-rx", *lists, *W3) for lists in ((), (own,)))
+
+    alone.assert_outcomes(passed=3, failed=1)
+    alone.stdout.fnmatch_lines(["fails as layout, not as value: *add an entry of this kind to a list of your own*"])
+    beside.assert_outcomes(passed=3, xfailed=2)
+
+
 def test_shipped_known_failure_that_holds_on_another_backend_passes(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,8 +10,10 @@ _new_process_group_helper (2.13.0).
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +24,7 @@ from equivtest.collective import Collective
 from equivtest.errors import EquivtestError
 from equivtest.ranks.messages import FAULTS, Fault
 from equivtest.ranks.moves import CALLS, Call, flat_tensors
+from equivtest.ranks.watching import Watch
 
 BACKEND = "equivtest_faults"
 """The name under which torch knows the group."""
@@ -37,7 +40,8 @@ class Visit:
 
     fault: Fault = field(default_factory=Fault)
     called: list[Collective] = field(default_factory=list)
-    is_watched: bool = False  # whether the groups of this rank are those of this module
+    is_known: bool = False  # whether the groups of this rank are those of this module
+    watch: Watch | None = None
 
 
 _visit = Visit()
@@ -50,6 +54,25 @@ def plan(fault: Fault) -> None:
     begin()
 
 
+@contextmanager
+def watched(folder: str, rank: int) -> Iterator[None]:
+    """What this rank computes and exchanges is noted in a file of that folder, as long as it lasts; nothing if ''."""
+    if not folder:
+        yield
+        return
+    _visit.watch = Watch(Path(folder), rank)
+    try:
+        yield
+    finally:
+        _visit.watch.close()
+        _visit.watch = None
+
+
+def operations() -> AbstractContextManager[Any]:
+    """Within it local operations are noted, where this rank is watched."""
+    return nullcontext() if _visit.watch is None else _visit.watch.operations()
+
+
 def begin() -> None:
     """A subject's run begins: collectives are counted from 0."""
     _visit.called = []
@@ -57,7 +80,7 @@ def begin() -> None:
 
 def called() -> tuple[Collective, ...] | None:
     """What this run has called so far, in order; None where this rank's groups are not those of this module."""
-    return tuple(_visit.called) if _visit.is_watched else None
+    return tuple(_visit.called) if _visit.is_known else None
 
 
 def register(backend: str, device: str) -> str:
@@ -66,7 +89,7 @@ def register(backend: str, device: str) -> str:
     def make(options: Any, _: object) -> FaultyGroup:
         return FaultyGroup(backend, options)
 
-    _visit.is_watched = True
+    _visit.is_known = True
     dist.Backend.register_backend(BACKEND, make, extended_api=True, devices=list(dict.fromkeys(("cpu", device))))
     return BACKEND
 
@@ -111,20 +134,28 @@ class FaultyGroup(_Group):  # type: ignore[misc]
         """How many collectives were called, spoiled ones too."""
         return self._num_calls
 
+    def _end_coalescing(self, *arguments: Any) -> Work:
+        work = self._inner._end_coalescing(*arguments)
+        return work if _visit.watch is None else _visit.watch.coalesced(work)
+
     def _call(self, name: str, arguments: Sequence[Any], named: dict[str, Any]) -> Any:
         """One call: handed on, or spoiled where it is the planned one; that of one rank alone is not counted."""
         call = CALLS[name]
+
+        def hand_on(arguments: Sequence[Any]) -> Work:
+            return getattr(self._inner, name)(*arguments, **named)
+
+        if _visit.watch is not None:
+            self._num_calls += 1
+            return _visit.watch.collective(self, name, call, arguments, hand_on)
         if self.size() == 1:
             self._num_calls += 1
-            return getattr(self._inner, name)(*arguments, **named)
+            return hand_on(arguments)
         with _lock:
             self._num_calls += 1
             index = len(_visit.called)
             _visit.called.append(self._seen(call, arguments))
         fault = _visit.fault
-
-        def hand_on(arguments: Sequence[Any]) -> Work:
-            return getattr(self._inner, name)(*arguments, **named)
 
         if fault.index != index:
             return hand_on(arguments)
@@ -237,7 +268,7 @@ def _handed_on(name: str) -> Callable[..., Any]:
 
 
 HANDED_ON = (
-    "barrier", "monitored_barrier", "_start_coalescing", "_end_coalescing", "_set_sequence_number_for_group",
+    "barrier", "monitored_barrier", "_start_coalescing", "_set_sequence_number_for_group",
     "_wait_for_pending_works", "_get_backend", "abort", "shutdown",
 )  # fmt: skip
 """Methods in which no values move, and which the group itself would look for in a backend that it has not."""

@@ -74,6 +74,7 @@ class Visit(msgspec.Struct, frozen=True, tag=True):
     Attributes:
         case_module: Defines the class of the case; imported first.
         fault: Of a world whose groups spoil collectives, see `equivtest.ranks.faults`.
+        watch: The folder in which such a world's ranks note what they compute and exchange; '' where they do not.
     """
 
     id: int
@@ -81,6 +82,7 @@ class Visit(msgspec.Struct, frozen=True, tag=True):
     case_module: str
     case: dict[str, Any]
     fault: Fault = NO_FAULT
+    watch: str = ""
 
 
 class Probe(msgspec.Struct, frozen=True, tag=True):

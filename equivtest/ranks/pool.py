@@ -113,7 +113,18 @@ class Pool:
             BrokenSetup: ranks cannot start.
             Misuse: the pool is closed, or was made by another process.
         """
-        outstanding = self._begin(subject, case, fault)
+        return self._run(self._begin(subject, case, fault), limit_s, keep_if_all_raised=keep_if_all_raised)
+
+    def watch(self, subject: str, case: Case, folder: str, limit_s: float) -> list[Reply]:
+        """As `run`, in a world whose ranks note in `folder` what they compute and exchange.
+
+        See `equivtest.ranks.watching`.
+        """
+        return self._run(self._begin(subject, case, NO_FAULT, folder), limit_s)
+
+    def _run(
+        self, outstanding: _Outstanding, limit_s: float | None, *, keep_if_all_raised: bool = False
+    ) -> list[Reply]:
         try:
             return outstanding.wait(limit_s, keep_if_all_raised=keep_if_all_raised)
         except BaseException:  # Ctrl-C: the ranks may be anywhere
@@ -188,7 +199,7 @@ class Pool:
             self._worlds.clear()
             self._close_server()
 
-    def _begin(self, subject: str, case: Case, fault: Fault | None = None) -> _Outstanding:
+    def _begin(self, subject: str, case: Case, fault: Fault | None = None, watch: str = "") -> _Outstanding:
         support = tuple(self._probe(case.num_processes, dtype) for dtype in case.dtypes_sent)
         if ended := next((known.fatal for known in support if known.fatal), None):
             return _Outstanding(case, ended=ended)
@@ -198,7 +209,7 @@ class Pool:
             else:
                 self._end_faulty()
         world = self._world(case.num_processes) if fault is None else self._faulty_world(case.num_processes)
-        return _Outstanding(case, world, world.start_visit(subject, case, fault or NO_FAULT), support)
+        return _Outstanding(case, world, world.start_visit(subject, case, fault or NO_FAULT, watch), support)
 
     def _probe(self, world_size: int, dtype: str) -> Support:
         """What is known of a dtype on so many ranks, once all that is not known has been tried."""

@@ -120,7 +120,8 @@ class Rank:
             return ()
         assert self._visit is not None
         faults.plan(task.fault)
-        return self._visit(task.subject, _read_case(task), self._start.backend)
+        with faults.watched(task.watch, self._start.rank):
+            return self._visit(task.subject, _read_case(task), self._start.backend)
 
     def answer(self, request_id: int, work: Callable[[], Answers]) -> bytes:
         """The reply to one request, as a message."""

@@ -57,7 +57,7 @@ def visit_draw(function: Subject, case: Case, index: int, mesh: DeviceMesh) -> A
     records = case.records and all(map(is_recordable, mesh.get_all_groups()))
     recorder = Recorder(mesh.mesh.flatten().tolist()) if records else None
     faults.begin()
-    with recorder or nullcontext():
+    with recorder or nullcontext(), faults.operations():
         returned = function(case, mesh, given)
     answers, flags = take_answers(case, returned)
     found = faults.called() if recorder is None else tuple(recorder.found)

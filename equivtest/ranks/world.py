@@ -112,11 +112,11 @@ class World:
         """Process ids, by rank."""
         return [process.pid for process in self._ranks]
 
-    def start_visit(self, subject: str, case: Case, fault: Fault = NO_FAULT) -> int:
-        """Has every rank run `subject` on `case`, spoilt by `fault`; gives the id to wait for."""
+    def start_visit(self, subject: str, case: Case, fault: Fault = NO_FAULT, watch: str = "") -> int:
+        """Has every rank run `subject` on `case`, spoilt by `fault` or watched; gives the id to wait for."""
         request_id = next(self._ids)
         self._noun = "process" if case.members else "rank"
-        self._send(Visit(request_id, subject, type(case).__module__, to_data(case), fault))
+        self._send(Visit(request_id, subject, type(case).__module__, to_data(case), fault, watch))
         return request_id
 
     def wait(

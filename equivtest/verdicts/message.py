@@ -19,6 +19,8 @@ def write_message(verdict: Verdict, *, replay: str = "") -> str:
     mode, seed = verdict.case.values[verdict.draw]
     lines.append(f"  {'values':9} {mode}, seed {seed} (draw {verdict.draw})")
     lines.append(f"  {'case':9} {verdict.case!r}")
+    if verdict.fault:
+        lines.append(f"  {'fault':9} {verdict.fault}")
     if verdict.history:
         lines.append(f"  {'history':9} {verdict.history}")
     if replay:

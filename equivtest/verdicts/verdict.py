@@ -75,6 +75,7 @@ class Verdict:
         detail: For raised, lost and timed out: the first cause first, then every rank.
         known: The reason of the known failure that the case falls under.
         history: Where the claim holds of the case alone in new ranks: what had run before it failed.
+        fault: Whose it is: 'collective: ...', 'kernel: ...' or 'parallelization: ...'; '' where nobody looked.
     """
 
     claim: str
@@ -85,6 +86,7 @@ class Verdict:
     detail: str = ""
     known: str = ""
     history: str = ""
+    fault: str = ""
 
     @property
     def kind(self) -> str:

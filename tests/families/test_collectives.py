@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
 from functools import cache
+from operator import and_, or_, xor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from equivtest import limits
 from equivtest.check import one_thread
 from equivtest.errors import Unsupported
-from equivtest.families.collectives.case import BUNDLES, CALLS, OPERANDS, WAITS, CollectivesCase
+from equivtest.families.collectives.case import BITWISE, BUNDLES, CALLS, OPERANDS, WAITS, CollectivesCase
 from equivtest.families.collectives.strategy import LARGE_NUMELS, NUMELS, collectives_cases
 from equivtest.families.collectives.subject import FUNCTIONS, CollectiveRaised, collectives
 from equivtest.kit.oracle import expect
@@ -150,6 +153,8 @@ def _reduced(op: str, values: list[float]) -> float:
         return max(values) if op == "max" else min(values)
     if op == "product":
         return math.prod(values)
+    if op in BITWISE:
+        return float(functools.reduce({"band": and_, "bor": or_, "bxor": xor}[op], map(int, values)))
     return sum(values) / (len(values) if op == "avg" else 1)
 
 
@@ -308,6 +313,37 @@ def test_calls_begin_and_end_in_the_order_of_the_case(
     answer(CollectivesCase(world_size=1, numels=(2, 3), waits=waits), alone)
 
     assert late.events == events
+
+
+def test_calls_may_be_waited_for_backwards(alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each answer is its own call's all the same."""
+    waited: list[int] = []
+
+    def all_reduce(tensor: torch.Tensor, **_: object) -> SimpleNamespace:
+        return SimpleNamespace(wait=lambda: waited.append(len(tensor)))
+
+    monkeypatch.setattr(dist, "all_reduce", all_reduce)
+    case = CollectivesCase(world_size=1, numels=(2, 3, 1), waits="backwards")
+    found = answer(case, alone)
+
+    assert waited == [1, 3, 2] and same_bits(found["all_reduce_sum"], draw(case, 0)["added"][0])
+
+
+@pytest.mark.parametrize("place", [-1, 3])
+def test_what_is_written_beside_a_result_is_seen(
+    alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch, place: int
+) -> None:
+    """One element before it, or behind it."""
+
+    def all_reduce(tensor: torch.Tensor, **_: object) -> None:
+        tensor.as_strided((1,), (1,), tensor.storage_offset() + place).zero_()
+
+    monkeypatch.setattr(dist, "all_reduce", all_reduce)
+
+    with pytest.raises(
+        CollectiveRaised, match="all_reduce_sum of float32 raised RuntimeError: it wrote beside the mem"
+    ):
+        answer(CollectivesCase(world_size=1, numels=(3,)), alone)
 
 
 def test_a_result_is_what_it_was_when_it_was_waited_for(alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import functools
 
 import torch
 
-from equivtest.families.collectives.case import OPERANDS, CollectivesCase
+from equivtest.families.collectives.case import BITWISE, OPERANDS, CollectivesCase
 from equivtest.families.collectives.oracle import arrange
 from equivtest.kit.values import draw
 from tests.unsharded import unsharded
@@ -17,9 +17,11 @@ def unsharded_collectives(case: CollectivesCase, index: int) -> dict[str, torch.
     """Operands reduced one after the other, in their own dtype."""
     given = draw(case, index)
     joins = {"": None, "max": torch.maximum, "min": torch.minimum, "product": torch.mul}
+    joins |= {op: getattr(torch, f"bitwise_{op[1:]}") for op in BITWISE}
     answers = {}
     for call in case.calls:
         whole, join = given[OPERANDS[call.op]], joins.get(call.op, torch.add)
+        whole = whole.long() if call.op in BITWISE else whole
         whole = whole if join is None else functools.reduce(join, whole)
         answers[call.name] = arrange(case, call.result, whole / case.world_size if call.op == "avg" else whole)
     return answers

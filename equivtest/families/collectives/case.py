@@ -22,8 +22,14 @@ OPERANDS = {
     "min": "compared",
     "avg": "averaged",
     "product": "multiplied",
+    "band": "compared",
+    "bor": "compared",
+    "bxor": "compared",
 }
 """What is handed over for a reduction, or, under '', for what is only copied."""
+
+BITWISE = ("band", "bor", "bxor")
+"""Reductions of integers, as which the same numbers are handed over."""
 
 RESULTS = ("reduced", "parts", "gathered", "exchanged", "uneven")
 """What the ranks hold in the end.
@@ -69,17 +75,21 @@ def _reductions(function: str, result: str, ops: tuple[str, ...]) -> tuple[Call,
 _COMMON = ("sum", "max", "min")  # a backend that reduces at all has these
 
 BUNDLES: dict[str, tuple[Call, ...]] = {
-    "all_reduce": _reductions("all_reduce", "reduced", _COMMON),
+    "all_reduce": _reductions("all_reduce", "reduced", (*_COMMON, *BITWISE)),
     "all_gather": (Call("all_gather", "gathered"),),
     "all_gather_into_tensor": (Call("all_gather_into_tensor", "gathered"),),
     "reduce_scatter_tensor": _reductions("reduce_scatter_tensor", "parts", _COMMON),
     "reduce_scatter": _reductions("reduce_scatter", "parts", _COMMON),
-    "broadcast": (Call("broadcast", "gathered"),),
-    "scatter": (Call("scatter", "exchanged"),),
-    "gather": (Call("gather", "gathered"),),
+    "broadcast": (Call("broadcast", "gathered"), Call("broadcast_object_list", "gathered")),
+    "scatter": (Call("scatter", "exchanged"), Call("scatter_object_list", "exchanged")),
+    "gather": (Call("gather", "gathered"), Call("gather_object", "gathered"), Call("all_gather_object", "gathered")),
     "reduce": _reductions("reduce", "reduced", _COMMON),
     "all_to_all_single": (Call("all_to_all_single", "exchanged"), Call("all_to_all_single_uneven", "uneven")),
-    "all_to_all": (Call("all_to_all", "exchanged"),),
+    "all_to_all": (
+        Call("all_to_all", "exchanged"),
+        Call("send_and_receive", "exchanged"),
+        Call("batched_send_and_receive", "exchanged"),
+    ),
     "averages": (
         Call("all_reduce", "reduced", "avg"),
         Call("reduce_scatter_tensor", "parts", "avg"),
@@ -117,7 +127,7 @@ BUNDLES: dict[str, tuple[Call, ...]] = {
 CALLS: dict[str, Call] = {call.name: call for calls in BUNDLES.values() for call in calls}
 """Every collective by the name of its answer."""
 
-WAITS = ("at_once", "async", "together")
+WAITS = ("at_once", "async", "together", "backwards")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -132,6 +142,7 @@ class CollectivesCase(Case):
         waits: 'at_once': the calls are synchronous.
             'async': each is waited for before the next begins.
             'together': all are begun, then waited for in the same order.
+            'backwards': all are begun, then waited for from the last to the first.
     """
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = ("dense", "index", "special")

@@ -10,7 +10,8 @@ import torch
 from torch import distributed as dist
 
 from equivtest.families.collectives.case import Call, CollectivesCase
-from equivtest.families.collectives.subject import REDUCE_OPS, Begin, Begun, Room, begin, first, run_collectives
+from equivtest.families.collectives.subject import REDUCE_OPS, begin, run_collectives
+from equivtest.families.collectives.subject_room import Begin, Begun, Room, first
 from equivtest.kit.defect import defect, run_with
 from equivtest.kit.names import Subject
 

@@ -9,9 +9,11 @@ Source: torch.distributed, the docstrings of the collectives (2.13.0).
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
-from equivtest.families.collectives.case import OPERANDS, CollectivesCase
+from equivtest.families.collectives.case import BITWISE, OPERANDS, CollectivesCase
 from equivtest.kit.oracle import expect
 from equivtest.kit.oracle.expected import COPIED, Expected, ExpectedTensor
 from equivtest.kit.oracle.operands import Reduced, reduce_exactly
@@ -52,7 +54,16 @@ def _before(case: CollectivesCase, op: str, operands: torch.Tensor) -> Reduced:
     """Of operands (w, w * L) their reduction (w * L,), or, where nothing is reduced, they themselves."""
     if not op:
         return Reduced(operands.double(), operands, None, COPIED)
+    if op in BITWISE:
+        return _combined(op, operands)
     return reduce_exactly(OPERANDS[op], operands, op, (case.world_size,))
+
+
+def _combined(op: str, operands: torch.Tensor) -> Reduced:
+    """Of integers (w, w * L) all bits, one rank's after the other; what comes out has no more bits than they have."""
+    combine = {"band": torch.bitwise_and, "bor": torch.bitwise_or, "bxor": torch.bitwise_xor}[op]
+    value = functools.reduce(combine, operands.to(torch.int64))
+    return Reduced(value.double(), value.to(operands.dtype), None, f"equal: the {op} of {len(operands)} integers")
 
 
 def arrange(case: CollectivesCase, result: str, whole: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,7 @@
 Letters: w ranks, n elements of one size.
 
 Results are copied as soon as a call has returned, or has been waited for, so that one which comes later is
-seen.  Memory for them is never written to before.
+seen.
 
 Source: the docstrings in torch/distributed/distributed_c10d.py and
 torch/distributed/_functional_collectives.py (2.13.0).
@@ -11,10 +11,9 @@ torch/distributed/_functional_collectives.py (2.13.0).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import distributed as dist
@@ -22,7 +21,9 @@ from torch.distributed import _functional_collectives as functional
 from torch.distributed.device_mesh import DeviceMesh
 
 from equivtest.errors import Unsupported
-from equivtest.families.collectives.case import OPERANDS, Call, CollectivesCase
+from equivtest.families.collectives.case import BITWISE, OPERANDS, Call, CollectivesCase
+from equivtest.families.collectives.subject_pairs import OBJECTS, PAIRS
+from equivtest.families.collectives.subject_room import Begin, Begun, Room, cut, empties, first, padded, parts, rows
 from equivtest.kit.subject import Given
 from equivtest.refusal import is_refusal
 from equivtest.tensors import Placed
@@ -40,48 +41,6 @@ class CollectiveRaised(RuntimeError):
     """A collective raised; the message names it."""
 
 
-@dataclass(frozen=True)
-class Room:
-    """Where a call takes place: the group, this rank's number in it, and how the case has it called."""
-
-    case: CollectivesCase
-    group: Any
-    rank: int
-
-    @property
-    def ranks(self) -> int:
-        return self.case.world_size
-
-    @property
-    def how(self) -> dict[str, Any]:
-        """What every function of torch.distributed takes."""
-        return {"group": self.group, "async_op": self.case.waits != "at_once"}
-
-    def splits(self, numel: int) -> tuple[list[int], list[int]]:
-        """Elements that this rank sends to each, and gets from each, where splits are uneven."""
-        split, rank, ranks = self.case.split, self.rank, range(self.ranks)
-        return [split(numel, rank, other) for other in ranks], [split(numel, other, rank) for other in ranks]
-
-
-@dataclass(frozen=True)
-class Begun:
-    """A call that has begun: what is waited for, nothing where it has ended, and what gives its result then."""
-
-    works: Sequence[Any]
-    result: Callable[[], torch.Tensor]
-
-    def end(self) -> torch.Tensor:
-        """The result, in memory of its own, once all has been waited for."""
-        for work in self.works:
-            if work is not None:
-                work.wait()
-        return self.result().clone()
-
-
-Begin = Callable[[Room, Call, torch.Tensor], Begun]
-"""Begins a call on this rank's w * n elements; its result has n elements, or w * n, in the last dim."""
-
-
 def collectives(case: CollectivesCase, mesh: DeviceMesh, given: Given) -> dict[str, Placed]:
     """Every collective of the case on every size, by torch.distributed."""
     return run_collectives(case, mesh, given, begin)
@@ -90,14 +49,14 @@ def collectives(case: CollectivesCase, mesh: DeviceMesh, given: Given) -> dict[s
 def run_collectives(case: CollectivesCase, mesh: DeviceMesh, given: Given, begin: Begin) -> dict[str, Placed]:
     """Begins and ends the calls as the case has it; each result is all sizes' one after the other."""
     group = mesh.get_group()
-    room = Room(case, group, dist.get_rank(group))
-    begun: list[tuple[Call, Begun]] = []
+    begun: list[tuple[Call, Room, Begun]] = []
     results: dict[str, list[torch.Tensor]] = {name: [] for name in case.collectives}
     for call in case.calls:
         for operand in operands_of(case, call, given):
+            room = Room(case, group, dist.get_rank(group))
             with naming(call, case.dtype):
-                begun.append((call, begin(room, call, operand)))
-            if case.waits != "together":
+                begun.append((call, room, begin(room, call, operand)))
+            if case.waits in ("at_once", "async"):
                 end_all(case, begun, results)
     end_all(case, begun, results)
     layouts = case.layouts()
@@ -111,11 +70,18 @@ def operands_of(case: CollectivesCase, call: Call, given: Given) -> list[torch.T
     return [own] if call.is_coalesced else [own[start:stop] for start, stop in case.bounds]
 
 
-def end_all(case: CollectivesCase, begun: list[tuple[Call, Begun]], results: dict[str, list[torch.Tensor]]) -> None:
-    """Ends what has begun, in the order in which it did, and keeps the results."""
-    for call, each in begun:
+def end_all(
+    case: CollectivesCase, begun: list[tuple[Call, Room, Begun]], results: dict[str, list[torch.Tensor]]
+) -> None:
+    """Ends what has begun, in the order that the case has, and keeps the results in that of the calls."""
+    ended: list[torch.Tensor] = []
+    is_backwards = case.waits == "backwards"
+    for call, room, each in reversed(begun) if is_backwards else begun:
         with naming(call, case.dtype):
-            results[call.name].append(each.end())
+            ended.append(each.end())
+            room.require_guards()
+    for (call, _, _), result in zip(begun, reversed(ended) if is_backwards else ended, strict=True):
+        results[call.name].append(result)
     begun.clear()
 
 
@@ -147,8 +113,15 @@ def begin(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def all_reduce(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    buffer = first(room, own).clone()
-    return Begun([dist.all_reduce(buffer, op=REDUCE_OPS[call.op], **room.how)], lambda: buffer)
+    mine = first(room, own)
+    buffer = room.copy(mine.to(integers_like(mine)) if call.op in BITWISE else mine)
+    work = dist.all_reduce(buffer, op=REDUCE_OPS[call.op], **room.how)
+    return Begun([work], lambda: buffer.to(own.dtype))
+
+
+def integers_like(tensor: torch.Tensor) -> torch.dtype:
+    """Of the same size, or of the smallest that every backend has."""
+    return torch.int64 if tensor.element_size() == 8 else torch.int32
 
 
 def all_gather(room: Room, call: Call, own: torch.Tensor) -> Begun:
@@ -158,18 +131,18 @@ def all_gather(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def all_gather_into_tensor(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    output = torch.empty_like(own)
+    output = room.empty(own)
     work = all_gather_single(output, first(room, own), **room.how)
     return Begun([work], lambda: rows(room, output))
 
 
 def reduce_scatter_tensor(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    output = torch.empty_like(first(room, own))
+    output = room.empty(first(room, own))
     return Begun([reduce_scatter_single(output, own, op=REDUCE_OPS[call.op], **room.how)], lambda: output)
 
 
 def reduce_scatter(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    output = torch.empty_like(first(room, own))
+    output = room.empty(first(room, own))
     work = dist.reduce_scatter(output, parts(room, own), op=REDUCE_OPS[call.op], **room.how)
     return Begun([work], lambda: output)
 
@@ -177,7 +150,7 @@ def reduce_scatter(room: Room, call: Call, own: torch.Tensor) -> Begun:
 def broadcast(room: Room, call: Call, own: torch.Tensor) -> Begun:
     """By each rank in turn."""
     mine = first(room, own)
-    buffers = [mine.clone() if root == room.rank else torch.empty_like(mine) for root in range(room.ranks)]
+    buffers = [room.copy(mine) if root == room.rank else room.empty(mine) for root in range(room.ranks)]
     works = [dist.broadcast(buffer, group_src=root, **room.how) for root, buffer in enumerate(buffers)]
     return Begun(works, lambda: torch.stack(buffers))
 
@@ -205,7 +178,7 @@ def gather(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 def reduce(room: Room, call: Call, own: torch.Tensor) -> Begun:
     """To each rank in turn; the result is that of this rank's turn, as nothing is said of what others hold."""
-    buffers = [first(room, own).clone() for _ in range(room.ranks)]
+    buffers = [room.copy(first(room, own)) for _ in range(room.ranks)]
     works = [
         dist.reduce(buffer, group_dst=root, op=REDUCE_OPS[call.op], **room.how) for root, buffer in enumerate(buffers)
     ]
@@ -213,13 +186,13 @@ def reduce(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def all_to_all_single(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    output = torch.empty_like(own)
+    output = room.empty(own)
     return Begun([dist.all_to_all_single(output, own, **room.how)], lambda: rows(room, output))
 
 
 def all_to_all_single_uneven(room: Room, call: Call, own: torch.Tensor) -> Begun:
     sent, got = room.splits(len(own) // room.ranks)
-    output = own.new_empty((sum(got),))
+    output = room.empty(own, sum(got))
     work = dist.all_to_all_single(output, cut(room, own, sent), got, sent, **room.how)
     return Begun([work], lambda: padded(output, len(own)))
 
@@ -287,39 +260,11 @@ def waited(output: torch.Tensor) -> torch.Tensor:
     return cast(torch.Tensor, functional.wait_tensor(output))  # type: ignore[no-untyped-call]
 
 
-def first(room: Room, own: torch.Tensor) -> torch.Tensor:
-    """The first n of the w * n elements, a view."""
-    return own[: len(own) // room.ranks]
-
-
-def rows(room: Room, whole: torch.Tensor) -> torch.Tensor:
-    """(w * n,) as (w, n)."""
-    return whole.reshape(room.ranks, len(whole) // room.ranks)
-
-
-def parts(room: Room, own: torch.Tensor) -> list[torch.Tensor]:
-    """The w parts of n elements, views."""
-    return list(rows(room, own).unbind())
-
-
-def empties(room: Room, like: torch.Tensor) -> list[torch.Tensor]:
-    """Memory for one result of each rank."""
-    return [torch.empty_like(like) for _ in range(room.ranks)]
-
-
-def cut(room: Room, own: torch.Tensor, sent: Sequence[int]) -> torch.Tensor:
-    """The first elements of each of the w parts, so many of each."""
-    return torch.cat([part[:numel] for part, numel in zip(parts(room, own), sent, strict=True)])
-
-
-def padded(found: torch.Tensor, numel: int) -> torch.Tensor:
-    """The elements, and zeros up to so many."""
-    return torch.cat([found, found.new_zeros(numel - len(found))])
-
-
 FUNCTIONS: dict[str, Begin] = {
     function.__name__: function
     for function in (
+        *PAIRS,
+        *OBJECTS,
         *(all_reduce, all_gather, all_gather_into_tensor, reduce_scatter_tensor, reduce_scatter, broadcast),
         *(scatter, gather, reduce, all_to_all_single, all_to_all_single_uneven, all_to_all),
         *(functional_all_reduce, functional_all_gather_tensor, functional_reduce_scatter_tensor),

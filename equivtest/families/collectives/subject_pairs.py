@@ -1,0 +1,95 @@
+"""What two ranks say to each other, and Python's objects, as torch.distributed sends them.
+
+Source: the docstrings in torch/distributed/distributed_c10d.py (2.13.0).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import distributed as dist
+
+from equivtest.families.collectives.case import Call
+from equivtest.families.collectives.subject_room import Begun, Room, empties, first, parts
+from equivtest.tensors import as_bits
+
+
+def send_and_receive(room: Room, call: Call, own: torch.Tensor) -> Begun:
+    """To and from each other rank in turn; of two that are synchronous the lower one sends first."""
+    mine, outputs = parts(room, own), empties(room, first(room, own))
+    works: list[Any] = []
+    outputs[room.rank].copy_(mine[room.rank])
+    is_sync = not room.how["async_op"]
+    for peer in _others(room):
+        for sends in (room.rank < peer, room.rank > peer):
+            function: Any = (dist.send if is_sync else dist.isend) if sends else (dist.recv if is_sync else dist.irecv)
+            end = {"group_dst": peer} if sends else {"group_src": peer}
+            work = function(mine[peer] if sends else outputs[peer], group=room.group, **end)
+            works += [] if is_sync else [work]
+    return Begun(works, lambda: torch.stack(outputs))
+
+
+def batched_send_and_receive(room: Room, call: Call, own: torch.Tensor) -> Begun:
+    """To and from all other ranks at once."""
+    mine, outputs = parts(room, own), empties(room, first(room, own))
+    outputs[room.rank].copy_(mine[room.rank])
+    calls = [dist.P2POp(dist.isend, mine[peer], group=room.group, group_peer=peer) for peer in _others(room)]
+    calls += [dist.P2POp(dist.irecv, outputs[peer], group=room.group, group_peer=peer) for peer in _others(room)]
+    works = dist.batch_isend_irecv(calls) if calls else []
+    return Begun(works, lambda: torch.stack(outputs))
+
+
+def _others(room: Room) -> list[int]:
+    """All ranks but this one, so that no two pairs wait for each other: lower ranks before higher ones."""
+    return [rank for rank in range(room.ranks) if rank != room.rank]
+
+
+def all_gather_object(room: Room, call: Call, own: torch.Tensor) -> Begun:
+    found: list[Any] = [None] * room.ranks
+    dist.all_gather_object(found, _as_object(first(room, own)), group=room.group)
+    return Begun([], lambda: torch.stack([_as_tensor(each, own) for each in found]))
+
+
+def gather_object(room: Room, call: Call, own: torch.Tensor) -> Begun:
+    """To each rank in turn; the result is that of this rank's turn."""
+    found: list[Any] = [None] * room.ranks
+    for root in range(room.ranks):
+        into = found if root == room.rank else None
+        dist.gather_object(_as_object(first(room, own)), into, group=room.group, group_dst=root)
+    return Begun([], lambda: torch.stack([_as_tensor(each, own) for each in found]))
+
+
+def broadcast_object_list(room: Room, call: Call, own: torch.Tensor) -> Begun:
+    """By each rank in turn."""
+    found = []
+    for root in range(room.ranks):
+        objects: list[Any] = [_as_object(first(room, own)) if root == room.rank else None]
+        dist.broadcast_object_list(objects, group=room.group, group_src=root)
+        found.append(objects[0])
+    return Begun([], lambda: torch.stack([_as_tensor(each, own) for each in found]))
+
+
+def scatter_object_list(room: Room, call: Call, own: torch.Tensor) -> Begun:
+    """By each rank in turn."""
+    found = []
+    for root in range(room.ranks):
+        output: list[Any] = [None]
+        given = [_as_object(part) for part in parts(room, own)] if root == room.rank else None
+        dist.scatter_object_list(output, given, group=room.group, group_src=root)
+        found.append(output[0])
+    return Begun([], lambda: torch.stack([_as_tensor(each, own) for each in found]))
+
+
+def _as_object(tensor: torch.Tensor) -> dict[str, list[int]]:
+    """Its bits as Python's numbers."""
+    return {"bits": as_bits(tensor).tolist()}
+
+
+def _as_tensor(found: dict[str, list[int]], like: torch.Tensor) -> torch.Tensor:
+    bits = torch.tensor(found["bits"], dtype=as_bits(like[:0]).dtype)
+    return bits.view(like.dtype).to(like.device)
+
+
+PAIRS = (send_and_receive, batched_send_and_receive)
+OBJECTS = (all_gather_object, gather_object, broadcast_object_list, scatter_object_list)
