@@ -7,6 +7,7 @@ INSTALLED := .venv/.installed
 VERSION ?= 0.19.8
 DEEPSPEED := .deepspeed/$(VERSION)
 CLIENTS := .clients
+PROFILE ?= gate
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -33,8 +34,8 @@ deepspeed: deepspeed-installed  ## The properties of the real DeepSpeed; VERSION
 
 clients-installed: $(INSTALLED) $(CLIENTS)/.installed
 
-clients: clients-installed  ## Other people's parallel programs: transformers, peft, accelerate, fairscale, Megatron
-	PYTHONPATH=$(CURDIR):$(CURDIR)/$(CLIENTS) HF_HUB_OFFLINE=1 $(BIN)/equivtest run tests/clients \
+clients: clients-installed  ## Other people's parallel programs: transformers, peft, ...; PROFILE=smoke is a few cases of each
+	PYTHONPATH=$(CURDIR):$(CURDIR)/$(CLIENTS) HF_HUB_OFFLINE=1 $(BIN)/equivtest run tests/clients --profile $(PROFILE) \
 		--import tests.clients.language_models --known-failures tests/clients/known_failures.toml --report report/clients
 
 lint: $(INSTALLED)  ## Ruff and mypy, changing nothing
