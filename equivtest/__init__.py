@@ -12,13 +12,15 @@ except PackageNotFoundError:  # run from a source tree that is not installed
     __version__ = "0+source"
 
 if TYPE_CHECKING:
+    from equivtest.capturing import capture
     from equivtest.module import ids, mask, module_property, positions, real, targets
 
-__all__ = ["__version__", "ids", "mask", "module_property", "positions", "real", "targets"]
+__all__ = ["__version__", "capture", "ids", "mask", "module_property", "positions", "real", "targets"]
 
 
 def __getattr__(name: str) -> Any:
-    """What describes a module of your own, imported when it is asked for: it takes torch."""
+    """What describes or captures a module of your own, imported when it is asked for: it takes torch."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module("equivtest.module"), name)
+    home = "equivtest.capturing" if name == "capture" else "equivtest.module"
+    return getattr(importlib.import_module(home), name)

@@ -274,6 +274,43 @@ def check(
     return int(bool(failed))
 
 
+@app.command("judge")
+def judge_(
+    folder: Annotated[Path, typer.Argument(help="What equivtest.capture wrote, of all ranks.")],
+    other: Annotated[Path | None, typer.Argument(help="Another run of the same model.", show_default=False)] = None,
+    *,
+    reference: Annotated[str, typer.Option(metavar="NAME", help="package.module:function that builds the model.")],
+    arithmetic: Annotated[str, typer.Option(metavar="NAME", help=HELP["arithmetic"])] = "",
+    jobs: Annotated[int, typer.Option(min=1, help="Processes that judge parts captured alone.")] = 1,
+) -> int:
+    """Judge a run that happened elsewhere, or tell which of two runs is wrong; exit code 1 if one is.
+
+    No rank is started.  The unsharded model runs once, and each of its parts is judged from what the ranks held where
+    it begins.  Parts that were captured alone are judged one after the other, or as many at once as --jobs says.
+    """
+    from equivtest.captured.folder import CapturedRun, parts_in
+    from equivtest.judging import compare_runs, describe, judge_parts, judge_run
+
+    if parts := parts_in(folder):
+        if other is not None:
+            raise Misuse(
+                f"{folder} holds parts captured alone, which are judged by themselves: name one of them and {other}"
+            )
+        codes = []
+        for code, text in judge_parts(parts, reference, arithmetic, jobs):
+            codes.append(code)
+            typer.echo(text)
+        held, wrong, others = (codes.count(code) for code in (0, 1, 2))
+        typer.echo(f"{folder}: {held} of {len(codes)} parts hold, {wrong} are wrong, {others} not judged")
+        return 1 if 1 in codes else max(codes)
+    judged = [judge_run(CapturedRun(each), reference, arithmetic) for each in (folder, other) if each is not None]
+    for each in judged:
+        typer.echo(describe(each))
+    if len(judged) == 2:
+        typer.echo(compare_runs(*judged))
+    return int(any(each.failed for each in judged))
+
+
 @app.command("list")
 def list_() -> int:
     """List the properties that come with equivtest."""

@@ -63,3 +63,11 @@ BROKEN_RUNS = 5  # runs of one search that may end without answers before the se
 AUDIT_CASES = 4  # of each world size that an audit draws; within a run it ends sooner once every collective was seen
 AUDIT_VISITS = 40  # with a spoiled collective in an audit within a run; `equivtest audit` has no such limit
 AUDIT_CALLS = 3  # calls of one kind, in one phase and group, of one visit that an audit spoils
+
+# Captured runs.
+CAPTURED_BYTES = 2**30  # that one rank writes unless it is told otherwise
+CAPTURED_SIZE = 2**40  # that a dim, a rank or a file in bytes stays below: no machine has more
+CAPTURED_DIMS = 8  # of a captured tensor
+HEADER_BYTES = 2**26  # of a file of tensors: some hundred thousand of them
+MANIFEST_BYTES = 2**27  # of a manifest: the same
+NAME_CHARS = 500  # of a name in either

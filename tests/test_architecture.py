@@ -20,13 +20,14 @@ FLOORS = (
     ("importing", "layout", "local_constants", "profiles", "property"),
     ("lacking",),
     ("tensors",),
+    ("captured",),
     ("kit",),
     ("families",),
     ("ranks",),
     ("verdicts",),
-    ("check", "known", "report"),
+    ("captured_inputs", "check", "kept", "known", "report"),
     ("door",),
-    ("chunks", "module", "records", "replay", "settings", "suite"),
+    ("capturing", "chunks", "judging", "module", "records", "replay", "settings", "suite"),
     ("audit", "filling"),
     ("machine", "search", "options"),
     ("claim_reports", "pools"),
@@ -208,10 +209,10 @@ def test_a_family_imports_only_those_it_knows() -> None:
                 assert other in KNOWN_FAMILIES.get(family, ()), f"{module} imports {imported}"
 
 
-def test_nothing_outside_knows_a_family_but_the_door_for_modules() -> None:
+def test_nothing_outside_knows_a_family_but_the_doors_for_modules() -> None:
     knowing = {module for module in PATHS if not family_of(module) and any(map(family_of, own_imports_of(module)))}
 
-    assert knowing == {"door", "module"}
+    assert knowing == {"captured_inputs", "capturing", "door", "judging", "kept", "module"}
 
 
 @pytest.mark.parametrize(("part", "others"), [("oracle", {"subject", "defects"}), ("subject", {"oracle"})])

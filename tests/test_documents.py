@@ -9,11 +9,13 @@ import importlib
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -25,9 +27,10 @@ from tests.rank_programs_planted import FAULT
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 MODULE, SUBJECT, TRAINING = ROOT / "docs/module.md", ROOT / "docs/subject.md", ROOT / "docs/training.md"
+CAPTURE = ROOT / "docs/capture.md"
 DOCUMENTS = (README, *sorted((ROOT / "docs").glob("*.md")))
 LINKED = (*DOCUMENTS, *(ROOT / name for name in ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md")))
-OTHER_COMMANDS = ("pip install equivtest", "pytest -n auto -p equivtest.options")
+OTHER_COMMANDS = ("pip install equivtest", "pytest -n auto -p equivtest.options", "torchrun --nproc-per-node")
 LIMIT_S = 300  # a run of a fetch takes ten seconds alone
 
 WRONG = """
@@ -211,6 +214,31 @@ def test_cases_print_what_the_documents_show(folder: Path, command: Command) -> 
     for code, block, args in checks:
         outcome = in_process(folder, command, "check", *args)
         assert outcome.code == code and outcome.shows(block), outcome.text
+
+
+def test_a_captured_job_is_judged_as_shown(
+    folder: Path, command: Command, alone: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On one rank; the second time its last layer gives more than it should."""
+    judge = next(each for each in fenced(CAPTURE, "sh")[0].splitlines() if each.startswith("equivtest"))
+    for code, block in ((0, shown(CAPTURE, "run: ")), (1, shown(CAPTURE, "ValueMismatch"))):
+        with as_in(folder):
+            job = importlib.import_module("mypackage.job")
+            if code:
+                monkeypatch.setattr(job, "tensor_parallel", _with_more(job.tensor_parallel))
+            job.train("run")
+        outcome = in_process(folder, command, *shlex.split(judge)[1:])
+        assert outcome.code == code and outcome.shows(block), outcome.text
+        shutil.rmtree(folder / "run")
+
+
+def _with_more(parallelize: Any) -> Any:
+    def wrong(module: Any, mesh: Any) -> Any:
+        parallel = parallelize(module, mesh)
+        parallel.get_submodule("2").register_forward_hook(lambda _, __, given: given * 1.125)
+        return parallel
+
+    return wrong
 
 
 @pytest.mark.ranks

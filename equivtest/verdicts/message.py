@@ -15,14 +15,7 @@ def write_message(verdict: Verdict, *, replay: str = "") -> str:
     Args:
         replay: Path of the replay file; left out where there is none.
     """
-    first = next(iter(verdict.judgement.mismatches), None)
-    error = KINDS[verdict.kind]
-    headline = error.headline.format(tensor=first.tensor if first else "")
-    lines = [f"{error.__name__}: {verdict.subject}: {headline}", f"  {'claim':9} {verdict.claim}"]
-    if first is not None:
-        lines += _describe(first, verdict)
-    if verdict.detail:
-        lines += ["  " + line for line in verdict.detail.splitlines()]
+    lines = describe_failure(verdict)
     mode, seed = verdict.case.values[verdict.draw]
     lines.append(f"  {'values':9} {mode}, seed {seed} (draw {verdict.draw})")
     lines.append(f"  {'case':9} {verdict.case!r}")
@@ -31,6 +24,19 @@ def write_message(verdict: Verdict, *, replay: str = "") -> str:
     if replay:
         lines.append(f"  {'again':9} equivtest replay {replay}")
     return "\n".join(lines)
+
+
+def describe_failure(verdict: Verdict) -> list[str]:
+    """The lines of the message that say what, where and by how much."""
+    first = next(iter(verdict.judgement.mismatches), None)
+    error = KINDS[verdict.kind]
+    headline = error.headline.format(tensor=first.tensor if first else "")
+    lines = [f"{error.__name__}: {verdict.subject}: {headline}", f"  {'claim':9} {verdict.claim}"]
+    if first is not None:
+        lines += _describe(first, verdict)
+    if verdict.detail:
+        lines += ["  " + line for line in verdict.detail.splitlines()]
+    return lines
 
 
 def _describe(mismatch: Mismatch, verdict: Verdict) -> list[str]:

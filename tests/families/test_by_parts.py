@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 
 import pytest
@@ -65,6 +66,22 @@ def test_a_deep_module_holds_in_every_dtype(
     assert {verdict.kind for verdict in verdicts} == {"holds"}
     assert "boundary.layers.5.mlp.down" in verdicts[0].judgement.agreeing
     assert "grad.boundary.layers.0.attention.query" in verdicts[1].judgement.agreeing
+
+
+def test_what_was_met_is_let_go_of() -> None:
+    """A tensor's hooks hold what met it, which no garbage collector sees."""
+    case = case_of("twice", "twice_divided", x_shape=(2, 6))
+    expect(case, 0)
+    gc.collect()
+    before = num_tensors()
+    expect(replace(case, values=(("real", 1),)), 0)
+    gc.collect()
+
+    assert num_tensors() == before
+
+
+def num_tensors() -> int:
+    return sum(issubclass(type(each), torch.Tensor) for each in gc.get_objects())
 
 
 def test_without_parts_the_same_module_is_too_deep() -> None:

@@ -195,6 +195,11 @@ class ModuleCase(AxesCase, StepCase, WorldCase):
         return self.batch != WHOLE
 
     @property
+    def past_open(self) -> bool:
+        """Whether what follows a boundary of which no bound says something is judged: as of `oracle_forced.Forced`."""
+        return False
+
+    @property
     def fixes_layouts(self) -> bool:
         return False
 

@@ -76,9 +76,10 @@ class Boundaries:
             self._hooks.append(part.register_forward_hook(after))
 
     def remove(self) -> None:
-        """Has the module run as before."""
+        """Has the module run as before, and lets go of what was met, whose hooks hold this in turn."""
         for hook in self._hooks:
             hook.remove()
+        self._met.clear()
 
     def meet(self, name: str, tensor: torch.Tensor) -> None:
         """Does what is to be done with a tensor."""
@@ -151,4 +152,5 @@ def boundaries_of(program: Program) -> Mapping[str, Fact]:
     capture = Capture(module, lambda tensor: Fact(tuple(tensor.shape), dtype_name(tensor.dtype), tensor.requires_grad))
     with torch.random.fork_rng(devices=[]):
         call(module, program.positional, made_inputs(program, torch.Generator().manual_seed(0)))
+    capture.remove()
     return capture.values

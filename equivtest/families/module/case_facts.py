@@ -207,19 +207,45 @@ def call(module: nn.Module, positional: tuple[str, ...], inputs: Mapping[str, to
 def call_builder(build: str) -> nn.Module:
     """The unsharded module, as its function makes it.
 
+    'package.module:NAME#layers.3' is that submodule alone: its parameters and buffers are zeros, and no other is made,
+    but where it has tensors that are neither.
+
     Raises:
-        Misuse: there is no such function, it raises, or it makes no module.
+        Misuse: there is no such function, it raises, or it makes no module, or none that has the submodule.
     """
-    function = cast("Callable[[], object]", load_named(build, "build"))
-    require_arguments(function, f"build {build!r}", ())
+    name, _, part = build.partition("#")
+    function = cast("Callable[[], object]", load_named(name, "build"))
+    require_arguments(function, f"build {name!r}", ())
+    if part and (alone := _alone(function, part)) is not None:
+        return alone
     try:
         with torch.random.fork_rng(devices=[]):  # what it draws, such as a buffer, is to be the same on every rank
             torch.manual_seed(0)
             module = function()
     except Exception as error:
-        raise Misuse(f"build {build!r} raised {type(error).__name__}: {error}") from error
+        raise Misuse(f"build {name!r} raised {type(error).__name__}: {error}") from error
     if not isinstance(module, nn.Module):
-        raise Misuse(f"build {build!r} must give an nn.Module, got {type(module).__name__}")
+        raise Misuse(f"build {name!r} must give an nn.Module, got {type(module).__name__}")
+    try:
+        return module.get_submodule(part)
+    except AttributeError as error:
+        raise Misuse(f"build {name!r} gives a module without {part}: {error}") from error
+
+
+def _alone(function: Callable[[], object], part: str) -> nn.Module | None:
+    """The submodule, without the memory of the others; None where it cannot be made so."""
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            module = cast("nn.Module", function()).get_submodule(part)
+    except Exception:  # an arbitrary function's, which may ask for values
+        return None
+    attributes = [each for owner in module.modules() for each in vars(owner).values()]
+    if any(isinstance(each, torch.Tensor) for each in attributes):
+        return None
+    module.to_empty(device="cpu")
+    with torch.no_grad():
+        for tensor in (*module.parameters(), *module.buffers()):
+            tensor.zero_()
     return module
 
 

@@ -95,13 +95,25 @@ def _held_by_one(case: ModuleCase, given: Tensors) -> HeldAt:
     )
     capture = Capture(module)
     run_module(case, module, given)
+    capture.remove()
     return held_by_one(capture.named())
 
 
-def _by_parts(case: ModuleCase, drawn: Tensors, held: Sequence[HeldAt]) -> Expected:
+def expect_given(case: ModuleCase, given: Tensors, held: Held, buffers: Sequence[Tensors]) -> Expected:
+    """As `expect_module_held` of a module that is judged by parts, on values that nobody draws.
+
+    Args:
+        given: Whole inputs, parameters and cotangents, by name.
+        buffers: Of each part of the batch what takes the place of the module's buffers, by name.
+    """
+    num_parts = case.num_parts if case.is_divided else 1
+    return _by_parts(case, given, [held_by_ranks(case, held, part) for part in range(num_parts)], buffers)
+
+
+def _by_parts(case: ModuleCase, drawn: Tensors, held: Sequence[HeldAt], buffers: Sequence[Tensors] = ()) -> Expected:
     """Every answer of the case, and what is right of each boundary that was held."""
     given = {name: _in_float64(tensor) for name, tensor in drawn.items()}
-    found, runs = _within_bounds(case, drawn, held)
+    found, runs = _within_bounds(case, drawn, held, buffers)
     expected = _expected(case, given, found, {})
     return replace(expected, tensors=boundaries(case, runs) | measured(expected.tensors))
 
@@ -206,7 +218,7 @@ def _averaged(averages: Averages, stack: torch.Tensor) -> Found:
 
 
 def _within_bounds(
-    case: ModuleCase, given: Tensors, held: Sequence[HeldAt] = ()
+    case: ModuleCase, given: Tensors, held: Sequence[HeldAt] = (), buffers: Sequence[Tensors] = ()
 ) -> tuple[dict[str, Found], list[Forced]]:
     """What the module gives on real numbers, and how far a correct parallel one may be off.
 
@@ -221,10 +233,14 @@ def _within_bounds(
     counted = RunningError(arithmetic_of(case.dtype), num_ranks, places)
     ranged = [{name: _ranged(counted, each) for name, each in part.items()} for part in split(case, given)]
     modules = [call_builder(case.build).to(DTYPES[case.dtype]) for _ in ranged]
+    for module, own in zip(modules, buffers, strict=False):
+        _put_buffers(module, own)
     for module in modules:
         places.watch(module)
         _with_buffers(module, counted, case.facts.buffers)
-    runs = [Forced(module, counted, each) for module, each in zip(modules, held, strict=False)]
+    runs = [
+        Forced(module, counted, each, past_open=case.past_open) for module, each in zip(modules, held, strict=False)
+    ]
     try:
         with counted, TakesApart():
             for module, part in zip(modules, ranged, strict=True):
@@ -239,6 +255,9 @@ def _within_bounds(
             f"{case.build}, with {case.takes}, cannot be followed operation by operation: "
             f"{type(error).__name__}: {error}{places.here()}"
         ) from error
+    finally:
+        for run in runs:
+            run.remove()
     found = {name: scaled(counted, tensor) for name, tensor in found.items()} if case.step else found
     return {name: _found(counted, tensor) for name, tensor in found.items()}, runs
 
@@ -259,11 +278,15 @@ def _ranged(counted: RunningError, tensor: torch.Tensor) -> torch.Tensor:
 
 def _with_buffers(module: nn.Module, counted: RunningError, names: Iterable[str]) -> None:
     """Has the buffers of these names know how far they may be off, as the forward writes to them."""
-    for name in names:
-        buffer = module.get_buffer(name)
-        if buffer.is_floating_point():
-            owner, _, last = name.rpartition(".")
-            module.get_submodule(owner)._buffers[last] = counted.exactly(buffer.clone())
+    floating = [name for name in names if module.get_buffer(name).is_floating_point()]
+    _put_buffers(module, {name: counted.exactly(module.get_buffer(name).clone()) for name in floating})
+
+
+def _put_buffers(module: nn.Module, buffers: Tensors) -> None:
+    """Has the module hold these in the place of its own."""
+    for name, buffer in buffers.items():
+        owner, _, last = name.rpartition(".")
+        module.get_submodule(owner)._buffers[last] = buffer
 
 
 def _found(counted: RunningError, tensor: torch.Tensor) -> Found:

@@ -36,14 +36,21 @@ class Forced(Boundaries):
     Attributes:
         found: What is right of each boundary that was held, by its answer's name, in the order of the run.
         layouts: Of those, under which the ranks held it.
+        open: Those that were taken over although their bound says nothing.
+
+    Args:
+        past_open: Whether a boundary is taken over too whose bound says nothing, where no value had to decide on its
+            layout: what follows is judged, and what is wrong at that boundary alone stays open.
     """
 
-    def __init__(self, module: nn.Module, counted: RunningError, held: HeldAt) -> None:
+    def __init__(self, module: nn.Module, counted: RunningError, held: HeldAt, *, past_open: bool = False) -> None:
         super().__init__(module)
         self.found: dict[str, Bounded] = {}
         self.layouts: dict[str, Layout] = {}
+        self.open: set[str] = set()
         self._counted = counted
         self._held = held
+        self._past_open = past_open
 
     def meet(self, name: str, tensor: torch.Tensor) -> None:
         """Has the tensor hold what the ranks held, and the gradient that comes back to it, all uses together."""
@@ -71,6 +78,9 @@ class Forced(Boundaries):
             if whole.layout is not None and name not in self.found:
                 self.found[name], self.layouts[name] = right, whole.layout
             is_lost = says_nothing(right.value, right.allowed, share=limits.STILL_SHOWS)
+            if is_lost and self._past_open and whole.is_told:
+                self.open.add(name)
+                is_lost = False
             return None if is_lost else self._parts(whole, computed.dtype)
 
     def _derivation(self) -> str:
@@ -112,6 +122,6 @@ def boundaries(case: ModuleCase, runs: Sequence[Forced]) -> dict[str, ExpectedTe
             dtype=facts[name.removeprefix("grad.").removeprefix(BOUNDARY)].dtype,
             derivation=right.derivation,
             may_be_none=True,
-            is_inner=True,
+            is_inner=all(name not in run.open for run in runs),
         )
     return found

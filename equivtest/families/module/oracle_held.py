@@ -38,12 +38,14 @@ class Whole(NamedTuple):
         spread: How far some rank's is from `value`, float64; None where all have its bits.
         magnitude: Of the operands, where it is their sum; else None.
         layout: Under which they held it; None: no layout, the slices of a dim in an order of their own.
+        is_told: Whether the ranks say so, or no other layout has tensors of these shapes, so that no value decided it.
     """
 
     value: torch.Tensor
     spread: torch.Tensor | None
     magnitude: torch.Tensor | None
     layout: Layout | None
+    is_told: bool = True
 
 
 HeldAt = Callable[[str, Bounded], Whole | None]
@@ -101,7 +103,7 @@ def _whole(placed: Mapping[int, Placed | None], mesh_shape: Shape, right: Bounde
     found = [
         _under(layout, held, mesh_shape, right) for layout in _candidates(held, mesh_shape, tuple(right.value.shape))
     ]
-    wholes = [whole for whole in found if whole is not None]
+    wholes = [whole._replace(is_told=1 in (len(found), len(held))) for whole in found if whole is not None]
     agreeing = [whole for whole in wholes if _ratio(whole, right) <= 1]
     certain = next((whole for whole in agreeing if whole.spread is None and whole.magnitude is None), None)
     if certain is not None:
@@ -162,7 +164,7 @@ def _in_any_order(held: Mapping[int, Placed], right: Bounded) -> Whole | None:
             slices = torch.cat([each.local.movedim(dim, 0) for each in held.values()])
             order = _matched(slices.double(), right.value.movedim(dim, 0), right.allowed.movedim(dim, 0))
             if order is not None:
-                return Whole(slices[order].movedim(0, dim).contiguous(), None, None, None)
+                return Whole(slices[order].movedim(0, dim).contiguous(), None, None, None, is_told=False)
     return None
 
 
@@ -179,7 +181,8 @@ def _slice_by_slice(held: Mapping[int, Placed], mesh_shape: Shape, right: Bounde
         same, added = (each.all(others, keepdim=True) if others else each for each in (is_same, is_sum))
         if bool((same | added).all()):
             value = torch.where(same, operands[0], operands.sum(0))
-            return Whole(value, None, torch.where(same, operands[0].abs(), operands.abs().sum(0)), None)
+            magnitude = torch.where(same, operands[0].abs(), operands.abs().sum(0))
+            return Whole(value, None, magnitude, None, is_told=False)
     return None
 
 

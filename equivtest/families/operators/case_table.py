@@ -282,6 +282,40 @@ def _added_rows(shape: Shape) -> Signatures:
     return tuple(Signature((shape, row, row), (("dim", dim),)) for dim, row in rows)
 
 
+def _images(*, transposed: bool = False) -> Form:
+    """Images (N, C, 3, W), or lines (N, C, W), of the shape's N, C and W; a kernel for 2 or C channels, and a bias."""
+
+    def form(shape: Shape) -> Signatures:
+        n, c, w = shape
+        images, lines, found = (n, c, 3, w), (n, c, w), []
+        ways: list[tuple[Shape, Shape, Arguments]] = [
+            (images, (1, 1), ()),
+            (images, (3, 3), (("padding", 1),)),
+            (images, (2, 2), (("stride", (1, 2)),)),
+            (images, (2, 3), (("dilation", (2, 1)), ("padding", (0, 1)))),
+            (lines, (1,), ()),
+            (lines, (3,), (("padding", 1),)),
+            (lines, (2,), (("stride", 2),)),
+        ]
+        for x, window, how in ways:
+            weight = (c, 2, *window) if transposed else (2, c, *window)
+            found += [Signature((x, weight), how), Signature((x, weight, (2,)), how)]
+            found += [Signature((x, (c, 1, *window)), (*how, ("groups", c)))]
+        return tuple(found)
+
+    return form
+
+
+def _convolve(x: torch.Tensor, *others: torch.Tensor, **how: Any) -> torch.Tensor:
+    convolve: Call = functional.conv2d if x.dim() == 4 else functional.conv1d
+    return convolve(x, *others, **how)  # type: ignore[no-any-return]
+
+
+def _convolve_transposed(x: torch.Tensor, *others: torch.Tensor, **how: Any) -> torch.Tensor:
+    convolve: Call = functional.conv_transpose2d if x.dim() == 4 else functional.conv_transpose1d
+    return convolve(x, *others, **how)  # type: ignore[no-any-return]
+
+
 _OF_BOOLS = ("bitwise_and", "bitwise_or", "bitwise_xor")
 _OF_WHOLE_NUMBERS = ("gcd", "lcm", "bitwise_left_shift", "bitwise_right_shift")
 _SORTED = moved(_per_dim("k", 1, 2))
@@ -546,6 +580,8 @@ OPERATORS: dict[str, Operator] = {
             num_dims=(2, 3),
         ),
         Operator("einsum", lambda a, b, equation: torch.einsum(equation, a, b), _equations, num_dims=(2, 3)),
+        Operator("convolution", _convolve, _images(), num_dims=(3,)),
+        Operator("convolution transposed", _convolve_transposed, _images(transposed=True), num_dims=(3,)),
         # Whole numbers and bools.
         *(_chooses(name, getattr(torch, name), pairs(), kinds=(BOOLS, BOOLS)) for name in _OF_BOOLS),
         *(_chooses(name, getattr(torch, name), pairs(), kinds=(WHOLE, WHOLE)) for name in _OF_WHOLE_NUMBERS),

@@ -37,6 +37,8 @@ VIEWED = frozenset(
 )  # fmt: skip
 """Operators that may view other dims, which DTensor seeks without end where there is no element: findings/50."""
 
+CONVOLUTIONS = frozenset({"convolution", "convolution transposed"})
+
 OTHER_DTYPES = ("",) * 12 + ("float64", "float32")
 
 
@@ -79,6 +81,11 @@ def _operator_cases(draw: DrawFn, space: Space, operators: tuple[str, ...]) -> O
         for number, each in enumerate(signature.shapes)
     )
     placements = tuple(_without_nested(name, each) for each in placements)
+    if name in CONVOLUTIONS:
+        has_rows = signature.shapes[0][0] >= world_size
+        placements = tuple(
+            _of_rows(each, may_divide=number == 0 and has_rows) for number, each in enumerate(placements)
+        )
     floats = tuple(number for number in range(len(signature.shapes)) if operator.kind_of(number) == FLOATS)
     other_dtypes = _pick_dtypes(draw, dtype, name, signature.shapes, floats)
     dtypes = tuple(each or dtype for each in other_dtypes or ("",) * len(signature.shapes))
@@ -96,7 +103,7 @@ def _operator_cases(draw: DrawFn, space: Space, operators: tuple[str, ...]) -> O
             _without_nested(name, each)
             for each in _pick_cotangents(draw, [result.shape for result in results], num_axes)
         ),
-        requires_grad=_pick_some(draw, "requires_grad", floats),
+        requires_grad=_graded(name, _pick_some(draw, "requires_grad", floats)),
         strided=_pick_strided(draw, signature.shapes),
         values=pick_values(draw, _modes_of(operator, dtypes)),
         poison=pick(draw, "poison", POISON_TABLE),
@@ -109,6 +116,16 @@ def _picks_one(name: str, signature: Signature) -> bool:
     """Whether one row is picked by an index of as many dims: of that, on two mesh axes, findings/56 speaks."""
     dim = dict(signature.arguments).get("dim")
     return name in ("gather", "take_along_dim") and isinstance(dim, int) and signature.shapes[1][dim] == 1
+
+
+def _of_rows(placements: tuple[str, ...], *, may_divide: bool) -> tuple[str, ...]:
+    """The first operand divided by rows, one a rank at least, all others whole: of all else findings/62 speaks."""
+    return tuple("shard(0)" if each != "replicate" and may_divide else "replicate" for each in placements)
+
+
+def _graded(name: str, numbers: tuple[int, ...]) -> tuple[int, ...]:
+    """Never the bias of a convolution alone: findings/62."""
+    return (0, 1, 2) if name in CONVOLUTIONS and numbers == (2,) else numbers
 
 
 def _without_nested(name: str, placements: tuple[str, ...]) -> tuple[str, ...]:

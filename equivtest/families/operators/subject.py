@@ -31,6 +31,7 @@ REFUSALS: tuple[tuple[type[Exception], str], ...] = (
     (RuntimeError, "without redistribution"),
     (RuntimeError, "Sharding propagation failed"),
     (RuntimeError, "Attempted to"),
+    (ValueError, "does not support things like hybrid sharding strategies"),
     (RuntimeError, "not supported yet"),
     (RuntimeError, "got mixed torch.Tensor and DTensor"),
     (AssertionError, "Redistribution from one partial type"),

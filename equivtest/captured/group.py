@@ -1,0 +1,27 @@
+"""All ranks of a job, whoever started them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import distributed
+
+
+class Group:
+    """All ranks of the job; this process alone where it has no process group."""
+
+    def __init__(self) -> None:
+        self._is_alone = not (distributed.is_available() and distributed.is_initialized())
+        self.rank = 0 if self._is_alone else distributed.get_rank()
+        self.size = 1 if self._is_alone else distributed.get_world_size()
+
+    def from_first(self, text: str) -> str:
+        """What rank 0 says."""
+        return str(self.all_of(text)[0])
+
+    def all_of(self, value: Any) -> list[Any]:
+        """What each rank says."""
+        found = [value] * self.size
+        if not self._is_alone:
+            distributed.all_gather_object(found, value)
+        return found

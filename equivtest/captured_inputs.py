@@ -1,0 +1,190 @@
+"""What a captured run was handed: the case that it is, and the whole inputs, buffers and cotangents."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from equivtest import limits
+from equivtest.captured.folder import CapturedRun
+from equivtest.captured.manifest import Manifest
+from equivtest.families.module.case import WHOLE
+from equivtest.families.module.case_captured import CapturedCase
+from equivtest.families.module.case_facts import call_builder
+from equivtest.families.module.case_inputs import BATCH, IGNORED, REAL
+from equivtest.families.module.case_outputs import OUTPUT
+from equivtest.kit.case import require
+from equivtest.kit.oracle.held import put_together
+from equivtest.layout import UNTOLD, Layout, Replicate, coordinate_of
+from equivtest.tensors import Placed, same_bits
+
+GIVEN, BEFORE, COTANGENT = "given.", "before.", "cotangent"
+
+
+def case_of(run: CapturedRun, reference: str) -> tuple[CapturedCase, dict[str, list[torch.Tensor]]]:
+    """The case that the run is, and what each part of its batch was handed."""
+    told = run.manifest
+    inputs = {name: _parts_of(run, name) for name in told.inputs}
+    require(bool(inputs), f"{run.folder}: the model was handed no tensor")
+    rows = _rows(told, inputs)
+    num_parts = len(_ranks_by_part(told))
+    written: list[tuple[str, str, tuple[int | str, ...]]] = []
+    sizes: tuple[tuple[str, int], ...] = ()
+    for name, parts in inputs.items():
+        shape: tuple[int | str, ...] = tuple(parts[0].shape)
+        if rows is not None and shape and shape[0] == rows:
+            shape, sizes = (BATCH, *shape[1:]), ((BATCH, rows * num_parts),)
+        else:
+            require(
+                all(same_bits(parts[0], part) for part in parts),
+                f"{run.folder}: input {name} is not the same on all ranks, and has not the batch's rows",
+            )
+        written.append((name, _kind_of(parts[0]), shape))
+    axes = told.axes or (("first", "second") if len(told.mesh) > 1 else ())
+    return CapturedCase(
+        world_size=told.world_size,
+        dtype=_dtype_of(run),
+        build=reference,
+        parallelize=f"what ran in {run.folder}",
+        inputs=tuple(written),
+        sizes=sizes,
+        positional=told.positional,
+        outputs=told.outputs,
+        batch=told.batch,
+        axes=axes,
+        mesh=told.mesh if axes else (),
+        batch_axis=told.batch_axis,
+        values=((REAL, 0),),
+        by_parts=True,
+        poison="none",
+        started=tuple(OUTPUT + name.removeprefix(COTANGENT) for name in run.held[0] if name.split(".")[0] == COTANGENT),
+        with_gradient=tuple(name for name in inputs if run.held[0].manifest.tensors[GIVEN + name].requires_grad),
+    ), inputs
+
+
+def _dtype_of(run: CapturedRun) -> str:
+    found = sorted({each.dtype for each in run.manifest.parameters.values()})
+    require(
+        len(found) == 1 and found[0] in limits.DTYPES,
+        f"{run.folder}: parameters are of {' and '.join(found) or 'no dtype'}: a run is judged whose parameters are of "
+        f"one of {', '.join(limits.DTYPES)}",
+    )
+    return found[0]
+
+
+def _ranks_by_part(told: Manifest) -> list[list[int]]:
+    """The ranks that have the same rows, those of each part of the batch."""
+    if told.batch == WHOLE:
+        return [list(range(told.world_size))]
+    place = told.axes.index(told.batch_axis) if told.batch_axis in told.axes else 0
+    parts: list[list[int]] = [[] for _ in range(told.mesh[place])]
+    for rank in range(told.world_size):
+        parts[coordinate_of(rank, told.mesh)[place]].append(rank)
+    return parts
+
+
+def _parts_of(run: CapturedRun, name: str) -> list[torch.Tensor]:
+    """What each part of the batch was handed of an input, which all its ranks must have been handed."""
+    found = []
+    for ranks in _ranks_by_part(run.manifest):
+        placed = {rank: _read(run, rank, GIVEN + name) for rank in ranks}
+        first = placed[ranks[0]]
+        if first.layout != UNTOLD and not is_whole(first.layout) and len(ranks) == len(run.held):
+            whole = put_together(
+                {rank: {name: each} for rank, each in placed.items()}, name, first.global_shape or (), run.manifest.mesh
+            )
+            require(whole is not None, f"{run.folder}: the ranks' parts of input {name} make no whole")
+            assert whole is not None
+            found.append(whole)
+            continue
+        differing = [rank for rank, each in placed.items() if not same_bits(first.local, each.local)]
+        require(
+            not differing,
+            f"{run.folder}: ranks {ranks[0]} and {''.join(map(str, differing[:1]))} were handed different {name}, and "
+            f"the batch is {run.manifest.batch!r}: where ranks have rows of their own, capture(batch='mean of parts')",
+        )
+        found.append(first.local)
+    return found
+
+
+def _read(run: CapturedRun, rank: int, name: str) -> Placed:
+    require(name in run.held[rank], f"{run.folder}: rank {rank} wrote no {name}, as it must")
+    return run.held[rank][name]
+
+
+def is_whole(layout: Layout) -> bool:
+    return all(isinstance(placement, Replicate) for placement in layout.placements)
+
+
+def _rows(told: Manifest, inputs: Mapping[str, list[torch.Tensor]]) -> int | None:
+    """The rows of each part of a divided batch: the first dim of the first input that differs between parts, or any."""
+    if told.batch == WHOLE:
+        return None
+    dimmed = [parts for parts in inputs.values() if parts[0].dim()]
+    own = [parts for parts in dimmed if not all(same_bits(parts[0], part) for part in parts)]
+    chosen = next(iter(own or dimmed), None)
+    require(chosen is not None, "of a divided batch each rank has rows, and no input has a dim")
+    assert chosen is not None
+    rows = {part.shape[0] for part in chosen}
+    require(len(rows) == 1, f"a run is judged whose ranks have as many rows each, got {sorted(rows)}")
+    return rows.pop()
+
+
+def _kind_of(tensor: torch.Tensor) -> str:
+    """A kind of input that has values like these, of which shapes are found."""
+    if tensor.is_floating_point():
+        return REAL
+    if tensor.dtype == torch.bool or not tensor.numel():
+        return "mask"
+    smallest, largest = int(tensor.min()), int(tensor.max())
+    return f"ids({largest + 1})" if smallest >= 0 else f"targets({max(largest, 0) + 1}, {IGNORED})"
+
+
+def cotangent_of(output: str) -> str:
+    return COTANGENT + output.removeprefix(OUTPUT)
+
+
+def cotangent(run: CapturedRun, case: CapturedCase, output: str) -> torch.Tensor:
+    """What came to an output from outside, of all parts of the batch one below the other, a number as one row."""
+    name, shape = cotangent_of(output), case.shapes()[output]
+    found = []
+    for ranks in _ranks_by_part(run.manifest):
+        placed = {rank: _read(run, rank, name) for rank in ranks}
+        first = placed[ranks[0]]
+        if first.layout != UNTOLD and not is_whole(first.layout) and not case.is_divided:
+            whole = put_together({rank: {name: each} for rank, each in placed.items()}, name, shape, case.mesh_shape)
+            require(whole is not None, f"{run.folder}: the ranks' parts of the gradient of {output} make no whole")
+            assert whole is not None
+            return whole
+        agree = all(same_bits(_read(run, ranks[0], output).local, _read(run, rank, output).local) for rank in ranks)
+        differing = [rank for rank, each in placed.items() if not same_bits(first.local, each.local)]
+        require(
+            not (agree and differing),
+            f"{run.folder}: ranks {ranks[0]} and {''.join(map(str, differing[:1]))} hold the same {output}, and begin "
+            "backward from different gradients of it: each has a loss of its own, which capture(batch=) must say",
+        )
+        found.append(first.local)
+    whole = torch.cat([part if part.dim() else part.reshape(1) for part in found]) if case.is_divided else found[0]
+    require(
+        tuple(whole.shape) == tuple(shape),
+        f"{run.folder}: the gradient of {output} is of shape {tuple(whole.shape)}, {case.build} gives {tuple(shape)}",
+    )
+    return whole
+
+
+def buffers(run: CapturedRun, case: CapturedCase) -> list[dict[str, torch.Tensor]]:
+    """What takes the place of the reference's buffers, in each part of the batch."""
+    built = dict(call_builder(case.build).named_buffers())
+    found = []
+    for ranks in _ranks_by_part(run.manifest):
+        held = run.held[ranks[0]]
+        own = {name: held[BEFORE + name].local for name in built if BEFORE + name in held}
+        for name, buffer in own.items():
+            require(
+                buffer.shape == built[name].shape and buffer.is_floating_point() == built[name].is_floating_point(),
+                f"{run.folder} is of another model than {case.build}: buffer {name} is of shape {tuple(buffer.shape)} "
+                f"in the run, {tuple(built[name].shape)} in the reference",
+            )
+        found.append(own)
+    return found

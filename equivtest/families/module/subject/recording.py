@@ -1,0 +1,192 @@
+"""What a rank of anybody's own job holds in one forward and backward of a module: met, not kept.
+
+An alias of each output is handed on, so that the gradient that reaches the alias is that of all uses outside of the
+module, and of no use within it; and an alias of each input is handed in, whose gradient is that of the uses within.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import weakref
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map_only
+
+from equivtest.errors import Misuse
+from equivtest.families.module.case import cotangent_of
+from equivtest.families.module.case_boundaries import BOUNDARY, Boundaries, own_name, tensors_of
+from equivtest.families.module.case_outputs import named_outputs
+
+Keep = Callable[[str, torch.Tensor], None]
+"""(name of an answer, tensor) -> None."""
+
+
+class PartsMet(Boundaries):
+    """Hands what parts of these names give, and what comes back to it, to `keep`.
+
+    A tensor that several parts give or are handed has the name of the first of them, chosen or not, so that a choice
+    of parts changes no name.
+
+    Args:
+        is_given: Whether the whole module was handed a tensor, which is not met where it goes into a part.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        patterns: tuple[str, ...],
+        keep: Keep,
+        is_given: Callable[[torch.Tensor], bool],
+    ) -> None:
+        self._patterns = patterns
+        self._keep = keep
+        self._is_given = is_given
+        self._names: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}
+        self._kept: set[str] = set()
+        super().__init__(module)
+
+    def _meet_all(self, path: str, number: int, given: object, what: str) -> None:
+        if self.is_again:
+            return
+        is_chosen = any(fnmatchcase(path, pattern) for pattern in self._patterns)
+        for name, tensor in tensors_of(path, number, given, what):
+            reference, first = self._names.get(id(tensor), (None, ""))
+            if reference is None or reference() is not tensor:
+                if what and (tensor.grad_fn is None or self._is_given(tensor)):
+                    continue
+                first = name
+                self._names[id(tensor)] = (weakref.ref(tensor), name)
+            if is_chosen and first not in self._kept:
+                self._kept.add(first)
+                self.meet(first, tensor)
+
+    def meet(self, name: str, tensor: torch.Tensor) -> None:
+        self._keep(f"{BOUNDARY}{name}", tensor)
+        if tensor.requires_grad:
+            tensor.register_hook(functools.partial(self._keep, f"grad.{BOUNDARY}{name}"))  # type: ignore[no-untyped-call]
+
+
+class WholeMet:
+    """Hands a module's inputs and outputs, and the gradients that come to them, to `keep`.
+
+    Attributes:
+        num_calls: How often the module was called.
+        inputs: Names of what it was handed, in order; `positional` of what came by place.
+
+    Args:
+        name_inputs: (args, kwargs) -> the inputs by name, and names of those handed over by place.
+        outputs: As of `ModuleCase`.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        name_inputs: Callable[[tuple[Any, ...], dict[str, Any]], tuple[Mapping[str, torch.Tensor], tuple[str, ...]]],
+        outputs: tuple[str, ...],
+        keep: Keep,
+    ) -> None:
+        self.num_calls = 0
+        self.inputs: tuple[str, ...] = ()
+        self.positional: tuple[str, ...] = ()
+        self._name_inputs, self._outputs, self._keep = name_inputs, outputs, keep
+        self._given: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._hooks = [
+            module.register_forward_pre_hook(self._before, with_kwargs=True, prepend=True),
+            module.register_forward_hook(self._after),
+        ]
+
+    def remove(self) -> None:
+        """Has the module run as before."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def is_given(self, tensor: torch.Tensor) -> bool:
+        """Whether the module was handed this tensor."""
+        reference = self._given.get(id(tensor))
+        return reference is not None and reference() is tensor
+
+    def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        self.num_calls += 1
+        inputs, self.positional = self._name_inputs(args, kwargs)
+        self.inputs = tuple(inputs)
+        aliases = {}
+        for name, tensor in inputs.items():
+            self._keep(f"given.{name}", tensor)
+            if tensor.requires_grad:
+                aliases[id(tensor)] = self._alias(tensor, f"grad.{name}")
+        self._given = {id(each): weakref.ref(each) for each in aliases.values()}
+        return replaced(args, aliases), replaced(kwargs, aliases)
+
+    def _after(self, module: nn.Module, args: object, given: object) -> object:
+        aliases = {}
+        for name, tensor in named_outputs(given, self._outputs, type(module).__name__).items():
+            self._keep(name, tensor)
+            if tensor.requires_grad:
+                aliases[id(tensor)] = self._alias(tensor, cotangent_of(name))
+        return replaced(given, aliases)
+
+    def _alias(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
+        """The same tensor to autograd's next user; what comes back to it is kept."""
+        alias: torch.Tensor = _Same.apply(tensor)  # type: ignore[no-untyped-call]
+        alias.register_hook(functools.partial(self._keep, name))  # type: ignore[no-untyped-call]
+        return alias
+
+
+class _Same(torch.autograd.Function):
+    """The tensor itself: no view, which FSDP2 warns of and some operations in place refuse, and no copy."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
+def replaced(given: Any, aliases: Mapping[int, torch.Tensor]) -> Any:
+    """The same, with other tensors in the place of some, within tuples, mappings and dataclasses."""
+    if isinstance(given, torch.Tensor):
+        return aliases.get(id(given), given)
+    if dataclasses.is_dataclass(given) and not isinstance(given, type) and not isinstance(given, Mapping):
+        made = {field.name: replaced(getattr(given, field.name), aliases) for field in dataclasses.fields(given)}
+        return dataclasses.replace(given, **made)
+    return tree_map_only(torch.Tensor, lambda tensor: aliases.get(id(tensor), tensor), given)
+
+
+def named_inputs(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[dict[str, torch.Tensor], tuple[str, ...]]:
+    """What a module is handed, by the names of its forward's parameters, and which of it came by place.
+
+    None, and what is the forward's default, is left out.
+
+    Raises:
+        Misuse: something else is no tensor.
+    """
+    inner = [part for name, part in module.named_modules() if own_name(name) == ""][-1]
+    signature = inspect.signature(inner.forward)
+    by_place = [
+        each.name
+        for each in signature.parameters.values()
+        if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
+    ]
+    named = {(by_place[place] if place < len(by_place) else str(place)): value for place, value in enumerate(args)}
+    positional = tuple(named)
+    found = {}
+    for name, value in {**named, **kwargs}.items():
+        default = signature.parameters[name].default if name in signature.parameters else None
+        if isinstance(value, torch.Tensor):
+            found[name] = value
+        elif value is not None and not (isinstance(value, bool | int | float | str) and value == default):
+            raise Misuse(
+                f"the module is handed {name}={str(value)[:40]!r}, which is no tensor and not the default: hand it "
+                "tensors by name, and have the module fix what else there is"
+            )
+    return found, tuple(name for name in positional if name in found)

@@ -1,0 +1,289 @@
+"""What is right and wrong in a run that happened elsewhere: no rank is started, and nothing in its folder is run."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from equivtest.captured.folder import CapturedRun, RankHeld
+from equivtest.captured_inputs import COTANGENT, buffers, case_of, cotangent, cotangent_of, is_whole
+from equivtest.check import one_thread, require_conclusion
+from equivtest.errors import EquivtestError
+from equivtest.families.module.case_boundaries import is_boundary
+from equivtest.families.module.case_captured import CapturedCase
+from equivtest.families.module.case_facts import call_builder
+from equivtest.families.module.case_outputs import OUTPUT
+from equivtest.families.module.oracle import expect_given
+from equivtest.kit.case import require
+from equivtest.kit.oracle.declared import declared, load_arithmetics
+from equivtest.kit.oracle.expected import Expected
+from equivtest.kit.oracle.held import put_together
+from equivtest.layout import UNTOLD
+from equivtest.ranks.reply import Answer, Reply
+from equivtest.tensors import Placed, same_bits
+from equivtest.verdicts.claims import (
+    agrees_on_all_ranks,
+    does_not_touch_its_inputs,
+    equals_unsharded,
+    gradients_equal_unsharded,
+)
+from equivtest.verdicts.compare import compare
+from equivtest.verdicts.elements import is_too_wide
+from equivtest.verdicts.message import MOST_NAMES, describe_failure
+from equivtest.verdicts.verdict import Verdict
+
+CLAIMS = (equals_unsharded, gradients_equal_unsharded, agrees_on_all_ranks, does_not_touch_its_inputs)
+
+Held = dict[int, dict[str, Placed]]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The verdicts on a run, and on how much of it.
+
+    Attributes:
+        expected: What is right of it.
+        held: What its ranks held, as it was judged.
+        given: Whole inputs, parameters and cotangents.
+    """
+
+    run: CapturedRun
+    case: CapturedCase
+    verdicts: Sequence[Verdict]
+    expected: Expected
+    held: Held
+    given: Mapping[str, torch.Tensor]
+
+    @property
+    def failed(self) -> list[Verdict]:
+        """Those that reject the run, in the order of the claims."""
+        return [verdict for verdict in self.verdicts if verdict.failed]
+
+    def open(self) -> str:
+        """Of what no bound says something that nothing else decides, in words."""
+        names = [name for name, right in self.expected.tensors.items() if not right.is_inner and is_too_wide(right)]
+        others = f" and {len(names) - MOST_NAMES} others" * (len(names) > MOST_NAMES)
+        return f"no bound says something of {', '.join(names[:MOST_NAMES])}{others}"
+
+    def coverage(self) -> str:
+        """How many boundaries were judged, in words."""
+        captured = {name for held in self.held.values() for name in held if is_boundary(name)}
+        found = {name: right for name, right in self.expected.tensors.items() if is_boundary(name)}
+        wide = sum(map(is_too_wide, found.values()))
+        written = {name for held in self.run.held.values() for name in held if is_boundary(name)}
+        parts = [f"{len(found) - wide} of {len(written)} boundaries judged"]
+        parts += [f"{wide} whose bound says nothing"] * bool(wide)
+        parts += [f"{len(captured - found.keys())} under no layout"] * bool(captured - found.keys())
+        parts += [f"{len(written - captured)} that the reference has not"] * bool(written - captured)
+        return ", ".join(parts)
+
+
+def judge_run(run: CapturedRun, reference: str, arithmetic: str = "") -> Judged:
+    """The verdicts on a run, beside the unsharded model that `reference` builds.
+
+    Raises:
+        Misuse: the run is of another model, or its files say what no run says.
+        Inconclusive: nothing is shown.
+    """
+    part = run.manifest.part
+    _check_model(run, reference := f"{reference}#{part}" if part else reference)
+    case, inputs = case_of(run, reference)
+    _check_started(run, case)
+    held = {rank: _answers(case, each) for rank, each in run.held.items()}
+    given = {name: torch.cat(parts) if name in case.divided_names() else parts[0] for name, parts in inputs.items()}
+    given |= {name: _whole_parameter(run, case, held, name) for name in case.parameter_names()}
+    given |= {cotangent_of(name): cotangent(run, case, name) for name in case.started}
+    with one_thread(), declared(load_arithmetics(arithmetic)):
+        expected = expect_given(case, given, held, buffers(run, case))
+        replies = [
+            Reply(rank=rank, outcome="answered", answers=(Answer(tensors, _flags(run.held[rank], tensors)),))
+            for rank, tensors in held.items()
+        ]
+        verdicts = compare(str(run.folder), case, 0, [expected], replies, CLAIMS)
+    require_conclusion(str(run.folder), case, verdicts)
+    return Judged(run, case, verdicts, expected, held, given)
+
+
+def _check_model(run: CapturedRun, reference: str) -> None:
+    """Raises Misuse unless the run is of the model that the function builds."""
+    told = run.manifest.parameters
+    built = {name: each for name, each in call_builder(reference).named_parameters() if each.is_floating_point()}
+    other = f"{run.folder} is of another model than {reference}"
+    missing, unknown = [*(built.keys() - told.keys())], [*(told.keys() - built.keys())]
+    require(not missing, f"{other}: it has no parameter {''.join(sorted(missing)[:1])}")
+    require(not unknown, f"{other}: the reference has no parameter {''.join(sorted(unknown)[:1])}")
+    for name, each in built.items():
+        shape, flag = told[name].shape, told[name].requires_grad
+        require(
+            shape == tuple(each.shape),
+            f"{other}: parameter {name} is of shape {shape} in the run, {tuple(each.shape)} in the reference; a part "
+            "of it that is no DTensor needs capture(placed=, shapes=)",
+        )
+        require(
+            flag == each.requires_grad,
+            f"{other}: parameter {name} has requires_grad={flag} in the run, {each.requires_grad} in the reference",
+        )
+    require(
+        not run.manifest.autocast,
+        f"{run.folder}: the model ran under autocast in {run.manifest.autocast}: have its forward enter autocast, "
+        "that of the reference too",
+    )
+
+
+def _check_started(run: CapturedRun, case: CapturedCase) -> None:
+    """Raises Misuse unless all ranks began their backward at the same outputs, and the reference has these."""
+    for rank, held in run.held.items():
+        own = tuple(OUTPUT + name.removeprefix(COTANGENT) for name in held if name.split(".")[0] == COTANGENT)
+        require(
+            own == case.started,
+            f"{run.folder}: on rank 0 a gradient came to {', '.join(case.started) or 'no output'}, on rank {rank} to "
+            f"{', '.join(own) or 'none'}",
+        )
+    require(bool(case.started), f"{run.folder}: no gradient came to an output: call backward within the block")
+    unknown = [name for name in case.started if name not in case.facts.outputs]
+    require(not unknown, f"{run.folder}: the run's model gives {''.join(unknown[:1])}, {case.build} does not")
+
+
+def _answers(case: CapturedCase, held: RankHeld) -> dict[str, Placed]:
+    """What a rank held of what is judged, as a rank of the harness would answer it."""
+    names, stacked, layouts = set(case.answer_names()), set(case.stacked_names()), case.layouts()
+    answers = {}
+    for name in held:
+        if name not in names:
+            continue
+        placed = held.placed(name, UNTOLD if is_boundary(name) else layouts[name])
+        says_all = all(held.manifest.tensors[name].layout)
+        if is_boundary(name) and (case.is_divided or not says_all):
+            local = placed.local.unsqueeze(0) if case.is_divided else placed.local
+            placed = Placed(local, UNTOLD)
+        elif name in stacked:
+            placed = Placed(placed.local.unsqueeze(0), layouts[name])
+        elif not says_all and is_whole(placed.layout) and not name.startswith(("param.", "grad.")):
+            placed = Placed(placed.local, layouts[name])
+        answers[name] = placed
+    return answers
+
+
+def _flags(held: RankHeld, answers: Mapping[str, Placed]) -> dict[str, bool]:
+    """Of the outputs: one that is cut off from its gradient begins no backward, which nothing else would show."""
+    return {name: held.manifest.tensors[name].requires_grad for name in answers if name.split(".")[0] == OUTPUT}
+
+
+def _whole_parameter(run: CapturedRun, case: CapturedCase, held: Held, name: str) -> torch.Tensor:
+    found = put_together(held, f"param.{name}", case.facts.parameters[name].shape, case.mesh_shape)
+    require(found is not None, f"{run.folder}: the ranks' parts of parameter {name} make no whole")
+    assert found is not None
+    return found
+
+
+def describe(judged: Judged) -> str:
+    """What was concluded of a run, for the terminal."""
+    names = [verdict.claim for verdict in judged.verdicts if verdict.kind == "holds"]
+    told = judged.run.manifest
+    where = f"run {told.run[:8]} on {told.world_size} ranks, {judged.case.dtype}; {judged.coverage()}"
+    again = f"equivtest judge {judged.run.folder} --reference {judged.case.build.partition('#')[0]}"
+    if judged.failed:
+        return "\n".join(
+            "\n".join([*describe_failure(verdict), f"  {'run':9} {where}", f"  {'again':9} {again}"])
+            for verdict in judged.failed
+        )
+    open_ = [verdict.claim for verdict in judged.verdicts if verdict.kind == "inconclusive"]
+    lines = [f"{judged.run.folder}: {', '.join(names)} hold"]
+    lines += [f"{judged.run.folder}: {', '.join(open_)} inconclusive: {judged.open()}"] * bool(open_)
+    return "\n".join([*lines, f"  {'run':9} {where}"])
+
+
+def judge_parts(parts: Sequence[Path], reference: str, arithmetic: str, num_jobs: int) -> Iterator[tuple[int, str]]:
+    """Exit code and what is told of each part that was captured alone, in order; each is forgotten before the next.
+
+    Args:
+        num_jobs: How many processes judge at once; 1 for this one.
+    """
+    if num_jobs == 1:
+        for part in parts:
+            yield _judge_part(part, reference, arithmetic)
+            gc.collect()  # hooks and the graph that they hang on hold each other
+        return
+    with ThreadPoolExecutor(num_jobs) as threads:
+        yield from threads.map(lambda part: _judge_elsewhere(part, reference, arithmetic), parts)
+
+
+def _judge_part(part: Path, reference: str, arithmetic: str) -> tuple[int, str]:
+    try:
+        judged = judge_run(CapturedRun(part), reference, arithmetic)
+    except EquivtestError as error:
+        return 2, f"equivtest: {error}"
+    return int(bool(judged.failed)), describe(judged)
+
+
+def _judge_elsewhere(part: Path, reference: str, arithmetic: str) -> tuple[int, str]:
+    command = [sys.executable, "-m", "equivtest.cli", "judge", str(part), "--reference", reference]
+    command += ["--arithmetic", arithmetic] * bool(arithmetic)
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    return (ended.returncode if ended.returncode in (0, 1) else 2), (ended.stdout + ended.stderr).rstrip()
+
+
+def compare_runs(one: Judged, other: Judged) -> str:
+    """Which of two runs is wrong, for the terminal.
+
+    Raises:
+        Misuse: they are of other inputs or parameters, so that they need not agree.
+    """
+    for name, tensor in one.given.items():
+        require(
+            name.split(".")[0] == COTANGENT or (name in other.given and same_bits(tensor, other.given[name])),
+            f"{one.run.folder} and {other.run.folder} were handed other values of {name}, so that they need not agree: "
+            "capture both on the same batch, from the same parameters",
+        )
+    wrong = [each for each in (one, other) if each.failed]
+    if wrong:
+        names = " and ".join(str(each.run.folder) for each in wrong)
+        return f"wrong: {names}" + f"; {one.run.folder if wrong == [other] else other.run.folder} holds" * (
+            len(wrong) == 1
+        )
+    differing, furthest = _apart(one, other)
+    open_ = dict.fromkeys(
+        verdict.claim for each in (one, other) for verdict in each.verdicts if verdict.kind != "holds"
+    )
+    whether = f"neither is shown to be wrong, {', '.join(open_)} inconclusive" if open_ else "both hold"
+    if not differing:
+        return f"{whether}: all {furthest.num} outputs and gradients have the same bits in both"
+    why = "" if open_ else ", as the order of summation allows"
+    return (
+        f"{whether}: {len(differing)} of {furthest.num} outputs and gradients have other bits{why}, {furthest.name} "
+        f"most, by {furthest.share:.1g} of its root mean square"
+    )
+
+
+class _Furthest(NamedTuple):
+    """What differs most of how many tensors, and by which share of its root mean square."""
+
+    num: int
+    name: str
+    share: float
+
+
+def _apart(one: Judged, other: Judged) -> tuple[list[str], _Furthest]:
+    differing, furthest, num = [], _Furthest(0, "", 0.0), 0
+    for name, right in one.expected.tensors.items():
+        if is_boundary(name) or name.startswith("param.") or name not in other.expected.tensors:
+            continue
+        shape = tuple(right.value.shape)
+        found = [put_together(each.held, name, shape, each.case.mesh_shape) for each in (one, other)]
+        if found[0] is None or found[1] is None or other.expected.tensors[name].value.shape != shape:
+            continue
+        num += 1
+        if not same_bits(found[0], found[1]):
+            differing.append(name)
+            root = float(found[0].double().square().mean().sqrt()) or 1.0
+            share = float((found[0].double() - found[1].double()).abs().max()) / root
+            furthest = max(furthest, _Furthest(0, name, share), key=lambda each: each.share)
+    return differing, furthest._replace(num=num)

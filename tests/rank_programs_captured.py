@@ -1,0 +1,136 @@
+"""A small job that is captured in a test's own process or on the ranks of its pool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+import equivtest
+from equivtest.families.module.case import ModuleCase
+from equivtest.kit.subject import Answers, Given
+from equivtest.tensors import Placed
+
+
+class Residual(nn.Module):
+    """x + W2 silu(W1 x), scaled by a buffer."""
+
+    scale: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 6, bias=False), nn.Linear(6, 4)
+        self.register_buffer("scale", torch.tensor(0.5))
+
+    def forward(self, x: torch.Tensor, shift: float = 0.0) -> torch.Tensor:
+        output: torch.Tensor = x + self.down(nn.functional.silu(self.up(x))) * self.scale + shift
+        return output
+
+
+def blocks() -> nn.Module:
+    """Two residual blocks; one is not enough for a part that follows a wrong one."""
+    return nn.Sequential(Residual(), Residual())
+
+
+def others() -> nn.Module:
+    """Of other parameters."""
+    return nn.Sequential(Residual(), nn.Linear(4, 4))
+
+
+class Cancelling(nn.Module):
+    """x, of which few bits are left."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x + 2.0**23) - 2.0**23
+
+
+def cancelling() -> nn.Module:
+    """A part of which no bound says something, and one behind it."""
+    return nn.Sequential(Cancelling(), nn.Linear(4, 4))
+
+
+def single() -> nn.Module:
+    """What `Flat` is, unsharded."""
+    return nn.Linear(4, 4)
+
+
+class Flat(nn.Module):
+    """The same, its parameters in one tensor, the bias first, with padding between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flat = nn.Parameter(torch.randn(22, generator=torch.Generator().manual_seed(0)))
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(input, self.flat[6:].view(4, 4), self.flat[:4])
+
+
+def placed(module: nn.Module, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where the parameters of `single` lie in `Flat`."""
+    first, size = {"bias": (0, 4), "weight": (6, 16)}[name]
+    indices = torch.full((22,), -1)
+    indices[first : first + size] = torch.arange(size)
+    return module.get_parameter("flat"), indices
+
+
+def tied() -> nn.Module:
+    """Two blocks that share a parameter."""
+    made = nn.Sequential(Residual(), Residual())
+    made[1].up.weight = made[0].up.weight  # type: ignore[union-attr]
+    return made
+
+
+def model(seed: int = 0) -> nn.Module:
+    """The blocks as they are before the step: their buffers are others than `blocks` makes."""
+    torch.manual_seed(seed)
+    made = blocks()
+    for _, buffer in made.named_buffers():
+        buffer.fill_(0.75)
+    return made
+
+
+def step(module: nn.Module, seed: int = 0) -> torch.Tensor:
+    """One forward and backward as the job runs them; the loss."""
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(seed))
+    loss = module(x).square().sum()
+    loss.backward()
+    return loss
+
+
+def captured(folder: Path, spoil: Callable[[nn.Module], object] = lambda module: None, **options: Any) -> nn.Module:
+    """The step of one process, captured."""
+    module = model()
+    spoil(module)
+    with equivtest.capture(module, folder, **options):
+        step(module)
+    return module
+
+
+def more(module: nn.Module) -> None:
+    """One part gives an eighth more."""
+    hook: Any = lambda _, __, given: given * 1.125  # noqa: E731
+    module.get_submodule("1.down").register_forward_hook(hook)
+
+
+def captured_on_ranks(case: ModuleCase, mesh: DeviceMesh, given: Given, *, is_wrong: bool = False) -> Answers:
+    """The step under tensor parallelism, captured into the folder that the case names as its `parallelize`."""
+    plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+    module = parallelize_module(
+        model(), mesh, {f"{place}.{name}": style for place in (0, 1) for name, style in plan.items()}
+    )
+    if is_wrong:
+        hook: Any = lambda _, __, given: given / mesh.size()  # noqa: E731
+        module.get_submodule("0.down").register_forward_hook(hook)
+    with equivtest.capture(module, Path(case.parallelize)):
+        step(module)
+    return {name: Placed(torch.zeros(()), case.whole_layout) for name in case.answer_names()[:1]}
+
+
+def wrong_on_ranks(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """The same, one sum of the ranks' shares divided by their number."""
+    return captured_on_ranks(case, mesh, given, is_wrong=True)
