@@ -1,24 +1,24 @@
 """Files of tensors in the safetensors format, read as if somebody hostile had written them: nothing in them is run.
 
-A file is 8 bytes that say how long the header is, the header, and the tensors' bytes.  The header is JSON: of each name
-the dtype, the shape, and where its bytes begin and end.  Every byte belongs to exactly one tensor.
+safetensors checks that the header is one, and that every byte belongs to exactly one tensor, when it opens a file.
 
-Source: https://huggingface.co/docs/safetensors/index, "Format".
+Source: https://huggingface.co/docs/safetensors/index, "Format"; safetensors 0.8.0.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
+from typing import NamedTuple
 
-import msgspec
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 
 from equivtest import limits
 from equivtest.errors import Misuse
@@ -31,14 +31,14 @@ DTYPES = {
 """The dtypes that a run may hold, by the format's names."""
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 LENGTH_BYTES = 8
+"""Of the number in front of a header that says how long it is."""
 
 
-class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Entry(NamedTuple):
     """What a header says of one tensor."""
 
     dtype: str
     shape: tuple[int, ...]
-    data_offsets: tuple[int, int]
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
@@ -57,23 +57,15 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> int:
     Raises:
         OSError: it cannot be written.
     """
-    header, start = {}, 0
-    for name, tensor in tensors.items():
-        stop = start + tensor.nbytes
-        header[name] = Entry(NAMES[tensor.dtype], tuple(tensor.shape), (start, stop))
-        start = stop
-    text = msgspec.json.encode(header)
-    text += b" " * (-len(text) % LENGTH_BYTES)
     part = path.with_name(f".{path.name}.part")
     try:
-        with part.open("wb") as file:
-            file.write(len(text).to_bytes(LENGTH_BYTES, "little") + text)
-            for tensor in tensors.values():
-                file.write(bytes_of(tensor))
+        save_file({name: tensor.detach() for name, tensor in tensors.items()}, part)
         part.replace(path)
+    except SafetensorError as error:  # which is how it tells of a disk that is full
+        raise OSError(f"{part}: {error}") from error
     finally:
         part.unlink(missing_ok=True)
-    return LENGTH_BYTES + len(text) + start
+    return path.stat().st_size
 
 
 class TensorFile:
@@ -91,28 +83,37 @@ class TensorFile:
         self.path = path
         with open_plainly(path) as file:
             self.size_bytes = os.fstat(file.fileno()).st_size
-            self._start, self.entries = _read_header(path, file, self.size_bytes)
+            length = int.from_bytes(file.read(LENGTH_BYTES), "little")
+        if limits.HEADER_BYTES < length <= self.size_bytes:
+            raise Misuse(f"{path}: its header has {length} bytes, at most {limits.HEADER_BYTES} are read")
+        try:
+            with safe_open(path, "pt") as opened:
+                slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118  (it is no mapping)
+                self.entries = {name: Entry(each.get_dtype(), tuple(each.get_shape())) for name, each in slices.items()}
+        except (SafetensorError, OSError) as error:
+            raise Misuse(f"{path} is no safetensors file, cut off or mixed up: {error}") from error
+        for name, entry in self.entries.items():
+            what = f"{path}: {name[: limits.NAME_CHARS]!r}"
+            if entry.dtype not in DTYPES:
+                raise Misuse(f"{what} is of dtype {entry.dtype[:16]!r}: a run holds {', '.join(DTYPES)}")
+            if len(entry.shape) > limits.CAPTURED_DIMS:
+                raise Misuse(f"{what} has {len(entry.shape)} dims, at most {limits.CAPTURED_DIMS} are judged")
 
     def read(self, name: str) -> torch.Tensor:
         """The tensor of that name.
 
         Raises:
-            Misuse: its bytes are not there, or are no values of its dtype.
+            Misuse: its bytes are not there any more, or are no values of its dtype.
         """
-        entry = self.entries[name]
-        start, stop = entry.data_offsets
-        data = bytearray(stop - start)
-        with open_plainly(self.path) as file:
-            file.seek(self._start + start)
-            if file.readinto(data) != len(data):
-                raise Misuse(f"{self.path} is cut off within {name}: copy it again")
-        dtype = DTYPES[entry.dtype]
-        if not data:
-            return torch.empty(entry.shape, dtype=dtype)
-        read = torch.frombuffer(data, dtype=torch.uint8)
-        if dtype == torch.bool and int(read.max()) > 1:
-            raise Misuse(f"{self.path}: {name} is of bool and holds a byte of {int(read.max())}, neither 0 nor 1")
-        return read.view(dtype).reshape(entry.shape)
+        try:
+            with safe_open(self.path, "pt") as opened:
+                read: torch.Tensor = opened.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise Misuse(f"{self.path}: {name} cannot be read any more: {error}") from error
+        largest = int(read.view(torch.uint8).max()) if read.dtype == torch.bool and read.numel() else 0
+        if largest > 1:
+            raise Misuse(f"{self.path}: {name} is of bool and holds a byte of {largest}, neither 0 nor 1")
+        return read
 
 
 @contextmanager
@@ -135,42 +136,3 @@ def open_plainly(path: Path) -> Iterator[BufferedReader]:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise Misuse(f"{path} is no regular file")
         yield file
-
-
-def _read_header(path: Path, file: BufferedReader, size_bytes: int) -> tuple[int, dict[str, Entry]]:
-    """Where the tensors' bytes begin, and what is said of each tensor."""
-    length = int.from_bytes(file.read(LENGTH_BYTES), "little")
-    room = size_bytes - LENGTH_BYTES
-    if not 2 <= length <= max(0, room):
-        raise Misuse(f"{path} is no safetensors file, or cut off: a header of {length} bytes in {size_bytes} bytes")
-    if length > limits.HEADER_BYTES:
-        raise Misuse(f"{path}: its header has {length} bytes, at most {limits.HEADER_BYTES} are read")
-    text = file.read(length)
-    try:
-        entries = msgspec.json.decode(text, type=dict[str, Entry])
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise Misuse(f"{path} is no safetensors file of a run: its header is broken: {error}") from error
-    _check_entries(path, entries, room - length)
-    return LENGTH_BYTES + length, entries
-
-
-def _check_entries(path: Path, entries: Mapping[str, Entry], num_bytes: int) -> None:
-    """Raises Misuse unless every byte belongs to one tensor, and each has as many as its shape takes."""
-    place = 0
-    for name, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
-        start, stop = entry.data_offsets
-        what = f"{path}: {name[: limits.NAME_CHARS]!r}"
-        if entry.dtype not in DTYPES:
-            raise Misuse(f"{what} is of dtype {entry.dtype[:16]!r}: a run holds {', '.join(DTYPES)}")
-        if len(entry.shape) > limits.CAPTURED_DIMS or any(size < 0 for size in entry.shape):
-            raise Misuse(f"{what} has the shape {entry.shape[: limits.CAPTURED_DIMS]}, which no tensor has")
-        if start != place or stop - start != math.prod(entry.shape) * DTYPES[entry.dtype].itemsize:
-            raise Misuse(
-                f"{what} of shape {entry.shape} and dtype {entry.dtype} is said to lie in bytes {start} to {stop}, and "
-                f"must begin at {place} and have as many as its shape takes"
-            )
-        place = stop
-    if place != num_bytes:
-        raise Misuse(
-            f"{path} holds {num_bytes} bytes of tensors, its header speaks of {place}: it is cut off, or mixed up"
-        )
