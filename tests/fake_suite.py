@@ -9,6 +9,7 @@ import torch._dynamo  # noqa: F401  (an in-process run would import it and drop 
 
 CONFTEST = """
 import sys, time, types
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -136,7 +137,7 @@ fake("equivtest.chunks", Chunk=Chunk)
 fake("equivtest.search", Findings=Findings, search=search)
 fake("equivtest.ranks.pool", Pool=Pool)
 fake("equivtest.ranks.backend", Backend=Backend, STARTS=("auto", "forkserver", "spawn"))
-fake("equivtest.check", judge=judge)
+fake("equivtest.check", judge=judge, one_thread=nullcontext)
 fake("equivtest.audit", audit=audit)
 """
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -308,7 +309,7 @@ class TakesApart(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.lstm:
-            with torch.backends.mkldnn.flags(enabled=False):
+            with _without_onednn():
                 return func(*args, **(kwargs or {}))
         if func not in (functional.scaled_dot_product_attention, functional.multi_head_attention_forward):
             return func(*args, **(kwargs or {}))
@@ -316,6 +317,17 @@ class TakesApart(TorchFunctionMode):
         is_narrow = torch.is_autocast_enabled("cpu") or query.dtype in (torch.bfloat16, torch.float16)
         with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH] if is_narrow else SDPBackend.MATH):
             return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _without_onednn() -> Iterator[None]:
+    """As torch.backends.mkldnn.flags(enabled=False), which warns of TF32 besides (2.13.0)."""
+    was_enabled = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)  # noqa: FBT003
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(was_enabled)
 
 
 def _reduced(case: ModuleCase, stack: torch.Tensor) -> torch.Tensor:
