@@ -31,8 +31,12 @@ TINY: dict[str, Any] = {
 }  # fmt: skip
 """What a configuration has of these is made so small."""
 
+WIDER = (
+    "cohere2_moe", "granitemoe", "granitemoeshared", "hunyuan_v1_moe", "minimax", "minimax_m2", "mixtral", "olmoe",
+)  # fmt: skip
+
 OF_TYPE: dict[str, dict[str, Any]] = {
-    **{key: {"intermediate_size": 2 * FEATURES} for key in ("mixtral", "olmoe", "minimax_m2")},
+    **{key: {"intermediate_size": 2 * FEATURES} for key in WIDER},
     "seed_oss": {"residual_dropout": 0.0},
 }
 """What a type needs besides: torch's products by group ask for rows of 16 bytes, of which four ranks have a quarter."""
