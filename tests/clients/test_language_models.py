@@ -21,10 +21,10 @@ DENSE = (
 )  # fmt: skip
 
 EXPERTS = (
-    "afmoe", "aria_text", "axk1", "cohere2_moe", "deepseek_v2", "deepseek_v3", "dots1", "ernie4_5_moe", "exaone_moe",
-    "flex_olmo", "glm4_moe", "glm4_moe_lite", "granitemoe", "granitemoe_swa", "granitemoeshared", "hunyuan_v1_moe",
-    "hy_v3", "kolibri1", "laguna", "mellum", "minimax", "minimax_m2", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe",
-    "solar_open",
+    "afmoe", "aria_text", "axk1", "bailing_hybrid", "cohere2_moe", "deepseek_v2", "deepseek_v3", "dots1",
+    "ernie4_5_moe", "exaone_moe", "flex_olmo", "glm4_moe", "glm4_moe_lite", "granitemoe", "granitemoe_swa",
+    "granitemoeshared", "hunyuan_v1_moe", "hy_v3", "jamba", "kolibri1", "laguna", "mellum", "minimax", "minimax_m2",
+    "mixtral", "olmoe", "qwen2_moe", "qwen3_moe", "solar_open",
 )  # fmt: skip
 """Of few tokens: a router whose roundings may choose other experts leaves a draw inconclusive."""
 
