@@ -230,6 +230,16 @@ def test_every_operator_has_a_signature(name: str) -> None:
     assert any(signatures_of(name, shape) for shape in ((2,), (2, 2), (2, 2, 2), ()))
 
 
+@pytest.mark.parametrize(("operator", "may_be_none"), [("exp", False), ("zeros_like", True)])
+def test_a_gradient_may_be_none_where_it_is_zero_alone(operator: str, may_be_none: bool) -> None:  # noqa: FBT001
+    """DTensor loses some: findings/62."""
+    case = OperatorCase(world_size=1, operator=operator, requires_grad=(0,), values=(("real", 0),))
+    tensors = expect(case, 0).tensors
+
+    assert all(right.may_be_none == may_be_none for name, right in tensors.items() if name.startswith("grad."))
+    assert may_be_none or "grad.operand.0" in tensors
+
+
 @pytest.mark.ranks
 @pytest.mark.parametrize(
     "fields",
