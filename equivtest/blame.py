@@ -22,7 +22,7 @@ from equivtest.ranks.first_cause import first_cause
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply
 from equivtest.verdicts.claims import Claim
-from equivtest.verdicts.verdict import Verdict
+from equivtest.verdicts.verdict import WHOLE_RUN, Verdict
 from equivtest.watched import read_events
 
 OF_VALUES = ("value", "bits", "replica", "repeat", "ways", "touched", "raised", "lost", "timed_out")
@@ -69,9 +69,16 @@ def with_fault(failure: Verdict, pool: Pool, claims: Sequence[Claim] | None = No
             found = judge_replies(failure.subject, failure.case, replies, claims, arithmetics)
         except Misuse:  # an answer that is none
             return True
-        return any((verdict.claim, verdict.kind) == (failure.claim, failure.kind) for verdict in found)
+        return any(is_alike(verdict, failure) for verdict in found)
 
     return replace(failure, fault=blame(failure, pool, is_shown_by))
+
+
+def is_alike(verdict: Verdict, failure: Verdict) -> bool:
+    """Whether a verdict on the same case says what the failure says: a run that breaks may break in other ways."""
+    if failure.kind in WHOLE_RUN:
+        return verdict.kind in WHOLE_RUN
+    return verdict.failed and (verdict.claim, verdict.kind) == (failure.claim, failure.kind)
 
 
 def _in_words(collectives: Judged, operations: Judged) -> str:

@@ -7,15 +7,15 @@ from collections.abc import Mapping
 import torch
 
 from equivtest import limits
-from equivtest.captured.folder import CapturedRun
+from equivtest.captured.folder import CapturedRun, RankHeld
 from equivtest.captured.manifest import Manifest
-from equivtest.families.module.case import WHOLE
+from equivtest.families.module.case import WHOLE, cotangent_of
 from equivtest.families.module.case_captured import CapturedCase
 from equivtest.families.module.case_facts import call_builder
 from equivtest.families.module.case_inputs import BATCH, IGNORED, REAL
 from equivtest.families.module.case_outputs import OUTPUT
-from equivtest.kit.case import require
-from equivtest.kit.oracle.held import put_together
+from equivtest.kit.case import Shape, require
+from equivtest.kit.oracle.held import Held, put_together
 from equivtest.layout import UNTOLD, Layout, Replicate, coordinate_of
 from equivtest.tensors import Placed, same_bits
 
@@ -58,7 +58,7 @@ def case_of(run: CapturedRun, reference: str) -> tuple[CapturedCase, dict[str, l
         values=((REAL, 0),),
         by_parts=True,
         poison="none",
-        started=tuple(OUTPUT + name.removeprefix(COTANGENT) for name in run.held[0] if name.split(".")[0] == COTANGENT),
+        started=started_in(run.held[0]),
         with_gradient=tuple(name for name in inputs if run.held[0].manifest.tensors[GIVEN + name].requires_grad),
     ), inputs
 
@@ -91,12 +91,8 @@ def _parts_of(run: CapturedRun, name: str) -> list[torch.Tensor]:
         placed = {rank: _read(run, rank, GIVEN + name) for rank in ranks}
         first = placed[ranks[0]]
         if first.layout != UNTOLD and not is_whole(first.layout) and len(ranks) == len(run.held):
-            whole = put_together(
-                {rank: {name: each} for rank, each in placed.items()}, name, first.global_shape or (), run.manifest.mesh
-            )
-            require(whole is not None, f"{run.folder}: the ranks' parts of input {name} make no whole")
-            assert whole is not None
-            found.append(whole)
+            held = {rank: {name: each} for rank, each in placed.items()}
+            found.append(made_whole(run, held, name, first.global_shape or (), f"input {name}"))
             continue
         differing = [rank for rank, each in placed.items() if not same_bits(first.local, each.local)]
         require(
@@ -111,6 +107,23 @@ def _parts_of(run: CapturedRun, name: str) -> list[torch.Tensor]:
 def _read(run: CapturedRun, rank: int, name: str) -> Placed:
     require(name in run.held[rank], f"{run.folder}: rank {rank} wrote no {name}, as it must")
     return run.held[rank][name]
+
+
+def made_whole(run: CapturedRun, held: Held, name: str, shape: Shape, what: str) -> torch.Tensor:
+    """What all ranks hold together of one tensor.
+
+    Raises:
+        Misuse: their parts do not fit, or a rank has none.
+    """
+    found = put_together(held, name, shape, run.manifest.mesh)
+    require(found is not None, f"{run.folder}: the ranks' parts of {what} make no whole")
+    assert found is not None
+    return found
+
+
+def started_in(held: RankHeld) -> tuple[str, ...]:
+    """The outputs to which a gradient came from outside on a rank."""
+    return tuple(OUTPUT + name.removeprefix(COTANGENT) for name in held if name.split(".")[0] == COTANGENT)
 
 
 def is_whole(layout: Layout) -> bool:
@@ -141,10 +154,6 @@ def _kind_of(tensor: torch.Tensor) -> str:
     return f"ids({largest + 1})" if smallest >= 0 else f"targets({max(largest, 0) + 1}, {IGNORED})"
 
 
-def cotangent_of(output: str) -> str:
-    return COTANGENT + output.removeprefix(OUTPUT)
-
-
 def cotangent(run: CapturedRun, case: CapturedCase, output: str) -> torch.Tensor:
     """What came to an output from outside, of all parts of the batch one below the other, a number as one row."""
     name, shape = cotangent_of(output), case.shapes()[output]
@@ -153,10 +162,8 @@ def cotangent(run: CapturedRun, case: CapturedCase, output: str) -> torch.Tensor
         placed = {rank: _read(run, rank, name) for rank in ranks}
         first = placed[ranks[0]]
         if first.layout != UNTOLD and not is_whole(first.layout) and not case.is_divided:
-            whole = put_together({rank: {name: each} for rank, each in placed.items()}, name, shape, case.mesh_shape)
-            require(whole is not None, f"{run.folder}: the ranks' parts of the gradient of {output} make no whole")
-            assert whole is not None
-            return whole
+            held = {rank: {name: each} for rank, each in placed.items()}
+            return made_whole(run, held, name, shape, f"the gradient of {output}")
         agree = all(same_bits(_read(run, ranks[0], output).local, _read(run, rank, output).local) for rank in ranks)
         differing = [rank for rank, each in placed.items() if not same_bits(first.local, each.local)]
         require(

@@ -14,9 +14,10 @@ from typing import NamedTuple
 import torch
 
 from equivtest.captured.folder import CapturedRun, RankHeld
-from equivtest.captured_inputs import COTANGENT, buffers, case_of, cotangent, cotangent_of, is_whole
+from equivtest.captured_inputs import COTANGENT, buffers, case_of, cotangent, is_whole, made_whole, started_in
 from equivtest.check import one_thread, require_conclusion
 from equivtest.errors import EquivtestError
+from equivtest.families.module.case import cotangent_of
 from equivtest.families.module.case_boundaries import is_boundary
 from equivtest.families.module.case_captured import CapturedCase
 from equivtest.families.module.case_facts import call_builder
@@ -99,7 +100,8 @@ def judge_run(run: CapturedRun, reference: str, arithmetic: str = "") -> Judged:
     _check_started(run, case)
     held = {rank: _answers(case, each) for rank, each in run.held.items()}
     given = {name: torch.cat(parts) if name in case.divided_names() else parts[0] for name, parts in inputs.items()}
-    given |= {name: _whole_parameter(run, case, held, name) for name in case.parameter_names()}
+    for name in case.parameter_names():
+        given[name] = made_whole(run, held, f"param.{name}", case.facts.parameters[name].shape, f"parameter {name}")
     given |= {cotangent_of(name): cotangent(run, case, name) for name in case.started}
     with one_thread(), declared(load_arithmetics(arithmetic)):
         expected = expect_given(case, given, held, buffers(run, case))
@@ -141,7 +143,7 @@ def _check_model(run: CapturedRun, reference: str) -> None:
 def _check_started(run: CapturedRun, case: CapturedCase) -> None:
     """Raises Misuse unless all ranks began their backward at the same outputs, and the reference has these."""
     for rank, held in run.held.items():
-        own = tuple(OUTPUT + name.removeprefix(COTANGENT) for name in held if name.split(".")[0] == COTANGENT)
+        own = started_in(held)
         require(
             own == case.started,
             f"{run.folder}: on rank 0 a gradient came to {', '.join(case.started) or 'no output'}, on rank {rank} to "
@@ -175,13 +177,6 @@ def _answers(case: CapturedCase, held: RankHeld) -> dict[str, Placed]:
 def _flags(held: RankHeld, answers: Mapping[str, Placed]) -> dict[str, bool]:
     """Of the outputs: one that is cut off from its gradient begins no backward, which nothing else would show."""
     return {name: held.manifest.tensors[name].requires_grad for name in answers if name.split(".")[0] == OUTPUT}
-
-
-def _whole_parameter(run: CapturedRun, case: CapturedCase, held: Held, name: str) -> torch.Tensor:
-    found = put_together(held, f"param.{name}", case.facts.parameters[name].shape, case.mesh_shape)
-    require(found is not None, f"{run.folder}: the ranks' parts of parameter {name} make no whole")
-    assert found is not None
-    return found
 
 
 def describe(judged: Judged) -> str:

@@ -16,7 +16,7 @@ import hypothesis
 from hypothesis import Phase
 
 from equivtest import limits
-from equivtest.blame import blame
+from equivtest.blame import is_alike, with_fault
 from equivtest.check import judge_replies, raise_for
 from equivtest.chunks import SETTINGS, Chunk, chunk_cases, seed_of
 from equivtest.errors import Misuse
@@ -92,7 +92,7 @@ def search(
     for target in running.targets():
         if only in (None, target):
             smallest = running.shrink(target)
-            told = smallest if only else running.with_blame(running.with_history(smallest))
+            told = smallest if only else with_fault(running.with_history(smallest), pool, prop.claims)
             failures.append(_write_up(told, pool, failures_dir))
     return Findings(running.records, failures, time.monotonic() - started_s, misuse, running.left_out)
 
@@ -207,18 +207,6 @@ class _Search:
         visits = f"{len(earlier)} earlier visits of this search in worlds of that size"
         return replace(failure, history=f"holds alone in new ranks; failed after {visits}{first}")
 
-    def with_blame(self, failure: Verdict) -> Verdict:
-        """The failure, with a line on whose fault it is."""
-        found = blame(failure, self.pool, lambda replies: self._is_shown(failure, replies))
-        return replace(failure, fault=found)
-
-    def _is_shown(self, failure: Verdict, replies: Sequence[Reply]) -> bool:
-        """Whether a run of its case shows the failure; an answer that is none shows it as well."""
-        try:
-            return any(is_alike(verdict, failure) for verdict in self._verdicts(failure.case, replies))
-        except Misuse:
-            return True
-
     def _run(self, case: Case, kind: str) -> list[Reply]:
         """One more run of a case, on the way to a failure of that kind."""
         limit_s = limits.SHRINK_CASE_S if kind == "timed_out" else limits.CASE_S
@@ -317,10 +305,3 @@ def rest_of(case: Case, replies: Sequence[Reply]) -> list[Case]:
     refused = {name for reply in replies for name in reply.lacking}
     rest = case.without(refused) if refused else None
     return [] if rest is None else [rest]
-
-
-def is_alike(verdict: Verdict, failure: Verdict) -> bool:
-    """Whether a verdict on the same case says what the failure says: a run that breaks may break in other ways."""
-    if failure.kind in WHOLE_RUN:
-        return verdict.kind in WHOLE_RUN
-    return verdict.failed and (verdict.claim, verdict.kind) == (failure.claim, failure.kind)

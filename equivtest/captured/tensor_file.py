@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -41,14 +41,9 @@ class Entry(NamedTuple):
     shape: tuple[int, ...]
 
 
-def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """The tensor's memory; it is contiguous and on the CPU."""
-    return tensor.detach().reshape(-1).view(torch.uint8).numpy().data
-
-
 def digest_of(tensor: torch.Tensor) -> str:
-    """SHA-256 of the tensor's bytes, in hexadecimal digits."""
-    return hashlib.sha256(bytes_of(tensor)).hexdigest()
+    """SHA-256 of the bytes of a tensor that is contiguous and on the CPU, in hexadecimal digits."""
+    return hashlib.sha256(tensor.detach().reshape(-1).view(torch.uint8).numpy().data).hexdigest()
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> int:
@@ -87,11 +82,12 @@ class TensorFile:
         if limits.HEADER_BYTES < length <= self.size_bytes:
             raise Misuse(f"{path}: its header has {length} bytes, at most {limits.HEADER_BYTES} are read")
         try:
-            with safe_open(path, "pt") as opened:
-                slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118  (it is no mapping)
-                self.entries = {name: Entry(each.get_dtype(), tuple(each.get_shape())) for name, each in slices.items()}
+            opened: Any = safe_open(path, "pt")
+            slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118  (no mapping)
+            self.entries = {name: Entry(each.get_dtype(), tuple(each.get_shape())) for name, each in slices.items()}
         except (SafetensorError, OSError) as error:
             raise Misuse(f"{path} is no safetensors file, cut off or mixed up: {error}") from error
+        self._opened = opened
         for name, entry in self.entries.items():
             what = f"{path}: {name[: limits.NAME_CHARS]!r}"
             if entry.dtype not in DTYPES:
@@ -106,8 +102,7 @@ class TensorFile:
             Misuse: its bytes are not there any more, or are no values of its dtype.
         """
         try:
-            with safe_open(self.path, "pt") as opened:
-                read: torch.Tensor = opened.get_tensor(name)
+            read: torch.Tensor = self._opened.get_tensor(name)
         except (SafetensorError, OSError) as error:
             raise Misuse(f"{self.path}: {name} cannot be read any more: {error}") from error
         largest = int(read.view(torch.uint8).max()) if read.dtype == torch.bool and read.numel() else 0

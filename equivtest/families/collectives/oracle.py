@@ -9,14 +9,12 @@ Source: torch.distributed, the docstrings of the collectives (2.13.0).
 
 from __future__ import annotations
 
-import functools
-
 import torch
 
 from equivtest.families.collectives.case import BITWISE, OPERANDS, CollectivesCase
 from equivtest.kit.oracle import expect
 from equivtest.kit.oracle.expected import COPIED, Expected, ExpectedTensor
-from equivtest.kit.oracle.operands import Reduced, reduce_exactly
+from equivtest.kit.oracle.operands import Reduced, join_bits, reduce_exactly
 from equivtest.kit.values import draw
 
 
@@ -61,8 +59,7 @@ def _before(case: CollectivesCase, op: str, operands: torch.Tensor) -> Reduced:
 
 def _combined(op: str, operands: torch.Tensor) -> Reduced:
     """Of integers (w, w * L) all bits, one rank's after the other; what comes out has no more bits than they have."""
-    combine = {"band": torch.bitwise_and, "bor": torch.bitwise_or, "bxor": torch.bitwise_xor}[op]
-    value = functools.reduce(combine, operands.to(torch.int64))
+    value = join_bits(op, operands.to(torch.int64))
     return Reduced(value.double(), value.to(operands.dtype), None, f"equal: the {op} of {len(operands)} integers")
 
 

@@ -74,13 +74,10 @@ def _expected_of(case: ModuleCase, index: int, held: Held | None) -> Expected:
 
 def _once(case: ModuleCase, index: int, drawn: Tensors, held: Held | None) -> Expected:
     """Of one forward and backward."""
+    if case.by_parts and held is not None:
+        return expect_given(case, drawn, held)
     if case.by_parts:
-        parts = enumerate(split(case, drawn))
-        return _by_parts(
-            case,
-            drawn,
-            [_held_by_one(case, part) if held is None else held_by_ranks(case, held, rank) for rank, part in parts],
-        )
+        return _by_parts(case, drawn, [_held_by_one(case, part) for part in split(case, drawn)])
     given = {name: _in_float64(tensor) for name, tensor in drawn.items()}
     if case.values[index][0] == REAL_MODE:
         expected = _expected(case, given, _within_bounds(case, drawn)[0], {})
@@ -100,8 +97,8 @@ def _held_by_one(case: ModuleCase, given: Tensors) -> HeldAt:
     return held_by_one(capture.named())
 
 
-def expect_given(case: ModuleCase, given: Tensors, held: Held, buffers: Sequence[Tensors]) -> Expected:
-    """As `expect_module_held` of a module that is judged by parts, on values that nobody draws.
+def expect_given(case: ModuleCase, given: Tensors, held: Held, buffers: Sequence[Tensors] = ()) -> Expected:
+    """As `expect_module_held` of a module that is judged by parts, on any values.
 
     Args:
         given: Whole inputs, parameters and cotangents, by name.

@@ -306,14 +306,9 @@ def _images(*, transposed: bool = False) -> Form:
     return form
 
 
-def _convolve(x: torch.Tensor, *others: torch.Tensor, **how: Any) -> torch.Tensor:
-    convolve: Call = functional.conv2d if x.dim() == 4 else functional.conv1d
-    return convolve(x, *others, **how)  # type: ignore[no-any-return]
-
-
-def _convolve_transposed(x: torch.Tensor, *others: torch.Tensor, **how: Any) -> torch.Tensor:
-    convolve: Call = functional.conv_transpose2d if x.dim() == 4 else functional.conv_transpose1d
-    return convolve(x, *others, **how)  # type: ignore[no-any-return]
+def _of_either(of_lines: Call, of_images: Call) -> Call:
+    """The first for (N, C, W), the second for (N, C, H, W)."""
+    return lambda x, *others, **how: (of_images if x.dim() == 4 else of_lines)(x, *others, **how)
 
 
 _OF_BOOLS = ("bitwise_and", "bitwise_or", "bitwise_xor")
@@ -580,8 +575,13 @@ OPERATORS: dict[str, Operator] = {
             num_dims=(2, 3),
         ),
         Operator("einsum", lambda a, b, equation: torch.einsum(equation, a, b), _equations, num_dims=(2, 3)),
-        Operator("convolution", _convolve, _images(), num_dims=(3,)),
-        Operator("convolution transposed", _convolve_transposed, _images(transposed=True), num_dims=(3,)),
+        Operator("convolution", _of_either(functional.conv1d, functional.conv2d), _images(), num_dims=(3,)),
+        Operator(
+            "convolution transposed",
+            _of_either(functional.conv_transpose1d, functional.conv_transpose2d),
+            _images(transposed=True),
+            num_dims=(3,),
+        ),
         # Whole numbers and bools.
         *(_chooses(name, getattr(torch, name), pairs(), kinds=(BOOLS, BOOLS)) for name in _OF_BOOLS),
         *(_chooses(name, getattr(torch, name), pairs(), kinds=(WHOLE, WHOLE)) for name in _OF_WHOLE_NUMBERS),

@@ -17,6 +17,7 @@ Source: Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,6 +29,9 @@ from equivtest.kit.oracle.declared import arithmetic_of
 from equivtest.kit.oracle.exact import InexactData, find_integers, largest_of, sum_terms
 from equivtest.kit.oracle.rounding import bounded, growth, where_finite
 from equivtest.tensors import DTYPES
+
+BITWISE = {"band": torch.bitwise_and, "bor": torch.bitwise_or, "bxor": torch.bitwise_xor}
+"""Reductions of whole numbers, bit by bit."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,12 @@ def reduce_exactly(name: str, operands: torch.Tensor, op: str, axes: Sequence[in
     if op == "avg" and not all(reciprocal_is_near(num_ranks, accumulate) for num_ranks in axes):
         return bound_reduction(operands, op, len(axes))
     return _add(name, operands, op)
+
+
+def join_bits(op: str, operands: torch.Tensor) -> torch.Tensor:
+    """The 'band', 'bor' or 'bxor' over dim 0 of whole numbers."""
+    joined: torch.Tensor = functools.reduce(BITWISE[op], operands)
+    return joined
 
 
 def _name_of(operands: torch.Tensor) -> str:

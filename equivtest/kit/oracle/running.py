@@ -110,11 +110,12 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._put(func, args, kwargs)
         if name in UNKNOWN or kwargs.get("out") is not None or (name == "view" and func._overloadname == "dtype"):
             raise _unknown(name)
-        if name in MAKES or has_complex(leaves((args, kwargs))):
+        given = leaves((args, kwargs))
+        if name in MAKES or has_complex(given):
             return self._of_pairs(func, name, args, kwargs)
         if name.endswith("_") and not name.endswith("__"):
             return self._write(func, name.rstrip("_"), args, kwargs)
-        if name in MADE or not any(map(is_floating, leaves((args, kwargs)))):
+        if name in MADE or not any(map(is_floating, given)):
             return self._made(func, name, args, kwargs)
         if name in ("cat", "stack"):
             return joined(func, args, kwargs)

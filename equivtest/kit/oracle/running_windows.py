@@ -131,7 +131,7 @@ def _adapted(operand: torch.Tensor, sizes: Sizes) -> int:
 
 
 def _adapted_back(cotangent: torch.Tensor, x: torch.Tensor) -> int:
-    return _most(cotangent.shape[2 - 4 :], x.shape[-2:])
+    return _most(cotangent.shape[-2:], x.shape[-2:])
 
 
 def _upsampled_back(cotangent: torch.Tensor, output: Sizes, sizes: Sizes, *how: Any) -> int:

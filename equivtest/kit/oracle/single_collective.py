@@ -19,12 +19,10 @@ import torch
 from equivtest.errors import EquivtestError
 from equivtest.kit.oracle.declared import declared_of
 from equivtest.kit.oracle.exact import InexactData
-from equivtest.kit.oracle.operands import bound_reduction, reduce_exactly
+from equivtest.kit.oracle.operands import BITWISE, bound_reduction, join_bits, reduce_exactly
 from equivtest.tensors import DTYPES, dtype_name
 
 Items = Sequence[Sequence[torch.Tensor]]
-
-_BITWISE = {"band": torch.bitwise_and, "bor": torch.bitwise_or, "bxor": torch.bitwise_xor}
 
 
 class Unjudged(EquivtestError):
@@ -114,11 +112,8 @@ def _extreme(op: str, stack: torch.Tensor) -> Right:
 
 def _of_whole_numbers(op: str, stack: torch.Tensor) -> torch.Tensor:
     """Wrapped around as the dtype is."""
-    if op in _BITWISE:
-        value = stack[0]
-        for part in stack[1:]:
-            value = _BITWISE[op](value, part)
-        return value
+    if op in BITWISE:
+        return join_bits(op, stack)
     if op in ("sum", "product") and stack.dtype is not torch.bool:
         return (stack.sum(0) if op == "sum" else stack.prod(0)).to(stack.dtype)
     raise Unjudged(f"of the reduction {op} of {dtype_name(stack.dtype)} nothing is known")
