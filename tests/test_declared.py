@@ -83,6 +83,7 @@ def test_the_option_reaches_the_backend(mine: str) -> None:
     check(settings)
 
     assert settings.make_backend().arithmetic == f"{mine}:MINE"
+    assert settings.declared["float32"]["reduce"] == "float16" and len(settings.declared) == 4
 
 
 @pytest.mark.parametrize(
