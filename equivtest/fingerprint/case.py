@@ -43,7 +43,7 @@ class FingerprintCase(Case):
     num_calls: Annotated[int, Within(1, 64)] = 8
 
     def describe_tensors(self) -> dict[str, CaseTensor]:
-        """Of `terms` and `tiny` each rank has a row; all else is the same on every rank."""
+        """Each rank has a row of `terms` and of `tiny`; all else is the same on every rank."""
         own, whole = Layout((Shard(0),)), replicated()
         tensors = {
             "terms": CaseTensor((self.world_size, NUMEL), own),
