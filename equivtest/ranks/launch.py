@@ -8,8 +8,10 @@ import select
 import signal
 import socket
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -20,20 +22,32 @@ from equivtest.ranks.messages import Ready, interpreter_command
 from equivtest.ranks.poison import poison_environment
 from equivtest.ranks.scratch import Scratch, sweep
 from equivtest.ranks.server import CLOSE, ENDING, FORK, PID, kill_group
-from equivtest.ranks.stacks import read_tail
-from equivtest.ranks.surroundings import ONE_THREAD
+from equivtest.ranks.stacks import output_file, read_tail, stacks_file, take_stacks
+from equivtest.ranks.surroundings import ONE_THREAD, bound, temporary_files_in
 
 _WAY_OUT = "use fewer ranks, free memory, or raise the limits on processes and open files (ulimit -u, -n)"
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How a rank's process ended, and when by time.monotonic(); no code where nobody saw it."""
+    """How a rank's process ended, and when by time.monotonic(); no code where nobody saw it.
+
+    Attributes:
+        cut_off: Why nobody can see it: what became of its host.
+    """
 
     code: int | None
     at_s: float
+    cut_off: str = ""
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether the rank can answer nothing more: else only its connection tells."""
+        return self.code is not None or bool(self.cut_off)
 
     def __str__(self) -> str:
+        if self.cut_off:
+            return self.cut_off
         if self.code is None:
             return "ended together with the server that forked it"
         if self.code >= 0:
@@ -44,25 +58,27 @@ class Ending:
             return f"killed by signal {-self.code}"
 
 
-class RankProcess:
-    """One rank as its parent sees it.
+class Forked:
+    """A process that a server has forked on this machine.
 
     Attributes:
         end: Descriptor that becomes readable when the process has ended.
     """
 
-    def __init__(self, pid: int, channel: Channel, end: int) -> None:
+    def __init__(self, pid: int, end: int) -> None:
         self.pid = pid
-        self.channel = channel
         self.end = end
         self._ending: Ending | None = None
 
     def ending(self, now_s: float) -> Ending:
         """How the process ended; asked for once `end` is readable."""
         if self._ending is None:
-            data = os.read(self.end, ENDING.size)
-            self._ending = Ending(*ENDING.unpack(data)) if len(data) == ENDING.size else Ending(None, now_s)
+            self._ending = self._read_ending(now_s)
         return self._ending
+
+    def _read_ending(self, now_s: float) -> Ending:
+        data = os.read(self.end, ENDING.size)
+        return Ending(*ENDING.unpack(data)) if len(data) == ENDING.size else Ending(None, now_s)
 
     def wait(self, limit_s: float) -> bool:
         """Whether the process ends within `limit_s`."""
@@ -76,12 +92,92 @@ class RankProcess:
 
     def close(self) -> None:
         """Lets go of the descriptors; the process must have ended."""
-        self.channel.close()
         os.close(self.end)
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a rank lives, and what it is told of that.
+
+    Attributes:
+        scratch: Directory for its own files.
+        environment: What it finds there; of another host only what is added.
+        local_rank: Its number among the world's ranks on its host.
+        store: See `Start`.
+        where: Its process and host, in words; '' on this machine.
+    """
+
+    scratch: Path
+    environment: Mapping[bytes, bytes]
+    local_rank: int
+    store: tuple[str, int] | None = None
+    where: str = ""
+
+
+class RankProcess(Forked):
+    """One rank as its parent sees it."""
+
+    def __init__(self, pid: int, channel: Channel, end: int, rank: int, place: Place) -> None:
+        super().__init__(pid, end)
+        self.channel = channel
+        self.place = place
+        self.output, self.stacks = output_file(place.scratch, rank), stacks_file(place.scratch, rank)
+
+    def close(self) -> None:
+        self.channel.close()
+        super().close()
+
+    def to_parents_clock(self, at_s: float) -> float:
+        """time.monotonic() of the rank's machine as that of this one."""
+        return at_s
+
+    def bound_output(self) -> None:
+        """Has the output of a talkative rank start again: a rank in C code cannot see to it itself."""
+        bound(self.output)
+
+    def last_words(self) -> tuple[str, str]:
+        """The ends of its output and of its stacks, once it has ended."""
+        return read_tail(self.output), read_tail(self.stacks)
+
+
+class Launcher(Protocol):
+    """What ranks come from.
+
+    Attributes:
+        ready: How it starts ranks; None before the first.
+        is_local: Whether they live on this machine, and share its files.
+    """
+
+    ready: Ready | None
+    is_local: bool
+
+    @property
+    def alive(self) -> bool:
+        """Whether ranks can still be had."""
+
+    def fork_ranks(self, world_size: int, scratch: Sequence[Path]) -> Iterator[RankProcess]:
+        """The ranks of a new world, each of which waits for its `Start` message.
+
+        Args:
+            scratch: Two directories of the world, for the harness's files and for temporary ones, where `is_local`.
+
+        Raises:
+            BrokenSetup: a rank cannot be had; `HostLost` where its host was lost meanwhile.
+            Misuse: there are not so many.
+        """
+
+    def take_stacks(self, ranks: Mapping[int, RankProcess]) -> dict[int, str]:
+        """The Python stacks of running ranks, by rank."""
+
+    def await_certainty(self, ranks: Sequence[RankProcess]) -> None:
+        """Returns when it is known of each rank's host whether it is still there."""
+
+    def close(self) -> None:
+        """Ends the ranks that are left; a second call does nothing."""
+
+
 class Server:
-    """The process that ranks are forked from.
+    """The process that ranks of this machine are forked from.
 
     Starting returns at once; the first fork waits until the server is ready.
 
@@ -95,6 +191,8 @@ class Server:
     Attributes:
         ready: Its first word: how it starts ranks; None before the first rank.
     """
+
+    is_local = True
 
     def __init__(
         self, start: str, imports: tuple[str, ...], preload: tuple[str, ...], environment: Mapping[str, str]
@@ -142,25 +240,49 @@ class Server:
         """Whether ranks can still be forked."""
         return self._process.poll() is None
 
-    def fork_rank(self) -> RankProcess:
-        """A new rank that waits for its `Start` message.
+    def fork_ranks(self, world_size: int, scratch: Sequence[Path]) -> Iterator[RankProcess]:
+        """As `Launcher` has it, one after the other.
 
         Raises:
             BrokenSetup: the server does not come up, has died, or the system forks no more.
         """
+        own, temporary = scratch
+        surroundings = {**os.environb, **temporary_files_in(temporary)}
+        for rank in range(world_size):
+            with contextlib.ExitStack() as if_it_fails:
+                try:
+                    ours, theirs = socket.socketpair()
+                    if_it_fails.callback(ours.close)
+                    with theirs:
+                        forked = self.fork(theirs)
+                except OSError as error:
+                    raise BrokenSetup(f"cannot start a rank: {error}; {_WAY_OUT}") from error
+                if_it_fails.pop_all()
+            yield RankProcess(
+                forked.pid, Channel(ours, limits.SEND_S), forked.end, rank, Place(own, surroundings, rank)
+            )
+
+    def fork(self, channel: socket.socket) -> Forked:
+        """A new rank at the other end of `channel`, which stays the caller's to close.
+
+        Raises:
+            BrokenSetup: as of `fork_ranks`.
+            OSError: no descriptor is free here.
+        """
         with contextlib.ExitStack() as if_it_fails:
-            try:
-                ours, theirs = socket.socketpair()
-                if_it_fails.callback(ours.close)
-                with theirs:
-                    end_r, end_w = os.pipe()
-                    if_it_fails.callback(os.close, end_r)
-                    with open(end_w, "wb", buffering=0):
-                        pid = self._request(theirs.fileno(), end_w)
-            except OSError as error:
-                raise BrokenSetup(f"cannot start a rank: {error}; {_WAY_OUT}") from error
+            end_r, end_w = os.pipe()
+            if_it_fails.callback(os.close, end_r)
+            with open(end_w, "wb", buffering=0):
+                pid = self._request(channel.fileno(), end_w)
             if_it_fails.pop_all()
-        return RankProcess(pid, Channel(ours, limits.SEND_S), end_r)
+        return Forked(pid, end_r)
+
+    def take_stacks(self, ranks: Mapping[int, RankProcess]) -> dict[int, str]:
+        """The Python stacks of running ranks, by rank."""
+        return take_stacks({rank: (process.pid, process.stacks) for rank, process in ranks.items()})
+
+    def await_certainty(self, ranks: Sequence[RankProcess]) -> None:
+        """Returns at once: this machine is there."""
 
     def _request(self, channel: int, end: int) -> int:
         """Has a rank forked; gives its process id."""

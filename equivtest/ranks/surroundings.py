@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import getpass
 import importlib
@@ -40,13 +41,14 @@ def temporary_files_in(folder: Path) -> dict[bytes, bytes]:
 
 
 def enter(start: Start) -> None:
-    """Takes over the parent's environment, import path and working directory."""
-    os.environb.clear()
+    """Takes over the parent's environment, import path and working directory; on another host the first is added."""
+    if start.store is None:
+        os.environb.clear()
+        sys.path[:] = [os.fsdecode(entry) for entry in start.sys_path]
+        os.chdir(start.directory)
     os.environb.update(start.environment)
     os.environ.update(ONE_THREAD)
     tempfile.tempdir = None  # what the server has found out is not of this environment
-    sys.path[:] = [os.fsdecode(entry) for entry in start.sys_path]
-    os.chdir(start.directory)
     importlib.invalidate_caches()  # the server may have looked at these directories long ago
 
 
@@ -86,6 +88,13 @@ class Output:
             self.clear()
 
 
+def bound(output: Path) -> None:
+    """Has the output of another process start again where it has grown beyond twice limits.OUTPUT_BYTES."""
+    with contextlib.suppress(FileNotFoundError):
+        if output.stat().st_size > 2 * limits.OUTPUT_BYTES:
+            os.truncate(output, 0)
+
+
 def _text_of(fd: int) -> TextIO:
     binary = io.BufferedWriter(_BoundedFile(fd, "w", closefd=False))
     return io.TextIOWrapper(binary, errors="backslashreplace", line_buffering=True)
@@ -98,9 +107,9 @@ def die_with_parent(channel: Channel, output: Output) -> None:
 
 
 def _watch(fd: int, output: Output) -> None:
-    """Waits for the hang-up alone: with no events asked for, poll leaves the messages be."""
+    """Waits for the hang-up alone, of one direction where it is TCP's: without POLLIN, poll leaves the messages be."""
     poll = select.poll()
-    poll.register(fd, 0)
+    poll.register(fd, getattr(select, "POLLRDHUP", 0))
     while not poll.poll(limits.WATCH_S * 1000):
         output.bound()
     os.killpg(0, signal.SIGKILL)
