@@ -82,6 +82,7 @@ def run(
     imports: Annotated[list[str] | None, typer.Option("--import", metavar="MODULE", help=HELP["import"])] = None,
     start: Annotated[str | None, typer.Option(help=HELP["start"])] = None,
     arithmetic: Annotated[str | None, typer.Option(metavar="NAME", help=HELP["arithmetic"])] = None,
+    listen: Annotated[str | None, typer.Option(metavar="[HOST]:PORT", help=HELP["listen"])] = None,
     world_sizes: Annotated[str | None, typer.Option(help=HELP["world-sizes"])] = None,
     dtypes: Annotated[str | None, typer.Option(help=HELP["dtypes"])] = None,
     subjects: Annotated[str | None, typer.Option(help=HELP["subjects"])] = None,
@@ -98,8 +99,9 @@ def run(
     """Judge the properties that come with equivtest, or those under PATHS."""
     raw = {
         "profile": profile, "backend": backend, "device": device, "import": imports,
-        "start": start, "arithmetic": arithmetic, "world_sizes": world_sizes, "dtypes": dtypes, "subjects": subjects,
-        "known_failures": known_failures, "allow_unsupported": allow_unsupported, "report": report,
+        "start": start, "arithmetic": arithmetic, "listen": listen, "world_sizes": world_sizes,
+        "dtypes": dtypes, "subjects": subjects, "known_failures": known_failures,
+        "allow_unsupported": allow_unsupported, "report": report,
         "max_time": max_time, "audit": audit,
     }  # fmt: skip
     return _run_properties(raw, paths or [], workers, keyword, ["-x"] * stop_first + ["-v"] * verbose)
@@ -116,6 +118,7 @@ def audit_(
     imports: Annotated[list[str] | None, typer.Option("--import", metavar="MODULE", help=HELP["import"])] = None,
     start: Annotated[str | None, typer.Option(help=HELP["start"])] = None,
     arithmetic: Annotated[str | None, typer.Option(metavar="NAME", help=HELP["arithmetic"])] = None,
+    listen: Annotated[str | None, typer.Option(metavar="[HOST]:PORT", help=HELP["listen"])] = None,
     world_sizes: Annotated[str | None, typer.Option(help=HELP["world-sizes"])] = None,
     dtypes: Annotated[str | None, typer.Option(help=HELP["dtypes"])] = None,
     subjects: Annotated[str | None, typer.Option(help=HELP["subjects"])] = None,
@@ -132,7 +135,7 @@ def audit_(
     """
     raw = {
         "profile": AUDIT_PROFILE, "backend": backend, "device": device, "import": imports, "start": start,
-        "arithmetic": arithmetic, "world_sizes": world_sizes, "dtypes": dtypes, "subjects": subjects,
+        "arithmetic": arithmetic, "listen": listen, "world_sizes": world_sizes, "dtypes": dtypes, "subjects": subjects,
         "known_failures": known_failures, "report": report,
     }  # fmt: skip
     return _run_properties(raw, paths or [], workers, keyword, [])

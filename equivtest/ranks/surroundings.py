@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import getpass
 import importlib
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """Environment of ranks and of the server that forks them: no thread may live before the fork."""
+_PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 
 def temporary_files_in(folder: Path) -> dict[bytes, bytes]:
@@ -104,6 +106,15 @@ def die_with_parent(channel: Channel, output: Output) -> None:
     """Kills this process and what it forked as soon as the parent is gone, however it went."""
     os.setpgid(0, 0)
     threading.Thread(target=_watch, args=(channel.fileno(), output), name="equivtest-guard", daemon=True).start()
+
+
+def end_with_starter() -> None:
+    """Asks the kernel to kill this process when the one that started it ends, however that ends; Linux alone can.
+
+    Source: prctl(2).
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _watch(fd: int, output: Output) -> None:

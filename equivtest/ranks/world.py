@@ -6,7 +6,9 @@ import contextlib
 import itertools
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 
 from equivtest import limits
 from equivtest.errors import BrokenSetup, HostLost
@@ -28,6 +30,7 @@ from equivtest.ranks.messages import (
     encode_request,
     import_path,
 )
+from equivtest.ranks.notes import file_of
 from equivtest.ranks.reply import Reply
 from equivtest.ranks.scratch import Scratch, temporary_roots
 from equivtest.ranks.support import Finding, conclude
@@ -100,7 +103,7 @@ class World:
                 process.channel.send(encode_request(start))
         cause = first_cause(self._await_replies(START_ID, self._start_limit_s(), limits.GRACE_S))
         if cause is not None:
-            self._note_losses()
+            self._with_losses([])
             raise (HostLost if self.cut_off else BrokenSetup)(
                 f"rank {cause.rank} of {self.world_size} cannot start on backend {backend.name!r}, device "
                 f"{backend.device!r}: {cause.error_type or cause.outcome}: {cause.error_text}\n{cause.detail}"
@@ -126,7 +129,11 @@ class World:
         request_id = next(self._ids)
         self._noun = "process" if case.members else "rank"
         self._notes = watch
-        where = watch if self._server.is_local or not watch else BY_MESSAGE
+        where = watch
+        if watch and not self._server.is_local:
+            where = BY_MESSAGE
+            for rank in range(self.world_size):  # of an earlier visit that lost a host
+                file_of(Path(watch), rank).unlink(missing_ok=True)
         self._send(Visit(request_id, subject, type(case).__module__, to_data(case), fault, where))
         return request_id
 
@@ -153,7 +160,7 @@ class World:
         replies = self._await_replies(request_id, limits.CASE_S if limit_s is None else limit_s, grace_s)
         if first_cause(replies) is None:
             return replies
-        self._note_losses()
+        replies = self._with_losses(replies)
         all_raised = all(reply.outcome in ("raised", "misused", "not_in_mesh") for reply in replies)
         if not (keep_if_all_raised and all_raised and self._is_in_step()):
             self._end(0.0, aside=True)
@@ -193,11 +200,19 @@ class World:
         inbox = Inbox(self._ranks, request_id, self._server, grace_s, self._noun, self._notes)
         return inbox.await_replies(limit_s)
 
-    def _note_losses(self) -> None:
-        """Finds out whether a failure is that of a host: those of other ranks may come before anybody knows."""
+    def _with_losses(self, replies: Sequence[Reply]) -> list[Reply]:
+        """The replies of a visit that failed, once it is known which hosts are there: their peers may know before."""
         self._server.await_certainty(self._ranks)
-        endings = [process.ending(time.monotonic()) for process in self._ranks if process.wait(0.0)]
-        self.cut_off = next((ending.cut_off for ending in endings if ending.cut_off), "")
+        ended = {rank: process for rank, process in enumerate(self._ranks) if process.wait(0.0)}
+        endings = {rank: process.ending(time.monotonic()) for rank, process in ended.items()}
+        lost = {rank: ending for rank, ending in endings.items() if ending.cut_off}
+        self.cut_off = next((ending.cut_off for ending in lost.values()), "")
+        return [
+            replace(reply, outcome="lost", error_text=str(ending), detail=str(ending), at_s=ending.at_s)
+            if (ending := lost.get(reply.rank)) is not None
+            else reply
+            for reply in replies
+        ]
 
     def _send(self, request: Visit | Probe | Support | Stop) -> None:
         message = encode_request(request)
