@@ -53,7 +53,13 @@ class Start(msgspec.Struct, frozen=True, tag=True):
 
 
 class Serve(msgspec.Struct, frozen=True, tag=True):
-    """Before `Start`, to rank 0 of a world on several hosts: serve a store, and answer its port."""
+    """Before `Start`, to rank 0 of a world on several hosts: serve a store, and answer its port.
+
+    Attributes:
+        host: Under which the other ranks reach this one.
+    """
+
+    host: str
 
 
 FAULTS = ("own operand", "another operand", "dropped", "poisoned", "doubled")

@@ -62,7 +62,7 @@ def live(channel: Channel) -> int:
         store = None
         start = decode_request(channel.receive())
         if isinstance(start, Serve):
-            store = serve_store()
+            store = serve_store(start.host)
             channel.send(str(store.port).encode())
             start = decode_request(channel.receive())
         assert isinstance(start, Start)
@@ -222,10 +222,10 @@ class SentNotes(io.BytesIO):
         return self._size_bytes
 
 
-def serve_store() -> Any:
+def serve_store(host: str) -> Any:
     """A store of this process, for ranks on any host, at a port that is free."""
     limit = timedelta(seconds=limits.START_S)
-    return dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout=limit)  # type: ignore[attr-defined]
+    return dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=limit)  # type: ignore[attr-defined]
 
 
 def _read_case(task: Visit) -> Case:

@@ -130,7 +130,7 @@ class HubServer:
                 if_it_fails.callback(channel.close)
                 told.append((answer, channel, end))
             self.ready = told[0][0].forked.ready
-            port = _served_port(told[0][1], told[0][2])
+            port = _served_port(told[0][0].master, told[0][1], told[0][2])
             ranks = [
                 RemoteRank(answer, channel, end, self._door, _place_of(answer, port), rank)
                 for rank, (answer, channel, end) in enumerate(told)
@@ -157,7 +157,7 @@ class HubServer:
         self._door.close()
 
 
-def _served_port(channel: Channel, end: int) -> int:
+def _served_port(host: str, channel: Channel, end: int) -> int:
     """Where rank 0 serves a store, which it is asked for.
 
     Raises:
@@ -167,7 +167,7 @@ def _served_port(channel: Channel, end: int) -> int:
     poll.register(end, select.POLLIN)
     poll.register(channel, select.POLLIN)
     try:
-        channel.send(encode_request(Serve()))
+        channel.send(encode_request(Serve(host)))
         ready = dict(poll.poll(limits.START_S * 1000))
         if ready and end not in ready:
             return int(channel.receive(limits.HANDSHAKE_S))

@@ -36,6 +36,8 @@ OF_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RA
 
 Source: "Environment Variables" of torch.distributed.run (2.13.0)."""
 
+RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+
 _decoder = msgspec.msgpack.Decoder(messages.ToSlot)
 
 
@@ -71,9 +73,13 @@ class Slot:
 
     Args:
         address: Host and port of the hub.
+        limit_s: For a connection to it.
     """
 
-    def __init__(self, hello: messages.SlotHello, address: tuple[str, int], secret: bytes) -> None:
+    def __init__(
+        self, hello: messages.SlotHello, address: tuple[str, int], secret: bytes, limit_s: float = limits.HOSTS_S
+    ) -> None:
+        self._limit_s = limit_s
         self._hello = hello
         self._address = address
         self._secret = secret
@@ -92,7 +98,7 @@ class Slot:
                 except Refused as error:
                     return str(error)
                 if channel is None:
-                    return f"no run listened at {':'.join(map(str, self._address))} for {limits.HOSTS_S:g} s"
+                    return f"no run listened at {':'.join(map(str, self._address))} for {self._limit_s:g} s"
                 try:
                     if self._serve(channel):
                         return ""
@@ -109,13 +115,15 @@ class Slot:
         Raises:
             Refused: it has said something else.
         """
-        until_s = time.monotonic() + limits.HOSTS_S
+        until_s = time.monotonic() + self._limit_s
         while time.monotonic() < until_s:
-            with contextlib.suppress(OSError, EOFError):
+            with contextlib.suppress(OSError, EOFError), contextlib.ExitStack() as if_it_fails:
                 channel = Channel(self._introduced(self._hello), limits.SILENT_S)
+                if_it_fails.callback(channel.close)
                 answer = _decoder.decode(channel.receive(limits.SILENT_S))
                 if isinstance(answer, messages.Refused):
                     raise Refused(answer.reason)
+                if_it_fails.pop_all()
                 return channel
             time.sleep(limits.WATCH_S)
         return None
@@ -250,12 +258,13 @@ def _read(connection: socket.socket, num_bytes: int) -> bytes:
 def keep_slot(address: tuple[str, int], secret: bytes) -> int:
     """The life of a slot, from the environment that torchrun gave this process; gives the exit code."""
     hello = hello_of(os.environ)
+    limit_s = limits.HOSTS_S if os.environ.get(RESTARTS, "0") == "0" else limits.HOSTS_AGAIN_S
     for name in OF_TORCHRUN:
         os.environ.pop(name, None)
     for name in [name for name in os.environ if name.startswith("TORCHELASTIC_")]:
         del os.environ[name]
     end_with_starter()
-    problem = Slot(hello, address, secret).run()
+    problem = Slot(hello, address, secret, limit_s).run()
     if problem:
         print(f"equivtest: slot {hello.rank} on {hello.host}: {problem}", file=sys.stderr, flush=True)  # noqa: T201
     return 2 if problem else 0
