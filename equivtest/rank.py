@@ -7,7 +7,7 @@ import os
 import sys
 
 from equivtest.errors import EquivtestError
-from equivtest.ranks.run_hub import parse_address
+from equivtest.ranks.hub_messages import parse_address
 from equivtest.ranks.secret import FILE_VARIABLE, VARIABLE, read_secret
 from equivtest.ranks.slot import keep_slot
 

@@ -203,7 +203,7 @@ def _start(text: str) -> str:
 def _listen(text: object) -> tuple[str, int] | None:
     if text is None:
         return None
-    from equivtest.ranks.run_hub import parse_address
+    from equivtest.ranks.hub_messages import parse_address
 
     return parse_address(str(text), "--listen")
 

@@ -19,7 +19,7 @@ from equivtest.ranks import hub_messages as messages
 from equivtest.ranks import secret as secrets
 from equivtest.ranks.first_cause import first_cause
 from equivtest.ranks.pool import Pool
-from equivtest.ranks.run_hub import RunHub, parse_address
+from equivtest.ranks.run_hub import RunHub
 from equivtest.ranks.slot import Refused, Slot, hello_of
 from tests.rank_programs import PlainCase
 from tests.slots import SECRET, Relay, slots_of
@@ -104,8 +104,8 @@ def test_a_secret_may_lie_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("text", ["29600", "host", "host:", "host:x", "host:70000"])
 def test_an_address_is_a_host_and_a_port(text: str) -> None:
     with pytest.raises(Misuse, match="--listen: expected HOST:PORT"):
-        parse_address(text, "--listen")
-    assert parse_address("[::1]:29600", "--listen") == ("::1", 29600)
+        messages.parse_address(text, "--listen")
+    assert messages.parse_address("[::1]:29600", "--listen") == ("::1", 29600)
 
 
 @pytest.mark.parametrize("listen", [None, ":29600"])

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from equivtest.errors import Misuse
 from equivtest.ranks.messages import Ready
 
 PACKAGE = Path(__file__).parents[1]
@@ -255,3 +256,15 @@ def identity() -> str:
     for path in sorted(PACKAGE.rglob("*.py")):
         digest.update(path.relative_to(PACKAGE).as_posix().encode() + b"\0" + path.read_bytes())
     return f"equivtest {digest.hexdigest()[:12]}, torch {metadata.version('torch').partition('+')[0]}"
+
+
+def parse_address(text: str, option: str) -> tuple[str, int]:
+    """Host and port of 'HOST:PORT', the host '' where it is left out.
+
+    Raises:
+        Misuse: it is something else.
+    """
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdecimal() or not 0 <= int(port) < 2**16:
+        raise Misuse(f"{option}: expected HOST:PORT, got {text!r}")
+    return host.strip("[]"), int(port)

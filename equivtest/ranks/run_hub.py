@@ -6,7 +6,9 @@ import contextlib
 import os
 import socket
 import subprocess
+from collections.abc import Iterator
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from equivtest import limits
 from equivtest.errors import BrokenSetup, Misuse
@@ -16,19 +18,11 @@ from equivtest.ranks.hub import CLOSE
 from equivtest.ranks.messages import interpreter_command
 from equivtest.ranks.remote import HubDoor
 from equivtest.ranks.scratch import Scratch, sweep
-from equivtest.ranks.secret import FILE_VARIABLE, VARIABLE
+from equivtest.ranks.secret import FILE_VARIABLE, VARIABLE, read_secret
 
-
-def parse_address(text: str, option: str) -> tuple[str, int]:
-    """Host and port of 'HOST:PORT', the host '' where it is left out.
-
-    Raises:
-        Misuse: it is something else.
-    """
-    host, colon, port = text.rpartition(":")
-    if not colon or not port.isdecimal() or not 0 <= int(port) < 2**16:
-        raise Misuse(f"{option}: expected HOST:PORT, got {text!r}")
-    return host.strip("[]"), int(port)
+if TYPE_CHECKING:
+    from equivtest.ranks.backend import Backend
+    from equivtest.ranks.pool import Pool
 
 
 class RunHub:
@@ -129,3 +123,23 @@ class RunHub:
             self._process.kill()
             self._process.wait()
         self._scratch.remove()
+
+
+@contextlib.contextmanager
+def pool_on_hosts(backend: Backend, listen: str) -> Iterator[Pool]:
+    """A pool whose ranks live on the hosts that connect to the address `listen`, or on this machine where it is ''.
+
+    Raises:
+        Misuse: `listen` is no address, or there is no secret; or as of `Pool`.
+        BrokenSetup: nobody connects in time.
+    """
+    from equivtest.ranks.pool import Pool
+
+    if not listen:
+        with Pool(backend) as pool:
+            yield pool
+        return
+    with RunHub(messages.parse_address(listen, "--listen"), read_secret()) as hub:
+        hub.slots()
+        with Pool(backend, hub=hub.path) as pool:
+            yield pool
