@@ -33,7 +33,7 @@ FLUSH_S = 1.0  # for the last message to go out to each host when a run is over
 COLLECTIVE_S = 600.0  # the backend's own time-out: longer than CASE_S, so that the parent names the cause
 
 # Sizes.
-MAX_WORLD_SIZE = 64  # ranks of one world on one machine; more belong under torchrun
+MAX_WORLD_SIZE = 64  # ranks of one world, and slots of a run
 MAX_DIMS = 4  # of an activation
 MAX_FEATURES = 4096  # of one dim of a case
 MAX_NUMEL = 2**24  # elements of one tensor of a case: 128 MiB in float64
