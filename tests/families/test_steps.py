@@ -205,7 +205,7 @@ def test_of_an_update_that_nobody_would_see_nothing_is_concluded() -> None:
         ({"optimizer": ""}, "2 steps need an optimizer"),
         ({"micro_batches": 2}, "2 micro_batches need a step"),
         ({"max_norm": -1.0}, "max_norm must be 0 or more"),
-        ({"norm_type": 3.0}, "norm_type must be 1, 2 or inf, got 3.0"),
+        ({"norm_type": 3.0}, "norm_type must be one of 1.0, 2.0, inf, got 3.0"),
         ({"values": (("dense", 0),)}, "steps are judged on real values"),
         ({"batch": PARTS_OF_WHOLE}, "parts of the whole need a step"),
         ({"step": f"{TOKEN_MEAN}token_mean"}, "a step needs a loss"),
