@@ -32,6 +32,7 @@ RANKS_S = limits.SILENT_S + 2.0  # until no rank is left where they do not
 
 def parent() -> int:
     """Has ranks on both hosts run one visit after the other, until something ends that."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have its background ignore it
     with RunHub((HERE, PORT), SECRET.encode()) as hub:
         hub.slots()
         with Pool(visit=VISIT, hub=hub.path) as pool:
@@ -83,7 +84,7 @@ def ends() -> int:
     for end, limit_s in ENDS.items():
         with tempfile.TemporaryDirectory() as folder, two_hosts(Path(folder)) as hosts:
             for host in hosts:
-                host.start(PORT, SLOTS, 0)
+                host.start(PORT, SLOTS, 0, patience_s=10)
             process = subprocess.Popen(
                 [sys.executable, "-m", "tests.host_ends"],
                 env={**os.environ, VARIABLE: SECRET},

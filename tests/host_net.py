@@ -81,11 +81,15 @@ class Host:
     def mend(self) -> None:
         _ip("link", "set", self.link, "up")
 
-    def start(self, port: int, slots: int, restarts: int) -> None:
-        """torchrun, as somebody would start it on this host."""
+    def start(self, port: int, slots: int, restarts: int, patience_s: int = 60) -> None:
+        """torchrun, as somebody would start it on this host.
+
+        Args:
+            patience_s: For what another torchrun is asked; the default is torchrun's.
+        """
         temporary = self.folder / f"temporary-{self.number}"
         temporary.mkdir(exist_ok=True)
-        conf = f"is_host={int(self.number == 1)},read_timeout=20"
+        conf = f"is_host={int(self.number == 1)},read_timeout={patience_s}"
         command = (
             f"torchrun --nnodes 2 --nproc-per-node {slots} --max-restarts {restarts} --rdzv-backend c10d --rdzv-id x"
         )

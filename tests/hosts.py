@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -140,6 +141,7 @@ def main() -> int:
     parser.add_argument("--num", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     known, others = parser.parse_known_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the namespaces go with this process
     if known.what == "run":
         return run(others)
     if known.what == "ends":

@@ -21,6 +21,7 @@ import msgspec
 
 from equivtest import limits
 from equivtest.ranks import hub_messages as messages
+from equivtest.ranks.failure import clip
 from equivtest.ranks.hub_slots import Gone, HubRank, SlotLink, spread
 from equivtest.ranks.scratch import sweep_after
 from equivtest.ranks.secret import NotTheSame, admitting
@@ -61,7 +62,7 @@ class Hub:
         self._identity = messages.identity()
         self._slots: dict[int, SlotLink] = {}
         self._ranks: dict[str, HubRank] = {}
-        self._events: list[str] = []
+        self._events: dict[str, None] = {}  # in order, each once
         self._num_unknown = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -252,10 +253,8 @@ class Hub:
                 slots = await self._all_slots()
                 names = dict.fromkeys(slot.host for slot in slots)
                 await pool.send(messages.Slots({name: sum(slot.host == name for slot in slots) for name in names}))
-            elif isinstance(asked, messages.AskEvents):
-                await pool.send(messages.Events(self._events))
             else:
-                self._note(asked.text)
+                await pool.send(messages.Events(list(self._events)))
         except Gone as error:
             await pool.send(messages.NoWorld(error.kind, str(error)))
 
@@ -271,7 +270,7 @@ class Hub:
             await asyncio.sleep(limits.WATCH_S / 10)
 
     def _what_is_missing(self, wanted: int) -> str:
-        said = "".join(f"; {event}" for event in self._events[-3:])
+        said = "".join(f"; {event}" for event in list(self._events)[-3:])
         if not wanted:
             return f"no slot has connected within {limits.HOSTS_S:g} s{said}"
         missing = ", ".join(str(rank) for rank in range(wanted) if rank not in self._slots)
@@ -294,6 +293,7 @@ class Hub:
         except (Gone, TimeoutError) as error:
             self._kill([rank.token for rank in ranks])
             for rank in ranks:
+                self._ranks.pop(rank.token, None)
                 rank.drop()
             raise error if isinstance(error, Gone) else Gone("broken", "a host forks no rank in time") from None
         for rank, (slot, local_rank, local_size, group) in zip(ranks, dealt, strict=True):
@@ -328,7 +328,9 @@ class Hub:
         return {rank.token: text for rank in asked if (text := rank.slot.stacks.pop(rank.token, ""))}
 
     def _note(self, text: str) -> None:
-        self._events = [*self._events[-limits.MOST_EVENTS :], text]
+        """Has it told at the end of the run; at most limits.MOST_EVENTS are, so that strangers fill no memory."""
+        if len(self._events) < limits.MOST_EVENTS:
+            self._events[clip(text, limits.EVENT_CHARS)] = None
 
 
 async def receive(connection: socket.socket) -> bytes:

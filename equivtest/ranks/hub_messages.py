@@ -186,12 +186,6 @@ class AskEvents(msgspec.Struct, frozen=True, tag=True):
     """Answered by `Events`."""
 
 
-class Note(msgspec.Struct, frozen=True, tag=True):
-    """Something to be told among the events."""
-
-    text: str
-
-
 # To a pool.
 
 
@@ -244,7 +238,7 @@ class Events(msgspec.Struct, frozen=True, tag=True):
 Hello = SlotHello | RankHello
 ToSlot = Welcome | Refused | Fork | Kill | AskStacks | Beat | Farewell
 FromSlot = Beat | Forked | NotForked | Ended | Stacks
-FromPool = AskWorld | KillRanks | AskStacksOf | AskCertainty | AskSlots | AskEvents | Note
+FromPool = AskWorld | KillRanks | AskStacksOf | AskCertainty | AskSlots | AskEvents
 ToPool = Rank | NoWorld | Stacks | Certain | Slots | Events
 
 encode = msgspec.msgpack.Encoder().encode

@@ -149,10 +149,6 @@ class HubServer:
         self._door.send(messages.AskCertainty([rank.token for rank in ranks if isinstance(rank, RemoteRank)]))
         self._door.receive()
 
-    def note(self, text: str) -> None:
-        """Has it told among the hub's events."""
-        self._door.send(messages.Note(text))
-
     def close(self) -> None:
         self._door.close()
 

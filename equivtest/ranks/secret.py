@@ -56,14 +56,6 @@ def read_secret() -> bytes:
     return text
 
 
-def without_secret(environment: dict[bytes, bytes]) -> dict[bytes, bytes]:
-    """The environment as subjects may see it."""
-    return {name: value for name, value in environment.items() if name not in (_VARIABLE, _FILE_VARIABLE)}
-
-
-_VARIABLE, _FILE_VARIABLE = os.fsencode(VARIABLE), os.fsencode(FILE_VARIABLE)
-
-
 def admitting(secret: bytes) -> Exchange:
     """The side that listens; raises NotTheSame."""
     nonce = secrets.token_bytes(_NONCE_BYTES)
