@@ -14,7 +14,6 @@ import secrets
 import socket
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -22,36 +21,16 @@ import msgspec
 from equivtest import limits
 from equivtest.ranks import hub_messages as messages
 from equivtest.ranks.failure import clip
-from equivtest.ranks.hub_slots import Gone, HubRank, SlotLink, spread
+from equivtest.ranks.hub_links import PACKET_BYTES, Gone, HubRank, PoolLink, SlotLink, read, receive, spread
 from equivtest.ranks.scratch import sweep_after
 from equivtest.ranks.secret import NotTheSame, admitting
 
 CLOSE = b"c"
 """The owner's word that the run is over."""
-PACKET_BYTES = 2**17
 
 _hello_decoder = msgspec.msgpack.Decoder(messages.Hello)
 _slot_decoder = msgspec.msgpack.Decoder(messages.FromSlot)
 _pool_decoder = msgspec.msgpack.Decoder(messages.FromPool)
-
-
-@dataclass(eq=False)
-class _Pool:
-    """The connection of a pool."""
-
-    connection: socket.socket
-    tokens: set[str] = field(default_factory=set)
-
-    async def send(self, message: messages.ToPool, fds: Sequence[int] = ()) -> None:
-        while True:
-            try:
-                socket.send_fds(self.connection, [messages.encode(message)], fds)
-            except BlockingIOError:  # it has not read yet what was sent before
-                await asyncio.sleep(limits.WATCH_S / 10)
-            except OSError:  # it is gone, which `_serve_pool` finds
-                return
-            else:
-                return
 
 
 class Hub:
@@ -227,7 +206,7 @@ class Hub:
     # Pools.
 
     async def _serve_pool(self, connection: socket.socket, _: str) -> None:
-        pool = _Pool(connection)
+        pool = PoolLink(connection)
         try:
             while packet := await asyncio.get_running_loop().sock_recv(connection, PACKET_BYTES):
                 await self._answer(pool, _pool_decoder.decode(packet))
@@ -237,7 +216,7 @@ class Hub:
             self._kill(pool.tokens)
             connection.close()
 
-    async def _answer(self, pool: _Pool, asked: messages.FromPool) -> None:
+    async def _answer(self, pool: PoolLink, asked: messages.FromPool) -> None:
         """One after the other: a pool asks nothing before it has its answer."""
         try:
             if isinstance(asked, messages.AskWorld):
@@ -276,7 +255,7 @@ class Hub:
         missing = ", ".join(str(rank) for rank in range(wanted) if rank not in self._slots)
         return f"of {wanted} slots these have not connected within {limits.HOSTS_S:g} s: {missing}{said}"
 
-    async def _give_world(self, pool: _Pool, asked: messages.AskWorld) -> None:
+    async def _give_world(self, pool: PoolLink, asked: messages.AskWorld) -> None:
         slots = await self._all_slots()
         if asked.world_size > len(slots):
             ways = "start torchrun with more, or choose smaller --world-sizes"
@@ -331,24 +310,6 @@ class Hub:
         """Has it told at the end of the run; at most limits.MOST_EVENTS are, so that strangers fill no memory."""
         if len(self._events) < limits.MOST_EVENTS:
             self._events[clip(text, limits.EVENT_CHARS)] = None
-
-
-async def receive(connection: socket.socket) -> bytes:
-    """One message of a peer that is known; raises EOFError at its end, ConnectionError where it is too long."""
-    length = int.from_bytes(await read(connection, 8), "little")
-    if length > limits.MESSAGE_BYTES:
-        raise ConnectionError(f"a message of {length} bytes")
-    return await read(connection, length)
-
-
-async def read(connection: socket.socket, num_bytes: int) -> bytes:
-    received = b""
-    while len(received) < num_bytes:
-        part = await asyncio.get_running_loop().sock_recv(connection, num_bytes - len(received))
-        if not part:
-            raise EOFError("it closed the connection")
-        received += part
-    return received
 
 
 def main(listener: int, door: int, control: int, owner: int) -> None:

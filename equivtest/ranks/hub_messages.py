@@ -134,7 +134,7 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
 
     Attributes:
         at_s: By the clock of who reads it.
-        cut_off: See `equivtest.ranks.launch.Ending`.
+        cut_off: See `equivtest.ranks.process.Ending`.
         output, stacks: The ends of what it printed, and of its stacks.
     """
 

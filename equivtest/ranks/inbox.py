@@ -13,9 +13,9 @@ import msgspec
 from equivtest import limits
 from equivtest.ranks.failure import clip
 from equivtest.ranks.first_cause import first_cause
-from equivtest.ranks.launch import Launcher, RankProcess
 from equivtest.ranks.notes import file_of
 from equivtest.ranks.places import describe_places
+from equivtest.ranks.process import Launcher, RankProcess
 from equivtest.ranks.reply import Reply
 from equivtest.ranks.stacks import tidy
 from equivtest.ranks.wire import decode_message

@@ -15,8 +15,9 @@ from equivtest.kit.case import Case
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.first_cause import first_cause
 from equivtest.ranks.hub_messages import Config
-from equivtest.ranks.launch import Launcher, Server
+from equivtest.ranks.launch import Server
 from equivtest.ranks.messages import NO_FAULT, Fault, Ready
+from equivtest.ranks.process import Launcher
 from equivtest.ranks.remote import HubServer
 from equivtest.ranks.reply import Reply
 from equivtest.ranks.support import Finding, Support, as_supported, ended_by

@@ -15,9 +15,9 @@ from equivtest import limits
 from equivtest.errors import BrokenSetup, HostLost, Misuse
 from equivtest.ranks import hub_messages as messages
 from equivtest.ranks.channel import Channel, close_in_forks
-from equivtest.ranks.hub import PACKET_BYTES
-from equivtest.ranks.launch import Ending, Place, RankProcess
+from equivtest.ranks.hub_links import PACKET_BYTES
 from equivtest.ranks.messages import Ready, Serve, encode_request
+from equivtest.ranks.process import Ending, Place, RankProcess
 
 _ERRORS = {"misuse": Misuse, "broken": BrokenSetup, "lost": HostLost}
 _decoder = msgspec.msgpack.Decoder(messages.ToPool)

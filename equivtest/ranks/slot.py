@@ -23,8 +23,9 @@ from equivtest import limits
 from equivtest.errors import BrokenSetup, Misuse
 from equivtest.ranks import hub_messages as messages
 from equivtest.ranks.channel import Channel
-from equivtest.ranks.launch import Forked, Server
+from equivtest.ranks.launch import Server
 from equivtest.ranks.messages import Ready
+from equivtest.ranks.process import Forked
 from equivtest.ranks.scratch import Scratch, temporary_roots
 from equivtest.ranks.secret import NotTheSame, introducing
 from equivtest.ranks.stacks import output_file, read_tail, stacks_file, take_stacks
@@ -169,8 +170,8 @@ class Slot:
                 return False
             if isinstance(message, messages.Fork):
                 self._begin(self._keep_rank, channel, message)
-            elif isinstance(message, messages.Kill) and (rank := self._ranks.get(message.token)):
-                rank[0].kill()
+            elif isinstance(message, messages.Kill) and message.token in self._ranks:
+                _kill(self._ranks[message.token][0])
             elif isinstance(message, messages.AskStacks):
                 self._begin(self._tell_stacks, channel, message.token)
 
@@ -187,7 +188,7 @@ class Slot:
     def _end_ranks(self) -> None:
         """Kills what is left, and waits until their directories are gone."""
         for process, _ in list(self._ranks.values()):
-            process.kill()
+            _kill(process)
         until_s = time.monotonic() + limits.STOP_S
         for thread in self._threads:
             thread.join(max(until_s - time.monotonic(), 0.0))
@@ -237,8 +238,14 @@ class Slot:
             self._send(channel, messages.Stacks({token: found[0]}))
 
 
+def _kill(process: Forked) -> None:
+    """Kills a rank that has not ended: the number of one that has may be another process's by now."""
+    if not process.wait(0.0):
+        process.kill()
+
+
 def _end(process: Forked) -> None:
-    """Lets go of a rank, which is killed where nobody has seen its end: its server has died, or the hub is gone."""
+    """Lets go of a rank; it still lives where the hub is gone, or its server, which would have seen its end."""
     if not process.wait(0.0) or not process.ending(time.monotonic()).is_certain:
         process.kill()
     process.close()

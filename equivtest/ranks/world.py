@@ -16,7 +16,6 @@ from equivtest.kit.case import Case, to_data
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.first_cause import first_cause
 from equivtest.ranks.inbox import Inbox
-from equivtest.ranks.launch import Launcher, RankProcess
 from equivtest.ranks.messages import (
     BY_MESSAGE,
     NO_FAULT,
@@ -31,6 +30,7 @@ from equivtest.ranks.messages import (
     import_path,
 )
 from equivtest.ranks.notes import file_of
+from equivtest.ranks.process import Launcher, RankProcess
 from equivtest.ranks.reply import Reply
 from equivtest.ranks.scratch import Scratch, temporary_roots
 from equivtest.ranks.support import Finding, conclude

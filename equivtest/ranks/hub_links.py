@@ -1,4 +1,4 @@
-"""What the hub knows of one slot and of one rank, and which slots a world gets."""
+"""What the hub knows of one slot, of one pool and of one rank, and which slots a world gets."""
 
 from __future__ import annotations
 
@@ -17,6 +17,10 @@ from equivtest.ranks import hub_messages as messages
 
 PIPE_BYTES = 2**16
 """That a pipe takes at once.  Source: pipe(7), Linux."""
+
+
+PACKET_BYTES = 2**17
+"""Of a message between a hub and a pool, at most."""
 
 
 class Gone(Exception):
@@ -101,6 +105,25 @@ class SlotLink:
 
 
 @dataclass(eq=False)
+class PoolLink:
+    """The connection of a pool."""
+
+    connection: socket.socket
+    tokens: set[str] = field(default_factory=set)
+
+    async def send(self, message: messages.ToPool, fds: Sequence[int] = ()) -> None:
+        while True:
+            try:
+                socket.send_fds(self.connection, [messages.encode(message)], fds)
+            except BlockingIOError:  # it has not read yet what was sent before
+                await asyncio.sleep(limits.WATCH_S / 10)
+            except OSError:  # it is gone, which `_serve_pool` finds
+                return
+            else:
+                return
+
+
+@dataclass(eq=False)
 class HubRank:
     """A rank that a slot was asked for.
 
@@ -165,3 +188,21 @@ def spread(slots: Sequence[SlotLink], world_size: int) -> list[tuple[SlotLink, i
         for group, host in enumerate(used)
         for number in range(counts[host])
     ]
+
+
+async def receive(connection: socket.socket) -> bytes:
+    """One message of a peer that is known; raises EOFError at its end, ConnectionError where it is too long."""
+    length = int.from_bytes(await read(connection, 8), "little")
+    if length > limits.MESSAGE_BYTES:
+        raise ConnectionError(f"a message of {length} bytes")
+    return await read(connection, length)
+
+
+async def read(connection: socket.socket, num_bytes: int) -> bytes:
+    received = b""
+    while len(received) < num_bytes:
+        part = await asyncio.get_running_loop().sock_recv(connection, num_bytes - len(received))
+        if not part:
+            raise EOFError("it closed the connection")
+        received += part
+    return received
