@@ -24,6 +24,7 @@ SETTLE_S = 0.1  # for the backend's threads to let go of a collective's buffers;
 GIT_S = 5.0  # for git to name the commit of a folder; takes 0.05
 AUDIT_CASE_S = 5.0  # one visit with a spoiled collective, instead of CASE_S: ranks that disagree may wait for ever
 HOSTS_S = 120.0  # for all slots on other hosts to connect, first or again: torchrun restarts and imports in 10 to 20
+TOGETHER_S = 45.0  # for slots that are missing to come by themselves, before torchrun is made to start all anew
 HOSTS_AGAIN_S = 30.0  # HOSTS_S of a slot that torchrun has restarted: the run is there, or over
 BEAT_S = 1.0  # between two signs of life of a connection to another host
 SILENT_S = 10.0  # without one, after which a host is lost: longer than TCP takes to send again what was dropped

@@ -73,6 +73,7 @@ class Host:
                 process.kill()
         if self.torchrun is not None:
             self.torchrun.wait(20)
+        _ip("link", "del", self.link)  # with its namespace it would go some time later
         _ip("netns", "del", self.name)
 
     def cut(self) -> None:

@@ -43,6 +43,7 @@ class Hub:
         self._ranks: dict[str, HubRank] = {}
         self._events: dict[str, None] = {}  # in order, each once
         self._num_unknown = 0
+        self._changed_s = 0.0  # when a slot has come or gone last
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self, listener: socket.socket, door: socket.socket, control: socket.socket) -> bool:
@@ -126,7 +127,7 @@ class Hub:
                 return
             if (former := self._slots.get(slot.hello.rank)) is not None:
                 self._lose(former, "another process has its slot now")
-            self._slots[slot.hello.rank] = slot
+            self._slots[slot.hello.rank], self._changed_s = slot, time.monotonic()
             slot.send(messages.Welcome())
             await self._listen(slot)
         finally:
@@ -185,7 +186,7 @@ class Hub:
         """The slot and its ranks are no more, as far as anybody here can see."""
         if slot.gone:
             return
-        slot.gone = why
+        slot.gone, self._changed_s = why, time.monotonic()
         if self._slots.get(slot.hello.rank) is slot:
             del self._slots[slot.hello.rank]
         slot.shut()
@@ -244,9 +245,23 @@ class Hub:
             wanted = next((slot.hello.world_size for slot in self._slots.values()), 0)
             if wanted and len(self._slots) == wanted:
                 return [self._slots[rank] for rank in sorted(self._slots)]
+            if time.monotonic() - self._changed_s > limits.TOGETHER_S:
+                self._start_anew()
             if time.monotonic() > until_s:
                 raise Gone("broken", self._what_is_missing(wanted))
             await asyncio.sleep(limits.WATCH_S / 10)
+
+    def _start_anew(self) -> None:
+        """Has torchrun start all slots: one that was cut off for some time takes no part in a restart of the others'.
+
+        The others forget it, and it does not ask.  Source: _sanitize in torch/distributed/elastic/rendezvous/
+        dynamic_rendezvous.py, _invoke_run in torch/distributed/elastic/agent/server/api.py (2.13.0).
+        """
+        self._changed_s = time.monotonic()
+        if all(slot.hello.restarts_left > 0 for slot in self._slots.values()):
+            for slot in self._slots.values():
+                self._note(f"{slot} is to be started anew, since others are missing")
+                slot.send(messages.Leave())
 
     def _what_is_missing(self, wanted: int) -> str:
         said = "".join(f"; {event}" for event in list(self._events)[-3:])

@@ -39,6 +39,7 @@ class SlotHello(msgspec.Struct, frozen=True, tag=True):
         host: Name of the machine.
         master: Where the first slot's host is reached by the others.
         identity: Of the code that runs there, see `identity`.
+        restarts_left: How often torchrun starts it again.
     """
 
     rank: int
@@ -48,6 +49,7 @@ class SlotHello(msgspec.Struct, frozen=True, tag=True):
     pid: int
     master: str
     identity: str
+    restarts_left: int = 0
 
 
 class RankHello(msgspec.Struct, frozen=True, tag=True):
@@ -98,6 +100,10 @@ class Beat(msgspec.Struct, frozen=True, tag=True):
 
     hub_s: float
     slot_s: float = 0.0
+
+
+class Leave(msgspec.Struct, frozen=True, tag=True):
+    """The slot is to end as one that failed, so that torchrun starts all anew."""
 
 
 class Farewell(msgspec.Struct, frozen=True, tag=True):
@@ -236,7 +242,7 @@ class Events(msgspec.Struct, frozen=True, tag=True):
 
 
 Hello = SlotHello | RankHello
-ToSlot = Welcome | Refused | Fork | Kill | AskStacks | Beat | Farewell
+ToSlot = Welcome | Refused | Fork | Kill | AskStacks | Beat | Leave | Farewell
 FromSlot = Beat | Forked | NotForked | Ended | Stacks
 FromPool = AskWorld | KillRanks | AskStacksOf | AskCertainty | AskSlots | AskEvents
 ToPool = Rank | NoWorld | Stacks | Certain | Slots | Events

@@ -37,7 +37,7 @@ OF_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RA
 
 Source: "Environment Variables" of torch.distributed.run (2.13.0)."""
 
-RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+RESTARTS, MOST_RESTARTS = "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"
 
 _decoder = msgspec.msgpack.Decoder(messages.ToSlot)
 
@@ -62,11 +62,12 @@ def hello_of(environment: Mapping[str, str]) -> messages.SlotHello:
         pid=os.getpid(),
         master=environment.get("MASTER_ADDR", "localhost"),
         identity=messages.identity(),
+        restarts_left=int(environment.get(MOST_RESTARTS, "0")) - int(environment.get(RESTARTS, "0")),
     )
 
 
 class Refused(Exception):
-    """The hub does not take this slot: trying again is no use."""
+    """The hub does not take this slot, or wants it started anew: trying again is no use."""
 
 
 class Slot:
@@ -94,10 +95,7 @@ class Slot:
         """Serves the hub until the run is over; gives why it ended before, or ''."""
         try:
             while True:
-                try:
-                    channel = self._connect()
-                except Refused as error:
-                    return str(error)
+                channel = self._connect()
                 if channel is None:
                     return f"no run listened at {':'.join(map(str, self._address))} for {self._limit_s:g} s"
                 try:
@@ -106,6 +104,8 @@ class Slot:
                 finally:
                     channel.close()
                     self._end_ranks()
+        except Refused as error:
+            return str(error)
         finally:
             for server in self._servers.values():
                 server.close()
@@ -158,7 +158,11 @@ class Slot:
         return connection
 
     def _serve(self, channel: Channel) -> bool:
-        """Does what the hub asks; whether it said farewell."""
+        """Does what the hub asks; whether it said farewell.
+
+        Raises:
+            Refused: torchrun is to start this slot and all others anew.
+        """
         while True:
             try:
                 message = _decoder.decode(channel.receive(limits.SILENT_S))
@@ -168,6 +172,8 @@ class Slot:
                     self._send(channel, messages.Beat(message.hub_s, time.monotonic()))
             except (OSError, EOFError):
                 return False
+            if isinstance(message, messages.Leave):
+                raise Refused("slots of other hosts are missing, so torchrun is to start all anew")
             if isinstance(message, messages.Fork):
                 self._begin(self._keep_rank, channel, message)
             elif isinstance(message, messages.Kill) and message.token in self._ranks:
