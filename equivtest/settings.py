@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -213,6 +214,8 @@ def _check_starter(settings: Settings) -> None:
     rank, size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
     is_of_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
     if is_of_torchrun or (rank and size and settings.listen is None):
+        if os.environ.get("LOCAL_RANK", "0") != "0":
+            time.sleep(limits.STOP_S)  # torchrun ends the others where one has failed: one says it for all
         starter = "torchrun" if is_of_torchrun else "RANK and WORLD_SIZE"
         raise Misuse(
             f"{starter} makes this process rank {rank} of {size}, and each would make a run of its own: start "
