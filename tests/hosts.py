@@ -3,6 +3,7 @@
     troubles   20 kills, cuts and delays at random moments: each is named, nothing hangs, nothing is left
     ends       what is left on the hosts when the parent is ended or cut off
     run ...    `equivtest run ...` with ranks on both hosts
+    cut ...    the same, while one host is cut off for 15 s every 45 s: it is told, and no verdict is another one
 
 The hosts are network namespaces of this machine, which takes root and iproute2.
 """
@@ -34,6 +35,7 @@ VISIT = "tests.host_programs:visit"
 CASE = PlainCase(world_size=2 * SLOTS)
 VISIT_S = 20.0  # for one visit of half a second, on a machine that does more
 WORST_S = 100.0  # until ranks answer again: torchrun finds out, meets, imports
+CUT_EVERY_S, CUT_S = 45.0, 15.0
 GONE_S = 30.0  # until nothing is left on a host
 
 
@@ -125,25 +127,34 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "equivtest.cli", "run", "--listen", f"{HERE}:{PORT}", *arguments]
 
 
-def run(arguments: list[str]) -> int:
+def run(arguments: list[str], *, cuts: bool = False) -> int:
     """`equivtest run` with ranks on both hosts; its exit code, or 1 where something is left on them."""
     with tempfile.TemporaryDirectory() as folder, two_hosts(Path(folder)) as hosts:
         start(hosts)
-        code = subprocess.run(command(*arguments), env={**os.environ, VARIABLE: SECRET}, check=False).returncode
-        for host in hosts:
-            host.processes()
-        return code or int(left_on(hosts) > 0)
+        begun_s, num_cuts = time.monotonic(), 0
+        process = subprocess.Popen(command(*arguments), env={**os.environ, VARIABLE: SECRET})
+        while process.poll() is None:
+            time.sleep(0.5)
+            for host in hosts:
+                host.processes()
+            if cuts and time.monotonic() - begun_s > CUT_EVERY_S * (num_cuts + 1):
+                host, num_cuts = hosts[num_cuts % 2], num_cuts + 1
+                host.cut()
+                time.sleep(CUT_S)
+                host.mend()
+        print(f"{num_cuts} cuts, exit code {process.returncode}")
+        return process.returncode or int(left_on(hosts) > 0)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("troubles", "ends", "run"))
+    parser.add_argument("what", choices=("troubles", "ends", "run", "cut"))
     parser.add_argument("--num", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     known, others = parser.parse_known_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the namespaces go with this process
-    if known.what == "run":
-        return run(others)
+    if known.what in ("run", "cut"):
+        return run(others, cuts=known.what == "cut")
     if known.what == "ends":
         from tests.host_ends import ends
 
