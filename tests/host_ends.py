@@ -25,7 +25,7 @@ PORT = 29600
 SLOTS = 2  # of each host
 VISIT = "tests.host_programs:visit"
 READY = "ready"
-SOON_S = 5.0  # until nothing is left where hosts hear of the end
+SOON_S = 10.0  # until nothing is left where hosts hear of the end; most of it is torchrun's own
 LATE_S = limits.SILENT_S + limits.HOSTS_S + 15.0  # where they do not; torchrun looks after that
 RANKS_S = limits.SILENT_S + 2.0  # until no rank is left where they do not
 

@@ -80,10 +80,13 @@ def stop_rank(host: Host, chance: random.Random) -> Trouble:
 
 
 def kill_torchrun(host: Host, chance: random.Random) -> Trouble:
-    """Its slots end with it; somebody starts it again."""
+    """Its slots end with it; somebody starts it again, once the other torchrun has forgotten it.
+
+    Sooner their rendezvous fails on both sides, after a minute, with "wait timeout" (2.13.0).
+    """
     assert host.torchrun is not None
     host.torchrun.kill()
-    return Trouble("torchrun killed", ["was lost", host.address], 3.0)
+    return Trouble("torchrun killed", ["was lost", host.address], 20.0)
 
 
 KINDS = [kill_rank] * 4 + [kill_slot] * 3 + [kill_server] * 2 + [cut] * 4 + [delay] * 3
