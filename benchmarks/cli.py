@@ -24,6 +24,7 @@ from benchmarks.first import measure_first
 from benchmarks.measure import main_properties
 from benchmarks.peers import measure_peers
 from benchmarks.phases import measure_phases
+from benchmarks.remote import Distant, measure_remote
 from benchmarks.scale import measure_scale
 from benchmarks.show import (
     phases_table,
@@ -44,6 +45,7 @@ from benchmarks.show_compared import (
     plot_fetches,
 )  # fmt: skip
 from benchmarks.show_peers import peers_table, plot_peers
+from benchmarks.show_remote import plot_remote, remote_table
 from benchmarks.show_scale import first_table, plot_first, plot_scale, scale_table
 from benchmarks.throughput import TARGET, Pair, measure_throughput, overall
 from benchmarks.worlds import WorldTimes, measure_worlds
@@ -68,6 +70,7 @@ class Benchmark(StrEnum):
     communication = "communication"
     embedding = "embedding"
     fetch = "fetch"
+    remote = "remote"
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,10 @@ def _communication_data(found: list[Sent]) -> list[dict[str, Any]]:
     return [{**asdict(sent), **{name: getattr(sent, name) for name in sums}} for sent in found]
 
 
+def _remote_data(found: list[Distant]) -> list[dict[str, Any]]:
+    return [{**asdict(each), "ratio": asdict(each.ratio)} for each in found]
+
+
 def _rows(found: list[Any]) -> list[dict[str, Any]]:
     return [asdict(row) for row in found]
 
@@ -125,6 +132,9 @@ WAYS = {
     ),
     Benchmark.embedding: Way(lambda a: measure_embeddings(a.repeats), embeddings_table, plot_embeddings, _rows),
     Benchmark.fetch: Way(lambda a: measure_fetches(a.repeats), fetches_table, plot_fetches, _rows),
+    Benchmark.remote: Way(
+        lambda a: measure_remote(a.repeats, a.cases, a.subjects), remote_table, plot_remote, _remote_data
+    ),
 }
 
 

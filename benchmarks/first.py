@@ -11,11 +11,13 @@ from benchmarks.measure import Spread
 _PARTS = {
     "import torch": "import torch; print(time.monotonic() - begun_s)",
     "start of the server, after that": """
+import socket
 from equivtest.ranks.launch import Server
 import torch
 begun_s = time.monotonic()
 server = Server("forkserver", (), ("equivtest.ranks.visit",), {})
-rank = server.fork_rank()
+here, there = socket.socketpair()
+rank = server.fork(there)
 print(time.monotonic() - begun_s)
 server.close()
 """,

@@ -82,6 +82,7 @@ def run(
     imports: Annotated[list[str] | None, typer.Option("--import", metavar="MODULE", help=HELP["import"])] = None,
     start: Annotated[str | None, typer.Option(help=HELP["start"])] = None,
     arithmetic: Annotated[str | None, typer.Option(metavar="NAME", help=HELP["arithmetic"])] = None,
+    listen: Annotated[str | None, typer.Option(metavar="[HOST]:PORT", help=HELP["listen"])] = None,
     world_sizes: Annotated[str | None, typer.Option(help=HELP["world-sizes"])] = None,
     dtypes: Annotated[str | None, typer.Option(help=HELP["dtypes"])] = None,
     subjects: Annotated[str | None, typer.Option(help=HELP["subjects"])] = None,
@@ -98,8 +99,9 @@ def run(
     """Judge the properties that come with equivtest, or those under PATHS."""
     raw = {
         "profile": profile, "backend": backend, "device": device, "import": imports,
-        "start": start, "arithmetic": arithmetic, "world_sizes": world_sizes, "dtypes": dtypes, "subjects": subjects,
-        "known_failures": known_failures, "allow_unsupported": allow_unsupported, "report": report,
+        "start": start, "arithmetic": arithmetic, "listen": listen, "world_sizes": world_sizes,
+        "dtypes": dtypes, "subjects": subjects, "known_failures": known_failures,
+        "allow_unsupported": allow_unsupported, "report": report,
         "max_time": max_time, "audit": audit,
     }  # fmt: skip
     return _run_properties(raw, paths or [], workers, keyword, ["-x"] * stop_first + ["-v"] * verbose)
@@ -116,6 +118,7 @@ def audit_(
     imports: Annotated[list[str] | None, typer.Option("--import", metavar="MODULE", help=HELP["import"])] = None,
     start: Annotated[str | None, typer.Option(help=HELP["start"])] = None,
     arithmetic: Annotated[str | None, typer.Option(metavar="NAME", help=HELP["arithmetic"])] = None,
+    listen: Annotated[str | None, typer.Option(metavar="[HOST]:PORT", help=HELP["listen"])] = None,
     world_sizes: Annotated[str | None, typer.Option(help=HELP["world-sizes"])] = None,
     dtypes: Annotated[str | None, typer.Option(help=HELP["dtypes"])] = None,
     subjects: Annotated[str | None, typer.Option(help=HELP["subjects"])] = None,
@@ -132,7 +135,7 @@ def audit_(
     """
     raw = {
         "profile": AUDIT_PROFILE, "backend": backend, "device": device, "import": imports, "start": start,
-        "arithmetic": arithmetic, "world_sizes": world_sizes, "dtypes": dtypes, "subjects": subjects,
+        "arithmetic": arithmetic, "listen": listen, "world_sizes": world_sizes, "dtypes": dtypes, "subjects": subjects,
         "known_failures": known_failures, "report": report,
     }  # fmt: skip
     return _run_properties(raw, paths or [], workers, keyword, [])
@@ -213,17 +216,20 @@ def _run_pytest(args: list[str]) -> int:
 
 
 @app.command()
-def replay(file: Annotated[Path, typer.Argument(help="A file that a failure's message names.")]) -> int:
+def replay(
+    file: Annotated[Path, typer.Argument(help="A file that a failure's message names.")],
+    *,
+    listen: Annotated[str, typer.Option(metavar="[HOST]:PORT", help=HELP["listen"])] = "",
+) -> int:
     """Run one written failure again; exit code 1 if it still fails, 0 if not."""
     from equivtest import replay as replays
     from equivtest.kit.case import from_data
-    from equivtest.ranks.pool import Pool
+    from equivtest.ranks.run_hub import pool_on_hosts
 
     data = replays.read_replay(file)
     backend = replays.backend_of(data)
-    backend.validate()
     from_data(data["case"])
-    with Pool(backend) as pool:
+    with pool_on_hosts(backend, listen) as pool:
         fails, message = replays.replay(data, pool, path=str(file))
     typer.echo(message)
     return int(fails)
@@ -239,6 +245,7 @@ def check(
     imports: Annotated[list[str] | None, typer.Option("--import", metavar="MODULE", help=HELP["import"])] = None,
     start: Annotated[str, typer.Option(help=HELP["start"])] = "auto",
     arithmetic: Annotated[str, typer.Option(metavar="NAME", help=HELP["arithmetic"])] = "",
+    listen: Annotated[str, typer.Option(metavar="[HOST]:PORT", help=HELP["listen"])] = "",
     like: Annotated[
         str, typer.Option(metavar="PROPERTY", help="Judge the claims of this property; see equivtest list.")
     ] = "",
@@ -253,16 +260,17 @@ def check(
     from equivtest.kit.case import from_code
     from equivtest.kit.oracle.declared import require_declared
     from equivtest.ranks.backend import Backend
-    from equivtest.ranks.pool import Pool
+    from equivtest.ranks.run_hub import pool_on_hosts
     from equivtest.suite import claims_of
     from equivtest.verdicts.message import write_message
 
     chosen = Backend(backend, device, tuple(imports or ()), start, arithmetic)
-    chosen.validate()
+    if not listen:
+        chosen.validate()
     parsed = from_code(case)
     require_declared(arithmetic, parsed.dtypes)
     claims = claims_of(subject, parsed, like)
-    with Pool(chosen) as pool:
+    with pool_on_hosts(chosen, listen) as pool:
         verdicts = judge(subject, parsed, pool, claims)
         failed = {verdict.claim: verdict for verdict in reversed(verdicts) if verdict.failed}
         for verdict in failed.values():

@@ -22,6 +22,10 @@ class BrokenSetup(EquivtestError, RuntimeError):
     """No rank can run here: a backend, a device or an import does not work."""
 
 
+class HostLost(BrokenSetup):
+    """A rank's host died or was cut off, which says nothing of what ran there."""
+
+
 class Unsupported(EquivtestError, RuntimeError):
     """This torch or backend cannot do what the case needs; every rank finds so alike.
 

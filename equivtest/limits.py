@@ -23,10 +23,18 @@ SHRINK_S = 60.0  # one failure's shrinking; then the smallest case so far is rep
 SETTLE_S = 0.1  # for the backend's threads to let go of a collective's buffers; they take microseconds
 GIT_S = 5.0  # for git to name the commit of a folder; takes 0.05
 AUDIT_CASE_S = 5.0  # one visit with a spoiled collective, instead of CASE_S: ranks that disagree may wait for ever
+HOSTS_S = 120.0  # for all slots on other hosts to connect, first or again: torchrun restarts and imports in 10 to 20
+TOGETHER_S = 45.0  # for slots that are missing to come by themselves, before torchrun is made to start all anew
+HOSTS_AGAIN_S = 30.0  # HOSTS_S of a slot that torchrun has restarted: the run is there, or over
+BEAT_S = 1.0  # between two signs of life of a connection to another host
+SILENT_S = 10.0  # without one, after which a host is lost: longer than TCP takes to send again what was dropped
+SLOW_S = 3.0  # without one, which is told
+HANDSHAKE_S = 5.0  # for a peer to show that it knows the secret; takes two round trips
+FLUSH_S = 1.0  # for the last message to go out to each host when a run is over
 COLLECTIVE_S = 600.0  # the backend's own time-out: longer than CASE_S, so that the parent names the cause
 
 # Sizes.
-MAX_WORLD_SIZE = 64  # ranks of one world on one machine; more belong under torchrun
+MAX_WORLD_SIZE = 64  # ranks of one world, and slots of a run
 MAX_DIMS = 4  # of an activation
 MAX_FEATURES = 4096  # of one dim of a case
 MAX_NUMEL = 2**24  # elements of one tensor of a case: 128 MiB in float64
@@ -36,6 +44,11 @@ OUTPUT_BYTES = 2**22  # of what one rank prints that is kept in memory; beyond i
 SCRATCH_BYTES = 2**30  # free in /dev/shm, else scratch goes where temporary files go; a container may have 64 MiB
 RENDEZVOUS_BYTES = 2**17  # that a scratch directory must take; the rendezvous of 64 ranks has under 100 KiB
 MAX_COLLECTIVES = 1_000  # of one rank on one draw that are recorded; a case of today makes fewer than a hundred
+MESSAGE_BYTES = 2**20  # of a message between hosts, but for those of ranks
+UNKNOWN_PEERS = 128  # connections at once of which nobody knows yet whether they know the secret; more are closed
+MOST_EVENTS = 200  # hosts lost, refused or silent that a run tells of
+EVENT_CHARS = 500  # of one of them: as many ranks of it as that takes
+HOST_TRIES = 4  # how often one visit is begun anew where hosts are lost under it
 WATCHED_BYTES = 2**26  # of one rank's notes on a watched visit; further operations are not judged
 MAX_WORLDS = 4  # worlds that one pool keeps alive; the one not used longest is ended first
 

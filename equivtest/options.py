@@ -23,6 +23,8 @@ HELP: dict[str, str] = {
     "import": "Module that every process imports first, such as a vendor's backend; may be repeated.",
     "start": "How ranks begin: forkserver forks them, spawn executes each, auto (the default) forks where that works.",
     "arithmetic": "package.module:NAME of what the backend declares of its roundings (default: torch's CPU and gloo).",
+    "listen": "[HOST]:PORT to listen at for ranks on other hosts, which torchrun -m equivtest.rank --connect starts; "
+    "EQUIVTEST_SECRET or EQUIVTEST_SECRET_FILE holds a secret that both know (default: ranks live on this machine).",
     "world-sizes": "Numbers of ranks (default 1,2,3,4, in a soak to 8); failures are shrunk to as few of them as fail.",
     "dtypes": "Dtypes to draw from (default float32,float64,bfloat16,float16).",
     "subjects": "Judge these alone; NAME=package.module:function judges another implementation as NAME.",
@@ -41,6 +43,7 @@ HELP: dict[str, str] = {
 _METAVARS = {
     "import": "MODULE",
     "arithmetic": "NAME",
+    "listen": "[HOST]:PORT",
     "report": "DIR",
     "known-failures": "FILES",
     "audit": "on|off",

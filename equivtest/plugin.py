@@ -41,11 +41,13 @@ def pytest_configure(config: pytest.Config) -> None:
     from equivtest import settings
     from equivtest.errors import EquivtestError
     from equivtest.options import settings_of
-    from equivtest.pools import end_orderly_on_sigterm
+    from equivtest.pools import end_orderly_on_sigterm, open_hub
 
     try:
         chosen = settings_of(config)
         settings.check(chosen)
+        if _is_run(config):
+            open_hub(config)
     except EquivtestError as error:
         raise pytest.UsageError(f"equivtest: {error}") from None
     if chosen.report_dir is not None and _is_run(config) and not config.getoption("xmlpath", None):
@@ -99,6 +101,10 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     _close_pool(config)
+    if "equivtest.pools" in sys.modules:
+        from equivtest.pools import close_hub
+
+        close_hub(config)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -106,10 +112,11 @@ def pytest_configure_node(node: Any) -> None:
     """Hands the controller's fresh seed to an xdist worker, and remembers whom to pass SIGTERM on to."""
     if _options_added(node.config):
         from equivtest.options import soak_seed
-        from equivtest.pools import remember_worker
+        from equivtest.pools import hub_path, remember_worker
 
         remember_worker(node.config, node)
         node.workerinput["equivtest_seed"] = soak_seed(node.config)
+        node.workerinput["equivtest_hub"] = hub_path(node.config)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -154,12 +161,14 @@ class ControllerHooks:
             return
         from equivtest.errors import EquivtestError
         from equivtest.options import settings_of
+        from equivtest.pools import await_hosts
 
-        if settings_of(self.config).report_dir is not None:
-            try:
+        try:
+            await_hosts(self.config, self.config.get_terminal_writer().line)
+            if settings_of(self.config).report_dir is not None:
                 self.controller.begin()
-            except EquivtestError as error:
-                raise pytest.UsageError(f"equivtest: {error}") from None
+        except EquivtestError as error:
+            raise pytest.UsageError(f"equivtest: {error}") from None
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         self.ended_by = excinfo.value
@@ -209,6 +218,8 @@ class ControllerHooks:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if self.found is None:
             return
+        for event in self.found.host_events:
+            terminalreporter.write_line(f"equivtest host: {event}")
         lines = self.found.summary(width=min(self.config.get_terminal_writer().fullwidth, 120))
         if lines or self.found.troubles:
             terminalreporter.section("equivtest")

@@ -2,36 +2,108 @@
 
 from __future__ import annotations
 
-import ctypes
 import signal
-import sys
 import threading
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
+from equivtest import limits
+from equivtest.errors import Misuse
 from equivtest.handover import BackendFault
 from equivtest.options import settings_of
+from equivtest.ranks.surroundings import end_with_starter
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from equivtest.ranks.pool import Pool
+    from equivtest.ranks.run_hub import RunHub
 
 _pool_key = pytest.StashKey["Pool"]()
+_hub_key = pytest.StashKey["RunHub"]()
+_slots_key = pytest.StashKey[dict[str, int]]()
 _workers_key = pytest.StashKey[list[Any]]()
-_PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 
 def pool_of(config: pytest.Config) -> Pool:
     """This process's pool, on the backend that the options name."""
     if _pool_key not in config.stash:
         if hasattr(config, "workerinput"):
-            _end_with_controller()  # first: what follows imports torch for seconds
+            # First: what follows imports torch for seconds.  The worker's ranks then see its end of their pipes close
+            # and end too.  Without this a worker lives for seconds after its controller was killed; so it does with a
+            # signal that it may ignore, as SIGHUP under nohup.
+            end_with_starter()
         else:
             end_orderly_on_sigterm(config)
         from equivtest.ranks.pool import Pool
 
-        config.stash[_pool_key] = Pool(settings_of(config).make_backend())
+        config.stash[_pool_key] = Pool(settings_of(config).make_backend(), hub=hub_path(config))
     return config.stash[_pool_key]
+
+
+def open_hub(config: pytest.Config) -> None:
+    """Listens for ranks on other hosts, where the options say so; raises Misuse or BrokenSetup."""
+    address = settings_of(config).listen
+    if address is not None:
+        from equivtest.ranks.run_hub import RunHub
+        from equivtest.ranks.secret import read_secret
+
+        config.stash[_hub_key] = RunHub(address, read_secret())
+
+
+def _hub_of(config: pytest.Config) -> RunHub | None:
+    return config.stash.get(_hub_key, None)
+
+
+def hub_path(config: pytest.Config) -> str:
+    """Where this process finds the run's hub, its own or that of its controller; '' where the run has none."""
+    hub = _hub_of(config)
+    return str(getattr(config, "workerinput", {}).get("equivtest_hub", "")) if hub is None else hub.path
+
+
+def await_hosts(config: pytest.Config, tell: Callable[[str], object]) -> None:
+    """Returns when all slots of the run's hub are connected, after having told how they do that.
+
+    Raises:
+        BrokenSetup: they are not in time.
+        Misuse: there are too few for the run.
+    """
+    hub = _hub_of(config)
+    if hub is None:
+        return
+    tell(
+        f"equivtest listens at port {hub.port}; on each host, within {limits.HOSTS_S:g} s: torchrun ... "
+        f"-m equivtest.rank --connect HOST:{hub.port}"
+    )
+    slots = hub.slots()
+    config.stash[_slots_key] = slots
+    tell(f"equivtest hosts: {', '.join(f'{name} with {num}' for name, num in slots.items())}")
+    num, largest = sum(slots.values()), max(settings_of(config).world_sizes)
+    if largest > num:
+        sizes = ",".join(str(size) for size in settings_of(config).world_sizes if size <= num)
+        raise Misuse(
+            f"--world-sizes: {largest} ranks are wanted, {num} are connected: start torchrun with more, or say {sizes}"
+        )
+
+
+def hosts_of(config: pytest.Config) -> dict[str, int]:
+    """How many slots each other host had when the run began; none where ranks live on this machine."""
+    return config.stash.get(_slots_key, {})
+
+
+def host_events(config: pytest.Config) -> list[str]:
+    """What was lost, refused or silent among the hosts of the run, a line each."""
+    hub = _hub_of(config)
+    return [] if hub is None else hub.events()
+
+
+def close_hub(config: pytest.Config) -> None:
+    """Lets the hosts go."""
+    hub = _hub_of(config)
+    if hub is not None:
+        del config.stash[_hub_key]
+        hub.close()
 
 
 def take_faults(config: pytest.Config) -> tuple[BackendFault, ...]:
@@ -77,14 +149,3 @@ def _interrupt(config: pytest.Config) -> NoReturn:
 
 def _restore(number: signal.Signals) -> None:
     signal.signal(number, signal.SIG_DFL)
-
-
-def _end_with_controller() -> None:
-    """Asks the kernel to end this xdist worker when the controller dies, however it dies.
-
-    The worker's ranks then see its end of their pipes close and end too.  Without this a worker
-    lives for seconds after its controller was killed; so it does with a signal that it may ignore, as
-    SIGHUP under nohup.  Source: prctl(2), Linux.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -18,6 +18,7 @@ from equivtest.errors import BrokenSetup, EquivtestError
 from equivtest.handover import Audited, BackendFault, Handover, KnownState, Listed, Searched
 from equivtest.machine import commit_of, machine_facts, own_commit, versions_of
 from equivtest.options import settings_of, soak_seed
+from equivtest.pools import host_events, hosts_of
 from equivtest.ranks.gloo import WORKERS
 from equivtest.ranks.poison import poison_in_words
 from equivtest.report import audits
@@ -50,6 +51,7 @@ class Controller:
         self.absent: list[str] = []  # why properties were not run
         self.left_out: set[str] = set()  # those of them that are incomplete, and why
         self.troubles: list[str] = []  # what makes the run no success besides failing tests
+        self.host_events: list[str] = []  # of ranks on other hosts
         self.state = BEGUN
         self.folder: ReportFolder | None = None
 
@@ -148,6 +150,7 @@ class Controller:
             concluded: Tests of the session that passed, failed or fail as known, others' included.
         """
         self.troubles += on_faults(self.faults.values())
+        self.host_events = host_events(self.config)
         if not self.stopped:
             self._conclude(session, concluded)
         if not self.write(state):
@@ -243,6 +246,7 @@ class Controller:
             "releases_of_imports": versions_of(settings.imports),
             "folder_commit": commit_of(Path.cwd()),
             "allow_unsupported": sorted(settings.allowed),
+            **({"hosts": hosts_of(self.config), "host_events": self.host_events} if settings.listen else {}),
             "arithmetic": settings.arithmetic or "torch on the CPU, gloo",
             **({"declared": settings.declared} if settings.arithmetic else {}),
             "profile": settings.profile_name,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import tempfile
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -35,6 +37,7 @@ class Settings:
         known_failures: Files, SHIPPED_LIST among them for the one that comes with the package.
         start: How ranks begin, see `Backend`.
         arithmetic: 'package.module:NAME' of the backend's own arithmetic; '' for torch's on the CPU.
+        listen: Host and port to listen at for ranks on other hosts; None where ranks live on this machine.
         audits: Whether each property is audited (`equivtest.audit`).
         max_time_s: Seconds a soak lasts.
         allowed: What may be lacking, see `equivtest.lacking`.
@@ -46,6 +49,7 @@ class Settings:
     imports: tuple[str, ...] = ()
     start: str = "auto"
     arithmetic: str = ""
+    listen: tuple[str, int] | None = None
     world_sizes: tuple[int, ...] = limits.WORLD_SIZES
     dtypes: tuple[str, ...] = limits.DTYPES
     subjects: tuple[tuple[str, str], ...] = ()
@@ -127,6 +131,7 @@ def parse(raw: Mapping[str, Any]) -> Settings:
         imports=tuple(given.get("import", ())),
         start=_start(str(given.get("start", "auto"))),
         arithmetic=str(given.get("arithmetic", "")),
+        listen=_listen(given.get("listen")),
         world_sizes=world_sizes,
         dtypes=_dtypes(given.get("dtypes")),
         subjects=tuple(_subject(text) for text in _split(given.get("subjects"), "--subjects")),
@@ -144,7 +149,12 @@ def check(settings: Settings) -> None:
     Raises:
         Misuse, BrokenSetup: with one line that says what does not work.
     """
-    if (settings.backend, settings.device, settings.imports) != ("gloo", "cpu", ()):
+    _check_starter(settings)
+    if settings.listen is not None:
+        from equivtest.ranks.secret import read_secret
+
+        read_secret()
+    elif (settings.backend, settings.device, settings.imports) != ("gloo", "cpu", ()):
         settings.make_backend().validate()  # imports torch, which takes seconds: not for what every torch has
     if settings.arithmetic:
         from equivtest.kit.oracle.declared import require_declared
@@ -197,6 +207,29 @@ def _start(text: str) -> str:
     if text not in STARTS:
         raise Misuse(f"--start: unknown start {text!r}; use one of {', '.join(STARTS)}")
     return text
+
+
+def _listen(text: object) -> tuple[str, int] | None:
+    if text is None:
+        return None
+    from equivtest.ranks.hub_messages import parse_address
+
+    return parse_address(str(text), "--listen")
+
+
+def _check_starter(settings: Settings) -> None:
+    """Raises Misuse in a process of torchrun's, each of which would make the whole run once more."""
+    rank, size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    is_of_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
+    if is_of_torchrun or (rank and size and settings.listen is None):
+        if os.environ.get("LOCAL_RANK", "0") != "0":
+            time.sleep(limits.STOP_S)  # torchrun ends the others where one has failed: one says it for all
+        starter = "torchrun" if is_of_torchrun else "RANK and WORLD_SIZE"
+        raise Misuse(
+            f"{starter} makes this process rank {rank} of {size}, and each would make a run of its own: start "
+            "equivtest run --listen :29600 once, without it, and on each host torchrun ... -m equivtest.rank --connect "
+            "HOST:29600; docs/hosts.md"
+        )
 
 
 def _subject(text: str) -> tuple[str, str]:

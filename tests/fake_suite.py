@@ -60,7 +60,7 @@ class Backend:
 
 
 class Pool:
-    def __init__(self, backend):
+    def __init__(self, backend, hub):
         log("pool opened")
         self.start = backend.start if backend.start == "forkserver" else "spawn (a fork runs no backward: threads)"
 

@@ -231,3 +231,12 @@ def forks(case: PlainCase) -> None:
         time.sleep(600)
         os._exit(0)
     raise ValueError(f"child {child}")
+
+
+def waits(case: PlainCase) -> None:
+    """Says that it has begun, and waits until it may go on."""
+    folder = Path(os.environ["EQUIVTEST_TEST_FOLDER"])
+    if not (folder / "go on").exists():
+        (folder / str(os.getpid())).touch()
+    while not (folder / "go on").exists():
+        time.sleep(0.01)

@@ -19,7 +19,7 @@ from equivtest.ranks.messages import Start
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.rank import Rank
 from equivtest.ranks.reply import Reply
-from equivtest.ranks.wire import decode_reply
+from equivtest.ranks.wire import decode_message
 from equivtest.verdicts.claims import Claim, refuses
 from equivtest.verdicts.compare import compare
 from equivtest.verdicts.message import write_message
@@ -173,7 +173,7 @@ def test_what_torch_cannot_do_is_not_supported(tmp_path: Path) -> None:
     def work() -> None:
         raise Unsupported("too old")
 
-    reply = decode_reply(rank.answer(7, work))[1]
+    reply = decode_message(rank.answer(7, work))[1]
     assert (reply.outcome, reply.error_text) == ("not_supported", "too old")
 
 

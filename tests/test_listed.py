@@ -14,7 +14,7 @@ from equivtest.kit.oracle.expected import Expected, ExpectedTensor
 from equivtest.kit.oracle.held import put_together
 from equivtest.layout import UNTOLD, Layout, Replicate, Shard
 from equivtest.ranks.reply import Answer, Reply
-from equivtest.ranks.wire import decode_reply, encode_reply
+from equivtest.ranks.wire import decode_message, encode_reply
 from equivtest.tensors import Placed, assemble_listed, same_bits
 from equivtest.verdicts.elements import judge_values, shape_mismatch
 from equivtest.verdicts.structure import judge_replicas
@@ -47,7 +47,7 @@ RIGHT = listed([[5, 0], [3, 3]], [4, 2, 1, 0])
 def test_lists_arrive_as_they_were_sent(indices: torch.Tensor, tmp_path: Path) -> None:
     sent = Placed(torch.randn(indices.shape), UNTOLD, (3, 2), indices)
     message = encode_reply(1, Reply(rank=0, outcome="answered", answers=(Answer({"w": sent}),)), tmp_path)
-    found = decode_reply(message)[1].answers[0].tensors["w"]
+    found = decode_message(message)[1].answers[0].tensors["w"]
 
     assert found.indices is not None and torch.equal(found.indices, indices)
     assert same_bits(found.local, sent.local) and (found.layout, found.global_shape) == (UNTOLD, (3, 2))

@@ -20,7 +20,7 @@ from equivtest.ranks.channel import Channel
 from equivtest.ranks.failure import clip, describe_exception
 from equivtest.ranks.messages import Probe, Start, Stop, Support, Visit, decode_request, encode_request
 from equivtest.ranks.reply import Answer, Reply
-from equivtest.ranks.wire import decode_reply, encode_reply
+from equivtest.ranks.wire import decode_message, encode_reply
 from equivtest.tensors import Placed, same_bits
 from tests.rank_programs import Unspeakable
 
@@ -45,7 +45,7 @@ def random_bits(shape: tuple[int, ...], dtype: str, seed: int) -> torch.Tensor:
 
 
 def round_trip(reply: Reply, scratch: Path, request_id: int = 7) -> Reply:
-    received_id, received = decode_reply(encode_reply(request_id, reply, scratch))
+    received_id, received = decode_message(encode_reply(request_id, reply, scratch))
     assert received_id == request_id
     return received
 
@@ -106,7 +106,7 @@ def test_large_replies_leave_no_file(tmp_path: Path) -> None:
         1, Reply(rank=0, outcome="answered", answers=(Answer({"x": Placed(tensor, LAYOUTS[3])}),)), tmp_path
     )
     assert len(message) < 1000 and len(list(tmp_path.iterdir())) == 1
-    received = decode_reply(message)[1].answers[0].tensors["x"].local
+    received = decode_message(message)[1].answers[0].tensors["x"].local
     assert list(tmp_path.iterdir()) == [] and same_bits(received, tensor)
 
 
@@ -179,7 +179,7 @@ def test_failures_keep_their_texts(tmp_path: Path) -> None:
 def test_a_broken_message_is_a_value_error(message: bytes) -> None:
     """Whatever bytes come, reading them raises ValueError at worst."""
     with pytest.raises(ValueError, match=r".+"):
-        decode_reply(message)
+        decode_message(message)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import weakref
@@ -78,7 +79,9 @@ class Channel:
     def _fill(self) -> None:
         try:
             received = self._end.recv(_CHUNK_BYTES)
-        except ConnectionResetError:
+        except OSError as error:  # TCP has other words for a peer that is gone
+            if isinstance(error, BlockingIOError | TimeoutError) and error.errno != errno.ETIMEDOUT:
+                raise
             received = b""
         if not received:
             raise EOFError("the other end is closed")

@@ -53,12 +53,12 @@ def _shortened(stack: Iterable[traceback.FrameSummary]) -> traceback.StackSummar
     return traceback.StackSummary.from_list(kept)
 
 
-def clip(text: str) -> str:
-    """`text` as valid UTF-8, its middle left out where it exceeds limits.OUTPUT_CHARS."""
+def clip(text: str, num_chars: int = limits.OUTPUT_CHARS) -> str:
+    """`text` as valid UTF-8, its middle left out where it exceeds so many characters."""
     text = text.encode("utf-8", "backslashreplace").decode()
-    left_out = len(text) - limits.OUTPUT_CHARS
+    left_out = len(text) - num_chars
     if left_out <= 0:
         return text
-    head = limits.OUTPUT_CHARS // 4
-    tail = limits.OUTPUT_CHARS - head
+    head = num_chars // 4
+    tail = num_chars - head
     return f"{text[:head]}\n... {left_out} characters left out ...\n{text[-tail:]}"

@@ -13,8 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import distributed as dist
@@ -55,12 +54,12 @@ def plan(fault: Fault) -> None:
 
 
 @contextmanager
-def watched(folder: str, rank: int) -> Iterator[None]:
-    """What this rank computes and exchanges is noted in a file of that folder, as long as it lasts; nothing if ''."""
-    if not folder:
+def watched(file: IO[bytes] | None) -> Iterator[None]:
+    """What this rank computes and exchanges is noted in that file, as long as it lasts; nothing if there is none."""
+    if file is None:
         yield
         return
-    _visit.watch = Watch(Path(folder), rank)
+    _visit.watch = Watch(file)
     try:
         yield
     finally:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import selectors
 import time
 from collections.abc import Sequence
@@ -15,11 +13,12 @@ import msgspec
 from equivtest import limits
 from equivtest.ranks.failure import clip
 from equivtest.ranks.first_cause import first_cause
-from equivtest.ranks.launch import RankProcess
+from equivtest.ranks.notes import file_of
 from equivtest.ranks.places import describe_places
+from equivtest.ranks.process import Launcher, RankProcess
 from equivtest.ranks.reply import Reply
-from equivtest.ranks.stacks import read_tail, take_stacks, tidy
-from equivtest.ranks.wire import decode_reply
+from equivtest.ranks.stacks import tidy
+from equivtest.ranks.wire import decode_message
 
 BROKE_OFF = ("raised", "misused", "lost")
 """Outcomes after which the other ranks have only the grace left."""
@@ -31,18 +30,26 @@ class Inbox:
     Args:
         ranks: The processes, by rank.
         request_id: Replies to other requests are dropped.
-        scratch: The world's directory.
+        server: That has forked them.
         grace_s: What the other ranks are given once one has failed.
         noun: What the world's numbers are called, see `describe_places`.
+        notes: Folder for what watched ranks on other hosts send.
     """
 
     def __init__(
-        self, ranks: Sequence[RankProcess], request_id: int, scratch: Path, grace_s: float, noun: str = "rank"
+        self,
+        ranks: Sequence[RankProcess],
+        request_id: int,
+        server: Launcher,
+        grace_s: float,
+        noun: str = "rank",
+        notes: str = "",
     ) -> None:
         self._ranks = ranks
         self._request_id = request_id
-        self._scratch = scratch
+        self._server = server
         self._grace_s = grace_s
+        self._notes = Path(notes)
         self._noun = noun
         self._replies: dict[int, Reply] = {}
         self._closed: set[int] = set()  # ranks whose connection has ended
@@ -60,7 +67,8 @@ class Inbox:
                 selector.register(process.end, selectors.EVENT_READ, rank)
             while len(self._replies) < len(self._ranks):
                 ready = selector.select(min(max(deadline_s - time.monotonic(), 0.0), limits.WATCH_S))
-                self._bound_outputs()
+                for process in self._ranks:
+                    process.bound_output()
                 if not ready and time.monotonic() >= deadline_s:
                     break
                 for key, _ in ready:
@@ -78,14 +86,6 @@ class Inbox:
         """The reply that came first of those that failed or were refused a collective."""
         return next((reply for reply in self._replies.values() if reply.outcome in BROKE_OFF or reply.lacking), None)
 
-    def _bound_outputs(self) -> None:
-        """Has the outputs of talkative ranks start again: a rank in C code cannot see to it itself."""
-        for rank in range(len(self._ranks)):
-            with contextlib.suppress(FileNotFoundError):
-                path = self._scratch / f"output-{rank}"
-                if path.stat().st_size > 2 * limits.OUTPUT_BYTES:
-                    os.truncate(path, 0)
-
     def _listen(self, selector: selectors.BaseSelector, key: selectors.SelectorKey) -> None:
         """Takes what a rank has sent, or notes its end.
 
@@ -102,28 +102,35 @@ class Inbox:
         if key.fd == process.end:
             selector.unregister(process.end)
         ended = process.end not in selector.get_map()
-        if ended and (rank in self._closed or process.ending(time.monotonic()).code is not None):
+        if ended and (rank in self._closed or process.ending(time.monotonic()).is_certain):
             self._replies.setdefault(rank, self._lost(rank))
 
     def _receive(self, rank: int) -> None:
         """Takes the messages that have arrived; the first reply to the request counts."""
-        for message in self._ranks[rank].channel.receive_available():
+        process = self._ranks[rank]
+        for message in process.channel.receive_available():
             try:
-                request_id, reply = decode_reply(message)
+                found = decode_message(message)
             except (ValueError, OSError, msgspec.DecodeError) as error:
                 self._replies.setdefault(rank, _unreadable(rank, error))
                 continue
-            if request_id == self._request_id:
-                self._replies.setdefault(rank, reply)
+            if isinstance(found, bytes):
+                with file_of(self._notes, rank).open("ab") as notes:
+                    notes.write(found)
+            elif found[0] == self._request_id:
+                self._replies.setdefault(rank, replace(found[1], at_s=process.to_parents_clock(found[1].at_s)))
 
     def _lost(self, rank: int) -> Reply:
-        ending = self._ranks[rank].ending(time.monotonic())
-        parts = [str(ending)]
-        if text := read_tail(self._scratch / f"output-{rank}").strip():
+        process = self._ranks[rank]
+        ending = process.ending(time.monotonic())
+        words = f"{ending} ({process.place.where})" if process.place.where else str(ending)
+        parts = [words]
+        output, stacks = process.last_words()
+        if text := output.strip():
             parts.append(f"its output:\n{text}")
-        if text := tidy(read_tail(self._scratch / f"stacks-{rank}")):
+        if text := tidy(stacks):
             parts.append(f"its stacks:\n{text}")
-        return Reply(rank=rank, outcome="lost", error_text=str(ending), detail=clip("\n".join(parts)), at_s=ending.at_s)
+        return Reply(rank=rank, outcome="lost", error_text=words, detail=clip("\n".join(parts)), at_s=ending.at_s)
 
     def _give_up(self, limit_s: float) -> None:
         """Declares the silent ranks timed out, with their stacks; those that have just ended, lost."""
@@ -131,7 +138,7 @@ class Inbox:
             process = self._ranks[rank]
             closed = rank in self._closed
             ended = process.wait(limits.STOP_S if closed else 0.0)  # its death may be under way
-            if ended and (closed or process.ending(time.monotonic()).code is not None):
+            if ended and (closed or process.ending(time.monotonic()).is_certain):
                 self._replies[rank] = self._lost(rank)
         silent = self._silent()
         if not silent:
@@ -140,7 +147,7 @@ class Inbox:
         text = f"no answer within {limit_s:g} s"
         if failed is not None:
             text = f"no answer within the {self._grace_s:g} s it was given after {self._noun} {failed.rank} had failed"
-        stacks = take_stacks({rank: self._ranks[rank].pid for rank in silent}, self._scratch)
+        stacks = self._server.take_stacks({rank: self._ranks[rank] for rank in silent})
         now_s = time.monotonic()
         for rank in silent:
             self._replies[rank] = Reply(
@@ -157,7 +164,9 @@ class Inbox:
         if cause is None:
             return
         waited = cause.error_text if cause.outcome == "timed_out" else ""
-        parts = [waited, describe_places(replies, self._noun), cause.detail]
+        where = self._ranks[cause.rank].place.where
+        who = f"{self._noun} {cause.rank} is {where}" if where and cause.outcome != "lost" else ""
+        parts = [waited, who, describe_places(replies, self._noun), cause.detail]
         self._replies[cause.rank] = replace(cause, detail="\n".join(part for part in parts if part))
 
 

@@ -1,15 +1,13 @@
-"""The parent's side of the server and of the rank processes."""
+"""The parent's side of the server that forks ranks on this machine."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import select
-import signal
 import socket
 import subprocess
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -18,70 +16,17 @@ from equivtest.errors import BrokenSetup
 from equivtest.ranks.channel import Channel, close_in_forks
 from equivtest.ranks.messages import Ready, interpreter_command
 from equivtest.ranks.poison import poison_environment
+from equivtest.ranks.process import Forked, Place, RankProcess
 from equivtest.ranks.scratch import Scratch, sweep
-from equivtest.ranks.server import CLOSE, ENDING, FORK, PID, kill_group
-from equivtest.ranks.stacks import read_tail
-from equivtest.ranks.surroundings import ONE_THREAD
+from equivtest.ranks.server import CLOSE, FORK, PID
+from equivtest.ranks.stacks import read_tail, take_stacks
+from equivtest.ranks.surroundings import ONE_THREAD, temporary_files_in
 
 _WAY_OUT = "use fewer ranks, free memory, or raise the limits on processes and open files (ulimit -u, -n)"
 
 
-@dataclass(frozen=True)
-class Ending:
-    """How a rank's process ended, and when by time.monotonic(); no code where nobody saw it."""
-
-    code: int | None
-    at_s: float
-
-    def __str__(self) -> str:
-        if self.code is None:
-            return "ended together with the server that forked it"
-        if self.code >= 0:
-            return f"exited with code {self.code}"
-        try:
-            return f"killed by {signal.Signals(-self.code).name}"
-        except ValueError:
-            return f"killed by signal {-self.code}"
-
-
-class RankProcess:
-    """One rank as its parent sees it.
-
-    Attributes:
-        end: Descriptor that becomes readable when the process has ended.
-    """
-
-    def __init__(self, pid: int, channel: Channel, end: int) -> None:
-        self.pid = pid
-        self.channel = channel
-        self.end = end
-        self._ending: Ending | None = None
-
-    def ending(self, now_s: float) -> Ending:
-        """How the process ended; asked for once `end` is readable."""
-        if self._ending is None:
-            data = os.read(self.end, ENDING.size)
-            self._ending = Ending(*ENDING.unpack(data)) if len(data) == ENDING.size else Ending(None, now_s)
-        return self._ending
-
-    def wait(self, limit_s: float) -> bool:
-        """Whether the process ends within `limit_s`."""
-        poll = select.poll()
-        poll.register(self.end, select.POLLIN)
-        return self._ending is not None or bool(poll.poll(max(limit_s, 0.0) * 1000))
-
-    def kill(self) -> None:
-        """Kills the process and what it forked."""
-        kill_group(self.pid)
-
-    def close(self) -> None:
-        """Lets go of the descriptors; the process must have ended."""
-        self.channel.close()
-        os.close(self.end)
-
-
 class Server:
-    """The process that ranks are forked from.
+    """The process that ranks of this machine are forked from.
 
     Starting returns at once; the first fork waits until the server is ready.
 
@@ -95,6 +40,8 @@ class Server:
     Attributes:
         ready: Its first word: how it starts ranks; None before the first rank.
     """
+
+    is_local = True
 
     def __init__(
         self, start: str, imports: tuple[str, ...], preload: tuple[str, ...], environment: Mapping[str, str]
@@ -142,25 +89,49 @@ class Server:
         """Whether ranks can still be forked."""
         return self._process.poll() is None
 
-    def fork_rank(self) -> RankProcess:
-        """A new rank that waits for its `Start` message.
+    def fork_ranks(self, world_size: int, scratch: Sequence[Path]) -> Iterator[RankProcess]:
+        """As `Launcher` has it, one after the other.
 
         Raises:
             BrokenSetup: the server does not come up, has died, or the system forks no more.
         """
+        own, temporary = scratch
+        surroundings = {**os.environb, **temporary_files_in(temporary)}
+        for rank in range(world_size):
+            with contextlib.ExitStack() as if_it_fails:
+                try:
+                    ours, theirs = socket.socketpair()
+                    if_it_fails.callback(ours.close)
+                    with theirs:
+                        forked = self.fork(theirs)
+                except OSError as error:
+                    raise BrokenSetup(f"cannot start a rank: {error}; {_WAY_OUT}") from error
+                if_it_fails.pop_all()
+            yield RankProcess(
+                forked.pid, Channel(ours, limits.SEND_S), forked.end, rank, Place(own, surroundings, rank)
+            )
+
+    def fork(self, channel: socket.socket) -> Forked:
+        """A new rank at the other end of `channel`, which stays the caller's to close.
+
+        Raises:
+            BrokenSetup: as of `fork_ranks`.
+            OSError: no descriptor is free here.
+        """
         with contextlib.ExitStack() as if_it_fails:
-            try:
-                ours, theirs = socket.socketpair()
-                if_it_fails.callback(ours.close)
-                with theirs:
-                    end_r, end_w = os.pipe()
-                    if_it_fails.callback(os.close, end_r)
-                    with open(end_w, "wb", buffering=0):
-                        pid = self._request(theirs.fileno(), end_w)
-            except OSError as error:
-                raise BrokenSetup(f"cannot start a rank: {error}; {_WAY_OUT}") from error
+            end_r, end_w = os.pipe()
+            if_it_fails.callback(os.close, end_r)
+            with open(end_w, "wb", buffering=0):
+                pid = self._request(channel.fileno(), end_w)
             if_it_fails.pop_all()
-        return RankProcess(pid, Channel(ours, limits.SEND_S), end_r)
+        return Forked(pid, end_r)
+
+    def take_stacks(self, ranks: Mapping[int, RankProcess]) -> dict[int, str]:
+        """The Python stacks of running ranks, by rank."""
+        return take_stacks({rank: (process.pid, process.stacks) for rank, process in ranks.items()})
+
+    def await_certainty(self, ranks: Sequence[RankProcess]) -> None:
+        """Returns at once: this machine is there."""
 
     def _request(self, channel: int, end: int) -> int:
         """Has a rank forked; gives its process id."""

@@ -33,8 +33,11 @@ class Start(msgspec.Struct, frozen=True, tag=True):
 
     Attributes:
         visit: 'package.module:function' to call at each `Visit`.
-        scratch: Directory of this world.
-        environment, sys_path, directory: The parent's, as bytes where a name may be no text.
+        scratch: Directory of this world, or of this rank on another host.
+        environment, sys_path, directory: The parent's, as bytes where a name may be no text; on another host only
+            what is added to the environment there.
+        local_rank: Number among the world's ranks on its host, which chooses the device.
+        store: Host and port where the world's ranks on several hosts meet; None where all are on the parent's.
     """
 
     rank: int
@@ -45,6 +48,18 @@ class Start(msgspec.Struct, frozen=True, tag=True):
     environment: list[tuple[bytes, bytes]]
     sys_path: list[bytes]
     directory: bytes
+    local_rank: int = 0
+    store: tuple[str, int] | None = None
+
+
+class Serve(msgspec.Struct, frozen=True, tag=True):
+    """Before `Start`, to rank 0 of a world on several hosts: serve a store, and answer its port.
+
+    Attributes:
+        host: Under which the other ranks reach this one.
+    """
+
+    host: str
 
 
 FAULTS = ("own operand", "another operand", "dropped", "poisoned", "doubled")
@@ -66,6 +81,8 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 NO_FAULT = Fault()
+BY_MESSAGE = "-"
+"""Stands for the folder of ranks that share no files with their parent: they send what they note."""
 
 
 class Visit(msgspec.Struct, frozen=True, tag=True):
@@ -74,7 +91,8 @@ class Visit(msgspec.Struct, frozen=True, tag=True):
     Attributes:
         case_module: Defines the class of the case; imported first.
         fault: Of a world whose groups spoil collectives, see `equivtest.ranks.faults`.
-        watch: The folder in which such a world's ranks note what they compute and exchange; '' where they do not.
+        watch: The folder in which such a world's ranks note what they compute and exchange, or BY_MESSAGE; '' where
+            they do not.
     """
 
     id: int
@@ -103,7 +121,7 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
     """Leave the group and end; not answered."""
 
 
-Request = Start | Visit | Probe | Support | Stop
+Request = Serve | Start | Visit | Probe | Support | Stop
 Task = Visit | Probe | Support
 
 _encoder = msgspec.msgpack.Encoder()

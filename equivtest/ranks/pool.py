@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import TracebackType
 
 from equivtest import limits
-from equivtest.errors import Misuse
+from equivtest.errors import HostLost, Misuse
 from equivtest.kit.case import Case
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.first_cause import first_cause
+from equivtest.ranks.hub_messages import Config
 from equivtest.ranks.launch import Server
 from equivtest.ranks.messages import NO_FAULT, Fault, Ready
+from equivtest.ranks.process import Launcher
+from equivtest.ranks.remote import HubServer
 from equivtest.ranks.reply import Reply
 from equivtest.ranks.support import Finding, Support, as_supported, ended_by
 from equivtest.ranks.world import VISIT, World
@@ -25,14 +29,23 @@ class _Outstanding:
     """A visit that has been sent; or `ended`, why it was not: a probe on as many ranks hung or died.
 
     Attributes:
+        subject, fault, watch: As of `World.start_visit`, to send it again.
         known: What probes have shown of the case's dtypes.
     """
 
+    subject: str
     case: Case
+    fault: Fault | None = None
+    watch: str = ""
     world: World | None = None
     request_id: int = 0
     known: tuple[Support, ...] = ()
     ended: Finding | None = None
+
+    @property
+    def cut_off(self) -> str:
+        """Why ranks lost their host under it; ''."""
+        return "" if self.world is None else self.world.cut_off
 
     def wait(self, limit_s: float | None, *, keep_if_all_raised: bool) -> list[Reply]:
         if self.ended is not None:
@@ -57,6 +70,8 @@ class Pool:
         environment: Added to the environment of the ranks, such as GLIBC_TUNABLES.
         beside: A pool whose server forks the ranks of this one too, while it is open: a server takes seconds to start.
             Not where a process reads from `environment` only when it begins.
+        hub: Path of the socket of a hub (`equivtest.ranks.run_hub`) that ranks on other hosts are had from; '' for
+            ranks of this machine.
 
     Raises:
         Misuse: torch does not know the backend, or the device is not here.
@@ -70,9 +85,12 @@ class Pool:
         visit: str = VISIT,
         environment: Mapping[str, str] | None = None,
         beside: Pool | None = None,
+        hub: str = "",
     ) -> None:
         self.backend = backend or Backend()
-        self.backend.validate()
+        self._hub = hub
+        if not hub:
+            self.backend.validate()
         self._max_worlds = max_worlds
         self._visit = visit
         self._environment = dict(environment or {})
@@ -83,7 +101,7 @@ class Pool:
         self._pid = os.getpid()
         self._closed = False
         self._lender = beside
-        self._server: Server = beside._server if beside is not None else self._start_server()
+        self._server: Launcher = beside._server if beside is not None else self._start_server()
         atexit.register(self.close)
 
     def __enter__(self) -> Pool:
@@ -113,20 +131,28 @@ class Pool:
             BrokenSetup: ranks cannot start.
             Misuse: the pool is closed, or was made by another process.
         """
-        return self._run(self._begin(subject, case, fault), limit_s, keep_if_all_raised=keep_if_all_raised)
+        return self._finish(self._begin(subject, case, fault), limit_s, keep_if_all_raised=keep_if_all_raised)
 
     def watch(self, subject: str, case: Case, folder: str, limit_s: float) -> list[Reply]:
         """As `run`, in a world whose ranks note in `folder` what they compute and exchange.
 
         See `equivtest.ranks.watching`.
         """
-        return self._run(self._begin(subject, case, NO_FAULT, folder), limit_s)
+        return self._finish(self._begin(subject, case, NO_FAULT, folder), limit_s)
 
-    def _run(
+    def _finish(
         self, outstanding: _Outstanding, limit_s: float | None, *, keep_if_all_raised: bool = False
     ) -> list[Reply]:
+        """The replies to a visit, which is begun anew where ranks lost their host under it."""
+        case = outstanding.case
         try:
-            return outstanding.wait(limit_s, keep_if_all_raised=keep_if_all_raised)
+            replies = outstanding.wait(limit_s, keep_if_all_raised=keep_if_all_raised)
+            for _ in range(limits.HOST_TRIES - 1):
+                if not outstanding.cut_off:
+                    break
+                outstanding = self._begin(outstanding.subject, case, outstanding.fault, outstanding.watch)
+                replies = outstanding.wait(limit_s, keep_if_all_raised=keep_if_all_raised)
+            return replies
         except BaseException:  # Ctrl-C: the ranks may be anywhere
             self._abandon(outstanding)
             raise
@@ -148,7 +174,7 @@ class Pool:
             while outstanding is not None:
                 following = next(remaining, None)
                 done = outstanding
-                replies = done.wait(None, keep_if_all_raised=bool(done.case.refusal))
+                replies = self._finish(done, None, keep_if_all_raised=bool(done.case.refusal))
                 outstanding = None
                 if following is not None:
                     outstanding = self._begin(subject, following)
@@ -200,16 +226,24 @@ class Pool:
             self._close_server()
 
     def _begin(self, subject: str, case: Case, fault: Fault | None = None, watch: str = "") -> _Outstanding:
+        """Sends a visit, with new ranks where others lost their host before it was sent."""
+        for _ in range(limits.HOST_TRIES - 1):
+            with contextlib.suppress(HostLost):
+                return self._try_to_begin(subject, case, fault, watch)
+        return self._try_to_begin(subject, case, fault, watch)
+
+    def _try_to_begin(self, subject: str, case: Case, fault: Fault | None, watch: str) -> _Outstanding:
         support = tuple(self._probe(case.num_processes, dtype) for dtype in case.dtypes_sent)
         if ended := next((known.fatal for known in support if known.fatal), None):
-            return _Outstanding(case, ended=ended)
+            return _Outstanding(subject, case, ended=ended)
         if case.needs_fresh_ranks:
             if fault is None:
                 self.renew(case.num_processes)
             else:
                 self._end_faulty()
         world = self._world(case.num_processes) if fault is None else self._faulty_world(case.num_processes)
-        return _Outstanding(case, world, world.start_visit(subject, case, fault or NO_FAULT, watch), support)
+        request_id = world.start_visit(subject, case, fault or NO_FAULT, watch)
+        return _Outstanding(subject, case, fault, watch, world, request_id, support)
 
     def _probe(self, world_size: int, dtype: str) -> Support:
         """What is known of a dtype on so many ranks, once all that is not known has been tried."""
@@ -282,8 +316,11 @@ class Pool:
             environment=self._environment,
         )
 
-    def _start_server(self) -> Server:
+    def _start_server(self) -> Launcher:
         preload = (self._visit.partition(":")[0],)
+        if self._hub:
+            environment = tuple(self._environment.items())
+            return HubServer(self._hub, Config(self.backend.start, self.backend.imports, preload, environment))
         return Server(self.backend.start, self.backend.imports, preload, self._environment)
 
     def _close_server(self) -> None:

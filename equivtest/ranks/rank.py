@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 import time
@@ -10,6 +11,7 @@ import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -22,11 +24,27 @@ from equivtest.ranks.backend import Backend, choose_device
 from equivtest.ranks.channel import Channel
 from equivtest.ranks.failure import describe_exception
 from equivtest.ranks.gloo import let_senders_finish, use_few_workers
-from equivtest.ranks.messages import START_ID, Probe, Start, Stop, Support, Task, Visit, decode_request
+from equivtest.ranks.messages import (
+    BY_MESSAGE,
+    START_ID,
+    Probe,
+    Serve,
+    Start,
+    Stop,
+    Support,
+    Task,
+    Visit,
+    decode_request,
+)
+from equivtest.ranks.notes import file_of
 from equivtest.ranks.probe import probe_collective, probe_sum
 from equivtest.ranks.reply import Answer, Outcome, Reply
+from equivtest.ranks.stacks import output_file, stacks_file
 from equivtest.ranks.surroundings import Output, die_with_parent, enter, write_stacks_on_signal
-from equivtest.ranks.wire import encode_reply
+from equivtest.ranks.wire import encode_notes, encode_reply
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer as Buffer
 
 Answers = tuple[Answer, ...] | None
 """One per draw; None from a rank that takes no part."""
@@ -41,9 +59,14 @@ def live(channel: Channel) -> int:
     they would without the harness.
     """
     try:
+        store = None
         start = decode_request(channel.receive())
+        if isinstance(start, Serve):
+            store = serve_store(start.host)
+            channel.send(str(store.port).encode())
+            start = decode_request(channel.receive())
         assert isinstance(start, Start)
-        _serve(channel, start)
+        _serve(channel, start, store)
     except EOFError:
         return 0
     except SystemExit as end:
@@ -62,13 +85,13 @@ def _exit_code(end: SystemExit) -> int:
     return 1
 
 
-def _serve(channel: Channel, start: Start) -> None:
+def _serve(channel: Channel, start: Start, store: Any) -> None:
     scratch = Path(start.scratch)
-    output = Output(scratch / f"output-{start.rank}")
+    output = Output(output_file(scratch, start.rank))
     die_with_parent(channel, output)
-    write_stacks_on_signal(scratch / f"stacks-{start.rank}")
-    rank = Rank(start)
-    channel.send(rank.answer(START_ID, rank.join))
+    write_stacks_on_signal(stacks_file(scratch, start.rank))
+    rank = Rank(start, channel)
+    channel.send(rank.answer(START_ID, lambda: rank.join(store)))
     while not isinstance(request := decode_request(channel.receive()), Stop):
         assert isinstance(request, Task)
         output.clear()
@@ -77,33 +100,51 @@ def _serve(channel: Channel, start: Start) -> None:
 
 
 class Rank:
-    """One rank of a world: what it is asked, it answers."""
+    """One rank of a world: what it is asked, it answers.
 
-    def __init__(self, start: Start) -> None:
+    Args:
+        channel: To a parent on another host, which is sent what the rank notes.
+    """
+
+    def __init__(self, start: Start, channel: Channel | None = None) -> None:
         self._start = start
+        self._channel = channel
         self._scratch = Path(start.scratch)
+        self._shared = self._scratch if start.store is None else None
         self._device = torch.device("cpu")
         self._visit: VisitFunction | None = None
 
-    def join(self) -> Answers:
-        """Imports what the backend needs, then joins the process group of the world."""
+    def join(self, store: Any = None) -> Answers:
+        """Imports what the backend needs, then joins the process group of the world.
+
+        Args:
+            store: That this rank serves for ranks on several hosts.
+        """
         start = self._start
         enter(start)
         torch.set_num_threads(1)
         for module in start.backend.imports:
             importlib.import_module(module)
-        self._device = choose_device(start.backend, start.rank)
+        self._device = choose_device(start.backend, start.local_rank)
         use_few_workers()
         let_senders_finish()
         dist.init_process_group(
             self._backend_name(),
-            store=dist.FileStore(str(self._scratch / "rendezvous"), start.world_size),  # type: ignore[attr-defined]
+            store=store or self._open_store(),
             rank=start.rank,
             world_size=start.world_size,
             timeout=timedelta(seconds=limits.COLLECTIVE_S),
         )
         self._visit = _import_function(start.visit)
         return ()
+
+    def _open_store(self) -> Any:
+        """Where the ranks of the world meet: a file that all of them see, or what rank 0 serves."""
+        if self._start.store is None:
+            return dist.FileStore(str(self._scratch / "rendezvous"), self._start.world_size)  # type: ignore[attr-defined]
+        host, port = self._start.store
+        limit = timedelta(seconds=limits.START_S)
+        return dist.TCPStore(host, port, is_master=False, timeout=limit)  # type: ignore[attr-defined]
 
     def _backend_name(self) -> str:
         """What to ask torch for."""
@@ -120,8 +161,15 @@ class Rank:
             return ()
         assert self._visit is not None
         faults.plan(task.fault)
-        with faults.watched(task.watch, self._start.rank):
+        with faults.watched(self._open_notes(task.watch)):
             return self._visit(task.subject, _read_case(task), self._start.backend)
+
+    def _open_notes(self, watch: str) -> IO[bytes] | None:
+        """Where a watched visit notes what it does; None for any other."""
+        if watch == BY_MESSAGE:
+            assert self._channel is not None
+            return SentNotes(self._channel)
+        return file_of(Path(watch), self._start.rank).open("wb") if watch else None
 
     def answer(self, request_id: int, work: Callable[[], Answers]) -> bytes:
         """The reply to one request, as a message."""
@@ -133,9 +181,9 @@ class Rank:
             reply = Reply(
                 rank=self._start.rank, outcome=outcome, answers=answers or (), at_s=now_s, busy_s=now_s - begun_s
             )
-            return encode_reply(request_id, reply, self._scratch)
+            return encode_reply(request_id, reply, self._shared)
         except Exception as error:  # an arbitrary subject's
-            return encode_reply(request_id, self._failed(error, begun_s), self._scratch)
+            return encode_reply(request_id, self._failed(error, begun_s), self._shared)
 
     def _failed(self, error: Exception, begun_s: float) -> Reply:
         now_s = time.monotonic()
@@ -154,6 +202,30 @@ class Rank:
             busy_s=now_s - begun_s,
             lacking=lacking,
         )
+
+
+class SentNotes(io.BytesIO):
+    """A file of which each part goes to the parent as it is written."""
+
+    def __init__(self, channel: Channel) -> None:
+        super().__init__()
+        self._channel = channel
+        self._size_bytes = 0
+
+    def write(self, part: Buffer, /) -> int:
+        notes = bytes(part)
+        self._channel.send(encode_notes(notes))
+        self._size_bytes += len(notes)
+        return len(notes)
+
+    def tell(self) -> int:
+        return self._size_bytes
+
+
+def serve_store(host: str) -> Any:
+    """A store of this process, for ranks on any host, at a port that is free."""
+    limit = timedelta(seconds=limits.START_S)
+    return dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=limit)  # type: ignore[attr-defined]
 
 
 def _read_case(task: Visit) -> Case:

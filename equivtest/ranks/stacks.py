@@ -20,14 +20,24 @@ _OUTER_FRAMES = re.compile(r"(ranks/rank\.py\", line \d+ in work\n).*", re.DOTAL
 _SETTLED_S = 0.05  # without growth, after which a stack is taken to be written whole
 
 
-def take_stacks(pids: Mapping[int, int], scratch: Path) -> dict[int, str]:
-    """The Python stacks of running ranks, given rank -> process id; takes at most STACKS_S."""
-    stopped = {rank for rank, pid in pids.items() if _is_stopped(pid)}
-    files = {rank: scratch / f"stacks-{rank}" for rank in pids if rank not in stopped}
+def output_file(scratch: Path, rank: int) -> Path:
+    """What a rank prints goes there."""
+    return scratch / f"output-{rank}"
+
+
+def stacks_file(scratch: Path, rank: int) -> Path:
+    """A rank's stacks go there, at SIGUSR1 and where it crashes."""
+    return scratch / f"stacks-{rank}"
+
+
+def take_stacks(ranks: Mapping[int, tuple[int, Path]]) -> dict[int, str]:
+    """The Python stacks of running ranks, given rank -> (process id, its file); takes at most STACKS_S."""
+    stopped = {rank for rank, (pid, _) in ranks.items() if _is_stopped(pid)}
+    files = {rank: file for rank, (_, file) in ranks.items() if rank not in stopped}
     sizes = {rank: _size(file) for rank, file in files.items()}
     for rank in files:
         with contextlib.suppress(ProcessLookupError):  # it has just ended
-            os.kill(pids[rank], signal.SIGUSR1)
+            os.kill(ranks[rank][0], signal.SIGUSR1)
     _wait_until_settled(files, sizes)
     stacks = {rank: _read(files[rank], sizes[rank]) for rank in files}
     return stacks | dict.fromkeys(stopped, "no stacks: the process is stopped (SIGSTOP)")

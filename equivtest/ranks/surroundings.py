@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import faulthandler
 import getpass
 import importlib
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """Environment of ranks and of the server that forks them: no thread may live before the fork."""
+_PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 
 def temporary_files_in(folder: Path) -> dict[bytes, bytes]:
@@ -40,13 +43,14 @@ def temporary_files_in(folder: Path) -> dict[bytes, bytes]:
 
 
 def enter(start: Start) -> None:
-    """Takes over the parent's environment, import path and working directory."""
-    os.environb.clear()
+    """Takes over the parent's environment, import path and working directory; on another host the first is added."""
+    if start.store is None:
+        os.environb.clear()
+        sys.path[:] = [os.fsdecode(entry) for entry in start.sys_path]
+        os.chdir(start.directory)
     os.environb.update(start.environment)
     os.environ.update(ONE_THREAD)
     tempfile.tempdir = None  # what the server has found out is not of this environment
-    sys.path[:] = [os.fsdecode(entry) for entry in start.sys_path]
-    os.chdir(start.directory)
     importlib.invalidate_caches()  # the server may have looked at these directories long ago
 
 
@@ -86,6 +90,13 @@ class Output:
             self.clear()
 
 
+def bound(output: Path) -> None:
+    """Has the output of another process start again where it has grown beyond twice limits.OUTPUT_BYTES."""
+    with contextlib.suppress(FileNotFoundError):
+        if output.stat().st_size > 2 * limits.OUTPUT_BYTES:
+            os.truncate(output, 0)
+
+
 def _text_of(fd: int) -> TextIO:
     binary = io.BufferedWriter(_BoundedFile(fd, "w", closefd=False))
     return io.TextIOWrapper(binary, errors="backslashreplace", line_buffering=True)
@@ -97,10 +108,19 @@ def die_with_parent(channel: Channel, output: Output) -> None:
     threading.Thread(target=_watch, args=(channel.fileno(), output), name="equivtest-guard", daemon=True).start()
 
 
+def end_with_starter() -> None:
+    """Asks the kernel to kill this process when the one that started it ends, however that ends; Linux alone can.
+
+    Source: prctl(2).
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def _watch(fd: int, output: Output) -> None:
-    """Waits for the hang-up alone: with no events asked for, poll leaves the messages be."""
+    """Waits for the hang-up alone, of one direction where it is TCP's: without POLLIN, poll leaves the messages be."""
     poll = select.poll()
-    poll.register(fd, 0)
+    poll.register(fd, getattr(select, "POLLRDHUP", 0))
     while not poll.poll(limits.WATCH_S * 1000):
         output.bound()
     os.killpg(0, signal.SIGKILL)

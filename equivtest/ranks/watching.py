@@ -14,7 +14,6 @@ import itertools
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import IO, Any
 
 import torch
@@ -24,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from equivtest import limits
 from equivtest.ranks.moves import Call, flat_tensors
-from equivtest.ranks.notes import BEGUN, COLLECTIVE, ENDED, OPERATION, RAISED, Note, file_of, packed, write_note
+from equivtest.ranks.notes import BEGUN, COLLECTIVE, ENDED, OPERATION, RAISED, Note, packed, write_note
 from equivtest.tensors import same_bits
 
 UNSEEN = ("empty", "as_strided", "set_", "resize", "detach", "alias")
@@ -39,12 +38,11 @@ class Watch:
     """The notes of this rank on one visit.
 
     Args:
-        folder: Where its file is made.
-        rank: This process's number in its world.
+        file: Where they go; the watch closes it.
     """
 
-    def __init__(self, folder: Path, rank: int) -> None:
-        self._file: IO[bytes] = file_of(folder, rank).open("wb")
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
         self.numbers = itertools.count()
         self._lock = threading.Lock()  # a backward, and what follows a collective, run in threads of their own
         self._unended: list[Callable[[], None]] = []

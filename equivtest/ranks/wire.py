@@ -63,13 +63,13 @@ _AS_THEY_ARE = tuple(field.name for field in dataclasses.fields(Reply) if field.
 """Fields of a reply that the wire does not change."""
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(_Reply)
+_decoder = msgspec.msgpack.Decoder(_Reply | bytes)
 
 
-def encode_reply(request_id: int, reply: Reply, scratch: Path) -> bytes:
+def encode_reply(request_id: int, reply: Reply, scratch: Path | None) -> bytes:
     """`reply` as a message; more than limits.SHARED_BYTES of tensors go to a file in `scratch`.
 
-    Where the file finds no room they go with the message after all, which is only slower.
+    Where the file finds no room, or there is none that both ends see, they go with the message after all.
     """
     payload = bytearray()
     answers = tuple(
@@ -83,7 +83,7 @@ def encode_reply(request_id: int, reply: Reply, scratch: Path) -> bytes:
         for answer in reply.answers
     )
     file = ""
-    if len(payload) > limits.SHARED_BYTES:
+    if scratch is not None and len(payload) > limits.SHARED_BYTES:
         with contextlib.suppress(OSError):
             file = _write(payload, scratch)
             payload = bytearray()
@@ -91,13 +91,20 @@ def encode_reply(request_id: int, reply: Reply, scratch: Path) -> bytes:
     return _encoder.encode(_Reply(request_id=request_id, answers=answers, payload=payload, file=file, **as_they_are))
 
 
-def decode_reply(message: bytes) -> tuple[int, Reply]:
-    """(request id, reply) of a message; a file that it names is mapped and removed.
+def encode_notes(notes: bytes) -> bytes:
+    """What a watched rank has noted, as a message."""
+    return _encoder.encode(notes)
+
+
+def decode_message(message: bytes) -> tuple[int, Reply] | bytes:
+    """(request id, reply) of a message, or notes; a file that a reply names is mapped and removed.
 
     Raises:
-        ValueError: the message is not what `encode_reply` writes.
+        ValueError: the message is not what `encode_reply` or `encode_notes` writes.
     """
     data = _decoder.decode(message)
+    if isinstance(data, bytes):
+        return data
     payload = _map(Path(data.file)) if data.file else data.payload
     answers = tuple(
         Answer(

@@ -6,16 +6,18 @@ import contextlib
 import itertools
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 
 from equivtest import limits
-from equivtest.errors import BrokenSetup
+from equivtest.errors import BrokenSetup, HostLost
 from equivtest.kit.case import Case, to_data
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.first_cause import first_cause
 from equivtest.ranks.inbox import Inbox
-from equivtest.ranks.launch import RankProcess, Server
 from equivtest.ranks.messages import (
+    BY_MESSAGE,
     NO_FAULT,
     START_ID,
     Fault,
@@ -27,10 +29,11 @@ from equivtest.ranks.messages import (
     encode_request,
     import_path,
 )
+from equivtest.ranks.notes import file_of
+from equivtest.ranks.process import Launcher, RankProcess
 from equivtest.ranks.reply import Reply
 from equivtest.ranks.scratch import Scratch, temporary_roots
 from equivtest.ranks.support import Finding, conclude
-from equivtest.ranks.surroundings import temporary_files_in
 
 VISIT = "equivtest.ranks.visit:visit"
 
@@ -40,19 +43,23 @@ class World:
 
     Args:
         world_size: Number of ranks.
-        server: Forks them.
+        server: What they come from.
         visit: 'package.module:function' that ranks call as visit(subject, case, backend).
         environment: Added to the parent's, in every rank.
 
     Raises:
         BrokenSetup: a rank cannot start; the message has the first one's traceback.
+        HostLost: one lost its host before it had started.
+
+    Attributes:
+        cut_off: Why ranks of the last visit lost their host, which says nothing of the subject; '' where none did.
     """
 
     def __init__(
         self,
         world_size: int,
         backend: Backend,
-        server: Server,
+        server: Launcher,
         *,
         visit: str = VISIT,
         environment: Mapping[str, str] | None = None,
@@ -61,45 +68,50 @@ class World:
         self._ended = False
         self._ids = itertools.count(START_ID + 1)
         self._noun = "rank"
-        self._scratch = self._temporary = Scratch()
+        self._server = server
+        self._scratch: list[Scratch] = []
+        self._notes = ""
         self._ranks: list[RankProcess] = []
+        self.cut_off = ""
         try:
-            self._temporary = Scratch(temporary_roots())
-            self._start(backend, server, visit, environment or {})
+            if server.is_local:
+                self._scratch.append(Scratch())
+                self._scratch.append(Scratch(temporary_roots()))
+            self._start(backend, visit, environment or {})
         except BaseException:
             self.kill()
             raise
 
-    def _start(self, backend: Backend, server: Server, visit: str, environment: Mapping[str, str]) -> None:
-        surroundings = {
-            **os.environb,
-            **temporary_files_in(self._temporary.path),
-            **{os.fsencode(name): os.fsencode(value) for name, value in environment.items()},
-        }
+    def _start(self, backend: Backend, visit: str, environment: Mapping[str, str]) -> None:
+        added = {os.fsencode(name): os.fsencode(value) for name, value in environment.items()}
         path = [os.fsencode(entry) for entry in import_path()]
-        for rank in range(self.world_size):
-            self._ranks.append(server.fork_rank())
+        for rank, process in enumerate(self._server.fork_ranks(self.world_size, [each.path for each in self._scratch])):
+            self._ranks.append(process)
             start = Start(
                 rank=rank,
                 world_size=self.world_size,
                 backend=backend,
                 visit=visit,
-                scratch=str(self._scratch.path),
-                environment=list(surroundings.items()),
+                scratch=str(process.place.scratch),
+                environment=list({**process.place.environment, **added}.items()),
                 sys_path=path,
                 directory=os.fsencode(os.getcwd()),
+                local_rank=process.place.local_rank,
+                store=process.place.store,
             )
             with contextlib.suppress(OSError):  # it is gone, which waiting for it will find
-                self._ranks[rank].channel.send(encode_request(start))
-        cause = first_cause(self._await_replies(START_ID, self._start_limit_s(server), limits.GRACE_S))
+                process.channel.send(encode_request(start))
+        cause = first_cause(self._await_replies(START_ID, self._start_limit_s(), limits.GRACE_S))
         if cause is not None:
-            raise BrokenSetup(
+            self._with_losses([])
+            raise (HostLost if self.cut_off else BrokenSetup)(
                 f"rank {cause.rank} of {self.world_size} cannot start on backend {backend.name!r}, device "
                 f"{backend.device!r}: {cause.error_type or cause.outcome}: {cause.error_text}\n{cause.detail}"
             )
 
-    def _start_limit_s(self, server: Server) -> float:
-        executes = server.ready is not None and server.ready.start == "spawn"
+    def _start_limit_s(self) -> float:
+        ready = self._server.ready
+        executes = ready is not None and ready.start == "spawn"
         return limits.START_S + (limits.EXECUTE_S * self.world_size if executes else 0.0)
 
     @property
@@ -116,7 +128,13 @@ class World:
         """Has every rank run `subject` on `case`, spoilt by `fault` or watched; gives the id to wait for."""
         request_id = next(self._ids)
         self._noun = "process" if case.members else "rank"
-        self._send(Visit(request_id, subject, type(case).__module__, to_data(case), fault, watch))
+        self._notes = watch
+        where = watch
+        if watch and not self._server.is_local:
+            where = BY_MESSAGE
+            for rank in range(self.world_size):  # of an earlier visit that lost a host
+                file_of(Path(watch), rank).unlink(missing_ok=True)
+        self._send(Visit(request_id, subject, type(case).__module__, to_data(case), fault, where))
         return request_id
 
     def wait(
@@ -142,17 +160,24 @@ class World:
         replies = self._await_replies(request_id, limits.CASE_S if limit_s is None else limit_s, grace_s)
         if first_cause(replies) is None:
             return replies
+        replies = self._with_losses(replies)
         all_raised = all(reply.outcome in ("raised", "misused", "not_in_mesh") for reply in replies)
         if not (keep_if_all_raised and all_raised and self._is_in_step()):
             self._end(0.0, aside=True)
         return replies
 
     def probe(self, collective: str, dtype: str, limit_s: float) -> Finding:
-        """What one small collective shows of the backend; the world lives on where the ranks are still in step."""
+        """What one small collective shows of the backend; the world lives on where the ranks are still in step.
+
+        Raises:
+            HostLost: a rank lost its host, so that nothing is shown.
+        """
         request_id = next(self._ids)
         self._noun = "rank"
         self._send(Support(request_id, collective, dtype))
         replies = self.wait(request_id, limit_s, keep_if_all_raised=True, grace_s=limits.PROBE_GRACE_S)
+        if self.cut_off:
+            raise HostLost(self.cut_off)
         return conclude(collective, dtype, replies)
 
     def stop(self) -> None:
@@ -172,7 +197,22 @@ class World:
         return all(reply.outcome == "answered" for reply in replies)
 
     def _await_replies(self, request_id: int, limit_s: float, grace_s: float) -> list[Reply]:
-        return Inbox(self._ranks, request_id, self._scratch.path, grace_s, self._noun).await_replies(limit_s)
+        inbox = Inbox(self._ranks, request_id, self._server, grace_s, self._noun, self._notes)
+        return inbox.await_replies(limit_s)
+
+    def _with_losses(self, replies: Sequence[Reply]) -> list[Reply]:
+        """The replies of a visit that failed, once it is known which hosts are there: their peers may know before."""
+        self._server.await_certainty(self._ranks)
+        ended = {rank: process for rank, process in enumerate(self._ranks) if process.wait(0.0)}
+        endings = {rank: process.ending(time.monotonic()) for rank, process in ended.items()}
+        lost = {rank: ending for rank, ending in endings.items() if ending.cut_off}
+        self.cut_off = next((ending.cut_off for ending in lost.values()), "")
+        return [
+            replace(reply, outcome="lost", error_text=str(ending), detail=str(ending), at_s=ending.at_s)
+            if (ending := lost.get(reply.rank)) is not None
+            else reply
+            for reply in replies
+        ]
 
     def _send(self, request: Visit | Probe | Support | Stop) -> None:
         message = encode_request(request)
@@ -188,13 +228,13 @@ class World:
         """
         deadline_s = time.monotonic() + limit_s
         for process in self._ranks:
-            if not process.wait(deadline_s - time.monotonic()) or process.ending(deadline_s).code is None:
+            if not process.wait(deadline_s - time.monotonic()) or not process.ending(deadline_s).is_certain:
                 process.kill()
         for process in self._ranks:
             process.wait(limits.STOP_S)
             process.close()
         self._ranks = []
-        for scratch in (self._scratch, self._temporary):
+        for scratch in self._scratch:
             if aside:
                 scratch.remove_aside()
             else:

@@ -19,6 +19,7 @@ from equivtest.families.module.case import ModuleCase
 from equivtest.importing import load_named, require_arguments
 
 ADDRESS = "127.0.0.1"
+"""Of a world whose ranks are all on this machine."""
 PORT_KEY = "equivtest/master_port"
 
 _set_up: set[str] = set()
@@ -63,15 +64,13 @@ def _call(name: str, what: str, mesh: DeviceMesh) -> None:
 
 @cache
 def _environment() -> dict[str, str]:
-    """What torchrun tells a process that is one of as many on one machine."""
+    """What torchrun tells a process of a world; where a rank on another host lives, it has been told."""
     rank, size = str(dist.get_rank()), str(dist.get_world_size())
-    return {
+    here = {"LOCAL_RANK": rank, "GROUP_RANK": "0", "LOCAL_WORLD_SIZE": size}
+    return (here if _host() is None else {name: os.environ[name] for name in here}) | {
         "RANK": rank,
-        "LOCAL_RANK": rank,
-        "GROUP_RANK": "0",
         "WORLD_SIZE": size,
-        "LOCAL_WORLD_SIZE": size,
-        "MASTER_ADDR": ADDRESS,
+        "MASTER_ADDR": _host() or ADDRESS,
         "MASTER_PORT": str(_store().port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
@@ -82,7 +81,15 @@ def _store() -> Any:
     """The store at MASTER_PORT, which rank 0 serves, kept for as long as the process lives."""
     told, served = distributed_c10d._get_default_store(), dist.TCPStore  # type: ignore[attr-defined]
     if dist.get_rank():
-        return served(ADDRESS, int(told.get(PORT_KEY)), is_master=False)
-    store = served(ADDRESS, 0, is_master=True, wait_for_workers=False)
+        return served(_host() or ADDRESS, int(told.get(PORT_KEY)), is_master=False)
+    store = served(_host() or ADDRESS, 0, is_master=True, wait_for_workers=False)
     told.set(PORT_KEY, str(store.port))
     return store
+
+
+def _host() -> str | None:
+    """Where the ranks of the world meet rank 0; None where they meet in a file, being all on this machine."""
+    store: Any = distributed_c10d._get_default_store()
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return getattr(store, "host", None)

@@ -1,0 +1,31 @@
+"""`torchrun ... -m equivtest.rank --connect HOST:PORT`: a place on this host for ranks of a run elsewhere."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from equivtest.errors import EquivtestError
+from equivtest.ranks.hub_messages import parse_address
+from equivtest.ranks.secret import FILE_VARIABLE, VARIABLE, read_secret
+from equivtest.ranks.slot import keep_slot
+
+
+def main() -> int:
+    """Exit codes: 0 the run has ended, 2 there was none, or it does not take this host."""
+    parser = argparse.ArgumentParser(prog="torchrun ... -m equivtest.rank", description=__doc__)
+    parser.add_argument("--connect", metavar="HOST:PORT", required=True, help="where equivtest run --listen listens")
+    try:
+        address = parse_address(parser.parse_args().connect, "--connect")
+        secret = read_secret()
+        for name in (VARIABLE, FILE_VARIABLE):
+            os.environ.pop(name, None)
+        return keep_slot(address, secret)
+    except EquivtestError as error:
+        print(f"equivtest: {error}", file=sys.stderr)  # noqa: T201
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

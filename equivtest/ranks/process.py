@@ -1,0 +1,165 @@
+"""A rank's process as its parent sees it, and what ranks come from."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from equivtest.ranks.channel import Channel
+from equivtest.ranks.messages import Ready
+from equivtest.ranks.server import ENDING, kill_group
+from equivtest.ranks.stacks import output_file, read_tail, stacks_file
+from equivtest.ranks.surroundings import bound
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a rank's process ended, and when by time.monotonic(); no code where nobody saw it.
+
+    Attributes:
+        cut_off: Why nobody can see it: what became of its host.
+    """
+
+    code: int | None
+    at_s: float
+    cut_off: str = ""
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether the rank can answer nothing more: else only its connection tells."""
+        return self.code is not None or bool(self.cut_off)
+
+    def __str__(self) -> str:
+        if self.cut_off:
+            return self.cut_off
+        if self.code is None:
+            return "ended together with the server that forked it"
+        if self.code >= 0:
+            return f"exited with code {self.code}"
+        try:
+            return f"killed by {signal.Signals(-self.code).name}"
+        except ValueError:
+            return f"killed by signal {-self.code}"
+
+
+class Forked:
+    """A process that a server has forked on this machine.
+
+    Attributes:
+        end: Descriptor that becomes readable when the process has ended.
+    """
+
+    def __init__(self, pid: int, end: int) -> None:
+        self.pid = pid
+        self.end = end
+        self._ending: Ending | None = None
+
+    def ending(self, now_s: float) -> Ending:
+        """How the process ended; asked for once `end` is readable."""
+        if self._ending is None:
+            self._ending = self._read_ending(now_s)
+        return self._ending
+
+    def _read_ending(self, now_s: float) -> Ending:
+        data = os.read(self.end, ENDING.size)
+        return Ending(*ENDING.unpack(data)) if len(data) == ENDING.size else Ending(None, now_s)
+
+    def wait(self, limit_s: float) -> bool:
+        """Whether the process ends within `limit_s`."""
+        poll = select.poll()
+        poll.register(self.end, select.POLLIN)
+        return self._ending is not None or bool(poll.poll(max(limit_s, 0.0) * 1000))
+
+    def kill(self) -> None:
+        """Kills the process and what it forked."""
+        kill_group(self.pid)
+
+    def close(self) -> None:
+        """Lets go of the descriptors; the process must have ended."""
+        os.close(self.end)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank lives, and what it is told of that.
+
+    Attributes:
+        scratch: Directory for its own files.
+        environment: What it finds there; of another host only what is added.
+        local_rank: Its number among the world's ranks on its host.
+        store: See `Start`.
+        where: Its process and host, in words; '' on this machine.
+    """
+
+    scratch: Path
+    environment: Mapping[bytes, bytes]
+    local_rank: int
+    store: tuple[str, int] | None = None
+    where: str = ""
+
+
+class RankProcess(Forked):
+    """One rank as its parent sees it."""
+
+    def __init__(self, pid: int, channel: Channel, end: int, rank: int, place: Place) -> None:
+        super().__init__(pid, end)
+        self.channel = channel
+        self.place = place
+        self.output, self.stacks = output_file(place.scratch, rank), stacks_file(place.scratch, rank)
+
+    def close(self) -> None:
+        self.channel.close()
+        super().close()
+
+    def to_parents_clock(self, at_s: float) -> float:
+        """time.monotonic() of the rank's machine as that of this one."""
+        return at_s
+
+    def bound_output(self) -> None:
+        """Has the output of a talkative rank start again: a rank in C code cannot see to it itself."""
+        bound(self.output)
+
+    def last_words(self) -> tuple[str, str]:
+        """The ends of its output and of its stacks, once it has ended."""
+        return read_tail(self.output), read_tail(self.stacks)
+
+
+class Launcher(Protocol):
+    """What ranks come from.
+
+    Attributes:
+        ready: How it starts ranks; None before the first.
+        is_local: Whether they live on this machine, and share its files.
+    """
+
+    ready: Ready | None
+    is_local: bool
+
+    @property
+    def alive(self) -> bool:
+        """Whether ranks can still be had."""
+
+    def fork_ranks(self, world_size: int, scratch: Sequence[Path]) -> Iterator[RankProcess]:
+        """The ranks of a new world, each of which waits for its `Start` message.
+
+        Args:
+            scratch: Two directories of the world, for the harness's files and for temporary ones, where `is_local`.
+
+        Raises:
+            BrokenSetup: a rank cannot be had; `HostLost` where its host was lost meanwhile.
+            Misuse: there are not so many.
+        """
+
+    def take_stacks(self, ranks: Mapping[int, RankProcess]) -> dict[int, str]:
+        """The Python stacks of running ranks, by rank."""
+
+    def await_certainty(self, ranks: Sequence[RankProcess]) -> None:
+        """Returns when it is known of each rank's host whether it is still there."""
+
+    def close(self) -> None:
+        """Ends the ranks that are left; a second call does nothing."""

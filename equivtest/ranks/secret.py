@@ -1,0 +1,84 @@
+"""The secret that a run shares with its ranks on other hosts, and how each side shows the other that it knows it.
+
+Until a peer has shown it, nothing that it sends is decoded: both sides read a fixed number of bytes, within a limit.
+Each answers a challenge of the other's, and neither answer serves for the other's, nor for another connection.  What
+follows is neither encrypted nor signed.
+
+Source: HMAC, RFC 2104; the exchange is that of RFC 4279's purpose, a key shared beforehand, without its encryption.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+from collections.abc import Generator
+from pathlib import Path
+
+from equivtest.errors import Misuse
+
+VARIABLE = "EQUIVTEST_SECRET"
+FILE_VARIABLE = "EQUIVTEST_SECRET_FILE"
+FEWEST_BYTES = 16
+"""Of a secret: a guess every millisecond for a thousand years does not find 16 random characters."""
+_GREETING = b"equivtest ranks 1\n"
+_NONCE_BYTES = 32
+_PROOF_BYTES = hashlib.sha256().digest_size
+_WAY_OUT = f"set {VARIABLE}, or {FILE_VARIABLE} to a file's path, alike here and on every host: openssl rand -hex 32"
+
+Exchange = Generator[tuple[bytes, int], bytes, None]
+"""Yields (bytes to send, number of bytes to read then), and is sent what was read."""
+
+
+class NotTheSame(Exception):
+    """The other side does not know the secret, or is nothing of equivtest's."""
+
+
+def read_secret() -> bytes:
+    """The secret that the environment holds, or the file that it names.
+
+    Raises:
+        Misuse: there is none, it cannot be read, or it is short.
+    """
+    text = os.environ.get(VARIABLE, "").encode()
+    path = os.environ.get(FILE_VARIABLE, "")
+    if not text and path:
+        try:
+            text = Path(path).read_bytes()
+        except OSError as error:
+            raise Misuse(f"{FILE_VARIABLE}: cannot read {path}: {error.strerror}") from error
+    text = text.strip()
+    if not text:
+        raise Misuse(f"ranks on other hosts need a secret that both sides know: {_WAY_OUT}")
+    if len(text) < FEWEST_BYTES:
+        raise Misuse(f"the secret must have {FEWEST_BYTES} characters or more, got {len(text)}: {_WAY_OUT}")
+    return text
+
+
+def admitting(secret: bytes) -> Exchange:
+    """The side that listens; raises NotTheSame."""
+    nonce = secrets.token_bytes(_NONCE_BYTES)
+    answer = yield _GREETING + nonce, _NONCE_BYTES + _PROOF_BYTES
+    theirs, proof = answer[:_NONCE_BYTES], answer[_NONCE_BYTES:]
+    if not hmac.compare_digest(proof, _proof(secret, b"connects", nonce, theirs)):
+        yield bytes(_PROOF_BYTES), 0  # so that the other side can tell
+        raise NotTheSame("its secret is another one")
+    yield _proof(secret, b"listens", nonce, theirs), 0
+
+
+def introducing(secret: bytes) -> Exchange:
+    """The side that connects; raises NotTheSame."""
+    greeting = yield b"", len(_GREETING) + _NONCE_BYTES
+    theirs = greeting[len(_GREETING) :]
+    if not greeting.startswith(_GREETING):
+        raise NotTheSame("what listens there is no run of equivtest, or one of another release")
+    nonce = secrets.token_bytes(_NONCE_BYTES)
+    proof = yield nonce + _proof(secret, b"connects", theirs, nonce), _PROOF_BYTES
+    if not hmac.compare_digest(proof, _proof(secret, b"listens", theirs, nonce)):
+        raise NotTheSame("what listens there has another secret")
+
+
+def _proof(secret: bytes, role: bytes, listens: bytes, connects: bytes) -> bytes:
+    """What only somebody who knows the secret can say of both challenges."""
+    return hmac.digest(secret, b"\0".join((_GREETING, role, listens, connects)), "sha256")

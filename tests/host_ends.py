@@ -1,0 +1,134 @@
+"""What is left on two hosts when the parent, its hub or a host ends for good; as a program, that parent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from equivtest import limits
+from equivtest.errors import BrokenSetup
+from equivtest.ranks.pool import Pool
+from equivtest.ranks.run_hub import RunHub
+from equivtest.ranks.secret import VARIABLE
+from tests.host_net import HERE, SECRET, Host, two_hosts
+from tests.rank_programs import PlainCase
+
+PORT = 29600
+SLOTS = 2  # of each host
+VISIT = "tests.host_programs:visit"
+READY = "ready"
+SOON_S = 10.0  # until nothing is left where hosts hear of the end; most of it is torchrun's own
+LATE_S = limits.SILENT_S + limits.HOSTS_S + 15.0  # where they do not; torchrun looks after that
+RANKS_S = limits.SILENT_S + 2.0  # until no rank is left where they do not
+
+
+def parent() -> int:
+    """Has ranks on both hosts run one visit after the other, until something ends that."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have its background ignore it
+    with RunHub((HERE, PORT), SECRET.encode()) as hub:
+        hub.slots()
+        with Pool(visit=VISIT, hub=hub.path) as pool:
+            while True:
+                pool.run("", PlainCase(world_size=2 * SLOTS), limit_s=20)
+                print(READY, flush=True)
+
+
+def killed(process: subprocess.Popen[bytes], hosts: list[Host]) -> None:
+    process.kill()
+
+
+def interrupted(process: subprocess.Popen[bytes], hosts: list[Host]) -> None:
+    process.send_signal(signal.SIGINT)
+
+
+def hub_killed(process: subprocess.Popen[bytes], hosts: list[Host]) -> None:
+    for child in psutil.Process(process.pid).children():
+        if "ranks.hub" in " ".join(child.cmdline()):
+            child.kill()
+
+
+def cut_off(process: subprocess.Popen[bytes], hosts: list[Host]) -> None:
+    """Neither host ever hears again of the parent, nor of the other."""
+    for host in hosts:
+        host.cut()
+    process.kill()
+
+
+def host_gone(process: subprocess.Popen[bytes], hosts: list[Host]) -> None:
+    """The second host never comes back."""
+    hosts[1].cut()
+    for each in hosts[1].processes():
+        each.kill()
+
+
+ENDS: dict[Callable[[subprocess.Popen[bytes], list[Host]], None], float] = {
+    killed: SOON_S,
+    interrupted: SOON_S,
+    hub_killed: LATE_S,
+    host_gone: LATE_S,
+    cut_off: LATE_S,
+}
+"""How it ends, and seconds until nothing may be left."""
+
+
+def ends() -> int:
+    bad = 0
+    for end, limit_s in ENDS.items():
+        with tempfile.TemporaryDirectory() as folder, two_hosts(Path(folder)) as hosts:
+            for host in hosts:
+                host.start(PORT, SLOTS, 0, patience_s=10)
+            process = subprocess.Popen(
+                [sys.executable, "-m", "tests.host_ends"],
+                env={**os.environ, VARIABLE: SECRET},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+            assert process.stdout is not None and process.stderr is not None
+            for _ in range(2):
+                assert process.stdout.readline().decode().strip() == READY, process.stderr.read().decode()
+            ranks = [rank for host in hosts for rank in host.ranks()]
+            begun_s = time.monotonic()
+            end(process, hosts)
+            ranks_s = _wait(lambda ranks=ranks: [rank for rank in ranks if rank.is_running()], RANKS_S)
+            left_s = _wait(lambda hosts=hosts: [line for host in hosts for line in host.left()], limit_s)
+            process.communicate(timeout=limits.HOSTS_S + 30)
+            is_bad = ranks_s > RANKS_S or left_s > limit_s
+            bad += is_bad
+            print(
+                f"{'!' * is_bad:1} {end.__name__:12} ranks gone after {ranks_s:5.1f} s, nothing left after "
+                f"{time.monotonic() - begun_s if is_bad else left_s + ranks_s:5.1f} s; parent's exit code "
+                f"{process.returncode}",
+                *(line for host in hosts for line in host.left()),
+                sep="\n    ! ",
+                flush=True,
+            )
+    print(f"{len(ENDS)} ends, {bad} not as they should be")
+    return int(bad > 0)
+
+
+def _wait(look: Callable[[], list], limit_s: float) -> float:
+    """Seconds until it finds nothing; a second more than the limit where it always does."""
+    begun_s = time.monotonic()
+    while look():
+        if time.monotonic() - begun_s > limit_s:
+            return limit_s + 1
+        time.sleep(0.1)
+    return time.monotonic() - begun_s
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(parent())
+    except BrokenSetup as error:
+        print(f"equivtest: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
