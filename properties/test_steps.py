@@ -10,10 +10,12 @@ import math
 
 from equivtest.families.module.subject.mixture import AXES, SIZES
 from equivtest.families.module.subject.total_norm import MAX_NORM
-from equivtest.module import module_property
+from equivtest.module import module_property, real
 from equivtest.property import Property
 
 MIXTURE, NORM = "equivtest.families.module.subject.mixture:", "equivtest.families.module.subject.total_norm:"
+TOLD = "equivtest.families.module.subject.fsdp2_told:"
+STEPS = "equivtest.families.module.subject.told_steps:"
 
 
 def clipped(build: str, parallelize: str, step: str, norm_type: float) -> Property:
@@ -42,3 +44,28 @@ norm_of_groups_by_largest = clipped("grouped", "over_meshes", "by_groups_by_larg
 
 # An infinity on one rank alone keeps every rank from its update.
 scaled_step = clipped("divided_first", "on_one_mesh", "scaled", 2)
+
+# FSDP2 told everything that its documentation names, a branch of the module for each.
+fsdp2_told = module_property(
+    f"{TOLD}branches", f"{TOLD}told", x_shapes=[(7, 2)], batch="mean of parts", needs_world=True
+)
+
+
+def told_in_steps(build: str, parallelize: str, step: str, *, axes: tuple[str, ...] = ()) -> Property:
+    """Two steps of two micro-batches; between the steps the optimizer's state is handed to another one."""
+    return module_property(
+        f"{STEPS}{build}",
+        f"{STEPS}{parallelize}",
+        inputs={"x": real(("batch", 2))},
+        sizes={"batch": (8,)},  # three ranks have 3, 3 and 2 rows, each two micro-batches
+        batch="parts of the whole",
+        optimizer=f"{STEPS}momentum",
+        step=f"{STEPS}{step}",
+        micro_batches=2,
+        axes=axes,
+    )
+
+
+ddp_told = told_in_steps("replicated_branches", "replicated", "replicated_step")
+fsdp2_told_in_steps = told_in_steps("sharded_branches", "sharded", "sharded_step")
+hsdp_told_in_steps = told_in_steps("branches_both_ways", "both_ways", "sharded_step", axes=AXES)
