@@ -28,7 +28,6 @@ def clipped(build: str, parallelize: str, step: str, norm_type: float) -> Proper
         axes=AXES,
         optimizer=f"{MIXTURE}sgd",
         step=f"{NORM}{step}",
-        steps=3 if norm_type == 2 else 2,
         max_norm=MAX_NORM,
         norm_type=norm_type,
     )

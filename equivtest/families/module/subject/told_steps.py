@@ -59,16 +59,12 @@ def bucket_of(numel: int) -> float:
 
 
 REPLICATED: dict[str, dict[str, Any]] = {
-    "one_bucket": {},
     "a_bucket_each": {"bucket_cap_mb": bucket_of(1)},
     "a_bucket_less_than_all": {"bucket_cap_mb": bucket_of(19)},
     "a_bucket_of_all": {"bucket_cap_mb": bucket_of(20)},
     "a_bucket_more_than_all": {"bucket_cap_mb": bucket_of(21)},
-    "views": {"gradient_as_bucket_view": True},
     "views_in_buckets": {"gradient_as_bucket_view": True, "bucket_cap_mb": bucket_of(5)},
-    "static": {"static_graph": True},
     "static_views": {"static_graph": True, "gradient_as_bucket_view": True},
-    "unused_found": {"find_unused_parameters": True},
     "unused_in_views": {"find_unused_parameters": True, "gradient_as_bucket_view": True},
     "unused_static": {"static_graph": True},
     "unused_skipped": {"find_unused_parameters": True, "skip_all_reduce_unused_params": True},

@@ -42,7 +42,7 @@ class Clipped:
         self.number: int = getattr(module, "num_steps", 0)
         module.num_steps = self.number + 1
         self.foreach = (False, True, None)[self.number % 3]
-        self.raises = self.number == 2
+        self.raises = self.number % 2 == 1
         self.dtype = next(module.parameters()).dtype  # torch's norm of no gradients is of float32
 
     @classmethod
@@ -81,14 +81,12 @@ class InOneCall(Clipped):
 
     def clip(self) -> torch.Tensor:
         parameters = list(self.module.parameters())
-        if self.number == 1:
+        if self.raises:
             gradients = [each.grad for each in parameters if each.grad is not None]
-            norm = get_total_norm(gradients, self.norm_type, foreach=self.foreach)
+            norm = get_total_norm(gradients, self.norm_type, error_if_nonfinite=True, foreach=self.foreach)
             clip_grads_with_norm_(parameters, MAX_NORM, norm, foreach=self.foreach)
         else:
-            norm = clip_grad_norm_(
-                parameters, MAX_NORM, self.norm_type, error_if_nonfinite=self.raises, foreach=self.foreach
-            )
+            norm = clip_grad_norm_(parameters, MAX_NORM, self.norm_type, foreach=self.foreach)
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
@@ -184,7 +182,7 @@ class Scaled(InOneCall):
             self.clip()
         except RuntimeError:
             return norm
-        raise AssertionError("error_if_nonfinite=True, a gradient is infinite, and clip_grad_norm_ did not raise")
+        raise AssertionError("error_if_nonfinite=True, a gradient is infinite, and get_total_norm did not raise")
 
     def overflow(self) -> None:
         """One element of a gradient, on one rank; in each step of another parameter."""
