@@ -8,26 +8,25 @@ from __future__ import annotations
 
 import math
 
-from equivtest.families.module.subject.mixture import AXES, SIZES
-from equivtest.families.module.subject.total_norm import MAX_NORM
+from equivtest.families.module.case_mixture import AXES, MAX_NORM, SIZES
 from equivtest.module import module_property, real
 from equivtest.property import Property
 
-MIXTURE, NORM = "equivtest.families.module.subject.mixture:", "equivtest.families.module.subject.total_norm:"
-TOLD = "equivtest.families.module.subject.fsdp2_told:"
-STEPS = "equivtest.families.module.subject.told_steps:"
+FAMILY = "equivtest.families.module."
+MIXTURE, TOLD, STEPS = f"{FAMILY}case_mixture:", f"{FAMILY}case_told:", f"{FAMILY}case_told_steps:"
+SUBJECT = f"{FAMILY}subject."
 
 
 def clipped(build: str, parallelize: str, step: str, norm_type: float) -> Property:
     """Steps on meshes of two axes, each of which asks torch for the norm in another way."""
     return module_property(
         f"{MIXTURE}{build}",
-        f"{MIXTURE}{parallelize}",
+        f"{SUBJECT}mixture:{parallelize}",
         x_shapes=[(SIZES[build],)],
         batch="whole",
         axes=AXES,
         optimizer=f"{MIXTURE}sgd",
-        step=f"{NORM}{step}",
+        step=f"{SUBJECT}total_norm:{step}",
         max_norm=MAX_NORM,
         norm_type=norm_type,
     )
@@ -46,7 +45,7 @@ scaled_step = clipped("divided_first", "on_one_mesh", "scaled", 2)
 
 # FSDP2 told everything that its documentation names, a branch of the module for each.
 fsdp2_told = module_property(
-    f"{TOLD}branches", f"{TOLD}told", x_shapes=[(7, 2)], batch="mean of parts", needs_world=True
+    f"{TOLD}branches", f"{SUBJECT}fsdp2_told:told", x_shapes=[(7, 2)], batch="mean of parts", needs_world=True
 )
 
 
@@ -54,12 +53,12 @@ def told_in_steps(build: str, parallelize: str, step: str, *, axes: tuple[str, .
     """Two steps of two micro-batches; between the steps the optimizer's state is handed to another one."""
     return module_property(
         f"{STEPS}{build}",
-        f"{STEPS}{parallelize}",
+        f"{SUBJECT}told_steps:{parallelize}",
         inputs={"x": real(("batch", 2))},
         sizes={"batch": (8,)},  # three ranks have 3, 3 and 2 rows, each two micro-batches
         batch="parts of the whole",
         optimizer=f"{STEPS}momentum",
-        step=f"{STEPS}{step}",
+        step=f"{SUBJECT}told_steps:{step}",
         micro_batches=2,
         axes=axes,
     )

@@ -11,8 +11,9 @@ from torch import distributed
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_norm
 
+from equivtest.families.module.case_mixture import MAX_NORM
 from equivtest.families.module.subject.mixture import local
-from equivtest.families.module.subject.total_norm import MAX_NORM, ByGroups, InOneCall, Scaled
+from equivtest.families.module.subject.total_norm import ByGroups, InOneCall, Scaled
 
 
 class Groups(ByGroups):

@@ -14,8 +14,7 @@ from collections.abc import Iterator
 
 from equivtest.check import judge
 from equivtest.families.module.case import PARTS_OF_WHOLE, ModuleCase
-from equivtest.families.module.subject.mixture import AXES, SIZES
-from equivtest.families.module.subject.total_norm import MAX_NORM
+from equivtest.families.module.case_mixture import AXES, MAX_NORM, SIZES
 from equivtest.ranks.pool import Pool
 from tests.rank_programs_wrong_norms import RIGHT_NORMS, WRONG_NORMS
 from tests.rank_programs_wrong_steps import WRONG
@@ -30,7 +29,7 @@ def cases(name: str, *, shards: bool) -> Iterator[ModuleCase]:
         if all(-(-batch // world_size) * rank < batch for rank in range(world_size)):  # as torch.chunk divides
             yield ModuleCase(
                 world_size=world_size,
-                build=f"{MODEL}next_token",
+                build="equivtest.families.module.case_next_token:next_token",
                 parallelize=f"{SUBJECT}{'fully_sharded' if shards else 'data_parallel'}",
                 inputs=(("ids", "ids(7)", ("batch", "seq")), ("targets", "targets(7, -100)", ("batch", "seq"))),
                 sizes=(("batch", batch), ("seq", 2)),
@@ -57,10 +56,10 @@ def norm_case(name: str, mesh: tuple[int, int], seed: int = 0) -> ModuleCase:
         world_size=math.prod(mesh),
         mesh=mesh,
         axes=AXES,
-        build=f"equivtest.families.module.subject.mixture:{step.build}",
+        build=f"equivtest.families.module.case_mixture:{step.build}",
         parallelize=f"equivtest.families.module.subject.mixture:{step.parallelize}",
         x_shape=(SIZES[step.build],),
-        optimizer="equivtest.families.module.subject.mixture:sgd",
+        optimizer="equivtest.families.module.case_mixture:sgd",
         step=f"tests.rank_programs_wrong_norms:run_{name}",
         steps=3,
         max_norm=MAX_NORM,

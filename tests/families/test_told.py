@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from torch.distributed.fsdp import _fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from equivtest.families.module.case_told import NAMES
+from equivtest.families.module.case_told_steps import BOTH_WAYS, REPLICATED, SHARDED
 from equivtest.families.module.subject.fsdp2_told import TELLS
-from equivtest.families.module.subject.told_steps import REPLICATED
+from equivtest.families.module.subject.told_steps import TOLD_BOTH_WAYS, TOLD_SHARDED
 
 IN_STEPS = {
     "FSDPModule.set_reshard_after_backward(reshard_after_backward)",
@@ -70,3 +72,8 @@ def test_distributed_data_parallel_is_given_every_argument() -> None:
     given = {argument for arguments in REPLICATED.values() for argument in arguments}
 
     assert set(inspect.signature(DistributedDataParallel).parameters) == given | set(DDP_NOT_TOLD)
+
+
+def test_every_branch_is_told_something() -> None:
+    assert tuple(TELLS) == NAMES
+    assert (tuple(TOLD_SHARDED), tuple(TOLD_BOTH_WAYS)) == (SHARDED, BOTH_WAYS)

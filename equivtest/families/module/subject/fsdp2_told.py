@@ -25,7 +25,8 @@ from torch.distributed.fsdp import (
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, ShardPlacementResult
 from torch.distributed.tensor import Shard
-from torch.nn import functional
+
+from equivtest.families.module.case_told import Branch, Shifted
 
 Tell = Callable[["Branch", DeviceMesh], None]
 
@@ -43,74 +44,6 @@ def tells(*of: str) -> Callable[[Tell], Tell]:
         return tell
 
     return keep
-
-
-class Branch(nn.Module):
-    """y = W2 relu(W1 x) + b.  Sizes that 1, 2, 3 and 4 ranks divide are those of W1's rows and W2's columns."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.up = nn.Linear(2, 12, bias=False)
-        self.down = nn.Linear(12, 1)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.computed(x)
-
-    def computed(self, x: torch.Tensor) -> torch.Tensor:
-        """The same by another name."""
-        output: torch.Tensor = self.down(functional.relu(self.up(x)))
-        return output
-
-
-class Sometimes(Branch):
-    """W1 takes part where the rows are odd in number alone."""
-
-    def computed(self, x: torch.Tensor) -> torch.Tensor:
-        hidden = self.up(x) if x.shape[0] % 2 else x.repeat(1, 6)
-        output: torch.Tensor = self.down(hidden)
-        return output
-
-
-class Shift(nn.Module):
-    """y = x + b, whose backward needs no b."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bias = nn.Parameter(torch.zeros(2))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.bias
-
-
-class Shifted(Branch):
-    """Of x + b."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.shift = Shift()
-
-    def computed(self, x: torch.Tensor) -> torch.Tensor:
-        return super().computed(self.shift(x))
-
-
-OF_ANOTHER_KIND = {"unused_on_some_ranks": Sometimes, "not_unsharded_in_backward": Shifted}
-
-
-class Branches(nn.Module):
-    """Every branch on the same x."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        for name in TOLD:
-            self.add_module(name, OF_ANOTHER_KIND.get(name, Branch)())
-        cast("Branch", self.ignored).down.bias.requires_grad = False
-
-    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {name: branch(x) for name, branch in self.named_children()}
-
-
-def branches() -> nn.Module:
-    return Branches()
 
 
 def told(module: nn.Module, mesh: DeviceMesh) -> nn.Module:

@@ -9,7 +9,7 @@ optim/zero_redundancy_optimizer.py and checkpoint/state_dict.py (2.13.0).
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, ClassVar, cast
 
@@ -19,67 +19,11 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import DataParallelMeshDims, FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, distribute_module
-from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
+from equivtest.families.module.case_told_steps import REPLICATED, Branch, momentum
+
 Tensors = dict[str, torch.Tensor]
-BYTES_OF_FLOAT32 = 4
-MIB = 2**20
-
-
-class Branch(nn.Module):
-    """y = W2 relu(W1 x + b); a parameter that is not used, where it is told of."""
-
-    def __init__(self, *, has_unused: bool) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(2, 5), nn.Linear(5, 1, bias=False)
-        self.unused = nn.Parameter(torch.zeros(3)) if has_unused else None
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = self.down(functional.relu(self.up(x)))
-        return output
-
-
-class Branches(nn.Module):
-    """The mean over the batch of the squares of what all branches give, or the sum."""
-
-    def __init__(self, names: Mapping[str, object]) -> None:
-        super().__init__()
-        for name in names:
-            self.add_module(name, Branch(has_unused="unused" in name))
-
-    def forward(self, x: torch.Tensor, reduction: str = "mean") -> Tensors:
-        squares = torch.stack([branch(x).square().sum() for branch in self.children()]).sum()
-        return {"loss": squares / x.shape[0] if reduction == "mean" else squares}
-
-
-def bucket_of(numel: int) -> float:
-    """What a bucket of so many elements of float32 is in MiB."""
-    return numel * BYTES_OF_FLOAT32 / MIB
-
-
-REPLICATED: dict[str, dict[str, Any]] = {
-    "a_bucket_each": {"bucket_cap_mb": bucket_of(1)},
-    "a_bucket_less_than_all": {"bucket_cap_mb": bucket_of(19)},
-    "a_bucket_of_all": {"bucket_cap_mb": bucket_of(20)},
-    "a_bucket_more_than_all": {"bucket_cap_mb": bucket_of(21)},
-    "views_in_buckets": {"gradient_as_bucket_view": True, "bucket_cap_mb": bucket_of(5)},
-    "static_views": {"static_graph": True, "gradient_as_bucket_view": True},
-    "unused_in_views": {"find_unused_parameters": True, "gradient_as_bucket_view": True},
-    "unused_static": {"static_graph": True},
-    "unused_skipped": {"find_unused_parameters": True, "skip_all_reduce_unused_params": True},
-    "not_synchronized_at_first": {"init_sync": False},
-    "buffers_left": {"broadcast_buffers": False},
-    "buffers_left_in_forward": {"forward_sync_buffers": False},
-    "copied_together": {"batched_grad_copy": True},
-    "buckets_of_a_list": {"bucket_cap_mb_list": [1, 1]},
-    "hooked": {},
-}
-"""Of each branch the arguments of DistributedDataParallel; 'hooked' has torch's allreduce_hook."""
-
-
-def replicated_branches() -> nn.Module:
-    return Branches(REPLICATED)
 
 
 def replicated(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
@@ -123,7 +67,7 @@ def _told_nothing(branch: FSDPModule, is_last: bool) -> None:  # noqa: FBT001
     pass
 
 
-SHARDED: dict[str, Tell] = {
+TOLD_SHARDED: dict[str, Tell] = {
     "synchronized_each_time": _told_nothing,
     "synchronized_last": _synchronized_last,
     "layers_synchronized_last": _layers_synchronized_last,
@@ -132,10 +76,6 @@ SHARDED: dict[str, Tell] = {
     "layer_kept_after_backward": _layer_kept_after_backward,
     "unused_in_the_layers": _synchronized_last,
 }
-
-
-def sharded_branches() -> nn.Module:
-    return Branches(SHARDED)
 
 
 def sharded(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
@@ -155,7 +95,7 @@ def _layers_all_reduced_last(branch: FSDPModule, is_last: bool) -> None:  # noqa
         layer.set_requires_all_reduce(is_last, recurse=False)
 
 
-BOTH_WAYS: dict[str, Tell] = {
+TOLD_BOTH_WAYS: dict[str, Tell] = {
     "reduced_each_time": _told_nothing,
     "reduced_last": _synchronized_last,
     "all_reduced_last": _all_reduced_last,
@@ -163,10 +103,6 @@ BOTH_WAYS: dict[str, Tell] = {
     "of_dtensors": _synchronized_last,
     "unused_in_both_ways": _all_reduced_last,
 }
-
-
-def branches_both_ways() -> nn.Module:
-    return Branches(BOTH_WAYS)
 
 
 def _entered(_: nn.Module, inputs: Any, mesh: DeviceMesh) -> Any:
@@ -188,10 +124,6 @@ def both_ways(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
         for part in (branch.up, branch.down, branch):
             fully_shard(part, mesh=mesh, **named)
     return module
-
-
-def momentum(module: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(module.parameters(), lr=0.25, momentum=0.5)
 
 
 class Step:
@@ -297,7 +229,7 @@ class ShardedStep(Step):
 
     def told(self, *, is_last: bool) -> ExitStack:
         for name, branch in self.module.named_children():
-            {**SHARDED, **BOTH_WAYS}[name](branch, is_last)
+            {**TOLD_SHARDED, **TOLD_BOTH_WAYS}[name](branch, is_last)
         return ExitStack()
 
 

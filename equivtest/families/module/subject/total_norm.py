@@ -20,9 +20,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_norm
 
+from equivtest.families.module.case_mixture import MAX_NORM
 from equivtest.families.module.subject.mixture import local
-
-MAX_NORM = 0.5
 
 
 class Clipped:
