@@ -1,0 +1,76 @@
+"""Parameters of many shapes, each of whose gradients is a piece of x, so that each counts in the norm of all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+MAX_NORM = 0.5
+AXES = ("dp", "tp")
+
+SHAPES = {
+    "whole": (3,), "scalar": (), "data": (7, 2), "tensor": (2, 7), "both": (7, 7), "nested": (16, 1),
+    "frozen": (7, 1), "unused": (7, 2),
+}  # fmt: skip
+"""Sizes of 7 leave none of four ranks without elements, and are even for one rank alone."""
+SHORT = {"short": (1, 2), "long": (5, 1)}
+"""Some of two or more ranks have none of the first, one of four has none of the second."""
+PLAIN = {"experts": (5, 2), "first_stage": (2,), "last_stage": (3, 1)}
+DIVIDED_FIRST = {"both": SHAPES["both"], **SHAPES}
+
+
+class Mixture(nn.Module):
+    """The sum of the products of parameters and of pieces of x."""
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        super().__init__()
+        for name, shape in shapes.items():
+            self.register_parameter(name, nn.Parameter(torch.zeros(shape), requires_grad=name != "frozen"))
+        self.sizes = {name: torch.Size(shape) for name, shape in shapes.items() if name != "unused"}
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        pieces = torch.split(x, [size.numel() for size in self.sizes.values()])
+        terms = [
+            self.term(name, piece.reshape(size)) for (name, size), piece in zip(self.sizes.items(), pieces, strict=True)
+        ]
+        return {"loss": torch.stack(terms).sum()}
+
+    def term(self, name: str, piece: torch.Tensor) -> torch.Tensor:
+        """What a parameter adds to the loss."""
+        return (self.get_parameter(name) * piece).sum()
+
+
+def mixture() -> Mixture:
+    return Mixture(SHAPES)
+
+
+def divided_first() -> Mixture:
+    """torch's GradScaler asks over the axes alone that divide the first gradient, finding 64."""
+    return Mixture(DIVIDED_FIRST)
+
+
+def with_empty_shards() -> Mixture:
+    """With them torch hangs for the largest magnitude, finding 23."""
+    return Mixture(SHAPES | SHORT)
+
+
+def grouped() -> Mixture:
+    return Mixture(SHAPES | PLAIN)
+
+
+def grouped_with_empty_shards() -> Mixture:
+    return Mixture(SHAPES | SHORT | PLAIN)
+
+
+SIZES = {
+    build.__name__: sum(size.numel() for size in build().sizes.values())
+    for build in (mixture, divided_first, with_empty_shards, grouped, grouped_with_empty_shards)
+}
+"""How many elements x has, by the function that makes the module."""
+
+
+def sgd(module: nn.Module) -> torch.optim.Optimizer:
+    """Whose updates are as long as the gradients, unlike those of Adam."""
+    return torch.optim.SGD(module.parameters(), lr=0.5, momentum=0.5)
