@@ -47,7 +47,7 @@ def mixture() -> Mixture:
 
 
 def divided_first() -> Mixture:
-    """torch's GradScaler asks over the axes alone that divide the first gradient, finding 64."""
+    """torch's GradScaler asks over the axes alone that divide the first gradient, finding 72."""
     return Mixture(DIVIDED_FIRST)
 
 
