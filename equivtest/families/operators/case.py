@@ -9,16 +9,8 @@ from typing import ClassVar
 from equivtest import limits
 from equivtest.families.operators import case_facts
 from equivtest.families.operators.case_forms import Argument
-from equivtest.families.operators.case_table import (
-    BOOLS,
-    FLOATS,
-    INDEX,
-    OPERATORS,
-    WHOLE,
-    Operator,
-    Result,
-    results_of,
-)
+from equivtest.families.operators.case_operator import BOOLS, FLOATS, INDEX, WHOLE, Operator
+from equivtest.families.operators.case_table import OPERATORS, Result, results_of
 from equivtest.kit.case import Case, Shape, require
 from equivtest.kit.operands import partial_axes, stacked
 from equivtest.layout import Layout, Partial, parse_placement, shard_kind
@@ -28,6 +20,7 @@ REAL_DTYPES = ("float32", "float64")
 """Of real numbers: kernels of 16 bits round what they keep for themselves."""
 
 MAX_AXES = 2
+MAX_DIMS = 5  # of a batch of volumes
 MAX_RESULTS = 16
 
 Placements = tuple[str, ...]
@@ -76,8 +69,8 @@ class OperatorCase(Case):
             math.prod(self.mesh_shape) == self.world_size, f"mesh must have {self.world_size} ranks, got {self.mesh}"
         )
         require(
-            all(len(shape) <= limits.MAX_DIMS and all(size >= 0 for size in shape) for shape in self.operands),
-            f"operands must have at most {limits.MAX_DIMS} dims of size 0 or more, got {self.operands}",
+            all(len(shape) <= MAX_DIMS and all(size >= 0 for size in shape) for shape in self.operands),
+            f"operands must have at most {MAX_DIMS} dims of size 0 or more, got {self.operands}",
         )
         numbers = range(len(self.operands))
         require(

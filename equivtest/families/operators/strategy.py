@@ -13,7 +13,8 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 from equivtest import limits
 from equivtest.families.operators.case import EXACT_MODE, REAL_DTYPES, REAL_MODE, OperatorCase
 from equivtest.families.operators.case_forms import Signature, Signatures
-from equivtest.families.operators.case_table import FLOATS, OPERATORS, Operator, results_of, signatures_of
+from equivtest.families.operators.case_operator import FLOATS, Operator
+from equivtest.families.operators.case_table import OPERATORS, results_of, signatures_of
 from equivtest.kit.case import Shape
 from equivtest.kit.picks import POISON_TABLE, REPEATS, SMALL_SIZES, pick, pick_members, pick_values
 from equivtest.property import Space
@@ -32,7 +33,7 @@ VIEWED = frozenset(
         "einsum", "matmul", "nn.functional.linear", "outer", "diag_embed", "diagonal", "tensor_split", "expand",
         "chunk", "unbind", "split", "nn.functional.pad", "squeeze", "unsqueeze", "squeeze in place",
         "unsqueeze in place", "mm", "bmm", "mv", "dot", "addmm", "addmm scaled", "baddbmm", "addmv",
-        "__getitem__", "cat", "stack",
+        "__getitem__", "cat", "stack", "view_copy", "view_as_complex",
     }
 )  # fmt: skip
 """Operators that may view other dims, which DTensor seeks without end where there is no element: findings/50."""
