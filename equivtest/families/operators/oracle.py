@@ -153,7 +153,15 @@ def _best(case: OperatorCase, given: Tensors, index: int) -> tuple[Founds, str]:
             return way(), ""
         except InexactData as error:
             reasons.append(str(error))
-        except (RuntimeError, NotImplementedError, TypeError, AssertionError, AttributeError, KeyError, ArithmeticError) as error:
+        except (
+            RuntimeError,
+            NotImplementedError,
+            TypeError,
+            AssertionError,
+            AttributeError,
+            KeyError,
+            ArithmeticError,
+        ) as error:
             reasons.append(f"cannot be followed operation by operation: {type(error).__name__}: {error}"[:300])
     return {}, UNKNOWN + "; ".join(reasons)
 

@@ -71,6 +71,8 @@ def _operator_cases(draw: DrawFn, space: Space, operators: tuple[str, ...]) -> O
     dtype = pick(draw, "dtype", space.dtypes)
     name = pick(draw, "operator", taken_in(dtype, operators))
     operator = OPERATORS[name]
+    if operator.rounds and dtype not in REAL_DTYPES:
+        dtype = next((each for each in space.dtypes if each in REAL_DTYPES), dtype)
     shape = _pick_shape(draw, world_size, operator)
     signature = _entry(draw, "signature", signatures_of(name, shape) or _simplest(name))
     mesh = (2, 2) if world_size == 4 and pick(draw, "two axes", (False,) * 4 + (True,)) else ()
