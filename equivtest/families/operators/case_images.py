@@ -103,6 +103,7 @@ ROWS = (
         "nn.functional.avg_pool3d",
         functional.avg_pool3d,
         lambda shape: (Signature(((*shape, 2),), (("kernel_size", (1, 1, 2)),)),),
+        rounds=True,
         num_dims=(3,),
     ),
     chooses("nn.functional.max_pool2d", functional.max_pool2d, each(kernel_size=(1, 2)), num_dims=(3,), rounds=True),
