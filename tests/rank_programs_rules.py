@@ -1,7 +1,7 @@
 """Operators of DTensors whose rules are wrong in one way each: planted in torch's own table of rules, on every rank.
 
 A rule says under which placements of its operands an operator may be computed on what each rank holds, and under which
-placement the result then is.  A planted one stands before torch's own, so that it is taken where it costs nothing.
+placement the result then is.  A planted one stands in place of torch's own for the same operands.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ WRONG: dict[str, WrongRule] = {
         "wrong reduction", "linalg.vector_norm", (aten.linalg_vector_norm.default,), lambda s, a: reduced_to(SUM)(s, [a[0], a[2] if len(a) > 2 else ()])
     ),
     "logarithms_added_up": WrongRule("wrong reduction", "logsumexp", (aten.logsumexp.default,), reduced_to(SUM)),
-    "first_rank_says_all": WrongRule("reduction missing", "all", (aten.all.default, aten.all.dim), reduced_to(WHOLE)),
+    "first_rank_says_all": WrongRule("reduction missing", "all of bools", (aten.all.default, aten.all.dim), reduced_to(WHOLE)),
     "products_not_added_up": WrongRule("reduction missing", "mm", (aten.mm.default,), always(WHOLE, Shard(1), Shard(0))),
     "products_averaged": WrongRule("wrong reduction", "bmm", (aten.bmm.default,), always(AVG, Shard(2), Shard(1))),
     # A dim that is divided is one that the operator works along.
@@ -166,7 +166,7 @@ WRONG: dict[str, WrongRule] = {
     ),
     # Where a shard begins.
     "triangle_of_own_rows": WrongRule("offset of a shard", "tril", (aten.tril.default,), kept()),
-    "place_in_own_rows": WrongRule("offset of a shard", "argmax", (aten.argmax.default,), reduced_to(WHOLE)),
+    "place_in_own_rows": WrongRule("offset of a shard", "max", (aten.max.dim,), reduced_to(WHOLE)),
     "rows_picked_of_own": WrongRule("offset of a shard", "index_select", (aten.index_select.default,), picked(WHOLE)),
     "mask_dropped": WrongRule("mask of a partial", "gather", (aten.gather.default,), picked(SUM)),
     # A view whose sharded dim moves.
@@ -189,7 +189,7 @@ WRONG: dict[str, WrongRule] = {
 
 @contextmanager
 def planted(wrong: WrongRule) -> Iterator[None]:
-    """torch's table of rules holds the wrong one in front, as long as it lasts; nothing is kept of what it said."""
+    """torch's table of rules holds the wrong one, as long as it lasts; nothing is kept of what it said."""
     propagator = DTensor._op_dispatcher.sharding_propagator
     tables = (propagator.op_single_dim_strategy_funcs, propagator.op_strategy_funcs)
     before: list[tuple[dict[Any, Any], Any, Any]] = []
@@ -214,13 +214,15 @@ def _shapes(args: Any) -> Shapes:
 def _single(info: Any, rule: Rule) -> Any:
     def func(op: Any, args: Any, kwargs: Any) -> Any:
         right = info.func(op, args, kwargs)
-        found = []
+        found: list[Any] = []
+        combination: Combination = [WHOLE, WHOLE]
         for combination in rule(_shapes((args, kwargs)), args):
             full = combination
             if right and len(right[0]) > len(combination):  # of several results each lies as the first
                 full = [combination[0]] * (len(right[0]) - len(combination)) + combination
             found.append([_ShardingPlaceholder(each.dim) if isinstance(each, Shard) else each for each in full])
-        return found + [each for each in right if each not in found]
+        replaced = [repr(each[-len(combination) + 1 :]) for each in found]
+        return found + [each for each in right if repr(each[-len(combination) + 1 :]) not in replaced]
 
     return dataclasses.replace(info, func=func)
 
@@ -244,9 +246,15 @@ def _strategy(right: Any, rule: Rule) -> Any:
             outs = strategy.strategies[0].output_specs
             spec = DTensorSpec(mesh, (out,))
             found.append(OpSpec((spec,) * len(outs) if isinstance(outs, tuple) else spec, specs, costs))
-        return OpStrategy(found + strategy.strategies)
+        replaced = [_placements(each) for each in found]
+        return OpStrategy([each for each in strategy.strategies if _placements(each) not in replaced] + found)
 
     return func
+
+
+def _placements(spec: OpSpec) -> list[tuple[Placement, ...]]:
+    """Of its operands."""
+    return [each.placements for each in spec.input_specs or ()]
 
 
 def _subject(wrong: WrongRule) -> Callable[[OperatorCase, DeviceMesh, Given], Answers]:

@@ -9,6 +9,7 @@ from equivtest.families.operators.case_arguments import masks
 from equivtest.families.operators.case_forms import Signature, each, either, numbers, pairs, triples
 from equivtest.families.operators.case_operator import (
     ANY,
+    BITS,
     BOOLS,
     FLOATS,
     POSITIVE,
@@ -24,7 +25,7 @@ _UNARY_EXACT: tuple[tuple[str, Call], ...] = (
     ("sign", torch.sign), ("ceil", torch.ceil), ("floor", torch.floor), ("trunc", torch.trunc), ("round", torch.round),
     ("frac", torch.frac), ("clone", torch.clone), ("zeros_like", torch.zeros_like), ("ones_like", torch.ones_like),
     ("isnan", torch.isnan), ("isfinite", torch.isfinite), ("isinf", torch.isinf), ("signbit", torch.signbit),
-    ("logical_not", torch.logical_not), ("nn.functional.hardtanh", functional.hardtanh),
+    ("nn.functional.hardtanh", functional.hardtanh),
     ("nn.functional.relu6", functional.relu6),
     ("nan_to_num", torch.nan_to_num), ("sgn", torch.sgn), ("bool", lambda x: x.bool()), ("long", lambda x: x.long()),
     ("angle", torch.angle), ("conj_physical", torch.conj_physical), ("isneginf", torch.isneginf),
@@ -64,9 +65,10 @@ _CHOICES: tuple[tuple[str, Call], ...] = (
 
 ROWS = (
     *(chooses(name, call) for name, call in _UNARY_EXACT),
+    chooses("logical_not", torch.logical_not, domain=BITS),
     *(rounded(name, call, domain=domain) for name, call, domain in _UNARY_ROUNDED),
     *(chooses(name, call, either(pairs(), numbers("other", 1.0, 0.0, -2.0))) for name, call in _COMPARISONS[:6]),
-    *(chooses(name, call, pairs()) for name, call in _COMPARISONS[6:]),
+    *(chooses(name, call, pairs(), domain=BITS) for name, call in _COMPARISONS[6:]),
     *(chooses(name, call, pairs()) for name, call in _CHOICES),
     # Arithmetic of two and three operands.
     Operator("add", torch.add, either(pairs(), pairs(alpha=2), numbers("other", 1.0, 2, -3.0))),

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from equivtest.families.operators.case_forms import along, either, reduced
-from equivtest.families.operators.case_operator import BOOLS, DISTINCT, POWERS, Operator, chooses, rounded
+from equivtest.families.operators.case_operator import BITS, BOOLS, DISTINCT, POWERS, Operator, chooses, rounded
 
 
 def _norm(x: torch.Tensor, ord: float | str, **how: Any) -> Any:
@@ -29,11 +29,11 @@ ROWS = (
     chooses("argmin", torch.argmin, reduced(several=False), domain=DISTINCT),
     chooses("median", torch.median, reduced(several=False), domain=DISTINCT),
     chooses("mode", torch.mode, reduced(several=False, all_dims=False), domain=DISTINCT),
-    chooses("all", torch.all, reduced()),
-    chooses("any", torch.any, reduced()),
+    chooses("all", torch.all, reduced(), domain=BITS),
+    chooses("any", torch.any, reduced(), domain=BITS),
     chooses("any of bools", torch.any, reduced(), kinds=(BOOLS,)),
     chooses("all of bools", torch.all, reduced(), kinds=(BOOLS,)),
-    chooses("count_nonzero", torch.count_nonzero, reduced(keepdim=False)),
+    chooses("count_nonzero", torch.count_nonzero, reduced(keepdim=False), domain=BITS),
     chooses("prod", torch.prod, reduced(several=False), domain=POWERS, adds_cotangents=False),
     rounded("var", torch.var, either(reduced(), reduced(correction=0))),
     rounded("std", torch.std, either(reduced(), reduced(correction=0))),

@@ -83,6 +83,11 @@ def _operator_cases(draw: DrawFn, space: Space, operators: tuple[str, ...]) -> O
         _pick_placements(draw, f"operand {number}", each, num_axes, operator.kind_of(number))
         for number, each in enumerate(signature.shapes)
     )
+    if pick(draw, "placements alike", (False, False, False, True)):
+        placements = tuple(
+            _as_the_first(placements, number, signature.shapes[number], operator.kind_of(number))
+            for number in range(len(placements))
+        )
     placements = tuple(_without_nested(name, each) for each in placements)
     if name in CONVOLUTIONS:
         has_rows = signature.shapes[0][0] >= world_size
@@ -176,6 +181,12 @@ def placements_of(num_dims: int, kind: str, num_axes: int) -> tuple[tuple[str, .
 def _pick_placements(draw: DrawFn, name: str, shape: Shape, num_axes: int, kind: str) -> tuple[str, ...]:
     table = placements_of(len(shape), kind, num_axes)
     return table[pick(draw, f"{name}: placement", tuple(range(200))) % len(table)]
+
+
+def _as_the_first(placements: tuple[tuple[str, ...], ...], number: int, shape: Shape, kind: str) -> tuple[str, ...]:
+    """The placements of the first operand, where one of that shape and kind may have them."""
+    may_have = placements[0] in placements_of(len(shape), kind, len(placements[0]))
+    return placements[0] if may_have else placements[number]
 
 
 def _pick_dtypes(
