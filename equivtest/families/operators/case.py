@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from equivtest import limits
 from equivtest.families.operators import case_facts
 from equivtest.families.operators.case_forms import Argument
 from equivtest.families.operators.case_operator import BOOLS, FLOATS, INDEX, WHOLE, Operator
-from equivtest.families.operators.case_table import OPERATORS, Result, results_of
+from equivtest.families.operators.case_table import OPERATORS, Result, results_of, run
 from equivtest.kit.case import Case, Shape, require
 from equivtest.kit.operands import partial_axes, stacked
 from equivtest.layout import Layout, Partial, parse_placement, shard_kind
@@ -59,7 +59,7 @@ class OperatorCase(Case):
     strided: Shape = ()
 
     def __post_init__(self) -> None:
-        require(self.operator in OPERATORS, f"operator must be one of {', '.join(OPERATORS)}, got {self.operator!r}")
+        self._check_operator()
         require(self.dtype in limits.DTYPES, f"dtype must be one of {', '.join(limits.DTYPES)}, got {self.dtype!r}")
         require(
             len(self.mesh) <= MAX_AXES and all(size >= 1 for size in self.mesh),
@@ -92,6 +92,9 @@ class OperatorCase(Case):
         if self.cotangents:
             self._check_placements("cotangents", len(results))
         super().__post_init__()
+
+    def _check_operator(self) -> None:
+        require(self.operator in OPERATORS, f"operator must be one of {', '.join(OPERATORS)}, got {self.operator!r}")
 
     def _check_dtypes(self) -> None:
         require(
@@ -131,6 +134,10 @@ class OperatorCase(Case):
         """What the unsharded operator gives."""
         dtypes = self.other_dtypes or ("",) * len(self.operands)
         return results_of(self.operator, self.operands, self.arguments, tuple(name or self.dtype for name in dtypes))
+
+    def call(self, operands: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The results, of whole operands."""
+        return run(self.operator, operands, self.arguments)
 
     @property
     def mesh_shape(self) -> Shape:

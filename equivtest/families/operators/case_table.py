@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,7 +98,11 @@ def results_of(
         _plain_operand(OPERATORS[name], number, shape, dtype)
         for number, (shape, dtype) in enumerate(zip(shapes, dtypes, strict=True))
     )
-    results = run(name, operands, arguments)
+    return described(run(name, operands, arguments), operands)
+
+
+def described(results: Sequence[torch.Tensor], operands: Sequence[torch.Tensor]) -> tuple[Result, ...]:
+    """What they look like, and of which operands they have a gradient."""
     return tuple(
         Result(tuple(each.shape), str(each.dtype).removeprefix("torch."), _operands_of(each, operands))
         for each in results
@@ -115,7 +120,7 @@ def _plain_operand(operator: Operator, number: int, shape: Shape, dtype: str) ->
     return torch.full(shape, 0.5, dtype=getattr(torch, dtype), device="cpu").requires_grad_()
 
 
-def _operands_of(result: torch.Tensor, operands: tuple[torch.Tensor, ...]) -> tuple[int, ...]:
+def _operands_of(result: torch.Tensor, operands: Sequence[torch.Tensor]) -> tuple[int, ...]:
     if not result.requires_grad:
         return ()
     leaves = [(number, operand) for number, operand in enumerate(operands) if operand.requires_grad]

@@ -15,7 +15,6 @@ import torch
 
 from equivtest.families.operators.case import EXACT_MODE, REAL_DTYPES, OperatorCase
 from equivtest.families.operators.case_operator import DISTINCT, FLOATS
-from equivtest.families.operators.case_table import run
 from equivtest.kit.oracle import expect, expect_held
 from equivtest.kit.oracle.certificate import Certificate
 from equivtest.kit.oracle.declared import arithmetic_of
@@ -169,7 +168,7 @@ def _best(case: OperatorCase, given: Tensors, index: int) -> tuple[Founds, str]:
 def _run(case: OperatorCase, operands: Sequence[torch.Tensor], given: Mapping[str, torch.Tensor]) -> Tensors:
     """The results and gradients of the whole operands, of which `case.graded()` are leaves."""
     leaves = [operand.requires_grad_(number in case.graded()) for number, operand in enumerate(operands)]
-    results = run(case.operator, tuple(leaves), case.arguments)
+    results = case.call(tuple(leaves))
     found = {f"output.{number}": result.detach() for number, result in enumerate(results)}
     pairs = [
         (result, given[f"cotangent.{number}"])
