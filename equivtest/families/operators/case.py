@@ -203,6 +203,7 @@ class OperatorCase(Case):
     selects_other_rows = property(case_facts.selects_other_rows)
     keeps_placements = property(case_facts.keeps_placements)
     squeezes_a_row = property(case_facts.squeezes_a_row)
+    divides_index_otherwise = property(case_facts.divides_index_otherwise)
 
     @property
     def reduced_by(self) -> str:

@@ -38,6 +38,17 @@ VIEWED = frozenset(
 )  # fmt: skip
 """Operators that may view other dims, which DTensor seeks without end where there is no element: findings/50."""
 
+WHOLE_ALONE = frozenset({"native_group_norm", "_batch_norm_with_update"})
+"""Operators of which torch is right where all operands are whole, and have a gradient: findings/65, 66 and 69."""
+
+POOLS = frozenset(
+    {
+        "nn.functional.avg_pool1d", "nn.functional.avg_pool2d", "nn.functional.avg_pool3d", "nn.functional.max_pool2d",
+        "nn.functional.max_unpool2d", "nn.functional.max_unpool3d",
+    }
+)  # fmt: skip
+"""Operators of which torch is right where every rank has rows and channels: findings/67."""
+
 CONVOLUTIONS = frozenset({"convolution", "convolution transposed"})
 
 OTHER_DTYPES = ("",) * 12 + ("float64", "float32")
@@ -89,6 +100,8 @@ def _operator_cases(draw: DrawFn, space: Space, operators: tuple[str, ...]) -> O
             for number in range(len(placements))
         )
     placements = tuple(_without_nested(name, each) for each in placements)
+    if name in WHOLE_ALONE or (name in POOLS and _leaves_nothing(signature.shapes[0], world_size)):
+        placements = (("replicate",) * num_axes,) * len(placements)
     if name in CONVOLUTIONS:
         has_rows = signature.shapes[0][0] >= world_size
         placements = tuple(
@@ -116,7 +129,7 @@ def _operator_cases(draw: DrawFn, space: Space, operators: tuple[str, ...]) -> O
         values=pick_values(draw, _modes_of(operator, dtypes)),
         poison=pick(draw, "poison", POISON_TABLE),
         repeats=pick(draw, "repeats", REPEATS),
-        members=() if mesh else members,
+        members=() if mesh or name == "equal" else members,  # findings/68
     )
 
 
@@ -131,8 +144,15 @@ def _of_rows(placements: tuple[str, ...], *, may_divide: bool) -> tuple[str, ...
     return tuple("shard(0)" if each != "replicate" and may_divide else "replicate" for each in placements)
 
 
+def _leaves_nothing(shape: Shape, world_size: int) -> bool:
+    """Whether some rank has nothing of some dim, if that is divided among all ranks or half of them."""
+    return any(-(-size // ranks) * (ranks - 1) >= size for size in shape[:-1] for ranks in {world_size, 2} if ranks > 1)
+
+
 def _graded(name: str, numbers: tuple[int, ...]) -> tuple[int, ...]:
     """Never the bias of a convolution alone: findings/62."""
+    if name in WHOLE_ALONE:
+        return (0, 1, 2) if numbers else ()
     return (0, 1, 2) if name in CONVOLUTIONS and numbers == (2,) else numbers
 
 

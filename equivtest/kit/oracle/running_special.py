@@ -1,8 +1,8 @@
 """What special functions, products of many factors and triangular systems make of the distances that come in.
 
-A function of one operand is bounded as `equivtest.kit.oracle.running_rules.curve` has it where it rises or falls all the
-way; beside a valley the valley's floor is looked at too; what is no steeper than a number, by that.  Of an operand beside
-that, such as the order of a gamma function, nothing is known unless it is exact.
+A function of one operand is bounded as `equivtest.kit.oracle.running_rules.curve` has it where it rises or falls all
+the way; beside a valley the valley's floor is looked at too; what is no steeper than a number, by that.  Of a further
+operand, such as the order of a gamma function, nothing is known unless it is exact.
 
 Source: DLMF 5.4 (the minimum of gamma), 8.2, 10.25; for triangular systems Higham, Accuracy and Stability of Numerical
 Algorithms, 2nd ed., theorem 8.5: however substitution is ordered, (T + D) x = b, with |D| at most gamma_n |T|.

@@ -24,7 +24,8 @@ Special = Callable[[Step, torch.Tensor], torch.Tensor]
 
 REDISTRIBUTE, THROUGH_LOCAL, WRITE = "redistribute", "to_local and back", "write through a view"
 SPECIALS = (REDISTRIBUTE, THROUGH_LOCAL, WRITE)
-"""Steps that are no operators: other placements; out of DTensors and in again; a row of a copy, multiplied in place."""
+"""Steps that are no operators: other placements; out of DTensors and in again; a view of a copy, multiplied in place,
+which is one row, or all with two dims swapped."""
 
 _CHAIN = Operator("chain", lambda *operands: operands)
 
@@ -63,6 +64,15 @@ class ChainCase(OperatorCase):
         dtypes = self.other_dtypes or ("",) * len(self.operands)
         return results_of_chain(self.steps, self.operands, tuple(name or self.dtype for name in dtypes))
 
+    @property
+    def writes_to_divided_rows(self) -> bool:
+        """Whether one row of an operand is written to along a dim that is divided."""
+        rows = [(sources[0], dict(how)) for name, sources, how in self.steps if name == WRITE and "index" in dict(how)]
+        return any(
+            source.startswith("x") and f"shard({how['dim']})" in self.placements[int(source[1:])]
+            for source, how in rows
+        )
+
     def call(self, operands: tuple[Any, ...]) -> tuple[Any, ...]:
         return run_chain(self.steps, operands, _unsharded)
 
@@ -72,15 +82,17 @@ def placements_named(step: Step) -> tuple[Placement, ...]:
     return tuple(map(parse_placement, str(dict(step[2]).get("placements", "")).split()))
 
 
-def _unsharded(step: Step, x: torch.Tensor) -> torch.Tensor:
-    """What a step that is no operator gives of a whole tensor: a copy of which a row is multiplied, or itself."""
-    name, _, arguments = step
-    if name != WRITE:
-        return x
-    how: dict[str, Any] = dict(arguments)
-    copied = x.mul(1)
-    copied.select(how["dim"], how["index"]).mul_(how["factor"])
+def written(step: Step, x: torch.Tensor) -> torch.Tensor:
+    """A copy that has been written to through a view."""
+    how: dict[str, Any] = dict(step[2])
+    factor, copied = how.pop("factor"), x.mul(1)
+    (copied.select if "index" in how else copied.transpose)(*how.values()).mul_(factor)
     return copied
+
+
+def _unsharded(step: Step, x: torch.Tensor) -> torch.Tensor:
+    """What a step that is no operator gives of a whole tensor."""
+    return written(step, x) if step[0] == WRITE else x
 
 
 def run_chain(steps: Sequence[Step], operands: Sequence[Any], special: Special) -> tuple[Any, ...]:

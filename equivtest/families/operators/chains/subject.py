@@ -20,6 +20,7 @@ from equivtest.families.operators.chains.case import (
     Step,
     placements_named,
     run_chain,
+    written,
 )
 from equivtest.families.operators.subject import run_operator
 from equivtest.kit.subject import Answers, Given, placements_of
@@ -43,14 +44,11 @@ def run_steps(case: ChainCase, mesh: DeviceMesh, given: Given, other: Special) -
 def special(step: Step, x: torch.Tensor) -> torch.Tensor:
     """What a step that is no operator does with a DTensor."""
     assert isinstance(x, DTensor)
-    name, _, arguments = step
-    how: dict[str, Any] = dict(arguments)
+    name = step[0]
     if name == REDISTRIBUTE:
         return x.redistribute(placements=placements_of(Layout(placements_named(step))))
     if name == THROUGH_LOCAL:
         return DTensor.from_local(
             x.to_local(), x.device_mesh, x.placements, run_check=False, shape=x.shape, stride=x.stride()
         )
-    copied = x.mul(1)
-    copied.select(how["dim"], how["index"]).mul_(how["factor"])
-    return copied
+    return written(step, x)
