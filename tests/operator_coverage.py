@@ -5,8 +5,9 @@
 
 The first adds one line of JSON per operator to FILE, but for those that it has already; a failure that is not known is
 told as soon as it is met.  The second prints what the files say together: of every operator of torch's list for which
-DTensor has a strategy how many draws were found equal (`=`), within a bound (`~`), were concluded nothing of (`?`), were
-refused on every rank alike (`R`), failed as is known (`K`) or failed (`X`), forward and in the gradient.
+DTensor has a strategy how many draws were found equal (`=`) or within a bound (`~`), of how many nothing was concluded
+(`?`), how many were refused on every rank alike (`R`), failed as is known (`K`) or failed (`X`), forward and in the
+gradient.
 
 Source: torch.distributed.tensor._ops.strategy_validation.get_registered_op_names (2.13.0).
 """
@@ -185,7 +186,11 @@ def table(lines: list[dict[str, Any]]) -> Iterator[str]:
         num = asked[direction] - len(left[direction])
         yield f"{direction}: {num} of {asked[direction]} are judged ({100 * num / asked[direction]:.1f} %)"
         yield from (f"- {text}" for text in left[direction])
-    yield f"{sum(sum(line['verdicts'].values()) for line in lines)} verdicts, {sum(len(x['failures']) for x in lines)} fail"
+    num_verdicts, num_failures = (
+        sum(num for line in lines for num in line["verdicts"].values()),
+        sum(len(line["failures"]) for line in lines),
+    )
+    yield f"{num_verdicts} verdicts, {num_failures} fail"
 
 
 def main(texts: list[str]) -> None:

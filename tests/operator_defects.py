@@ -3,8 +3,8 @@
     python -m tests.operator_defects [--beside] [NAME ...]
 
 `time` is that of the search until a claim rejects the defect, `smallest` what that is shrunk to.  With --beside torch's
-`strategy_validation` is asked about the same operator with the same rule planted: it is red where it finds more wrong rules
-than without.
+`strategy_validation` is asked about the same operator with the same rule planted: it is red where it finds more wrong
+rules than without.
 
 Source: torch.distributed.tensor._ops.strategy_validation.compare_operator (2.13.0), on samples of torch's own list.
 """
@@ -28,7 +28,6 @@ import torch.distributed as dist
 
 from equivtest.check import judge
 from equivtest.chunks import Chunk
-from equivtest.families.operators.case import OperatorCase
 from equivtest.families.operators.strategy import operator_cases
 from equivtest.known import SHIPPED, KnownFailures
 from equivtest.property import Property, Space

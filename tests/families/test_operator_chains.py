@@ -45,7 +45,7 @@ def drawn_cases() -> tuple[ChainCase, ...]:
             "nothing is redistributed to partial",
         ),
         ({"steps": (("mm", ("x0", "x0"), ()),)}, "chain does not take"),
-        ({"operator": "neg"}, "a chain has no operator of its own, got 'neg'"),
+        ({"operator": "neg"}, "operator must be .*chain.*, got 'neg'"),
     ],
 )
 def test_what_is_no_chain_is_named(fields: dict[str, Any], message: str) -> None:

@@ -35,9 +35,8 @@ def _scaled(*how: str) -> Form:
 
 
 def _unpooled(x: torch.Tensor) -> torch.Tensor:
-    pool, back = (functional.max_pool2d, functional.max_unpool2d)
-    found, indices = pool(x, (1, 2), return_indices=True)
-    return back(found, indices, (1, 2), output_size=x.shape[-2:])
+    found, indices = functional.max_pool2d(x, (1, 2), return_indices=True)
+    return functional.max_unpool2d(found, indices, (1, 2), output_size=x.shape[-2:])
 
 
 def _unpooled_volume(x: torch.Tensor) -> torch.Tensor:
@@ -45,7 +44,7 @@ def _unpooled_volume(x: torch.Tensor) -> torch.Tensor:
     return functional.max_unpool3d(found, indices, (1, 1, 2), output_size=x.shape[-3:])
 
 
-def _softmax_backward(g: torch.Tensor, y: torch.Tensor, dim: int) -> torch.Tensor:
+def _softmax_backward(g: torch.Tensor, y: torch.Tensor, dim: int) -> Any:
     return torch.ops.aten._softmax_backward_data(g, y, dim, g.dtype)
 
 
@@ -55,7 +54,7 @@ def _layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> Re
 
 def _group_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> Results:
     rows, channels = x.shape[:2]
-    return tuple(torch.native_group_norm(x, weight, bias, rows, channels, x.shape[2], 1, 0.5))
+    return tuple(torch.native_group_norm(x.contiguous(), weight, bias, rows, channels, x.shape[2], 1, 0.5))
 
 
 def _batch_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> Results:
@@ -78,7 +77,7 @@ def _sizes(shape: Shape) -> Signatures:
     return tuple(Signature((x,), (("size", size),)) for size in ((2, 3), (4, 6)))
 
 
-def _resized(x: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
+def _resized(x: torch.Tensor, size: tuple[int, int]) -> Any:
     return torch.ops.aten._upsample_bilinear2d_aa(x, list(size), False)  # noqa: FBT003  (torch's own order)
 
 

@@ -85,7 +85,7 @@ def _beside(f: Any) -> Rule:
 
     def rule(r: Roundings, first: Any, operand: Any) -> Parts:
         a, x = Parts.of(first), Parts.of(operand)
-        plain = a.value.expand(torch.broadcast_shapes(a.value.shape, x.value.shape))
+        plain = a.value + torch.zeros_like(x.value)
         low, high = (f(plain.double(), x.value.double() + sign * x.error) for sign in (-1, 1))
         right, value = f(plain.double(), x.value.double()), f(a.value, x.value)
         off = torch.maximum((low - right).abs(), (high - right).abs())

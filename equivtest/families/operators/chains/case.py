@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
@@ -14,6 +14,7 @@ from equivtest.families.operators.case_forms import Arguments
 from equivtest.families.operators.case_operator import Operator
 from equivtest.families.operators.case_table import OPERATORS, Result, described, run
 from equivtest.kit.case import Shape, require
+from equivtest.kit.rules import OneOf
 from equivtest.layout import Partial, Placement, parse_placement
 
 MAX_STEPS = 6
@@ -38,10 +39,10 @@ class ChainCase(OperatorCase):
         steps: One to six; of each the first result alone is looked at.
     """
 
-    operator: str = "chain"
+    operator: Annotated[str, OneOf(("chain",))] = "chain"
     steps: tuple[Step, ...] = (("neg", ("x0",), ()),)
 
-    def __post_init__(self) -> None:
+    def check_fields(self) -> None:
         require(1 <= len(self.steps) <= MAX_STEPS, f"steps must be 1 to {MAX_STEPS}, got {len(self.steps)}")
         for number, (name, sources, _) in enumerate(self.steps):
             known = (*OPERATORS, *SPECIALS)
@@ -50,10 +51,7 @@ class ChainCase(OperatorCase):
             require(set(sources) <= names, f"step {number} may take {', '.join(sorted(names))}, got {sources}")
             is_partial = any(isinstance(each, Partial) for each in placements_named(self.steps[number]))
             require(not is_partial, f"nothing is redistributed to partial shares, got {self.steps[number]}")
-        super().__post_init__()
-
-    def _check_operator(self) -> None:
-        require(self.operator == "chain", f"a chain has no operator of its own, got {self.operator!r}")
+        super().check_fields()
 
     @property
     def definition(self) -> Operator:

@@ -29,8 +29,8 @@ from equivtest.property import Space
 
 CHAINED = (
     "neg", "mul", "add", "sum", "transpose", "mm", "abs", "relu", "sub", "maximum", "clamp", "mean", "softmax",
-    "cumsum", "permute", "unsqueeze", "expand", "select", "narrow", "cat", "stack", "tril", "flip", "roll", "sigmoid", "tanh",
-    "exp", "mul in place", "add in place", "rsub", "bmm", "repeat", "triu", "lerp", "addcmul", "log_softmax",
+    "cumsum", "permute", "unsqueeze", "expand", "select", "narrow", "cat", "stack", "tril", "flip", "roll", "sigmoid",
+    "tanh", "exp", "mul in place", "add in place", "rsub", "bmm", "repeat", "triu", "lerp", "addcmul", "log_softmax",
 )  # fmt: skip
 """Operators that take what others give, and of which torch is right when they are called alone."""
 
@@ -123,10 +123,11 @@ def _draw_step(draw: DrawFn, chain: _Chain, number: int, names: tuple[str, ...],
     if not signatures:
         return
     signature = signatures[entry % len(signatures)]
-    sources, fresh, dtypes = [source], [], []
+    sources, fresh, dtypes = [source], list[Shape](), list[str]()
     for place, wanted in enumerate(signature.shapes[1:]):
         fitting = [each for each, have in held if have == wanted]
-        if fitting and pick(draw, f"held {number}.{place}", (True, False)):
+        is_held = pick(draw, f"held {number}.{place}", (True, False))
+        if fitting and is_held:
             sources.append(fitting[pick(draw, f"which {number}.{place}", (0, 1, 2)) % len(fitting)])
             continue
         sources.append(f"x{len(chain.operands) + len(fresh)}")
