@@ -1,3 +1,4 @@
+# ruff: noqa: E501  (a row of a table is a line)
 """Operators of DTensors whose rules are wrong in one way each: planted in torch's own table of rules, on every rank.
 
 A rule says under which placements of its operands an operator may be computed on what each rank holds, and under which

@@ -24,7 +24,7 @@ from equivtest.families.operators.chains.case import (
 )
 from equivtest.families.operators.strategy import PICKS, placements_of, sizes_of
 from equivtest.kit.case import Shape
-from equivtest.kit.picks import POISON_TABLE, pick, pick_values
+from equivtest.kit.picks import POISON_TABLE, REPEATS, pick, pick_members, pick_values
 from equivtest.property import Space
 
 CHAINED = (
@@ -36,7 +36,8 @@ CHAINED = (
 
 NAMES = (*CHAINED, *SPECIALS * 2)
 VALUES = ((EXACT_MODE,), (EXACT_MODE, EXACT_MODE), (REAL_MODE,), (REAL_MODE, EXACT_MODE))
-MAX_NUMEL = 120
+MIN_NUMEL, NUMEL_PER_RANK = 120, 40
+"""What a result may have at most: the one, or the other for each rank."""
 
 
 def chain_cases(space: Space, *, names: tuple[str, ...] = NAMES) -> SearchStrategy[ChainCase]:
@@ -49,6 +50,7 @@ class _Chain:
     """What has been drawn so far."""
 
     dtype: str
+    max_numel: int
     operands: list[Shape]
     dtypes: list[str]
     steps: list[Step] = field(default_factory=list)
@@ -67,7 +69,11 @@ class _Chain:
         except (RuntimeError, IndexError, ValueError, TypeError):
             return False
         last = results[-1]
-        if not last.dtype.startswith("float") or math.prod(last.shape) > MAX_NUMEL or len(last.shape) > limits.MAX_DIMS:
+        if (
+            not last.dtype.startswith("float")
+            or math.prod(last.shape) > self.max_numel
+            or len(last.shape) > limits.MAX_DIMS
+        ):
             return False
         self.steps.append(step)
         self.operands, self.dtypes, self.results = shapes, named, results
@@ -81,11 +87,13 @@ def _chain_cases(draw: DrawFn, space: Space, names: tuple[str, ...]) -> ChainCas
     dtype = pick(draw, "dtype", dtypes)
     mesh = (2, 2) if world_size == 4 and pick(draw, "two axes", (False,) * 4 + (True,)) else ()
     num_axes = len(mesh) or 1
+    members = pick_members(draw, world_size)
     sizes = tuple(size for size in sizes_of(world_size) if 0 < size <= 2 * world_size)
     shape = tuple(
         sizes[pick(draw, f"size {dim}", PICKS) % len(sizes)] for dim in range(pick(draw, "dims", (1, 2, 2, 3)))
     )
-    chain = _Chain(dtype, [shape[:1] + tuple(min(size, 4) for size in shape[1:])], [""])
+    max_numel = max(MIN_NUMEL, NUMEL_PER_RANK * world_size)
+    chain = _Chain(dtype, max_numel, [shape[:1] + tuple(min(size, 4) for size in shape[1:])], [""])
     for number in range(pick(draw, "steps", (2, 3, 4, 5))):
         _draw_step(draw, chain, number, names, num_axes)
     if not chain.steps:
@@ -104,6 +112,8 @@ def _chain_cases(draw: DrawFn, space: Space, names: tuple[str, ...]) -> ChainCas
         requires_grad=tuple(range(len(chain.operands))) if pick(draw, "gradients", (True, True, False)) else (),
         values=pick_values(draw, VALUES if dtype in REAL_DTYPES else VALUES[:2]),
         poison=pick(draw, "poison", POISON_TABLE),
+        repeats=pick(draw, "repeats", REPEATS),
+        members=() if mesh else members,
     )
 
 
