@@ -163,29 +163,27 @@ def table(lines: list[dict[str, Any]]) -> Iterator[str]:
             reasons[line["operator"], key.split(" ")[0]].update(texts)
     registered = get_registered_op_names()
     rows = {name: ROWS_OF.get(name, name) for name in registered}
-    further = [name for name in OPERATORS if name not in rows.values()]
+    rows |= {name: name for name in OPERATORS if name not in rows.values()}
     yield "| operator | forward | gradient |"
     yield "| --- | --- | --- |"
-    left: dict[str, list[str]] = {direction: [] for direction in DIRECTIONS}
-    asked: Counter[str] = Counter()
-    for name, row in [*rows.items(), *zip(further, further, strict=True)]:
-        signs = {direction: {sign: counts[row][direction, sign] for sign in "=~?RKX"} for direction in DIRECTIONS}
-        has = {"forward": True, "gradient": row in OPERATORS and has_gradient(row)}
-        words = [
-            " ".join(f"{sign}{num}" for sign, num in signs[direction].items() if num) if has[direction] else "none"
-            for direction in DIRECTIONS
-        ]
-        yield f"| {name} | {' | '.join(words)} |"
+    judged, left, refused = (defaultdict[str, list[str]](list) for _ in range(3))
+    for name, row in rows.items():
+        cells = [name]
         for direction in DIRECTIONS:
-            if name in rows and has[direction]:
-                asked[direction] += 1
-                if not signs[direction]["="] + signs[direction]["~"]:
-                    [(reason, _)] = reasons[row, direction].most_common(1) or [("it is in no row", 0)]
-                    left[direction].append(f"`{name}`: {reason}")
+            signs = {sign: counts[row][direction, sign] for sign in "=~?RKX"}
+            if direction == "gradient" and not (row in OPERATORS and has_gradient(row)):
+                cells.append("none")
+                continue
+            cells.append(" ".join(f"{sign}{num}" for sign, num in signs.items() if num))
+            [(reason, _)] = reasons[row, direction].most_common(1) or [("no draw", 0)]
+            kept = judged if any(signs[sign] for sign in "=~K") else refused if signs["R"] else left
+            if name in registered:
+                kept[direction].append(f"`{name}`: {reason}")
+        yield f"| {' | '.join(cells)} |"
     for direction in DIRECTIONS:
-        num = asked[direction] - len(left[direction])
-        yield f"{direction}: {num} of {asked[direction]} are judged ({100 * num / asked[direction]:.1f} %)"
-        yield from (f"- {text}" for text in left[direction])
+        num, of = len(judged[direction]), len(judged[direction]) + len(left[direction])
+        yield f"{direction}: {num} of {of} are judged ({100 * num / of:.1f} %); not judged, and refused by DTensor:"
+        yield from (f"- {text}" for text in [*left[direction], *refused[direction]])
     num_verdicts, num_failures = (
         sum(num for line in lines for num in line["verdicts"].values()),
         sum(len(line["failures"]) for line in lines),

@@ -176,7 +176,7 @@ WRONG: dict[str, WrongRule] = {
     "selected_dim_not_counted": WrongRule("view", "select", (aten.select.int,), shifted(1, behind=lambda s, a: a[1] % len(s[0]))),
     "new_dim_not_counted": WrongRule("view", "unsqueeze", (aten.unsqueeze.default,), lambda s, a: [[Shard(dim), Shard(dim)] for dim in range(a[1] % (len(s[0]) + 1), len(s[0]))]),
     # Gradients.
-    "gradient_on_every_rank": WrongRule("gradient's placement", "sum", (aten.expand.default,), always(SUM, WHOLE)),
+    "gradient_on_every_rank": WrongRule("gradient's placement", "sum", (aten.expand.default,), always(SUM, WHOLE), "expand"),
     "gradient_of_shares": WrongRule("gradient's placement", "nn.functional.silu", (aten.silu_backward.default,), always(SUM, WHOLE, SUM)),
     "gradient_of_own_parts": WrongRule("gradient's placement", "softmax", (aten._softmax_backward_data.default,), lambda s, a: [[Shard(dim)] * 3 for dim in dim_named(2)(s, a)], "_softmax_backward_data"),
     # Others.
