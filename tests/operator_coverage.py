@@ -1,37 +1,61 @@
-"""How each operator of DTensors is judged: prints a table, and everything that fails.
+"""How each operator of DTensors is judged: a sweep that can be ended, gone on with, and shared, and its table.
 
-    python -m tests.operator_coverage [CASES_PER_OPERATOR [FIRST [LAST]]]
+    python -m tests.operator_coverage FILE [--cases 20] [--seed 0] [--shard 1/2] [OPERATOR ...]
+    python -m tests.operator_coverage FILE [FILE ...] --table
 
-One row per operator, one column per kind of placement and direction.  `=` equal, `~` within a bound, `?` nothing
-concluded, `R` refused on every rank alike, `X` failed (a known failure of torch too), each with the number of draws.
+The first adds one line of JSON per operator to FILE, but for those that it has already; a failure that is not known is
+told as soon as it is met.  The second prints what the files say together: of every operator of torch's list for which
+DTensor has a strategy how many draws were found equal (`=`) or within a bound (`~`), of how many nothing was concluded
+(`?`), how many were refused on every rank alike (`R`), failed as is known (`K`) or failed (`X`), forward and in the
+gradient.
+
+Source: torch.distributed.tensor._ops.strategy_validation.get_registered_op_names (2.13.0).
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import sys
+import time
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from equivtest import limits
 from equivtest.check import expected_of, judge_replies, one_thread
 from equivtest.families.operators.case import OperatorCase
-from equivtest.families.operators.case_table import OPERATORS
+from equivtest.families.operators.case_table import OPERATORS, results_of, signatures_of
+from equivtest.families.operators.oracle import text_of
 from equivtest.families.operators.strategy import operator_cases
+from equivtest.known import SHIPPED, KnownFailures
 from equivtest.property import Space
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply
-from equivtest.verdicts.claims import equals_unsharded, gradients_equal_unsharded
+from equivtest.verdicts.claims import agrees_on_all_ranks, equals_unsharded, gradients_equal_unsharded
 from equivtest.verdicts.elements import is_too_wide
 from equivtest.verdicts.verdict import Verdict
 from tests.drawing import drawn
 
+DIRECTIONS = ("forward", "gradient")
 CLAIMS = {"forward": equals_unsharded, "gradient": gradients_equal_unsharded}
 KINDS = ("replicate", "shard", "partial")
+KNOWN = KnownFailures.load(SHIPPED)
+SUBJECT = "dtensor_operators"
 
-Counts = Counter[tuple[str, str, str]]
+ROWS_OF = {
+    "nn.functional.relu": "relu",
+    "zero_": "zero in place",
+    "view_as_real": "view_as_complex",
+    "max_pool2d_with_indices_backward": "nn.functional.max_pool2d",
+}
+"""Operators of torch's list that are judged under another name, or in the call of another one."""
+
+Signs = Iterator[tuple[str, str, str]]
 
 
 def kind_of(case: OperatorCase) -> str:
@@ -40,11 +64,16 @@ def kind_of(case: OperatorCase) -> str:
     return next((kind for kind in ("partial", "shard") if any(text.startswith(kind) for text in texts)), "replicate")
 
 
-def signs_of(case: OperatorCase, replies: list[Reply], verdicts: list[Verdict]) -> Iterable[tuple[str, str]]:
-    """(direction, sign) of each draw."""
+def is_known(verdict: Verdict) -> bool:
+    return bool(KNOWN.match(verdict.subject, verdict.claim, verdict.case, verdict.kind))
+
+
+def signs_of(case: OperatorCase, replies: list[Reply], verdicts: list[Verdict]) -> Signs:
+    """(direction, sign, reason) of each draw."""
     failed = [verdict for verdict in verdicts if verdict.failed]
+    worst = "X" if any(not is_known(verdict) for verdict in failed) else "K"
     if any(reply.outcome not in ("answered", "not_in_mesh") for reply in replies):
-        yield "forward", "X"
+        yield "forward", worst, ""
         return
     for draw in range(len(case.values)):
         with one_thread():
@@ -55,47 +84,130 @@ def signs_of(case: OperatorCase, replies: list[Reply], verdicts: list[Verdict]) 
             }
             if not named:
                 continue
+            reason = next((each.derivation for each in named.values() if is_too_wide(each)), "")
             if any(verdict.draw == draw and verdict.claim == claim.name for verdict in failed):
-                yield direction, "X"
+                yield direction, worst, ""
             elif any("refused" in name for name in named):
-                yield direction, "R"
-            elif any(map(is_too_wide, named.values())):
-                yield direction, "?"
+                refusals = [bytes(each.value.to(torch.uint8).tolist()) for name, each in named.items() if "ref" in name]
+                yield direction, "R", text_of(torch.tensor(list(refusals[0])))
+            elif reason:
+                yield direction, "?", reason
             else:
-                yield direction, "=" if all(each.allowed is None for each in named.values()) else "~"
+                yield direction, "=" if all(each.allowed is None for each in named.values()) else "~", ""
 
 
-def tell(counts: Counter[str]) -> str:
-    return " ".join(f"{sign}{counts[sign]}" for sign in "=~?RX" if counts[sign])
-
-
-def main(num_cases: int, first: int, last: int) -> None:
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
+def judged(name: str, num_cases: int, seed: int, pool: Pool) -> dict[str, Any]:
+    """What a line of the file says of an operator."""
+    begun_s, counts, reasons, failures = time.monotonic(), Counter[str](), defaultdict[str, Counter[str]](Counter), []
+    verdicts_of: Counter[str] = Counter()
     space = Space(limits.WORLD_SIZES, limits.DTYPES)
-    columns = [(direction, kind) for direction in CLAIMS for kind in KINDS]
-    print("| operator |", " | ".join(f"{direction}, {kind}" for direction, kind in columns), "|")
-    print("|", " --- |" * (1 + len(columns)))
-    totals: Counter[tuple[str, str]] = Counter()
-    with Pool() as pool:
-        for name in list(OPERATORS)[first:last]:
-            counts: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
-            for case in drawn(operator_cases(space, operators=(name,)), num_cases, number=first):
-                replies = pool.run("dtensor_operators", case)
-                verdicts = judge_replies("dtensor_operators", case, replies, tuple(CLAIMS.values()))
-                for direction, sign in signs_of(case, replies, verdicts):
-                    counts[direction, kind_of(case)][sign] += 1
-                    totals[direction, sign] += 1
-                for verdict in verdicts:
-                    if verdict.failed:
-                        mismatches = verdict.judgement.mismatches
-                        what = mismatches[0] if mismatches else verdict.detail[:300]
-                        print(f"  {verdict.claim} {verdict.kind} {case!r} {what}", file=sys.stderr)
-            print(f"| {name} |", " | ".join(tell(counts[column]) for column in columns), "|", flush=True)
-    for direction in CLAIMS:
-        print(f"{direction}: {tell(Counter({sign: totals[direction, sign] for sign in '=~?RX'}))}")
+    for case in drawn(operator_cases(space, operators=(name,)), num_cases, number=seed):
+        replies = pool.run(SUBJECT, case)
+        verdicts = judge_replies(SUBJECT, case, replies, (*CLAIMS.values(), agrees_on_all_ranks))
+        verdicts_of.update(verdict.kind for verdict in verdicts)
+        for direction, sign, reason in signs_of(case, replies, verdicts):
+            counts[f"{direction} {kind_of(case)} {sign}"] += 1
+            if sign in "?R":
+                reasons[f"{direction} {sign}"][reason[:160]] += 1
+        for verdict in verdicts:
+            if verdict.failed and not is_known(verdict):
+                mismatches = verdict.judgement.mismatches
+                what = mismatches[0] if mismatches else verdict.detail[:300]
+                failures.append(f"{verdict.claim} {verdict.kind} {case!r} {what}")
+                print(f"  {failures[-1]}", file=sys.stderr, flush=True)
+    return {
+        "operator": name,
+        "seed": seed,
+        "cases": num_cases,
+        "seconds": round(time.monotonic() - begun_s, 1),
+        "counts": counts,
+        "verdicts": verdicts_of,
+        "reasons": {key: dict(texts.most_common(3)) for key, texts in reasons.items()},
+        "failures": failures,
+    }
+
+
+def sweep(file: Path, names: Iterable[str], num_cases: int, seed: int) -> None:
+    """Judges what the file does not have from this seed."""
+    done = {(line["operator"], line["seed"]) for line in lines_of([file])} if file.exists() else set()
+    with Pool() as pool, file.open("a", encoding="utf-8") as out:
+        for name in names:
+            if (name, seed) not in done:
+                out.write(json.dumps(judged(name, num_cases, seed, pool)) + "\n")
+                out.flush()
+
+
+def lines_of(files: Iterable[Path]) -> list[dict[str, Any]]:
+    return [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def has_gradient(name: str) -> bool:
+    """Whether the unsharded operator has one."""
+    shapes: tuple[tuple[int, ...], ...] = ((2,), (2, 2), (2, 2, 2), ())
+    signature = next(found for shape in shapes for found in signatures_of(name, shape))
+    dtypes = ("float64",) * len(signature.shapes)
+    return any(result.operands for result in results_of(name, signature.shapes, signature.arguments, dtypes))
+
+
+def table(lines: list[dict[str, Any]]) -> Iterator[str]:
+    """A row per operator of torch's list, and how many are judged."""
+    from torch.distributed.tensor._ops.strategy_validation import get_registered_op_names
+
+    counts: dict[str, Counter[tuple[str, str]]] = defaultdict(Counter)
+    reasons: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    for line in lines:
+        for key, num in line["counts"].items():
+            direction, _, sign = key.split(" ")
+            counts[line["operator"]][direction, sign] += num
+        for key, texts in line["reasons"].items():
+            reasons[line["operator"], key.split(" ")[0]].update(texts)
+    registered = get_registered_op_names()
+    rows = {name: ROWS_OF.get(name, name) for name in registered}
+    rows |= {name: name for name in OPERATORS if name not in rows.values()}
+    yield "| operator | forward | gradient |"
+    yield "| --- | --- | --- |"
+    judged, left, refused = (defaultdict[str, list[str]](list) for _ in range(3))
+    for name, row in rows.items():
+        cells = [name]
+        for direction in DIRECTIONS:
+            signs = {sign: counts[row][direction, sign] for sign in "=~?RKX"}
+            if direction == "gradient" and not (row in OPERATORS and has_gradient(row)):
+                cells.append("none")
+                continue
+            cells.append(" ".join(f"{sign}{num}" for sign, num in signs.items() if num))
+            [(reason, _)] = reasons[row, direction].most_common(1) or [("no draw", 0)]
+            kept = judged if any(signs[sign] for sign in "=~K") else refused if signs["R"] else left
+            if name in registered:
+                kept[direction].append(f"`{name}`: {reason}")
+        yield f"| {' | '.join(cells)} |"
+    for direction in DIRECTIONS:
+        num, of = len(judged[direction]), len(judged[direction]) + len(left[direction])
+        yield f"{direction}: {num} of {of} are judged ({100 * num / of:.1f} %); not judged, and refused by DTensor:"
+        yield from (f"- {text}" for text in [*left[direction], *refused[direction]])
+    num_verdicts, num_failures = (
+        sum(num for line in lines for num in line["verdicts"].values()),
+        sum(len(line["failures"]) for line in lines),
+    )
+    yield f"{num_verdicts} verdicts, {num_failures} fail"
+
+
+def main(texts: list[str]) -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("names", nargs="+", metavar="FILE or OPERATOR")
+    parser.add_argument("--cases", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--shard", default="1/1")
+    parser.add_argument("--table", action="store_true")
+    given = parser.parse_intermixed_args(texts)
+    warnings.simplefilter("ignore")
+    if given.table:
+        print("\n".join(table(lines_of(map(Path, given.names)))))
+        return
+    torch.set_num_threads(1)
+    number, num = map(int, given.shard.split("/"))
+    names = given.names[1:] or list(OPERATORS)[number - 1 :: num]
+    sweep(Path(given.names[0]), names, given.cases, given.seed)
 
 
 if __name__ == "__main__":
-    numbers = [int(text) for text in sys.argv[1:]]
-    main(*(numbers + [10, 0, len(OPERATORS)][len(numbers) :]))
+    main(sys.argv[1:])

@@ -28,6 +28,7 @@ from equivtest.families.linear.case import LinearCase
 from equivtest.families.module.case import ModuleCase
 from equivtest.families.norm.case import NormCase
 from equivtest.families.operators.case import OperatorCase
+from equivtest.families.operators.chains.case import ChainCase
 from equivtest.families.operators.strategy import operator_cases
 from equivtest.families.redistribute.case import RedistributeCase
 from equivtest.families.reduction.case import ReductionCase
@@ -115,7 +116,7 @@ def property_of(defect: Defect) -> Property:
         and p.statement.startswith(parallelize)
     )
     prop = dataclasses.replace(prop, subject=defect.subject)
-    if isinstance(defect.smallest, OperatorCase):  # of some hundred operators a search would hardly draw the one
+    if type(defect.smallest) is OperatorCase:  # of some hundred operators a search would hardly draw the one
         one = (defect.smallest.operator,)
         return dataclasses.replace(prop, cases=lambda space: operator_cases(space, operators=one))
     return prop
@@ -215,6 +216,8 @@ def sizes(case: Case) -> list[int]:
         return [case.world_size, case.num_positions, case.num_classes]
     if isinstance(case, DropoutCase | ReductionCase | RedistributeCase):
         return [case.world_size, math.prod(case.shape)]
+    if isinstance(case, ChainCase):
+        return [case.world_size, len(case.steps), *map(math.prod, case.operands)]
     if isinstance(case, OperatorCase):
         return [case.world_size, *map(math.prod, case.operands)]
     if isinstance(case, CollectivesCase):

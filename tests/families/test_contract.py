@@ -31,14 +31,15 @@ from tests.unsharded import errors_beside
 REFUSED = [name for name, prop in PROPERTIES.items() if prop.refuses_only]
 WITHIN = [name for name in PROPERTIES if name not in REFUSED]
 IN_ALL_DTYPES = [name for name in WITHIN if not PROPERTIES[name].conclusive_dtypes]
-DIVIDED_OTHERWISE = ("module", "embedding.ways", "operators")
+DIVIDED_OTHERWISE = ("module", "embedding.ways", "operators", "operators.chains")
 DIVIDED = [name for name in IN_ALL_DTYPES if PROPERTIES[name].shards and family_of(name) not in DIVIDED_OTHERWISE]
 ON_ANY_MEMBERS = [name for name in WITHIN if family_of(name) not in ("training.two_axes", "training.deepspeed")]
-COMPUTED = [name for name in WITHIN if family_of(name) not in ("dropout", "operators")]
+COMPUTED = [name for name in WITHIN if family_of(name) not in ("dropout", "operators", "operators.chains")]
 """No two runs drop alike; what is right of an operator is torch's own unsharded run."""
 
 LARGER: dict[str, dict[str, Any]] = {
     "dtensor_operators": {"operator": "abs", "requires_grad": (0,)},
+    "dtensor_operator_chains": {"steps": (("neg", ("x0",), ()), ("neg", ("y0",), ())), "requires_grad": (0,)},
     "zero3_fetch_all_gather_refuses": {"parameters": ((1,), (1,)), "requires_grad": (True, True)},
     "deepspeed_mlp_stages_1_and_2": {"stage": 2},
 }

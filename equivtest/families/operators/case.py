@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from equivtest import limits
 from equivtest.families.operators import case_facts
 from equivtest.families.operators.case_forms import Argument
-from equivtest.families.operators.case_table import (
-    BOOLS,
-    FLOATS,
-    INDEX,
-    OPERATORS,
-    WHOLE,
-    Operator,
-    Result,
-    results_of,
-)
+from equivtest.families.operators.case_operator import BOOLS, FLOATS, INDEX, WHOLE, Operator
+from equivtest.families.operators.case_table import OPERATORS, Result, results_of, run
 from equivtest.kit.case import Case, Shape, replicated, require
 from equivtest.kit.case_tensor import CaseTensor
 from equivtest.kit.operands import partial_axes, stacked
@@ -30,6 +22,7 @@ REAL_DTYPES = ("float32", "float64")
 """Of real numbers: kernels of 16 bits round what they keep for themselves."""
 
 MAX_AXES = 2
+MAX_DIMS = 5  # of a batch of volumes
 MAX_RESULTS = 16
 
 Placements = tuple[str, ...]
@@ -72,8 +65,8 @@ class OperatorCase(Case):
             math.prod(self.mesh_shape) == self.world_size, f"mesh must have {self.world_size} ranks, got {self.mesh}"
         )
         require(
-            all(len(shape) <= limits.MAX_DIMS and all(size >= 0 for size in shape) for shape in self.operands),
-            f"operands must have at most {limits.MAX_DIMS} dims of size 0 or more, got {self.operands}",
+            all(len(shape) <= MAX_DIMS and all(size >= 0 for size in shape) for shape in self.operands),
+            f"operands must have at most {MAX_DIMS} dims of size 0 or more, got {self.operands}",
         )
         numbers = range(len(self.operands))
         require(
@@ -133,6 +126,10 @@ class OperatorCase(Case):
         """What the unsharded operator gives."""
         dtypes = self.other_dtypes or ("",) * len(self.operands)
         return results_of(self.operator, self.operands, self.arguments, tuple(name or self.dtype for name in dtypes))
+
+    def call(self, operands: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The results, of whole operands."""
+        return run(self.operator, operands, self.arguments)
 
     @property
     def mesh_shape(self) -> Shape:
@@ -198,6 +195,7 @@ class OperatorCase(Case):
     selects_other_rows = property(case_facts.selects_other_rows)
     keeps_placements = property(case_facts.keeps_placements)
     squeezes_a_row = property(case_facts.squeezes_a_row)
+    divides_index_otherwise = property(case_facts.divides_index_otherwise)
 
     @property
     def reduced_by(self) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from equivtest.layout import Layout, Replicate, Shard, local_shape, shard_bounds
+from equivtest.layout import Layout, Replicate, Shard, local_shape, parse_placement, shard_bounds
 
 if TYPE_CHECKING:
     from equivtest.families.operators.case import OperatorCase
@@ -53,6 +53,24 @@ def picks_one_of_nothing(case: OperatorCase) -> bool:
     is_one = len(index) == len(x) and index[case.dim] == 1 and case.placements[1] == ("replicate",)
     is_spread = case.is_dim_divided or bool(case.reduction(0)[0])
     return is_one and is_spread and size >= world_size and shard_bounds(size, world_size, world_size - 1)[0] >= size
+
+
+def divides_index_otherwise(case: OperatorCase) -> bool:
+    """Whether some rank's part of an index has more rows, where it does not count along them, than of what it picks."""
+    if not case.has_shorter_index:
+        return False
+    texts = {text for placements in case.placements for text in placements if text.startswith("shard")}
+    layouts = [
+        Layout(tuple(map(parse_placement, (text, *("replicate",) * (len(case.mesh_shape) - 1))))) for text in texts
+    ]
+    front = case.dim % len(case.operands[0]) if isinstance(case.dim, int) else None
+    return any(
+        index > size
+        for layout in layouts
+        for picked, indices in zip(*(local_shapes(case, shape, layout) for shape in case.operands), strict=True)
+        for dim, (size, index) in enumerate(zip(picked, indices, strict=True))
+        if dim != front
+    )
 
 
 def squeezes_a_row(case: OperatorCase) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from equivtest.families.operators.case import OperatorCase
 from equivtest.families.operators.case_forms import Arguments
@@ -59,46 +59,6 @@ def dim_from_the_end_overlooked(case: OperatorCase, mesh: DeviceMesh, given: Giv
 
     def call(case: OperatorCase, operands: Operands, arguments: Arguments) -> Results:
         wrong = case.operator == "softmax" and case.counts_dim_from_end and _is_divided_along(operands[0], case.dim)
-        return _of_own_parts(case, operands, arguments) if wrong else call_torch(case, operands, arguments)
-
-    return run_operator(case, mesh, given, call)
-
-
-@defect(
-    replaces="dtensor_operators",
-    family="wrong divisor or wrong group",
-    claim="equals_unsharded",
-    smallest=OperatorCase(world_size=2, operator="sum", placements=(("shard(0)",),)),
-    why="a sum that is not partial is right",
-)
-def sums_averaged(case: OperatorCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """A sum that ends as partial sums: they are taken for partial averages."""
-
-    def call(case: OperatorCase, operands: Operands, arguments: Arguments) -> Results:
-        (found, *_) = results = call_torch(case, operands, arguments)
-        if case.operator != "sum" or not isinstance(found, DTensor) or Partial("sum") not in found.placements:
-            return results
-        placements = [Partial("avg") if each.is_partial() else each for each in found.placements]
-        made = DTensor.from_local(
-            found.to_local(), mesh, placements, run_check=False, shape=found.shape, stride=found.stride()
-        )
-        return (made,)
-
-    return run_operator(case, mesh, given, call)
-
-
-@defect(
-    replaces="dtensor_operators",
-    family="a partial value taken for the whole",
-    claim="equals_unsharded",
-    smallest=OperatorCase(world_size=2, operator="abs", placements=(("partial(sum)",),)),
-    why="one rank's share is the whole",
-)
-def shares_taken_for_the_whole(case: OperatorCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """The magnitude of a partial sum: that of each rank's share, which are then added up."""
-
-    def call(case: OperatorCase, operands: Operands, arguments: Arguments) -> Results:
-        wrong = case.operator == "abs" and any(placement.is_partial() for placement in operands[0].placements)
         return _of_own_parts(case, operands, arguments) if wrong else call_torch(case, operands, arguments)
 
     return run_operator(case, mesh, given, call)

@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 
 from equivtest.families.operators.case import EXACT_MODE, REAL_DTYPES, OperatorCase
-from equivtest.families.operators.case_table import DISTINCT, FLOATS, run
+from equivtest.families.operators.case_operator import DISTINCT, FLOATS
 from equivtest.kit.oracle import expect, expect_held
 from equivtest.kit.oracle.certificate import Certificate
 from equivtest.kit.oracle.declared import arithmetic_of
@@ -118,12 +118,12 @@ def judged_how(case: OperatorCase, index: int) -> Founds:
 
 
 def _adds_exactly(case: OperatorCase, index: int) -> bool:
-    """Whether a gradient adds up cotangents, and the sum of all of them, or of their halves, has few enough bits."""
+    """Whether a gradient adds up cotangents, and the sum of all of them, counted in parts, has few enough bits."""
     if not case.definition.adds_cotangents or case.values[index][0] != EXACT_MODE:
         return False
     total = sum(float(each.double().abs().sum()) for each in _cotangents(draw(case, index)).values())
     fewest = min(SIGNIFICAND_BITS[name] for name in case.dtypes)
-    return bool(2 * case.world_size * total <= 2**fewest)
+    return bool(case.definition.cotangent_parts * case.world_size * total <= 2**fewest)
 
 
 def _knows_operands(case: OperatorCase, index: int) -> bool:
@@ -152,7 +152,15 @@ def _best(case: OperatorCase, given: Tensors, index: int) -> tuple[Founds, str]:
             return way(), ""
         except InexactData as error:
             reasons.append(str(error))
-        except (RuntimeError, NotImplementedError, TypeError, AssertionError, AttributeError, KeyError) as error:
+        except (
+            RuntimeError,
+            NotImplementedError,
+            TypeError,
+            AssertionError,
+            AttributeError,
+            KeyError,
+            ArithmeticError,
+        ) as error:
             reasons.append(f"cannot be followed operation by operation: {type(error).__name__}: {error}"[:300])
     return {}, UNKNOWN + "; ".join(reasons)
 
@@ -160,7 +168,7 @@ def _best(case: OperatorCase, given: Tensors, index: int) -> tuple[Founds, str]:
 def _run(case: OperatorCase, operands: Sequence[torch.Tensor], given: Mapping[str, torch.Tensor]) -> Tensors:
     """The results and gradients of the whole operands, of which `case.graded()` are leaves."""
     leaves = [operand.requires_grad_(number in case.graded()) for number, operand in enumerate(operands)]
-    results = run(case.operator, tuple(leaves), case.arguments)
+    results = case.call(tuple(leaves))
     found = {f"output.{number}": result.detach() for number, result in enumerate(results)}
     pairs = [
         (result, given[f"cotangent.{number}"])

@@ -13,7 +13,8 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 from equivtest import limits
 from equivtest.families.operators.case import EXACT_MODE, REAL_DTYPES, REAL_MODE, OperatorCase
 from equivtest.families.operators.case_forms import Signature, Signatures
-from equivtest.families.operators.case_table import FLOATS, OPERATORS, Operator, results_of, signatures_of
+from equivtest.families.operators.case_operator import FLOATS, Operator
+from equivtest.families.operators.case_table import OPERATORS, results_of, signatures_of
 from equivtest.kit.case import Shape
 from equivtest.kit.picks import POISON_TABLE, REPEATS, SMALL_SIZES, pick, pick_members, pick_values
 from equivtest.property import Space
@@ -32,10 +33,21 @@ VIEWED = frozenset(
         "einsum", "matmul", "nn.functional.linear", "outer", "diag_embed", "diagonal", "tensor_split", "expand",
         "chunk", "unbind", "split", "nn.functional.pad", "squeeze", "unsqueeze", "squeeze in place",
         "unsqueeze in place", "mm", "bmm", "mv", "dot", "addmm", "addmm scaled", "baddbmm", "addmv",
-        "__getitem__", "cat", "stack",
+        "__getitem__", "cat", "stack", "view_copy", "view_as_complex",
     }
 )  # fmt: skip
 """Operators that may view other dims, which DTensor seeks without end where there is no element: findings/50."""
+
+WHOLE_ALONE = frozenset({"native_group_norm", "_batch_norm_with_update"})
+"""Operators of which torch is right where all operands are whole, and have a gradient: findings/65, 66 and 69."""
+
+POOLS = frozenset(
+    {
+        "nn.functional.avg_pool1d", "nn.functional.avg_pool2d", "nn.functional.avg_pool3d", "nn.functional.max_pool2d",
+        "nn.functional.max_unpool2d", "nn.functional.max_unpool3d", "native_batch_norm", "_native_batch_norm_legit",
+    }
+)  # fmt: skip
+"""Operators of which torch is right where every rank has rows and channels: findings/67."""
 
 CONVOLUTIONS = frozenset({"convolution", "convolution transposed"})
 
@@ -70,6 +82,8 @@ def _operator_cases(draw: DrawFn, space: Space, operators: tuple[str, ...]) -> O
     dtype = pick(draw, "dtype", space.dtypes)
     name = pick(draw, "operator", taken_in(dtype, operators))
     operator = OPERATORS[name]
+    if operator.rounds and dtype not in REAL_DTYPES:
+        dtype = next((each for each in space.dtypes if each in REAL_DTYPES), dtype)
     shape = _pick_shape(draw, world_size, operator)
     signature = _entry(draw, "signature", signatures_of(name, shape) or _simplest(name))
     mesh = (2, 2) if world_size == 4 and pick(draw, "two axes", (False,) * 4 + (True,)) else ()
@@ -80,7 +94,14 @@ def _operator_cases(draw: DrawFn, space: Space, operators: tuple[str, ...]) -> O
         _pick_placements(draw, f"operand {number}", each, num_axes, operator.kind_of(number))
         for number, each in enumerate(signature.shapes)
     )
+    if pick(draw, "placements alike", (False, False, False, True)):
+        placements = tuple(
+            _as_the_first(placements, number, signature.shapes[number], operator.kind_of(number))
+            for number in range(len(placements))
+        )
     placements = tuple(_without_nested(name, each) for each in placements)
+    if name in WHOLE_ALONE or (name in POOLS and _leaves_nothing(signature.shapes[0], world_size)):
+        placements = (("replicate",) * num_axes,) * len(placements)
     if name in CONVOLUTIONS:
         has_rows = signature.shapes[0][0] >= world_size
         placements = tuple(
@@ -90,6 +111,7 @@ def _operator_cases(draw: DrawFn, space: Space, operators: tuple[str, ...]) -> O
     other_dtypes = _pick_dtypes(draw, dtype, name, signature.shapes, floats)
     dtypes = tuple(each or dtype for each in other_dtypes or ("",) * len(signature.shapes))
     results = results_of(name, signature.shapes, signature.arguments, dtypes)
+    cotangents = _pick_cotangents(draw, [result.shape for result in results], num_axes)
     return OperatorCase(
         world_size=world_size,
         dtype=dtype,
@@ -99,16 +121,13 @@ def _operator_cases(draw: DrawFn, space: Space, operators: tuple[str, ...]) -> O
         arguments=signature.arguments,
         placements=placements,
         other_dtypes=other_dtypes,
-        cotangents=tuple(
-            _without_nested(name, each)
-            for each in _pick_cotangents(draw, [result.shape for result in results], num_axes)
-        ),
+        cotangents=() if name in WHOLE_ALONE else tuple(_without_nested(name, each) for each in cotangents),
         requires_grad=_graded(name, _pick_some(draw, "requires_grad", floats)),
         strided=_pick_strided(draw, signature.shapes),
         values=pick_values(draw, _modes_of(operator, dtypes)),
         poison=pick(draw, "poison", POISON_TABLE),
         repeats=pick(draw, "repeats", REPEATS),
-        members=() if mesh else members,
+        members=() if mesh or name == "equal" else members,  # findings/68
     )
 
 
@@ -123,8 +142,15 @@ def _of_rows(placements: tuple[str, ...], *, may_divide: bool) -> tuple[str, ...
     return tuple("shard(0)" if each != "replicate" and may_divide else "replicate" for each in placements)
 
 
+def _leaves_nothing(shape: Shape, world_size: int) -> bool:
+    """Whether some rank has nothing of some dim, if that is divided among all ranks or half of them."""
+    return any(-(-size // ranks) * (ranks - 1) >= size for size in shape[:2] for ranks in {world_size, 2} if ranks > 1)
+
+
 def _graded(name: str, numbers: tuple[int, ...]) -> tuple[int, ...]:
     """Never the bias of a convolution alone: findings/62."""
+    if name in WHOLE_ALONE:
+        return (0, 1, 2) if numbers else ()
     return (0, 1, 2) if name in CONVOLUTIONS and numbers == (2,) else numbers
 
 
@@ -173,6 +199,12 @@ def placements_of(num_dims: int, kind: str, num_axes: int) -> tuple[tuple[str, .
 def _pick_placements(draw: DrawFn, name: str, shape: Shape, num_axes: int, kind: str) -> tuple[str, ...]:
     table = placements_of(len(shape), kind, num_axes)
     return table[pick(draw, f"{name}: placement", tuple(range(200))) % len(table)]
+
+
+def _as_the_first(placements: tuple[tuple[str, ...], ...], number: int, shape: Shape, kind: str) -> tuple[str, ...]:
+    """The placements of the first operand, where one of that shape and kind may have them."""
+    may_have = placements[0] in placements_of(len(shape), kind, len(placements[0]))
+    return placements[0] if may_have else placements[number]
 
 
 def _pick_dtypes(

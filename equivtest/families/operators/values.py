@@ -13,7 +13,22 @@ import math
 import torch
 
 from equivtest.families.operators.case import EXACT_MODE, REAL_MODE, OperatorCase
-from equivtest.families.operators.case_table import BOOLS, DISTINCT, INDEX, POSITIVE, POWERS, UNIT, WHOLE
+from equivtest.families.operators.case_operator import (
+    ABOVE,
+    BIDIAGONAL,
+    BITS,
+    BOOLS,
+    DIAGONAL,
+    DISTINCT,
+    FRACTION,
+    INDEX,
+    MATRICES,
+    POSITIVE,
+    POWERS,
+    SIGNS,
+    UNIT,
+    WHOLE,
+)
 from equivtest.kit.case import Shape
 from equivtest.kit.operands import partial_axes
 from equivtest.kit.values import draw
@@ -61,28 +76,52 @@ def _draw_operand(case: OperatorCase, number: int, mode: str, source: torch.Gene
     if kind == INDEX:
         return torch.randint(max(case.index_limit(), 1), shape, generator=source, device="cpu")
     dtype = case.dtype_of(number)
-    value = _draw_exact(case, shape, dtype, source) if mode == EXACT_MODE else _draw_real(case, shape, source)
+    domain = case.definition.domain_of(number)
+    is_exact = mode == EXACT_MODE
+    value = _draw_exact(case, shape, (dtype, domain), source) if is_exact else _draw_real(shape, domain, source)
     parts = _parts_of(value, *case.reduction(number), mode, source)
     axes = partial_axes(case.operand_layout(number))
     return parts.reshape((*(case.mesh_shape[axis] for axis in axes), *shape)).to(DTYPES[dtype])
 
 
-def _draw_exact(case: OperatorCase, shape: Shape, dtype: str, source: torch.Generator) -> torch.Tensor:
-    domain, num = case.definition.domain, math.prod(shape)
+def _draw_exact(case: OperatorCase, shape: Shape, of: tuple[str, str], source: torch.Generator) -> torch.Tensor:
+    """Of a dtype and a domain."""
+    (dtype, domain), num = of, math.prod(shape)
+    if domain in MATRICES:
+        return _draw_matrix(shape, domain, source)
     if domain == POWERS:
         return signs(shape, source) * 2 ** torch.randint(2, shape, generator=source, device="cpu")
     if domain == DISTINCT:
         return (permutation(num, source) - num // 2).reshape(shape)
+    if domain == SIGNS:
+        return signs(shape, source)
+    if domain in (BITS, FRACTION):
+        bits = torch.randint(2, shape, generator=source, device="cpu")
+        return bits if domain == BITS else (1 + bits) / 4
     largest = _LARGEST.get(SIGNIFICAND_BITS[dtype], 3)
     value = odd_integers(shape, 1, largest, source) * case.world_size
+    if domain == ABOVE:
+        return 2 * value.abs()
     return value.abs() if domain in (POSITIVE, UNIT) else value
 
 
-def _draw_real(case: OperatorCase, shape: Shape, source: torch.Generator) -> torch.Tensor:
-    value = without_subnormals(nearly_normal(shape, source))
-    if case.definition.domain == POSITIVE:
-        return value.abs() + 0.25
-    return value / 4 if case.definition.domain == UNIT else value  # nearly_normal is at most 3
+def _draw_matrix(shape: Shape, domain: str, source: torch.Generator) -> torch.Tensor:
+    size = shape[-1]
+    if domain == DIAGONAL:
+        order = torch.rand(shape[:-1], generator=source, device="cpu").argsort(-1)
+        return torch.diag_embed(signs(shape[:-1], source) * 2.0**order)
+    above = signs(shape[:-1], source).float() * (torch.arange(size, device="cpu") + 1 < size)
+    upper = torch.eye(size, device="cpu") + above[..., None] * torch.eye(size, device="cpu").roll(1, -1)
+    return upper if domain == BIDIAGONAL else upper.mT @ upper
+
+
+def _draw_real(shape: Shape, domain: str, source: torch.Generator) -> torch.Tensor:
+    value = without_subnormals(nearly_normal(shape, source))  # of a magnitude of at most 3
+    if domain in (POSITIVE, ABOVE):
+        return value.abs() + (0.25 if domain == POSITIVE else 1.25)
+    if domain == FRACTION:
+        return value.abs() / 4 + 0.125
+    return value / 4 if domain == UNIT else value
 
 
 def _parts_of(value: torch.Tensor, op: str, num: int, mode: str, source: torch.Generator) -> torch.Tensor:

@@ -45,6 +45,7 @@ from equivtest.kit.oracle.running_outs import Kernel, Out
 from equivtest.kit.oracle.running_parts import APART
 from equivtest.kit.oracle.running_roundings import Roundings, partial_sums
 from equivtest.kit.oracle.running_rules import RULES, exact_where, power_of
+from equivtest.kit.oracle.running_special import RULES as SPECIAL_RULES
 from equivtest.kit.oracle.running_sums import REDUCTIONS
 from equivtest.kit.oracle.running_windows import RULES as WINDOW_RULES
 from equivtest.tensors import DTYPES, dtype_name
@@ -249,8 +250,8 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return RULES["where"](self.roundings, args[1], args[2], args[0])
         if name == "pow" and isinstance(args[1], torch.Tensor):
             return power_of(self.roundings, *args) if func._overloadname == "Scalar" and args[0] > 0 else None
-        if name in WINDOW_RULES:
-            return WINDOW_RULES[name](self.roundings, *args, **kwargs)
+        if name in WINDOW_RULES | SPECIAL_RULES:
+            return (WINDOW_RULES | SPECIAL_RULES)[name](self.roundings, *args, **kwargs)
         return RULES[name](self.roundings, *args, **kwargs) if name in RULES and kwargs.keys() <= FACTORS else None
 
     def _converted(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -115,6 +115,16 @@ def counts(operand: Ranged, *how: Any, **named: Any) -> Chosen:
     return torch.histc(parts.value, *how, **named), not bool((parts.error > 0).any())
 
 
+def mantissas(operand: Ranged) -> Chosen:
+    """A number in [1/2, 1) and the power of two that it is multiplied with: certain where nothing crosses a power."""
+    parts = Parts.of(operand)
+    value, powers = torch.frexp(parts.value)
+    others = [torch.frexp(parts.value.double() + sign * parts.error)[1] for sign in (-1, 1)]
+    scale = torch.exp2(-powers.double())
+    found = Parts(value, parts.error * scale, parts.reach * scale).wrapped()
+    return (found, powers), all(torch.equal(powers, each) for each in others)
+
+
 def converted(operand: Ranged, value: torch.Tensor) -> Chosen:
     """To whole numbers or to bool, towards zero."""
     parts = Parts.of(operand)
@@ -127,7 +137,7 @@ def converted(operand: Ranged, value: torch.Tensor) -> Chosen:
 CHOICES: dict[str, Callable[..., Chosen]] = {
     "topk": topk, "sort": sort, "nonzero": nonzero, "argmax": _argbest(torch.argmax, 1),
     "argmin": _argbest(torch.argmin, -1), "histc": counts, "max_pool2d_with_indices": max_pool,
-    "max_pool3d_with_indices": max_pool,
+    "max_pool3d_with_indices": max_pool, "frexp": mantissas,
 }  # fmt: skip
 """By operator, called as torch calls it."""
 

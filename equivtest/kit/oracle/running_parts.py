@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from equivtest.kit.oracle.exact import InexactData
+from equivtest.kit.oracle.running_special import APART as TRIANGULAR
 
 
 def grouped_products(
@@ -41,5 +42,5 @@ def grouped_products(
     return torch.cat([each @ right[:, start:stop] for (start, stop), each in zip(groups, left, strict=True)], -1)
 
 
-APART: dict[str, Callable[..., Any]] = {"_grouped_mm": grouped_products}
+APART: dict[str, Callable[..., Any]] = {"_grouped_mm": grouped_products, **TRIANGULAR}
 """By operator, called as torch calls it."""

@@ -1,0 +1,139 @@
+"""Operators of linear algebra, on matrices of which every step of theirs is exact.
+
+Of a bidiagonal matrix with ones on its diagonal, or of its product with its own transpose, elimination subtracts and
+divides whole numbers by one; a triangular one needs no Householder reflection, as xLARFG says; a diagonal one of
+powers of two is its own eigenvalues, and its singular values by magnitude.  A product of reflections I - t v v' is of
+whole numbers where v and t are.
+
+Source: LAPACK 3.12, xPOTRF, xGETRF, xSYTRF, xLARFG, xGEEV and xGESDD, which torch calls on the CPU.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from equivtest.families.operators.case_forms import Form, Signature, Signatures, along
+from equivtest.families.operators.case_operator import (
+    BIDIAGONAL,
+    BITS,
+    DIAGONAL,
+    FLOATS,
+    INDEX,
+    SQUARES,
+    Call,
+    Operator,
+    chooses,
+)
+from equivtest.kit.case import Shape
+
+
+def _square(shape: Shape) -> Shape:
+    """Matrices of as many rows as columns."""
+    return (*shape[:-2], shape[-1], shape[-1])
+
+
+def _alone(shape: Shape) -> Signatures:
+    return (Signature((_square(shape),)),)
+
+
+def _beside_columns(shape: Shape) -> Signatures:
+    """A matrix, and two columns, or as many as it has rows."""
+    square = _square(shape)
+    return (Signature((square, (*square[:-1], 2))), Signature((square, square)))
+
+
+def _reflections(*, columns: bool = False) -> Form:
+    """Householder's vectors, a factor of each, and maybe two columns that they are applied to."""
+
+    def form(shape: Shape) -> Signatures:
+        square = _square(shape)
+        return (Signature((square, square[:-1], (*square[:-1], 2))[: 2 + columns]),)
+
+    return form
+
+
+def _exactly(name: str, call: Call, domain: str | tuple[str, ...], form: Form = _alone) -> Operator:
+    """Operands of one or several domains in front, whole numbers behind."""
+    domains = (domain,) if isinstance(domain, str) else domain
+    return chooses(name, call, form, domains=domains, rounds=True, adds_cotangents=False, num_dims=(2, 3))
+
+
+def _crossed(shape: Shape) -> Signatures:
+    fronts = [(dim, dim % len(shape)) for dim in range(-len(shape), len(shape))]
+    threes = [(dim, (*shape[:front], 3, *shape[front + 1 :])) for dim, front in fronts]
+    return tuple(Signature((each, each), (("dim", dim),)) for dim, each in threes)
+
+
+def _reduced_rows(shape: Shape) -> Signatures:
+    """Rows that an index says are reduced into those of the first operand."""
+    found = []
+    for signature in along()(shape):
+        dim = dict(signature.arguments)["dim"]
+        assert isinstance(dim, int)
+        front = dim % len(shape)
+        for num in (2, 1):
+            rows = (*shape[:front], num, *shape[front + 1 :])
+            found += [Signature((shape, (num,), rows), (("dim", dim), ("reduce", how))) for how in ("amax", "amin")]
+    return tuple(found)
+
+
+def _diagonals(shape: Shape) -> Signatures:
+    """A matrix, and what is written on its diagonal, or on the one above."""
+    found = []
+    for offset in (0, 1):
+        size = min(shape[-2], shape[-1] - offset)
+        if size > 0:
+            found.append(Signature((shape[-2:], (size,)), (("offset", offset),)))
+    return tuple(found)
+
+
+ROWS = (
+    _exactly("cholesky", torch.cholesky, SQUARES),
+    _exactly("linalg.cholesky_ex", lambda x: torch.linalg.cholesky_ex(x)[0], SQUARES),
+    _exactly("cholesky_inverse", lambda x: torch.cholesky_inverse(x, upper=True), BIDIAGONAL),
+    _exactly("cholesky_solve", lambda a, b: torch.cholesky_solve(b, a, upper=True), BIDIAGONAL, _beside_columns),
+    _exactly("geqrf", lambda x: torch.geqrf(x.detach()), BIDIAGONAL),
+    _exactly(
+        "linalg.householder_product",
+        lambda a, tau: torch.linalg.householder_product(a.mT, tau),
+        (BIDIAGONAL, BITS),
+        _reflections(),
+    ),
+    _exactly("linalg.qr", torch.linalg.qr, BIDIAGONAL),
+    _exactly("ormqr", lambda a, tau, b: torch.ormqr(a.mT, tau, b), (BIDIAGONAL, BITS), _reflections(columns=True)),
+    _exactly("linalg.inv_ex", lambda x: torch.linalg.inv_ex(x)[0], BIDIAGONAL),
+    _exactly("linalg.lu", torch.linalg.lu, BIDIAGONAL),
+    _exactly("linalg.lu_factor_ex", lambda x: torch.linalg.lu_factor_ex(x)[0], BIDIAGONAL),
+    _exactly(
+        "linalg.lu_solve",
+        lambda a, b: torch.linalg.lu_solve(*torch.linalg.lu_factor(a), b),
+        BIDIAGONAL,
+        _beside_columns,
+    ),
+    _exactly("lu_unpack", lambda x: torch.lu_unpack(*torch.linalg.lu_factor(x)), BIDIAGONAL),
+    _exactly("linalg.ldl_factor_ex", lambda x: torch.linalg.ldl_factor_ex(x.detach())[0], SQUARES),
+    _exactly(
+        "linalg.ldl_solve",
+        lambda a, b: torch.linalg.ldl_solve(*torch.linalg.ldl_factor(a.detach()), b.detach()),
+        SQUARES,
+        _beside_columns,
+    ),
+    _exactly(
+        "linalg.solve_triangular",
+        lambda a, b: torch.linalg.solve_triangular(a, b, upper=True),
+        BIDIAGONAL,
+        _beside_columns,
+    ),
+    _exactly("triangular_solve", lambda a, b: torch.triangular_solve(b, a)[0], BIDIAGONAL, _beside_columns),
+    _exactly("linalg.pinv", torch.linalg.pinv, DIAGONAL),
+    _exactly("linalg.eig", lambda x: torch.linalg.eig(x)[0].real, DIAGONAL),
+    Operator("linalg.cross", torch.linalg.cross, _crossed, num_dims=(1, 2, 3)),
+    chooses(
+        "index_reduce",
+        lambda x, index, other, dim, reduce: torch.index_reduce(x, dim, index, other, reduce),
+        _reduced_rows,
+        kinds=(FLOATS, INDEX, FLOATS),
+        num_dims=(1, 2, 3),
+    ),
+    chooses("diagonal_scatter", torch.diagonal_scatter, _diagonals, num_dims=(2, 3)),
+)

@@ -1,0 +1,224 @@
+"""Arguments and operands of operators that take a shape apart, move it or pick from it, made from the shape.
+
+Like `equivtest.families.operators.case_forms`, the simplest first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from equivtest.families.operators.case_forms import (
+    Arguments,
+    Form,
+    Signature,
+    Signatures,
+    dims_of,
+    pairs,
+    products,
+)
+from equivtest.kit.case import Shape
+
+
+def reshapes(shape: Shape) -> list[Arguments]:
+    """Flat, two neighbouring dims in one, a dim in two where it is even, a dim of size 1 more."""
+    found: list[Shape] = [(-1,)]
+    for dim in range(len(shape) - 1):
+        found.append((*shape[:dim], shape[dim] * shape[dim + 1], *shape[dim + 2 :]))
+    for dim, size in enumerate(shape):
+        found.append((*shape[:dim], 1, *shape[dim:]))
+        if size and size % 2 == 0:
+            found += [(*shape[:dim], 2, size // 2, *shape[dim + 1 :]), (*shape[:dim], size // 2, 2, *shape[dim + 1 :])]
+    return [(("shape", each),) for each in found]
+
+
+def permutations(shape: Shape) -> list[Arguments]:
+    n = len(shape)
+    orders: list[Shape] = [tuple(reversed(range(n)))]
+    if n >= 2:
+        orders += [(*range(1, n), 0), tuple(range(-1, -n - 1, -1))]
+    return [(("dims", order),) for order in orders]
+
+
+def narrows(shape: Shape) -> list[Arguments]:
+    found: list[Arguments] = []
+    for dim in dims_of(shape):
+        size = shape[dim]
+        for start, length in ((0, size), (0, size - 1), (1, size - 1), (-1, 1)):
+            if length >= 1:
+                found.append((("dim", dim), ("start", start), ("length", length)))
+    return found
+
+
+def per_dim(name: str, *values: int, **arguments: Any) -> Callable[[Shape], list[Arguments]]:
+    """One number for each dim, along which something is done, or the like."""
+
+    def make(shape: Shape) -> list[Arguments]:
+        return [(("dim", dim), (name, value), *arguments.items()) for dim in dims_of(shape) for value in values]
+
+    return make
+
+
+def rolls(shape: Shape) -> list[Arguments]:
+    found: list[Arguments] = [(("shifts", shift), ("dims", dim)) for dim in dims_of(shape) for shift in (1, -1)]
+    return [*found, (("shifts", 1),)]
+
+
+def flips(shape: Shape) -> list[Arguments]:
+    found: list[Arguments] = [(("dims", (dim,)),) for dim in dims_of(shape)]
+    return [*found, (("dims", tuple(range(len(shape)))),)]
+
+
+def swaps(shape: Shape) -> list[Arguments]:
+    n = len(shape)
+    return [
+        (("dim0", a), ("dim1", b)) for a, b in ((0, -1), (-1, 0), (0, 1), (-2, -1)) if max(a, b) < n and min(a, b) >= -n
+    ]
+
+
+def expands(shape: Shape) -> list[Arguments]:
+    keep = (-1,) * len(shape)
+    return [(("sizes", (2, *keep)),), (("sizes", (1, *shape)),), (("sizes", keep),)]
+
+
+def repeats(shape: Shape) -> list[Arguments]:
+    ones = (1,) * len(shape)
+    found: list[Shape] = [(2, *ones), ones]
+    found += [(*ones[:dim], 2, *ones[dim + 1 :]) for dim in range(len(shape))]
+    return [(("repeats", each),) for each in found]
+
+
+def pads(shape: Shape) -> list[Arguments]:
+    found: list[Shape] = [(1, 0), (0, 1), (1, 2)]
+    found += [(0, 0, 1, 0), (1, 0, 0, 2)] if len(shape) >= 2 else []
+    return [(("pad", pad), ("value", value)) for pad in found for value in (0.0, 2.0)]
+
+
+def splits(shape: Shape) -> list[Arguments]:
+    found: list[Arguments] = [(("sizes", size), ("dim", dim)) for dim in dims_of(shape) for size in (1, 2)]
+    return found + [(("sizes", (1, shape[dim] - 1)), ("dim", dim)) for dim in dims_of(shape) if shape[dim] > 1]
+
+
+def squeezes(shape: Shape) -> list[Arguments]:
+    return [(), *((("dim", dim),) for dim in dims_of(shape))]
+
+
+def unsqueezes(shape: Shape) -> list[Arguments]:
+    return [(("dim", dim),) for dim in range(-len(shape) - 1, len(shape) + 1)]
+
+
+def selects(shape: Shape) -> list[Arguments]:
+    return [(("dim", dim), ("index", index)) for dim in dims_of(shape) for index in (0, -1, shape[dim] // 2)]
+
+
+def flattens(shape: Shape) -> list[Arguments]:
+    found: list[Arguments] = [()]
+    return found + [
+        (("start_dim", a), ("end_dim", b)) for a, b in ((0, 1), (1, -1), (-2, -1)) if len(shape) > max(a, b)
+    ]
+
+
+def unflattens(shape: Shape) -> list[Arguments]:
+    found: list[Arguments] = []
+    for dim in dims_of(shape):
+        size = shape[dim]
+        parts = [(1, size), (size, 1), (-1, size)] + ([(2, size // 2), (size // 2, 2)] if size % 2 == 0 else [])
+        found += [(("dim", dim), ("sizes", part)) for part in parts]
+    return found
+
+
+def windows(shape: Shape) -> list[Arguments]:
+    found: list[Arguments] = []
+    for dim in dims_of(shape):
+        found += [(("dimension", dim), ("size", size), ("step", step)) for size, step in ((1, 1), (2, 1), (2, 2))]
+    return found
+
+
+def masks(shape: Shape) -> Signatures:
+    others = (shape, shape[1:], (1, *shape[1:]))
+    return tuple(Signature((shape, mask), (("value", 2.0),)) for mask in others)
+
+
+def same_mask(shape: Shape) -> Signatures:
+    return masks(shape)[:1]
+
+
+def smaller_beside(shape: Shape) -> Signatures:
+    """The first operand of the whole shape."""
+    return pairs()(shape)[: 2 * len(shape) + 1]
+
+
+def picked_rows(shape: Shape) -> Signatures:
+    return tuple(Signature((shape, index)) for index in ((2,), (1,), (3,), (2, 2)) if shape)
+
+
+def equations(shape: Shape) -> Signatures:
+    dims = (("mk", "kn", "mn"), ("bmk", "bkn", "bmn"), ("bmk", "kn", "mbn"), ("mk", "mk", "m"), ("mk", "mk", ""))
+    return tuple(
+        Signature(signature.shapes, (("equation", f"{left},{right}->{out}"),))
+        for left, right, out in dims
+        for signature in products(left, right)(shape)
+    )
+
+
+def slices(shape: Shape) -> list[Arguments]:
+    """By dims counted from the front: of others findings/52 speaks."""
+    found: list[Arguments] = []
+    for dim in range(len(shape)):
+        ends = [(0, shape[dim], 2), (1, shape[dim], 1), (0, -1, 1)]
+        found += [(("dim", dim), ("start", start), ("end", end), ("step", step)) for start, end, step in ends]
+    return found
+
+
+def uneven_splits(shape: Shape) -> list[Arguments]:
+    return [(("sizes", (1, shape[dim] - 1)), ("dim", dim)) for dim in dims_of(shape) if shape[dim] > 1]
+
+
+def selected_beside(shape: Shape) -> Signatures:
+    """What is written in the place of one row."""
+    fronts = [(dim, dim % len(shape)) for dim in dims_of(shape)]
+    return tuple(
+        Signature((shape, (*shape[:front], *shape[front + 1 :])), (("dim", dim), ("index", index)))
+        for dim, front in fronts
+        for index in (0, -1)
+    )
+
+
+def sliced_beside(shape: Shape) -> Signatures:
+    """What is written in the place of all rows but the first."""
+    fronts = [(dim, dim % len(shape)) for dim in dims_of(shape) if shape[dim] > 1]
+    return tuple(
+        Signature((shape, (*shape[:front], shape[front] - 1, *shape[front + 1 :])), (("dim", dim), ("start", 1)))
+        for dim, front in fronts
+    )
+
+
+def added_rows(shape: Shape) -> Signatures:
+    """An index of one row along each dim, and what is added there."""
+    fronts = [(dim, dim % len(shape)) for dim in dims_of(shape)]
+    rows = [(dim, (*shape[:front], size, *shape[front + 1 :])) for dim, front in fronts for size in (1, 2)]
+    return tuple(Signature((shape, row, row), (("dim", dim),)) for dim, row in rows)
+
+
+def images(*, transposed: bool = False) -> Form:
+    """Images (N, C, 3, W), or lines (N, C, W), of the shape's N, C and W; a kernel for 2 or C channels, and a bias."""
+
+    def form(shape: Shape) -> Signatures:
+        n, c, w = shape
+        images, lines, found = (n, c, 3, w), (n, c, w), []
+        ways: list[tuple[Shape, Shape, Arguments]] = [
+            (images, (1, 1), ()),
+            (images, (3, 3), (("padding", 1),)),
+            (images, (2, 2), (("stride", (1, 2)),)),
+            (images, (2, 3), (("dilation", (2, 1)), ("padding", (0, 1)))),
+            (lines, (1,), ()),
+            (lines, (3,), (("padding", 1),)),
+            (lines, (2,), (("stride", 2),)),
+        ]
+        for x, window, how in ways:
+            weight = (c, 2, *window) if transposed else (2, c, *window)
+            found += [Signature((x, weight), how), Signature((x, weight, (2,)), how)]
+            found += [Signature((x, (c, 1, *window)), (*how, ("groups", c)))]
+        return tuple(found)
+
+    return form

@@ -1,0 +1,35 @@
+"""Operators that draw at random or leave memory as it is, called so that what they give is certain.
+
+Chances of zero and one, distributions of no width, a bin that holds whatever is drawn.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from equivtest.families.operators.case_forms import each
+from equivtest.families.operators.case_operator import BITS, POSITIVE, chooses, in_place
+
+
+def _all_drawn(x: torch.Tensor) -> torch.Tensor:
+    """As many as there are, none twice."""
+    return torch.multinomial(x, x.shape[-1]).sort(-1).values
+
+
+ROWS = (
+    chooses("bernoulli", torch.bernoulli, domain=BITS),
+    chooses("multinomial", _all_drawn, domain=POSITIVE, num_dims=(1, 2)),
+    chooses("exponential", lambda x: in_place("exponential_")(x, lambd=math.inf), rounds=True),
+    chooses("geometric", in_place("geometric_"), each(p=1 - 2.0**-52), rounds=True),
+    chooses("log_normal", in_place("log_normal_"), each(mean=0.0, std=1e-300), rounds=True),
+    chooses("normal", in_place("normal_"), each(mean=2.0, std=0.0)),
+    chooses("uniform", in_place("uniform_"), each(**{"from": 2.0, "to": 2.0})),
+    chooses("rand_like", lambda x: torch.rand_like(x).floor(), rounds=True),
+    chooses("randn_like", lambda x: torch.randn_like(x).isfinite()),
+    chooses("randint_like", lambda x: torch.randint_like(x, 3, 4)),
+    chooses("empty_like", lambda x: torch.empty_like(x).zero_()),
+    chooses("new_empty", lambda x: x.new_empty(x.shape).zero_()),
+    chooses("new_empty_strided", lambda x: x.new_empty_strided(x.shape, x.stride()).zero_()),
+)

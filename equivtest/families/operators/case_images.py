@@ -1,0 +1,124 @@
+"""Operators on images and volumes, and norms over them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from equivtest.families.operators.case_forms import Form, Signature, Signatures, along, each
+from equivtest.families.operators.case_operator import ANY, SIGNS, chooses, rounded
+from equivtest.kit.case import Shape
+
+Results = tuple[torch.Tensor, ...]
+
+
+def _beside(*tails: tuple[int, ...]) -> Form:
+    """Images (N, C, H, W) of the shape's N and C, two rows high, three columns wide; or with these sizes."""
+    return lambda shape: tuple(Signature(((shape[0], shape[1], *tail),)) for tail in tails)
+
+
+def _volumes(shape: Shape) -> Signatures:
+    """Volumes (C, D, H, W) of the shape's C, D and H."""
+    return (Signature(((*shape, 2),)),)
+
+
+def _scaled(*how: str) -> Form:
+    """(N, C, *shape) beside a weight and a bias, of C or of the last dims."""
+
+    def form(shape: Shape) -> Signatures:
+        last = shape[1:2] if "channels" in how else shape[-1:]
+        return (Signature((shape, last, last)),)
+
+    return form
+
+
+def _unpooled(x: torch.Tensor) -> torch.Tensor:
+    found, indices = functional.max_pool2d(x, (1, 2), return_indices=True)
+    return functional.max_unpool2d(found, indices, (1, 2), output_size=x.shape[-2:])
+
+
+def _unpooled_volume(x: torch.Tensor) -> torch.Tensor:
+    found, indices = functional.max_pool3d(x, (1, 1, 2), return_indices=True)
+    return functional.max_unpool3d(found, indices, (1, 1, 2), output_size=x.shape[-3:])
+
+
+def _softmax_backward(g: torch.Tensor, y: torch.Tensor, dim: int) -> Any:
+    return torch.ops.aten._softmax_backward_data(g, y, dim, g.dtype)
+
+
+def _layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> Results:
+    return tuple(torch.native_layer_norm(x, x.shape[-1:], weight, bias, 0.5))
+
+
+def _group_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> Results:
+    rows, channels = x.shape[:2]
+    return tuple(torch.native_group_norm(x.contiguous(), weight, bias, rows, channels, x.shape[2], 1, 0.5))
+
+
+def _batch_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> Results:
+    return tuple(torch.native_batch_norm(x, weight, bias, None, None, True, 0.1, 0.5))  # noqa: FBT003  (torch's own order)
+
+
+def _batch_norm_legit(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> Results:
+    return tuple(torch.ops.aten._native_batch_norm_legit.no_stats(x, weight, bias, True, 0.1, 0.5))  # noqa: FBT003  (the same)
+
+
+def _batch_norm_updating(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> Results:
+    mean, var = weight.detach() * 0, weight.detach() * 0
+    found: Any = torch.ops.aten._batch_norm_with_update(x, weight, bias, mean, var, 0.1, 0.5)
+    return (*found[:3], mean, var)
+
+
+def _sizes(shape: Shape) -> Signatures:
+    """To its own size, and to twice that."""
+    x = (shape[0], shape[1], 2, 3)
+    return tuple(Signature((x,), (("size", size),)) for size in ((2, 3), (4, 6)))
+
+
+def _resized(x: torch.Tensor, size: tuple[int, int]) -> Any:
+    return torch.ops.aten._upsample_bilinear2d_aa(x, list(size), False)  # noqa: FBT003  (torch's own order)
+
+
+def _corners(num_dims: int) -> Form:
+    """Images or volumes, and of each of some places the corner that is looked up."""
+
+    def form(shape: Shape) -> Signatures:
+        places = (2,) if num_dims == 2 else (1, 2)
+        inner = (shape[2], 2)[:num_dims] if num_dims == 2 else (shape[2], 2, 3)
+        return (Signature(((*shape[:2], *inner), (shape[0], *places, 3, num_dims))),)
+
+    return form
+
+
+def _looked_up(x: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
+    sampler = torch.grid_sampler_2d if x.dim() == 4 else torch.grid_sampler_3d
+    return sampler(x, grid.detach(), 0, 0, True)  # noqa: FBT003  (torch's own order)
+
+
+ROWS = (
+    chooses(
+        "nn.functional.avg_pool3d",
+        functional.avg_pool3d,
+        lambda shape: (Signature(((*shape, 2),), (("kernel_size", (1, 1, 2)),)),),
+        rounds=True,
+        num_dims=(3,),
+    ),
+    chooses("nn.functional.max_pool2d", functional.max_pool2d, each(kernel_size=(1, 2)), num_dims=(3,), rounds=True),
+    chooses("nn.functional.max_unpool2d", _unpooled, _beside((2, 2), (2, 4)), num_dims=(2,), rounds=True),
+    chooses("nn.functional.max_unpool3d", _unpooled_volume, _volumes, num_dims=(3,), rounds=True),
+    chooses("grid_sampler_2d", _looked_up, _corners(2), domains=(ANY, SIGNS), num_dims=(3,), rounds=True),
+    chooses("grid_sampler_3d", _looked_up, _corners(3), domains=(ANY, SIGNS), num_dims=(3,), rounds=True),
+    chooses("_upsample_bilinear2d_aa", _resized, _sizes, num_dims=(2,), rounds=True, cotangent_parts=32),
+    rounded(
+        "_softmax_backward_data",
+        _softmax_backward,
+        lambda shape: tuple(Signature((s.shapes[0],) * 2, s.arguments) for s in along()(shape)),
+    ),
+    rounded("native_layer_norm", _layer_norm, _scaled(), num_dims=(1, 2, 3)),
+    rounded("native_group_norm", _group_norm, _scaled("channels"), num_dims=(3,)),
+    rounded("native_batch_norm", _batch_norm, _scaled("channels"), num_dims=(2, 3)),
+    rounded("_native_batch_norm_legit", _batch_norm_legit, _scaled("channels"), num_dims=(2, 3)),
+    rounded("_batch_norm_with_update", _batch_norm_updating, _scaled("channels"), num_dims=(2, 3)),
+)

@@ -1,0 +1,91 @@
+"""Operators of whole numbers, that copy, work in place, or make a tensor like another."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from equivtest.families.operators.case_arguments import (
+    expands,
+    pads,
+    same_mask,
+    selected_beside,
+    sliced_beside,
+    slices,
+    smaller_beside,
+    squeezes,
+    swaps,
+    uneven_splits,
+    unsqueezes,
+)
+from equivtest.families.operators.case_forms import Signature, each, either, moved, numbers, pairs, reduced
+from equivtest.families.operators.case_operator import (
+    BOOLS,
+    DISTINCT,
+    FLOATS,
+    WHOLE,
+    Operator,
+    chooses,
+    in_place,
+    rounded,
+)
+
+_OF_BOOLS = ("bitwise_and", "bitwise_or", "bitwise_xor")
+_OF_WHOLE_NUMBERS = ("gcd", "lcm", "bitwise_left_shift", "bitwise_right_shift")
+
+ROWS = (
+    *(chooses(name, getattr(torch, name), pairs(), kinds=(BOOLS, BOOLS)) for name in _OF_BOOLS),
+    *(chooses(name, getattr(torch, name), pairs(), kinds=(WHOLE, WHOLE)) for name in _OF_WHOLE_NUMBERS),
+    chooses("bitwise_not", torch.bitwise_not, kinds=(BOOLS,)),
+    chooses(
+        "bucketize",
+        lambda x, limits: torch.bucketize(x, limits.sort().values),
+        lambda shape: (Signature((shape, (3,))),),
+        domain=DISTINCT,
+    ),
+    # Copies of what the views above see, and of what is written into these.
+    chooses("slice", torch.ops.aten.slice.Tensor, moved(slices)),
+    chooses("constant_pad_nd", torch.constant_pad_nd, moved(pads), num_dims=(1, 2, 3)),
+    chooses("expand_copy", lambda x, sizes: torch.expand_copy(x, sizes), moved(expands)),
+    chooses("diagonal_copy", torch.diagonal_copy, either(each(), each(offset=1)), num_dims=(2, 3)),
+    chooses(
+        "split_with_sizes",
+        lambda x, sizes, dim: torch.split_with_sizes(x, list(sizes), dim),
+        moved(uneven_splits),
+    ),
+    chooses(
+        "split_with_sizes_copy",
+        lambda x, sizes, dim: torch.split_with_sizes_copy(x, list(sizes), dim),
+        moved(uneven_splits),
+    ),
+    chooses("select_scatter", torch.select_scatter, selected_beside),
+    chooses("slice_scatter", torch.slice_scatter, sliced_beside),
+    chooses("diag", torch.diag, either(each(), each(diagonal=1)), num_dims=(1, 2)),
+    chooses("nanmedian", torch.nanmedian, reduced(several=False), domain=DISTINCT),
+    chooses("nn.functional.avg_pool1d", functional.avg_pool1d, each(kernel_size=2), num_dims=(3,)),
+    chooses("nn.functional.avg_pool2d", functional.avg_pool2d, each(kernel_size=(2, 1)), num_dims=(3,)),
+    # In place, on a copy of the first operand.
+    Operator("add in place", in_place("add_"), either(smaller_beside, numbers("other", 1.0))),
+    rounded("sub in place", in_place("sub_"), numbers("other", 1.0)),
+    rounded("mul in place", in_place("mul_"), either(smaller_beside, numbers("other", 2.0))),
+    rounded("div in place", in_place("div_"), numbers("other", 3.0)),
+    chooses("fill in place", in_place("fill_"), each(value=2.0)),
+    chooses("zero in place", in_place("zero_")),
+    chooses("copy in place", in_place("copy_"), smaller_beside),
+    chooses("masked_fill in place", in_place("masked_fill_"), same_mask, kinds=(FLOATS, BOOLS)),
+    chooses("clamp in place", in_place("clamp_"), each(min=-1.0)),
+    chooses("relu in place", in_place("relu_")),
+    chooses("neg in place", in_place("neg_")),
+    rounded("exp in place", in_place("exp_")),
+    chooses("transpose in place", in_place("transpose_"), moved(swaps)),
+    chooses("squeeze in place", in_place("squeeze_"), moved(squeezes)),
+    chooses("unsqueeze in place", in_place("unsqueeze_"), moved(unsqueezes)),
+    # Made like another.
+    chooses("full_like", torch.full_like, each(fill_value=2.0)),
+    chooses("new_zeros", lambda x: x.new_zeros(x.shape)),
+    chooses("new_full", lambda x: x.new_full((3, 2), 2.0)),
+    chooses("new_ones", lambda x: x.new_ones(x.shape)),
+    # To another dtype.
+    chooses("double", lambda x: x.double()),
+    chooses("to bfloat16 and back", lambda x: x.to(torch.bfloat16).to(x.dtype)),
+)

@@ -1,0 +1,56 @@
+"""Operators along dims that are reduced, or ordered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from equivtest.families.operators.case_forms import along, either, reduced
+from equivtest.families.operators.case_operator import BITS, BOOLS, DISTINCT, POWERS, Operator, chooses, rounded
+
+
+def _norm(x: torch.Tensor, ord: float | str, **how: Any) -> Any:
+    """The order may be 'inf', of which a case's code can tell."""
+    return torch.linalg.vector_norm(x, float(ord), **how)
+
+
+ROWS = (
+    Operator("sum", torch.sum, reduced()),
+    rounded("mean", torch.mean, reduced()),
+    rounded("nansum", torch.nansum, reduced()),
+    chooses("amax", torch.amax, reduced(), domain=DISTINCT),
+    chooses("amin", torch.amin, reduced(), domain=DISTINCT),
+    chooses("aminmax", torch.aminmax, reduced(several=False), domain=DISTINCT),
+    chooses("max", torch.max, reduced(several=False), domain=DISTINCT),
+    chooses("min", torch.min, reduced(several=False), domain=DISTINCT),
+    chooses("argmax", torch.argmax, reduced(several=False), domain=DISTINCT),
+    chooses("argmin", torch.argmin, reduced(several=False), domain=DISTINCT),
+    chooses("median", torch.median, reduced(several=False), domain=DISTINCT),
+    chooses("mode", torch.mode, reduced(several=False, all_dims=False), domain=DISTINCT),
+    chooses("all", torch.all, reduced(), domain=BITS),
+    chooses("any", torch.any, reduced(), domain=BITS),
+    chooses("any of bools", torch.any, reduced(), kinds=(BOOLS,)),
+    chooses("all of bools", torch.all, reduced(), kinds=(BOOLS,)),
+    chooses("count_nonzero", torch.count_nonzero, reduced(keepdim=False), domain=BITS),
+    chooses("prod", torch.prod, reduced(several=False), domain=POWERS, adds_cotangents=False),
+    rounded("var", torch.var, either(reduced(), reduced(correction=0))),
+    rounded("std", torch.std, either(reduced(), reduced(correction=0))),
+    rounded("var_mean", torch.var_mean, reduced()),
+    rounded("std_mean", torch.std_mean, reduced()),
+    rounded("norm", _norm, either(*(reduced(ord=ord) for ord in (2, 1, "inf", 3, 0)))),
+    rounded("linalg.vector_norm", torch.linalg.vector_norm, reduced()),
+    rounded("logsumexp", torch.logsumexp, reduced(all_dims=False, keepdim=False)),  # findings/58
+    Operator("cumsum", torch.cumsum, along()),
+    chooses("cumprod", torch.cumprod, along(), domain=POWERS, adds_cotangents=False),
+    rounded("logcumsumexp", torch.logcumsumexp, along()),
+    chooses("cummax", torch.cummax, along(), domain=DISTINCT),
+    chooses("cummin", torch.cummin, along(), domain=DISTINCT),
+    rounded("softmax", torch.softmax, along()),
+    rounded("log_softmax", torch.log_softmax, along()),
+    rounded("nn.functional.softmin", functional.softmin, along()),
+    rounded("nn.functional.normalize", functional.normalize, along()),
+    rounded("nn.functional.glu", functional.glu, along()),
+    rounded("renorm", torch.renorm, along(p=2, maxnorm=1.0)),
+)

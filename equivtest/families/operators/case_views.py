@@ -1,0 +1,123 @@
+"""Operators that view, move, join, pick or order elements."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from equivtest.families.operators.case_arguments import (
+    added_rows,
+    expands,
+    flattens,
+    flips,
+    narrows,
+    pads,
+    per_dim,
+    permutations,
+    picked_rows,
+    repeats,
+    reshapes,
+    rolls,
+    selects,
+    splits,
+    squeezes,
+    swaps,
+    unflattens,
+    unsqueezes,
+    windows,
+)
+from equivtest.families.operators.case_forms import Signature, along, each, either, indexed, joined, moved
+from equivtest.families.operators.case_operator import DISTINCT, FLOATS, INDEX, Operator, chooses
+
+_SORTED = moved(per_dim("k", 1, 2))
+
+ROWS = (
+    chooses("transpose", torch.transpose, moved(swaps)),
+    chooses("permute", torch.permute, moved(permutations)),
+    chooses("t", torch.t, num_dims=(0, 1, 2)),
+    chooses("movedim", lambda x, dim0, dim1: torch.movedim(x, dim0, dim1), moved(swaps)),
+    chooses("reshape", torch.reshape, moved(reshapes)),
+    chooses("view", lambda x, shape: x.view(shape), moved(reshapes)),
+    chooses("flatten", torch.flatten, moved(flattens)),
+    chooses("unflatten", torch.unflatten, moved(unflattens)),
+    chooses("squeeze", torch.squeeze, moved(squeezes)),
+    chooses("unsqueeze", torch.unsqueeze, moved(unsqueezes)),
+    chooses("expand", lambda x, sizes: x.expand(sizes), moved(expands)),
+    chooses("repeat", lambda x, repeats: x.repeat(repeats), moved(repeats)),
+    chooses("repeat_interleave", torch.repeat_interleave, moved(per_dim("repeats", 2, 1))),
+    chooses("tile", lambda x, repeats: torch.tile(x, repeats), moved(repeats)),
+    chooses("narrow", torch.narrow, moved(narrows)),
+    chooses("select", torch.select, moved(selects)),
+    chooses("unbind", torch.unbind, along()),
+    chooses(
+        "split",
+        lambda x, sizes, dim: torch.split(x, list(sizes) if isinstance(sizes, tuple) else sizes, dim),
+        moved(splits),
+    ),
+    chooses("chunk", torch.chunk, moved(per_dim("chunks", 2, 3, 1))),
+    chooses(
+        "tensor_split",
+        lambda x, sections, dim: torch.tensor_split(x, sections, dim),
+        moved(per_dim("sections", 2, 3)),
+    ),
+    chooses("unfold", lambda x, **how: x.unfold(**how), moved(windows)),
+    chooses(
+        "diagonal",
+        torch.diagonal,
+        either(each(), each(offset=1), each(offset=-1, dim1=-1, dim2=0)),
+        num_dims=(2, 3),
+    ),
+    chooses("diag_embed", torch.diag_embed, either(each(), each(offset=1)), num_dims=(1, 2)),
+    chooses("tril", torch.tril, either(each(), each(diagonal=1), each(diagonal=-1)), num_dims=(2, 3)),
+    chooses("triu", torch.triu, either(each(), each(diagonal=1), each(diagonal=-1)), num_dims=(2, 3)),
+    chooses("flip", torch.flip, moved(flips)),
+    chooses("roll", torch.roll, moved(rolls)),
+    chooses("rot90", torch.rot90, num_dims=(2, 3)),
+    chooses("nn.functional.pad", functional.pad, moved(pads), num_dims=(1, 2, 3)),
+    chooses("cat", lambda *xs, dim: torch.cat(xs, dim), joined(new_dim=False)),
+    chooses("stack", lambda *xs, dim: torch.stack(xs, dim), joined(new_dim=True)),
+    chooses(
+        "index_select",
+        lambda x, index, dim: torch.index_select(x, dim, index),
+        indexed(same_dims=False),
+        kinds=(FLOATS, INDEX),
+    ),
+    chooses(
+        "gather", lambda x, index, dim: torch.gather(x, dim, index), indexed(same_dims=True), kinds=(FLOATS, INDEX)
+    ),
+    chooses(
+        "take_along_dim",
+        lambda x, index, dim: torch.take_along_dim(x, index, dim),
+        indexed(same_dims=True),
+        kinds=(FLOATS, INDEX),
+    ),
+    chooses(
+        "index_fill",
+        lambda x, index, dim: torch.index_fill(x, dim, index, 2.0),
+        indexed(same_dims=False),
+        kinds=(FLOATS, INDEX),
+    ),
+    chooses(
+        "scatter",
+        lambda x, index, dim: torch.scatter(x, dim, index, 2.0),
+        indexed(same_dims=True),
+        kinds=(FLOATS, INDEX),
+    ),
+    Operator(
+        "scatter_add",
+        lambda x, index, other, dim: torch.scatter_add(x, dim, index, other),
+        added_rows,
+        kinds=(FLOATS, INDEX, FLOATS),
+    ),
+    Operator(
+        "index_put",
+        lambda x, index, other: torch.index_put(x, (index,), other, accumulate=True),
+        lambda shape: tuple(Signature((shape, (n,), (n, *shape[1:]))) for n in (1, 2, 3) if shape),
+        kinds=(FLOATS, INDEX, FLOATS),
+    ),
+    chooses("__getitem__", lambda x, index: x[index], picked_rows, kinds=(FLOATS, INDEX)),
+    chooses("sort", torch.sort, either(along(), along(descending=True)), domain=DISTINCT),
+    chooses("argsort", torch.argsort, along(), domain=DISTINCT),
+    chooses("topk", torch.topk, _SORTED, domain=DISTINCT),
+    chooses("kthvalue", torch.kthvalue, _SORTED, domain=DISTINCT),
+)

@@ -1,0 +1,186 @@
+"""Cases of chains: each step takes what an earlier one gave, and often is an earlier one again with something else."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn, SearchStrategy
+
+from equivtest import limits
+from equivtest.families.operators.case import EXACT_MODE, REAL_DTYPES, REAL_MODE
+from equivtest.families.operators.case_forms import Arguments, Signature
+from equivtest.families.operators.case_operator import FLOATS
+from equivtest.families.operators.case_table import Result, signatures_of
+from equivtest.families.operators.chains.case import (
+    REDISTRIBUTE,
+    SPECIALS,
+    THROUGH_LOCAL,
+    WRITE,
+    ChainCase,
+    Step,
+    results_of_chain,
+)
+from equivtest.families.operators.strategy import PICKS, placements_of, sizes_of
+from equivtest.kit.case import Shape
+from equivtest.kit.picks import POISON_TABLE, REPEATS, pick, pick_members, pick_values
+from equivtest.property import Space
+
+CHAINED = (
+    "neg", "mul", "add", "sum", "transpose", "mm", "abs", "relu", "sub", "maximum", "clamp", "mean", "softmax",
+    "cumsum", "permute", "unsqueeze", "expand", "select", "narrow", "cat", "stack", "tril", "flip", "roll", "sigmoid",
+    "tanh", "exp", "mul in place", "add in place", "rsub", "bmm", "repeat", "triu", "lerp", "addcmul", "log_softmax",
+)  # fmt: skip
+"""Operators that take what others give, and of which torch is right when they are called alone."""
+
+NAMES = (*CHAINED, *SPECIALS * 2)
+VALUES = ((EXACT_MODE,), (EXACT_MODE, EXACT_MODE), (REAL_MODE,), (REAL_MODE, EXACT_MODE))
+MIN_NUMEL, NUMEL_PER_RANK = 120, 40
+"""What a result may have at most: the one, or the other for each rank."""
+
+
+def chain_cases(space: Space, *, names: tuple[str, ...] = NAMES) -> SearchStrategy[ChainCase]:
+    """Chains of two to five steps, in float32 and float64 if the space has them."""
+    return _chain_cases(space, names)
+
+
+@dataclass
+class _Chain:
+    """What has been drawn so far."""
+
+    dtype: str
+    max_numel: int
+    operands: list[Shape]
+    dtypes: list[str]
+    steps: list[Step] = field(default_factory=list)
+    results: tuple[Result, ...] = ()
+
+    def held(self) -> dict[str, Shape]:
+        """What a step may take, the latest first."""
+        given = {f"y{number}": self.results[number].shape for number in reversed(range(len(self.steps)))}
+        return given | {f"x{number}": shape for number, shape in enumerate(self.operands)}
+
+    def with_step(self, step: Step, operands: list[Shape], dtypes: list[str]) -> bool:
+        """Whether the chain takes the step, which it then has, with these further operands."""
+        shapes, named = [*self.operands, *operands], [*self.dtypes, *dtypes]
+        try:
+            results = results_of_chain((*self.steps, step), tuple(shapes), tuple(each or self.dtype for each in named))
+        except (RuntimeError, IndexError, ValueError, TypeError):
+            return False
+        last = results[-1]
+        if (
+            not last.dtype.startswith("float")
+            or math.prod(last.shape) > self.max_numel
+            or len(last.shape) > limits.MAX_DIMS
+        ):
+            return False
+        self.steps.append(step)
+        self.operands, self.dtypes, self.results = shapes, named, results
+        return True
+
+
+@st.composite
+def _chain_cases(draw: DrawFn, space: Space, names: tuple[str, ...]) -> ChainCase:
+    world_size = pick(draw, "world_size", space.world_sizes)
+    dtypes = tuple(each for each in space.dtypes if each in REAL_DTYPES) or space.dtypes
+    dtype = pick(draw, "dtype", dtypes)
+    mesh = (2, 2) if world_size == 4 and pick(draw, "two axes", (False,) * 4 + (True,)) else ()
+    num_axes = len(mesh) or 1
+    members = pick_members(draw, world_size)
+    sizes = tuple(size for size in sizes_of(world_size) if 0 < size <= 2 * world_size)
+    shape = tuple(
+        sizes[pick(draw, f"size {dim}", PICKS) % len(sizes)] for dim in range(pick(draw, "dims", (1, 2, 2, 3)))
+    )
+    max_numel = max(MIN_NUMEL, NUMEL_PER_RANK * world_size)
+    chain = _Chain(dtype, max_numel, [shape[:1] + tuple(min(size, 4) for size in shape[1:])], [""])
+    for number in range(pick(draw, "steps", (2, 3, 4, 5))):
+        _draw_step(draw, chain, number, names, num_axes)
+    if not chain.steps:
+        chain.with_step(("neg", ("x0",), ()), [], [])
+    return ChainCase(
+        world_size=world_size,
+        dtype=dtype,
+        mesh=mesh,
+        operands=tuple(chain.operands),
+        steps=tuple(chain.steps),
+        placements=tuple(
+            _pick_placements(draw, f"operand {number}", each, num_axes) for number, each in enumerate(chain.operands)
+        ),
+        other_dtypes=tuple(chain.dtypes) if any(chain.dtypes) else (),
+        cotangents=_pick_cotangents(draw, chain, num_axes),
+        requires_grad=tuple(range(len(chain.operands))) if pick(draw, "gradients", (True, True, False)) else (),
+        values=pick_values(draw, VALUES if dtype in REAL_DTYPES else VALUES[:2]),
+        poison=pick(draw, "poison", POISON_TABLE),
+        repeats=pick(draw, "repeats", REPEATS),
+        members=() if mesh else members,
+    )
+
+
+def _draw_step(draw: DrawFn, chain: _Chain, number: int, names: tuple[str, ...], num_axes: int) -> None:
+    name = names[pick(draw, f"operator {number}", tuple(range(200))) % len(names)]
+    if pick(draw, f"again {number}", (False, True)) and chain.steps and chain.steps[-1][0] not in SPECIALS:
+        name = chain.steps[-1][0]
+    held = list(chain.held().items())
+    source, shape = held[pick(draw, f"source {number}", (0, 0, 0, 1, 2, 3)) % len(held)]
+    entry = pick(draw, f"signature {number}", PICKS)
+    if name in SPECIALS:
+        arguments = _special(draw, number, name, shape, num_axes)
+        if arguments is not None:
+            chain.with_step((name, (source,), arguments), [], [])
+        return
+    signatures = [each for each in signatures_of(name, shape) if each.shapes[0] == shape and _is_sound(name, each)]
+    if not signatures:
+        return
+    signature = signatures[entry % len(signatures)]
+    sources, fresh, dtypes = [source], list[Shape](), list[str]()
+    for place, wanted in enumerate(signature.shapes[1:]):
+        fitting = [each for each, have in held if have == wanted]
+        is_held = pick(draw, f"held {number}.{place}", (True, False))
+        if fitting and is_held:
+            sources.append(fitting[pick(draw, f"which {number}.{place}", (0, 1, 2)) % len(fitting)])
+            continue
+        sources.append(f"x{len(chain.operands) + len(fresh)}")
+        fresh.append(wanted)
+        dtypes.append(pick(draw, f"other dtype {number}.{place}", ("",) * 7 + ("float64",)))
+    if chain.dtype not in REAL_DTYPES:
+        dtypes = [""] * len(fresh)
+    dtypes = ["" if each == chain.dtype else each for each in dtypes]
+    chain.with_step((name, tuple(sources), signature.arguments), fresh, dtypes)
+
+
+def _is_sound(name: str, signature: Signature) -> bool:
+    """Not what findings 40, 51 and 52 speak of: a dim counted from the end."""
+    dim = dict(signature.arguments).get("dim")
+    return name not in ("select", "narrow", "cumsum") or (isinstance(dim, int) and dim >= 0)
+
+
+def _special(draw: DrawFn, number: int, name: str, shape: Shape, num_axes: int) -> Arguments | None:
+    if name == THROUGH_LOCAL:
+        return ()
+    if name == REDISTRIBUTE:
+        table = placements_of(len(shape), "index", num_axes)
+        return (("placements", " ".join(table[pick(draw, f"placements {number}", PICKS) % len(table)])),)
+    assert name == WRITE
+    if len(shape) < 2:
+        return None
+    factor = pick(draw, f"factor {number}", (2.0, -3.0, 0.0))
+    return (("dim0", 0), ("dim1", pick(draw, f"dim {number}", (-1, 1))), ("factor", factor))  # of rows: findings/64
+
+
+def _pick_placements(draw: DrawFn, name: str, shape: Shape, num_axes: int) -> tuple[str, ...]:
+    table = placements_of(len(shape), FLOATS, num_axes)
+    found = table[pick(draw, f"{name}: placement", tuple(range(200))) % len(table)]
+    is_nested = len(found) == 2 and found[0] == found[1] and found[0].startswith("shard")
+    return (found[0], "replicate") if is_nested else found
+
+
+def _pick_cotangents(draw: DrawFn, chain: _Chain, num_axes: int) -> tuple[tuple[str, ...], ...]:
+    if not pick(draw, "cotangents", (False, False, True)):
+        return ()
+    dims = [pick(draw, f"cotangent {axis}", tuple(range(12))) for axis in range(num_axes)]
+    found = []
+    for result in chain.results:
+        texts = [f"shard({dim % len(result.shape)})" if result.shape else "replicate" for dim in dims]
+        found.append((texts[0], *("replicate" if text == texts[0] else text for text in texts[1:])))
+    return tuple(found)

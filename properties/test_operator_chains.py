@@ -1,0 +1,34 @@
+"""Claims about torch's operators on DTensors, several calls one after the other in one process.
+
+A failure here that no single call shows means that something outlives a call: look first at what is kept of the same
+operator with other arguments or on another shape, then at views that are written through, then at what leaves DTensors
+and comes back.
+"""
+
+from __future__ import annotations
+
+from equivtest.families.operators.chains.strategy import chain_cases
+from equivtest.property import Property
+from equivtest.verdicts.claims import (
+    agrees_on_all_ranks,
+    does_not_touch_its_inputs,
+    equals_unsharded,
+    gradients_equal_unsharded,
+    repeats_itself,
+)
+
+dtensor_operator_chains = Property(
+    subject="dtensor_operator_chains",
+    statement="Operators of DTensors in a row give at each step what they give of the whole tensors, gradients too.",
+    source="torch.distributed.tensor.DTensor and torch/distributed/tensor/_ops (2.13.0)",
+    cases=chain_cases,
+    claims=(
+        equals_unsharded,
+        gradients_equal_unsharded,
+        agrees_on_all_ranks,
+        does_not_touch_its_inputs,
+        repeats_itself,
+    ),
+    conclusive_dtypes=("float32", "float64"),
+    incomplete="many cases find failures of torch that the known ones do not cover yet",
+)

@@ -1,0 +1,93 @@
+"""Chains of operators on DTensors: what a case may be, what a strategy makes, and that torch is right in some."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from equivtest.check import check
+from equivtest.errors import Misuse
+from equivtest.families.operators.chains.case import REDISTRIBUTE, SPECIALS, THROUGH_LOCAL, WRITE, ChainCase
+from equivtest.families.operators.chains.strategy import chain_cases
+from equivtest.kit.case import from_code
+from equivtest.kit.oracle import expect
+from equivtest.kit.values import draw
+from equivtest.property import Space
+from equivtest.ranks.pool import Pool
+from equivtest.suite import shipped
+from tests.drawing import drawn
+
+TWICE = (("mul", ("x0",), (("other", 2.0),)), ("mul", ("y0",), (("other", -3),)))
+
+
+def case_of(**fields: Any) -> ChainCase:
+    base = {"world_size": 2, "operands": ((2, 3),), "placements": (("shard(1)",),), "steps": TWICE}
+    return ChainCase(**{**base, "requires_grad": (0,), **fields})
+
+
+@cache
+def drawn_cases() -> tuple[ChainCase, ...]:
+    return tuple(drawn(chain_cases(Space((1, 2, 4), ("float32", "float64"))), 80))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"steps": ()}, "steps must be 1 to 6, got 0"),
+        ({"steps": (("total", ("x0",), ()),)}, "a step must name an operator or one of .*, got 'total'"),
+        ({"steps": (("neg", ("y0",), ()),)}, r"step 0 may take x0, got \('y0',\)"),
+        (
+            {"steps": ((REDISTRIBUTE, ("x0",), (("placements", "partial(sum)"),)),)},
+            "nothing is redistributed to partial",
+        ),
+        ({"steps": (("mm", ("x0", "x0"), ()),)}, "chain does not take"),
+        ({"operator": "neg"}, "operator must be .*chain.*, got 'neg'"),
+    ],
+)
+def test_what_is_no_chain_is_named(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(Misuse, match=message):
+        case_of(**fields)
+
+
+def test_each_step_is_expected_from_what_the_one_before_gave() -> None:
+    case = case_of()
+    x, tensors = draw(case, 0)["operand.0"].double(), expect(case, 0).tensors
+
+    assert torch.equal(tensors["output.0"].value, 2 * x) and torch.equal(tensors["output.1"].value, -6 * x)
+    assert tensors["output.1"].allowed is None and tensors["grad.operand.0"].allowed is None
+
+
+def test_what_is_written_through_a_view_is_expected_in_the_whole() -> None:
+    case = case_of(steps=((WRITE, ("x0",), (("dim", 0), ("index", 1), ("factor", -3.0))),), requires_grad=())
+    x, found = draw(case, 0)["operand.0"].double(), expect(case, 0).tensors["output.0"].value
+
+    assert torch.equal(found, torch.stack([x[0], -3 * x[1]]))
+
+
+def test_chains_repeat_operators_and_leave_dtensors_and_can_be_pasted_back() -> None:
+    cases = drawn_cases()
+    again = [case for case in cases if max(Counter(name for name, _, _ in case.steps).values()) > 1]
+
+    assert 3 * len(again) > len(cases)
+    assert {name for case in cases for name, _, _ in case.steps} >= {REDISTRIBUTE, THROUGH_LOCAL, WRITE, "mul", "add"}
+    assert {len(case.steps) for case in cases} >= {2, 3, 4}
+    assert all(from_code(repr(case)) == case for case in cases)
+
+
+@pytest.mark.ranks
+def test_torch_is_right_in_a_chain_of_all_kinds_of_steps(pool: Pool) -> None:
+    steps = (
+        *TWICE,
+        (REDISTRIBUTE, ("y1",), (("placements", "shard(0)"),)),
+        (THROUGH_LOCAL, ("y2",), ()),
+        (WRITE, ("y3",), (("dim0", 0), ("dim1", 1), ("factor", 2.0))),
+        ("sum", ("y4",), ()),
+    )
+    assert set(SPECIALS) < {name for name, _, _ in steps}
+    verdicts = check("dtensor_operator_chains", case_of(steps=steps), pool, shipped()["dtensor_operator_chains"].claims)
+
+    assert all(verdict.kind == "holds" for verdict in verdicts)
