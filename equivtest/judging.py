@@ -18,7 +18,7 @@ from equivtest.captured_inputs import COTANGENT, buffers, case_of, cotangent, is
 from equivtest.check import one_thread, require_conclusion
 from equivtest.errors import EquivtestError
 from equivtest.families.module.case import cotangent_of
-from equivtest.families.module.case_boundaries import is_boundary
+from equivtest.families.module.case_boundaries import CHOSEN, is_boundary
 from equivtest.families.module.case_captured import CapturedCase
 from equivtest.families.module.case_facts import call_builder
 from equivtest.families.module.case_outputs import OUTPUT
@@ -70,21 +70,31 @@ class Judged:
 
     def open(self) -> str:
         """Of what no bound says something that nothing else decides, in words."""
-        names = [name for name, right in self.expected.tensors.items() if not right.is_inner and is_too_wide(right)]
+        names = [name for name in self._open() if not self.expected.tensors[name].is_inner]
         others = f" and {len(names) - MOST_NAMES} others" * (len(names) > MOST_NAMES)
         return f"no bound says something of {', '.join(names[:MOST_NAMES])}{others}"
 
+    def _open(self) -> list[str]:
+        """What is neither wrong nor near enough, and has a bound that says nothing."""
+        agreeing = {name for verdict in self.verdicts for name in verdict.judgement.agreeing}
+        return [name for name, right in self.expected.tensors.items() if is_too_wide(right) and name not in agreeing]
+
     def coverage(self) -> str:
         """How many boundaries were judged, in words."""
-        captured = {name for held in self.held.values() for name in held if is_boundary(name)}
+        captured = {name for held in self.held.values() for name in held if is_judged(name)}
         found = {name: right for name, right in self.expected.tensors.items() if is_boundary(name)}
-        wide = sum(map(is_too_wide, found.values()))
-        written = {name for held in self.run.held.values() for name in held if is_boundary(name)}
+        wide = sum(map(is_boundary, self._open()))
+        written = {name for held in self.run.held.values() for name in held if is_judged(name)}
         parts = [f"{len(found) - wide} of {len(written)} boundaries judged"]
         parts += [f"{wide} whose bound says nothing"] * bool(wide)
         parts += [f"{len(captured - found.keys())} under no layout"] * bool(captured - found.keys())
         parts += [f"{len(written - captured)} that the reference has not"] * bool(written - captured)
         return ", ".join(parts)
+
+
+def is_judged(name: str) -> bool:
+    """Whether an answer is a boundary; what was chosen is followed where it is right, and not judged by itself."""
+    return is_boundary(name) and not name.endswith(CHOSEN)
 
 
 def judge_run(run: CapturedRun, reference: str, arithmetic: str = "") -> Judged:

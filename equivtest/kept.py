@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -102,7 +103,7 @@ class Keeper:
         self._autocast = ""
         self._kept: dict[str, Kept] = {}
         self._twice: list[str] = []
-        self._hooked: list[WholeMet | PartsMet] = []
+        self._met = ExitStack()
 
     def begin(self) -> None:
         """Keeps parameters and buffers, and has the module tell what it does.
@@ -116,12 +117,12 @@ class Keeper:
         for name, buffer in self._module.named_buffers():
             self._keep(f"before.{own_name(name)}", buffer)
         self._whole = WholeMet(self._module, self._named_inputs, self._outputs, self._keep)
-        self._hooked = [self._whole, PartsMet(self._module, self._boundaries, self._keep, self._whole.is_given)]
+        self._met.callback(self._whole.remove)
+        self._met.enter_context(PartsMet(self._module, self._boundaries, self._keep, self._whole.is_given))
 
     def end(self) -> None:
         """Has the module run as before."""
-        for each in self._hooked:
-            each.remove()
+        self._met.close()
 
     def finish(self) -> None:
         """Keeps the gradients, and the buffers that have changed.

@@ -63,18 +63,25 @@ def test_a_wrong_part_is_named_and_the_other_run_holds(run: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("factor", "words"),
-    [(1.125, "boundary.1 differs from the oracle"), (1.0, "equals_unsharded inconclusive: no bound says something of")],
+    ("part", "factor", "words", "open_"),
+    [
+        (1, 1.125, "boundary.1 differs from the oracle", ""),
+        (0, 1.25, "equals_unsharded inconclusive: no bound says something of", ", 1 whose bound says nothing"),
+        (0, 1.0, "run: equals_unsharded, gradients_equal_unsharded, does_not_touch_its_inputs hold", ""),
+    ],
 )
-def test_what_follows_a_boundary_whose_bound_says_nothing_is_judged(tmp_path: Path, factor: float, words: str) -> None:
+def test_what_follows_a_boundary_whose_bound_says_nothing_is_judged(
+    tmp_path: Path, part: int, factor: float, words: str, open_: str
+) -> None:
+    """It is concluded on itself where what was held is near."""
     module = cancelling()
-    module[1].register_forward_hook(lambda _, __, given: given * factor)  # type: ignore[index]
+    module[part].register_forward_hook(lambda _, __, given: given * factor)  # type: ignore[index]
     with equivtest.capture(module, tmp_path / "run"):
         step(module)
     text = describe(judged(tmp_path / "run", HERE + "cancelling"))
 
     assert words in text.splitlines()[0] + text.splitlines()[1]
-    assert "1 whose bound says nothing" in text
+    assert f"of 3 boundaries judged{open_}" in text and ("whose bound" in text) == bool(open_)
 
 
 @pytest.mark.ranks

@@ -21,7 +21,7 @@ from equivtest.families.module.case_steps import TOTAL_NORM, base_of, called_opt
 from equivtest.kit.case import at_step
 from equivtest.kit.oracle.declared import arithmetic_of
 from equivtest.kit.oracle.exact import InexactData
-from equivtest.kit.oracle.expected import COPIED, Expected, ExpectedTensor, says_nothing
+from equivtest.kit.oracle.expected import COPIED, Expected, ExpectedTensor, resolution_of, says_nothing
 from equivtest.kit.oracle.held import Held, put_together
 from equivtest.kit.oracle.ranged import Parts, Ranged
 from equivtest.tensors import DTYPES
@@ -187,7 +187,8 @@ class Optimizer:
         right = _within(self._counted, parameter, like)
         change = right.value - before.double()
         if bool(gradient.any()) and right.allowed is not None and says_nothing(change, right.allowed):
-            return replace(right, is_open=True, derivation=NOT_SEEN)
+            near = resolution_of(right.value, change=change)
+            return replace(right, is_open=True, derivation=NOT_SEEN, resolution=near)
         return right
 
 
@@ -205,4 +206,5 @@ def _ranged(case: ModuleCase, right: ExpectedTensor) -> Ranged:
 
 def _within(counted: RunningError, tensor: torch.Tensor, like: ExpectedTensor) -> ExpectedTensor:
     found = counted.bounded(tensor)
-    return replace(like, value=found.value.clone(), allowed=found.allowed, derivation=found.derivation)
+    near = None if like.resolution is None else resolution_of(found.value, like.scale)
+    return replace(like, value=found.value.clone(), allowed=found.allowed, derivation=found.derivation, resolution=near)
