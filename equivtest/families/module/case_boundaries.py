@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 from equivtest.families.module.case_facts import Fact, Program, call, call_builder, facts_of, made_inputs
 from equivtest.tensors import DTYPES, dtype_name
 
-BOUNDARY, INPUT, CHOSEN = "boundary.", ":input", ":chosen"
+BOUNDARY, INPUT, OUTPUT, CHOSEN = "boundary.", ":input", ":output", ":chosen"
 
 WRAPPERS = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod")
 """What holds a module within torch's wrappers.
@@ -31,7 +31,7 @@ Source: torch.distributed.fsdp, torch.distributed.algorithms._checkpoint.checkpo
 
 
 class Function(NamedTuple):
-    """A function whose operands are met where a part calls it: its name, theirs, and whether it gives indices too."""
+    """A function whose operands are met where a part calls it, and what it gives, unless it chooses among them."""
 
     name: str
     operands: tuple[str, ...]
@@ -41,6 +41,7 @@ class Function(NamedTuple):
 TOPK = Function(":topk", ("input",), chooses=True)
 FUNCTIONS: dict[Callable[..., Any], Function] = {
     functional.scaled_dot_product_attention: Function(":attention", ("query", "key", "value")),
+    torch._grouped_mm: Function(":grouped", ("self",)),
     torch.topk: TOPK,
     torch.Tensor.topk: TOPK,
 }
@@ -110,8 +111,8 @@ class Boundaries(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if (function := FUNCTIONS.get(func)) and self._running and not torch.compiler.is_compiling():
-            given = {**dict(zip(function.operands, args, strict=False)), **kwargs}
-            operands = [given[name] for name in function.operands]
+            named = {**dict(zip(function.operands, args, strict=False)), **kwargs}
+            operands = [named[name] for name in function.operands]
             path, calls = self._running[-1], self._calls[self.is_again]
             number = calls[path + function.name]
             calls[path + function.name] += 1
@@ -121,6 +122,9 @@ class Boundaries(TorchFunctionMode):
                 dim = int(kwargs.get("dim", args[2] if len(args) > 2 else -1))
                 choice: Choice = lambda given: func(given, *args[1:], **others)  # noqa: B023, E731  (called at once)
                 return self.choose(name + CHOSEN, operand, dim, choice)
+            given = func(*args, **kwargs)
+            self._meet_all(path, number, given, function.name + OUTPUT)
+            return given
         return func(*args, **kwargs)
 
     def remove(self) -> None:
