@@ -29,6 +29,7 @@ from equivtest.kit.oracle.expected import Expected
 from equivtest.kit.oracle.held import put_together
 from equivtest.layout import UNTOLD
 from equivtest.ranks.reply import Answer, Reply
+from equivtest.report.parts import PartTree
 from equivtest.tensors import Placed, same_bits
 from equivtest.verdicts.claims import (
     agrees_on_all_ranks,
@@ -67,6 +68,15 @@ class Judged:
     def failed(self) -> list[Verdict]:
         """Those that reject the run, in the order of the claims."""
         return [verdict for verdict in self.verdicts if verdict.failed]
+
+    def parts(self) -> PartTree:
+        """What was concluded of each part of the model."""
+        judgements = [verdict.judgement for verdict in self.verdicts]
+        parts = {name: margin for judged in judgements for name, margin in judged.parts.items()}
+        wrong = (mismatch.tensor for judged in judgements for mismatch in judged.mismatches)
+        tree = PartTree()
+        tree.add(parts, next((name for name in wrong if name in parts), ""))
+        return tree
 
     def open(self) -> str:
         """Of what no bound says something that nothing else decides, in words."""

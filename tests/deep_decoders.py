@@ -2,10 +2,10 @@
 
 transformers' Llama, of tiny widths, under its own tensor parallelism on 2, 3 and 4 ranks and under FSDP2 on 2: three
 steps of AdamW, forward and backward, in bfloat16, float16 and float32.  Prints a row for each: how many seeds were
-called wrong; how many boundaries there were, and other tensors, and on what share of each nothing was concluded; medians
-of the seconds that the ranks took, those that judging took, of the processor, and those that the ranks take in float32
-where nobody looks into their parts.  Ends with 1 where a right run is called wrong, or more than one boundary in a
-hundred is inconclusive.  Needs what `make clients` installs.
+called wrong; how many boundaries there were, and other tensors, and on what share of each nothing was concluded; the
+medians of the seconds that the ranks took, that judging took of the processor, and that the ranks take in float32 where
+nobody looks into their parts.  Ends with 1 where a right run is called wrong, or more than one boundary in a hundred is
+inconclusive.  Needs what `make clients` installs.
 """
 
 from __future__ import annotations

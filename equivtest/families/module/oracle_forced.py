@@ -159,6 +159,7 @@ def boundaries(case: ModuleCase, runs: Sequence[Forced]) -> dict[str, ExpectedTe
             derivation=right.derivation,
             may_be_none=True,
             is_inner=all(name not in run.open for run in runs),
+            is_part=True,
             resolution=resolution_of(value if case.is_divided else value[0]),
         )
     return found

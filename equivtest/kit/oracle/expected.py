@@ -38,6 +38,7 @@ class ExpectedTensor:
         is_inner: Whether a bound that is too wide leaves nothing open: of what is within a computation, where the
             oracle goes on from what it computed itself, so that what follows shows what is wrong.
         is_open: Whether staying within the bound shows nothing, however narrow it is.
+        is_part: Whether it is what a part of a module gives, is handed, or gets back.
         resolution: Largest error per element, float64, at which ranks are near enough to show that they are right where
             the bound is too wide, or staying within it shows nothing: see `resolution_of`; None: no error is.
     """
@@ -56,6 +57,7 @@ class ExpectedTensor:
     may_be_none: bool = False
     is_inner: bool = False
     is_open: bool = False
+    is_part: bool = False
     resolution: torch.Tensor | None = None
 
 
