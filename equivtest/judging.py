@@ -14,15 +14,25 @@ from typing import NamedTuple
 import torch
 
 from equivtest.captured.folder import CapturedRun, RankHeld
-from equivtest.captured_inputs import COTANGENT, buffers, case_of, cotangent, is_whole, made_whole, started_in
+from equivtest.captured_inputs import (
+    COTANGENT,
+    buffers,
+    case_of,
+    cotangent,
+    dtype_of,
+    is_whole,
+    made_whole,
+    started_in,
+)
 from equivtest.check import one_thread, require_conclusion
 from equivtest.errors import EquivtestError
-from equivtest.families.module.case import cotangent_of
+from equivtest.families.module.case import ModuleCase, cotangent_of
 from equivtest.families.module.case_boundaries import CHOSEN, is_boundary
 from equivtest.families.module.case_captured import CapturedCase
 from equivtest.families.module.case_facts import call_builder
 from equivtest.families.module.case_outputs import OUTPUT
 from equivtest.families.module.oracle import expect_given
+from equivtest.judging_update import expect_captured_update
 from equivtest.kit.case import require
 from equivtest.kit.oracle.declared import declared, load_arithmetics
 from equivtest.kit.oracle.expected import Expected
@@ -36,12 +46,14 @@ from equivtest.verdicts.claims import (
     does_not_touch_its_inputs,
     equals_unsharded,
     gradients_equal_unsharded,
+    trains_like_unsharded,
 )
 from equivtest.verdicts.compare import compare
 from equivtest.verdicts.elements import is_too_wide
 from equivtest.verdicts.message import MOST_NAMES, describe_failure
 from equivtest.verdicts.verdict import Verdict
 
+UPDATE_CLAIMS = (trains_like_unsharded, agrees_on_all_ranks)
 CLAIMS = (equals_unsharded, gradients_equal_unsharded, agrees_on_all_ranks, does_not_touch_its_inputs)
 
 Held = dict[int, dict[str, Placed]]
@@ -58,7 +70,7 @@ class Judged:
     """
 
     run: CapturedRun
-    case: CapturedCase
+    case: ModuleCase
     verdicts: Sequence[Verdict]
     expected: Expected
     held: Held
@@ -90,7 +102,10 @@ class Judged:
         return [name for name, right in self.expected.tensors.items() if is_too_wide(right) and name not in agreeing]
 
     def coverage(self) -> str:
-        """How many boundaries were judged, in words."""
+        """How many boundaries were judged, in words; of an update how many tensors that it left."""
+        if self.run.manifest.optimizer:
+            num, open_ = len(self.expected.tensors), len(self._open())
+            return f"{num - open_} of {num} tensors judged that {self.run.manifest.optimizer} left"
         captured = {name for held in self.held.values() for name in held if is_judged(name)}
         found = {name: right for name, right in self.expected.tensors.items() if is_boundary(name)}
         wide = sum(map(is_boundary, self._open()))
@@ -115,6 +130,8 @@ def judge_run(run: CapturedRun, reference: str, arithmetic: str = "") -> Judged:
         Inconclusive: nothing is shown.
     """
     part = run.manifest.part
+    if run.manifest.optimizer:
+        return _judge_update(run, reference, arithmetic)
     _check_model(run, reference := f"{reference}#{part}" if part else reference)
     case, inputs = case_of(run, reference)
     _check_started(run, case)
@@ -130,6 +147,19 @@ def judge_run(run: CapturedRun, reference: str, arithmetic: str = "") -> Judged:
             for rank, tensors in held.items()
         ]
         verdicts = compare(str(run.folder), case, 0, [expected], replies, CLAIMS)
+    require_conclusion(str(run.folder), case, verdicts)
+    return Judged(run, case, verdicts, expected, held, given)
+
+
+def _judge_update(run: CapturedRun, reference: str, arithmetic: str) -> Judged:
+    """The verdicts on one update of an optimizer."""
+    _check_model(run, reference)
+    with one_thread(), declared(load_arithmetics(arithmetic)):
+        case, expected, held, given = expect_captured_update(run, reference, dtype_of(run))
+        replies = [
+            Reply(rank=rank, outcome="answered", answers=(Answer(tensors, {}),)) for rank, tensors in held.items()
+        ]
+        verdicts = compare(str(run.folder), case, 0, [expected], replies, UPDATE_CLAIMS)
     require_conclusion(str(run.folder), case, verdicts)
     return Judged(run, case, verdicts, expected, held, given)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from equivtest.families.module.case import ModuleCase
-from equivtest.families.module.case_facts import Facts
+from equivtest.families.module.case_facts import Fact, Facts
+from equivtest.kit.case import Shape
 
 
 @dataclass(frozen=True)
@@ -46,3 +48,23 @@ class CapturedCase(ModuleCase):
 
     def real_names(self) -> tuple[str, ...]:
         return self.with_gradient
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class UpdateCase(ModuleCase):
+    """One update of somebody's own optimizer.
+
+    Attributes:
+        updates: Name and shape of each parameter of the unsharded module.
+    """
+
+    updates: tuple[tuple[str, Shape], ...] = ()
+
+    @property
+    def facts(self) -> Facts:
+        """Nothing runs forward."""
+        return Facts({}, {name: Fact(shape) for name, shape in self.updates}, {}, "")
+
+    def boundaries(self) -> Mapping[str, Fact]:
+        """There are none in an update."""
+        return {}
