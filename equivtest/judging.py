@@ -53,6 +53,7 @@ from equivtest.verdicts.elements import is_too_wide
 from equivtest.verdicts.message import MOST_NAMES, describe_failure
 from equivtest.verdicts.verdict import Verdict
 
+AUTOCAST = ("bfloat16", "float16")
 UPDATE_CLAIMS = (trains_like_unsharded, agrees_on_all_ranks)
 CLAIMS = (equals_unsharded, gradients_equal_unsharded, agrees_on_all_ranks, does_not_touch_its_inputs)
 
@@ -133,6 +134,8 @@ def judge_run(run: CapturedRun, reference: str, arithmetic: str = "") -> Judged:
     if run.manifest.optimizer:
         return _judge_update(run, reference, arithmetic)
     _check_model(run, reference := f"{reference}#{part}" if part else reference)
+    if run.manifest.autocast:
+        reference += "#" * (1 if part else 2) + run.manifest.autocast.removeprefix("cpu:")
     case, inputs = case_of(run, reference)
     _check_started(run, case)
     held = {rank: _answers(case, each) for rank, each in run.held.items()}
@@ -184,9 +187,9 @@ def _check_model(run: CapturedRun, reference: str) -> None:
             f"{other}: parameter {name} has requires_grad={flag} in the run, {each.requires_grad} in the reference",
         )
     require(
-        not run.manifest.autocast,
-        f"{run.folder}: the model ran under autocast in {run.manifest.autocast}: have its forward enter autocast, "
-        "that of the reference too",
+        run.manifest.autocast in ("", *(f"cpu:{dtype}" for dtype in AUTOCAST)),
+        f"{run.folder}: the model ran under autocast, {run.manifest.autocast}, which rounds elsewhere than the CPU's: "
+        "have its forward enter autocast of a device that the reference has too",
     )
 
 

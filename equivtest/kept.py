@@ -210,7 +210,7 @@ class Keeper:
     ) -> tuple[dict[str, torch.Tensor], tuple[str, ...]]:
         device = next((each.device.type for each in self._parameters.values()), "cpu")
         if torch.is_autocast_enabled(device):
-            self._autocast = dtype_name(torch.get_autocast_dtype(device))
+            self._autocast = f"{device}:{dtype_name(torch.get_autocast_dtype(device))}"
         return named_inputs(self._module, args, kwargs)
 
     def _keep(self, name: str, tensor: torch.Tensor) -> None:

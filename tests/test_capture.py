@@ -97,6 +97,25 @@ def test_ranks_that_divide_a_module_are_judged(pool: Pool, run: Path, tmp_path: 
     assert first or compare_runs(judged(run), found).startswith("both hold: ")
 
 
+def test_what_runs_under_autocast_is_judged_under_it(tmp_path: Path) -> None:
+    for name, spoil in (("right", lambda module: None), ("wrong", more)):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            captured(tmp_path / name, spoil)
+    right, wrong = judged(tmp_path / "right"), judged(tmp_path / "wrong")
+
+    assert {verdict.kind for verdict in right.verdicts} == {"holds"}
+    assert right.expected.tensors["boundary.1.down"].dtype == "bfloat16"
+    assert first_wrong(wrong) == "boundary.1.down"
+
+
+def test_autocast_of_another_device_is_refused(copy: Path) -> None:
+    path = copy / JSON
+    path.write_text(path.read_text().replace('"autocast": ""', '"autocast": "cuda:bfloat16"'))
+
+    with pytest.raises(Misuse, match="autocast, cuda:bfloat16, which rounds elsewhere"):
+        judged(copy)
+
+
 def test_capturing_changes_no_bit_of_the_step(tmp_path: Path) -> None:
     alone = model()
     step(alone)

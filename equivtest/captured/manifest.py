@@ -63,7 +63,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         outputs: As of `module_property`: which were captured.
         boundaries: Patterns of the names of those parts that were captured.
         parameters: The model's fingerprint: those of the unsharded model, by name.
-        autocast: The dtype of autocast around the forward; '': there was none.
+        autocast: Device and dtype of autocast around the forward, 'cpu:bfloat16'; '': there was none.
         tensors: What the file of tensors holds: by the names of answers, 'given.ids' of an input, 'cotangent.loss' of
             what came to an output from outside of the model, and 'before.NAME' of a buffer before the forward.
         size_bytes: Of the file of tensors.
