@@ -1,10 +1,12 @@
-"""A decoder of twelve layers, judged part by part: `python -m tests.deep_decoders [--seeds N] [--first N] [DTYPE ...]`.
+"""A decoder of twelve layers, judged part by part: `python -m tests.deep_decoders [--seeds N] [--model M] [DTYPE ...]`.
 
 transformers' Llama, of tiny widths, under its own tensor parallelism on 2, 3 and 4 ranks and under FSDP2 on 2: three
 steps of AdamW, forward and backward, in bfloat16, float16 and float32.  Prints a row for each: how many seeds were
 called wrong; how many boundaries there were, and other tensors, and on what share of each nothing was concluded; the
 medians of the seconds that the ranks took, that judging took of the processor, and that the ranks take in float32 where
-nobody looks into their parts.  Ends with 1 where a right run is called wrong, or more than one boundary in a hundred is
+nobody looks into their parts.  `--model mixtral@6` takes another model of transformers and number of layers, and counts
+the tokens of which equal scores lay at the edge of the experts that were chosen.  Operands of functions within a part
+count where they are judged.  Ends with 1 where a right run is called wrong, or more than one boundary in a hundred is
 inconclusive.  Needs what `make clients` installs.
 """
 
@@ -14,6 +16,7 @@ import argparse
 import statistics
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -22,18 +25,19 @@ from torch import nn
 
 from equivtest.check import one_thread
 from equivtest.families.module.case import ModuleCase
-from equivtest.families.module.case_boundaries import CHOSEN, is_boundary
+from equivtest.families.module.case_boundaries import CHOSEN, is_boundary, is_operand
 from equivtest.families.module.case_steps import base_of
 from equivtest.kit.oracle import expect_held
 from equivtest.module import CLAIMS
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.pool import Pool
+from equivtest.tensors import Placed
 from equivtest.verdicts.claims import trains_like_unsharded
 from equivtest.verdicts.compare import compare
 from tests.client_defects import INPUTS, first_of
 
-BUILD, MODEL = "tests.rank_programs_clients:", "llama@12"
-STEPS, MOST_OPEN = 3, 0.01
+BUILD = "tests.rank_programs_clients:"
+MOST_OPEN = 0.01
 HOW = (("tensor_parallel", 2), ("tensor_parallel", 3), ("tensor_parallel", 4), ("layers_sharded", 2))
 DTYPES = ("bfloat16", "float16", "float32")
 
@@ -43,8 +47,8 @@ def adamw(module: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(module.parameters(), lr=2.0**-5)
 
 
-def case_of(model: str, parallelize: str, world_size: int, dtype: str, seed: int) -> ModuleCase:
-    """Three steps; of FSDP2 each rank has a row of the batch."""
+def case_of(model: str, parallelize: str, world_size: int, dtype: str, seed: int, steps: int = 3) -> ModuleCase:
+    """Of FSDP2 each rank has a row of the batch."""
     is_divided = parallelize == "layers_sharded"
     return ModuleCase(
         world_size=world_size,
@@ -57,7 +61,7 @@ def case_of(model: str, parallelize: str, world_size: int, dtype: str, seed: int
         values=(("real", seed),),
         batch="mean of parts" if is_divided else "whole",
         optimizer="tests.deep_decoders:adamw",
-        steps=STEPS,
+        steps=steps,
         by_parts=True,
     )
 
@@ -68,6 +72,7 @@ class Judged(NamedTuple):
     Attributes:
         wrong: The first wrong tensor; '' where nothing is.
         boundaries, others: How many tensors there are, of which `open_boundaries` and `open_others` are inconclusive.
+        ties: Tokens of which equal scores lay at the edge of what was chosen.
         ran_s, judged_s: Seconds of the clock that the ranks took, and of the processor that judging them took.
     """
 
@@ -76,6 +81,7 @@ class Judged(NamedTuple):
     open_boundaries: int = 0
     others: int = 0
     open_others: int = 0
+    ties: int = 0
     ran_s: float = 0.0
     judged_s: float = 0.0
 
@@ -93,13 +99,24 @@ def judged(case: ModuleCase, pool: Pool) -> Judged:
         verdicts = compare("module", case, 0, [expected], replies, (*CLAIMS, trains_like_unsharded))
     judged_s = time.process_time() - begun_s
     agreeing = {name for verdict in verdicts for name in verdict.judgement.agreeing}
-    names = [name for name in case.answer_names() if not name.endswith(CHOSEN)]
+    names = [name for name in case.answer_names() if name in expected.tensors or not is_operand(name)]
     boundaries = {name for name in names if is_boundary(base_of(name))}
     others = set(names) - boundaries
     return Judged(
-        first_of(verdicts), len(boundaries), len(boundaries - agreeing), len(others), len(others - agreeing), ran_s,
-        judged_s,
+        first_of(verdicts), len(boundaries), len(boundaries - agreeing), len(others), len(others - agreeing),
+        ties_in(replies[0].answers[0].tensors), ran_s, judged_s,
     )  # fmt: skip
+
+
+def ties_in(held: Mapping[str, Placed]) -> int:
+    """Rows of scores, the last chosen of which is equal to the next."""
+    found = 0
+    for name, chosen in held.items():
+        if name.endswith(CHOSEN):
+            scores = held[name.removesuffix(CHOSEN)].local.sort(-1, descending=True).values
+            last = chosen.local.shape[-1]
+            found += int((scores[..., last - 1] == scores[..., last]).sum()) if last < scores.shape[-1] else 0
+    return found
 
 
 def alone_s(case: ModuleCase, pool: Pool) -> float:
@@ -115,26 +132,26 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dtypes", nargs="*", default=DTYPES)
     parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--model", default="llama@12")
+    parser.add_argument("--steps", type=int, default=3)
     given = parser.parse_args()
-    print("| dtype | how | ranks | seeds | wrong | boundaries | open, % | others | open, % | ranks | judging | alone |")
-    print("|---|---|---|---|---|---|---|---|---|---|---|---|")
+    print("|dtype|how|ranks|seeds|wrong|boundaries|open, %|others|open, %|ties|ranks, s|judging, s|alone, s|")
+    print("|---|---|---|---|---|---|---|---|---|---|---|---|---|")
     is_right = True
     with Pool(Backend("gloo", "cpu", ("tests.clients.language_models",))) as pool:
         for dtype in given.dtypes:
             for how, ranks in HOW:
-                cases = [
-                    case_of(MODEL, how, ranks, dtype, seed) for seed in range(given.first, given.first + given.seeds)
-                ]
+                cases = [case_of(given.model, how, ranks, dtype, seed, given.steps) for seed in range(given.seeds)]
                 found = [judged(case, pool) for case in cases]
                 wrong = [each.wrong for each in found if each.wrong]
-                num, num_open, others, open_others = (sum(column) for column in list(zip(*found, strict=True))[1:5])
+                columns = list(zip(*found, strict=True))
+                num, num_open, others, open_others, ties = (sum(column) for column in columns[1:6])
                 share, other_share = num_open / max(num, 1), open_others / max(others, 1)
-                seconds = [statistics.median(column) for column in list(zip(*found, strict=True))[5:]]
+                seconds = [statistics.median(column) for column in columns[6:]]
                 print(
                     f"| {dtype} | {how} | {ranks} | {len(found)} | {len(wrong)} {''.join(wrong[:1])[:60]} | {num} "
-                    f"| {100 * share:.2f} | {others} | {100 * other_share:.2f} | {seconds[0]:.1f} | {seconds[1]:.1f} "
-                    f"| {alone_s(cases[0], pool):.1f} |",
+                    f"| {100 * share:.2f} | {others} | {100 * other_share:.2f} | {ties} | {seconds[0]:.1f} "
+                    f"| {seconds[1]:.1f} | {alone_s(cases[0], pool):.1f} |",
                     flush=True,
                 )
                 is_right &= not wrong and share <= MOST_OPEN

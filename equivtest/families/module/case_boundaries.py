@@ -56,6 +56,11 @@ def is_boundary(name: str) -> bool:
     return name.removeprefix("grad.").startswith(BOUNDARY)
 
 
+def is_operand(name: str) -> bool:
+    """Whether an answer is what went into one of `FUNCTIONS` or came out of it, or what was chosen."""
+    return is_boundary(name) and any(function.name in name for function in FUNCTIONS.values())
+
+
 def own_name(name: str) -> str:
     """Of a submodule, a parameter or a buffer of a parallel module: without what wrappers call the module they hold."""
     parts = [part for part in name.split(".") if part not in WRAPPERS]
