@@ -14,9 +14,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from equivtest.families.linear.case import LinearCase
 from equivtest.kit.case import Case, from_data, replicated, to_data
+from equivtest.kit.case_tensor import CaseTensor
 from equivtest.kit.names import Subject, resolve
 from equivtest.kit.oracle import expect
-from equivtest.layout import Layout
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.meshes import mesh_for, mesh_of
 from equivtest.ranks.reply import Answer
@@ -49,10 +49,7 @@ class CaseList(Case):
     def __str__(self) -> str:
         return f"a list of {len(self.written)} cases on {self.world_size} ranks"
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {}
-
-    def layouts(self) -> dict[str, Layout]:
+    def describe_tensors(self) -> dict[str, CaseTensor]:
         return {}
 
 

@@ -18,9 +18,9 @@ from equivtest.families.embedding.subject import PLANS, make_embedding
 from equivtest.families.embedding.ways.case import EmbeddingWaysCase
 from equivtest.families.zero3.fetch.subject import Fetcher, fetch_by_all_gather, fetch_by_all_reduce, partition, release
 from equivtest.kit.case import Case, replicated
+from equivtest.kit.case_tensor import CaseTensor
 from equivtest.kit.names import resolve
 from equivtest.kit.subject import torch_placement
-from equivtest.layout import Layout
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.meshes import mesh_for
 from equivtest.ranks.reply import Answer
@@ -103,10 +103,7 @@ class ManyParameters(Case):
     numel: int = 1
     num_timed: int = NUM_TIMED
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {}
-
-    def layouts(self) -> dict[str, Layout]:
+    def describe_tensors(self) -> dict[str, CaseTensor]:
         return {}
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from equivtest.families.module.case import ModuleCase
 from equivtest.module import ids, module_property, targets
 
-BUILD = "equivtest.families.module.subject:gated_block"
+BUILD = "equivtest.families.module.case_gated:gated_block"
 PARALLELIZE = "equivtest.families.module.subject:tensor_parallel"
 
 gated_block = module_property(
@@ -29,7 +29,7 @@ sequence_parallel_block = module_property(
     examples=[ModuleCase(world_size=4, build=BUILD, parallelize=SEQUENCE_PARALLEL, x_shape=(5, 2), largest=3)],
 )
 
-ATTENTION = "equivtest.families.module.subject.attention:attention_block"
+ATTENTION = "equivtest.families.module.case_attention:attention_block"
 HEADS_DIVIDED = "equivtest.families.module.subject.attention:heads_divided"
 
 # Norms and softmaxes round, so that this one is judged on real numbers, within a bound.
@@ -50,7 +50,7 @@ attention_block = module_property(
     conclusive_dtypes=("float64",),
 )
 
-DECODER = "equivtest.families.module.subject.decoder:decoder"
+DECODER = "equivtest.families.module.case_decoder:decoder"
 
 # Too deep for a bound of the whole, and so judged layer by layer and part by part, in every dtype.
 decoder = module_property(
@@ -84,7 +84,7 @@ TOKEN_MEAN = "equivtest.families.module.subject.token_mean:"
 
 # A whole step: loss, gradients and update are of the mean over all tokens, unevenly cut over ranks and micro-batches.
 token_mean_step = module_property(
-    f"{TOKEN_MEAN}next_token",
+    "equivtest.families.module.case_next_token:next_token",
     FULLY_SHARDED,
     inputs={"ids": ids(7, ("batch", "seq")), "targets": targets(7, ("batch", "seq"))},
     sizes={"batch": (2, 3, 4, 5), "seq": (2,)},

@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 
 from equivtest.errors import Misuse
-from equivtest.kit.case import Case, Shape, replicated
-from equivtest.layout import Layout
+from equivtest.kit.case import Case, replicated
+from equivtest.kit.case_tensor import CaseTensor
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.channel import Channel
 from equivtest.ranks.messages import START_ID
@@ -44,11 +44,8 @@ class PlainCase(Case):
     def refusal(self) -> str:
         return self.refused
 
-    def shapes(self) -> dict[str, Shape]:
-        return {"output": (self.numel,)}
-
-    def layouts(self) -> dict[str, Layout]:
-        return {"output": replicated()}
+    def describe_tensors(self) -> dict[str, CaseTensor]:
+        return {"output": CaseTensor((self.numel,), replicated(), "output")}
 
 
 class Unspeakable(Exception):

@@ -11,9 +11,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from equivtest.families.module.case_decoder import Decoder, GatedLinear
 from equivtest.families.module.defects.decoder import spoiled
 from equivtest.families.module.subject.attention import sum_gradients, sum_over
-from equivtest.families.module.subject.decoder import Decoder, GatedLinear
 
 
 def deep() -> nn.Module:

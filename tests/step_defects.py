@@ -24,7 +24,7 @@ def cases(name: str, *, shards: bool) -> Iterator[ModuleCase]:
         if all(-(-batch // world_size) * rank < batch for rank in range(world_size)):  # as torch.chunk divides
             yield ModuleCase(
                 world_size=world_size,
-                build=f"{MODEL}next_token",
+                build="equivtest.families.module.case_next_token:next_token",
                 parallelize=f"{SUBJECT}{'fully_sharded' if shards else 'data_parallel'}",
                 inputs=(("ids", "ids(7)", ("batch", "seq")), ("targets", "targets(7, -100)", ("batch", "seq"))),
                 sizes=(("batch", batch), ("seq", 2)),

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from equivtest.kit.case import Case
+from equivtest.kit.case import Case, Shape
+from equivtest.kit.case_tensor import CaseTensor
+from equivtest.layout import Layout
+
+X_ALONE = ((), ("x",))
+"""What `requires_grad` may list where there is nothing but x to have a gradient."""
 
 
 class ActivationCase(Case):
@@ -15,8 +20,7 @@ class ActivationCase(Case):
     x_contiguous: bool
     cotangent_contiguous: bool
 
-    def given_flags(self) -> dict[str, bool]:
-        return {name: name in self.requires_grad for name in self.given_names()}
-
-    def is_contiguous(self, name: str) -> bool:
-        return {"x": self.x_contiguous, "cotangent": self.cotangent_contiguous}.get(name, True)
+    def given(self, name: str, shape: Shape, layout: Layout) -> CaseTensor:
+        """One tensor that is handed over, as the fields say."""
+        is_contiguous = {"x": self.x_contiguous, "cotangent": self.cotangent_contiguous}.get(name, True)
+        return CaseTensor(shape, layout, needs_grad=name in self.requires_grad, is_contiguous=is_contiguous)

@@ -7,13 +7,16 @@ import dataclasses
 import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
 
 from equivtest import limits
 from equivtest.errors import Misuse
+from equivtest.kit.case_tensor import CaseTensor
 from equivtest.kit.parts import modules_of
+from equivtest.kit.rules import OneOf, Within, broken_rules
 from equivtest.layout import Layout, Replicate, check_layout, shard_kind
 
 SCHEMA_VERSION = 1
@@ -33,10 +36,13 @@ POISONS = ("large", "nan", "none")
 class Case:
     """One layout, with one or more draws of values for it.
 
-    A subclass says which tensors there are, their global shapes and layouts.  Names are fixed:
-    what the harness gives (`x`, `weight`, `cotangent`) and what a subject answers (`output`,
-    `grad.x`, `param.weight`).  Fields hold numbers, strings, bools and tuples of these, so that
-    `repr` is code and JSON loses nothing.
+    A subclass says which tensors there are (`describe_tensors`).  Names are fixed: what the
+    harness gives (`x`, `weight`, `cotangent`) and what a subject answers (`output`, `grad.x`,
+    `param.weight`).  Fields hold numbers, strings, bools and tuples of these, so that `repr` is
+    code and JSON loses nothing.
+
+    A new case is checked in this order: what each field declares of itself (`kit.rules`), what
+    holds between fields (`check_fields`), the shapes and layouts, and what needs these (`check_layouts`).
 
     Attributes:
         world_size: Number of ranks, 1 to limits.MAX_WORLD_SIZE.
@@ -55,10 +61,10 @@ class Case:
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = ("dense",)
 
-    world_size: int
-    dtype: str = "float32"
+    world_size: Annotated[int, Within(1, limits.MAX_WORLD_SIZE)]
+    dtype: Annotated[str, OneOf(tuple(limits.DTYPES))] = "float32"
     values: tuple[tuple[str, int], ...] = (("dense", 0),)
-    poison: str = "large"
+    poison: Annotated[str, OneOf(POISONS)] = "large"
     repeats: bool = False
     records: bool = False
     members: tuple[int, ...] = ()
@@ -69,34 +75,36 @@ class Case:
 
     def __post_init__(self) -> None:
         """Raises Misuse, naming the value and the limit, if this is no valid case."""
-        require(
-            1 <= self.world_size <= limits.MAX_WORLD_SIZE,
-            f"world_size must be in 1..{limits.MAX_WORLD_SIZE}, got {self.world_size}",
-        )
-        require(self.dtype in limits.DTYPES, f"dtype must be one of {', '.join(limits.DTYPES)}, got {self.dtype!r}")
-        require(self.poison in POISONS, f"poison must be one of {', '.join(POISONS)}, got {self.poison!r}")
+        for message in broken_rules(self):
+            raise Misuse(message)
         require(len(self.values) > 0, "values must hold at least one (mode, seed)")
         for mode, seed in self.values:
             require(mode in self.VALUE_MODES, f"mode must be one of {', '.join(self.VALUE_MODES)}, got {mode!r}")
             require(seed >= 0, f"a seed must be at least 0, got {seed}")
         self._check_members()
-        layouts = self.layouts()
-        for name, shape in self.shapes().items():
-            numel = math.prod(shape)
+        self.check_fields()
+        for name, tensor in self.tensors.items():
+            numel = math.prod(tensor.shape)
             require(numel <= limits.MAX_NUMEL, f"{name} must have at most {limits.MAX_NUMEL} elements, got {numel}")
             try:
-                check_layout(shape, layouts[name], self.mesh_shape)
+                check_layout(tensor.shape, tensor.layout, self.mesh_shape)
             except ValueError as error:
                 raise Misuse(f"{name}: {error}") from error
+        self.check_layouts()
+
+    def check_fields(self) -> None:
+        """Raises Misuse unless the fields, each of which is right by itself, go together."""
+
+    def check_layouts(self) -> None:
+        """Raises Misuse unless the case is right in what only its tensors show, which all can be laid out."""
 
     def __repr__(self) -> str:
         """Code that makes the case again; fields at their default are left out.
 
         Subclasses pass repr=False to `dataclass` to keep it.
         """
-        given = [(field.name, getattr(self, field.name)) for field in dataclasses.fields(self)]
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        code = [f"{name}={value!r}" for name, value in given if value != defaults[name]]
+        code = [f"{name}={value!r}" for name, value in fields_of(self).items() if value != defaults[name]]
         return f"{type(self).__name__}({', '.join(code)})"
 
     def _check_members(self) -> None:
@@ -162,39 +170,44 @@ class Case:
             return f"process {process} outside of every mesh"
         return f"rank {group.index(process)} of {self.world_size} (process {process})"
 
-    def shapes(self) -> dict[str, Shape]:
-        """Global shape of every tensor that the harness gives or a subject answers."""
+    def describe_tensors(self) -> dict[str, CaseTensor]:
+        """Every tensor by name: those given, then those answered, each in the order of the subject's arguments."""
         raise NotImplementedError
 
+    @cached_property
+    def tensors(self) -> dict[str, CaseTensor]:
+        """What `describe_tensors` says, which is asked once."""
+        return self.describe_tensors()
+
+    def shapes(self) -> dict[str, Shape]:
+        """Global shape of every tensor that the harness gives or a subject answers."""
+        return {name: tensor.shape for name, tensor in self.tensors.items()}
+
     def layouts(self) -> dict[str, Layout]:
-        """Contract layout of every name in `shapes`."""
-        raise NotImplementedError
+        """Contract layout of every one of them."""
+        return {name: tensor.layout for name, tensor in self.tensors.items()}
 
     def given_names(self) -> tuple[str, ...]:
         """Names of the tensors that the harness hands to the subject."""
-        raise NotImplementedError
+        return tuple(name for name, tensor in self.tensors.items() if tensor.is_given)
 
     def answer_names(self) -> tuple[str, ...]:
         """Names of the tensors that the subject must answer, no more and no fewer."""
-        raise NotImplementedError
+        return tuple(name for name, tensor in self.tensors.items() if tensor.is_answered)
 
     def given_flags(self) -> dict[str, bool]:
         """requires_grad of each given tensor."""
-        return dict.fromkeys(self.given_names(), False)
-
-    def is_contiguous(self, name: str) -> bool:
-        """Whether the harness hands out tensor `name` contiguous in memory."""
-        return True
+        return {name: tensor.needs_grad for name, tensor in self.tensors.items() if tensor.is_given}
 
     @property
     def shard_kind(self) -> str:
         """The worst of the case's tensors: 'even', 'uneven' or 'empty'."""
-        return self.worst_shard_kind(tuple(self.shapes()))
+        return self.worst_shard_kind(self.tensors)
 
     def worst_shard_kind(self, names: Iterable[str]) -> str:
         """The worst of the tensors of these names: 'even', 'uneven' or 'empty'."""
-        shapes, layouts = self.shapes(), self.layouts()
-        kinds = {shard_kind(shapes[name], layouts[name], self.mesh_shape) for name in names}
+        placed = [self.tensors[name] for name in names]
+        kinds = {shard_kind(tensor.shape, tensor.layout, self.mesh_shape) for tensor in placed}
         return next(kind for kind in ("empty", "uneven", "even") if kind in kinds)
 
     @property
@@ -205,7 +218,7 @@ class Case:
     @property
     def leaves_gradients(self) -> bool:
         """Whether some gradient is answered."""
-        return any(name.startswith("grad.") for name in self.answer_names())
+        return any(tensor.role == "gradient" for tensor in self.tensors.values())
 
     def fixes_bits(self, draw: int) -> bool:
         """Whether some answer to that draw has right bits, so that claims about bits have something to judge."""
@@ -244,6 +257,11 @@ def require(holds: bool, message: str) -> None:  # noqa: FBT001  (reads as a sen
     """Raises Misuse with `message` unless `holds`."""
     if not holds:
         raise Misuse(message)
+
+
+def fields_of(case: Case) -> dict[str, Any]:
+    """The fields by name, with which another case can be made."""
+    return {field.name: getattr(case, field.name) for field in dataclasses.fields(case)}
 
 
 def replicated(num_axes: int = 1) -> Layout:

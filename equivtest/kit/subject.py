@@ -40,7 +40,9 @@ def as_dtensor(local: torch.Tensor, case: Case, name: str, mesh: DeviceMesh) -> 
     """The DTensor of the contract's shape and layout of `name`, made without a collective."""
     given = "cotangent" if name == "output" else name
     placements = (torch_placement(case, name),)
-    return dtensor_of(local, mesh, placements, case.shapes()[name], is_contiguous=case.is_contiguous(given))
+    return dtensor_of(
+        local, mesh, placements, case.tensors[name].shape, is_contiguous=case.tensors[given].is_contiguous
+    )
 
 
 def dtensor_of(

@@ -66,13 +66,11 @@ def visit_draw(function: Subject, case: Case, index: int, mesh: DeviceMesh) -> A
 
 def hand_out(case: Case, index: int, mesh: DeviceMesh) -> dict[str, torch.Tensor]:
     """The harness's local tensors: the contract's shards of the drawn global ones."""
-    given, layouts, flags = {}, case.layouts(), case.given_flags()
-    rank = rank_in(mesh)
+    given, rank = {}, rank_in(mesh)
     for name, tensor in draw(case, index).items():
-        local = slice_local(tensor, layouts[name], case.mesh_shape, rank).to(mesh.device_type)
-        if not case.is_contiguous(name):
-            local = strided(local)
-        given[name] = local.requires_grad_(flags[name])
+        said = case.tensors[name]
+        local = slice_local(tensor, said.layout, case.mesh_shape, rank).to(mesh.device_type)
+        given[name] = (local if said.is_contiguous else strided(local)).requires_grad_(said.needs_grad)
     return given
 
 
@@ -119,7 +117,7 @@ def take_answers(case: Case, returned: object) -> tuple[dict[str, Placed], dict[
 
 def _require_places(case: Case, name: str, indices: torch.Tensor, local: torch.Tensor) -> None:
     """Raises Misuse unless there is a place in the whole for each local element."""
-    numel = math.prod(case.shapes()[name])
+    numel = math.prod(case.tensors[name].shape)
     is_list = indices.dtype == torch.int64 and indices.shape == local.shape
     if not is_list or (indices.numel() and not 0 <= int(indices.min()) <= int(indices.max()) < numel):
         extremes = f", {int(indices.min())} to {int(indices.max())}" if indices.numel() else ""

@@ -114,7 +114,7 @@ uses_only_documented_memory = Claim(
     "is whole, partitions of gradients, what was saved, and nothing else; judged on the visits that "
     "measure them, one in two, and on the examples",
     judge_memory,
-    lambda case, draw: any(name.startswith("memory.") for name in case.answer_names()),
+    lambda case, draw: any(tensor.role == "memory" for tensor in case.tensors.values()),
     by_dtype=False,
     flag="measures",
 )

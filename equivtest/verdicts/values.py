@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from equivtest.kit.case import Case
+from equivtest.kit.case_tensor import Role
 from equivtest.kit.oracle.expected import Expected
 from equivtest.layout import UNTOLD
 from equivtest.ranks.reply import Answers
@@ -17,8 +18,8 @@ from equivtest.verdicts.verdict import Judgement
 
 
 def judge_outputs(case: Case, expected: Expected, answers: Answers) -> Judgement:
-    judged = judge_tensors(case, expected, answers, _outputs(expected))
-    outputs = [name for name in expected.tensors if name.split(".")[0] == "output"]
+    judged = judge_tensors(case, expected, answers, names_of(case, expected, "output", "state", "kept"))
+    outputs = names_of(case, expected, "output")
     if judged.kind not in ("holds", "inconclusive") or not outputs:
         return judged
     layouts = judge_layouts(expected, answers, outputs)
@@ -27,16 +28,16 @@ def judge_outputs(case: Case, expected: Expected, answers: Answers) -> Judgement
 
 def judge_gradients(case: Case, expected: Expected, answers: Answers) -> Judgement | None:
     """Nothing where no gradient is expected."""
-    names = _gradients(expected)
+    names = names_of(case, expected, "gradient")
     return judge_tensors(case, expected, answers, names) if names else None
 
 
 def judge_memory(case: Case, expected: Expected, answers: Answers) -> Judgement:
-    return judge_tensors(case, expected, answers, [name for name in expected.tensors if name.startswith("memory.")])
+    return judge_tensors(case, expected, answers, names_of(case, expected, "memory"))
 
 
 def judge_training(case: Case, expected: Expected, answers: Answers) -> Judgement:
-    return judge_tensors(case, expected, answers, _later(expected))
+    return judge_tensors(case, expected, answers, names_of(case, expected, "trained"))
 
 
 def judge_tensors(case: Case, expected: Expected, answers: Answers, names: Iterable[str]) -> Judgement:
@@ -93,14 +94,6 @@ def _to_judge(name: str, expected: Expected, answers: Answers) -> dict[int, Plac
     return {**present} if may_be_none else placed
 
 
-def _outputs(expected: Expected) -> list[str]:
-    return [name for name in expected.tensors if not name.startswith(("grad.", "step", "memory."))]
-
-
-def _gradients(expected: Expected) -> list[str]:
-    return [name for name in expected.tensors if name.startswith("grad.")]
-
-
-def _later(expected: Expected) -> list[str]:
-    """What the updates leave, and all that the steps after the first compute."""
-    return [name for name in expected.tensors if name.startswith("step")]
+def names_of(case: Case, expected: Expected, *roles: Role) -> list[str]:
+    """Names of the expected tensors of these roles."""
+    return [name for name in expected.tensors if case.tensors[name].role in roles]

@@ -135,11 +135,11 @@ def test_drawn_cases_survive_json_and_their_own_code(name: str) -> None:
 
 
 @each(STRATEGIES)
-def test_every_given_and_answered_tensor_has_a_shape_and_a_layout_and_what_is_given_a_flag(name: str) -> None:
+def test_every_tensor_is_given_or_answered_and_only_what_is_kept_is_both(name: str) -> None:
     for case in run_of(name)[::4]:
-        names = {name for name in (*case.given_names(), *case.answer_names()) if not name.endswith("refused")}
-        assert names <= case.shapes().keys() <= case.layouts().keys()
-        assert case.given_flags().keys() == set(case.given_names())
+        given, answered = set(case.given_names()), set(case.answer_names())
+        assert given and answered and given | answered == case.tensors.keys()
+        assert given & answered == {name for name, tensor in case.tensors.items() if tensor.role == "kept"}
 
 
 INVALID: dict[type, Any] = {str: "no such", int: -2, float: -1.0}

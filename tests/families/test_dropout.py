@@ -49,7 +49,7 @@ test_what_is_no_dropout_is_named = refuses(
     ({"layout": "partial(sum)"}, r"layout must be replicate or shard\(DIM\), got 'partial\(sum\)'"),
     ({"p": 1.5}, r"p must be in 0\.\.1, got 1\.5"),
     ({"values": (("special", 0),)}, "special values are for what changes nothing: p=0 or training=False"),
-    ({"requires_grad": ("y",)}, r"requires_grad must be \(\) or \('x',\), got \('y',\)"),
+    ({"requires_grad": ("y",)}, r"requires_grad must be one of \(\), \('x',\), got \('y',\)"),
     ({"x_is_dtensor": False}, "style dtensor is of a DTensor: set x_is_dtensor=True"),
     ({"use_local_output": True}, "use_local_output is SequenceParallel's: leave it at False"),
     (

@@ -44,11 +44,11 @@ def counts_of(case: EmbeddingCase) -> torch.Tensor:
 
 test_what_is_no_embedding_is_named = refuses(
     case_of,
-    ({"leading": (1, 1, 1, 1)}, r"leading must have at most 3 dims, got \(1, 1, 1, 1\)"),
-    ({"leading": (0,)}, r"leading dims must be at least 1, got \(0,\)"),
+    ({"leading": (1, 1, 1, 1)}, r"leading must have at most 3 dims of at least 1, got \(1, 1, 1, 1\)"),
+    ({"leading": (0,)}, r"leading must have at most 3 dims of at least 1, got \(0,\)"),
     ({"num_embeddings": 0}, r"num_embeddings must be in 1\.\.4096, got 0"),
     ({"padding_idx": 7}, r"padding_idx must be in -1\.\.6, got 7"),
-    ({"requires_grad": ("ids",)}, r"requires_grad must be \(\) or \('weight',\), got \('ids',\)"),
+    ({"requires_grad": ("ids",)}, r"requires_grad must be one of \(\), \('weight',\), got \('ids',\)"),
     ({"output_layout": "partial(sum)"}, r"output_layout must be replicate or shard\(DIM\), got partial"),
     ({"input_layout": "shard(2)"}, "ids: "),
     ({"input_layout": "shard(0)"}, r"ids of shape \(4, 6\) have uneven shards .*: set ids_is_dtensor=True"),

@@ -43,7 +43,7 @@ test_what_is_no_case_is_refused_by_name = refuses(
     mixed_case,
     ({"style": "ddp"}, "mixed precision is fsdp2's, got style 'ddp'"),
     ({"dtype": "bfloat16"}, "are float32, got 'bfloat16'"),
-    ({"output_dtype": "float16"}, "output_dtype must be one of '', 'float32', 'bfloat16', got 'float16'"),
+    ({"output_dtype": "float16"}, "output_dtype must be float32 or param_dtype, bfloat16, got 'float16'"),
     ({"casts_inputs": False, "output_dtype": "float32"}, "casts_inputs=False hands float32 to a layer of bfloat16"),
     (
         {"tied": "transposed", "out_features": 3, "requires_grad": ("in_proj.weight",)},

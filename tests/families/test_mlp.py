@@ -61,7 +61,7 @@ def test_the_sequence_and_the_hidden_features_are_what_is_sharded() -> None:
     [
         ({"leading": ()}, "leading must have 1 to 3 dims"),
         ({"leading": (1, 1, 1, 1)}, "leading must have 1 to 3 dims"),
-        ({"leading": (0,), "sequence_dim": 0}, "leading dims must be at least 1"),
+        ({"leading": (0,), "sequence_dim": 0}, "leading must have 1 to 3 dims of at least 1"),
         ({"sequence_dim": 2}, "sequence_dim must be one of the 2 leading dims"),
         ({"hidden_features": 0}, "hidden_features must be in 1..4096, got 0"),
         ({"activation": "gelu"}, "gelu rounds: use mode real, not dense"),

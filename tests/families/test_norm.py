@@ -31,8 +31,8 @@ def case_of(**fields: Any) -> NormCase:
 
 test_what_is_no_norm_is_named = refuses(
     case_of,
-    ({"leading": ()}, r"leading must have 1 to 3 dims, got \(\)"),
-    ({"leading": (0, 5)}, r"leading dims must be at least 1, got \(0, 5\)"),
+    ({"leading": ()}, r"leading must have 1 to 3 dims of at least 1, got \(\)"),
+    ({"leading": (0, 5)}, r"leading must have 1 to 3 dims of at least 1, got \(0, 5\)"),
     ({"sequence_dim": 2}, "sequence_dim must be one of the 2 leading dims, got 2"),
     ({"features": 0}, r"features must be in 1\.\.4096, got 0"),
     ({"parameters": ("bias",)}, "parameters of layer_norm must be the first few of weight, bias, got"),

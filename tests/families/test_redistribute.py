@@ -52,11 +52,11 @@ def drawn_cases(world_size: int) -> tuple[RedistributeCase, ...]:
 
 test_what_is_no_redistribution_is_named = refuses(
     case_of,
-    ({"mesh": (1, 1, 3)}, r"mesh must have at most 2 axes of one rank or more, got \(1, 1, 3\)"),
+    ({"mesh": (1, 1, 3)}, r"mesh must have at most 2 dims of at least 1, got \(1, 1, 3\)"),
     ({"mesh": (2, 2)}, r"mesh must have 3 ranks, got \(2, 2\)"),
     ({"flattened": True}, r"flattened is for two axes, got mesh \(\)"),
-    ({"shape": (1, 1, 1, 1, 1)}, r"shape must have at most 4 dims of size 0 or more, got \(1, 1, 1, 1, 1\)"),
-    ({"requires_grad": ("weight",)}, r"requires_grad must be \(\) or \('x',\), got \('weight',\)"),
+    ({"shape": (1, 1, 1, 1, 1)}, r"shape must have at most 4 dims of at least 0, got \(1, 1, 1, 1, 1\)"),
+    ({"requires_grad": ("weight",)}, r"requires_grad must be one of \(\), \('x',\), got \('weight',\)"),
     ({"source": ("replicate", "replicate")}, r"source must have one placement per mesh axis: 1, got"),
     ({"target": ("flat(6)",)}, r"target: a DTensor is never flat, got \('flat\(6\)',\)"),
     ({"target": ("partial(sum)",)}, r"target may be partial only where the source is the same, got"),

@@ -39,7 +39,7 @@ test_what_is_no_reduction_is_named = refuses(
     ({"op": "softmax", "keepdim": True}, "softmax keeps its dim: leave keepdim at False"),
     ({"layout": "partial(max)"}, r"layout must be replicate, shard\(DIM\) or partial\(sum\), got 'partial\(max\)'"),
     ({"layout": "partial(sum)", "values": (("real", 0),)}, "operands of a partial sum must be dense"),
-    ({"requires_grad": ("y",)}, r"requires_grad must be \(\) or \('x',\), got \('y',\)"),
+    ({"requires_grad": ("y",)}, r"requires_grad must be one of \(\), \('x',\), got \('y',\)"),
 )
 
 

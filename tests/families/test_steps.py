@@ -40,7 +40,7 @@ PERCEPTRON: dict[str, Any] = {
     "steps": 2,
 }
 TOKENS: dict[str, Any] = {
-    "build": f"{TOKEN_MEAN}next_token",
+    "build": "equivtest.families.module.case_next_token:next_token",
     "parallelize": f"{SUBJECT}data_parallel",
     "inputs": (("ids", "ids(7)", ("batch", "seq")), ("targets", "targets(7, -100)", ("batch", "seq"))),
     "sizes": (("batch", 5), ("seq", 3)),
@@ -177,10 +177,9 @@ def test_a_frozen_parameter_stays_as_it_is(pool: Pool) -> None:
 
 @pytest.mark.ranks
 def test_a_deep_module_is_trained_part_by_part(pool: Pool) -> None:
-    decoder = "equivtest.families.module.subject.decoder:"
     case = ModuleCase(
-        build=f"{decoder}decoder",
-        parallelize=f"{decoder}heads_and_hidden_divided",
+        build="equivtest.families.module.case_decoder:decoder",
+        parallelize="equivtest.families.module.subject.decoder:heads_and_hidden_divided",
         x_shape=(1, 3, 24),
         world_size=2,
         dtype="bfloat16",
@@ -205,7 +204,7 @@ def test_of_an_update_that_nobody_would_see_nothing_is_concluded() -> None:
         ({"optimizer": ""}, "2 steps need an optimizer"),
         ({"micro_batches": 2}, "2 micro_batches need a step"),
         ({"max_norm": -1.0}, "max_norm must be 0 or more"),
-        ({"norm_type": 3.0}, "norm_type must be 1, 2 or inf, got 3.0"),
+        ({"norm_type": 3.0}, "norm_type must be one of 1.0, 2.0, inf, got 3.0"),
         ({"values": (("dense", 0),)}, "steps are judged on real values"),
         ({"batch": PARTS_OF_WHOLE}, "parts of the whole need a step"),
         ({"step": f"{TOKEN_MEAN}token_mean"}, "a step needs a loss"),

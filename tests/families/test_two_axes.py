@@ -74,8 +74,8 @@ def test_under_hsdp_every_rank_takes_rows_of_its_own_and_rows_of_the_mesh_hold_t
 
 test_what_is_no_case_is_refused_by_name = refuses(
     two_axis_case,
-    ({"mesh": (4,)}, "mesh must have two axes of one rank or more"),
-    ({"mesh": (4, 0)}, "mesh must have two axes of one rank or more"),
+    ({"mesh": (4,)}, "mesh must have 2 dims of at least 1"),
+    ({"mesh": (4, 0)}, "mesh must have 2 dims of at least 1"),
     ({"mesh": (2, 3)}, "mesh must have 4 ranks"),
     ({"members": (3, 2, 1, 0)}, "members go with a mesh of one axis"),
     ({"use_local_output": True}, "5 hidden features on 2 ranks are uneven: set use_local_output=False"),

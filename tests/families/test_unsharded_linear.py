@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from equivtest.families.linear.case import LINEAR_MODES, LinearCase
 from equivtest.kit.oracle import expect
 
@@ -13,12 +15,12 @@ CASE = LinearCase(
 
 def test_more_ranks_than_one_have_no_bits_to_meet() -> None:
     """There signs of zero depend on who adds what."""
-    expected = expect(LinearCase(**{**vars(CASE), "world_size": 2}), 0).tensors
+    expected = expect(replace(CASE, world_size=2), 0).tensors
 
     assert all(tensor.bits is None for tensor in expected.values())
 
 
 def test_a_layer_that_needs_no_gradient_has_none() -> None:
-    expected = expect(LinearCase(**{**vars(CASE), "requires_grad": ()}), 0).tensors
+    expected = expect(replace(CASE, requires_grad=()), 0).tensors
 
     assert set(expected) == {"output", "param.weight", "param.bias"}

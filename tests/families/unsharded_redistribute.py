@@ -15,7 +15,8 @@ from tests.unsharded import unsharded
 def unsharded_redistribute(case: RedistributeCase, index: int) -> dict[str, torch.Tensor]:
     """The tensor and its cotangent; operands are reduced one after the other, in their own dtype."""
     given = draw(case, index)
-    return {"output": _reduced(case, "x", given["x"]), "grad.x": _reduced(case, "cotangent", given["cotangent"])}
+    output = {"output": _reduced(case, "x", given["x"])}
+    return output | {f"grad.{name}": _reduced(case, "cotangent", given["cotangent"]) for name in case.requires_grad}
 
 
 def _reduced(case: RedistributeCase, name: str, given: torch.Tensor) -> torch.Tensor:

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from equivtest.kit.case import Case, Shape, replicated, require
+from equivtest.kit.case import Case, replicated, require
+from equivtest.kit.case_tensor import CaseTensor
+from equivtest.kit.rules import OneOf, Within
 from equivtest.layout import Layout, Shard
 
 OPERANDS = {
@@ -148,10 +150,10 @@ class CollectivesCase(Case):
     VALUE_MODES: ClassVar[tuple[str, ...]] = ("dense", "index", "special")
 
     collectives: tuple[str, ...] = ("all_reduce_sum",)
-    numels: tuple[int, ...] = (1,)
-    waits: str = "at_once"
+    numels: Annotated[tuple[int, ...], Within(0)] = (1,)
+    waits: Annotated[str, OneOf(WAITS)] = "at_once"
 
-    def __post_init__(self) -> None:
+    def check_fields(self) -> None:
         unknown = [name for name in self.collectives if name not in CALLS]
         require(not unknown, f"collectives must be some of {', '.join(CALLS)}, got {', '.join(map(repr, unknown))}")
         for field in ("collectives", "numels"):
@@ -159,10 +161,7 @@ class CollectivesCase(Case):
             require(
                 0 < len(values) == len(set(values)), f"{field} must hold at least one, each another one, got {values}"
             )
-        require(min(self.numels) >= 0, f"numels must be at least 0, got {self.numels}")
-        require(self.waits in WAITS, f"waits must be one of {', '.join(WAITS)}, got {self.waits!r}")
         require(not self.records, "the collectives are what is judged, nothing else is documented: set records=False")
-        super().__post_init__()
 
     @property
     def calls(self) -> tuple[Call, ...]:
@@ -189,26 +188,15 @@ class CollectivesCase(Case):
         """Elements that one rank sends to another where splits are uneven: n, none, or half of them."""
         return (numel, 0, -(-numel // 2))[(2 * source + target + numel) % 3]
 
-    def shapes(self) -> dict[str, Shape]:
+    def describe_tensors(self) -> dict[str, CaseTensor]:
         """Where ranks hold different things, one row per rank."""
-        ranks, numel = self.world_size, sum(self.numels)
-        results: dict[str, Shape] = {
-            "reduced": (numel,),
-            "parts": (ranks, numel),
-            "gathered": (ranks, numel),
-            "exchanged": (ranks, ranks, numel),
-            "uneven": (ranks, ranks * numel),
+        ranks, numel, own = self.world_size, sum(self.numels), Layout((Shard(0),))
+        results = {
+            "reduced": CaseTensor((numel,), replicated(), "state"),
+            "parts": CaseTensor((ranks, numel), own, "state"),
+            "gathered": CaseTensor((ranks, numel), replicated(), "state"),
+            "exchanged": CaseTensor((ranks, ranks, numel), own, "state"),
+            "uneven": CaseTensor((ranks, ranks * numel), own, "state"),
         }
-        given = dict.fromkeys(self.given_names(), (ranks, self.width))
+        given = {OPERANDS[call.op]: CaseTensor((ranks, self.width), own) for call in self.calls}
         return given | {call.name: results[call.result] for call in self.calls}
-
-    def layouts(self) -> dict[str, Layout]:
-        own = Layout((Shard(0),))
-        whole = {call.name for call in self.calls if call.result in ("reduced", "gathered")}
-        return {name: replicated() if name in whole else own for name in self.shapes()}
-
-    def given_names(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(OPERANDS[call.op] for call in self.calls))
-
-    def answer_names(self) -> tuple[str, ...]:
-        return self.collectives

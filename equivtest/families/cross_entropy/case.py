@@ -6,12 +6,14 @@ Letters: P positions (product of the dims of the target), C classes.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar
 
 from equivtest import limits
-from equivtest.kit.activation import ActivationCase
+from equivtest.kit.activation import X_ALONE, ActivationCase
 from equivtest.kit.case import Refused, Shape, replicated, require
+from equivtest.kit.case_tensor import CaseTensor
+from equivtest.kit.rules import Dims, OneOf, Within
 from equivtest.layout import Layout, Shard, shard_bounds
 
 REDUCTIONS = ("none", "sum", "mean")
@@ -38,34 +40,20 @@ class CrossEntropyCase(ActivationCase):
     VALUE_MODES: ClassVar[tuple[str, ...]] = ("real", "peaked")
 
     values: tuple[tuple[str, int], ...] = (("real", 0),)
-    positions: Shape = (1,)
-    num_classes: int = 1
-    reduction: str = "none"
+    positions: Annotated[Shape, Dims(0, MAX_TARGET_DIMS)] = (1,)
+    num_classes: Annotated[int, Within(1, limits.MAX_FEATURES)] = 1
+    reduction: Annotated[str, OneOf(REDUCTIONS)] = "none"
     ignore_index: int = -100
-    ignored: str = "none"
+    ignored: Annotated[str, OneOf(IGNORED)] = "none"
     weighted: bool = False
     target_is_dtensor: bool = False
     weight_is_dtensor: bool = False
-    requires_grad: tuple[str, ...] = ("x",)
+    requires_grad: Annotated[tuple[str, ...], OneOf(X_ALONE)] = ("x",)
     x_contiguous: bool = True
     cotangent_contiguous: bool = True
 
-    def __post_init__(self) -> None:
-        require(
-            len(self.positions) <= MAX_TARGET_DIMS,
-            f"positions must have at most {MAX_TARGET_DIMS} dims, got {self.positions}",
-        )
-        require(all(size >= 1 for size in self.positions), f"positions must be at least 1, got {self.positions}")
-        require(
-            1 <= self.num_classes <= limits.MAX_FEATURES,
-            f"num_classes must be in 1..{limits.MAX_FEATURES}, got {self.num_classes}",
-        )
-        for name, known in (("reduction", REDUCTIONS), ("ignored", IGNORED)):
-            given = getattr(self, name)
-            require(given in known, f"{name} must be one of {', '.join(known)}, got {given!r}")
-        require(self.requires_grad in ((), ("x",)), f"requires_grad must be () or ('x',), got {self.requires_grad}")
+    def check_fields(self) -> None:
         require(self.weighted or not self.weight_is_dtensor, "weight_is_dtensor goes with weights: set weighted=True")
-        super().__post_init__()
 
     @property
     def class_dim(self) -> int:
@@ -109,23 +97,31 @@ class CrossEntropyCase(ActivationCase):
         parts = [shard_bounds(self.num_classes, self.world_size, rank) for rank in range(self.world_size)]
         return tuple(sorted({edge for start, stop in parts if start < stop for edge in (start, stop - 1)}))
 
-    def shapes(self) -> dict[str, Shape]:
-        x = (*self.positions[:1], self.num_classes, *self.positions[1:])
-        output = self.positions if self.reduction == "none" else ()
-        shapes = {"x": x, "target": self.positions, "cotangent": output, "output": output}
-        if self.weighted:
-            shapes["weight"] = (self.num_classes,)
-        return shapes | {f"grad.{name}": x for name in self.requires_grad}
+    @property
+    def logits(self) -> CaseTensor:
+        """Shape and layout of x, and of its gradient."""
+        return CaseTensor(
+            (*self.positions[:1], self.num_classes, *self.positions[1:]), Layout((Shard(self.class_dim),))
+        )
 
-    def layouts(self) -> dict[str, Layout]:
-        classes = Layout((Shard(self.class_dim),))
-        return {name: classes if name in ("x", "grad.x") else replicated() for name in self.shapes()}
+    @property
+    def target(self) -> CaseTensor:
+        """That of the target."""
+        return CaseTensor(self.positions, replicated())
 
-    def given_names(self) -> tuple[str, ...]:
-        return ("x", "target", *(("weight",) if self.weighted else ()), "cotangent")
+    @property
+    def num_weights(self) -> int:
+        """Elements of the weight; 0: there is none."""
+        return self.num_classes if self.weighted else 0
 
-    def answer_names(self) -> tuple[str, ...]:
-        return ("output", *(f"grad.{name}" for name in self.requires_grad))
+    def describe_tensors(self) -> dict[str, CaseTensor]:
+        x, output = self.logits, self.positions if self.reduction == "none" else ()
+        tensors = {"x": self.given("x", x.shape, x.layout), "target": self.target}
+        if self.num_weights:
+            tensors["weight"] = CaseTensor((self.num_weights,), replicated())
+        tensors["cotangent"] = self.given("cotangent", output, replicated())
+        tensors["output"] = CaseTensor(output, replicated(), "output")
+        return tensors | {f"grad.{name}": replace(x, role="gradient") for name in self.requires_grad}
 
 
 MISFITS = ("label_smoothing", "probabilities", "replicated", "weight", "above", "below")
@@ -141,35 +137,27 @@ class RefusedCrossEntropyCase(Refused, CrossEntropyCase):
             'weight': it has one class too many; 'above', 'below': one target is C or -1.
     """
 
-    misfit: str = "label_smoothing"
+    misfit: Annotated[str, OneOf(MISFITS)] = "label_smoothing"
 
-    def __post_init__(self) -> None:
-        require(self.misfit in MISFITS, f"misfit must be one of {', '.join(MISFITS)}, got {self.misfit!r}")
+    def check_fields(self) -> None:
+        super().check_fields()
         require(
             self.misfit != "probabilities" or self.num_classes > 1,
             "probabilities need several classes: DTensor takes a plain tensor of one element for a number",
         )
-        super().__post_init__()
 
-    def shapes(self) -> dict[str, Shape]:
-        shapes = super().shapes()
-        if self.misfit == "probabilities":
-            shapes["target"] = shapes["x"]
-        if self.misfit == "weight":
-            shapes["weight"] = (self.num_classes + 1,)
-        return shapes
+    @property
+    def logits(self) -> CaseTensor:
+        logits = super().logits
+        return replace(logits, layout=replicated()) if self.misfit == "replicated" else logits
 
-    def layouts(self) -> dict[str, Layout]:
-        layouts = super().layouts()
-        if self.misfit == "replicated":
-            layouts |= {name: replicated() for name in ("x", "grad.x") if name in layouts}
-        if self.misfit == "probabilities":
-            layouts["target"] = layouts["x"]
-        return layouts
+    @property
+    def target(self) -> CaseTensor:
+        return super().logits if self.misfit == "probabilities" else super().target
 
-    def given_names(self) -> tuple[str, ...]:
-        weighted = self.weighted or self.misfit == "weight"
-        return ("x", "target", *(("weight",) if weighted else ()), "cotangent")
+    @property
+    def num_weights(self) -> int:
+        return self.num_classes + 1 if self.misfit == "weight" else super().num_weights
 
     @property
     def weight_fits_some_rank(self) -> bool:

@@ -13,7 +13,7 @@ from equivtest.families.cross_entropy.gathered.case import (
     GatheredCrossEntropyCase,
     RefusedGatheredCrossEntropyCase,
 )
-from equivtest.kit.case import Shape
+from equivtest.kit.case import Shape, fields_of
 from equivtest.kit.picks import edge_sizes, pick, pick_gradients, pick_run, pick_values
 from equivtest.property import Space
 
@@ -47,7 +47,7 @@ def gathered_cross_entropy_cases(draw: DrawFn, space: Space) -> GatheredCrossEnt
     if label_smoothing and case.dtype == "float16" and case.reduction != "none":
         fields["values"] = tuple(("real", seed) for _, seed in case.values)
     return GatheredCrossEntropyCase(
-        **vars(case) | fields | {"records": case.records and shares == "classes"},
+        **fields_of(case) | fields | {"records": case.records and shares == "classes"},
         shares=shares,
         label_smoothing=label_smoothing,
     )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from equivtest import limits
-from equivtest.kit.activation import ActivationCase
+from equivtest.kit.activation import X_ALONE, ActivationCase
 from equivtest.kit.case import Shape, replicated, require
+from equivtest.kit.case_tensor import CaseTensor
+from equivtest.kit.rules import Dims, OneOf, Within
 from equivtest.layout import Layout, Replicate, Shard, local_shape, parse_placement
 
 DROPOUT_STYLES = ("dtensor", "sequence_parallel")
@@ -38,40 +40,29 @@ class DropoutCase(ActivationCase):
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = ("dense", "real", "special")
 
-    style: str = "dtensor"
-    shape: Shape = (1,)
+    style: Annotated[str, OneOf(DROPOUT_STYLES)] = "dtensor"
+    shape: Annotated[Shape, Dims(1, limits.MAX_DIMS)] = (1,)
     layout: str = "replicate"
-    p: float = 0.5
+    p: Annotated[float, Within(0, 1)] = 0.5
     training: bool = True
-    seeding: str = "by_shard"
+    seeding: Annotated[str, OneOf(SEEDINGS)] = "by_shard"
     x_is_dtensor: bool = True
     use_local_output: bool = False
-    requires_grad: tuple[str, ...] = ("x",)
+    requires_grad: Annotated[tuple[str, ...], OneOf(X_ALONE)] = ("x",)
     x_contiguous: bool = True
     cotangent_contiguous: bool = True
 
-    def __post_init__(self) -> None:
-        for name, known in (("style", DROPOUT_STYLES), ("seeding", SEEDINGS)):
-            value = getattr(self, name)
-            require(value in known, f"{name} must be one of {', '.join(known)}, got {value!r}")
-        require(
-            1 <= len(self.shape) <= limits.MAX_DIMS and min(self.shape) >= 1,
-            f"shape must have 1 to {limits.MAX_DIMS} dims of at least 1, got {self.shape}",
-        )
+    def check_fields(self) -> None:
         numel = math.prod(self.shape)
         require(numel <= MAX_DROPOUT_NUMEL, f"x must have at most {MAX_DROPOUT_NUMEL} elements, got {numel}")
         placed = isinstance(self.placement, Replicate | Shard)
         require(placed, f"layout must be replicate or shard(DIM), got {self.layout!r}")
-        require(0 <= self.p <= 1, f"p must be in 0..1, got {self.p}")
-        require(self.requires_grad in ((), ("x",)), f"requires_grad must be () or ('x',), got {self.requires_grad}")
         require(
             self.is_identity or all(mode != "special" for mode, _ in self.values),
             "special values are for what changes nothing: p=0 or training=False",
         )
-        super().__post_init__()
-        self._check_style()
 
-    def _check_style(self) -> None:
+    def check_layouts(self) -> None:
         if self.style == "dtensor":
             require(self.x_is_dtensor, "style dtensor is of a DTensor: set x_is_dtensor=True")
             require(not self.use_local_output, "use_local_output is SequenceParallel's: leave it at False")
@@ -120,22 +111,18 @@ class DropoutCase(ActivationCase):
     @property
     def parts(self) -> tuple[int, ...]:
         """Elements of each of them."""
-        layout = self.layouts()["x"]
+        layout = self.tensors["x"].layout
         ranks = range(self.world_size if self.is_sharded else 1)
         sizes = (math.prod(local_shape(self.shape, layout, self.mesh_shape, rank)) for rank in ranks)
         return tuple(size for size in sizes if size)
 
-    def shapes(self) -> dict[str, Shape]:
+    def describe_tensors(self) -> dict[str, CaseTensor]:
         """Of `seeds`, one per rank."""
-        answers = dict.fromkeys(self.answer_names(), self.shape)
-        return {"x": self.shape, "cotangent": self.shape, "seeds": (self.world_size,)} | answers
-
-    def layouts(self) -> dict[str, Layout]:
-        activation = Layout((self.placement,)) if self.is_sharded else replicated()
-        return dict.fromkeys(self.shapes(), activation) | {"seeds": Layout((Shard(0),))}
-
-    def given_names(self) -> tuple[str, ...]:
-        return ("x", "cotangent", "seeds")
-
-    def answer_names(self) -> tuple[str, ...]:
-        return ("output", *(f"grad.{name}" for name in self.requires_grad))
+        layout = Layout((self.placement,)) if self.is_sharded else replicated()
+        return {
+            "x": self.given("x", self.shape, layout),
+            "cotangent": self.given("cotangent", self.shape, layout),
+            "seeds": CaseTensor((self.world_size,), Layout((Shard(0),))),
+            "output": CaseTensor(self.shape, layout, "output"),
+            **{f"grad.{name}": CaseTensor(self.shape, layout, "gradient") for name in self.requires_grad},
+        }

@@ -6,11 +6,13 @@ Letters: T tokens (product of the dims of the ids), V num_embeddings, D embeddin
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from equivtest import limits
 from equivtest.kit.case import Case, Refused, Shape, replicated, require
-from equivtest.layout import Layout, Replicate, Shard, parse_placement, shard_bounds, shard_kind
+from equivtest.kit.case_tensor import CaseTensor
+from equivtest.kit.rules import Dims, OneOf, Within
+from equivtest.layout import Layout, Replicate, Shard, parse_placement, shard_bounds
 
 STYLES = ("colwise", "rowwise")
 EXACT_MODES = ("index", "dense", "special")
@@ -42,50 +44,25 @@ class EmbeddingCase(Case):
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = (*EXACT_MODES, REAL_MODE)
 
-    style: str
-    leading: Shape = (1,)
-    num_embeddings: int = 1
-    embedding_dim: int = 1
+    style: Annotated[str, OneOf(STYLES)]
+    leading: Annotated[Shape, Dims(0, limits.MAX_DIMS - 1)] = (1,)
+    num_embeddings: Annotated[int, Within(1, limits.MAX_FEATURES)] = 1
+    embedding_dim: Annotated[int, Within(1, limits.MAX_FEATURES)] = 1
     input_layout: str = "replicate"
     output_layout: str = "replicate"
-    ids_dtype: str = "int64"
+    ids_dtype: Annotated[str, OneOf(IDS_DTYPES)] = "int64"
     ids_is_dtensor: bool = False
     use_local_output: bool = True
     padding_idx: int = NO_PADDING
     scale_grad_by_freq: bool = False
-    requires_grad: tuple[str, ...] = ("weight",)
+    requires_grad: Annotated[tuple[str, ...], OneOf(((), ("weight",)))] = ("weight",)
     ids_contiguous: bool = True
     cotangent_contiguous: bool = True
 
-    def __post_init__(self) -> None:
-        require(self.style in STYLES, f"style must be one of {', '.join(STYLES)}, got {self.style!r}")
-        require(
-            len(self.leading) < limits.MAX_DIMS,
-            f"leading must have at most {limits.MAX_DIMS - 1} dims, got {self.leading}",
-        )
-        require(all(size >= 1 for size in self.leading), f"leading dims must be at least 1, got {self.leading}")
-        for name in ("num_embeddings", "embedding_dim"):
-            size = getattr(self, name)
-            require(1 <= size <= limits.MAX_FEATURES, f"{name} must be in 1..{limits.MAX_FEATURES}, got {size}")
-        self._check_options()
-        super().__post_init__()
-        require(
-            self.ids_is_dtensor or not self.input_is_uneven,
-            f"ids of shape {self.leading} have uneven shards under {self.input_layout} on {self.world_size} "
-            "ranks: set ids_is_dtensor=True",
-        )
-
-    def _check_options(self) -> None:
-        require(
-            self.ids_dtype in IDS_DTYPES, f"ids_dtype must be one of {', '.join(IDS_DTYPES)}, got {self.ids_dtype!r}"
-        )
+    def check_fields(self) -> None:
         require(
             NO_PADDING <= self.padding_idx < self.num_embeddings,
             f"padding_idx must be in -1..{self.num_embeddings - 1}, got {self.padding_idx}",
-        )
-        require(
-            self.requires_grad in ((), ("weight",)),
-            f"requires_grad must be () or ('weight',), got {self.requires_grad}",
         )
         for name in ("input_layout", "output_layout"):
             placement = parse_placement(getattr(self, name))
@@ -93,16 +70,25 @@ class EmbeddingCase(Case):
                 isinstance(placement, Replicate | Shard), f"{name} must be replicate or shard(DIM), got {placement}"
             )
 
-    def shapes(self) -> dict[str, Shape]:
-        weight, output = (self.num_embeddings, self.embedding_dim), (*self.leading, self.embedding_dim)
-        shapes = {"ids": self.leading, "weight": weight, "cotangent": output, "output": output, "param.weight": weight}
-        return shapes | {f"grad.{name}": weight for name in self.requires_grad}
+    def check_layouts(self) -> None:
+        require(
+            self.ids_is_dtensor or not self.input_is_uneven,
+            f"ids of shape {self.leading} have uneven shards under {self.input_layout} on {self.world_size} "
+            "ranks: set ids_is_dtensor=True",
+        )
 
-    def layouts(self) -> dict[str, Layout]:
-        weight = Layout((Shard(1 if self.style == "colwise" else 0),))
+    def describe_tensors(self) -> dict[str, CaseTensor]:
+        weight, sharded = (self.num_embeddings, self.embedding_dim), Layout((Shard(int(self.style == "colwise")),))
         ids, output = (Layout((parse_placement(text),)) for text in (self.input_layout, self.output_layout))
-        layouts = {"ids": ids, "weight": replicated(), "cotangent": output, "output": output, "param.weight": weight}
-        return layouts | {f"grad.{name}": weight for name in self.requires_grad}
+        shape = (*self.leading, self.embedding_dim)
+        return {
+            "ids": CaseTensor(self.leading, ids, is_contiguous=self.ids_contiguous),
+            "weight": CaseTensor(weight, replicated(), needs_grad="weight" in self.requires_grad),
+            "cotangent": CaseTensor(shape, output, is_contiguous=self.cotangent_contiguous),
+            "output": CaseTensor(shape, output, "output"),
+            "param.weight": CaseTensor(weight, sharded, "state"),
+            **{f"grad.{name}": CaseTensor(weight, sharded, "gradient") for name in self.requires_grad},
+        }
 
     @property
     def num_dims(self) -> int:
@@ -123,12 +109,12 @@ class EmbeddingCase(Case):
     @property
     def input_is_uneven(self) -> bool:
         """Whether ranks hold different numbers of ids."""
-        return shard_kind(self.leading, self.layouts()["ids"], self.mesh_shape) != "even"
+        return self.worst_shard_kind(("ids",)) != "even"
 
     @property
     def output_is_uneven(self) -> bool:
         """Whether ranks hold different amounts of the output."""
-        return shard_kind(self.shapes()["cotangent"], self.layouts()["cotangent"], self.mesh_shape) != "even"
+        return self.worst_shard_kind(("output",)) != "even"
 
     def edge_ids(self) -> tuple[int, ...]:
         """The first and last id of each rank's part of the vocabulary, ascending, and `padding_idx`.
@@ -138,18 +124,6 @@ class EmbeddingCase(Case):
         parts = [shard_bounds(self.num_embeddings, self.world_size, rank) for rank in range(self.world_size)]
         ids = {edge for start, stop in parts if start < stop for edge in (start, stop - 1)}
         return tuple(sorted(ids | ({self.padding_idx} - {NO_PADDING})))
-
-    def given_names(self) -> tuple[str, ...]:
-        return ("ids", "weight", "cotangent")
-
-    def answer_names(self) -> tuple[str, ...]:
-        return ("output", "param.weight", *(f"grad.{name}" for name in self.requires_grad))
-
-    def given_flags(self) -> dict[str, bool]:
-        return {name: name in self.requires_grad for name in self.given_names()}
-
-    def is_contiguous(self, name: str) -> bool:
-        return {"ids": self.ids_contiguous, "cotangent": self.cotangent_contiguous}.get(name, True)
 
 
 MISFITS = ("above", "below", "dtype", "max_norm")
@@ -164,11 +138,7 @@ class RefusedEmbeddingCase(Refused, EmbeddingCase):
             'max_norm': rows are to be renormalized in place, which no style of torch can.
     """
 
-    misfit: str = "above"
-
-    def __post_init__(self) -> None:
-        require(self.misfit in MISFITS, f"misfit must be one of {', '.join(MISFITS)}, got {self.misfit!r}")
-        super().__post_init__()
+    misfit: Annotated[str, OneOf(MISFITS)] = "above"
 
     @property
     def refusal(self) -> str:

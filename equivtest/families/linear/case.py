@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from equivtest import limits
 from equivtest.kit.activation import ActivationCase
 from equivtest.kit.case import Refused, Shape, replicated, require
-from equivtest.layout import Layout, Replicate, Shard, parse_placement, shard_kind
+from equivtest.kit.case_tensor import CaseTensor
+from equivtest.kit.rules import Dims, OneOf, SomeOf, Within
+from equivtest.layout import Layout, Replicate, Shard, parse_placement
 
 STYLES = ("colwise", "rowwise")
 LINEAR_MODES = ("dense", "wide-x", "wide-w", "wide-g")
@@ -42,77 +44,56 @@ class LinearCase(ActivationCase):
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = LINEAR_MODES + REAL_MODES
 
-    style: str
-    leading: Shape = (1,)
-    in_features: int = 1
-    out_features: int = 1
+    style: Annotated[str, OneOf(STYLES)]
+    leading: Annotated[Shape, Dims(0, limits.MAX_DIMS - 1)] = (1,)
+    in_features: Annotated[int, Within(1, limits.MAX_FEATURES)] = 1
+    out_features: Annotated[int, Within(1, limits.MAX_FEATURES)] = 1
     bias: bool = False
     input_layout: str = "replicate"
     output_layout: str = "replicate"
     x_is_dtensor: bool = False
     use_local_output: bool = True
-    requires_grad: tuple[str, ...] = ("x", "weight")
+    requires_grad: Annotated[tuple[str, ...], SomeOf(("x", "weight", "bias"))] = ("x", "weight")
     x_contiguous: bool = True
     cotangent_contiguous: bool = True
 
-    def __post_init__(self) -> None:
-        require(self.style in STYLES, f"style must be one of {', '.join(STYLES)}, got {self.style!r}")
-        dims = len(self.leading) + 1
-        require(dims <= limits.MAX_DIMS, f"leading must have at most {limits.MAX_DIMS - 1} dims, got {self.leading}")
-        for name, size in (("in_features", self.in_features), ("out_features", self.out_features)):
-            require(1 <= size <= limits.MAX_FEATURES, f"{name} must be in 1..{limits.MAX_FEATURES}, got {size}")
-        require(all(size >= 1 for size in self.leading), f"leading dims must be at least 1, got {self.leading}")
-        allowed = tuple(n for n in ("x", "weight", "bias") if n in self.requires_grad and (n != "bias" or self.bias))
+    def check_fields(self) -> None:
         require(
-            self.requires_grad == allowed,
-            f"requires_grad must list some of 'x', 'weight' and (with a bias) 'bias' in this order, "
-            f"got {self.requires_grad}",
+            self.bias or "bias" not in self.requires_grad,
+            f"there is no bias to have a gradient: set bias=True, got requires_grad {self.requires_grad}",
         )
         for name in ("input_layout", "output_layout"):
             placement = parse_placement(getattr(self, name))
             require(
                 isinstance(placement, Replicate | Shard), f"{name} must be replicate or shard(DIM), got {placement}"
             )
-        super().__post_init__()
+
+    def check_layouts(self) -> None:
         require(
             self.x_is_dtensor or not self.input_is_uneven,
-            f"x of shape {self.shapes()['x']} has uneven shards under {self.input_layout} on {self.world_size} "
+            f"x of shape {self.tensors['x'].shape} has uneven shards under {self.input_layout} on {self.world_size} "
             "ranks: set x_is_dtensor=True",
         )
 
-    def shapes(self) -> dict[str, Shape]:
-        shapes = {
+    def describe_tensors(self) -> dict[str, CaseTensor]:
+        x, output = (Layout((parse_placement(text),)) for text in (self.input_layout, self.output_layout))
+        by_rows = self.style == "rowwise"
+        layouts = {"x": x, "weight": Layout((Shard(int(by_rows)),)), "cotangent": output}
+        layouts["bias"] = replicated() if by_rows else Layout((Shard(0),))
+        shapes: dict[str, Shape] = {
             "x": (*self.leading, self.in_features),
             "weight": (self.out_features, self.in_features),
             "bias": (self.out_features,),
             "cotangent": (*self.leading, self.out_features),
         }
-        if not self.bias:
-            del shapes["bias"]
-        shapes["output"] = shapes["cotangent"]
-        for name in self.parameter_names():
-            shapes[f"param.{name}"] = shapes[name]
-        for name in self.requires_grad:
-            shapes[f"grad.{name}"] = shapes[name]
-        return shapes
-
-    def layouts(self) -> dict[str, Layout]:
-        weight = Layout((Shard(0 if self.style == "colwise" else 1),))
-        bias = Layout((Shard(0),)) if self.style == "colwise" else replicated()
-        x, output = (Layout((parse_placement(text),)) for text in (self.input_layout, self.output_layout))
-        layouts = {
-            "x": x,
-            "weight": replicated(),
-            "bias": replicated(),
-            "cotangent": output,
-            "output": output,
-            "param.weight": weight,
-            "param.bias": bias,
-            "grad.x": x,
-            "grad.weight": weight,
-            "grad.bias": bias,
+        names = self.parameter_names()
+        given = ("x", *names, "cotangent")
+        tensors = {
+            name: self.given(name, shapes[name], replicated() if name in names else layouts[name]) for name in given
         }
-        return {name: layouts[name] for name in self.shapes()}
+        tensors["output"] = CaseTensor(shapes["cotangent"], output, "output")
+        tensors |= {f"param.{name}": CaseTensor(shapes[name], layouts[name], "state") for name in names}
+        return tensors | {f"grad.{n}": CaseTensor(shapes[n], layouts[n], "gradient") for n in self.requires_grad}
 
     @property
     def num_dims(self) -> int:
@@ -167,23 +148,16 @@ class LinearCase(ActivationCase):
     @property
     def input_is_uneven(self) -> bool:
         """Whether ranks hold different amounts of x."""
-        return shard_kind(self.shapes()["x"], self.layouts()["x"], self.mesh_shape) != "even"
+        return self.worst_shard_kind(("x",)) != "even"
 
     @property
     def output_is_uneven(self) -> bool:
         """Whether ranks hold different amounts of the output."""
-        return shard_kind(self.shapes()["output"], self.layouts()["output"], self.mesh_shape) != "even"
+        return self.worst_shard_kind(("output",)) != "even"
 
     def parameter_names(self) -> tuple[str, ...]:
         """'weight' and, where the layer has one, 'bias'."""
         return ("weight", "bias") if self.bias else ("weight",)
-
-    def given_names(self) -> tuple[str, ...]:
-        return ("x", *self.parameter_names(), "cotangent")
-
-    def answer_names(self) -> tuple[str, ...]:
-        grads = tuple(f"grad.{name}" for name in self.requires_grad)
-        return ("output", *(f"param.{name}" for name in self.parameter_names()), *grads)
 
 
 def _place(placement: str, num_dims: int) -> str:
@@ -211,11 +185,7 @@ class RefusedLinearCase(Refused, LinearCase):
             where the weight is not, or float32 where it is.
     """
 
-    misfit: str = "in_features"
-
-    def __post_init__(self) -> None:
-        require(self.misfit in REFUSALS, f"misfit must be one of {', '.join(REFUSALS)}, got {self.misfit!r}")
-        super().__post_init__()
+    misfit: Annotated[str, OneOf(REFUSALS)] = "in_features"
 
     @property
     def refusal(self) -> str:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar
 
 from equivtest.families.module.case_axes import AxesCase
 from equivtest.families.module.case_boundaries import BOUNDARY, boundaries_of
@@ -23,9 +23,11 @@ from equivtest.families.module.case_inputs import (
     sizes_in,
 )
 from equivtest.families.module.case_outputs import OUTPUT
-from equivtest.families.module.case_steps import TOTAL_NORM, StepCase, base_of, updated
+from equivtest.families.module.case_steps import TOTAL_NORM, StepCase, updated
 from equivtest.families.module.case_world import WorldCase
 from equivtest.kit.case import Shape, at_step, require
+from equivtest.kit.case_tensor import CaseTensor, Role
+from equivtest.kit.rules import OneOf, Within
 from equivtest.layout import Layout, Shard, local_shape
 
 __all__ = ["ModuleCase", "call_builder", "with_parameters"]
@@ -87,9 +89,9 @@ class ModuleCase(AxesCase, StepCase, WorldCase):
 
     build: str
     parallelize: str
-    x_shape: Shape = (1,)
-    largest: int = 1
-    batch: str = WHOLE
+    x_shape: Annotated[Shape, Within(1)] = (1,)
+    largest: Annotated[int, Within(1)] = 1
+    batch: Annotated[str, OneOf(BATCHES)] = WHOLE
     inputs: Written = ()
     sizes: tuple[tuple[str, int], ...] = ()
     positional: tuple[str, ...] = ()
@@ -98,10 +100,8 @@ class ModuleCase(AxesCase, StepCase, WorldCase):
     by_parts: bool = False
     placed: str = ""
 
-    def __post_init__(self) -> None:
-        require(self.batch in BATCHES, f"batch must be one of {', '.join(BATCHES)}, got {self.batch!r}")
-        require(all(size >= 1 for size in self.x_shape), f"x_shape must hold sizes of at least 1, got {self.x_shape}")
-        require(self.largest >= 1 and self.largest % 2 == 1, f"largest must be odd and at least 1, got {self.largest}")
+    def check_fields(self) -> None:
+        require(self.largest % 2 == 1, f"largest must be odd, got {self.largest}")
         require(
             self.dtype in REAL_DTYPES or self.by_parts or all(mode == EXACT_MODE for mode, _ in self.values),
             f"real values of a module must be of {' or '.join(REAL_DTYPES)}, got {self.dtype}: judge it by_parts",
@@ -112,17 +112,15 @@ class ModuleCase(AxesCase, StepCase, WorldCase):
         )
         self.check_world()
         self._check_inputs()
-        if self.world_size >= 1:  # else it is refused below
-            self.check_axes()
+        self.check_axes()
         self.check_steps()
         self._check_real_steps()
-        if self.has_own_rows and self.world_size >= 1:
+        if self.has_own_rows:
             require_parts(self)
             require(
                 not self.by_parts or len(set(self.rows)) == 1,
                 f"by_parts needs as many rows on every rank, got {self.rows}: take a multiple of {self.num_parts}",
             )
-        super().__post_init__()
 
     def _check_inputs(self) -> None:
         sizes, names = dict(self.sizes), [name for name, _, _ in self.inputs]
@@ -283,74 +281,77 @@ class ModuleCase(AxesCase, StepCase, WorldCase):
         numbers = [name for name, fact in self.facts.outputs.items() if not fact.shape]
         return (*own, *numbers, *(f"buffer.{name}" for name in self.facts.buffers))
 
-    def shapes(self) -> dict[str, Shape]:
-        return {name: told.shape for name, told in _told(self).items()}
-
-    def layouts(self) -> dict[str, Layout]:
-        """How the parallel module divides its parameters is its own affair: here they are whole on every rank."""
-        rows, whole = self.rows_layout, self.whole_layout
-        return {name: rows if told.has_rows else whole for name, told in _told(self).items()}
-
-    def given_names(self) -> tuple[str, ...]:
-        return tuple(name for name, told in _told(self).items() if told.is_given)
-
-    def answer_names(self) -> tuple[str, ...]:
-        return tuple(name for name, told in _told(self).items() if not told.is_given)
-
-    def given_flags(self) -> dict[str, bool]:
+    def describe_tensors(self) -> dict[str, CaseTensor]:
+        """Of every step; how the parallel module divides its parameters is its own affair: they are whole here."""
+        given, answers = self._given_once(), self._answered_once()
+        taken = sorted(given.keys() & answers.keys())
+        require(not taken, f"{self.build}: {''.join(taken[:1])} is an output and a parameter: rename one")
         parameters = self.facts.parameters
-        is_trained = {name: fact.requires_grad for name, fact in parameters.items()}
-        return {name: is_trained.get(name, base_of(name) in self.real_names()) for name in self.given_names()}
+        handed = {name: tensor for name, tensor in given.items() if name not in parameters}
+        computed = {name: tensor for name, tensor in answers.items() if name.removeprefix("param.") not in parameters}
+        for step in range(1, self.steps + 1):
+            if step > 1:
+                given |= {at_step(step, name): tensor for name, tensor in handed.items()}
+                answers |= {at_step(step, name): replace(tensor, role="trained") for name, tensor in computed.items()}
+            if self.trains:
+                answers |= {
+                    updated(step, name): self._whole(fact.shape, "trained") for name, fact in parameters.items()
+                }
+        return given | answers
 
+    def _whole(self, shape: Shape, role: Role = "given") -> CaseTensor:
+        return CaseTensor(shape, self.whole_layout, role)
 
-class Told(NamedTuple):
-    """What a case says of one tensor."""
+    def _placed(self, shape: Shape, *, has_rows: bool, role: Role = "given") -> CaseTensor:
+        return CaseTensor(shape, self.rows_layout if has_rows else self.whole_layout, role)
 
-    shape: Shape
-    has_rows: bool = False
-    is_given: bool = False
+    def _given_once(self) -> dict[str, CaseTensor]:
+        """What is handed over for one forward and backward."""
+        facts, divided, real = self.facts, self.divided_names(), self.real_names()
+        given = {
+            name: replace(self._placed(shape, has_rows=name in divided), needs_grad=name in real)
+            for name, shape in self.input_shapes().items()
+        }
+        given |= {
+            name: replace(self._whole(fact.shape), needs_grad=fact.requires_grad)
+            for name, fact in facts.parameters.items()
+        }
+        if not facts.loss:
+            outputs = self._output_shapes()
+            given |= {cotangent_of(name): self._placed(outputs[name], has_rows=self.is_divided) for name in facts.roots}
+        return given
 
+    def _answered_once(self) -> dict[str, CaseTensor]:
+        """What one forward and backward leave."""
+        facts, divided, shapes = self.facts, self.divided_names(), self.input_shapes()
+        answers = {
+            name: self._placed(shape, has_rows=self.has_own_rows and bool(shape), role="output")
+            for name, shape in self._output_shapes().items()
+        }
+        if self.max_norm:
+            answers[TOTAL_NORM] = self._whole((), "output")
+        answers |= {f"param.{name}": self._whole(fact.shape, "state") for name, fact in facts.parameters.items()}
+        for name in self.real_names():  # each rank has a gradient of its own of what all are handed
+            is_own = self.is_divided and name not in divided
+            shape = (self.num_parts, *shapes[name]) if is_own else shapes[name]
+            answers[f"grad.{name}"] = self._placed(shape, has_rows=self.is_divided, role="gradient")
+        answers |= {f"grad.{name}": self._whole(fact.shape, "gradient") for name, fact in facts.parameters.items()}
+        answers |= {f"buffer.{name}": self._of_each(fact.shape, "state") for name, fact in facts.buffers.items()}
+        for name, fact in self.boundaries().items():
+            answers[f"{BOUNDARY}{name}"] = self._of_each(fact.shape, "state")
+            if fact.requires_grad:
+                answers[f"grad.{BOUNDARY}{name}"] = self._of_each(fact.shape, "gradient")
+        return answers
 
-@functools.lru_cache(maxsize=256)
-def _told(case: ModuleCase) -> dict[str, Told]:
-    """Everything that is given or answered, by name, of every step."""
-    once, parameters = _told_once(case), case.facts.parameters
-    later = {name: told for name, told in once.items() if name.removeprefix("param.") not in parameters}
-    found = dict(once)
-    for step in range(1, case.steps + 1):
-        found |= {at_step(step, name): told for name, told in later.items()}
-        found |= {updated(step, name): Told(fact.shape) for name, fact in parameters.items() if case.trains}
-    return found
+    def _of_each(self, shape: Shape, role: Role) -> CaseTensor:
+        """What each rank of a divided batch has one of its own of, in a new first dim."""
+        shape = (self.num_parts, *shape) if self.is_divided else shape
+        return self._placed(shape, has_rows=self.is_divided, role=role)
 
-
-def _told_once(case: ModuleCase) -> dict[str, Told]:
-    """The same of one forward and backward."""
-    facts, divided, shapes = case.facts, case.divided_names(), case.input_shapes()
-    outputs = whole_outputs(case) if case.is_divided else {name: fact.shape for name, fact in facts.outputs.items()}
-    given = {name: Told(shape, name in divided) for name, shape in shapes.items()}
-    given |= {name: Told(fact.shape) for name, fact in facts.parameters.items()}
-    if not facts.loss:
-        given |= {cotangent_of(name): Told(outputs[name], case.is_divided) for name in facts.roots}
-    answers = {name: Told(shape, case.has_own_rows and bool(shape)) for name, shape in outputs.items()}
-    if case.max_norm:
-        answers[TOTAL_NORM] = Told(())
-    answers |= {f"param.{name}": Told(fact.shape) for name, fact in facts.parameters.items()}
-    for name in case.real_names():  # each rank has a gradient of its own of what all are handed
-        is_own = case.is_divided and name not in divided
-        shape = (case.num_parts, *shapes[name]) if is_own else shapes[name]
-        answers[f"grad.{name}"] = Told(shape, case.is_divided)
-    answers |= {f"grad.{name}": Told(fact.shape) for name, fact in facts.parameters.items()}
-    for name, fact in facts.buffers.items():
-        shape = (case.num_parts, *fact.shape) if case.is_divided else fact.shape
-        answers[f"buffer.{name}"] = Told(shape, case.is_divided)
-    for name, fact in case.boundaries().items():
-        told = Told((case.num_parts, *fact.shape) if case.is_divided else fact.shape, case.is_divided)
-        answers[f"{BOUNDARY}{name}"] = told
-        if fact.requires_grad:
-            answers[f"grad.{BOUNDARY}{name}"] = told
-    taken = sorted(given.keys() & answers.keys())
-    require(not taken, f"{case.build}: {''.join(taken[:1])} is an output and a parameter: rename one")
-    return {**{name: told._replace(is_given=True) for name, told in given.items()}, **answers}
+    def _output_shapes(self) -> dict[str, Shape]:
+        if self.is_divided:
+            return whole_outputs(self)
+        return {name: fact.shape for name, fact in self.facts.outputs.items()}
 
 
 def cotangent_of(output: str) -> str:

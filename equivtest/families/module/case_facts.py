@@ -84,30 +84,6 @@ def facts_of(program: Program) -> Facts:
     Raises:
         Misuse: it cannot be built, does not take such inputs, or gives something that cannot be judged.
     """
-    facts = _on_no_device(program._replace(dtype="")) if program.is_short else None
-    return _by_running(program) if facts is None else facts
-
-
-@functools.lru_cache(maxsize=256)
-def _on_no_device(program: Program) -> Facts | None:
-    """Found on "meta", where nothing is computed; None where that does not tell all."""
-    module = call_builder(program.build)
-    parameters = _parameters(program, module)  # "meta" unties them
-    if any(True for _ in module.buffers()):
-        return None
-    try:
-        with torch.device("meta"):
-            x = torch.empty(program.inputs[0][2], device="meta", requires_grad=True)
-            given = module.to("meta")(x)
-    except Exception:  # an arbitrary module's, which may ask for values
-        return None
-    outputs = named_outputs(given, program.outputs, program.build)
-    found = {name: _fact(tensor, "") for name, tensor in outputs.items()}
-    return Facts(found, parameters, {}, _loss_in(program, found))
-
-
-def _by_running(program: Program) -> Facts:
-    """Found on the CPU, on values, on others again: what comes out may not hang on these."""
     first, second = (_run(program, seed) for seed in (0, 1))
     for name, fact in first.outputs.items():
         other = second.outputs.get(name)

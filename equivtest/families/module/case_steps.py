@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import Annotated, cast
 
 import torch
 from torch import nn
@@ -14,6 +14,7 @@ from torch import nn
 from equivtest.errors import Misuse
 from equivtest.importing import load_named, require_arguments
 from equivtest.kit.case import Case, require
+from equivtest.kit.rules import OneOf, Within
 
 TOTAL_NORM = "output.total_norm"
 
@@ -39,23 +40,20 @@ class StepCase(Case):
 
     optimizer: str = ""
     step: str = ""
-    steps: int = 1
-    micro_batches: int = 1
+    steps: Annotated[int, Within(1)] = 1
+    micro_batches: Annotated[int, Within(1)] = 1
     max_norm: float = 0.0
-    norm_type: float = 2.0
+    norm_type: Annotated[float, OneOf((1.0, 2.0, math.inf))] = 2.0
 
     def check_steps(self) -> None:
         """Raises Misuse unless the steps are as they can be."""
-        require(self.steps >= 1, f"steps must be at least 1, got {self.steps}")
         require(self.steps == 1 or bool(self.optimizer), f"{self.steps} steps need an optimizer")
-        require(self.micro_batches >= 1, f"micro_batches must be at least 1, got {self.micro_batches}")
         require(
             self.micro_batches == 1 or bool(self.step),
             f"{self.micro_batches} micro_batches need a step, which says what is done with each",
         )
         require(0 <= self.max_norm < math.inf, f"max_norm must be 0 or more, and finite, got {self.max_norm}")
         require(not self.max_norm or bool(self.optimizer or self.step), "max_norm goes with an optimizer or a step")
-        require(self.norm_type in (1.0, 2.0, math.inf), f"norm_type must be 1, 2 or inf, got {self.norm_type}")
 
     @property
     def trains(self) -> bool:

@@ -6,11 +6,13 @@ Letters: T tokens (product of the leading dims), D features.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from equivtest import limits
 from equivtest.kit.activation import ActivationCase
 from equivtest.kit.case import Shape, replicated, require
+from equivtest.kit.case_tensor import CaseTensor
+from equivtest.kit.rules import Dims, OneOf, Within
 from equivtest.layout import Layout, Shard
 
 NORMS = ("layer_norm", "rms_norm")
@@ -37,11 +39,11 @@ class NormCase(ActivationCase):
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = ("real",)
 
-    norm: str
+    norm: Annotated[str, OneOf(NORMS)]
     values: tuple[tuple[str, int], ...] = (("real", 0),)
-    leading: Shape = (1,)
+    leading: Annotated[Shape, Dims(1, limits.MAX_DIMS - 1)] = (1,)
     sequence_dim: int = 0
-    features: int = 4
+    features: Annotated[int, Within(1, limits.MAX_FEATURES)] = 4
     parameters: tuple[str, ...] = ()
     eps: float = 1e-5
     x_is_dtensor: bool = False
@@ -50,20 +52,10 @@ class NormCase(ActivationCase):
     x_contiguous: bool = True
     cotangent_contiguous: bool = True
 
-    def __post_init__(self) -> None:
-        require(self.norm in NORMS, f"norm must be one of {', '.join(NORMS)}, got {self.norm!r}")
-        require(
-            1 <= len(self.leading) < limits.MAX_DIMS,
-            f"leading must have 1 to {limits.MAX_DIMS - 1} dims, got {self.leading}",
-        )
-        require(all(size >= 1 for size in self.leading), f"leading dims must be at least 1, got {self.leading}")
+    def check_fields(self) -> None:
         require(
             0 <= self.sequence_dim < len(self.leading),
             f"sequence_dim must be one of the {len(self.leading)} leading dims, got {self.sequence_dim}",
-        )
-        require(
-            1 <= self.features <= limits.MAX_FEATURES,
-            f"features must be in 1..{limits.MAX_FEATURES}, got {self.features}",
         )
         most = 2 if self.norm == "layer_norm" else 1
         require(
@@ -76,11 +68,10 @@ class NormCase(ActivationCase):
             f"requires_grad must list some of {', '.join(known)} in this order, got {self.requires_grad}",
         )
         require(0 < self.eps <= 1, f"eps must be above 0 and at most 1, got {self.eps}")
-        super().__post_init__()
         require(
-            self.x_is_dtensor or self.leading[self.sequence_dim] % self.world_size == 0,
-            f"x of shape {self.shapes()['x']} has uneven shards of dim {self.sequence_dim} on {self.world_size} "
-            "ranks: set x_is_dtensor=True",
+            self.x_is_dtensor or self.sequence_length % self.world_size == 0,
+            f"x of shape {(*self.leading, self.features)} has uneven shards of dim {self.sequence_dim} on "
+            f"{self.world_size} ranks: set x_is_dtensor=True",
         )
 
     @property
@@ -98,18 +89,11 @@ class NormCase(ActivationCase):
         """Parameters that need a gradient."""
         return len(self.parameters) - self.num_frozen
 
-    def shapes(self) -> dict[str, Shape]:
-        x = (*self.leading, self.features)
-        base = {"x": x, "cotangent": x, "output": x} | dict.fromkeys(self.parameters, (self.features,))
-        return base | {name: base[name.partition(".")[2]] for name in self.answer_names() if name != "output"}
-
-    def layouts(self) -> dict[str, Layout]:
-        sequence = Layout((Shard(self.sequence_dim),))
-        return {name: replicated() if name.endswith(PARAMETERS) else sequence for name in self.shapes()}
-
-    def given_names(self) -> tuple[str, ...]:
-        return ("x", *self.parameters, "cotangent")
-
-    def answer_names(self) -> tuple[str, ...]:
-        answered = ("output", *(f"param.{name}" for name in self.parameters))
-        return (*answered, *(f"grad.{name}" for name in self.requires_grad))
+    def describe_tensors(self) -> dict[str, CaseTensor]:
+        x, sequence = (*self.leading, self.features), Layout((Shard(self.sequence_dim),))
+        placed = {"x": (x, sequence), "cotangent": (x, sequence)}
+        placed |= dict.fromkeys(self.parameters, ((self.features,), replicated()))
+        tensors = {name: self.given(name, *placed[name]) for name in ("x", *self.parameters, "cotangent")}
+        tensors["output"] = CaseTensor(x, sequence, "output")
+        tensors |= {f"param.{name}": CaseTensor(*placed[name], "state") for name in self.parameters}
+        return tensors | {f"grad.{name}": CaseTensor(*placed[name], "gradient") for name in self.requires_grad}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from equivtest import limits
 from equivtest.families.operators import case_facts
@@ -19,8 +19,10 @@ from equivtest.families.operators.case_table import (
     Result,
     results_of,
 )
-from equivtest.kit.case import Case, Shape, require
+from equivtest.kit.case import Case, Shape, replicated, require
+from equivtest.kit.case_tensor import CaseTensor
 from equivtest.kit.operands import partial_axes, stacked
+from equivtest.kit.rules import Dims, OneOf
 from equivtest.layout import Layout, Partial, parse_placement, shard_kind
 
 EXACT_MODE, REAL_MODE = "dense", "real"
@@ -55,8 +57,8 @@ class OperatorCase(Case):
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = (EXACT_MODE, REAL_MODE)
 
-    mesh: Shape = ()
-    operator: str = "clone"
+    mesh: Annotated[Shape, Dims(0, MAX_AXES)] = ()
+    operator: Annotated[str, OneOf(tuple(OPERATORS))] = "clone"
     operands: tuple[Shape, ...] = ((1,),)
     arguments: tuple[tuple[str, Argument], ...] = ()
     placements: tuple[Placements, ...] = (("replicate",),)
@@ -65,13 +67,7 @@ class OperatorCase(Case):
     requires_grad: Shape = ()
     strided: Shape = ()
 
-    def __post_init__(self) -> None:
-        require(self.operator in OPERATORS, f"operator must be one of {', '.join(OPERATORS)}, got {self.operator!r}")
-        require(self.dtype in limits.DTYPES, f"dtype must be one of {', '.join(limits.DTYPES)}, got {self.dtype!r}")
-        require(
-            len(self.mesh) <= MAX_AXES and all(size >= 1 for size in self.mesh),
-            f"mesh must have at most {MAX_AXES} axes of one rank or more, got {self.mesh}",
-        )
+    def check_fields(self) -> None:
         require(
             math.prod(self.mesh_shape) == self.world_size, f"mesh must have {self.world_size} ranks, got {self.mesh}"
         )
@@ -98,7 +94,6 @@ class OperatorCase(Case):
         require(len(results) <= MAX_RESULTS, f"a call must give at most {MAX_RESULTS} results, got {len(results)}")
         if self.cotangents:
             self._check_placements("cotangents", len(results))
-        super().__post_init__()
 
     def _check_dtypes(self) -> None:
         require(
@@ -261,40 +256,25 @@ class OperatorCase(Case):
         """Whether a result is differentiable, and an operand is asked for its gradient."""
         return bool(set(result.operands) & set(self.requires_grad))
 
-    def shapes(self) -> dict[str, Shape]:
-        """Of operands that are partial, all that is reduced to them, stacked in front."""
-        shapes: dict[str, Shape] = {}
+    def describe_tensors(self) -> dict[str, CaseTensor]:
+        """Of operands that are partial, all that is reduced to them, stacked in front.
+
+        What is refused is answered as text of any length: by the operator, or in the backward alone.
+        """
+        whole = replicated(len(self.mesh_shape))
+        tensors = {}
         for number, shape in enumerate(self.operands):
-            axes = partial_axes(self.operand_layout(number))
-            shapes[f"operand.{number}"] = (*(self.mesh_shape[axis] for axis in axes), *shape)
+            layout = self.operand_layout(number)
+            stack = tuple(self.mesh_shape[axis] for axis in partial_axes(layout))
+            is_contiguous = number not in self.strided
+            tensors[f"operand.{number}"] = CaseTensor((*stack, *shape), stacked(layout), is_contiguous=is_contiguous)
         for number, result in enumerate(self.results):
-            shapes[f"output.{number}"] = result.shape
             if self.has_gradient(result):
-                shapes[f"cotangent.{number}"] = result.shape
-        return shapes | {f"grad.operand.{number}": self.operands[number] for number in self.graded()}
-
-    def layouts(self) -> dict[str, Layout]:
-        whole = Layout(tuple(map(parse_placement, ("replicate",) * len(self.mesh_shape))))
-        layouts = dict.fromkeys(self.shapes(), whole)
-        for name in layouts:
-            kind, _, number = name.partition(".")
-            if kind == "operand":
-                layouts[name] = stacked(self.operand_layout(int(number)))
-            elif kind == "cotangent":
-                layouts[name] = self.cotangent_layout(int(number))
-        return layouts
-
-    def given_names(self) -> tuple[str, ...]:
-        return tuple(name for name in self.shapes() if name.startswith(("operand.", "cotangent.")))
-
-    def answer_names(self) -> tuple[str, ...]:
-        """What is refused is answered too, as text: by the operator, or in the backward alone."""
-        answers = (name for name in self.shapes() if name.startswith(("output.", "grad.")))
-        return (*answers, "refused", "grad.refused")
-
-    def is_contiguous(self, name: str) -> bool:
-        kind, _, number = name.partition(".")
-        return kind != "operand" or int(number) not in self.strided
+                tensors[f"cotangent.{number}"] = CaseTensor(result.shape, self.cotangent_layout(number))
+        outputs = {f"output.{n}": CaseTensor(each.shape, whole, "output") for n, each in enumerate(self.results)}
+        gradients = {f"grad.operand.{n}": CaseTensor(self.operands[n], whole, "gradient") for n in self.graded()}
+        refusals = {"refused": CaseTensor((), whole, "state"), "grad.refused": CaseTensor((), whole, "gradient")}
+        return tensors | outputs | gradients | refusals
 
     @property
     def shard_kind(self) -> str:

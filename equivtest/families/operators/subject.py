@@ -93,7 +93,7 @@ def operand_of(case: OperatorCase, mesh: DeviceMesh, given: Given, number: int) 
     """The operand of that number as a DTensor, a leaf, made without a collective."""
     name, layout = f"operand.{number}", case.operand_layout(number)
     local, placements = own_operand(given[name], layout), placements_of(layout)
-    made = dtensor_of(local, mesh, placements, case.operands[number], is_contiguous=case.is_contiguous(name))
+    made = dtensor_of(local, mesh, placements, case.operands[number], is_contiguous=case.tensors[name].is_contiguous)
     made.requires_grad_(number in case.graded())
     return made
 

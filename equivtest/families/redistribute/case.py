@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from equivtest import limits
-from equivtest.kit.activation import ActivationCase
+from equivtest.kit.activation import X_ALONE, ActivationCase
 from equivtest.kit.case import Shape, replicated, require
+from equivtest.kit.case_tensor import CaseTensor
 from equivtest.kit.operands import partial_axes, stacked, without_partial
+from equivtest.kit.rules import Dims, OneOf
 from equivtest.layout import (
     Layout,
     Partial,
@@ -57,35 +59,25 @@ class RedistributeCase(ActivationCase):
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = ("dense", "index", "special", REAL_MODE)
 
-    mesh: Shape = ()
+    mesh: Annotated[Shape, Dims(0, MAX_AXES)] = ()
     flattened: bool = False
-    shape: Shape = (1,)
+    shape: Annotated[Shape, Dims(0, limits.MAX_DIMS, smallest=0)] = (1,)
     source: tuple[str, ...] = ("replicate",)
     target: tuple[str, ...] = ("replicate",)
     cotangent: tuple[str, ...] = ()
-    road: str = "dtensor"
+    road: Annotated[str, OneOf(ROADS)] = "dtensor"
     states_shape: bool = True
     async_op: bool = False
-    requires_grad: tuple[str, ...] = ("x",)
+    requires_grad: Annotated[tuple[str, ...], OneOf(X_ALONE)] = ("x",)
     x_contiguous: bool = True
     cotangent_contiguous: bool = True
 
-    def __post_init__(self) -> None:
-        require(self.road in ROADS, f"road must be one of {', '.join(ROADS)}, got {self.road!r}")
-        require(
-            len(self.mesh) <= MAX_AXES and all(size >= 1 for size in self.mesh),
-            f"mesh must have at most {MAX_AXES} axes of one rank or more, got {self.mesh}",
-        )
+    def check_fields(self) -> None:
         require(
             math.prod(self.mesh_shape) == self.world_size,
             f"mesh must have {self.world_size} ranks, got {self.mesh}",
         )
         require(not self.flattened or len(self.mesh) == MAX_AXES, f"flattened is for two axes, got mesh {self.mesh}")
-        require(
-            len(self.shape) <= limits.MAX_DIMS and all(size >= 0 for size in self.shape),
-            f"shape must have at most {limits.MAX_DIMS} dims of size 0 or more, got {self.shape}",
-        )
-        require(self.requires_grad in ((), ("x",)), f"requires_grad must be () or ('x',), got {self.requires_grad}")
         require(
             len(self.mesh_shape) == 1 or not self.records,
             f"collectives are documented for a mesh of one axis, got {self.mesh}: set records=False",
@@ -93,7 +85,6 @@ class RedistributeCase(ActivationCase):
         for name in ("source", "target", "cotangent"):
             self._check_placements(name)
         self._check_road()
-        super().__post_init__()
 
     def _check_placements(self, name: str) -> None:
         texts, num_axes = getattr(self, name), len(self.mesh_shape)
@@ -224,24 +215,19 @@ class RedistributeCase(ActivationCase):
         ops = {self.reduction(given[name])[0] for name in self.answer_names()}
         return mode != REAL_MODE or not ops <= {"sum", "avg"}
 
-    def shapes(self) -> dict[str, Shape]:
-        stacks = {
-            name: tuple(self.mesh_shape[axis] for axis in partial_axes(self.operand_layout(name)))
-            for name in self.given_names()
-        }
-        given = {name: (*stack, *self.shape) for name, stack in stacks.items()}
-        return given | dict.fromkeys(self.answer_names(), self.shape)
-
-    def layouts(self) -> dict[str, Layout]:
+    def describe_tensors(self) -> dict[str, CaseTensor]:
         x = replicated(self.num_axes) if self.road == "distribute" else stacked(_layout(self.source))
-        given = {"x": x, "cotangent": stacked(self.cotangent_layout)}
-        return given | {"output": _layout(self.target), "grad.x": self.gradient_layout}
+        tensors = {
+            name: self.given(name, (*self._stack(name), *self.shape), layout)
+            for name, layout in (("x", x), ("cotangent", stacked(self.cotangent_layout)))
+        }
+        tensors["output"] = CaseTensor(self.shape, _layout(self.target), "output")
+        gradient = CaseTensor(self.shape, self.gradient_layout, "gradient")
+        return tensors | {f"grad.{name}": gradient for name in self.requires_grad}
 
-    def given_names(self) -> tuple[str, ...]:
-        return ("x", "cotangent")
-
-    def answer_names(self) -> tuple[str, ...]:
-        return ("output", *(f"grad.{name}" for name in self.requires_grad))
+    def _stack(self, name: str) -> Shape:
+        """Ranks along each axis on which 'x' or 'cotangent' is partial."""
+        return tuple(self.mesh_shape[axis] for axis in partial_axes(self.operand_layout(name)))
 
     @property
     def shard_kind(self) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from equivtest.families.redistribute.case import RedistributeCase
 from equivtest.kit.case import Refused, require
+from equivtest.kit.rules import OneOf
 
 MISFITS = ("to_partial", "too_many", "too_few", "dim")
 
@@ -20,17 +22,16 @@ class RefusedRedistributeCase(Refused, RedistributeCase):
             axis is to divide a dim that the tensor does not have.
     """
 
-    misfit: str = "to_partial"
+    misfit: Annotated[str, OneOf(MISFITS)] = "to_partial"
     requires_grad: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
-        require(self.misfit in MISFITS, f"misfit must be one of {', '.join(MISFITS)}, got {self.misfit!r}")
+    def check_fields(self) -> None:
+        super().check_fields()
         require(self.road == "dtensor", f"a refused redistribution takes the road 'dtensor', got {self.road!r}")
         require(
             not any(text.startswith("partial") for text in self.source),
             f"the source of a refused redistribution must not be partial, got {self.source}",
         )
-        super().__post_init__()
 
     @property
     def ranks_on_first_axis(self) -> int:

@@ -93,7 +93,7 @@ def as_dtensor(case: RedistributeCase, mesh: DeviceMesh, local: torch.Tensor, na
     placements = placements_of(case.operand_layout(name))
     if name == "x" and not case.states_shape:
         return DTensor.from_local(local, mesh, placements, run_check=False)
-    return dtensor_of(local, mesh, placements, case.shape, is_contiguous=case.is_contiguous(name))
+    return dtensor_of(local, mesh, placements, case.shape, is_contiguous=case.tensors[name].is_contiguous)
 
 
 def asked_placements(case: RedistributeCase) -> list[Placement]:

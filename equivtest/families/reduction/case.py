@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from equivtest import limits
-from equivtest.kit.activation import ActivationCase
+from equivtest.kit.activation import X_ALONE, ActivationCase
 from equivtest.kit.case import Shape, replicated, require
+from equivtest.kit.case_tensor import CaseTensor
+from equivtest.kit.rules import Dims, OneOf
 from equivtest.layout import Layout, Partial, Replicate, Shard, parse_placement
 
 SOFTMAXES = ("softmax", "log_softmax")
@@ -34,21 +36,16 @@ class ReductionCase(ActivationCase):
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = ("dense", "real")
 
-    op: str = "sum"
-    shape: Shape = (1,)
+    op: Annotated[str, OneOf(OPS)] = "sum"
+    shape: Annotated[Shape, Dims(1, limits.MAX_DIMS)] = (1,)
     layout: str = "replicate"
     dims: Shape = (0,)
     keepdim: bool = False
-    requires_grad: tuple[str, ...] = ("x",)
+    requires_grad: Annotated[tuple[str, ...], OneOf(X_ALONE)] = ("x",)
     x_contiguous: bool = True
     cotangent_contiguous: bool = True
 
-    def __post_init__(self) -> None:
-        require(self.op in OPS, f"op must be one of {', '.join(OPS)}, got {self.op!r}")
-        require(
-            1 <= len(self.shape) <= limits.MAX_DIMS and min(self.shape) >= 1,
-            f"shape must have 1 to {limits.MAX_DIMS} dims of at least 1, got {self.shape}",
-        )
+    def check_fields(self) -> None:
         require(
             self.dims == tuple(sorted(set(self.dims) & set(range(len(self.shape))))) and len(self.dims) > 0,
             f"dims must be some of the {len(self.shape)} dims, ascending, got {self.dims}",
@@ -56,7 +53,6 @@ class ReductionCase(ActivationCase):
         if self.op in SOFTMAXES:
             require(len(self.dims) == 1, f"{self.op} takes one dim, got {self.dims}")
             require(not self.keepdim, f"{self.op} keeps its dim: leave keepdim at False")
-        require(self.requires_grad in ((), ("x",)), f"requires_grad must be () or ('x',), got {self.requires_grad}")
         require(
             self.placement == Partial("sum") or isinstance(self.placement, Replicate | Shard),
             f"layout must be replicate, shard(DIM) or partial(sum), got {self.layout!r}",
@@ -65,7 +61,6 @@ class ReductionCase(ActivationCase):
             not self.is_partial or all(mode == "dense" for mode, _ in self.values),
             "operands of a partial sum must be dense: real ones are rounded before the reduction",
         )
-        super().__post_init__()
 
     @property
     def placement(self) -> Replicate | Shard | Partial:
@@ -97,23 +92,22 @@ class ReductionCase(ActivationCase):
         """R."""
         return math.prod(self.shape[dim] for dim in self.dims)
 
-    def shapes(self) -> dict[str, Shape]:
-        """Of x, where it is partial, all operands in rank order."""
-        kept = tuple(1 if dim in self.dims else size for dim, size in enumerate(self.shape))
-        output = kept if self.keepdim else tuple(s for dim, s in enumerate(self.shape) if dim not in self.dims)
+    @property
+    def output_shape(self) -> Shape:
+        """Of what is left of x."""
         if self.op in SOFTMAXES:
-            output = self.shape
+            return self.shape
+        kept = tuple(1 if dim in self.dims else size for dim, size in enumerate(self.shape))
+        return kept if self.keepdim else tuple(size for dim, size in enumerate(self.shape) if dim not in self.dims)
+
+    def describe_tensors(self) -> dict[str, CaseTensor]:
+        """Of x, where it is partial, all operands in rank order."""
         x = (self.world_size, *self.shape) if self.is_partial else self.shape
-        shapes = {"x": x, "cotangent": output, "output": output}
-        return shapes | {f"grad.{name}": self.shape for name in self.requires_grad}
-
-    def layouts(self) -> dict[str, Layout]:
         given = Layout((Shard(0) if self.is_partial else self.placement,))
-        base = {"x": given, "cotangent": replicated(), "output": replicated()}
-        return base | {f"grad.{name}": replicated() if self.is_partial else given for name in self.requires_grad}
-
-    def given_names(self) -> tuple[str, ...]:
-        return ("x", "cotangent")
-
-    def answer_names(self) -> tuple[str, ...]:
-        return ("output", *(f"grad.{name}" for name in self.requires_grad))
+        gradient = CaseTensor(self.shape, replicated() if self.is_partial else given, "gradient")
+        return {
+            "x": self.given("x", x, given),
+            "cotangent": self.given("cotangent", self.output_shape, replicated()),
+            "output": CaseTensor(self.output_shape, replicated(), "output"),
+            **{f"grad.{name}": gradient for name in self.requires_grad},
+        }

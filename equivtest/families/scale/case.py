@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from equivtest import limits
-from equivtest.kit.activation import ActivationCase
+from equivtest.kit.activation import X_ALONE, ActivationCase
 from equivtest.kit.case import Shape, require
+from equivtest.kit.case_tensor import CaseTensor
+from equivtest.kit.rules import Dims, OneOf
 from equivtest.layout import Layout, Shard
 
 FACTORS = (2, -3, 5)
@@ -27,30 +29,18 @@ class ScaleCase(ActivationCase):
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = ("dense", "real")
 
-    shape: Shape = (1,)
+    shape: Annotated[Shape, Dims(1, limits.MAX_DIMS, smallest=0)] = (1,)
     dim: int = 0
-    factor: int = 2
-    requires_grad: tuple[str, ...] = ("x",)
+    factor: Annotated[int, OneOf(FACTORS)] = 2
+    requires_grad: Annotated[tuple[str, ...], OneOf(X_ALONE)] = ("x",)
     x_contiguous: bool = True
     cotangent_contiguous: bool = True
 
-    def __post_init__(self) -> None:
-        require(
-            1 <= len(self.shape) <= limits.MAX_DIMS, f"shape must have 1 to {limits.MAX_DIMS} dims, got {self.shape}"
-        )
+    def check_fields(self) -> None:
         require(0 <= self.dim < len(self.shape), f"dim must be one of the {len(self.shape)} dims, got {self.dim}")
-        require(self.factor in FACTORS, f"factor must be one of {', '.join(map(str, FACTORS))}, got {self.factor}")
-        require(self.requires_grad in ((), ("x",)), f"requires_grad must be () or ('x',), got {self.requires_grad}")
-        super().__post_init__()
 
-    def shapes(self) -> dict[str, Shape]:
-        return dict.fromkeys((*self.given_names(), *self.answer_names()), self.shape)
-
-    def layouts(self) -> dict[str, Layout]:
-        return dict.fromkeys(self.shapes(), Layout((Shard(self.dim),)))
-
-    def given_names(self) -> tuple[str, ...]:
-        return ("x", "cotangent")
-
-    def answer_names(self) -> tuple[str, ...]:
-        return ("output", *(f"grad.{name}" for name in self.requires_grad))
+    def describe_tensors(self) -> dict[str, CaseTensor]:
+        divided = Layout((Shard(self.dim),))
+        tensors = {name: self.given(name, self.shape, divided) for name in ("x", "cotangent")}
+        tensors["output"] = CaseTensor(self.shape, divided, "output")
+        return tensors | {f"grad.{name}": CaseTensor(self.shape, divided, "gradient") for name in self.requires_grad}

@@ -8,11 +8,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from equivtest import limits
 from equivtest.families.training.case_steps import TrainingCase
-from equivtest.kit.case import Shape, require
+from equivtest.kit.case import Shape, replicated, require
+from equivtest.kit.case_tensor import CaseTensor, Role
+from equivtest.kit.rules import Dims, OneOf, SomeOf, Within
+from equivtest.layout import Layout
 
 EXACT_MODES = ("dense", "wide-x", "wide-in", "wide-out", "wide-g")
 REAL_MODES = ("real",)
@@ -22,6 +25,8 @@ SCALARS = ("total_norm", "storages")
 """What is answered of all parameters together."""
 CHECKPOINTS = ("", "in_proj", "out_proj", "hidden", "wrapped")
 TIES = ("", "same", "transposed")
+ROLES: dict[str, Role] = {"output": "output", "grad": "gradient"}
+"""Of answers to the first step, by how their names begin; all others are state."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -54,37 +59,27 @@ class PerceptronCase(TrainingCase):
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = EXACT_MODES + REAL_MODES
 
-    leading: Shape = (1,)
-    in_features: int = 1
-    hidden_features: int = 1
-    out_features: int = 1
-    biases: tuple[str, ...] = ()
-    activation: str = "relu"
+    leading: Annotated[Shape, Dims(1, limits.MAX_DIMS - 1)] = (1,)
+    in_features: Annotated[int, Within(1, limits.MAX_FEATURES)] = 1
+    hidden_features: Annotated[int, Within(1, limits.MAX_FEATURES)] = 1
+    out_features: Annotated[int, Within(1, limits.MAX_FEATURES)] = 1
+    biases: Annotated[tuple[str, ...], SomeOf(LAYERS)] = ()
+    activation: Annotated[str, OneOf(ACTIVATIONS)] = "relu"
     requires_grad: tuple[str, ...] = ("x", "in_proj.weight", "out_proj.weight")
-    tied: str = ""
-    checkpointed: str = ""
+    tied: Annotated[str, OneOf(TIES)] = ""
+    checkpointed: Annotated[str, OneOf(CHECKPOINTS)] = ""
     x_contiguous: bool = True
     cotangent_contiguous: bool = True
 
-    def __post_init__(self) -> None:
-        self._check_sizes()
+    def check_fields(self) -> None:
+        super().check_fields()
         self._check_tie()
+        known = ("x", *self.parameter_names())
         require(
-            self.activation in ACTIVATIONS,
-            f"activation must be one of {', '.join(ACTIVATIONS)}, got {self.activation!r}",
+            self.requires_grad == tuple(each for each in known if each in self.requires_grad),
+            f"requires_grad must list some of {', '.join(known)} in this order, got {self.requires_grad}",
         )
-        require(
-            self.checkpointed in CHECKPOINTS,
-            f"checkpointed must be one of {', '.join(map(repr, CHECKPOINTS))}, got {self.checkpointed!r}",
-        )
-        for name, known in (("biases", LAYERS), ("requires_grad", ("x", *self.parameter_names()))):
-            listed = getattr(self, name)
-            require(
-                listed == tuple(each for each in known if each in listed),
-                f"{name} must list some of {', '.join(known)} in this order, got {listed}",
-            )
         require(not self.trains or bool(self.trained_names()), "an optimizer needs a parameter in requires_grad")
-        super().__post_init__()
         for mode, _ in self.values:
             exact = mode in EXACT_MODES
             require(not exact or self.activation == "relu", f"{self.activation} rounds: use mode real, not {mode}")
@@ -93,18 +88,7 @@ class PerceptronCase(TrainingCase):
                 f"mode {mode} leaves no bits for an update: train on dense or real values",
             )
 
-    def _check_sizes(self) -> None:
-        require(
-            1 <= len(self.leading) < limits.MAX_DIMS,
-            f"leading must have 1 to {limits.MAX_DIMS - 1} dims, got {self.leading}",
-        )
-        require(all(size >= 1 for size in self.leading), f"leading dims must be at least 1, got {self.leading}")
-        for name in ("in_features", "hidden_features", "out_features"):
-            size = getattr(self, name)
-            require(1 <= size <= limits.MAX_FEATURES, f"{name} must be in 1..{limits.MAX_FEATURES}, got {size}")
-
     def _check_tie(self) -> None:
-        require(self.tied in TIES, f"tied must be one of {', '.join(map(repr, TIES))}, got {self.tied!r}")
         sizes = (self.in_features, self.hidden_features, self.out_features)
         require(
             self.tied != "same" or len(set(sizes)) == 1, f"tied='same' needs as many features everywhere, got {sizes}"
@@ -224,29 +208,49 @@ class PerceptronCase(TrainingCase):
         if self.tied:
             yield f"step{step}.param.out_proj.weight"
 
-    def shapes(self) -> dict[str, Shape]:
+    def describe_tensors(self) -> dict[str, CaseTensor]:
+        shapes, whole, parameters = self._shapes(), replicated(len(self.mesh_shape)), self.parameter_names()
+        is_contiguous = {"x": self.x_contiguous, "cotangent": self.cotangent_contiguous}
+        tensors = {}
+        for name in self._given():
+            base = base_of(name)
+            layout = whole if name in parameters else self.layout_of(name, shapes[base])
+            needs_grad = base in self.requires_grad
+            tensors[name] = CaseTensor(shapes[base], layout, "given", needs_grad, is_contiguous.get(base, True))
+        for name in self._answered():
+            shape, first = shapes[base_of(name)], name.partition(".")[0]
+            role = "trained" if first.startswith("step") else ROLES.get(first, "state")
+            tensors[name] = CaseTensor(shape, self.layout_of(name, shape), role)
+        return tensors
+
+    def layout_of(self, name: str, shape: Shape) -> Layout:
+        """How the ranks share what is answered under that name, or an activation that is given."""
+        raise NotImplementedError
+
+    def _shapes(self) -> dict[str, Shape]:
+        """By what names are about."""
         layers = {
             "in_proj": (self.hidden_features, self.in_features),
             "out_proj": (self.out_features, self.hidden_features),
         }
         x, hidden = (*self.batch, self.in_features), (*self.batch, self.hidden_features)
         output = (*self.batch, self.out_features)
-        base: dict[str, Shape] = {"x": x, "cotangent": output, "output": output, "grad.x": x}
-        base |= dict.fromkeys(SCALARS, ())
+        shapes: dict[str, Shape] = {"x": x, "cotangent": output, "output": output, "grad.x": x}
+        shapes |= dict.fromkeys(SCALARS, ())
         for name in self.place_names():
             layer, _, kind = self.parameter_at(name).partition(".")
-            base[name] = layers[layer] if kind == "weight" else layers[layer][:1]
+            shapes[name] = layers[layer] if kind == "weight" else layers[layer][:1]
         for name in self.captured_names():
-            base[name] = x if name == "capture.in_proj.input" else hidden
-        return {name: base[base_of(name)] for name in (*self.given_names(), *self.answer_names())}
+            shapes[name] = x if name == "capture.in_proj.input" else hidden
+        return shapes
 
-    def given_names(self) -> tuple[str, ...]:
-        later = [f"step{step}.{name}" for step in range(2, self.steps + 1) for name in ("x", "cotangent")]
-        return ("x", *self.parameter_names(), "cotangent", *later)
+    def _given(self) -> Iterator[str]:
+        yield from ("x", *self.parameter_names(), "cotangent")
+        yield from (f"step{step}.{name}" for step in range(2, self.steps + 1) for name in ("x", "cotangent"))
 
-    def answer_names(self) -> tuple[str, ...]:
-        first = ("output", *(f"param.{name}" for name in self.place_names()), *(("storages",) if self.tied else ()))
-        return (*first, *self._answered_later())
+    def _answered(self) -> Iterator[str]:
+        yield from ("output", *(f"param.{name}" for name in self.place_names()), *(("storages",) if self.tied else ()))
+        yield from self._answered_later()
 
     def _answered_later(self) -> Iterator[str]:
         """The rest of the answers of step 1, then each update and the step that follows it."""
@@ -261,12 +265,6 @@ class PerceptronCase(TrainingCase):
 
     def _once(self, step: int) -> tuple[str, ...]:
         return (*self.captured_names(step), *(f"grad.{name}" for name in self.graded_names(step)))
-
-    def given_flags(self) -> dict[str, bool]:
-        return {name: base_of(name) in self.requires_grad for name in self.given_names()}
-
-    def is_contiguous(self, name: str) -> bool:
-        return {"x": self.x_contiguous, "cotangent": self.cotangent_contiguous}.get(base_of(name), True)
 
 
 @functools.lru_cache(maxsize=2**12)  # asked again for every tensor of every case

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 from equivtest.kit.case import Case, require
+from equivtest.kit.rules import OneOf, Within
 
 OPTIMIZERS = ("none", "sgd", "adamw")
 NORM_TYPES = ("2", "1", "inf")
@@ -25,38 +27,31 @@ class TrainingCase(Case):
         norm_type: Which norm: '1', '2' or 'inf'.
     """
 
-    optimizer: str = "none"
+    optimizer: Annotated[str, OneOf(OPTIMIZERS)] = "none"
     steps: int = 1
     lr: float = 0.25
     momentum: float = 0.0
-    weight_decay: float = 0.0
+    weight_decay: Annotated[float, Within(0, 1)] = 0.0
     foreach: bool = False
     clip_norm: float = 0.0
-    norm_type: str = "2"
+    norm_type: Annotated[str, OneOf(NORM_TYPES)] = "2"
 
-    def __post_init__(self) -> None:
-        require(
-            self.optimizer in OPTIMIZERS, f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {self.optimizer!r}"
-        )
+    def check_fields(self) -> None:
+        super().check_fields()
         self._check_clipping()
         if self.trains:
             self._check_optimizer()
         else:
             require(not self.clips, f"gradients are clipped before an update: set optimizer, got {self.clip_norm}")
             require(self.steps == 1, f"steps must be 1 without an optimizer, got {self.steps}")
-        super().__post_init__()
 
     def _check_clipping(self) -> None:
-        require(
-            self.norm_type in NORM_TYPES, f"norm_type must be one of {', '.join(NORM_TYPES)}, got {self.norm_type!r}"
-        )
         require(0 <= self.clip_norm < math.inf, f"clip_norm must be at least 0 and finite, got {self.clip_norm}")
         require(self.clips or self.norm_type == "2", "norm_type is clipping's: set clip_norm")
 
     def _check_optimizer(self) -> None:
         require(2 <= self.steps <= MAX_STEPS, f"steps must be in 2..{MAX_STEPS} with an optimizer, got {self.steps}")
         require(0 < self.lr <= 1, f"lr must be above 0 and at most 1, got {self.lr}")
-        require(0 <= self.weight_decay <= 1, f"weight_decay must be in 0..1, got {self.weight_decay}")
         require(0 <= self.momentum < 1, f"momentum must be at least 0 and below 1, got {self.momentum}")
         require(self.momentum == 0 or self.optimizer == "sgd", f"momentum is SGD's, got it for {self.optimizer}")
         require(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Annotated
 
 from equivtest.families.cross_entropy.case import CrossEntropyCase
 from equivtest.kit.case import Refused, require
+from equivtest.kit.case_tensor import CaseTensor
+from equivtest.kit.rules import OneOf, Within
 from equivtest.layout import Layout, Shard
 
 SHARES = ("classes", "positions")
@@ -22,18 +25,16 @@ class GatheredCrossEntropyCase(CrossEntropyCase):
     """
 
     target_is_dtensor: bool = True
-    label_smoothing: float = 0.0
-    shares: str = "classes"
+    label_smoothing: Annotated[float, Within(0, 1)] = 0.0
+    shares: Annotated[str, OneOf(SHARES)] = "classes"
 
-    def __post_init__(self) -> None:
-        require(0 <= self.label_smoothing <= 1, f"label_smoothing must be in 0..1, got {self.label_smoothing}")
-        require(self.shares in SHARES, f"shares must be one of {', '.join(SHARES)}, got {self.shares!r}")
+    def check_fields(self) -> None:
+        super().check_fields()
         require(self.shares == "classes" or len(self.positions) > 0, "a single row of logits has no positions to share")
         require(
             self.shares == "classes" or not self.records,
             "collectives are documented of gathered classes alone: set records=False",
         )
-        super().__post_init__()
         self._check_wrapping()
 
     def _check_wrapping(self) -> None:
@@ -56,11 +57,10 @@ class GatheredCrossEntropyCase(CrossEntropyCase):
         """Whether the positions of one rank may weigh more in a mean than those of another."""
         return self.weighted or self.ignored != "none" or 0 <= self.ignore_index < self.num_classes
 
-    def layouts(self) -> dict[str, Layout]:
-        layouts = super().layouts()
-        if self.shares == "positions":
-            layouts |= {name: Layout((Shard(0),)) for name in ("x", "grad.x") if name in layouts}
-        return layouts
+    @property
+    def logits(self) -> CaseTensor:
+        logits = super().logits
+        return replace(logits, layout=Layout((Shard(0),))) if self.shares == "positions" else logits
 
 
 GATHERED_MISFITS = ("above", "below", "plain_target", "plain_weight", "batch_mean")
@@ -76,11 +76,9 @@ class RefusedGatheredCrossEntropyCase(Refused, GatheredCrossEntropyCase):
             'batch_mean': a mean over positions of which some rank has more than another.
     """
 
-    misfit: str = "above"
+    misfit: Annotated[str, OneOf(GATHERED_MISFITS)] = "above"
 
     def _check_wrapping(self) -> None:
-        known = ", ".join(GATHERED_MISFITS)
-        require(self.misfit in GATHERED_MISFITS, f"misfit must be one of {known}, got {self.misfit!r}")
         target, weight = self.misfit != "plain_target", self.weighted and self.misfit != "plain_weight"
         require(
             (self.target_is_dtensor, self.weight_is_dtensor) == (target, weight),

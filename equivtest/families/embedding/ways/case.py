@@ -5,14 +5,11 @@ Letters: V num_embeddings, D embedding_dim.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import TypeVar
+from dataclasses import dataclass
 
 from equivtest.families.embedding.case import STYLES, EmbeddingCase
-from equivtest.kit.case import Shape
-from equivtest.layout import Layout
-
-T = TypeVar("T")
+from equivtest.kit.case import fields_of
+from equivtest.kit.case_tensor import CaseTensor
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -35,29 +32,20 @@ class EmbeddingWaysCase(EmbeddingCase):
 
     def of_style(self, style: str) -> EmbeddingCase:
         """The case of one style alone; its draws hold the same values."""
-        shared = {field.name: getattr(self, field.name) for field in fields(EmbeddingCase)}
-        return EmbeddingCase(**{**shared, "style": style})
+        return EmbeddingCase(**{**fields_of(self), "style": style})
 
-    def shapes(self) -> dict[str, Shape]:
-        return self._of_both({style: self.of_style(style).shapes() for style in STYLES})
-
-    def layouts(self) -> dict[str, Layout]:
-        return self._of_both({style: self.of_style(style).layouts() for style in STYLES})
-
-    def _of_both(self, found: dict[str, dict[str, T]]) -> dict[str, T]:
+    def describe_tensors(self) -> dict[str, CaseTensor]:
         """What is given, once, and what is answered, by style."""
-        given = {name: found[self.style][name] for name in self.given_names()}
-        answered = super().answer_names()
-        return given | {of_style(name, style): found[style][name] for style in STYLES for name in answered}
+        by_style = {style: self.of_style(style).tensors for style in self.styles}
+        tensors = {name: tensor for name, tensor in by_style[self.style].items() if tensor.is_given}
+        for style, answers in by_style.items():
+            tensors |= {of_style(name, style): answer for name, answer in answers.items() if answer.is_answered}
+        return tensors
 
     @property
     def sharded_size(self) -> int:
         """Size of the vocabulary, which the ranks share by rows: torch refuses empty parts of that alone."""
         return self.num_embeddings
-
-    def answer_names(self) -> tuple[str, ...]:
-        answered = super().answer_names()
-        return tuple(of_style(name, style) for style in self.styles for name in answered)
 
 
 def of_style(name: str, style: str) -> str:

@@ -10,10 +10,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional
 
 from equivtest.families.module.case import ModuleCase
+from equivtest.families.module.case_attention import HEAD_FEATURES, AttentionBlock
 from equivtest.families.module.subject import run_module
 from equivtest.families.module.subject.attention import (
-    HEAD_FEATURES,
-    AttentionBlock,
     DividedBlock,
     divide,
     sum_gradients,
@@ -25,7 +24,7 @@ from equivtest.kit.subject import Answers, Given
 _ATTENTION = ModuleCase(
     world_size=2,
     dtype="float64",
-    build="equivtest.families.module.subject.attention:attention_block",
+    build="equivtest.families.module.case_attention:attention_block",
     parallelize="equivtest.families.module.subject.attention:heads_divided",
     x_shape=(1, 6),
     values=(("real", 0),),

@@ -19,7 +19,7 @@ Spoil = Callable[[torch.Tensor, DeviceMesh], torch.Tensor]
 
 _DECODER = ModuleCase(
     world_size=2,
-    build="equivtest.families.module.subject.decoder:decoder",
+    build="equivtest.families.module.case_decoder:decoder",
     parallelize="equivtest.families.module.subject.decoder:heads_and_hidden_divided",
     x_shape=(1, 2, 24),
     values=(("real", 0),),

@@ -16,8 +16,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 from equivtest.families.module.case import ModuleCase
+from equivtest.families.module.case_gated import GatedBlock
 from equivtest.families.module.subject import (
-    GatedBlock,
     data_parallel,
     fully_sharded,
     run_module,
@@ -29,7 +29,10 @@ from equivtest.kit.defect import argument_of, defect
 
 _SUBJECT = "equivtest.families.module.subject:"
 _SMALLEST = ModuleCase(
-    world_size=2, build=_SUBJECT + "gated_block", parallelize=_SUBJECT + "tensor_parallel", x_shape=(1, 2)
+    world_size=2,
+    build="equivtest.families.module.case_gated:gated_block",
+    parallelize=_SUBJECT + "tensor_parallel",
+    x_shape=(1, 2),
 )
 _DATA_PARALLEL = replace(_SMALLEST, parallelize=_SUBJECT + "data_parallel", x_shape=(2, 2), batch="mean of parts")
 _FULLY_SHARDED = replace(_DATA_PARALLEL, parallelize=_SUBJECT + "fully_sharded")

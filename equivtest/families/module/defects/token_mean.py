@@ -17,7 +17,7 @@ from equivtest.kit.subject import Answers, Given
 _STEP = "equivtest.families.module.subject.token_mean:"
 _ONE_RANK = ModuleCase(
     world_size=1,
-    build=f"{_STEP}next_token",
+    build="equivtest.families.module.case_next_token:next_token",
     parallelize="equivtest.families.module.subject:fully_sharded",
     inputs=(("ids", "ids(7)", ("batch", "seq")), ("targets", "targets(7, -100)", ("batch", "seq"))),
     sizes=(("batch", 2), ("seq", 2)),

@@ -1,7 +1,6 @@
 """A module of anybody's own, parallelized, in one forward and backward; and one of ours as an example.
 
-Source of the example's plan: torch/distributed/tensor/parallel/style.py (2.13.0), ColwiseParallel and RowwiseParallel;
-the gate is that of Shazeer, GLU Variants Improve Transformer (2020), equation 6, with ReLU.
+Source of the example's plan: torch/distributed/tensor/parallel/style.py (2.13.0), ColwiseParallel and RowwiseParallel.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from torch.distributed.tensor.parallel import (
     RowwiseParallel,
     parallelize_module,
 )
-from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from equivtest.errors import Misuse
@@ -261,29 +259,6 @@ def _like(case: ModuleCase, output: torch.Tensor, cotangent: torch.Tensor) -> to
             f"the parallel module must give its output whole on every rank, got {output.placements}: redistribute it"
         )
     return DTensor.from_local(cotangent, output.device_mesh, [Replicate()] * output.device_mesh.ndim, run_check=False)
-
-
-class GatedBlock(nn.Module):
-    """y = x + W3 (relu(W1 x) * (W2 x)) + b, K features, H hidden ones."""
-
-    def __init__(self, num_features: int, num_hidden: int) -> None:
-        super().__init__()
-        self.gate = nn.Linear(num_features, num_hidden, bias=False)
-        self.up = nn.Linear(num_features, num_hidden, bias=False)
-        self.down = nn.Linear(num_hidden, num_features)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = x + self.change(x)
-        return output
-
-    def change(self, x: torch.Tensor) -> Any:
-        """What is added to x: a tensor, or a DTensor where the plan leaves it one."""
-        return self.down(functional.relu(self.gate(x)) * self.up(x))
-
-
-def gated_block() -> nn.Module:
-    """Two features and five hidden ones, which two and three ranks divide unevenly and four leave one without."""
-    return GatedBlock(2, 5)
 
 
 def tensor_parallel(block: nn.Module, mesh: DeviceMesh) -> nn.Module:

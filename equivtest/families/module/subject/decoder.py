@@ -1,82 +1,11 @@
-"""A decoder of some layers, deeper than a bound of the whole can follow, and two ways to make it parallel.
-
-Source: Touvron et al., LLaMA (2023), section 2.2, for the layer, without rotary embeddings.
-"""
+"""Two ways to make a decoder parallel."""
 
 from __future__ import annotations
 
-import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from torch.nn import functional
-
-FEATURES, HEADS, HIDDEN = 24, 12, 24
-"""Of 1, 2, 3 and 4 ranks each has as many heads, of two features, and hidden features as the others."""
-
-
-class Attention(nn.Module):
-    """Causal attention over the tokens of x (B, T, FEATURES), of as many heads as its projections give."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.query, self.key, self.value, self.out = (nn.Linear(FEATURES, FEATURES, bias=False) for _ in range(4))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        shape = (*x.shape[:-1], -1, FEATURES // HEADS)
-        query, key, value = (part(x).view(shape).transpose(1, 2) for part in (self.query, self.key, self.value))
-        attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        output: torch.Tensor = self.out(attended.transpose(1, 2).flatten(2))
-        return output
-
-
-class GatedLinear(nn.Module):
-    """W3 (silu(W1 x) * W2 x)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate = nn.Linear(FEATURES, HIDDEN, bias=False)
-        self.up = nn.Linear(FEATURES, HIDDEN, bias=False)
-        self.down = nn.Linear(HIDDEN, FEATURES, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = self.down(functional.silu(self.gate(x)) * self.up(x))
-        return output
-
-
-class Layer(nn.Module):
-    """x + attention(norm(x)), and that with the gated one likewise added."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention_norm, self.attention = nn.RMSNorm(FEATURES, eps=1e-5), Attention()
-        self.mlp_norm, self.mlp = nn.RMSNorm(FEATURES, eps=1e-5), GatedLinear()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x + self.attention(self.attention_norm(x))
-        output: torch.Tensor = x + self.mlp(self.mlp_norm(x))
-        return output
-
-
-class Decoder(nn.Module):
-    """So many layers, and a norm."""
-
-    def __init__(self, num_layers: int) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(Layer() for _ in range(num_layers))
-        self.norm = nn.RMSNorm(FEATURES, eps=1e-5)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = layer(x)
-        output: torch.Tensor = self.norm(x)
-        return output
-
-
-def decoder() -> nn.Module:
-    """Two layers."""
-    return Decoder(2)
 
 
 def heads_and_hidden_divided(module: nn.Module, mesh: DeviceMesh) -> nn.Module:

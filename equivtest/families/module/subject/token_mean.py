@@ -15,33 +15,14 @@ from torch import distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
-from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-VOCAB, FEATURES, IGNORED = 7, 6, -100
+from equivtest.families.module.case_next_token import IGNORED
+
 MAX_NORM = 0.5
 
 MicroBatch = dict[str, torch.Tensor]
 Report = dict[str, torch.Tensor]
-
-
-class NextToken(nn.Module):
-    """Logits of the next token from the token before, and their cross entropy with the targets that count."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(VOCAB, FEATURES)
-        self.norm = nn.LayerNorm(FEATURES)
-        self.head = nn.Linear(FEATURES, VOCAB)
-
-    def forward(self, ids: torch.Tensor, targets: torch.Tensor, reduction: str = "mean") -> dict[str, torch.Tensor]:
-        logits = self.head(torch.tanh(self.norm(self.embedding(ids)))).flatten(0, -2)
-        loss = functional.cross_entropy(logits, targets.flatten(), ignore_index=IGNORED, reduction=reduction)
-        return {"loss": loss}
-
-
-def next_token() -> nn.Module:
-    return NextToken()
 
 
 def adamw(module: nn.Module) -> torch.optim.Optimizer:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from equivtest.families.redistribute.case import RedistributeCase
 from equivtest.kit.case import require
 from equivtest.kit.operands import without_partial
+from equivtest.kit.rules import OneOf
 from equivtest.layout import Layout, Partial, Shard, parse_placement
 
 STYLES = ("input", "output", "input_output")
@@ -28,15 +30,15 @@ class PreparedCase(RedistributeCase):
         as_kwarg: Hand x over by name.
     """
 
-    style: str = "input"
+    style: Annotated[str, OneOf(STYLES)] = "input"
     middle: str = "replicate"
     x_is_dtensor: bool = False
     use_local_input: bool = False
     use_local_output: bool = False
     as_kwarg: bool = False
 
-    def __post_init__(self) -> None:
-        require(self.style in STYLES, f"style must be one of {', '.join(STYLES)}, got {self.style!r}")
+    def check_fields(self) -> None:
+        super().check_fields()
         require(not self.mesh, f"modules are prepared on a mesh of one axis, got {self.mesh}")
         require(self.road == "dtensor" and not self.cotangent, "road and cotangent are those of a module: leave them")
         placements = [parse_placement(text) for text in (*self.target, self.middle)]
@@ -53,7 +55,8 @@ class PreparedCase(RedistributeCase):
             self.style == "input_output" or (self.middle, self.use_local_input) == ("replicate", False),
             "middle and use_local_input are for style 'input_output'",
         )
-        super().__post_init__()
+
+    def check_layouts(self) -> None:
         require(self.x_is_dtensor or self.is_even(self.source[0]), f"{self.shape} is uneven: set x_is_dtensor=True")
         require(
             not self.use_local_input or self.is_even(self.middle),

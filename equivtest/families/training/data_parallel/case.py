@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated
 
 from equivtest.families.training.case import SCALARS, PerceptronCase, base_of
 from equivtest.families.zero3.fetch.case import FETCH_COLLECTIVES, PADDINGS
 from equivtest.kit.case import Shape, replicated, require
+from equivtest.kit.rules import OneOf, Within
 from equivtest.layout import Flat, Layout, Shard
 
 STYLES = ("ddp", "fsdp2", "zero3")
@@ -44,27 +45,19 @@ class DataParallelCase(PerceptronCase):
         fetch: Of zero3: the collective that its fetches are documented to use; '' where nobody says.
     """
 
-    STYLES: ClassVar[tuple[str, ...]] = STYLES
-
-    style: str = "ddp"
-    micro_batches: int = 1
+    style: Annotated[str, OneOf(STYLES)] = "ddp"
+    micro_batches: Annotated[int, Within(1, MAX_MICRO_BATCHES)] = 1
     syncs_every: bool = False
     reshards: bool = True
     by_columns: tuple[str, ...] = ()
     small_buckets: bool = False
     views: bool = False
-    padding: str = "nan"
+    padding: Annotated[str, OneOf(PADDINGS)] = "nan"
     stopped_steps: tuple[int, ...] = ()
-    fetch: str = ""
+    fetch: Annotated[str, OneOf(FETCH_COLLECTIVES)] = ""
 
-    def __post_init__(self) -> None:
-        for name, known in (("style", self.STYLES), ("padding", PADDINGS), ("fetch", FETCH_COLLECTIVES)):
-            value = getattr(self, name)
-            require(value in known, f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
-        require(
-            1 <= self.micro_batches <= MAX_MICRO_BATCHES,
-            f"micro_batches must be in 1..{MAX_MICRO_BATCHES}, got {self.micro_batches}",
-        )
+    def check_fields(self) -> None:
+        super().check_fields()
         require(bool(self.trained_names()), "data parallelism needs a parameter in requires_grad, got none")
         require(
             not self.records or self.has_documented_collectives,
@@ -80,7 +73,6 @@ class DataParallelCase(PerceptronCase):
             f"stopped_steps need a parameter of out_proj in requires_grad, got {self.requires_grad}",
         )
         self._check_columns()
-        super().__post_init__()
 
     def _check_columns(self) -> None:
         weights = tuple(name for name in self.parameter_names() if name.endswith("weight"))
@@ -93,7 +85,7 @@ class DataParallelCase(PerceptronCase):
             f"only {' and '.join(SHARDED_STYLES)} shard on another dim: leave by_columns out for {self.style!r}",
         )
         for name in self.by_columns:
-            columns = self.shapes()[name][1]
+            columns = self.tensors[name].shape[1]
             require(
                 columns % self.num_shards == 0,
                 f"{name} has {columns} columns, which {self.num_shards} ranks cannot hold as many of each",
@@ -145,8 +137,7 @@ class DataParallelCase(PerceptronCase):
     @property
     def smallest_numel(self) -> int:
         """Elements of the smallest parameter."""
-        shapes = self.shapes()
-        return min(math.prod(shapes[f"param.{name}"]) for name in self.parameter_names())
+        return min(math.prod(self.tensors[name].shape) for name in self.parameter_names())
 
     def stops_at_hidden(self, step: int) -> bool:
         return step in self.stopped_steps
@@ -155,18 +146,11 @@ class DataParallelCase(PerceptronCase):
         """Parameters that are frozen too, which an update must leave as they are."""
         return self.parameter_names() if state == "param" else self.trained_names()
 
-    def layouts(self) -> dict[str, Layout]:
-        whole, shapes, places = replicated(len(self.mesh_shape)), self.shapes(), self.place_names()
-        given = dict.fromkeys(self.parameter_names(), whole)
-        others = (*(name for name in self.given_names() if name not in given), *self.answer_names())
-        return given | {
-            name: self._parameter_layout(base_of(name), shapes[name])
-            if base_of(name) in places
-            else whole
-            if base_of(name) in SCALARS
-            else self._activation_layout(base_of(name))
-            for name in others
-        }
+    def layout_of(self, name: str, shape: Shape) -> Layout:
+        base = base_of(name)
+        if base in self.place_names():
+            return self._parameter_layout(base, shape)
+        return replicated(len(self.mesh_shape)) if base in SCALARS else self._activation_layout(base)
 
     def _activation_layout(self, base: str) -> Layout:
         return Layout((Shard(0),))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from equivtest.families.training.data_parallel.case import DataParallelCase
 from equivtest.kit.case import Refused, require
+from equivtest.kit.rules import OneOf
 
 MISFITS = ("dim", "placement", "uneven", "not_contiguous")
 
@@ -24,10 +26,9 @@ class RefusedShardingCase(Refused, DataParallelCase):
     """
 
     style: str = "fsdp2"
-    misfit: str = "dim"
+    misfit: Annotated[str, OneOf(MISFITS)] = "dim"
 
-    def __post_init__(self) -> None:
-        require(self.misfit in MISFITS, f"misfit must be one of {', '.join(MISFITS)}, got {self.misfit!r}")
+    def check_fields(self) -> None:
         require(self.style == "fsdp2", f"shards are fsdp2's, got style {self.style!r}")
         require(not self.by_columns, f"misfit says how shards lie: leave by_columns out, got {self.by_columns}")
         require(
@@ -38,7 +39,7 @@ class RefusedShardingCase(Refused, DataParallelCase):
             self.misfit != "not_contiguous" or min(self.in_features, self.hidden_features) > 1,
             "a weight of one row or column is contiguous either way: use more",
         )
-        super().__post_init__()
+        super().check_fields()
 
     @property
     def refusal(self) -> str:

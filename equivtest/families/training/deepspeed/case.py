@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 from equivtest.families.training.data_parallel.case import DataParallelCase
-from equivtest.kit.case import replicated, require
+from equivtest.kit.case import Shape, replicated, require
+from equivtest.kit.rules import OneOf, Within
 from equivtest.layout import Layout, Partial, flat_axis
 
 EVERYTHING = 1_000_000_000
@@ -14,17 +16,6 @@ EVERYTHING = 1_000_000_000
 
 REDUCE_BUCKET_NUMEL = 1_000
 """Of the buffer that gradients are reduced in, in elements: by default it takes 2 GB on every rank."""
-
-LEAST = {
-    "persistence_numel": 0,
-    "prefetch_numel": 0,
-    "reuse_numel": 0,
-    "live_numel": 0,
-    "reduce_bucket_numel": 1,
-    "sub_group_numel": 1,
-}
-"""Size of an engine -> the least that it may be."""
-
 
 STAGES = (1, 2, 3)
 OF_STAGE_3 = (
@@ -66,26 +57,25 @@ class EngineCase(DataParallelCase):
     """
 
     style: str = "zero3"
-    stage: int = 3
-    persistence_numel: int = 0
-    prefetch_numel: int = EVERYTHING
-    reuse_numel: int = EVERYTHING
-    live_numel: int = EVERYTHING
-    reduce_bucket_numel: int = REDUCE_BUCKET_NUMEL
+    stage: Annotated[int, OneOf(STAGES)] = 3
+    persistence_numel: Annotated[int, Within(0, EVERYTHING)] = 0
+    prefetch_numel: Annotated[int, Within(0, EVERYTHING)] = EVERYTHING
+    reuse_numel: Annotated[int, Within(0, EVERYTHING)] = EVERYTHING
+    live_numel: Annotated[int, Within(0, EVERYTHING)] = EVERYTHING
+    reduce_bucket_numel: Annotated[int, Within(1, EVERYTHING)] = REDUCE_BUCKET_NUMEL
     reduce_scatter: bool = True
     sequential: bool = False
     leaf: bool = False
-    sub_group_numel: int = EVERYTHING
+    sub_group_numel: Annotated[int, Within(1, EVERYTHING)] = EVERYTHING
     saved_after: int = 0
     predivide_factor: float = 1.0
     prescales: bool = False
     gradient_clipping: float = 0.0
 
-    def __post_init__(self) -> None:
+    def check_fields(self) -> None:
         require(self.style == "zero3", f"an engine's style is 'zero3', got {self.style!r}")
         require(not self.members, f"an engine trains on the whole world: leave members out, got {self.members}")
         require(self.dtype == "float32", f"an engine is judged in float32 alone, got {self.dtype!r}")
-        require(self.stage in STAGES, f"stage must be one of {', '.join(map(str, STAGES))}, got {self.stage}")
         for name in OF_STAGE_3 if self.stage != 3 else ():
             require(
                 getattr(self, name) == getattr(EngineCase, name),
@@ -93,9 +83,7 @@ class EngineCase(DataParallelCase):
             )
         require(not self.stopped_steps, f"an engine's steps all go through, got stopped_steps {self.stopped_steps}")
         require(not self.clips, f"an engine clips by gradient_clipping: leave clip_norm out, got {self.clip_norm}")
-        for name, least in LEAST.items():
-            value = getattr(self, name)
-            require(least <= value <= EVERYTHING, f"{name} must be in {least}..{EVERYTHING}, got {value}")
+        super().check_fields()
         require(
             0 <= self.saved_after < self.steps,
             f"saved_after must be in 0..{self.steps - 1}, a step that another follows, got {self.saved_after}",
@@ -117,16 +105,12 @@ class EngineCase(DataParallelCase):
             self.trains or not self.gradient_clipping,
             f"gradients are clipped before an update: set optimizer with gradient_clipping={self.gradient_clipping}",
         )
-        super().__post_init__()
 
-    def layouts(self) -> dict[str, Layout]:
-        layouts = super().layouts()
-        if self.stage == 3:
-            return layouts
-        divided = {name for name, layout in layouts.items() if flat_axis(layout) is not None}
-        whole = {name for name in divided if "param" in name.split(".")}
-        operands = dict.fromkeys(divided - whole, Layout((Partial(),)))
-        return {name: replicated() if name in whole else operands.get(name, layouts[name]) for name in layouts}
+    def layout_of(self, name: str, shape: Shape) -> Layout:
+        layout = super().layout_of(name, shape)
+        if self.stage == 3 or flat_axis(layout) is None:
+            return layout
+        return replicated() if "param" in name.split(".") else Layout((Partial(),))
 
     @property
     def predivides(self) -> bool:

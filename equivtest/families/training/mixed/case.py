@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Annotated
 
 from equivtest.families.training.case import base_of
 from equivtest.families.training.data_parallel.case import DataParallelCase
 from equivtest.kit.case import require
+from equivtest.kit.rules import OneOf
 from equivtest.tensors import SIGNIFICAND_BITS
 
 NARROW = ("bfloat16", "float16")
@@ -31,27 +33,24 @@ class MixedCase(DataParallelCase):
     """
 
     style: str = "fsdp2"
-    param_dtype: str = "bfloat16"
-    reduce_dtype: str = ""
-    output_dtype: str = ""
+    param_dtype: Annotated[str, OneOf(NARROW)] = "bfloat16"
+    reduce_dtype: Annotated[str, OneOf(("", "float32", *NARROW))] = ""
+    output_dtype: Annotated[str, OneOf(("", "float32", *NARROW))] = ""
     casts_inputs: bool = True
 
-    def __post_init__(self) -> None:
+    def check_fields(self) -> None:
+        super().check_fields()
         require(self.style == "fsdp2", f"mixed precision is fsdp2's, got style {self.style!r}")
         require(self.dtype == "float32", f"parameters of mixed precision are float32, got {self.dtype!r}")
         require(not self.tied, f"which dtype adds both uses of a tied weight is nobody's word: got {self.tied!r}")
-        for name, known in (
-            ("param_dtype", NARROW),
-            ("reduce_dtype", ("", "float32", *NARROW)),
-            ("output_dtype", ("", "float32", self.param_dtype)),
-        ):
-            value = getattr(self, name)
-            require(value in known, f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
+        require(
+            self.output_dtype in ("", "float32", self.param_dtype),
+            f"output_dtype must be float32 or param_dtype, {self.param_dtype}, got {self.output_dtype!r}",
+        )
         require(
             self.casts_inputs or self.activation_dtype == self.param_dtype,
             f"casts_inputs=False hands {self.output_dtype} to a layer of {self.param_dtype}: leave output_dtype out",
         )
-        super().__post_init__()
 
     @property
     def dtypes(self) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from equivtest.families.training.case import PerceptronCase, base_of
-from equivtest.kit.case import replicated, require
+from equivtest.kit.case import Shape, replicated, require
 from equivtest.layout import Layout, Shard
 
 
@@ -27,24 +27,21 @@ class MlpCase(PerceptronCase):
     x_is_dtensor: bool = False
     use_local_output: bool = True
 
-    def __post_init__(self) -> None:
+    def check_fields(self) -> None:
+        super().check_fields()
+        require(
+            0 <= self.sequence_dim < len(self.leading),
+            f"sequence_dim must be one of the {len(self.leading)} leading dims, got {self.sequence_dim}",
+        )
         require(not self.tied, f"W1 and W2 are sharded on dims of their own: leave tied out, got {self.tied!r}")
         require(
             not self.checkpointed,
             f"only data parallelism computes again: leave checkpointed out, got {self.checkpointed!r}",
         )
-        super().__post_init__()
         require(
             self.x_is_dtensor or not self.sequence_is_uneven,
-            f"x of shape {self.shapes()['x']} has uneven shards of dim {self.sequence_dim} on {self.world_size} "
-            "ranks: set x_is_dtensor=True",
-        )
-
-    def _check_sizes(self) -> None:
-        super()._check_sizes()
-        require(
-            0 <= self.sequence_dim < len(self.leading),
-            f"sequence_dim must be one of the {len(self.leading)} leading dims, got {self.sequence_dim}",
+            f"x of shape {(*self.leading, self.in_features)} has uneven shards of dim {self.sequence_dim} on "
+            f"{self.world_size} ranks: set x_is_dtensor=True",
         )
 
     @property
@@ -57,21 +54,17 @@ class MlpCase(PerceptronCase):
         """Whether ranks hold different amounts of the hidden features."""
         return self.hidden_features % self.world_size != 0
 
-    def layouts(self) -> dict[str, Layout]:
-        sequence, hidden = Layout((Shard(self.sequence_dim),)), Layout((Shard(self.num_dims - 1),))
-        base = {
-            **dict.fromkeys(("x", "cotangent", "output", "grad.x"), sequence),
-            **dict.fromkeys(self.captured_names(), hidden),
-            "capture.in_proj.input": replicated(),
-            "in_proj.weight": Layout((Shard(0),)),
-            "in_proj.bias": Layout((Shard(0),)),
-            "out_proj.weight": Layout((Shard(1),)),
-            "out_proj.bias": replicated(),
-            "total_norm": replicated(),
-        }
-        given = dict.fromkeys(self.parameter_names(), replicated())
-        answered = (*(name for name in self.given_names() if name not in given), *self.answer_names())
-        return given | {name: base[base_of(name)] for name in answered}
+    def layout_of(self, name: str, shape: Shape) -> Layout:
+        base = base_of(name)
+        if base in ("x", "cotangent", "output", "grad.x"):
+            return Layout((Shard(self.sequence_dim),))
+        if base in ("in_proj.weight", "in_proj.bias"):
+            return Layout((Shard(0),))
+        if base == "out_proj.weight":
+            return Layout((Shard(1),))
+        if base in ("capture.in_proj.input", "out_proj.bias", "total_norm"):
+            return replicated()
+        return Layout((Shard(self.num_dims - 1),))
 
     @property
     def shard_kind(self) -> str:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated
 
 from equivtest.families.training.data_parallel.case import DataParallelCase
 from equivtest.kit.case import Shape, require
+from equivtest.kit.rules import Dims, OneOf
 from equivtest.layout import Layout, Replicate, Shard, shard_bounds
 
 TWO_AXIS_STYLES = ("fsdp2_tp", "hsdp")
@@ -31,19 +32,13 @@ class TwoAxisCase(DataParallelCase):
             its global size to be local size times t then, so that t must divide H.
     """
 
-    STYLES: ClassVar[tuple[str, ...]] = TWO_AXIS_STYLES
-
-    mesh: Shape = (1, 1)
-    style: str = "fsdp2_tp"
+    mesh: Annotated[Shape, Dims(2, 2)] = (1, 1)
+    style: Annotated[str, OneOf(TWO_AXIS_STYLES)] = "fsdp2_tp"
     use_local_output: bool = True
 
-    def __post_init__(self) -> None:
-        require(
-            len(self.mesh) == 2 and all(size >= 1 for size in self.mesh),
-            f"mesh must have two axes of one rank or more, got {self.mesh}",
-        )
+    def check_fields(self) -> None:
         require(math.prod(self.mesh) == self.world_size, f"mesh must have {self.world_size} ranks, got {self.mesh}")
-        super().__post_init__()
+        super().check_fields()
         require(
             self.style != "fsdp2_tp" or not self.tied,
             f"the weights of fsdp2_tp are sharded on dims of their own: leave tied out, got {self.tied!r}",

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from equivtest.kit.case import Case, Refused, Shape, replicated, require
+from equivtest.kit.case_tensor import CaseTensor
+from equivtest.kit.rules import OneOf
 from equivtest.layout import Flat, Layout
 
 PADDINGS = ("nan", "large")
@@ -31,13 +33,12 @@ class FetchCase(Case):
     VALUE_MODES: ClassVar[tuple[str, ...]] = FETCH_MODES
 
     parameters: tuple[Shape, ...] = ((1,),)
-    padding: str = "nan"
+    padding: Annotated[str, OneOf(PADDINGS)] = "nan"
     contiguous: bool = True
     requires_grad: tuple[bool, ...] = (True,)
-    collective: str = ""
+    collective: Annotated[str, OneOf(FETCH_COLLECTIVES)] = ""
 
-    def __post_init__(self) -> None:
-        require(self.padding in PADDINGS, f"padding must be one of {', '.join(PADDINGS)}, got {self.padding!r}")
+    def check_fields(self) -> None:
         require(len(self.parameters) >= 1, "parameters must hold at least one shape")
         require(
             len(self.requires_grad) == len(self.parameters),
@@ -52,14 +53,9 @@ class FetchCase(Case):
             f"mode every-bit-pattern is for float16 and bfloat16, got dtype {self.dtype!r}: use mode special",
         )
         require(
-            self.collective in FETCH_COLLECTIVES,
-            f"collective must be one of {', '.join(map(repr, FETCH_COLLECTIVES))}, got {self.collective!r}",
-        )
-        require(
             bool(self.collective) or not self.records,
             "a recorded fetch is judged by its collective: say collective='all_gather' or collective='all_reduce'",
         )
-        super().__post_init__()
 
     @property
     def num_parameters(self) -> int:
@@ -87,30 +83,16 @@ class FetchCase(Case):
         """Elements of a parameter of `shape` once padded to a multiple of the world size."""
         return -(-math.prod(shape) // self.world_size) * self.world_size
 
-    def shapes(self) -> dict[str, Shape]:
-        return {
-            f"{prefix}.{index}": shape
-            for prefix in ("param", "partition")
+    def describe_tensors(self) -> dict[str, CaseTensor]:
+        needs_grad, are_contiguous = self.requires_grad, self.contiguous
+        wholes = {
+            f"param.{index}": CaseTensor(shape, replicated(), "kept", needs_grad[index], are_contiguous)
             for index, shape in enumerate(self.parameters)
         }
-
-    def layouts(self) -> dict[str, Layout]:
-        layouts = {f"param.{index}": replicated() for index in range(len(self.parameters))}
-        for index, shape in enumerate(self.parameters):
-            layouts[f"partition.{index}"] = Layout((Flat(self.padded_numel(shape)),))
-        return layouts
-
-    def given_names(self) -> tuple[str, ...]:
-        return tuple(f"param.{index}" for index in range(len(self.parameters)))
-
-    def answer_names(self) -> tuple[str, ...]:
-        return tuple(self.shapes())
-
-    def given_flags(self) -> dict[str, bool]:
-        return dict(zip(self.given_names(), self.requires_grad, strict=True))
-
-    def is_contiguous(self, name: str) -> bool:
-        return self.contiguous
+        return wholes | {
+            f"partition.{index}": CaseTensor(shape, Layout((Flat(self.padded_numel(shape)),)), "state")
+            for index, shape in enumerate(self.parameters)
+        }
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -122,12 +104,11 @@ class RefusedFetchCase(Refused, FetchCase):
             'in_flight': the parameters are fetched a second time before the first fetch ended.
     """
 
-    misfit: str = "dtype"
+    misfit: Annotated[str, OneOf(("dtype", "in_flight"))] = "dtype"
 
-    def __post_init__(self) -> None:
-        require(self.misfit in ("dtype", "in_flight"), f"misfit must be dtype or in_flight, got {self.misfit!r}")
+    def check_fields(self) -> None:
+        super().check_fields()
         require(self.misfit != "dtype" or len(self.parameters) > 1, "misfit dtype needs at least two parameters")
-        super().__post_init__()
 
     @property
     def refusal(self) -> str:

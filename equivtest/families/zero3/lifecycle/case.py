@@ -27,10 +27,12 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from equivtest.families.zero3.fetch.case import FETCH_COLLECTIVES, PADDINGS
 from equivtest.kit.case import Case, Shape, replicated, require
+from equivtest.kit.case_tensor import CaseTensor
+from equivtest.kit.rules import OneOf
 from equivtest.layout import Flat, Layout, Shard
 
 FETCHES = ("fetch", "launch", "fail")
@@ -102,14 +104,11 @@ class LifecycleCase(Case):
     requires_grad: tuple[bool, ...] = (True,)
     operations: tuple[str, ...] = ("fetch 0",)
     mixed_dtypes: bool = False
-    padding: str = "nan"
-    collective: str = "all_gather"
+    padding: Annotated[str, OneOf(PADDINGS)] = "nan"
+    collective: Annotated[str, OneOf(FETCH_COLLECTIVES[1:])] = "all_gather"
     measures: bool = False
 
-    def __post_init__(self) -> None:
-        known = FETCH_COLLECTIVES[1:]
-        require(self.padding in PADDINGS, f"padding must be one of {', '.join(PADDINGS)}, got {self.padding!r}")
-        require(self.collective in known, f"collective must be one of {', '.join(known)}, got {self.collective!r}")
+    def check_fields(self) -> None:
         require(len(self.parameters) >= 1, "parameters must hold at least one shape")
         require(
             len(self.requires_grad) == len(self.parameters),
@@ -125,7 +124,6 @@ class LifecycleCase(Case):
                 max(named, default=0) < len(self.parameters),
                 f"{text!r} names a parameter that is not there: they are 0 to {len(self.parameters) - 1}",
             )
-        super().__post_init__()
 
     @property
     def num_parameters(self) -> int:
@@ -171,59 +169,47 @@ class LifecycleCase(Case):
         """Elements of a parameter once padded to a multiple of the world size."""
         return -(-math.prod(self.parameters[index]) // self.world_size) * self.world_size
 
-    def shapes(self) -> dict[str, Shape]:
-        return {name: shape for name, (shape, _) in self._tensors().items()}
-
-    def layouts(self) -> dict[str, Layout]:
-        return {name: layout for name, (_, layout) in self._tensors().items()}
-
-    def given_names(self) -> tuple[str, ...]:
-        return tuple(name for name in self._tensors() if name.startswith(("param.", "op")))
-
-    def answer_names(self) -> tuple[str, ...]:
-        """All that may be there; the oracle knows what is."""
-        return tuple(name for name in self._tensors() if not name.startswith(("param.", "op")))
-
-    def given_flags(self) -> dict[str, bool]:
-        flags = {f"param.{index}": flag for index, flag in enumerate(self.requires_grad)}
-        return dict.fromkeys(self.given_names(), False) | flags
-
-    def _tensors(self) -> dict[str, tuple[Shape, Layout]]:
-        """Shape and layout of all that is given and all that may be answered."""
-        tensors = {f"param.{index}": (shape, replicated()) for index, shape in enumerate(self.parameters)}
+    def describe_tensors(self) -> dict[str, CaseTensor]:
+        """All that is given, and all that may be answered; the oracle knows what is."""
+        given = {
+            f"param.{index}": CaseTensor(shape, replicated(), needs_grad=self.requires_grad[index])
+            for index, shape in enumerate(self.parameters)
+        }
+        answered: dict[str, CaseTensor] = {}
         for number, operation in enumerate(self.sequence()):
-            tensors |= self._taken_by(number, operation) | self._left_by(number, operation)
-        return tensors
+            given |= self._taken_by(number, operation)
+            answered |= self._left_by(number, operation)
+        return given | answered
 
-    def _taken_by(self, number: int, operation: Operation) -> dict[str, tuple[Shape, Layout]]:
+    def _taken_by(self, number: int, operation: Operation) -> dict[str, CaseTensor]:
         shapes = {index: self.parameters[index] for index in operation.parameters}
         if operation.verb == "update":
-            return {f"op{number}.new.{index}": (shape, replicated()) for index, shape in shapes.items()}
+            return {f"op{number}.new.{index}": CaseTensor(shape, replicated()) for index, shape in shapes.items()}
         if operation.verb == "use":
             return {
-                f"op{number}.{kind}.{index}": ((self.world_size, *shape), Layout((Shard(0),)))
+                f"op{number}.{kind}.{index}": CaseTensor((self.world_size, *shape), Layout((Shard(0),)))
                 for kind in ("x", "cotangent")
                 for index, shape in shapes.items()
             }
         return {}
 
-    def _left_by(self, number: int, operation: Operation) -> dict[str, tuple[Shape, Layout]]:
-        here = f"after{number}"
-        left: dict[str, tuple[Shape, Layout]] = {f"{here}.refusal": ((), replicated())}
-        left |= {f"{here}.{kind}": ((self.num_parameters,), replicated()) for kind in ("status", "has_gradient")}
+    def _left_by(self, number: int, operation: Operation) -> dict[str, CaseTensor]:
+        here, flags = f"after{number}", CaseTensor((self.num_parameters,), replicated(), "state")
+        left = {f"{here}.refusal": CaseTensor((), replicated(), "state")}
+        left |= {f"{here}.{kind}": flags for kind in ("status", "has_gradient")}
         used = {
             index for before in self.sequence()[: number + 1] if before.verb == "use" for index in before.parameters
         }
         for index, shape in enumerate(self.parameters):
             flat = Layout((Flat(self.padded_numel(index)),))
-            left[f"{here}.param.{index}"] = shape, replicated()
-            left[f"{here}.partition.{index}"] = shape, flat
+            left[f"{here}.param.{index}"] = CaseTensor(shape, replicated(), "state")
+            left[f"{here}.partition.{index}"] = CaseTensor(shape, flat, "state")
             if index in used and self.requires_grad[index]:
-                left[f"grad.{index}.{here}"] = shape, flat
+                left[f"grad.{index}.{here}"] = CaseTensor(shape, flat, "gradient")
         if operation.verb == "use":
-            rows = Layout((Shard(0),))
             for index in operation.parameters:
-                left[f"{here}.output.{index}"] = (self.world_size, *self.parameters[index]), rows
+                rows = (self.world_size, *self.parameters[index])
+                left[f"{here}.output.{index}"] = CaseTensor(rows, Layout((Shard(0),)), "state")
         if self.measures:
-            left[f"memory.{here}"] = (len(MEMORY),), replicated()
+            left[f"memory.{here}"] = CaseTensor((len(MEMORY),), replicated(), "memory")
         return left

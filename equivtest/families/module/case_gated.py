@@ -1,0 +1,35 @@
+"""A gated block, the simplest module that the shipped properties are shown on.
+
+Source: Shazeer, GLU Variants Improve Transformer (2020), equation 6, with ReLU.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+
+class GatedBlock(nn.Module):
+    """y = x + W3 (relu(W1 x) * (W2 x)) + b, K features, H hidden ones."""
+
+    def __init__(self, num_features: int, num_hidden: int) -> None:
+        super().__init__()
+        self.gate = nn.Linear(num_features, num_hidden, bias=False)
+        self.up = nn.Linear(num_features, num_hidden, bias=False)
+        self.down = nn.Linear(num_hidden, num_features)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = x + self.change(x)
+        return output
+
+    def change(self, x: torch.Tensor) -> Any:
+        """What is added to x: a tensor, or a DTensor where the plan leaves it one."""
+        return self.down(functional.relu(self.gate(x)) * self.up(x))
+
+
+def gated_block() -> nn.Module:
+    """Two features and five hidden ones, which two and three ranks divide unevenly and four leave one without."""
+    return GatedBlock(2, 5)

@@ -1,0 +1,94 @@
+"""Rules that a field of a case declares beside its type: `style: Annotated[str, OneOf(STYLES)]`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from inspect import get_annotations
+from typing import Any, Protocol
+
+
+class Rule(Protocol):
+    """What holds of a field's value by itself; what holds between fields is the case's to check."""
+
+    def broken(self, value: Any) -> str:
+        """What the value must be, or '' where it is so."""
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """One of a few values."""
+
+    values: tuple[Any, ...]
+
+    def broken(self, value: Any) -> str:
+        return "" if value in self.values else f"must be one of {listed(self.values)}"
+
+
+@dataclass(frozen=True)
+class Within:
+    """A number of least..most, or where there is no most, of least or more; of several numbers each."""
+
+    least: float
+    most: float | None = None
+
+    def broken(self, value: Any) -> str:
+        numbers = value if isinstance(value, tuple) else (value,)
+        if all(self.least <= number and (self.most is None or number <= self.most) for number in numbers):
+            return ""
+        return f"must be in {self.least}..{self.most}" if self.most is not None else f"must be at least {self.least}"
+
+
+@dataclass(frozen=True)
+class Dims:
+    """A shape of least to most dims, each of `smallest` or more."""
+
+    least: int
+    most: int
+    smallest: int = 1
+
+    def broken(self, value: Any) -> str:
+        if self.least <= len(value) <= self.most and all(size >= self.smallest for size in value):
+            return ""
+        how_many = f"{self.least} to {self.most}" if self.least else f"at most {self.most}"
+        how_many = f"{self.most}" if self.least == self.most else how_many
+        return f"must have {how_many} dims of at least {self.smallest}"
+
+
+@dataclass(frozen=True)
+class SomeOf:
+    """Some of a few values, or none, each at most once and in their order."""
+
+    values: tuple[Any, ...]
+
+    def broken(self, value: Any) -> str:
+        is_so = value == tuple(each for each in self.values if each in value)
+        return "" if is_so else f"must list some of {listed(self.values)} in this order"
+
+
+def listed(values: Iterable[Any]) -> str:
+    """The values in a row; as code where one of them is an empty text, which would not be seen."""
+    values = tuple(values)
+    are_seen = all(isinstance(value, str) and value for value in values)
+    return ", ".join(values if are_seen else map(repr, values))
+
+
+def broken_rules(case: Any) -> Iterator[str]:
+    """What the fields of `case` must be and are not, each with its name and value."""
+    for name, rules in _rules(case.__class__):
+        value = getattr(case, name)
+        for rule in rules:
+            why = rule.broken(value)
+            if why:
+                yield f"{name} {why}, got {value!r}"
+
+
+@functools.cache
+def _rules(case_type: Any) -> tuple[tuple[str, tuple[Rule, ...]], ...]:
+    """By field; those of a base hold where a class declares the field again without any."""
+    rules: dict[str, tuple[Rule, ...]] = {}
+    for base in reversed(case_type.__mro__):
+        for name, hint in get_annotations(base, eval_str=True).items():
+            rules[name] = getattr(hint, "__metadata__", ()) or rules.get(name, ())
+    return tuple((name, declared) for name, declared in rules.items() if declared)
