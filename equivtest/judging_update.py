@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from equivtest.captured.folder import AFTER, STATE, STATE_OF, CapturedRun
@@ -37,7 +39,6 @@ def expect_captured_update(
         by_parts=True,
         poison="none",
         optimizer=f"torch.optim:{told.optimizer}",
-        updates=tuple((name, each.shape) for name, each in told.parameters.items()),
     )
     whole = Layout((Replicate(),) * len(told.mesh))
     answers = {rank: {name: held.placed(name, whole) for name in held} for rank, held in run.held.items()}
@@ -63,6 +64,7 @@ def expect_captured_update(
         for name, (_, state) in found.items()
         for key, right in state.items()
     }
+    case = replace(case, left=tuple((name, tuple(each.value.shape)) for name, each in tensors.items()))
     given = {f"param.{name}": each.value for name, each in parameters.items()}
     given |= {f"grad.{name}": each.gradient for name, each in parameters.items() if each.gradient is not None}
     given |= {

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from equivtest.families.module.case import ModuleCase
-from equivtest.families.module.case_facts import Fact, Facts
+from equivtest.families.module.case_facts import Facts
 from equivtest.kit.case import Shape
+from equivtest.kit.case_tensor import CaseTensor
 
 
 @dataclass(frozen=True)
@@ -52,19 +52,13 @@ class CapturedCase(ModuleCase):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class UpdateCase(ModuleCase):
-    """One update of somebody's own optimizer.
+    """One update of somebody's own optimizer, in which nothing runs forward.
 
     Attributes:
-        updates: Name and shape of each parameter of the unsharded module.
+        left: Name and shape of each tensor that the update leaves.
     """
 
-    updates: tuple[tuple[str, Shape], ...] = ()
+    left: tuple[tuple[str, Shape], ...] = ()
 
-    @property
-    def facts(self) -> Facts:
-        """Nothing runs forward."""
-        return Facts({}, {name: Fact(shape) for name, shape in self.updates}, {}, "")
-
-    def boundaries(self) -> Mapping[str, Fact]:
-        """There are none in an update."""
-        return {}
+    def describe_tensors(self) -> dict[str, CaseTensor]:
+        return {name: CaseTensor(shape, self.whole_layout, "trained") for name, shape in self.left}
