@@ -44,7 +44,7 @@ def case_of(run: CapturedRun, reference: str) -> tuple[CapturedCase, dict[str, l
     axes = told.axes or (("first", "second") if len(told.mesh) > 1 else ())
     return CapturedCase(
         world_size=told.world_size,
-        dtype=_dtype_of(run),
+        dtype=dtype_of(run),
         build=reference,
         parallelize=f"what ran in {run.folder}",
         inputs=tuple(written),
@@ -63,7 +63,7 @@ def case_of(run: CapturedRun, reference: str) -> tuple[CapturedCase, dict[str, l
     ), inputs
 
 
-def _dtype_of(run: CapturedRun) -> str:
+def dtype_of(run: CapturedRun) -> str:
     found = sorted({each.dtype for each in run.manifest.parameters.values()})
     require(
         len(found) == 1 and found[0] in limits.DTYPES,

@@ -22,6 +22,7 @@ from equivtest.families.module.case import BATCHES, MEAN_OF_PARTS, PARTS_OF_WHOL
 from equivtest.families.module.case_boundaries import own_name, parts_of
 from equivtest.families.module.subject import is_data_parallel
 from equivtest.kept import Job, Keeper, PlacedBy, axes_of, shape_of
+from equivtest.kept_update import UpdateKeeper
 from equivtest.kit.case import Shape, require
 
 
@@ -77,6 +78,48 @@ def capture(
         Keeper(job, path, part, Path(folder) / path, tuple(boundaries), () if alone else tuple(outputs))
         for path, part in parts
     ]
+    with _kept(job, Path(folder), keepers):
+        yield
+
+
+@contextmanager
+def capture_update(
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    folder: str | Path,
+    *,
+    mesh: DeviceMesh | None = None,
+    placed: PlacedBy | None = None,
+    shapes: Mapping[str, Shape] | None = None,
+    limit_bytes: int = limits.CAPTURED_BYTES,
+) -> Iterator[None]:
+    """Writes what this rank holds in the one `optimizer.step()` that runs within the block.
+
+    That is its part of the parameters, the gradients and the optimizer's state when the update begins, so after
+    accumulation, unscaling and clipping, and of the parameters and the state that it leaves.  Every rank of the job
+    enters and leaves the block.
+
+    Args:
+        module: The parallel module, whose parameters are updated.
+        optimizer: One of torch.optim, as it is called, and no wrapper of one.
+        folder, mesh, placed, shapes, limit_bytes: As of `capture`; another folder than that of a forward and backward.
+
+    Raises:
+        Misuse: there is another run in the folder, there is not one update, or it is none that a folder holds, or a
+            rank would write more than the limit.
+    """
+    require(
+        isinstance(optimizer, torch.optim.Optimizer),
+        f"capture_update takes the torch.optim.Optimizer that the job calls, got {type(optimizer).__name__}",
+    )
+    job = _job_of(module, WHOLE, "", mesh, placed, shapes, limit_bytes)
+    with _kept(job, Path(folder), [UpdateKeeper(job, optimizer, Path(folder))]):
+        yield
+
+
+@contextmanager
+def _kept(job: Job, folder: Path, keepers: Sequence[Keeper]) -> Iterator[None]:
+    """Has each keep what runs within the block, and write it."""
     try:
         for keeper in keepers:
             keeper.begin()
@@ -90,7 +133,7 @@ def capture(
             keeper.finish()
     except Misuse as error:
         problem = str(error)
-    _agree(job, Path(folder), problem)
+    _agree(job, folder, problem)
     for keeper in keepers:
         keeper.write()
 

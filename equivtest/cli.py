@@ -291,6 +291,9 @@ def judge_(
     reference: Annotated[str, typer.Option(metavar="NAME", help="package.module:function that builds the model.")],
     arithmetic: Annotated[str, typer.Option(metavar="NAME", help=HELP["arithmetic"])] = "",
     jobs: Annotated[int, typer.Option(min=1, help="Processes that judge parts captured alone.")] = 1,
+    picture: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A page of each part: green, grey, or red.", show_default=False)
+    ] = None,
 ) -> int:
     """Judge a run that happened elsewhere, or tell which of two runs is wrong; exit code 1 if one is.
 
@@ -299,6 +302,7 @@ def judge_(
     """
     from equivtest.captured.folder import CapturedRun, parts_in
     from equivtest.judging import compare_runs, describe, judge_parts, judge_run
+    from equivtest.report.files import write_picture
 
     if parts := parts_in(folder):
         if other is not None:
@@ -315,6 +319,8 @@ def judge_(
     judged = [judge_run(CapturedRun(each), reference, arithmetic) for each in (folder, other) if each is not None]
     for each in judged:
         typer.echo(describe(each))
+    if picture is not None:
+        write_picture(picture, [(describe(each), each.parts()) for each in judged])
     if len(judged) == 2:
         typer.echo(compare_runs(*judged))
     return int(any(each.failed for each in judged))

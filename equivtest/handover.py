@@ -19,6 +19,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         verdicts: Claim -> kind of its verdict.
         margins, tensor_margins: Claim, or tensor -> largest error over its allowance.
         known: Claim -> reason of the known failure.
+        parts: What parts of a module held -> as `tensor_margins`, None where nothing is concluded; `begins` is the
+            first that is wrong, '' where none is.
     """
 
     schema: int
@@ -38,6 +40,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     margins: dict[str, float]
     tensor_margins: dict[str, float]
     known: dict[str, str]
+    parts: dict[str, float | None] = {}
+    begins: str = ""
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):

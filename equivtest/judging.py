@@ -14,33 +14,47 @@ from typing import NamedTuple
 import torch
 
 from equivtest.captured.folder import CapturedRun, RankHeld
-from equivtest.captured_inputs import COTANGENT, buffers, case_of, cotangent, is_whole, made_whole, started_in
+from equivtest.captured_inputs import (
+    COTANGENT,
+    buffers,
+    case_of,
+    cotangent,
+    dtype_of,
+    is_whole,
+    made_whole,
+    started_in,
+)
 from equivtest.check import one_thread, require_conclusion
 from equivtest.errors import EquivtestError
-from equivtest.families.module.case import cotangent_of
-from equivtest.families.module.case_boundaries import is_boundary
+from equivtest.families.module.case import ModuleCase, cotangent_of
+from equivtest.families.module.case_boundaries import CHOSEN, is_boundary
 from equivtest.families.module.case_captured import CapturedCase
 from equivtest.families.module.case_facts import call_builder
 from equivtest.families.module.case_outputs import OUTPUT
 from equivtest.families.module.oracle import expect_given
+from equivtest.judging_update import expect_captured_update
 from equivtest.kit.case import require
 from equivtest.kit.oracle.declared import declared, load_arithmetics
 from equivtest.kit.oracle.expected import Expected
 from equivtest.kit.oracle.held import put_together
 from equivtest.layout import UNTOLD
 from equivtest.ranks.reply import Answer, Reply
+from equivtest.report.parts import PartTree
 from equivtest.tensors import Placed, same_bits
 from equivtest.verdicts.claims import (
     agrees_on_all_ranks,
     does_not_touch_its_inputs,
     equals_unsharded,
     gradients_equal_unsharded,
+    trains_like_unsharded,
 )
 from equivtest.verdicts.compare import compare
 from equivtest.verdicts.elements import is_too_wide
 from equivtest.verdicts.message import MOST_NAMES, describe_failure
 from equivtest.verdicts.verdict import Verdict
 
+AUTOCAST = ("bfloat16", "float16")
+UPDATE_CLAIMS = (trains_like_unsharded, agrees_on_all_ranks)
 CLAIMS = (equals_unsharded, gradients_equal_unsharded, agrees_on_all_ranks, does_not_touch_its_inputs)
 
 Held = dict[int, dict[str, Placed]]
@@ -57,7 +71,7 @@ class Judged:
     """
 
     run: CapturedRun
-    case: CapturedCase
+    case: ModuleCase
     verdicts: Sequence[Verdict]
     expected: Expected
     held: Held
@@ -68,23 +82,45 @@ class Judged:
         """Those that reject the run, in the order of the claims."""
         return [verdict for verdict in self.verdicts if verdict.failed]
 
+    def parts(self) -> PartTree:
+        """What was concluded of each part of the model."""
+        judgements = [verdict.judgement for verdict in self.verdicts]
+        parts = {name: margin for judged in judgements for name, margin in judged.parts.items()}
+        wrong = (mismatch.tensor for judged in judgements for mismatch in judged.mismatches)
+        tree = PartTree()
+        tree.add(parts, next((name for name in wrong if name in parts), ""))
+        return tree
+
     def open(self) -> str:
         """In words, what no bound and nothing else decides."""
-        names = [name for name, right in self.expected.tensors.items() if not right.is_inner and is_too_wide(right)]
+        names = [name for name in self._open() if not self.expected.tensors[name].is_inner]
         others = f" and {len(names) - MOST_NAMES} others" * (len(names) > MOST_NAMES)
         return f"no bound says something of {', '.join(names[:MOST_NAMES])}{others}"
 
+    def _open(self) -> list[str]:
+        """What is neither wrong nor near enough, and has a bound that says nothing."""
+        agreeing = {name for verdict in self.verdicts for name in verdict.judgement.agreeing}
+        return [name for name, right in self.expected.tensors.items() if is_too_wide(right) and name not in agreeing]
+
     def coverage(self) -> str:
-        """How many boundaries were judged, in words."""
-        captured = {name for held in self.held.values() for name in held if is_boundary(name)}
+        """How many boundaries were judged, in words; of an update how many tensors that it left."""
+        if self.run.manifest.optimizer:
+            num, open_ = len(self.expected.tensors), len(self._open())
+            return f"{num - open_} of {num} tensors judged that {self.run.manifest.optimizer} left"
+        captured = {name for held in self.held.values() for name in held if is_judged(name)}
         found = {name: right for name, right in self.expected.tensors.items() if is_boundary(name)}
-        wide = sum(map(is_too_wide, found.values()))
-        written = {name for held in self.run.held.values() for name in held if is_boundary(name)}
+        wide = sum(map(is_boundary, self._open()))
+        written = {name for held in self.run.held.values() for name in held if is_judged(name)}
         parts = [f"{len(found) - wide} of {len(written)} boundaries judged"]
         parts += [f"{wide} whose bound says nothing"] * bool(wide)
         parts += [f"{len(captured - found.keys())} under no layout"] * bool(captured - found.keys())
         parts += [f"{len(written - captured)} that the reference has not"] * bool(written - captured)
         return ", ".join(parts)
+
+
+def is_judged(name: str) -> bool:
+    """Whether an answer is a boundary; what was chosen is followed where it is right, and not judged by itself."""
+    return is_boundary(name) and not name.endswith(CHOSEN)
 
 
 def judge_run(run: CapturedRun, reference: str, arithmetic: str = "") -> Judged:
@@ -95,7 +131,11 @@ def judge_run(run: CapturedRun, reference: str, arithmetic: str = "") -> Judged:
         Inconclusive: nothing is shown.
     """
     part = run.manifest.part
+    if run.manifest.optimizer:
+        return _judge_update(run, reference, arithmetic)
     _check_model(run, reference := f"{reference}#{part}" if part else reference)
+    if run.manifest.autocast:
+        reference += "#" * (1 if part else 2) + run.manifest.autocast.removeprefix("cpu:")
     case, inputs = case_of(run, reference)
     _check_started(run, case)
     held = {rank: _answers(case, each) for rank, each in run.held.items()}
@@ -110,6 +150,19 @@ def judge_run(run: CapturedRun, reference: str, arithmetic: str = "") -> Judged:
             for rank, tensors in held.items()
         ]
         verdicts = compare(str(run.folder), case, 0, [expected], replies, CLAIMS)
+    require_conclusion(str(run.folder), case, verdicts)
+    return Judged(run, case, verdicts, expected, held, given)
+
+
+def _judge_update(run: CapturedRun, reference: str, arithmetic: str) -> Judged:
+    """The verdicts on one update of an optimizer."""
+    _check_model(run, reference)
+    with one_thread(), declared(load_arithmetics(arithmetic)):
+        case, expected, held, given = expect_captured_update(run, reference, dtype_of(run))
+        replies = [
+            Reply(rank=rank, outcome="answered", answers=(Answer(tensors, {}),)) for rank, tensors in held.items()
+        ]
+        verdicts = compare(str(run.folder), case, 0, [expected], replies, UPDATE_CLAIMS)
     require_conclusion(str(run.folder), case, verdicts)
     return Judged(run, case, verdicts, expected, held, given)
 
@@ -134,9 +187,9 @@ def _check_model(run: CapturedRun, reference: str) -> None:
             f"{other}: parameter {name} has requires_grad={flag} in the run, {each.requires_grad} in the reference",
         )
     require(
-        not run.manifest.autocast,
-        f"{run.folder}: the model ran under autocast in {run.manifest.autocast}: have its forward enter autocast, "
-        "that of the reference too",
+        run.manifest.autocast in ("", *(f"cpu:{dtype}" for dtype in AUTOCAST)),
+        f"{run.folder}: the model ran under autocast, {run.manifest.autocast}, which rounds elsewhere than the CPU's: "
+        "have its forward enter autocast of a device that the reference has too",
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from equivtest import __version__
 from equivtest.captured.folder import INDICES, paths_of
 from equivtest.captured.group import Group
-from equivtest.captured.manifest import Manifest, Parameter, Tensor
+from equivtest.captured.manifest import Manifest, Parameter, ParameterGroup, Tensor
 from equivtest.captured.tensor_file import NAMES, digest_of, write_tensors
 from equivtest.errors import Misuse
 from equivtest.families.module.case_boundaries import own_name
@@ -102,7 +103,9 @@ class Keeper:
         self._autocast = ""
         self._kept: dict[str, Kept] = {}
         self._twice: list[str] = []
-        self._hooked: list[WholeMet | PartsMet] = []
+        self._met = ExitStack()
+        self._inputs: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())  # and which are positional
+        self._optimizer: tuple[str, tuple[ParameterGroup, ...]] = ("", ())
 
     def begin(self) -> None:
         """Keeps parameters and buffers, and has the module tell what it does.
@@ -116,12 +119,12 @@ class Keeper:
         for name, buffer in self._module.named_buffers():
             self._keep(f"before.{own_name(name)}", buffer)
         self._whole = WholeMet(self._module, self._named_inputs, self._outputs, self._keep)
-        self._hooked = [self._whole, PartsMet(self._module, self._boundaries, self._keep, self._whole.is_given)]
+        self._met.callback(self._whole.remove)
+        self._met.enter_context(PartsMet(self._module, self._boundaries, self._keep, self._whole.is_given))
 
     def end(self) -> None:
         """Has the module run as before."""
-        for each in self._hooked:
-            each.remove()
+        self._met.close()
 
     def finish(self) -> None:
         """Keeps the gradients, and the buffers that have changed.
@@ -135,6 +138,7 @@ class Keeper:
             not self._twice,
             f"capture is of one backward, {''.join(self._twice[:1])} was met by a second one: call backward once",
         )
+        self._inputs = self._whole.inputs, self._whole.positional
         for name in self._shapes:
             self._keep_parameter("grad.", name)
         for name, buffer in self._module.named_buffers():
@@ -161,22 +165,27 @@ class Keeper:
             batch=self._job.batch,
             batch_axis=self._job.batch_axis,
             part=self._path,
-            inputs=self._whole.inputs,
-            positional=self._whole.positional,
+            inputs=self._inputs[0],
+            positional=self._inputs[1],
             outputs=self._outputs,
             boundaries=self._boundaries,
             parameters={name: self._told(name) for name in self._shapes},
             autocast=self._autocast,
             tensors={name: _told_of(kept) for name, kept in self._kept.items()},
             size_bytes=size_bytes,
+            optimizer=self._optimizer[0],
+            groups=self._optimizer[1],
             torch=str(torch.__version__),
             equivtest=__version__,
         )
 
-    def _check(self) -> None:
+    def _require_empty(self) -> None:
         path, tensors = paths_of(self._folder, self._job.world.rank)
         taken = next((each for each in (path, tensors) if each.exists() or each.is_symlink()), None)
         require(taken is None, f"{taken} is there already: capture into an empty folder, or remove that run first")
+
+    def _check(self) -> None:
+        self._require_empty()
         left = [
             name for name, each in self._parameters.items() if each.grad is not None and bool(local_of(each.grad).any())
         ]
@@ -201,7 +210,7 @@ class Keeper:
     ) -> tuple[dict[str, torch.Tensor], tuple[str, ...]]:
         device = next((each.device.type for each in self._parameters.values()), "cpu")
         if torch.is_autocast_enabled(device):
-            self._autocast = dtype_name(torch.get_autocast_dtype(device))
+            self._autocast = f"{device}:{dtype_name(torch.get_autocast_dtype(device))}"
         return named_inputs(self._module, args, kwargs)
 
     def _keep(self, name: str, tensor: torch.Tensor) -> None:
@@ -224,18 +233,26 @@ class Keeper:
 
     def _keep_parameter(self, what: str, name: str) -> None:
         """The parameter, or its gradient where it has one."""
+        tensor = self._said(name)[0]
+        held = tensor if what == "param." else tensor.grad
+        if held is not None:
+            self._keep_of(name, f"{what}{name}", held)
+
+    def _said(self, name: str) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The tensor of which a parameter is a part, and where its elements lie in the whole; None: as it says."""
         placed = self._job.placed
         said = placed(self._job.module, self._prefix + name) if placed else None
         if said is None and name not in self._parameters:
             raise Misuse(
                 f"the module has no parameter {name}, only {', '.join(self._parameters)}: capture(placed=) says it"
             )
-        tensor, indices = (self._parameters[name], None) if said is None else said
-        held = tensor if what == "param." else tensor.grad
-        if held is None:
-            return
+        return (self._parameters[name], None) if said is None else said
+
+    def _keep_of(self, name: str, what: str, held: torch.Tensor) -> None:
+        """What is divided as a parameter is, by the name `what`."""
+        tensor, indices = self._said(name)
         if indices is None:
-            self._keep(f"{what}{name}", held)
+            self._keep(what, held)
             return
         local, indices = local_of(held.detach()), indices.cpu()
         require(
@@ -245,7 +262,7 @@ class Keeper:
         )
         is_held = indices >= 0
         kept = Kept(local, requires_grad=tensor.requires_grad, indices=indices[is_held])
-        self._add(f"{what}{name}", waited(local)[is_held], kept)
+        self._add(what, waited(local)[is_held], kept)
 
     def _told(self, name: str) -> Parameter:
         held = self._kept[f"param.{name}"]

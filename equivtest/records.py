@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+import msgspec
+
 from equivtest.handover import Record
 from equivtest.kit.case import Case, to_data
 from equivtest.ranks.reply import Reply
@@ -43,6 +45,10 @@ def records_of(case: Case, verdicts: Sequence[Verdict], replies: Sequence[Reply]
         record.verdicts[verdict.claim] = judged.kind
         record.margins[verdict.claim] = _finite(judged.margin)
         record.tensor_margins.update((name, _finite(margin)) for name, margin in judged.margins.items())
+        record.parts.update((name, None if part is None else _finite(part)) for name, part in judged.parts.items())
+        wrong = [mismatch.tensor for mismatch in judged.mismatches if mismatch.tensor in judged.parts]
+        if wrong and not record.begins:
+            records[verdict.draw] = msgspec.structs.replace(record, begins=wrong[0])
         if verdict.known:
             record.known[verdict.claim] = verdict.known
     return list(records.values())

@@ -134,3 +134,29 @@ def captured_on_ranks(case: ModuleCase, mesh: DeviceMesh, given: Given, *, is_wr
 def wrong_on_ranks(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
     """The same, one sum of the ranks' shares divided by their number."""
     return captured_on_ranks(case, mesh, given, is_wrong=True)
+
+
+def updated_on_ranks(case: ModuleCase, mesh: DeviceMesh, given: Given, *, is_wrong: bool = False) -> Answers:
+    """An update under tensor parallelism, captured."""
+    plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+    module = parallelize_module(
+        model(), mesh, {f"{place}.{name}": style for place in (0, 1) for name, style in plan.items()}
+    )
+    optimizer = torch.optim.AdamW(module.parameters(), lr=2.0**-5)
+    step(module)
+    optimizer.step()
+    with equivtest.capture_update(module, optimizer, Path(case.parallelize)):
+        hook: Any = lambda *_: module.get_submodule("0.up").weight.to_local().mul_(1.125)  # type: ignore[operator, union-attr] # noqa: E731
+        if is_wrong and mesh.get_local_rank() == 1:
+            with torch.no_grad():
+                optimizer._optimizer_step_post_hooks = {
+                    -1: torch.no_grad()(hook),
+                    **optimizer._optimizer_step_post_hooks,
+                }  # type: ignore[assignment]
+        optimizer.step()
+    return {name: Placed(torch.zeros(()), case.whole_layout) for name in case.answer_names()[:1]}
+
+
+def wrongly_updated_on_ranks(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """The same, a rank's part of a parameter an eighth too large."""
+    return updated_on_ranks(case, mesh, given, is_wrong=True)

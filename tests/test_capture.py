@@ -63,18 +63,25 @@ def test_a_wrong_part_is_named_and_the_other_run_holds(run: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("factor", "words"),
-    [(1.125, "boundary.1 differs from the oracle"), (1.0, "equals_unsharded inconclusive: no bound says something of")],
+    ("part", "factor", "words", "open_"),
+    [
+        (1, 1.125, "boundary.1 differs from the oracle", ""),
+        (0, 1.25, "equals_unsharded inconclusive: no bound says something of", ", 1 whose bound says nothing"),
+        (0, 1.0, "run: equals_unsharded, gradients_equal_unsharded, does_not_touch_its_inputs hold", ""),
+    ],
 )
-def test_what_follows_a_boundary_whose_bound_says_nothing_is_judged(tmp_path: Path, factor: float, words: str) -> None:
+def test_what_follows_a_boundary_whose_bound_says_nothing_is_judged(
+    tmp_path: Path, part: int, factor: float, words: str, open_: str
+) -> None:
+    """It is concluded on itself where what was held is near."""
     module = cancelling()
-    module[1].register_forward_hook(lambda _, __, given: given * factor)  # type: ignore[index]
+    module[part].register_forward_hook(lambda _, __, given: given * factor)  # type: ignore[index]
     with equivtest.capture(module, tmp_path / "run"):
         step(module)
     text = describe(judged(tmp_path / "run", HERE + "cancelling"))
 
     assert words in text.splitlines()[0] + text.splitlines()[1]
-    assert "1 whose bound says nothing" in text
+    assert f"of 3 boundaries judged{open_}" in text and ("whose bound" in text) == bool(open_)
 
 
 @pytest.mark.ranks
@@ -88,6 +95,25 @@ def test_ranks_that_divide_a_module_are_judged(pool: Pool, run: Path, tmp_path: 
 
     assert (first_wrong(found) if found.failed else "") == first
     assert first or compare_runs(judged(run), found).startswith("both hold: ")
+
+
+def test_what_runs_under_autocast_is_judged_under_it(tmp_path: Path) -> None:
+    for name, spoil in (("right", lambda module: None), ("wrong", more)):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            captured(tmp_path / name, spoil)
+    right, wrong = judged(tmp_path / "right"), judged(tmp_path / "wrong")
+
+    assert {verdict.kind for verdict in right.verdicts} == {"holds"}
+    assert right.expected.tensors["boundary.1.down"].dtype == "bfloat16"
+    assert first_wrong(wrong) == "boundary.1.down"
+
+
+def test_autocast_of_another_device_is_refused(copy: Path) -> None:
+    path = copy / JSON
+    path.write_text(path.read_text().replace('"autocast": ""', '"autocast": "cuda:bfloat16"'))
+
+    with pytest.raises(Misuse, match="autocast, cuda:bfloat16, which rounds elsewhere"):
+        judged(copy)
 
 
 def test_capturing_changes_no_bit_of_the_step(tmp_path: Path) -> None:
@@ -249,8 +275,8 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
     "a renamed rank": (lambda folder: second_rank(folder, rank=0), "is of rank 0: files of ranks were renamed"),
     "other words": (lambda folder: second_rank(folder, batch="sum of parts"), "say different batch"),
     "a huge world": (says(world_size=2**62), "sizes that no run has"),
-    "a newer version": (says(version=2), "of version 2, this equivtest reads"),
-    "another kind": (says(kind="x"), "is a 'x' of version 1"),
+    "a newer version": (says(version=3), "of version 3, this equivtest reads"),
+    "another kind": (says(kind="x"), "is a 'x' of version 2"),
     "an unknown field": (says(path="/etc"), "unknown field `path`"),
     "an unknown batch": (says(batch="x"), "batch must be one of"),
     "a pickle for a manifest": (holds(pickle.dumps(Evil())), "no manifest"),

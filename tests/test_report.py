@@ -128,6 +128,15 @@ def test_the_summary_and_the_page_show_margins_of_real_values() -> None:
     assert "No real values were judged" in as_html(ENVIRONMENT, [tally(record())], [])
 
 
+def test_parts_of_modules_have_a_picture() -> None:
+    page = as_html(
+        ENVIRONMENT, [tally(record(parts={"boundary.up": 0.5, "boundary.down": 3.0}, begins="boundary.down"))], []
+    )
+
+    assert '<span class="held">0.5</span>' in page and '<span class="begins">begins here: 3</span>' in page
+    assert "Parts of modules" not in as_html(ENVIRONMENT, [tally(record())], [])
+
+
 def test_draws_of_one_case_are_one_layout() -> None:
     counted = tally(record(), record(draw=1, mode="wide-x"))
 

@@ -114,6 +114,14 @@ def test_under_autocast_a_module_of_float32_rounds_to_16_bits_where_torch_does()
     assert 2.0**-9 < width(right["output"]) < 0.1
 
 
+@each_narrow
+def test_products_by_group_round_as_products_do(dtype: str) -> None:
+    x, w, ends = normal(8, 48), normal(2, 48, 16), torch.tensor([3, 8], dtype=torch.int32)
+    grouped = bound(lambda x, w: functional.grouped_mm(x, w, offs=ends), {"x": x, "w": w}, dtype)
+
+    assert width(grouped) < 1.5 * width(bound(torch.mm, {"x": x, "w": w[0]}, dtype))
+
+
 def test_a_number_that_is_scattered_is_not_off() -> None:
     """As -1 in the gradient of a cross entropy."""
     make = of(lambda x, w: functional.cross_entropy(x @ w, torch.arange(5)))

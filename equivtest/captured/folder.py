@@ -22,6 +22,9 @@ from equivtest.tensors import Placed
 RANK = re.compile(r"rank-(\d{5})\.(?:json|safetensors)", flags=re.A)
 """Name of a file of a rank."""
 
+AFTER, STATE, STATE_OF = "step1.", "state.", ":"
+"""Of what an update leaves, and of an optimizer's state: 'step1.state.up.weight:exp_avg'."""
+
 INDICES = "indices."
 """Of a tensor that lists where its elements lie, what precedes the name of the list."""
 
@@ -29,6 +32,12 @@ INDICES = "indices."
 def paths_of(folder: Path, rank: int) -> tuple[Path, Path]:
     """The manifest of a rank, and its file of tensors."""
     return folder / f"rank-{rank:05}.json", folder / f"rank-{rank:05}.safetensors"
+
+
+def parameter_of(name: str) -> str:
+    """The parameter of which a tensor is the value, the gradient or a part of the optimizer's state; '' of others."""
+    what, _, parameter = name.removeprefix(AFTER).partition(".")
+    return parameter.partition(STATE_OF)[0] if what in ("param", "grad", "state") else ""
 
 
 class RankHeld(Mapping[str, Placed]):
@@ -74,7 +83,7 @@ class RankHeld(Mapping[str, Placed]):
 
     def _indices(self, name: str, local: torch.Tensor) -> torch.Tensor:
         indices = self._file.read(INDICES + name)
-        numel = math.prod(self.manifest.parameters[name.partition(".")[2]].shape)
+        numel = math.prod(self.manifest.parameters[parameter_of(name)].shape)
         if indices.numel() and not 0 <= int(indices.min()) <= int(indices.max()) < numel:
             raise Misuse(f"{self._file.path}: {INDICES}{name} holds places outside of the {numel} elements of {name}")
         return indices
@@ -96,7 +105,7 @@ class RankHeld(Mapping[str, Placed]):
         for name, told in manifest.tensors.items():
             _check_tensor(f"{path}: {name}", told, file.entries[name].shape, len(manifest.mesh))
             listed = file.entries.get(INDICES + name)
-            is_parameter = name.partition(".")[0] in ("param", "grad") and name.partition(".")[2] in manifest.parameters
+            is_parameter = parameter_of(name) in manifest.parameters
             if told.is_listed and (
                 listed is None or (listed.dtype, listed.shape) != ("I64", file.entries[name].shape) or not is_parameter
             ):

@@ -11,7 +11,7 @@ from equivtest import limits
 from equivtest.captured.tensor_file import open_plainly
 from equivtest.errors import Misuse
 
-KIND, VERSION = "equivtest capture", 1
+KIND, VERSION = "equivtest capture", 2
 """Raised when a reader of the old form would misread the new one."""
 
 Shape = tuple[int, ...]
@@ -44,6 +44,13 @@ class Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     is_listed: bool = False
 
 
+class ParameterGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Parameters that an optimizer updates alike: their names, and its options, as torch.optim has them."""
+
+    parameters: tuple[str, ...]
+    options: dict[str, bool | int | float | tuple[float, ...] | None]
+
+
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What one rank says.
 
@@ -56,10 +63,12 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         outputs: As of `module_property`: which were captured.
         boundaries: Patterns of the names of those parts that were captured.
         parameters: The model's fingerprint: those of the unsharded model, by name.
-        autocast: The dtype of autocast around the forward; '': there was none.
+        autocast: Device and dtype of autocast around the forward, 'cpu:bfloat16'; '': there was none.
         tensors: What the file of tensors holds: by the names of answers, 'given.ids' of an input, 'cotangent.loss' of
             what came to an output from outside of the model, and 'before.NAME' of a buffer before the forward.
         size_bytes: Of the file of tensors.
+        optimizer: Name of the class in torch.optim whose update was captured, and nothing else; '': a forward and
+            backward were.  `groups` are its parameters.
     """
 
     kind: str = KIND
@@ -80,13 +89,15 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     autocast: str
     tensors: dict[str, Tensor]
     size_bytes: int
+    optimizer: str
+    groups: tuple[ParameterGroup, ...]
     torch: str
     equivtest: str
 
 
 SHARED = (
     "world_size", "mesh", "axes", "batch", "batch_axis", "part", "inputs", "positional", "outputs", "boundaries",
-    "parameters", "autocast",
+    "parameters", "autocast", "optimizer", "groups",
 )  # fmt: skip
 """The fields that are the same on all ranks of a run."""
 
@@ -123,7 +134,8 @@ def _check(path: Path, manifest: Manifest) -> None:
     """Raises Misuse for what no run says: names that would upset a terminal, sizes that cannot be."""
     texts = (
         manifest.axes, manifest.inputs, manifest.positional, manifest.outputs, manifest.boundaries, manifest.parameters,
-        manifest.tensors, (manifest.batch, manifest.batch_axis, manifest.part, manifest.autocast),
+        manifest.tensors, (manifest.batch, manifest.batch_axis, manifest.part, manifest.autocast, manifest.optimizer),
+        *(text for group in manifest.groups for text in (group.parameters, group.options)),
     )  # fmt: skip
     for text in (text for group in texts for text in group):
         if len(text) > limits.NAME_CHARS or not text.isprintable():

@@ -13,11 +13,12 @@ from equivtest.files import write_whole
 from equivtest.handover import Audited, KnownState
 from equivtest.profiles import PROFILES
 from equivtest.report import audits, cells, margins
+from equivtest.report.parts import PartTree
 from equivtest.report.tally import Tally
 from equivtest.report.text import headline, summarize, totals
 from equivtest.verdicts.verdict import CONCLUSIVE
 
-TEMPLATE = "report.html.jinja"
+TEMPLATE, PICTURE = "report.html.jinja", "picture.html.jinja"
 SUMMARY_WIDTH = 120  # columns of summary.txt
 
 
@@ -95,12 +96,8 @@ def as_html(
     headlines: Sequence[str] = (),
 ) -> str:
     """One page that needs nothing else; every value is escaped."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    templates = Environment(
-        loader=PackageLoader("equivtest", "report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-    )
-    return templates.get_template(TEMPLATE).render(
+    return _rendered(
+        TEMPLATE,
         environment=environment,
         headlines=headlines,
         totals="; ".join(totals(tallies, float(environment["seconds"]))),
@@ -112,6 +109,7 @@ def as_html(
                 "grid": cell_grid(tally),
                 "thinnest": cells.in_words(tally),
                 "margins": margins.rows(margins.merged([tally.margins])),
+                "parts": tally.parts.rows(),
             }
             for tally in tallies
         ],
@@ -119,6 +117,25 @@ def as_html(
         margins_head=margins.HEAD,
         unsupported=[(tally, *row) for tally in tallies for row in unsupported_cells(tally)],
     )
+
+
+def write_picture(path: Path, runs: Sequence[tuple[str, PartTree]]) -> None:
+    """Writes the page of `equivtest judge --picture`: of each run what is said of it, and its parts.
+
+    Raises:
+        BrokenSetup: the file cannot be written.
+    """
+    page = _rendered(PICTURE, runs=[(text, tree.rows()) for text, tree in runs])
+    _write(path.parent, {path.name: page})
+
+
+def _rendered(template: str, **values: Any) -> str:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    templates = Environment(
+        loader=PackageLoader("equivtest", "report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    return templates.get_template(template).render(**values)
 
 
 def cell_grid(tally: Tally) -> dict[str, Any]:

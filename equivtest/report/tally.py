@@ -13,6 +13,7 @@ from equivtest.handover import Failure, Listed, Record
 from equivtest.lacking import is_allowed
 from equivtest.profiles import ANY, AUDIT_LABEL, wanted_kinds
 from equivtest.report.margins import Key, Margins
+from equivtest.report.parts import PartTree
 from equivtest.verdicts.verdict import CONCLUSIVE, FAILING
 
 Cell = tuple[int, str, str]
@@ -49,6 +50,7 @@ class Tally:
         cells: Cell -> verdicts by kind, of all claims together: one that judges some visits only,
             as of collectives, need not have been judged in every cell.
         margins: (tensor, dtype) -> margins of the draws judged by a bound.
+        parts: Of modules that are judged part by part, what was concluded of each.
         reasons: Claim -> reasons of known failures.
         lacking: (cell, why, 'dtype:function' of each refused collective) -> verdicts that are open for it.
         failures: Shrunk failures, in order of arrival.
@@ -70,6 +72,7 @@ class Tally:
     cells: defaultdict[Cell, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     claim_cells: defaultdict[tuple[Cell, str, str], Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     margins: defaultdict[Key, Margins] = field(default_factory=lambda: defaultdict(Margins))
+    parts: PartTree = field(default_factory=PartTree)
     reasons: defaultdict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     lacking: Counter[tuple[Cell, str, tuple[str, ...]]] = field(default_factory=Counter)
     failures: list[Failure] = field(default_factory=list)
@@ -133,6 +136,7 @@ class Tally:
                 self.lacking[cell, record.lacking or "", record.refused or ()] += 1
         for tensor, margin in record.tensor_margins.items():
             self.margins[of_any_step(tensor), record.dtype].add(margin)
+        self.parts.add(record.parts, record.begins)
         for claim, reason in record.known.items():
             self.reasons[claim][reason] += 1
         self.refused += record.verdicts.get("refuses") == "holds"

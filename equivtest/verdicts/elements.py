@@ -151,6 +151,14 @@ def is_too_wide(expected: ExpectedTensor) -> bool:
     return is_wide or expected.is_open
 
 
+def is_near(expected: ExpectedTensor, answers: Mapping[int, Placed], mesh_shape: Shape) -> bool:
+    """Whether every element on every rank is as near to the right value as `ExpectedTensor.resolution` asks for."""
+    if expected.resolution is None:
+        return False
+    near = replace(expected, allowed=expected.resolution)
+    return all(not bool((part.ratio > 1).any()) for part in parts_of(near, answers, mesh_shape))
+
+
 def parts_of(expected: ExpectedTensor, answers: Mapping[int, Placed], mesh_shape: Shape) -> list[Part]:
     """What each rank holds beside what it should hold; the reduced whole alone where it is partial."""
     value = expected.value

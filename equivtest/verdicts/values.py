@@ -11,7 +11,7 @@ from equivtest.kit.oracle.expected import Expected
 from equivtest.layout import UNTOLD
 from equivtest.ranks.reply import Answers
 from equivtest.tensors import Placed
-from equivtest.verdicts.elements import is_partial, is_too_wide, judge_values, shape_mismatch
+from equivtest.verdicts.elements import is_near, is_partial, is_too_wide, judge_values, shape_mismatch
 from equivtest.verdicts.lean import judge_lean
 from equivtest.verdicts.structure import judge_layouts
 from equivtest.verdicts.verdict import Judgement
@@ -43,11 +43,12 @@ def judge_training(case: Case, expected: Expected, answers: Answers) -> Judgemen
 def judge_tensors(case: Case, expected: Expected, answers: Answers, names: Iterable[str]) -> Judgement:
     """Shape first, then values, then what their errors have in common: of each named tensor on every rank.
 
-    A tensor whose allowance is too wide agrees with nothing: the claim is open unless another
-    element or tensor proves it wrong.
+    A tensor whose allowance is too wide agrees with nothing, unless it is near enough: the claim is open unless
+    another element or tensor proves it wrong.
     """
     shapes, values, agreeing, margin, is_open = [], [], [], 0.0, False
     margins: dict[str, float] = {}
+    parts: dict[str, float | None] = {}
     for name in names:
         placed = _to_judge(name, expected, answers)
         mismatch = shape_mismatch(name, expected.tensors[name], placed, case.mesh_shape)
@@ -62,15 +63,18 @@ def judge_tensors(case: Case, expected: Expected, answers: Answers, names: Itera
         margin = max(margin, ratio)
         if expected.tensors[name].allowed is not None and not expected.tensors[name].is_inner:
             margins[name] = ratio
+        if expected.tensors[name].is_part:
+            parts[name] = ratio
         mismatch = mismatch or judge_lean(name, expected.tensors[name], present, case.mesh_shape)
         if mismatch is not None:
             values.append(mismatch)
-        elif is_too_wide(expected.tensors[name]):
+        elif is_too_wide(expected.tensors[name]) and not is_near(expected.tensors[name], present, case.mesh_shape):
             is_open = is_open or not expected.tensors[name].is_inner
+            parts |= {name: None} if name in parts else {}
         else:
             agreeing.append(name)
     kind = "shape" if shapes else "value" if values else "inconclusive" if is_open else "holds"
-    return Judgement(kind, tuple(shapes or values), tuple(agreeing), margin=margin, margins=margins)
+    return Judgement(kind, tuple(shapes or values), tuple(agreeing), margin=margin, margins=margins, parts=parts)
 
 
 def _to_judge(name: str, expected: Expected, answers: Answers) -> dict[int, Placed | None]:

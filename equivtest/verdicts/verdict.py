@@ -53,6 +53,7 @@ class Judgement:
         agreeing: Names of the tensors that the claim judged and found right.
         margin: Largest error / allowed over all elements; 0 where all are equal.
         margins: Tensor name -> its largest error / allowed, of those judged by a bound.
+        parts: The same of what parts of a module held, in the order of the run; None where nothing is concluded.
     """
 
     kind: str
@@ -61,6 +62,7 @@ class Judgement:
     _: KW_ONLY
     margin: float = 0.0
     margins: Mapping[str, float] = field(default_factory=dict)
+    parts: Mapping[str, float | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         assert self.kind in KINDS or self.kind in OTHER_KINDS, self.kind

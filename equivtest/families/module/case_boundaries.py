@@ -1,21 +1,26 @@
-"""What goes in and out of a module's parts: the tensors that each submodule gives, and the gradients that come back."""
+"""What goes in and out of a module's parts: the tensors that each submodule gives, and the gradients that come back.
+
+Within a part, what goes into an attention is met as well, and into a choice of the largest; and what that chose.
+"""
 
 from __future__ import annotations
 
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
 from equivtest.families.module.case_facts import Fact, Program, call, call_builder, facts_of, made_inputs
 from equivtest.tensors import DTYPES, dtype_name
 
-BOUNDARY, INPUT = "boundary.", ":input"
+BOUNDARY, INPUT, OUTPUT, CHOSEN = "boundary.", ":input", ":output", ":chosen"
 
 WRAPPERS = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod")
 """What holds a module within torch's wrappers.
@@ -25,9 +30,35 @@ Source: torch.distributed.fsdp, torch.distributed.algorithms._checkpoint.checkpo
 """
 
 
+class Function(NamedTuple):
+    """A function whose operands are met where a part calls it, and what it gives, unless it chooses among them."""
+
+    name: str
+    operands: tuple[str, ...]
+    chooses: bool = False
+
+
+TOPK = Function(":topk", ("input",), chooses=True)
+FUNCTIONS: dict[Callable[..., Any], Function] = {
+    functional.scaled_dot_product_attention: Function(":attention", ("query", "key", "value")),
+    torch._grouped_mm: Function(":grouped", ("self",)),
+    torch.topk: TOPK,
+    torch.Tensor.topk: TOPK,
+}
+
+
+Choice = Callable[[torch.Tensor], Any]
+"""What `torch.topk` makes of an operand."""
+
+
 def is_boundary(name: str) -> bool:
     """Whether an answer is what a part gave, or the gradient that came back to it."""
     return name.removeprefix("grad.").startswith(BOUNDARY)
+
+
+def is_operand(name: str) -> bool:
+    """Whether an answer is what went into one of `FUNCTIONS` or came out of it, or what was chosen."""
+    return is_boundary(name) and any(function.name in name for function in FUNCTIONS.values())
 
 
 def own_name(name: str) -> str:
@@ -60,20 +91,46 @@ def tensors_of(path: str, number: int, given: object, what: str = "") -> list[tu
     ]
 
 
-class Boundaries:
+class Boundaries(TorchFunctionMode):
     """Meets what goes into every part of a module and comes out of it, once: of what is handed on, when it came out.
 
-    What nothing computed, as the inputs of the module itself, is not met where it goes in.
+    What nothing computed, as the inputs of the module itself, is not met where it goes in.  What goes into `FUNCTIONS`
+    that a part calls is met within it as a mode.
     """
 
     def __init__(self, module: nn.Module) -> None:
+        super().__init__()
         self._calls: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
+        self._running: list[str] = []  # the parts that run, the innermost last
         self._met: dict[int, torch.Tensor] = {}  # held, so that no other gets its id
         self._hooks: list[RemovableHandle] = []
         for path, part in parts_of(module):
             before, after = functools.partial(self._before, path), functools.partial(self._after, path)
             self._hooks.append(part.register_forward_pre_hook(before, with_kwargs=True))
             self._hooks.append(part.register_forward_hook(after))
+
+    def __exit__(self, *raised: object) -> None:
+        super().__exit__(*raised)  # type: ignore[no-untyped-call]
+        self.remove()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if (function := FUNCTIONS.get(func)) and self._running and not torch.compiler.is_compiling():
+            named = {**dict(zip(function.operands, args, strict=False)), **kwargs}
+            operands = [named[name] for name in function.operands]
+            path, calls = self._running[-1], self._calls[self.is_again]
+            number = calls[path + function.name]
+            calls[path + function.name] += 1
+            self._meet_all(path, number, operands, function.name)
+            for name, operand in tensors_of(path, number, operands, function.name) if function.chooses else ():
+                others = {name: each for name, each in kwargs.items() if name not in function.operands}
+                dim = int(kwargs.get("dim", args[2] if len(args) > 2 else -1))
+                choice: Choice = lambda given: func(given, *args[1:], **others)  # noqa: B023, E731  (called at once)
+                return self.choose(name + CHOSEN, operand, dim, choice)
+            given = func(*args, **kwargs)
+            self._meet_all(path, number, given, function.name + OUTPUT)
+            return given
+        return func(*args, **kwargs)
 
     def remove(self) -> None:
         """Has the module run as before, and lets go of what was met, whose hooks hold this in turn."""
@@ -85,6 +142,14 @@ class Boundaries:
         """Does what is to be done with a tensor."""
         raise NotImplementedError
 
+    def meet_operand(self, name: str, tensor: torch.Tensor) -> None:
+        """The same of an operand of a function, which another program need not call as the unsharded module does."""
+        self.meet(name, tensor)
+
+    def choose(self, name: str, operand: torch.Tensor, dim: int, choice: Choice) -> Any:
+        """The largest along a dim, and their indices."""
+        return choice(operand)
+
     @property
     def is_again(self) -> bool:
         """Whether checkpointing computes it once more, in the backward."""
@@ -92,17 +157,25 @@ class Boundaries:
 
     def _before(self, path: str, part: nn.Module, args: object, kwargs: object) -> None:
         self._meet_all(path, self._calls[self.is_again][path], (args, kwargs), INPUT)
+        self._running.append(path)
 
     def _after(self, path: str, part: nn.Module, args: object, given: object) -> None:
         calls = self._calls[self.is_again]
         calls[path] += 1
+        if path in self._running:  # else checkpointing ended it before its end
+            del self._running[self._running.index(path) :]
         self._meet_all(path, calls[path] - 1, given, "")
 
     def _meet_all(self, path: str, number: int, given: object, what: str) -> None:
         for name, tensor in tensors_of(path, number, given, what):
-            if id(tensor) not in self._met and not (what == INPUT and tensor.grad_fn is None):
+            if id(tensor) not in self._met and not is_given(tensor, what):
                 self._met[id(tensor)] = tensor
-                self.meet(name, tensor)
+                (self.meet if what in ("", INPUT) else self.meet_operand)(name, tensor)
+
+
+def is_given(tensor: torch.Tensor, what: str) -> bool:
+    """Whether nothing computed what goes in; what is only chosen by may be cut off from its gradient."""
+    return tensor.grad_fn is None and (what == INPUT or tensor.requires_grad)
 
 
 def copied(tensor: torch.Tensor) -> torch.Tensor:
@@ -131,6 +204,12 @@ class Capture(Boundaries):
             if tensor.requires_grad:
                 tensor.register_hook(functools.partial(self._came_back, name))  # type: ignore[no-untyped-call]
 
+    def choose(self, name: str, operand: torch.Tensor, dim: int, choice: Choice) -> Any:
+        found = choice(operand)
+        if not self.is_again:
+            self.values[name] = self._keep(found[1])
+        return found
+
     def named(self) -> dict[str, Any]:
         """All that is kept, by the names of answers."""
         values = {f"{BOUNDARY}{name}": value for name, value in self.values.items()}
@@ -150,7 +229,6 @@ def boundaries_of(program: Program) -> Mapping[str, Fact]:
     facts_of(program)  # which says what does not fit
     module = call_builder(program.build).to(DTYPES[program.dtype])
     capture = Capture(module, lambda tensor: Fact(tuple(tensor.shape), dtype_name(tensor.dtype), tensor.requires_grad))
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), capture:
         call(module, program.positional, made_inputs(program, torch.Generator().manual_seed(0)))
-    capture.remove()
     return capture.values

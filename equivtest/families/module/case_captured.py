@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from equivtest.families.module.case import ModuleCase
 from equivtest.families.module.case_facts import Facts
+from equivtest.kit.case import Shape
+from equivtest.kit.case_tensor import CaseTensor
 
 
 @dataclass(frozen=True)
@@ -46,3 +48,17 @@ class CapturedCase(ModuleCase):
 
     def real_names(self) -> tuple[str, ...]:
         return self.with_gradient
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class UpdateCase(ModuleCase):
+    """One update of somebody's own optimizer, in which nothing runs forward.
+
+    Attributes:
+        left: Name and shape of each tensor that the update leaves.
+    """
+
+    left: tuple[tuple[str, Shape], ...] = ()
+
+    def describe_tensors(self) -> dict[str, CaseTensor]:
+        return {name: CaseTensor(shape, self.whole_layout, "trained") for name, shape in self.left}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -184,12 +184,21 @@ def call_builder(build: str) -> nn.Module:
     """The unsharded module, as its function makes it.
 
     'package.module:NAME#layers.3' is that submodule alone: its parameters and buffers are zeros, and no other is made,
-    but where it has tensors that are neither.
+    but where it has tensors that are neither.  'package.module:NAME##bfloat16', and '...#layers.3#bfloat16', runs under
+    autocast to that dtype.
 
     Raises:
         Misuse: there is no such function, it raises, or it makes no module, or none that has the submodule.
     """
-    name, _, part = build.partition("#")
+    whole, autocast = build.split("#")[:2], build.split("#")[2:]
+    module = _built(*whole)
+    for dtype in autocast:
+        forward: Any = torch.autocast("cpu", dtype=DTYPES[dtype])(module.forward)
+        module.forward = forward
+    return module
+
+
+def _built(name: str, part: str = "") -> nn.Module:
     function = cast("Callable[[], object]", load_named(name, "build"))
     require_arguments(function, f"build {name!r}", ())
     if part and (alone := _alone(function, part)) is not None:

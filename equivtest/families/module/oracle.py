@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,7 @@ from equivtest.kit.oracle.averages import Averages
 from equivtest.kit.oracle.certificate import Certificate
 from equivtest.kit.oracle.declared import arithmetic_of
 from equivtest.kit.oracle.exact import InexactData
-from equivtest.kit.oracle.expected import COPIED, Expected, ExpectedTensor
+from equivtest.kit.oracle.expected import COPIED, Expected, ExpectedTensor, resolution_of
 from equivtest.kit.oracle.held import Held
 from equivtest.kit.oracle.operations import Found, Operations
 from equivtest.kit.oracle.places import Places
@@ -91,9 +91,8 @@ def _held_by_one(case: ModuleCase, given: Tensors) -> HeldAt:
     module = with_parameters(
         call_builder(case.build).to(DTYPES[case.dtype]), {name: given[name] for name in case.parameter_names()}
     )
-    capture = Capture(module)
-    run_module(case, module, given)
-    capture.remove()
+    with Capture(module) as capture:
+        run_module(case, module, given)
     return held_by_one(capture.named())
 
 
@@ -113,7 +112,11 @@ def _by_parts(case: ModuleCase, drawn: Tensors, held: Sequence[HeldAt], buffers:
     given = {name: _in_float64(tensor) for name, tensor in drawn.items()}
     found, runs = _within_bounds(case, drawn, held, buffers)
     expected = _expected(case, given, found, {})
-    return replace(expected, tensors=boundaries(case, runs) | measured(expected.tensors))
+    answers = {
+        name: replace(each, resolution=resolution_of(each.value, each.scale))
+        for name, each in measured(expected.tensors).items()
+    }
+    return replace(expected, tensors=boundaries(case, runs) | answers)
 
 
 def _expected(case: ModuleCase, given: Tensors, found: Mapping[str, Found], bits_used: Mapping[str, int]) -> Expected:
@@ -240,7 +243,9 @@ def _within_bounds(
         Forced(module, counted, each, past_open=case.past_open) for module, each in zip(modules, held, strict=False)
     ]
     try:
-        with counted, TakesApart():
+        with counted, TakesApart(), ExitStack() as stack:
+            for run in runs:
+                stack.enter_context(run)
             for module, part in zip(modules, ranged, strict=True):
                 with_parameters(module, {name: part[name] for name in case.parameter_names()})
             rows, stacks = run_parts(case, modules, ranged)
@@ -253,9 +258,6 @@ def _within_bounds(
             f"{case.build}, with {case.takes}, cannot be followed operation by operation: "
             f"{type(error).__name__}: {error}{places.here()}"
         ) from error
-    finally:
-        for run in runs:
-            run.remove()
     found = {name: scaled(counted, tensor) for name, tensor in found.items()} if case.step else found
     return {name: _found(counted, tensor) for name, tensor in found.items()}, runs
 

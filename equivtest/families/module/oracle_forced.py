@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -19,9 +19,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from equivtest import limits
 from equivtest.families.module.case import ModuleCase
-from equivtest.families.module.case_boundaries import BOUNDARY, Boundaries
-from equivtest.families.module.oracle_held import HeldAt, Whole
-from equivtest.kit.oracle.expected import ExpectedTensor, says_nothing
+from equivtest.families.module.case_boundaries import BOUNDARY, Boundaries, Choice
+from equivtest.families.module.oracle_held import HeldAt, Whole, ratio_of
+from equivtest.kit.oracle.expected import ExpectedTensor, resolution_of, says_nothing
 from equivtest.kit.oracle.ranged import Parts, Ranged
 from equivtest.kit.oracle.rounding import Bounded
 from equivtest.layout import Layout, Partial, Shard
@@ -48,6 +48,7 @@ class Forced(Boundaries):
         self.found: dict[str, Bounded] = {}
         self.layouts: dict[str, Layout] = {}
         self.open: set[str] = set()
+        self._operands: set[str] = set()
         self._counted = counted
         self._held = held
         self._past_open = past_open
@@ -62,6 +63,35 @@ class Forced(Boundaries):
         if tensor.requires_grad:
             tensor.register_hook(functools.partial(self._came_back, f"grad.{BOUNDARY}{name}"))  # type: ignore[no-untyped-call]
 
+    def meet_operand(self, name: str, tensor: torch.Tensor) -> None:
+        """The same where what was held is right: another program need not call the function, or not with these."""
+        self._operands |= {f"{BOUNDARY}{name}", f"grad.{BOUNDARY}{name}"}
+        self.meet(name, tensor)
+
+    def choose(self, name: str, operand: torch.Tensor, dim: int, choice: Choice) -> Any:
+        """What the ranks chose, where they chose the largest of what they held, and of equal ones any.
+
+        Source: torch.topk (2.13.0), which does not say which of equal ones it takes.
+        """
+        held = None
+        if isinstance(operand, Ranged) and not bool(operand.error.any()):
+            with _disable_current_modes():
+                held = self._chosen(name, operand.value, dim, choice(operand.value))
+        return choice(operand) if held is None else torch.return_types.topk((operand.gather(dim, held), held))
+
+    def _chosen(self, name: str, value: torch.Tensor, dim: int, own: Any) -> torch.Tensor | None:
+        """The indices that were held, where what they take is as large as the reference's own, each taken once."""
+        anything = torch.full(own.indices.shape, float(value.shape[dim]), dtype=torch.float64)
+        whole = self._held(f"{BOUNDARY}{name}", Bounded(own.indices.double(), anything))
+        if whole is None or whole.value.dtype != own.indices.dtype or whole.spread is not None:
+            return None
+        places = whole.value.sort(dim).values
+        is_legal = bool(((places >= 0) & (places < value.shape[dim])).all()) and bool((places.diff(dim=dim) > 0).all())
+        if not is_legal:
+            return None
+        taken, best = value.gather(dim, whole.value).sort(dim).values, own.values.sort(dim).values
+        return whole.value if taken.equal(best) else None
+
     def _came_back(self, name: str, gradient: torch.Tensor) -> torch.Tensor | None:
         held = self._judged(name, gradient)
         with _disable_current_modes():
@@ -73,11 +103,11 @@ class Forced(Boundaries):
             parts = Parts.of(computed)
             right = replace(self._counted.bounded(parts.wrapped()), derivation=self._derivation())
             whole = self._held(name, right)
-            if whole is None:
+            if whole is None or (name in self._operands and ratio_of(whole, right) > 1):
                 return None
             if whole.layout is not None and name not in self.found:
                 self.found[name], self.layouts[name] = right, whole.layout
-            is_lost = says_nothing(right.value, right.allowed, share=limits.STILL_SHOWS)
+            is_lost = says_nothing(right.value, right.allowed, share=limits.STILL_SHOWS) and not _is_near(whole, right)
             if is_lost and self._past_open and whole.is_told:
                 self.open.add(name)
                 is_lost = False
@@ -95,6 +125,12 @@ class Forced(Boundaries):
             return self._counted.roundings.summed(value, off, whole.magnitude, 0)
         spread = torch.zeros_like(value, dtype=torch.float64) if whole.spread is None else whole.spread
         return Parts(value, spread, value.double().abs() + spread)
+
+
+def _is_near(whole: Whole, right: Bounded) -> bool:
+    """Whether what was held is as near to the right value as would have shown that it is right."""
+    resolution = resolution_of(right.value)
+    return resolution is not None and bool(((whole.value.double() - right.value).abs() <= resolution).all())
 
 
 def _certainty(layout: Layout) -> tuple[int, int]:
@@ -123,5 +159,7 @@ def boundaries(case: ModuleCase, runs: Sequence[Forced]) -> dict[str, ExpectedTe
             derivation=right.derivation,
             may_be_none=True,
             is_inner=all(name not in run.open for run in runs),
+            is_part=True,
+            resolution=resolution_of(value if case.is_divided else value[0]),
         )
     return found

@@ -104,13 +104,13 @@ def _whole(placed: Mapping[int, Placed | None], mesh_shape: Shape, right: Bounde
         _under(layout, held, mesh_shape, right) for layout in _candidates(held, mesh_shape, tuple(right.value.shape))
     ]
     wholes = [whole._replace(is_told=1 in (len(found), len(held))) for whole in found if whole is not None]
-    agreeing = [whole for whole in wholes if _ratio(whole, right) <= 1]
+    agreeing = [whole for whole in wholes if ratio_of(whole, right) <= 1]
     certain = next((whole for whole in agreeing if whole.spread is None and whole.magnitude is None), None)
     if certain is not None:
         return certain
     sliced = _slice_by_slice(held, mesh_shape, right)
     agreeing += [] if sliced is None else [sliced]
-    nearest = min(agreeing or wholes, key=lambda whole: _ratio(whole, right), default=None)
+    nearest = min(agreeing or wholes, key=lambda whole: ratio_of(whole, right), default=None)
     return nearest if agreeing else _in_any_order(held, right) or nearest
 
 
@@ -147,7 +147,7 @@ def _spread(value: torch.Tensor, held: Mapping[int, Placed], layout: Layout, mes
     return spread if bool(spread.any()) else None
 
 
-def _ratio(whole: Whole, right: Bounded) -> float:
+def ratio_of(whole: Whole, right: Bounded) -> float:
     """The largest error over its allowance."""
     error = (whole.value.double() - right.value).abs()
     ratio = torch.where((error == 0) | right.allowed.isinf(), 0.0, error / right.allowed)

@@ -21,7 +21,7 @@ from equivtest.families.module.case_steps import TOTAL_NORM, base_of, called_opt
 from equivtest.kit.case import at_step
 from equivtest.kit.oracle.declared import arithmetic_of
 from equivtest.kit.oracle.exact import InexactData
-from equivtest.kit.oracle.expected import COPIED, Expected, ExpectedTensor, says_nothing
+from equivtest.kit.oracle.expected import COPIED, Expected, ExpectedTensor, resolution_of, says_nothing
 from equivtest.kit.oracle.held import Held, put_together
 from equivtest.kit.oracle.ranged import Parts, Ranged
 from equivtest.tensors import DTYPES
@@ -127,8 +127,8 @@ def _clipped(case: ModuleCase, right: Mapping[str, ExpectedTensor]) -> dict[str,
     with counted:
         factor = torch.clamp(case.max_norm / (total + 1e-6), max=1.0)
         clipped = [gradient * factor for gradient in gradients]
-    found = {name: _within(counted, each, right[name]) for name, each in zip(names, clipped, strict=True)}
-    return found | {TOTAL_NORM: _within(counted, total, like)}
+    found = {name: within(counted, each, right[name]) for name, each in zip(names, clipped, strict=True)}
+    return found | {TOTAL_NORM: within(counted, total, like)}
 
 
 def _norm(case: ModuleCase, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -150,31 +150,13 @@ class Optimizer:
             with_parameters(module, given)
             self._optimizer = called_optimizer(case.optimizer, module)
         self._parameters = {name: each for name, each in module.named_parameters() if name in parameters}
-        for group in self._optimizer.param_groups:
-            group |= {way: False for way in ("foreach", "fused", "capturable") if way in group}
 
     def update(self, parameters: Tensors, gradients: Mapping[str, torch.Tensor | None]) -> dict[str, ExpectedTensor]:
         """What one step makes of the parameters, given what the ranks hold."""
-        given = {
-            name: None if gradient is None else self._counted.exactly(gradient) for name, gradient in gradients.items()
-        }
         for name, parameter in self._parameters.items():
             for part, new in zip(Parts.of(parameter), Parts.of(parameters[name]), strict=True):
                 part.copy_(new)
-        try:
-            with self._counted:
-                for name, parameter in self._parameters.items():
-                    parameter.grad = given[name]
-                self._optimizer.step()
-        except InexactData as error:
-            raise Misuse(
-                f"optimizer {self._case.optimizer}: {error}: take one that is made of other operations"
-            ) from error
-        except Exception as error:  # an arbitrary optimizer's
-            raise Misuse(
-                f"optimizer {self._case.optimizer} cannot be followed operation by operation: "
-                f"{type(error).__name__}: {error}: take another"
-            ) from error
+        follow(self._counted, self._case.optimizer, self._optimizer, self._parameters, gradients)
         return {name: self._left(name, parameters[name], gradients[name]) for name in parameters}
 
     def _left(self, name: str, before: torch.Tensor, gradient: torch.Tensor | None) -> ExpectedTensor:
@@ -182,13 +164,47 @@ class Optimizer:
         like = ExpectedTensor(
             before.double(), None, case.layouts()[updated(1, name)], case.dtype, COPIED, parameter.requires_grad
         )
-        if gradient is None:
-            return like
-        right = _within(self._counted, parameter, like)
-        change = right.value - before.double()
-        if bool(gradient.any()) and right.allowed is not None and says_nothing(change, right.allowed):
-            return replace(right, is_open=True, derivation=NOT_SEEN)
-        return right
+        return like if gradient is None else left_of(self._counted, parameter, gradient, like)
+
+
+def follow(
+    counted: RunningError,
+    name: str,
+    optimizer: torch.optim.Optimizer,
+    parameters: Tensors,
+    gradients: Mapping[str, torch.Tensor | None],
+) -> None:
+    """Has an optimizer take one step from these gradients, each operation's roundings counted.
+
+    Raises:
+        Misuse: it does what cannot be followed.
+    """
+    given = {name: None if gradient is None else counted.exactly(gradient) for name, gradient in gradients.items()}
+    for group in optimizer.param_groups:
+        group |= {way: False for way in ("foreach", "fused", "capturable") if way in group}
+    try:
+        with counted:
+            for each, parameter in parameters.items():
+                parameter.grad = given[each]
+            optimizer.step()
+    except InexactData as error:
+        raise Misuse(f"optimizer {name}: {error}: take one that is made of other operations") from error
+    except Exception as error:  # an arbitrary optimizer's
+        raise Misuse(
+            f"optimizer {name} cannot be followed operation by operation: {type(error).__name__}: {error}: take another"
+        ) from error
+
+
+def left_of(
+    counted: RunningError, parameter: torch.Tensor, gradient: torch.Tensor, before: ExpectedTensor
+) -> ExpectedTensor:
+    """What an update leaves of a parameter, which was `before`."""
+    right = within(counted, parameter, before)
+    change = right.value - before.value
+    if bool(gradient.any()) and right.allowed is not None and says_nothing(change, right.allowed):
+        near = resolution_of(right.value, change=change)
+        return replace(right, is_open=True, derivation=NOT_SEEN, resolution=near)
+    return right
 
 
 def _counted(case: ModuleCase) -> RunningError:
@@ -203,6 +219,7 @@ def _ranged(case: ModuleCase, right: ExpectedTensor) -> Ranged:
     return Parts(value, allowed, value.double().abs() + allowed).wrapped()
 
 
-def _within(counted: RunningError, tensor: torch.Tensor, like: ExpectedTensor) -> ExpectedTensor:
+def within(counted: RunningError, tensor: torch.Tensor, like: ExpectedTensor) -> ExpectedTensor:
     found = counted.bounded(tensor)
-    return replace(like, value=found.value.clone(), allowed=found.allowed, derivation=found.derivation)
+    near = None if like.resolution is None else resolution_of(found.value, like.scale)
+    return replace(like, value=found.value.clone(), allowed=found.allowed, derivation=found.derivation, resolution=near)

@@ -38,6 +38,9 @@ class ExpectedTensor:
         is_inner: Whether a bound that is too wide leaves nothing open: of what is within a computation, where the
             oracle goes on from what it computed itself, so that what follows shows what is wrong.
         is_open: Whether staying within the bound shows nothing, however narrow it is.
+        is_part: Whether it is what a part of a module gives, is handed, or gets back.
+        resolution: Largest error per element, float64, at which ranks are near enough to show that they are right where
+            the bound is too wide, or staying within it shows nothing: see `resolution_of`; None: no error is.
     """
 
     value: torch.Tensor
@@ -54,6 +57,8 @@ class ExpectedTensor:
     may_be_none: bool = False
     is_inner: bool = False
     is_open: bool = False
+    is_part: bool = False
+    resolution: torch.Tensor | None = None
 
 
 def says_nothing(
@@ -68,6 +73,27 @@ def says_nothing(
     if not bool(allowed.isfinite().all()):
         return True
     return float(allowed.median()) > share * max(float(value.square().mean().sqrt()), scale)
+
+
+def resolution_of(value: torch.Tensor, scale: float = 0.0, change: torch.Tensor | None = None) -> torch.Tensor | None:
+    """How far from the right value an element may be found, and it still shows what a bound that is not too wide shows.
+
+    A bound that is not too wide lets a value be off by limits.TOO_WIDE of the root mean square, or of `scale`.  What is
+    found to be no further off than that, or than so much of itself, in every element, is known as well, however much
+    the roundings of a correct program might have come to.  It rejects nothing: beyond it, and within the bound, nothing
+    is concluded.
+
+    Args:
+        change: What the value was changed by, which is to be seen; None: the value itself.
+
+    Returns:
+        float64; None where the values are not finite, or nothing was changed, so that nothing could be near.
+    """
+    seen = value if change is None else change
+    if not bool(seen.isfinite().all()) or (change is not None and not bool(change.any())):
+        return None
+    root = max(float(seen.square().mean().sqrt()) if seen.numel() else 0.0, scale)
+    return limits.TOO_WIDE * seen.abs().clamp(min=root)
 
 
 @dataclass(frozen=True)

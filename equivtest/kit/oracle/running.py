@@ -179,10 +179,11 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if isinstance(found, Parts):
                 return constant(exact_where(name, args, found)) if _is_constant((args, kwargs)) else found.wrapped()
             return tuple(None if parts is None else parts.wrapped() for parts in found)
-        taken_apart: Callable[..., Any] = decomposition_table.get(func, func.decompose)
+        known = decomposition_table.get(func)
+        taken_apart: Callable[..., Any] = known or func.decompose  # the latter is what torch itself runs
         before = self.roundings
         try:
-            if narrow is not None and before.coarse is None:
+            if narrow is not None and before.coarse is None and known is not None:
                 self.roundings = before.where_unknown(narrow)
             with self:
                 result = taken_apart(*args, **kwargs)

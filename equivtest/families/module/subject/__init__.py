@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any, cast
 
 import torch
@@ -109,16 +110,15 @@ def _run_once(
         name: given[name].detach().requires_grad_() if name in case.real_names() else given[name]
         for name in case.kinds()
     }
-    if case.step:
-        outputs = _outputs(case, own_step(case, mesh, parallel, inputs, optimizer))
-    else:
-        positional = case.positional if case.inputs else tuple(inputs)
-        outputs = _outputs(case, call(parallel, positional, inputs))
-        _run_backward(case, outputs, given)
-        outputs |= {TOTAL_NORM: clipped(case, parallel)} if case.max_norm else {}
+    with capture or nullcontext():
+        if case.step:
+            outputs = _outputs(case, own_step(case, mesh, parallel, inputs, optimizer))
+        else:
+            positional = case.positional if case.inputs else tuple(inputs)
+            outputs = _outputs(case, call(parallel, positional, inputs))
+            _run_backward(case, outputs, given)
+            outputs |= {TOTAL_NORM: clipped(case, parallel)} if case.max_norm else {}
     parameters = held()
-    if capture:
-        capture.remove()
     if _must_communicate(case) and numbers and numbers == _numbers_of_collectives():
         raise Misuse(
             f"{case.parallelize}: no collective ran, forward or backward, on {case.world_size} ranks that each had the "

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map_only
 
 from equivtest.errors import Misuse
 from equivtest.families.module.case import cotangent_of
-from equivtest.families.module.case_boundaries import BOUNDARY, Boundaries, own_name, tensors_of
+from equivtest.families.module.case_boundaries import BOUNDARY, Boundaries, Choice, is_given, own_name, tensors_of
 from equivtest.families.module.case_outputs import named_outputs
 
 Keep = Callable[[str, torch.Tensor], None]
@@ -58,13 +58,20 @@ class PartsMet(Boundaries):
         for name, tensor in tensors_of(path, number, given, what):
             reference, first = self._names.get(id(tensor), (None, ""))
             if reference is None or reference() is not tensor:
-                if what and (tensor.grad_fn is None or self._is_given(tensor)):
+                if what and (is_given(tensor, what) or self._is_given(tensor)):
                     continue
                 first = name
                 self._names[id(tensor)] = (weakref.ref(tensor), name)
             if is_chosen and first not in self._kept:
                 self._kept.add(first)
                 self.meet(first, tensor)
+
+    def choose(self, name: str, operand: torch.Tensor, dim: int, choice: Choice) -> Any:
+        found = choice(operand)
+        reference, first = self._names.get(id(operand), (None, ""))
+        if reference is not None and reference() is operand and first in self._kept and not self.is_again:
+            self._keep(f"{BOUNDARY}{name}", found[1])
+        return found
 
     def meet(self, name: str, tensor: torch.Tensor) -> None:
         self._keep(f"{BOUNDARY}{name}", tensor)

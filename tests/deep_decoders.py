@@ -1,0 +1,162 @@
+"""A decoder of twelve layers, judged part by part: `python -m tests.deep_decoders [--seeds N] [--model M] [DTYPE ...]`.
+
+transformers' Llama, of tiny widths, under its own tensor parallelism on 2, 3 and 4 ranks and under FSDP2 on 2: three
+steps of AdamW, forward and backward, in bfloat16, float16 and float32.  Prints a row for each: how many seeds were
+called wrong; how many boundaries there were, and other tensors, and on what share of each nothing was concluded; the
+medians of the seconds that the ranks took, that judging took of the processor, and that the ranks take in float32 where
+nobody looks into their parts.  `--model mixtral@6` takes another model of transformers and number of layers, and counts
+the tokens of which equal scores lay at the edge of the experts that were chosen.  Operands of functions within a part
+count where they are judged.  Ends with 1 where a right run is called wrong, or more than one boundary in a hundred is
+inconclusive.  Needs what `make clients` installs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from equivtest.check import one_thread
+from equivtest.families.module.case import ModuleCase
+from equivtest.families.module.case_boundaries import CHOSEN, is_boundary, is_operand
+from equivtest.families.module.case_steps import base_of
+from equivtest.kit.oracle import expect_held
+from equivtest.module import CLAIMS
+from equivtest.ranks.backend import Backend
+from equivtest.ranks.pool import Pool
+from equivtest.tensors import Placed
+from equivtest.verdicts.claims import trains_like_unsharded
+from equivtest.verdicts.compare import compare
+from tests.client_defects import INPUTS, first_of
+
+BUILD = "tests.rank_programs_clients:"
+MOST_OPEN = 0.01
+HOW = (("tensor_parallel", 2), ("tensor_parallel", 3), ("tensor_parallel", 4), ("layers_sharded", 2))
+DTYPES = ("bfloat16", "float16", "float32")
+
+
+def adamw(module: nn.Module) -> torch.optim.Optimizer:
+    """Of a rate that bfloat16 can hold the steps of."""
+    return torch.optim.AdamW(module.parameters(), lr=2.0**-5)
+
+
+def case_of(model: str, parallelize: str, world_size: int, dtype: str, seed: int, steps: int = 3) -> ModuleCase:
+    """Of FSDP2 each rank has a row of the batch."""
+    is_divided = parallelize == "layers_sharded"
+    return ModuleCase(
+        world_size=world_size,
+        dtype=dtype,
+        build=BUILD + model,
+        parallelize=f"tests.clients.language_models:{parallelize}",
+        inputs=INPUTS,
+        sizes=(("batch", 2), ("seq", 5)),
+        outputs=("loss", "logits"),
+        values=(("real", seed),),
+        batch="mean of parts" if is_divided else "whole",
+        optimizer="tests.deep_decoders:adamw",
+        steps=steps,
+        by_parts=True,
+    )
+
+
+class Judged(NamedTuple):
+    """What was concluded of one run.
+
+    Attributes:
+        wrong: The first wrong tensor; '' where nothing is.
+        boundaries, others: How many tensors there are, of which `open_boundaries` and `open_others` are inconclusive.
+        ties: Tokens of which equal scores lay at the edge of what was chosen.
+        ran_s, judged_s: Seconds of the clock that the ranks took, and of the processor that judging them took.
+    """
+
+    wrong: str
+    boundaries: int = 0
+    open_boundaries: int = 0
+    others: int = 0
+    open_others: int = 0
+    ties: int = 0
+    ran_s: float = 0.0
+    judged_s: float = 0.0
+
+
+def judged(case: ModuleCase, pool: Pool) -> Judged:
+    """Runs and judges a case."""
+    begun_s = time.monotonic()
+    replies = pool.run("module", case)
+    ran_s = time.monotonic() - begun_s
+    if not all(reply.answers for reply in replies):
+        return Judged(next(reply.error_text for reply in replies if not reply.answers))
+    begun_s = time.process_time()
+    with one_thread():
+        expected = expect_held(case, 0, {reply.rank: reply.answers[0].tensors for reply in replies})
+        verdicts = compare("module", case, 0, [expected], replies, (*CLAIMS, trains_like_unsharded))
+    judged_s = time.process_time() - begun_s
+    agreeing = {name for verdict in verdicts for name in verdict.judgement.agreeing}
+    names = [name for name in case.answer_names() if name in expected.tensors or not is_operand(name)]
+    boundaries = {name for name in names if is_boundary(base_of(name))}
+    others = set(names) - boundaries
+    return Judged(
+        first_of(verdicts), len(boundaries), len(boundaries - agreeing), len(others), len(others - agreeing),
+        ties_in(replies[0].answers[0].tensors), ran_s, judged_s,
+    )  # fmt: skip
+
+
+def ties_in(held: Mapping[str, Placed]) -> int:
+    """Rows of scores, the last chosen of which is equal to the next."""
+    found = 0
+    for name, chosen in held.items():
+        if name.endswith(CHOSEN):
+            scores = held[name.removesuffix(CHOSEN)].local.sort(-1, descending=True).values
+            last = chosen.local.shape[-1]
+            found += int((scores[..., last - 1] == scores[..., last]).sum()) if last < scores.shape[-1] else 0
+    return found
+
+
+def alone_s(case: ModuleCase, pool: Pool) -> float:
+    """Seconds that the ranks take where nobody looks into their parts."""
+    case = replace(case, by_parts=False, dtype="float32")
+    pool.run("module", case)
+    begun_s = time.monotonic()
+    pool.run("module", case)
+    return time.monotonic() - begun_s
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("dtypes", nargs="*", default=DTYPES)
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--model", default="llama@12")
+    parser.add_argument("--steps", type=int, default=3)
+    given = parser.parse_args()
+    print("|dtype|how|ranks|seeds|wrong|boundaries|open, %|others|open, %|ties|ranks, s|judging, s|alone, s|")
+    print("|---|---|---|---|---|---|---|---|---|---|---|---|---|")
+    is_right = True
+    with Pool(Backend("gloo", "cpu", ("tests.clients.language_models",))) as pool:
+        for dtype in given.dtypes:
+            for how, ranks in HOW:
+                cases = [case_of(given.model, how, ranks, dtype, seed, given.steps) for seed in range(given.seeds)]
+                found = [judged(case, pool) for case in cases]
+                wrong = [each.wrong for each in found if each.wrong]
+                columns = list(zip(*found, strict=True))
+                num, num_open, others, open_others, ties = (sum(column) for column in columns[1:6])
+                share, other_share = num_open / max(num, 1), open_others / max(others, 1)
+                seconds = [statistics.median(column) for column in columns[6:]]
+                print(
+                    f"| {dtype} | {how} | {ranks} | {len(found)} | {len(wrong)} {''.join(wrong[:1])[:60]} | {num} "
+                    f"| {100 * share:.2f} | {others} | {100 * other_share:.2f} | {ties} | {seconds[0]:.1f} "
+                    f"| {seconds[1]:.1f} | {alone_s(cases[0], pool):.1f} |",
+                    flush=True,
+                )
+                is_right &= not wrong and share <= MOST_OPEN
+    return int(not is_right)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
