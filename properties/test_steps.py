@@ -23,7 +23,6 @@ def clipped(build: str, parallelize: str, step: str, norm_type: float) -> Proper
         f"{MIXTURE}{build}",
         f"{SUBJECT}mixture:{parallelize}",
         x_shapes=[(SIZES[build],)],
-        batch="whole",
         axes=AXES,
         optimizer=f"{MIXTURE}sgd",
         step=f"{SUBJECT}total_norm:{step}",
@@ -44,9 +43,7 @@ norm_of_groups_by_largest = clipped("grouped", "over_meshes", "by_groups_by_larg
 scaled_step = clipped("divided_first", "on_one_mesh", "scaled", 2)
 
 # FSDP2 told everything that its documentation names, a branch of the module for each.
-fsdp2_told = module_property(
-    f"{TOLD}branches", f"{SUBJECT}fsdp2_told:told", x_shapes=[(7, 2)], batch="mean of parts", needs_world=True
-)
+fsdp2_told = module_property(f"{TOLD}branches", f"{SUBJECT}fsdp2_told:told", x_shapes=[(7, 2)], needs_world=True)
 
 
 def told_in_steps(build: str, parallelize: str, step: str, *, axes: tuple[str, ...] = ()) -> Property:
@@ -56,7 +53,6 @@ def told_in_steps(build: str, parallelize: str, step: str, *, axes: tuple[str, .
         f"{SUBJECT}told_steps:{parallelize}",
         inputs={"x": real(("batch", 2))},
         sizes={"batch": (8,)},  # three ranks have 3, 3 and 2 rows, each two micro-batches
-        batch="parts of the whole",
         optimizer=f"{STEPS}momentum",
         step=f"{SUBJECT}told_steps:{step}",
         micro_batches=2,

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import distributed, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.checkpoint import state_dict as states
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import DataParallelMeshDims, FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, distribute_module
@@ -177,7 +178,7 @@ class ReplicatedStep(Step):
     """
 
     def kept(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        from torch.distributed.optim import ZeroRedundancyOptimizer  # which compiles, for a second
+        from torch.distributed.optim import ZeroRedundancyOptimizer  # its package warns of torch.jit
 
         group, (settings,) = self.mesh.get_group(), optimizer.param_groups
         made = ZeroRedundancyOptimizer(
@@ -215,15 +216,13 @@ class ShardedStep(Step):
     """Each branch is told its own before each micro-batch; between two steps the state goes to another optimizer."""
 
     def kept(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        from torch.distributed.checkpoint import state_dict as kept  # which imports half of torch
-
         before = getattr(self.module, "before", None)
         if before is not None:
-            options = kept.StateDictOptions(full_state_dict=True, strict=False)  # unused ones have no state
-            state = kept.get_optimizer_state_dict(self.module, before, options=options)
+            options = states.StateDictOptions(full_state_dict=True, strict=False)  # unused ones have no state
+            state = states.get_optimizer_state_dict(self.module, before, options=options)
             optimizer = momentum(self.module)
             optimizer.zero_grad()  # with gradients torch makes no state to load into
-            kept.set_optimizer_state_dict(self.module, optimizer, state, options=options)
+            states.set_optimizer_state_dict(self.module, optimizer, state, options=options)
         self.module.before = optimizer
         return optimizer
 
