@@ -26,7 +26,8 @@ SLOTS = 2  # of each host
 VISIT = "tests.host_programs:visit"
 READY = "ready"
 SOON_S = 10.0  # until nothing is left where hosts hear of the end; most of it is torchrun's own
-LATE_S = limits.SILENT_S + limits.HOSTS_S + 15.0  # where they do not; torchrun looks after that
+LATE_S = limits.SILENT_S + limits.HOSTS_S + 90.0  # where they do not: torchrun looks for its like a minute more
+SLOTS_S = limits.SILENT_S + limits.HOSTS_S + 10.0  # until no slot is left there
 RANKS_S = limits.SILENT_S + 2.0  # until no rank is left where they do not
 
 
@@ -95,18 +96,19 @@ def ends() -> int:
             for _ in range(2):
                 assert process.stdout.readline().decode().strip() == READY, process.stderr.read().decode()
             ranks = [rank for host in hosts for rank in host.ranks()]
-            begun_s = time.monotonic()
             end(process, hosts)
             ranks_s = _wait(lambda ranks=ranks: [rank for rank in ranks if rank.is_running()], RANKS_S)
-            left_s = _wait(lambda hosts=hosts: [line for host in hosts for line in host.left()], limit_s)
+            slots_s = ranks_s + _wait(lambda hosts=hosts: [slot for host in hosts for slot in host.slots()], SLOTS_S)
+            alive = hosts[:1] if end is host_gone else hosts  # a machine without power has no files
+            left_s = slots_s + _wait(lambda hosts=alive: [line for host in hosts for line in host.left()], limit_s)
             process.communicate(timeout=limits.HOSTS_S + 30)
-            is_bad = ranks_s > RANKS_S or left_s > limit_s
+            left = [line for host in alive for line in host.left()]
+            is_bad = ranks_s > RANKS_S or slots_s > SLOTS_S or left_s > limit_s or bool(left)
             bad += is_bad
             print(
-                f"{'!' * is_bad:1} {end.__name__:12} ranks gone after {ranks_s:5.1f} s, nothing left after "
-                f"{time.monotonic() - begun_s if is_bad else left_s + ranks_s:5.1f} s; parent's exit code "
-                f"{process.returncode}",
-                *(line for host in hosts for line in host.left()),
+                f"{'!' * is_bad:1} {end.__name__:12} ranks gone after {ranks_s:5.1f} s, slots after {slots_s:5.1f} s, "
+                f"all after {left_s:5.1f} s; parent's exit code {process.returncode}",
+                *left,
                 sep="\n    ! ",
                 flush=True,
             )
