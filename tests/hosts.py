@@ -143,7 +143,8 @@ def run(arguments: list[str], *, cuts: bool = False) -> int:
                 time.sleep(CUT_S)
                 host.mend()
         print(f"{num_cuts} cuts, exit code {process.returncode}")
-        return process.returncode or int(left_on(hosts) > 0)
+        is_left = left_on(hosts) > 0
+        return process.returncode or int(is_left)
 
 
 def main() -> int:
