@@ -249,6 +249,7 @@ class Controller:
             "allow_unsupported": sorted(settings.allowed),
             **({"hosts": hosts_of(self.config), "host_events": self.host_events} if settings.listen else {}),
             "arithmetic": settings.arithmetic or "torch on the CPU, gloo",
+            **({"declared": settings.declared} if settings.arithmetic else {}),
             "profile": settings.profile_name,
             "seeds": soak_seed(self.config) if settings.profile.repeats else "gate",
             "world_sizes": list(settings.world_sizes),
