@@ -26,8 +26,8 @@ SLOTS = 2  # of each host
 VISIT = "tests.host_programs:visit"
 READY = "ready"
 SOON_S = 10.0  # until nothing is left where hosts hear of the end; most of it is torchrun's own
-LATE_S = limits.SILENT_S + limits.HOSTS_S + 90.0  # where they do not: torchrun looks for its like a minute more
-SLOTS_S = limits.SILENT_S + limits.HOSTS_S + 10.0  # until no slot is left there
+LATE_S = limits.SILENT_S + limits.RUN_S + 90.0  # where they do not: torchrun looks for its like a minute more
+SLOTS_S = limits.SILENT_S + limits.RUN_S + 10.0  # until no slot is left there
 RANKS_S = limits.SILENT_S + 2.0  # until no rank is left where they do not
 
 
@@ -74,7 +74,7 @@ ENDS: dict[Callable[[subprocess.Popen[bytes], list[Host]], None], float] = {
     killed: SOON_S,
     interrupted: SOON_S,
     hub_killed: LATE_S,
-    host_gone: LATE_S,
+    host_gone: limits.HOSTS_S + LATE_S,
     cut_off: LATE_S,
 }
 """How it ends, and seconds until nothing may be left."""
@@ -98,12 +98,15 @@ def ends() -> int:
             ranks = [rank for host in hosts for rank in host.ranks()]
             end(process, hosts)
             ranks_s = _wait(lambda ranks=ranks: [rank for rank in ranks if rank.is_running()], RANKS_S)
-            slots_s = ranks_s + _wait(lambda hosts=hosts: [slot for host in hosts for slot in host.slots()], SLOTS_S)
             alive = hosts[:1] if end is host_gone else hosts  # a machine without power has no files
+            limit_slots_s = limits.HOSTS_S + SLOTS_S if end is host_gone else SLOTS_S
+            slots_s = ranks_s + _wait(
+                lambda hosts=alive: [slot for host in hosts for slot in host.slots()], limit_slots_s
+            )
             left_s = slots_s + _wait(lambda hosts=alive: [line for host in hosts for line in host.left()], limit_s)
             process.communicate(timeout=limits.HOSTS_S + 30)
             left = [line for host in alive for line in host.left()]
-            is_bad = ranks_s > RANKS_S or slots_s > SLOTS_S or left_s > limit_s or bool(left)
+            is_bad = ranks_s > RANKS_S or slots_s > limit_slots_s or left_s > limit_s or bool(left)
             bad += is_bad
             print(
                 f"{'!' * is_bad:1} {end.__name__:12} ranks gone after {ranks_s:5.1f} s, slots after {slots_s:5.1f} s, "
