@@ -34,7 +34,7 @@ SLOTS = 4  # of each host
 VISIT = "tests.host_programs:visit"
 CASE = PlainCase(world_size=2 * SLOTS)
 VISIT_S = 20.0  # for one visit of half a second, on a machine that does more
-WORST_S = 100.0  # until ranks answer again: torchrun finds out, meets, imports
+WORST_S = 250.0  # until ranks answer again: somebody starts torchrun again, all slots start anew
 CUT_EVERY_S, CUT_S = 45.0, 15.0
 GONE_S = 30.0  # until nothing is left on a host
 
