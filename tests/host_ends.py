@@ -74,7 +74,7 @@ ENDS: dict[Callable[[subprocess.Popen[bytes], list[Host]], None], float] = {
     killed: SOON_S,
     interrupted: SOON_S,
     hub_killed: LATE_S,
-    host_gone: limits.HOSTS_S + LATE_S,
+    host_gone: limits.HOSTS_S + 300.0 + LATE_S,  # torchrun waits so long for others before it ends
     cut_off: LATE_S,
 }
 """How it ends, and seconds until nothing may be left."""
