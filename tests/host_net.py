@@ -97,6 +97,7 @@ class Host:
         command += f" --rdzv-endpoint {RENDEZVOUS} --rdzv-conf {conf} --local-addr {self.address}"
         command += f" -m equivtest.rank --connect {HERE}:{port}"
         environment = {VARIABLE: SECRET, "GLOO_SOCKET_IFNAME": "eth0", "TMPDIR": str(temporary)}
+        environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # or nobody takes the place of a torchrun that is gone
         environment["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         with self.log.open("ab") as log:
             self.torchrun = subprocess.Popen(
