@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
@@ -18,7 +18,7 @@ from equivtest.errors import BrokenSetup
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.run_hub import RunHub
 from equivtest.ranks.secret import VARIABLE
-from tests.host_net import HERE, SECRET, Host, two_hosts
+from tests.host_net import HERE, SECRET, Host, remove_parents_address, two_hosts
 from tests.rank_programs import PlainCase
 
 PORT = 29600
@@ -57,7 +57,13 @@ def hub_killed(process: subprocess.Popen[bytes], hosts: list[Host]) -> None:
 
 
 def cut_off(process: subprocess.Popen[bytes], hosts: list[Host]) -> None:
-    """Neither host ever hears again of the parent, nor of the other."""
+    """The hosts hear each other, but never again of the parent."""
+    remove_parents_address()
+    process.kill()
+
+
+def all_cut_off(process: subprocess.Popen[bytes], hosts: list[Host]) -> None:
+    """Neither host ever hears again of the parent, nor of the other: torchrun does not give up soon then."""
     for host in hosts:
         host.cut()
     process.kill()
@@ -76,13 +82,17 @@ ENDS: dict[Callable[[subprocess.Popen[bytes], list[Host]], None], float] = {
     hub_killed: LATE_S,
     host_gone: limits.HOSTS_S + 300.0 + LATE_S,  # torchrun waits so long for others before it ends
     cut_off: LATE_S,
+    all_cut_off: LATE_S,
 }
 """How it ends, and seconds until nothing may be left."""
 
 
-def ends() -> int:
+def ends(names: Sequence[str]) -> int:
+    """Those of these names, or all."""
     bad = 0
     for end, limit_s in ENDS.items():
+        if names and end.__name__ not in names:
+            continue
         with tempfile.TemporaryDirectory() as folder, two_hosts(Path(folder)) as hosts:
             for host in hosts:
                 host.start(PORT, SLOTS, 0, patience_s=10)

@@ -153,6 +153,11 @@ class Host:
             process.send_signal(number)
 
 
+def remove_parents_address() -> None:
+    """From now on nothing comes to the parent, and nothing from it."""
+    _ip("addr", "del", f"{HERE}/24", "dev", BRIDGE)
+
+
 def _says(process: psutil.Process, *words: str, torchrun: bool = True) -> bool:
     try:
         line = " ".join(process.cmdline())
