@@ -218,8 +218,6 @@ class ControllerHooks:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if self.found is None:
             return
-        for event in self.found.host_events:
-            terminalreporter.write_line(f"equivtest host: {event}")
         lines = self.found.summary(width=min(self.config.get_terminal_writer().fullwidth, 120))
         if lines or self.found.troubles:
             terminalreporter.section("equivtest")

@@ -206,7 +206,8 @@ class Controller:
         """What stands at the end of the terminal's output."""
         if self.stopped:
             return []
-        starts = [f"start   {start}" for start in sorted(self.starts) if "(" in start]
+        starts = [f"host    {event}" for event in self.host_events]
+        starts += [f"start   {start}" for start in sorted(self.starts) if "(" in start]
         if settings_of(self.config).profile.audits_alone:
             return starts + audits.table(self.ordered_audits())
         return starts + summarize(

@@ -97,6 +97,7 @@ class Host:
         command += f" --rdzv-endpoint {RENDEZVOUS} --rdzv-conf {conf} --local-addr {self.address}"
         command += f" -m equivtest.rank --connect {HERE}:{port}"
         environment = {VARIABLE: SECRET, "GLOO_SOCKET_IFNAME": "eth0", "TMPDIR": str(temporary)}
+        environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # or nobody takes the place of a torchrun that is gone
         environment["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         with self.log.open("ab") as log:
             self.torchrun = subprocess.Popen(
@@ -150,6 +151,11 @@ class Host:
     def kill(self, process: psutil.Process, number: int = signal.SIGKILL) -> None:
         with contextlib.suppress(psutil.Error):
             process.send_signal(number)
+
+
+def remove_parents_address() -> None:
+    """From now on nothing comes to the parent, and nothing from it."""
+    _ip("addr", "del", f"{HERE}/24", "dev", BRIDGE)
 
 
 def _says(process: psutil.Process, *words: str, torchrun: bool = True) -> bool:

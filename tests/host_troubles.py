@@ -82,7 +82,7 @@ def stop_rank(host: Host, chance: random.Random) -> Trouble:
 def kill_torchrun(host: Host, chance: random.Random) -> Trouble:
     """Its slots end with it; somebody starts it again, once the other torchrun has forgotten it.
 
-    Sooner their rendezvous fails on both sides, after a minute, with "wait timeout" (2.13.0).
+    Sooner their rendezvous fails on both sides, after a minute, and so it does where they share a store (2.13.0).
     """
     assert host.torchrun is not None
     host.torchrun.kill()

@@ -2,7 +2,7 @@
 
 It connects to the hub of the run and forks ranks from a server of its own, as a pool does for ranks on its machine; a
 rank's connection to its parent is made here and handed over.  Where the hub is not heard for limits.SILENT_S, the ranks
-end and the slot connects anew; where that does not succeed within limits.HOSTS_S, it ends.
+end and the slot connects anew; where that does not succeed within limits.RUN_S, it ends.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Slot:
     """
 
     def __init__(
-        self, hello: messages.SlotHello, address: tuple[str, int], secret: bytes, limit_s: float = limits.HOSTS_S
+        self, hello: messages.SlotHello, address: tuple[str, int], secret: bytes, limit_s: float = limits.RUN_S
     ) -> None:
         self._limit_s = limit_s
         self._hello = hello
@@ -271,7 +271,7 @@ def _read(connection: socket.socket, num_bytes: int) -> bytes:
 def keep_slot(address: tuple[str, int], secret: bytes) -> int:
     """The life of a slot, from the environment that torchrun gave this process; gives the exit code."""
     hello = hello_of(os.environ)
-    limit_s = limits.HOSTS_S if os.environ.get(RESTARTS, "0") == "0" else limits.HOSTS_AGAIN_S
+    limit_s = limits.RUN_S if os.environ.get(RESTARTS, "0") == "0" else limits.RUN_AGAIN_S
     for name in OF_TORCHRUN:
         os.environ.pop(name, None)
     for name in [name for name in os.environ if name.startswith("TORCHELASTIC_")]:
