@@ -69,7 +69,7 @@ class Judged:
         return [verdict for verdict in self.verdicts if verdict.failed]
 
     def open(self) -> str:
-        """Of what no bound says something that nothing else decides, in words."""
+        """In words, what no bound and nothing else decides."""
         names = [name for name, right in self.expected.tensors.items() if not right.is_inner and is_too_wide(right)]
         others = f" and {len(names) - MOST_NAMES} others" * (len(names) > MOST_NAMES)
         return f"no bound says something of {', '.join(names[:MOST_NAMES])}{others}"
