@@ -34,7 +34,7 @@ CHAINED = (
 )  # fmt: skip
 """Operators that take what others give, and of which torch is right when they are called alone."""
 
-NAMES = (*CHAINED, *SPECIALS * 2)
+NAMES = (*CHAINED, *SPECIALS * 4)
 VALUES = ((EXACT_MODE,), (EXACT_MODE, EXACT_MODE), (REAL_MODE,), (REAL_MODE, EXACT_MODE))
 MIN_NUMEL, NUMEL_PER_RANK = 120, 40
 """What a result may have at most: the one, or the other for each rank."""
