@@ -33,7 +33,6 @@ def triangular(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         torch.linalg.solve_triangular(matrix, x, upper=False, unitriangular=True),
         torch.linalg.solve_triangular(matrix, x.mT, upper=True, left=False).mT,
         torch.cholesky_solve(x, matrix),
-        torch.triangular_solve(x, matrix, transpose=True)[0],
     ]
     return torch.cat(found, -1)
 

@@ -90,30 +90,6 @@ def gradient_of_own_rows(case: OperatorCase, mesh: DeviceMesh, given: Given) -> 
 
 @defect(
     replaces="dtensor_operators",
-    family="shard order",
-    claim="equals_unsharded",
-    smallest=OperatorCase(world_size=2, operator="flatten", operands=((2, 2),), placements=(("shard(1)",),)),
-    why="of one row, or one column, the order is right",
-)
-def own_part_flattened(case: OperatorCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """A tensor divided evenly along an inner dim, flattened: each rank flattens its own, as if by rows."""
-
-    def call(case: OperatorCase, operands: Operands, arguments: Arguments) -> Results:
-        x = operands[0]
-        [shape] = [result.shape for result in case.results] if case.operator == "flatten" else [()]
-        inner = [dim for dim in range(1, x.dim()) if x.placements == (Shard(dim),)]
-        if len(shape) != 1 or not inner or x.shape[inner[0]] % mesh.size():
-            return call_torch(case, operands, arguments)
-        whole = DTensor.from_local(
-            x.to_local().flatten(), mesh, [Shard(0)], run_check=False, shape=torch.Size(shape), stride=(1,)
-        )
-        return (whole,)
-
-    return run_operator(case, mesh, given, call)
-
-
-@defect(
-    replaces="dtensor_operators",
     family="operands in fewer bits",
     claim="equals_unsharded",
     kind="shape",

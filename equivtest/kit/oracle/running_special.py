@@ -191,7 +191,8 @@ def solved(
 
 RULES: dict[str, Any] = {
     "asin": _curve(torch.asin), "acos": _curve(torch.acos), "atanh": _curve(torch.atanh),
-    "erfinv": _curve(torch.erfinv), "acosh": _curve(torch.acosh, 1.0), "digamma": _curve(torch.digamma, 0.0), "special_i1": _curve(torch.special.i1),
+    "erfinv": _curve(torch.erfinv), "acosh": _curve(torch.acosh, 1.0), "digamma": _curve(torch.digamma, 0.0),
+    "special_i1": _curve(torch.special.i1),
     "special_erfcx": _curve(torch.special.erfcx), "special_ndtri": _curve(torch.special.ndtri),
     "special_log_ndtr": _curve(torch.special.log_ndtr), "cosh": _valley(torch.cosh, 0.0), "i0": _valley(torch.i0, 0.0),
     "lgamma": _valley(torch.lgamma, MINIMUM_OF_GAMMA, 0.0), "special_i0e": _no_steeper(torch.special.i0e, 0.5),
