@@ -130,7 +130,7 @@ def ties_in(held: Mapping[str, Placed]) -> int:
     """Rows of scores, the last chosen of which is equal to the next."""
     found = 0
     for name, chosen in held.items():
-        if name.endswith(CHOSEN):
+        if name.endswith(CHOSEN) and name.removesuffix(CHOSEN) in held:  # else a part gave the scores
             scores = held[name.removesuffix(CHOSEN)].local.sort(-1, descending=True).values
             last = chosen.local.shape[-1]
             found += int((scores[..., last - 1] == scores[..., last]).sum()) if last < scores.shape[-1] else 0
