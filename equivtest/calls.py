@@ -51,7 +51,7 @@ class Judged:
 
 
 def judge_collectives(events: Sequence[Sequence[Event]], replies: Sequence[Reply]) -> Judged:
-    """Of each group the first call of every rank together, then the second, and so on.
+    """Judges, group by group, the first calls of all ranks together, then the second ones, and so on.
 
     Args:
         events: Of each rank.

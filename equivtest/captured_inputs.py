@@ -145,7 +145,7 @@ def _rows(told: Manifest, inputs: Mapping[str, list[torch.Tensor]]) -> int | Non
 
 
 def _kind_of(tensor: torch.Tensor) -> str:
-    """A kind of input that has values like these, of which shapes are found."""
+    """Returns a kind of input that has values like these."""
     if tensor.is_floating_point():
         return REAL
     if tensor.dtype == torch.bool or not tensor.numel():

@@ -318,6 +318,39 @@ def judge_(
     return int(any(each.failed for each in judged))
 
 
+@app.command()
+def fingerprint(
+    *,
+    backend: Annotated[str, typer.Option(help=HELP["backend"])] = "gloo",
+    device: Annotated[str, typer.Option(help=HELP["device"])] = "cpu",
+    imports: Annotated[list[str] | None, typer.Option("--import", metavar="MODULE", help=HELP["import"])] = None,
+    start: Annotated[str, typer.Option(help=HELP["start"])] = "auto",
+    world_sizes: Annotated[str, typer.Option(help=HELP["world-sizes"])] = "2,4",
+    dtypes: Annotated[str | None, typer.Option(help=HELP["dtypes"])] = None,
+    output: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the declaration, a Python module.")] = None,
+) -> int:
+    """Measure how a backend and its device compute, and write what it may declare by --arithmetic, for you to sign.
+
+    Exit code 1 where something was measured that no declaration allows.
+    """
+    from equivtest.fingerprint.measuring import describe, measure, write
+    from equivtest.ranks.backend import Backend
+    from equivtest.ranks.pool import Pool
+    from equivtest.settings import parse
+
+    settings = parse({"world_sizes": world_sizes, "dtypes": dtypes})
+    chosen = Backend(backend, device, tuple(imports or ()), start)
+    chosen.validate()
+    with Pool(chosen) as pool:
+        found = [measure(pool, dtype, settings.world_sizes) for dtype in settings.dtypes]
+    for each in found:
+        typer.echo(describe(each))
+    if output is not None:
+        write(found, chosen, settings.world_sizes, output)
+        typer.echo(f"{output}: read it and sign, then judge by it: --arithmetic PACKAGE.{output.stem}:MEASURED")
+    return int(any(each.problems for each in found))
+
+
 @app.command("list")
 def list_() -> int:
     """List the properties that come with equivtest."""

@@ -72,7 +72,7 @@ class Door(NamedTuple):
 
 
 def combinations(names: Sequence[str], sizes: Mapping[str, Sequence[int]]) -> tuple[tuple[tuple[str, int], ...], ...]:
-    """Of each size all values beside the simplest of the others, then all of them further on at once.
+    """Yields every value of each size beside the simplest of the others, then all sizes further on at once.
 
     Raises:
         Misuse: a size is in no shape, or has no values of at least 1.
@@ -193,7 +193,7 @@ def _by_parts(
 
 
 def _divisible(door: Door, make: Callable[..., ModuleCase]) -> tuple[Any, ...]:
-    """The layouts of which each rank can have rows.
+    """The layouts that give each rank rows.
 
     Raises:
         Misuse: there is none.

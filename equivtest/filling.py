@@ -1,4 +1,4 @@
-"""Further cases of a search, for the cells of the case space of which its own cases say too little.
+"""Adds cases to a search where its own say too little of a cell of the case space.
 
 A cell is a dtype, a kind of shards and a claim.  Before anything runs, cases are drawn and those kept that
 help a cell which is short of draws; once all were judged, cells are told of which too many verdicts were
@@ -39,14 +39,14 @@ IsJudged = Callable[[Case, str], bool]
 
 
 def always(case: Case, claim: str) -> bool:
-    """Of every claim on every case."""
+    """Returns True for every claim on every case."""
     return True
 
 
 def fill(
     prop: Property, chunk: Chunk, cases: Collection[Case], missing: Counter[Cell], is_judged: IsJudged = always
 ) -> list[Case]:
-    """Cases beside `cases`, each of which has a claim judged in a cell that is short of draws.
+    """Draws cases beside `cases`; each has a claim judged in a cell that is short of draws.
 
     Args:
         missing: How many draws each cell is short of.

@@ -92,7 +92,7 @@ class Judged:
         return tree
 
     def open(self) -> str:
-        """Of what no bound says something that nothing else decides, in words."""
+        """In words, what no bound and nothing else decides."""
         names = [name for name in self._open() if not self.expected.tensors[name].is_inner]
         others = f" and {len(names) - MOST_NAMES} others" * (len(names) > MOST_NAMES)
         return f"no bound says something of {', '.join(names[:MOST_NAMES])}{others}"

@@ -269,7 +269,7 @@ class Keeper:
         return Parameter(tuple(self._shapes[name]), dtype_name(held.local.dtype), held.requires_grad)
 
     def _layout_of(self, name: str, tensor: torch.Tensor) -> tuple[tuple[str, ...], tuple[int, ...]]:
-        """The placement on each axis of the mesh, '' on those of which the tensor says nothing; () of a plain one."""
+        """The placement on each mesh axis, '' where the tensor says nothing; () for a plain tensor."""
         if not isinstance(tensor, DTensor):
             return (), ()
         axes = self._axes_of(tensor.device_mesh)

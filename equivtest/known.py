@@ -1,4 +1,4 @@
-"""Known failures: which claims are known not to hold of which cases, read from a file."""
+"""Known failures, read from a file: which claims are known to fail on which cases."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def plan(profile: Profile, world_sizes: Iterable[int], weight: int = 1) -> tuple
 def wanted_kinds(
     world_size: int, *, refusals: bool, shards: bool = True, conclusive: Collection[str] = ()
 ) -> tuple[str, ...]:
-    """The shard kinds of which a conformance run wants conclusions on so many ranks.
+    """The shard kinds that a conformance run must conclude on, by number of ranks.
 
     Args:
         refusals: Whether the property is about cases outside the contract, whose shards do not matter.

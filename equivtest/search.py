@@ -301,7 +301,7 @@ class _Search:
 
 
 def rest_of(case: Case, replies: Sequence[Reply]) -> list[Case]:
-    """What is left to run of a case of which the backend refused some collectives: one case or none."""
+    """The case less the collectives that the backend refused: a list of one case, or empty."""
     refused = {name for reply in replies for name in reply.lacking}
     rest = case.without(refused) if refused else None
     return [] if rest is None else [rest]

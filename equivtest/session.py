@@ -244,6 +244,7 @@ class Controller:
             "folder_commit": commit_of(Path.cwd()),
             "allow_unsupported": sorted(settings.allowed),
             "arithmetic": settings.arithmetic or "torch on the CPU, gloo",
+            **({"declared": settings.declared} if settings.arithmetic else {}),
             "profile": settings.profile_name,
             "seeds": soak_seed(self.config) if settings.profile.repeats else "gate",
             "world_sizes": list(settings.world_sizes),

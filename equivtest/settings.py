@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -68,6 +69,13 @@ class Settings:
         from equivtest.known import SHIPPED, KnownFailures
 
         return KnownFailures.load(*(SHIPPED if name == SHIPPED_LIST else Path(name) for name in self.known_failures))
+
+    @property
+    def declared(self) -> dict[str, Any]:
+        """What the backend declares of its arithmetic, field by field, by dtype."""
+        from equivtest.kit.oracle.declared import load_arithmetics
+
+        return {dtype: dataclasses.asdict(record) for dtype, record in load_arithmetics(self.arithmetic).items()}
 
     def expects(self, known: KnownFailure) -> bool:
         """Whether a known failure must still fail: the shipped ones were found with gloo on the CPU."""

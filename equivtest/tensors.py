@@ -177,7 +177,7 @@ def assemble_listed(
 
 
 def places_of(placed: Placed, global_shape: tuple[int, ...], mesh_shape: tuple[int, ...], rank: int) -> torch.Tensor:
-    """Of each element that a rank holds its place in the flattened whole; of no padded layout.
+    """Returns, for each element that a rank holds, its place in the flattened whole; the layout pads nothing.
 
     Raises:
         ValueError: its layout cannot place such a tensor on the mesh.

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+import torch
 
 from equivtest import cli
 from equivtest.check import judge, judge_replies
@@ -17,6 +18,7 @@ from equivtest.families.training.mixed.case import MixedCase
 from equivtest.filling import fill, short_of_draws
 from equivtest.kit.case import Case
 from equivtest.kit.oracle.declared import arithmetic_of, declared, load_arithmetics
+from equivtest.kit.oracle.operands import bound_reduction
 from equivtest.kit.oracle.rounding import TORCH_CPU, Arithmetic
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.pool import Pool
@@ -81,6 +83,7 @@ def test_the_option_reaches_the_backend(mine: str) -> None:
     check(settings)
 
     assert settings.make_backend().arithmetic == f"{mine}:MINE"
+    assert settings.declared["float32"]["reduce"] == "float16" and len(settings.declared) == 4
 
 
 @pytest.mark.parametrize(
@@ -152,3 +155,16 @@ def test_mixed_precision_is_drawn_in_the_dtypes_of_the_run() -> None:
     cases = chunk_cases(prop, chunk)
     filled = fill(prop, chunk, [], short_of_draws(prop, chunk, []))
     assert len(cases) > 10 and filled and all(case.is_within(dtypes) for case in (*cases, *filled))
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+def test_sums_in_more_bits_than_the_dtype_has_are_rounded_once_more_to_be_stored(num_ranks: int) -> None:
+    operands = torch.randn(num_ranks, 512, generator=torch.Generator().manual_seed(0)).bfloat16()
+    total = operands.float().sum(0)
+    wide = TORCH_CPU | {"bfloat16": Arithmetic("bfloat16", accumulate="float32", reduce="float32")}
+    with declared(wide):
+        found = bound_reduction(operands, "sum", 1)
+
+    assert found.allowed is not None
+    assert bool(((total.bfloat16().double() - found.value).abs() <= found.allowed).all())
+    assert bool(((total.double() * (1 + num_ranks * 2**-6) - found.value).abs() > found.allowed).any())

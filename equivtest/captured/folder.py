@@ -66,7 +66,7 @@ class RankHeld(Mapping[str, Placed]):
         return name in self.manifest.tensors
 
     def placed(self, name: str, plain: Layout | None) -> Placed:
-        """The tensor, under the layout that it says; `plain` where it says none, of which None is 'nobody knows'.
+        """The tensor under the layout that it says, or under `plain` where it says none; None means that nobody knows.
 
         Raises:
             Misuse: its bytes are others than were written, or say what cannot be.
@@ -89,7 +89,7 @@ class RankHeld(Mapping[str, Placed]):
         return indices
 
     def _check(self, path: Path) -> None:
-        """Raises Misuse unless the two files speak of the same tensors, each of which can be what is said of it."""
+        """Raises Misuse unless the two files name the same tensors, and each tensor can be what they say of it."""
         file, manifest = self._file, self.manifest
         if file.size_bytes != manifest.size_bytes:
             raise Misuse(
@@ -150,7 +150,7 @@ class CapturedRun:
 
     @property
     def manifest(self) -> Manifest:
-        """That of rank 0, of which `SHARED` fields are those of all ranks."""
+        """Rank 0's manifest, whose `SHARED` fields are those of all ranks."""
         return self.held[0].manifest
 
 

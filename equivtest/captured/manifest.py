@@ -18,7 +18,7 @@ Shape = tuple[int, ...]
 
 
 class Parameter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Of one parameter of the unsharded model; its dtype as 'float32'."""
+    """One parameter of the unsharded model; its dtype is written as 'float32'."""
 
     shape: Shape
     dtype: str
@@ -26,7 +26,7 @@ class Parameter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Of one tensor that the rank held.
+    """One tensor that the rank held.
 
     Attributes:
         sha256: Of its bytes in the file of tensors, where its shape and dtype stand.

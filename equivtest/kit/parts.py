@@ -48,7 +48,7 @@ class ByCase(Generic[P, R]):
 
 
 def by_case(*parts: str) -> Callable[[Callable[Concatenate[Any, P], R]], ByCase[P, R]]:
-    """Decorates the body for cases of which nothing is registered; see `ByCase`."""
+    """Decorates the function that is called for case classes without one of their own; see `ByCase`."""
     return lambda body: ByCase(body, parts)
 
 

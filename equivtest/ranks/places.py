@@ -102,7 +102,7 @@ def describe_places(replies: Sequence[Reply], noun: str = "rank") -> str:
 
 
 def _place_in_failure(reply: Reply) -> Place | None:
-    """Of a rank that hangs its place, of one that failed the collective it was in."""
+    """Where a rank hangs, or the collective in which it failed."""
     if reply.outcome not in ("timed_out", "lost", "raised"):
         return None
     place = place_of(reply.detail)

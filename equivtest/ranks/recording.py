@@ -108,7 +108,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _bytes_of(handed: object) -> int:
-    """Of one tensor, or of all in lists of lists."""
+    """Bytes of one tensor, or of all in lists of lists."""
     if isinstance(handed, torch.Tensor):
         return handed.numel() * handed.element_size()
     return sum(map(_bytes_of, handed)) if isinstance(handed, list | tuple) else 0

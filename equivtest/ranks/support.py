@@ -56,7 +56,7 @@ class Finding:
 
     @property
     def function(self) -> str:
-        """Of torch.distributed: the collective without its operation."""
+        """The function of torch.distributed: the collective's name without its operation."""
         return function_of(self.collective)
 
     @property

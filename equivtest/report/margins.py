@@ -56,7 +56,7 @@ class Margins:
 
     @property
     def mean(self) -> float:
-        """Of the draws within their bounds."""
+        """The mean margin of the draws that are within their bounds."""
         return self.total / max(1, self.draws - self.beyond)
 
 

@@ -28,7 +28,7 @@ def always(case: Case, draw: int) -> bool:
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim: its name, what it means, how it is judged, and of which draws of which cases it speaks.
+    """A claim: its name, what it means, how it is judged, and which draws of which cases it applies to.
 
     Of others it gives no verdict at all; neither does it where `judge` finds nothing to judge.
 

@@ -49,7 +49,7 @@ def expect_collectives(case: CollectivesCase, index: int) -> Expected:
 
 
 def _before(case: CollectivesCase, op: str, operands: torch.Tensor) -> Reduced:
-    """Of operands (w, w * L) their reduction (w * L,), or, where nothing is reduced, they themselves."""
+    """Reduces operands (w, w * L) to (w * L,); returns them as they are where nothing is reduced."""
     if not op:
         return Reduced(operands.double(), operands, None, COPIED)
     if op in BITWISE:

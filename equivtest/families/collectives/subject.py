@@ -120,7 +120,7 @@ def all_reduce(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def integers_like(tensor: torch.Tensor) -> torch.dtype:
-    """Of the same size, or of the smallest that every backend has."""
+    """Returns the integer dtype of the same size, or the smallest that every backend has."""
     return torch.int64 if tensor.element_size() == 8 else torch.int32
 
 

@@ -75,7 +75,7 @@ class DropoutCase(ActivationCase):
 
     @property
     def placement(self) -> Replicate | Shard:
-        """Of x on the only mesh axis."""
+        """The placement of x on the only mesh axis."""
         return parse_placement(self.layout)  # type: ignore[return-value]
 
     @property
@@ -117,7 +117,7 @@ class DropoutCase(ActivationCase):
         return tuple(size for size in sizes if size)
 
     def describe_tensors(self) -> dict[str, CaseTensor]:
-        """Of `seeds`, one per rank."""
+        """Each rank has one of `seeds`."""
         layout = Layout((self.placement,)) if self.is_sharded else replicated()
         return {
             "x": self.given("x", self.shape, layout),

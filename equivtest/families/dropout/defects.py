@@ -49,7 +49,7 @@ class OwnDropout:
         return torch.rand(x.shape, generator=self.source, device=x.device) < self.chance()
 
     def chance(self) -> float:
-        """Of an element to be left."""
+        """The chance of an element to be left."""
         return 1 - self.case.p
 
     def mask_of_backward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

@@ -194,7 +194,7 @@ class ModuleCase(AxesCase, StepCase, WorldCase):
 
     @property
     def past_open(self) -> bool:
-        """Whether what follows a boundary of which no bound says something is judged: as of `oracle_forced.Forced`."""
+        """Whether what follows a boundary without a bound is judged; see `oracle_forced.Forced`."""
         return False
 
     @property
@@ -213,14 +213,14 @@ class ModuleCase(AxesCase, StepCase, WorldCase):
 
     @property
     def num_rows(self) -> int:
-        """Of the batch; 1 where there is none."""
+        """Rows of the batch; 1 where there is none."""
         if self.inputs:
             return dict(self.sizes).get(BATCH, 1)
         return self.x_shape[0] if self.x_shape else 1
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """Of the batch, of each part as torch.chunk divides it; all where it is whole.
+        """Rows of each part of the batch, as torch.chunk divides it; all rows where it is whole.
 
         Source: torch.chunk (2.13.0).
         """
@@ -242,19 +242,19 @@ class ModuleCase(AxesCase, StepCase, WorldCase):
 
     @property
     def facts(self) -> Facts:
-        """Of the unsharded module on what it runs on, the first rank's rows where it does so for each rank."""
+        """Facts of the unsharded module on its inputs, or on the first rank's rows where it runs rank by rank."""
         return facts_of(self.program_of(self.rows[0] if self.is_divided else self.num_rows))
 
     def input_shapes(self) -> dict[str, Shape]:
-        """Of the whole inputs, by name."""
+        """Shapes of the whole inputs, by name."""
         return {name: shape for name, _, shape in self.program_of(self.num_rows).inputs}
 
     def kinds(self) -> dict[str, str]:
-        """Of the inputs, by name."""
+        """Kinds of the inputs, by name."""
         return {name: kind for name, kind, _ in self.inputs} or {"x": REAL}
 
     def real_names(self) -> tuple[str, ...]:
-        """The inputs of which there are gradients; a step of one's own may scale them."""
+        """The inputs that get gradients; a step of one's own may scale these."""
         return () if self.step else tuple(name for name, kind in self.kinds().items() if kind == REAL)
 
     def row_names(self) -> tuple[str, ...]:
@@ -262,11 +262,11 @@ class ModuleCase(AxesCase, StepCase, WorldCase):
         return tuple(name for name, _, shape in self.inputs if has_rows(shape)) if self.inputs else ("x",)
 
     def divided_names(self) -> tuple[str, ...]:
-        """The inputs of which each rank has rows of its own."""
+        """The inputs whose rows are divided among the ranks."""
         return self.row_names() if self.has_own_rows else ()
 
     def parameter_names(self) -> tuple[str, ...]:
-        """Of the unsharded module, as `named_parameters` lists them: a tied one once."""
+        """Names of the unsharded module's parameters, as `named_parameters` lists them: a tied one once."""
         return tuple(self.facts.parameters)
 
     def boundaries(self) -> Mapping[str, Fact]:
@@ -274,7 +274,7 @@ class ModuleCase(AxesCase, StepCase, WorldCase):
         return boundaries_of(self.program_of(self.rows[0])) if self.by_parts else {}
 
     def stacked_names(self) -> tuple[str, ...]:
-        """Answers of which each rank of a divided batch has one of its own, in a new first dim: numbers too."""
+        """Answers that each rank of a divided batch has for itself, numbers too: stacked in a new first dim."""
         if not self.is_divided:
             return ()
         own = [f"grad.{name}" for name in self.real_names() if name not in self.divided_names()]
@@ -282,7 +282,7 @@ class ModuleCase(AxesCase, StepCase, WorldCase):
         return (*own, *numbers, *(f"buffer.{name}" for name in self.facts.buffers))
 
     def describe_tensors(self) -> dict[str, CaseTensor]:
-        """Of every step; how the parallel module divides its parameters is its own affair: they are whole here."""
+        """The tensors of every step. Parameters are whole: how the parallel module divides them is its own affair."""
         given, answers = self._given_once(), self._answered_once()
         taken = sorted(given.keys() & answers.keys())
         require(not taken, f"{self.build}: {''.join(taken[:1])} is an output and a parameter: rename one")

@@ -52,13 +52,13 @@ class AxesCase(Case):
 
     @property
     def rows_layout(self) -> Layout:
-        """Of what has the rows of the batch, where it is divided."""
+        """The layout of what has the rows of the batch, where it is divided."""
         places = range(len(self.mesh_shape))
         return Layout(tuple(Shard(0) if place == self._batch_place else Replicate() for place in places))
 
     @property
     def mesh_of_part(self) -> Shape:
-        """Of the ranks that have the same rows: those along all axes but the batch's."""
+        """The mesh of the ranks that have the same rows: all axes but the batch's."""
         return self.mesh_shape[: self._batch_place] + self.mesh_shape[self._batch_place + 1 :]
 
     def stacked(self, layout: Layout) -> Layout:
@@ -70,7 +70,7 @@ class AxesCase(Case):
 
     @property
     def whole_layout(self) -> Layout:
-        """Of what every rank has."""
+        """The layout of what every rank has whole."""
         return replicated(len(self.mesh_shape))
 
     def ranks_of_part(self, part: int) -> tuple[int, ...]:
@@ -93,7 +93,7 @@ def require_axes(axes: tuple[str, ...], batch_axis: str) -> None:
 
 
 def mesh_along(num_ranks: int, axes: tuple[str, ...], axis: str) -> Shape:
-    """The mesh all ranks of which lie along one axis, '' for the first."""
+    """The mesh whose ranks all lie along one axis; '' is the first."""
     place = axes.index(axis) if axis else 0
     return tuple(num_ranks if number == place else 1 for number in range(len(axes)))
 

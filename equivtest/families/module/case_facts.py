@@ -44,7 +44,7 @@ class Program(NamedTuple):
 
 
 class Fact(NamedTuple):
-    """Of one tensor.
+    """What is known of one tensor.
 
     Attributes:
         dtype: Its name; '': that of the case.

@@ -42,7 +42,7 @@ class Input:
 
 
 def real(shape: Sequence[int | str]) -> Input:
-    """Floating-point numbers in the dtype of the case, of which the gradient is judged."""
+    """Floating-point numbers in the dtype of the case, whose gradient is judged."""
     return _input(REAL, shape)
 
 
@@ -187,7 +187,7 @@ def _targets(kind: Kind, shape: Shape, rows_per_rank: int, source: torch.Generat
 
 
 def _unevenly(shape: Shape, source: torch.Generator) -> torch.Tensor:
-    """Of each row its own share is hidden, of some all, but not the last element of all."""
+    """Hides a share of each row that is its own, and all of some rows, but not the last element of all."""
     shares = torch.randint(0, IGNORED_ONE_IN + 1, (*shape[:1], *(1,) * (len(shape) - 1)), generator=source)
     is_hidden = torch.randint(0, IGNORED_ONE_IN, shape, generator=source) < shares
     is_hidden.view(-1)[-1] = False
@@ -195,7 +195,7 @@ def _unevenly(shape: Shape, source: torch.Generator) -> torch.Tensor:
 
 
 def _starts(kind: Kind, shape: Shape, source: torch.Generator) -> torch.Tensor:
-    """Of each row its first position: (..., 1)."""
+    """The first position of each row: (..., 1)."""
     if not kind.numbers:
         return torch.zeros((*shape[:-1], 1), dtype=torch.int64)
     room = kind.numbers[0] - shape[-1]

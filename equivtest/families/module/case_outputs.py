@@ -40,7 +40,7 @@ def named_outputs(given: object, chosen: Sequence[str], who: str) -> dict[str, t
 
 
 def _leaves(name: str, given: object) -> Iterator[tuple[str, object]]:
-    """Of a mapping that is a dataclass too, such as transformers' ModelOutput, what it holds as a mapping."""
+    """Takes a mapping that is a dataclass too, such as transformers' ModelOutput, for a mapping."""
     if given is None:
         return
     if isinstance(given, Mapping):

@@ -232,7 +232,7 @@ def reduced_in_place(case: RedistributeCase, x: DTensor) -> DTensor:
 )
 @argument_of(run_redistribute)
 def made_whole_then_divided(case: RedistributeCase, x: DTensor) -> DTensor:
-    """What is to end sharded is made whole on every rank first, of which each keeps its part."""
+    """Makes whole on every rank what is to end sharded; each rank then keeps its part."""
     match _only_move(case):
         case _, Shard():
             return move_by_torch(case, x.redistribute(placements=[Replicate()]))

@@ -64,7 +64,7 @@ class ReductionCase(ActivationCase):
 
     @property
     def placement(self) -> Replicate | Shard | Partial:
-        """Of x on the only mesh axis."""
+        """The placement of x on the only mesh axis."""
         return parse_placement(self.layout)  # type: ignore[return-value]
 
     @property
@@ -94,14 +94,14 @@ class ReductionCase(ActivationCase):
 
     @property
     def output_shape(self) -> Shape:
-        """Of what is left of x."""
+        """The shape of what the reduction leaves of x."""
         if self.op in SOFTMAXES:
             return self.shape
         kept = tuple(1 if dim in self.dims else size for dim, size in enumerate(self.shape))
         return kept if self.keepdim else tuple(size for dim, size in enumerate(self.shape) if dim not in self.dims)
 
     def describe_tensors(self) -> dict[str, CaseTensor]:
-        """Of x, where it is partial, all operands in rank order."""
+        """Where x is partial, all its operands are stacked in rank order."""
         x = (self.world_size, *self.shape) if self.is_partial else self.shape
         given = Layout((Shard(0) if self.is_partial else self.placement,))
         gradient = CaseTensor(self.shape, replicated() if self.is_partial else given, "gradient")

@@ -198,7 +198,7 @@ class PerceptronCase(TrainingCase):
         return sum(name in self.graded_names(each) for each in range(1, step + 1))
 
     def names_left(self, state: str) -> tuple[str, ...]:
-        """The parameters of which an update leaves `state`, one of `state_names`."""
+        """The parameters whose `state`, one of `state_names`, is answered after an update."""
         return self.trained_names()
 
     def names_after(self, step: int) -> Iterator[str]:

@@ -62,7 +62,7 @@ def distribute_parameters(case: Case, rank: int, names: Iterable[str]) -> list[C
 
 
 def distribute(case: Case, rank: int, shape: Shape, placement: Placement) -> Collective:
-    """A scatter, of which only rank 0 hands in anything, or a broadcast of the whole tensor."""
+    """A scatter, to which only rank 0 hands in anything, or a broadcast of the whole tensor."""
     if isinstance(placement, Shard):
         return Collective("scatter", case.world_size * _shard_bytes(case, shape, placement) if rank == 0 else 0)
     return Collective("broadcast", _bytes(case, shape))
@@ -91,7 +91,7 @@ def _padded(shape: Shape, dim: int, num_shards: int) -> Shape:
 
 
 def _shard_bytes(case: Case, shape: Shape, placement: Shard) -> int:
-    """Of the largest shard, which is what each rank hands in."""
+    """Bytes of the largest shard, which is what each rank hands in."""
     return _bytes(case, _padded(shape, placement.dim, case.world_size)) // case.world_size
 
 

@@ -48,7 +48,7 @@ def put_together(held: Held, name: str, shape: tuple[int, ...], mesh_shape: tupl
 
 
 def _listed(present: Mapping[int, Placed], shape: tuple[int, ...], mesh_shape: tuple[int, ...]) -> torch.Tensor | None:
-    """Of what lists where its elements lie; None where nobody holds some element."""
+    """Assembles tensors that list where their elements lie; None where nobody holds some element."""
     try:
         assembled, holders = assemble_listed(present, shape, mesh_shape)
     except ValueError:

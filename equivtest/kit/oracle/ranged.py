@@ -67,7 +67,7 @@ class Parts(NamedTuple):
 
     @classmethod
     def of(cls, operand: Any) -> Parts:
-        """Of a plain tensor or a number, which every program has alike, the error is zero."""
+        """Wraps an operand; a plain tensor or a number, which every program has alike, has no error."""
         if isinstance(operand, Ranged):
             return cls(operand.value, operand.error, operand.magnitude)
         value = operand if isinstance(operand, torch.Tensor) else torch.tensor(operand, dtype=torch.float64)

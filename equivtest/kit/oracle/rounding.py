@@ -65,8 +65,13 @@ class Arithmetic:
 
     @property
     def u_r(self) -> float:
-        """Unit roundoff of a collective's additions."""
-        return unit_roundoff(self.reduce)
+        """Unit roundoff of a collective's additions.
+
+        Where they have more bits than the dtype, its result is rounded once more to be stored, which each of them may
+        be taken to be.
+        """
+        added = unit_roundoff(self.reduce)
+        return added if added >= self.u_o else added + self.u_o + added * self.u_o
 
     @property
     def eta(self) -> float:

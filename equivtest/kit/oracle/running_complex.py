@@ -47,7 +47,7 @@ def conjugate(operand: torch.Tensor) -> torch.Tensor:
 
 
 def _pair(operand: Any) -> Pair:
-    """Of a real one the imaginary part is zero."""
+    """Real and imaginary part; that of a real number is zero."""
     if _is_complex(operand):
         if isinstance(operand, torch.Tensor):
             return torch.view_as_real(operand).unbind(-1)  # type: ignore[return-value]

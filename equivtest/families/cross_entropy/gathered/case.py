@@ -44,7 +44,7 @@ class GatheredCrossEntropyCase(CrossEntropyCase):
 
     @property
     def has_mean_of_uneven(self) -> bool:
-        """Whether positions are averaged of which some rank has more than another."""
+        """Whether a mean is taken over positions that the ranks hold in unequal numbers."""
         return self.shares == "positions" and self.reduction == "mean" and self.num_rows % self.world_size != 0
 
     @property

@@ -14,7 +14,7 @@ MISFITS = ("dim", "placement", "uneven", "not_contiguous")
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RefusedShardingCase(Refused, DataParallelCase):
-    """A perceptron of which every rank must refuse alike to shard in_proj's weight.
+    """A perceptron whose in_proj.weight every rank must refuse to shard, all in the same way.
 
     Attributes:
         misfit: How it is to be sharded: 'dim': on a dim that it does not have; 'placement': whole on

@@ -95,7 +95,7 @@ def clipped(gradients: dict[str, Operand], limit: float, num_ranks: int, arithme
 
 
 def roundings(num_parameters: int, num_ranks: int, arithmetic: Arithmetic) -> int:
-    """Of the norm and its quotient: stored and reduced, a root, groups squared and summed, a root, the quotient.
+    """Roundings of the norm: stored and reduced, a root, groups squared and summed, a root; then of the quotient.
 
     The second root halves what the squares have doubled; the first one is taken not to halve anything.
     """

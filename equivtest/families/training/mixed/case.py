@@ -72,7 +72,7 @@ class MixedCase(DataParallelCase):
 
     @property
     def activation_dtype(self) -> str:
-        """Of what layers give."""
+        """The dtype of what layers give."""
         return self.output_dtype or self.param_dtype
 
     @property

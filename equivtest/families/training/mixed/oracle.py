@@ -43,7 +43,7 @@ def expect_mixed(case: MixedCase, index: int, held: Held | None = None) -> Expec
 
 @dataclass(frozen=True)
 class PartedOperations(Operations):
-    """Operations on a batch in so many equal parts, each of which may be exact in a unit of its own."""
+    """Operations on a batch in so many equal parts; each part may be exact in a unit of its own."""
 
     num_parts: int = 1
 

@@ -108,7 +108,7 @@ class DeepSpeedRun(DataParallelRun):
         return model
 
     def config(self) -> dict[str, object]:
-        """Of the engine: any torch optimizer, and what the case says."""
+        """The engine's configuration: any torch optimizer, and what the case says."""
         case = self.case
         return {
             "train_micro_batch_size_per_gpu": 1,

@@ -66,14 +66,14 @@ def _hand_out(case: TwoAxisCase, name: str, column: int, group: str) -> Collecti
 
 
 def _padded_shape(case: TwoAxisCase, name: str) -> Shape:
-    """Of a parameter, the hidden features filled up to a multiple of t."""
+    """A parameter's shape, its hidden features filled up to a multiple of t."""
     padded = -(-case.hidden_features // case.mesh[1]) * case.mesh[1]
     shape, dim = case.shapes()[f"param.{name}"], HIDDEN_DIM.get(name)
     return tuple(padded if each == dim else size for each, size in enumerate(shape))
 
 
 def _across_hidden_features(case: TwoAxisCase, step: int, group: str) -> list[Collective]:
-    """Of one micro-batch along the row."""
+    """The collectives of one micro-batch along the row."""
     token_bytes = math.prod(case.leading) * DTYPES[case.dtype].itemsize
     found = [Collective("all_reduce", token_bytes * case.out_features, "forward", group)]
     if "x" in case.graded_names(step):
@@ -82,7 +82,7 @@ def _across_hidden_features(case: TwoAxisCase, step: int, group: str) -> list[Co
 
 
 def _of_parts(case: TwoAxisCase, graded: Iterable[str], column: int, group: str) -> list[Collective]:
-    """Of one micro-batch along the column, whose gradients are reduced, if any."""
+    """The collectives of one micro-batch along the column, whose gradients are reduced, if any."""
     found = []
     for layer in LAYERS:
         held, reduced = (_part_bytes(case, layer, names, column) for names in (case.parameter_names(), graded))
@@ -94,7 +94,7 @@ def _of_parts(case: TwoAxisCase, graded: Iterable[str], column: int, group: str)
 
 
 def _part_bytes(case: TwoAxisCase, layer: str, names: Iterable[str], column: int) -> int:
-    """Of what one rank holds of those of the parameters that are the layer's, padding included."""
+    """Bytes that one rank holds of the layer's parameters, padding included."""
     start, stop = shard_bounds(case.hidden_features, case.mesh[1], column)
     numel = 0
     for name in (name for name in names if name.startswith(layer)):

@@ -51,7 +51,7 @@ def hsdp_collectives(case: TwoAxisCase, rank: int) -> Collectives:
 
 
 def _part_bytes(case: TwoAxisCase, layers: tuple[str, ...], names: Iterable[str]) -> int:
-    """Of what one rank holds of those of the parameters that are the layers', padding included."""
+    """Bytes that one rank holds of the layers' parameters, padding included."""
     numel = sum(_part_numel(case, name) for name in names if name.startswith(layers))
     return numel * DTYPES[case.dtype].itemsize
 

@@ -74,7 +74,7 @@ class Zero3Run(DataParallelRun):
         return self.engine.gradients.partitions.get(name)
 
     def update(self, optimizer: torch.optim.Optimizer, step: int) -> None:
-        """One update of the partitions, none of which may be whole: the whole would be the old one.
+        """Updates the partitions once. No parameter may be whole meanwhile: its whole would be the old one.
 
         Raises:
             RuntimeError: a layer is still whole.

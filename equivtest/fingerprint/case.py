@@ -1,0 +1,100 @@
+"""Operands that show how a backend adds, and how its device multiplies, adds up and computes functions.
+
+Letters: w ranks, N NUMEL.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+
+from equivtest.kit.case import Case, replicated
+from equivtest.kit.case_tensor import CaseTensor
+from equivtest.kit.rules import Within
+from equivtest.kit.values import draw
+from equivtest.kit.values.integers import generator
+from equivtest.layout import Layout, Shard
+from equivtest.tensors import DTYPES
+
+NUMEL = 2**12
+"""Elements of a sum over the ranks; so many roundings that one of a larger unit is seen, and one to one side."""
+
+CONTRACTED, SIDE = 256, 16
+NUM_TOKENS, NUM_ROWS, WIDTHS = 512, 4, (3, 64)
+"""Rows that are added into a table of NUM_ROWS, narrow ones and wide ones."""
+
+FUNCTIONS = ("exp", "erf", "tanh", "sigmoid", "sqrt", "rsqrt", "log")
+NUM_TINY = 4
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class FingerprintCase(Case):
+    """One all_reduce, called again and again, and some local operations.
+
+    Attributes:
+        num_calls: How often the same operands are added up.
+    """
+
+    VALUE_MODES: ClassVar[tuple[str, ...]] = ("real",)
+
+    values: tuple[tuple[str, int], ...] = (("real", 0),)
+    num_calls: Annotated[int, Within(1, 64)] = 8
+
+    def describe_tensors(self) -> dict[str, CaseTensor]:
+        """Each rank has a row of `terms` and of `tiny`; all else is the same on every rank."""
+        own, whole = Layout((Shard(0),)), replicated()
+        tensors = {
+            "terms": CaseTensor((self.world_size, NUMEL), own),
+            "tiny": CaseTensor((self.world_size, NUM_TINY), own),
+            "left": CaseTensor((SIDE, CONTRACTED), whole),
+            "right": CaseTensor((CONTRACTED, SIDE), whole),
+            "points": CaseTensor((NUMEL,), whole),
+            "ids": CaseTensor((NUM_TOKENS,), whole),
+        }
+        tensors |= {f"rows.{width}": CaseTensor((NUM_TOKENS, width), whole) for width in WIDTHS}
+        tensors |= {
+            "sums": CaseTensor((self.num_calls, NUMEL), whole, "state"),
+            "tiny_sum": CaseTensor((NUM_TINY,), whole, "state"),
+            "tiny_product": CaseTensor((NUM_TINY,), whole, "state"),
+            "product": CaseTensor((SIDE, SIDE), whole, "state"),
+            "elements": CaseTensor((2, NUMEL), whole, "state"),
+        }
+        tensors |= {name: CaseTensor((NUMEL,), whole, "state") for name in FUNCTIONS}
+        return tensors | {f"table.{width}": CaseTensor((NUM_ROWS, width), whole, "state") for width in WIDTHS}
+
+
+@draw.register
+def draw_fingerprint(case: FingerprintCase, index: int) -> dict[str, torch.Tensor]:
+    """Mode real: positive terms of 1/2 to 2, so that nothing cancels; factors of both signs.
+
+    `tiny`: on rank 0 the smallest and the largest subnormal number, of both signs; elsewhere zeros.
+    `points`: 2**-6 to 2**3, where every function of the fingerprint is a normal number, or near 1.
+    """
+    dtype, (mode, seed) = DTYPES[case.dtype], case.values[index]
+    given = {}
+    for name, tensor in case.tensors.items():
+        if not tensor.is_given:
+            continue
+        source, shape = generator(mode, seed, name), tensor.shape
+        if name == "ids":
+            given[name] = torch.randint(NUM_ROWS, shape, generator=source, device="cpu")
+        elif name == "tiny":
+            given[name] = _tiny(shape, dtype)
+        elif name in ("left", "right"):
+            given[name] = torch.randn(shape, generator=source, dtype=torch.float64, device="cpu").to(dtype)
+        else:
+            least, most = (-6.0, 3.0) if name == "points" else (-1.0, 1.0)
+            places = torch.rand(shape, generator=source, dtype=torch.float64, device="cpu")
+            given[name] = torch.exp2(least + (most - least) * places).to(dtype)
+    return given
+
+
+def _tiny(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    finfo = torch.finfo(dtype)
+    smallest = finfo.smallest_normal * finfo.eps
+    largest = finfo.smallest_normal - smallest
+    tiny = torch.zeros(shape, dtype=torch.float64, device="cpu")
+    tiny[0] = torch.tensor([smallest, -smallest, largest, -largest], dtype=torch.float64)
+    return tiny.to(dtype)

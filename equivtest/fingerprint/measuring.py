@@ -1,0 +1,296 @@
+"""How a backend and its device compute, measured, as records of `Arithmetic` for a person to read and sign.
+
+Each record is the narrowest of those under which nothing that was measured lies beyond its bound: the bounds by which
+runs are judged.  It says what was seen, not what is so: an order that never varied here may vary elsewhere.
+
+Letters: w ranks, u unit roundoff.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+import torch
+
+from equivtest.errors import Misuse
+from equivtest.fingerprint.case import FUNCTIONS, WIDTHS, FingerprintCase
+from equivtest.kit.oracle.contractions import product
+from equivtest.kit.oracle.declared import declared
+from equivtest.kit.oracle.operands import bound_reduction
+from equivtest.kit.oracle.rounding import Arithmetic, Bounded, unit_roundoff
+from equivtest.kit.values import draw
+from equivtest.ranks.backend import Backend
+from equivtest.ranks.first_cause import first_cause
+from equivtest.ranks.pool import Pool
+from equivtest.tensors import DTYPES, same_bits
+
+SUBJECT = "equivtest.fingerprint.subject:fingerprint"
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What one world computed of one case.
+
+    Attributes:
+        given: The operands, global.
+        by_rank: Each rank's answers, by rank.
+    """
+
+    case: FingerprintCase
+    given: Tensors
+    by_rank: tuple[Tensors, ...]
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """What was measured of one dtype.
+
+    Attributes:
+        record: What may be declared of it; None where no record allows what was measured, or nothing was.
+        told: What it was concluded from, a line each.
+        problems: What no declaration allows.
+        lacking: Why nothing was measured: the backend's own refusal.
+    """
+
+    dtype: str
+    record: Arithmetic | None = None
+    told: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+    lacking: str = ""
+
+
+def measure(pool: Pool, dtype: str, world_sizes: Sequence[int]) -> Fingerprint:
+    """Runs the fingerprint on so many ranks each, and concludes."""
+    readings, problems = [], []
+    for world_size in world_sizes:
+        case = FingerprintCase(world_size=world_size, dtype=dtype)
+        replies = pool.run(SUBJECT, case)
+        refused = next((reply for reply in replies if reply.outcome == "not_supported"), None)
+        if refused is not None:
+            return Fingerprint(dtype, lacking=refused.error_text)
+        cause = first_cause(replies)
+        if cause is not None:
+            problems.append(f"{case.name_rank(cause.rank)} {cause.outcome}: {cause.error_type} {cause.error_text}")
+            continue
+        answers = [{name: each.local for name, each in reply.answers[0].tensors.items()} for reply in replies]
+        readings.append(Reading(case, draw(case, 0), tuple(answers)))
+    found = conclude(dtype, readings) if readings else Fingerprint(dtype)
+    return replace(found, record=None if problems else found.record, problems=(*problems, *found.problems))
+
+
+def conclude(dtype: str, readings: Sequence[Reading]) -> Fingerprint:
+    """What the readings of one dtype come to."""
+    problems = tuple(problem for reading in readings for problem in _problems(reading))
+    reduce, sums = _finest(_reducing(dtype), lambda record: max(_sums_beside(each, record) for each in readings))
+    accumulate, products = _finest(
+        _accumulating(dtype), lambda record: max(_product_beside(each, record) for each in readings)
+    )
+    told: tuple[str, ...] = (
+        f"reduce={reduce!r}: sums over the ranks come to {sums:.2g} of its bound",
+        f"accumulate={accumulate!r}: products of matrices come to {products:.2g} of its bound",
+    )
+    if not (reduce and accumulate):
+        return Fingerprint(dtype, None, told, (*problems, "sums or products are off by more than any record allows"))
+    ulp, function = max(_ulps(each, accumulate) for each in readings)
+    record = Arithmetic(
+        dtype,
+        accumulate,
+        reduce,
+        libm_ulp=float(max(Arithmetic.libm_ulp, math.ceil(ulp))),
+        rounds_to_nearest=all(_rounds_to_nearest(each, reduce) for each in readings),
+        flushes_subnormals=any(map(_flushes, readings)),
+        adds_rows_in_order=all(map(_adds_rows_in_order, readings)),
+        order_varies=any(map(_varies, readings)),
+    )
+    told = (*told, *_told(record, ulp, function, readings[0].case.num_calls))
+    return Fingerprint(dtype, None if problems else record, told, problems)
+
+
+def _told(record: Arithmetic, ulp: float, function: str, num_calls: int) -> Iterator[str]:
+    """The rest of a record, a line for each field."""
+    if function:
+        yield f"libm_ulp={record.libm_ulp}: {function} is off by {ulp:.3g} units in the last place, no other by more"
+    else:
+        yield f"libm_ulp={record.libm_ulp}: not measured, as there is nothing finer to compare float64 with"
+    are = "are all" if record.rounds_to_nearest else "are not all"
+    yield f"rounds_to_nearest={record.rounds_to_nearest}: sums and products of two numbers {are} the nearest number"
+    become = "become zeros" if record.flushes_subnormals else "are kept"
+    yield f"flushes_subnormals={record.flushes_subnormals}: subnormal numbers {become}"
+    bits = "other bits" if record.order_varies else "the same bits"
+    yield f"order_varies={record.order_varies}: {num_calls} sums over the ranks of the same operands had {bits}"
+    are = "are" if record.adds_rows_in_order else "are not always"
+    yield f"adds_rows_in_order={record.adds_rows_in_order}: rows of an embedding's gradient {are} added in order"
+
+
+def _problems(reading: Reading) -> Iterator[str]:
+    """What no declaration allows: sums that ranks hold differently, and subnormal numbers that become others."""
+    case, first = reading.case, reading.by_rank[0]
+    for rank, answers in enumerate(reading.by_rank):
+        if not same_bits(answers["sums"], first["sums"]):
+            yield f"{case.name_rank(rank)}: the same all_reduce gave other bits than on rank 0"
+        for name in ("tiny_sum", "tiny_product"):
+            tiny = reading.given["tiny"][0 if name == "tiny_sum" else rank]
+            if not bool(((answers[name] == tiny) | (answers[name] == 0)).all()):
+                yield f"{case.name_rank(rank)}: {name} of {tiny.tolist()} is {answers[name].tolist()}"
+
+
+def _reducing(dtype: str) -> Iterator[Arithmetic]:
+    """Records that differ in `reduce`, the finest first."""
+    for name in _no_finer_than(dtype, dtype):
+        yield Arithmetic(dtype, dtype, name)
+
+
+def _accumulating(dtype: str) -> Iterator[Arithmetic]:
+    """Records that differ in `accumulate`, the finest first: kernels of 16 bits may compute in float32."""
+    for name in _no_finer_than("float32" if DTYPES[dtype].itemsize == 2 else dtype, dtype):
+        yield Arithmetic(dtype, name, dtype)
+
+
+def _no_finer_than(finest: str, dtype: str) -> list[str]:
+    """Dtypes by their unit roundoff; of those with fewer bits than 16-bit ones have, none."""
+    least = unit_roundoff(finest)
+    found = sorted((name for name in DTYPES if unit_roundoff(name) >= least), key=unit_roundoff)
+    return [name for name in found if name in (finest, dtype)] if DTYPES[dtype].itemsize == 2 else found
+
+
+def _finest(records: Iterable[Arithmetic], beside: Callable[[Arithmetic], float]) -> tuple[str, float]:
+    """The dtype in which the first record whose bound holds differs from the others, and the part of it that is used.
+
+    ('', the part of the last one's) where none holds.
+    """
+    ratio, tried = math.inf, list(records)
+    varied = "reduce" if len({record.accumulate for record in tried}) == 1 else "accumulate"
+    for record in tried:
+        ratio = beside(record)
+        if ratio <= 1:
+            return getattr(record, varied), ratio
+    return "", ratio
+
+
+def _sums_beside(reading: Reading, record: Arithmetic) -> float:
+    """The largest error of a sum over the ranks, over what the record allows."""
+    with declared({record.dtype: record}):
+        found = bound_reduction(reading.given["terms"], "sum", 1)
+    assert found.allowed is not None
+    right = Bounded(found.value, found.allowed)
+    return max(_ratio(total, right) for answers in reading.by_rank for total in answers["sums"])
+
+
+def _product_beside(reading: Reading, record: Arithmetic) -> float:
+    """The same of a product of matrices."""
+    right = product(reading.given["left"], reading.given["right"], record)
+    return max(_ratio(answers["product"], right) for answers in reading.by_rank)
+
+
+def _ratio(found: torch.Tensor, right: Bounded) -> float:
+    off = (found.double() - right.value).abs()
+    if not bool(off.isfinite().all()):
+        return math.inf
+    return float(torch.where(off == 0, 0.0, off / right.allowed).max())
+
+
+def _ulps(reading: Reading, accumulate: str) -> tuple[float, str]:
+    """By how many units in the last place of `accumulate` a function is off, beside storing it; and the worst one.
+
+    (0, '') of float64, of which there is nothing finer to compare with.
+    """
+    if reading.case.dtype == "float64":
+        return 0.0, ""
+    points, stored = reading.given["points"].double(), unit_roundoff(reading.case.dtype)
+    found = []
+    for name in FUNCTIONS:
+        right = getattr(torch, name)(points)
+        for answers in reading.by_rank:
+            off = (answers[name].double() - right).abs() - stored * right.abs()
+            units = off / (2 * unit_roundoff(accumulate) * right.abs())
+            found.append((max(0.0, float(units[right != 0].max())), name))
+    return max(found)
+
+
+def _rounds_to_nearest(reading: Reading, reduce: str) -> bool:
+    """Whether sums and products of two numbers are the nearest ones, on the device and, of two ranks, over these."""
+    points, dtype = reading.given["points"], DTYPES[reading.case.dtype]
+    pairs = points.double(), points.roll(1).double()
+    right = torch.stack((pairs[0] + pairs[1], pairs[0] * pairs[1])).to(dtype)
+    is_so = all(torch.equal(answers["elements"], right) for answers in reading.by_rank)
+    if reading.case.world_size != 2:
+        return is_so
+    total = reading.given["terms"].double().sum(0).to(DTYPES[reduce]).to(dtype)
+    return is_so and all(torch.equal(answers["sums"][0], total) for answers in reading.by_rank)
+
+
+def _flushes(reading: Reading) -> bool:
+    return any(
+        bool((answers[name] == 0).any())
+        for rank, answers in enumerate(reading.by_rank)
+        for name in ("tiny_sum", "tiny_product")
+        if rank == 0 or name == "tiny_sum"
+    )
+
+
+def _varies(reading: Reading) -> bool:
+    return not all(same_bits(total, answers["sums"][0]) for answers in reading.by_rank for total in answers["sums"])
+
+
+def _adds_rows_in_order(reading: Reading) -> bool:
+    ids = reading.given["ids"].tolist()
+    for width in WIDTHS:
+        rows = reading.given[f"rows.{width}"]
+        table = torch.zeros_like(reading.by_rank[0][f"table.{width}"])
+        for row, index in enumerate(ids):
+            table[index] += rows[row]
+        if not all(same_bits(answers[f"table.{width}"], table) for answers in reading.by_rank):
+            return False
+    return True
+
+
+def describe(found: Fingerprint) -> str:
+    """What a person reads of one dtype."""
+    if found.lacking:
+        return f"{found.dtype}: not supported: {found.lacking}"
+    head = f"{found.dtype}:" if found.record else f"{found.dtype}: nothing can be declared"
+    return "\n  ".join((head, *found.told, *(f"problem: {problem}" for problem in found.problems)))
+
+
+def write(found: Sequence[Fingerprint], backend: Backend, world_sizes: Sequence[int], path: Path) -> None:
+    """Writes a module whose MEASURED holds a record of each dtype of which there is one.
+
+    Raises:
+        Misuse: the file is there, or cannot be written.
+    """
+    kept = [each for each in found if each.record]
+    ranks = " and ".join(map(str, world_sizes))
+    lines = [
+        f'"""What {backend.name} on {backend.device} computes, as measured on {ranks} ranks; nothing of it is proved.',
+        "",
+        "Read it, correct what the documentation knows better, and sign.",
+        "",
+        "Signed:",
+        '"""',
+        "",
+        "from equivtest.kit.oracle.rounding import Arithmetic",
+        "",
+        "MEASURED = {",
+        *(line for each in kept for line in _entry(each)),
+        "}",
+        "",
+    ]
+    try:
+        with path.open("x") as file:
+            file.write("\n".join(lines))
+    except OSError as error:
+        raise Misuse(f"--output: {path} cannot be written: {error.strerror}; name a file that is not there") from error
+
+
+def _entry(found: Fingerprint) -> Iterator[str]:
+    assert found.record is not None
+    written = {field.name: getattr(found.record, field.name) for field in fields(Arithmetic)}
+    yield from (f"    # {line}" for line in found.told)
+    yield f'    "{found.dtype}": Arithmetic('
+    yield from (f"        {name}={value!r}," for name, value in written.items())
+    yield "    ),"

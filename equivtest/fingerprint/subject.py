@@ -1,0 +1,44 @@
+"""What a rank computes for a fingerprint: nothing is judged here.
+
+Source: torch.distributed.all_reduce, torch.nn.functional.embedding (2.13.0).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn import functional
+
+from equivtest.fingerprint.case import FUNCTIONS, NUM_ROWS, WIDTHS, FingerprintCase
+from equivtest.kit.subject import Given
+from equivtest.tensors import Placed
+
+
+def fingerprint(case: FingerprintCase, mesh: DeviceMesh, given: Given) -> dict[str, Placed]:
+    """Each answer is this rank's own, of operands that all ranks have alike but for the terms of the sums."""
+    points, tiny = given["points"], given["tiny"][0]
+    found = {
+        "sums": torch.stack([_added(given["terms"][0], mesh) for _ in range(case.num_calls)]),
+        "tiny_sum": _added(tiny, mesh),
+        "tiny_product": tiny * torch.ones_like(tiny),
+        "product": given["left"] @ given["right"],
+        "elements": torch.stack((points + points.roll(1), points * points.roll(1))),
+    }
+    found |= {name: getattr(torch, name)(points) for name in FUNCTIONS}
+    found |= {f"table.{width}": _table(given["ids"], given[f"rows.{width}"]) for width in WIDTHS}
+    return {name: Placed(tensor, case.tensors[name].layout) for name, tensor in found.items()}
+
+
+def _added(operand: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    total = operand.clone()
+    dist.all_reduce(total, group=mesh.get_group())
+    return total
+
+
+def _table(ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """The gradient of an embedding: each row added to that of its id."""
+    table = torch.zeros(NUM_ROWS, rows.shape[1], dtype=rows.dtype, device=rows.device, requires_grad=True)
+    torch.autograd.backward(functional.embedding(ids, table), rows)
+    assert table.grad is not None
+    return table.grad
