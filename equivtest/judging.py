@@ -53,6 +53,7 @@ from equivtest.verdicts.elements import is_too_wide
 from equivtest.verdicts.message import MOST_NAMES, describe_failure
 from equivtest.verdicts.verdict import Verdict
 
+VALUES = tuple(claim.name for claim in (equals_unsharded, gradients_equal_unsharded, trains_like_unsharded))
 AUTOCAST = ("bfloat16", "float16")
 UPDATE_CLAIMS = (trains_like_unsharded, agrees_on_all_ranks)
 CLAIMS = (equals_unsharded, gradients_equal_unsharded, agrees_on_all_ranks, does_not_touch_its_inputs)
@@ -99,7 +100,8 @@ class Judged:
 
     def _open(self) -> list[str]:
         """What is neither wrong nor near enough, and has a bound that says nothing."""
-        agreeing = {name for verdict in self.verdicts for name in verdict.judgement.agreeing}
+        judging = [verdict for verdict in self.verdicts if verdict.claim in VALUES]
+        agreeing = {name for verdict in judging for name in verdict.judgement.agreeing}
         return [name for name, right in self.expected.tensors.items() if is_too_wide(right) and name not in agreeing]
 
     def coverage(self) -> str:

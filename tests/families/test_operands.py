@@ -95,6 +95,17 @@ def test_operands_of_another_way_are_not_judged() -> None:
     assert bool((error <= run.found["boundary.0"].allowed).all())
 
 
+def test_what_a_part_gives_is_judged_though_a_function_gave_it() -> None:
+    """A wrong one is no operand of another way."""
+    held = held_of(rotated, X)
+    wrong = held | {name: held[name] * 2 for name in ("boundary.0", "boundary.0:attention:output")}
+    run, _, _ = forced(rotated, X, wrong)
+    right = run.found["boundary.0"]
+
+    assert "boundary.0:attention:output" not in run.found
+    assert bool(((wrong["boundary.0"].double() - right.value).abs() > right.allowed).any())
+
+
 WEIGHTS = torch.tensor([1.0, 2.0, 3.0, 4.0])
 
 

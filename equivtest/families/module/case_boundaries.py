@@ -103,6 +103,7 @@ class Boundaries(TorchFunctionMode):
         self._calls: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
         self._running: list[str] = []  # the parts that run, the innermost last
         self._met: dict[int, torch.Tensor] = {}  # held, so that no other gets its id
+        self._owed: dict[int, bool] = {}  # whether a part gave it or was handed it, or a function alone
         self._hooks: list[RemovableHandle] = []
         for path, part in parts_of(module):
             before, after = functools.partial(self._before, path), functools.partial(self._after, path)
@@ -167,10 +168,13 @@ class Boundaries(TorchFunctionMode):
         self._meet_all(path, calls[path] - 1, given, "")
 
     def _meet_all(self, path: str, number: int, given: object, what: str) -> None:
+        """What a function was handed or gave may be what a part is handed or gives, and is met as that, too."""
+        is_owed = what in ("", INPUT)
         for name, tensor in tensors_of(path, number, given, what):
-            if id(tensor) not in self._met and not is_given(tensor, what):
-                self._met[id(tensor)] = tensor
-                (self.meet if what in ("", INPUT) else self.meet_operand)(name, tensor)
+            is_met = id(tensor) in self._met and (self._owed.get(id(tensor), False) or not is_owed)
+            if not is_met and not is_given(tensor, what):
+                self._met[id(tensor)], self._owed[id(tensor)] = tensor, is_owed
+                (self.meet if is_owed else self.meet_operand)(name, tensor)
 
 
 def is_given(tensor: torch.Tensor, what: str) -> bool:

@@ -20,7 +20,16 @@ from torch.utils._pytree import tree_map_only
 
 from equivtest.errors import Misuse
 from equivtest.families.module.case import cotangent_of
-from equivtest.families.module.case_boundaries import BOUNDARY, Boundaries, Choice, is_given, own_name, tensors_of
+from equivtest.families.module.case_boundaries import (
+    BOUNDARY,
+    INPUT,
+    Boundaries,
+    Choice,
+    is_given,
+    is_operand,
+    own_name,
+    tensors_of,
+)
 from equivtest.families.module.case_outputs import named_outputs
 
 Keep = Callable[[str, torch.Tensor], None]
@@ -55,8 +64,11 @@ class PartsMet(Boundaries):
         if self.is_again:
             return
         is_chosen = any(fnmatchcase(path, pattern) for pattern in self._patterns)
+        is_owed = what in ("", INPUT)
         for name, tensor in tensors_of(path, number, given, what):
             reference, first = self._names.get(id(tensor), (None, ""))
+            if is_owed and is_operand(f"{BOUNDARY}{first}"):  # which a function alone was handed or gave
+                reference = None
             if reference is None or reference() is not tensor:
                 if what and (is_given(tensor, what) or self._is_given(tensor)):
                     continue
