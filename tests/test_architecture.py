@@ -27,11 +27,7 @@ FLOORS = (
     ("verdicts", "watched"),
     ("calls", "captured_inputs", "check", "kept", "known", "report"),
     ("door", "judging_update", "kept_update"),
-<<<<<<< HEAD
     ("capturing", "chunks", "fingerprint", "judging", "module", "rank", "records", "replay", "settings", "suite"),
-=======
-    ("capturing", "chunks", "fingerprint", "judging", "module", "records", "replay", "settings", "suite"),
->>>>>>> depth
     ("audit", "blame", "filling"),
     ("machine", "search", "options"),
     ("claim_reports", "pools"),
