@@ -31,13 +31,12 @@ def clipped(build: str, parallelize: str, step: str, norm_type: float) -> Proper
     )
 
 
-# Parameters that all ranks hold, that are divided along one axis or both, frozen, unused, and empty on some ranks.
-norm_of_one_mesh_by_root = clipped("with_empty_shards", "on_one_mesh", "in_one_call_by_root", 2)
+# Parameters that all ranks hold, that are divided along one axis or both, frozen and unused.
 norm_of_one_mesh_by_largest = clipped("mixture", "on_one_mesh", "in_one_call_by_largest", math.inf)
 
-# The same on several meshes, beside experts of each rank's own and parameters of one pipeline stage.
+# The same on several meshes, empty on some ranks too, beside experts of each rank's own and parameters of one pipeline
+# stage.  The other norm of each is among the right ones of `tests.step_defects`.
 norm_of_groups_by_root = clipped("grouped_with_empty_shards", "over_meshes", "by_groups_by_root", 2)
-norm_of_groups_by_largest = clipped("grouped", "over_meshes", "by_groups_by_largest", math.inf)
 
 # An infinity on one rank alone keeps every rank from its update.
 scaled_step = clipped("divided_first", "on_one_mesh", "scaled", 2)
