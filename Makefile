@@ -13,7 +13,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 unexport PYTHONDONTWRITEBYTECODE  # or each of the hundreds of processes of a test run compiles the package anew
-.PHONY: help conform test deepspeed deepspeed-installed clients clients-installed lint format bench smoke-wheel clean
+.PHONY: help conform test deepspeed deepspeed-installed clients clients-installed wrappers lint format bench smoke-wheel clean
 
 help:  ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +37,9 @@ clients-installed: $(INSTALLED) $(CLIENTS)/.installed
 clients: clients-installed  ## Other people's parallel programs: transformers, peft, ...; PROFILE=smoke is a few cases of each
 	PYTHONPATH=$(CURDIR):$(CURDIR)/$(CLIENTS) HF_HUB_OFFLINE=1 $(BIN)/equivtest run tests/clients --profile $(PROFILE) \
 		--import tests.clients.language_models --known-failures tests/clients/known_failures.toml --report report/clients
+
+wrappers: $(INSTALLED)  ## FSDP2 and DDP told everything that they may be told; too long for the gate
+	$(BIN)/equivtest run tests/wrappers --report report/wrappers
 
 lint: $(INSTALLED)  ## Ruff and mypy, changing nothing
 	$(BIN)/ruff check .

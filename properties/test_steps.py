@@ -1,4 +1,4 @@
-"""Claims about steps of training: the norm of all gradients, a scaled loss, and what torch's wrappers may be told.
+"""Claims about steps of training: the norm of all gradients, and a scaled loss.
 
 A failure here means that a step updates by other gradients than the unsharded module has: look first at what is added
 up over which group, and how often.
@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 
 from equivtest.families.module.case_mixture import AXES, MAX_NORM, SIZES
-from equivtest.module import module_property, real
+from equivtest.module import module_property
 from equivtest.property import Property
 
 FAMILY = "equivtest.families.module."
-MIXTURE, TOLD, STEPS = f"{FAMILY}case_mixture:", f"{FAMILY}case_told:", f"{FAMILY}case_told_steps:"
+MIXTURE = f"{FAMILY}case_mixture:"
 SUBJECT = f"{FAMILY}subject."
 
 
@@ -40,25 +40,3 @@ norm_of_groups_by_root = clipped("grouped_with_empty_shards", "over_meshes", "by
 
 # An infinity on one rank alone keeps every rank from its update.
 scaled_step = clipped("divided_first", "on_one_mesh", "scaled", 2)
-
-# FSDP2 told everything that its documentation names, a branch of the module for each.
-fsdp2_told = module_property(f"{TOLD}branches", f"{SUBJECT}fsdp2_told:told", x_shapes=[(7, 2)], needs_world=True)
-
-
-def told_in_steps(build: str, parallelize: str, step: str, *, axes: tuple[str, ...] = ()) -> Property:
-    """Two steps of two micro-batches; between the steps the optimizer's state is handed to another one."""
-    return module_property(
-        f"{STEPS}{build}",
-        f"{SUBJECT}told_steps:{parallelize}",
-        inputs={"x": real(("batch", 2))},
-        sizes={"batch": (8,)},  # three ranks have 3, 3 and 2 rows, each two micro-batches
-        optimizer=f"{STEPS}momentum",
-        step=f"{SUBJECT}told_steps:{step}",
-        micro_batches=2,
-        axes=axes,
-    )
-
-
-ddp_told = told_in_steps("replicated_branches", "replicated", "replicated_step")
-fsdp2_told_in_steps = told_in_steps("sharded_branches", "sharded", "sharded_step")
-hsdp_told_in_steps = told_in_steps("branches_both_ways", "both_ways", "sharded_step", axes=AXES)

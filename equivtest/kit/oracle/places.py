@@ -19,7 +19,12 @@ from torch import nn
 TORCH = str(Path(torch.__file__).parent)
 OWN = str(Path(__file__).parents[2])
 CALLER = f"{OWN}/families/module/case_facts.py"
-NOT_THE_USERS = (f"{OWN}/kit/oracle/", f"{OWN}/families/module/oracle.py", CALLER)
+NOT_THE_USERS = (
+    f"{OWN}/kit/oracle/",
+    f"{OWN}/families/module/oracle.py",
+    f"{OWN}/families/module/case_boundaries.py",
+    CALLER,
+)
 
 
 class Place(NamedTuple):

@@ -1,0 +1,1 @@
+"""What torch says of its wrappers, judged argument by argument: too long for the gate."""

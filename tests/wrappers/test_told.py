@@ -1,0 +1,36 @@
+"""Claims about FSDP2 and DistributedDataParallel told everything that they may be told; `make wrappers` judges them.
+
+A failure here means that an argument or a method of a wrapper changes what is computed: each has a branch of the module
+of its own, whose name says which.
+"""
+
+from __future__ import annotations
+
+from equivtest.families.module.case_mixture import AXES
+from equivtest.module import module_property, real
+from equivtest.property import Property
+
+FAMILY = "equivtest.families.module."
+TOLD, STEPS, SUBJECT = f"{FAMILY}case_told:", f"{FAMILY}case_told_steps:", f"{FAMILY}subject."
+
+# FSDP2 told everything that its documentation names, a branch of the module for each.
+fsdp2_told = module_property(f"{TOLD}branches", f"{SUBJECT}fsdp2_told:told", x_shapes=[(7, 2)], needs_world=True)
+
+
+def told_in_steps(build: str, parallelize: str, step: str, *, axes: tuple[str, ...] = ()) -> Property:
+    """Two steps of two micro-batches; between the steps the optimizer's state is handed to another one."""
+    return module_property(
+        f"{STEPS}{build}",
+        f"{SUBJECT}told_steps:{parallelize}",
+        inputs={"x": real(("batch", 2))},
+        sizes={"batch": (8,)},  # three ranks have 3, 3 and 2 rows, each two micro-batches
+        optimizer=f"{STEPS}momentum",
+        step=f"{SUBJECT}told_steps:{step}",
+        micro_batches=2,
+        axes=axes,
+    )
+
+
+ddp_told = told_in_steps("replicated_branches", "replicated", "replicated_step")
+fsdp2_told_in_steps = told_in_steps("sharded_branches", "sharded", "sharded_step")
+hsdp_told_in_steps = told_in_steps("branches_both_ways", "both_ways", "sharded_step", axes=AXES)
