@@ -16,11 +16,9 @@ import sys
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from benchmarks.measure import Spread, draw_cases, main_properties, require_answers, seconds_of
-from benchmarks.programs import CaseList
+from benchmarks.measure import Spread, draw_cases, main_properties, seconds_of
+from benchmarks.throughput import run_harness, start_fresh_world
 from equivtest import limits
-from equivtest.check import judge_replies
-from equivtest.kit.case import Case
 from equivtest.property import Property
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.run_hub import RunHub
@@ -88,19 +86,7 @@ def _measure(remote: Pool, local: Pool, prop: Property, world_size: int, repeats
     runs_s: dict[Pool, list[float]] = {remote: [], local: []}
     for repeat in range(repeats + 1):  # once for what is imported and probed
         for pool in (remote, local) if repeat % 2 == 0 else (local, remote):
-            starts_s[pool].append(seconds_of(functools.partial(_start_fresh_world, pool, world_size)))
-            runs_s[pool].append(seconds_of(functools.partial(_run, pool, prop, cases)))
+            starts_s[pool].append(seconds_of(functools.partial(start_fresh_world, pool, world_size)))
+            runs_s[pool].append(seconds_of(functools.partial(run_harness, pool, prop, cases)))
     start = Spread.of(there / here for there, here in zip(starts_s[remote][1:], starts_s[local][1:], strict=True))
     return Distant(prop.subject, world_size, len(cases), tuple(runs_s[remote][1:]), tuple(runs_s[local][1:]), start)
-
-
-def _start_fresh_world(pool: Pool, world_size: int) -> None:
-    pool.renew(world_size)
-    for dtype in limits.DTYPES:
-        pool.run("", CaseList(world_size=world_size, dtype=dtype))
-
-
-def _run(pool: Pool, prop: Property, cases: list[Case]) -> None:
-    for case, replies in pool.run_all(prop.subject, cases):
-        require_answers(prop.subject, case, replies)
-        judge_replies(prop.subject, case, replies, prop.claims)

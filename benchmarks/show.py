@@ -115,6 +115,20 @@ def plot_phases(axes: Any, breakdowns: Sequence[Breakdown]) -> None:
     axes.legend(fontsize="small", ncols=len(PHASES) // 2, loc="upper center", bbox_to_anchor=(0.5, -0.14))
 
 
+def plot_by_ranks(axes: Any, found: Iterable[tuple[str, int, Spread]], ideal: str | None = None) -> None:
+    """A line for each label, its spread by world size; 1 is dashed, and called `ideal` in the legend."""
+    found = tuple(found)
+    for label in dict.fromkeys(label for label, _, _ in found):
+        own = [(world_size, spread) for each, world_size, spread in found if each == label]
+        spreads = [spread for _, spread in own]
+        medians = [spread.median for spread in spreads]
+        axes.errorbar([world_size for world_size, _ in own], medians, errors(spreads), label=label, capsize=2)
+    axes.set_xscale("log", base=2)
+    axes.axhline(1, color=BARE_COLOUR, linestyle="--", label=ideal)
+    axes.set_xlabel("ranks")
+    axes.legend(fontsize="small")
+
+
 def errors(spreads: Sequence[Spread]) -> list[list[float]]:
     """Lengths of the bars below and above the medians."""
     below = [spread.median - spread.low for spread in spreads]

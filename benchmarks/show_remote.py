@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from benchmarks.remote import Distant
-from benchmarks.show import BARE_COLOUR, errors, make_table, ratio_cells
+from benchmarks.show import make_table, plot_by_ranks, ratio_cells
 
 
 def remote_table(found: Sequence[Distant]) -> Table:
@@ -23,14 +23,6 @@ def remote_table(found: Sequence[Distant]) -> Table:
 
 def plot_remote(axes: Any, found: Sequence[Distant]) -> None:
     """Throughput over TCP as a part of that without, by world size."""
-    for subject in dict.fromkeys(each.subject for each in found):
-        own = [each for each in found if each.subject == subject]
-        spreads = [each.ratio for each in own]
-        medians = [spread.median for spread in spreads]
-        axes.errorbar([each.world_size for each in own], medians, errors(spreads), label=subject, capsize=2)
-    axes.set_xscale("log", base=2)
-    axes.axhline(1, color=BARE_COLOUR, linestyle="--")
-    axes.set_xlabel("ranks")
+    plot_by_ranks(axes, [(each.subject, each.world_size, each.ratio) for each in found])
     axes.set_ylabel("throughput over TCP / without")
     axes.set_title("Ranks over TCP beside ranks of this machine")
-    axes.legend(fontsize="small")

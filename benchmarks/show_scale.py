@@ -9,7 +9,7 @@ from rich.table import Table
 
 from benchmarks.first import FirstVerdict
 from benchmarks.scale import Scaled
-from benchmarks.show import BARE_COLOUR, HARNESS_COLOUR, errors, make_table, ratio_cells
+from benchmarks.show import HARNESS_COLOUR, errors, make_table, plot_by_ranks, ratio_cells
 
 
 def scale_table(found: Sequence[Scaled]) -> Table:
@@ -41,17 +41,10 @@ def first_table(found: FirstVerdict) -> Table:
 
 def plot_scale(axes: Any, found: Sequence[Scaled]) -> None:
     """Steady time over the ideal, by world size."""
-    for family in dict.fromkeys(scaled.family for scaled in found):
-        own = [scaled for scaled in found if scaled.family == family]
-        spreads = [scaled.of_ideal for scaled in own]
-        medians = [spread.median for spread in spreads]
-        axes.errorbar([scaled.world_size for scaled in own], medians, errors(spreads), label=family, capsize=2)
-    axes.set_xscale("log", base=2)
-    axes.axhline(1, color=BARE_COLOUR, linestyle="--", label="single ranks / cores")
-    axes.set_xlabel("ranks")
+    steady = [(scaled.family, scaled.world_size, scaled.of_ideal) for scaled in found]
+    plot_by_ranks(axes, steady, ideal="single ranks / cores")
     axes.set_ylabel("time / (time of one rank x ranks / cores)")
     axes.set_title("A case in ever larger worlds")
-    axes.legend(fontsize="small")
 
 
 def plot_first(axes: Any, found: FirstVerdict) -> None:

@@ -67,7 +67,7 @@ def overall(pairs: Sequence[Pair]) -> Spread:
 def _measure_pair(pool: Pool, prop: Property, world_size: int, repeats: int, num_cases: int) -> Pair:
     cases = draw_cases(prop, world_size, num_cases)
     ways: list[Callable[[], None]] = [
-        lambda: _run_harness(pool, prop, cases),
+        lambda: run_harness(pool, prop, cases),
         lambda: run_bare(pool, prop.subject, cases),
     ]
     times_s: list[list[float]] = [[], []]
@@ -80,7 +80,7 @@ def _measure_pair(pool: Pool, prop: Property, world_size: int, repeats: int, num
 def _seconds_in_fresh_world(pool: Pool, world_size: int, way: Callable[[], None]) -> float:
     """Seconds of `way`; measured again, and told, where a rank failed."""
     for _ in range(TRIES):
-        _start_fresh_world(pool, world_size)
+        start_fresh_world(pool, world_size)
         try:
             return seconds_of(way)
         except RankFailed as failure:
@@ -88,14 +88,15 @@ def _seconds_in_fresh_world(pool: Pool, world_size: int, way: Callable[[], None]
     raise RankFailed(f"a rank failed in {TRIES} tries")
 
 
-def _start_fresh_world(pool: Pool, world_size: int) -> None:
+def start_fresh_world(pool: Pool, world_size: int) -> None:
     """Ends the world there is, starts another one, and has it probe every dtype if none has."""
-    pool.run("", CaseList(world_size=1 + world_size % 2))  # the pool holds one world
+    pool.renew(world_size)
     for dtype in limits.DTYPES:
         pool.run("", CaseList(world_size=world_size, dtype=dtype))
 
 
-def _run_harness(pool: Pool, prop: Property, cases: Sequence[Case]) -> None:
+def run_harness(pool: Pool, prop: Property, cases: Sequence[Case]) -> None:
+    """Has the ranks run the cases of one property, and judges what they answer."""
     for case, replies in pool.run_all(prop.subject, cases):
         require_answers(prop.subject, case, replies)
         judge_replies(prop.subject, case, replies, prop.claims)

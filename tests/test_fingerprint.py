@@ -97,6 +97,7 @@ def test_what_no_record_allows_is_a_problem_and_declares_nothing() -> None:
         (lambda each: {"sums": each["sums"] * 1.5}, "sums or products are off by more than any record allows"),
         (lambda each: {"tiny_sum": each["tiny_sum"] * 2}, "tiny_sum of"),
         (lambda each: {"product": each["product"] * float("nan")}, "sums or products are off"),
+        (lambda each: {"exp": each["exp"] * float("nan")}, "rank 1 of 2: exp of numbers from 1/64 to 8 is not finite"),
     ):
         found = concluded(change)
         assert found.record is None and any(problem in each for each in found.problems), found

@@ -86,16 +86,22 @@ def measure(pool: Pool, dtype: str, world_sizes: Sequence[int]) -> Fingerprint:
 def conclude(dtype: str, readings: Sequence[Reading]) -> Fingerprint:
     """What the readings of one dtype come to."""
     problems = tuple(problem for reading in readings for problem in _problems(reading))
-    reduce, sums = _finest(_reducing(dtype), lambda record: max(_sums_beside(each, record) for each in readings))
-    accumulate, products = _finest(
-        _accumulating(dtype), lambda record: max(_product_beside(each, record) for each in readings)
+    reduce, sums = _finest(
+        _no_finer_than(dtype, dtype),
+        lambda name: max(_sums_beside(each, Arithmetic(dtype, dtype, name)) for each in readings),
+    )
+    accumulate, products = _finest(  # kernels of 16 bits may compute in float32
+        _no_finer_than("float32" if DTYPES[dtype].itemsize == 2 else dtype, dtype),
+        lambda name: max(_product_beside(each, Arithmetic(dtype, name, dtype)) for each in readings),
     )
     told: tuple[str, ...] = (
         f"reduce={reduce!r}: sums over the ranks come to {sums:.2g} of its bound",
         f"accumulate={accumulate!r}: products of matrices come to {products:.2g} of its bound",
     )
     if not (reduce and accumulate):
-        return Fingerprint(dtype, None, told, (*problems, "sums or products are off by more than any record allows"))
+        problems = (*problems, "sums or products are off by more than any record allows")
+    if problems:
+        return Fingerprint(dtype, None, told, problems)
     ulp, function = max(_ulps(each, accumulate) for each in readings)
     record = Arithmetic(
         dtype,
@@ -108,7 +114,7 @@ def conclude(dtype: str, readings: Sequence[Reading]) -> Fingerprint:
         order_varies=any(map(_varies, readings)),
     )
     told = (*told, *_told(record, ulp, function, readings[0].case.num_calls))
-    return Fingerprint(dtype, None if problems else record, told, problems)
+    return Fingerprint(dtype, record, told)
 
 
 def _told(record: Arithmetic, ulp: float, function: str, num_calls: int) -> Iterator[str]:
@@ -128,7 +134,7 @@ def _told(record: Arithmetic, ulp: float, function: str, num_calls: int) -> Iter
 
 
 def _problems(reading: Reading) -> Iterator[str]:
-    """What no declaration allows: sums that ranks hold differently, and subnormal numbers that become others."""
+    """What no declaration allows: sums that differ between ranks, wrong subnormal numbers, functions that give none."""
     case, first = reading.case, reading.by_rank[0]
     for rank, answers in enumerate(reading.by_rank):
         if not same_bits(answers["sums"], first["sums"]):
@@ -137,18 +143,9 @@ def _problems(reading: Reading) -> Iterator[str]:
             tiny = reading.given["tiny"][0 if name == "tiny_sum" else rank]
             if not bool(((answers[name] == tiny) | (answers[name] == 0)).all()):
                 yield f"{case.name_rank(rank)}: {name} of {tiny.tolist()} is {answers[name].tolist()}"
-
-
-def _reducing(dtype: str) -> Iterator[Arithmetic]:
-    """Records that differ in `reduce`, the finest first."""
-    for name in _no_finer_than(dtype, dtype):
-        yield Arithmetic(dtype, dtype, name)
-
-
-def _accumulating(dtype: str) -> Iterator[Arithmetic]:
-    """Records that differ in `accumulate`, the finest first: kernels of 16 bits may compute in float32."""
-    for name in _no_finer_than("float32" if DTYPES[dtype].itemsize == 2 else dtype, dtype):
-        yield Arithmetic(dtype, name, dtype)
+        for name in FUNCTIONS:
+            if not bool(answers[name].isfinite().all()):
+                yield f"{case.name_rank(rank)}: {name} of numbers from 1/64 to 8 is not finite"
 
 
 def _no_finer_than(finest: str, dtype: str) -> list[str]:
@@ -158,17 +155,13 @@ def _no_finer_than(finest: str, dtype: str) -> list[str]:
     return [name for name in found if name in (finest, dtype)] if DTYPES[dtype].itemsize == 2 else found
 
 
-def _finest(records: Iterable[Arithmetic], beside: Callable[[Arithmetic], float]) -> tuple[str, float]:
-    """The dtype in which the first record whose bound holds differs from the others, and the part of it that is used.
-
-    ('', the part of the last one's) where none holds.
-    """
-    ratio, tried = math.inf, list(records)
-    varied = "reduce" if len({record.accumulate for record in tried}) == 1 else "accumulate"
-    for record in tried:
-        ratio = beside(record)
+def _finest(names: Iterable[str], beside: Callable[[str], float]) -> tuple[str, float]:
+    """The first dtype whose bound holds, and the part of it that is used; '', and the last one's, where none holds."""
+    ratio = math.inf
+    for name in names:
+        ratio = beside(name)
         if ratio <= 1:
-            return getattr(record, varied), ratio
+            return name, ratio
     return "", ratio
 
 

@@ -73,16 +73,9 @@ class Server:
     ) -> subprocess.Popen[bytes]:
         surroundings = {**os.environ, **ONE_THREAD, **environment}
         arguments = (theirs.fileno(), os.getpid(), start, imports, preload)
-        with (self._scratch.path / "output-server").open("wb") as output:
-            return subprocess.Popen(
-                interpreter_command(f"from equivtest.ranks.server import main; main(*{arguments!r})"),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env={**surroundings, **poison_environment(surroundings)},
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,  # Ctrl-C is for the parent, which then ends the ranks
-            )
+        environment = {**surroundings, **poison_environment(surroundings)}
+        code = f"from equivtest.ranks.server import main; main(*{arguments!r})"
+        return execute(code, self._scratch.path / "output-server", environment, (theirs.fileno(),))
 
     @property
     def alive(self) -> bool:
@@ -175,3 +168,19 @@ class Server:
             self._process.kill()
             self._process.wait()
         self._scratch.remove()
+
+
+def execute(
+    code: str, output: Path, environment: Mapping[str, str], passed: tuple[int, ...]
+) -> subprocess.Popen[bytes]:
+    """Runs `code` in an interpreter of its own, which gets these descriptors and writes what it says to `output`."""
+    with output.open("wb") as file:
+        return subprocess.Popen(
+            interpreter_command(code),
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            env=environment,
+            pass_fds=passed,
+            start_new_session=True,  # Ctrl-C is for its parent, which then ends the ranks
+        )

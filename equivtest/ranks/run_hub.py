@@ -15,7 +15,7 @@ from equivtest.errors import BrokenSetup, Misuse
 from equivtest.ranks import hub_messages as messages
 from equivtest.ranks.channel import close_in_forks
 from equivtest.ranks.hub import CLOSE
-from equivtest.ranks.messages import interpreter_command
+from equivtest.ranks.launch import execute
 from equivtest.ranks.remote import HubDoor
 from equivtest.ranks.scratch import Scratch, sweep
 from equivtest.ranks.secret import FILE_VARIABLE, VARIABLE, read_secret
@@ -69,16 +69,9 @@ class RunHub:
         fds = tuple(each.fileno() for each in passed)
         arguments = (*fds, os.getpid())
         hidden = (VARIABLE, FILE_VARIABLE)
-        with (self._scratch.path / "output-hub").open("wb") as output:
-            return subprocess.Popen(
-                interpreter_command(f"from equivtest.ranks.hub import main; main(*{arguments!r})"),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env={name: value for name, value in os.environ.items() if name not in hidden},
-                pass_fds=fds,
-                start_new_session=True,  # Ctrl-C is for the owner, which then ends the ranks
-            )
+        environment = {name: value for name, value in os.environ.items() if name not in hidden}
+        code = f"from equivtest.ranks.hub import main; main(*{arguments!r})"
+        return execute(code, self._scratch.path / "output-hub", environment, fds)
 
     def __enter__(self) -> RunHub:
         return self

@@ -147,7 +147,7 @@ def test_a_batch_norm_is_judged_with_what_it_remembers(pool: Pool, build: str) -
 
 @pytest.mark.ranks
 def test_a_router_that_asks_how_many_rows_there_are_holds(pool: Pool) -> None:
-    """On no device its forward raises; where its choice is certain it is judged."""
+    """Where its choice is certain it is judged."""
     case = case_of("router", "ddp", x_shape=(5, 6), inputs=(), sizes=(), dtype="float64", values=REAL, batch="whole")
 
     assert expect(case, 0).tensors["output"].allowed is not None

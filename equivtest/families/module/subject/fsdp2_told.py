@@ -172,10 +172,14 @@ def prefetched(branch: Branch, mesh: DeviceMesh) -> None:
     second.set_modules_to_backward_prefetch([first])
 
 
-class OwnAllGather(AllGather):
+class FilledWithNan:
+    """Memory for a collective that nobody may read before it is written."""
+
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return torch.full(size, torch.nan, dtype=dtype, device=device)
 
+
+class OwnAllGather(FilledWithNan, AllGather):
     def __call__(
         self,
         output_tensor: torch.Tensor,
@@ -187,10 +191,7 @@ class OwnAllGather(AllGather):
         return work
 
 
-class OwnReduceScatter(ReduceScatter):
-    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        return torch.full(size, torch.nan, dtype=dtype, device=device)
-
+class OwnReduceScatter(FilledWithNan, ReduceScatter):
     def __call__(
         self,
         output_tensor: torch.Tensor,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import distributed, nn
@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
 from equivtest.families.module.case_mixture import Mixture
+from equivtest.families.module.subject.attention import sum_over
 
 WHOLE, ROWS, COLUMNS = Replicate(), Shard(0), Shard(1)
 
@@ -51,32 +52,13 @@ class Divided(Mixture):
         if parameter is not None:
             own = (local(parameter) * local(self.shares.get(name, torch.clone)(piece))).sum()
         for group in groups:
-            own = summed(own, group)
+            own = sum_over(own, group)
         return own
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """What this rank holds of it; the gradient of that is divided alike."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-class Summed(torch.autograd.Function):
-    """The sum over a group, each of whose ranks has the gradient of the sum as that of its own term."""
-
-    @staticmethod
-    def forward(ctx: Any, own: torch.Tensor, group: distributed.ProcessGroup) -> torch.Tensor:
-        total = own.clone()
-        distributed.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, *cotangents: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return (*cotangents, None)
-
-
-def summed(own: torch.Tensor, group: distributed.ProcessGroup) -> torch.Tensor:
-    total: torch.Tensor = Summed.apply(own, group)  # type: ignore[no-untyped-call]  # torch 2.13.0 has it untyped
-    return total
 
 
 def on_one_mesh(whole: Mixture, mesh: DeviceMesh) -> nn.Module:
