@@ -230,7 +230,7 @@ def _answers(case: CapturedCase, held: RankHeld) -> dict[str, Placed]:
 
 
 def _flags(held: RankHeld, answers: Mapping[str, Placed]) -> dict[str, bool]:
-    """Of the outputs: one that is cut off from its gradient begins no backward, which nothing else would show."""
+    """Whether each output has a gradient: one that is cut off begins no backward, which nothing else would show."""
     return {name: held.manifest.tensors[name].requires_grad for name in answers if name.split(".")[0] == OUTPUT}
 
 
