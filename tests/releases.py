@@ -1,11 +1,11 @@
-"""What other releases of torch get wrong: the known failures tried on the installed one, and the tables of docs/releases.md.
+"""What other releases of torch get wrong: known failures tried on the installed one, and tables of docs/releases.md.
 
     python -m tests.releases try FILE
     python -m tests.releases table REPORT [REPORT ...] --tried FILE [FILE ...] [--write]
 
-The first runs the smallest case of each known failure of torch, whatever releases its entry names, and writes to FILE, a
-line each, how it ended on the installed one.  The second prints, or puts into docs/releases.md, what reports of the gate
-(`--report`) and such files of several releases say beside each other.
+The first runs the smallest case of each known failure of torch, whatever releases its entry names, and writes to FILE,
+a line each, how it ended on the installed one.  The second prints, or puts into docs/releases.md, what reports of the
+gate (`--report`) and such files of several releases say beside each other.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import torch
 from packaging.version import Version
 
 from equivtest.check import judge
+from equivtest.errors import Misuse
 from equivtest.known import SHIPPED, KnownFailure, read_entries
 from equivtest.property import Property
 from equivtest.ranks.pool import Pool
@@ -50,7 +51,10 @@ def properties_of(entry: KnownFailure) -> list[Property]:
 def tried(entry: KnownFailure, pool: Pool) -> str:
     """How the entry's smallest case ends on that claim: the kinds of its verdicts."""
     claims = [claim for claim in properties_of(entry)[0].claims if claim.name == entry.claim]
-    kinds = {verdict.kind for verdict in judge(entry.subject, entry.case, pool, claims)}
+    try:
+        kinds = {verdict.kind for verdict in judge(entry.subject, entry.case, pool, claims)}
+    except Misuse as error:
+        return f"cannot be tried: {error}"
     if entry.kind in kinds:
         return "fails"
     failing = sorted(kinds.intersection(FAILING))
@@ -58,14 +62,20 @@ def tried(entry: KnownFailure, pool: Pool) -> str:
 
 
 def try_all(file: Path) -> None:
-    """Writes a line for each known failure of torch that a shipped property judges."""
-    with Pool() as pool, file.open("w", encoding="utf-8") as out:
+    """Adds to the file a line for each known failure of torch that a shipped property judges, unless it has that."""
+    done = {line["id"] for line in lines_of(file)} if file.exists() else set()
+    with Pool() as pool, file.open("a", encoding="utf-8") as out:
         for entry in read_entries(SHIPPED):
-            if any(name != "torch" for name, _ in entry.versions) or not properties_of(entry):
-                continue
-            line = {"torch": release(torch.__version__), "id": entry.id, "findings": entry.findings}
-            out.write(json.dumps({**line, "case": repr(entry.case), "ended": tried(entry, pool)}) + "\n")
-            out.flush()
+            is_of_torch = all(name == "torch" for name, _ in entry.versions)
+            if entry.id not in done and is_of_torch and properties_of(entry):
+                line = {"torch": release(torch.__version__), "id": entry.id, "findings": entry.findings}
+                out.write(json.dumps({**line, "case": repr(entry.case), "ended": tried(entry, pool)}) + "\n")
+                out.flush()
+
+
+def lines_of(file: Path) -> list[dict[str, Any]]:
+    """What a file of JSON lines holds."""
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
 def release(version: str) -> str:
@@ -103,8 +113,8 @@ def counted(reports: Iterable[Path], rows_of: Rows) -> Cells:
         if not environment["complete"]:
             raise ValueError(f"{report}: not complete: {environment['state']}")
         kinds: defaultdict[tuple[str, ...], Counter[str]] = defaultdict(Counter)
-        for line in (report / "verdicts.jsonl").read_text(encoding="utf-8").splitlines():
-            for row, kind in rows_of(json.loads(line)):
+        for line in lines_of(report / "verdicts.jsonl"):
+            for row, kind in rows_of(line):
                 kinds[row][kind] += 1
         for row, found in kinds.items():
             cells[row][release(environment["torch"])] = in_words(found)
@@ -116,7 +126,7 @@ def of_findings(files: Iterable[Path]) -> Cells:
     ended: defaultdict[tuple[str, ...], defaultdict[str, list[bool]]] = defaultdict(lambda: defaultdict(list))
     titles = {each.number: f"[{each.number}. {each.title}](../findings/{each.path.name})" for each in read_all()}
     for file in files:
-        for line in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
+        for line in lines_of(file):
             for number in line["findings"]:
                 ended[(titles[number],)][line["torch"]].append(line["ended"] == "fails")
     return {
