@@ -70,7 +70,7 @@ def given_to_all(micro_batches: list[MicroBatch]) -> dict[str, torch.Tensor]:
 
 
 def flags_of(held: RankHeld, answers: Mapping[str, Placed]) -> dict[str, bool]:
-    """Of the outputs: one that is cut off from its gradient begins no backward, which nothing else would show."""
+    """Whether each output has a gradient: one that is cut off begins no backward, which nothing else would show."""
     names = [name for name in answers if split_micro_batch(name)[1].split(".")[0] == OUTPUT]
     return {name: held.told(name).requires_grad for name in names}
 

@@ -221,7 +221,7 @@ class Keeper:
             self._keep_of(name, f"{what}{name}", held)
 
     def _said(self, name: str) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The tensor of which a parameter is a part, and where its elements lie in the whole; None: as it says."""
+        """The tensor that a parameter is a part of, and where its elements lie in the whole; None: as it says."""
         placed = self._job.placed
         said = placed(self._job.module, self._prefix + name) if placed else None
         if said is None and name not in self._parameters:

@@ -25,10 +25,10 @@ RANK = re.compile(r"rank-(\d{5})\.(?:json|safetensors)", flags=re.A)
 """Name of a file of a rank."""
 
 AFTER, STATE, STATE_OF = "step1.", "state.", ":"
-"""Of what an update leaves, and of an optimizer's state: 'step1.state.up.weight:exp_avg'."""
+"""What the names of an update's results and an optimizer's state are made of: 'step1.state.up.weight:exp_avg'."""
 
 INDICES = "indices."
-"""Of a tensor that lists where its elements lie, what precedes the name of the list."""
+"""What precedes the name of a tensor in the name of the list of where its elements lie."""
 
 
 def paths_of(folder: Path, rank: int) -> tuple[Path, Path]:

@@ -26,7 +26,7 @@ class Cell:
 
     Attributes:
         margin: The largest of those that were concluded.
-        num, num_open: Tensors, and those of which nothing was concluded.
+        num, num_open: Tensors, and those about which nothing was concluded.
         begins: Draws in which it is the first that is wrong.
     """
 

@@ -62,7 +62,7 @@ def is_operand(name: str) -> bool:
 
 
 def own_name(name: str) -> str:
-    """Of a submodule, a parameter or a buffer of a parallel module: without what wrappers call the module they hold."""
+    """Name of a part of a parallel module, without what wrappers call the module they hold."""
     parts = [part for part in name.split(".") if part not in WRAPPERS]
     return ".".join(parts[1:] if parts[:1] == ["module"] else parts)
 

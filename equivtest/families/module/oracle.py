@@ -71,7 +71,7 @@ def _expected_of(case: ModuleCase, index: int, held: Held | None) -> Expected:
 
 
 def _once(case: ModuleCase, index: int, drawn: Tensors, held: Held | None) -> Expected:
-    """Of one forward and backward."""
+    """What one forward and backward comes to."""
     if case.by_parts and held is not None:
         return _by_parts(case, drawn, held_of_parts(case, held))
     if case.by_parts:
@@ -144,7 +144,7 @@ def split(case: ModuleCase, given: Tensors) -> list[dict[str, torch.Tensor]]:
 
 
 def _dtypes(case: ModuleCase) -> dict[str, str]:
-    """Of those answers that are of another than the case's."""
+    """Dtypes of those answers that have another than the case's."""
     facts = case.facts
     found = {**facts.outputs, **{f"buffer.{name}": fact for name, fact in facts.buffers.items()}}
     return {name: fact.dtype for name, fact in found.items() if fact.dtype}
@@ -378,7 +378,7 @@ def prove_exact(case: ModuleCase) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def _prove_exact(case: ModuleCase) -> int:
-    """Of every variant of what is chosen by ids, masks and the like."""
+    """Proves exact every variant of what ids, masks and the like choose."""
     whole_numbers = [name for name, kind in case.kinds().items() if kind != REAL]
     variants = range(VARIANTS if whole_numbers else 1)
     return max(_bits_of(case, variant, whole_numbers) for variant in variants)

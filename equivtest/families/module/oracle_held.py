@@ -76,7 +76,7 @@ def held_by_ranks(case: ModuleCase, held: Held, part: int) -> HeldAt:
 
 
 def _own(placed: Placed | None, right: Bounded, rows: Layout) -> Whole | None:
-    """Of a divided batch, what the only rank held that has these rows."""
+    """Returns what the only rank with these rows of a divided batch held."""
     if placed is None or placed.local.shape[1:] != right.value.shape:
         return None
     return Whole(placed.local[0], None, None, rows)

@@ -140,7 +140,7 @@ def _clipped(case: ModuleCase, right: Mapping[str, ExpectedTensor]) -> dict[str,
 
 
 def _norm(case: ModuleCase, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Of all elements at once; torch takes that of each gradient first, see NORMED."""
+    """The norm of all elements at once; torch takes that of each gradient first, see NORMED."""
     if math.isinf(case.norm_type):
         return torch.stack([gradient.abs().amax() for gradient in gradients if gradient.numel()]).amax()
     powers = torch.stack([gradient.abs().pow(int(case.norm_type)).sum() for gradient in gradients]).sum()

@@ -48,7 +48,7 @@ class Roundings:
 
     @property
     def of_curve(self) -> int:
-        """Of exp, erf and the like: an ulp is two units of roundoff at most."""
+        """Units of roundoff of exp, erf and the like: an ulp is two of them at most."""
         return 2 * math.ceil(self.arithmetic.libm_ulp)
 
     @property

@@ -135,7 +135,7 @@ def _run_once(
 
 
 def _on_mesh(case: ModuleCase, found: Mapping[str, torch.Tensor | None]) -> dict[str, torch.Tensor | None]:
-    """Of what is a DTensor on some axes of the mesh alone, and whole there, this rank's."""
+    """Replaces a DTensor on some axes of the mesh alone, where it is whole, by what this rank has of it."""
     return {
         name: tensor.to_local()
         if isinstance(tensor, DTensor)
