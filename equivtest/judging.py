@@ -114,7 +114,7 @@ def is_judged(name: str) -> bool:
 
 
 def _is_boundary(name: str) -> bool:
-    """Of any micro-batch."""
+    """Whether an answer is a boundary of some micro-batch."""
     return is_boundary(split_micro_batch(name)[1])
 
 

@@ -38,7 +38,7 @@ class CapturedCase(ModuleCase):
     Attributes:
         started: The outputs to which a gradient came from outside of the module; it is given as a cotangent.
         with_gradient: The inputs of which there is a gradient.
-        further: Of each micro-batch after the first what is its own, see `OWN`; gradients of parameters are those of
+        further: What each micro-batch after the first has of its own, see `OWN`; gradients of parameters are those of
             all, added up.
     """
 

@@ -231,7 +231,7 @@ class Ran(NamedTuple):
     Attributes:
         rows, stacks: As of `run_parts`.
         counted: What counted the roundings; from now on it counts those of all ranks.
-        runs: Of each part of the batch, what is right of its boundaries.
+        runs: What is right of the boundaries of each part of the batch.
     """
 
     rows: Answers
@@ -244,8 +244,8 @@ def ran_within_bounds(case: ModuleCase, given: Tensors, held: Sequence[HeldAt], 
     """One forward and backward of each part of the batch, whose gradients have not been added up.
 
     Args:
-        held: Of each part what was held, to go on from; empty: nothing.
-        buffers: Of each part what takes the place of the module's buffers, by name.
+        held: What was held of each part, to go on from; empty: nothing.
+        buffers: What takes the place of the module's buffers in each part, by name.
     """
     from equivtest.kit.oracle.running import RunningError  # torch's decompositions take a second to import
 

@@ -22,7 +22,7 @@ class MicroBatch(NamedTuple):
     Attributes:
         given: Whole inputs, parameters and cotangents, by name.
         held: What each rank answered, by the names of the first micro-batch.
-        buffers: Of each part of the batch what takes the place of the module's buffers, by name.
+        buffers: What takes the place of the module's buffers in each part of the batch, by name.
     """
 
     case: CapturedCase
@@ -34,7 +34,7 @@ class MicroBatch(NamedTuple):
 def expect_accumulated(micro_batches: Sequence[MicroBatch]) -> Expected:
     """Every answer of the micro-batches, by the names of `CapturedCase.further`.
 
-    Of each part of the batch the gradients are added up in any order, over the micro-batches or over the ranks first.
+    Gradients of all parts of the batch are added up in any order, over the micro-batches or over the ranks first.
     """
     ran = [
         ran_within_bounds(each.case, each.given, held_of_parts(each.case, each.held), each.buffers)
