@@ -53,7 +53,7 @@ BATCH_NORMS = frozenset({"native_batch_norm", "_native_batch_norm_legit"})
 """The same of the backward: findings/73."""
 
 SOLVED = frozenset({"linalg.solve_triangular", "linalg.lu_solve", "linalg.qr"})
-"""Operators of which, forward or backward, torch is right where what is divided by batch is so together: findings/72."""
+"""Operators of which, forward or backward, torch is right where all is divided by batch, or nothing: findings/72."""
 
 CONVOLUTIONS = frozenset({"convolution", "convolution transposed"})
 
@@ -156,7 +156,7 @@ def _of_rows(placements: tuple[str, ...], *, may_divide: bool) -> tuple[str, ...
 
 
 def _beside_matrices(columns: Placements, matrices: Placements, *, may_divide: bool) -> Placements:
-    """Neither divided by batch, nor such that DTensor divides them so, along an axis along which the matrices are not."""
+    """Along an axis along which the matrices are not divided by batch: whole, where DTensor would divide them so."""
     may_stay = [may_divide and each == "shard(0)" for each in matrices]
     moves = {"shard(0)", "partial(max)", "partial(min)"}
     return tuple(

@@ -1,10 +1,10 @@
 """Factors and inverses of matrices, where LAPACK computes them without a rounding: see `equivtest.kit.oracle.running`.
 
-Derived here, for n rows.  Let U be upper triangular, of -1, 0 and 1, with ones on its diagonal, and M = (2 I - |U|)^-1 the
-sum of the powers of |U| - I.  Elimination finds each pivot where it is, so that L = I; elimination of U's transpose divides
-by ones; Householder's vectors of U are zero.  Substitution adds whole numbers of at most M, the product of the inverse with its
-transpose such of at most M M', and Cholesky's algorithm of U'U such of at most 2 |U|'|U|.  Where the significand has
-room for them no step rounds, in any order.
+Derived here.  Let U be upper triangular, of -1, 0 and 1, with ones on its diagonal, and M = (2 I - |U|)^-1 the sum of
+the powers of |U| - I.  Elimination of U finds each pivot where it is, and nothing below it; that of its transpose
+divides by ones; Householder's vectors of U are zero.  Substitution adds whole numbers of at most M, the product of the
+inverse with its transpose such of at most M M', and Cholesky's algorithm of U'U such of at most 2 |U|'|U|.  Where the
+significand has room for them no step rounds, in any order.
 
 A diagonal matrix of powers of two, none twice by magnitude, is its own singular values but for their order and sign.
 
@@ -74,11 +74,13 @@ def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
     return Parts.of(tensor).wrapped() if tensor.is_floating_point() else tensor
 
 
-def unpacked(factors: torch.Tensor, pivots: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The order of rows, the lower and the upper factor of square matrices, of which one matrix holds the latter two."""
+def unpacked(factors: torch.Tensor, pivots: torch.Tensor, *which: bool) -> tuple[torch.Tensor, ...]:
+    """The order of rows, the lower and the upper factor of square matrices, which are held in one matrix."""
     a = Parts.of(factors)
-    order, lower, upper = torch.lu_unpack(a.value, pivots)
-    off = (torch.zeros_like(a.error), a.error.tril(-1), a.error.triu())
+    order, lower, upper = torch.lu_unpack(a.value, pivots, *which)
+    if not lower.numel() == upper.numel() == a.value.numel():
+        raise InexactData("of lu_unpack no bound is known, but of both factors of square matrices")
+    off = (torch.zeros_like(order, dtype=torch.float64), a.error.tril(-1), a.error.triu())
     return tuple(chosen(value, error).wrapped() for value, error in zip((order, lower, upper), off, strict=True))
 
 
