@@ -47,7 +47,8 @@ def collect_property(collector: pytest.Module, name: str, prop: Property) -> lis
     if others := [size for size in settings.world_sizes if size not in world_sizes]:
         on, label = ", ".join(map(str, prop.world_sizes)), ", ".join(f"w{size}" for size in others)
         reason = f"{name} is for {on} ranks, so not for {', '.join(map(str, others))}"
-        items.append(AbsentItem.from_parent(collector, name=f"{name}[{label} left out]", reason=reason, incomplete=True))
+        left_out = f"{name}[{label} left out]"
+        items.append(AbsentItem.from_parent(collector, name=left_out, reason=reason, incomplete=True))
     items += [
         SearchItem.from_parent(collector, name=f"{name}[{part.label}]", prop=prop, property_name=name, part=part)
         for part in plan(settings.profile, world_sizes, prop.weight)

@@ -1,7 +1,8 @@
 """MPI as a backend of torch.distributed, written in Python over mpi4py: an example for vendors to copy.
 
 `pip install mpi4py mpich`, then `equivtest run --backend mpi4py --import examples.mpi_backend`.  What torch asks of a
-process group that is written in Python stands in `group`; how processes that are there already become one MPI job, in `job`.
+process group that is written in Python stands in `group`; how processes that are there already become one MPI job, in
+`job`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A process group whose collectives are MPI's, none of which blocks: each is begun at once, and waited for by its work.
 
-What is only moved is moved as bytes.  Sums of 16-bit floats are made in float32 and rounded once, averages are sums divided
-by the number of ranks.  An operand that is not contiguous is copied before, a result after.
+What is only moved is moved as bytes.  Sums of 16-bit floats are made in float32 and rounded once, averages are sums
+divided by the number of ranks.  An operand that is not contiguous is copied before, a result after.
 
 Source: torch/csrc/distributed/c10d/PyProcessGroup.hpp (2.13.0), which names of methods are called; MPI 4.1, chapter 6.
 """
@@ -170,7 +170,7 @@ class MpiGroup(_Group):  # type: ignore[misc]
     def _reduced(
         self, given: Tensor, op: Any, targets: Sequence[Tensor], call: Callable[[Any, Any, Any], Any], numel: int
     ) -> Work:
-        """A reduction of `given`, whose result has `numel` elements and is written to the targets, none of another rank."""
+        """A reduction of `given` to `numel` elements, which are written to the targets; some ranks have no target."""
         names = [name for known, name in OPS if op == known]
         if not names or (given.dtype not in {*TYPES, *WIDE} and not given.is_complex()):
             raise NotImplementedError(f"{BACKEND} does not support {op} of {given.dtype}")
@@ -230,7 +230,9 @@ class MpiGroup(_Group):  # type: ignore[misc]
 
     # What is moved.
 
-    def _gathered(self, targets: Sequence[Tensor], given: Tensor, call: Callable[[Any, Any], Any], results: Any) -> Work:
+    def _gathered(
+        self, targets: Sequence[Tensor], given: Tensor, call: Callable[[Any, Any], Any], results: Any
+    ) -> Work:
         """One part of each rank, to the targets, none on a rank that gets nothing."""
         with _outside(), torch.no_grad():
             sent = given.contiguous()

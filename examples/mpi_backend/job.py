@@ -1,8 +1,9 @@
 """The MPI job that the processes of a torch world become, each in the moment in which it makes its first group.
 
-Whoever starts the processes knows nothing of MPI: torchrun, a harness, a notebook.  MPI_Comm_connect between them fails
-("Local and remote groups must not contain the same processes"): MPICH numbers each that it did not start 0.  So the first
-rank starts a server for the moment of joining (`pmi`), and MPI_Init finds in the environment what mpiexec would have set.
+Whoever starts the processes knows nothing of MPI: torchrun, a harness, a notebook.  MPI_Comm_connect between them
+fails ("Local and remote groups must not contain the same processes"): MPICH numbers each that it did not start 0.  So
+the first rank starts a server for the moment of joining (`pmi`), and MPI_Init finds in the environment what mpiexec
+would have set.
 """
 
 from __future__ import annotations
