@@ -218,7 +218,7 @@ def _listen(text: object) -> tuple[str, int] | None:
 
 
 def _check_starter(settings: Settings) -> None:
-    """Raises Misuse in a process of torchrun's, each of which would make the whole run once more."""
+    """Raises Misuse in a process of torchrun's: each would make the whole run once more."""
     rank, size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
     is_of_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
     if is_of_torchrun or (rank and size and settings.listen is None):
