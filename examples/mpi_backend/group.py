@@ -178,6 +178,8 @@ class MpiGroup(_Group):  # type: ignore[misc]
         names = [name for known, name in OPS if op == known]
         if not names or (given.dtype not in {*TYPES, *WIDE} and not given.is_complex()):
             raise NotImplementedError(f"{BACKEND} does not support {op} of {given.dtype}")
+        if self.size() == 1:  # float32 would change the bits of a NaN
+            return self._begin(self._comm.Ibarrier, list(targets), lambda: _deal(given.clone(), targets[:1]))
         with _outside(), torch.no_grad():
             sent = torch.view_as_real(given.contiguous()) if given.is_complex() else given
             numel *= 2 if given.is_complex() else 1
