@@ -29,7 +29,7 @@ class Groups(ByGroups):
         return power ** (1 / self.norm_type)
 
 
-class ReplicasCounted(Groups):
+class ReplicasOfGroupsCounted(Groups):
     """What all ranks hold alike counts once for each of them."""
 
     def combined(self, norms: list[torch.Tensor]) -> torch.Tensor:

@@ -10,17 +10,17 @@ from equivtest.property import Property
 HERE = "tests.clients.trained:"
 
 
-def trained(build: str, step: str) -> Property:
+def trained(build: str, step: str, rows: tuple[int, ...] = (8, 5)) -> Property:
     """Two updates of two micro-batches each."""
     found = module_property(
         HERE + build,
         HERE + "handed_over",
         inputs={"input_ids": ids(8, ("batch", "seq")), "labels": targets(8, ("batch", "seq"))},
-        sizes={"batch": (8, 5), "seq": (3,)},
+        sizes={"batch": rows, "seq": (3,)},
         outputs=("loss",),
         batch="parts of the whole",
         optimizer=HERE + "adamw",
-        step=HERE + step,
+        step=step if ":" in step else HERE + step,
         micro_batches=2,
         max_norm=0.5,
         needs_world=True,
@@ -31,3 +31,10 @@ def trained(build: str, step: str) -> Property:
 trainer_step = trained("plain", "trainer_step")
 trainer_step_smoothed = trained("smoothed", "smoothing_trainer_step")
 accelerated_step = trained("plain", "accelerated_step")
+# Micro-batches that are equally large: the mean of their auxiliary losses is that of the whole.
+trainer_step_balanced = trained("balanced", "trainer_step", rows=(24,))
+
+
+SHARDED = "tests.clients.sharded:"
+accelerated_fsdp2_step = trained("plain", SHARDED + "accelerated_step")
+trainer_fsdp2_step = trained("plain", SHARDED + "trainer_step")

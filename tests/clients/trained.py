@@ -17,6 +17,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from torch import distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import Trainer, TrainerCallback, TrainingArguments
@@ -31,10 +32,11 @@ Tensors = dict[str, torch.Tensor]
 class NextToken(nn.Module):
     """Logits of a token from the token before; a loss that Trainer's smoother computes again."""
 
-    def __init__(self, smoothing: float) -> None:
+    def __init__(self, smoothing: float = 0.0, auxiliary: float = 0.0) -> None:
         super().__init__()
         self.embedding, self.head = nn.Embedding(8, 6), nn.Linear(6, 8)
         self.smoothing, self.config = smoothing, None  # which Trainer asks for where it smooths
+        self.auxiliary = auxiliary
 
     def forward(
         self, input_ids: torch.Tensor, labels: torch.Tensor | None = None, num_items_in_batch: Any = None, **_: Any
@@ -46,11 +48,18 @@ class NextToken(nn.Module):
         loss = functional.cross_entropy(
             logits.flatten(0, -2), labels.flatten(), reduction=reduction, label_smoothing=self.smoothing
         )
-        return {"loss": loss / (1 if num_items_in_batch is None else num_items_in_batch), "logits": logits}
+        loss = loss / (1 if num_items_in_batch is None else num_items_in_batch)
+        if self.auxiliary:  # of all tokens that it sees, as mixtures of experts balance their routers
+            loss = loss + self.auxiliary * logits.square().mean()
+        return {"loss": loss, "logits": logits}
 
 
 def plain() -> nn.Module:
-    return NextToken(0.0)
+    return NextToken()
+
+
+def balanced() -> nn.Module:
+    return NextToken(auxiliary=0.125)
 
 
 def smoothed() -> nn.Module:
@@ -108,9 +117,14 @@ def by_trainer(
     mesh: DeviceMesh,
     micro_batches: list[Tensors],
     optimizer: torch.optim.Optimizer,
+    trainer_class: Any = None,
     **settings: Any,
 ) -> Tensors:
-    """One update of `Trainer.train`, under DistributedDataParallel where there is more than one rank."""
+    """One update of `Trainer.train`, under DistributedDataParallel where there is more than one rank.
+
+    Args:
+        trainer_class: A trainer that is handed the optimizer by that name; by default `OneStep`, as Trainer takes it.
+    """
     forget()
     kept = Kept(model)
     with tempfile.TemporaryDirectory() as folder:
@@ -126,12 +140,11 @@ def by_trainer(
             disable_tqdm=True,
             **settings,
         )
-        trainer = OneStep(
-            micro_batches,
-            model=model,
-            args=arguments,
-            optimizers=(optimizer, LambdaLR(optimizer, lambda _: 1.0)),
-            callbacks=[kept],
+        handed: dict[str, Any] = {"optimizer": optimizer}
+        if trainer_class is None:
+            handed = {"optimizers": (optimizer, LambdaLR(optimizer, lambda _: 1.0))}
+        trainer = (trainer_class or OneStep)(
+            micro_batches=micro_batches, model=model, args=arguments, callbacks=[kept], **handed
         )
         trainer.train()
     for parameter, gradient in zip(model.parameters(), kept.gradients, strict=True):
@@ -158,8 +171,12 @@ def accelerated_step(model: nn.Module, mesh: DeviceMesh, micro_batches: Any, opt
     """As accelerate's guide accumulates the gradients of a causal language model."""
     forget()
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=len(micro_batches))
-    wrapped = accelerator.prepare_model(model)
-    prepared = accelerator.prepare_optimizer(optimizer)
+    wrapped, prepared = accelerator.prepare_model(model), accelerator.prepare_optimizer(optimizer)
+    return accumulated(accelerator, wrapped, prepared, mesh, micro_batches)
+
+
+def accumulated(accelerator: Any, wrapped: Any, optimizer: Any, mesh: DeviceMesh, micro_batches: Any) -> Tensors:
+    """One update by what accelerate has prepared, and the mean over all tokens that count."""
     own = torch.stack([(each["labels"] != IGNORED).sum() for each in micro_batches]).sum()
     num_tokens = accelerator.gather(own[None]).sum()
     optimizer.zero_grad()
@@ -170,7 +187,7 @@ def accelerated_step(model: nn.Module, mesh: DeviceMesh, micro_batches: Any, opt
             accelerator.backward(loss * accelerator.num_processes * len(micro_batches))
             total = total.to(loss.dtype) + loss.detach()
             if accelerator.sync_gradients:
-                norm = accelerator.clip_grad_norm_(model.parameters(), MAX_NORM)
-            prepared.step()
+                norm = accelerator.clip_grad_norm_(wrapped.parameters(), MAX_NORM)
+            optimizer.step()
     distributed.all_reduce(total, group=mesh.get_group())
-    return {"loss": total, "total_norm": norm}
+    return {"loss": total, "total_norm": norm.full_tensor() if isinstance(norm, DTensor) else norm}

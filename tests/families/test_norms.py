@@ -14,7 +14,7 @@ from tests.step_defects import norm_case
 @pytest.mark.parametrize(
     ("wrong", "mesh", "tensor"),
     [
-        ("ReplicasCounted", (1, 2), "output.total_norm"),
+        ("ReplicasOfGroupsCounted", (1, 2), "output.total_norm"),
         ("OwnNormOfStages", (2, 1), "output.total_norm"),
         ("OwnLargest", (1, 2), "output.total_norm"),
         ("OwnOverflow", (1, 2), "step2.param.whole"),
