@@ -62,6 +62,7 @@ def module_property(
     needs_world: bool = False,
     set_up: str = "",
     tear_down: str = "",
+    world_sizes: Sequence[int] = (),
 ) -> Property:
     """That a parallelized module computes what the unsharded one computes, forward and backward.
 
@@ -119,6 +120,8 @@ def module_property(
             RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT in the environment.
         set_up, tear_down: 'package.module:NAME' of functions (mesh) -> None that ranks call around each draw; either
             implies needs_world.  With set_up alone each case has fresh ranks.
+        world_sizes: Numbers of ranks that the program runs on, such as those that divide its heads; empty: any.  A run
+            on others leaves it out there, and says so.
 
     Raises:
         Misuse: x_shapes is no sequence of shapes, inputs are no inputs, both or neither is given, or there is no such
@@ -131,6 +134,10 @@ def module_property(
         f"got {'neither' if inputs is None else 'both'}",
     )
     require_axes(tuple(axes), batch_axis)
+    require(
+        all(isinstance(size, int) and size >= 1 for size in world_sizes),
+        f"world_sizes must be numbers of ranks, of at least 1, got {tuple(world_sizes)}",
+    )
     common: Fields = (
         ("axes", tuple(axes)), ("batch_axis", batch_axis),
         ("placed", placed), ("needs_world", needs_world or bool(set_up or tear_down)), ("set_up", set_up),
@@ -168,6 +175,7 @@ def module_property(
         conclusive_dtypes=tuple(conclusive_dtypes),
         without_collectives=without_collectives,
         leaves_out=partial(_left_out, door, batch or WHOLE),
+        world_sizes=tuple(world_sizes),
         resolve=partial(_resolve, door) if batch is None else None,
     )
 

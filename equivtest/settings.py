@@ -93,7 +93,7 @@ class Settings:
 
     def audits_property(self, prop: Property) -> bool:
         """Whether this run audits a property: on one rank nobody hears of another, and a refusal has no collective."""
-        return self.audits and not prop.refuses_only and max(self.world_sizes) > 1
+        return self.audits and not prop.refuses_only and max(prop.among(self.world_sizes), default=1) > 1
 
     def judged_subject(self, name: str, prop: Property) -> str | None:
         """What to judge under the property of that name: its subject, another, or nothing."""

@@ -174,6 +174,12 @@ def ends_without_backward(module: nn.Module) -> None:
         module(inputs()[0])
 
 
+def partly_under_autocast(module: nn.Module) -> None:
+    one_by_one(module)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        one_by_one(module)
+
+
 def handed_otherwise(module: nn.Module) -> None:
     one_by_one(module)
     loss: torch.Tensor = module(input=inputs()[0]).sum()
@@ -184,6 +190,7 @@ def handed_otherwise(module: nn.Module) -> None:
     ("body", "words"),
     [
         (ends_without_backward, r"gave in call 4 of 4 within the block: call backward of each there, and run what has"),
+        (partly_under_autocast, r"was called under autocast none and cpu:bfloat16 within the block"),
         (handed_otherwise, r"was handed input in call 4 within the block, input in the first: .* in the same way"),
     ],
 )

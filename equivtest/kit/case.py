@@ -211,6 +211,12 @@ class Case:
         return next(kind for kind in ("empty", "uneven", "even") if kind in kinds)
 
     @property
+    def freezes(self) -> bool:
+        """Whether a parameter that is handed over needs no gradient."""
+        given = {name: tensor for name, tensor in self.tensors.items() if tensor.is_given}
+        return any(name.startswith("param.") and not tensor.needs_grad for name, tensor in given.items())
+
+    @property
     def trains(self) -> bool:
         """Whether parameters are updated, so that there is a step after the first."""
         return False
