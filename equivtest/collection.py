@@ -45,10 +45,10 @@ def collect_property(collector: pytest.Module, name: str, prop: Property) -> lis
     world_sizes = prop.among(settings.world_sizes)
     items: list[pytest.Item] = []
     if others := [size for size in settings.world_sizes if size not in world_sizes]:
-        on, label = ", ".join(map(str, prop.world_sizes)), ", ".join(f"w{size}" for size in others)
-        reason = f"{name} is for {on} ranks, so not for {', '.join(map(str, others))}"
-        left_out = f"{name}[{label} left out]"
-        items.append(AbsentItem.from_parent(collector, name=left_out, reason=reason, incomplete=True))
+        on, off = (", ".join(map(str, sizes)) for sizes in (prop.world_sizes, others))
+        reason = f"{name} is for {on} ranks, so not for {off}"
+        item_name = f"{name}[left out on {off}]"
+        items.append(AbsentItem.from_parent(collector, name=item_name, reason=reason, incomplete=True))
     items += [
         SearchItem.from_parent(collector, name=f"{name}[{part.label}]", prop=prop, property_name=name, part=part)
         for part in plan(settings.profile, world_sizes, prop.weight)

@@ -31,6 +31,7 @@ FUNCTIONS = (
     "gather_object",
     "broadcast_object_list",
     "scatter_object_list",
+    "barrier",
     "all_to_all_single_uneven",
     "functional_all_reduce",
     "functional_all_gather_tensor",

@@ -5,6 +5,8 @@ A failure here is the backend's: everything else that runs on it is built from t
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from equivtest.families.collectives.case import BUNDLES, WAITS, CollectivesCase
 from equivtest.families.collectives.strategy import collectives_cases
 from equivtest.kit.values.special import NUM_SPECIAL
@@ -58,6 +60,12 @@ def of_large_sizes() -> tuple[CollectivesCase, ...]:
     )
 
 
+def in_a_row() -> tuple[CollectivesCase, ...]:
+    """Thousands, one after the other and all in flight at once."""
+    gathers = CollectivesCase(world_size=2, collectives=names_of("all_gather_into_tensor"), numels=(3,), times=2000)
+    return gathers, replace(gathers, waits="together")
+
+
 def names_of(bundle: str) -> tuple[str, ...]:
     return tuple(call.name for call in BUNDLES[bundle])
 
@@ -74,7 +82,7 @@ collectives = Property(
         does_not_touch_its_inputs,
         repeats_itself,
     ),
-    examples=(*on_all_ranks(), *of_large_sizes()),
+    examples=(*on_all_ranks(), *of_large_sizes(), *in_a_row()),
     weight=2,
     shards=False,
 )

@@ -69,6 +69,8 @@ ROWS = (
     Planted("bits_joined", "all_reduce_bxor"),
     Planted("loses_tails", "send_and_receive", "9 elements and more"),
     Planted("only_in_order", "broadcast", "waited for backwards"),
+    Planted("opens_early", "barrier"),
+    Planted("tires", "all_gather_into_tensor", "each 1,000th call"),
     Planted("cpp_swapped_gather", "all_gather_into_tensor"),
     Planted("cpp_remainder", "all_reduce", "sizes that 16 does not divide"),
     Planted("cpp_bfloat16_sum", "all_reduce", "bfloat16"),

@@ -156,6 +156,27 @@ class OnlyInOrder(Planted):
         return Queue(self._inner.broadcast(tensors, options), tensors[0])
 
 
+class OpensEarly(Planted):
+    """A barrier waits for nobody."""
+
+    def barrier(self, *_: Any, **__: Any) -> Any:
+        return done([])
+
+
+class Tires(Planted):
+    """Of each 1,000th gather the last rank's part is lost."""
+
+    gathers = 0
+
+    def _allgather_base(self, output: torch.Tensor, given: torch.Tensor, options: Any = None) -> Any:
+        work = self._inner._allgather_base(output, given, *([options] if options else []))
+        self.gathers += 1
+        if self.gathers % 1000 == 0:
+            work.wait()
+            output.view(self.size(), -1)[-1] = 0
+        return work
+
+
 GROUPS |= {
     "last_rank_first": LastRankFirst,
     "order_varies": OrderVaries,
@@ -168,4 +189,6 @@ GROUPS |= {
     "bits_joined": BitsJoined,
     "loses_tails": LosesTails,
     "only_in_order": OnlyInOrder,
+    "opens_early": OpensEarly,
+    "tires": Tires,
 }

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "equivtest"
-OWN_FOLDERS = ("equivtest", "properties", "tests", "benchmarks")
+OWN_FOLDERS = ("equivtest", "properties", "tests", "benchmarks", "examples")
 
 FLOORS = (
     ("collective", "errors", "files", "handover", "limits", "refusal"),

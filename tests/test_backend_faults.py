@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from equivtest import limits
-from equivtest.check import check
+from equivtest.check import check, judge
 from equivtest.chunks import Chunk
 from equivtest.errors import BrokenSetup, Misuse
 from equivtest.families.collectives.case import BUNDLES, CALLS, CollectivesCase
@@ -73,6 +73,24 @@ def test_a_fault_that_a_probe_sees_is_named(planted: Callable[[str], Pool], faul
         pool.run("zero3_fetch_all_gather", FETCH)
 
     assert str(pool.faults[0]).startswith(told), pool.faults
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("fault", "case"),
+    [
+        ("opens_early", CollectivesCase(world_size=2, collectives=("barrier",))),
+        ("tires", CollectivesCase(world_size=2, collectives=("all_gather_into_tensor",), times=1000, waits="together")),
+    ],
+)
+def test_a_fault_that_no_probe_sees_is_red(pool: Pool, fault: str, case: CollectivesCase) -> None:
+    """And an honest group holds on the same case."""
+    assert {verdict.kind for verdict in judge("collectives", case, pool)} == {"holds"}
+    backend = Backend("planted", imports=("tests.rank_programs_deviating",))
+    with Pool(backend, environment={FAULT: fault}, beside=pool) as deviating:
+        found = {verdict.claim: verdict.kind for verdict in judge("collectives", case, deviating)}
+
+    assert found["equals_unsharded"] == "value"
 
 
 @pytest.mark.ranks

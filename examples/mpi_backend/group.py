@@ -1,4 +1,4 @@
-"""A process group whose collectives are MPI's, none of which blocks: each is begun at once, and waited for by its work.
+"""A process group of MPI's collectives, none of which blocks: each is begun at once, and waited for by its work.
 
 What is only moved is moved as bytes.  Sums of 16-bit floats are made in float32 and rounded once, averages are sums
 divided by the number of ranks.  An operand that is not contiguous is copied before, a result after.
@@ -19,7 +19,7 @@ from torch import distributed as dist
 from torch.futures import Future
 from torch.utils._python_dispatch import _disable_current_modes
 
-from examples.mpi_backend.job import world_of
+from .job import world_of
 
 BACKEND = "mpi4py"
 LOOKS = 20  # at a request before its rank lets others have the core
@@ -162,18 +162,24 @@ class MpiGroup(_Group):  # type: ignore[misc]
         return Work([begin()], finish, results, (kept, results))
 
     def _together(self, works: Sequence[Work], results: Any) -> Work:
+        def finish() -> None:
+            for work in works:
+                work._finish()
+
         requests = list(itertools.chain.from_iterable(work._requests for work in works))
-        return Work(requests, lambda: [work._finish() for work in works] and None, results, works)
+        return Work(requests, finish, results, works)
 
     # What is reduced.
 
     def _reduced(
         self, given: Tensor, op: Any, targets: Sequence[Tensor], call: Callable[[Any, Any, Any], Any], numel: int
     ) -> Work:
-        """A reduction of `given` to `numel` elements, which are written to the targets; some ranks have no target."""
+        """A reduction of `given` to `numel` elements, which are written to the targets; none where no result comes."""
         names = [name for known, name in OPS if op == known]
         if not names or (given.dtype not in {*TYPES, *WIDE} and not given.is_complex()):
             raise NotImplementedError(f"{BACKEND} does not support {op} of {given.dtype}")
+        if self.size() == 1:  # float32 would change the bits of a NaN
+            return self._begin(self._comm.Ibarrier, list(targets), lambda: _deal(given.clone(), targets[:1]))
         with _outside(), torch.no_grad():
             sent = torch.view_as_real(given.contiguous()) if given.is_complex() else given
             numel *= 2 if given.is_complex() else 1
@@ -288,11 +294,9 @@ class MpiGroup(_Group):  # type: ignore[misc]
     ) -> Work:
         with _outside(), torch.no_grad():
             targets, parts = (
-                list(tensor.split(list(sizes))) if sizes else list(tensor.split(tensor.shape[0] // self.size() or 1))
+                list(torch.split(tensor, list(sizes or [tensor.shape[0] // self.size()] * self.size())))
                 for tensor, sizes in ((output, got), (given, sent))
             )
-            empty = given.new_empty(0)
-            targets, parts = ((found + [empty] * self.size())[: self.size()] for found in (targets, parts))
         return self._exchanged(targets, parts, output)
 
     def alltoall(self, outputs: list[Tensor], given: list[Tensor], options: Any = None) -> Work:
@@ -312,7 +316,7 @@ class MpiGroup(_Group):  # type: ignore[misc]
     def recv_anysource(self, tensors: list[Tensor], tag: int) -> Work:
         return self.recv(tensors, self._mpi.ANY_SOURCE, tag)
 
-    def barrier(self, options: Any = None) -> Work:
+    def barrier(self, opts: Any = None) -> Work:
         return self._begin(self._comm.Ibarrier, [], _nothing)
 
 
@@ -331,5 +335,5 @@ def _split(output: Tensor, num: int) -> list[Tensor]:
 
 def _deal(found: Tensor, targets: Sequence[Tensor]) -> None:
     """Copies what was found, one part after the other."""
-    for target, part in zip(targets, found.reshape(-1).split(_numels(targets)), strict=True):
+    for target, part in zip(targets, torch.split(found.reshape(-1), _numels(targets)), strict=True):
         target.copy_(part.view(target.shape))

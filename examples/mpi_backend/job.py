@@ -1,9 +1,9 @@
 """The MPI job that the processes of a torch world become, each in the moment in which it makes its first group.
 
-Whoever starts the processes knows nothing of MPI: torchrun, a harness, a notebook.  MPI_Comm_connect between them
-fails ("Local and remote groups must not contain the same processes"): MPICH numbers each that it did not start 0.  So
-the first rank starts a server for the moment of joining (`pmi`), and MPI_Init finds in the environment what mpiexec
-would have set.
+Whoever starts the processes knows nothing of MPI: torchrun, a harness, a notebook.  MPI_Comm_connect between them fails
+(MPICH 5.0.2: "Local and remote groups in MPI_Intercomm_create must not contain the same processes"), as each of them is
+process 0 of a job of its own.  So the first rank starts a server for the moment of joining (`pmi`), and MPI_Init finds
+in the environment what mpiexec would have set.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ def world_of(options: Any) -> Any:
                     command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
                 )
             )
+            assert server.stdout is not None and server.stdin is not None
             store.set("port", server.stdout.readline().strip())
             joining.callback(server.stdin.close)
         environment = {"PMI_PORT": f"127.0.0.1:{store.get('port').decode()}", "PMI_ID": str(rank)}

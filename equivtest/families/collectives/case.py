@@ -84,7 +84,12 @@ BUNDLES: dict[str, tuple[Call, ...]] = {
     "reduce_scatter": _reductions("reduce_scatter", "parts", _COMMON),
     "broadcast": (Call("broadcast", "gathered"), Call("broadcast_object_list", "gathered")),
     "scatter": (Call("scatter", "exchanged"), Call("scatter_object_list", "exchanged")),
-    "gather": (Call("gather", "gathered"), Call("gather_object", "gathered"), Call("all_gather_object", "gathered")),
+    "gather": (
+        Call("gather", "gathered"),
+        Call("gather_object", "gathered"),
+        Call("all_gather_object", "gathered"),
+        Call("barrier", "gathered"),
+    ),
     "reduce": _reductions("reduce", "reduced", _COMMON),
     "all_to_all_single": (Call("all_to_all_single", "exchanged"), Call("all_to_all_single_uneven", "uneven")),
     "all_to_all": (
@@ -130,6 +135,7 @@ CALLS: dict[str, Call] = {call.name: call for calls in BUNDLES.values() for call
 """Every collective by the name of its answer."""
 
 WAITS = ("at_once", "async", "together", "backwards")
+MOST_TIMES = 10_000
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -145,6 +151,7 @@ class CollectivesCase(Case):
             'async': each is waited for before the next begins.
             'together': all are begun, then waited for in the same order.
             'backwards': all are begun, then waited for from the last to the first.
+        times: How often each is called in a row, on each size and from each root.
     """
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = ("dense", "index", "special")
@@ -152,6 +159,7 @@ class CollectivesCase(Case):
     collectives: tuple[str, ...] = ("all_reduce_sum",)
     numels: Annotated[tuple[int, ...], Within(0)] = (1,)
     waits: Annotated[str, OneOf(WAITS)] = "at_once"
+    times: Annotated[int, Within(1, MOST_TIMES)] = 1
 
     def check_fields(self) -> None:
         unknown = [name for name in self.collectives if name not in CALLS]

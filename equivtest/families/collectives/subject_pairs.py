@@ -1,14 +1,19 @@
-"""What two ranks say to each other, and Python's objects, as torch.distributed sends them.
+"""What two ranks say to each other, Python's objects, and a barrier, as torch.distributed has them.
 
 Source: the docstrings in torch/distributed/distributed_c10d.py (2.13.0).
 """
 
 from __future__ import annotations
 
+import itertools
+import time
+from collections import defaultdict
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import distributed as dist
+from torch.distributed import distributed_c10d
 
 from equivtest.families.collectives.case import Call
 from equivtest.families.collectives.subject_room import Begun, Room, empties, first, parts
@@ -81,6 +86,30 @@ def scatter_object_list(room: Room, call: Call, own: torch.Tensor) -> Begun:
     return Begun([], lambda: torch.stack([_as_tensor(each, own) for each in found]))
 
 
+def barrier(room: Room, call: Call, own: torch.Tensor) -> Begun:
+    """Each rank tells the store its elements before it; what a rank finds there behind it is what all have told.
+
+    The last rank is late: whoever does not wait for it finds nothing of it, and has zeros in its place.
+    """
+    store, processes = distributed_c10d._get_default_store(), tuple(dist.get_process_group_ranks(room.group))
+    key, mine = f"barrier {processes} {next(_barriers[processes])}", first(room, own)
+    if room.rank == room.ranks - 1:
+        time.sleep(LATE_S)
+    store.set(f"{key} {room.rank}", as_bits(mine).cpu().numpy().tobytes().hex())
+    store.get(f"{key} {room.rank}")  # a TCPStore's set returns before the store has it
+    work = dist.barrier(**room.how)
+
+    def told() -> torch.Tensor:
+        found = []
+        for rank in range(room.ranks):
+            text = store.get(f"{key} {rank}") if store.check([f"{key} {rank}"]) else b""
+            bits = torch.frombuffer(bytearray.fromhex(text.decode()), dtype=as_bits(own[:0]).dtype) if text else None
+            found.append(torch.zeros_like(mine) if bits is None else bits.view(own.dtype).to(own.device))
+        return torch.stack(found)
+
+    return Begun([work], told)
+
+
 def _as_object(tensor: torch.Tensor) -> dict[str, list[int]]:
     """Its bits as Python's numbers."""
     return {"bits": as_bits(tensor).tolist()}
@@ -90,6 +119,10 @@ def _as_tensor(found: dict[str, list[int]], like: torch.Tensor) -> torch.Tensor:
     bits = torch.tensor(found["bits"], dtype=as_bits(like[:0]).dtype)
     return bits.view(like.dtype).to(like.device)
 
+
+LATE_S = 0.002
+_barriers: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
+"""By the processes of a group: the number of its next barrier, the same on all of them."""
 
 PAIRS = (send_and_receive, batched_send_and_receive)
 OBJECTS = (all_gather_object, gather_object, broadcast_object_list, scatter_object_list)

@@ -1,0 +1,61 @@
+"""The example of a vendor's backend: MPI under a process group in Python."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from importlib.util import find_spec
+
+import pytest
+
+from equivtest.check import judge
+from equivtest.families.collectives.case import CALLS, CollectivesCase
+from equivtest.ranks.backend import Backend
+from equivtest.ranks.pool import Pool
+from examples.mpi_backend.pmi import Job
+
+
+def asked(job: Job, *lines: str) -> list[str]:
+    """What a process that says these lines is answered."""
+    ours, theirs = socket.socketpair()
+    thread = threading.Thread(target=job.serve, args=(theirs,))
+    thread.start()
+    with ours, ours.makefile("r") as answers:
+        ours.sendall("".join(f"{line}\n" for line in lines).encode())
+        ours.shutdown(socket.SHUT_WR)
+        found = answers.read().splitlines()
+    thread.join()
+    return found
+
+
+def test_a_joining_process_is_told_its_number_and_that_of_all() -> None:
+    hello = asked(Job("of a test", 4), "cmd=initack pmiid=2", "cmd=init pmi_version=1 pmi_subversion=1")
+
+    assert hello[1:3] == ["cmd=set size=4", "cmd=set rank=2"]
+    assert hello[-1] == "cmd=response_to_init pmi_version=1 pmi_subversion=1 rc=0"
+
+
+def test_what_one_process_puts_another_gets_behind_a_barrier() -> None:
+    """The first waits there for the second, so that it has not read too early."""
+    job = Job("of a test", 2)
+    gets = ["cmd=barrier_in", "cmd=get kvsname=x key=theirs", "cmd=get kvsname=x key=nobody's"]
+
+    with ThreadPoolExecutor() as threads:
+        first = threads.submit(asked, job, "cmd=put kvsname=x key=mine value=1 a=b", *gets)
+        second = threads.submit(asked, job, "cmd=put kvsname=x key=theirs value=2 c=d", *gets)
+
+    assert first.result() == second.result()
+    assert first.result()[2:] == ["cmd=get_result rc=0 msg=- value=2 c=d", "cmd=get_result rc=-1 msg=- value="]
+
+
+@pytest.mark.ranks
+@pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed")
+def test_every_collective_of_mpi_holds() -> None:
+    """Where mpi4py and an MPI are installed, which no test needs."""
+    case = CollectivesCase(world_size=2, collectives=tuple(CALLS), numels=(3, 8), values=(("special", 0),))
+    with Pool(Backend("mpi4py", imports=("examples.mpi_backend",))) as pool:
+        for waits in ("at_once", "backwards"):
+            verdicts = judge("collectives", replace(case, waits=waits), pool)
+            assert {verdict.kind for verdict in verdicts} == {"holds"}, verdicts
