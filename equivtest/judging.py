@@ -187,7 +187,8 @@ def describe(judged: Judged) -> str:
     """What was concluded of a run, for the terminal."""
     names = [verdict.claim for verdict in judged.verdicts if verdict.kind == "holds"]
     told = judged.run.manifest
-    where = f"run {told.run[:8]} on {told.world_size} ranks, {judged.case.dtype}; {judged.coverage()}"
+    times = f", {told.micro_batches} micro-batches" * (told.micro_batches > 1)
+    where = f"run {told.run[:8]} on {told.world_size} ranks, {judged.case.dtype}{times}; {judged.coverage()}"
     again = f"equivtest judge {judged.run.folder} --reference {judged.case.build.partition('#')[0]}"
     if judged.failed:
         return "\n".join(

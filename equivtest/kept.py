@@ -53,7 +53,7 @@ class Keeper:
             for name, shape in job.shapes.items()
             if name.startswith(self._prefix)
         }
-        self._autocast = ""
+        self._autocasts: set[str] = set()
         self._kept: dict[str, Kept] = {}
         self._twice: list[str] = []
         self._met = ExitStack()
@@ -100,6 +100,8 @@ class Keeper:
                 f"{what} was handed {', '.join(inputs[0])} in call {number} within the block, "
                 f"{', '.join(self._inputs[0])} in the first: hand it the same each time, in the same way",
             )
+        under = [each or "none" for each in sorted(self._autocasts)]
+        require(len(under) == 1, f"{what} was called under autocast {' and '.join(under)} within the block: take one")
         came = {number for number, name in map(split_micro_batch, self._kept) if name.startswith("cotangent")}
         left = [number for number in range(1, calls + 1) if number not in came]
         require(
@@ -136,7 +138,7 @@ class Keeper:
             boundaries=self._boundaries,
             micro_batches=self._micro_batches,
             parameters={name: self._told(name) for name in self._shapes},
-            autocast=self._autocast,
+            autocast="".join(self._autocasts),
             tensors={name: told_of(kept) for name, kept in self._kept.items()},
             size_bytes=size_bytes,
             optimizer=self._optimizer[0],
@@ -179,8 +181,8 @@ class Keeper:
             self._keep_buffers_before(number)
             self._parts.begin_again()
         device = next((each.device.type for each in self._parameters.values()), "cpu")
-        if torch.is_autocast_enabled(device):
-            self._autocast = f"{device}:{dtype_name(torch.get_autocast_dtype(device))}"
+        is_on = torch.is_autocast_enabled(device)
+        self._autocasts.add(f"{device}:{dtype_name(torch.get_autocast_dtype(device))}" if is_on else "")
         return named_inputs(self._module, args, kwargs)
 
     def _keep_buffers_before(self, number: int) -> None:

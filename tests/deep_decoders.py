@@ -48,6 +48,8 @@ MOST_OPEN = 0.01
 VALUES = ("equals_unsharded", "gradients_equal_unsharded", "trains_like_unsharded")
 HOW = (("tensor_parallel", 2), ("tensor_parallel", 3), ("tensor_parallel", 4), ("layers_sharded", 2))
 DTYPES = ("bfloat16", "float16", "float32")
+LIMIT_S = 600.0
+"""For the ranks of one run: a machine that others use too gives them little."""
 AT_ONCE = 5
 """Seeds of a cell in a row: a run that is cut off has as many of each, but for five."""
 
@@ -148,7 +150,7 @@ def ties_in(held: Mapping[str, Placed]) -> int:
 def run_on(pool: Pool, case: ModuleCase) -> tuple[list[Reply], float]:
     """The replies of the ranks, and the CPU seconds that they took."""
     begun_s = cpu_s()
-    return pool.run("module", case), cpu_s() - begun_s
+    return pool.run("module", case, limit_s=LIMIT_S), cpu_s() - begun_s
 
 
 def alone_s(case: ModuleCase, pool: Pool) -> float:
@@ -211,7 +213,7 @@ def main() -> int:
                     if seed == begin:
                         run = run._replace(alone_s=alone_s(case, pool))
                     done[*cell, seed] = run
-                    if given.rows:
+                    if given.rows and run.boundaries:  # else its ranks did not answer, and it is tried again
                         with given.rows.open("a") as file:
                             print(json.dumps((*cell, seed, *run)), file=file)
     print("|dtype|how|ranks|seeds|wrong|boundaries|open, %|others|open, %|ties|ranks, s|judging, s|alone, s|")

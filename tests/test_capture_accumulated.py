@@ -18,7 +18,7 @@ from equivtest.captured.folder import CapturedRun
 from equivtest.errors import Misuse
 from equivtest.families.module.case import ModuleCase
 from equivtest.families.module.oracle_steps import added_up
-from equivtest.judging import Judged, compare_runs, judge_run
+from equivtest.judging import Judged, compare_runs, describe, judge_run
 from equivtest.kit.oracle.declared import arithmetic_of
 from equivtest.kit.oracle.running import RunningError
 from equivtest.ranks.pool import Pool
@@ -104,7 +104,7 @@ def test_micro_batches_of_other_sizes_hold_in_any_order_of_forwards_and_backward
     found = judged(captured(tmp_path / "run", lambda module: one_by_one(module, dtype), model().to(dtype)))
 
     assert {verdict.kind for verdict in found.verdicts} == {"holds"}
-    assert found.coverage() == "48 of 48 boundaries judged"
+    assert describe(found).endswith(", 3 micro-batches; 48 of 48 boundaries judged")
     if dtype == torch.float32:
         later = judged(captured(tmp_path / "later", all_forwards_first))
         assert compare_runs(found, later).startswith("both hold: ")
@@ -174,6 +174,12 @@ def ends_without_backward(module: nn.Module) -> None:
         module(inputs()[0])
 
 
+def partly_under_autocast(module: nn.Module) -> None:
+    one_by_one(module)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        one_by_one(module)
+
+
 def handed_otherwise(module: nn.Module) -> None:
     one_by_one(module)
     loss: torch.Tensor = module(input=inputs()[0]).sum()
@@ -184,6 +190,7 @@ def handed_otherwise(module: nn.Module) -> None:
     ("body", "words"),
     [
         (ends_without_backward, r"gave in call 4 of 4 within the block: call backward of each there, and run what has"),
+        (partly_under_autocast, r"was called under autocast none and cpu:bfloat16 within the block"),
         (handed_otherwise, r"was handed input in call 4 within the block, input in the first: .* in the same way"),
     ],
 )

@@ -152,7 +152,9 @@ class ModuleCase(AxesCase, StepCase, WorldCase):
             "parts of the whole need a step, which knows of what its loss is a part",
         )
         require(
-            not (self.step and self.by_parts), "a step cannot be judged by_parts: nobody knows how often it runs a part"
+            not (self.step and self.by_parts),
+            "a step cannot be judged by_parts: nobody knows how often it runs a part; leave by_parts out, or have "
+            "equivtest.capture write what a run of it holds",
         )
         if self.max_norm:
             require(
