@@ -286,7 +286,7 @@ def sequence_parallel(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
     divided = ColwiseParallel(input_layouts=tokens, use_local_output=False)
     summed = RowwiseParallel(output_layouts=tokens, use_local_output=False)
     layered = parallelize_module(block, mesh, {"gate": divided, "up": divided, "down": summed})
-    return parallelize_module(layered, mesh, prepared)  # in one plan it is called "", which torch 2.8 takes for no module
+    return parallelize_module(layered, mesh, prepared)  # not as "" in the plan above: torch 2.8 passes over that
 
 
 def data_parallel(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
