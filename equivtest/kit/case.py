@@ -93,7 +93,7 @@ class Case:
         self.check_layouts()
 
     def check_fields(self) -> None:
-        """Raises Misuse unless the fields, each of which is right by itself, go together."""
+        """Raises Misuse unless the fields go together; each is right by itself."""
 
     def check_layouts(self) -> None:
         """Raises Misuse unless the case is right in what only its tensors show, which all can be laid out."""

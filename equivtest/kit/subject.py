@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from packaging.version import Version
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, _redistribute, parallel
 
 from equivtest import layout
@@ -64,6 +65,17 @@ def dtensor_of(
     if whole.dim() > 1 and not is_contiguous:
         whole = whole.transpose(-1, -2).contiguous().transpose(-1, -2)
     return DTensor.from_local(local, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride())
+
+
+@functools.cache
+def flattened_mesh(device_type: str, mesh_shape: tuple[int, ...]) -> DeviceMesh:
+    """A mesh of the whole world, of the ranks in the same order as the harness's, and a mesh of one axis beside it.
+
+    A mesh of its own: a flattened one stays with its root mesh for good.
+    """
+    mesh = init_device_mesh(device_type, mesh_shape, mesh_dim_names=("outer", "inner"))
+    mesh._flatten("both")
+    return mesh
 
 
 def own_operand(given: torch.Tensor, whole: layout.Layout) -> torch.Tensor:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from equivtest import limits
-from equivtest.families.operators.case import EXACT_MODE, REAL_DTYPES, REAL_MODE, OperatorCase
+from equivtest.families.operators.case import EXACT_MODE, REAL_DTYPES, REAL_MODE, OperatorCase, Placements
 from equivtest.families.operators.case_forms import Signature, Signatures
 from equivtest.families.operators.case_operator import FLOATS, Operator
 from equivtest.families.operators.case_table import OPERATORS, results_of, signatures_of
@@ -48,6 +48,12 @@ POOLS = frozenset(
     }
 )  # fmt: skip
 """Operators of which torch is right where every rank has rows and channels: findings/67."""
+
+BATCH_NORMS = frozenset({"native_batch_norm", "_native_batch_norm_legit"})
+"""The same of the backward: findings/73."""
+
+SOLVED = frozenset({"linalg.solve_triangular", "linalg.lu_solve", "linalg.qr"})
+"""Operators of which, forward or backward, torch is right where all is divided by batch, or nothing: findings/72."""
 
 CONVOLUTIONS = frozenset({"convolution", "convolution transposed"})
 
@@ -100,7 +106,8 @@ def _operator_cases(draw: DrawFn, space: Space, operators: tuple[str, ...]) -> O
             for number in range(len(placements))
         )
     placements = tuple(_without_nested(name, each) for each in placements)
-    if name in WHOLE_ALONE or (name in POOLS and _leaves_nothing(signature.shapes[0], world_size)):
+    is_short = name in POOLS and _leaves_nothing(signature.shapes[0], world_size)
+    if name in WHOLE_ALONE or is_short:
         placements = (("replicate",) * num_axes,) * len(placements)
     if name in CONVOLUTIONS:
         has_rows = signature.shapes[0][0] >= world_size
@@ -112,6 +119,12 @@ def _operator_cases(draw: DrawFn, space: Space, operators: tuple[str, ...]) -> O
     dtypes = tuple(each or dtype for each in other_dtypes or ("",) * len(signature.shapes))
     results = results_of(name, signature.shapes, signature.arguments, dtypes)
     cotangents = _pick_cotangents(draw, [result.shape for result in results], num_axes)
+    if name in SOLVED and len(signature.shapes[0]) == 3:
+        columns = (*placements[1:], *cotangents)
+        columns = tuple(_beside_matrices(each, placements[0], may_divide=name != "linalg.qr") for each in columns)
+        placements, cotangents = (placements[0], *columns[: len(placements) - 1]), columns[len(placements) - 1 :]
+    if name in WHOLE_ALONE or (name in BATCH_NORMS and is_short):
+        cotangents = ()
     return OperatorCase(
         world_size=world_size,
         dtype=dtype,
@@ -121,7 +134,7 @@ def _operator_cases(draw: DrawFn, space: Space, operators: tuple[str, ...]) -> O
         arguments=signature.arguments,
         placements=placements,
         other_dtypes=other_dtypes,
-        cotangents=() if name in WHOLE_ALONE else tuple(_without_nested(name, each) for each in cotangents),
+        cotangents=tuple(_without_nested(name, each) for each in cotangents),
         requires_grad=_graded(name, _pick_some(draw, "requires_grad", floats)),
         strided=_pick_strided(draw, signature.shapes),
         values=pick_values(draw, _modes_of(operator, dtypes)),
@@ -140,6 +153,15 @@ def _picks_one(name: str, signature: Signature) -> bool:
 def _of_rows(placements: tuple[str, ...], *, may_divide: bool) -> tuple[str, ...]:
     """The first operand divided by rows, one a rank at least, all others whole: of all else findings/62 speaks."""
     return tuple("shard(0)" if each != "replicate" and may_divide else "replicate" for each in placements)
+
+
+def _beside_matrices(columns: Placements, matrices: Placements, *, may_divide: bool) -> Placements:
+    """Along an axis along which the matrices are not divided by batch: whole, where DTensor would divide them so."""
+    may_stay = [may_divide and each == "shard(0)" for each in matrices]
+    moves = {"shard(0)", "partial(max)", "partial(min)"}
+    return tuple(
+        "replicate" if each in moves and not stays else each for each, stays in zip(columns, may_stay, strict=True)
+    )
 
 
 def _leaves_nothing(shape: Shape, world_size: int) -> bool:

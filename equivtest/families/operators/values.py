@@ -75,17 +75,17 @@ def _draw_operand(case: OperatorCase, number: int, mode: str, source: torch.Gene
         return torch.randint(8, shape, generator=source, device="cpu")
     if kind == INDEX:
         return torch.randint(max(case.index_limit(), 1), shape, generator=source, device="cpu")
-    dtype = case.dtype_of(number)
+    dtype, fewest = case.dtype_of(number), min(case.dtypes, key=SIGNIFICAND_BITS.__getitem__)
     domain = case.definition.domain_of(number)
     is_exact = mode == EXACT_MODE
-    value = _draw_exact(case, shape, (dtype, domain), source) if is_exact else _draw_real(shape, domain, source)
+    value = _draw_exact(case, shape, (fewest, domain), source) if is_exact else _draw_real(shape, domain, source)
     parts = _parts_of(value, *case.reduction(number), mode, source)
     axes = partial_axes(case.operand_layout(number))
     return parts.reshape((*(case.mesh_shape[axis] for axis in axes), *shape)).to(DTYPES[dtype])
 
 
 def _draw_exact(case: OperatorCase, shape: Shape, of: tuple[str, str], source: torch.Generator) -> torch.Tensor:
-    """Of a dtype and a domain."""
+    """For a dtype and a domain."""
     (dtype, domain), num = of, math.prod(shape)
     if domain in MATRICES:
         return _draw_matrix(shape, domain, source)

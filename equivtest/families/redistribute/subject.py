@@ -6,17 +6,24 @@ torch/distributed/tensor/_api.py (2.13.0).
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 
 import torch
 from torch.distributed import tensor as torch_tensor
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, distribute_tensor
 
 from equivtest.families.redistribute.case import RedistributeCase
 from equivtest.families.redistribute.case_refused import RefusedRedistributeCase
-from equivtest.kit.subject import Answers, Given, dtensor_of, own_operand, placements_of, under_contract
+from equivtest.kit.subject import (
+    Answers,
+    Given,
+    dtensor_of,
+    flattened_mesh,
+    own_operand,
+    placements_of,
+    under_contract,
+)
 
 Move = Callable[[RedistributeCase, DTensor], DTensor]
 """Takes a DTensor from the case's source to its target."""
@@ -43,17 +50,6 @@ def run_redistribute(case: RedistributeCase, mesh: DeviceMesh, given: Given, mov
     found: dict[str, torch.Tensor | None] = {"output": output}
     found |= {f"grad.{name}": leaf.grad for name in case.requires_grad}
     return under_contract(case, found)
-
-
-@functools.cache
-def flattened_mesh(device_type: str, mesh_shape: tuple[int, ...]) -> DeviceMesh:
-    """A mesh of the whole world, of the ranks in the same order as the harness's, and a mesh of one axis beside it.
-
-    A mesh of its own: a flattened one stays with its root mesh for good.
-    """
-    mesh = init_device_mesh(device_type, mesh_shape, mesh_dim_names=("outer", "inner"))
-    mesh._flatten("both")
-    return mesh
 
 
 def enter(case: RedistributeCase, mesh: DeviceMesh, given: torch.Tensor) -> tuple[torch.Tensor, DTensor]:

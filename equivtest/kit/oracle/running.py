@@ -26,6 +26,7 @@ from equivtest.kit.oracle.rounding import Arithmetic, Bounded
 from equivtest.kit.oracle.running_choices import choice_of, converted
 from equivtest.kit.oracle.running_complex import APART as COMPLEX_APART
 from equivtest.kit.oracle.running_complex import MAKES, VIEWS, has_complex
+from equivtest.kit.oracle.running_factors import FACTORED
 from equivtest.kit.oracle.running_kernels import KERNELS
 from equivtest.kit.oracle.running_operands import (
     is_floating,
@@ -61,7 +62,7 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
             of any result; '' where none did.
 
     Raises:
-        InexactData: an operation of which no bound is known.
+        InexactData: an operation whose bound is not known.
     """
 
     def __init__(self, arithmetic: Arithmetic, ranks: int, places: Places | None = None) -> None:
@@ -164,6 +165,8 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name in APART:
             with self:
                 return APART[name](*args, **kwargs)
+        if name in FACTORED:
+            return FACTORED[name](*args, **kwargs)
         narrow = narrowest((args, kwargs))
         if narrow is not None and name in KERNELS and func.namespace == "aten" and self.roundings.coarse is None:
             wide = self.roundings.record(narrow).accumulate

@@ -129,7 +129,7 @@ def product(r: Roundings, operand: Any, dim: int | None = None, keepdim: bool = 
 
 
 def products(r: Roundings, operand: Any, dim: int) -> Parts:
-    """Of the first factors each."""
+    """Products of the first factor, the first two, the first three, ..."""
     a = Parts.of(operand)
     reach = a.reach.cumprod(dim)
     num = a.value.shape[dim] if a.value.dim() else 1
@@ -160,7 +160,7 @@ def solved(
     left: bool = True,
     unitriangular: bool = False,
 ) -> Parts:
-    """Of T x = b: |x' - x| is at most M (F + K |x|) and what M K makes of that again, once, twice, and so on.
+    """Solves T x = b: |x' - x| is at most M (F + K |x|) and what M K makes of that again, once, twice, and so on.
 
     Derived here from theorem 8.5, with M the magnitudes of T's inverse, F what b is off, and K what T is off, and
     gamma_n of it, in the program and in the unsharded one.
@@ -219,5 +219,19 @@ def cholesky_solve(b: Any, factor: Any, upper: bool = False) -> Any:  # noqa: FB
     return torch.linalg.solve_triangular(second, half, upper=True)
 
 
-APART: dict[str, Any] = {"triangular_solve": triangular_solve, "cholesky_solve": cholesky_solve}
+def lu_solve(factors: Any, pivots: torch.Tensor, b: Any, left: bool = True, adjoint: bool = False) -> Any:  # noqa: FBT001, FBT002
+    """Two triangular systems, and rows in the order of the pivots, as xGETRS solves them; of real numbers."""
+    if not left:
+        return lu_solve(factors, pivots, b.mT, adjoint=not adjoint).mT
+    order, lower, upper = torch.lu_unpack(factors, pivots)
+    if adjoint:
+        half = torch.linalg.solve_triangular(upper.mT, b, upper=False)
+        return order @ torch.linalg.solve_triangular(lower.mT, half, upper=True, unitriangular=True)
+    half = torch.linalg.solve_triangular(lower, order.mT @ b, upper=False, unitriangular=True)
+    return torch.linalg.solve_triangular(upper, half, upper=True)
+
+
+APART: dict[str, Any] = {
+    "triangular_solve": triangular_solve, "cholesky_solve": cholesky_solve, "linalg_lu_solve": lu_solve
+}  # fmt: skip
 """By operator, called as torch calls it: what is taken apart into these."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import torch
 
-from equivtest.families.operators.case import OperatorCase
+from equivtest.families.operators.case import EXACT_MODE, MAX_AXES, OperatorCase
 from equivtest.families.operators.case_forms import Arguments
 from equivtest.families.operators.case_operator import Operator
 from equivtest.families.operators.case_table import OPERATORS, Result, described, run
@@ -24,9 +25,16 @@ Step = tuple[str, tuple[str, ...], Arguments]
 Special = Callable[[Step, torch.Tensor], torch.Tensor]
 
 REDISTRIBUTE, THROUGH_LOCAL, WRITE = "redistribute", "to_local and back", "write through a view"
-SPECIALS = (REDISTRIBUTE, THROUGH_LOCAL, WRITE)
+LOCAL_MAP, MODULE = "local_map", "distribute_module"
+SPECIALS = (REDISTRIBUTE, THROUGH_LOCAL, WRITE, LOCAL_MAP, MODULE)
 """Steps that are no operators: other placements; out of DTensors and in again; a view of a copy, multiplied in place,
-which is one row, or all with two dims swapped."""
+which is one row, or all with two dims swapped; a function of what each rank holds, or a module, that multiplies."""
+
+NO_GRAD, INFERENCE, AUTOCAST = "no_grad", "inference_mode", "autocast"
+IMPLICIT, LOSS_PARALLEL, FLATTENED = "implicit_replication", "loss_parallel", "flattened mesh"
+CONTEXTS = ("", NO_GRAD, INFERENCE, AUTOCAST, IMPLICIT, LOSS_PARALLEL, FLATTENED)
+"""What a chain runs in: nothing; contexts of torch, autocast to bfloat16; a mesh of two axes, beside which there is one
+of all ranks."""
 
 _CHAIN = Operator("chain", lambda *operands: operands)
 
@@ -37,10 +45,12 @@ class ChainCase(OperatorCase):
 
     Attributes:
         steps: One to six; of each the first result alone is looked at.
+        context: What the chain runs in.
     """
 
     operator: Annotated[str, OneOf(("chain",))] = "chain"
     steps: tuple[Step, ...] = (("neg", ("x0",), ()),)
+    context: Annotated[str, OneOf(CONTEXTS)] = ""
 
     def check_fields(self) -> None:
         require(1 <= len(self.steps) <= MAX_STEPS, f"steps must be 1 to {MAX_STEPS}, got {len(self.steps)}")
@@ -51,6 +61,10 @@ class ChainCase(OperatorCase):
             require(set(sources) <= names, f"step {number} may take {', '.join(sorted(names))}, got {sources}")
             is_partial = any(isinstance(each, Partial) for each in placements_named(self.steps[number]))
             require(not is_partial, f"nothing is redistributed to partial shares, got {self.steps[number]}")
+        is_split = len(self.mesh) == MAX_AXES and not self.members
+        require(self.context != FLATTENED or is_split, f"a {FLATTENED} is made of two axes of all ranks: {self.mesh}")
+        are_exact = all(mode == EXACT_MODE for mode, _ in self.values)
+        require(self.context != AUTOCAST or are_exact, f"in {AUTOCAST} values must be {EXACT_MODE}, got {self.values}")
         super().check_fields()
 
     @property
@@ -60,7 +74,24 @@ class ChainCase(OperatorCase):
     @property
     def results(self) -> tuple[Result, ...]:
         dtypes = self.other_dtypes or ("",) * len(self.operands)
-        return results_of_chain(self.steps, self.operands, tuple(name or self.dtype for name in dtypes))
+        named = tuple(name or self.dtype for name in dtypes)
+        return results_of_chain(self.steps, self.operands, named, self.context)
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*super().dtypes, *(("bfloat16",) if self.context == AUTOCAST else ()))))
+
+    @property
+    def plain(self) -> tuple[int, ...]:
+        """Numbers of the operands that are no DTensors, since they are replicated implicitly."""
+        if self.context != IMPLICIT:
+            return ()
+        first = {sources[0] for _, sources, _ in self.steps}
+        return tuple(
+            number
+            for number, texts in enumerate(self.placements)
+            if f"x{number}" not in first and set(texts) == {"replicate"} and number not in self.requires_grad
+        )
 
     @property
     def writes_to_divided_rows(self) -> bool:
@@ -72,7 +103,15 @@ class ChainCase(OperatorCase):
         )
 
     def call(self, operands: tuple[Any, ...]) -> tuple[Any, ...]:
-        return run_chain(self.steps, operands, _unsharded)
+        with unsharded_context(self.context):
+            return run_chain(self.steps, operands, _unsharded)
+
+
+def unsharded_context(name: str) -> AbstractContextManager[Any]:
+    """What a chain of whole tensors runs in, where that is another than none."""
+    if name == AUTOCAST:
+        return torch.autocast("cpu", torch.bfloat16)
+    return torch.no_grad() if name in (NO_GRAD, INFERENCE) else nullcontext()
 
 
 def placements_named(step: Step) -> tuple[Placement, ...]:
@@ -88,9 +127,26 @@ def written(step: Step, x: torch.Tensor) -> torch.Tensor:
     return copied
 
 
+def weight_of(step: Step, x: torch.Tensor) -> torch.Tensor:
+    """What a module multiplies each row with: the factor of the step, of alternating sign."""
+    signs = 1 - 2 * (torch.arange(x.shape[-1], device="cpu") % 2)
+    return (signs * factor_of(step)).to(x.dtype)
+
+
+def factor_of(step: Step) -> float:
+    """The number that a step multiplies with."""
+    factor = dict(step[2])["factor"]
+    assert isinstance(factor, float)
+    return factor
+
+
 def _unsharded(step: Step, x: torch.Tensor) -> torch.Tensor:
     """What a step that is no operator gives of a whole tensor."""
-    return written(step, x) if step[0] == WRITE else x
+    if step[0] == MODULE:
+        return x * weight_of(step, x)
+    if step[0] == LOCAL_MAP:
+        return x * factor_of(step)
+    return written(step, x) if step[0] == WRITE else x.view_as(x)
 
 
 def run_chain(steps: Sequence[Step], operands: Sequence[Any], special: Special) -> tuple[Any, ...]:
@@ -104,7 +160,9 @@ def run_chain(steps: Sequence[Step], operands: Sequence[Any], special: Special) 
 
 
 @functools.lru_cache(maxsize=2**12)
-def results_of_chain(steps: tuple[Step, ...], shapes: tuple[Shape, ...], dtypes: tuple[str, ...]) -> tuple[Result, ...]:
+def results_of_chain(
+    steps: tuple[Step, ...], shapes: tuple[Shape, ...], dtypes: tuple[str, ...], context: str = ""
+) -> tuple[Result, ...]:
     """As the unsharded chain gives them.
 
     Raises:
@@ -114,4 +172,6 @@ def results_of_chain(steps: tuple[Step, ...], shapes: tuple[Shape, ...], dtypes:
         torch.full(shape, 0.5, dtype=getattr(torch, dtype), device="cpu").requires_grad_()
         for shape, dtype in zip(shapes, dtypes, strict=True)
     )
-    return described(run_chain(steps, operands, _unsharded), operands)
+    with unsharded_context(context):
+        found = run_chain(steps, operands, _unsharded)
+    return described(found, operands)

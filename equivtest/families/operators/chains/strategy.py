@@ -9,11 +9,18 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from equivtest import limits
-from equivtest.families.operators.case import EXACT_MODE, REAL_DTYPES, REAL_MODE
+from equivtest.families.operators.case import EXACT_MODE, REAL_DTYPES, REAL_MODE, Placements
 from equivtest.families.operators.case_forms import Arguments, Signature
 from equivtest.families.operators.case_operator import FLOATS, INDEX
 from equivtest.families.operators.case_table import Result, signatures_of
 from equivtest.families.operators.chains.case import (
+    AUTOCAST,
+    CONTEXTS,
+    FLATTENED,
+    IMPLICIT,
+    LOCAL_MAP,
+    LOSS_PARALLEL,
+    MODULE,
     REDISTRIBUTE,
     SPECIALS,
     THROUGH_LOCAL,
@@ -25,6 +32,7 @@ from equivtest.families.operators.chains.case import (
 from equivtest.families.operators.strategy import PICKS, placements_of, sizes_of
 from equivtest.kit.case import Shape
 from equivtest.kit.picks import POISON_TABLE, REPEATS, pick, pick_members, pick_values
+from equivtest.layout import Shard, parse_placement
 from equivtest.property import Space
 
 CHAINED = (
@@ -34,15 +42,20 @@ CHAINED = (
 )  # fmt: skip
 """Operators that take what others give, and of which torch is right when they are called alone."""
 
-NAMES = (*CHAINED, *SPECIALS * 4)
+NAMES = (*CHAINED, *SPECIALS * 3)
+DRAWN_CONTEXTS = ("",) * 6 + CONTEXTS[1:]
+TAKEN_OVER = frozenset({"log_softmax"})
+"""Operators that `loss_parallel` takes for a part of a cross entropy."""
 VALUES = ((EXACT_MODE,), (EXACT_MODE, EXACT_MODE), (REAL_MODE,), (REAL_MODE, EXACT_MODE))
 MIN_NUMEL, NUMEL_PER_RANK = 120, 40
 """What a result may have at most: the one, or the other for each rank."""
 
 
-def chain_cases(space: Space, *, names: tuple[str, ...] = NAMES) -> SearchStrategy[ChainCase]:
+def chain_cases(
+    space: Space, *, names: tuple[str, ...] = NAMES, contexts: tuple[str, ...] = DRAWN_CONTEXTS
+) -> SearchStrategy[ChainCase]:
     """Chains of two to five steps, in float32 and float64 if the space has them."""
-    return _chain_cases(space, names)
+    return _chain_cases(space, names, contexts)
 
 
 @dataclass
@@ -50,6 +63,7 @@ class _Chain:
     """What has been drawn so far."""
 
     dtype: str
+    context: str
     max_numel: int
     operands: list[Shape]
     dtypes: list[str]
@@ -65,15 +79,12 @@ class _Chain:
         """Whether the chain takes the step, which it then has, with these further operands."""
         shapes, named = [*self.operands, *operands], [*self.dtypes, *dtypes]
         try:
-            results = results_of_chain((*self.steps, step), tuple(shapes), tuple(each or self.dtype for each in named))
+            known = tuple(each or self.dtype for each in named)
+            results = results_of_chain((*self.steps, step), tuple(shapes), known, self.context)
         except (RuntimeError, IndexError, ValueError, TypeError):
             return False
         last = results[-1]
-        if (
-            not last.dtype.startswith("float")
-            or math.prod(last.shape) > self.max_numel
-            or len(last.shape) > limits.MAX_DIMS
-        ):
+        if "float" not in last.dtype or math.prod(last.shape) > self.max_numel or len(last.shape) > limits.MAX_DIMS:
             return False
         self.steps.append(step)
         self.operands, self.dtypes, self.results = shapes, named, results
@@ -81,11 +92,14 @@ class _Chain:
 
 
 @st.composite
-def _chain_cases(draw: DrawFn, space: Space, names: tuple[str, ...]) -> ChainCase:
+def _chain_cases(draw: DrawFn, space: Space, names: tuple[str, ...], contexts: tuple[str, ...]) -> ChainCase:
     world_size = pick(draw, "world_size", space.world_sizes)
     dtypes = tuple(each for each in space.dtypes if each in REAL_DTYPES) or space.dtypes
     dtype = pick(draw, "dtype", dtypes)
-    mesh = (2, 2) if world_size == 4 and pick(draw, "two axes", (False,) * 4 + (True,)) else ()
+    context = pick(draw, "context", contexts)
+    may_split = world_size == 4 and pick(draw, "two axes", (False,) * 4 + (True,))
+    mesh = (2, 2) if may_split or (context == FLATTENED and world_size == 4) else ()
+    context = _fitting(context, dtype, mesh)
     num_axes = len(mesh) or 1
     members = pick_members(draw, world_size)
     sizes = tuple(size for size in sizes_of(world_size) if 0 < size <= 2 * world_size)
@@ -93,31 +107,51 @@ def _chain_cases(draw: DrawFn, space: Space, names: tuple[str, ...]) -> ChainCas
         sizes[pick(draw, f"size {dim}", PICKS) % len(sizes)] for dim in range(pick(draw, "dims", (1, 2, 2, 3)))
     )
     max_numel = max(MIN_NUMEL, NUMEL_PER_RANK * world_size)
-    chain = _Chain(dtype, max_numel, [shape[:1] + tuple(min(size, 4) for size in shape[1:])], [""])
+    chain = _Chain(dtype, context, max_numel, [shape[:1] + tuple(min(size, 4) for size in shape[1:])], [""])
     for number in range(pick(draw, "steps", (2, 3, 4, 5))):
-        _draw_step(draw, chain, number, names, num_axes)
+        _draw_step(draw, chain, number, names, mesh or (world_size,))
     if not chain.steps:
         chain.with_step(("neg", ("x0",), ()), [], [])
+    placements = tuple(
+        _pick_placements(draw, f"operand {number}", each, num_axes) for number, each in enumerate(chain.operands)
+    )
+    requires_grad = tuple(range(len(chain.operands))) if pick(draw, "gradients", (True, True, False)) else ()
+    if context == IMPLICIT:
+        requires_grad, placements = requires_grad[:1], _whole_behind_the_first(chain, placements)
     return ChainCase(
         world_size=world_size,
         dtype=dtype,
         mesh=mesh,
+        context=context,
         operands=tuple(chain.operands),
         steps=tuple(chain.steps),
-        placements=tuple(
-            _pick_placements(draw, f"operand {number}", each, num_axes) for number, each in enumerate(chain.operands)
-        ),
+        placements=placements,
         other_dtypes=tuple(chain.dtypes) if any(chain.dtypes) else (),
         cotangents=_pick_cotangents(draw, chain, num_axes),
-        requires_grad=tuple(range(len(chain.operands))) if pick(draw, "gradients", (True, True, False)) else (),
-        values=pick_values(draw, VALUES if dtype in REAL_DTYPES else VALUES[:2]),
+        requires_grad=requires_grad,
+        values=pick_values(draw, VALUES if dtype in REAL_DTYPES and context != AUTOCAST else VALUES[:2]),
         poison=pick(draw, "poison", POISON_TABLE),
         repeats=pick(draw, "repeats", REPEATS),
         members=() if mesh else members,
     )
 
 
-def _draw_step(draw: DrawFn, chain: _Chain, number: int, names: tuple[str, ...], num_axes: int) -> None:
+def _whole_behind_the_first(chain: _Chain, placements: tuple[Placements, ...]) -> tuple[Placements, ...]:
+    """Every operand that no step takes first is replicated."""
+    first = {sources[0] for _, sources, _ in chain.steps}
+    return tuple(
+        texts if f"x{number}" in first else ("replicate",) * len(texts) for number, texts in enumerate(placements)
+    )
+
+
+def _fitting(context: str, dtype: str, mesh: Shape) -> str:
+    """The context, or none where it has nothing to do."""
+    is_idle = (context == FLATTENED and not mesh) or (context == AUTOCAST and dtype != "float32")
+    return "" if is_idle else context
+
+
+def _draw_step(draw: DrawFn, chain: _Chain, number: int, names: tuple[str, ...], mesh: Shape) -> None:
+    names = tuple(each for each in names if chain.context != LOSS_PARALLEL or each not in TAKEN_OVER) or names
     name = names[pick(draw, f"operator {number}", tuple(range(200))) % len(names)]
     if pick(draw, f"again {number}", (False, True)) and chain.steps and chain.steps[-1][0] not in SPECIALS:
         name = chain.steps[-1][0]
@@ -125,7 +159,7 @@ def _draw_step(draw: DrawFn, chain: _Chain, number: int, names: tuple[str, ...],
     source, shape = held[pick(draw, f"source {number}", (0, 0, 0, 1, 2, 3)) % len(held)]
     entry = pick(draw, f"signature {number}", PICKS)
     if name in SPECIALS:
-        arguments = _special(draw, number, name, shape, num_axes)
+        arguments = _special(draw, number, name, shape, mesh)
         if arguments is not None:
             chain.with_step((name, (source,), arguments), [], [])
         return
@@ -155,18 +189,26 @@ def _is_sound(name: str, signature: Signature) -> bool:
     return name not in ("select", "narrow", "cumsum") or (isinstance(dim, int) and dim >= 0)
 
 
-def _special(draw: DrawFn, number: int, name: str, shape: Shape, num_axes: int) -> Arguments | None:
+def _special(draw: DrawFn, number: int, name: str, shape: Shape, mesh: Shape) -> Arguments | None:
     if name == THROUGH_LOCAL:
         return ()
-    if name == REDISTRIBUTE:
-        table = placements_of(len(shape), INDEX, num_axes)
-        found = _without_nested(table[pick(draw, f"placements {number}", PICKS) % len(table)])
-        return (("placements", " ".join(found)),)
-    assert name == WRITE
-    if len(shape) < 2:
+    factor = pick(draw, f"factor {number}", (2.0, -3.0, 0.0)) if name != REDISTRIBUTE else 0.0
+    if name == WRITE and len(shape) >= 2:
+        return (("dim0", 0), ("dim1", pick(draw, f"dim {number}", (-1, 1))), ("factor", factor))  # of rows: findings/64
+    if name == WRITE or (name == MODULE and not shape):
         return None
-    factor = pick(draw, f"factor {number}", (2.0, -3.0, 0.0))
-    return (("dim0", 0), ("dim1", pick(draw, f"dim {number}", (-1, 1))), ("factor", factor))  # of rows: findings/64
+    table = placements_of(len(shape), INDEX, len(mesh))
+    if name == LOCAL_MAP:  # findings/76
+        table = tuple(each for each in table if all(_is_even(text, shape, math.prod(mesh)) for text in each))
+    found = _without_nested(table[pick(draw, f"placements {number}", PICKS) % len(table)])
+    placements = ("placements", " ".join(found))
+    return (placements,) if name == REDISTRIBUTE else (placements, ("factor", factor))
+
+
+def _is_even(text: str, shape: Shape, num_ranks: int) -> bool:
+    """Whether all ranks together share a dim evenly, if it is divided."""
+    placement = parse_placement(text)
+    return not isinstance(placement, Shard) or shape[placement.dim] % num_ranks == 0
 
 
 def _pick_placements(draw: DrawFn, name: str, shape: Shape, num_axes: int) -> tuple[str, ...]:

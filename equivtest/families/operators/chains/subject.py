@@ -5,26 +5,49 @@ Source: torch.distributed.tensor.DTensor, its redistribute, to_local and from_lo
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor.experimental import implicit_replication, local_map
+from torch.distributed.tensor.parallel import loss_parallel
 
 from equivtest.families.operators.case_forms import Arguments
 from equivtest.families.operators.chains.case import (
+    AUTOCAST,
+    FLATTENED,
+    IMPLICIT,
+    INFERENCE,
+    LOCAL_MAP,
+    LOSS_PARALLEL,
+    MODULE,
+    NO_GRAD,
     REDISTRIBUTE,
     THROUGH_LOCAL,
     ChainCase,
     Special,
     Step,
+    factor_of,
     placements_named,
     run_chain,
+    weight_of,
     written,
 )
 from equivtest.families.operators.subject import run_operator
-from equivtest.kit.subject import Answers, Given, placements_of
+from equivtest.kit.subject import Answers, Given, flattened_mesh, placements_of
 from equivtest.layout import Layout
+
+Divide = Callable[[torch.Tensor, DeviceMesh, list[Placement]], DTensor]
+Wrap = Callable[[DTensor], torch.Tensor]
+
+
+def wrapped_implicitly(x: DTensor) -> torch.Tensor:
+    """What every rank has of it, a plain tensor."""
+    return x.to_local()
 
 
 def chains(case: ChainCase, mesh: DeviceMesh, given: Given) -> Answers:
@@ -32,13 +55,41 @@ def chains(case: ChainCase, mesh: DeviceMesh, given: Given) -> Answers:
     return run_steps(case, mesh, given, special)
 
 
-def run_steps(case: ChainCase, mesh: DeviceMesh, given: Given, other: Special) -> Answers:
+def run_steps(
+    case: ChainCase, mesh: DeviceMesh, given: Given, other: Special, wrap: Wrap = wrapped_implicitly
+) -> Answers:
     """The chain, with what the steps that are no operators do."""
 
     def call(case: ChainCase, operands: tuple[DTensor, ...], arguments: Arguments) -> tuple[Any, ...]:
-        return run_chain(case.steps, operands, other)
+        mixed = [wrap(each) if number in case.plain else each for number, each in enumerate(operands)]
+        with forward_context(case.context):
+            return run_chain(case.steps, mixed, other)
 
-    return run_operator(case, mesh, given, call)  # type: ignore[arg-type]
+    if case.context == FLATTENED:
+        mesh = flattened_mesh(mesh.device_type, case.mesh_shape)
+    with whole_context(case.context):
+        return run_operator(case, mesh, given, call)  # type: ignore[arg-type]
+
+
+def forward_context(name: str) -> AbstractContextManager[Any]:
+    """Around the forward alone."""
+    if name == AUTOCAST:
+        return torch.autocast("cpu", torch.bfloat16)
+    if name == INFERENCE:
+        return torch.inference_mode()
+    return torch.no_grad() if name == NO_GRAD else nullcontext()
+
+
+@contextmanager
+def whole_context(name: str) -> Iterator[None]:
+    """Around the forward and the backward; it is left without an error, which `loss_parallel` would not survive: see
+    findings/77."""
+    context = {IMPLICIT: implicit_replication, LOSS_PARALLEL: loss_parallel}.get(name, nullcontext)()
+    context.__enter__()
+    try:
+        yield
+    finally:
+        context.__exit__(None, None, None)
 
 
 def special(step: Step, x: torch.Tensor) -> torch.Tensor:
@@ -51,4 +102,51 @@ def special(step: Step, x: torch.Tensor) -> torch.Tensor:
         return DTensor.from_local(
             x.to_local(), x.device_mesh, x.placements, run_check=False, shape=x.shape, stride=x.stride()
         )
-    return written(step, x)
+    if name == LOCAL_MAP:
+        return mapped(step, x)
+    return multiplied(step, x) if name == MODULE else written(step, x)
+
+
+def mapped(step: Step, x: DTensor, gradient: tuple[Placement, ...] | None = None) -> torch.Tensor:
+    """What each rank holds times a number, by `local_map`, which redistributes first."""
+    factor, placements = factor_of(step), tuple(placements_of(Layout(placements_named(step))))
+    call = local_map(
+        lambda local: local * factor,
+        out_placements=list(placements),
+        in_placements=(placements,),
+        in_grad_placements=None if gradient is None else (gradient,),
+        redistribute_inputs=True,
+    )
+    found: torch.Tensor = call(x)
+    return found
+
+
+class Weighted(nn.Module):
+    """Multiplies each row with a weight."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight, requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.weight
+
+
+def multiplied(step: Step, x: DTensor, divide: Divide = distribute_tensor) -> torch.Tensor:
+    """By a module that `distribute_module` has prepared: its weight divided, its input moved, its output made whole."""
+    whole = [Replicate()] * x.device_mesh.ndim
+
+    def divided(_name: str, module: nn.Module, mesh: DeviceMesh) -> None:
+        assert isinstance(module, Weighted)
+        parts = divide(module.weight.data, mesh, [Shard(0), *whole[1:]])
+        module.weight = nn.Parameter(parts, requires_grad=False)
+
+    def take(_module: nn.Module, inputs: Any, _mesh: DeviceMesh) -> Any:
+        return (inputs[0].redistribute(placements=placements_of(Layout(placements_named(step)))),)
+
+    def give(_module: nn.Module, output: Any, _mesh: DeviceMesh) -> Any:
+        return output.redistribute(placements=whole)
+
+    module = distribute_module(Weighted(weight_of(step, x)), x.device_mesh, divided, take, give)
+    found: torch.Tensor = module(x)
+    return found
