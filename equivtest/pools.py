@@ -117,17 +117,19 @@ def take_faults(config: pytest.Config) -> tuple[BackendFault, ...]:
     if pool is None:
         return ()
     settings = settings_of(config)
-    faults = [fault for fault in pool.take_faults() if not _is_known(fault, settings)]
+    faults = [fault for fault in pool.take_faults() if not is_known_fault(fault, settings)]
     return tuple(BackendFault(fault.collective, str(fault)) for fault in faults)
 
 
-def _is_known(fault: Finding, settings: Settings) -> bool:
+def is_known_fault(fault: Finding, settings: Settings) -> bool:
     """Whether the collective that was probed is known to fail as the subject `collectives`, where that was seen."""
-    from equivtest.families.collectives.case import CALLS, CollectivesCase
+    from equivtest.kit.case import from_code
 
-    if fault.name not in CALLS:
+    code = f"CollectivesCase(world_size={fault.world_size}, dtype={fault.dtype!r}, collectives=({fault.name!r},))"
+    try:
+        case = from_code(code)
+    except Misuse:  # a probe of what the subject does not call
         return False
-    case = CollectivesCase(world_size=fault.world_size, dtype=fault.dtype, collectives=(fault.name,))
     entry = settings.known.match("collectives", "equals_unsharded", case, KIND_OF_FAULT[fault.kind])
     return entry is not None and settings.expects(entry)
 

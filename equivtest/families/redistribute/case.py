@@ -175,6 +175,15 @@ class RedistributeCase(ActivationCase):
         )
 
     @property
+    def scatters_no_sum(self) -> bool:
+        """Whether on an axis of several ranks what is partial by another reduction than the sum becomes a shard."""
+        pairs = zip(_layout(self.source).placements, _layout(self.target).placements, self.mesh_shape, strict=True)
+        return any(
+            isinstance(old, Partial) and old.op != "sum" and isinstance(new, Shard) and num_ranks > 1
+            for old, new, num_ranks in pairs
+        )
+
+    @property
     def gathers_nested_shards_flat(self) -> bool:
         """Whether x is gathered over both axes in one step, though its shards are others than one axis would have."""
         return self._is_gathered_flat(_layout(self.source), _layout(self.target))

@@ -83,6 +83,11 @@ class ReductionCase(ActivationCase):
         return self.shape[self.placement.dim] if isinstance(self.placement, Shard) else 0
 
     @property
+    def is_uneven(self) -> bool:
+        """Whether ranks hold different amounts of x."""
+        return self.worst_shard_kind(("x",)) != "even"
+
+    @property
     def has_empty_shard(self) -> bool:
         """Whether some rank has no element of x."""
         return self.worst_shard_kind(("x",)) == "empty"

@@ -97,6 +97,11 @@ class DataParallelCase(PerceptronCase):
         return self.world_size
 
     @property
+    def num_scattered(self) -> int:
+        """Among how many ranks a gradient is scattered while it is reduced."""
+        return self.world_size
+
+    @property
     def is_folded_by_a_view_alone(self) -> bool:
         """Whether in_proj's product takes another road for x than for a view of x, which has other strides.
 

@@ -66,6 +66,10 @@ class TwoAxisCase(DataParallelCase):
         return self.mesh[1]
 
     @property
+    def num_scattered(self) -> int:
+        return self.mesh[0] if self.style == "fsdp2_tp" else self.mesh[1]
+
+    @property
     def num_hidden_parts(self) -> int:
         return self.mesh[1] if self.style == "fsdp2_tp" else 1
 
