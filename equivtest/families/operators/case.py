@@ -194,6 +194,7 @@ class OperatorCase(Case):
     pads_other_rows = property(case_facts.pads_other_rows)
     selects_other_rows = property(case_facts.selects_other_rows)
     keeps_placements = property(case_facts.keeps_placements)
+    compares_beyond_dims = property(case_facts.compares_beyond_dims)
     squeezes_a_row = property(case_facts.squeezes_a_row)
     divides_index_otherwise = property(case_facts.divides_index_otherwise)
 
