@@ -4,8 +4,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-VERSION ?= 0.19.8
-DEEPSPEED := .deepspeed/$(VERSION)
+DEEPSPEED_VERSION := $(or $(VERSION),0.19.8)
+DEEPSPEED := .deepspeed/$(DEEPSPEED_VERSION)
+RELEASE := .releases/$(VERSION)
 CLIENTS := .clients
 PROFILE ?= gate
 
@@ -13,7 +14,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 unexport PYTHONDONTWRITEBYTECODE  # or each of the hundreds of processes of a test run compiles the package anew
-.PHONY: help conform test deepspeed deepspeed-installed clients clients-installed wrappers lint format bench smoke-wheel clean
+.PHONY: help conform test deepspeed deepspeed-installed release release-installed clients clients-installed wrappers lint format bench smoke-wheel clean
 
 help:  ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,9 +29,14 @@ test: $(INSTALLED)  ## All tests and properties
 deepspeed-installed: $(INSTALLED) $(DEEPSPEED)/.installed
 
 deepspeed: deepspeed-installed  ## The properties of the real DeepSpeed; VERSION=0.19.3 takes another release
-	PYTHONPATH=$(CURDIR)/$(DEEPSPEED) $(BIN)/equivtest run --import deepspeed --report report/deepspeed-$(VERSION) \
+	PYTHONPATH=$(CURDIR)/$(DEEPSPEED) $(BIN)/equivtest run --import deepspeed --report report/deepspeed-$(DEEPSPEED_VERSION) \
 		--subjects deepspeed_fetch_all_gather,deepspeed_fetch_all_reduce,deepspeed_mlp_all_gather,deepspeed_mlp_all_reduce,deepspeed_mlp_stages_1_and_2
 	PYTHONPATH=$(CURDIR)/$(DEEPSPEED) $(BIN)/pytest -q -n auto tests/families/test_deepspeed.py
+
+release-installed: $(RELEASE)/.installed
+
+release: release-installed  ## The gate on another release of torch, VERSION=2.8.0; PROFILE=smoke is a first look
+	$(RELEASE)/bin/equivtest run --profile $(PROFILE) --allow-unsupported release --report report/torch-$(VERSION)
 
 clients-installed: $(INSTALLED) $(CLIENTS)/.installed
 
@@ -64,7 +70,7 @@ smoke-wheel: $(INSTALLED)  ## Build the wheel, install it beside .venv's package
 	../venv/bin/equivtest run --profile smoke --subjects colwise_linear,rowwise_linear,zero3_fetch_all_gather,attention_block
 
 clean:  ## Remove everything that make, the tests and the build leave, .venv included
-	rm -rf .venv build dist report .equivtest .hypothesis .pytest_cache .mypy_cache .ruff_cache .coverage *.egg-info
+	rm -rf .venv .releases build dist report .equivtest .hypothesis .pytest_cache .mypy_cache .ruff_cache .coverage *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(INSTALLED): pyproject.toml constraints.txt
@@ -76,7 +82,15 @@ $(INSTALLED): pyproject.toml constraints.txt
 $(DEEPSPEED)/.installed: constraints-deepspeed.txt
 	$(BIN)/python -m pip install --quiet --upgrade --target $(DEEPSPEED) -r constraints-deepspeed.txt
 	DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(BIN)/python -m pip install --quiet --upgrade --target $(DEEPSPEED) \
-		--no-deps --no-build-isolation deepspeed==$(VERSION)
+		--no-deps --no-build-isolation deepspeed==$(DEEPSPEED_VERSION)
+	touch $@
+
+# An environment of its own, since torch brings libraries of its own: 6 GB for one that is built for CUDA.
+$(RELEASE)/.installed: pyproject.toml constraints.txt
+	test -n "$(VERSION)" || { echo 'name a release of torch: make release VERSION=2.8.0' >&2; exit 2; }
+	$(PYTHON) -m venv $(RELEASE)
+	sed '/^torch==/d' constraints.txt > $(RELEASE)/constraints.txt
+	$(RELEASE)/bin/python -m pip install --quiet -c $(RELEASE)/constraints.txt torch==$(VERSION) -e '.[bench]'
 	touch $@
 
 # Beside .venv too, and without what they ask for: torch is that of .venv, all else is in the file.

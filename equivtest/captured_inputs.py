@@ -59,7 +59,7 @@ def case_of(run: CapturedRun, reference: str) -> tuple[CapturedCase, dict[str, l
         by_parts=True,
         poison="none",
         started=started_in(run.held[0]),
-        with_gradient=tuple(name for name in inputs if run.held[0].manifest.tensors[GIVEN + name].requires_grad),
+        with_gradient=tuple(name for name in inputs if run.held[0].told(GIVEN + name).requires_grad),
     ), inputs
 
 

@@ -1,4 +1,4 @@
-"""What every rank of anybody's job held in one forward and backward, written into a folder for `equivtest judge`."""
+"""What every rank of anybody's job held in its forwards and backwards, written into a folder for `equivtest judge`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from torch.distributed.tensor import DTensor
 
 from equivtest import limits
 from equivtest.captured.group import Group
+from equivtest.captured.job import Job, PlacedBy, axes_of, shape_of
 from equivtest.errors import Misuse
 from equivtest.families.module.case import BATCHES, MEAN_OF_PARTS, PARTS_OF_WHOLE, WHOLE
 from equivtest.families.module.case_boundaries import own_name, parts_of
 from equivtest.families.module.subject import is_data_parallel
-from equivtest.kept import Job, Keeper, PlacedBy, axes_of, shape_of
+from equivtest.kept import Keeper
 from equivtest.kept_update import UpdateKeeper
 from equivtest.kit.case import Shape, require
 
@@ -41,10 +42,12 @@ def capture(
     alone: Sequence[str] = (),
     limit_bytes: int = limits.CAPTURED_BYTES,
 ) -> Iterator[None]:
-    """Writes what this rank holds in the one forward and backward of `module` that run within the block.
+    """Writes what this rank holds in the forward and backward of `module` that run within the block.
 
-    Every rank of the job enters and leaves the block.  Gradients are read where it ends, so that it ends before they
-    are clipped or the parameters are updated.  Nothing is written where the block raises.
+    Where the module is called several times each call is a micro-batch with a backward of its own, and gradients add
+    up.  Every rank of the job enters and leaves the block, and calls the module as often.  Gradients are read where the
+    block ends, so that it ends before they are clipped or the parameters are updated.  Nothing is written where it
+    raises.
 
     Args:
         module: The parallel module, as the job calls it.
@@ -65,8 +68,8 @@ def capture(
         limit_bytes: What one rank writes at most.
 
     Raises:
-        Misuse: there is another run in the folder, gradients are left from before, the module is not called once or
-            takes what is no tensor, or a rank would write more than the limit.
+        Misuse: there is another run in the folder, gradients are left from before, the module is not called, some call
+            has not one backward or takes what is no tensor, or a rank would write more than the limit.
     """
     require(isinstance(module, nn.Module), f"capture takes the module that the job calls, got {type(module).__name__}")
     job = _job_of(module, batch, batch_axis, mesh, placed, shapes, limit_bytes)

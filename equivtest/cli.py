@@ -333,6 +333,7 @@ def fingerprint(
     device: Annotated[str, typer.Option(help=HELP["device"])] = "cpu",
     imports: Annotated[list[str] | None, typer.Option("--import", metavar="MODULE", help=HELP["import"])] = None,
     start: Annotated[str, typer.Option(help=HELP["start"])] = "auto",
+    listen: Annotated[str, typer.Option(metavar="[HOST]:PORT", help=HELP["listen"])] = "",
     world_sizes: Annotated[str, typer.Option(help=HELP["world-sizes"])] = "2,4",
     dtypes: Annotated[str | None, typer.Option(help=HELP["dtypes"])] = None,
     output: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the declaration, a Python module.")] = None,
@@ -343,13 +344,14 @@ def fingerprint(
     """
     from equivtest.fingerprint.measuring import describe, measure, write
     from equivtest.ranks.backend import Backend
-    from equivtest.ranks.pool import Pool
+    from equivtest.ranks.run_hub import pool_on_hosts
     from equivtest.settings import parse
 
     settings = parse({"world_sizes": world_sizes, "dtypes": dtypes})
     chosen = Backend(backend, device, tuple(imports or ()), start)
-    chosen.validate()
-    with Pool(chosen) as pool:
+    if not listen:
+        chosen.validate()
+    with pool_on_hosts(chosen, listen) as pool:
         found = [measure(pool, dtype, settings.world_sizes) for dtype in settings.dtypes]
     for each in found:
         typer.echo(describe(each))

@@ -42,9 +42,16 @@ def collect_property(collector: pytest.Module, name: str, prop: Property) -> lis
         reason = f"{name} is left out: {prop.incomplete}; --subjects {name} runs it"
         return [AbsentItem.from_parent(collector, name=f"{name}[left out]", reason=reason, incomplete=True)]
     prop = dataclasses.replace(prop, subject=subject)
-    items: list[pytest.Item] = [
+    world_sizes = prop.among(settings.world_sizes)
+    items: list[pytest.Item] = []
+    if others := [size for size in settings.world_sizes if size not in world_sizes]:
+        on, label = ", ".join(map(str, prop.world_sizes)), ", ".join(f"w{size}" for size in others)
+        reason = f"{name} is for {on} ranks, so not for {', '.join(map(str, others))}"
+        left_out = f"{name}[{label} left out]"
+        items.append(AbsentItem.from_parent(collector, name=left_out, reason=reason, incomplete=True))
+    items += [
         SearchItem.from_parent(collector, name=f"{name}[{part.label}]", prop=prop, property_name=name, part=part)
-        for part in plan(settings.profile, settings.world_sizes, prop.weight)
+        for part in plan(settings.profile, world_sizes, prop.weight)
     ]
     if settings.audits_property(prop):
         items.append(AuditItem.from_parent(collector, name=f"{name}[audit]", prop=prop, property_name=name))

@@ -21,7 +21,7 @@ from equivtest.verdicts.elements import is_too_wide
 
 BATCH_SIZES = (1, 2, 3, 4, 5, 7)
 OTHER_SIZES = (2, 3, 5)
-"""Of which a size is drawn that nobody says more of: few, as every one of them is run before anything is drawn."""
+"""What a size is drawn from that nobody says more about: few, as each is run before anything is drawn."""
 
 Fields = tuple[tuple[str, Any], ...]
 

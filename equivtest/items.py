@@ -161,11 +161,11 @@ class SearchItem(PropertyItem):
         from equivtest.chunks import Chunk
         from equivtest.search import search
 
-        part = self.part
+        part, world_sizes = self.part, self.prop.among(settings.world_sizes)
         until_s = time.monotonic() + settings.max_time_s * _workers(self.config) * self._share()
         for seed in seeds(self.config, settings):
             chunk = Chunk(
-                part.world_size, settings.dtypes, part.index, part.num_cases, seed, part.per_cell, settings.world_sizes
+                part.world_size, settings.dtypes, part.index, part.num_cases, seed, part.per_cell, world_sizes
             )
             yield search(self.prop, chunk, pool_of(self.config), settings.known, failures_dir(self.config))
             if not settings.profile.repeats or time.monotonic() > until_s:
@@ -193,7 +193,7 @@ class AuditItem(PropertyItem):
             self.prop,
             pool_of(self.config),
             settings.known,
-            settings.world_sizes,
+            self.prop.among(settings.world_sizes),
             settings.dtypes,
             is_thorough=settings.profile.audits_alone,
         )

@@ -13,34 +13,24 @@ from typing import NamedTuple
 
 import torch
 
-from equivtest.captured.folder import CapturedRun, RankHeld
-from equivtest.captured_inputs import (
-    COTANGENT,
-    buffers,
-    case_of,
-    cotangent,
-    dtype_of,
-    is_whole,
-    made_whole,
-    started_in,
-)
+from equivtest.captured.folder import CapturedRun
+from equivtest.captured.micro_batches import split_micro_batch
+from equivtest.captured_answers import Held, case_of_all, flags_of, given_to_all, held_of_all, micro_batches_of
+from equivtest.captured_inputs import COTANGENT, dtype_of
 from equivtest.check import one_thread, require_conclusion
 from equivtest.errors import EquivtestError
-from equivtest.families.module.case import ModuleCase, cotangent_of
+from equivtest.families.module.case import ModuleCase
 from equivtest.families.module.case_boundaries import CHOSEN, is_boundary
-from equivtest.families.module.case_captured import CapturedCase
 from equivtest.families.module.case_facts import call_builder
-from equivtest.families.module.case_outputs import OUTPUT
-from equivtest.families.module.oracle import expect_given
+from equivtest.families.module.oracle_accumulated import expect_accumulated
 from equivtest.judging_update import expect_captured_update
 from equivtest.kit.case import require
 from equivtest.kit.oracle.declared import declared, load_arithmetics
 from equivtest.kit.oracle.expected import Expected
 from equivtest.kit.oracle.held import put_together
-from equivtest.layout import UNTOLD
 from equivtest.ranks.reply import Answer, Reply
 from equivtest.report.parts import PartTree
-from equivtest.tensors import Placed, same_bits
+from equivtest.tensors import same_bits
 from equivtest.verdicts.claims import (
     agrees_on_all_ranks,
     does_not_touch_its_inputs,
@@ -57,8 +47,6 @@ VALUES = tuple(claim.name for claim in (equals_unsharded, gradients_equal_unshar
 AUTOCAST = ("bfloat16", "float16")
 UPDATE_CLAIMS = (trains_like_unsharded, agrees_on_all_ranks)
 CLAIMS = (equals_unsharded, gradients_equal_unsharded, agrees_on_all_ranks, does_not_touch_its_inputs)
-
-Held = dict[int, dict[str, Placed]]
 
 
 @dataclass(frozen=True)
@@ -110,8 +98,8 @@ class Judged:
             num, open_ = len(self.expected.tensors), len(self._open())
             return f"{num - open_} of {num} tensors judged that {self.run.manifest.optimizer} left"
         captured = {name for held in self.held.values() for name in held if is_judged(name)}
-        found = {name: right for name, right in self.expected.tensors.items() if is_boundary(name)}
-        wide = sum(map(is_boundary, self._open()))
+        found = {name: right for name, right in self.expected.tensors.items() if _is_boundary(name)}
+        wide = sum(map(_is_boundary, self._open()))
         written = {name for held in self.run.held.values() for name in held if is_judged(name)}
         parts = [f"{len(found) - wide} of {len(written)} boundaries judged"]
         parts += [f"{wide} whose bound says nothing"] * bool(wide)
@@ -122,7 +110,12 @@ class Judged:
 
 def is_judged(name: str) -> bool:
     """Whether an answer is a boundary; what was chosen is followed where it is right, and not judged by itself."""
-    return is_boundary(name) and not name.endswith(CHOSEN)
+    return _is_boundary(name) and not name.endswith(CHOSEN)
+
+
+def _is_boundary(name: str) -> bool:
+    """Whether an answer is a boundary of some micro-batch."""
+    return is_boundary(split_micro_batch(name)[1])
 
 
 def judge_run(run: CapturedRun, reference: str, arithmetic: str = "") -> Judged:
@@ -138,22 +131,17 @@ def judge_run(run: CapturedRun, reference: str, arithmetic: str = "") -> Judged:
     _check_model(run, reference := f"{reference}#{part}" if part else reference)
     if run.manifest.autocast:
         reference += "#" * (1 if part else 2) + run.manifest.autocast.removeprefix("cpu:")
-    case, inputs = case_of(run, reference)
-    _check_started(run, case)
-    held = {rank: _answers(case, each) for rank, each in run.held.items()}
-    given = {name: torch.cat(parts) if name in case.divided_names() else parts[0] for name, parts in inputs.items()}
-    for name in case.parameter_names():
-        given[name] = made_whole(run, held, f"param.{name}", case.facts.parameters[name].shape, f"parameter {name}")
-    given |= {cotangent_of(name): cotangent(run, case, name) for name in case.started}
+    micro_batches = micro_batches_of(run, reference)
+    case, held = case_of_all(micro_batches), held_of_all(micro_batches)
     with one_thread(), declared(load_arithmetics(arithmetic)):
-        expected = expect_given(case, given, held, buffers(run, case))
+        expected = expect_accumulated(micro_batches)
         replies = [
-            Reply(rank=rank, outcome="answered", answers=(Answer(tensors, _flags(run.held[rank], tensors)),))
+            Reply(rank=rank, outcome="answered", answers=(Answer(tensors, flags_of(run.held[rank], tensors)),))
             for rank, tensors in held.items()
         ]
         verdicts = compare(str(run.folder), case, 0, [expected], replies, CLAIMS)
     require_conclusion(str(run.folder), case, verdicts)
-    return Judged(run, case, verdicts, expected, held, given)
+    return Judged(run, case, verdicts, expected, held, given_to_all(micro_batches))
 
 
 def _judge_update(run: CapturedRun, reference: str, arithmetic: str) -> Judged:
@@ -193,45 +181,6 @@ def _check_model(run: CapturedRun, reference: str) -> None:
         f"{run.folder}: the model ran under autocast, {run.manifest.autocast}, which rounds elsewhere than the CPU's: "
         "have its forward enter autocast of a device that the reference has too",
     )
-
-
-def _check_started(run: CapturedRun, case: CapturedCase) -> None:
-    """Raises Misuse unless all ranks began their backward at the same outputs, and the reference has these."""
-    for rank, held in run.held.items():
-        own = started_in(held)
-        require(
-            own == case.started,
-            f"{run.folder}: on rank 0 a gradient came to {', '.join(case.started) or 'no output'}, on rank {rank} to "
-            f"{', '.join(own) or 'none'}",
-        )
-    require(bool(case.started), f"{run.folder}: no gradient came to an output: call backward within the block")
-    unknown = [name for name in case.started if name not in case.facts.outputs]
-    require(not unknown, f"{run.folder}: the run's model gives {''.join(unknown[:1])}, {case.build} does not")
-
-
-def _answers(case: CapturedCase, held: RankHeld) -> dict[str, Placed]:
-    """What a rank held of what is judged, as a rank of the harness would answer it."""
-    names, stacked, layouts = set(case.answer_names()), set(case.stacked_names()), case.layouts()
-    answers = {}
-    for name in held:
-        if name not in names:
-            continue
-        placed = held.placed(name, UNTOLD if is_boundary(name) else layouts[name])
-        says_all = all(held.manifest.tensors[name].layout)
-        if is_boundary(name) and (case.is_divided or not says_all):
-            local = placed.local.unsqueeze(0) if case.is_divided else placed.local
-            placed = Placed(local, UNTOLD)
-        elif name in stacked:
-            placed = Placed(placed.local.unsqueeze(0), layouts[name])
-        elif not says_all and is_whole(placed.layout) and not name.startswith(("param.", "grad.")):
-            placed = Placed(placed.local, layouts[name])
-        answers[name] = placed
-    return answers
-
-
-def _flags(held: RankHeld, answers: Mapping[str, Placed]) -> dict[str, bool]:
-    """Of the outputs: one that is cut off from its gradient begins no backward, which nothing else would show."""
-    return {name: held.manifest.tensors[name].requires_grad for name in answers if name.split(".")[0] == OUTPUT}
 
 
 def describe(judged: Judged) -> str:
@@ -289,7 +238,8 @@ def compare_runs(one: Judged, other: Judged) -> str:
     """
     for name, tensor in one.given.items():
         require(
-            name.split(".")[0] == COTANGENT or (name in other.given and same_bits(tensor, other.given[name])),
+            split_micro_batch(name)[1].split(".")[0] == COTANGENT
+            or (name in other.given and same_bits(tensor, other.given[name])),
             f"{one.run.folder} and {other.run.folder} were handed other values of {name}, so that they need not agree: "
             "capture both on the same batch, from the same parameters",
         )
@@ -324,7 +274,7 @@ class _Furthest(NamedTuple):
 def _apart(one: Judged, other: Judged) -> tuple[list[str], _Furthest]:
     differing, furthest, num = [], _Furthest(0, "", 0.0), 0
     for name, right in one.expected.tensors.items():
-        if is_boundary(name) or name.startswith("param.") or name not in other.expected.tensors:
+        if _is_boundary(name) or name.startswith("param.") or name not in other.expected.tensors:
             continue
         shape = tuple(right.value.shape)
         found = [put_together(each.held, name, shape, each.case.mesh_shape) for each in (one, other)]

@@ -1,12 +1,10 @@
-"""What one rank keeps of a module, or of one part of it, in a forward and backward, and what it writes of that."""
+"""What one rank keeps of a module, or of one part of it, in its forwards and backwards, and what it writes of that."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import torch
@@ -16,62 +14,17 @@ from torch.distributed.tensor import DTensor
 
 from equivtest import __version__
 from equivtest.captured.folder import INDICES, paths_of
-from equivtest.captured.group import Group
-from equivtest.captured.manifest import Manifest, Parameter, ParameterGroup, Tensor
-from equivtest.captured.tensor_file import NAMES, digest_of, write_tensors
+from equivtest.captured.job import Job, Kept, local_of, told_of
+from equivtest.captured.manifest import Manifest, Parameter, ParameterGroup
+from equivtest.captured.micro_batches import at_micro_batch, split_micro_batch
+from equivtest.captured.tensor_file import NAMES, write_tensors
 from equivtest.errors import Misuse
 from equivtest.families.module.case_boundaries import own_name
 from equivtest.families.module.subject.recording import PartsMet, WholeMet, named_inputs
 from equivtest.files import write_whole
-from equivtest.kit.case import Shape, require
+from equivtest.kit.case import require
 from equivtest.ranks.visit import layout_of, waited
 from equivtest.tensors import dtype_name, same_bits
-
-PlacedBy = Callable[[nn.Module, str], "tuple[torch.Tensor, torch.Tensor] | None"]
-"""(module, name of a parameter) -> what this rank holds of it, and of each element its place in the flattened whole."""
-
-
-class Kept(NamedTuple):
-    """A copy of one tensor on the CPU, and what its rank says of it."""
-
-    local: torch.Tensor
-    layout: tuple[str, ...] = ()
-    order: tuple[int, ...] = ()
-    whole: Shape | None = None
-    requires_grad: bool = False
-    indices: torch.Tensor | None = None
-
-
-@dataclass
-class Job:
-    """What all that is captured in one block has in common.
-
-    Attributes:
-        module: The whole parallel module.
-        run: As of `Manifest`.
-        axes: Names of the mesh's axes; `mesh_shape` ranks along each.
-        placed, shapes: As of `equivtest.capturing.capture`.
-        size_bytes: Of what is kept so far, or would be without the limit.
-    """
-
-    module: nn.Module
-    world: Group
-    run: str
-    mesh: DeviceMesh | None
-    batch: str
-    batch_axis: str
-    placed: PlacedBy | None
-    shapes: Mapping[str, Shape]
-    limit_bytes: int
-    size_bytes: int = 0
-
-    @property
-    def axes(self) -> tuple[str, ...]:
-        return axes_of(self.mesh)
-
-    @property
-    def mesh_shape(self) -> Shape:
-        return shape_of(self.mesh, self.world)
 
 
 class Keeper:
@@ -105,6 +58,7 @@ class Keeper:
         self._twice: list[str] = []
         self._met = ExitStack()
         self._inputs: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())  # and which are positional
+        self._micro_batches = 1
         self._optimizer: tuple[str, tuple[ParameterGroup, ...]] = ("", ())
 
     def begin(self) -> None:
@@ -116,11 +70,11 @@ class Keeper:
         self._check()
         for name in self._shapes:
             self._keep_parameter("param.", name)
-        for name, buffer in self._module.named_buffers():
-            self._keep(f"before.{own_name(name)}", buffer)
+        self._keep_buffers_before(1)
         self._whole = WholeMet(self._module, self._named_inputs, self._outputs, self._keep)
         self._met.callback(self._whole.remove)
-        self._met.enter_context(PartsMet(self._module, self._boundaries, self._keep, self._whole.is_given))
+        self._parts = PartsMet(self._module, self._boundaries, self._keep, self._whole)
+        self._met.enter_context(self._parts)
 
     def end(self) -> None:
         """Has the module run as before."""
@@ -130,21 +84,32 @@ class Keeper:
         """Keeps the gradients, and the buffers that have changed.
 
         Raises:
-            Misuse: there was not one forward and backward.
+            Misuse: there was no forward, or not one backward of each.
         """
         calls, what = self._whole.num_calls, self._path or "the module"
-        require(calls == 1, f"capture is of one forward, {what} was called {calls} times within the block")
+        require(calls > 0, f"{what} was called 0 times within the block: run its forward and backward there")
         require(
             not self._twice,
-            f"capture is of one backward, {''.join(self._twice[:1])} was met by a second one: call backward once",
+            f"capture is of one backward of each forward, {''.join(self._twice[:1])} was met by a second one: call "
+            "backward once",
         )
-        self._inputs = self._whole.inputs, self._whole.positional
+        self._micro_batches, self._inputs = calls, self._whole.inputs[0]
+        for number, inputs in enumerate(self._whole.inputs, 1):
+            require(
+                inputs == self._inputs,
+                f"{what} was handed {', '.join(inputs[0])} in call {number} within the block, "
+                f"{', '.join(self._inputs[0])} in the first: hand it the same each time, in the same way",
+            )
+        came = {number for number, name in map(split_micro_batch, self._kept) if name.startswith("cotangent")}
+        left = [number for number in range(1, calls + 1) if number not in came]
+        require(
+            not left,
+            f"no gradient came back to what {what} gave in call {''.join(map(str, left[:1]))} of {calls} within the "
+            "block: call backward of each there, and run what has none outside of the block",
+        )
         for name in self._shapes:
             self._keep_parameter("grad.", name)
-        for name, buffer in self._module.named_buffers():
-            before = self._kept.get(f"before.{own_name(name)}")
-            if before is None or not same_bits(before.local, waited(local_of(buffer))):
-                self._keep(f"buffer.{own_name(name)}", buffer)
+        self._keep_buffers_left(calls)
 
     def write(self) -> None:
         """Writes this rank's two files, the manifest last."""
@@ -169,9 +134,10 @@ class Keeper:
             positional=self._inputs[1],
             outputs=self._outputs,
             boundaries=self._boundaries,
+            micro_batches=self._micro_batches,
             parameters={name: self._told(name) for name in self._shapes},
             autocast=self._autocast,
-            tensors={name: _told_of(kept) for name, kept in self._kept.items()},
+            tensors={name: told_of(kept) for name, kept in self._kept.items()},
             size_bytes=size_bytes,
             optimizer=self._optimizer[0],
             groups=self._optimizer[1],
@@ -208,10 +174,26 @@ class Keeper:
     def _named_inputs(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[dict[str, torch.Tensor], tuple[str, ...]]:
+        if (number := self._whole.num_calls) > 1:
+            self._keep_buffers_left(number - 1)
+            self._keep_buffers_before(number)
+            self._parts.begin_again()
         device = next((each.device.type for each in self._parameters.values()), "cpu")
         if torch.is_autocast_enabled(device):
             self._autocast = f"{device}:{dtype_name(torch.get_autocast_dtype(device))}"
         return named_inputs(self._module, args, kwargs)
+
+    def _keep_buffers_before(self, number: int) -> None:
+        """The buffers as a micro-batch finds them."""
+        for name, buffer in self._module.named_buffers():
+            self._keep(at_micro_batch(number, f"before.{own_name(name)}"), buffer)
+
+    def _keep_buffers_left(self, number: int) -> None:
+        """Those that a micro-batch changed."""
+        for name, buffer in self._module.named_buffers():
+            before = self._kept.get(at_micro_batch(number, f"before.{own_name(name)}"))
+            if before is None or not same_bits(before.local, waited(local_of(buffer))):
+                self._keep(at_micro_batch(number, f"buffer.{own_name(name)}"), buffer)
 
     def _keep(self, name: str, tensor: torch.Tensor) -> None:
         """Copies what this rank has of a tensor; once the limit is passed sizes are counted alone."""
@@ -239,7 +221,7 @@ class Keeper:
             self._keep_of(name, f"{what}{name}", held)
 
     def _said(self, name: str) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The tensor of which a parameter is a part, and where its elements lie in the whole; None: as it says."""
+        """The tensor that a parameter is a part of, and where its elements lie in the whole; None: as it says."""
         placed = self._job.placed
         said = placed(self._job.module, self._prefix + name) if placed else None
         if said is None and name not in self._parameters:
@@ -275,7 +257,7 @@ class Keeper:
         axes = self._axes_of(tensor.device_mesh)
         if axes is None:
             require(
-                name.partition(".")[0] not in ("param", "given"),
+                split_micro_batch(name)[1].partition(".")[0] not in ("param", "given"),
                 f"{name} is a DTensor on a mesh of {tuple(tensor.device_mesh.shape)} that is no part of the job's, of "
                 f"{self._job.mesh_shape}: capture(mesh=) says the mesh of all ranks",
             )
@@ -294,28 +276,3 @@ class Keeper:
             return tuple(range(mesh.ndim)) if torch.equal(mesh.mesh, self._job.mesh.mesh) else None
         names = mesh.mesh_dim_names or ()
         return tuple(map(self._job.axes.index, names)) if names and set(names) <= set(self._job.axes) else None
-
-
-def local_of(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def axes_of(mesh: DeviceMesh | None) -> tuple[str, ...]:
-    """Names of its axes; none where they have none."""
-    return tuple(mesh.mesh_dim_names or ()) if mesh else ()
-
-
-def shape_of(mesh: DeviceMesh | None, world: Group) -> Shape:
-    """Ranks along each axis; all along one where there is no mesh."""
-    return tuple(mesh.shape) if mesh else (world.size,)
-
-
-def _told_of(kept: Kept) -> Tensor:
-    return Tensor(
-        sha256=digest_of(kept.local),
-        layout=kept.layout,
-        order=kept.order,
-        whole=kept.whole,
-        requires_grad=kept.requires_grad,
-        is_listed=kept.indices is not None,
-    )

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from equivtest.captured.folder import AFTER, STATE, STATE_OF
+from equivtest.captured.job import Job, local_of
 from equivtest.captured.manifest import ParameterGroup
 from equivtest.errors import Misuse
-from equivtest.kept import Job, Keeper, local_of
+from equivtest.kept import Keeper
 from equivtest.kit.case import require
 
 WAYS = ("foreach", "fused", "capturable", "differentiable")

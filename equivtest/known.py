@@ -112,9 +112,7 @@ class KnownFailures:
         Raises:
             Misuse: one cannot be read, or holds a mistake; names the entry and the field.
         """
-        numbers: Counter[str] = Counter()
-        entries = [entry for path in paths for entry in _read(path, numbers)]
-        return cls(tuple(entry for entry in entries if entry.active))
+        return cls(tuple(entry for entry in read_entries(*paths) if entry.active))
 
     def of(self, subject: str) -> tuple[KnownFailure, ...]:
         """The entries about `subject`."""
@@ -128,6 +126,12 @@ class KnownFailures:
     def forbids_run(self, subject: str, case: Case) -> KnownFailure | None:
         """The first entry for which `case` is not to be run at all, or None."""
         return next((e for e in self.of(subject) if e.kind in WHOLE_RUN and e.covers(case)), None)
+
+
+def read_entries(*paths: Path) -> list[KnownFailure]:
+    """Every entry of some files, of whatever releases; raises as `KnownFailures.load`."""
+    numbers: Counter[str] = Counter()
+    return [entry for path in paths for entry in _read(path, numbers)]
 
 
 def _read(path: Path, numbers: Counter[str]) -> list[KnownFailure]:

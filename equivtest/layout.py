@@ -80,7 +80,7 @@ class Layout:
 
 
 UNTOLD = Layout(())
-"""Of a plain tensor of which no layout says what part of the whole it is: `Placed.indices` does, or nobody."""
+"""The layout of a plain tensor whose part of the whole `Placed.indices` says, or nobody."""
 
 
 @_remembered

@@ -62,60 +62,66 @@ def module_property(
     needs_world: bool = False,
     set_up: str = "",
     tear_down: str = "",
+    world_sizes: Sequence[int] = (),
 ) -> Property:
     """That a parallelized module computes what the unsharded one computes, forward and backward.
 
     Assigned to a name of a test module, it is collected by pytest and judged as the shipped properties are.
 
     Args:
-        build: 'package.module:NAME' of a function without arguments that makes the unsharded module.  What of it
-            requires a gradient is trained.  Where it only adds, multiplies, takes maxima and moves
-            values, it is judged on integers, for equality in every dtype; else on real numbers, within a bound: that
-            of the whole module where it says something, in float64 and float32, else that of each of its parts.
+        build: 'package.module:NAME' of a function without arguments that makes the unsharded module.  Those of its
+            parameters that require a gradient are trained.  A module that only adds, multiplies, takes maxima and
+            moves values is judged on integers, for equality in every dtype.  Any other is judged on real numbers,
+            within a bound: in float64 and float32 that of the whole module where it says something, else that of
+            each of its parts.
         parallelize: 'package.module:NAME' of a function (module, mesh) -> module, which every rank calls.
-        x_shapes: Of a module of one floating-point x: of which its shape is drawn, the simplest first; in each dtype
-            those whose sums it holds, or
-            whose bounds say something, and on so many ranks those of which each can have a row of a divided batch.
-        inputs: Of any other module: its inputs by name, made by `real`, `ids`, `mask`, `targets` and `positions`, with
-            shapes of numbers and of names of sizes; of a divided batch each rank has rows of those whose first dim is
-            'batch', and the whole of all others.
-        sizes: Of which each named size is drawn, the simplest first; BATCH_SIZES or OTHER_SIZES where it is not named.
-        positional: Which inputs are handed over by place, in order; all others are by name.
-        outputs: Which of several outputs are judged, ('logits',) or ('0', '1.hidden'); empty: all, None is none.
+        x_shapes: Shapes that x is drawn from, the simplest first, where the module takes one floating-point x.  A
+            shape is left out in a dtype that cannot hold its sums, or in which its bounds say nothing, and, where the
+            batch is divided, on more ranks than it has rows.
+        inputs: The inputs of any other module, by name, made by `real`, `ids`, `mask`, `targets` and `positions`,
+            with shapes of numbers and of names of sizes.  Where the batch is divided, each rank has rows of the
+            inputs whose first dim is 'batch', and the whole of all others.
+        sizes: What each named size is drawn from, the simplest first; a name that is left out is drawn from
+            BATCH_SIZES or OTHER_SIZES.
+        positional: Names of the inputs that are handed over by place, in order; all others are handed over by name.
+        outputs: Names of the outputs that are judged, ('logits',) or ('0', '1.hidden'); empty: all but those that
+            are None.
         loss: The output from which backward starts, with 1.  '': one that is called 'loss', or the only one, where it
             is one number; else backward starts from all, each with a cotangent of its own.
         batch: 'whole': the result takes the whole batch and gives the whole output on every rank.  'mean of parts':
             each rank has rows of its own, and gradients are averaged over the ranks; 'sum of parts': they are added up.
             'parts of the whole', with a `step`: each rank has rows of its own, and the gradients, the numbers that the
             step reports and the updates are those of the whole batch.
-            None: 'mean of parts', or with a step 'parts of the whole', where DistributedDataParallel, fully_shard or
-            the like is in what `parallelize` makes, which the ranks are asked for once; else 'whole'.  Where a rank
-            raises, hangs or dies when it is asked, the property ends as misuse.
-        optimizer: 'package.module:NAME' of a function (module) -> torch.optim.Optimizer, which is called with the
-            parallel module and with the unsharded one, whose updates are judged by the optimizer's own code for one
-            tensor after the other; each from the gradients that the ranks hold.
+            None: 'mean of parts', or with a step 'parts of the whole', where what `parallelize` makes has
+            DistributedDataParallel, fully_shard or the like in it, else 'whole'.  The ranks are asked once; where one
+            raises, hangs or dies then, the property ends as misuse.
+        optimizer: 'package.module:NAME' of a function (module) -> torch.optim.Optimizer.  It is called with the
+            parallel module and with the unsharded one; the optimizer's own code, applied to one tensor after the
+            other, judges the updates from the gradients that the ranks hold.
         step: 'package.module:NAME' of a function (module, mesh, micro_batches, optimizer) -> outputs: one step of
             training as every rank runs it, from forward to update.  See docs/training.md.
-        steps: How many steps, each on inputs of its own; None: 2 with an optimizer, else 1.
-        micro_batches: Into how many a rank's rows are cut for a step.
-        max_norm: To what the gradients are clipped before the update; 0: they are not.
-        norm_type: Of that norm: 1, 2 or math.inf.
+        steps: Number of steps, each on inputs of its own; None: 2 with an optimizer, else 1.
+        micro_batches: Number of micro-batches that a rank's rows are cut into for a step.
+        max_norm: The norm that gradients are clipped to before the update; 0: they are not clipped.
+        norm_type: The type of that norm: 1, 2 or math.inf.
         examples: Cases that are always run.
-        conclusive_dtypes: In which a conformance run wants conclusions, where some hold no sums; () for all.
+        conclusive_dtypes: The dtypes in which a conformance run wants conclusions; (): all.
         without_collectives: Why the parallel module calls no collective, where that is right.
         by_parts: Whether each submodule is judged by itself, from what the ranks held where it begins, so that a bound
-            says something however deep the module is: real numbers, in every dtype.  None: where integers judge the
-            module in no dtype, in those dtypes in which the bound of the whole module says nothing.
+            says something however deep the module is: on real numbers, in every dtype.  None: only in those dtypes in
+            which the bound of the whole module says nothing, and only where integers judge the module in no dtype.
         axes: Names of the axes of the mesh that `parallelize` is handed, such as ('dp', 'tp'): meshes of every shape
             are drawn, sizes of 1 among them.  Empty: one axis without a name.
-        batch_axis: Along which of them a divided batch is divided; along the others all have the same rows.  '': the
-            first.
-        placed: 'package.module:NAME' of a function (parallel module, name of a parameter) -> (tensor, indices), where
-            which elements a rank holds cannot be read off: see `ModuleCase.placed`.
-        needs_world: Whether the program makes process groups of its own, so that its ranks must be the whole world and
-            find RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT in the environment.
+        batch_axis: The axis along which a divided batch is divided; along the others all ranks have the same rows.
+            '': the first.
+        placed: 'package.module:NAME' of a function (parallel module, name of a parameter) -> (tensor, indices), for
+            programs from which it cannot be read which elements a rank holds: see `ModuleCase.placed`.
+        needs_world: Whether the program makes process groups of its own: its ranks are then the whole world, and find
+            RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT in the environment.
         set_up, tear_down: 'package.module:NAME' of functions (mesh) -> None that ranks call around each draw; either
-            says needs_world.  With the first alone each case has fresh ranks.
+            implies needs_world.  With set_up alone each case has fresh ranks.
+        world_sizes: Numbers of ranks that the program runs on, such as those that divide its heads; empty: any.  A run
+            on others leaves it out there, and says so.
 
     Raises:
         Misuse: x_shapes is no sequence of shapes, inputs are no inputs, both or neither is given, or there is no such
@@ -128,6 +134,10 @@ def module_property(
         f"got {'neither' if inputs is None else 'both'}",
     )
     require_axes(tuple(axes), batch_axis)
+    require(
+        all(isinstance(size, int) and size >= 1 for size in world_sizes),
+        f"world_sizes must be numbers of ranks, of at least 1, got {tuple(world_sizes)}",
+    )
     common: Fields = (
         ("axes", tuple(axes)), ("batch_axis", batch_axis),
         ("placed", placed), ("needs_world", needs_world or bool(set_up or tear_down)), ("set_up", set_up),
@@ -165,6 +175,7 @@ def module_property(
         conclusive_dtypes=tuple(conclusive_dtypes),
         without_collectives=without_collectives,
         leaves_out=partial(_left_out, door, batch or WHOLE),
+        world_sizes=tuple(world_sizes),
         resolve=partial(_resolve, door) if batch is None else None,
     )
 

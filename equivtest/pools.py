@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 
     from equivtest.ranks.pool import Pool
     from equivtest.ranks.run_hub import RunHub
+    from equivtest.ranks.support import Finding
+    from equivtest.settings import Settings
+
+KIND_OF_FAULT = {"wrong": "value", "raised": "raised", "hung": "timed_out", "died": "lost"}
+"""What a probe found wrong -> the kind of verdict on a case of the collective alone."""
 
 _pool_key = pytest.StashKey["Pool"]()
 _hub_key = pytest.StashKey["RunHub"]()
@@ -107,9 +112,24 @@ def close_hub(config: pytest.Config) -> None:
 
 
 def take_faults(config: pytest.Config) -> tuple[BackendFault, ...]:
-    """What this process's pool has found wrong with the backend since the last call."""
+    """What this process's pool has found wrong with the backend since the last call, but for what is known."""
     pool = config.stash.get(_pool_key, None)
-    return tuple(BackendFault(fault.collective, str(fault)) for fault in pool.take_faults()) if pool else ()
+    if pool is None:
+        return ()
+    settings = settings_of(config)
+    faults = [fault for fault in pool.take_faults() if not _is_known(fault, settings)]
+    return tuple(BackendFault(fault.collective, str(fault)) for fault in faults)
+
+
+def _is_known(fault: Finding, settings: Settings) -> bool:
+    """Whether the collective that was probed is known to fail as the subject `collectives`, where that was seen."""
+    from equivtest.families.collectives.case import CALLS, CollectivesCase
+
+    if fault.name not in CALLS:
+        return False
+    case = CollectivesCase(world_size=fault.world_size, dtype=fault.dtype, collectives=(fault.name,))
+    entry = settings.known.match("collectives", "equals_unsharded", case, KIND_OF_FAULT[fault.kind])
+    return entry is not None and settings.expects(entry)
 
 
 def close_pool(config: pytest.Config) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -52,6 +52,7 @@ class Property:
             known ones do not cover yet.
         requires: Package that the subject imports and equivtest does not; without it nothing is run.
         leaves_out: Names the dtypes of a space in which none of its cases can be judged; None: each has some that can.
+        world_sizes: Numbers of ranks that its subject runs on; empty: any.
         resolve: Makes the property that is meant, where the ranks must be asked for it: see `resolved`.
     """
 
@@ -69,12 +70,17 @@ class Property:
     incomplete: str = ""
     requires: str = ""
     leaves_out: Callable[[Space], tuple[str, ...]] | None = None
+    world_sizes: tuple[int, ...] = ()
     resolve: Callable[[Property, Pool, Space], Property] | None = None
 
     @property
     def refuses_only(self) -> bool:
         """Whether it is about cases outside the contract."""
         return [claim.name for claim in self.claims] == ["refuses"]
+
+    def among(self, world_sizes: Iterable[int]) -> tuple[int, ...]:
+        """Those of them that its subject runs on."""
+        return tuple(size for size in world_sizes if not self.world_sizes or size in self.world_sizes)
 
     def left_out(self, space: Space) -> tuple[str, ...]:
         """The dtypes of the space in which none of its cases can be judged."""

@@ -1,6 +1,14 @@
-"""Whether an exception is a backend's own word that it cannot do a thing, or a failure."""
+"""Whether an exception is a backend's or an old release's own word that it cannot do a thing, or a failure."""
 
 from __future__ import annotations
+
+from packaging.version import Version
+
+CONTRACTS = "2.13"
+"""The release of torch in which the contracts were read."""
+
+MISSING = "does not have a sharding strategy registered"
+"""Words of DTensor: ShardingPropagator in torch/distributed/tensor/_sharding_prop.py (2.8.0)."""
 
 NEVER = (
     AttributeError, KeyError, IndexError, NameError, AssertionError, ArithmeticError, OSError, ImportError, MemoryError,
@@ -45,6 +53,15 @@ def is_refusal(error: BaseException) -> bool:
     if isinstance(error, TypeError):
         return text.startswith(TYPE_ERRORS)
     return not isinstance(error, NEVER) and any(words in text for words, _ in WORDS)
+
+
+def is_missing(error: BaseException, release: str) -> bool:
+    """Whether a release of torch older than CONTRACTS says of itself that it has not something.
+
+    In CONTRACTS and later the same words are a failure: what DTensor had there must not be lost.
+    """
+    says_so = isinstance(error, NotImplementedError) and MISSING in str(error)
+    return says_so and Version(release) < Version(CONTRACTS)
 
 
 def in_short(error: BaseException) -> str:

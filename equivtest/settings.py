@@ -93,7 +93,7 @@ class Settings:
 
     def audits_property(self, prop: Property) -> bool:
         """Whether this run audits a property: on one rank nobody hears of another, and a refusal has no collective."""
-        return self.audits and not prop.refuses_only and max(self.world_sizes) > 1
+        return self.audits and not prop.refuses_only and max(prop.among(self.world_sizes), default=1) > 1
 
     def judged_subject(self, name: str, prop: Property) -> str | None:
         """What to judge under the property of that name: its subject, another, or nothing."""
@@ -218,7 +218,7 @@ def _listen(text: object) -> tuple[str, int] | None:
 
 
 def _check_starter(settings: Settings) -> None:
-    """Raises Misuse in a process of torchrun's, each of which would make the whole run once more."""
+    """Raises Misuse in a process of torchrun's: each would make the whole run once more."""
     rank, size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
     is_of_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
     if is_of_torchrun or (rank and size and settings.listen is None):

@@ -154,7 +154,7 @@ def assemble(
 def assemble_listed(
     placed: Mapping[int, Placed], global_shape: tuple[int, ...], mesh_shape: tuple[int, ...]
 ) -> tuple[Assembled, torch.Tensor]:
-    """As `assemble`, of tensors some of which list where their elements lie; and which rank holds each element first.
+    """As `assemble`, where tensors may list where their elements lie; and which rank holds each element first.
 
     That is -1 where none does.  A rank that holds one element twice, with different bits, disagrees with itself.
 

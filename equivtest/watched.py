@@ -17,7 +17,7 @@ from equivtest.ranks.notes import BEGUN, COLLECTIVE, ENDED, Note, file_of, read_
 from equivtest.tensors import dtype_name
 
 MOST_OPERANDS = 3
-"""Of a call that are told."""
+"""How many operands of a call are told."""
 
 
 @dataclass(frozen=True)

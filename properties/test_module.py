@@ -58,13 +58,15 @@ decoder = module_property(
     "equivtest.families.module.subject.decoder:heads_and_hidden_divided",
     x_shapes=((1, 2, 24), (2, 2, 24), (1, 3, 24)),
     by_parts=True,
+    world_sizes=(1, 2, 3, 4, 6, 12),  # the divisors of its twelve heads
 )
 
 DATA_PARALLEL = "equivtest.families.module.subject:data_parallel"
 FULLY_SHARDED = "equivtest.families.module.subject:fully_sharded"
 
 # Under data parallelism each rank has rows of its own, as many as the others or not; nobody need say so.
-ROWS = ((2, 2), (3, 2), (4, 2), (5, 2), (7, 2), (4, 3, 2))
+# Of six ranks and of eight too: (15, 2) gives one of eight fewer rows than the others.
+ROWS = ((2, 2), (3, 2), (4, 2), (5, 2), (7, 2), (4, 3, 2), (6, 2), (8, 2), (15, 2))
 
 data_parallel_block = module_property(
     BUILD,
@@ -87,7 +89,7 @@ token_mean_step = module_property(
     "equivtest.families.module.case_next_token:next_token",
     FULLY_SHARDED,
     inputs={"ids": ids(7, ("batch", "seq")), "targets": targets(7, ("batch", "seq"))},
-    sizes={"batch": (2, 3, 4, 5), "seq": (2,)},
+    sizes={"batch": (2, 3, 4, 5, 6, 7, 8), "seq": (2,)},
     optimizer=f"{TOKEN_MEAN}adamw",
     step=f"{TOKEN_MEAN}token_mean",
     micro_batches=2,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn import functional as F
 
-from equivtest.families.module.oracle import TakesApart
+from equivtest.families.module.oracle_apart import TakesApart
 from equivtest.kit.oracle.declared import arithmetic_of
 from equivtest.kit.oracle.rounding import Bounded
 from equivtest.kit.oracle.running import RunningError

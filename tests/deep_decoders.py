@@ -3,9 +3,10 @@
 transformers' Llama, of tiny widths, under its own tensor parallelism on 2, 3 and 4 ranks and under FSDP2 on 2: three
 steps of AdamW, forward and backward, in bfloat16, float16 and float32.  Prints a row for each: how many seeds were
 called wrong; how many boundaries there were, and other tensors, and on what share of each nothing was concluded; the
-medians of the seconds that the ranks took, that judging took of the processor, and that the ranks take in float32 where
-nobody looks into their parts.  `--model mixtral@4` takes another model of transformers and number of layers, and counts
-the tokens of which equal scores lay at the edge of the experts that were chosen, which they always do of
+medians of the CPU seconds that the ranks took, that judging took, and that the ranks take in float32 where nobody looks
+into their parts.  `--rows FILE` appends each run to a file, a line of JSON each, and goes on from what the file holds.
+`--model mixtral@4` takes another model of transformers and number of layers, and counts the tokens of which equal
+scores lay at the edge of the experts that were chosen, which they always do of
 `--model tests.deep_decoders:tied_experts`.  Operands of functions within a part count where they are judged.  Ends with
 1 where a right run is called wrong, or more than one boundary in a hundred is inconclusive.  Needs what `make clients`
 installs.
@@ -14,11 +15,12 @@ installs.
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -33,17 +35,21 @@ from equivtest.kit.oracle import expect_held
 from equivtest.module import CLAIMS
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.pool import Pool
+from equivtest.ranks.reply import Reply
 from equivtest.tensors import Placed
 from equivtest.verdicts.claims import trains_like_unsharded
 from equivtest.verdicts.compare import compare
 from tests.client_defects import INPUTS, first_of
 from tests.clients.language_models import build
+from tests.spent import cpu_s
 
 BUILD = "tests.rank_programs_clients:"
 MOST_OPEN = 0.01
 VALUES = ("equals_unsharded", "gradients_equal_unsharded", "trains_like_unsharded")
 HOW = (("tensor_parallel", 2), ("tensor_parallel", 3), ("tensor_parallel", 4), ("layers_sharded", 2))
 DTYPES = ("bfloat16", "float16", "float32")
+AT_ONCE = 5
+"""Seeds of a cell in a row: a run that is cut off has as many of each, but for five."""
 
 
 class Repeated(nn.Module):
@@ -92,7 +98,8 @@ class Judged(NamedTuple):
         wrong: The first wrong tensor; '' where nothing is.
         boundaries, others: How many tensors there are, of which `open_boundaries` and `open_others` are inconclusive.
         ties: Tokens of which equal scores lay at the edge of what was chosen.
-        ran_s, judged_s: Seconds of the clock that the ranks took, and of the processor that judging them took.
+        ran_s, judged_s: CPU seconds that the ranks took, and that judging them took.
+        alone_s: CPU seconds that the ranks take where nobody looks into their parts; 0 where that was not measured.
     """
 
     wrong: str
@@ -103,20 +110,19 @@ class Judged(NamedTuple):
     ties: int = 0
     ran_s: float = 0.0
     judged_s: float = 0.0
+    alone_s: float = 0.0
 
 
 def judged(case: ModuleCase, pool: Pool) -> Judged:
     """Runs and judges a case."""
-    begun_s = time.monotonic()
-    replies = pool.run("module", case)
-    ran_s = time.monotonic() - begun_s
+    replies, ran_s = run_on(pool, case)
     if not all(reply.answers for reply in replies):
         return Judged(next(reply.error_text for reply in replies if not reply.answers))
-    begun_s = time.process_time()
+    begun_s = cpu_s()
     with one_thread():
         expected = expect_held(case, 0, {reply.rank: reply.answers[0].tensors for reply in replies})
         verdicts = compare("module", case, 0, [expected], replies, (*CLAIMS, trains_like_unsharded))
-    judged_s = time.process_time() - begun_s
+    judged_s = cpu_s() - begun_s
     judging = [verdict for verdict in verdicts if verdict.claim in VALUES]
     agreeing = {name for verdict in judging for name in verdict.judgement.agreeing}
     names = [name for name in case.answer_names() if name in expected.tensors or not is_operand(name)]
@@ -139,13 +145,48 @@ def ties_in(held: Mapping[str, Placed]) -> int:
     return found
 
 
+def run_on(pool: Pool, case: ModuleCase) -> tuple[list[Reply], float]:
+    """The replies of the ranks, and the CPU seconds that they took."""
+    begun_s = cpu_s()
+    return pool.run("module", case), cpu_s() - begun_s
+
+
 def alone_s(case: ModuleCase, pool: Pool) -> float:
-    """Seconds that the ranks take where nobody looks into their parts."""
-    case = replace(case, by_parts=False, dtype="float32")
-    pool.run("module", case)
-    begun_s = time.monotonic()
-    pool.run("module", case)
-    return time.monotonic() - begun_s
+    """CPU seconds that the ranks take where nobody looks into their parts."""
+    return run_on(pool, replace(case, by_parts=False, dtype="float32"))[1]
+
+
+def row(dtype: str, how: str, ranks: int, found: list[Judged]) -> str:
+    """A row of the table."""
+    wrong = [each.wrong for each in found if each.wrong]
+    num, num_open, others, open_others, ties = (sum(column) for column in list(zip(*found, strict=True))[1:6])
+    measured = [each.alone_s for each in found if each.alone_s] or [0.0]
+    seconds = (
+        statistics.median(column) for column in ([e.ran_s for e in found], [e.judged_s for e in found], measured)
+    )
+    cells = (
+        dtype, how, ranks, len(found), f"{len(wrong)} {''.join(wrong[:1])[:60]}",
+        num, f"{100 * num_open / max(num, 1):.2f}", others, f"{100 * open_others / max(others, 1):.2f}", ties,
+        *(f"{each:.1f}" for each in seconds),
+    )  # fmt: skip
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def is_right(found: list[Judged]) -> bool:
+    """Whether nothing is called wrong, and little enough is open."""
+    num, num_open = sum(each.boundaries for each in found), sum(each.open_boundaries for each in found)
+    return not any(each.wrong for each in found) and num_open <= MOST_OPEN * num
+
+
+Key = tuple[str, str, int, int]
+"""dtype, how, ranks and seed of a run."""
+
+
+def read(path: Path | None) -> dict[Key, Judged]:
+    """The runs that a file holds."""
+    lines = path.read_text().splitlines() if path and path.exists() else []
+    rows = [json.loads(line) for line in lines]
+    return {(dtype, how, ranks, seed): Judged(*rest) for dtype, how, ranks, seed, *rest in rows}
 
 
 def main() -> int:
@@ -154,28 +195,31 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--model", default="llama@12")
     parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--rows", type=Path)
     given = parser.parse_args()
+    done = read(given.rows)
+    cells = [(dtype, how, ranks) for dtype in given.dtypes for how, ranks in HOW]
+    with Pool(Backend("gloo", "cpu", ("tests.clients.language_models",))) as pool:
+        for begin in range(0, given.seeds, AT_ONCE):
+            for cell in cells:
+                for seed in range(begin, min(begin + AT_ONCE, given.seeds)):
+                    if (*cell, seed) in done:
+                        continue
+                    dtype, how, ranks = cell
+                    case = case_of(given.model, how, ranks, dtype, seed, given.steps)
+                    run = judged(case, pool)
+                    if seed == begin:
+                        run = run._replace(alone_s=alone_s(case, pool))
+                    done[*cell, seed] = run
+                    if given.rows:
+                        with given.rows.open("a") as file:
+                            print(json.dumps((*cell, seed, *run)), file=file)
     print("|dtype|how|ranks|seeds|wrong|boundaries|open, %|others|open, %|ties|ranks, s|judging, s|alone, s|")
     print("|---|---|---|---|---|---|---|---|---|---|---|---|---|")
-    is_right = True
-    with Pool(Backend("gloo", "cpu", ("tests.clients.language_models",))) as pool:
-        for dtype in given.dtypes:
-            for how, ranks in HOW:
-                cases = [case_of(given.model, how, ranks, dtype, seed, given.steps) for seed in range(given.seeds)]
-                found = [judged(case, pool) for case in cases]
-                wrong = [each.wrong for each in found if each.wrong]
-                columns = list(zip(*found, strict=True))
-                num, num_open, others, open_others, ties = (sum(column) for column in columns[1:6])
-                share, other_share = num_open / max(num, 1), open_others / max(others, 1)
-                seconds = [statistics.median(column) for column in columns[6:]]
-                print(
-                    f"| {dtype} | {how} | {ranks} | {len(found)} | {len(wrong)} {''.join(wrong[:1])[:60]} | {num} "
-                    f"| {100 * share:.2f} | {others} | {100 * other_share:.2f} | {ties} | {seconds[0]:.1f} "
-                    f"| {seconds[1]:.1f} | {alone_s(cases[0], pool):.1f} |",
-                    flush=True,
-                )
-                is_right &= not wrong and share <= MOST_OPEN
-    return int(not is_right)
+    of_cell = {cell: [run for (*key, _), run in done.items() if tuple(key) == cell] for cell in cells}
+    for cell, found in of_cell.items():
+        print(row(*cell, found))
+    return int(not all(map(is_right, of_cell.values())))
 
 
 if __name__ == "__main__":

@@ -7,8 +7,12 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from tests.host_net import Host
+
+T = TypeVar("T")
+ANEW_S = 60.0  # until what an earlier trouble ended is there again
 
 
 @dataclass
@@ -27,24 +31,33 @@ class Trouble:
     undo: Callable[[], None] = field(default=lambda: None)
 
 
+def one_of(chance: random.Random, look: Callable[[], list[T]]) -> T:
+    """One of those that are there, as soon as there are any."""
+    until_s = time.monotonic() + ANEW_S
+    while not (found := look()) and time.monotonic() < until_s:
+        time.sleep(0.1)
+    return chance.choice(found)
+
+
 def kill_rank(host: Host, chance: random.Random) -> Trouble:
-    victim = chance.choice(host.ranks())
+    victim = one_of(chance, host.ranks)
     host.kill(victim)
     return Trouble(f"rank {victim.pid} killed", ["killed by SIGKILL", f"process {victim.pid} on ", host.address])
 
 
 def kill_slot(host: Host, chance: random.Random) -> Trouble:
-    victim = chance.choice(host.slots())
+    victim = one_of(chance, host.slots)
     host.kill(victim)
     return Trouble(f"slot {victim.pid} killed", [f"process {victim.pid} on ", host.address, "was lost"])
 
 
 def kill_server(host: Host, chance: random.Random) -> Trouble:
     """Nobody sees how its rank ends then."""
-    victim = chance.choice(host.servers())
-    ranks = [child.pid for child in victim.children()]
+    rank = one_of(chance, host.ranks)
+    victim = rank.parent()
+    assert victim is not None
     host.kill(victim)
-    return Trouble(f"server {victim.pid} killed", ["together with the server", f"process {ranks[0]} on ", host.address])
+    return Trouble(f"server {victim.pid} killed", ["together with the server", f"process {rank.pid} on ", host.address])
 
 
 def cut(host: Host, chance: random.Random) -> Trouble:
@@ -59,21 +72,21 @@ def delay(host: Host, chance: random.Random) -> Trouble:
 
 
 def stop_slot(host: Host, chance: random.Random) -> Trouble:
-    victim = chance.choice(host.slots())
+    victim = one_of(chance, host.slots)
     host.kill(victim, signal.SIGSTOP)
     words = [f"process {victim.pid} on ", host.address, "was not heard for"]
     return Trouble(f"slot {victim.pid} stopped for 5 s", words, 5.0, lambda: host.kill(victim, signal.SIGCONT))
 
 
 def stop_slot_long(host: Host, chance: random.Random) -> Trouble:
-    victim = chance.choice(host.slots())
+    victim = one_of(chance, host.slots)
     host.kill(victim, signal.SIGSTOP)
     words = [f"process {victim.pid} on ", host.address, "nothing was heard of it for 10 s"]
     return Trouble(f"slot {victim.pid} stopped for 13 s", words, 13.0, lambda: host.kill(victim, signal.SIGCONT))
 
 
 def stop_rank(host: Host, chance: random.Random) -> Trouble:
-    victim = chance.choice(host.ranks())
+    victim = one_of(chance, host.ranks)
     host.kill(victim, signal.SIGSTOP)
     words = [f"process {victim.pid} on ", host.address]
     return Trouble(f"rank {victim.pid} stopped", words, 0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -160,3 +161,39 @@ def updated_on_ranks(case: ModuleCase, mesh: DeviceMesh, given: Given, *, is_wro
 def wrongly_updated_on_ranks(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
     """The same, a rank's part of a parameter an eighth too large."""
     return updated_on_ranks(case, mesh, given, is_wrong=True)
+
+
+def normed() -> nn.Module:
+    """Its buffers change in each forward."""
+    return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+
+
+def accumulated(case: ModuleCase, mesh: DeviceMesh, alone: Callable[[int, int], bool]) -> Answers:
+    """Three micro-batches of bfloat16 under DistributedDataParallel, captured.
+
+    Args:
+        alone: (number of the micro-batch, rank) -> whether its gradients stay on the rank until the next.
+    """
+    module = nn.parallel.DistributedDataParallel(model().bfloat16(), process_group=mesh.get_group())
+    rank = mesh.get_local_rank()
+    with equivtest.capture(module, Path(case.parallelize)):
+        for number in range(3):
+            x = torch.randn(2, 4, generator=torch.Generator().manual_seed(10 * rank + number)).bfloat16()
+            with module.no_sync() if alone(number, rank) else nullcontext():
+                (module(x).square().sum() / 6).backward()
+    return {name: Placed(torch.zeros(()), case.whole_layout) for name in case.answer_names()[:1]}
+
+
+def accumulated_at_once(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """Each rank adds up, then ranks are averaged."""
+    return accumulated(case, mesh, lambda number, _: number < 2)
+
+
+def accumulated_each_time(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """Ranks are averaged, then these are added up."""
+    return accumulated(case, mesh, lambda *_: False)
+
+
+def accumulated_on_one_rank(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """Ranks are never averaged."""
+    return accumulated(case, mesh, lambda *_: True)

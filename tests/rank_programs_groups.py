@@ -6,12 +6,14 @@ import os
 import signal
 import time
 from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 
 import torch
 from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from equivtest import limits
 from equivtest.families.zero3.fetch.case import FetchCase
 from equivtest.tensors import Placed
 
@@ -37,6 +39,21 @@ def counts_gloo_workers(case: FetchCase, mesh: DeviceMesh, given: Given) -> dict
     names = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
     number = sum(name.startswith("pt_gloo_runloo") for name in names)  # cut to 15 characters
     return {"param.0": Placed(torch.tensor([float(number)]), case.layouts()["param.0"])}
+
+
+def makes_a_group_by_itself(
+    case: FetchCase, mesh: DeviceMesh, given: Given, limit_s: float = limits.CASE_S
+) -> dict[str, Placed]:
+    """param.0: how many processes are in a group that its members alone make, within the limit; (1,), local."""
+    processes = list(range(dist.get_world_size()))
+    group = dist.new_group(processes, use_local_synchronization=True, timeout=timedelta(seconds=limit_s))
+    dist.all_reduce(number := torch.ones(1), group=group)
+    return {"param.0": Placed(number, case.layouts()["param.0"])}
+
+
+def makes_one_without_process_2_before(case: FetchCase, mesh: DeviceMesh, given: Given) -> dict[str, Placed]:
+    dist.new_group([0, 1])
+    return makes_a_group_by_itself(case, mesh, given, 1.0)
 
 
 def raises_in_process_2(case: FetchCase, mesh: DeviceMesh, given: Given) -> dict[str, Placed]:

@@ -74,6 +74,7 @@ def written_failure(path: Path, **changes: object) -> Path:
         (["check", "rowwise_linear", "FetchCase(world_size=2"], "'(' was never closed); paste what stands behind"),
         ([], "Missing command; see equivtest --help"),
         (["run", "-n", "many"], "-n: expected a number or auto, got 'many'"),
+        (["fingerprint", "--listen=here"], "--listen: expected HOST:PORT, got 'here'"),
         (["run", "no/such/folder"], "no such file or folder: no/such/folder"),
         (["replay"], "Missing argument"),
         (["replay", "no.json"], "no.json cannot be read"),

@@ -194,6 +194,27 @@ def test_a_mesh_has_its_processes_in_their_order(pool: Pool) -> None:
 
 
 @pytest.mark.ranks
+def test_after_a_mesh_of_some_processes_groups_can_be_made_by_their_members_alone(pool: Pool) -> None:
+    """As FSDP2 does where reduce_scatter has a group of its own."""
+    case = FetchCase(world_size=3, parameters=((1,),))
+    with Pool(beside=pool) as new:
+        assert places(TWO_OF_THREE, new)[1] == "not_in_mesh"
+        replies = new.run(PROGRAMS + "makes_a_group_by_itself", case)
+
+    assert [float(reply.answers[0].tensors["param.0"].local) for reply in replies] == [3.0] * 3
+
+
+@pytest.mark.ranks
+def test_torch_still_waits_for_a_group_where_processes_are_in_different_numbers_of_them(pool: Pool) -> None:
+    """Of a known failure, finding 91: where it is over, processes that are left over need no group."""
+    with Pool(beside=pool) as new:
+        replies = new.run(PROGRAMS + "makes_one_without_process_2_before", FetchCase(world_size=3, parameters=((1,),)))
+
+    assert {reply.outcome for reply in replies} == {"raised"}, "see `equivtest.ranks.meshes.mesh_of`"
+    assert replies[0].error_text == "Wait timeout"
+
+
+@pytest.mark.ranks
 @pytest.mark.parametrize("members", [(3, 1), (2, 0), (1, 0), (0, 3)])
 def test_subjects_are_right_on_any_mesh(members: tuple[int, ...], pool: Pool) -> None:
     """Fetched parameters, and a layer whose every tensor is uneven."""

@@ -238,6 +238,20 @@ def test_an_incomplete_property_is_left_out_of_runs_of_many_cases_in_words(
     assert ("a is left out: some fail; --subjects a runs it" in left.stdout.str()) == bool(code)
 
 
+@pytest.mark.parametrize(("world_sizes", "judged"), [("1,2,3", "(1, 2)"), ("3", "")])
+def test_a_property_is_left_out_in_words_where_its_subject_does_not_run(
+    pytester: pytest.Pytester, world_sizes: str, judged: str
+) -> None:
+    make_suite(pytester, "a")
+    pytester.makepyfile(test_fake=PROPERTIES.replace("cases=None", "cases=None, world_sizes=(1, 2)") + "a = make('a')")
+
+    result = run_suite(pytester, f"--world-sizes={world_sizes}")
+
+    searches = [line for line in log_of(pytester) if line.startswith(("search", "shrinks"))]
+    assert result.ret == (0 if judged else 2) and "a is for 1, 2 ranks, so not for 3" in result.stdout.str()
+    assert searches == ["search a w1 gate", "shrinks to (1, 2)", "search a w2 gate", "shrinks to (1, 2)"] * bool(judged)
+
+
 def test_a_report_says_which_properties_are_incomplete_and_left_out(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a", "b")
     incomplete = PROPERTIES.replace("cases=None", "cases=None, incomplete='some fail' if subject == 'a' else ''")

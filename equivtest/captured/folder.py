@@ -5,6 +5,7 @@ Nothing in a manifest names a file: each rank's files have fixed names, and no o
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import re
@@ -14,6 +15,7 @@ from pathlib import Path
 import torch
 
 from equivtest.captured.manifest import SHARED, Manifest, Tensor, read_manifest
+from equivtest.captured.micro_batches import split_micro_batch
 from equivtest.captured.tensor_file import TensorFile, digest_of
 from equivtest.errors import Misuse
 from equivtest.layout import Flat, Layout, Placement, Replicate, Shard, parse_placement
@@ -23,10 +25,10 @@ RANK = re.compile(r"rank-(\d{5})\.(?:json|safetensors)", flags=re.A)
 """Name of a file of a rank."""
 
 AFTER, STATE, STATE_OF = "step1.", "state.", ":"
-"""Of what an update leaves, and of an optimizer's state: 'step1.state.up.weight:exp_avg'."""
+"""What the names of an update's results and an optimizer's state are made of: 'step1.state.up.weight:exp_avg'."""
 
 INDICES = "indices."
-"""Of a tensor that lists where its elements lie, what precedes the name of the list."""
+"""What precedes the name of a tensor in the name of the list of where its elements lie."""
 
 
 def paths_of(folder: Path, rank: int) -> tuple[Path, Path]:
@@ -52,18 +54,34 @@ class RankHeld(Mapping[str, Placed]):
         self.manifest = read_manifest(path)
         self._file = TensorFile(tensors)
         self._check(path)
+        self._names = {name: name for name in self.manifest.tensors}  # as they are asked for, and in the file
+
+    def of_micro_batch(self, number: int) -> RankHeld:
+        """What the rank held in one forward and backward, by the names of the first; of parameters what it held."""
+        found = copy.copy(self)
+        split = {name: split_micro_batch(name) for name in self.manifest.tensors}
+        found._names = {
+            base: name
+            for name, (own, base) in split.items()
+            if own == number or (own == 1 and parameter_of(base) in self.manifest.parameters)
+        }
+        return found
+
+    def told(self, name: str) -> Tensor:
+        """What the rank says of a tensor."""
+        return self.manifest.tensors[self._names[name]]
 
     def __getitem__(self, name: str) -> Placed:
         return self.placed(name, None)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.manifest.tensors)
+        return iter(self._names)
 
     def __len__(self) -> int:
-        return len(self.manifest.tensors)
+        return len(self._names)
 
     def __contains__(self, name: object) -> bool:
-        return name in self.manifest.tensors
+        return name in self._names
 
     def placed(self, name: str, plain: Layout | None) -> Placed:
         """The tensor under the layout that it says, or under `plain` where it says none; None means that nobody knows.
@@ -71,7 +89,8 @@ class RankHeld(Mapping[str, Placed]):
         Raises:
             Misuse: its bytes are others than were written, or say what cannot be.
         """
-        told = self.manifest.tensors[name]
+        told = self.told(name)
+        name = self._names[name]
         local = self._file.read(name)
         if digest_of(local) != told.sha256:
             raise Misuse(f"{self._file.path}: {name} has other bytes than its rank wrote: copy the file again")
@@ -147,6 +166,15 @@ class CapturedRun:
         self.folder = folder
         self.held = {rank: RankHeld(folder, rank) for rank in _ranks_in(folder)}
         _check_run(folder, {rank: held.manifest for rank, held in self.held.items()})
+
+    def micro_batches(self) -> list[CapturedRun]:
+        """Each forward and backward by itself, as a run of which there is no other."""
+        found = []
+        for number in range(1, self.manifest.micro_batches + 1):
+            one = copy.copy(self)
+            one.held = {rank: held.of_micro_batch(number) for rank, held in self.held.items()}
+            found.append(one)
+        return found
 
     @property
     def manifest(self) -> Manifest:

@@ -62,10 +62,13 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         inputs: Names, in the order in which the model takes them; `positional` of those handed over by place.
         outputs: As of `module_property`: which were captured.
         boundaries: Patterns of the names of those parts that were captured.
+        micro_batches: How often the model was called, on inputs of its own and with a backward of its own each time;
+            gradients of parameters are those of all.
         parameters: The model's fingerprint: those of the unsharded model, by name.
         autocast: Device and dtype of autocast around the forward, 'cpu:bfloat16'; '': there was none.
         tensors: What the file of tensors holds: by the names of answers, 'given.ids' of an input, 'cotangent.loss' of
-            what came to an output from outside of the model, and 'before.NAME' of a buffer before the forward.
+            what came to an output from outside of the model, and 'before.NAME' of a buffer before the forward; what is
+            of a later micro-batch is 'micro2.given.ids'.
         size_bytes: Of the file of tensors.
         optimizer: Name of the class in torch.optim whose update was captured, and nothing else; '': a forward and
             backward were.  `groups` are its parameters.
@@ -93,11 +96,12 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     groups: tuple[ParameterGroup, ...]
     torch: str
     equivtest: str
+    micro_batches: int = 1
 
 
 SHARED = (
     "world_size", "mesh", "axes", "batch", "batch_axis", "part", "inputs", "positional", "outputs", "boundaries",
-    "parameters", "autocast", "optimizer", "groups",
+    "parameters", "autocast", "optimizer", "groups", "micro_batches",
 )  # fmt: skip
 """The fields that are the same on all ranks of a run."""
 
@@ -149,3 +153,5 @@ def _check(path: Path, manifest: Manifest) -> None:
     sizes += [size for each in manifest.tensors.values() for size in (*(each.whole or ()), *each.order)]
     if not all(0 <= size < limits.CAPTURED_SIZE for size in sizes) or not 1 <= len(manifest.mesh) <= 2:
         raise Misuse(f"manifest {path} speaks of sizes that no run has, or of a mesh of {len(manifest.mesh)} axes")
+    if not 1 <= manifest.micro_batches <= max(1, len(manifest.tensors)):
+        raise Misuse(f"manifest {path} speaks of {manifest.micro_batches} micro-batches, and has not a tensor of each")

@@ -31,7 +31,7 @@ DTYPES = {
 """The dtypes that a run may hold, by the format's names."""
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 LENGTH_BYTES = 8
-"""Of the number in front of a header that says how long it is."""
+"""The size of the number in front of a header that says how long the header is."""
 
 
 class Entry(NamedTuple):

@@ -190,7 +190,7 @@ def _ratio(found: torch.Tensor, right: Bounded) -> float:
 def _ulps(reading: Reading, accumulate: str) -> tuple[float, str]:
     """By how many units in the last place of `accumulate` a function is off, beside storing it; and the worst one.
 
-    (0, '') of float64, of which there is nothing finer to compare with.
+    (0, '') for float64, as there is nothing finer to compare it with.
     """
     if reading.case.dtype == "float64":
         return 0.0, ""
@@ -251,7 +251,7 @@ def describe(found: Fingerprint) -> str:
 
 
 def write(found: Sequence[Fingerprint], backend: Backend, world_sizes: Sequence[int], path: Path) -> None:
-    """Writes a module whose MEASURED holds a record of each dtype of which there is one.
+    """Writes a module whose MEASURED holds each record that there is.
 
     Raises:
         Misuse: the file is there, or cannot be written.

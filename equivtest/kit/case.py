@@ -93,7 +93,7 @@ class Case:
         self.check_layouts()
 
     def check_fields(self) -> None:
-        """Raises Misuse unless the fields, each of which is right by itself, go together."""
+        """Raises Misuse unless the fields go together; each is right by itself."""
 
     def check_layouts(self) -> None:
         """Raises Misuse unless the case is right in what only its tensors show, which all can be laid out."""
@@ -209,6 +209,12 @@ class Case:
         placed = [self.tensors[name] for name in names]
         kinds = {shard_kind(tensor.shape, tensor.layout, self.mesh_shape) for tensor in placed}
         return next(kind for kind in ("empty", "uneven", "even") if kind in kinds)
+
+    @property
+    def freezes(self) -> bool:
+        """Whether a parameter that is handed over needs no gradient."""
+        given = {name: tensor for name, tensor in self.tensors.items() if tensor.is_given}
+        return any(name.startswith("param.") and not tensor.needs_grad for name, tensor in given.items())
 
     @property
     def trains(self) -> bool:

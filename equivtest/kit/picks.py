@@ -115,7 +115,7 @@ def pick_gradients(draw: DrawFn, names: tuple[str, ...], x: str = "x") -> dict[s
     """Fields of a case with a backward: which of `names` need a gradient, and what is handed out contiguous.
 
     Args:
-        x: The input, of which and of the cotangent memory may be contiguous.
+        x: The input; its memory, and the cotangent's, may be contiguous.
     """
     return {
         "requires_grad": pick(draw, "requires_grad", subsets(names)),

@@ -311,7 +311,7 @@ class Hub:
             rank.slot.send(messages.Kill(rank.token))
 
     async def _stacks_of(self, tokens: Sequence[str]) -> dict[str, str]:
-        """Of the ranks whose hosts answer in time."""
+        """Returns the stacks of those ranks whose hosts answer in time."""
         asked = self._ranks_of(tokens)
         for rank in asked:
             rank.slot.stacks.pop(rank.token, None)

@@ -20,7 +20,7 @@ PIPE_BYTES = 2**16
 
 
 PACKET_BYTES = 2**17
-"""Of a message between a hub and a pool, at most."""
+"""The largest message between a hub and a pool."""
 
 
 class Gone(Exception):

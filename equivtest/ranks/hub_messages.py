@@ -19,7 +19,7 @@ PACKAGE = Path(__file__).parents[1]
 
 
 class Config(msgspec.Struct, frozen=True):
-    """Of the server that a slot forks ranks from, see `equivtest.ranks.launch.Server`."""
+    """Configures the server that a slot forks ranks from, see `equivtest.ranks.launch.Server`."""
 
     start: str
     imports: tuple[str, ...]
@@ -153,7 +153,7 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
 
 
 class Stacks(msgspec.Struct, frozen=True, tag=True):
-    """Of ranks, by token."""
+    """The stacks of ranks, by token."""
 
     of: dict[str, str]
 

@@ -37,11 +37,15 @@ def mesh_of(
 
     DeviceMesh(device, [3, 1]) makes a group of sorted processes: its collectives go by ranks 1, 0
     where the mesh's coordinates are 0, 1, and a DTensor holds the wrong shards (2.13.0).
+
+    Processes in no mesh make a group as well, which runs nothing: torch waits for ever where later programs make groups
+    with `use_local_synchronization`, as FSDP2 does, and some processes are in fewer groups than others (finding 91).
     """
     kind = torch.device(device).type
     if not groups:
         return init_device_mesh(kind, mesh_shape, mesh_dim_names=axes or None)
-    made = [_new_group(group) for group in groups]
+    left_over = sorted(set(range(dist.get_world_size())).difference(*groups))
+    made = [_new_group(tuple(group)) for group in (*groups, left_over) if group]
     own = [index for index, group in enumerate(groups) if dist.get_rank() in group]
     return DeviceMesh.from_group(made[own[0]], kind) if own else None
 

@@ -145,7 +145,7 @@ class Launcher(Protocol):
         """Whether ranks can still be had."""
 
     def fork_ranks(self, world_size: int, scratch: Sequence[Path]) -> Iterator[RankProcess]:
-        """The ranks of a new world, each of which waits for its `Start` message.
+        """The ranks of a new world; each waits for its `Start` message.
 
         Args:
             scratch: Two directories of the world, for the harness's files and for temporary ones, where `is_local`.

@@ -42,6 +42,7 @@ from equivtest.ranks.reply import Answer, Outcome, Reply
 from equivtest.ranks.stacks import output_file, stacks_file
 from equivtest.ranks.surroundings import Output, die_with_parent, enter, write_stacks_on_signal
 from equivtest.ranks.wire import encode_notes, encode_reply
+from equivtest.refusal import is_missing
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer as Buffer
@@ -192,6 +193,8 @@ class Rank:
         if isinstance(error, Unsupported):
             outcome, lacking = "not_supported", error.lacking
         error_type, error_text, detail = describe_exception(error)
+        if is_missing(error, torch.__version__):
+            outcome, error_text = "not_supported", f"not supported by torch {torch.__version__}: {error_text}"
         return Reply(
             rank=self._start.rank,
             outcome=outcome,

@@ -21,7 +21,7 @@ from equivtest.errors import Misuse
 VARIABLE = "EQUIVTEST_SECRET"
 FILE_VARIABLE = "EQUIVTEST_SECRET_FILE"
 FEWEST_BYTES = 16
-"""Of a secret: a guess every millisecond for a thousand years does not find 16 random characters."""
+"""The shortest secret: a guess every millisecond for a thousand years does not find 16 random characters."""
 _GREETING = b"equivtest ranks 1\n"
 _NONCE_BYTES = 32
 _PROOF_BYTES = hashlib.sha256().digest_size

@@ -133,7 +133,7 @@ def placed_from_dtensor(tensor: DTensor, name: str) -> Placed:
 
 
 def waited(tensor: torch.Tensor) -> torch.Tensor:
-    """On the CPU and at rest; unwaited, a gradient may still be on its way."""
+    """Returns the tensor on the CPU once it is complete; a gradient that nobody waited for may still be on its way."""
     return at_rest(tensor.wait() if isinstance(tensor, AsyncCollectiveTensor) else tensor)
 
 

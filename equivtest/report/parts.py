@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-NAME = re.compile(r"(?:step\d+\.)?(?P<back>grad\.)?boundary\.(?P<path>[^#:[]*)(?:#\d+)?(?P<what>:[^[]*)?")
+NAME = re.compile(r"(?:(?:step|micro)\d+\.)?(?P<back>grad\.)?boundary\.(?P<path>[^#:[]*)(?:#\d+)?(?P<what>:[^[]*)?")
 """'step2.grad.boundary.layers.1.mlp#2:input[0]' is of the path 'layers.1.mlp', and of what it was handed."""
 
 HELD, OPEN, WRONG, BEGINS = "held", "open", "wrong", "begins"
@@ -26,7 +26,7 @@ class Cell:
 
     Attributes:
         margin: The largest of those that were concluded.
-        num, num_open: Tensors, and those of which nothing was concluded.
+        num, num_open: Tensors, and those about which nothing was concluded.
         begins: Draws in which it is the first that is wrong.
     """
 

@@ -31,7 +31,7 @@ class Count:
     Attributes:
         rank: The rank whose elements were counted; of two that are compared, the second.
         what: In words, of elements.
-        num, count: Elements in all, and those of which it is so.
+        num, count: Elements in all, and those that are so.
         probability: Of one element, by chance.
         pairs: Whether two ranks' elements are compared.
     """

@@ -80,7 +80,7 @@ def judge_tensors(case: Case, expected: Expected, answers: Answers, names: Itera
 def _to_judge(name: str, expected: Expected, answers: Answers) -> dict[int, Placed | None]:
     """What each rank answered; not that of ranks that answered none where they may, unless others hold operands.
 
-    A plain tensor of which nobody says what it is lies where the oracle inferred that it does.
+    A plain tensor whose layout nobody says lies where the oracle inferred that it does.
     """
     placed = {rank: answer.tensors.get(name) for rank, answer in answers.items()}
     placed = {

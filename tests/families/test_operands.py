@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from equivtest.families.module.case_boundaries import Capture
-from equivtest.families.module.oracle import TakesApart
+from equivtest.families.module.oracle_apart import TakesApart
 from equivtest.families.module.oracle_forced import Forced
 from equivtest.families.module.oracle_held import held_by_one
 from equivtest.kit.oracle.rounding import TORCH_CPU, Bounded

@@ -58,7 +58,7 @@ def _before(case: CollectivesCase, op: str, operands: torch.Tensor) -> Reduced:
 
 
 def _combined(op: str, operands: torch.Tensor) -> Reduced:
-    """Of integers (w, w * L) all bits, one rank's after the other; what comes out has no more bits than they have."""
+    """Combines all bits of integers (w, w * L), rank after rank; what comes out has no more bits than they have."""
     value = join_bits(op, operands.to(torch.int64))
     return Reduced(value.double(), value.to(operands.dtype), None, f"equal: the {op} of {len(operands)} integers")
 

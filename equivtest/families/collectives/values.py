@@ -62,6 +62,6 @@ def _draw(case: CollectivesCase, name: str, mode: str, seed: int) -> torch.Tenso
 
 
 def _every(stride: int, shape: tuple[int, ...]) -> torch.Tensor:
-    """Of each column every so many rows, in turn: `shape`, bool."""
+    """True in every `stride`-th row of a column, shifted from column to column: `shape`, bool."""
     rows, columns = (torch.arange(size, device="cpu") for size in shape)
     return (rows[:, None] + columns) % stride == 0

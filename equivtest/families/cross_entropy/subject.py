@@ -20,7 +20,7 @@ from equivtest.families.cross_entropy.gathered.case import GatheredCrossEntropyC
 from equivtest.kit.subject import Answers, Given, as_dtensor, run_backward, under_contract
 
 Loss = Callable[[CrossEntropyCase, torch.Tensor, Given], torch.Tensor]
-"""Of a case, its logits, and what else is given: targets and weights, plain or as DTensors."""
+"""Takes a case, its logits, and what else is given: targets and weights, plain or as DTensors."""
 
 
 def parallel_cross_entropy(case: CrossEntropyCase, mesh: DeviceMesh, given: Given) -> Answers:

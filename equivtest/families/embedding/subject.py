@@ -16,7 +16,15 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from equivtest.families.embedding.case import NO_PADDING, EmbeddingCase, RefusedEmbeddingCase
 from equivtest.families.embedding.ways.case import EmbeddingWaysCase, of_style
-from equivtest.kit.subject import Answers, Given, as_dtensor, run_backward, torch_placement, under_contract
+from equivtest.kit.subject import (
+    Answers,
+    Given,
+    as_dtensor,
+    forget_calls,
+    run_backward,
+    torch_placement,
+    under_contract,
+)
 
 PLANS: dict[str, type[ColwiseParallel] | type[RowwiseParallel]] = {
     "colwise": ColwiseParallel,
@@ -60,6 +68,7 @@ def run_embedding(
     module: type[nn.Embedding] = nn.Embedding,
 ) -> Answers:
     """Forward and backward of one parallelized embedding, on this rank."""
+    forget_calls()
     plan = style(
         input_layouts=torch_placement(case, "ids"),
         output_layouts=torch_placement(case, "output"),

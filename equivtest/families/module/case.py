@@ -40,13 +40,13 @@ BATCHES = ("whole", "mean of parts", "sum of parts", "parts of the whole")
 WHOLE, MEAN_OF_PARTS, SUM_OF_PARTS, PARTS_OF_WHOLE = BATCHES
 
 ROWS = Layout((Shard(0),))
-"""Of what has the rows of the batch, among the ranks that have rows of their own."""
+"""How ranks with rows of their own hold what has the rows of the batch."""
 
 LARGEST = {"float32": (1, 3), "float64": (1, 3, 7), "bfloat16": (1,), "float16": (1,)}
-"""Magnitudes of which the strategy draws odd integers, by dtype: few bits are full soon."""
+"""Magnitudes up to which the strategy draws odd integers, by dtype: few bits are full soon."""
 
 REAL_DTYPES = ("float32", "float64")
-"""Of real numbers: kernels of 16 bits round what they keep for themselves, of which no module tells."""
+"""The dtypes of real numbers: kernels of 16 bits also round what they keep for themselves, and no module tells that."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

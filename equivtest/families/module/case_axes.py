@@ -1,4 +1,4 @@
-"""Meshes of several named axes, along one of which a batch may be divided."""
+"""Meshes of several named axes; a batch may be divided along one of them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class AxesCase(Case):
         return self.mesh_shape[: self._batch_place] + self.mesh_shape[self._batch_place + 1 :]
 
     def stacked(self, layout: Layout) -> Layout:
-        """On the mesh, of what has a row for each part of the batch, which its ranks hold as `layout` says."""
+        """How the mesh holds what has a row for each part of the batch, where a part's ranks hold it as `layout`."""
         placements: list[Placement] = [
             Shard(each.dim + 1) if isinstance(each, Shard) else each for each in layout.placements
         ]

@@ -62,7 +62,7 @@ def is_operand(name: str) -> bool:
 
 
 def own_name(name: str) -> str:
-    """Of a submodule, a parameter or a buffer of a parallel module: without what wrappers call the module they hold."""
+    """Name of a part of a parallel module, without what wrappers call the module they hold."""
     parts = [part for part in name.split(".") if part not in WRAPPERS]
     return ".".join(parts[1:] if parts[:1] == ["module"] else parts)
 
@@ -133,6 +133,13 @@ class Boundaries(TorchFunctionMode):
             return given
         return func(*args, **kwargs)
 
+    def begin_again(self) -> None:
+        """Forgets what was met and how often, as the module is called once more, on other inputs."""
+        self._calls = Counter(), Counter()
+        self._running.clear()
+        self._met.clear()
+        self._owed.clear()
+
     def remove(self) -> None:
         """Has the module run as before, and lets go of what was met, whose hooks hold this in turn."""
         for hook in self._hooks:
@@ -154,7 +161,7 @@ class Boundaries(TorchFunctionMode):
     @property
     def is_again(self) -> bool:
         """Whether checkpointing computes it once more, in the backward."""
-        return torch._C._current_graph_task_id() != -1
+        return is_in_backward()
 
     def _before(self, path: str, part: nn.Module, args: object, kwargs: object) -> None:
         self._meet_all(path, self._calls[self.is_again][path], (args, kwargs), INPUT)
@@ -175,6 +182,11 @@ class Boundaries(TorchFunctionMode):
             if not is_met and not is_given(tensor, what):
                 self._met[id(tensor)], self._owed[id(tensor)] = tensor, is_owed
                 (self.meet if is_owed else self.meet_operand)(name, tensor)
+
+
+def is_in_backward() -> bool:
+    """Whether a backward runs, in which checkpointing computes once more."""
+    return torch._C._current_graph_task_id() != -1
 
 
 def is_given(tensor: torch.Tensor, what: str) -> bool:

@@ -1,13 +1,19 @@
-"""A module that ran elsewhere, in one forward and backward of somebody's own job."""
+"""A module that ran elsewhere, in the forwards and backwards of one step of somebody's own job."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
+from equivtest.captured.micro_batches import at_micro_batch
 from equivtest.families.module.case import ModuleCase
 from equivtest.families.module.case_facts import Facts
 from equivtest.kit.case import Shape
 from equivtest.kit.case_tensor import CaseTensor
+
+OWN = ("inputs", "sizes", "started", "with_gradient")
+"""What each micro-batch may have otherwise."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +38,13 @@ class CapturedCase(ModuleCase):
     Attributes:
         started: The outputs to which a gradient came from outside of the module; it is given as a cotangent.
         with_gradient: The inputs of which there is a gradient.
+        further: What each micro-batch after the first has of its own, see `OWN`; gradients of parameters are those of
+            all, added up.
     """
 
     started: tuple[str, ...] = ()
     with_gradient: tuple[str, ...] = ()
+    further: tuple[tuple[Any, ...], ...] = ()
 
     @property
     def facts(self) -> Facts:
@@ -48,6 +57,24 @@ class CapturedCase(ModuleCase):
 
     def real_names(self) -> tuple[str, ...]:
         return self.with_gradient
+
+    def with_further(self, others: Sequence[CapturedCase]) -> CapturedCase:
+        """This micro-batch and others after it."""
+        return replace(self, further=tuple(tuple(getattr(each, name) for name in OWN) for each in others))
+
+    def is_of_all(self, name: str) -> bool:
+        """Whether a tensor is of a parameter, and so of all micro-batches."""
+        return name.removeprefix("param.").removeprefix("grad.") in self.parameter_names()
+
+    def describe_tensors(self) -> dict[str, CaseTensor]:
+        """Those of every micro-batch; of parameters once."""
+        tensors = super().describe_tensors()
+        for number, own in enumerate(self.further, 2):
+            one = replace(self, further=(), **dict(zip(OWN, own, strict=True)))
+            tensors |= {
+                at_micro_batch(number, name): tensor for name, tensor in one.tensors.items() if not self.is_of_all(name)
+            }
+        return tensors
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

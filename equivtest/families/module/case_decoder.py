@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 FEATURES, HEADS, HIDDEN = 24, 12, 24
-"""Of 1, 2, 3 and 4 ranks each has as many heads, of two features, and hidden features as the others."""
+"""Each of 1, 2, 3 or 4 ranks has as many heads, of two features, and as many hidden features as the others."""
 
 
 class Attention(nn.Module):

@@ -1,4 +1,4 @@
-"""Parameters of many shapes, each of whose gradients is a piece of x, so that each counts in the norm of all."""
+"""Parameters of many shapes; each gradient is a piece of x, so that each counts in the norm of all."""
 
 from __future__ import annotations
 

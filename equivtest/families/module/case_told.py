@@ -77,7 +77,7 @@ class Shift(nn.Module):
 
 
 class Shifted(Branch):
-    """Of x + b."""
+    """Computes x + b."""
 
     def __init__(self) -> None:
         super().__init__()

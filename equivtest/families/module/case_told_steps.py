@@ -61,7 +61,7 @@ REPLICATED: dict[str, dict[str, Any]] = {
     "buckets_of_a_list": {"bucket_cap_mb_list": [1, 1]},
     "hooked": {},
 }
-"""Of each branch the arguments of DistributedDataParallel; 'hooked' has torch's allreduce_hook."""
+"""The arguments of DistributedDataParallel in each branch; 'hooked' has torch's allreduce_hook."""
 
 
 def replicated_branches() -> nn.Module:

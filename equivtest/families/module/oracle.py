@@ -5,16 +5,13 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import nn
-from torch.nn import functional
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.overrides import TorchFunctionMode
 
 from equivtest import limits
 from equivtest.errors import Misuse
@@ -23,8 +20,9 @@ from equivtest.families.module.case_boundaries import Capture, is_boundary
 from equivtest.families.module.case_facts import call, call_builder, with_parameters
 from equivtest.families.module.case_inputs import REAL
 from equivtest.families.module.case_outputs import named_outputs
+from equivtest.families.module.oracle_apart import TakesApart
 from equivtest.families.module.oracle_forced import Forced, boundaries
-from equivtest.families.module.oracle_held import HeldAt, held_by_one, held_by_ranks
+from equivtest.families.module.oracle_held import HeldAt, held_by_one, held_of_parts
 from equivtest.families.module.oracle_steps import expect_steps, scaled
 from equivtest.families.module.values import VARIANTS, bounds_of
 from equivtest.kit.oracle import expect, expect_held
@@ -73,9 +71,9 @@ def _expected_of(case: ModuleCase, index: int, held: Held | None) -> Expected:
 
 
 def _once(case: ModuleCase, index: int, drawn: Tensors, held: Held | None) -> Expected:
-    """Of one forward and backward."""
+    """What one forward and backward comes to."""
     if case.by_parts and held is not None:
-        return expect_given(case, drawn, held)
+        return _by_parts(case, drawn, held_of_parts(case, held))
     if case.by_parts:
         return _by_parts(case, drawn, [_held_by_one(case, part) for part in split(case, drawn)])
     given = {name: _in_float64(tensor) for name, tensor in drawn.items()}
@@ -96,21 +94,14 @@ def _held_by_one(case: ModuleCase, given: Tensors) -> HeldAt:
     return held_by_one(capture.named())
 
 
-def expect_given(case: ModuleCase, given: Tensors, held: Held, buffers: Sequence[Tensors] = ()) -> Expected:
-    """As `expect_module_held` of a module that is judged by parts, on any values.
-
-    Args:
-        given: Whole inputs, parameters and cotangents, by name.
-        buffers: Of each part of the batch what takes the place of the module's buffers, by name.
-    """
-    num_parts = case.num_parts if case.is_divided else 1
-    return _by_parts(case, given, [held_by_ranks(case, held, part) for part in range(num_parts)], buffers)
-
-
-def _by_parts(case: ModuleCase, drawn: Tensors, held: Sequence[HeldAt], buffers: Sequence[Tensors] = ()) -> Expected:
+def _by_parts(case: ModuleCase, drawn: Tensors, held: Sequence[HeldAt]) -> Expected:
     """Every answer of the case, and what is right of each boundary that was held."""
+    return answered(case, drawn, *_within_bounds(case, drawn, held))
+
+
+def answered(case: ModuleCase, drawn: Tensors, found: Mapping[str, Found], runs: Sequence[Forced]) -> Expected:
+    """Every answer of a case that is judged by parts."""
     given = {name: _in_float64(tensor) for name, tensor in drawn.items()}
-    found, runs = _within_bounds(case, drawn, held, buffers)
     expected = _expected(case, given, found, {})
     answers = {
         name: replace(each, resolution=resolution_of(each.value, each.scale))
@@ -153,7 +144,7 @@ def split(case: ModuleCase, given: Tensors) -> list[dict[str, torch.Tensor]]:
 
 
 def _dtypes(case: ModuleCase) -> dict[str, str]:
-    """Of those answers that are of another than the case's."""
+    """Dtypes of those answers that have another than the case's."""
     facts = case.facts
     found = {**facts.outputs, **{f"buffer.{name}": fact for name, fact in facts.buffers.items()}}
     return {name: fact.dtype for name, fact in found.items() if fact.dtype}
@@ -219,13 +210,42 @@ def _averaged(averages: Averages, stack: torch.Tensor) -> Found:
 
 
 def _within_bounds(
-    case: ModuleCase, given: Tensors, held: Sequence[HeldAt] = (), buffers: Sequence[Tensors] = ()
+    case: ModuleCase, given: Tensors, held: Sequence[HeldAt] = ()
 ) -> tuple[dict[str, Found], list[Forced]]:
     """What the module gives on real numbers, and how far a correct parallel one may be off.
 
     Given what was held of each part of the batch, the module's parts are judged by themselves.
 
     It runs in the case's own dtype: what a module computes may hang on that, as the default eps of nn.RMSNorm does.
+    """
+    ran = ran_within_bounds(case, given, held)
+    with ran.counted:
+        found = ran.rows | {name: reduced(case, stack) for name, stack in ran.stacks.items()}
+    found = {name: scaled(ran.counted, tensor) for name, tensor in found.items()} if case.step else found
+    return {name: within_bounds(ran.counted, tensor) for name, tensor in found.items()}, ran.runs
+
+
+class Ran(NamedTuple):
+    """What the module gives on each part of the batch.
+
+    Attributes:
+        rows, stacks: As of `run_parts`.
+        counted: What counted the roundings; from now on it counts those of all ranks.
+        runs: What is right of the boundaries of each part of the batch.
+    """
+
+    rows: Answers
+    stacks: Answers
+    counted: RunningError
+    runs: list[Forced]
+
+
+def ran_within_bounds(case: ModuleCase, given: Tensors, held: Sequence[HeldAt], buffers: Sequence[Tensors] = ()) -> Ran:
+    """One forward and backward of each part of the batch, whose gradients have not been added up.
+
+    Args:
+        held: What was held of each part, to go on from; empty: nothing.
+        buffers: What takes the place of the module's buffers in each part, by name.
     """
     from equivtest.kit.oracle.running import RunningError  # torch's decompositions take a second to import
 
@@ -250,7 +270,6 @@ def _within_bounds(
                 with_parameters(module, {name: part[name] for name in case.parameter_names()})
             rows, stacks = run_parts(case, modules, ranged)
             counted.roundings = replace(counted.roundings, ranks=case.world_size)
-            found = rows | {name: _reduced(case, stack) for name, stack in stacks.items()}
     except InexactData as error:
         raise Misuse(f"{case.build}, with {case.takes}: {error}{places.refused}: {_way_out(error)}") from error
     except Exception as error:  # an arbitrary module's, of a tensor that is not the usual one
@@ -258,8 +277,7 @@ def _within_bounds(
             f"{case.build}, with {case.takes}, cannot be followed operation by operation: "
             f"{type(error).__name__}: {error}{places.here()}"
         ) from error
-    found = {name: scaled(counted, tensor) for name, tensor in found.items()} if case.step else found
-    return {name: _found(counted, tensor) for name, tensor in found.items()}, runs
+    return Ran(rows, stacks, counted, runs)
 
 
 def _way_out(error: InexactData) -> str:
@@ -289,7 +307,7 @@ def _put_buffers(module: nn.Module, buffers: Tensors) -> None:
         module.get_submodule(owner)._buffers[last] = buffer
 
 
-def _found(counted: RunningError, tensor: torch.Tensor) -> Found:
+def within_bounds(counted: RunningError, tensor: torch.Tensor) -> Found:
     """What came out within its bound; whole numbers, and what hangs on nothing that was given, equal."""
     if isinstance(tensor, Ranged):
         return Found.within(counted.bounded(tensor))
@@ -297,39 +315,7 @@ def _found(counted: RunningError, tensor: torch.Tensor) -> Found:
     return Found(tensor.detach().double(), undecided, counted.undecided or COPIED)
 
 
-class TakesApart(TorchFunctionMode):
-    """Within it attention is taken apart into products and softmaxes, whatever kernels the module asks for.
-
-    But where it may be of 16 bits, as under autocast: then the CPU's kernel rounds more than its parts.  And an LSTM
-    into its steps, which oneDNN takes all at once.
-
-    Source: torch.nn.attention.sdpa_kernel, torch.backends.mkldnn.flags (2.13.0).
-    """
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.lstm:
-            with _without_onednn():
-                return func(*args, **(kwargs or {}))
-        if func not in (functional.scaled_dot_product_attention, functional.multi_head_attention_forward):
-            return func(*args, **(kwargs or {}))
-        query = args[0] if args else (kwargs or {})["query"]
-        is_narrow = torch.is_autocast_enabled("cpu") or query.dtype in (torch.bfloat16, torch.float16)
-        with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH] if is_narrow else SDPBackend.MATH):
-            return func(*args, **(kwargs or {}))
-
-
-@contextmanager
-def _without_onednn() -> Iterator[None]:
-    """As torch.backends.mkldnn.flags(enabled=False), which warns of TF32 besides (2.13.0)."""
-    was_enabled = torch._C._get_mkldnn_enabled()
-    torch._C._set_mkldnn_enabled(False)  # noqa: FBT003
-    try:
-        yield
-    finally:
-        torch._C._set_mkldnn_enabled(was_enabled)
-
-
-def _reduced(case: ModuleCase, stack: torch.Tensor) -> torch.Tensor:
+def reduced(case: ModuleCase, stack: torch.Tensor) -> torch.Tensor:
     """The parts' sum or mean, added up in any order, divided before or after."""
     return _sum(stack) / case.num_parts if case.batch == MEAN_OF_PARTS else _sum(stack)
 
@@ -392,7 +378,7 @@ def prove_exact(case: ModuleCase) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def _prove_exact(case: ModuleCase) -> int:
-    """Of every variant of what is chosen by ids, masks and the like."""
+    """Proves exact every variant of what ids, masks and the like choose."""
     whole_numbers = [name for name, kind in case.kinds().items() if kind != REAL]
     variants = range(VARIANTS if whole_numbers else 1)
     return max(_bits_of(case, variant, whole_numbers) for variant in variants)

@@ -52,6 +52,11 @@ HeldAt = Callable[[str, Bounded], Whole | None]
 """What was held by a name, given what is right; None where nobody, or not everybody, held anything, or in no layout."""
 
 
+def held_of_parts(case: ModuleCase, held: Held) -> list[HeldAt]:
+    """What the ranks of a case held, of each part of the batch; a batch that is whole is one."""
+    return [held_by_ranks(case, held, part) for part in range(case.num_parts if case.is_divided else 1)]
+
+
 def held_by_ranks(case: ModuleCase, held: Held, part: int) -> HeldAt:
     """What the ranks of a case held; of a divided batch what those held that ran this part of it."""
     if not case.is_divided:
@@ -71,7 +76,7 @@ def held_by_ranks(case: ModuleCase, held: Held, part: int) -> HeldAt:
 
 
 def _own(placed: Placed | None, right: Bounded, rows: Layout) -> Whole | None:
-    """Of a divided batch, what the only rank held that has these rows."""
+    """Returns what the only rank with these rows of a divided batch held."""
     if placed is None or placed.local.shape[1:] != right.value.shape:
         return None
     return Whole(placed.local[0], None, None, rows)

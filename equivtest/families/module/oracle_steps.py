@@ -86,6 +86,14 @@ def scaled(counted: RunningError, tensor: torch.Tensor, num: int = SCALED) -> to
     return parts._replace(error=parts.error + counted.roundings.own(parts, num)).wrapped()
 
 
+def added_up(counted: RunningError, tensor: torch.Tensor, num: int) -> torch.Tensor:
+    """The sum of `num` micro-batches' gradients, as a program may add them up; called outside of the mode."""
+    if not isinstance(tensor, Ranged) or num == 1:
+        return tensor
+    parts = Parts.of(tensor)
+    return parts._replace(error=parts.error + counted.roundings.one_by_one(parts, num)).wrapped()
+
+
 def _of_step(held: Held | None, step: int) -> Held | None:
     """What the ranks answered of a step, by the names of the first."""
     if held is None:
@@ -132,7 +140,7 @@ def _clipped(case: ModuleCase, right: Mapping[str, ExpectedTensor]) -> dict[str,
 
 
 def _norm(case: ModuleCase, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Of all elements at once; torch takes that of each gradient first, see NORMED."""
+    """The norm of all elements at once; torch takes that of each gradient first, see NORMED."""
     if math.isinf(case.norm_type):
         return torch.stack([gradient.abs().amax() for gradient in gradients if gradient.numel()]).amax()
     powers = torch.stack([gradient.abs().pow(int(case.norm_type)).sum() for gradient in gradients]).sum()

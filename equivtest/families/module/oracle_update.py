@@ -20,7 +20,7 @@ from equivtest.tensors import dtype_name
 FOLLOWED = (
     "ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "SGD",
 )  # fmt: skip
-"""Of torch.optim, elementwise, and made of operations of which bounds are known."""
+"""The optimizers of torch.optim that are elementwise and made of operations whose bounds are known."""
 
 Tensors = Mapping[str, torch.Tensor]
 

@@ -16,7 +16,7 @@ MAX_TOKENS_IN_16_BITS = 7
 """Gradients of a norm's parameters are sums over tokens kept in 16 bits: of more tokens bounds conclude nothing."""
 EPSILONS = (1e-5, 1e-5, 1e-6, 0.01)
 EPSILONS_OF_FEW = (1.0, 0.5, 0.25)
-"""Of up to three features: with a small one x is scaled by its own size alone, and its gradient cancels."""
+"""Drawn for up to three features: a small one would scale x by its own size alone, and its gradient would cancel."""
 
 
 @st.composite

@@ -110,7 +110,7 @@ def shards_swapped(case: RedistributeCase, x: DTensor) -> DTensor:
 )
 @argument_of(run_redistribute)
 def mesh_axes_swapped(case: RedistributeCase, x: DTensor) -> DTensor:
-    """On a square mesh each rank takes the place of the one whose coordinates are its own, swapped."""
+    """Each rank of a square mesh takes the place of the one whose coordinates are its own, swapped."""
     right, layout = move_by_torch(case, x), case.layouts()["output"]
     if case.num_axes != 2 or len(set(case.mesh_shape)) > 1 or partial_axes(layout):
         return right

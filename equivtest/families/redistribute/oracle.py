@@ -72,7 +72,7 @@ def reduce_operands(case: RedistributeCase, name: str, given: torch.Tensor, inde
 
 @expected_collectives.register
 def redistribute_collectives(case: RedistributeCase, rank: int) -> Collectives:
-    """On a mesh of one axis: the tensor handed out, taken to the target, and its cotangent to its gradient's layout.
+    """What a mesh of one axis does: hands the tensor out, takes it to the target, and its cotangent back to its layout.
 
     Source: DTensor.redistribute, its docstring, and distribute_tensor, `src_data_rank`, in
     torch/distributed/tensor/_api.py (2.13.0).

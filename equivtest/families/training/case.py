@@ -26,7 +26,7 @@ SCALARS = ("total_norm", "storages")
 CHECKPOINTS = ("", "in_proj", "out_proj", "hidden", "wrapped")
 TIES = ("", "same", "transposed")
 ROLES: dict[str, Role] = {"output": "output", "grad": "gradient"}
-"""Of answers to the first step, by how their names begin; all others are state."""
+"""Roles of answers to the first step, by how their names begin; all others are state."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

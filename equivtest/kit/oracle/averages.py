@@ -48,7 +48,7 @@ from equivtest.kit.oracle.rounding import (
 from equivtest.tensors import DTYPES
 
 AVERAGING_ROUNDINGS = 2
-"""Of the reciprocal of w, and of the product with it."""
+"""How often an average rounds: for the reciprocal of w, and for the product with it."""
 
 
 @dataclass(frozen=True)

@@ -62,10 +62,10 @@ ON_MAGNITUDES: dict[str, Callable[..., Any]] = {
 """What bounds an operation whose own result on magnitudes does not."""
 
 CHOOSES = frozenset({"amax", "constant_pad_nd", "masked_fill", "max", "maximum", "relu", "where"})
-"""Of MOVES, those whose result is no magnitude where a constant of the module has a sign."""
+"""The MOVES whose result is no magnitude where a constant of the module has a sign."""
 
 FILLS = frozenset({"constant_pad_nd", "full", "full_like", "masked_fill", "where"})
-"""Of MOVES, those that put numbers of the module's own into a result, which the dtype may not hold."""
+"""The MOVES that put numbers of the module's own into a result; the dtype may not hold these."""
 
 CONVERTS = frozenset({"_to_copy", "to"})
 

@@ -62,7 +62,7 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
             of any result; '' where none did.
 
     Raises:
-        InexactData: an operation of which no bound is known.
+        InexactData: an operation whose bound is not known.
     """
 
     def __init__(self, arithmetic: Arithmetic, ranks: int, places: Places | None = None) -> None:

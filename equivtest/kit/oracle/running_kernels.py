@@ -36,7 +36,7 @@ SUM, MEAN = 2, 1  # torch's numbers of reductions
 
 
 Computes = Callable[..., Any]
-"""Of a call and its wide operands: one `Out`, or several."""
+"""Takes a call and its wide operands, and returns one `Out`, or several."""
 
 
 def _whole(kernel: Kernel, *args: Any, **kwargs: Any) -> Any:
@@ -106,12 +106,12 @@ def _nll_loss_backward(kernel: Kernel, *args: Any) -> Out:
 
 
 def _squares(kernel: Kernel, x: torch.Tensor, y: torch.Tensor, reduction: int = MEAN) -> Out:
-    """Of a difference that is stored, stored, then added up."""
+    """Stores the difference, then its square, then adds up."""
     return Out(kernel.func(x, y, reduction), stores=4, is_sum=True)
 
 
 def _squares_backward(kernel: Kernel, *args: Any) -> Out:
-    """Of a difference, a factor such as 2 / n, and both products, each stored."""
+    """Stores the difference, a factor such as 2 / n, and both products."""
     return Out(kernel.func(*args), stores=4)
 
 

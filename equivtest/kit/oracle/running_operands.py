@@ -79,7 +79,7 @@ def _part(value: Any, *, place: int) -> Any:
 
 
 def joined(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Of several tensors, some perhaps of integers, which every program has alike."""
+    """Joins several tensors; some may hold integers, which every program has alike."""
     parts = [Parts.of(each) for each in args[0]]
     return Ranged(*(func([each[place] for each in parts], *args[1:], **kwargs) for place in range(3)))
 

@@ -48,7 +48,7 @@ class Roundings:
 
     @property
     def of_curve(self) -> int:
-        """Of exp, erf and the like: an ulp is two units of roundoff at most."""
+        """Units of roundoff of exp, erf and the like: an ulp is two of them at most."""
         return 2 * math.ceil(self.arithmetic.libm_ulp)
 
     @property
@@ -161,6 +161,17 @@ class Roundings:
         found = gamma_of(divisions, record.u_o) * (parts.magnitude + reach)
         found = found + gamma_of(additions, record.u_r) * (1 + gamma_of(divisions, record.u_o)) * reach
         return torch.where(parts.magnitude == 0, 0.0, found + 2 * (self.ranks - 1) * (record.eta + record.eta_r))
+
+    def one_by_one(self, parts: Parts, num: int) -> torch.Tensor:
+        """What a program rounds that adds up the shares of `num` results, and stores and adds again, in any order.
+
+        Ranks may add up what each holds and a collective the sums, or a collective each result.  Either way a share is
+        part of so many sums as are counted here, which round all shares together, relative to their magnitudes.
+        """
+        record = self.record(parts.value.dtype)
+        count = num - 1 + self.ranks - 1
+        found = gamma_of(count, max(record.u_o, record.u_r)) * (parts.magnitude + parts.error)
+        return torch.where(parts.magnitude == 0, 0.0, found + count * self.ranks * (record.eta + record.eta_r))
 
     def rounded(
         self,

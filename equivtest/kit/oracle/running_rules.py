@@ -185,7 +185,7 @@ def where(r: Roundings, condition: torch.Tensor, left: Any, right: Any) -> Parts
 
 
 def power(r: Roundings, operand: Any, exponent: Any) -> Parts:
-    """Of a number: |(v + d)**n - v**n| is at most (|v| + e)**n - |v|**n for n = 1, 2, 3, ..."""
+    """The operand to a number n: |(v + d)**n - v**n| is at most (|v| + e)**n - |v|**n for n = 1, 2, 3, ..."""
     a, n = Parts.of(operand), float(exponent)
     if n >= 1 and n.is_integer():
         return r.rounded(a.value**exponent, a.reach**n - a.size**n, a.reach**n, int(n), stores=int(n))
@@ -197,7 +197,7 @@ def power(r: Roundings, operand: Any, exponent: Any) -> Parts:
 
 
 def power_of(r: Roundings, base: float, exponent: Any) -> Parts:
-    """Of a number above zero, to a tensor: it rises or falls all the way."""
+    """A number above zero to the operand: it rises or falls all the way."""
     return curve(r, exponent, lambda x: torch.pow(base, x))
 
 

@@ -129,7 +129,7 @@ def product(r: Roundings, operand: Any, dim: int | None = None, keepdim: bool = 
 
 
 def products(r: Roundings, operand: Any, dim: int) -> Parts:
-    """Of the first factors each."""
+    """Products of the first factor, the first two, the first three, ..."""
     a = Parts.of(operand)
     reach = a.reach.cumprod(dim)
     num = a.value.shape[dim] if a.value.dim() else 1
@@ -160,7 +160,7 @@ def solved(
     left: bool = True,
     unitriangular: bool = False,
 ) -> Parts:
-    """Of T x = b: |x' - x| is at most M (F + K |x|) and what M K makes of that again, once, twice, and so on.
+    """Solves T x = b: |x' - x| is at most M (F + K |x|) and what M K makes of that again, once, twice, and so on.
 
     Derived here from theorem 8.5, with M the magnitudes of T's inverse, F what b is off, and K what T is off, and
     gamma_n of it, in the program and in the unsharded one.

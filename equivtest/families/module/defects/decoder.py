@@ -59,7 +59,7 @@ average_of_shares = defect(
 
 
 def _added_up_again(output: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
-    """What comes back is added up over the ranks, each of which has all of it."""
+    """What comes back is added up over the ranks, although each has all of it."""
     output.register_hook(lambda gradient: gradient * mesh.size())  # type: ignore[no-untyped-call]
     return output
 

@@ -83,7 +83,7 @@ def gradient_averaged(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 class _Averaged(nn.Module):
-    """A block of which x takes the average of what comes back."""
+    """A block whose x takes the average of what comes back."""
 
     def __init__(self, block: nn.Module, mesh: DeviceMesh) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ class _Averaged(nn.Module):
 )
 @argument_of(run_module)
 def shares_of_tokens_not_summed(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Of its share of the output each rank keeps its own tokens, and never adds the other ranks' shares of these."""
+    """Each rank keeps its own tokens of its share of the output, and never adds the other ranks' shares of these."""
     block.__class__ = _Cut
     return _summed_later(block, mesh)
 

@@ -135,7 +135,7 @@ def _run_once(
 
 
 def _on_mesh(case: ModuleCase, found: Mapping[str, torch.Tensor | None]) -> dict[str, torch.Tensor | None]:
-    """Of what is a DTensor on some axes of the mesh alone, and whole there, this rank's."""
+    """Replaces a DTensor on some axes of the mesh alone, where it is whole, by what this rank has of it."""
     return {
         name: tensor.to_local()
         if isinstance(tensor, DTensor)
@@ -285,7 +285,8 @@ def sequence_parallel(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
     )
     divided = ColwiseParallel(input_layouts=tokens, use_local_output=False)
     summed = RowwiseParallel(output_layouts=tokens, use_local_output=False)
-    return parallelize_module(block, mesh, {"": prepared, "gate": divided, "up": divided, "down": summed})
+    layered = parallelize_module(block, mesh, {"gate": divided, "up": divided, "down": summed})
+    return parallelize_module(layered, mesh, prepared)  # "" in one plan is no module in torch 2.8
 
 
 def data_parallel(block: nn.Module, mesh: DeviceMesh) -> nn.Module:

@@ -95,6 +95,6 @@ def sum_over(tensor: torch.Tensor, group: Group) -> torch.Tensor:
 
 
 def sum_gradients(tensor: torch.Tensor, group: Group) -> torch.Tensor:
-    """The tensor itself, of which every rank uses a part."""
+    """Returns the tensor itself; every rank uses a part of it."""
     handed: torch.Tensor = _SumGradients.apply(tensor, group)  # type: ignore[no-untyped-call]
     return handed

@@ -1,4 +1,4 @@
-"""Parameters of which each is held in another way: by all ranks, divided along one axis or both, by some, by one."""
+"""Parameters that are held in different ways: by all ranks, divided along one axis or both, by some, by one."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from equivtest.families.module.case import ModuleCase
 from equivtest.importing import load_named, require_arguments
 
 ADDRESS = "127.0.0.1"
-"""Of a world whose ranks are all on this machine."""
+"""The address of a world whose ranks are all on this machine."""
 PORT_KEY = "equivtest/master_port"
 
 _set_up: set[str] = set()

@@ -1,7 +1,8 @@
-"""What a rank of anybody's own job holds in one forward and backward of a module: met, not kept.
+"""What a rank of anybody's own job holds in the forwards and backwards of a module: met, not kept.
 
 An alias of each output is handed on, so that the gradient that reaches the alias is that of all uses outside of the
 module, and of no use within it; and an alias of each input is handed in, whose gradient is that of the uses within.
+Each forward is a micro-batch; what it meets, and what comes back to it whenever its backward runs, has its name.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
+from equivtest.captured.micro_batches import at_micro_batch
 from equivtest.errors import Misuse
 from equivtest.families.module.case import cotangent_of
 from equivtest.families.module.case_boundaries import (
@@ -26,6 +28,7 @@ from equivtest.families.module.case_boundaries import (
     Boundaries,
     Choice,
     is_given,
+    is_in_backward,
     is_operand,
     own_name,
     tensors_of,
@@ -43,22 +46,22 @@ class PartsMet(Boundaries):
     of parts changes no name.
 
     Args:
-        is_given: Whether the whole module was handed a tensor, which is not met where it goes into a part.
+        whole: Tells which forward it is, and what the whole module was handed, which is not met where it goes into a
+            part.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        patterns: tuple[str, ...],
-        keep: Keep,
-        is_given: Callable[[torch.Tensor], bool],
-    ) -> None:
+    def __init__(self, module: nn.Module, patterns: tuple[str, ...], keep: Keep, whole: WholeMet) -> None:
         self._patterns = patterns
         self._keep = keep
-        self._is_given = is_given
+        self._whole = whole
         self._names: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}
         self._kept: set[str] = set()
         super().__init__(module)
+
+    def begin_again(self) -> None:
+        super().begin_again()
+        self._names.clear()
+        self._kept.clear()
 
     def _meet_all(self, path: str, number: int, given: object, what: str) -> None:
         if self.is_again:
@@ -70,7 +73,7 @@ class PartsMet(Boundaries):
             if is_owed and is_operand(f"{BOUNDARY}{first}"):  # which a function alone was handed or gave
                 reference = None
             if reference is None or reference() is not tensor:
-                if what and (is_given(tensor, what) or self._is_given(tensor)):
+                if what and (is_given(tensor, what) or self._whole.is_given(tensor)):
                     continue
                 first = name
                 self._names[id(tensor)] = (weakref.ref(tensor), name)
@@ -82,21 +85,21 @@ class PartsMet(Boundaries):
         found = choice(operand)
         reference, first = self._names.get(id(operand), (None, ""))
         if reference is not None and reference() is operand and first in self._kept and not self.is_again:
-            self._keep(f"{BOUNDARY}{name}", found[1])
+            self._keep(self._whole.at(f"{BOUNDARY}{name}"), found[1])
         return found
 
     def meet(self, name: str, tensor: torch.Tensor) -> None:
-        self._keep(f"{BOUNDARY}{name}", tensor)
+        self._keep(self._whole.at(f"{BOUNDARY}{name}"), tensor)
         if tensor.requires_grad:
-            tensor.register_hook(functools.partial(self._keep, f"grad.{BOUNDARY}{name}"))  # type: ignore[no-untyped-call]
+            tensor.register_hook(functools.partial(self._keep, self._whole.at(f"grad.{BOUNDARY}{name}")))  # type: ignore[no-untyped-call]
 
 
 class WholeMet:
     """Hands a module's inputs and outputs, and the gradients that come to them, to `keep`.
 
     Attributes:
-        num_calls: How often the module was called.
-        inputs: Names of what it was handed, in order; `positional` of what came by place.
+        num_calls: How often the module was called, what checkpointing computes once more left out.
+        inputs: Names of what it was handed in each call, in order, and of what came by place.
 
     Args:
         name_inputs: (args, kwargs) -> the inputs by name, and names of those handed over by place.
@@ -111,8 +114,7 @@ class WholeMet:
         keep: Keep,
     ) -> None:
         self.num_calls = 0
-        self.inputs: tuple[str, ...] = ()
-        self.positional: tuple[str, ...] = ()
+        self.inputs: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
         self._name_inputs, self._outputs, self._keep = name_inputs, outputs, keep
         self._given: dict[int, weakref.ref[torch.Tensor]] = {}
         self._hooks = [
@@ -130,22 +132,30 @@ class WholeMet:
         reference = self._given.get(id(tensor))
         return reference is not None and reference() is tensor
 
+    def at(self, name: str) -> str:
+        """The name as of the call that runs."""
+        return at_micro_batch(self.num_calls, name)
+
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        if is_in_backward():
+            return args, kwargs
         self.num_calls += 1
-        inputs, self.positional = self._name_inputs(args, kwargs)
-        self.inputs = tuple(inputs)
+        inputs, positional = self._name_inputs(args, kwargs)
+        self.inputs.append((tuple(inputs), positional))
         aliases = {}
         for name, tensor in inputs.items():
-            self._keep(f"given.{name}", tensor)
+            self._keep(self.at(f"given.{name}"), tensor)
             if tensor.requires_grad:
                 aliases[id(tensor)] = self._alias(tensor, f"grad.{name}")
         self._given = {id(each): weakref.ref(each) for each in aliases.values()}
         return replaced(args, aliases), replaced(kwargs, aliases)
 
     def _after(self, module: nn.Module, args: object, given: object) -> object:
+        if is_in_backward():
+            return given
         aliases = {}
         for name, tensor in named_outputs(given, self._outputs, type(module).__name__).items():
-            self._keep(name, tensor)
+            self._keep(self.at(name), tensor)
             if tensor.requires_grad:
                 aliases[id(tensor)] = self._alias(tensor, cotangent_of(name))
         return replaced(given, aliases)
@@ -153,7 +163,7 @@ class WholeMet:
     def _alias(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         """The same tensor to autograd's next user; what comes back to it is kept."""
         alias: torch.Tensor = _Same.apply(tensor)  # type: ignore[no-untyped-call]
-        alias.register_hook(functools.partial(self._keep, name))  # type: ignore[no-untyped-call]
+        alias.register_hook(functools.partial(self._keep, self.at(name)))  # type: ignore[no-untyped-call]
         return alias
 
 

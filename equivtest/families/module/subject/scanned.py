@@ -52,7 +52,7 @@ def picked_block() -> nn.Module:
 
 
 def tokens_divided(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Tokens divided among the ranks, all of which have the places."""
+    """Tokens divided among the ranks; all ranks have the places."""
     assert isinstance(block, PickedBlock)
     block.place = distribute_tensor(block.place, mesh, [Replicate()])
     prepared = style_named("PrepareModuleInputOutput")(

@@ -69,14 +69,14 @@ class Clipped:
         raise NotImplementedError
 
     def norm_of(self, tensors: list[torch.Tensor]) -> torch.Tensor:
-        """Of what this rank holds, and of DTensors whole."""
+        """Returns the norm of what this rank holds, and of DTensors as a whole."""
         kept = [each for each in tensors if each.numel()]  # of no elements there is no largest
         norm = get_total_norm(kept, self.norm_type, foreach=self.foreach)
         return (norm.full_tensor() if isinstance(norm, DTensor) else norm).to(self.dtype)
 
 
 class InOneCall(Clipped):
-    """Of DTensors on one mesh: by `clip_grad_norm_`, or by the two functions that it is made of."""
+    """Clips DTensors on one mesh by `clip_grad_norm_`, or by the two functions that it is made of."""
 
     def clip(self) -> torch.Tensor:
         parameters = list(self.module.parameters())
@@ -90,7 +90,7 @@ class InOneCall(Clipped):
 
 
 class ByGroups(Clipped):
-    """Of DTensors on several meshes, and of plain tensors."""
+    """Clips DTensors on several meshes, and plain tensors."""
 
     def clip(self) -> torch.Tensor:
         total = self.combined(self.norms())
@@ -99,7 +99,7 @@ class ByGroups(Clipped):
         return total
 
     def norms(self) -> list[torch.Tensor]:
-        """Of each mesh, of each group, and last of what all ranks hold alike."""
+        """Returns the norm of each mesh, of each group, and last of what all ranks hold alike."""
         on_meshes = [self.norm_of(gradients) for gradients in self.on_meshes().values()]
         in_groups = [self.over_group(gradients, group) for group, gradients in self.in_groups().items()]
         return [*on_meshes, *in_groups, self.norm_of(self.on_all_ranks())]

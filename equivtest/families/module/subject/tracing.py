@@ -28,7 +28,7 @@ SPARSENESS = 64
 """How many words there could be, for each that there is, at least."""
 
 NONE = -1
-"""Of an element of a holder that is no element of a parameter."""
+"""Stands for an element of a holder that is no element of a parameter."""
 
 
 class Place(NamedTuple):
@@ -134,4 +134,4 @@ WAY_OUT = (
     "say what each rank holds: module_property(..., placed='package.module:function'), of a function "
     "(parallel module, name of a parameter) -> (tensor, indices)"
 )
-"""Of what cannot be read off."""
+"""The way out where elements cannot be read off."""

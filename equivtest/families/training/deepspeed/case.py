@@ -15,7 +15,7 @@ EVERYTHING = 1_000_000_000
 """More elements than any model of a case has: DeepSpeed's own default of most sizes."""
 
 REDUCE_BUCKET_NUMEL = 1_000
-"""Of the buffer that gradients are reduced in, in elements: by default it takes 2 GB on every rank."""
+"""Size of the buffer that gradients are reduced in, in elements: by default it takes 2 GB on every rank."""
 
 STAGES = (1, 2, 3)
 OF_STAGE_3 = (

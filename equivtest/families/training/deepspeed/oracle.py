@@ -40,7 +40,7 @@ from equivtest.kit.values import draw
 
 ADDED_TO_NORM = 1e-6
 SCALING_ROUNDINGS = 4
-"""Of a product with a reciprocal before the reduction and of one after it."""
+"""How often scaling rounds: a product with a reciprocal before the reduction, and one after it."""
 
 
 @expect.register

@@ -21,7 +21,7 @@ ENGINE_SIZES = {
     "reuse_numel": ("everything", "nothing", "nothing", "below", "at", "above"),
     "live_numel": ("everything", "everything", "everything", "nothing", "below", "at", "above"),
 }
-"""Of the engine's sizes: DeepSpeed's defaults first, but for persistence, which would keep all that is so small."""
+"""What the engine's sizes are drawn from: DeepSpeed's defaults first, but for persistence, which would keep all."""
 BUCKET_SIZES = ("everything", "everything", "nothing", "below", "at", "above")
 CLIPPINGS = (0.0, 0.0, 0.0, 2.0**-4, 1.0, 16.0, 2.0**12)
 """Norms that gradients are clipped to: never, far below the usual ones, around them, and above most."""

@@ -22,7 +22,7 @@ from equivtest.kit.values.integers import generator, odd_floor, odd_integers, pe
 from equivtest.tensors import DTYPES, SIGNIFICAND_BITS
 
 LARGEST_QUOTIENT = 99
-"""Of g: more would only leave fewer bits to the parameters."""
+"""The largest quotient of g: more would only leave fewer bits to the parameters."""
 
 
 @draw.register

@@ -69,7 +69,7 @@ class Engine:
         layer.fetch()
 
     def _hook_gradients(self, name: str, module: nn.Module, hooked: Collection[nn.Parameter]) -> None:
-        """Of parameters that are still whole, as autograd notes their shapes: those not `hooked` before."""
+        """Hooks those not `hooked` before; called while parameters are whole, as autograd notes their shapes."""
         for kind, parameter in module.named_parameters():
             if parameter.requires_grad and parameter not in hooked:
 
