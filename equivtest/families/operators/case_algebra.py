@@ -1,4 +1,4 @@
-"""Operators of linear algebra, on matrices of which every step of theirs is exact.
+"""Operators of linear algebra, on matrices for which every step of theirs is exact.
 
 Of a bidiagonal matrix with ones on its diagonal, or of its product with its own transpose, elimination subtracts and
 divides whole numbers by one; a triangular one needs no Householder reflection, as xLARFG says; a diagonal one of

@@ -40,7 +40,7 @@ CHAINED = (
     "cumsum", "permute", "unsqueeze", "expand", "select", "narrow", "cat", "stack", "tril", "flip", "roll", "sigmoid",
     "tanh", "exp", "mul in place", "add in place", "rsub", "bmm", "triu", "addcmul", "log_softmax",
 )  # fmt: skip
-"""Operators that take what others give, and of which torch is right when they are called alone."""
+"""Operators that take what others give, and that torch gets right when they are called alone."""
 
 NAMES = (*CHAINED, *SPECIALS * 3)
 DRAWN_CONTEXTS = ("",) * 6 + (*CONTEXTS[1:], AUTOCAST, FLATTENED)
