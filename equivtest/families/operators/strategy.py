@@ -70,7 +70,7 @@ def operator_cases(space: Space, *, operators: Sequence[str] = tuple(OPERATORS))
 
 @cache
 def sizes_of(world_size: int) -> Shape:
-    """Returns sizes of a dim: 1 to 3, around the ranks and twice the ranks; three times what is not shared evenly; 0."""
+    """Returns sizes of a dim: 1 to 3, near the ranks and twice the ranks; what is not shared evenly three times; 0."""
     w = world_size
     near = sorted({1, 2, 3, w - 1, w, w + 1, 2 * w - 1, 2 * w, 2 * w + 1} - {0})
     return (*near, *(size for size in near if size % w), *(size for size in near if size % w), 0)
