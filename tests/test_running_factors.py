@@ -1,4 +1,4 @@
-"""Factors and inverses of matrices on which no step rounds: exact beside float64, gradients within bounds."""
+"""Factors and inverses of matrices on which no step rounds: exact beside float64, with bounds of their gradients."""
 
 from __future__ import annotations
 

@@ -9,9 +9,18 @@ from typing import Any
 import pytest
 import torch
 
-from equivtest.check import check
+from equivtest.check import check, judge
 from equivtest.errors import Misuse
-from equivtest.families.operators.chains.case import REDISTRIBUTE, SPECIALS, THROUGH_LOCAL, WRITE, ChainCase
+from equivtest.families.operators.chains.case import (
+    CONTEXTS,
+    LOCAL_MAP,
+    MODULE,
+    REDISTRIBUTE,
+    SPECIALS,
+    THROUGH_LOCAL,
+    WRITE,
+    ChainCase,
+)
 from equivtest.families.operators.chains.strategy import chain_cases
 from equivtest.kit.case import from_code
 from equivtest.kit.oracle import expect
@@ -20,6 +29,7 @@ from equivtest.property import Space
 from equivtest.ranks.pool import Pool
 from equivtest.suite import shipped
 from tests.drawing import drawn
+from tests.rank_programs_contexts import PLANTED
 
 TWICE = (("mul", ("x0",), (("other", 2.0),)), ("mul", ("y0",), (("other", -3),)))
 
@@ -45,6 +55,8 @@ def drawn_cases() -> tuple[ChainCase, ...]:
             "nothing is redistributed to partial",
         ),
         ({"steps": (("mm", ("x0", "x0"), ()),)}, "chain does not take"),
+        ({"context": "flattened mesh"}, r"a flattened mesh is made of two axes of all ranks: \(\)"),
+        ({"context": "autocast", "values": (("real", 0),)}, "in autocast values must be dense"),
         ({"operator": "neg"}, "operator must be .*chain.*, got 'neg'"),
     ],
 )
@@ -75,19 +87,41 @@ def test_chains_repeat_operators_and_leave_dtensors_and_can_be_pasted_back() -> 
     assert 3 * len(again) > len(cases)
     assert {name for case in cases for name, _, _ in case.steps} >= {REDISTRIBUTE, THROUGH_LOCAL, WRITE, "mul", "add"}
     assert {len(case.steps) for case in cases} >= {2, 3, 4}
+    assert {case.context for case in cases} == set(CONTEXTS)
     assert all(from_code(repr(case)) == case for case in cases)
 
 
 @pytest.mark.ranks
 def test_torch_is_right_in_a_chain_of_all_kinds_of_steps(pool: Pool) -> None:
     steps = (
-        *TWICE,
-        (REDISTRIBUTE, ("y1",), (("placements", "shard(0)"),)),
-        (THROUGH_LOCAL, ("y2",), ()),
-        (WRITE, ("y3",), (("dim0", 0), ("dim1", 1), ("factor", 2.0))),
-        ("sum", ("y4",), ()),
+        ("sum", ("x0",), (("dim", 1), ("keepdim", True))),
+        (REDISTRIBUTE, ("y0",), (("placements", "shard(0)"),)),
+        (THROUGH_LOCAL, ("y1",), ()),
+        (WRITE, ("y2",), (("dim0", 0), ("dim1", 1), ("factor", 2.0))),
+        (LOCAL_MAP, ("y3",), (("placements", "replicate"), ("factor", -3.0))),
+        (MODULE, ("y4",), (("placements", "shard(0)"), ("factor", 2.0))),
     )
-    assert set(SPECIALS) < {name for name, _, _ in steps}
+    assert set(SPECIALS) <= {name for name, _, _ in steps}
     verdicts = check("dtensor_operator_chains", case_of(steps=steps), pool, shipped()["dtensor_operator_chains"].claims)
 
     assert all(verdict.kind == "holds" for verdict in verdicts)
+
+
+def test_what_a_context_changes_is_expected() -> None:
+    """No gradients; another dtype of products; of plain tensors those that are whole and that no step takes first."""
+    product = {"steps": (("mm", ("x0", "x1"), ()),), "operands": ((2, 3), (3, 2)), "placements": (("replicate",),) * 2}
+    named = {context: case_of(context=context, **product) for context in CONTEXTS if context != "flattened mesh"}
+    dtypes = {context: case.results[0].dtype for context, case in named.items()}
+
+    assert not named["no_grad"].graded() and not named["inference_mode"].graded() and named[""].graded() == (0,)
+    assert {context for context, dtype in dtypes.items() if dtype == "bfloat16"} == {"autocast"}
+    assert [context for context, case in named.items() if case.plain == (1,)] == ["implicit_replication"]
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_wrong_context_or_step_is_rejected_where_torchs_own_holds(name: str, pool: Pool) -> None:
+    case, claims = PLANTED[name], shipped()["dtensor_operator_chains"].claims
+
+    assert any(verdict.failed for verdict in judge(f"tests.rank_programs_contexts:{name}", case, pool, claims))
+    assert {verdict.kind for verdict in judge("dtensor_operator_chains", case, pool, claims)} == {"holds"}

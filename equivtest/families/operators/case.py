@@ -19,7 +19,7 @@ from equivtest.layout import Layout, Partial, parse_placement, shard_kind
 
 EXACT_MODE, REAL_MODE = "dense", "real"
 REAL_DTYPES = ("float32", "float64")
-"""Of real numbers: kernels of 16 bits round what they keep for themselves."""
+"""The dtypes that real numbers are drawn in: kernels of 16 bits round what they keep for themselves."""
 
 MAX_AXES = 2
 MAX_DIMS = 5  # of a batch of volumes
@@ -44,7 +44,7 @@ class OperatorCase(Case):
             rank's operand of a partial one is its own.
         other_dtypes: Of each operand its dtype, '' for the case's own; empty: all have that.
         cotangents: Of each result the placements of its cotangent, 'replicate' or 'shard(DIM)'; empty: all replicated.
-        requires_grad: Numbers of the operands of which a gradient is asked.
+        requires_grad: Numbers of the operands whose gradient is asked for.
         strided: Numbers of the operands that are handed out with their last two dims swapped in memory.
     """
 
@@ -194,6 +194,7 @@ class OperatorCase(Case):
     pads_other_rows = property(case_facts.pads_other_rows)
     selects_other_rows = property(case_facts.selects_other_rows)
     keeps_placements = property(case_facts.keeps_placements)
+    compares_beyond_dims = property(case_facts.compares_beyond_dims)
     squeezes_a_row = property(case_facts.squeezes_a_row)
     divides_index_otherwise = property(case_facts.divides_index_otherwise)
 
@@ -213,11 +214,11 @@ class OperatorCase(Case):
         return any(partial_axes(self.operand_layout(number)) for number in range(len(self.operands)))
 
     def kind_of(self, number: int) -> str:
-        """Of the operand of that number: one of the table's kinds."""
+        """Returns the kind that the table gives the operand of that number."""
         return self.definition.kind_of(number)
 
     def dtype_of(self, number: int) -> str:
-        """Of the operand of that number."""
+        """Returns the name of the dtype that the operand of that number has."""
         other = self.other_dtypes[number] if self.other_dtypes else ""
         return {INDEX: "int64", WHOLE: "int64", BOOLS: "bool"}.get(self.kind_of(number), other or self.dtype)
 
@@ -241,12 +242,12 @@ class OperatorCase(Case):
         return placement.op, math.prod(self.mesh_shape[axis] for axis in axes)
 
     def cotangent_layout(self, number: int) -> Layout:
-        """Of the cotangent of the result of that number."""
+        """Returns the layout that the cotangent of the result of that number has."""
         texts = self.cotangents[number] if self.cotangents else ("replicate",) * len(self.mesh_shape)
         return Layout(tuple(map(parse_placement, texts)))
 
     def graded(self) -> tuple[int, ...]:
-        """Numbers of the operands that have a gradient and of which it is asked."""
+        """Returns the numbers of the operands whose gradient exists and is asked for."""
         having = {number for result in self.results for number in result.operands}
         return tuple(number for number in self.requires_grad if number in having)
 
@@ -255,7 +256,7 @@ class OperatorCase(Case):
         return bool(set(result.operands) & set(self.requires_grad))
 
     def describe_tensors(self) -> dict[str, CaseTensor]:
-        """Of operands that are partial, all that is reduced to them, stacked in front.
+        """A partial operand stands as the stack of all that is reduced to it.
 
         What is refused is answered as text of any length: by the operator, or in the backward alone.
         """

@@ -1,7 +1,7 @@
-"""Operators of linear algebra, on matrices of which every step of theirs is exact.
+"""Operators of linear algebra, on matrices for which every step of theirs is exact.
 
-Of a bidiagonal matrix with ones on its diagonal, or of its product with its own transpose, elimination subtracts and
-divides whole numbers by one; a triangular one needs no Householder reflection, as xLARFG says; a diagonal one of
+Elimination of a bidiagonal matrix with ones on its diagonal, or of its product with its own transpose, subtracts whole
+numbers and divides them by one; a triangular one needs no Householder reflection, as xLARFG says; a diagonal one of
 powers of two is its own eigenvalues, and its singular values by magnitude.  A product of reflections I - t v v' is of
 whole numbers where v and t are.
 

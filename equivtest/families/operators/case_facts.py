@@ -73,6 +73,23 @@ def divides_index_otherwise(case: OperatorCase) -> bool:
     )
 
 
+def compares_beyond_dims(case: OperatorCase) -> bool:
+    """Whether of two operands the one that is divided among more ranks is so by a dim that the other does not have."""
+    if len(case.operands) != 2 or not all(case.operands):
+        return False
+    dims = [[each.dim for each in case.operand_layout(n).placements if isinstance(each, Shard)] for n in (0, 1)]
+    sizes = [
+        math.prod(
+            size
+            for size, each in zip(case.mesh_shape, case.operand_layout(n).placements, strict=True)
+            if isinstance(each, Shard)
+        )
+        for n in (0, 1)
+    ]
+    first = int(sizes[0] < sizes[1])
+    return any(dim >= len(case.operands[1 - first]) for dim in dims[first])
+
+
 def squeezes_a_row(case: OperatorCase) -> bool:
     """Whether a row is multiplied with a matrix, and the product does not come out divided among columns."""
     if [len(shape) for shape in case.operands] != [1, 2]:

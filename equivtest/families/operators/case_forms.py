@@ -51,7 +51,7 @@ def pairs(**arguments: Argument) -> Form:
 
 
 def triples(**arguments: Argument) -> Form:
-    """Three operands, of which one may be broadcast."""
+    """Three operands; one may be broadcast."""
 
     def form(shape: Shape) -> Signatures:
         thin = (1, *shape[1:]) if shape else shape

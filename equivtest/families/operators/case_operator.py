@@ -58,11 +58,11 @@ class Operator:
     num_dims: tuple[int, ...] = (0, 1, 2, 3)
 
     def kind_of(self, number: int) -> str:
-        """Of the operand of that number."""
+        """Returns the kind that the operand of that number has."""
         return self.kinds[number] if number < len(self.kinds) else FLOATS
 
     def domain_of(self, number: int) -> str:
-        """Of the values of the operand of that number."""
+        """Returns the domain that the values of the operand of that number are from."""
         return self.domain if not self.domains else self.domains[number] if number < len(self.domains) else ANY
 
 

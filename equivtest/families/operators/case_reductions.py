@@ -12,7 +12,7 @@ from equivtest.families.operators.case_operator import BITS, BOOLS, DISTINCT, PO
 
 
 def _norm(x: torch.Tensor, ord: float | str, **how: Any) -> Any:
-    """The order may be 'inf', of which a case's code can tell."""
+    """The order may be 'inf', which a case's code can spell."""
     return torch.linalg.vector_norm(x, float(ord), **how)
 
 

@@ -77,7 +77,7 @@ class Result:
     """What one result of a call looks like.
 
     Attributes:
-        operands: Numbers of the operands of which it has a gradient.
+        operands: Numbers of the operands that it has a gradient for.
     """
 
     shape: Shape
@@ -102,7 +102,7 @@ def results_of(
 
 
 def described(results: Sequence[torch.Tensor], operands: Sequence[torch.Tensor]) -> tuple[Result, ...]:
-    """What they look like, and of which operands they have a gradient."""
+    """Returns what each looks like, and the operands that it has a gradient for."""
     return tuple(
         Result(tuple(each.shape), str(each.dtype).removeprefix("torch."), _operands_of(each, operands))
         for each in results

@@ -166,7 +166,7 @@ def _best(case: OperatorCase, given: Tensors, index: int) -> tuple[Founds, str]:
 
 
 def _run(case: OperatorCase, operands: Sequence[torch.Tensor], given: Mapping[str, torch.Tensor]) -> Tensors:
-    """The results and gradients of the whole operands, of which `case.graded()` are leaves."""
+    """Returns the results and gradients of the whole operands; those that `case.graded()` names are leaves."""
     leaves = [operand.requires_grad_(number in case.graded()) for number, operand in enumerate(operands)]
     results = case.call(tuple(leaves))
     found = {f"output.{number}": result.detach() for number, result in enumerate(results)}
@@ -265,7 +265,7 @@ def _bounded(case: OperatorCase, given: Tensors, mode: str) -> Founds:
 
 
 def _exactly_reduced(case: OperatorCase, given: Tensors, number: int) -> torch.Tensor:
-    """An operand that is known exactly, of which the ranks may hold shares of a larger magnitude."""
+    """Returns an operand that is known exactly; the shares that the ranks hold may be larger."""
     from equivtest.kit.oracle.ranged import Parts
 
     whole = _reduced(case, given, number)

@@ -39,7 +39,7 @@ VIEWED = frozenset(
 """Operators that may view other dims, which DTensor seeks without end where there is no element: findings/50."""
 
 WHOLE_ALONE = frozenset({"native_group_norm", "_batch_norm_with_update"})
-"""Operators of which torch is right where all operands are whole, and have a gradient: findings/65, 66 and 69."""
+"""Operators that torch gets right where all operands are whole, and have a gradient: findings/65, 66 and 69."""
 
 POOLS = frozenset(
     {
@@ -47,13 +47,13 @@ POOLS = frozenset(
         "nn.functional.max_unpool2d", "nn.functional.max_unpool3d", "native_batch_norm", "_native_batch_norm_legit",
     }
 )  # fmt: skip
-"""Operators of which torch is right where every rank has rows and channels: findings/67."""
+"""Operators that torch gets right where every rank has rows and channels: findings/67."""
 
 BATCH_NORMS = frozenset({"native_batch_norm", "_native_batch_norm_legit"})
-"""The same of the backward: findings/73."""
+"""Operators whose backward torch gets right only there: findings/73."""
 
 SOLVED = frozenset({"linalg.solve_triangular", "linalg.lu_solve", "linalg.qr"})
-"""Operators of which, forward or backward, torch is right where all is divided by batch, or nothing: findings/72."""
+"""Operators that torch gets right, forward and backward, where all is divided by batch, or nothing: findings/72."""
 
 CONVOLUTIONS = frozenset({"convolution", "convolution transposed"})
 
@@ -70,7 +70,7 @@ def operator_cases(space: Space, *, operators: Sequence[str] = tuple(OPERATORS))
 
 @cache
 def sizes_of(world_size: int) -> Shape:
-    """Of a dim: 1 to 3, around the ranks and twice the ranks, those that are not shared evenly three times; 0 last."""
+    """Returns sizes of a dim: 1 to 3, near the ranks and twice the ranks; what is not shared evenly three times; 0."""
     w = world_size
     near = sorted({1, 2, 3, w - 1, w, w + 1, 2 * w - 1, 2 * w, 2 * w + 1} - {0})
     return (*near, *(size for size in near if size % w), *(size for size in near if size % w), 0)
@@ -78,7 +78,7 @@ def sizes_of(world_size: int) -> Shape:
 
 @cache
 def taken_in(dtype: str, operators: tuple[str, ...]) -> tuple[str, ...]:
-    """The operators of which something can be concluded in a dtype."""
+    """Returns the operators whose results in a dtype can be judged."""
     return tuple(name for name in operators if dtype in REAL_DTYPES or not OPERATORS[name].rounds) or operators
 
 
@@ -156,7 +156,7 @@ def _of_rows(placements: tuple[str, ...], *, may_divide: bool) -> tuple[str, ...
 
 
 def _beside_matrices(columns: Placements, matrices: Placements, *, may_divide: bool) -> Placements:
-    """Along an axis along which the matrices are not divided by batch: whole, where DTensor would divide them so."""
+    """Makes columns whole along each axis where DTensor would divide them by batch, and the matrices are not."""
     may_stay = [may_divide and each == "shard(0)" for each in matrices]
     moves = {"shard(0)", "partial(max)", "partial(min)"}
     return tuple(
@@ -177,7 +177,7 @@ def _graded(name: str, numbers: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _without_nested(name: str, placements: tuple[str, ...]) -> tuple[str, ...]:
-    """Of what may be viewed no dim is divided along both mesh axes: findings/55."""
+    """Returns placements that divide no dim of what may be viewed along both mesh axes: findings/55."""
     is_nested = name in VIEWED and len(placements) == 2 and len(set(placements)) == 1
     return (placements[0], "replicate") if is_nested and placements[0].startswith("shard") else placements
 
@@ -201,14 +201,14 @@ def _pick_shape(draw: DrawFn, world_size: int, operator: Operator) -> Shape:
 
 
 def _simplest(name: str) -> Signatures:
-    """Of an operator that does not take the shape drawn, such as one without elements."""
+    """Returns signatures of an operator that does not take the shape drawn, such as one without elements."""
     shapes: tuple[Shape, ...] = ((2,), (2, 2), (2, 2, 2), ())
     return next(found for shape in shapes if (found := signatures_of(name, shape)))
 
 
 @cache
 def placements_of(num_dims: int, kind: str, num_axes: int) -> tuple[tuple[str, ...], ...]:
-    """Of one operand, the replicated one first; on two axes at most one reduction."""
+    """Returns the placements of one operand, the replicated one first; on two axes at most one reduction."""
     shards = [f"shard({dim})" for dim in range(num_dims)]
     one = ["replicate", *shards * 3]
     one += [f"partial({op})" for op in OPS] if kind == FLOATS else []
@@ -232,7 +232,7 @@ def _as_the_first(placements: tuple[tuple[str, ...], ...], number: int, shape: S
 def _pick_dtypes(
     draw: DrawFn, dtype: str, name: str, shapes: tuple[Shape, ...], floats: tuple[int, ...]
 ) -> tuple[str, ...]:
-    """Of two numbers one in twelve of another dtype, where the operator takes that."""
+    """Gives one operand in twelve another dtype, where the operator takes that."""
     drawn = [pick(draw, f"other dtype {number}", OTHER_DTYPES) for number in range(3)]
     if dtype not in REAL_DTYPES or len(floats) < 2:
         return ()

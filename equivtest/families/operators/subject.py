@@ -120,7 +120,7 @@ def in_known_words(result: Any) -> DTensor | None:
 def is_known(placement: Placement, dtype: torch.dtype) -> bool:
     """Whether it is one of the placements that the harness has words for.
 
-    Others are strided shards, norms and masks that are partial, and bools that are, of which DTensor makes a sum; as
+    Others are strided shards, norms and masks that are partial, and partial bools, which DTensor makes sums of; as
     are two reductions of one tensor.
     """
     if placement.is_partial():

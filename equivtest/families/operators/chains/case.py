@@ -1,4 +1,4 @@
-"""A chain of calls of operators on DTensors, of which each may take what an earlier one gave."""
+"""A chain of calls of operators on DTensors; each may take what an earlier one gave."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def unsharded_context(name: str) -> AbstractContextManager[Any]:
 
 
 def placements_named(step: Step) -> tuple[Placement, ...]:
-    """Of a step that redistributes: one per mesh axis, in one text."""
+    """Returns the placements that a step names in one text, one per mesh axis."""
     return tuple(map(parse_placement, str(dict(step[2]).get("placements", "")).split()))
 
 

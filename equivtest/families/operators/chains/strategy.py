@@ -40,10 +40,10 @@ CHAINED = (
     "cumsum", "permute", "unsqueeze", "expand", "select", "narrow", "cat", "stack", "tril", "flip", "roll", "sigmoid",
     "tanh", "exp", "mul in place", "add in place", "rsub", "bmm", "triu", "addcmul", "log_softmax",
 )  # fmt: skip
-"""Operators that take what others give, and of which torch is right when they are called alone."""
+"""Operators that take what others give, and that torch gets right when they are called alone."""
 
 NAMES = (*CHAINED, *SPECIALS * 3)
-DRAWN_CONTEXTS = ("",) * 6 + CONTEXTS[1:]
+DRAWN_CONTEXTS = ("",) * 6 + (*CONTEXTS[1:], AUTOCAST, FLATTENED)
 TAKEN_OVER = frozenset({"log_softmax"})
 """Operators that `loss_parallel` takes for a part of a cross entropy."""
 VALUES = ((EXACT_MODE,), (EXACT_MODE, EXACT_MODE), (REAL_MODE,), (REAL_MODE, EXACT_MODE))
