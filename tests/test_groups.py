@@ -206,7 +206,7 @@ def test_after_a_mesh_of_some_processes_groups_can_be_made_by_their_members_alon
 
 @pytest.mark.ranks
 def test_torch_still_waits_for_a_group_where_processes_are_in_different_numbers_of_them(pool: Pool) -> None:
-    """Of a known failure, finding 91: where it is over, processes that are left over need no group."""
+    """Of a known failure, finding 81: where it is over, processes that are left over need no group."""
     with Pool(beside=pool) as new:
         replies = new.run(PROGRAMS + "makes_one_without_process_2_before", FetchCase(world_size=3, parameters=((1,),)))
 

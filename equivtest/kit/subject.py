@@ -104,7 +104,7 @@ def placement_of(placement: layout.Placement) -> Placement:
 
 
 def forget_calls() -> None:
-    """Empties what DTensor keeps of earlier redistributions: in torch 2.8 another embedding's mask (finding 99)."""
+    """Empties what DTensor keeps of earlier redistributions: in torch 2.8 another embedding's mask (finding 87)."""
     if Version(torch.__version__) < Version(CONTRACTS):
         _redistribute._gen_transform_infos.cache_clear()
 

@@ -39,7 +39,7 @@ def mesh_of(
     where the mesh's coordinates are 0, 1, and a DTensor holds the wrong shards (2.13.0).
 
     Processes in no mesh make a group as well, which runs nothing: torch waits for ever where later programs make groups
-    with `use_local_synchronization`, as FSDP2 does, and some processes are in fewer groups than others (finding 91).
+    with `use_local_synchronization`, as FSDP2 does, and some processes are in fewer groups than others (finding 81).
     """
     kind = torch.device(device).type
     if not groups:
