@@ -149,12 +149,11 @@ def test_a_hypothesis_that_keeps_its_constants_elsewhere_is_told_of(monkeypatch:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_run_judges_the_cases_that_are_drawn(tmp_path: Path, workers: int) -> None:
-    """Beside modules full of constants, with and without xdist."""
+def test_a_run_judges_the_cases_that_are_drawn(tmp_path: Path) -> None:
+    """Beside modules full of constants, in a worker of xdist; this very process draws without."""
     make_up_modules(tmp_path)
     mixed = mixed_suite(tmp_path, LIFECYCLE["files"])
-    judged = lines_of_run(tmp_path, workers, mixed, "--world-sizes=2", subjects=LIFECYCLE["subjects"])
+    judged = lines_of_run(tmp_path, 1, mixed, "--world-sizes=2", subjects=LIFECYCLE["subjects"])
     drawn_of_two = [line for line in drawn_alone() if json.loads(line)[1]["fields"].get("world_size") == 2]
 
     assert len(judged) > 10 and judged == drawn_of_two

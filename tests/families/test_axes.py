@@ -100,8 +100,11 @@ def test_what_is_rounded_is_bounded_by_the_ranks_of_both(pool: Pool) -> None:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("mesh", [(2, 1), (1, 2), (2, 2)], ids=str)
-@pytest.mark.parametrize("parallelize", ["deep_fsdp2_tp", "deep_megatron"])
+@pytest.mark.parametrize(
+    ("parallelize", "mesh"),
+    [("deep_fsdp2_tp", (2, 2)), ("deep_fsdp2_tp", (2, 1)), ("deep_megatron", (2, 2)), ("deep_megatron", (1, 2))],
+    ids=str,
+)
 def test_each_part_of_a_deep_module_holds_on_each_part_of_the_batch(
     pool: Pool, parallelize: str, mesh: tuple[int, int]
 ) -> None:

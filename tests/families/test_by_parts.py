@@ -91,15 +91,14 @@ def test_without_parts_the_same_module_is_too_deep() -> None:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
-    ("parallelize", "first"),
+    ("parallelize", "first", "dtype"),
     [
-        ("halved", "boundary.layers.3"),
-        ("zeros_of_one", "boundary.layers.3.mlp_norm"),
-        ("swapped", "boundary.layers.3.mlp.gate"),
-        ("doubled", "grad.boundary.layers.2.attention.key"),
-        ("more", "boundary.layers.5.attention.out"),
+        ("halved", "boundary.layers.3", "bfloat16"),
+        ("zeros_of_one", "boundary.layers.3.mlp_norm", "float32"),
+        ("swapped", "boundary.layers.3.mlp.gate", "bfloat16"),
+        ("doubled", "grad.boundary.layers.2.attention.key", "float32"),
+        ("more", "boundary.layers.5.attention.out", "bfloat16"),
     ],
 )
 def test_the_first_wrong_part_is_named(pool: Pool, parallelize: str, first: str, dtype: str) -> None:

@@ -21,7 +21,7 @@ OWN = str(Path(__file__).parents[2])
 CALLER = f"{OWN}/families/module/case_facts.py"
 NOT_THE_USERS = (
     f"{OWN}/kit/oracle/",
-    f"{OWN}/families/module/oracle.py",
+    f"{OWN}/families/module/oracle",
     f"{OWN}/families/module/case_boundaries.py",
     CALLER,
 )
