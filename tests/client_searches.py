@@ -95,14 +95,16 @@ PROGRAMS = (
     Planted("merged weights split wrongly",
             model("glm4_moe@2", "merged weights divided as one@model.layers.1.mlp.experts", rows=(1,)), "mlp.experts"),
     Planted("router's gradient not reduced",
-            model("glm4_moe@2", "router's gradient not reduced@model.layers.1.mlp.experts", rows=(1,)), "mlp.gate"),
-    Planted("reduced twice under accumulation", step(STEPS + "reduced_twice_step"), "grad."),
+            model("glm4_moe@2", "router's gradient not reduced@model.layers.1.mlp.experts", rows=(1,)),
+            "grad.boundary.model.layers.1."),
+    Planted("reduced twice under accumulation", step(STEPS + "reduced_twice_step"), "output.total_norm"),
     Planted("unfrozen", model("tests.clients.torch_modules:lora", STEPS + "thawed", rows=(12,), batch="mean of parts"),
             "q_proj.base_layer"),
     Planted("tied halves drifting", model("gemma@1", "tied halves apart@lm_head"), "embed_tokens"),
     Planted("bias added by every rank", model("phi@1", f"bias of every rank@{LAYER}mlp.fc2"), "mlp.fc2"),
     Planted("an optimizer that sees local shards only", trained("normed_by_shard"), "step1.param."),
-    Planted("wrong group", model("llama@1", f"summed over another group@{LAYER}mlp.down_proj"), "boundary."),
+    Planted("wrong group", model("llama@1", f"summed over another group@{LAYER}mlp.down_proj", world_sizes=(4,)),
+            "boundary."),
     Planted("stale buffer", model("llama@1", "stale buffer@model.rotary_emb"), "rotary_emb"),
     Planted("average for sum", model("llama@1", f"average for sum@{LAYER}mlp.down_proj"), "boundary."),
     Planted("mean of the ranks' means", step("tests.clients.trained:own_tokens_trainer_step"), "output.loss"),
@@ -117,7 +119,7 @@ PROGRAMS = (
 def first_rejected(prop: Property, pool: Pool) -> tuple[Verdict | None, int]:
     """The first verdict that fails, on as few ranks as can be, and the number of cases until then."""
     num = 0
-    for world_size in WORLD_SIZES:
+    for world_size in prop.among(WORLD_SIZES):
         for case in chunk_cases(prop, Chunk(world_size, DTYPES, 1, NUM_CASES)):
             num += 1
             failed = [verdict for verdict in judge(prop.subject, case, pool, prop.claims) if verdict.failed]
@@ -128,7 +130,7 @@ def first_rejected(prop: Property, pool: Pool) -> tuple[Verdict | None, int]:
 
 def shrunk(prop: Property, verdict: Verdict, pool: Pool) -> tuple[str, str]:
     """The smallest case on which the same claim fails in the same way, and how its message begins."""
-    chunk = Chunk(verdict.case.world_size, DTYPES, 1, NUM_CASES)
+    chunk = Chunk(verdict.case.world_size, DTYPES, 1, NUM_CASES, world_sizes=prop.among(WORLD_SIZES))
     with TemporaryDirectory() as folder:
         found = search(prop, chunk, pool, KnownFailures(), Path(folder), only=(verdict.claim, verdict.kind))
     failure = found.failures[0]
