@@ -148,9 +148,12 @@ def table(name: str, cells: Cells) -> str:
 
 
 def put(page: str, name: str, text: str) -> str:
-    """The page with the table of that name as it must be."""
+    """The page with the table of that name as it must be; raises ValueError where the page has no place for it."""
     pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->\n)", flags=re.S)
-    return pattern.sub(lambda found: f"{found[1]}\n{text}\n{found[2]}", page)
+    written, num = pattern.subn(lambda found: f"{found[1]}\n{text}\n{found[2]}", page)
+    if num != 1:
+        raise ValueError(f"{PAGE.name} has {num} tables of {name} where one must be: <!-- {name} -->, <!-- end -->")
+    return written
 
 
 def main(texts: list[str]) -> None:
@@ -175,7 +178,7 @@ def main(texts: list[str]) -> None:
     if given.write:
         page = PAGE.read_text(encoding="utf-8")
         for name, found in cells.items():
-            page = put(page, name, table(name, found))
+            page = put(page, name, table(name, found)) if found else page
         PAGE.write_text(page, encoding="utf-8")
         return
     for name, found in cells.items():

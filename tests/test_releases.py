@@ -132,6 +132,8 @@ def test_a_table_takes_the_place_of_the_one_before() -> None:
     page = "a\n<!-- claims -->\n\nold\n\n<!-- end -->\nb\n"
 
     assert put(page, "claims", "new\n") == "a\n<!-- claims -->\n\nnew\n\n<!-- end -->\nb\n"
+    with pytest.raises(ValueError, match="has 0 tables of operators where one must be"):
+        put(page, "operators", "new\n")
 
 
 def test_a_release_is_its_public_version() -> None:
