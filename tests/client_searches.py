@@ -23,6 +23,7 @@ from equivtest.ranks.backend import Backend
 from equivtest.ranks.pool import Pool
 from equivtest.search import search
 from equivtest.verdicts.verdict import Verdict
+from tests.clients.test_trained import trained
 
 DTYPES = ("float32", "float64")
 WORLD_SIZES = (1, 2, 3, 4)
@@ -59,24 +60,7 @@ def model(build: str, parallelize: str, *, rows: tuple[int, ...] = (1, 2), **fie
     )
 
 
-def step(name: str) -> Property:
-    """Two updates of two micro-batches each."""
-    return module_property(
-        "tests.clients.trained:plain",
-        "tests.clients.trained:handed_over",
-        inputs={"input_ids": ids(8, SHAPE), "labels": targets(8, SHAPE)},
-        sizes={"batch": (8, 5), "seq": (1, 3)},
-        outputs=("loss",),
-        batch="parts of the whole",
-        optimizer="tests.clients.trained:adamw",
-        step=name,
-        micro_batches=2,
-        max_norm=0.5,
-        needs_world=True,
-    )
-
-
-def trained(optimizer: str) -> Property:
+def divided(optimizer: str) -> Property:
     """torch's FSDP2 with an optimizer of one's own."""
     return module_property(
         "tests.clients.torch_modules:perceptron",
@@ -87,7 +71,7 @@ def trained(optimizer: str) -> Property:
     )
 
 
-LLAMA = "tests.clients.language_models:tensor_parallel"
+PLAN = "tests.clients.language_models:tensor_parallel"
 PROGRAMS = (
     Planted("reduction missing in a backward", model("llama@1", f"not reduced backward@{LAYER}self_attn.q_proj"),
             "grad.boundary." + LAYER + "input_layernorm"),
@@ -97,22 +81,22 @@ PROGRAMS = (
     Planted("router's gradient not reduced",
             model("glm4_moe@2", "router's gradient not reduced@model.layers.1.mlp.experts", rows=(1,)),
             "grad.boundary.model.layers.1."),
-    Planted("reduced twice under accumulation", step(STEPS + "reduced_twice_step"), "output.total_norm"),
+    Planted("reduced twice under accumulation", trained("plain", STEPS + "reduced_twice_step"), "output.total_norm"),
     Planted("unfrozen", model("tests.clients.torch_modules:lora", STEPS + "thawed", rows=(12,), batch="mean of parts"),
             "q_proj.base_layer"),
     Planted("tied halves drifting", model("gemma@1", "tied halves apart@lm_head"), "embed_tokens"),
     Planted("bias added by every rank", model("phi@1", f"bias of every rank@{LAYER}mlp.fc2"), "mlp.fc2"),
-    Planted("an optimizer that sees local shards only", trained("normed_by_shard"), "step1.param."),
+    Planted("an optimizer that sees local shards only", divided("normed_by_shard"), "step1.param."),
     Planted("wrong group", model("llama@1", f"summed over another group@{LAYER}mlp.down_proj", world_sizes=(4,)),
             "boundary."),
     Planted("stale buffer", model("llama@1", "stale buffer@model.rotary_emb"), "rotary_emb"),
     Planted("average for sum", model("llama@1", f"average for sum@{LAYER}mlp.down_proj"), "boundary."),
-    Planted("mean of the ranks' means", step("tests.clients.trained:own_tokens_trainer_step"), "output.loss"),
-    Planted("none: llama", model("llama@1", LLAMA), ""),
-    Planted("none: glm4_moe", model("glm4_moe@2", LLAMA, rows=(1,)), ""),
-    Planted("none: phi", model("phi@1", LLAMA), ""),
-    Planted("none: gemma", model("gemma@1", LLAMA), ""),
-    Planted("none: an optimizer of one's own", trained("normed"), ""),
+    Planted("mean of the ranks' means", trained("plain", "own_tokens_trainer_step"), "output.loss"),
+    Planted("none: llama", model("llama@1", PLAN), ""),
+    Planted("none: glm4_moe", model("glm4_moe@2", PLAN, rows=(1,)), ""),
+    Planted("none: phi", model("phi@1", PLAN), ""),
+    Planted("none: gemma", model("gemma@1", PLAN), ""),
+    Planted("none: an optimizer of one's own", divided("normed"), ""),
 )  # fmt: skip
 
 

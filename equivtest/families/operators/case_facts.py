@@ -77,17 +77,10 @@ def compares_beyond_dims(case: OperatorCase) -> bool:
     """Whether of two operands the one that is divided among more ranks is so by a dim that the other does not have."""
     if len(case.operands) != 2 or not all(case.operands):
         return False
-    dims = [[each.dim for each in case.operand_layout(n).placements if isinstance(each, Shard)] for n in (0, 1)]
-    sizes = [
-        math.prod(
-            size
-            for size, each in zip(case.mesh_shape, case.operand_layout(n).placements, strict=True)
-            if isinstance(each, Shard)
-        )
-        for n in (0, 1)
-    ]
-    first = int(sizes[0] < sizes[1])
-    return any(dim >= len(case.operands[1 - first]) for dim in dims[first])
+    pairs = [zip(case.mesh_shape, case.operand_layout(n).placements, strict=True) for n in (0, 1)]
+    divided = [[(size, each.dim) for size, each in own if isinstance(each, Shard)] for own in pairs]
+    first = int(math.prod(size for size, _ in divided[0]) < math.prod(size for size, _ in divided[1]))
+    return any(dim >= len(case.operands[1 - first]) for _, dim in divided[first])
 
 
 def squeezes_a_row(case: OperatorCase) -> bool:
