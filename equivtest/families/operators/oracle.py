@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -26,6 +27,9 @@ from equivtest.kit.oracle.operations import Found
 from equivtest.kit.values import draw
 from equivtest.layout import Layout
 from equivtest.tensors import DTYPES, SIGNIFICAND_BITS
+
+if TYPE_CHECKING:
+    from equivtest.kit.oracle.running import RunningError
 
 CHOSEN = "equal: the operator only chooses, among values that are known exactly"
 PROVED = "equal: no operation of the unsharded operator can round these values"
@@ -141,28 +145,40 @@ def _knows_operands(case: OperatorCase, index: int) -> bool:
 
 def _best(case: OperatorCase, given: Tensors, index: int) -> tuple[Founds, str]:
     """What is proved or bounded; and why not, where neither is to be had."""
-    reasons = []
-    ways: list[Callable[[], Founds]] = []
-    if case.values[index][0] == EXACT_MODE:
-        ways.append(lambda: _proved(case, given))
+    mode, reasons = case.values[index][0], list[str]()
+    if mode == EXACT_MODE:
+        found = _followed(lambda: _proved(case, given))
+        if not isinstance(found, str):
+            return found, ""
+        reasons.append(found)
     if set(case.dtypes) <= set(REAL_DTYPES):
-        ways.append(lambda: _bounded(case, given, case.values[index][0]))
-    for way in ways:
-        try:
-            return way(), ""
-        except InexactData as error:
-            reasons.append(str(error))
-        except (
-            RuntimeError,
-            NotImplementedError,
-            TypeError,
-            AssertionError,
-            AttributeError,
-            KeyError,
-            ArithmeticError,
-        ) as error:
-            reasons.append(f"cannot be followed operation by operation: {type(error).__name__}: {error}"[:300])
+        from equivtest.kit.oracle.running import RunningError  # torch's decompositions take a second to import
+
+        fewest = min(case.dtypes, key=SIGNIFICAND_BITS.__getitem__)
+        counted = RunningError(arithmetic_of(fewest), case.world_size)
+        found = _followed(lambda: _bounded(case, given, mode, counted))
+        if not isinstance(found, str):
+            return found, ""
+        reasons.append(found)
     return {}, UNKNOWN + "; ".join(reasons)
+
+
+def _followed(way: Callable[[], Founds]) -> Founds | str:
+    """What a way finds, or why it finds nothing."""
+    try:
+        return way()
+    except InexactData as error:
+        return str(error)
+    except (
+        RuntimeError,
+        NotImplementedError,
+        TypeError,
+        AssertionError,
+        AttributeError,
+        KeyError,
+        ArithmeticError,
+    ) as error:
+        return f"cannot be followed operation by operation: {type(error).__name__}: {error}"[:300]
 
 
 def _run(case: OperatorCase, operands: Sequence[torch.Tensor], given: Mapping[str, torch.Tensor]) -> Tensors:
@@ -243,16 +259,12 @@ def _magnitude(case: OperatorCase, given: Mapping[str, torch.Tensor], number: in
     return stack.abs().sum(0)
 
 
-def _bounded(case: OperatorCase, given: Tensors, mode: str) -> Founds:
+def _bounded(case: OperatorCase, given: Tensors, mode: str, counted: RunningError) -> Founds:
     """By running error analysis of the whole operands, and of what is reduced to them.
 
     Raises:
         InexactData: of some operation no bound is known.
     """
-    from equivtest.kit.oracle.running import RunningError  # torch's decompositions take a second to import
-
-    fewest = min(case.dtypes, key=SIGNIFICAND_BITS.__getitem__)
-    counted = RunningError(arithmetic_of(fewest), case.world_size)
     numbers = range(len(case.operands))
     if mode == EXACT_MODE:  # whoever needs the whole of a partial operand reduces it exactly
         operands = [_exactly_reduced(case, given, number) for number in numbers]
