@@ -30,6 +30,7 @@ from packaging.version import Version
 
 from equivtest import limits
 from equivtest.check import expected_of, judge_replies, one_thread
+from equivtest.errors import Misuse
 from equivtest.families.operators.case import OperatorCase
 from equivtest.families.operators.case_table import OPERATORS, results_of, signatures_of
 from equivtest.families.operators.oracle import text_of
@@ -160,12 +161,17 @@ def judged(name: str, num_cases: int, seed: int, pool: Pool) -> dict[str, Any]:
 
 
 def sweep(file: Path, names: Iterable[str], num_cases: int, seed: int) -> None:
-    """Judges what the file does not have from this seed."""
+    """Judges what the file does not have from this seed; tells what the installed torch does not take."""
     done = {(line["operator"], line["seed"]) for line in lines_of([file])} if file.exists() else set()
     with Pool() as pool, file.open("a", encoding="utf-8") as out:
         for name in names:
             if (name, seed) not in done:
-                out.write(json.dumps(judged(name, num_cases, seed, pool)) + "\n")
+                try:
+                    line = judged(name, num_cases, seed, pool)
+                except Misuse as error:
+                    print(f"  {error}", file=sys.stderr, flush=True)
+                    continue
+                out.write(json.dumps(line) + "\n")
                 out.flush()
 
 

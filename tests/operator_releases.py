@@ -42,7 +42,10 @@ def beside(operators: dict[str, Cases]) -> str:
     }
     every = [found for cases in shared.values() for found in cases.values()]
     num_drawn = sum(map(len, operators.values()))
-    lines = [f"{len(every)} cases were drawn on each release, and {num_drawn - len(every)} on some.", ""]
+    alone = [f"`{name}`" for name, cases in shared.items() if not cases]
+    lines = [f"{len(every)} cases were drawn on each release, and {num_drawn - len(every)} on some."]
+    lines += [f"Not on each release: {', '.join(alone)}."] if alone else []
+    lines += [""]
     lines += [*totals(every, releases), "", *changes(every, releases), ""]
     lines += [*refused_whole(shared, releases), "", *rows(shared, releases)]
     return "\n".join(lines) + "\n"

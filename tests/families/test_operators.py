@@ -11,6 +11,7 @@ import torch
 from equivtest import limits
 from equivtest.check import check, judge, one_thread
 from equivtest.errors import Misuse
+from equivtest.families.operators import strategy
 from equivtest.families.operators.case import OperatorCase
 from equivtest.families.operators.case_table import OPERATORS, run, signatures_of
 from equivtest.families.operators.oracle import expect_operators, judged_how
@@ -287,3 +288,14 @@ def test_an_error_of_the_running_error_itself_is_told(monkeypatch: pytest.Monkey
 
     with pytest.raises(AttributeError, match="no such operator"):
         judged_how.__wrapped__(OperatorCase(world_size=1, operator="exp", values=(("real", 0),)), 0)
+
+
+def test_an_operator_that_the_installed_torch_does_not_take_is_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        strategy, "signatures_of", lambda name, shape: () if name == "neg" else signatures_of(name, shape)
+    )
+    space = Space((2,), ("float32",))
+
+    assert {case.operator for case in drawn(operator_cases(space, operators=("neg", "abs")), 10)} == {"abs"}
+    with pytest.raises(Misuse, match="does not take neg as the table of operators calls it"):
+        drawn(operator_cases(space, operators=("neg",)), 1)

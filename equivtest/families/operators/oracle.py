@@ -35,6 +35,9 @@ CHOSEN = "equal: the operator only chooses, among values that are known exactly"
 PROVED = "equal: no operation of the unsharded operator can round these values"
 UNKNOWN = "nothing is concluded: "
 
+FINEST = 2.0**-40
+"""The unit in which numbers are counted; what has a finer one counts as no multiple of any number."""
+
 Tensors = dict[str, torch.Tensor]
 Founds = Mapping[str, Found]
 
@@ -225,6 +228,8 @@ def _reduced(case: OperatorCase, given: Mapping[str, torch.Tensor], number: int)
 def _proved(case: OperatorCase, given: Tensors) -> Founds:
     """By the certificate, in the dtype of the fewest bits; what is whole may be divided by the ranks on its way.
 
+    Where something whole and partial sums are added up, DTensor divides the former by the ranks (2.13.0).
+
     Raises:
         InexactData: something may round.
     """
@@ -239,6 +244,10 @@ def _proved(case: OperatorCase, given: Tensors) -> Founds:
         raise InexactData(f"sums take {certificate.bits_used} bits, and {spare} more divided by the ranks")
     whole = [_whole(case, given, number) for number in range(len(case.operands))]
     found = _run(case, whole, {name: tensor.double() for name, tensor in _cotangents(given).items()})
+    odd = case.world_size // (case.world_size & -case.world_size)
+    for name in case.passed_on if odd > 1 else ():
+        if bool(torch.fmod(found[name].double(), odd * FINEST).any()):
+            raise InexactData(f"{name} is no multiple of {odd}, and may be divided by as many ranks on its way")
     return {name: Found(value.double(), None, PROVED) for name, value in found.items()}
 
 
