@@ -47,7 +47,7 @@ from tests.drawing import drawn
 DIRECTIONS = ("forward", "gradient")
 CLAIMS = {"forward": equals_unsharded, "gradient": gradients_equal_unsharded}
 KINDS = ("replicate", "shard", "partial")
-LOUD = {"raised": "raises", "timed_out": "hangs", "lost": "ends its process", "not_supported": "refused"}
+LOUD = {"raised": "raises", "timed_out": "hangs", "lost": "ends its process", "not_supported": "not supported"}
 """Kind of a verdict on a whole run -> what the operator does."""
 KNOWN = KnownFailures.load(SHIPPED)
 SUBJECT = "dtensor_operators"

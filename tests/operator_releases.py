@@ -15,7 +15,7 @@ from pathlib import Path
 from packaging.version import Version
 
 RIGHT = ("holds",)
-REFUSED = ("refused", "gradient refused")
+REFUSED = ("refused", "gradient refused", "not supported")
 FAILS = ("wrong", "wrong gradient", "raises", "hangs", "ends its process")
 
 Cases = dict[str, dict[str, str]]

@@ -116,17 +116,25 @@ def counted(reports: Iterable[Path], rows_of: Rows) -> Cells:
 
 
 def of_findings(files: Iterable[Path]) -> Cells:
-    """How many smallest cases of a finding's known failures fail on each release."""
-    ended: defaultdict[tuple[str, ...], defaultdict[str, list[bool]]] = defaultdict(lambda: defaultdict(list))
+    """How the smallest cases of a finding's known failures end on each release."""
+    ended: defaultdict[tuple[str, ...], defaultdict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     titles = {each.number: f"[{each.number}. {each.title}](../findings/{each.path.name})" for each in read_all()}
     for file in files:
         for line in lines_of(file):
             for number in line["findings"]:
-                ended[(titles[number],)][line["torch"]].append(line["ended"] == "fails")
+                ended[(titles[number],)][line["torch"]].append(line["ended"])
     return {
-        row: {name: f"{sum(fails)} of {len(fails)}" if any(fails) else "none" for name, fails in of_release.items()}
+        row: {name: ends_in_words(Counter(ends)) for name, ends in of_release.items()}
         for row, of_release in ended.items()
     }
+
+
+def ends_in_words(ends: Counter[str]) -> str:
+    """'3 of 4', or 'none', and of how many others nothing is said: they are refused, or fail in another way."""
+    fails = f"{ends['fails']} of {ends.total()}" if ends["fails"] else "none"
+    others = {"not supported": ends["not_supported"], "refused": ends["inconclusive"]}
+    others["otherwise"] = sum(num for end, num in ends.items() if end.startswith("fails as"))
+    return ", ".join([fails, *(f"{num} {how}" for how, num in others.items() if num)])
 
 
 def table(name: str, cells: Cells) -> str:

@@ -126,10 +126,11 @@ def test_a_report_of_a_run_that_did_not_end_is_refused(tmp_path: Path) -> None:
 
 def test_a_finding_counts_the_known_failures_that_fail_on_each_release(tmp_path: Path) -> None:
     file = tmp_path / "tried.jsonl"
-    lines = [{"torch": "2.8.0", "findings": [1], "ended": ended} for ended in ("fails", "holds")]
+    ends = ("fails", "holds", "not_supported", "not_supported", "inconclusive", "fails as raised")
+    lines = [{"torch": "2.8.0", "findings": [1], "ended": ended} for ended in ends]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
-    assert list(of_findings([file]).values()) == [{"2.8.0": "1 of 2"}]
+    assert list(of_findings([file]).values()) == [{"2.8.0": "1 of 6, 2 not supported, 1 refused, 1 otherwise"}]
 
 
 def test_a_table_takes_the_place_of_the_one_before() -> None:
