@@ -38,6 +38,8 @@ HERE = "tests.rank_programs_clients:"
 SHAPE = ("batch", "seq")
 INPUTS = written({"input_ids": ids(24, SHAPE), "labels": targets(24, SHAPE)})
 LAYER = "model.layers.{}."
+LIMIT_S = 600
+"""Of a visit, which on a busy machine takes these models longer than a case's own limit."""
 
 
 class Planted(NamedTuple):
@@ -143,7 +145,7 @@ def case_of(build: str, parallelize: str, world_size: int, seed: int) -> ModuleC
 
 
 def run(case: ModuleCase, pool: Pool) -> tuple[list[Verdict], Sequence[Reply]]:
-    replies = pool.run("module", case)
+    replies = pool.run("module", case, limit_s=LIMIT_S)
     return judge_replies("module", case, replies, CLAIMS), replies
 
 
