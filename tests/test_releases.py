@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from equivtest.families.redistribute.case import RedistributeCase
 from equivtest.families.redistribute.known import scatters_no_sum
 from equivtest.kit.case import Case
 from equivtest.kit.known import freezes
+from equivtest.lacking import is_allowed
 from equivtest.pools import is_known_fault
 from equivtest.ranks.support import Finding
 from equivtest.refusal import is_missing
@@ -42,6 +44,24 @@ def test_a_strategy_that_an_old_release_has_not_is_missing_and_a_failure_in_a_ne
 def test_another_error_of_an_old_release_is_a_failure() -> None:
     assert not is_missing(RuntimeError("does not have a sharding strategy registered"), "2.8.0")
     assert not is_missing(NotImplementedError("no kernel"), "2.8.0")
+
+
+@pytest.mark.parametrize(
+    ("installed", "backend", "allowed", "expected"),
+    [
+        ("2.8.0+cu128", "gloo", {"release"}, True),
+        ("2.13.0+cpu", "gloo", {"release"}, False),
+        ("2.8.0+cu128", "fake", {"release"}, False),
+        ("2.8.0+cu128", "gloo", {"float16"}, False),
+    ],
+)
+def test_what_torchs_own_backend_refuses_an_old_release_has_not(
+    monkeypatch: pytest.MonkeyPatch, installed: str, backend: str, allowed: set[str], *, expected: bool
+) -> None:
+    monkeypatch.setattr(metadata, "version", {"torch": installed}.__getitem__)
+    settings = Settings(backend=backend, allowed=frozenset(allowed))
+
+    assert is_allowed(("float32:all_to_all",), settings.excused) == expected
 
 
 @pytest.mark.parametrize(
