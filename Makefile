@@ -9,12 +9,14 @@ DEEPSPEED := .deepspeed/$(DEEPSPEED_VERSION)
 RELEASE := .releases/$(VERSION)
 CLIENTS := .clients
 PROFILE ?= gate
+PUBLIC := equivtest.module equivtest.capturing equivtest.check equivtest.errors equivtest.property equivtest.layout \
+	equivtest.tensors equivtest.kit.case equivtest.kit.oracle.rounding
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 unexport PYTHONDONTWRITEBYTECODE  # or each of the hundreds of processes of a test run compiles the package anew
-.PHONY: help conform test deepspeed deepspeed-installed release release-installed clients clients-installed wrappers lint format bench smoke-wheel clean
+.PHONY: help conform test deepspeed deepspeed-installed release release-installed clients clients-installed wrappers lint format bench reference smoke-wheel clean
 
 help:  ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,6 +60,9 @@ format: $(INSTALLED)  ## Ruff's format and its safe fixes
 
 bench: $(INSTALLED)  ## Speed of the harness, and of its peers on the same work
 	$(BIN)/python -m benchmarks
+
+reference: $(INSTALLED)  ## What you may import, from its docstrings: build/reference/index.html
+	$(BIN)/pdoc --docformat google --output-directory build/reference $(PUBLIC)
 
 smoke-wheel: $(INSTALLED)  ## Build the wheel, install it beside .venv's packages, run it from an empty folder
 	folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; \

@@ -8,8 +8,10 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from importlib import metadata
+from importlib import import_module, metadata
+from importlib.util import find_spec
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import msgspec
@@ -36,9 +38,33 @@ OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
 }
 
 
+def asked(case: Case, name: str) -> Callable[[Case], Any] | None:
+    """Returns what `where` means by a name: a field or property of the case, or a predicate; None where it is neither.
+
+    Predicates are the public functions of a module `known` beside the class of the case, or beside one that it inherits
+    from, the nearest first: what is asked for the sake of a known failure alone is no part of the case.
+    """
+    of_class = getattr(type(case), name, None)
+    if name in case.__dataclass_fields__ or (of_class is not None and not callable(of_class)):
+        return operator.attrgetter(name)
+    packages = (each.__module__.rpartition(".")[0] for each in type(case).__mro__)
+    return next((found[name] for package in packages if name in (found := _predicates(package))), None)
+
+
+@cache
+def _predicates(package: str) -> dict[str, Callable[[Case], Any]]:
+    """Those that lie in a package of ours, by name."""
+    module = f"{package}.known"
+    if not package.startswith(f"{__package__}.") or not find_spec(module):
+        return {}
+    functions = vars(import_module(module)).items()
+    public = ((name, each) for name, each in functions if not name.startswith("_"))
+    return {name: each for name, each in public if isinstance(each, FunctionType) and each.__module__ == module}
+
+
 @dataclass(frozen=True)
 class Condition:
-    """A field or property of the case, compared with a literal or with another one."""
+    """What is known of the case by a name, compared with a literal or with what is known of it by another name."""
 
     field: str
     op: str
@@ -46,16 +72,15 @@ class Condition:
     right_is_field: bool = False
 
     def holds(self, case: Case) -> bool:
-        """Whether `case` meets it; a case without the field does not.
+        """Whether `case` meets it; a case of which nothing is known by that name does not.
 
         Raises:
             TypeError: the two sides cannot be compared.
         """
-        if not hasattr(case, self.field) or (self.right_is_field and not hasattr(case, self.right)):
+        left, right = asked(case, self.field), asked(case, self.right) if self.right_is_field else None
+        if left is None or (self.right_is_field and right is None):
             return False
-        right = getattr(case, self.right) if self.right_is_field else self.right
-        left = getattr(case, self.field)
-        return bool(OPERATORS[self.op](_plain(left), _plain(right)))
+        return bool(OPERATORS[self.op](_plain(left(case)), _plain(right(case) if right else self.right)))
 
 
 @dataclass(frozen=True)
@@ -218,8 +243,8 @@ def _condition(row: tuple[str, str, Any], case: Case) -> Condition:
 
 
 def _check_field(name: object, case: Case) -> None:
-    if not isinstance(name, str) or name.startswith("_") or callable(getattr(case, name, callable)):
-        raise Misuse(f"where: {type(case).__name__} has no field or property {name!r}")
+    if not isinstance(name, str) or name.startswith("_") or not asked(case, name):
+        raise Misuse(f"where: {type(case).__name__} has no field, property or predicate {name!r}")
 
 
 def _plain(value: Any) -> Any:

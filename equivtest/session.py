@@ -135,7 +135,7 @@ class Controller:
                 report_claim(session, tally.listed.path, tally.listed.name, result)
             settings = settings_of(self.config)
             if settings.profile.requires_cells and tally.is_complete:
-                holes = tally.holes(settings.dtypes, settings.allowed)
+                holes = tally.holes(settings.dtypes, settings.excused)
                 way_out = "--dtypes and --world-sizes leave out what a device or a module cannot hold or compute, "
                 way_out += "--allow-unsupported names what a backend may refuse"
                 text = "\n".join(["required cells without a conclusion:", *(f"  {hole}" for hole in holes), way_out])
@@ -158,7 +158,7 @@ class Controller:
 
     def _conclude(self, session: pytest.Session, concluded: int) -> None:
         self.report_claims(session, at_end=True)
-        if lacking := on_lacking(self.ordered(), settings_of(self.config).allowed):
+        if lacking := on_lacking(self.ordered(), settings_of(self.config).excused):
             report_claim(session, "equivtest", "backend", ClaimResult("supports", "failed", lacking[0]))
             self.troubles += lacking
             session.exitstatus = session.exitstatus or FAILED_EXIT

@@ -51,6 +51,7 @@ HOMES = {
 
 PARTS = {
     "case": ("case",),
+    "known": ("case", "known"),
     "strategy": ("case", "strategy"),
     "values": ("case", "values"),
     "oracle": ("case", "values", "oracle"),
@@ -62,6 +63,7 @@ PARTS = {
 PARTS_OF_KIT = {
     "kit.case": "case",
     "kit.activation": "case",
+    "kit.known": "known",
     "kit.picks": "strategy",
     "kit.values": "values",
     "kit.oracle": "oracle",

@@ -6,6 +6,7 @@ A block of Python begins with the path of its file; all of them are written into
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import re
 import shlex
@@ -158,6 +159,17 @@ def test_every_python_block_is_a_file_of_its_own() -> None:
     names = [name for name, _ in python_files()]
 
     assert len(names) == len(set(names)) and all(re.fullmatch(r"(mypackage/)?\w+\.py", name) for name in names)
+
+
+def test_what_documents_import_is_in_the_reference() -> None:
+    """`make reference` writes down what may be imported."""
+    listed = re.search(r"^PUBLIC := (.*?[^\\])$", (ROOT / "Makefile").read_text("utf-8"), flags=re.M | re.S)
+    assert listed
+    public = {"equivtest", *listed[1].replace("\\", "").split()}
+    imported = {name for _, text in python_files() for name in re.findall(r"^from (equivtest[.\w]*)", text, flags=re.M)}
+
+    assert imported and imported <= public
+    assert all(importlib.util.find_spec(name) for name in public)
 
 
 @pytest.mark.parametrize("command", sorted(set(commands())))

@@ -8,7 +8,9 @@ import pytest
 
 from equivtest.errors import Misuse
 from equivtest.families.linear.case import LinearCase
-from equivtest.known import SHIPPED, KnownFailures, read_entries
+from equivtest.families.training.data_parallel.case import DataParallelCase
+from equivtest.families.training.two_axes.case import TwoAxisCase
+from equivtest.known import SHIPPED, KnownFailures, asked, read_entries
 from equivtest.settings import parse
 
 CASE = LinearCase(style="rowwise", world_size=3, in_features=2, requires_grad=("x", "weight"))
@@ -70,6 +72,17 @@ def test_entry_covers_no_other_kind(tmp_path: Path) -> None:
 OTHER = LinearCase(
     style="rowwise", world_size=2, in_features=3, dtype="float64", bias=True, requires_grad=("x", "weight", "bias")
 )
+
+
+def test_a_predicate_is_the_one_beside_the_nearest_class() -> None:
+    """Both classes have one of that name; helpers of such a module, and what it imports, are none."""
+    outer, inner = DataParallelCase(world_size=2, style="ddp"), TwoAxisCase(world_size=4, style="hsdp", mesh=(4, 1))
+
+    assert [asked(case, "num_scattered")(case) for case in (outer, inner)] == [2, 1]
+    assert asked(inner, "smallest_numel") is asked(outer, "smallest_numel")
+    assert all(
+        asked(LinearCase(world_size=1, style="rowwise"), name) is None for name in ("_is_merged", "parse_placement")
+    )
 
 
 @pytest.mark.parametrize(
@@ -191,10 +204,13 @@ def test_a_file_that_is_not_there_is_refused_with_the_names_that_stand_for_lists
         ({"owner": "'me'"}, "entry 1: .* unknown field `owner`"),
         ({"where": "[['in_features', '<']]"}, "entry 1: Expected `array` of length 3, got 2 - at `.*where"),
         ({"where": "[['in_features', '~', 3]]"}, "entry 1: where: operator must be one of .*, got '~'"),
-        ({"where": "[['size', '<', 3]]"}, "entry 1: where: LinearCase has no field or property 'size'"),
-        ({"where": "[['shapes', '==', 3]]"}, "entry 1: where: LinearCase has no field or property 'shapes'"),
+        ({"where": "[['size', '<', 3]]"}, "entry 1: where: LinearCase has no field, property or predicate 'size'"),
+        ({"where": "[['shapes', '==', 3]]"}, "entry 1: where: LinearCase has no field, property or predicate 'shapes'"),
         ({"where": "[['dtype', '==', {name = 'x'}]]"}, "entry 1: where: right side must be a literal or .*"),
-        ({"where": "[['dtype', '==', {field = 'x'}]]"}, "entry 1: where: LinearCase has no field or property 'x'"),
+        (
+            {"where": "[['dtype', '==', {field = 'x'}]]"},
+            "entry 1: where: .* no field, property or predicate 'x'",
+        ),
         ({"where": "[['in_features', '<', 'two']]"}, "entry 1: known_failures::.*: where: '<' not supported"),
         ({"where": "[['in_features', '>', 7]]"}, "entry 1: where: does not hold of the entry's own case"),
         ({"case": "'LinearCase('"}, "entry 1: case: not the code of a case"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,10 @@ from equivtest.families.embedding.ways.case import EmbeddingWaysCase
 from equivtest.families.linear.case import LinearCase
 from equivtest.families.operators.case import OperatorCase
 from equivtest.families.redistribute.case import RedistributeCase
+from equivtest.families.redistribute.known import scatters_no_sum
 from equivtest.kit.case import Case
+from equivtest.kit.known import freezes
+from equivtest.lacking import is_allowed
 from equivtest.pools import is_known_fault
 from equivtest.ranks.support import Finding
 from equivtest.refusal import is_missing
@@ -47,6 +51,24 @@ def test_another_error_of_an_old_release_is_a_failure() -> None:
 
 
 @pytest.mark.parametrize(
+    ("installed", "backend", "allowed", "expected"),
+    [
+        ("2.8.0+cu128", "gloo", {"release"}, True),
+        ("2.13.0+cpu", "gloo", {"release"}, False),
+        ("2.8.0+cu128", "fake", {"release"}, False),
+        ("2.8.0+cu128", "gloo", {"float16"}, False),
+    ],
+)
+def test_what_torchs_own_backend_refuses_an_old_release_has_not(
+    monkeypatch: pytest.MonkeyPatch, installed: str, backend: str, allowed: set[str], *, expected: bool
+) -> None:
+    monkeypatch.setattr(metadata, "version", {"torch": installed}.__getitem__)
+    settings = Settings(backend=backend, allowed=frozenset(allowed))
+
+    assert is_allowed(("float32:all_to_all",), settings.excused) == expected
+
+
+@pytest.mark.parametrize(
     ("collective", "kind", "expected"),
     [
         ("reduce_scatter_tensor_avg", "wrong", True),
@@ -75,7 +97,7 @@ def test_a_probe_that_finds_what_is_known_of_the_collective_is_no_fault(
     ],
 )
 def test_a_case_freezes_a_parameter_that_needs_no_gradient(case: Case, *, expected: bool) -> None:
-    assert case.freezes == expected
+    assert freezes(case) == expected
 
 
 @pytest.mark.parametrize(
@@ -90,7 +112,7 @@ def test_a_case_freezes_a_parameter_that_needs_no_gradient(case: Case, *, expect
 def test_a_partial_average_is_scattered_where_it_becomes_a_shard(source: str, target: str, *, expected: bool) -> None:
     on_two, on_one = (RedistributeCase(world_size=size, source=(source,), target=(target,)) for size in (2, 1))
 
-    assert on_two.scatters_no_sum == expected and not on_one.scatters_no_sum
+    assert scatters_no_sum(on_two) == expected and not scatters_no_sum(on_one)
 
 
 def written_report(folder: Path, torch: str, kinds: dict[str, str], *, complete: bool = True) -> Path:

@@ -17,6 +17,7 @@ from equivtest import limits
 from equivtest.families.linear.case import REAL_MODES, LinearCase
 from equivtest.families.training.case import CHECKPOINTS
 from equivtest.families.training.sequence.case import MlpCase
+from equivtest.families.training.sequence.known import hidden_is_uneven
 from equivtest.families.zero3.fetch.case import FetchCase
 from equivtest.families.zero3.fetch.strategy import fetch_cases
 from equivtest.kit import picks
@@ -89,7 +90,7 @@ MLP_KINDS: dict[str, Callable[[MlpCase], object]] = {
     "biases": lambda case: case.biases,
     "activation": lambda case: case.activation,
     "x is a DTensor": lambda case: case.x_is_dtensor,
-    "local hidden, uneven": lambda case: (case.use_local_output, case.hidden_is_uneven),
+    "local hidden, uneven": lambda case: (case.use_local_output, hidden_is_uneven(case)),
     "uneven sequence": lambda case: case.sequence_is_uneven,
     "x contiguous": lambda case: case.x_contiguous,
     "cotangent contiguous": lambda case: case.cotangent_contiguous,
@@ -164,7 +165,7 @@ def test_in_some_sharded_cases_each_weight_or_both_are_sharded_on_dim_1(name: st
 def test_over_half_of_the_perceptrons_with_a_local_hidden_activation_are_even_and_so_run() -> None:
     local = [case for case in run_of("sequence_parallel_mlp") if case.use_local_output]
 
-    assert sum(not case.hidden_is_uneven for case in local) > 0.5 * len(local)
+    assert sum(not hidden_is_uneven(case) for case in local) > 0.5 * len(local)
 
 
 FETCH_KINDS: dict[str, Callable[[FetchCase], bool]] = {

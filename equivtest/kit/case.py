@@ -211,20 +211,6 @@ class Case:
         return next(kind for kind in ("empty", "uneven", "even") if kind in kinds)
 
     @property
-    def has_axis_of_one(self) -> bool:
-        """Whether an axis of the mesh has one rank."""
-        return 1 in self.mesh_shape
-
-    @property
-    def freezes(self) -> bool:
-        """Whether a parameter that is handed over needs no gradient."""
-        parameters = [name.partition("param.")[2] for name in self.tensors if name.startswith("param.")]
-        return any(
-            tensor.is_given and not tensor.needs_grad and any(part in (name, f"rowwise.{name}") for part in parameters)
-            for name, tensor in self.tensors.items()
-        )
-
-    @property
     def trains(self) -> bool:
         """Whether parameters are updated, so that there is a step after the first."""
         return False

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from equivtest.families.embedding.case import MISFITS, EmbeddingCase, RefusedEmbeddingCase
+from equivtest.families.embedding.known import has_empty_part
 from equivtest.families.embedding.oracle import bound_gradient
 from equivtest.families.embedding.values import draw_ids
 from equivtest.kit.oracle import expect
@@ -63,7 +64,7 @@ def test_edge_ids_begin_and_end_each_part_of_the_vocabulary() -> None:
 
 @pytest.mark.parametrize(("num_embeddings", "expected"), [(2, True), (4, True), (5, False), (6, False)])
 def test_four_ids_leave_the_last_of_three_ranks_empty(num_embeddings: int, *, expected: bool) -> None:
-    assert case_of(num_embeddings=num_embeddings).has_empty_part is expected
+    assert has_empty_part(case_of(num_embeddings=num_embeddings)) is expected
 
 
 # ------------------------------------------------------------------------------------------------

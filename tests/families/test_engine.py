@@ -10,6 +10,7 @@ import pytest
 
 from equivtest.errors import Misuse
 from equivtest.families.training.deepspeed.case import EVERYTHING, OF_STAGE_3, REDUCE_BUCKET_NUMEL, EngineCase
+from equivtest.families.training.deepspeed.known import leaf_input_requires_grad
 from equivtest.kit.oracle import expect
 from equivtest.kit.values import draw
 from equivtest.layout import Layout, Partial, Replicate, Shard
@@ -109,8 +110,8 @@ def test_the_bucket_of_gradients_stays_small() -> None:
 def test_only_a_leaf_can_lack_the_gradient_of_its_input() -> None:
     plain, leaf = EngineCase(world_size=1, requires_grad=("in_proj.weight",)), EngineCase(world_size=1, leaf=True)
 
-    assert plain.leaf_input_requires_grad and leaf.leaf_input_requires_grad
-    assert not EngineCase(world_size=1, requires_grad=("in_proj.weight",), leaf=True).leaf_input_requires_grad
+    assert leaf_input_requires_grad(plain) and leaf_input_requires_grad(leaf)
+    assert not leaf_input_requires_grad(EngineCase(world_size=1, requires_grad=("in_proj.weight",), leaf=True))
 
 
 @pytest.mark.parametrize("name", OF_STAGE_3)

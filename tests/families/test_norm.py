@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from equivtest.families.norm.case import NORMS, NormCase
+from equivtest.families.norm.known import num_frozen, num_trained
 from equivtest.families.norm.oracle.norms import norm, norm_grad_weight, norm_grad_x
 from equivtest.kit.oracle import expect
 from equivtest.kit.oracle.rounding import TORCH_CPU
@@ -53,7 +54,7 @@ def test_activations_are_sharded_and_parameters_replicated() -> None:
     assert case.answer_names() == ("output", "param.weight", "param.bias", "grad.x", "grad.bias")
     assert [case.layouts()[name] for name in case.answer_names()] == [sequence, whole, whole, sequence, whole]
     assert case.shapes()["grad.bias"] == (8,) and case.shapes()["grad.x"] == (2, 5, 8)
-    assert (case.num_trained, case.num_frozen, case.sequence_length) == (1, 1, 5)
+    assert (num_trained(case), num_frozen(case), case.sequence_length) == (1, 1, 5)
 
 
 @each_dtype

@@ -14,6 +14,7 @@ from equivtest.errors import Misuse
 from equivtest.families.operators import strategy
 from equivtest.families.operators.case import OperatorCase
 from equivtest.families.operators.case_table import OPERATORS, run, signatures_of
+from equivtest.families.operators.known import gathers_in_front_of, keeps_placements, leaves_nothing_to_reduce
 from equivtest.families.operators.oracle import expect_operators, judged_how
 from equivtest.families.operators.strategy import operator_cases
 from equivtest.families.operators.subject import REFUSALS
@@ -201,9 +202,9 @@ def test_a_third_of_what_several_ranks_are_given_is_uneven_or_empty() -> None:
 def test_what_a_rank_is_left_with_is_a_fact_of_the_case(fields: dict[str, Any], fact: int, is_so: int) -> None:
     """Along a dim that is reduced; along one counted from the end, in front of which there is one row; behind one that
     is squeezed."""
-    facts = ("leaves_nothing_to_reduce", "gathers_in_front_of", "keeps_placements")
+    facts = (leaves_nothing_to_reduce, gathers_in_front_of, keeps_placements)
 
-    assert getattr(case_of(**fields), facts[fact]) == bool(is_so)
+    assert facts[fact](case_of(**fields)) == bool(is_so)
 
 
 def test_a_norm_by_the_largest_magnitude_is_pasted_back() -> None:

@@ -14,6 +14,11 @@ import torch
 from equivtest import limits
 from equivtest.families.redistribute.case import ROADS, RedistributeCase
 from equivtest.families.redistribute.case_refused import RefusedRedistributeCase
+from equivtest.families.redistribute.known import (
+    gathers_nested_shards_flat,
+    gradient_gathers_nested_shards_flat,
+    mixes_reductions,
+)
 from equivtest.families.redistribute.oracle import reduce_operands
 from equivtest.kit.operands import stacked
 from equivtest.kit.oracle import expect
@@ -127,7 +132,7 @@ def test_a_plain_tensors_cotangent_is_replicated_where_it_is_partial_itself() ->
     ],
 )
 def test_reductions_mix_on_an_axis_of_several_ranks(fields: dict[str, Any], *, expected: bool) -> None:
-    assert on_two_axes(cotangent=("partial(sum)", "replicate"), **fields).mixes_reductions is expected
+    assert mixes_reductions(on_two_axes(cotangent=("partial(sum)", "replicate"), **fields)) is expected
 
 
 @pytest.mark.parametrize(
@@ -149,9 +154,9 @@ def test_nested_shards_are_gathered_flat_where_one_axis_would_have_others(
     back = on_two_axes(flattened=True, shape=shape, source=target, target=nested)
     apart = on_two_axes(shape=shape, source=nested, target=target)
 
-    assert there.gathers_nested_shards_flat is back.gradient_gathers_nested_shards_flat is expected
-    assert not there.gradient_gathers_nested_shards_flat and not back.gathers_nested_shards_flat
-    assert not apart.gathers_nested_shards_flat
+    assert gathers_nested_shards_flat(there) is gradient_gathers_nested_shards_flat(back) is expected
+    assert not gradient_gathers_nested_shards_flat(there) and not gathers_nested_shards_flat(back)
+    assert not gathers_nested_shards_flat(apart)
 
 
 # ------------------------------------------------------------------------------------------------

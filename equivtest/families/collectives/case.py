@@ -176,11 +176,6 @@ class CollectivesCase(Case):
         """The collectives in words."""
         return tuple(CALLS[name] for name in self.collectives)
 
-    @property
-    def scatters_no_sum(self) -> bool:
-        """Whether a call scatters another reduction than the sum."""
-        return any("reduce_scatter" in call.function and call.op != "sum" for call in self.calls)
-
     def without(self, refused: Collection[str]) -> CollectivesCase | None:
         names = {name.removeprefix(f"{self.dtype}:") for name in refused}
         left = tuple(call.name for call in self.calls if names.isdisjoint((call.name, call.function)))

@@ -70,28 +70,6 @@ class CrossEntropyCase(ActivationCase):
         """P."""
         return math.prod(self.positions)
 
-    @property
-    def has_empty_part(self) -> bool:
-        """Whether the last rank has no class."""
-        start, stop = shard_bounds(self.num_classes, self.world_size, self.world_size - 1)
-        return start == stop
-
-    @property
-    def is_image(self) -> bool:
-        """Whether the logits are (N, C, H, W) with both H and W above 1."""
-        return len(self.positions) == 3 and min(self.positions[1:]) > 1
-
-    @property
-    def is_strided_volume(self) -> bool:
-        """Whether the logits are (N, C, D, H, W) whose last two dims, both above 1, are swapped in memory."""
-        return len(self.positions) == 4 and min(self.positions[2:]) > 1 and not self.x_contiguous
-
-    @property
-    def has_target_beyond_classes(self) -> bool:
-        """Whether some position holds an ignore_index that is no class."""
-        holds_it = self.ignored == "all" or (self.ignored == "some" and self.num_positions > 1)
-        return holds_it and not 0 <= self.ignore_index < self.num_classes
-
     def edge_classes(self) -> tuple[int, ...]:
         """The first and last class of each rank's part, ascending."""
         parts = [shard_bounds(self.num_classes, self.world_size, rank) for rank in range(self.world_size)]
@@ -158,15 +136,6 @@ class RefusedCrossEntropyCase(Refused, CrossEntropyCase):
     @property
     def num_weights(self) -> int:
         return self.num_classes + 1 if self.misfit == "weight" else super().num_weights
-
-    @property
-    def weight_fits_some_rank(self) -> bool:
-        """Whether with one class too many some rank still has a weight for each of its classes."""
-        ends = [
-            [shard_bounds(size, self.world_size, rank) for rank in range(self.world_size)]
-            for size in (self.num_classes, self.num_classes + 1)
-        ]
-        return any(b - a == d - c for (a, b), (c, d) in zip(*ends, strict=True))
 
     @property
     def refusal(self) -> str:

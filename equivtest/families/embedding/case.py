@@ -101,20 +101,9 @@ class EmbeddingCase(Case):
         return self.embedding_dim if self.style == "colwise" else self.num_embeddings
 
     @property
-    def has_empty_part(self) -> bool:
-        """Whether the last rank has no part of that dim."""
-        start, stop = shard_bounds(self.sharded_size, self.world_size, self.world_size - 1)
-        return start == stop
-
-    @property
     def input_is_uneven(self) -> bool:
         """Whether ranks hold different numbers of ids."""
         return self.worst_shard_kind(("ids",)) != "even"
-
-    @property
-    def output_is_uneven(self) -> bool:
-        """Whether ranks hold different amounts of the output."""
-        return self.worst_shard_kind(("output",)) != "even"
 
     def edge_ids(self) -> tuple[int, ...]:
         """The first and last id of each rank's part of the vocabulary, ascending, and `padding_idx`.

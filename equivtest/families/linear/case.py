@@ -5,7 +5,6 @@ Letters: T tokens (product of the leading dims), K in_features, N out_features.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -101,76 +100,13 @@ class LinearCase(ActivationCase):
         return len(self.leading) + 1
 
     @property
-    def last_leading(self) -> int:
-        """Size of the dim before the features; 1 where there is none."""
-        return self.leading[-1] if self.leading else 1
-
-    @property
-    def output_place(self) -> str:
-        """Which dim of the output is sharded: 'first', 'middle', 'last' (of one dim too) or 'none'."""
-        return _place(self.output_layout, self.num_dims)
-
-    @property
-    def has_strided_x(self) -> bool:
-        """Whether torch takes x for not contiguous; a DTensor of one dim is always handed over as contiguous."""
-        if self.num_dims == 1:
-            return not self.x_contiguous and not self.x_is_dtensor and self.in_features > 1
-        return not self.x_contiguous and min(self.last_leading, self.in_features) > 1
-
-    @property
-    def has_strided_cotangent(self) -> bool:
-        """Whether torch takes a cotangent of two dims or more, handed over as a DTensor, for not contiguous."""
-        return not self.cotangent_contiguous and min(self.last_leading, self.out_features) > 1
-
-    @property
-    def squeezes_product(self) -> bool:
-        """Whether F.linear makes x of one dim a matrix and squeezes the product: without a bias, or a strided x."""
-        return self.num_dims == 1 and (not self.bias or self.has_strided_x)
-
-    @property
-    def merged_dims(self) -> Shape:
-        """The leading dims that F.linear makes one: all, or all but the last to keep a strided x as it is."""
-        keeps_last = self.has_strided_x and "weight" not in self.requires_grad
-        return self.leading[:-1] if keeps_last else self.leading
-
-    @property
-    def input_shard_is_merged(self) -> bool:
-        """Whether a view makes one dim of x's sharded dim and dims before it; a strided x may need a copy instead."""
-        copies = self.has_strided_x and self.merged_dims == self.leading
-        return not copies and _is_merged(self.input_layout, self.merged_dims)
-
-    @property
-    def output_shard_is_merged(self) -> bool:
-        """The same of the cotangent, which the backward reshapes as the forward reshaped x."""
-        copies = self.has_strided_cotangent and self.merged_dims == self.leading
-        return not copies and _is_merged(self.output_layout, self.merged_dims)
-
-    @property
     def input_is_uneven(self) -> bool:
         """Whether ranks hold different amounts of x."""
         return self.worst_shard_kind(("x",)) != "even"
 
-    @property
-    def output_is_uneven(self) -> bool:
-        """Whether ranks hold different amounts of the output."""
-        return self.worst_shard_kind(("output",)) != "even"
-
     def parameter_names(self) -> tuple[str, ...]:
         """'weight' and, where the layer has one, 'bias'."""
         return ("weight", "bias") if self.bias else ("weight",)
-
-
-def _place(placement: str, num_dims: int) -> str:
-    shard = parse_placement(placement)
-    if not isinstance(shard, Shard):
-        return "none"
-    return "last" if shard.dim == num_dims - 1 else "middle" if shard.dim else "first"
-
-
-def _is_merged(placement: str, merged: Shape) -> bool:
-    """Whether the sharded dim, or what follows it among the merged ones, has elements beside those before it."""
-    shard = parse_placement(placement)
-    return isinstance(shard, Shard) and min(math.prod(merged[: shard.dim]), math.prod(merged[shard.dim :])) > 1
 
 
 REFUSALS = ("in_features", "dtype")

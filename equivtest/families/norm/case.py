@@ -79,16 +79,6 @@ class NormCase(ActivationCase):
         """Size of the dim that the ranks share."""
         return self.leading[self.sequence_dim]
 
-    @property
-    def num_frozen(self) -> int:
-        """Parameters that need no gradient."""
-        return sum(name not in self.requires_grad for name in self.parameters)
-
-    @property
-    def num_trained(self) -> int:
-        """Parameters that need a gradient."""
-        return len(self.parameters) - self.num_frozen
-
     def describe_tensors(self) -> dict[str, CaseTensor]:
         x, sequence = (*self.leading, self.features), Layout((Shard(self.sequence_dim),))
         placed = {"x": (x, sequence), "cotangent": (x, sequence)}

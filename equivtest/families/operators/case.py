@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 from equivtest import limits
-from equivtest.families.operators import case_facts
 from equivtest.families.operators.case_forms import Argument
 from equivtest.families.operators.case_operator import BOOLS, FLOATS, INDEX, WHOLE, Operator
 from equivtest.families.operators.case_table import OPERATORS, Result, results_of, run
@@ -151,67 +150,6 @@ class OperatorCase(Case):
     def dim(self) -> Argument:
         """The argument of that name, or None."""
         return dict(self.arguments).get("dim")
-
-    @property
-    def names_dim(self) -> bool:
-        """Whether there is such an argument."""
-        return self.dim is not None
-
-    @property
-    def counts_dim_from_end(self) -> bool:
-        """Whether `dim` is negative."""
-        return isinstance(self.dim, int) and self.dim < 0
-
-    @property
-    def is_dim_divided(self) -> bool:
-        """Whether the first operand is divided along `dim`."""
-        if not isinstance(self.dim, int) or not self.operands[0]:
-            return False
-        return f"shard({self.dim % len(self.operands[0])})" in self.placements[0]
-
-    @property
-    def has_shorter_index(self) -> bool:
-        """Whether an index is shorter than the first operand in a dim that it does not count along."""
-        if self.kind_of(len(self.operands) - 1) != INDEX or len(self.operands[0]) != len(self.operands[-1]):
-            return False
-        pairs = enumerate(zip(*self.operands, strict=True))
-        front = self.dim % len(self.operands[0]) if isinstance(self.dim, int) else None
-        return any(index < size for dim, (size, index) in pairs if dim != front)
-
-    @property
-    def changes_shape(self) -> bool:
-        """Whether the first result has another shape than the first operand."""
-        return bool(self.results) and self.results[0].shape != self.operands[0]
-
-    @property
-    def is_divided(self) -> bool:
-        """Whether the first operand is, along some mesh axis."""
-        return any(text.startswith("shard") for text in self.placements[0])
-
-    leaves_nothing_to_reduce = property(case_facts.leaves_nothing_to_reduce)
-    gathers_in_front_of = property(case_facts.gathers_in_front_of)
-    picks_one_of_nothing = property(case_facts.picks_one_of_nothing)
-    pads_other_rows = property(case_facts.pads_other_rows)
-    selects_other_rows = property(case_facts.selects_other_rows)
-    keeps_placements = property(case_facts.keeps_placements)
-    compares_beyond_dims = property(case_facts.compares_beyond_dims)
-    squeezes_a_row = property(case_facts.squeezes_a_row)
-    divides_index_otherwise = property(case_facts.divides_index_otherwise)
-
-    @property
-    def reduced_by(self) -> str:
-        """The reduction by which the first operand is partial, or ''."""
-        return self.reduction(0)[0]
-
-    @property
-    def is_divided_too(self) -> bool:
-        """Whether the first operand is divided along one mesh axis and partial along the other."""
-        return bool(self.reduced_by) and self.is_divided
-
-    @property
-    def has_partial(self) -> bool:
-        """Whether some operand is partial."""
-        return any(partial_axes(self.operand_layout(number)) for number in range(len(self.operands)))
 
     def kind_of(self, number: int) -> str:
         """Returns the kind that the table gives the operand of that number."""

@@ -58,7 +58,8 @@ def dim_from_the_end_overlooked(case: OperatorCase, mesh: DeviceMesh, given: Giv
     """A softmax along a dim that is divided and counted from the end: each rank's own part adds up to one."""
 
     def call(case: OperatorCase, operands: Operands, arguments: Arguments) -> Results:
-        wrong = case.operator == "softmax" and case.counts_dim_from_end and _is_divided_along(operands[0], case.dim)
+        is_from_end = isinstance(case.dim, int) and case.dim < 0
+        wrong = case.operator == "softmax" and is_from_end and _is_divided_along(operands[0], case.dim)
         return _of_own_parts(case, operands, arguments) if wrong else call_torch(case, operands, arguments)
 
     return run_operator(case, mesh, given, call)

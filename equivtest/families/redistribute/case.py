@@ -21,9 +21,7 @@ from equivtest.layout import (
     Partial,
     Replicate,
     Shard,
-    local_box,
     parse_placement,
-    shard_bounds,
     shard_kind,
 )
 
@@ -164,45 +162,6 @@ class RedistributeCase(ActivationCase):
         reduced = (isinstance(old, Partial) and not isinstance(new, Partial) for old, new in pairs)
         kept = zip(source.placements, reduced, strict=True)
         return Layout(tuple(Replicate() if is_reduced else old for old, is_reduced in kept))
-
-    @property
-    def mixes_reductions(self) -> bool:
-        """Whether source and cotangent are both partial on an axis of several ranks, by other reductions."""
-        pairs = zip(_layout(self.source).placements, self.cotangent_layout.placements, self.mesh_shape, strict=True)
-        return any(
-            isinstance(old, Partial) and isinstance(new, Partial) and old != new and num_ranks > 1
-            for old, new, num_ranks in pairs
-        )
-
-    @property
-    def scatters_no_sum(self) -> bool:
-        """Whether on an axis of several ranks what is partial by another reduction than the sum becomes a shard."""
-        pairs = zip(_layout(self.source).placements, _layout(self.target).placements, self.mesh_shape, strict=True)
-        return any(
-            isinstance(old, Partial) and old.op != "sum" and isinstance(new, Shard) and num_ranks > 1
-            for old, new, num_ranks in pairs
-        )
-
-    @property
-    def gathers_nested_shards_flat(self) -> bool:
-        """Whether x is gathered over both axes in one step, though its shards are others than one axis would have."""
-        return self._is_gathered_flat(_layout(self.source), _layout(self.target))
-
-    @property
-    def gradient_gathers_nested_shards_flat(self) -> bool:
-        """The same of the cotangent on its way to the gradient's layout."""
-        return self._is_gathered_flat(self.cotangent_layout, self.gradient_layout)
-
-    def _is_gathered_flat(self, source: Layout, target: Layout) -> bool:
-        """A dim is gathered over both axes even where the second is to divide it again, alone."""
-        first, second = source.placements[0], source.placements[-1]
-        if not self.flattened or not isinstance(first, Shard) or first != second:
-            return False
-        if target.placements not in ((Replicate(), Replicate()), (Replicate(), first)):
-            return False
-        ranks = range(self.world_size)
-        nested = [local_box(self.shape, source, self.mesh_shape, rank)[first.dim] for rank in ranks]
-        return nested != [shard_bounds(self.shape[first.dim], self.world_size, rank) for rank in ranks]
 
     def operand_layout(self, name: str) -> Layout:
         """The placements, partial ones included, of 'x' or 'cotangent' as a DTensor."""

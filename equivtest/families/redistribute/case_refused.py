@@ -34,15 +34,5 @@ class RefusedRedistributeCase(Refused, RedistributeCase):
         )
 
     @property
-    def ranks_on_first_axis(self) -> int:
-        """Among which the first placement divides the tensor."""
-        return self.mesh_shape[0]
-
-    @property
-    def divides_on_every_axis(self) -> bool:
-        """Whether the tensor is a shard along each axis; torch takes such a one for partial sums from 2.14 on."""
-        return all(text.startswith("shard") for text in self.source)
-
-    @property
     def refusal(self) -> str:
         return f"the placements asked for do not fit: {self.misfit}"

@@ -78,21 +78,6 @@ class ReductionCase(ActivationCase):
         return isinstance(self.placement, Shard) and self.placement.dim in self.dims
 
     @property
-    def shared_size(self) -> int:
-        """Size of the dim that the ranks share; 0 where they share none."""
-        return self.shape[self.placement.dim] if isinstance(self.placement, Shard) else 0
-
-    @property
-    def is_uneven(self) -> bool:
-        """Whether ranks hold different amounts of x."""
-        return self.worst_shard_kind(("x",)) != "even"
-
-    @property
-    def has_empty_shard(self) -> bool:
-        """Whether some rank has no element of x."""
-        return self.worst_shard_kind(("x",)) == "empty"
-
-    @property
     def num_terms(self) -> int:
         """R."""
         return math.prod(self.shape[dim] for dim in self.dims)

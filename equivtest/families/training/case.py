@@ -135,11 +135,6 @@ class PerceptronCase(TrainingCase):
         return self.dtype
 
     @property
-    def last_leading(self) -> int:
-        """Size of the dim before the features."""
-        return self.leading[-1]
-
-    @property
     def hidden_requires_grad(self) -> bool:
         """Whether the hidden activation does: x or a parameter of in_proj needs a gradient."""
         return any(name == "x" or name.startswith("in_proj") for name in self.requires_grad)
@@ -147,11 +142,6 @@ class PerceptronCase(TrainingCase):
     def computes_hidden_again(self, step: int) -> bool:
         """Whether the backward of that step computes the hidden activation, and with it in_proj, a second time."""
         return self.checkpointed == "hidden" and self.hidden_requires_grad and not self.stops_at_hidden(step)
-
-    @property
-    def has_sharded_gradient(self) -> bool:
-        """Whether a parameter with hidden features needs a gradient."""
-        return any(name not in ("x", "out_proj.bias") for name in self.requires_grad)
 
     def parameter_names(self) -> tuple[str, ...]:
         """'in_proj.weight', 'in_proj.bias', 'out_proj.weight', 'out_proj.bias', less those that are not there."""

@@ -53,11 +53,6 @@ class GatheredCrossEntropyCase(CrossEntropyCase):
         return self.positions[0] if self.positions else 1
 
     @property
-    def may_count_unequally(self) -> bool:
-        """Whether the positions of one rank may weigh more in a mean than those of another."""
-        return self.weighted or self.ignored != "none" or 0 <= self.ignore_index < self.num_classes
-
-    @property
     def logits(self) -> CaseTensor:
         logits = super().logits
         return replace(logits, layout=Layout((Shard(0),))) if self.shares == "positions" else logits

@@ -98,15 +98,6 @@ class ChainCase(OperatorCase):
             if f"x{number}" not in first and set(texts) == {"replicate"} and number not in self.requires_grad
         )
 
-    @property
-    def writes_to_divided_rows(self) -> bool:
-        """Whether one row of an operand is written to along a dim that is divided."""
-        rows = [(sources[0], dict(how)) for name, sources, how in self.steps if name == WRITE and "index" in dict(how)]
-        return any(
-            source.startswith("x") and f"shard({how['dim']})" in self.placements[int(source[1:])]
-            for source, how in rows
-        )
-
     def call(self, operands: tuple[Any, ...]) -> tuple[Any, ...]:
         with unsharded_context(self.context):
             return run_chain(self.steps, operands, _unsharded)

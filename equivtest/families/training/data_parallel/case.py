@@ -97,23 +97,6 @@ class DataParallelCase(PerceptronCase):
         return self.world_size
 
     @property
-    def num_scattered(self) -> int:
-        """Among how many ranks a gradient is scattered while it is reduced."""
-        return self.world_size
-
-    @property
-    def is_folded_by_a_view_alone(self) -> bool:
-        """Whether in_proj's product takes another road for x than for a view of x, which has other strides.
-
-        Not contiguous, of one row: a view's outer strides fit its inner ones.  Where the weight needs a
-        gradient strides do not matter (should_fold in aten/src/ATen/native/LinearAlgebra.cpp, torch 2.13.0).
-        """
-        *outer, tokens = self.leading
-        is_one_row = bool(outer) and set(outer) == {1} and tokens > 1 and self.in_features > 1
-        needs = self.requires_grad
-        return is_one_row and not self.x_contiguous and "x" in needs and "in_proj.weight" not in needs
-
-    @property
     def has_documented_collectives(self) -> bool:
         """Whether it is known what the ranks call."""
         return self.style == "zero3" and bool(self.fetch)
@@ -133,16 +116,6 @@ class DataParallelCase(PerceptronCase):
     @property
     def norm_axes(self) -> tuple[int, ...]:
         return () if self.style == "ddp" else self.mesh_shape
-
-    @property
-    def has_empty_trained_shard(self) -> bool:
-        """Whether some rank holds nothing of a parameter that is trained."""
-        return self.worst_shard_kind(f"param.{name}" for name in self.trained_names()) == "empty"
-
-    @property
-    def smallest_numel(self) -> int:
-        """Elements of the smallest parameter."""
-        return min(math.prod(self.tensors[name].shape) for name in self.parameter_names())
 
     def stops_at_hidden(self, step: int) -> bool:
         return step in self.stopped_steps

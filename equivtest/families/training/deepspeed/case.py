@@ -116,8 +116,3 @@ class EngineCase(DataParallelCase):
     def predivides(self) -> bool:
         """Whether the factor is used."""
         return self.predivide_factor != 1 and not self.prescales
-
-    @property
-    def leaf_input_requires_grad(self) -> bool:
-        """Whether autograd goes on beyond the leaf, to x; True where there is no leaf."""
-        return not self.leaf or "x" in self.requires_grad

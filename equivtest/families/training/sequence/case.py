@@ -49,11 +49,6 @@ class MlpCase(PerceptronCase):
         """Whether ranks hold different amounts of x and of the output."""
         return self.leading[self.sequence_dim] % self.world_size != 0
 
-    @property
-    def hidden_is_uneven(self) -> bool:
-        """Whether ranks hold different amounts of the hidden features."""
-        return self.hidden_features % self.world_size != 0
-
     def layout_of(self, name: str, shape: Shape) -> Layout:
         base = base_of(name)
         if base in ("x", "cotangent", "output", "grad.x"):

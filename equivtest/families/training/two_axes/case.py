@@ -12,7 +12,7 @@ from typing import Annotated
 from equivtest.families.training.data_parallel.case import DataParallelCase
 from equivtest.kit.case import Shape, require
 from equivtest.kit.rules import Dims, OneOf
-from equivtest.layout import Layout, Replicate, Shard, shard_bounds
+from equivtest.layout import Layout, Replicate, Shard
 
 TWO_AXIS_STYLES = ("fsdp2_tp", "hsdp")
 
@@ -66,18 +66,8 @@ class TwoAxisCase(DataParallelCase):
         return self.mesh[1]
 
     @property
-    def num_scattered(self) -> int:
-        return self.mesh[0] if self.style == "fsdp2_tp" else self.mesh[1]
-
-    @property
     def num_hidden_parts(self) -> int:
         return self.mesh[1] if self.style == "fsdp2_tp" else 1
-
-    @property
-    def has_rank_without_hidden(self) -> bool:
-        """Whether the hidden features run out before the ranks that they are divided among do."""
-        start, stop = shard_bounds(self.hidden_features, self.num_hidden_parts, self.num_hidden_parts - 1)
-        return start == stop
 
     def _activation_layout(self, base: str) -> Layout:
         if self.style == "hsdp":

@@ -62,23 +62,6 @@ class FetchCase(Case):
         """How many parameters are fetched together."""
         return len(self.parameters)
 
-    @property
-    def smallest_numel(self) -> int:
-        """Elements of the smallest parameter."""
-        return min(math.prod(shape) for shape in self.parameters)
-
-    @property
-    def fewest_dims(self) -> int:
-        """Dims of the parameter with the fewest."""
-        return min(len(shape) for shape in self.parameters)
-
-    @property
-    def has_strided_rows(self) -> bool:
-        """Whether some parameter is handed over with gaps between the elements of its last dim."""
-        return not self.contiguous and any(
-            len(shape) == 1 or (math.prod(shape) > 0 and min(shape[-2:], default=0) > 1) for shape in self.parameters
-        )
-
     def padded_numel(self, shape: Shape) -> int:
         """Elements of a parameter of `shape` once padded to a multiple of the world size."""
         return -(-math.prod(shape) // self.world_size) * self.world_size

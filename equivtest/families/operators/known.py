@@ -1,6 +1,7 @@
-"""What a case divides among the ranks, as torch goes wrong where some rank is left with nothing, or with one row.
+"""What known failures ask of cases of this family, by name, in `where`.
 
-Source: the findings that name `dtensor_operators` in known_failures.toml.
+Source: the findings that name `dtensor_operators` in known_failures.toml: most are about a rank that is left with
+nothing, or with one row.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from equivtest.families.operators.case_operator import INDEX
+from equivtest.kit.operands import partial_axes
 from equivtest.layout import Layout, Replicate, Shard, local_shape, parse_placement, shard_bounds
 
 if TYPE_CHECKING:
@@ -15,15 +18,66 @@ if TYPE_CHECKING:
     from equivtest.kit.case import Shape
 
 
-def local_shapes(case: OperatorCase, shape: Shape, layout: Layout) -> tuple[Shape, ...]:
+def _local_shapes(case: OperatorCase, shape: Shape, layout: Layout) -> tuple[Shape, ...]:
     """What each rank holds of a tensor, of a partial one what it is made of."""
     divided = Layout(tuple(each if isinstance(each, Shard) else Replicate() for each in layout.placements))
     return tuple(local_shape(shape, divided, case.mesh_shape, rank) for rank in range(case.world_size))
 
 
-def first_operand_of_ranks(case: OperatorCase) -> tuple[Shape, ...]:
+def _first_operand_of_ranks(case: OperatorCase) -> tuple[Shape, ...]:
     """The shape of what each rank holds of the first operand."""
-    return local_shapes(case, case.operands[0], case.operand_layout(0))
+    return _local_shapes(case, case.operands[0], case.operand_layout(0))
+
+
+def names_dim(case: OperatorCase) -> bool:
+    """Whether there is an argument `dim`."""
+    return case.dim is not None
+
+
+def counts_dim_from_end(case: OperatorCase) -> bool:
+    """Whether `dim` is negative."""
+    return isinstance(case.dim, int) and case.dim < 0
+
+
+def is_dim_divided(case: OperatorCase) -> bool:
+    """Whether the first operand is divided along `dim`."""
+    if not isinstance(case.dim, int) or not case.operands[0]:
+        return False
+    return f"shard({case.dim % len(case.operands[0])})" in case.placements[0]
+
+
+def has_shorter_index(case: OperatorCase) -> bool:
+    """Whether an index is shorter than the first operand in a dim that it does not count along."""
+    if case.kind_of(len(case.operands) - 1) != INDEX or len(case.operands[0]) != len(case.operands[-1]):
+        return False
+    pairs = enumerate(zip(*case.operands, strict=True))
+    front = case.dim % len(case.operands[0]) if isinstance(case.dim, int) else None
+    return any(index < size for dim, (size, index) in pairs if dim != front)
+
+
+def changes_shape(case: OperatorCase) -> bool:
+    """Whether the first result has another shape than the first operand."""
+    return bool(case.results) and case.results[0].shape != case.operands[0]
+
+
+def is_divided(case: OperatorCase) -> bool:
+    """Whether the first operand is, along some mesh axis."""
+    return any(text.startswith("shard") for text in case.placements[0])
+
+
+def reduced_by(case: OperatorCase) -> str:
+    """The reduction by which the first operand is partial, or ''."""
+    return case.reduction(0)[0]
+
+
+def is_divided_too(case: OperatorCase) -> bool:
+    """Whether the first operand is divided along one mesh axis and partial along the other."""
+    return bool(reduced_by(case)) and is_divided(case)
+
+
+def has_partial(case: OperatorCase) -> bool:
+    """Whether some operand is partial."""
+    return any(partial_axes(case.operand_layout(number)) for number in range(len(case.operands)))
 
 
 def leaves_nothing_to_reduce(case: OperatorCase) -> bool:
@@ -32,15 +86,15 @@ def leaves_nothing_to_reduce(case: OperatorCase) -> bool:
     if not num_dims:
         return False
     dims = dim if isinstance(dim, tuple) else (dim,) if isinstance(dim, int) else range(num_dims)
-    return any(shape[each % num_dims] == 0 for shape in first_operand_of_ranks(case) for each in dims)
+    return any(shape[each % num_dims] == 0 for shape in _first_operand_of_ranks(case) for each in dims)
 
 
 def gathers_in_front_of(case: OperatorCase) -> bool:
     """Whether a dim counted from the end is divided, and it is the first, or the last beside one row of the first."""
-    if case.world_size == 1 or not case.counts_dim_from_end or not case.is_dim_divided:
+    if case.world_size == 1 or not counts_dim_from_end(case) or not is_dim_divided(case):
         return False
     is_first = case.dim == -len(case.operands[0])
-    return is_first or (case.dim == -1 and any(shape[0] == 1 for shape in first_operand_of_ranks(case)))
+    return is_first or (case.dim == -1 and any(shape[0] == 1 for shape in _first_operand_of_ranks(case)))
 
 
 def picks_one_of_nothing(case: OperatorCase) -> bool:
@@ -51,13 +105,13 @@ def picks_one_of_nothing(case: OperatorCase) -> bool:
     x, index = case.operands
     size, world_size = x[case.dim], case.world_size
     is_one = len(index) == len(x) and index[case.dim] == 1 and case.placements[1] == ("replicate",)
-    is_spread = case.is_dim_divided or bool(case.reduction(0)[0])
+    is_spread = is_dim_divided(case) or bool(case.reduction(0)[0])
     return is_one and is_spread and size >= world_size and shard_bounds(size, world_size, world_size - 1)[0] >= size
 
 
 def divides_index_otherwise(case: OperatorCase) -> bool:
     """Whether some rank's part of an index has more rows, where it does not count along them, than of what it picks."""
-    if not case.has_shorter_index:
+    if not has_shorter_index(case):
         return False
     texts = {text for placements in case.placements for text in placements if text.startswith("shard")}
     layouts = [
@@ -67,7 +121,7 @@ def divides_index_otherwise(case: OperatorCase) -> bool:
     return any(
         index > size
         for layout in layouts
-        for picked, indices in zip(*(local_shapes(case, shape, layout) for shape in case.operands), strict=True)
+        for picked, indices in zip(*(_local_shapes(case, shape, layout) for shape in case.operands), strict=True)
         for dim, (size, index) in enumerate(zip(picked, indices, strict=True))
         if dim != front
     )
@@ -96,11 +150,11 @@ def pads_other_rows(case: OperatorCase) -> bool:
     as many rows as that rank's cotangent, nor would this, of one row, be broadcast."""
     named, whole = dict(case.arguments), case.operands[0]
     start, length, dim = named.get("start"), named.get("length"), case.dim
-    if not isinstance(start, int) or not isinstance(length, int) or not isinstance(dim, int) or not case.changes_shape:
+    if not isinstance(start, int) or not isinstance(length, int) or not isinstance(dim, int) or not changes_shape(case):
         return False
     start %= whole[dim]
     layout = case.cotangent_layout(0)
-    operands, cotangents = local_shapes(case, whole, layout), local_shapes(case, case.results[0].shape, layout)
+    operands, cotangents = _local_shapes(case, whole, layout), _local_shapes(case, case.results[0].shape, layout)
     return any(
         rows[dim] not in (1, max(min(start + length, operand[dim]) - start, 0))
         for operand, rows in zip(operands, cotangents, strict=True)
@@ -112,11 +166,11 @@ def selects_other_rows(case: OperatorCase) -> bool:
     """Whether `select` by a dim counted from the end gives a gradient that lies as if every dim had moved by one, and
     some rank's cotangent does not fit into what it would select of that."""
     index, dim, shape = dict(case.arguments).get("index"), case.dim, case.operands[0]
-    if not isinstance(index, int) or not isinstance(dim, int) or not case.counts_dim_from_end:
+    if not isinstance(index, int) or not isinstance(dim, int) or not counts_dim_from_end(case):
         return False
     layout, front = case.cotangent_layout(0), dim % len(shape)
     moved = Layout(tuple(Shard(each.dim + 1) if isinstance(each, Shard) else each for each in layout.placements))
-    pairs = zip(local_shapes(case, shape, moved), local_shapes(case, case.results[0].shape, layout), strict=True)
+    pairs = zip(_local_shapes(case, shape, moved), _local_shapes(case, case.results[0].shape, layout), strict=True)
     for operand, cotangent in pairs:
         slot = (*operand[:front], *operand[front + 1 :])
         if not -operand[front] <= index < operand[front]:

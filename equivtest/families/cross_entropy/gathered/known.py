@@ -1,0 +1,13 @@
+"""What known failures ask of cases of this family, by name, in `where`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from equivtest.families.cross_entropy.gathered.case import GatheredCrossEntropyCase
+
+
+def may_count_unequally(case: GatheredCrossEntropyCase) -> bool:
+    """Whether the positions of one rank may weigh more in a mean than those of another."""
+    return case.weighted or case.ignored != "none" or 0 <= case.ignore_index < case.num_classes

@@ -1,0 +1,18 @@
+"""What known failures ask of cases of this family, by name, in `where`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from equivtest.families.norm.case import NormCase
+
+
+def num_frozen(case: NormCase) -> int:
+    """Parameters that need no gradient."""
+    return sum(name not in case.requires_grad for name in case.parameters)
+
+
+def num_trained(case: NormCase) -> int:
+    """Parameters that need a gradient."""
+    return len(case.parameters) - num_frozen(case)

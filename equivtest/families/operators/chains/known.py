@@ -1,0 +1,18 @@
+"""What known failures ask of cases of this family, by name, in `where`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from equivtest.families.operators.chains.case import WRITE
+
+if TYPE_CHECKING:
+    from equivtest.families.operators.chains.case import ChainCase
+
+
+def writes_to_divided_rows(case: ChainCase) -> bool:
+    """Whether one row of an operand is written to along a dim that is divided."""
+    rows = [(sources[0], dict(how)) for name, sources, how in case.steps if name == WRITE and "index" in dict(how)]
+    return any(
+        source.startswith("x") and f"shard({how['dim']})" in case.placements[int(source[1:])] for source, how in rows
+    )

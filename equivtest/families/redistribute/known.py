@@ -1,0 +1,63 @@
+"""What known failures ask of cases of this family, by name, in `where`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from equivtest.layout import Layout, Partial, Replicate, Shard, local_box, shard_bounds
+
+if TYPE_CHECKING:
+    from equivtest.families.redistribute.case import RedistributeCase
+    from equivtest.families.redistribute.case_refused import RefusedRedistributeCase
+
+
+def ranks_on_first_axis(case: RefusedRedistributeCase) -> int:
+    """Among which the first placement divides the tensor."""
+    return case.mesh_shape[0]
+
+
+def divides_on_every_axis(case: RefusedRedistributeCase) -> bool:
+    """Whether the tensor is a shard along each axis; torch takes such a one for partial sums from 2.14 on."""
+    return all(text.startswith("shard") for text in case.source)
+
+
+def mixes_reductions(case: RedistributeCase) -> bool:
+    """Whether source and cotangent are both partial on an axis of several ranks, by other reductions."""
+    pairs = zip(case.operand_layout("x").placements, case.cotangent_layout.placements, case.mesh_shape, strict=True)
+    return any(
+        isinstance(old, Partial) and isinstance(new, Partial) and old != new and num_ranks > 1
+        for old, new, num_ranks in pairs
+    )
+
+
+def scatters_no_sum(case: RedistributeCase) -> bool:
+    """Whether on an axis of several ranks what is partial by another reduction than the sum becomes a shard."""
+    pairs = zip(
+        case.operand_layout("x").placements, case.tensors["output"].layout.placements, case.mesh_shape, strict=True
+    )
+    return any(
+        isinstance(old, Partial) and old.op != "sum" and isinstance(new, Shard) and num_ranks > 1
+        for old, new, num_ranks in pairs
+    )
+
+
+def gathers_nested_shards_flat(case: RedistributeCase) -> bool:
+    """Whether x is gathered over both axes in one step, though its shards are others than one axis would have."""
+    return _is_gathered_flat(case, case.operand_layout("x"), case.tensors["output"].layout)
+
+
+def gradient_gathers_nested_shards_flat(case: RedistributeCase) -> bool:
+    """The same of the cotangent on its way to the gradient's layout."""
+    return _is_gathered_flat(case, case.cotangent_layout, case.gradient_layout)
+
+
+def _is_gathered_flat(case: RedistributeCase, source: Layout, target: Layout) -> bool:
+    """A dim is gathered over both axes even where the second is to divide it again, alone."""
+    first, second = source.placements[0], source.placements[-1]
+    if not case.flattened or not isinstance(first, Shard) or first != second:
+        return False
+    if target.placements not in ((Replicate(), Replicate()), (Replicate(), first)):
+        return False
+    ranks = range(case.world_size)
+    nested = [local_box(case.shape, source, case.mesh_shape, rank)[first.dim] for rank in ranks]
+    return nested != [shard_bounds(case.shape[first.dim], case.world_size, rank) for rank in ranks]

@@ -1,0 +1,25 @@
+"""What known failures ask of cases of this family, by name, in `where`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from equivtest.layout import Shard
+
+if TYPE_CHECKING:
+    from equivtest.families.reduction.case import ReductionCase
+
+
+def shared_size(case: ReductionCase) -> int:
+    """Size of the dim that the ranks share; 0 where they share none."""
+    return case.shape[case.placement.dim] if isinstance(case.placement, Shard) else 0
+
+
+def is_uneven(case: ReductionCase) -> bool:
+    """Whether ranks hold different amounts of x."""
+    return case.worst_shard_kind(("x",)) != "even"
+
+
+def has_empty_shard(case: ReductionCase) -> bool:
+    """Whether some rank has no element of x."""
+    return case.worst_shard_kind(("x",)) == "empty"

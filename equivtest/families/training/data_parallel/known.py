@@ -1,0 +1,36 @@
+"""What known failures ask of cases of this family, by name, in `where`."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from equivtest.families.training.data_parallel.case import DataParallelCase
+
+
+def num_scattered(case: DataParallelCase) -> int:
+    """Among how many ranks a gradient is scattered while it is reduced."""
+    return case.world_size
+
+
+def is_folded_by_a_view_alone(case: DataParallelCase) -> bool:
+    """Whether in_proj's product takes another road for x than for a view of x, which has other strides.
+
+    Not contiguous, of one row: a view's outer strides fit its inner ones.  Where the weight needs a
+    gradient strides do not matter (should_fold in aten/src/ATen/native/LinearAlgebra.cpp, torch 2.13.0).
+    """
+    *outer, tokens = case.leading
+    is_one_row = bool(outer) and set(outer) == {1} and tokens > 1 and case.in_features > 1
+    needs = case.requires_grad
+    return is_one_row and not case.x_contiguous and "x" in needs and "in_proj.weight" not in needs
+
+
+def has_empty_trained_shard(case: DataParallelCase) -> bool:
+    """Whether some rank holds nothing of a parameter that is trained."""
+    return case.worst_shard_kind(f"param.{name}" for name in case.trained_names()) == "empty"
+
+
+def smallest_numel(case: DataParallelCase) -> int:
+    """Elements of the smallest parameter."""
+    return min(math.prod(case.tensors[name].shape) for name in case.parameter_names())

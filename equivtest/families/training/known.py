@@ -1,0 +1,18 @@
+"""What known failures ask of cases of this family, by name, in `where`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from equivtest.families.training.case import PerceptronCase
+
+
+def last_leading(case: PerceptronCase) -> int:
+    """Size of the dim before the features."""
+    return case.leading[-1]
+
+
+def has_sharded_gradient(case: PerceptronCase) -> bool:
+    """Whether a parameter with hidden features needs a gradient."""
+    return any(name not in ("x", "out_proj.bias") for name in case.requires_grad)

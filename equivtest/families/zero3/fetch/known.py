@@ -1,0 +1,26 @@
+"""What known failures ask of cases of this family, by name, in `where`."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from equivtest.families.zero3.fetch.case import FetchCase
+
+
+def smallest_numel(case: FetchCase) -> int:
+    """Elements of the smallest parameter."""
+    return min(math.prod(shape) for shape in case.parameters)
+
+
+def fewest_dims(case: FetchCase) -> int:
+    """Dims of the parameter with the fewest."""
+    return min(len(shape) for shape in case.parameters)
+
+
+def has_strided_rows(case: FetchCase) -> bool:
+    """Whether some parameter is handed over with gaps between the elements of its last dim."""
+    return not case.contiguous and any(
+        len(shape) == 1 or (math.prod(shape) > 0 and min(shape[-2:], default=0) > 1) for shape in case.parameters
+    )
