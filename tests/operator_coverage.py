@@ -7,7 +7,8 @@ The first adds one line of JSON per operator to FILE, but for those that it has 
 told as soon as it is met.  The second prints what the files say together: of every operator of torch's list for which
 DTensor has a strategy how many draws were found equal (`=`) or within a bound (`~`), of how many nothing was concluded
 (`?`), how many were refused on every rank alike (`R`), failed as is known (`K`) or failed (`X`), forward and in the
-gradient.
+gradient.  `python -m tests.releases table --swept` puts files of several releases of torch beside each other, case by
+case.
 
 Source: torch.distributed.tensor._ops.strategy_validation.get_registered_op_names (2.13.0).
 """
@@ -25,9 +26,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from packaging.version import Version
 
 from equivtest import limits
 from equivtest.check import expected_of, judge_replies, one_thread
+from equivtest.errors import Misuse
 from equivtest.families.operators.case import OperatorCase
 from equivtest.families.operators.case_table import OPERATORS, results_of, signatures_of
 from equivtest.families.operators.oracle import text_of
@@ -44,6 +47,8 @@ from tests.drawing import drawn
 DIRECTIONS = ("forward", "gradient")
 CLAIMS = {"forward": equals_unsharded, "gradient": gradients_equal_unsharded}
 KINDS = ("replicate", "shard", "partial")
+LOUD = {"raised": "raises", "timed_out": "hangs", "lost": "ends its process", "not_supported": "not supported"}
+"""Kind of a verdict on a whole run -> what the operator does."""
 KNOWN = KnownFailures.load(SHIPPED)
 SUBJECT = "dtensor_operators"
 
@@ -96,19 +101,45 @@ def signs_of(case: OperatorCase, replies: list[Reply], verdicts: list[Verdict]) 
                 yield direction, "=" if all(each.allowed is None for each in named.values()) else "~", ""
 
 
+def outcome_of(verdicts: list[Verdict], signs: set[tuple[str, str]]) -> tuple[str, str]:
+    """What became of a case, and of what tensor or in which words: of several things the first that is no gradient's.
+
+    "holds" is whatever is neither wrong nor refused: of some draws nothing may be concluded.  A failure counts whether
+    it is known or not: what is known of one release may be mended in another.
+
+    Args:
+        signs: (direction, sign) of its draws.
+    """
+    for verdict in verdicts:
+        if verdict.kind in LOUD:
+            return LOUD[verdict.kind], verdict.detail.partition("\n")[0]
+    wrong = [verdict for verdict in verdicts if verdict.failed]
+    for verdict in sorted(wrong, key=lambda each: each.claim == gradients_equal_unsharded.name):
+        what = "wrong gradient" if verdict.claim == gradients_equal_unsharded.name else "wrong"
+        return what, f"{verdict.kind}: {verdict.judgement.mismatches[:1]}"
+    if ("forward", "R") in signs:
+        return "refused", ""
+    if ("gradient", "R") in signs:
+        return "gradient refused", ""
+    return "holds", ""
+
+
 def judged(name: str, num_cases: int, seed: int, pool: Pool) -> dict[str, Any]:
     """What a line of the file says of an operator."""
     begun_s, counts, reasons, failures = time.monotonic(), Counter[str](), defaultdict[str, Counter[str]](Counter), []
     verdicts_of: Counter[str] = Counter()
+    outcomes: dict[str, tuple[str, str]] = {}
     space = Space(limits.WORLD_SIZES, limits.DTYPES)
     for case in drawn(operator_cases(space, operators=(name,)), num_cases, number=seed):
         replies = pool.run(SUBJECT, case)
         verdicts = judge_replies(SUBJECT, case, replies, (*CLAIMS.values(), agrees_on_all_ranks))
         verdicts_of.update(verdict.kind for verdict in verdicts)
-        for direction, sign, reason in signs_of(case, replies, verdicts):
+        signs = list(signs_of(case, replies, verdicts))
+        for direction, sign, reason in signs:
             counts[f"{direction} {kind_of(case)} {sign}"] += 1
             if sign in "?R":
                 reasons[f"{direction} {sign}"][reason[:160]] += 1
+        outcomes[repr(case)] = outcome_of(verdicts, {(direction, sign) for direction, sign, _ in signs})
         for verdict in verdicts:
             if verdict.failed and not is_known(verdict):
                 mismatches = verdict.judgement.mismatches
@@ -116,6 +147,7 @@ def judged(name: str, num_cases: int, seed: int, pool: Pool) -> dict[str, Any]:
                 failures.append(f"{verdict.claim} {verdict.kind} {case!r} {what}")
                 print(f"  {failures[-1]}", file=sys.stderr, flush=True)
     return {
+        "torch": Version(torch.__version__).public,
         "operator": name,
         "seed": seed,
         "cases": num_cases,
@@ -124,16 +156,22 @@ def judged(name: str, num_cases: int, seed: int, pool: Pool) -> dict[str, Any]:
         "verdicts": verdicts_of,
         "reasons": {key: dict(texts.most_common(3)) for key, texts in reasons.items()},
         "failures": failures,
+        "outcomes": outcomes,
     }
 
 
 def sweep(file: Path, names: Iterable[str], num_cases: int, seed: int) -> None:
-    """Judges what the file does not have from this seed."""
+    """Judges what the file does not have from this seed; tells what the installed torch does not take."""
     done = {(line["operator"], line["seed"]) for line in lines_of([file])} if file.exists() else set()
     with Pool() as pool, file.open("a", encoding="utf-8") as out:
         for name in names:
             if (name, seed) not in done:
-                out.write(json.dumps(judged(name, num_cases, seed, pool)) + "\n")
+                try:
+                    line = judged(name, num_cases, seed, pool)
+                except Misuse as error:
+                    print(f"  {error}", file=sys.stderr, flush=True)
+                    continue
+                out.write(json.dumps(line) + "\n")
                 out.flush()
 
 

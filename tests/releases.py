@@ -1,11 +1,11 @@
 """What other releases of torch get wrong: known failures tried on the installed one, and tables of docs/releases.md.
 
     python -m tests.releases try FILE
-    python -m tests.releases table REPORT [REPORT ...] --tried FILE [FILE ...] [--write]
+    python -m tests.releases table REPORT [REPORT ...] --tried FILE [FILE ...] --swept FILE [FILE ...] [--write]
 
 The first runs the smallest case of each known failure of torch, whatever releases its entry names, and writes to FILE,
 a line each, how it ended on the installed one.  The second prints, or puts into docs/releases.md, what reports of the
-gate (`--report`) and such files of several releases say beside each other.
+gate (`--report`), such files, and those of `python -m tests.operator_coverage` say of several releases.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ from equivtest.ranks.pool import Pool
 from equivtest.suite import shipped
 from equivtest.verdicts.verdict import FAILING
 from tests.findings_index import read_all
+from tests.operator_releases import beside, swept
 
 PAGE = Path(__file__).parents[1] / "docs" / "releases.md"
-HEADS = {"claims": ("subject", "claim"), "operators": ("operator",), "findings": ("finding",)}
+HEADS = {"claims": ("subject", "claim"), "findings": ("finding",)}
 """Name of a table, as it stands in the comments around it -> what its first columns are."""
 
 Cells = dict[tuple[str, ...], dict[str, str]]
@@ -89,13 +90,6 @@ def by_claim(record: dict[str, Any]) -> Iterable[tuple[tuple[str, ...], str]]:
         yield (f"`{record['subject']}`", f"`{claim}`"), kind
 
 
-def by_operator(record: dict[str, Any]) -> Iterable[tuple[tuple[str, ...], str]]:
-    """The operator and the kind of each verdict, of the subject that judges operators one at a time."""
-    if record["subject"] == "dtensor_operators":
-        for kind in record["verdicts"].values():
-            yield (f"`{record['case']['operator']}`",), kind
-
-
 def in_words(kinds: Counter[str]) -> str:
     """'holds', or how many verdicts did not, by kind."""
     total = kinds.total()
@@ -122,17 +116,25 @@ def counted(reports: Iterable[Path], rows_of: Rows) -> Cells:
 
 
 def of_findings(files: Iterable[Path]) -> Cells:
-    """How many smallest cases of a finding's known failures fail on each release."""
-    ended: defaultdict[tuple[str, ...], defaultdict[str, list[bool]]] = defaultdict(lambda: defaultdict(list))
+    """How the smallest cases of a finding's known failures end on each release."""
+    ended: defaultdict[tuple[str, ...], defaultdict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     titles = {each.number: f"[{each.number}. {each.title}](../findings/{each.path.name})" for each in read_all()}
     for file in files:
         for line in lines_of(file):
             for number in line["findings"]:
-                ended[(titles[number],)][line["torch"]].append(line["ended"] == "fails")
+                ended[(titles[number],)][line["torch"]].append(line["ended"])
     return {
-        row: {name: f"{sum(fails)} of {len(fails)}" if any(fails) else "none" for name, fails in of_release.items()}
+        row: {name: ends_in_words(Counter(ends)) for name, ends in of_release.items()}
         for row, of_release in ended.items()
     }
+
+
+def ends_in_words(ends: Counter[str]) -> str:
+    """'3 of 4', or 'none', and of how many others nothing is said: they are refused, or fail in another way."""
+    fails = f"{ends['fails']} of {ends.total()}" if ends["fails"] else "none"
+    others = {"not supported": ends["not_supported"], "refused": ends["inconclusive"]}
+    others["otherwise"] = sum(num for end, num in ends.items() if end.startswith("fails as"))
+    return ", ".join([fails, *(f"{num} {how}" for how, num in others.items() if num)])
 
 
 def table(name: str, cells: Cells) -> str:
@@ -163,6 +165,7 @@ def main(texts: list[str]) -> None:
     printing = commands.add_parser("table")
     printing.add_argument("reports", nargs="*", type=Path)
     printing.add_argument("--tried", nargs="*", type=Path, default=[])
+    printing.add_argument("--swept", nargs="*", type=Path, default=[])
     printing.add_argument("--write", action="store_true")
     given = parser.parse_args(texts)
     warnings.simplefilter("ignore")
@@ -170,19 +173,18 @@ def main(texts: list[str]) -> None:
         torch.set_num_threads(1)
         try_all(given.file)
         return
-    cells = {
-        "claims": counted(given.reports, by_claim),
-        "operators": counted(given.reports, by_operator),
-        "findings": of_findings(given.tried),
-    }
+    cells = {"claims": counted(given.reports, by_claim), "findings": of_findings(given.tried)}
+    tables = {name: table(name, found) for name, found in cells.items() if found}
+    if given.swept:
+        tables["operators"] = beside(swept(given.swept))
     if given.write:
         page = PAGE.read_text(encoding="utf-8")
-        for name, found in cells.items():
-            page = put(page, name, table(name, found)) if found else page
+        for name, text in tables.items():
+            page = put(page, name, text)
         PAGE.write_text(page, encoding="utf-8")
         return
-    for name, found in cells.items():
-        print(f"{name}\n\n{table(name, found)}")
+    for name, text in tables.items():
+        print(f"{name}\n\n{text}")
 
 
 if __name__ == "__main__":

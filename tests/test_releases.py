@@ -10,6 +10,7 @@ import pytest
 
 from equivtest.families.embedding.ways.case import EmbeddingWaysCase
 from equivtest.families.linear.case import LinearCase
+from equivtest.families.operators.case import OperatorCase
 from equivtest.families.redistribute.case import RedistributeCase
 from equivtest.families.redistribute.known import scatters_no_sum
 from equivtest.kit.case import Case
@@ -19,6 +20,9 @@ from equivtest.pools import is_known_fault
 from equivtest.ranks.support import Finding
 from equivtest.refusal import is_missing
 from equivtest.settings import Settings
+from equivtest.verdicts.verdict import Judgement, Verdict
+from tests.operator_coverage import outcome_of
+from tests.operator_releases import beside, swept
 from tests.releases import by_claim, counted, of_findings, put, release, table
 
 ENTRY = """
@@ -144,10 +148,11 @@ def test_a_report_of_a_run_that_did_not_end_is_refused(tmp_path: Path) -> None:
 
 def test_a_finding_counts_the_known_failures_that_fail_on_each_release(tmp_path: Path) -> None:
     file = tmp_path / "tried.jsonl"
-    lines = [{"torch": "2.8.0", "findings": [1], "ended": ended} for ended in ("fails", "holds")]
+    ends = ("fails", "holds", "not_supported", "not_supported", "inconclusive", "fails as raised")
+    lines = [{"torch": "2.8.0", "findings": [1], "ended": ended} for ended in ends]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
-    assert list(of_findings([file]).values()) == [{"2.8.0": "1 of 2"}]
+    assert list(of_findings([file]).values()) == [{"2.8.0": "1 of 6, 2 not supported, 1 refused, 1 otherwise"}]
 
 
 def test_a_table_takes_the_place_of_the_one_before() -> None:
@@ -156,6 +161,58 @@ def test_a_table_takes_the_place_of_the_one_before() -> None:
     assert put(page, "claims", "new\n") == "a\n<!-- claims -->\n\nnew\n\n<!-- end -->\nb\n"
     with pytest.raises(ValueError, match="has 0 tables of operators where one must be"):
         put(page, "operators", "new\n")
+
+
+def written_sweep(file: Path, torch: str, outcomes: dict[str, str], operator: str = "abs") -> Path:
+    """A file of a sweep: of each case of an operator what became of it."""
+    line = {"torch": torch, "operator": operator, "outcomes": {case: [found, ""] for case, found in outcomes.items()}}
+    file.write_text(json.dumps(line) + "\n")
+    return file
+
+
+def test_releases_are_compared_case_by_case(tmp_path: Path) -> None:
+    old = written_sweep(tmp_path / "old", "2.8.0", {"a": "wrong", "b": "refused", "c": "holds", "d": "holds"})
+    new = written_sweep(tmp_path / "new", "2.13.0", {"a": "holds", "b": "raises", "c": "holds", "e": "wrong"})
+
+    lines = beside(swept([new, old])).splitlines()
+
+    assert lines[0] == "3 cases were drawn on each release, and 2 on some."
+    assert "| 2.8.0, 2.13.0 | 0 | 0 | 0 | 1 | 1 | 0 |" in lines
+    assert lines[-1] == "| `abs` | 3 | wrong 1, refused 1 | raises 1 | 2.13.0 mends 1, 2.13.0 breaks 1 |"
+
+
+def test_an_operator_that_one_release_refuses_is_named_and_has_no_row(tmp_path: Path) -> None:
+    old = written_sweep(tmp_path / "old", "2.8.0", {"a": "refused"})
+    new = written_sweep(tmp_path / "new", "2.13.0", {"a": "holds"})
+
+    lines = beside(swept([old, new])).splitlines()
+
+    assert "- 2.8.0 refuses all cases of 1 operators: `abs`" in lines
+    assert "- 2.13.0 refuses all cases of 0 operators." in lines
+    assert lines[-1] == "| --- | --- | --- | --- | --- |"
+
+
+@pytest.mark.parametrize(
+    ("kinds", "signs", "expected"),
+    [
+        ({"gradients_equal_unsharded": "value", "agrees_on_all_ranks": "replica"}, set(), "wrong"),
+        ({"equals_unsharded": "holds", "gradients_equal_unsharded": "value"}, set(), "wrong gradient"),
+        ({"equals_unsharded": "timed_out"}, set(), "hangs"),
+        ({"equals_unsharded": "inconclusive", "agrees_on_all_ranks": "holds"}, {("forward", "R")}, "refused"),
+        ({"equals_unsharded": "value"}, {("gradient", "R")}, "wrong"),
+        ({"equals_unsharded": "inconclusive"}, {("forward", "?")}, "holds"),
+    ],
+)
+def test_what_becomes_of_a_case_is_what_is_worst(
+    kinds: dict[str, str], signs: set[tuple[str, str]], expected: str
+) -> None:
+    case = OperatorCase(world_size=1)
+    verdicts = [
+        Verdict(claim=claim, subject="dtensor_operators", case=case, judgement=Judgement(kind), draw=0)
+        for claim, kind in kinds.items()
+    ]
+
+    assert outcome_of(verdicts, signs)[0] == expected
 
 
 def test_a_release_is_its_public_version() -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from equivtest.families.operators import case_table
+from equivtest.kit.oracle import running_factors
 from equivtest.kit.oracle.declared import arithmetic_of
 from equivtest.kit.oracle.exact import InexactData
 from equivtest.kit.oracle.running import RunningError
@@ -72,3 +73,15 @@ def test_of_what_is_off_no_bound_is_known() -> None:
     given = counted.exactly(torch.eye(2))
     with counted, pytest.raises(InexactData, match="no step of it rounds"):
         torch.linalg.inv_ex(given / 3 * 3)
+
+
+def test_the_rules_of_the_running_error_are_there_where_torch_lacks_one_of_its_operators(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Aten:
+        def __getattr__(self, name: str) -> object:
+            raise AttributeError(f"'_OpNamespace' 'aten' object has no attribute {name!r}")
+
+    monkeypatch.setattr(torch.ops, "aten", Aten())
+
+    assert callable(running_factors._exactly("cholesky", lambda _matrices, _dtype: True))

@@ -125,3 +125,13 @@ def test_a_wrong_context_or_step_is_rejected_where_torchs_own_holds(name: str, p
 
     assert any(verdict.failed for verdict in judge(f"tests.rank_programs_contexts:{name}", case, pool, claims))
     assert {verdict.kind for verdict in judge("dtensor_operator_chains", case, pool, claims)} == {"holds"}
+
+
+@pytest.mark.parametrize(("world_size", "number", "is_proved"), [(3, 1.0, False), (3, 3.0, True), (2, 1.0, True)])
+def test_what_ranks_may_divide_with_a_rounding_on_its_way_is_not_asked_to_be_equal(
+    world_size: int, number: float, *, is_proved: bool
+) -> None:
+    steps = (("add", ("x0",), (("other", number),)), ("add", ("y0", "x0"), ()))
+    case = case_of(world_size=world_size, placements=(("partial(sum)",),), steps=steps)
+
+    assert (expect(case, 0).tensors["output.1"].allowed is None) == is_proved

@@ -11,14 +11,16 @@ import torch
 from equivtest import limits
 from equivtest.check import check, judge, one_thread
 from equivtest.errors import Misuse
+from equivtest.families.operators import strategy
 from equivtest.families.operators.case import OperatorCase
 from equivtest.families.operators.case_table import OPERATORS, run, signatures_of
 from equivtest.families.operators.known import gathers_in_front_of, keeps_placements, leaves_nothing_to_reduce
-from equivtest.families.operators.oracle import expect_operators
+from equivtest.families.operators.oracle import expect_operators, judged_how
 from equivtest.families.operators.strategy import operator_cases
 from equivtest.families.operators.subject import REFUSALS
 from equivtest.kit.case import from_code
 from equivtest.kit.oracle import expect, expect_held
+from equivtest.kit.oracle.running import RunningError
 from equivtest.kit.values import draw
 from equivtest.layout import Layout, Replicate, Shard
 from equivtest.property import Space
@@ -275,3 +277,26 @@ def _claims() -> tuple[Any, ...]:
     from properties.test_operators import dtensor_operators
 
     return dtensor_operators.claims
+
+
+def test_an_error_of_the_running_error_itself_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A release of torch without one operator of its rules made it leave every operator open."""
+
+    def lacks_an_operator(*_args: object) -> None:
+        raise AttributeError("no such operator")
+
+    monkeypatch.setattr(RunningError, "__init__", lacks_an_operator)
+
+    with pytest.raises(AttributeError, match="no such operator"):
+        judged_how.__wrapped__(OperatorCase(world_size=1, operator="exp", values=(("real", 0),)), 0)
+
+
+def test_an_operator_that_the_installed_torch_does_not_take_is_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        strategy, "signatures_of", lambda name, shape: () if name == "neg" else signatures_of(name, shape)
+    )
+    space = Space((2,), ("float32",))
+
+    assert {case.operator for case in drawn(operator_cases(space, operators=("neg", "abs")), 10)} == {"abs"}
+    with pytest.raises(Misuse, match="does not take neg as the table of operators calls it"):
+        drawn(operator_cases(space, operators=("neg",)), 1)

@@ -189,6 +189,11 @@ class OperatorCase(Case):
         having = {number for result in self.results for number in result.operands}
         return tuple(number for number in self.requires_grad if number in having)
 
+    @property
+    def passed_on(self) -> tuple[str, ...]:
+        """Names of results that something else is computed of."""
+        return ()
+
     def has_gradient(self, result: Result) -> bool:
         """Whether a result is differentiable, and an operand is asked for its gradient."""
         return bool(set(result.operands) & set(self.requires_grad))

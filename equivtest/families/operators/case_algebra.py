@@ -87,8 +87,11 @@ def _diagonals(shape: Shape) -> Signatures:
     return tuple(found)
 
 
+_REMOVED = (_exactly("cholesky", torch.cholesky, SQUARES),) if hasattr(torch.ops.aten, "cholesky") else ()
+"""What torch 2.15.0 has no more."""
+
 ROWS = (
-    _exactly("cholesky", torch.cholesky, SQUARES),
+    *_REMOVED,
     _exactly("linalg.cholesky_ex", lambda x: torch.linalg.cholesky_ex(x)[0], SQUARES),
     _exactly("cholesky_inverse", lambda x: torch.cholesky_inverse(x, upper=True), BIDIAGONAL),
     _exactly("cholesky_solve", lambda a, b: torch.cholesky_solve(b, a, upper=True), BIDIAGONAL, _beside_columns),

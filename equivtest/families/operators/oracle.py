@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -27,9 +28,15 @@ from equivtest.kit.values import draw
 from equivtest.layout import Layout
 from equivtest.tensors import DTYPES, SIGNIFICAND_BITS
 
+if TYPE_CHECKING:
+    from equivtest.kit.oracle.running import RunningError
+
 CHOSEN = "equal: the operator only chooses, among values that are known exactly"
 PROVED = "equal: no operation of the unsharded operator can round these values"
 UNKNOWN = "nothing is concluded: "
+
+FINEST = 2.0**-40
+"""The unit in which numbers are counted; what has a finer one counts as no multiple of any number."""
 
 Tensors = dict[str, torch.Tensor]
 Founds = Mapping[str, Found]
@@ -141,28 +148,40 @@ def _knows_operands(case: OperatorCase, index: int) -> bool:
 
 def _best(case: OperatorCase, given: Tensors, index: int) -> tuple[Founds, str]:
     """What is proved or bounded; and why not, where neither is to be had."""
-    reasons = []
-    ways: list[Callable[[], Founds]] = []
-    if case.values[index][0] == EXACT_MODE:
-        ways.append(lambda: _proved(case, given))
+    mode, reasons = case.values[index][0], list[str]()
+    if mode == EXACT_MODE:
+        found = _followed(lambda: _proved(case, given))
+        if not isinstance(found, str):
+            return found, ""
+        reasons.append(found)
     if set(case.dtypes) <= set(REAL_DTYPES):
-        ways.append(lambda: _bounded(case, given, case.values[index][0]))
-    for way in ways:
-        try:
-            return way(), ""
-        except InexactData as error:
-            reasons.append(str(error))
-        except (
-            RuntimeError,
-            NotImplementedError,
-            TypeError,
-            AssertionError,
-            AttributeError,
-            KeyError,
-            ArithmeticError,
-        ) as error:
-            reasons.append(f"cannot be followed operation by operation: {type(error).__name__}: {error}"[:300])
+        from equivtest.kit.oracle.running import RunningError  # torch's decompositions take a second to import
+
+        fewest = min(case.dtypes, key=SIGNIFICAND_BITS.__getitem__)
+        counted = RunningError(arithmetic_of(fewest), case.world_size)
+        found = _followed(lambda: _bounded(case, given, mode, counted))
+        if not isinstance(found, str):
+            return found, ""
+        reasons.append(found)
     return {}, UNKNOWN + "; ".join(reasons)
+
+
+def _followed(way: Callable[[], Founds]) -> Founds | str:
+    """What a way finds, or why it finds nothing."""
+    try:
+        return way()
+    except InexactData as error:
+        return str(error)
+    except (
+        RuntimeError,
+        NotImplementedError,
+        TypeError,
+        AssertionError,
+        AttributeError,
+        KeyError,
+        ArithmeticError,
+    ) as error:
+        return f"cannot be followed operation by operation: {type(error).__name__}: {error}"[:300]
 
 
 def _run(case: OperatorCase, operands: Sequence[torch.Tensor], given: Mapping[str, torch.Tensor]) -> Tensors:
@@ -209,6 +228,8 @@ def _reduced(case: OperatorCase, given: Mapping[str, torch.Tensor], number: int)
 def _proved(case: OperatorCase, given: Tensors) -> Founds:
     """By the certificate, in the dtype of the fewest bits; what is whole may be divided by the ranks on its way.
 
+    Where something whole and partial sums are added up, DTensor divides the former by the ranks (2.13.0).
+
     Raises:
         InexactData: something may round.
     """
@@ -223,6 +244,10 @@ def _proved(case: OperatorCase, given: Tensors) -> Founds:
         raise InexactData(f"sums take {certificate.bits_used} bits, and {spare} more divided by the ranks")
     whole = [_whole(case, given, number) for number in range(len(case.operands))]
     found = _run(case, whole, {name: tensor.double() for name, tensor in _cotangents(given).items()})
+    odd = case.world_size // (case.world_size & -case.world_size)
+    for name in case.passed_on if odd > 1 else ():
+        if bool(torch.fmod(found[name].double(), odd * FINEST).any()):
+            raise InexactData(f"{name} is no multiple of {odd}, and may be divided by as many ranks on its way")
     return {name: Found(value.double(), None, PROVED) for name, value in found.items()}
 
 
@@ -243,16 +268,12 @@ def _magnitude(case: OperatorCase, given: Mapping[str, torch.Tensor], number: in
     return stack.abs().sum(0)
 
 
-def _bounded(case: OperatorCase, given: Tensors, mode: str) -> Founds:
+def _bounded(case: OperatorCase, given: Tensors, mode: str, counted: RunningError) -> Founds:
     """By running error analysis of the whole operands, and of what is reduced to them.
 
     Raises:
         InexactData: of some operation no bound is known.
     """
-    from equivtest.kit.oracle.running import RunningError  # torch's decompositions take a second to import
-
-    fewest = min(case.dtypes, key=SIGNIFICAND_BITS.__getitem__)
-    counted = RunningError(arithmetic_of(fewest), case.world_size)
     numbers = range(len(case.operands))
     if mode == EXACT_MODE:  # whoever needs the whole of a partial operand reduces it exactly
         operands = [_exactly_reduced(case, given, number) for number in numbers]

@@ -56,14 +56,13 @@ def _is_diagonal(matrices: torch.Tensor, dtype: torch.dtype) -> bool:
 
 
 def _exactly(name: str, is_exact: Callable[[torch.Tensor, torch.dtype], bool]) -> Callable[..., Any]:
-    """torch's own, of matrices on which no step of it rounds."""
-    operator = getattr(torch.ops.aten, name)
+    """torch's own, of matrices on which no step of it rounds; looked up when torch calls it: 2.15 has no `cholesky`."""
 
     def rule(matrices: torch.Tensor, *how: Any, **named: Any) -> Any:
         a = Parts.of(matrices)
         if bool(a.error.any()) or not is_exact(a.value.double(), a.value.dtype):
             raise InexactData(f"of {name} no bound is known, but of matrices on which no step of it rounds")
-        found = operator(a.value, *how, **named)
+        found = getattr(torch.ops.aten, name)(a.value, *how, **named)
         return _as_it_is(found) if isinstance(found, torch.Tensor) else tuple(map(_as_it_is, found))
 
     return rule

@@ -82,6 +82,11 @@ class ChainCase(OperatorCase):
         return tuple(dict.fromkeys((*super().dtypes, *(("bfloat16",) if self.context == AUTOCAST else ()))))
 
     @property
+    def passed_on(self) -> tuple[str, ...]:
+        taken = sorted({source for _, sources, _ in self.steps for source in sources if source.startswith("y")})
+        return tuple(f"output.{source[1:]}" for source in taken)
+
+    @property
     def plain(self) -> tuple[int, ...]:
         """Numbers of the operands that are no DTensors, since they are replicated implicitly."""
         if self.context != IMPLICIT:
