@@ -187,7 +187,7 @@ def buffers(run: CapturedRun, case: CapturedCase) -> list[dict[str, torch.Tensor
         Misuse: they are another model's, or parts have other values of one that the forward only reads.
     """
     built = dict(call_builder(case.build).named_buffers())
-    found = []
+    found: list[dict[str, torch.Tensor]] = []
     for ranks in _ranks_by_part(run.manifest):
         held = run.held[ranks[0]]
         own = {name: held[BEFORE + name].local for name in built if BEFORE + name in held}
@@ -199,7 +199,7 @@ def buffers(run: CapturedRun, case: CapturedCase) -> list[dict[str, torch.Tensor
             )
         for name in own.keys() - case.facts.buffers.keys():
             require(
-                name in found[0] and same_bits(found[0][name], own[name]) if found else True,
+                not found or (name in found[0] and same_bits(found[0][name], own[name])),
                 f"{run.folder}: ranks 0 and {ranks[0]} hold different values of buffer {name}, which the forward only "
                 "reads, so that they run different models: make it the same on all ranks",
             )

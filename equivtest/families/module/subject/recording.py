@@ -198,7 +198,8 @@ def replaced(given: Any, aliases: Mapping[int, torch.Tensor]) -> Any:
 
 def unwrapped(module: nn.Module) -> nn.Module:
     """The module within wrappers, itself where it has none."""
-    return [part for name, part in module.named_modules() if own_name(name) == ""][-1]
+    found: nn.Module = [part for name, part in module.named_modules() if own_name(name) == ""][-1]
+    return found
 
 
 def named_inputs(
