@@ -75,6 +75,11 @@ def flags_of(held: RankHeld, answers: Mapping[str, Placed]) -> dict[str, bool]:
     return {name: held.told(name).requires_grad for name in names}
 
 
+def touched_on(held: RankHeld) -> tuple[str, ...]:
+    """What a rank's forwards and backwards changed of what they were handed, one sentence each."""
+    return tuple(f"{name}: values have changed" for name in held.manifest.touched)
+
+
 def _check_started(run: CapturedRun, case: CapturedCase) -> None:
     """Raises Misuse unless all ranks began their backward at the same outputs, and the reference has these."""
     for rank, held in run.held.items():

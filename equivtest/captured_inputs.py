@@ -181,9 +181,13 @@ def cotangent(run: CapturedRun, case: CapturedCase, output: str) -> torch.Tensor
 
 
 def buffers(run: CapturedRun, case: CapturedCase) -> list[dict[str, torch.Tensor]]:
-    """What takes the place of the reference's buffers, in each part of the batch."""
+    """What takes the place of the reference's buffers, in each part of the batch.
+
+    Raises:
+        Misuse: they are another model's, or parts have other values of one that the forward only reads.
+    """
     built = dict(call_builder(case.build).named_buffers())
-    found = []
+    found: list[dict[str, torch.Tensor]] = []
     for ranks in _ranks_by_part(run.manifest):
         held = run.held[ranks[0]]
         own = {name: held[BEFORE + name].local for name in built if BEFORE + name in held}
@@ -192,6 +196,12 @@ def buffers(run: CapturedRun, case: CapturedCase) -> list[dict[str, torch.Tensor
                 buffer.shape == built[name].shape and buffer.is_floating_point() == built[name].is_floating_point(),
                 f"{run.folder} is of another model than {case.build}: buffer {name} is of shape {tuple(buffer.shape)} "
                 f"in the run, {tuple(built[name].shape)} in the reference",
+            )
+        for name in own.keys() - case.facts.buffers.keys():
+            require(
+                not found or (name in found[0] and same_bits(found[0][name], own[name])),
+                f"{run.folder}: ranks 0 and {ranks[0]} hold different values of buffer {name}, which the forward only "
+                "reads, so that they run different models: make it the same on all ranks",
             )
         found.append(own)
     return found

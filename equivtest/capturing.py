@@ -99,7 +99,7 @@ def capture_update(
     """Writes what this rank holds in the one `optimizer.step()` that runs within the block.
 
     That is its part of the parameters, the gradients and the optimizer's state when the update begins, so after
-    accumulation, unscaling and clipping, and of the parameters and the state that it leaves.  Every rank of the job
+    accumulation, unscaling and clipping, and the parameters and the state when the block ends.  Every rank of the job
     enters and leaves the block.
 
     Args:

@@ -15,7 +15,15 @@ import torch
 
 from equivtest.captured.folder import CapturedRun
 from equivtest.captured.micro_batches import split_micro_batch
-from equivtest.captured_answers import Held, case_of_all, flags_of, given_to_all, held_of_all, micro_batches_of
+from equivtest.captured_answers import (
+    Held,
+    case_of_all,
+    flags_of,
+    given_to_all,
+    held_of_all,
+    micro_batches_of,
+    touched_on,
+)
 from equivtest.captured_inputs import COTANGENT, dtype_of
 from equivtest.check import one_thread, require_conclusion
 from equivtest.errors import EquivtestError
@@ -136,7 +144,11 @@ def judge_run(run: CapturedRun, reference: str, arithmetic: str = "") -> Judged:
     with one_thread(), declared(load_arithmetics(arithmetic)):
         expected = expect_accumulated(micro_batches)
         replies = [
-            Reply(rank=rank, outcome="answered", answers=(Answer(tensors, flags_of(run.held[rank], tensors)),))
+            Reply(
+                rank=rank,
+                outcome="answered",
+                answers=(Answer(tensors, flags_of(run.held[rank], tensors), touched_on(run.held[rank])),),
+            )
             for rank, tensors in held.items()
         ]
         verdicts = compare(str(run.folder), case, 0, [expected], replies, CLAIMS)

@@ -19,8 +19,8 @@ from equivtest.captured.manifest import Manifest, Parameter, ParameterGroup
 from equivtest.captured.micro_batches import at_micro_batch, split_micro_batch
 from equivtest.captured.tensor_file import NAMES, write_tensors
 from equivtest.errors import Misuse
-from equivtest.families.module.case_boundaries import own_name
-from equivtest.families.module.subject.recording import PartsMet, WholeMet, named_inputs
+from equivtest.families.module.case_boundaries import is_in_backward, own_name
+from equivtest.families.module.subject.recording import PartsMet, WholeMet, named_inputs, unwrapped
 from equivtest.files import write_whole
 from equivtest.kit.case import require
 from equivtest.ranks.visit import layout_of, waited
@@ -56,6 +56,7 @@ class Keeper:
         self._autocasts: set[str] = set()
         self._kept: dict[str, Kept] = {}
         self._twice: list[str] = []
+        self._touched: list[str] = []
         self._met = ExitStack()
         self._inputs: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())  # and which are positional
         self._micro_batches = 1
@@ -70,9 +71,9 @@ class Keeper:
         self._check()
         for name in self._shapes:
             self._keep_parameter("param.", name)
-        self._keep_buffers_before(1)
-        self._whole = WholeMet(self._module, self._named_inputs, self._outputs, self._keep)
+        self._whole = WholeMet(self._module, self._named_inputs, self._outputs, self._keep, self._look_again)
         self._met.callback(self._whole.remove)
+        self._met.callback(unwrapped(self._module).register_forward_pre_hook(self._keep_buffers_before).remove)
         self._parts = PartsMet(self._module, self._boundaries, self._keep, self._whole)
         self._met.enter_context(self._parts)
 
@@ -111,6 +112,8 @@ class Keeper:
         )
         for name in self._shapes:
             self._keep_parameter("grad.", name)
+            if self._said(name)[1] is None:
+                self._look_again(f"param.{name}", self._said(name)[0])
         self._keep_buffers_left(calls)
 
     def write(self) -> None:
@@ -143,6 +146,7 @@ class Keeper:
             size_bytes=size_bytes,
             optimizer=self._optimizer[0],
             groups=self._optimizer[1],
+            touched=tuple(self._touched),
             torch=str(torch.__version__),
             equivtest=__version__,
         )
@@ -178,17 +182,19 @@ class Keeper:
     ) -> tuple[dict[str, torch.Tensor], tuple[str, ...]]:
         if (number := self._whole.num_calls) > 1:
             self._keep_buffers_left(number - 1)
-            self._keep_buffers_before(number)
             self._parts.begin_again()
         device = next((each.device.type for each in self._parameters.values()), "cpu")
         is_on = torch.is_autocast_enabled(device)
         self._autocasts.add(f"{device}:{dtype_name(torch.get_autocast_dtype(device))}" if is_on else "")
         return named_inputs(self._module, args, kwargs)
 
-    def _keep_buffers_before(self, number: int) -> None:
-        """The buffers as a micro-batch finds them."""
+    def _keep_buffers_before(self, *_: object) -> None:
+        """The buffers as a micro-batch finds them, once wrappers have sent them to each other."""
+        if is_in_backward():
+            return
         for name, buffer in self._module.named_buffers():
-            self._keep(at_micro_batch(number, f"before.{own_name(name)}"), buffer)
+            if (what := self._whole.at(f"before.{own_name(name)}")) not in self._kept:
+                self._keep(what, buffer)
 
     def _keep_buffers_left(self, number: int) -> None:
         """Those that a micro-batch changed."""
@@ -214,6 +220,12 @@ class Keeper:
         self._job.size_bytes += local.nbytes + (0 if kept.indices is None else kept.indices.nbytes)
         fits = self._job.size_bytes <= self._job.limit_bytes
         self._kept[name] = kept._replace(local=waited(local) if fits else torch.empty(0, dtype=local.dtype))
+
+    def _look_again(self, name: str, tensor: torch.Tensor) -> None:
+        """Notes whether what the module was handed has other values than it had."""
+        fits = self._job.size_bytes <= self._job.limit_bytes
+        if fits and not same_bits(self._kept[name].local, waited(local_of(tensor.detach()))):
+            self._touched.append(name)
 
     def _keep_parameter(self, what: str, name: str) -> None:
         """The parameter, or its gradient where it has one."""

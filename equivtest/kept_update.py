@@ -35,12 +35,18 @@ class UpdateKeeper(Keeper):
         self._require_empty()
         self._optimizer = type(self._updates).__name__, self._groups()
         self._met.callback(self._updates.register_step_pre_hook(self._before).remove)
-        self._met.callback(self._updates.register_step_post_hook(self._after).remove)
 
     def finish(self) -> None:
-        """Raises Misuse unless there was one update."""
+        """Keeps what is there when the block ends.
+
+        Raises:
+            Misuse: there was not one update.
+        """
         num = self._num_steps
         require(num == 1, f"capture_update is of one update, optimizer.step was called {num} times within the block")
+        for name in self._shapes:
+            self._keep_of(name, f"{AFTER}param.{name}", self._said(name)[0])
+        self._keep_state(AFTER)
 
     def _before(self, *_: object) -> None:
         self._num_steps += 1
@@ -49,12 +55,6 @@ class UpdateKeeper(Keeper):
                 self._keep_parameter("param.", name)
                 self._keep_parameter("grad.", name)
             self._keep_state("")
-
-    def _after(self, *_: object) -> None:
-        if self._num_steps == 1:
-            for name in self._shapes:
-                self._keep_of(name, f"{AFTER}param.{name}", self._said(name)[0])
-            self._keep_state(AFTER)
 
     def _keep_state(self, when: str) -> None:
         for name in self._shapes:

@@ -149,11 +149,7 @@ def updated_on_ranks(case: ModuleCase, mesh: DeviceMesh, given: Given, *, is_wro
     with equivtest.capture_update(module, optimizer, Path(case.parallelize)):
         hook: Any = lambda *_: module.get_submodule("0.up").weight.to_local().mul_(1.125)  # type: ignore[operator, union-attr] # noqa: E731
         if is_wrong and mesh.get_local_rank() == 1:
-            with torch.no_grad():
-                optimizer._optimizer_step_post_hooks = {
-                    -1: torch.no_grad()(hook),
-                    **optimizer._optimizer_step_post_hooks,
-                }  # type: ignore[assignment]
+            optimizer.register_step_post_hook(torch.no_grad()(hook))
         optimizer.step()
     return {name: Placed(torch.zeros(()), case.whole_layout) for name in case.answer_names()[:1]}
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import equivtest
 from equivtest.captured.folder import CapturedRun
@@ -122,6 +123,44 @@ def test_capturing_changes_no_bit_of_the_step(tmp_path: Path) -> None:
     gradients = [each.grad for each in captured(tmp_path / "run").parameters()]
 
     assert all(torch.equal(one.grad, other) for one, other in zip(alone.parameters(), gradients, strict=True))  # type: ignore[arg-type]
+
+
+class Sending(nn.Module):
+    """Sends buffers to all ranks before each forward, as DistributedDataParallel does; here they become 0.25."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module = model()
+
+    def forward(self, input: torch.Tensor) -> Any:
+        for buffer in self.module.buffers():
+            buffer.fill_(0.25)
+        return self.module(input)
+
+
+def test_buffers_are_those_that_the_forward_finds_when_a_wrapper_has_sent_them(tmp_path: Path) -> None:
+    module = Sending()
+    with equivtest.capture(module, tmp_path / "run"):
+        step(module)
+
+    assert not judged(tmp_path / "run").failed
+
+
+def test_what_the_forward_changes_of_its_inputs_and_parameters_is_told(tmp_path: Path) -> None:
+    module = model()
+    x = torch.ones(3, 4)
+
+    def change(*_: object) -> None:
+        x.data.zero_()
+        module.get_parameter("1.down.bias").data.zero_()
+
+    module.register_forward_hook(change)
+    with equivtest.capture(module, tmp_path / "run"):
+        module(x).sum().backward()
+    found = judged(tmp_path / "run")
+
+    assert found.failed[-1].claim == "does_not_touch_its_inputs"
+    assert [each.tensor for each in found.failed[-1].judgement.mismatches] == ["given.input", "param.1.down.bias"]
 
 
 def test_chosen_parts_keep_their_names(run: Path, tmp_path: Path) -> None:
@@ -271,6 +310,10 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
     "a gap": (gap, "rank-00000.json is missing"),
     "two runs": (lambda folder: second_rank(folder, run="f" * 32), "mixed from two runs"),
     "a renamed rank": (lambda folder: second_rank(folder, rank=0), "is of rank 0: files of ranks were renamed"),
+    "a touched unknown": (
+        lambda folder: edited(folder, lambda told: told.update(touched=["x"])),
+        "that 'x' was touched",
+    ),
     "other words": (lambda folder: second_rank(folder, batch="sum of parts"), "say different batch"),
     "a huge world": (says(world_size=2**62), "sizes that no run has"),
     "a newer version": (says(version=3), "of version 3, this equivtest reads"),
@@ -352,17 +395,27 @@ def test_a_part_that_shares_a_parameter_is_not_captured_alone(tmp_path: Path) ->
         pass
 
 
-def test_ranks_that_were_handed_other_inputs_have_rows_of_their_own(copy: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "batch", "words"),
+    [
+        ("given.input", "whole", "ranks 0 and 1 were handed different input, and the batch is 'whole'"),
+        ("before.0.scale", "mean of parts", "ranks 0 and 1 hold different values of buffer 0.scale, which the forward"),
+    ],
+)
+def test_ranks_that_began_with_other_values_are_refused(copy: Path, name: str, batch: str, words: str) -> None:
+    """Unless each has rows of its own, or the forward changes the buffer from these."""
     second_rank(copy)
     second = copy / TENSORS.replace("0.", "1.")
     file = TensorFile(second)
-    tensors = {name: file.read(name) for name in file.entries}
-    tensors["given.input"][0, 0] += 1
+    tensors = {each: file.read(each) for each in file.entries}
+    tensors[name].reshape(-1)[0] += 1
     write_tensors(second, tensors)
-    digest = digest_of(tensors["given.input"])
-    edited(copy, lambda told: told["tensors"]["given.input"].update(sha256=digest), JSON.replace("0.", "1."))
+    digest = digest_of(tensors[name])
+    edited(copy, lambda told: told["tensors"][name].update(sha256=digest), JSON.replace("0.", "1."))
+    for each in (JSON, JSON.replace("0.", "1.")):
+        edited(copy, lambda told: told.update(batch=batch), each)
 
-    with pytest.raises(Misuse, match="ranks 0 and 1 were handed different input, and the batch is 'whole'"):
+    with pytest.raises(Misuse, match=words):
         judged(copy)
 
 

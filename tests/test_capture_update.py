@@ -64,17 +64,7 @@ def spoiled_after(change: Callable[[nn.Module, torch.optim.Optimizer], object]) 
     """What changes something when the step has ended, and before it is looked at."""
 
     def spoil(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        right = optimizer.step
-
-        def wrong() -> None:
-            hooks = dict(optimizer._optimizer_step_post_hooks)
-            optimizer._optimizer_step_post_hooks.clear()
-            right()
-            change(module, optimizer)
-            for hook in hooks.values():
-                hook(optimizer, (), {})
-
-        optimizer.step = wrong  # type: ignore[method-assign]
+        optimizer.register_step_post_hook(lambda *_: change(module, optimizer))
 
     return spoil
 
@@ -98,6 +88,20 @@ def test_a_wrong_update_is_named(tmp_path: Path, change: Spoil, first: str) -> N
     assert found.failed[0].judgement.mismatches[0].tensor == first
     assert describe(found).startswith("ValueMismatch: ")
     assert compare_runs(right, found) == f"wrong: {tmp_path / 'wrong'}; {tmp_path / 'right'} holds"
+
+
+def test_what_is_undone_before_the_block_ends_is_no_update(tmp_path: Path) -> None:
+    module = model()
+    optimizer = torch.optim.SGD(module.parameters(), lr=2.0**-5)
+    step(module)
+    bias = module.get_parameter("1.down.bias")
+    before = bias.detach().clone()
+    with equivtest.capture_update(module, optimizer, tmp_path / "run"):
+        optimizer.step()
+        bias.data.copy_(before)
+    found = judge_run(CapturedRun(tmp_path / "run"), HERE + "blocks")
+
+    assert found.failed[0].judgement.mismatches[0].tensor == "step1.param.1.down.bias"
 
 
 @pytest.mark.ranks

@@ -97,6 +97,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     torch: str
     equivtest: str
     micro_batches: int = 1
+    touched: tuple[str, ...] = ()
 
 
 SHARED = (
@@ -153,5 +154,8 @@ def _check(path: Path, manifest: Manifest) -> None:
     sizes += [size for each in manifest.tensors.values() for size in (*(each.whole or ()), *each.order)]
     if not all(0 <= size < limits.CAPTURED_SIZE for size in sizes) or not 1 <= len(manifest.mesh) <= 2:
         raise Misuse(f"manifest {path} speaks of sizes that no run has, or of a mesh of {len(manifest.mesh)} axes")
+    unknown = [name for name in manifest.touched if name not in manifest.tensors]
+    if unknown:
+        raise Misuse(f"manifest {path} says that {unknown[0][:40]!r} was touched, and holds no such tensor")
     if not 1 <= manifest.micro_batches <= max(1, len(manifest.tensors)):
         raise Misuse(f"manifest {path} speaks of {manifest.micro_batches} micro-batches, and has not a tensor of each")

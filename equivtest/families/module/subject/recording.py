@@ -104,6 +104,7 @@ class WholeMet:
     Args:
         name_inputs: (args, kwargs) -> the inputs by name, and names of those handed over by place.
         outputs: As of `ModuleCase`.
+        look_again: (name of an answer, the tensor that was handed) -> None, when the forward has ended.
     """
 
     def __init__(
@@ -112,10 +113,12 @@ class WholeMet:
         name_inputs: Callable[[tuple[Any, ...], dict[str, Any]], tuple[Mapping[str, torch.Tensor], tuple[str, ...]]],
         outputs: tuple[str, ...],
         keep: Keep,
+        look_again: Keep,
     ) -> None:
         self.num_calls = 0
         self.inputs: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
-        self._name_inputs, self._outputs, self._keep = name_inputs, outputs, keep
+        self._name_inputs, self._outputs, self._keep, self._look_again = name_inputs, outputs, keep, look_again
+        self._handed: Mapping[str, torch.Tensor] = {}
         self._given: dict[int, weakref.ref[torch.Tensor]] = {}
         self._hooks = [
             module.register_forward_pre_hook(self._before, with_kwargs=True, prepend=True),
@@ -142,6 +145,7 @@ class WholeMet:
         self.num_calls += 1
         inputs, positional = self._name_inputs(args, kwargs)
         self.inputs.append((tuple(inputs), positional))
+        self._handed = inputs
         aliases = {}
         for name, tensor in inputs.items():
             self._keep(self.at(f"given.{name}"), tensor)
@@ -153,6 +157,9 @@ class WholeMet:
     def _after(self, module: nn.Module, args: object, given: object) -> object:
         if is_in_backward():
             return given
+        for name, tensor in self._handed.items():
+            self._look_again(self.at(f"given.{name}"), tensor)
+        self._handed = {}
         aliases = {}
         for name, tensor in named_outputs(given, self._outputs, type(module).__name__).items():
             self._keep(self.at(name), tensor)
@@ -189,6 +196,12 @@ def replaced(given: Any, aliases: Mapping[int, torch.Tensor]) -> Any:
     return tree_map_only(torch.Tensor, lambda tensor: aliases.get(id(tensor), tensor), given)
 
 
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The module within wrappers, itself where it has none."""
+    found: nn.Module = [part for name, part in module.named_modules() if own_name(name) == ""][-1]
+    return found
+
+
 def named_inputs(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[dict[str, torch.Tensor], tuple[str, ...]]:
@@ -199,8 +212,7 @@ def named_inputs(
     Raises:
         Misuse: something else is no tensor.
     """
-    inner = [part for name, part in module.named_modules() if own_name(name) == ""][-1]
-    signature = inspect.signature(inner.forward)
+    signature = inspect.signature(unwrapped(module).forward)
     by_place = [
         each.name
         for each in signature.parameters.values()
