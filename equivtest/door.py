@@ -13,7 +13,7 @@ from equivtest.families.module.case import LARGEST, REAL_DTYPES, REAL_MODE, WHOL
 from equivtest.families.module.case_axes import meshes_of
 from equivtest.families.module.case_boundaries import BOUNDARY
 from equivtest.families.module.case_inputs import BATCH
-from equivtest.families.module.oracle import prove_exact
+from equivtest.families.module.oracle_exact import prove_exact
 from equivtest.families.module.oracle_steps import NOT_SEEN
 from equivtest.kit.case import Shape, require
 from equivtest.kit.oracle import expect

@@ -24,7 +24,7 @@ from equivtest.check import judge_replies
 from equivtest.errors import Misuse
 from equivtest.families.module.case import ModuleCase, call_builder, with_parameters
 from equivtest.families.module.case_inputs import written
-from equivtest.families.module.oracle import run_parts, split
+from equivtest.families.module.oracle_unsharded import run_parts, split
 from equivtest.kit.oracle.held import put_together
 from equivtest.kit.values import draw
 from equivtest.module import CLAIMS

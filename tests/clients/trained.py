@@ -39,7 +39,11 @@ class NextToken(nn.Module):
         self.auxiliary = auxiliary
 
     def forward(
-        self, input_ids: torch.Tensor, labels: torch.Tensor | None = None, num_items_in_batch: Any = None, **_: Any
+        self,
+        input_ids: torch.Tensor,
+        labels: torch.Tensor | None = None,
+        num_items_in_batch: Any = None,
+        **loss_kwargs: Any,
     ) -> Tensors:
         logits = self.head(torch.tanh(self.embedding(input_ids)))
         if labels is None:

@@ -9,9 +9,11 @@ import torch
 
 from equivtest.captured.micro_batches import at_micro_batch
 from equivtest.families.module.case_captured import CapturedCase
-from equivtest.families.module.oracle import Tensors, answered, ran_within_bounds, reduced, within_bounds
+from equivtest.families.module.oracle import answered
 from equivtest.families.module.oracle_held import held_of_parts
 from equivtest.families.module.oracle_steps import added_up
+from equivtest.families.module.oracle_unsharded import Tensors, reduced
+from equivtest.families.module.oracle_within import ran_within_bounds, within_bounds
 from equivtest.kit.oracle.expected import Expected, ExpectedTensor
 from equivtest.kit.oracle.held import Held
 
