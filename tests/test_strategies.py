@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis.strategies import integers
 
 from equivtest import limits
 from equivtest.families.linear.case import REAL_MODES, LinearCase
@@ -285,33 +284,39 @@ def test_a_failing_parameter_shrinks_to_itself_alone() -> None:
 DRAWING = """
 import sys
 sys.path.insert(0, {folder!r})
-import full_of_constants
-from tests.test_strategies import drawn_here
-print(*drawn_here(), sep="\\n")
+if {name!r}:
+    __import__({name!r})
+from hypothesis.strategies import integers
+from tests.drawing import SPACE, STRATEGIES, drawn
+print("integers", drawn(integers(), 200))
+for strategy in STRATEGIES.values():
+    for case in drawn(strategy(SPACE), 10, number=11):
+        print(case)
 """
 
 
-def drawn_here() -> list[str]:
-    """What this process draws: integers, and cases of every strategy."""
-    cases = [str(case) for strategy in STRATEGIES.values() for case in drawn(strategy(SPACE), 10, number=11)]
-    return [str(drawn(integers(), 200)), *cases]
+def drawn_by_a_process(folder: Path, imported: str, hash_seed: str) -> tuple[str, list[str]]:
+    """What a fresh process draws after it has imported a module: integers, and cases."""
+    code = DRAWING.format(folder=str(folder), name=imported)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": hash_seed}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True
+    )
+    integers, *cases = done.stdout.splitlines()
+    return integers, cases
 
 
 def test_draws_do_not_depend_on_what_else_is_imported(tmp_path: Path) -> None:
-    """Nor on the process; Hypothesis' own integers do: it draws the constants of modules too."""
+    """Hypothesis' own integers do: they draw the constants of that module too."""
     constants = [f"A{n} = {n}; B{n} = {10_007 * n}; S{n} = 'shard({n})'" for n in range(100)]
     (tmp_path / "full_of_constants.py").write_text("\n".join(constants))
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "2"}
-    command = [sys.executable, "-c", DRAWING.format(folder=str(tmp_path))]
-    done = subprocess.run(
-        command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True
-    ).stdout
 
-    integers_crowded, *cases_crowded = done.splitlines()
-    integers_here, *cases_here = drawn_here()
-    assert len(cases_here) == 10 * len(STRATEGIES)
-    assert cases_here == cases_crowded
-    assert integers_here != integers_crowded
+    integers_alone, cases_alone = drawn_by_a_process(tmp_path, "", "1")
+    integers_crowded, cases_crowded = drawn_by_a_process(tmp_path, "full_of_constants", "2")
+
+    assert len(cases_alone) == 10 * len(STRATEGIES)
+    assert cases_alone == cases_crowded
+    assert integers_alone != integers_crowded
 
 
 def test_strategies_draw_from_tables_only() -> None:
