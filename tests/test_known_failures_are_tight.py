@@ -68,7 +68,7 @@ def kinds_of(subject: str, case: Case, pool: Pool) -> set[str]:
 def test_nine_in_ten_of_the_cases_that_an_entry_keeps_from_running_fail(
     entry: KnownFailure, pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "REFUSAL_GRACE_S", limits.GRACE_S)  # of some entries a peer waits for the rank that raised
+    monkeypatch.setattr(limits, "REFUSAL_GRACE_S", limits.GRACE_S)  # a peer may wait for the rank that raised
     sample = sample_of(entry)
 
     hold = [case for case in sample if entry.kind not in kinds_of(entry.subject, case, pool)]
