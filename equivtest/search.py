@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -177,7 +177,7 @@ class _Search:
             )
             self.records += records_of(case, [verdict], [])
         left: list[Case] = []
-        for case, replies in self.pool.run_all(self.prop.subject, [case for case in cases if case not in barred]):
+        for case, replies in self._runs([case for case in cases if case not in barred]):
             verdicts = self.judge(case, replies)
             left += rest_of(case, replies)
             self.records += records_of(case, verdicts, replies)
@@ -186,6 +186,12 @@ class _Search:
                 return
         if further := [case for case in dict.fromkeys(left) if case not in self.seen]:
             self.judge_cases(further)
+
+    def _runs(self, cases: Sequence[Case]) -> Iterable[tuple[Case, list[Reply]]]:
+        """Each case with its replies; where one failure ends it, none ahead, whose world would end with it."""
+        if self.only is None:
+            return self.pool.run_all(self.prop.subject, cases)
+        return ((case, self._run(case, "")) for case in cases)
 
     def with_history(self, failure: Verdict) -> Verdict:
         """The failure, with a line on its history where its case shows nothing alone in new ranks.

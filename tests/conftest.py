@@ -18,6 +18,17 @@ torch.set_num_threads(1)  # the others would wait for work in a loop, see `equiv
 gc.set_threshold(50_000)  # a search makes so many short-lived objects that a tenth of its time went into looking
 
 
+LONG = ("data_parallel", "tensor_parallel", "sequence_parallel", "steps")
+"""Files of properties that take half a minute or more, and would be among the last."""
+
+
+@pytest.hookimpl(trylast=True)  # behind the plugin, which puts properties behind all others
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files come first: xdist hands out whole files, and a worker with nothing left waits for the other."""
+    files = tuple(f"properties/test_{name}.py" for name in LONG)
+    items.sort(key=lambda item: not item.nodeid.startswith(files))
+
+
 def pytest_collection_finish() -> None:
     """What has been imported and collected stays: nobody looks through it again."""
     gc.collect()

@@ -20,7 +20,7 @@ from equivtest.verdicts.verdict import Judgement, Verdict
 from tests.fake_suite import log_of, make_suite
 from tests.replies import LINEAR
 
-ROWWISE = LinearCase(world_size=2, style="rowwise", in_features=4, out_features=3)
+ROWWISE = LinearCase(world_size=1, style="rowwise", in_features=4, out_features=3)
 Streams = pytest.CaptureFixture[str]
 
 

@@ -132,26 +132,37 @@ INDICES = range(4)
 """Of searches, which draw other cases each."""
 
 ASKED_FIRST = {
-    "smoothing_over_own_classes": 1,
-    "strided_shards_taken_for_plain_ones": 1,
-    "clipped_by_local_norm": 2,
-    "first_rank_put_last": 2,
-    "only_the_first_rank_steps": 2,
-    "parameters_left_out_of_the_recomputation": 2,
-    "plain_targets_taken": 2,
-    "replicas_not_reduced": 2,
-    "root_from_one": 2,
-    "second_micro_batch_overwrites": 2,
-    "columns_gathered_as_rows": 3,
-    "dim_from_the_end_overlooked": 3,
-    "first_id_of_a_part_missing": 3,
-    "first_two_swapped": 3,
-    "gradient_added_backwards": 3,
-    "gathered_by_a_sum": 3,
-    "output_reduced_whole": 3,
-    "output_shards_swapped": 3,
-    "replicas_counted_in_the_norm": 3,
-    "updated_once_per_place": 3,
+    name: index
+    for index, names in enumerate(
+        (
+            "",
+            """
+            gradient_added_in_float64 gradients_of_own_rows group_of_the_world loss_of_own_tokens
+            masters_kept_narrow mesh_axes_swapped one_product_dropped partitioned_once_per_place
+            parts_to_the_next_rank replicas_counted_in_the_norm second_fetch_finds_the_first_buffer
+            smoothing_over_own_classes strided_shards_taken_for_plain_ones
+            whole_kept_after_the_recomputation
+            """,
+            """
+            asked_for_in_own_order averaged_instead_of_summed bias_of_every_share clipped_by_local_norm
+            columns_answered_for_rows features_of_next_rank first_rank_put_last
+            gradient_left_out_of_dtensors gradient_left_partial in_flight_after_failure
+            momentum_not_carried only_the_first_rank_steps parameters_left_out_of_the_recomputation
+            plain_targets_taken recomputed_with_the_parameters_of_step_1 replicas_not_reduced
+            root_from_one scaled_by_all_features second_micro_batch_overwrites shorter_shard_not_copied
+            ties_get_all unused_layer_updated
+            """,
+            """
+            average_of_shares bias_gradient_of_own_tokens clipped_without_root columns_gathered_as_rows
+            copied_once_per_place dim_from_the_end_overlooked first_id_of_a_part_missing
+            first_two_swapped gathered_by_a_sum gradient_added_backwards gradient_of_the_second_use_lost
+            ignored_are_smoothed maximum_added mean_of_token_means output_reduced_whole
+            output_shards_swapped promoted_to_the_first replicas_that_draw_apart
+            stale_whole_after_update updated_once_per_place weight_gradient_shards_swapped
+            """,
+        )
+    )
+    for name in names.split()
 }
 """Of a defect the search that comes to the smallest case soonest; the others are asked where that one does not."""
 

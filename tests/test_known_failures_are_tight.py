@@ -13,7 +13,8 @@ from unittest.mock import Mock, patch
 
 import pytest
 
-from equivtest.check import judge
+from equivtest import limits
+from equivtest.check import judge_replies
 from equivtest.kit.case import Case
 from equivtest.kit.parts import modules_of
 from equivtest.known import SHIPPED, KnownFailure, KnownFailures
@@ -56,11 +57,20 @@ def sample_of(entry: KnownFailure) -> list[Case]:
     return [entry.case, *covered[::step]]
 
 
+def kinds_of(subject: str, case: Case, pool: Pool) -> set[str]:
+    """What a run of the case shows; ranks that all raised live on, as starting others takes ten times as long."""
+    replies = pool.run(subject, case, keep_if_all_raised=True)
+    return {verdict.kind for verdict in judge_replies(subject, case, replies)}
+
+
 @pytest.mark.ranks
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.id)
-def test_nine_in_ten_of_the_cases_that_an_entry_keeps_from_running_fail(entry: KnownFailure, pool: Pool) -> None:
+def test_nine_in_ten_of_the_cases_that_an_entry_keeps_from_running_fail(
+    entry: KnownFailure, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "REFUSAL_GRACE_S", limits.GRACE_S)  # a peer may wait for the rank that raised
     sample = sample_of(entry)
 
-    hold = [case for case in sample if not any(found.kind == entry.kind for found in judge(entry.subject, case, pool))]
+    hold = [case for case in sample if entry.kind not in kinds_of(entry.subject, case, pool)]
 
     assert len(hold) <= len(sample) / 10, f"{len(hold)} of {len(sample)} do not fail as {entry.kind}, so {hold[0]}"

@@ -183,6 +183,19 @@ def test_a_search_for_one_failure_ends_at_its_first_and_shrinks_no_other(tmp_pat
     assert 0 < len(found.records) < len(everything.records)
 
 
+@pytest.mark.ranks
+def test_a_search_for_one_failure_leaves_its_ranks_alive(pool: Pool, tmp_path: Path) -> None:
+    """No case runs ahead of the one that ends it."""
+    wanted, case = ("equals_unsharded", "value"), FetchCase(world_size=2)
+    prop = claimed("equivtest.families.zero3.fetch.defects.collectives:parameters_averaged")
+    with Pool(beside=pool) as new:
+        new.run("zero3_fetch_all_gather", case)
+        before = new._worlds[2].pids
+        found = search(prop, CHUNK, new, NOTHING, tmp_path, only=wanted, is_enough=lambda case: True)
+
+        assert targets(found) == {wanted} and new._worlds[2].pids == before
+
+
 def test_what_a_search_for_one_failure_tries_is_judged_by_its_claim_up_to_its_first_draw(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

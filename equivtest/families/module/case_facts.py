@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -204,8 +205,7 @@ def _built(name: str, part: str = "") -> nn.Module:
     if part and (alone := _alone(function, part)) is not None:
         return alone
     try:
-        with torch.random.fork_rng(devices=[]):  # what it draws, such as a buffer, is to be the same on every rank
-            torch.manual_seed(0)
+        with seeded():  # what it draws, such as a buffer, is to be the same on every rank
             module = function()
     except Exception as error:
         raise Misuse(f"build {name!r} raised {type(error).__name__}: {error}") from error
@@ -215,6 +215,21 @@ def _built(name: str, part: str = "") -> nn.Module:
         return module.get_submodule(part)
     except AttributeError as error:
         raise Misuse(f"build {name!r} gives a module without {part}: {error}") from error
+
+
+@contextlib.contextmanager
+def seeded() -> Iterator[None]:
+    """What is drawn within is the same each time; what the CPU draws afterwards is not changed by it.
+
+    torch.manual_seed notes from where it was called, once for each kind of device that is not there, and that takes
+    longer than to make a small module.  Source: _lazy_call of torch/cuda/__init__.py (2.13.0).
+    """
+    with torch.random.fork_rng(devices=[]):
+        if torch.accelerator.is_available():
+            torch.manual_seed(0)
+        else:
+            torch.default_generator.manual_seed(0)
+        yield
 
 
 def _alone(function: Callable[[], object], part: str) -> nn.Module | None:

@@ -10,12 +10,20 @@ import torch
 
 from equivtest.kit.oracle.ranged import Parts, Ranged
 
+NESTED = (tuple, list, dict)
+
 
 def leaves(tree: Any) -> list[Any]:
     """What lies in tuples, lists and dicts, in order; torch's pytree, which knows more, takes several times as long."""
-    if isinstance(tree, tuple | list):
-        return [leaf for each in tree for leaf in leaves(each)]
-    return leaves(list(tree.values())) if isinstance(tree, dict) else [tree]
+    if not isinstance(tree, NESTED):
+        return [tree]
+    found: list[Any] = []
+    for each in tree.values() if isinstance(tree, dict) else tree:
+        if isinstance(each, NESTED):
+            found += leaves(each)
+        else:
+            found.append(each)
+    return found
 
 
 def mapped(change: Callable[[Any], Any], tree: Any) -> Any:

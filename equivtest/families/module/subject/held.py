@@ -89,7 +89,7 @@ def _is_placed(case: ModuleCase, mesh: DeviceMesh, name: str, tensor: torch.Tens
         isinstance(tensor, DTensor)
         and fact is not None
         and tuple(tensor.shape) == fact.shape
-        and torch.equal(tensor.device_mesh.mesh, mesh.mesh)
+        and (tensor.device_mesh is mesh or torch.equal(tensor.device_mesh.mesh, mesh.mesh))
         and (mesh.ndim > 1 or not any(type(each).__name__ == "_StridedShard" for each in tensor.placements))
     )
 

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import torch
 
 from equivtest.errors import Misuse
+from equivtest.families.module.case_facts import seeded
 from equivtest.kit.case import Shape
 
 ALPHABET = 255
@@ -63,8 +64,7 @@ def read_places(shapes: Mapping[str, Shape], make: Make, who: str) -> Places:
     runs = []
     for numbers in words:
         parts = numbers.split(sizes)
-        with torch.random.fork_rng(devices=[]):  # what is drawn is the same in all runs
-            torch.manual_seed(0)
+        with seeded():  # what is drawn is the same in all runs
             held = make({name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)})
         runs.append({name: tensor.detach().double().cpu() for name, tensor in held.items()})
     forms = [{name: tensor.shape for name, tensor in run.items()} for run in runs]
