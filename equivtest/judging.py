@@ -100,11 +100,19 @@ class Judged:
         agreeing = {name for verdict in judging for name in verdict.judgement.agreeing}
         return [name for name, right in self.expected.tensors.items() if is_too_wide(right) and name not in agreeing]
 
+    def _in_no_group(self) -> str:
+        """In words, which parameters have a gradient and are not updated: right of each is what it was."""
+        grouped = {name for group in self.run.manifest.groups for name in group.parameters}
+        names = [name for name in self.run.manifest.parameters if f"grad.{name}" in self.given and name not in grouped]
+        others = f" and {len(names) - MOST_NAMES} others" * (len(names) > MOST_NAMES)
+        return f"; with a gradient, but in no group: {', '.join(names[:MOST_NAMES])}{others}" if names else ""
+
     def coverage(self) -> str:
         """How many boundaries were judged, in words; of an update how many tensors that it left."""
         if self.run.manifest.optimizer:
             num, open_ = len(self.expected.tensors), len(self._open())
-            return f"{num - open_} of {num} tensors judged that {self.run.manifest.optimizer} left"
+            told = f"{num - open_} of {num} tensors judged that {self.run.manifest.optimizer} left"
+            return told + self._in_no_group()
         captured = {name for held in self.held.values() for name in held if is_judged(name)}
         found = {name: right for name, right in self.expected.tensors.items() if _is_boundary(name)}
         wide = sum(map(_is_boundary, self._open()))

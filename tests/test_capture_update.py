@@ -60,6 +60,23 @@ def test_an_update_of_16_bits_is_concluded_on(tmp_path: Path, how: dict[str, boo
     assert {verdict.kind for verdict in found.verdicts} == {"holds"}
 
 
+@pytest.mark.parametrize("is_changed", [False, True])
+def test_a_parameter_that_no_group_names_is_told_and_must_stay(tmp_path: Path, *, is_changed: bool) -> None:
+    module = model()
+    left_out = module.get_parameter("1.down.bias")
+    optimizer = torch.optim.SGD([each for each in module.parameters() if each is not left_out], lr=2.0**-5)
+    step(module)
+    with equivtest.capture_update(module, optimizer, tmp_path / "run"):
+        optimizer.step()
+        if is_changed:
+            farther(module, optimizer)
+
+    found = judge_run(CapturedRun(tmp_path / "run"), HERE + "blocks")
+
+    assert bool(found.failed) == is_changed
+    assert found.coverage().endswith("SGD left; with a gradient, but in no group: 1.down.bias")
+
+
 def spoiled_after(change: Callable[[nn.Module, torch.optim.Optimizer], object]) -> Spoil:
     """What changes something when the step has ended, and before it is looked at."""
 
