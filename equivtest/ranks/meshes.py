@@ -61,7 +61,6 @@ def _new_group(processes: tuple[int, ...]) -> dist.ProcessGroup:
     return made
 
 
-@cache
 def rank_in(mesh: DeviceMesh) -> int:
     """This process's rank in the mesh, counted row by row; torch makes `mesh.mesh` anew at each look at it."""
     return int(mesh.mesh.flatten().tolist().index(dist.get_rank()))
