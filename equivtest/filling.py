@@ -124,7 +124,8 @@ def cells_of(prop: Property, chunk: Chunk) -> set[Cell]:
     kinds = wanted_kinds(
         chunk.world_size, refusals=prop.refuses_only, shards=prop.shards, conclusive=prop.conclusive_shards
     )
-    dtypes = [dtype for dtype in chunk.dtypes if dtype in (prop.conclusive_dtypes or chunk.dtypes)]
+    wanted, left_out = prop.conclusive_dtypes or chunk.dtypes, prop.left_out(chunk.space)
+    dtypes = [dtype for dtype in chunk.dtypes if dtype in wanted and dtype not in left_out]
     return {
         (dtype if claim.by_dtype else "", kind, claim.name)
         for dtype in dtypes

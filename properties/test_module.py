@@ -94,4 +94,5 @@ token_mean_step = module_property(
     step=f"{TOKEN_MEAN}token_mean",
     micro_batches=2,
     max_norm=0.5,
+    conclusive_dtypes=("float32", "float64"),
 )

@@ -72,6 +72,15 @@ def test_every_cell_gets_its_draws(prop: Property, world_size: int) -> None:
     assert min(found[cell] for cell in cells_of(prop, replace(CHUNK, world_size=world_size))) >= 9
 
 
+def test_a_dtype_in_which_no_case_can_be_judged_has_no_cell() -> None:
+    """Cases are drawn in the dtypes of cells that are short, and of one that is left out there are none to draw."""
+    prop = replace(claimed(claims=(equals_unsharded,)), leaves_out=lambda space: space.dtypes[:1])
+
+    cells = cells_of(prop, CHUNK)
+
+    assert {dtype for dtype, _, _ in cells} == set(CHUNK.dtypes[1:])
+
+
 def test_cells_without_cases_end_the_filling() -> None:
     """On two ranks nothing is judged of one rank."""
     found = filled(claimed(claims=(equals_unsharded, is_the_identity_for_one_rank)))
