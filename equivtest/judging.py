@@ -48,7 +48,7 @@ from equivtest.verdicts.claims import (
 )
 from equivtest.verdicts.compare import compare
 from equivtest.verdicts.elements import is_too_wide
-from equivtest.verdicts.message import MOST_NAMES, describe_failure
+from equivtest.verdicts.message import describe_failure, few
 from equivtest.verdicts.verdict import Verdict
 
 VALUES = tuple(claim.name for claim in (equals_unsharded, gradients_equal_unsharded, trains_like_unsharded))
@@ -91,8 +91,7 @@ class Judged:
     def open(self) -> str:
         """In words, what no bound and nothing else decides."""
         names = [name for name in self._open() if not self.expected.tensors[name].is_inner]
-        others = f" and {len(names) - MOST_NAMES} others" * (len(names) > MOST_NAMES)
-        return f"no bound says something of {', '.join(names[:MOST_NAMES])}{others}"
+        return f"no bound says something of {few(names)}"
 
     def _open(self) -> list[str]:
         """What is neither wrong nor near enough, and has a bound that says nothing."""
@@ -104,8 +103,7 @@ class Judged:
         """In words, which parameters have a gradient and are not updated: right of each is what it was."""
         grouped = {name for group in self.run.manifest.groups for name in group.parameters}
         names = [name for name in self.run.manifest.parameters if f"grad.{name}" in self.given and name not in grouped]
-        others = f" and {len(names) - MOST_NAMES} others" * (len(names) > MOST_NAMES)
-        return f"; with a gradient, but in no group: {', '.join(names[:MOST_NAMES])}{others}" if names else ""
+        return f"; with a gradient, but in no group: {few(names)}" if names else ""
 
     def coverage(self) -> str:
         """How many boundaries were judged, in words; of an update how many tensors that it left."""

@@ -39,8 +39,9 @@ from equivtest.ranks.reply import Reply
 from equivtest.tensors import Placed
 from equivtest.verdicts.claims import trains_like_unsharded
 from equivtest.verdicts.compare import compare
-from tests.client_defects import INPUTS, first_of
+from tests.client_defects import INPUTS, LIMIT_S, first_of
 from tests.clients.language_models import build
+from tests.json_lines import lines_of
 from tests.spent import cpu_s
 
 BUILD = "tests.rank_programs_clients:"
@@ -48,8 +49,6 @@ MOST_OPEN = 0.01
 VALUES = ("equals_unsharded", "gradients_equal_unsharded", "trains_like_unsharded")
 HOW = (("tensor_parallel", 2), ("tensor_parallel", 3), ("tensor_parallel", 4), ("layers_sharded", 2))
 DTYPES = ("bfloat16", "float16", "float32")
-LIMIT_S = 600.0
-"""For the ranks of one run: a machine that others use too gives them little."""
 AT_ONCE = 5
 """Seeds of a cell in a row: a run that is cut off has as many of each, but for five."""
 
@@ -186,8 +185,7 @@ Key = tuple[str, str, int, int]
 
 def read(path: Path | None) -> dict[Key, Judged]:
     """The runs that a file holds."""
-    lines = path.read_text().splitlines() if path and path.exists() else []
-    rows = [json.loads(line) for line in lines]
+    rows = lines_of(path) if path and path.exists() else []
     return {(dtype, how, ranks, seed): Judged(*rest) for dtype, how, ranks, seed, *rest in rows}
 
 

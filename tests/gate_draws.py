@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from equivtest.suite import properties_dir, shipped
+from tests.json_lines import lines_of
 
 ROOT = Path(__file__).parents[1]
 NUM_WORKERS = (0, 1, 2)
@@ -99,7 +100,7 @@ def lines_of_run(
     command += [str(suite), "--audit=off", f"--report={report}", "-n", str(workers), *args]
     command += [f"--subjects={','.join(subjects)}"] * bool(subjects)
     subprocess.run(command, cwd=folder, env=environment_of((ROOT, folder)), stdout=sys.stderr, check=False)
-    records = map(json.loads, (report / "verdicts.jsonl").read_text().splitlines())
+    records = lines_of(report / "verdicts.jsonl")
     return sorted({line_of(record) for record in records})
 
 

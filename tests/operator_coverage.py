@@ -43,6 +43,7 @@ from equivtest.verdicts.claims import agrees_on_all_ranks, equals_unsharded, gra
 from equivtest.verdicts.elements import is_too_wide
 from equivtest.verdicts.verdict import Verdict
 from tests.drawing import drawn
+from tests.json_lines import lines_of
 
 DIRECTIONS = ("forward", "gradient")
 CLAIMS = {"forward": equals_unsharded, "gradient": gradients_equal_unsharded}
@@ -162,7 +163,7 @@ def judged(name: str, num_cases: int, seed: int, pool: Pool) -> dict[str, Any]:
 
 def sweep(file: Path, names: Iterable[str], num_cases: int, seed: int) -> None:
     """Judges what the file does not have from this seed; tells what the installed torch does not take."""
-    done = {(line["operator"], line["seed"]) for line in lines_of([file])} if file.exists() else set()
+    done = {(line["operator"], line["seed"]) for line in lines_of(file)} if file.exists() else set()
     with Pool() as pool, file.open("a", encoding="utf-8") as out:
         for name in names:
             if (name, seed) not in done:
@@ -173,10 +174,6 @@ def sweep(file: Path, names: Iterable[str], num_cases: int, seed: int) -> None:
                     continue
                 out.write(json.dumps(line) + "\n")
                 out.flush()
-
-
-def lines_of(files: Iterable[Path]) -> list[dict[str, Any]]:
-    return [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
 
 
 def has_gradient(name: str) -> bool:
@@ -239,7 +236,7 @@ def main(texts: list[str]) -> None:
     given = parser.parse_intermixed_args(texts)
     warnings.simplefilter("ignore")
     if given.table:
-        print("\n".join(table(lines_of(map(Path, given.names)))))
+        print("\n".join(table(lines_of(*map(Path, given.names)))))
         return
     torch.set_num_threads(1)
     number, num = map(int, given.shard.split("/"))

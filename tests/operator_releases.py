@@ -6,13 +6,14 @@ has drawn it.  What an operator takes is asked of the installed torch, so that s
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
 from packaging.version import Version
+
+from tests.json_lines import lines_of
 
 RIGHT = ("holds",)
 REFUSED = ("refused", "gradient refused", "not supported")
@@ -25,10 +26,9 @@ Cases = dict[str, dict[str, str]]
 def swept(files: Iterable[Path]) -> dict[str, Cases]:
     """The cases of each operator, in the order of the first file."""
     operators: dict[str, Cases] = defaultdict(lambda: defaultdict(dict))
-    for file in files:
-        for line in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
-            for case, (outcome, _) in line["outcomes"].items():
-                operators[line["operator"]][case][line["torch"]] = outcome
+    for line in lines_of(*files):
+        for case, (outcome, _) in line["outcomes"].items():
+            operators[line["operator"]][case][line["torch"]] = outcome
     return operators
 
 

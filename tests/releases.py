@@ -31,6 +31,7 @@ from equivtest.ranks.pool import Pool
 from equivtest.suite import shipped
 from equivtest.verdicts.verdict import FAILING
 from tests.findings_index import read_all
+from tests.json_lines import lines_of
 from tests.operator_releases import beside, swept
 
 PAGE = Path(__file__).parents[1] / "docs" / "releases.md"
@@ -72,11 +73,6 @@ def try_all(file: Path) -> None:
                 line = {"torch": release(torch.__version__), "id": entry.id, "findings": entry.findings}
                 out.write(json.dumps({**line, "case": repr(entry.case), "ended": tried(entry, pool)}) + "\n")
                 out.flush()
-
-
-def lines_of(file: Path) -> list[dict[str, Any]]:
-    """What a file of JSON lines holds."""
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
 def release(version: str) -> str:

@@ -12,14 +12,15 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+from tests.json_lines import lines_of
+
 TIMED = "busy_s"
 NUM_SHOWN = 10
 
 
 def records(report: Path) -> Counter[str]:
     """The draws of a report, less how long they took."""
-    lines = (report / "verdicts.jsonl").read_text(encoding="utf-8").splitlines()
-    draws = (json.loads(line) for line in lines)
+    draws = lines_of(report / "verdicts.jsonl")
     return Counter(
         json.dumps({name: value for name, value in draw.items() if name != TIMED}, sort_keys=True) for draw in draws
     )

@@ -61,8 +61,8 @@ def _describe(mismatch: Mismatch, verdict: Verdict) -> list[str]:
     elif verdict.kind == "value":
         rows.append(("error", mismatch.derivation))
     others = [other.tensor for other in verdict.judgement.mismatches[1:] if other.tensor != mismatch.tensor]
-    wrong = f"{_few(list(dict.fromkeys(others)))} differ too" if others else ""
-    right = f"{_few(verdict.judgement.agreeing)} agree" if verdict.judgement.agreeing else ""
+    wrong = f"{few(list(dict.fromkeys(others)))} differ too" if others else ""
+    right = f"{few(verdict.judgement.agreeing)} agree" if verdict.judgement.agreeing else ""
     rows.append(("extent", "; ".join(part for part in (mismatch.extent, wrong, right) if part)))
     rows.append(("pattern", mismatch.pattern))
     return [f"  {label:9} {text}" for label, text in rows if text]
@@ -75,7 +75,7 @@ def _error(mismatch: Mismatch) -> str:
     return f"{mismatch.error:.2g}, allowed {mismatch.allowed:.2g} ({times:,.1f} times): {mismatch.derivation}"
 
 
-def _few(names: Sequence[str]) -> str:
+def few(names: Sequence[str]) -> str:
     """The names; of more than MOST_NAMES, such as those of the parts of a deep module, the first and how many more."""
     others = f" and {len(names) - MOST_NAMES} others" if len(names) > MOST_NAMES else ""
     return ", ".join(names[:MOST_NAMES]) + others

@@ -1,0 +1,12 @@
+"""Files of JSON lines, as reports have and commands of this folder write."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+def lines_of(*files: Path) -> list[Any]:
+    """What the lines of these files hold, in order."""
+    return [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
