@@ -18,6 +18,7 @@ from equivtest.kit.case import Shape, require
 from equivtest.kit.oracle.held import Held, put_together
 from equivtest.layout import UNTOLD, Layout, Replicate, coordinate_of
 from equivtest.tensors import Placed, same_bits
+from equivtest.verdicts.message import few
 
 GIVEN, BEFORE, COTANGENT = "given.", "before.", "cotangent"
 
@@ -116,9 +117,18 @@ def made_whole(run: CapturedRun, held: Held, name: str, shape: Shape, what: str)
         Misuse: their parts do not fit, or a rank has none.
     """
     found = put_together(held, name, shape, run.manifest.mesh)
-    require(found is not None, f"{run.folder}: the ranks' parts of {what} make no whole")
+    parts = [f"rank {rank} {_told(tensors.get(name))}" for rank, tensors in held.items()]
+    require(found is not None, f"{run.folder}: the ranks' parts of {what} make no whole of {shape}: {few(parts)}")
     assert found is not None
     return found
+
+
+def _told(placed: Placed | None) -> str:
+    """In words, which part of a tensor a rank holds."""
+    if placed is None:
+        return "has none"
+    dtype = str(placed.local.dtype).removeprefix("torch.")
+    return f"{tuple(placed.local.shape)} {dtype} {placed.layout}"
 
 
 def started_in(held: RankHeld) -> tuple[str, ...]:

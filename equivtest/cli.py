@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
-from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from equivtest.errors import EquivtestError, Misuse
 from equivtest.options import HELP
 from equivtest.profiles import AUDIT_PROFILE
+from equivtest.pytest_run import run_properties
 
 app = typer.Typer(
     help="Checks that a parallel torch computation is the same as the unsharded one; shrinks what is not.",
@@ -24,9 +23,21 @@ app = typer.Typer(
     no_args_is_help=False,
     pretty_exceptions_enable=False,
 )
+PATHS = typer.Argument(help="Test files or folders with properties of your own.", show_default=False)
+BACKEND = typer.Option(help=HELP["backend"])
+DEVICE = typer.Option(help=HELP["device"])
+IMPORT = typer.Option("--import", metavar="MODULE", help=HELP["import"])
+START = typer.Option(help=HELP["start"])
+ARITHMETIC = typer.Option(metavar="NAME", help=HELP["arithmetic"])
+LISTEN = typer.Option(metavar="[HOST]:PORT", help=HELP["listen"])
+WORLD_SIZES = typer.Option(help=HELP["world-sizes"])
+DTYPES = typer.Option(help=HELP["dtypes"])
+SUBJECTS = typer.Option(help=HELP["subjects"])
+KNOWN_FAILURES = typer.Option(metavar="FILES", help=HELP["known-failures"])
+REPORT = typer.Option(metavar="DIR", help=HELP["report"])
+WORKERS = typer.Option("-n", metavar="WORKERS", help="xdist workers; 0 for this process.")
 INTERRUPTED = 130
 """What typer makes of Ctrl-C within a command (0.16 and later)."""
-SUITE_INI = Path(__file__).with_name("suite.ini")
 
 
 def main() -> None:
@@ -73,25 +84,23 @@ def _root(
 @app.command()
 def run(
     *,
-    paths: Annotated[
-        list[Path] | None, typer.Argument(help="Test files or folders with properties of your own.", show_default=False)
-    ] = None,
+    paths: Annotated[list[Path] | None, PATHS] = None,
     profile: Annotated[str | None, typer.Option(help=HELP["profile"])] = None,
-    backend: Annotated[str | None, typer.Option(help=HELP["backend"])] = None,
-    device: Annotated[str | None, typer.Option(help=HELP["device"])] = None,
-    imports: Annotated[list[str] | None, typer.Option("--import", metavar="MODULE", help=HELP["import"])] = None,
-    start: Annotated[str | None, typer.Option(help=HELP["start"])] = None,
-    arithmetic: Annotated[str | None, typer.Option(metavar="NAME", help=HELP["arithmetic"])] = None,
-    listen: Annotated[str | None, typer.Option(metavar="[HOST]:PORT", help=HELP["listen"])] = None,
-    world_sizes: Annotated[str | None, typer.Option(help=HELP["world-sizes"])] = None,
-    dtypes: Annotated[str | None, typer.Option(help=HELP["dtypes"])] = None,
-    subjects: Annotated[str | None, typer.Option(help=HELP["subjects"])] = None,
-    known_failures: Annotated[str | None, typer.Option(metavar="FILES", help=HELP["known-failures"])] = None,
+    backend: Annotated[str | None, BACKEND] = None,
+    device: Annotated[str | None, DEVICE] = None,
+    imports: Annotated[list[str] | None, IMPORT] = None,
+    start: Annotated[str | None, START] = None,
+    arithmetic: Annotated[str | None, ARITHMETIC] = None,
+    listen: Annotated[str | None, LISTEN] = None,
+    world_sizes: Annotated[str | None, WORLD_SIZES] = None,
+    dtypes: Annotated[str | None, DTYPES] = None,
+    subjects: Annotated[str | None, SUBJECTS] = None,
+    known_failures: Annotated[str | None, KNOWN_FAILURES] = None,
     allow_unsupported: Annotated[str | None, typer.Option(metavar="NAMES", help=HELP["allow-unsupported"])] = None,
-    report: Annotated[str | None, typer.Option(metavar="DIR", help=HELP["report"])] = None,
+    report: Annotated[str | None, REPORT] = None,
     audit: Annotated[str | None, typer.Option(metavar="on|off", help=HELP["audit"])] = None,
     max_time: Annotated[str | None, typer.Option(metavar="SECONDS", help=HELP["max-time"])] = None,
-    workers: Annotated[str, typer.Option("-n", metavar="WORKERS", help="xdist workers; 0 for this process.")] = "auto",
+    workers: Annotated[str, WORKERS] = "auto",
     stop_first: Annotated[bool, typer.Option("-x", help="Stop at the first failure.")] = False,
     keyword: Annotated[str | None, typer.Option("-k", metavar="EXPR", help="Run what pytest's -k selects.")] = None,
     verbose: Annotated[bool, typer.Option("-v", help="One line per search and claim.")] = False,
@@ -104,27 +113,25 @@ def run(
         "allow_unsupported": allow_unsupported, "report": report,
         "max_time": max_time, "audit": audit,
     }  # fmt: skip
-    return _run_properties(raw, paths or [], workers, keyword, ["-x"] * stop_first + ["-v"] * verbose)
+    return run_properties(raw, paths or [], workers, keyword, ["-x"] * stop_first + ["-v"] * verbose)
 
 
 @app.command("audit")
 def audit_(
     *,
-    paths: Annotated[
-        list[Path] | None, typer.Argument(help="Test files or folders with properties of your own.", show_default=False)
-    ] = None,
-    backend: Annotated[str | None, typer.Option(help=HELP["backend"])] = None,
-    device: Annotated[str | None, typer.Option(help=HELP["device"])] = None,
-    imports: Annotated[list[str] | None, typer.Option("--import", metavar="MODULE", help=HELP["import"])] = None,
-    start: Annotated[str | None, typer.Option(help=HELP["start"])] = None,
-    arithmetic: Annotated[str | None, typer.Option(metavar="NAME", help=HELP["arithmetic"])] = None,
-    listen: Annotated[str | None, typer.Option(metavar="[HOST]:PORT", help=HELP["listen"])] = None,
-    world_sizes: Annotated[str | None, typer.Option(help=HELP["world-sizes"])] = None,
-    dtypes: Annotated[str | None, typer.Option(help=HELP["dtypes"])] = None,
-    subjects: Annotated[str | None, typer.Option(help=HELP["subjects"])] = None,
-    known_failures: Annotated[str | None, typer.Option(metavar="FILES", help=HELP["known-failures"])] = None,
-    report: Annotated[str | None, typer.Option(metavar="DIR", help=HELP["report"])] = None,
-    workers: Annotated[str, typer.Option("-n", metavar="WORKERS", help="xdist workers; 0 for this process.")] = "auto",
+    paths: Annotated[list[Path] | None, PATHS] = None,
+    backend: Annotated[str | None, BACKEND] = None,
+    device: Annotated[str | None, DEVICE] = None,
+    imports: Annotated[list[str] | None, IMPORT] = None,
+    start: Annotated[str | None, START] = None,
+    arithmetic: Annotated[str | None, ARITHMETIC] = None,
+    listen: Annotated[str | None, LISTEN] = None,
+    world_sizes: Annotated[str | None, WORLD_SIZES] = None,
+    dtypes: Annotated[str | None, DTYPES] = None,
+    subjects: Annotated[str | None, SUBJECTS] = None,
+    known_failures: Annotated[str | None, KNOWN_FAILURES] = None,
+    report: Annotated[str | None, REPORT] = None,
+    workers: Annotated[str, WORKERS] = "auto",
     keyword: Annotated[str | None, typer.Option("-k", metavar="EXPR", help="Audit what pytest's -k selects.")] = None,
 ) -> int:
     """Print which claims reject each collective of a property when it is spoiled.
@@ -138,88 +145,14 @@ def audit_(
         "arithmetic": arithmetic, "listen": listen, "world_sizes": world_sizes, "dtypes": dtypes, "subjects": subjects,
         "known_failures": known_failures, "report": report,
     }  # fmt: skip
-    return _run_properties(raw, paths or [], workers, keyword, [])
-
-
-def _run_properties(raw: dict[str, Any], paths: list[Path], workers: str, keyword: str | None, flags: list[str]) -> int:
-    """Runs pytest on what the options name; every option is tried first, so that a mistake is one line."""
-    if not (workers in ("auto", "logical") or workers.isdecimal()):
-        raise Misuse(f"-n: expected a number or auto, got {workers!r}")
-    if keyword:
-        _check_keyword(keyword)
-    for path in paths:
-        if not path.exists():
-            raise Misuse(f"no such file or folder: {path}")
-    args = pytest_args(raw, _check(raw, paths), workers)
-    return _run_pytest(args + flags + (["-k", keyword] if keyword else []))
-
-
-def _check_keyword(keyword: str) -> None:
-    """Raises Misuse if pytest cannot parse -k; otherwise each xdist worker would crash on it."""
-    from _pytest.mark.expression import Expression
-
-    try:
-        Expression.compile(keyword)
-    except Exception as error:  # its class is another one in each release
-        raise Misuse(f"-k: pytest cannot read {keyword!r}: {error}; combine parts of names by and, or, not") from error
-
-
-def _check(raw: dict[str, Any], paths: list[Path]) -> list[Path]:
-    """Tries every option before pytest starts, so that a mistake is one line; the folders to run."""
-    from equivtest import settings, suite
-
-    chosen = settings.parse(raw)
-    settings.check(chosen)
-    if paths:
-        return [path.resolve() for path in paths]
-    folder = suite.properties_dir()
-    if chosen.subjects:
-        properties = suite.load_properties(folder)
-        settings.check_subjects(chosen, [(name, prop.subject) for name, prop in properties.items()])
-    return [folder]
-
-
-def pytest_args(raw: dict[str, Any], paths: list[Path], workers: str) -> list[str]:
-    """pytest's arguments: nothing of the caller's folder counts, and nothing is left in it."""
-    root = paths[0] if paths[0].is_dir() else paths[0].parent
-    args = [f"-c{SUITE_INI}", f"--rootdir={root.parent}", f"--confcutdir={root}", "--import-mode=importlib"]
-    args += ["-p", "no:cacheprovider", "-p", "equivtest.options", "--assert=plain", f"-n{workers}", "-rfEX"]
-    if not _has_entry_point():
-        args += ["-p", "equivtest.plugin"]
-    for name, value in raw.items():
-        values = value if isinstance(value, list) else [value] if value is not None else []
-        args += [f"--{name.replace('_', '-')}={text}" for text in values]
-    return args + [str(path) for path in paths]
-
-
-def _has_entry_point() -> bool:
-    return any(point.value == "equivtest.plugin" for point in metadata.entry_points(group="pytest11"))
-
-
-def _run_pytest(args: list[str]) -> int:
-    """pytest's exit code as ours; the environment is the caller's again afterwards."""
-    import pytest
-
-    before = dict(os.environ)
-    with tempfile.TemporaryDirectory(prefix="equivtest-") as scratch:
-        os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", scratch)  # not the caller's folder
-        for name in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS"):
-            os.environ.pop(name, None)  # those are for the caller's own tests
-        try:
-            code = int(pytest.main(args))
-        finally:
-            os.environ.clear()
-            os.environ.update(before)
-    if code == pytest.ExitCode.NO_TESTS_COLLECTED:
-        raise Misuse("nothing was selected: no property lies under these paths, or -k leaves none; see equivtest list")
-    return code if code in (0, 1) else 2
+    return run_properties(raw, paths or [], workers, keyword, [])
 
 
 @app.command()
 def replay(
     file: Annotated[Path, typer.Argument(help="A file that a failure's message names.")],
     *,
-    listen: Annotated[str, typer.Option(metavar="[HOST]:PORT", help=HELP["listen"])] = "",
+    listen: Annotated[str, LISTEN] = "",
 ) -> int:
     """Run one written failure again; exit code 1 if it still fails, 0 if not."""
     from equivtest import replay as replays
@@ -240,12 +173,12 @@ def check(
     subject: Annotated[str, typer.Argument(help="A short name, or package.module:function.")],
     case: Annotated[str, typer.Argument(help="The code of a case, as messages print it.")],
     *,
-    backend: Annotated[str, typer.Option(help=HELP["backend"])] = "gloo",
-    device: Annotated[str, typer.Option(help=HELP["device"])] = "cpu",
-    imports: Annotated[list[str] | None, typer.Option("--import", metavar="MODULE", help=HELP["import"])] = None,
-    start: Annotated[str, typer.Option(help=HELP["start"])] = "auto",
-    arithmetic: Annotated[str, typer.Option(metavar="NAME", help=HELP["arithmetic"])] = "",
-    listen: Annotated[str, typer.Option(metavar="[HOST]:PORT", help=HELP["listen"])] = "",
+    backend: Annotated[str, BACKEND] = "gloo",
+    device: Annotated[str, DEVICE] = "cpu",
+    imports: Annotated[list[str] | None, IMPORT] = None,
+    start: Annotated[str, START] = "auto",
+    arithmetic: Annotated[str, ARITHMETIC] = "",
+    listen: Annotated[str, LISTEN] = "",
     like: Annotated[
         str, typer.Option(metavar="PROPERTY", help="Judge the claims of this property; see equivtest list.")
     ] = "",
@@ -272,8 +205,9 @@ def check(
     claims = claims_of(subject, parsed, like)
     with pool_on_hosts(chosen, listen) as pool:
         verdicts = judge(subject, parsed, pool, claims)
-        failed = {verdict.claim: verdict for verdict in reversed(verdicts) if verdict.failed}
-        for verdict in failed.values():
+        claimed = dict.fromkeys(verdict.claim for verdict in verdicts if verdict.failed)
+        failed = [next(each for each in verdicts if each.failed and each.claim == claim) for claim in claimed]
+        for verdict in failed:
             typer.echo(write_message(with_fault(verdict, pool, claims)))
     require_conclusion(subject, parsed, verdicts, pool.faults_of(parsed))
     for kind, words in (("holds", "hold"), ("inconclusive", "inconclusive on some values")):
@@ -289,7 +223,7 @@ def judge_(
     other: Annotated[Path | None, typer.Argument(help="Another run of the same model.", show_default=False)] = None,
     *,
     reference: Annotated[str, typer.Option(metavar="NAME", help="package.module:function that builds the model.")],
-    arithmetic: Annotated[str, typer.Option(metavar="NAME", help=HELP["arithmetic"])] = "",
+    arithmetic: Annotated[str, ARITHMETIC] = "",
     jobs: Annotated[int, typer.Option(min=1, help="Processes that judge parts captured alone.")] = 1,
     picture: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A page of each part: green, grey, or red.", show_default=False)
@@ -301,7 +235,8 @@ def judge_(
     it begins.  Parts that were captured alone are judged one after the other, or as many at once as --jobs says.
     """
     from equivtest.captured.folder import CapturedRun, parts_in
-    from equivtest.judging import compare_runs, describe, judge_parts, judge_run
+    from equivtest.judging import describe, judge_parts, judge_run
+    from equivtest.judging_pair import compare_runs
     from equivtest.report.files import write_picture
 
     if parts := parts_in(folder):
@@ -329,13 +264,13 @@ def judge_(
 @app.command()
 def fingerprint(
     *,
-    backend: Annotated[str, typer.Option(help=HELP["backend"])] = "gloo",
-    device: Annotated[str, typer.Option(help=HELP["device"])] = "cpu",
-    imports: Annotated[list[str] | None, typer.Option("--import", metavar="MODULE", help=HELP["import"])] = None,
-    start: Annotated[str, typer.Option(help=HELP["start"])] = "auto",
-    listen: Annotated[str, typer.Option(metavar="[HOST]:PORT", help=HELP["listen"])] = "",
-    world_sizes: Annotated[str, typer.Option(help=HELP["world-sizes"])] = "2,4",
-    dtypes: Annotated[str | None, typer.Option(help=HELP["dtypes"])] = None,
+    backend: Annotated[str, BACKEND] = "gloo",
+    device: Annotated[str, DEVICE] = "cpu",
+    imports: Annotated[list[str] | None, IMPORT] = None,
+    start: Annotated[str, START] = "auto",
+    listen: Annotated[str, LISTEN] = "",
+    world_sizes: Annotated[str, WORLD_SIZES] = "2,4",
+    dtypes: Annotated[str | None, DTYPES] = None,
     output: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the declaration, a Python module.")] = None,
 ) -> int:
     """Measure how a backend and its device compute, and write what it may declare by --arithmetic, for you to sign.

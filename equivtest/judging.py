@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
@@ -24,7 +23,7 @@ from equivtest.captured_answers import (
     micro_batches_of,
     touched_on,
 )
-from equivtest.captured_inputs import COTANGENT, dtype_of
+from equivtest.captured_inputs import dtype_of
 from equivtest.check import one_thread, require_conclusion
 from equivtest.errors import EquivtestError
 from equivtest.families.module.case import ModuleCase
@@ -35,10 +34,8 @@ from equivtest.judging_update import expect_captured_update
 from equivtest.kit.case import require
 from equivtest.kit.oracle.declared import declared, load_arithmetics
 from equivtest.kit.oracle.expected import Expected
-from equivtest.kit.oracle.held import put_together
 from equivtest.ranks.reply import Answer, Reply
 from equivtest.report.parts import PartTree
-from equivtest.tensors import same_bits
 from equivtest.verdicts.claims import (
     agrees_on_all_ranks,
     does_not_touch_its_inputs,
@@ -112,8 +109,8 @@ class Judged:
             told = f"{num - open_} of {num} tensors judged that {self.run.manifest.optimizer} left"
             return told + self._in_no_group()
         captured = {name for held in self.held.values() for name in held if is_judged(name)}
-        found = {name: right for name, right in self.expected.tensors.items() if _is_boundary(name)}
-        wide = sum(map(_is_boundary, self._open()))
+        found = {name: right for name, right in self.expected.tensors.items() if is_boundary_of_any(name)}
+        wide = sum(map(is_boundary_of_any, self._open()))
         written = {name for held in self.run.held.values() for name in held if is_judged(name)}
         parts = [f"{len(found) - wide} of {len(written)} boundaries judged"]
         parts += [f"{wide} whose bound says nothing"] * bool(wide)
@@ -124,10 +121,10 @@ class Judged:
 
 def is_judged(name: str) -> bool:
     """Whether an answer is a boundary; what was chosen is followed where it is right, and not judged by itself."""
-    return _is_boundary(name) and not name.endswith(CHOSEN)
+    return is_boundary_of_any(name) and not name.endswith(CHOSEN)
 
 
-def _is_boundary(name: str) -> bool:
+def is_boundary_of_any(name: str) -> bool:
     """Whether an answer is a boundary of some micro-batch."""
     return is_boundary(split_micro_batch(name)[1])
 
@@ -247,62 +244,3 @@ def _judge_elsewhere(part: Path, reference: str, arithmetic: str) -> tuple[int, 
     command += ["--arithmetic", arithmetic] * bool(arithmetic)
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     return (ended.returncode if ended.returncode in (0, 1) else 2), (ended.stdout + ended.stderr).rstrip()
-
-
-def compare_runs(one: Judged, other: Judged) -> str:
-    """Which of two runs is wrong, for the terminal.
-
-    Raises:
-        Misuse: they are of other inputs or parameters, so that they need not agree.
-    """
-    for name, tensor in one.given.items():
-        require(
-            split_micro_batch(name)[1].split(".")[0] == COTANGENT
-            or (name in other.given and same_bits(tensor, other.given[name])),
-            f"{one.run.folder} and {other.run.folder} were handed other values of {name}, so that they need not agree: "
-            "capture both on the same batch, from the same parameters",
-        )
-    wrong = [each for each in (one, other) if each.failed]
-    if wrong:
-        names = " and ".join(str(each.run.folder) for each in wrong)
-        return f"wrong: {names}" + f"; {one.run.folder if wrong == [other] else other.run.folder} holds" * (
-            len(wrong) == 1
-        )
-    differing, furthest = _apart(one, other)
-    open_ = dict.fromkeys(
-        verdict.claim for each in (one, other) for verdict in each.verdicts if verdict.kind != "holds"
-    )
-    whether = f"neither is shown to be wrong, {', '.join(open_)} inconclusive" if open_ else "both hold"
-    if not differing:
-        return f"{whether}: all {furthest.num} outputs and gradients have the same bits in both"
-    why = "" if open_ else ", as the order of summation allows"
-    return (
-        f"{whether}: {len(differing)} of {furthest.num} outputs and gradients have other bits{why}, {furthest.name} "
-        f"most, by {furthest.share:.1g} of its root mean square"
-    )
-
-
-class _Furthest(NamedTuple):
-    """What differs most of how many tensors, and by which share of its root mean square."""
-
-    num: int
-    name: str
-    share: float
-
-
-def _apart(one: Judged, other: Judged) -> tuple[list[str], _Furthest]:
-    differing, furthest, num = [], _Furthest(0, "", 0.0), 0
-    for name, right in one.expected.tensors.items():
-        if _is_boundary(name) or name.startswith("param.") or name not in other.expected.tensors:
-            continue
-        shape = tuple(right.value.shape)
-        found = [put_together(each.held, name, shape, each.case.mesh_shape) for each in (one, other)]
-        if found[0] is None or found[1] is None or other.expected.tensors[name].value.shape != shape:
-            continue
-        num += 1
-        if not same_bits(found[0], found[1]):
-            differing.append(name)
-            root = float(found[0].double().square().mean().sqrt()) or 1.0
-            share = float((found[0].double() - found[1].double()).abs().max()) / root
-            furthest = max(furthest, _Furthest(0, name, share), key=lambda each: each.share)
-    return differing, furthest._replace(num=num)

@@ -17,10 +17,14 @@ from torch import nn
 import equivtest
 from equivtest.captured.folder import CapturedRun
 from equivtest.captured.tensor_file import DTYPES, LENGTH_BYTES, TensorFile, digest_of, write_tensors
+from equivtest.captured_inputs import made_whole
 from equivtest.errors import Misuse
 from equivtest.families.module.case import ModuleCase
-from equivtest.judging import Judged, compare_runs, describe, judge_run
+from equivtest.judging import Judged, describe, judge_run
+from equivtest.judging_pair import compare_runs
+from equivtest.layout import Layout, Replicate, Shard
 from equivtest.ranks.pool import Pool
+from equivtest.tensors import Placed
 from tests.commands import Command
 from tests.rank_programs_captured import Flat, cancelling, captured, model, more, placed, step, tied
 
@@ -161,6 +165,20 @@ def test_what_the_forward_changes_of_its_inputs_and_parameters_is_told(tmp_path:
 
     assert found.failed[-1].claim == "does_not_touch_its_inputs"
     assert [each.tensor for each in found.failed[-1].judgement.mismatches] == ["given.input", "param.1.down.bias"]
+
+
+def test_parts_that_make_no_whole_are_named_rank_by_rank(run: Path) -> None:
+    rows, whole = Layout((Shard(0),)), Layout((Replicate(),))
+    held = {
+        0: {"param.bias": Placed(torch.ones(2), rows)},
+        1: {"param.bias": Placed(torch.ones(4).double(), whole)},
+        2: {},
+    }
+
+    with pytest.raises(Misuse) as raised:
+        made_whole(CapturedRun(run), held, "param.bias", (4,), "parameter bias")
+    parts = "rank 0 (2,) float32 shard(0), rank 1 (4,) float64 replicate, rank 2 has none"
+    assert str(raised.value).endswith(f"the ranks' parts of parameter bias make no whole of (4,): {parts}")
 
 
 def test_chosen_parts_keep_their_names(run: Path, tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ from equivtest.captured.folder import CapturedRun
 from equivtest.errors import Misuse
 from equivtest.families.module.case import ModuleCase
 from equivtest.families.module.oracle_steps import added_up
-from equivtest.judging import Judged, compare_runs, describe, judge_run
+from equivtest.judging import Judged, describe, judge_run
+from equivtest.judging_pair import compare_runs
 from equivtest.kit.oracle.declared import arithmetic_of
 from equivtest.kit.oracle.running import RunningError
 from equivtest.ranks.pool import Pool

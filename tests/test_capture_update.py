@@ -16,7 +16,8 @@ from equivtest.captured.folder import CapturedRun
 from equivtest.errors import Misuse
 from equivtest.families.module.case import ModuleCase
 from equivtest.families.module.oracle_update import FOLLOWED
-from equivtest.judging import Judged, compare_runs, describe, judge_run
+from equivtest.judging import Judged, describe, judge_run
+from equivtest.judging_pair import compare_runs
 from equivtest.ranks.pool import Pool
 from tests.rank_programs_captured import model, step
 

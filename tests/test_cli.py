@@ -246,6 +246,7 @@ def test_a_module_that_keeps_forks_from_a_backward_has_ranks_executed_or_is_told
         (("holds", "inconclusive"), 0, ["mine: equals_unsharded hold in ", "repeats_itself inconclusive on some"]),
         (("value", "inconclusive"), 1, ["ValueMismatch: mine: "]),
         (("value", "holds"), 1, ["ValueMismatch: mine: "]),
+        (("value", "replica"), 1, ["ValueMismatch: mine: ", "ReplicaMismatch: mine: "]),
     ],
 )
 def test_check_tells_what_holds_what_fails_and_what_is_open(
@@ -260,7 +261,7 @@ def test_check_tells_what_holds_what_fails_and_what_is_open(
     monkeypatch.setattr("equivtest.blame.with_fault", lambda verdict, *args: verdict)
 
     assert cli.check("mine", repr(LINEAR)) == code
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("mine", "Value"))]
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("mine", "Value", "Replica"))]
     assert len(lines) == len(told) and all(words in line for words, line in zip(told, lines, strict=True))
 
 

@@ -76,6 +76,18 @@ def test_a_bound_that_is_exceeded_is_told_in_multiples() -> None:
     assert "one process" not in rows(verdict)["expected"]
 
 
+def test_an_error_far_beyond_its_bound_is_told_by_its_magnitude() -> None:
+    tensors = dict(expect(LINEAR, 0).tensors)
+    tensors["output"] = replace(
+        tensors["output"], allowed=torch.full_like(tensors["output"].value, 1e-40), derivation="4 roundings"
+    )
+    local = right_replies(LINEAR)[0].answers[0].tensors["output"].local
+    replies = set_element(right_replies(LINEAR), 0, "output", (0, 0), float(local[0, 0]) + 1)
+    [verdict] = compare("mine", LINEAR, 0, [Expected(tensors, {})], replies, [equals_unsharded])
+
+    assert rows(verdict)["error"] == "1, allowed 1e-40 (1.0e+40 times): 4 roundings"
+
+
 def test_the_extent_says_what_agrees_too() -> None:
     """It narrows the search more than what is broken."""
     extent = "1 of 3 local elements; rank 2 only; output, param.bias agree"

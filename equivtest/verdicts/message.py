@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from equivtest.verdicts.verdict import KINDS, Mismatch, Verdict
 
 MOST_NAMES = 16
+MOST_TIMES = 1e9
+"""An error of so many times its bound or more is told by its magnitude."""
 
 
 def write_message(verdict: Verdict, *, replay: str = "") -> str:
@@ -72,7 +74,8 @@ def _error(mismatch: Mismatch) -> str:
     if not mismatch.allowed:
         return f"{mismatch.error:.2g}, allowed 0: {mismatch.derivation}"
     times = mismatch.error / mismatch.allowed
-    return f"{mismatch.error:.2g}, allowed {mismatch.allowed:.2g} ({times:,.1f} times): {mismatch.derivation}"
+    told = f"{times:,.1f}" if times < MOST_TIMES else f"{times:.1e}"
+    return f"{mismatch.error:.2g}, allowed {mismatch.allowed:.2g} ({told} times): {mismatch.derivation}"
 
 
 def few(names: Sequence[str]) -> str:
