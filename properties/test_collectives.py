@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from equivtest.families.collectives.case import BUNDLES, WAITS, CollectivesCase
+from equivtest.families.collectives.case import BUNDLES, CALLS, WAITS, CollectivesCase
 from equivtest.families.collectives.strategy import collectives_cases
 from equivtest.kit.values.special import NUM_SPECIAL
 from equivtest.limits import DTYPES
@@ -66,6 +66,16 @@ def in_a_row() -> tuple[CollectivesCase, ...]:
     return gathers, replace(gathers, waits="together")
 
 
+def strided() -> tuple[CollectivesCase, ...]:
+    """Every collective by itself on every second or third element of memory, each dtype in turn."""
+    return tuple(
+        CollectivesCase(
+            world_size=2, dtype=DTYPES[index % len(DTYPES)], collectives=(name,), numels=(3, 8), stride=2 + index % 2
+        )
+        for index, name in enumerate(CALLS)
+    )
+
+
 def names_of(bundle: str) -> tuple[str, ...]:
     return tuple(call.name for call in BUNDLES[bundle])
 
@@ -82,7 +92,7 @@ collectives = Property(
         does_not_touch_its_inputs,
         repeats_itself,
     ),
-    examples=(*on_all_ranks(), *of_large_sizes(), *in_a_row()),
+    examples=(*on_all_ranks(), *of_large_sizes(), *in_a_row(), *strided()),
     weight=2,
     shards=False,
 )

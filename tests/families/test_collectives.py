@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from equivtest import limits
 from equivtest.check import one_thread
 from equivtest.errors import Unsupported
+from equivtest.families.collectives import subject
 from equivtest.families.collectives.case import BITWISE, BUNDLES, CALLS, OPERANDS, WAITS, CollectivesCase
 from equivtest.families.collectives.strategy import LARGE_NUMELS, NUMELS, collectives_cases
 from equivtest.families.collectives.subject import FUNCTIONS, CollectiveRaised, collectives
@@ -222,7 +223,12 @@ def test_collectives_of_one_bundle_are_pinned_together_and_of_two_never() -> Non
     """A backend that lacks one of them is not judged on a case that has it."""
     bundles = {tuple(call.name for call in calls) for calls in BUNDLES.values()}
 
-    assert {case.collectives for case in examples()} == bundles
+    assert {case.collectives for case in examples() if case.stride == 1} == bundles
+
+
+def test_every_collective_is_pinned_by_itself_on_strided_operands() -> None:
+    """What gloo gets wrong of them would keep a whole bundle from running."""
+    assert {case.collectives for case in examples() if case.stride > 1} == {(name,) for name in CALLS}
 
 
 def test_a_run_draws_every_collective_way_to_wait_and_few_large_sizes() -> None:
@@ -231,6 +237,7 @@ def test_a_run_draws_every_collective_way_to_wait_and_few_large_sizes() -> None:
 
     assert {name for case in cases for name in case.collectives} == set(CALLS)
     assert Counter(case.waits for case in cases).keys() == set(WAITS)
+    assert len(cases) / 10 < sum(case.stride > 1 for case in cases) < len(cases) / 3
     assert {numel for case in cases for numel in case.numels} == {*NUMELS, *LARGE_NUMELS}
     assert len(cases) / 50 < large < len(cases) / 10
 
@@ -243,9 +250,11 @@ def answer(case: CollectivesCase, mesh: DeviceMesh) -> dict[str, torch.Tensor]:
     return {name: placed.local for name, placed in collectives(case, mesh, draw(case, 0)).items()}
 
 
-@pytest.mark.parametrize("waits", WAITS)
-def test_a_group_of_one_rank_has_every_collective(alone: DeviceMesh, waits: str) -> None:
-    case = case_of(world_size=1, waits=waits, numels=(4, 0, 1))
+@pytest.mark.parametrize(("waits", "stride"), [*((waits, 1) for waits in WAITS), ("together", 3)])
+def test_a_group_of_one_rank_has_every_collective(alone: DeviceMesh, waits: str, stride: int) -> None:
+    """Of strided operands gloo scatters others (finding 96)."""
+    names = tuple(name for name in ALL if stride == 1 or name != "scatter")
+    case = case_of(world_size=1, waits=waits, numels=(4, 0, 1), collectives=names, stride=stride)
     with one_thread():
         found = answer(case, alone)
 
@@ -329,11 +338,11 @@ def test_calls_may_be_waited_for_backwards(alone: DeviceMesh, monkeypatch: pytes
     assert waited == [1, 3, 2] and same_bits(found["all_reduce_sum"], draw(case, 0)["added"][0])
 
 
-@pytest.mark.parametrize("place", [-1, 3])
+@pytest.mark.parametrize(("place", "stride"), [(-1, 1), (3, 1), (1, 2), (5, 2), (-1, 3), (4, 3), (8, 3)])
 def test_what_is_written_beside_a_result_is_seen(
-    alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch, place: int
+    alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch, place: int, stride: int
 ) -> None:
-    """One element before it, or behind it."""
+    """One element before it, behind it, or between its elements."""
 
     def all_reduce(tensor: torch.Tensor, **_: object) -> None:
         tensor.as_strided((1,), (1,), tensor.storage_offset() + place).zero_()
@@ -343,7 +352,61 @@ def test_what_is_written_beside_a_result_is_seen(
     with pytest.raises(
         CollectiveRaised, match="all_reduce_sum of float32 raised RuntimeError: it wrote beside the mem"
     ):
-        answer(CollectivesCase(world_size=1, numels=(3,)), alone)
+        answer(CollectivesCase(world_size=1, numels=(3,), stride=stride), alone)
+
+
+def test_what_is_written_into_a_strided_operand_is_seen(alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a copy of what the harness handed out, so that no claim sees it."""
+
+    def all_gather(output: torch.Tensor, operand: torch.Tensor, **_: object) -> None:
+        operand.zero_()
+
+    monkeypatch.setattr(subject, "all_gather_single", all_gather)
+
+    with pytest.raises(CollectiveRaised, match="RuntimeError: it wrote into its operand"):
+        answer(case_of(world_size=1, collectives=("all_gather_into_tensor",), stride=2), alone)
+
+
+@pytest.mark.parametrize("stride", [2, 3])
+def test_operands_and_results_lie_between_other_elements(
+    alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch, stride: int
+) -> None:
+    strides: list[tuple[int, ...]] = []
+
+    def all_to_all_single(output: torch.Tensor, operand: torch.Tensor, *_: object, **__: object) -> None:
+        strides.extend((output.stride(), operand.stride()))
+        output.copy_(operand)
+
+    monkeypatch.setattr(dist, "all_to_all_single", all_to_all_single)
+    names = ("all_to_all_single", "all_to_all_single_uneven")
+    case = CollectivesCase(world_size=1, collectives=names, numels=(3,), stride=stride)
+    found = answer(case, alone)
+
+    assert strides == [(stride,)] * 4
+    assert same_bits(found["all_to_all_single"][0, 0], draw(case, 0)["moved"][0])
+
+
+def test_a_backend_that_refuses_strides_is_handed_contiguous_operands(
+    alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def all_reduce(tensor: torch.Tensor, **_: object) -> None:
+        if not tensor.is_contiguous():
+            raise ValueError("Tensors must be contiguous")
+
+    monkeypatch.setattr(dist, "all_reduce", all_reduce)
+    case = CollectivesCase(world_size=1, numels=(3,), stride=2)
+
+    assert same_bits(answer(case, alone)["all_reduce_sum"], draw(case, 0)["added"][0])
+
+
+@pytest.mark.parametrize(("text", "stride"), [("out of memory", 2), ("Tensors must be contiguous", 1)])
+def test_no_other_refusal_is_taken_for_one_of_strides(
+    alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch, text: str, stride: int
+) -> None:
+    monkeypatch.setattr(dist, "all_reduce", Unwilling(RuntimeError(text)))
+
+    with pytest.raises(CollectiveRaised, match=text):
+        answer(CollectivesCase(world_size=1, numels=(3,), stride=stride), alone)
 
 
 def test_a_result_is_what_it_was_when_it_was_waited_for(alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:

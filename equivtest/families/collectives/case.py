@@ -136,6 +136,7 @@ CALLS: dict[str, Call] = {call.name: call for calls in BUNDLES.values() for call
 
 WAITS = ("at_once", "async", "together", "backwards")
 MOST_TIMES = 10_000
+MOST_STRIDE = 8
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -152,6 +153,8 @@ class CollectivesCase(Case):
             'together': all are begun, then waited for in the same order.
             'backwards': all are begun, then waited for from the last to the first.
         times: How often each is called in a row, on each size and from each root.
+        stride: Elements of memory from one element of an operand or a result to the next; 1 where they are contiguous.
+            A backend that refuses others in words is handed contiguous ones.
     """
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = ("dense", "index", "special")
@@ -160,6 +163,7 @@ class CollectivesCase(Case):
     numels: Annotated[tuple[int, ...], Within(0)] = (1,)
     waits: Annotated[str, OneOf(WAITS)] = "at_once"
     times: Annotated[int, Within(1, MOST_TIMES)] = 1
+    stride: Annotated[int, Within(1, MOST_STRIDE)] = 1
 
     def check_fields(self) -> None:
         unknown = [name for name in self.collectives if name not in CALLS]

@@ -199,3 +199,16 @@ def first_rank_put_last(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 def _turned(result: torch.Tensor, got: list[int]) -> torch.Tensor:
     return torch.cat((result[got[0] : sum(got)], result[: got[0]], result[sum(got) :]))
+
+
+@defect(
+    replaces="collectives",
+    family="a stride ignored",
+    claim="equals_unsharded",
+    smallest=CollectivesCase(world_size=1, collectives=("all_gather_into_tensor",), numels=(2,), stride=2),
+    why="one element is contiguous whatever its stride",
+)
+@wrong_in("all_gather_into_tensor")
+def taken_from_memory_in_order(room: Room, call: Call, own: torch.Tensor) -> Begun:
+    """all_gather_into_tensor: as many elements as the operand has are taken from memory, from its first on."""
+    return begin(room, call, own.as_strided(own.shape, (1,)))

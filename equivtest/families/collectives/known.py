@@ -8,6 +8,35 @@ if TYPE_CHECKING:
     from equivtest.families.collectives.case import CollectivesCase
 
 
+STRIDES_LOST = ("all_reduce", "reduce", "reduce_scatter", "broadcast", "scatter")
+"""What gloo does on as much memory as elements, from the first on, whatever the stride (torch 2.13.0)."""
+
+
+def loses_strides(case: CollectivesCase) -> bool:
+    """Whether a call of STRIDES_LOST is handed elements that are apart."""
+    return _hands_strides_to(case, *STRIDES_LOST)
+
+
+def scatters_strides(case: CollectivesCase) -> bool:
+    """Whether elements that are apart are scattered."""
+    return _hands_strides_to(case, "scatter")
+
+
+def gathers_strides(case: CollectivesCase) -> bool:
+    """Whether elements that are apart are gathered by one rank."""
+    return _hands_strides_to(case, "gather")
+
+
+def gathers_strides_functionally(case: CollectivesCase) -> bool:
+    """Whether elements that are apart are handed to the functional all_gather."""
+    return _hands_strides_to(case, "functional_all_gather_tensor")
+
+
 def scatters_no_sum(case: CollectivesCase) -> bool:
     """Whether a call scatters another reduction than the sum."""
     return any("reduce_scatter" in call.function and call.op != "sum" for call in case.calls)
+
+
+def _hands_strides_to(case: CollectivesCase, *functions: str) -> bool:
+    is_apart = case.stride > 1 and max(case.numels) > 1
+    return is_apart and any(call.function in functions for call in case.calls)

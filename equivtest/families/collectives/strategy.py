@@ -18,6 +18,7 @@ LARGE = (None,) * 38 + (0, 1)
 """Which of the large sizes, modulo their number; one case in twenty has one."""
 NUM_BUNDLES = 5
 MOST_IN_A_BUNDLE = max(map(len, BUNDLES.values()))
+STRIDES = (1,) * 8 + (2, 3)
 TAKEN = (False, True, True, True)
 COLLECTIVE_MODES = (("dense",), ("index",), ("special",), *[("special", "dense", "index")] * 12)
 """An odd number of draws: where draw 0 repeats, what alternates from call to call then shows."""
@@ -36,6 +37,7 @@ def collectives_cases(draw: DrawFn, space: Space) -> CollectivesCase:
         collectives=_pick_collectives(draw),
         numels=_pick_numels(draw, world_size),
         waits=pick(draw, "waits", WAITS),
+        stride=pick(draw, "stride", STRIDES),
         **pick_run(draw, world_size, COLLECTIVE_MODES, records=()),
     )
 
