@@ -400,10 +400,16 @@ def test_a_backend_that_refuses_strides_is_handed_contiguous_operands(
 
 
 @pytest.mark.parametrize(("text", "stride"), [("out of memory", 2), ("Tensors must be contiguous", 1)])
-def test_no_other_refusal_is_taken_for_one_of_strides(
+def test_no_other_error_is_taken_for_a_refusal_of_strides(
     alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch, text: str, stride: int
 ) -> None:
-    monkeypatch.setattr(dist, "all_reduce", Unwilling(RuntimeError(text)))
+    errors = [RuntimeError(text)]
+
+    def all_reduce(tensor: torch.Tensor, **_: object) -> None:
+        if errors:
+            raise errors.pop()
+
+    monkeypatch.setattr(dist, "all_reduce", all_reduce)
 
     with pytest.raises(CollectiveRaised, match=text):
         answer(CollectivesCase(world_size=1, numels=(3,), stride=stride), alone)
