@@ -1,9 +1,9 @@
 """torchtitan's Llama under its own plan for tensor parallelism and its own FSDP2.
 
 torchtitan names the device 'cuda' where there is no accelerator (tools/utils.py, get_device_info); it is told that of
-the mesh.  Its attention is the one of its own that calls scaled_dot_product_attention, as the one that its Llama
-asks for is of code that torch.compile makes.  Of `parallelize_llama` these are the steps without checkpointing and compiling;
-the whole of it knows no float64 (config/__init__.py, TORCH_DTYPE_MAP).
+the mesh.  The attention that its Llama asks for is compiled; its other one, which calls torch's
+scaled_dot_product_attention, takes that place.  Of `parallelize_llama` these are the steps without checkpointing and
+compiling; the whole of it knows no float64 (config/__init__.py, TORCH_DTYPE_MAP).
 
 Source: torchtitan 0.3.0, models/llama3/parallelize.py, parallelize_llama, with the backend 'partial_dtensor', and
 models/llama3/model.py, update_from_config.
@@ -15,9 +15,10 @@ from typing import Any
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 from torchtitan.distributed import ParallelDims, parallel_dims
 from torchtitan.distributed.fsdp import apply_fsdp_to_decoder
-from torchtitan.models.common import ComplexRoPE, Embedding, Linear, RMSNorm
+from torchtitan.models.common import CosSinRoPE, Embedding, Linear, RMSNorm
 from torchtitan.models.common.attention import ScaledDotProductAttention
 from torchtitan.models.llama3 import Llama3Model, _build_llama3_layers
 from torchtitan.models.llama3.sharding import set_llama3_sharding_config
@@ -40,7 +41,7 @@ def llama_of(*, sequence_parallel: bool) -> nn.Module:
             dim=FEATURES,
             n_heads=HEADS,
             hidden_dim=FEATURES,
-            rope=ComplexRoPE.Config(dim=FEATURES // HEADS, max_seq_len=32, theta=10000.0),
+            rope=CosSinRoPE.Config(dim=FEATURES // HEADS, max_seq_len=32, theta=10000.0),
             attn_backend="flex",
         ),
     )
@@ -61,6 +62,11 @@ def sequence_llama() -> nn.Module:
     return llama_of(sequence_parallel=True)
 
 
+def made_whole(_: Any, __: Any, logits: Any) -> Any:
+    """Its loss takes logits whose vocabulary is divided; here all of them are asked for."""
+    return logits.full_tensor() if isinstance(logits, DTensor) else logits
+
+
 def dims_of(mesh: DeviceMesh, *, tp: int, dp_shard: int) -> ParallelDims:
     parallel_dims.device_type = mesh.device_type
     dims = ParallelDims(
@@ -75,6 +81,7 @@ def tensor_parallel(model: Any, mesh: DeviceMesh) -> nn.Module:
     """Its plan."""
     if mesh.size() > 1:
         model.parallelize(dims_of(mesh, tp=mesh.size(), dp_shard=1))
+    model.register_forward_hook(made_whole)
     return model  # type: ignore[no-any-return]
 
 
@@ -97,5 +104,6 @@ def both(model: Any, mesh: DeviceMesh) -> nn.Module:
     dims = dims_of(mesh, tp=mesh["tp"].size(), dp_shard=mesh["dp"].size())
     if dims.tp_enabled:
         model.parallelize(dims)
+    model.register_forward_hook(made_whole)
     apply_fsdp_to_decoder(model, dims.get_mesh(["fsdp"]), param_dtype=dtype, reduce_dtype=dtype, pp_enabled=False)
     return model  # type: ignore[no-any-return]
