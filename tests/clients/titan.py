@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torchtitan.distributed import ParallelDims, parallel_dims
 from torchtitan.distributed.fsdp import apply_fsdp_to_decoder
@@ -77,6 +78,16 @@ def dims_of(mesh: DeviceMesh, *, tp: int, dp_shard: int) -> ParallelDims:
     return dims
 
 
+def fully_sharded(model: Any, dims: ParallelDims) -> nn.Module:
+    """Its FSDP2, told to divide nothing: by default torch then asks for a reduction that gloo has not."""
+    dtype = next(model.parameters()).dtype
+    apply_fsdp_to_decoder(model, dims.get_mesh(["fsdp"]), param_dtype=dtype, reduce_dtype=dtype, pp_enabled=False)
+    for part in model.modules():
+        if isinstance(part, FSDPModule):
+            part.set_force_sum_reduction_for_comms(True)
+    return model  # type: ignore[no-any-return]
+
+
 def tensor_parallel(model: Any, mesh: DeviceMesh) -> nn.Module:
     """Its plan."""
     if mesh.size() > 1:
@@ -87,23 +98,13 @@ def tensor_parallel(model: Any, mesh: DeviceMesh) -> nn.Module:
 
 def layers_sharded(model: Any, mesh: DeviceMesh) -> nn.Module:
     """Its FSDP2, which adds gradients up: the loss divides by all tokens."""
-    dtype = next(model.parameters()).dtype
-    apply_fsdp_to_decoder(
-        model,
-        dims_of(mesh, tp=1, dp_shard=mesh.size()).get_mesh(["fsdp"]),
-        param_dtype=dtype,
-        reduce_dtype=dtype,
-        pp_enabled=False,
-    )
-    return model  # type: ignore[no-any-return]
+    return fully_sharded(model, dims_of(mesh, tp=1, dp_shard=mesh.size()))
 
 
 def both(model: Any, mesh: DeviceMesh) -> nn.Module:
     """Its plan along one axis, its FSDP2 along the other."""
-    dtype = next(model.parameters()).dtype
     dims = dims_of(mesh, tp=mesh["tp"].size(), dp_shard=mesh["dp"].size())
     if dims.tp_enabled:
         model.parallelize(dims)
     model.register_forward_hook(made_whole)
-    apply_fsdp_to_decoder(model, dims.get_mesh(["fsdp"]), param_dtype=dtype, reduce_dtype=dtype, pp_enabled=False)
-    return model  # type: ignore[no-any-return]
+    return fully_sharded(model, dims)
