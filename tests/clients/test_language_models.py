@@ -20,11 +20,24 @@ DENSE = (
     "vaultgemma", "youtu",
 )  # fmt: skip
 
+HYBRID = (
+    "cohere_compass_text", "cwm", "gemma3n_text", "gemma4_text", "gemma4_unified_text", "olmo_hybrid",
+    "phi4_multimodal", "qwen3_5_text",
+)  # fmt: skip
+"""Layers of several kinds, or sizes of their own: judged on a few tokens."""
+
+INDEXED = ("axk2", "deepseek_v32", "dots3_note_text", "glm_moe_dsa")
+"""Their `topk` takes as many keys as there are tokens; with three tokens or more the first query has several that are
+masked, and so equal."""
+
 EXPERTS = (
     "afmoe", "aria_text", "axk1", "bailing_hybrid", "cohere2_moe", "deepseek_v2", "deepseek_v3", "dots1",
     "ernie4_5_moe", "exaone_moe", "flex_olmo", "glm4_moe", "glm4_moe_lite", "granitemoe", "granitemoe_swa",
     "granitemoeshared", "hunyuan_v1_moe", "hy_v3", "jamba", "kolibri1", "laguna", "mellum", "minimax", "minimax_m2",
     "mixtral", "olmoe", "qwen2_moe", "qwen3_moe", "solar_open",
+    "deepseek_v4", "granitemoehybrid", "hy_v4", "inkling_text", "kimi_linear", "lfm2_moe", "llama4_text",
+    "longcat_flash", "mimo_v2_flash", "minimax_m3_vl_text", "nemotron_h", "qwen3_5_moe_text", "qwen3_next",
+    "qwen4_exp_text",
 )  # fmt: skip
 """Of few tokens: a router whose roundings may choose other experts leaves a draw inconclusive."""
 
@@ -46,7 +59,9 @@ def judged(model_type: str, parallelize: str, sizes: dict[str, tuple[int, ...]])
 
 for _type in DENSE:
     globals()[_type] = judged(_type, "tensor_parallel", {"batch": (2, 1), "seq": (5, 3)})
-for _type in EXPERTS:
+for _type in INDEXED:
+    globals()[_type] = judged(_type, "tensor_parallel", {"batch": (2,), "seq": (2,)})
+for _type in (*EXPERTS, *HYBRID):
     globals()[_type] = judged(_type, "tensor_parallel", {"batch": (1,), "seq": (4, 2)})
 for _type in ("llama", "mixtral"):
     globals()[f"{_type}_layers_sharded"] = judged(_type, "layers_sharded", {"batch": (1, 2, 3, 4, 12), "seq": (3,)})
