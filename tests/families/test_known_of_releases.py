@@ -101,19 +101,26 @@ def test_what_is_partial_beside_a_shard_is_scattered() -> None:
         assert says(case, "scatters_no_sum") is is_scattered
 
 
-def test_a_module_scatters_what_it_divides() -> None:
+def test_a_module_or_a_move_scatters_what_it_divides() -> None:
+    moves = (("distribute_module", (("factor", 2.0),)), ("redistribute", ()))
     for op, to, is_scattered in (("avg", "shard(0)", True), ("sum", "shard(0)", False), ("avg", "replicate", False)):
-        step = ("distribute_module", ("x0",), (("placements", to), ("factor", 2.0)))
-        case = ChainCase(world_size=2, placements=((f"partial({op})",),), steps=(step,))
-        assert says(case, "scatters_no_sum") is is_scattered
+        for name, more in moves:
+            step = (name, ("x0",), (("placements", to), *more))
+            case = ChainCase(world_size=2, placements=((f"partial({op})",),), steps=(step,))
+            assert says(case, "scatters_no_sum") is is_scattered
 
 
-def test_a_stack_gives_a_gradient_to_what_is_not_divided() -> None:
+def test_a_stack_gives_a_gradient_to_what_needs_one() -> None:
     steps = (("stack", ("x0", "x0"), (("dim", 0),)), ("neg", ("y0",), ()))
-    assert says(ChainCase(world_size=2, requires_grad=(0,), steps=steps), "stacks_what_is_not_divided")
-    assert not says(ChainCase(world_size=2, steps=steps), "stacks_what_is_not_divided")
-    divided = ChainCase(world_size=2, requires_grad=(0,), steps=steps, placements=(("shard(0)",),))
-    assert not says(divided, "stacks_what_is_not_divided")
+    assert says(ChainCase(world_size=2, requires_grad=(0,), steps=steps), "stacks_for_gradient")
+    assert not says(ChainCase(world_size=2, steps=steps), "stacks_for_gradient")
+
+
+def test_a_stack_along_a_dim_from_the_end_matters_where_something_is_divided() -> None:
+    for dim, placement, matters in ((-1, "shard(0)", True), (0, "shard(0)", False), (-1, "replicate", False)):
+        steps = (("stack", ("x0", "x0"), (("dim", dim),)),)
+        case = ChainCase(world_size=2, placements=((placement,),), steps=steps)
+        assert says(case, "stacks_from_the_end") is matters
 
 
 class Refusing:

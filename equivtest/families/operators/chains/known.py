@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from equivtest.families.operators.chains.case import MODULE, WRITE
+from equivtest.families.operators.chains.case import WRITE
 
 if TYPE_CHECKING:
     from equivtest.families.operators.chains.case import ChainCase
@@ -19,16 +19,18 @@ def writes_to_divided_rows(case: ChainCase) -> bool:
 
 
 def scatters_no_sum(case: ChainCase) -> bool:
-    """Whether an operand that is partial by another reduction than the sum is divided on its way into a module."""
-    divided = [sources[0] for name, sources, how in case.steps if name == MODULE and "shard" in str(dict(how))]
-    return case.world_size > 1 and any(
-        source.startswith("x") and case.reduction(int(source[1:]))[0] not in ("", "sum") for source in divided
-    )
+    """Whether an operand is partial by another reduction than the sum, and it or what it meets is divided."""
+    reductions = {case.reduction(number)[0] for number in range(len(case.operands))}
+    return case.world_size > 1 and bool(reductions - {"", "sum"}) and "shard" in str((case.placements, case.steps))
 
 
-def stacks_what_is_not_divided(case: ChainCase) -> bool:
-    """Whether operands are stacked of which none is divided, and a gradient goes back to them."""
-    stacked = [source for name, sources, _ in case.steps if name == "stack" for source in sources]
-    numbers = [int(source[1:]) for source in stacked if source.startswith("x")]
-    is_divided = any("shard" in text for number in numbers for text in case.placements[number])
-    return bool(numbers) and not is_divided and any(number in case.requires_grad for number in numbers)
+def stacks_for_gradient(case: ChainCase) -> bool:
+    """Whether operands are stacked, and a gradient goes back to one."""
+    stacked = {source for name, sources, _ in case.steps if name == "stack" for source in sources}
+    return any(f"x{number}" in stacked for number in case.requires_grad)
+
+
+def stacks_from_the_end(case: ChainCase) -> bool:
+    """Whether something is stacked along a dim counted from the end, and something is divided."""
+    dims = [dict(how).get("dim", 0) for name, _, how in case.steps if name == "stack"]
+    return any(isinstance(dim, int) and dim < 0 for dim in dims) and "shard" in str((case.placements, case.steps))
