@@ -110,7 +110,7 @@ def forget_calls() -> None:
 
 
 def divide_gradients(parameters: Iterable[torch.Tensor]) -> None:
-    """Divides gradients as their parameters: those of uneven shards come back whole, to torch 2.11 (finding 106)."""
+    """Divides gradients as their parameters: those of uneven shards come back whole, to torch 2.11 (finding 104)."""
     if Version(torch.__version__) < Version(CONTRACTS):
         for each in parameters:
             if isinstance(each, DTensor) and isinstance(each.grad, DTensor):
