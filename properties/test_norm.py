@@ -16,6 +16,7 @@ from equivtest.property import Property
 from equivtest.verdicts.claims import repeats_itself, uses_only_collectives
 
 SOURCE = "torch/distributed/tensor/parallel/style.py, class SequenceParallel (2.13.0)"
+ON_OWN_TOKENS = "each rank norms its own tokens, and answers its operand of the sum that the gradient is"
 CLAIMS = (*DEFAULT_CLAIMS, repeats_itself, uses_only_collectives)
 
 
@@ -46,6 +47,7 @@ sequence_layer_norm = Property(
                  parameters=("weight", "bias"), requires_grad=("x", "weight", "bias"), records=True),
     ),
     weight=2,
+    without_collectives=ON_OWN_TOKENS,
 )  # fmt: skip
 
 sequence_rms_norm = Property(
@@ -60,5 +62,5 @@ sequence_rms_norm = Property(
                  parameters=("weight",), requires_grad=("x", "weight"), records=True),
     ),
     weight=2,
-    without_collectives="each rank norms its own tokens, and answers its operand of the sum that the gradient is",
+    without_collectives=ON_OWN_TOKENS,
 )  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -107,6 +107,14 @@ def forget_calls() -> None:
     """Empties what DTensor keeps of earlier redistributions: in torch 2.8 another embedding's mask (finding 87)."""
     if Version(torch.__version__) < Version(CONTRACTS):
         _redistribute._gen_transform_infos.cache_clear()
+
+
+def divide_gradients(parameters: Iterable[torch.Tensor]) -> None:
+    """Divides gradients as their parameters: those of uneven shards come back whole, to torch 2.11 (finding 104)."""
+    if Version(torch.__version__) < Version(CONTRACTS):
+        for each in parameters:
+            if isinstance(each, DTensor) and isinstance(each.grad, DTensor):
+                each.grad = each.grad.redistribute(placements=each.placements)
 
 
 def style_named(name: str) -> Any:

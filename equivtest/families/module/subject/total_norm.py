@@ -22,6 +22,7 @@ from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_nor
 
 from equivtest.families.module.case_mixture import MAX_NORM
 from equivtest.families.module.subject.mixture import local
+from equivtest.kit.subject import divide_gradients
 
 
 class Clipped:
@@ -60,6 +61,7 @@ class Clipped:
         self.optimizer.zero_grad()
         loss = self.module(**self.batch)["loss"]
         torch.autograd.backward(loss)
+        divide_gradients(self.module.parameters())
         norm = self.clip()
         self.optimizer.step()
         return {"loss": loss.detach(), "total_norm": norm}
@@ -164,6 +166,7 @@ class Scaled(InOneCall):
         """Backward, clipping and update, which is skipped on every rank where one gradient is infinite."""
         self.optimizer.zero_grad()
         torch.autograd.backward(scaler.scale(loss), retain_graph=overflows)
+        divide_gradients(self.module.parameters())
         if overflows:
             self.overflow()
         self.unscale(scaler)
