@@ -8,8 +8,9 @@ from functools import partial
 
 from hypothesis import strategies as st
 
-from equivtest import Input, ids, module_property, targets
+from equivtest import ids, module_property, targets
 from equivtest.families.module.case import ModuleCase
+from equivtest.families.module.case_inputs import Input
 from equivtest.property import Property, Space
 from tests.clients.engines import MAX_NORM, SETTINGS
 
@@ -31,7 +32,7 @@ def trained(
         MODELS + model,
         HERE + parallelize,
         inputs=INPUTS.get(model, TOKENS),
-        sizes={"batch": (8,) if model == "narrow" else (8, 5), "seq": (3,)},
+        sizes={"batch": (8,)} if model == "narrow" else {"batch": (8, 5), "seq": (3,)},
         batch="parts of the whole",
         optimizer=HERE + "adamw",
         step=f"{HERE}{setting}_step",
