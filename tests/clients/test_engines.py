@@ -19,7 +19,7 @@ HERE, MODELS = "tests.clients.engines:", "tests.clients.engine_models:"
 TOKENS: Mapping[str, Input] = {"input_ids": ids(8, ("batch", "seq")), "labels": targets(8, ("batch", "seq"))}
 INPUTS: Mapping[str, Mapping[str, Input]] = {
     "sitting_out": {**TOKENS, "passes": ids(2, ("batch",))},
-    "narrow": {"x": ids(4, ("batch", 4)), "factors": ids(3, ("batch", 12))},
+    "narrow": {"x": ids(2, ("batch", 4)), "factors": ids(3, ("batch", 12))},
 }
 """By model; all others take tokens."""
 
@@ -37,7 +37,8 @@ def trained(
         optimizer=HERE + "adamw",
         step=f"{HERE}{setting}_step",
         micro_batches=num_micro_batches,
-        max_norm=MAX_NORM if SETTINGS[setting].stage else 0.0,
+        max_norm=MAX_NORM if SETTINGS[setting].stage or model == "narrow" else 0.0,
+        by_parts=False,
         placed=HERE + "held",
         needs_world=True,
     )
