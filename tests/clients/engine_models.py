@@ -71,7 +71,7 @@ class NarrowSums(nn.Module):
 
     Each gradient is a sum of 16 products of magnitude 2 at most where there are 8 rows, which bfloat16 adds up in any
     order without rounding, and so it does four times as much.  The loss tells which parameters it was computed from.
-    Every parameter has a multiple of 12 elements: others cannot be set in stage 3 (finding 100).
+    Every parameter has a multiple of 12 elements: others cannot be set in stage 3 (finding 101).
     """
 
     def __init__(self) -> None:

@@ -80,7 +80,7 @@ def handed_over(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
 def divided_when_made(config: Mapping[str, Any], module: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """A model whose parameters zero.Init divides as they are made, given their values by rank 0 alone.
 
-    Without the configuration they are of bfloat16 here, whatever dtype is asked for (finding 99).
+    Without the configuration they are of bfloat16 here, whatever dtype is asked for (finding 100).
     """
     deepspeed = joined_deepspeed(mesh.device_type)
     number_alike(deepspeed.zero.Init, mesh)
