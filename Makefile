@@ -94,7 +94,7 @@ $(DEEPSPEED)/.installed: constraints-deepspeed.txt
 $(RELEASE)/.installed: pyproject.toml constraints.txt
 	test -n "$(VERSION)" || { echo 'name a release of torch: make release VERSION=2.8.0' >&2; exit 2; }
 	$(PYTHON) -m venv $(RELEASE)
-	sed -E '/^(torch|setuptools)==/d' constraints.txt > $(RELEASE)/constraints.txt
+	sed -E '/^(torch|setuptools|sympy)==/d' constraints.txt > $(RELEASE)/constraints.txt
 	$(RELEASE)/bin/python -m pip install --quiet -c $(RELEASE)/constraints.txt torch==$(VERSION) -e '.[bench]'
 	touch $@
 

@@ -58,6 +58,7 @@ FAMILIES = {
     "a sum in another order",
     "a sum in other bits",
     "a step left out",
+    "a stride ignored",
     "a term missing",
     "one element off by one ulp",
     "operands in fewer bits",
