@@ -41,10 +41,11 @@ class Function(NamedTuple):
 TOPK = Function(":topk", ("input",), chooses=True)
 FUNCTIONS: dict[Callable[..., Any], Function] = {
     functional.scaled_dot_product_attention: Function(":attention", ("query", "key", "value")),
-    torch._grouped_mm: Function(":grouped", ("self",)),
     torch.topk: TOPK,
     torch.Tensor.topk: TOPK,
 }
+if hasattr(torch, "_grouped_mm"):  # torch 2.6 has no products by group
+    FUNCTIONS[torch._grouped_mm] = Function(":grouped", ("self",))
 
 
 Choice = Callable[[torch.Tensor], Any]
