@@ -17,7 +17,7 @@ from equivtest.families.module.case_outputs import OUTPUT
 from equivtest.kit.case import Shape, require
 from equivtest.kit.oracle.held import Held, put_together
 from equivtest.layout import UNTOLD, Layout, Replicate, coordinate_of
-from equivtest.tensors import Placed, same_bits
+from equivtest.tensors import Placed, dtype_name, same_bits
 from equivtest.verdicts.message import few
 
 GIVEN, BEFORE, COTANGENT = "given.", "before.", "cotangent"
@@ -127,8 +127,7 @@ def _told(placed: Placed | None) -> str:
     """In words, which part of a tensor a rank holds."""
     if placed is None:
         return "has none"
-    dtype = str(placed.local.dtype).removeprefix("torch.")
-    return f"{tuple(placed.local.shape)} {dtype} {placed.layout}"
+    return f"{tuple(placed.local.shape)} {dtype_name(placed.local.dtype)} {placed.layout}"
 
 
 def started_in(held: RankHeld) -> tuple[str, ...]:

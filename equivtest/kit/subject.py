@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from packaging.version import Version
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, _redistribute, parallel
 
@@ -15,7 +14,7 @@ from equivtest import layout
 from equivtest.errors import Unsupported
 from equivtest.kit.case import Case
 from equivtest.kit.operands import partial_axes
-from equivtest.refusal import CONTRACTS
+from equivtest.refusal import is_older
 from equivtest.tensors import Placed
 
 Given = Mapping[str, torch.Tensor]
@@ -105,13 +104,13 @@ def placement_of(placement: layout.Placement) -> Placement:
 
 def forget_calls() -> None:
     """Empties what DTensor keeps of earlier redistributions: in torch 2.8 another embedding's mask (finding 87)."""
-    if Version(torch.__version__) < Version(CONTRACTS):
+    if is_older(torch.__version__):
         _redistribute._gen_transform_infos.cache_clear()
 
 
 def divide_gradients(parameters: Iterable[torch.Tensor]) -> None:
     """Divides gradients as their parameters: those of uneven shards come back whole, to torch 2.11 (finding 104)."""
-    if Version(torch.__version__) < Version(CONTRACTS):
+    if is_older(torch.__version__):
         for each in parameters:
             if isinstance(each, DTensor) and isinstance(each.grad, DTensor):
                 each.grad = each.grad.redistribute(placements=each.placements)

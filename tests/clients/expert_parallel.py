@@ -17,7 +17,6 @@ from transformers import AutoConfig
 from transformers.distributed import DistributedConfig
 from transformers.distributed.expert_parallel import apply_expert_parallelism
 from transformers.distributed.mixin import DistributedMixin
-from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 from transformers.distributed.utils import TransformersDeviceMesh
 
 from tests.clients import language_models
@@ -44,9 +43,7 @@ def on_one_batch(model: Any, mesh: DeviceMesh, implementation: str) -> nn.Module
     """Experts on as many ranks as divide all else by tensor parallelism; each of them has the whole batch."""
     how = DistributedConfig(tp_size=mesh.size(), ep_size=mesh.size(), ep_implementation=implementation)
     tensor_plan, expert_plan, _ = model._resolve_parallel_plans(how) if mesh.size() > 1 else ({}, {}, {})
-    own = {name for name, _ in (*model.named_modules(), *model.named_parameters())}  # without the tied ones
-    tensor_plan = {name: style for name, style in tensor_plan.items() if name in own}
-    parallel: Any = apply_tensor_parallelism(model, mesh, tensor_plan)
+    parallel = language_models.divided(model, mesh, tensor_plan)
     apply_expert_parallelism(parallel, mesh, mesh, expert_plan, ep_implementation=implementation)
     parallel.tie_weights()
     return parallel

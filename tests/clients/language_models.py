@@ -7,7 +7,7 @@ Source: transformers 5.23.0, distributed/tensor_parallel.py and distributed/mixi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import nn
@@ -38,11 +38,15 @@ def build(model_type: str, **fields: Any) -> nn.Module:
 
 def tensor_parallel(model: Any, mesh: DeviceMesh) -> nn.Module:
     """transformers' plan of the model type; what is tied is tied again, as from_pretrained does after the plan."""
-    own = {name for name, _ in (*model.named_modules(), *model.named_parameters())}
-    plan = model._expand_parallel_plan(dict(model.tp_plan))
-    parallel: Any = apply_tensor_parallelism(model, mesh, {name: style for name, style in plan.items() if name in own})
+    parallel = divided(model, mesh, model._expand_parallel_plan(dict(model.tp_plan)))
     parallel.tie_weights()
     return parallel
+
+
+def divided(model: Any, mesh: DeviceMesh, plan: Mapping[str, str]) -> Any:
+    """The model under what a plan says of parts and parameters, each of which it names once: without the tied ones."""
+    own = {name for name, _ in (*model.named_modules(), *model.named_parameters())}
+    return apply_tensor_parallelism(model, mesh, {name: style for name, style in plan.items() if name in own})
 
 
 def layers_sharded(model: Any, mesh: DeviceMesh) -> nn.Module:

@@ -5,10 +5,7 @@ A failure here means that the plan of a model type computes something else than 
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from equivtest import ids, module_property, targets
-from equivtest.property import Property
+from tests.clients.next_token import judged
 
 HERE = "tests.clients.language_models:"
 
@@ -42,27 +39,14 @@ EXPERTS = (
 """Of few tokens: a router whose roundings may choose other experts leaves a draw inconclusive."""
 
 
-def judged(model_type: str, parallelize: str, sizes: dict[str, tuple[int, ...]]) -> Property:
-    """Both the logits and the loss, and every gradient; each submodule from what the ranks held where it begins."""
-    shape = ("batch", "seq")
-    found = module_property(
-        HERE + model_type,
-        HERE + parallelize,
-        inputs={"input_ids": ids(24, shape), "labels": targets(24, shape)},
-        sizes=sizes,
-        outputs=("loss", "logits"),
-        by_parts=True,
-        batch="mean of parts" if parallelize == "layers_sharded" else "whole",
-    )
-    return replace(found, requires="transformers")
-
-
 for _type in DENSE:
-    globals()[_type] = judged(_type, "tensor_parallel", {"batch": (2, 1), "seq": (5, 3)})
+    globals()[_type] = judged(HERE + _type, f"{HERE}tensor_parallel", {"batch": (2, 1), "seq": (5, 3)}, batch="whole")
 for _type in INDEXED:
-    globals()[_type] = judged(_type, "tensor_parallel", {"batch": (2,), "seq": (2,)})
+    globals()[_type] = judged(HERE + _type, f"{HERE}tensor_parallel", {"batch": (2,), "seq": (2,)}, batch="whole")
 for _type in (*EXPERTS, *HYBRID):
-    globals()[_type] = judged(_type, "tensor_parallel", {"batch": (1,), "seq": (4, 2)})
+    globals()[_type] = judged(HERE + _type, f"{HERE}tensor_parallel", {"batch": (1,), "seq": (4, 2)}, batch="whole")
 for _type in ("llama", "mixtral"):
-    globals()[f"{_type}_layers_sharded"] = judged(_type, "layers_sharded", {"batch": (1, 2, 3, 4, 12), "seq": (3,)})
+    globals()[f"{_type}_layers_sharded"] = judged(
+        HERE + _type, f"{HERE}layers_sharded", {"batch": (1, 2, 3, 4, 12), "seq": (3,)}, batch="mean of parts"
+    )
 del _type
