@@ -116,6 +116,16 @@ def divide_gradients(parameters: Iterable[torch.Tensor]) -> None:
                 each.grad = each.grad.redistribute(placements=each.placements)
 
 
+def require_fsdp2(mesh: DeviceMesh) -> None:
+    """Checks that this release's fully_shard runs on the mesh's device.
+
+    Raises:
+        Unsupported: its forward needs `record_event` of torch.cpu.Stream, which has none in 2.6.0 (finding 120).
+    """
+    if mesh.device_type == "cpu" and not hasattr(torch.cpu.Stream, "record_event"):
+        raise Unsupported(f"torch {torch.__version__} runs no FSDP2 on the CPU: torch.cpu.Stream has no record_event")
+
+
 def style_named(name: str) -> Any:
     """A style of torch.distributed.tensor.parallel that not every release has: 2.6 has no PrepareModuleInputOutput.
 
