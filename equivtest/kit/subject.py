@@ -103,9 +103,14 @@ def placement_of(placement: layout.Placement) -> Placement:
 
 
 def forget_calls() -> None:
-    """Empties what DTensor keeps of earlier redistributions: in torch 2.8 another embedding's mask (finding 87)."""
+    """Empties what DTensor keeps of earlier calls.
+
+    In torch 2.8 these are another embedding's mask (finding 87), and how many rows it has (finding 121).
+    """
     if is_older(torch.__version__):
         _redistribute._gen_transform_infos.cache_clear()
+    if is_older(torch.__version__, than="2.9"):
+        DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache.cache_clear()
 
 
 def divide_gradients(parameters: Iterable[torch.Tensor]) -> None:
