@@ -16,7 +16,7 @@ from equivtest.families.collectives.case import CALLS, CollectivesCase
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.pool import Pool
 from examples.mpi_backend.pmi import Job
-from examples.mpi_backend.work import Work, begun, no_result
+from examples.mpi_backend.work import Work, _begun, begun, no_result
 
 
 def asked(job: Job, *lines: str) -> list[str]:
@@ -57,6 +57,18 @@ def test_memory_of_a_call_that_nobody_waits_for_is_kept_until_mpi_has_ended() ->
     request.is_over = True
     begun(Work([], no_result, [], None))
     assert not is_kept()
+
+
+def test_memory_of_a_call_that_was_waited_for_is_not_kept() -> None:
+    memory = Memory()
+    is_kept = weakref.ref(memory)
+    work = begun(Work([], no_result, [], memory))
+    del memory
+
+    work.wait()
+
+    assert not is_kept()
+    assert not _begun
 
 
 def test_a_joining_process_is_told_its_number_and_that_of_all() -> None:

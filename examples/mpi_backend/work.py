@@ -53,6 +53,7 @@ class Work(dist.Work):
         if not self.is_over():
             return False
         finish, self._finish, self._kept = self._finish, no_result, None
+        _begun.pop(id(self), None)
         with outside(), torch.no_grad():
             finish()
         return True
@@ -78,10 +79,11 @@ def no_result() -> None:
 
 
 def begun(work: Work) -> Work:
-    """Keeps the work, and with it its memory, until MPI has done its part."""
-    _begun[:] = [each for each in _begun if not each.is_over()]
-    _begun.append(work)
+    """Keeps the work, and with it its memory, until it is completed, or MPI has done its part of a dropped one."""
+    for each in [each for each in _begun.values() if each.is_over()]:
+        _begun.pop(id(each), None)
+    _begun[id(work)] = work
     return work
 
 
-_begun: list[Work] = []
+_begun: dict[int, Work] = {}
