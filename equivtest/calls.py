@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from equivtest.kit.oracle.declared import declared_of
 from equivtest.kit.oracle.single_collective import Inconsistent, Items, Right, Unjudged, premultiplied, right_results
-from equivtest.kit.oracle.single_operation import raised_on_cpu, right_of_operation
+from equivtest.kit.oracle.single_operation import as_pairs, raised_on_cpu, right_of_operation
 from equivtest.ranks.first_cause import LOST_ITS_PEER
 from equivtest.ranks.moves import REDUCING, flat_tensors
 from equivtest.ranks.notes import COLLECTIVE
@@ -197,7 +197,7 @@ def _wrong_operation(event: Event) -> str:
         return "" if raised_on_cpu(event.kind, args, dict(kwargs)) else f"it raised {event.raised}, and not on the CPU"
     if not event.has_results:
         raise Unjudged("its operand was changed before it had ended")
-    found = [each for each in tree_leaves(event.got) if isinstance(each, torch.Tensor)]
+    found = [as_pairs(each) for each in tree_leaves(event.got) if isinstance(each, torch.Tensor)]
     wrong = first_wrong(found, right_of_operation(event.kind, args, dict(kwargs)))
     return f"got {wrong}" if wrong else ""
 
