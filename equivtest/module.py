@@ -11,7 +11,7 @@ from equivtest import limits
 from equivtest.check import DEFAULT_CLAIMS
 from equivtest.door import Door, Fields, combinations, judged_layouts, tried
 from equivtest.errors import Misuse
-from equivtest.families.module.case import BATCHES, MEAN_OF_PARTS, PARTS_OF_WHOLE, WHOLE, ModuleCase
+from equivtest.families.module.case import BATCHES, MEAN_OF_PARTS, PARTS_OF_WHOLE, REAL_DTYPES, WHOLE, ModuleCase
 from equivtest.families.module.case_axes import mesh_along, require_axes
 from equivtest.families.module.case_inputs import Input, ids, mask, positions, real, sizes_in, targets, written
 from equivtest.kit.case import require
@@ -196,14 +196,16 @@ _batches: dict[tuple[ModuleCase, Backend], str] = {}
 
 
 def _batch_of(case: ModuleCase, pool: Pool, space: Space) -> str:
-    """What the ranks say, in the first dtype that they can compute with.
+    """What the ranks say, in the first dtype that they can compute with; of steps, in the first of REAL_DTYPES.
 
     'whole' where the backend refuses in every dtype what `parallelize` calls: it refuses each case alike.
 
     Raises:
         Misuse: `parallelize` makes no module, or other ones on other ranks; or a rank raised, hung or died.
     """
-    for each in (replace(case, dtype=dtype) for dtype in space.dtypes):
+    real = [dtype for dtype in space.dtypes if dtype in REAL_DTYPES]
+    dtypes = (real or REAL_DTYPES) if case.is_stepped else space.dtypes
+    for each in (replace(case, dtype=dtype) for dtype in dtypes):
         if (each, pool.backend) in _batches:
             return _batches[each, pool.backend]
         replies = pool.run(CONTRACT_OF, each)

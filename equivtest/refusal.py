@@ -64,9 +64,9 @@ def is_missing(error: BaseException, release: str) -> bool:
     return isinstance(error, NotImplementedError) and MISSING in str(error) and is_older(release)
 
 
-def is_older(release: str) -> bool:
-    """Whether the contracts were read in a later release of torch."""
-    return Version(release) < Version(CONTRACTS)
+def is_older(release: str, than: str = CONTRACTS) -> bool:
+    """Whether a release of torch came before another; unless said otherwise, before the contracts were read."""
+    return Version(release) < Version(than)
 
 
 def in_short(error: BaseException) -> str:

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
+from equivtest.errors import Unsupported
 from tests.rank_programs_module import curved, ddp, fsdp2, mlp, spare
 
 __all__ = ["curved", "ddp", "fsdp2", "mlp", "spare"]
@@ -172,6 +173,11 @@ def fsdp2_over_tensor_parallelism(module: nn.Module, mesh: DeviceMesh) -> nn.Mod
     two = init_device_mesh("cpu", (mesh.size() // 2, 2), mesh_dim_names=("dp", "tp"))
     plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
     return fully_shard(parallelize_module(module, two["tp"], plan), mesh=two["dp"])
+
+
+def lacking(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """As a release of torch that has no such wrapper."""
+    raise Unsupported("no such wrapper")
 
 
 def raises_on_the_last_rank(module: nn.Module, mesh: DeviceMesh) -> nn.Module:

@@ -103,9 +103,14 @@ def placement_of(placement: layout.Placement) -> Placement:
 
 
 def forget_calls() -> None:
-    """Empties what DTensor keeps of earlier redistributions: in torch 2.8 another embedding's mask (finding 87)."""
+    """Empties what DTensor keeps of earlier calls.
+
+    In torch 2.8 these are another embedding's mask (finding 87), and how many rows it has (finding 121).
+    """
     if is_older(torch.__version__):
         _redistribute._gen_transform_infos.cache_clear()
+    if is_older(torch.__version__, than="2.9"):
+        DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache.cache_clear()
 
 
 def divide_gradients(parameters: Iterable[torch.Tensor]) -> None:
@@ -114,6 +119,16 @@ def divide_gradients(parameters: Iterable[torch.Tensor]) -> None:
         for each in parameters:
             if isinstance(each, DTensor) and isinstance(each.grad, DTensor):
                 each.grad = each.grad.redistribute(placements=each.placements)
+
+
+def require_fsdp2(mesh: DeviceMesh) -> None:
+    """Checks that this release's fully_shard runs on the mesh's device.
+
+    Raises:
+        Unsupported: its forward needs `record_event` of torch.cpu.Stream, which has none in 2.6.0 (finding 120).
+    """
+    if mesh.device_type == "cpu" and not hasattr(torch.cpu.Stream, "record_event"):
+        raise Unsupported(f"torch {torch.__version__} runs no FSDP2 on the CPU: torch.cpu.Stream has no record_event")
 
 
 def style_named(name: str) -> Any:

@@ -23,6 +23,9 @@ from equivtest.families.training.sequence.case import MlpCase
 from equivtest.kit import subject
 from equivtest.kit.case import Case
 from equivtest.known import asked
+from equivtest.module import module_property
+from equivtest.property import Space, resolved
+from equivtest.ranks.pool import Pool
 
 
 def says(case: Case, name: str) -> bool:
@@ -179,3 +182,25 @@ def test_an_older_release_has_gradients_divided_again(
     subject.divide_gradients([parameter, torch.ones(1)])
     assert isinstance(parameter.grad, DTensor)
     assert parameter.grad.to_local().tolist() == held
+
+
+def test_fsdp2_is_lacking_where_the_streams_of_the_cpu_record_no_event(
+    parameter: DTensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of torch 2.6.0."""
+    subject.require_fsdp2(parameter.device_mesh)
+    monkeypatch.delattr(torch.cpu.Stream, "record_event")
+    with pytest.raises(Unsupported, match=r"runs no FSDP2 on the CPU: torch\.cpu\.Stream has no record_event"):
+        subject.require_fsdp2(parameter.device_mesh)
+
+
+@pytest.mark.ranks
+def test_steps_are_asked_of_in_the_dtypes_that_they_have(pool: Pool) -> None:
+    """Where a release lacks what is asked for, no dtype answers."""
+    prop = module_property(
+        "tests.rank_programs_batch:mlp",
+        "tests.rank_programs_batch:lacking",
+        [(2, 3)],
+        optimizer="equivtest.families.module.case_mixture:sgd",
+    )
+    assert resolved(prop, pool, Space((2,), ("bfloat16", "float32"))).resolve is None

@@ -34,7 +34,7 @@ from equivtest.families.module.subject.held import held_parameters, places_in, r
 from equivtest.families.module.subject.own_world import world_of
 from equivtest.families.module.subject.steps import clipped, own_step, run_steps
 from equivtest.importing import load_named, require_arguments
-from equivtest.kit.subject import Answers, Given, style_named, under_contract
+from equivtest.kit.subject import Answers, Given, require_fsdp2, style_named, under_contract
 from equivtest.layout import UNTOLD
 from equivtest.tensors import Placed
 
@@ -296,5 +296,6 @@ def data_parallel(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 def fully_sharded(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """The same by FSDP2: parameters divided on dim 0, gathered for the forward and again for the backward."""
+    require_fsdp2(mesh)
     sharded: nn.Module = fully_shard(block, mesh=mesh)  # type: ignore[assignment]  # of both classes
     return sharded

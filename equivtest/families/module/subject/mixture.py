@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from equivtest.families.module.case_mixture import Mixture
 from equivtest.families.module.subject.attention import sum_over
@@ -88,7 +88,9 @@ def _distribute(
     module: Divided, name: str, parameter: nn.Parameter, mesh: DeviceMesh, placements: tuple[Placement, ...]
 ) -> None:
     def shared(tensor: torch.Tensor) -> DTensor:
-        return distribute_tensor(tensor, mesh, placements, src_data_rank=None)
+        # each rank's part of what it has, without a collective: distribute_tensor asks rank 0 in torch 2.6
+        same = DTensor.from_local(tensor, mesh, [Replicate()] * mesh.ndim, run_check=False)
+        return same.redistribute(placements=placements)
 
     module.shares[name] = shared
     module.register_parameter(name, nn.Parameter(shared(parameter.detach()), parameter.requires_grad))

@@ -22,7 +22,7 @@ from equivtest.families.training.data_parallel.case import DataParallelCase
 from equivtest.families.training.data_parallel.case_refused import RefusedShardingCase
 from equivtest.families.training.subject import Mlp, PerceptronRun
 from equivtest.kit.case import at_step
-from equivtest.kit.subject import Answers, Given
+from equivtest.kit.subject import Answers, Given, require_fsdp2
 
 TINY_BUCKET_MIB = 1e-6
 """A bucket of one byte, which every gradient fills by itself."""
@@ -107,6 +107,7 @@ class Fsdp2Run(DataParallelRun):
         for group in [layers] if self.case.tied else [[layer] for layer in layers]:
             self.shard_together(group, mesh)
         self.parallel = self.shard_together(model, mesh)
+        require_fsdp2(mesh)  # behind the sharding, which refuses what it must on every device
         return model
 
     def shard_together(self, modules: Any, mesh: DeviceMesh) -> FSDPModule:

@@ -18,7 +18,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 from equivtest.families.training.data_parallel.subject import Fsdp2Run
 from equivtest.families.training.subject import Mlp
 from equivtest.families.training.two_axes.case import TwoAxisCase
-from equivtest.kit.subject import Answers, Given
+from equivtest.kit.subject import Answers, Given, require_fsdp2
 
 
 def fsdp2_tp_mlp(case: TwoAxisCase, mesh: DeviceMesh, given: Given) -> Answers:
@@ -51,6 +51,7 @@ class Fsdp2TpRun(Fsdp2Run):
         super().__init__(case, named_mesh(mesh.device_type, case.mesh_shape, ("dp", "tp")), given)
 
     def build(self) -> nn.Module:
+        require_fsdp2(self.mesh)
         model = Mlp(self.case, self.given)
         parallelize_module(model, self.mesh["tp"], self.plan())
         return self.shard(model, self.mesh["dp"])
