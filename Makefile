@@ -43,7 +43,7 @@ release: release-installed  ## The gate on another release of torch, VERSION=2.8
 clients-installed: $(INSTALLED) $(CLIENTS)/.installed
 
 clients: clients-installed deepspeed-installed  ## Other people's parallel programs: transformers, DeepSpeed, ...; PROFILE=smoke is a few cases of each
-	PYTHONPATH=$(CURDIR):$(CURDIR)/$(CLIENTS):$(CURDIR)/$(DEEPSPEED) HF_HUB_OFFLINE=1 $(BIN)/equivtest run tests/clients --profile $(PROFILE) \
+	PYTHONHASHSEED=0 PYTHONPATH=$(CURDIR):$(CURDIR)/$(CLIENTS):$(CURDIR)/$(DEEPSPEED) HF_HUB_OFFLINE=1 $(BIN)/equivtest run tests/clients --profile $(PROFILE) \
 		--import tests.clients.language_models --known-failures tests/clients/known_failures.toml --report report/clients
 
 wrappers: $(INSTALLED)  ## FSDP2 and DDP told everything that they may be told; too long for the gate
@@ -75,7 +75,7 @@ smoke-wheel: $(INSTALLED)  ## Build the wheel, install it beside .venv's package
 	../venv/bin/equivtest run --profile smoke --subjects colwise_linear,rowwise_linear,zero3_fetch_all_gather,attention_block
 
 clean:  ## Remove everything that make, the tests and the build leave, .venv included
-	rm -rf .venv .releases build dist report .equivtest .hypothesis .pytest_cache .mypy_cache .ruff_cache .coverage *.egg-info
+	rm -rf .venv .releases .clients .deepspeed build dist report .equivtest .hypothesis .pytest_cache .mypy_cache .ruff_cache .coverage *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(INSTALLED): pyproject.toml constraints.txt

@@ -12,8 +12,8 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from equivtest.kit.oracle.declared import declared_of
-from equivtest.kit.oracle.single_collective import Inconsistent, Right, Unjudged, right_results
-from equivtest.kit.oracle.single_operation import raised_on_cpu, right_of_operation
+from equivtest.kit.oracle.single_collective import Inconsistent, Items, Right, Unjudged, premultiplied, right_results
+from equivtest.kit.oracle.single_operation import as_pairs, raised_on_cpu, right_of_operation
 from equivtest.ranks.first_cause import LOST_ITS_PEER
 from equivtest.ranks.moves import REDUCING, flat_tensors
 from equivtest.ranks.notes import COLLECTIVE
@@ -86,10 +86,11 @@ class _Collectives:
         try:
             if problem:
                 raise Inconsistent(problem)
-            operands = [items_of(event) for event in events]
+            operands = [_operand_of(event) for event in events]
+            op = "sum" if first.op == "premul" else first.op
             for rank, event in enumerate(events):
                 root = first.begun.options.get("root")
-                self._judge_one(event, right_results(first.kind, first.op, operands, rank, root))
+                self._judge_one(event, right_results(first.kind, op, operands, rank, root))
         except Inconsistent as reason:
             self._blame("parallelization", first, str(reason))
             return False
@@ -143,6 +144,12 @@ class _Collectives:
         self.blames.append(Blame(layer, f"{describe(event)}: {text}", event.begun.number))
 
 
+def _operand_of(event: Event) -> Items:
+    """What the reduction takes of a rank, or what it moves."""
+    items = items_of(event)
+    return premultiplied(items, event.begun.options["factor"]) if event.op == "premul" else items
+
+
 def _may_vary(results: Any) -> bool:
     """Whether the backend declares that it adds in another order in each call."""
     records = (declared_of(dtype_name(result.dtype)) for result in flat_tensors(results))
@@ -190,7 +197,7 @@ def _wrong_operation(event: Event) -> str:
         return "" if raised_on_cpu(event.kind, args, dict(kwargs)) else f"it raised {event.raised}, and not on the CPU"
     if not event.has_results:
         raise Unjudged("its operand was changed before it had ended")
-    found = [each for each in tree_leaves(event.got) if isinstance(each, torch.Tensor)]
+    found = [as_pairs(each) for each in tree_leaves(event.got) if isinstance(each, torch.Tensor)]
     wrong = first_wrong(found, right_of_operation(event.kind, args, dict(kwargs)))
     return f"got {wrong}" if wrong else ""
 

@@ -36,6 +36,7 @@ WORDS = (
         "unsupported",
         "ProcessGroupNCCL.cpp: 'Unsupported Float8 type for NCCL reduction'; others' 'unsupported data type'",
     ),
+    ("is only implemented for", "distributed_c10d.py: monitored_barrier"),
     ("invalid data type", "other backends, of a dtype"),
     ("not supported", "other backends"),
     ("not implemented", "other backends"),

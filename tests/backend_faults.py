@@ -57,6 +57,7 @@ ROWS = (
     Planted("wrong_on_one_rank", "reduce_scatter_tensor", "rank 1"),
     Planted("other_root", "broadcast"),
     Planted("average_is_sum", "all_reduce_avg", "bfloat16"),
+    Planted("forgets_factor", "all_reduce_premul"),
     Planted("other_order", "reduce_scatter_tensor"),
     Planted("nothing_exchanged", "all_to_all_single"),
     Planted("hangs", "all_to_all_single"),
@@ -80,6 +81,7 @@ ROWS = (
     Planted("flushes", code=0, declared=("--arithmetic=tests.planted_arithmetic:FLUSHING",)),
     Planted("averages_before", code=0),
     Planted("wide_sums", code=0),
+    Planted("premultiplies", code=0),
     Planted("positive_zeros", code=0),
     Planted("in_pairs", code=0),
     Planted(

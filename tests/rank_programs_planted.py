@@ -136,6 +136,24 @@ class AverageIsSum(Planted):
         return self._inner.allreduce(tensors, options or dist.AllreduceOptions())
 
 
+class Premultiplies(Planted):
+    """No fault: it has PREMUL_SUM, as NCCL has and gloo has not."""
+
+    def allreduce(self, tensors: list[torch.Tensor], options: Any = None) -> Any:
+        if options is not None and options.reduceOp == ReduceOp.PREMUL_SUM:
+            tensors[0].mul_(self.factor(options.reduceOp))
+            options.reduceOp = ReduceOp.SUM
+        return self._inner.allreduce(tensors, options or dist.AllreduceOptions())
+
+    def factor(self, operation: Any) -> float:
+        return float(operation.__getstate__()[1])
+
+
+class ForgetsFactor(Premultiplies):
+    def factor(self, operation: Any) -> float:
+        return 1.0
+
+
 class OtherOrder(Planted):
     def _reduce_scatter_base(self, output: torch.Tensor, given: torch.Tensor, options: Any = None) -> Any:
         rolled = given.view(self.size(), -1).roll(1, 0).reshape(given.shape)
@@ -255,6 +273,8 @@ GROUPS: dict[str, type[Planted]] = {
     "wrong_on_one_rank": WrongOnOneRank,
     "other_root": OtherRoot,
     "average_is_sum": AverageIsSum,
+    "premultiplies": Premultiplies,
+    "forgets_factor": ForgetsFactor,
     "other_order": OtherOrder,
     "nothing_exchanged": NothingExchanged,
     "hangs": Hangs,

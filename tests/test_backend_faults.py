@@ -80,13 +80,15 @@ def test_a_fault_that_a_probe_sees_is_named(planted: Callable[[str], Pool], faul
     ("fault", "case"),
     [
         ("opens_early", CollectivesCase(world_size=2, collectives=("barrier",))),
+        ("forgets_factor", CollectivesCase(world_size=2, collectives=("all_reduce_premul",))),
         ("tires", CollectivesCase(world_size=2, collectives=("all_gather_into_tensor",), times=1000, waits="together")),
     ],
 )
 def test_a_fault_that_no_probe_sees_is_red(pool: Pool, fault: str, case: CollectivesCase) -> None:
     """And an honest group holds on the same case."""
-    assert {verdict.kind for verdict in judge("collectives", case, pool)} == {"holds"}
     backend = Backend("planted", imports=("tests.rank_programs_deviating",))
+    with Pool(backend, environment={FAULT: "premultiplies"}, beside=pool) as honest:
+        assert {verdict.kind for verdict in judge("collectives", case, honest)} == {"holds"}
     with Pool(backend, environment={FAULT: fault}, beside=pool) as deviating:
         found = {verdict.claim: verdict.kind for verdict in judge("collectives", case, deviating)}
 
@@ -303,6 +305,13 @@ def test_a_reduction_can_be_allowed_alone() -> None:
     assert is_allowed(lacking, parse_allowed(lacking)) and is_allowed(lacking, parse_allowed(["float16:all_reduce"]))
     assert not is_allowed(lacking, parse_allowed(["float16:all_reduce_max"]))
     assert not is_allowed(("float16:all_reduce",), parse_allowed(lacking))
+
+
+@pytest.mark.parametrize("name", ["monitored_barrier", "all_reduce_premul", "reduce_scatter_tensor_premul"])
+def test_what_torch_documents_for_one_backend_alone_is_allowed_to_be_lacking(name: str) -> None:
+    """But not beside something else."""
+    assert is_allowed((f"float32:{name}",), ())
+    assert not is_allowed((f"float32:{name}", "float32:barrier"), ())
 
 
 def test_all_that_a_verdict_lacks_has_to_be_allowed() -> None:

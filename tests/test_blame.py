@@ -14,7 +14,7 @@ from equivtest.check import judge_replies
 from equivtest.families.linear.case import LinearCase
 from equivtest.families.zero3.fetch.case import FetchCase
 from equivtest.kit.case import Case
-from equivtest.kit.oracle.single_collective import Inconsistent, Right, Unjudged, right_results
+from equivtest.kit.oracle.single_collective import Inconsistent, Right, Unjudged, premultiplied, right_results
 from equivtest.kit.oracle.single_operation import right_of_operation
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.pool import Pool
@@ -99,6 +99,12 @@ def test_integers_wrap_around_and_bits_are_combined() -> None:
     operands = [items(100, 6, dtype=torch.int8), items(100, 3, dtype=torch.int8)]
 
     assert found("all_reduce", "sum", operands) == [-56, 9] and found("all_reduce", "bxor", operands) == [0, 5]
+
+
+def test_operands_are_multiplied_first_where_no_product_is_rounded() -> None:
+    assert premultiplied(items(3, -1), 0.5)[0][0].tolist() == [1.5, -0.5]
+    with pytest.raises(Unjudged, match=r"of products with 0\.1 that are rounded nothing is known"):
+        premultiplied(items(3), 0.1)
 
 
 def test_operands_that_do_not_fit_are_nobodys_right() -> None:

@@ -105,7 +105,7 @@ def placement_of(placement: layout.Placement) -> Placement:
 def forget_calls() -> None:
     """Empties what DTensor keeps of earlier calls.
 
-    In torch 2.8 these are another embedding's mask (finding 87), and how many rows it has (finding 121).
+    In torch 2.8 these are another embedding's mask (finding 87), and how many rows it has (finding 113).
     """
     if is_older(torch.__version__):
         _redistribute._gen_transform_infos.cache_clear()
@@ -125,7 +125,7 @@ def require_fsdp2(mesh: DeviceMesh) -> None:
     """Checks that this release's fully_shard runs on the mesh's device.
 
     Raises:
-        Unsupported: its forward needs `record_event` of torch.cpu.Stream, which has none in 2.6.0 (finding 120).
+        Unsupported: its forward needs `record_event` of torch.cpu.Stream, which has none in 2.6.0 (finding 112).
     """
     if mesh.device_type == "cpu" and not hasattr(torch.cpu.Stream, "record_event"):
         raise Unsupported(f"torch {torch.__version__} runs no FSDP2 on the CPU: torch.cpu.Stream has no record_event")

@@ -88,12 +88,14 @@ def _copied(held: Any) -> Any:
 
 
 def _repeat(tensor: torch.Tensor, arguments: Arguments, size: int) -> None:
-    """A sum or a product of `size` equal operands, of which the tensor is one; averages and extrema are that one."""
+    """A reduction of `size` equal operands, of which the tensor is one; averages and extrema are that one."""
     operation = next(
         (getattr(options, "reduceOp", None) for options in arguments if hasattr(options, "reduceOp")), None
     )
     if operation is None or operation == dist.ReduceOp.SUM:
         tensor.mul_(size)
+    elif operation == dist.ReduceOp.PREMUL_SUM:
+        tensor.mul_(size * operation.__getstate__()[1])
     elif operation == dist.ReduceOp.PRODUCT:
         tensor.pow_(size)
 

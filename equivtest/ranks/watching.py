@@ -31,7 +31,7 @@ UNSEEN = ("empty", "as_strided", "set_", "resize", "detach", "alias")
 
 REDUCTIONS = {
     getattr(dist.ReduceOp, op): op.lower() for op in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
-}
+} | {dist.ReduceOp.PREMUL_SUM: "premul"}
 
 
 class Watch:
@@ -162,6 +162,8 @@ def _options_of(arguments: Sequence[Any]) -> dict[str, Any]:
         operation = getattr(argument, "reduceOp", None)
         if operation is not None:
             found["op"] = next((word for op, word in REDUCTIONS.items() if operation == op), "unknown")
+            if found["op"] == "premul":
+                found["factor"] = float(operation.__getstate__()[1])
         if hasattr(argument, "rootRank"):
             found["root"] = argument.rootRank
     found["numbers"] = packed([argument for argument in arguments[1:] if _isnumbers(argument)])

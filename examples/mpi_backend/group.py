@@ -9,22 +9,16 @@ Source: torch/csrc/distributed/c10d/PyProcessGroup.hpp (2.13.0), which names of 
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import distributed as dist
-from torch.futures import Future
-from torch.utils._python_dispatch import _disable_current_modes
 
 from .job import world_of
+from .work import Work, begun, no_result, outside
 
 BACKEND = "mpi4py"
-LOOKS = 20  # at a request before its rank lets others have the core
-PAUSE_S = 5e-5
-
 Tensor = torch.Tensor
 ReduceOp = dist.ReduceOp
 
@@ -49,58 +43,6 @@ TYPES = {
     torch.bool: "UINT8_T",
 }
 WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
-
-
-def _outside() -> AbstractContextManager[Any]:
-    """The group's own copies are no operations of the program that is watched."""
-    return _disable_current_modes()
-
-
-class Work(dist.Work):
-    """Requests of MPI, and what becomes of them where the last has ended.
-
-    Args:
-        kept: Memory that MPI reads and writes until then.
-    """
-
-    def __init__(self, requests: Sequence[Any], finish: Callable[[], None], results: Any, kept: Any) -> None:
-        super().__init__()
-        self._requests, self._finish, self._results, self._kept = list(requests), finish, results, kept
-
-    def wait(self, *_: Any) -> bool:
-        looks = 0
-        while not self.is_completed():
-            looks += 1
-            if looks > LOOKS:
-                time.sleep(PAUSE_S)
-        return True
-
-    def is_completed(self) -> bool:
-        self._requests = [request for request in self._requests if not request.Test()]
-        if self._requests:
-            return False
-        finish, self._finish, self._kept = self._finish, _nothing, None
-        with _outside(), torch.no_grad():
-            finish()
-        return True
-
-    def is_success(self) -> bool:
-        return self.is_completed()
-
-    def synchronize(self) -> None:
-        self.wait()
-
-    def result(self) -> Any:
-        return self._results
-
-    def get_future(self) -> Any:
-        self.wait()
-        future: Future[Any] = Future()
-        future.set_result(self._results)
-        return future
-
-
-def _nothing() -> None: ...
 
 
 _Group: Any = dist.ProcessGroup  # torch's stub lists other constructors than the class has
@@ -159,7 +101,7 @@ class MpiGroup(_Group):  # type: ignore[misc]
 
     def _begin(self, begin: Callable[[], Any], results: Any, finish: Callable[[], None], *kept: Any) -> Work:
         self._num_calls += 1
-        return Work([begin()], finish, results, (kept, results))
+        return begun(Work([begin()], finish, results, (kept, results)))
 
     def _together(self, works: Sequence[Work], results: Any) -> Work:
         def finish() -> None:
@@ -167,7 +109,7 @@ class MpiGroup(_Group):  # type: ignore[misc]
                 work._finish()
 
         requests = list(itertools.chain.from_iterable(work._requests for work in works))
-        return Work(requests, finish, results, works)
+        return begun(Work(requests, finish, results, works))
 
     # What is reduced.
 
@@ -175,12 +117,15 @@ class MpiGroup(_Group):  # type: ignore[misc]
         self, given: Tensor, op: Any, targets: Sequence[Tensor], call: Callable[[Any, Any, Any], Any], numel: int
     ) -> Work:
         """A reduction of `given` to `numel` elements, which are written to the targets; none where no result comes."""
+        if op == ReduceOp.PREMUL_SUM:  # whose factor stands in what pickle is given, and nowhere else in Python
+            with outside(), torch.no_grad():
+                given, op = given * op.__getstate__()[1], ReduceOp.SUM
         names = [name for known, name in OPS if op == known]
         if not names or (given.dtype not in {*TYPES, *WIDE} and not given.is_complex()):
-            raise NotImplementedError(f"{BACKEND} does not support {op} of {given.dtype}")
+            raise NotImplementedError(f"{BACKEND} does not support this reduction of {given.dtype}")
         if self.size() == 1:  # float32 would change the bits of a NaN
             return self._begin(self._comm.Ibarrier, list(targets), lambda: _deal(given.clone(), targets[:1]))
-        with _outside(), torch.no_grad():
+        with outside(), torch.no_grad():
             sent = torch.view_as_real(given.contiguous()) if given.is_complex() else given
             numel *= 2 if given.is_complex() else 1
             sent = sent.to(WIDE.get(given.dtype, sent.dtype)).contiguous()
@@ -221,7 +166,7 @@ class MpiGroup(_Group):  # type: ignore[misc]
 
     def reduce_scatter(self, outputs: list[Tensor], given: list[list[Tensor]], options: Any = None) -> Work:
         op = ReduceOp.SUM if options is None else options.reduceOp
-        with _outside(), torch.no_grad():
+        with outside(), torch.no_grad():
             joined = _joined(given[0])
         return self._reduced_parts(joined, op, _numels(given[0]), outputs)
 
@@ -240,7 +185,7 @@ class MpiGroup(_Group):  # type: ignore[misc]
         self, targets: Sequence[Tensor], given: Tensor, call: Callable[[Any, Any], Any], results: Any
     ) -> Work:
         """One part of each rank, to the targets, none on a rank that gets nothing."""
-        with _outside(), torch.no_grad():
+        with outside(), torch.no_grad():
             sent = given.contiguous()
             got = given.new_empty(sum(target.numel() for target in targets))
         counts = [target.numel() for target in targets]
@@ -249,13 +194,13 @@ class MpiGroup(_Group):  # type: ignore[misc]
 
     def _exchanged(self, targets: Sequence[Tensor], given: Sequence[Tensor], results: Any) -> Work:
         """One part to each rank, and one of each."""
-        with _outside(), torch.no_grad():
+        with outside(), torch.no_grad():
             sent, got = _joined(given), given[0].new_empty(sum(target.numel() for target in targets))
         parts = [self._parts(*pair) for pair in ((sent, _numels(given)), (got, _numels(targets)))]
         return self._begin(lambda: self._comm.Ialltoallv(*parts), results, lambda: _deal(got, targets), sent, got)
 
     def broadcast(self, tensors: list[Tensor], options: Any) -> Work:
-        with _outside(), torch.no_grad():
+        with outside(), torch.no_grad():
             passed = tensors[0].detach().clone(memory_format=torch.contiguous_format)
         begin = lambda: self._comm.Ibcast(self._moved(passed), root=options.rootRank)  # noqa: E731
         return self._begin(begin, tensors, lambda: _deal(passed, tensors[:1]), passed)
@@ -282,7 +227,7 @@ class MpiGroup(_Group):  # type: ignore[misc]
 
     def scatter(self, outputs: list[Tensor], given: list[list[Tensor]], options: Any) -> Work:
         is_root = options.rootRank == self.rank()
-        with _outside(), torch.no_grad():
+        with outside(), torch.no_grad():
             got = torch.empty_like(outputs[0], memory_format=torch.contiguous_format)
             sent = _joined(given[0]) if is_root else None
         parts = None if sent is None else self._parts(sent, _numels(given[0]))
@@ -292,7 +237,7 @@ class MpiGroup(_Group):  # type: ignore[misc]
     def all_to_all_single(
         self, output: Tensor, given: Tensor, got: Sequence[int], sent: Sequence[int], options: Any = None
     ) -> Work:
-        with _outside(), torch.no_grad():
+        with outside(), torch.no_grad():
             targets, parts = (
                 list(torch.split(tensor, list(sizes or [tensor.shape[0] // self.size()] * self.size())))
                 for tensor, sizes in ((output, got), (given, sent))
@@ -303,12 +248,12 @@ class MpiGroup(_Group):  # type: ignore[misc]
         return self._exchanged(outputs, given, outputs)
 
     def send(self, tensors: list[Tensor], target: int, tag: int) -> Work:
-        with _outside(), torch.no_grad():
+        with outside(), torch.no_grad():
             sent = tensors[0].contiguous()
-        return self._begin(lambda: self._comm.Isend(self._moved(sent), target, tag), tensors, _nothing, sent)
+        return self._begin(lambda: self._comm.Isend(self._moved(sent), target, tag), tensors, no_result, sent)
 
     def recv(self, tensors: list[Tensor], source: int, tag: int) -> Work:
-        with _outside(), torch.no_grad():
+        with outside(), torch.no_grad():
             got = torch.empty_like(tensors[0], memory_format=torch.contiguous_format)
         begin = lambda: self._comm.Irecv(self._moved(got), source, tag)  # noqa: E731
         return self._begin(begin, tensors, lambda: _deal(got, tensors[:1]), got)
@@ -317,7 +262,7 @@ class MpiGroup(_Group):  # type: ignore[misc]
         return self.recv(tensors, self._mpi.ANY_SOURCE, tag)
 
     def barrier(self, opts: Any = None) -> Work:
-        return self._begin(self._comm.Ibarrier, [], _nothing)
+        return self._begin(self._comm.Ibarrier, [], no_result)
 
 
 def _numels(tensors: Sequence[Tensor]) -> list[int]:

@@ -19,7 +19,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torchtitan.distributed import ParallelDims, parallel_dims
 from torchtitan.distributed.fsdp import apply_fsdp_to_decoder
-from torchtitan.models.common import CosSinRoPE, Embedding, Linear, RMSNorm
+from torchtitan.models.common import ComplexRoPE, Embedding, Linear, RMSNorm
 from torchtitan.models.common.attention import ScaledDotProductAttention
 from torchtitan.models.llama3 import Llama3Model, _build_llama3_layers
 from torchtitan.models.llama3.sharding import set_llama3_sharding_config
@@ -42,7 +42,7 @@ def llama_of(*, sequence_parallel: bool) -> nn.Module:
             dim=FEATURES,
             n_heads=HEADS,
             hidden_dim=FEATURES,
-            rope=CosSinRoPE.Config(dim=FEATURES // HEADS, max_seq_len=32, theta=10000.0),
+            rope=ComplexRoPE.Config(dim=FEATURES // HEADS, max_seq_len=32, theta=10000.0),
             attn_backend="flex",
         ),
     )

@@ -24,11 +24,15 @@ OPERANDS = {
     "min": "compared",
     "avg": "averaged",
     "product": "multiplied",
+    "premul": "added",
     "band": "compared",
     "bor": "compared",
     "bxor": "compared",
 }
 """What is handed over for a reduction, or, under '', for what is only copied."""
+
+FACTOR = 0.5
+"""By which a rank multiplies its operand before the sum that is called 'premul': PREMUL_SUM."""
 
 BITWISE = ("band", "bor", "bxor")
 """Reductions of integers, as which the same numbers are handed over."""
@@ -89,6 +93,7 @@ BUNDLES: dict[str, tuple[Call, ...]] = {
         Call("gather_object", "gathered"),
         Call("all_gather_object", "gathered"),
         Call("barrier", "gathered"),
+        Call("monitored_barrier", "gathered"),
     ),
     "reduce": _reductions("reduce", "reduced", _COMMON),
     "all_to_all_single": (Call("all_to_all_single", "exchanged"), Call("all_to_all_single_uneven", "uneven")),
@@ -110,6 +115,12 @@ BUNDLES: dict[str, tuple[Call, ...]] = {
         Call("reduce_scatter_tensor", "parts", "product"),
         Call("reduce_scatter", "parts", "product"),
         Call("reduce", "reduced", "product"),
+    ),
+    "premultiplied": (
+        Call("all_reduce", "reduced", "premul"),
+        Call("reduce_scatter_tensor", "parts", "premul"),
+        Call("reduce_scatter", "parts", "premul"),
+        Call("reduce", "reduced", "premul"),
     ),
     "functional": (
         Call("functional_all_reduce", "reduced", "sum"),

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from equivtest.families.collectives.case import BITWISE, OPERANDS, CollectivesCase
+from equivtest.families.collectives.case import BITWISE, FACTOR, OPERANDS, CollectivesCase
 from equivtest.kit.oracle import expect
 from equivtest.kit.oracle.expected import COPIED, Expected, ExpectedTensor
 from equivtest.kit.oracle.operands import Reduced, join_bits, reduce_exactly
@@ -43,7 +43,7 @@ def expect_collectives(case: CollectivesCase, index: int) -> Expected:
             dtype=case.dtype,
             derivation=before.derivation,
             bits=bits,
-            is_sum=call.op in ("sum", "avg"),
+            is_sum=call.op in ("sum", "avg", "premul"),
         )
     return Expected(tensors, {op: before.bits_used for op, before in found.items() if before.bits_used})
 
@@ -54,6 +54,8 @@ def _before(case: CollectivesCase, op: str, operands: torch.Tensor) -> Reduced:
         return Reduced(operands.double(), operands, None, COPIED)
     if op in BITWISE:
         return _combined(op, operands)
+    if op == "premul":  # by a power of two, which rounds no whole number
+        return reduce_exactly(OPERANDS[op], operands * FACTOR, "sum", (case.world_size,))
     return reduce_exactly(OPERANDS[op], operands, op, (case.world_size,))
 
 

@@ -22,14 +22,15 @@ from torch.distributed import _functional_collectives as functional
 from torch.distributed.device_mesh import DeviceMesh
 
 from equivtest.errors import Unsupported
-from equivtest.families.collectives.case import BITWISE, OPERANDS, Call, CollectivesCase
-from equivtest.families.collectives.subject_pairs import OBJECTS, PAIRS, barrier
+from equivtest.families.collectives.case import BITWISE, FACTOR, OPERANDS, Call, CollectivesCase
+from equivtest.families.collectives.subject_pairs import OBJECTS, PAIRS, barrier, monitored_barrier
 from equivtest.families.collectives.subject_room import Begin, Begun, Room, cut, empties, first, padded, parts, rows
 from equivtest.kit.subject import Given
 from equivtest.refusal import is_refusal
 from equivtest.tensors import Placed, as_bits
 
-REDUCE_OPS = {op: getattr(dist.ReduceOp, op.upper()) for op in OPERANDS if op}
+REDUCE_OPS = {op: getattr(dist.ReduceOp, op.upper()) for op in OPERANDS if op not in ("", "premul")}
+REDUCE_OPS["premul"] = dist._make_nccl_premul_sum(FACTOR)  # type: ignore[attr-defined]
 
 # Renamed in torch 2.13, which warns of the old names.
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -289,6 +290,7 @@ FUNCTIONS: dict[str, Begin] = {
         *PAIRS,
         *OBJECTS,
         barrier,
+        monitored_barrier,
         *(all_reduce, all_gather, all_gather_into_tensor, reduce_scatter_tensor, reduce_scatter, broadcast),
         *(scatter, gather, reduce, all_to_all_single, all_to_all_single_uneven, all_to_all),
         *(functional_all_reduce, functional_all_gather_tensor, functional_reduce_scatter_tensor),

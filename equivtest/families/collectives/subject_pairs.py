@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -87,7 +87,15 @@ def scatter_object_list(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def barrier(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """Each rank tells the store its elements before it; what a rank finds there behind it is what all have told.
+    return _told_behind(room, own, lambda: dist.barrier(**room.how))
+
+
+def monitored_barrier(room: Room, call: Call, own: torch.Tensor) -> Begun:
+    return _told_behind(room, own, lambda: dist.monitored_barrier(room.group))
+
+
+def _told_behind(room: Room, own: torch.Tensor, wait: Callable[[], Any]) -> Begun:
+    """Each rank tells the store its elements before a barrier; what it finds there behind it is what all have told.
 
     The last rank is late: whoever does not wait for it finds nothing of it, and has zeros in its place.
     """
@@ -97,7 +105,7 @@ def barrier(room: Room, call: Call, own: torch.Tensor) -> Begun:
         time.sleep(LATE_S)
     store.set(f"{key} {room.rank}", as_bits(mine).cpu().numpy().tobytes().hex())
     store.get(f"{key} {room.rank}")  # a TCPStore's set returns before the store has it
-    work = dist.barrier(**room.how)
+    work = wait()
 
     def told() -> torch.Tensor:
         found = []

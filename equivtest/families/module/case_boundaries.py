@@ -17,8 +17,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
-from equivtest.families.module.case_facts import Fact, Program, call, call_builder, facts_of, made_inputs
-from equivtest.tensors import DTYPES, dtype_name
+from equivtest.families.module.case_facts import Fact, Program, call, call_builder, facts_of, in_dtype, made_inputs
+from equivtest.tensors import dtype_name
 
 BOUNDARY, INPUT, OUTPUT, CHOSEN = "boundary.", ":input", ":output", ":chosen"
 
@@ -244,7 +244,7 @@ def boundaries_of(program: Program) -> Mapping[str, Fact]:
         Misuse: as of `facts_of`.
     """
     facts_of(program)  # which says what does not fit
-    module = call_builder(program.build).to(DTYPES[program.dtype])
+    module = in_dtype(call_builder(program.build), program.dtype)
     capture = Capture(module, lambda tensor: Fact(tuple(tensor.shape), dtype_name(tensor.dtype), tensor.requires_grad))
     with torch.random.fork_rng(devices=[]), capture:
         call(module, program.positional, made_inputs(program, torch.Generator().manual_seed(0)))

@@ -100,7 +100,7 @@ def facts_of(program: Program) -> Facts:
 def _run(program: Program, seed: int) -> Facts:
     module = call_builder(program.build)
     parameters = _parameters(program, module)
-    module = module.to(DTYPES[program.dtype])
+    module = in_dtype(module, program.dtype)
     source = torch.Generator().manual_seed(seed)
     before = {name: (buffer, buffer.clone(), buffer._version) for name, buffer in module.named_buffers()}
     try:
@@ -111,15 +111,14 @@ def _run(program: Program, seed: int) -> Facts:
         raise Misuse(
             f"{program.build}: the unsharded module does not take {short}: {type(error).__name__}: {error}"
         ) from error
-    outputs = {
-        name: _fact(tensor, program.dtype)
-        for name, tensor in named_outputs(given, program.outputs, program.build).items()
+    named = named_outputs(given, program.outputs, program.build)
+    _require_real(program, named)
+    outputs = {name: _fact(tensor, program.dtype) for name, tensor in named.items()}
+    changed = {
+        name: buffer for name, buffer in module.named_buffers() if name in before and _is_changed(buffer, *before[name])
     }
-    buffers = {
-        name: _fact(buffer, program.dtype)
-        for name, buffer in module.named_buffers()
-        if name in before and _is_changed(buffer, *before[name])
-    }
+    _require_real(program, {f"buffer {name}, which the forward changes,": each for name, each in changed.items()})
+    buffers = {name: _fact(buffer, program.dtype) for name, buffer in changed.items()}
     return Facts(outputs, parameters, buffers, _loss_in(program, outputs))
 
 
@@ -145,8 +144,18 @@ def _is_changed(buffer: torch.Tensor, same: torch.Tensor, values: torch.Tensor, 
     return buffer is not same or buffer._version != version or not torch.equal(buffer, values)
 
 
+def _require_real(program: Program, tensors: Mapping[str, torch.Tensor]) -> None:
+    for name, tensor in tensors.items():
+        require(
+            not tensor.is_complex(),
+            f"{program.build}: {name} is of {dtype_name(tensor.dtype)}, and complex numbers are judged within a module "
+            "alone: let it be torch.view_as_real of them, or name the outputs that are judged, outputs=('logits',)",
+        )
+
+
 def _parameters(program: Program, module: nn.Module) -> dict[str, Fact]:
     """As `named_parameters` lists them: a tied one once."""
+    _require_real(program, {f"parameter {name}": each for name, each in module.named_parameters()})
     found = {
         name: Fact(tuple(parameter.shape), "", parameter.requires_grad)
         for name, parameter in module.named_parameters()
@@ -179,6 +188,17 @@ def call(module: nn.Module, positional: tuple[str, ...], inputs: Mapping[str, to
     others = {name: value for name, value in inputs.items() if name not in positional}
     given: object = module(*(inputs[name] for name in positional), **others)
     return given
+
+
+def in_dtype(module: nn.Module, dtype: str) -> nn.Module:
+    """The module, its real parameters and buffers in the dtype of that name, all others as they are built.
+
+    `nn.Module.to` would make complex buffers real, and what is imaginary of them is lost; these methods leave them.
+
+    Source: torch.nn.Module.to, float, double, half and bfloat16 (2.13.0).
+    """
+    casts = {"float32": module.float, "float64": module.double, "float16": module.half, "bfloat16": module.bfloat16}
+    return casts[dtype]()
 
 
 def call_builder(build: str) -> nn.Module:

@@ -11,7 +11,7 @@ import torch
 from equivtest import limits
 from equivtest.families.module.case import REAL_MODE, ModuleCase
 from equivtest.families.module.case_boundaries import Capture, is_boundary
-from equivtest.families.module.case_facts import call_builder, with_parameters
+from equivtest.families.module.case_facts import call_builder, in_dtype, with_parameters
 from equivtest.families.module.oracle_exact import EXACT, exactly, prove_exact
 from equivtest.families.module.oracle_forced import Forced, boundaries
 from equivtest.families.module.oracle_held import HeldAt, held_by_one, held_of_parts
@@ -23,7 +23,6 @@ from equivtest.kit.oracle.expected import Expected, ExpectedTensor, resolution_o
 from equivtest.kit.oracle.held import Held
 from equivtest.kit.oracle.operations import Found
 from equivtest.kit.values import draw
-from equivtest.tensors import DTYPES
 
 
 @expect.register
@@ -66,7 +65,7 @@ def _once(case: ModuleCase, index: int, drawn: Tensors, held: Held | None) -> Ex
 def _held_by_one(case: ModuleCase, given: Tensors) -> HeldAt:
     """What one process holds that runs the unsharded module."""
     module = with_parameters(
-        call_builder(case.build).to(DTYPES[case.dtype]), {name: given[name] for name in case.parameter_names()}
+        in_dtype(call_builder(case.build), case.dtype), {name: given[name] for name in case.parameter_names()}
     )
     with Capture(module) as capture:
         run_module(case, module, given)

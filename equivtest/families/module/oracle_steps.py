@@ -16,7 +16,7 @@ import torch
 
 from equivtest.errors import Misuse
 from equivtest.families.module.case import ModuleCase
-from equivtest.families.module.case_facts import call_builder, with_parameters
+from equivtest.families.module.case_facts import call_builder, in_dtype, with_parameters
 from equivtest.families.module.case_steps import TOTAL_NORM, base_of, called_optimizer, updated
 from equivtest.kit.case import at_step
 from equivtest.kit.oracle.declared import arithmetic_of
@@ -152,7 +152,7 @@ class Optimizer:
 
     def __init__(self, case: ModuleCase, parameters: Tensors) -> None:
         self._case, self._counted = case, _counted(case)
-        module = call_builder(case.build).to(DTYPES[case.dtype])
+        module = in_dtype(call_builder(case.build), case.dtype)
         given = {name: self._counted.exactly(value.clone()) for name, value in parameters.items()}
         with self._counted:
             with_parameters(module, given)

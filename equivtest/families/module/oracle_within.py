@@ -13,7 +13,7 @@ from torch import nn
 
 from equivtest.errors import Misuse
 from equivtest.families.module.case import ModuleCase
-from equivtest.families.module.case_facts import call_builder, with_parameters
+from equivtest.families.module.case_facts import call_builder, in_dtype, with_parameters
 from equivtest.families.module.oracle_apart import TakesApart
 from equivtest.families.module.oracle_forced import Forced
 from equivtest.families.module.oracle_held import HeldAt
@@ -24,7 +24,6 @@ from equivtest.kit.oracle.expected import COPIED
 from equivtest.kit.oracle.operations import Found
 from equivtest.kit.oracle.places import Places
 from equivtest.kit.oracle.ranged import Ranged
-from equivtest.tensors import DTYPES
 
 if TYPE_CHECKING:
     from equivtest.kit.oracle.running import RunningError
@@ -58,7 +57,7 @@ def ran_within_bounds(case: ModuleCase, given: Tensors, held: Sequence[HeldAt], 
     num_ranks = math.prod(case.mesh_of_part) if held and case.is_divided else case.num_shares  # that compute a part
     counted = RunningError(arithmetic_of(case.dtype), num_ranks, places)
     ranged = [{name: _ranged(counted, each) for name, each in part.items()} for part in split(case, given)]
-    modules = [call_builder(case.build).to(DTYPES[case.dtype]) for _ in ranged]
+    modules = [in_dtype(call_builder(case.build), case.dtype) for _ in ranged]
     for module, own in zip(modules, buffers, strict=False):
         _put_buffers(module, own)
     for module in modules:

@@ -10,6 +10,7 @@ Source: torch/csrc/distributed/c10d/ProcessGroup.hpp and the docstrings of torch
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -79,6 +80,19 @@ def right_results(kind: str, op: str, operands: Sequence[Items], rank: int, root
     if kind in ("all_reduce", "reduce", "reduce_scatter"):
         return [_reduced(kind, op, parts) for parts in given]
     raise Unjudged(f"of {kind} nothing is known")
+
+
+def premultiplied(items: Items, factor: float) -> list[list[torch.Tensor]]:
+    """The operand of a rank whose elements are multiplied before they are added up.
+
+    Raises:
+        Unjudged: a product may be rounded.
+    """
+    products = [[part * factor for part in item] for item in items]
+    for part, product in zip(itertools.chain(*items), itertools.chain(*products), strict=True):
+        if bool(((part.double() * factor != product.double()) & part.isfinite()).any()):
+            raise Unjudged(f"of products with {factor} that are rounded nothing is known")
+    return products
 
 
 def _moved(parts: Sequence[torch.Tensor]) -> Right:

@@ -22,6 +22,8 @@ from equivtest.tensors import dtype_name
 def right_of_operation(name: str, args: list[Any], kwargs: dict[str, Any]) -> list[Right]:
     """What an operator must return, then what it must leave in the operands that it writes to, tensor by tensor.
 
+    Of a tensor of complex numbers what is right is that of its pairs of real ones: see `as_pairs`.
+
     Args:
         name: As torch prints an operator: 'aten.mm.default'.
 
@@ -34,7 +36,7 @@ def right_of_operation(name: str, args: list[Any], kwargs: dict[str, Any]) -> li
     coarsest = _coarsest(tree_leaves((args, kwargs)))
     if coarsest is None:
         found = func(*args, **kwargs)
-        return [Right(each) for each in tree_leaves((found, written(func, args, kwargs))) if _is_tensor(each)]
+        return [Right(as_pairs(each)) for each in tree_leaves((found, written(func, args, kwargs))) if _is_tensor(each)]
     record = declared_of(dtype_name(coarsest))
     if record is None:
         raise Unjudged(f"no arithmetic of {dtype_name(coarsest)} is declared")
@@ -43,11 +45,17 @@ def right_of_operation(name: str, args: list[Any], kwargs: dict[str, Any]) -> li
     try:
         with counted:
             found = func(*given[0], **given[1])
+            results = [as_pairs(each) for each in tree_leaves((found, written(func, *given))) if _is_tensor(each)]
     except (InexactData, RuntimeError, TypeError, NotImplementedError) as error:  # of operators without a rule
         raise Unjudged(str(error)) from error
     if counted.undecided:
         raise Unjudged(counted.undecided)
-    return [_right(counted, each) for each in tree_leaves((found, written(func, *given))) if _is_tensor(each)]
+    return [_right(counted, each) for each in results]
+
+
+def as_pairs(tensor: torch.Tensor) -> torch.Tensor:
+    """Complex numbers as pairs of real ones, along a last dim of size 2; any other tensor as it is."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def raised_on_cpu(name: str, args: list[Any], kwargs: dict[str, Any]) -> str:
@@ -81,12 +89,12 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _is_float(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.is_floating_point()
+    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
 
 
 def _coarsest(values: list[Any]) -> torch.dtype | None:
-    """The floating dtype of the fewest bits, of tensors or asked for; None where there is none."""
-    found = {value.dtype for value in values if _is_float(value)}
+    """The floating dtype of the fewest bits, of tensors or asked for, complex ones too; None where there is none."""
+    found = {value.dtype.to_real() for value in values if _is_float(value)}
     found |= {value for value in values if isinstance(value, torch.dtype) and value.is_floating_point}
     return max(found, key=lambda dtype: torch.finfo(dtype).eps, default=None)
 

@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from equivtest.errors import Misuse
 from equivtest.families.module.case import ModuleCase, cotangent_of
 from equivtest.families.module.case_boundaries import Capture, own_name
-from equivtest.families.module.case_facts import call, call_builder, with_parameters
+from equivtest.families.module.case_facts import call, call_builder, in_dtype, with_parameters
 from equivtest.families.module.case_outputs import OUTPUT, named_outputs
 from equivtest.families.module.case_steps import TOTAL_NORM
 from equivtest.families.module.subject.held import held_parameters, places_in, require_whole
@@ -36,7 +36,7 @@ from equivtest.families.module.subject.steps import clipped, own_step, run_steps
 from equivtest.importing import load_named, require_arguments
 from equivtest.kit.subject import Answers, Given, require_fsdp2, style_named, under_contract
 from equivtest.layout import UNTOLD
-from equivtest.tensors import DTYPES, Placed
+from equivtest.tensors import Placed
 
 Parallelize = Callable[[nn.Module, DeviceMesh], nn.Module]
 
@@ -217,7 +217,7 @@ def make_parallel(case: ModuleCase, mesh: DeviceMesh, given: Given, parallelize:
 
 
 def _make_whole(case: ModuleCase, mesh: DeviceMesh, given: Given) -> nn.Module:
-    whole = call_builder(case.build).to(mesh.device_type, DTYPES[case.dtype])
+    whole = in_dtype(call_builder(case.build), case.dtype).to(mesh.device_type)
     values = {name: given[name].detach() for name in case.parameter_names()}
     return with_parameters(whole, {name: value.clone() for name, value in values.items()} if case.trains else values)
 
