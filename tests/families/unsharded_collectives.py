@@ -23,6 +23,6 @@ def unsharded_collectives(case: CollectivesCase, index: int) -> dict[str, torch.
         whole, join = given[OPERANDS[call.op]], joins.get(call.op, torch.add)
         dtype = whole.dtype
         whole = whole.long() if call.op in BITWISE else whole
-        whole = whole if join is None else functools.reduce(join, whole).to(dtype)
+        whole = whole if join is None else functools.reduce(join, whole / 2 if call.op == "premul" else whole).to(dtype)
         answers[call.name] = arrange(case, call.result, whole / case.world_size if call.op == "avg" else whole)
     return answers
