@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from equivtest.errors import Unsupported
+from equivtest.families.collectives.case import CollectivesCase
 from equivtest.families.operators.case import OperatorCase
 from equivtest.families.operators.chains.case import ChainCase
 from equivtest.families.redistribute.case import RedistributeCase
@@ -102,6 +103,16 @@ def test_what_is_partial_beside_a_shard_is_scattered() -> None:
             world_size=2, operator="ldexp", operands=((1,), (1,)), placements=((f"partial({op})",), (beside,))
         )
         assert says(case, "scatters_no_sum") is is_scattered
+
+
+def test_only_a_scaled_sum_is_another_sum_on_one_rank() -> None:
+    for name, is_scaled in (
+        ("reduce_scatter_tensor_premul", True),
+        ("reduce_scatter_tensor_avg", False),
+        ("reduce_premul", False),
+    ):
+        case = CollectivesCase(world_size=1, collectives=(name,))
+        assert says(case, "scatters_scaled_sum") is is_scaled
 
 
 def test_a_module_or_a_move_scatters_what_it_divides() -> None:
