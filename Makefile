@@ -43,8 +43,9 @@ release: release-installed  ## The gate on another release of torch, VERSION=2.8
 clients-installed: $(INSTALLED) $(CLIENTS)/.installed
 
 clients: clients-installed deepspeed-installed  ## Other people's parallel programs: transformers, DeepSpeed, ...; PROFILE=smoke is a few cases of each
-	PYTHONHASHSEED=0 PYTHONPATH=$(CURDIR):$(CURDIR)/$(CLIENTS):$(CURDIR)/$(DEEPSPEED) HF_HUB_OFFLINE=1 $(BIN)/equivtest run tests/clients --profile $(PROFILE) \
-		--import tests.clients.language_models --known-failures tests/clients/known_failures.toml --report report/clients
+	PYTHONPATH=$(CURDIR):$(CURDIR)/$(CLIENTS):$(CURDIR)/$(DEEPSPEED) HF_HUB_OFFLINE=1 \
+		$(BIN)/equivtest run tests/clients --profile $(PROFILE) --import tests.clients.language_models \
+		--known-failures tests/clients/known_failures.toml --report report/clients
 
 wrappers: $(INSTALLED)  ## FSDP2 and DDP told everything that they may be told; too long for the gate
 	$(BIN)/equivtest run tests/wrappers --report report/wrappers

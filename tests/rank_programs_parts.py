@@ -205,3 +205,22 @@ def hidden_divided(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
             layer, mesh, {"1.gate": ColwiseParallel(), "1.up": ColwiseParallel(), "1.down": RowwiseParallel()}
         )
     return module
+
+
+class OverASet(nn.Module):
+    """Calls one submodule once for each string of a set, whose order hangs on the process's hash seed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return sum((self.inner(x * int(factor)) for factor in {str(each) for each in range(10)}), start=x)
+
+
+def over_a_set() -> nn.Module:
+    return OverASet()
+
+
+def inner_divided(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    return parallelize_module(module, mesh, {"inner.0": ColwiseParallel(), "inner.1": RowwiseParallel()})

@@ -15,6 +15,7 @@ import equivtest.families.module.subject
 import equivtest.verdicts.claims  # noqa: F401
 from equivtest import cli, suite
 from equivtest.families.linear.case import LinearCase
+from equivtest.families.module.case import ModuleCase
 from equivtest.kit.case import to_data
 from equivtest.verdicts.verdict import Judgement, Verdict
 from tests.fake_suite import log_of, make_suite
@@ -211,6 +212,33 @@ def test_replay_of_a_case_that_holds_ends_with_0(tmp_path: Path) -> None:
 
     assert (done.returncode, done.stderr) == (0, "")
     assert "rowwise_linear: equals_unsharded holds in LinearCase(" in done.stdout
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(("hash_seed", "code"), [({}, 0), ({"PYTHONHASHSEED": "random"}, 1)], ids=["unset", "random"])
+def test_a_set_of_strings_has_one_order_in_all_processes_of_a_run_unless_it_is_asked_for_another_in_each(
+    hash_seed: dict[str, str], code: int, tmp_path: Path
+) -> None:
+    """There is one chance in 10! that the reference and the ranks draw one order."""
+    here = "tests.rank_programs_parts:"
+    case = ModuleCase(
+        build=f"{here}over_a_set", parallelize=f"{here}inner_divided", world_size=2, x_shape=(2, 4),
+        values=(("real", 0),), by_parts=True,
+    )  # fmt: skip
+    names = environment(str(Path(cli.__file__).parents[1]))
+    names.pop("PYTHONHASHSEED", None)
+
+    done = subprocess.run(
+        [sys.executable, "-m", "equivtest.cli", "check", "module", repr(case)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        env=names | hash_seed,
+    )
+
+    assert done.returncode == code, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,14 @@ import torch
 from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from equivtest import layout
 from equivtest.errors import Misuse
 from equivtest.kit.case import Case
+from equivtest.kit.subject import copied
 from equivtest.kit.values import draw
 from equivtest.layout import Layout
 from equivtest.ranks.visit import hand_out, layout_of, strided, take_answers, touched, visit_draw
@@ -257,3 +259,16 @@ def test_a_draw_is_visited_with_its_own_values_and_watched() -> None:
 
     assert all(torch.equal(answers[i].tensors["output"].local, draw(case, i)["x"]) for i in (0, 1))
     assert answers[0].touched == ("cotangent: values have changed",) and list(answers[0].tensors) == ["output"]
+
+
+@pytest.mark.parametrize("placement", [Partial(), Shard(0), Replicate()], ids=str)
+def test_a_copy_of_a_dtensor_is_held_as_it_is_and_asks_for_no_collective(placement: Placement) -> None:
+    """`DTensor.clone` of operands adds them up, so that what is remembered would not be what was held."""
+    with as_rank(0, (2,)) as mesh:
+        held = DTensor.from_local(X.clone(), mesh, [placement], run_check=False)
+        with CommDebugMode() as asked:
+            copy = copied(held)
+        assert isinstance(copy, DTensor)
+        assert copy.placements == (placement,) and copy.shape == held.shape and asked.get_total_counts() == 0
+        held.to_local().zero_()
+        assert copy.to_local().equal(X)

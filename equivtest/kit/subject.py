@@ -66,6 +66,21 @@ def dtensor_of(
     return DTensor.from_local(local, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride())
 
 
+def copied(tensor: torch.Tensor) -> torch.Tensor:
+    """What the tensor holds now, cut off from its gradient, copied without a collective.
+
+    `DTensor.clone` is no such copy: operands of a sum are added up by it, in a collective.
+
+    Source: torch.distributed.tensor (2.13.0), clone of Partial(), which gives Replicate().
+    """
+    if not isinstance(tensor, DTensor):
+        return tensor.detach().clone()
+    local = tensor.to_local().detach().clone()
+    return DTensor.from_local(
+        local, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
+    )
+
+
 @functools.cache
 def flattened_mesh(device_type: str, mesh_shape: tuple[int, ...]) -> DeviceMesh:
     """A mesh of the whole world, of the ranks in the same order as the harness's, and a mesh of one axis beside it.

@@ -19,7 +19,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torchtitan.distributed import ParallelDims, parallel_dims
 from torchtitan.distributed.fsdp import apply_fsdp_to_decoder
-from torchtitan.models.common import ComplexRoPE, Embedding, Linear, RMSNorm
+from torchtitan.models.common import ComplexRoPE, CosSinRoPE, Embedding, Linear, RMSNorm
 from torchtitan.models.common.attention import ScaledDotProductAttention
 from torchtitan.models.llama3 import Llama3Model, _build_llama3_layers
 from torchtitan.models.llama3.sharding import set_llama3_sharding_config
@@ -29,7 +29,7 @@ from tests.clients.sizes import FEATURES, HEADS, VOCABULARY
 INIT: dict[str, Any] = {"weight": nn.init.normal_}
 
 
-def llama_of(*, sequence_parallel: bool) -> nn.Module:
+def llama_of(*, sequence_parallel: bool, rope: Any = ComplexRoPE) -> nn.Module:
     """Two layers; its configuration holds its plan."""
     config: Any = Llama3Model.Config(
         dim=FEATURES,
@@ -42,7 +42,7 @@ def llama_of(*, sequence_parallel: bool) -> nn.Module:
             dim=FEATURES,
             n_heads=HEADS,
             hidden_dim=FEATURES,
-            rope=ComplexRoPE.Config(dim=FEATURES // HEADS, max_seq_len=32, theta=10000.0),
+            rope=rope.Config(dim=FEATURES // HEADS, max_seq_len=32, theta=10000.0),
             attn_backend="flex",
         ),
     )
@@ -61,6 +61,11 @@ def llama() -> nn.Module:
 def sequence_llama() -> nn.Module:
     """Between its projections each rank has a part of the tokens."""
     return llama_of(sequence_parallel=True)
+
+
+def cos_sin_llama() -> nn.Module:
+    """Its positions are turned by sines and cosines: gradients stay operands of a sum for longer."""
+    return llama_of(sequence_parallel=False, rope=CosSinRoPE)
 
 
 def made_whole(_: Any, __: Any, logits: Any) -> Any:

@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from equivtest.families.training.case import LAYERS, PerceptronCase
-from equivtest.kit.subject import Answers, Given
+from equivtest.kit.subject import Answers, Given, copied
 from equivtest.tensors import DTYPES, Placed
 
 STATE_KEYS = {"momentum": "momentum_buffer", "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
@@ -203,11 +203,9 @@ class PerceptronRun:
         """Answers a copy of what this rank holds now; plain tensors are under the contract's layout."""
         if tensor is None:
             self.found[name] = None
-        elif isinstance(tensor, DTensor):
-            self.found[name] = copied(tensor)
-        else:
-            local = tensor.detach().clone().requires_grad_(tensor.requires_grad)
-            self.found[name] = Placed(local, self.layouts[name])
+            return
+        copy = copied(tensor).requires_grad_(tensor.requires_grad)
+        self.found[name] = copy if isinstance(copy, DTensor) else Placed(copy, self.layouts[name])
 
     def _capture(self) -> None:
         """Remembers what the layers take and give, and the gradients of these, without touching them."""
@@ -222,13 +220,3 @@ class PerceptronRun:
             tensor.register_hook(  # type: ignore[no-untyped-call]
                 lambda gradient: self.captured.update({f"grad.{name}": gradient})
             )
-
-
-def copied(tensor: DTensor) -> DTensor:
-    """A copy that later steps do not change, made without a collective."""
-    local = tensor.to_local().detach().clone()
-    copy = DTensor.from_local(
-        local, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
-    )
-    copy.requires_grad_(tensor.requires_grad)
-    return copy

@@ -34,7 +34,7 @@ from equivtest.families.module.subject.held import held_parameters, places_in, r
 from equivtest.families.module.subject.own_world import world_of
 from equivtest.families.module.subject.steps import clipped, own_step, run_steps
 from equivtest.importing import load_named, require_arguments
-from equivtest.kit.subject import Answers, Given, require_fsdp2, style_named, under_contract
+from equivtest.kit.subject import Answers, Given, copied, require_fsdp2, style_named, under_contract
 from equivtest.layout import UNTOLD
 from equivtest.tensors import Placed
 
@@ -104,7 +104,7 @@ def _run_once(
     optimizer: torch.optim.Optimizer | None = None,
 ) -> Answers:
     """One forward and backward, or one step of the case's own."""
-    capture = Capture(parallel) if case.by_parts else None
+    capture = Capture(parallel, copied) if case.by_parts else None
     numbers = _numbers_of_collectives()
     inputs = {
         name: given[name].detach().requires_grad_() if name in case.real_names() else given[name]

@@ -17,7 +17,7 @@ from equivtest.families.module.case_boundaries import own_name
 from equivtest.families.module.case_steps import base_of, called_optimizer, updated
 from equivtest.importing import load_named, require_arguments
 from equivtest.kit.case import at_step
-from equivtest.kit.subject import Answers, Given
+from equivtest.kit.subject import Answers, Given, copied
 from equivtest.tensors import Placed
 
 Inputs = Mapping[str, torch.Tensor]
@@ -120,10 +120,9 @@ def _copied(held: DTensor | Placed | None) -> DTensor | Placed | None:
     if held is None:
         return None
     if isinstance(held, Placed):
-        return replace(held, local=_cloned(held.local))
-    return cast("DTensor", _cloned(held))
+        return replace(held, local=_with_need(held.local))
+    return cast("DTensor", _with_need(held))
 
 
-def _cloned(tensor: torch.Tensor) -> torch.Tensor:
-    copy = tensor.detach().clone()
-    return copy.requires_grad_(tensor.requires_grad) if copy.is_floating_point() else copy
+def _with_need(tensor: torch.Tensor) -> torch.Tensor:
+    return copied(tensor).requires_grad_(tensor.requires_grad)
