@@ -227,14 +227,14 @@ class _Running:
 
     def _faults(self, case: Case, calls: Sequence[Collective]) -> Iterator[tuple[Fault, Site]]:
         """Every fault that is to be tried in the case, the decisive ones first."""
+        sites: dict[Site, list[int]] = {}
+        for index, call in enumerate(calls):
+            sites.setdefault(_site(case, call), []).append(index)
         for kind in FAULTS:
-            counts: Counter[Site] = Counter()
-            for index, call in enumerate(calls):
-                site = _site(case, call)
-                counts[site] += 1
-                is_wanted = is_possible(kind, call.kind) if self.is_thorough else kind in decisive(call.kind)
-                if counts[site] <= limits.AUDIT_CALLS and is_wanted:
-                    yield Fault(kind, index), site
+            for site, indices in sites.items():
+                if is_possible(kind, site.kind) if self.is_thorough else kind in decisive(site.kind):
+                    for index in spread(indices, limits.AUDIT_CALLS):
+                        yield Fault(kind, index), site
 
     def _spoil(self, case: Case, fault: Fault, site: Site, failing: Mapping[str, str]) -> None:
         """One visit with a fault; `failing` are the claims that fail without it.
@@ -275,6 +275,12 @@ def _calls(replies: Sequence[Reply]) -> tuple[Collective, ...] | None:
     """What the first rank that takes part called; None where it did not answer."""
     answers = next((reply.answers for reply in replies if reply.answers), None)
     return None if answers is None else answers[0].collectives
+
+
+def spread(indices: Sequence[int], num: int) -> list[int]:
+    """At most `num` of them, the first and the last among them: what is called first may serve a set-up alone."""
+    num = min(num, len(indices))
+    return [indices[place * (len(indices) - 1) // max(1, num - 1)] for place in range(num)]
 
 
 def _site(case: Case, call: Collective) -> Site:

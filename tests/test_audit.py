@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from equivtest import limits
-from equivtest.audit import Audit, Site, audit, is_possible
+from equivtest.audit import Audit, Site, audit, is_possible, spread
 from equivtest.families.zero3.fetch.case import FetchCase
 from equivtest.handover import AuditRow
 from equivtest.known import KnownFailures
@@ -246,6 +246,13 @@ def found_of(**rejected: int) -> Audit:
         row = AuditRow(collective=str(site), fault="own operand", runs=2, rejected=count)
         rows[site, "own operand"] = row
     return Audit("mine", cases=2, rows=rows)
+
+
+@pytest.mark.parametrize(
+    ("num_calls", "chosen"), [(1, [0]), (2, [0, 1]), (3, [0, 1, 2]), (4, [0, 1, 3]), (20, [0, 9, 19])]
+)
+def test_of_many_calls_the_first_and_the_last_are_spoiled(num_calls: int, chosen: list[int]) -> None:
+    assert spread(range(num_calls), 3) == chosen
 
 
 def test_poison_alone_does_not_count() -> None:

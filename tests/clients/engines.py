@@ -10,8 +10,8 @@ utils/tensor_fragment.py; runtime/zero/partition_parameters.py, Init and Gathere
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.nn import functional
 
 from equivtest.families.training.deepspeed.subject import number_alike
 from equivtest.families.training.deepspeed.subject.fetch import joined_deepspeed, restore_linear
@@ -148,6 +149,21 @@ def master_of(model: Any, name: str) -> torch.Tensor:
     return found
 
 
+@contextmanager
+def linear_of(setting: Setting, deepspeed: Any) -> Iterator[None]:
+    """The linear layer that stage 3 puts in the place of torch's for the rest of the process, here for a step.
+
+    Its backward computes with what is fetched once more, torch's with what the forward fetched.
+    """
+    torchs = functional.linear
+    if setting.stage == 3:
+        functional.linear = deepspeed.runtime.zero.linear.zero3_linear_wrap
+    try:
+        yield
+    finally:
+        functional.linear = torchs
+
+
 def around(setting: Setting, engine: Any, *, is_last: bool) -> AbstractContextManager[Any]:
     """What a micro-batch runs in."""
     if setting.context == "no_sync" and not is_last:
@@ -169,13 +185,15 @@ def step_of(setting: Setting, model: Any, mesh: DeviceMesh, micro_batches: Any, 
     engine = made_engine(setting, model, mesh, optimizer, counted)
     if setting.sits_out:
         micro_batches = by_layer(micro_batches)
-    utils = joined_deepspeed(mesh.device_type).utils
+    deepspeed = joined_deepspeed(mesh.device_type)
+    utils = deepspeed.utils
     num_tokens = torch.ones(())
     if "labels" in micro_batches[0]:
         num_tokens = torch.stack([(each["labels"] != IGNORED).sum() for each in micro_batches]).sum()
         distributed.all_reduce(num_tokens, group=mesh.get_group())
     total = torch.zeros(())
-    with engine.coalesce_grad_reduction() if setting.context == "coalesced" else nullcontext():
+    coalesced = engine.coalesce_grad_reduction() if setting.context == "coalesced" else nullcontext()
+    with coalesced, linear_of(setting, deepspeed):
         for number, each in enumerate(micro_batches):
             is_last = number == len(micro_batches) - 1
             with around(setting, engine, is_last=is_last):
