@@ -44,10 +44,6 @@ class Turned(nn.Module):
         return torch.view_as_real(pairs * self.turns(x.float())).flatten(-2).to(x.dtype)
 
 
-class Given(Learned):
-    """Gives complex numbers."""
-
-
 class Held(nn.Module):
     """Holds a parameter of complex numbers."""
 
@@ -80,7 +76,7 @@ def by_layer() -> nn.Module:
 
 
 def given() -> nn.Module:
-    return Given()
+    return Learned()
 
 
 def held() -> nn.Module:

@@ -95,9 +95,17 @@ def _repeat(tensor: torch.Tensor, arguments: Arguments, size: int) -> None:
     if operation is None or operation == dist.ReduceOp.SUM:
         tensor.mul_(size)
     elif operation == dist.ReduceOp.PREMUL_SUM:
-        tensor.mul_(size * operation.__getstate__()[1])
+        tensor.mul_(size * factor_of(operation))
     elif operation == dist.ReduceOp.PRODUCT:
         tensor.pow_(size)
+
+
+def factor_of(operation: Any) -> float:
+    """What a PREMUL_SUM multiplies each operand by.
+
+    Source: torch/csrc/distributed/c10d/init.cpp, class ReduceOp (2.13.0), which tells it where it is pickled.
+    """
+    return float(operation.__getstate__()[1])
 
 
 def _by_operand(results: Any, num_operands: int) -> Sequence[Any]:

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves
 
 from equivtest import limits
-from equivtest.ranks.moves import Call, flat_tensors
+from equivtest.ranks.moves import Call, factor_of, flat_tensors
 from equivtest.ranks.notes import BEGUN, COLLECTIVE, ENDED, OPERATION, RAISED, Note, packed, write_note
 from equivtest.tensors import same_bits
 
@@ -163,7 +163,7 @@ def _options_of(arguments: Sequence[Any]) -> dict[str, Any]:
         if operation is not None:
             found["op"] = next((word for op, word in REDUCTIONS.items() if operation == op), "unknown")
             if found["op"] == "premul":
-                found["factor"] = float(operation.__getstate__()[1])
+                found["factor"] = factor_of(operation)
         if hasattr(argument, "rootRank"):
             found["root"] = argument.rootRank
     found["numbers"] = packed([argument for argument in arguments[1:] if _isnumbers(argument)])

@@ -87,10 +87,12 @@ def scatter_object_list(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def barrier(room: Room, call: Call, own: torch.Tensor) -> Begun:
+    """As `_told_behind`."""
     return _told_behind(room, own, lambda: dist.barrier(**room.how))
 
 
 def monitored_barrier(room: Room, call: Call, own: torch.Tensor) -> Begun:
+    """As `_told_behind`; torch documents it for gloo alone, and takes no `async_op`."""
     return _told_behind(room, own, lambda: dist.monitored_barrier(room.group))
 
 
