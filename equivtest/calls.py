@@ -14,8 +14,9 @@ from torch.utils._pytree import tree_leaves
 from equivtest.kit.oracle.declared import declared_of
 from equivtest.kit.oracle.single_collective import Inconsistent, Items, Right, Unjudged, premultiplied, right_results
 from equivtest.kit.oracle.single_operation import as_pairs, raised_on_cpu, right_of_operation
+from equivtest.pairs import MESSAGES, barriers, messages, opened_early, require_fit, right_message
 from equivtest.ranks.first_cause import LOST_ITS_PEER
-from equivtest.ranks.moves import REDUCING, flat_tensors
+from equivtest.ranks.moves import BARRIERS, REDUCING, flat_tensors
 from equivtest.ranks.notes import COLLECTIVE
 from equivtest.ranks.reply import Reply
 from equivtest.tensors import as_bits, dtype_name, same_bits
@@ -53,19 +54,28 @@ class Judged:
 def judge_collectives(events: Sequence[Sequence[Event]], replies: Sequence[Reply]) -> Judged:
     """Judges, group by group, the first calls of all ranks together, then the second ones, and so on.
 
+    Messages between two ranks, and barriers, are judged by themselves.
+
     Args:
         events: Of each rank.
         replies: How the watched visit ended on each.
     """
     called: dict[tuple[int, ...], dict[int, list[Event]]] = defaultdict(lambda: defaultdict(list))
     for event in itertools.chain(*events):
-        if event.begun.kind == COLLECTIVE and event.kind not in ("send", "recv"):
+        if event.begun.kind == COLLECTIVE and event.kind not in (*MESSAGES, *BARRIERS):
             called[event.begun.group][event.rank].append(event)
     running = _Collectives(replies, {own[-1].rank: own[-1] for own in events if own})
     for group, by_rank in called.items():
         for place in range(max(map(len, by_rank.values()))):
             if not running.judge([by_rank[rank][place] if place < len(by_rank[rank]) else None for rank in group]):
                 break  # the ranks no longer call the same: nothing that follows fits
+    for event in itertools.chain(*events):
+        if event.kind == "send":
+            running.judge_end(event)
+    for sending, reception in messages(events):
+        running.judge_message(sending, reception)
+    for found in barriers(events):
+        running.judge_barrier(found)
     return Judged(tuple(running.blames), running.num_right, running.unjudged)
 
 
@@ -99,6 +109,35 @@ class _Collectives:
         if len(self.blames) == num_blames and all(event.has_results for event in events):
             self._judge_bits(events)
         return True
+
+    def judge_end(self, event: Event) -> None:
+        """Judges a call that leaves nothing: whether it raised, or did not end."""
+        self._judge_one(event, None)
+
+    def judge_message(self, sending: Event | None, reception: Event) -> None:
+        """Judges what a rank has received by what another has sent it."""
+        try:
+            right = right_message(sending)
+            assert sending is not None
+            require_fit(sending, reception)
+            self._judge_one(reception, right)
+        except Inconsistent as reason:
+            self._blame("parallelization", reception, str(reason))
+        except Unjudged as reason:
+            self.unjudged[str(reason)] += 1
+
+    def judge_barrier(self, events: Sequence[Event]) -> None:
+        """Judges whether a barrier has let a rank through before all had come."""
+        for event in events:
+            self.judge_end(event)
+        try:
+            early = opened_early(events)
+        except Unjudged as reason:
+            self.unjudged[str(reason)] += len(events)
+            return
+        self.num_right += len(events) if early is None and all(event.has_results for event in events) else 0
+        if early is not None:
+            self._blame("collective", *early)
 
     def _judge_one(self, event: Event, right: Sequence[Right] | None) -> None:
         if event.raised:

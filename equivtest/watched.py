@@ -12,7 +12,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from equivtest.kit.oracle.single_collective import Inconsistent
-from equivtest.ranks.moves import CALLS, REDUCING, flat_tensors
+from equivtest.ranks.moves import BARRIERS, CALLS, REDUCING, flat_tensors
 from equivtest.ranks.notes import BEGUN, COLLECTIVE, ENDED, Note, file_of, read_notes, unpacked
 from equivtest.tensors import dtype_name
 
@@ -37,7 +37,8 @@ class Event:
     @property
     def kind(self) -> str:
         """'all_reduce' for its method, or the operator's name."""
-        return CALLS[self.begun.name].kind if self.begun.kind == COLLECTIVE else self.begun.name
+        name = self.begun.name
+        return CALLS[name].kind if self.begun.kind == COLLECTIVE and name not in BARRIERS else name
 
     @property
     def op(self) -> str:
@@ -57,6 +58,12 @@ class Event:
     @property
     def raised(self) -> str:
         return self.end.error if self.end is not None else ""
+
+    @property
+    def ended_s(self) -> float:
+        """When a barrier had been waited for, on the clock of the rank's host."""
+        assert self.end is not None
+        return self.end.at_s
 
     @property
     def given(self) -> Any:
@@ -86,9 +93,10 @@ def describe(event: Event) -> str:
     """A call in words: what, of what, the how manyth, where."""
     tensors = [each for each in tree_leaves(event.given) if isinstance(each, torch.Tensor)]
     of = ", ".join(f"{dtype_name(each.dtype)} {tuple(each.shape)}" for each in tensors[:MOST_OPERANDS])
+    what = f"{event.in_short} of {of}" if of else event.in_short
     on = f" on ranks {', '.join(map(str, event.begun.group))}" if event.begun.group else ""
     more = ", ..." if len(tensors) > MOST_OPERANDS else ""
-    return f"{event.in_short} of {of}{more}, call {event.ordinal} of it in the {event.begun.options['phase']}{on}"
+    return f"{what}{more}, call {event.ordinal} of it in the {event.begun.options['phase']}{on}"
 
 
 def items_of(event: Event) -> list[list[torch.Tensor]]:

@@ -25,6 +25,7 @@ FLOORS = (
     ("families",),
     ("ranks",),
     ("verdicts", "watched"),
+    ("pairs",),
     ("calls", "captured_inputs", "check", "kept", "known", "report"),
     ("captured_answers", "door", "judging_update", "kept_update"),
     ("capturing", "chunks", "fingerprint", "judging", "module", "rank", "records", "replay", "settings", "suite"),

@@ -11,6 +11,7 @@ import torch
 from equivtest.blame import HELD, blame
 from equivtest.calls import first_wrong
 from equivtest.check import judge_replies
+from equivtest.families.collectives.case import CollectivesCase
 from equivtest.families.linear.case import LinearCase
 from equivtest.families.zero3.fetch.case import FetchCase
 from equivtest.kit.case import Case
@@ -68,6 +69,23 @@ def test_a_collective_is_named_where_it_is_called(pool: Pool, fault: str, subjec
 def test_what_the_backend_does_right_is_not_blamed_on_it(pool: Pool, subject: str, case: Case, layer: str) -> None:
     """A reduction that the ranks do not agree on, and an operand that changed under way, are the subject's."""
     assert told(PROGRAMS + subject, case, pool).startswith(layer)
+
+
+DEVIATING = Backend("planted", imports=("tests.rank_programs_deviating",))
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("fault", "name", "layer"),
+    [
+        ("loses_tails", "batched_send_and_receive", "collective: recv of float32 (9,), call 1 of it"),
+        ("opens_early", "barrier", "collective: barrier, call 1 of it"),
+    ],
+)
+def test_messages_and_barriers_are_judged_by_themselves(pool: Pool, fault: str, name: str, layer: str) -> None:
+    case = CollectivesCase(world_size=2, collectives=(name,), numels=(9,))
+    with Pool(DEVIATING, environment={FAULT: fault}, beside=pool) as wrong:
+        assert told("collectives", case, wrong).startswith(layer)
 
 
 # Of single calls.

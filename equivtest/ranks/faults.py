@@ -22,7 +22,7 @@ from torch.distributed import distributed_c10d
 from equivtest.collective import Collective
 from equivtest.errors import EquivtestError
 from equivtest.ranks.messages import FAULTS, Fault
-from equivtest.ranks.moves import CALLS, Call, flat_tensors
+from equivtest.ranks.moves import BARRIERS, CALLS, Call, flat_tensors
 from equivtest.ranks.watching import Watch
 
 BACKEND = "equivtest_faults"
@@ -266,13 +266,25 @@ def _handed_on(name: str) -> Callable[..., Any]:
     return method
 
 
+def _barrier(name: str) -> Callable[..., Any]:
+    def method(self: FaultyGroup, *arguments: Any, **named: Any) -> Any:
+        def hand_on() -> Any:
+            return getattr(self._inner, name)(*arguments, **named)
+
+        return hand_on() if _visit.watch is None else _visit.watch.barrier(self, name, hand_on)
+
+    return method
+
+
 HANDED_ON = (
-    "barrier", "monitored_barrier", "_start_coalescing", "_set_sequence_number_for_group",
+    "_start_coalescing", "_set_sequence_number_for_group",
     "_wait_for_pending_works", "_get_backend", "abort", "shutdown",
 )  # fmt: skip
-"""Methods in which no values move, and which the group itself would look for in a backend that it has not."""
+"""Methods that call no collective, and which the group itself would look for in a backend that it has not."""
 
 for _name in CALLS.keys() & set(dir(dist.ProcessGroup)):
     setattr(FaultyGroup, _name, _method(_name))
+for _name in set(BARRIERS) & set(dir(dist.ProcessGroup)):
+    setattr(FaultyGroup, _name, _barrier(_name))
 for _name in set(HANDED_ON) & set(dir(dist.ProcessGroup)):
     setattr(FaultyGroup, _name, _handed_on(_name))

@@ -16,6 +16,8 @@ Arguments = Sequence[Any]
 
 REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 """Kinds whose operands are added, or reduced in another way: those that may be counted twice."""
+BARRIERS = ("barrier", "monitored_barrier")
+"""Methods of a process group in which no values move: noted where a rank is watched, and never spoiled."""
 WITHOUT_OPERAND_OF_ALL = ("broadcast", "scatter", "send", "recv")
 """Kinds to which not every rank gives an operand."""
 

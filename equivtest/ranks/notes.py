@@ -30,6 +30,7 @@ class Note(msgspec.Struct, frozen=True, array_like=True):
         options: Of a collective: 'op', 'factor' of a 'premul', 'root', 'phase' and the like.
         was_changed: Whether something else wrote to the operands in the meantime.
         error: What was raised.
+        at_s: When a barrier was called, and when it had been waited for: `time.monotonic` of the rank's host.
     """
 
     number: int
@@ -42,6 +43,7 @@ class Note(msgspec.Struct, frozen=True, array_like=True):
     options: dict[str, Any] = {}
     was_changed: bool = False
     error: str = ""
+    at_s: float = 0.0
 
 
 _encoder = msgspec.msgpack.Encoder()

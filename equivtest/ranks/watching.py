@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import IO, Any
 
 import torch
@@ -100,6 +102,36 @@ class Watch:
             return None
         return Watched(work, [end], lambda error: self.note(number=number, moment=RAISED, error=_in_short(error)))
 
+    def barrier(self, group: Any, name: str, hand_on: Callable[[], Any]) -> Any:
+        """Calls one of the real group, and notes when; its end, when somebody has waited for it."""
+        number = next(self.numbers)
+        self.note(
+            number=number,
+            moment=BEGUN,
+            kind=COLLECTIVE,
+            name=name,
+            given=[],
+            group=tuple(dist.get_process_group_ranks(group)),
+            options={**_phase(), "clock": _clock()},
+            at_s=time.monotonic(),
+        )
+
+        def failed(error: Exception) -> None:
+            self.note(number=number, moment=RAISED, error=_in_short(error))
+
+        def end() -> None:
+            self.note(number=number, moment=ENDED, got=[], at_s=time.monotonic())
+
+        try:
+            work = hand_on()
+        except Exception as error:
+            failed(error)
+            raise
+        if work is None:  # monitored_barrier, which has waited
+            end()
+            return None
+        return Watched(work, [end], failed)
+
     def coalesced(self, work: Any) -> Any:
         """The work of what was called since coalescing began."""
         ends, self._unended = self._unended, []
@@ -179,6 +211,11 @@ def _isnumbers(argument: Any) -> bool:
 
 def _phase() -> dict[str, Any]:
     return {"phase": "backward" if torch._C._current_graph_task_id() != -1 else "forward"}
+
+
+def _clock() -> str:
+    """Whose monotonic clock this rank has: that of the boot of its host."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
 def _overlap(operands: Any, results: Any) -> bool:

@@ -99,11 +99,14 @@ def monitored_barrier(room: Room, call: Call, own: torch.Tensor) -> Begun:
 def _told_behind(room: Room, own: torch.Tensor, wait: Callable[[], Any]) -> Begun:
     """Each rank tells the store its elements before a barrier; what it finds there behind it is what all have told.
 
-    The last rank is late: whoever does not wait for it finds nothing of it, and has zeros in its place.
+    The last rank is late: it comes when all others have told, and some time after. Whoever does not wait for it finds
+    nothing of it, and has zeros in its place.
     """
     store, processes = distributed_c10d._get_default_store(), tuple(dist.get_process_group_ranks(room.group))
     key, mine = f"barrier {processes} {next(_barriers[processes])}", first(room, own)
     if room.rank == room.ranks - 1:
+        for other in _others(room):
+            store.get(f"{key} {other}")  # which waits until it is there
         time.sleep(LATE_S)
     store.set(f"{key} {room.rank}", as_bits(mine).cpu().numpy().tobytes().hex())
     store.get(f"{key} {room.rank}")  # a TCPStore's set returns before the store has it
@@ -130,7 +133,7 @@ def _as_tensor(found: dict[str, list[int]], like: torch.Tensor) -> torch.Tensor:
     return bits.view(like.dtype).to(like.device)
 
 
-LATE_S = 0.002
+LATE_S = 0.005  # for ranks that were let through to look meanwhile; they take microseconds
 _barriers: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
 """By the processes of a group: the number of its next barrier, the same on all of them."""
 
