@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -224,3 +225,32 @@ def over_a_set() -> nn.Module:
 
 def inner_divided(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return parallelize_module(module, mesh, {"inner.0": ColwiseParallel(), "inner.1": RowwiseParallel()})
+
+
+class Pooled(nn.Module):
+    """One query, computed once and expanded to every row and head, looks at all positions; a layer follows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query = nn.Parameter(torch.ones(6))
+        self.norm, self.out = nn.LayerNorm(24), nn.Linear(6, 24)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        keys = self.norm(x).unflatten(-1, (4, 6)).transpose(1, 2)
+        query = torch.tanh(self.query).expand(len(x), 4, 1, 6)
+        seen = functional.scaled_dot_product_attention(query, keys, keys)
+        return self.out(seen.mean((1, 2)))
+
+
+def pooled() -> nn.Module:
+    return nn.Sequential(Pooled())
+
+
+def out_divided(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    return parallelize_module(module, mesh, {"0.out": ColwiseParallel(output_layouts=Replicate())})
+
+
+def query_of_one_rank(module: Any, mesh: DeviceMesh) -> nn.Module:
+    """The query's gradient is lost on rank 1."""
+    module[0].query.register_hook(lambda gradient: gradient * (mesh.get_rank() == 0))
+    return out_divided(module, mesh)

@@ -43,6 +43,13 @@ def tensor_parallel(model: Any, mesh: DeviceMesh) -> nn.Module:
     return parallel
 
 
+def packed_experts(model: Any, mesh: DeviceMesh) -> nn.Module:
+    """The same plan, but that merged weights of experts are divided as what they are merged of (finding 115)."""
+    plan = model._expand_parallel_plan(dict(model.tp_plan))
+    merged = {name: "packed_colwise" for name in plan if name.endswith("experts.gate_up_proj")}
+    return divided(model, mesh, plan | merged)
+
+
 def divided(model: Any, mesh: DeviceMesh, plan: Mapping[str, str]) -> Any:
     """The model under what a plan says of parts and parameters, each of which it names once: without the tied ones."""
     own = {name for name, _ in (*model.named_modules(), *model.named_parameters())}

@@ -32,9 +32,9 @@ EXPERTS = (
     "ernie4_5_moe", "exaone_moe", "flex_olmo", "glm4_moe", "glm4_moe_lite", "granitemoe", "granitemoe_swa",
     "granitemoeshared", "hunyuan_v1_moe", "hy_v3", "jamba", "kolibri1", "laguna", "mellum", "minimax", "minimax_m2",
     "mixtral", "olmoe", "qwen2_moe", "qwen3_moe", "solar_open",
-    "deepseek_v4", "granitemoehybrid", "hy_v4", "inkling_text", "kimi_linear", "lfm2_moe", "llama4_text",
-    "longcat_flash", "mimo_v2_flash", "minimax_m3_vl_text", "nemotron_h", "qwen3_5_moe_text", "qwen3_next",
-    "qwen4_exp_text",
+    "deepseek_v4", "granitemoehybrid", "hy_v4", "inkling2_text", "inkling_text", "kimi_linear", "lfm2_moe",
+    "llama4_text", "longcat_flash", "mimo_v2_flash", "minimax_m3_vl_text", "nemotron_h", "qwen3_5_moe_text",
+    "qwen3_next", "qwen4_exp_text",
 )  # fmt: skip
 """Of few tokens: a router whose roundings may choose other experts leaves a draw inconclusive."""
 
@@ -45,6 +45,9 @@ for _type in INDEXED:
     globals()[_type] = judged(HERE + _type, f"{HERE}tensor_parallel", {"batch": (2,), "seq": (2,)}, batch="whole")
 for _type in (*EXPERTS, *HYBRID):
     globals()[_type] = judged(HERE + _type, f"{HERE}tensor_parallel", {"batch": (1,), "seq": (4, 2)}, batch="whole")
+inkling2_text_packed = judged(
+    f"{HERE}inkling2_text", f"{HERE}packed_experts", {"batch": (1,), "seq": (4, 2)}, batch="whole"
+)
 for _type in ("llama", "mixtral"):
     globals()[f"{_type}_layers_sharded"] = judged(
         HERE + _type, f"{HERE}layers_sharded", {"batch": (1, 2, 3, 4, 12), "seq": (3,)}, batch="mean of parts"

@@ -293,3 +293,14 @@ def test_a_message_names_the_first_of_many_tensors(num: int, told: str) -> None:
     text = write_message(verdict)
 
     assert told in text and ("others agree" in text) == (num > 16)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(("parallelize", "wrong"), [("out_divided", ""), ("query_of_one_rank", "grad.0.query")])
+def test_an_operand_that_is_expanded_is_met_element_by_element(pool: Pool, parallelize: str, wrong: str) -> None:
+    """What the ranks held cannot be written into a tensor whose elements share their place in memory."""
+    case = case_of("pooled", parallelize, x_shape=(2, 3, 24))
+    found = [each for each in judge("module", case, pool) if each.kind != "skipped"]
+
+    assert any(each.claim == "gradients_equal_unsharded" for each in found)
+    assert {each.judgement.mismatches[0].tensor for each in found if each.failed} == ({wrong} if wrong else set())

@@ -118,8 +118,11 @@ class Boundaries(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if (function := FUNCTIONS.get(func)) and self._running and not torch.compiler.is_compiling():
-            named = {**dict(zip(function.operands, args, strict=False)), **kwargs}
-            operands = [named[name] for name in function.operands]
+            places = dict(zip(function.operands, args, strict=False))
+            own = {name: self.apart(each) for name, each in {**places, **kwargs}.items() if name in function.operands}
+            operands = [own[name] for name in function.operands]
+            args = (*(own[name] for name in places), *args[len(places) :])
+            kwargs = {name: own.get(name, each) for name, each in kwargs.items()}
             path, calls = self._running[-1], self._calls[self.is_again]
             number = calls[path + function.name]
             calls[path + function.name] += 1
@@ -154,6 +157,10 @@ class Boundaries(TorchFunctionMode):
     def meet_operand(self, name: str, tensor: torch.Tensor) -> None:
         """The same of an operand of a function, which another program need not call as the unsharded module does."""
         self.meet(name, tensor)
+
+    def apart(self, operand: Any) -> Any:
+        """What a function is handed in the place of an operand: the operand itself."""
+        return operand
 
     def choose(self, name: str, operand: torch.Tensor, dim: int, choice: Choice) -> Any:
         """The largest along a dim, and their indices."""

@@ -68,6 +68,13 @@ class Forced(Boundaries):
         self._operands |= {f"{BOUNDARY}{name}", f"grad.{BOUNDARY}{name}"}
         self.meet(name, tensor)
 
+    def apart(self, operand: Any) -> Any:
+        """A copy of an operand several of whose elements lie in one place in memory: each is to hold what was held."""
+        is_shared = isinstance(operand, torch.Tensor) and any(
+            size > 1 and stride == 0 for size, stride in zip(operand.shape, operand.stride(), strict=True)
+        )
+        return operand.clone(memory_format=torch.contiguous_format) if is_shared else operand
+
     def choose(self, name: str, operand: torch.Tensor, dim: int, choice: Choice) -> Any:
         """What the ranks chose, where they chose the largest of what they held, and of equal ones any.
 
