@@ -123,6 +123,37 @@ def sharded_output(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return parallelize_module(module, mesh, plan)
 
 
+def local_columns(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Gives this rank's columns as a plain tensor."""
+    return parallelize_module(module, mesh, ColwiseParallel())
+
+
+class Rows(nn.Module):
+    """Gives this rank's rows of what every rank computes."""
+
+    def __init__(self, whole: nn.Module, mesh: DeviceMesh) -> None:
+        super().__init__()
+        self.weight, self.mesh = whole.weight, mesh
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x @ self.weight.T).chunk(self.mesh.size())[self.mesh.get_local_rank()]
+
+
+def local_rows(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    return Rows(module, mesh)
+
+
+class Flat(Rows):
+    """Gives other dims."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x @ self.weight.T).flatten()
+
+
+def flat(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    return Flat(module, mesh)
+
+
 def fsdp2(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return fully_shard(module, mesh=mesh)
 
