@@ -93,6 +93,10 @@ def deep() -> nn.Module:
     return nn.Sequential(*(nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3)) for _ in range(24)))
 
 
+def encoder_layer() -> nn.Module:
+    return nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
+
+
 def named_x() -> nn.Module:
     module = nn.Linear(3, 3)
     module.register_parameter("x", nn.Parameter(torch.ones(3)))
