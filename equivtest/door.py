@@ -13,6 +13,7 @@ from equivtest.families.module.case import LARGEST, REAL_DTYPES, REAL_MODE, WHOL
 from equivtest.families.module.case_axes import meshes_of
 from equivtest.families.module.case_inputs import BATCH
 from equivtest.families.module.oracle_exact import prove_exact
+from equivtest.importing import suggestion
 from equivtest.kit.case import Shape, require
 
 BATCH_SIZES = (1, 2, 3, 4, 5, 7)
@@ -74,11 +75,15 @@ def combinations(names: Sequence[str], sizes: Mapping[str, Sequence[int]]) -> tu
         Misuse: a size is in no shape, or has no values of at least 1.
     """
     unknown = [name for name in sizes if name not in names]
-    require(not unknown, f"sizes must be named in shapes of inputs, got {', '.join(unknown)}")
-    tables = {name: tuple(sizes.get(name, BATCH_SIZES if name == BATCH else OTHER_SIZES)) for name in names}
-    for name, table in tables.items():
-        is_table = bool(table) and all(isinstance(size, int) and size >= 1 for size in table)
-        require(is_table, f"sizes of {name} must be numbers of at least 1, one at least, got {table}")
+    which = suggestion(unknown[0], names) if unknown and names else "no shape has one"
+    require(not unknown, f"sizes must be named in shapes of inputs, got {', '.join(unknown)}: {which}")
+    given = {name: sizes.get(name, BATCH_SIZES if name == BATCH else OTHER_SIZES) for name in names}
+    for name, table in given.items():
+        is_table = isinstance(table, Sequence) and bool(table)
+        is_table = is_table and all(isinstance(size, int) and size >= 1 for size in table)
+        said = f"numbers of at least 1, one at least, such as sizes={{{name!r}: (2, 3)}}"
+        require(is_table, f"sizes of {name} must be {said}, got {table!r}")
+    tables = {name: tuple(table) for name, table in given.items()}
     simplest = {name: table[0] for name, table in tables.items()}
     one_by_one = [{**simplest, name: size} for name, table in tables.items() for size in table]
     longest = max(map(len, tables.values()), default=1)

@@ -188,6 +188,11 @@ def test_a_dtype_gets_the_shapes_whose_sums_it_holds() -> None:
     assert {case.dtype for case in cases if case.x_shape == (60, 3)} == {"float32", "float64", "float16"}
 
 
+def test_one_tensor_needs_no_name() -> None:
+    with pytest.raises(Misuse, match="gives output, nothing at logits: leave outputs out, as it gives one tensor"):
+        case_of(outputs=("logits",))
+
+
 @pytest.mark.parametrize("x_shapes", [(2, 3), (), 5])
 def test_one_shape_is_not_taken_for_shapes(x_shapes: Any) -> None:
     with pytest.raises(Misuse, match=r"x_shapes must hold shapes, .* got "):
