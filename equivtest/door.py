@@ -7,17 +7,14 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from equivtest import limits
+from equivtest.bounded import explained, require_bounds
 from equivtest.errors import Misuse
 from equivtest.families.module.case import LARGEST, REAL_DTYPES, REAL_MODE, WHOLE, ModuleCase, call_builder
 from equivtest.families.module.case_axes import meshes_of
-from equivtest.families.module.case_boundaries import BOUNDARY
 from equivtest.families.module.case_inputs import BATCH
 from equivtest.families.module.oracle_exact import prove_exact
-from equivtest.families.module.oracle_steps import NOT_SEEN
+from equivtest.importing import suggestion
 from equivtest.kit.case import Shape, require
-from equivtest.kit.oracle import expect
-from equivtest.verdicts.elements import is_too_wide
 
 BATCH_SIZES = (1, 2, 3, 4, 5, 7)
 OTHER_SIZES = (2, 3, 5)
@@ -78,11 +75,15 @@ def combinations(names: Sequence[str], sizes: Mapping[str, Sequence[int]]) -> tu
         Misuse: a size is in no shape, or has no values of at least 1.
     """
     unknown = [name for name in sizes if name not in names]
-    require(not unknown, f"sizes must be named in shapes of inputs, got {', '.join(unknown)}")
-    tables = {name: tuple(sizes.get(name, BATCH_SIZES if name == BATCH else OTHER_SIZES)) for name in names}
-    for name, table in tables.items():
-        is_table = bool(table) and all(isinstance(size, int) and size >= 1 for size in table)
-        require(is_table, f"sizes of {name} must be numbers of at least 1, one at least, got {table}")
+    which = suggestion(unknown[0], names) if unknown and names else "no shape has one"
+    require(not unknown, f"sizes must be named in shapes of inputs, got {', '.join(unknown)}: {which}")
+    given = {name: sizes.get(name, BATCH_SIZES if name == BATCH else OTHER_SIZES) for name in names}
+    for name, table in given.items():
+        is_table = isinstance(table, Sequence) and bool(table)
+        is_table = is_table and all(isinstance(size, int) and size >= 1 for size in table)
+        said = f"numbers of at least 1, one at least, such as sizes={{{name!r}: (2, 3)}}"
+        require(is_table, f"sizes of {name} must be {said}, got {table!r}")
+    tables = {name: tuple(table) for name, table in given.items()}
     simplest = {name: table[0] for name, table in tables.items()}
     one_by_one = [{**simplest, name: size} for name, table in tables.items() for size in table]
     longest = max(map(len, tables.values()), default=1)
@@ -153,12 +154,12 @@ def _tried_on(
         ]
         fitting, reasons = _fitting(door, exact, prove_exact)
         if fitting:
-            return fitting, list(map(str, reasons))
+            return fitting, []
     if door.by_parts is not True:
         too_wide: list[Misuse] = []
         for dtype in (dtype for dtype in REAL_DTYPES if dtype in dtypes):
             real = [make(dtype=dtype, values=((REAL_MODE, 0),), **{varied: layout}) for layout in layouts]
-            found, more_reasons = _fitting(door, real, _require_bounds, gives_up=door.by_parts is None)
+            found, more_reasons = _fitting(door, real, require_bounds, gives_up=door.by_parts is None)
             fitting |= found
             too_wide += more_reasons
         reasons = too_wide or reasons
@@ -167,7 +168,7 @@ def _tried_on(
         found, more_reasons = _by_parts(door, make, others, layouts)
         fitting |= found
         reasons = more_reasons or reasons
-    return fitting, list(map(str, reasons))
+    return fitting, list(map(str if fitting else explained, reasons[:1]))
 
 
 def _by_parts(
@@ -237,31 +238,5 @@ def _fitting(
     return fitting, reasons
 
 
-def _require_bounds(case: ModuleCase) -> None:
-    """Raises Misuse where some answer may be off by so much that nothing is to be concluded."""
-    tensors = expect(case, 0).tensors
-    wide = [name for name, tensor in tensors.items() if is_too_wide(tensor)]
-    answers = [name for name in wide if not tensors[name].is_inner]
-    if not answers:
-        return
-    undecided = next((name for name in wide if tensors[name].derivation.startswith("undecided: ")), None)
-    if undecided:
-        raise Misuse(
-            f"{case.build}: in {case.dtype}, with {case.takes}: {tensors[undecided].derivation}: a correct module may "
-            "choose otherwise; judge what is before the choice and what is behind it"
-        )
-    if unseen := next((name for name in answers if tensors[name].derivation == NOT_SEEN), None):
-        raise Misuse(
-            f"{case.build}: in {case.dtype}, with {case.takes}, of {unseen} nothing can be concluded: {NOT_SEEN}: "
-            "take a larger learning rate, or leave this dtype out"
-        )
-    first = f" (and of {wide[0].replace(BOUNDARY, '')} before it)" if wide[0] != answers[0] else ""
-    raise Misuse(
-        f"{case.build}: in {case.dtype}, with {case.takes}, the roundings of a correct module may "
-        f"come to more than {limits.TOO_WIDE:g} of {answers[0]}{first}: judge a smaller part, or take smaller shapes "
-        "(to anything where torch.finfo(dtype).min in a mask may overflow, or equal numbers are compared)"
-    )
-
-
-_require_bounds_of_parts = functools.lru_cache(maxsize=64)(_require_bounds)
+_require_bounds_of_parts = functools.lru_cache(maxsize=64)(require_bounds)
 """Asked again for each world size."""

@@ -5,9 +5,16 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import pkgutil
+import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import ModuleType
 
 from equivtest.errors import Misuse
+
+MOST_NAMES = 8
+"""Of those that a module defines, in a message."""
 
 
 def load_named(name: str, what: str) -> object:
@@ -20,14 +27,73 @@ def load_named(name: str, what: str) -> object:
         Misuse: there is no such module, it raises while it is imported, or there is no such name in it.
     """
     module_name, colon, attribute = name.partition(":")
+    said = f"{what} {name!r} cannot be imported"
+    if not colon:
+        raise Misuse(f"{said}: no ':' between module and name; write package.module:NAME")
     try:
-        if not colon:
-            raise ImportError("no ':' between module and name")
-        return getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise Misuse(f"{what} {name!r} cannot be imported: {error}; write package.module:NAME") from error
+        module = importlib.import_module(module_name)
     except Exception as error:  # somebody's module may raise anything
-        raise Misuse(f"{what} {name!r} cannot be imported: {type(error).__name__}: {error}; mend its module") from error
+        if isinstance(error, ModuleNotFoundError) and _is_within(error.name or "", module_name):
+            raise Misuse(f"{said}: {error}{_near_modules(error.name or '')}; write package.module:NAME") from error
+        if isinstance(error, ValueError) and not module_name:
+            raise Misuse(f"{said}: {error}; write package.module:NAME") from error
+        raise Misuse(f"{said}: {type(error).__name__}: {error}; mend its module") from error
+    try:
+        return getattr(module, attribute)
+    except AttributeError as error:
+        raise Misuse(f"{said}: {error}: {_without(module, attribute)}; write package.module:NAME") from error
+
+
+def _is_within(name: str, module_name: str) -> bool:
+    """Whether a module of that name is the one that was asked for, or holds it."""
+    return f"{module_name}.".startswith(f"{name}.")
+
+
+def _near_modules(name: str) -> str:
+    """Where a module was looked for, and the one that its name is like."""
+    parent, _, last = name.rpartition(".")
+    folders = list(getattr(sys.modules[parent], "__path__", [])) if parent else sys.path
+    near = closest(last, [found.name for found in pkgutil.iter_modules(folders)])
+    where = f"in {', '.join(folders)}" if parent else f"in {Path.cwd()} or elsewhere on Python's path"
+    did_you_mean = f": did you mean {f'{parent}.' * bool(parent)}{near}?" if near else ""
+    return f" {where}{did_you_mean}"
+
+
+def _without(module: ModuleType, attribute: str) -> str:
+    """Where a module lies that has no such name, what it hides, and which names it has."""
+    name, file = module.__name__, module.__file__
+    folders = list(getattr(module, "__path__", []))
+    where = (
+        f"it lies in {file}" if file else f"it is the folder {folders[0]}, which has no __init__.py" if folders else ""
+    )
+    hidden = _hidden_by(module)
+    if hidden is not None:
+        outside = "" if str(hidden[0]) in map(_absolute, sys.path) else f", and put {hidden[0]} on PYTHONPATH"
+        where += f", and hides {hidden[1]}: rename one of the two{outside}"
+    if attribute in (found.name for found in pkgutil.iter_modules(folders)):
+        return f"{where}; {name}.{attribute} is a module: did you mean {name}.{attribute}:NAME?"
+    public = [each for each in vars(module) if not each.startswith("_")]
+    own = [each for each in public if getattr(vars(module)[each], "__module__", "") == name]
+    if near := closest(attribute, public):
+        return f"{where}; did you mean {near!r}?"
+    others = f" and {len(own) - MOST_NAMES} others" if len(own) > MOST_NAMES else ""
+    return f"{where}; it defines {', '.join(own[:MOST_NAMES])}{others}" if own else where
+
+
+def _hidden_by(module: ModuleType) -> tuple[Path, Path] | None:
+    """Another file of a module's name, on Python's path or here, and the folder on the path; None where none is."""
+    parts = module.__name__.split(".")
+    own = Path(module.__file__).resolve() if module.__file__ else None
+    for folder in map(Path, map(_absolute, [*sys.path, ""])):
+        for file in (folder.joinpath(*parts[:-1], f"{parts[-1]}.py"), folder.joinpath(*parts, "__init__.py")):
+            if file.is_file() and file.resolve() != own:
+                return folder, file
+    return None
+
+
+def _absolute(folder: str) -> str:
+    """A folder of Python's path, of which '' is the current one."""
+    return str(Path(folder).absolute())
 
 
 def require_arguments(function: object, what: str, names: Sequence[str]) -> None:

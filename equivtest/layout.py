@@ -10,6 +10,7 @@ Source: torch.distributed.tensor placements (2.13.0), DeepSpeed ZeRO-3 partition
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import re
 from dataclasses import dataclass
@@ -235,6 +236,16 @@ def local_shape(
         return tuple(stop - start for start, stop in box)
     index = coordinate_of(rank, mesh_shape)[axis]
     return (flat_bounds(math.prod(global_shape), layout.placements[axis], mesh_shape[axis], index)[2],)
+
+
+def divided_dim(whole: tuple[int, ...], local: tuple[int, ...], mesh_shape: tuple[int, ...], rank: int) -> int | None:
+    """The dim along which a tensor of shape `local` is what `rank` has of the whole, divided along one axis, if any."""
+    for dim, axis in itertools.product(range(len(whole)), range(len(mesh_shape))):
+        placements: list[Placement] = [Replicate()] * len(mesh_shape)
+        placements[axis] = Shard(dim)
+        if local != whole and local == local_shape(whole, Layout(tuple(placements)), mesh_shape, rank):
+            return dim
+    return None
 
 
 def shard_kind(global_shape: tuple[int, ...], layout: Layout, mesh_shape: tuple[int, ...]) -> str:

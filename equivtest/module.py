@@ -138,6 +138,8 @@ def module_property(
         all(isinstance(size, int) and size >= 1 for size in world_sizes),
         f"world_sizes must be numbers of ranks, of at least 1, got {tuple(world_sizes)}",
     )
+    for name, names in (("outputs", outputs), ("positional", positional), ("axes", axes)):
+        require(not isinstance(names, str), f"{name} must hold names, such as {name}=({names!r},), got {names!r}")
     common: Fields = (
         ("axes", tuple(axes)), ("batch_axis", batch_axis),
         ("placed", placed), ("needs_world", needs_world or bool(set_up or tear_down)), ("set_up", set_up),
@@ -146,12 +148,7 @@ def module_property(
         ("max_norm", float(max_norm)), ("norm_type", float(norm_type)),
     )  # fmt: skip
     if inputs is None:
-        require(
-            isinstance(x_shapes, Sequence)
-            and bool(x_shapes)
-            and all(isinstance(shape, Sequence) for shape in x_shapes),
-            f"x_shapes must hold shapes, one at least, such as [(2, 3), (4, 3)], got {x_shapes!r}",
-        )
+        _require_shapes(x_shapes)
         require(not sizes and not positional, "sizes and positional go with inputs, not with x_shapes")
         fields: Fields = (*common, ("outputs", tuple(outputs)), ("loss", loss))
         door = Door(build, parallelize, "x_shape", tuple(map(tuple, x_shapes or ())), fields, by_parts)
@@ -177,6 +174,23 @@ def module_property(
         leaves_out=partial(_left_out, door, batch or WHOLE),
         world_sizes=tuple(world_sizes),
         resolve=partial(_resolve, door) if batch is None else None,
+    )
+
+
+def _require_shapes(x_shapes: object) -> None:
+    """Raises Misuse for what is no sequence of shapes, such as one shape."""
+    is_sequence = isinstance(x_shapes, Sequence) and not isinstance(x_shapes, str)
+    shapes = list(x_shapes) if isinstance(x_shapes, Sequence) and is_sequence else []
+    one = f": write [{tuple(shapes)}] for one shape" if shapes and all(isinstance(size, int) for size in shapes) else ""
+    are_shapes = all(isinstance(shape, Sequence) and not isinstance(shape, str) for shape in shapes)
+    require(
+        bool(shapes) and are_shapes,
+        f"x_shapes must hold shapes, one at least, such as [(2, 3), (4, 3)], got {x_shapes!r}{one}",
+    )
+    other = next((shape for shape in shapes if not all(isinstance(size, int) for size in shape)), None)
+    require(
+        other is None,
+        f"a shape of x_shapes must hold numbers, got {other!r}: names of sizes go with inputs={{'x': real({other!r})}}",
     )
 
 

@@ -27,6 +27,7 @@ from equivtest.kit.oracle.declared import load_arithmetics
 from equivtest.known import KnownFailures
 from equivtest.local_constants import no_local_constants
 from equivtest.property import Property, resolved
+from equivtest.ranks.inbox import silence
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply
 from equivtest.records import records_of
@@ -216,7 +217,9 @@ class _Search:
     def _run(self, case: Case, kind: str) -> list[Reply]:
         """One more run of a case, on the way to a failure of that kind."""
         limit_s = limits.SHRINK_CASE_S if kind == "timed_out" else limits.CASE_S
-        return self.pool.run(self.prop.subject, case, limit_s=limit_s, keep_if_all_raised=bool(case.refusal))
+        replies = self.pool.run(self.prop.subject, case, limit_s=limit_s, keep_if_all_raised=bool(case.refusal))
+        said = silence(limit_s)
+        return [replace(reply, detail=reply.detail.replace(said, said + _of_tries(limit_s), 1)) for reply in replies]
 
     def judge(self, case: Case, replies: Sequence[Reply], only: Target | None = None) -> list[Verdict]:
         """Every verdict on one run, or those of the claim of `only`; failures are remembered, known ones set apart."""
@@ -304,6 +307,16 @@ class _Search:
             with contextlib.suppress(Misuse):  # a smaller case on which the subject's answer is none: not this failure
                 self.judge(case, self._run(case, target[1]), self.only)
         return self.seen[case].get(target)
+
+
+def _of_tries(limit_s: float) -> str:
+    """What a limit that is shorter than a run's is told with."""
+    if limit_s == limits.CASE_S:
+        return ""
+    return (
+        f", which is all that a try is given while a time-out is shrunk; a run gives {limits.CASE_S:g} s, in which the "
+        "case that it was shrunk from had not answered"
+    )
 
 
 def rest_of(case: Case, replies: Sequence[Reply]) -> list[Case]:

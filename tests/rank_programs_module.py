@@ -93,6 +93,10 @@ def deep() -> nn.Module:
     return nn.Sequential(*(nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3)) for _ in range(24)))
 
 
+def encoder_layer() -> nn.Module:
+    return nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
+
+
 def named_x() -> nn.Module:
     module = nn.Linear(3, 3)
     module.register_parameter("x", nn.Parameter(torch.ones(3)))
@@ -121,6 +125,37 @@ def sharded_output(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
         "2": RowwiseParallel(output_layouts=Shard(0), use_local_output=False),
     }
     return parallelize_module(module, mesh, plan)
+
+
+def local_columns(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Gives this rank's columns as a plain tensor."""
+    return parallelize_module(module, mesh, ColwiseParallel())
+
+
+class Rows(nn.Module):
+    """Gives this rank's rows of what every rank computes."""
+
+    def __init__(self, whole: nn.Module, mesh: DeviceMesh) -> None:
+        super().__init__()
+        self.weight, self.mesh = whole.weight, mesh
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x @ self.weight.T).chunk(self.mesh.size())[self.mesh.get_local_rank()]
+
+
+def local_rows(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    return Rows(module, mesh)
+
+
+class Flat(Rows):
+    """Gives other dims."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x @ self.weight.T).flatten()
+
+
+def flat(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    return Flat(module, mesh)
 
 
 def fsdp2(module: nn.Module, mesh: DeviceMesh) -> nn.Module:

@@ -26,7 +26,7 @@ FLOORS = (
     ("ranks",),
     ("verdicts", "watched"),
     ("pairs",),
-    ("calls", "captured_inputs", "check", "kept", "known", "report"),
+    ("bounded", "calls", "captured_inputs", "check", "kept", "known", "report"),
     ("captured_answers", "door", "judging_update", "kept_update"),
     ("capturing", "chunks", "fingerprint", "judging", "module", "rank", "records", "replay", "settings", "suite"),
     ("audit", "blame", "filling", "judging_pair"),
@@ -227,6 +227,7 @@ def test_nothing_outside_knows_a_family_but_the_doors_for_modules() -> None:
     knowing = {module for module in PATHS if not family_of(module) and any(map(family_of, own_imports_of(module)))}
 
     assert knowing == {
+        "bounded",
         "captured_answers",
         "captured_inputs",
         "capturing",

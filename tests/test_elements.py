@@ -272,6 +272,38 @@ def test_a_missing_tensor_is_found() -> None:
     assert mismatch is not None and (mismatch.rank, mismatch.actual) == (1, "none: the subject did not answer it")
 
 
+@pytest.mark.parametrize("name", ["grad.2.bias", "step2.grad.2.bias"])
+def test_a_missing_gradient_is_told_as_one(name: str) -> None:
+    """A rank leaves None in .grad where nothing reached the parameter."""
+    mismatch = shape_mismatch(name, EXPECTED, {**placed(ROWS, 2), 1: None}, (2,))
+
+    assert mismatch is not None
+    assert mismatch.actual == "none: this rank has no gradient of 2.bias, its .grad is None after the backward"
+    assert mismatch.way_out.startswith("the unsharded computation has one: have the forward use 2.bias itself")
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "way_out"),
+    [
+        ("output", {"layout": WHOLE}, "(3, 3) is what this rank has of (5, 3) divided along dim 0: gather it"),
+        (
+            "step2.grad.w",
+            {"layout": WHOLE},
+            "(3, 3) is what this rank has of (5, 3) divided along dim 0: gather it, or give a DTensor, which says that "
+            "it is a part",
+        ),
+        ("output", {"local": VALUE[:3]}, "give it in float32, as the unsharded computation does"),
+        ("output", {"local": VALUE[:2].float()}, ""),
+    ],
+)
+def test_another_shape_or_dtype_comes_with_the_way_out(name: str, change: dict[str, object], way_out: str) -> None:
+    """Where it is a rank's part of what should be whole, and where the dtype alone is another."""
+    answers = placed(ROWS, 2)
+    mismatch = shape_mismatch(name, EXPECTED, {**answers, 0: replace(answers[0], **change)}, (2,))
+
+    assert mismatch is not None and mismatch.way_out == way_out
+
+
 def test_an_unstated_global_shape_is_no_mismatch() -> None:
     """A plain local tensor knows no global shape."""
     answers = {rank: replace(one, global_shape=None) for rank, one in placed(ROWS, 3).items()}

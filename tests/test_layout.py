@@ -19,6 +19,7 @@ from equivtest.layout import (
     Shard,
     check_layout,
     coordinate_of,
+    divided_dim,
     flat_axis,
     flat_bounds,
     local_box,
@@ -228,6 +229,24 @@ def test_what_spells_no_placement_is_named(text: str) -> None:
 def test_a_layout_is_written_with_its_order() -> None:
     assert str(Layout((Shard(0), Replicate()))) == "shard(0), replicate"
     assert str(Layout((Shard(0), Shard(0)), (1, 0))) == "shard(0), shard(0) (axes divide in order (1, 0))"
+
+
+@pytest.mark.parametrize(
+    ("local", "mesh_shape", "rank", "dim"),
+    [
+        ((3, 4), (2,), 0, 0),
+        ((2, 4), (2,), 1, 0),
+        ((3, 4), (2,), 1, None),
+        ((5, 2), (2,), 1, 1),
+        ((5, 2), (3, 2), 0, 1),
+        ((5, 4), (2,), 0, None),
+        ((5,), (2,), 0, None),
+    ],
+)
+def test_a_shape_tells_along_which_dim_the_whole_is_divided(
+    local: tuple[int, ...], mesh_shape: tuple[int, ...], rank: int, dim: int | None
+) -> None:
+    assert divided_dim((5, 4), local, mesh_shape, rank) == dim
 
 
 @pytest.mark.parametrize(

@@ -159,6 +159,15 @@ def test_a_shape_mismatch_shows_both_shapes() -> None:
     assert told["where"] == "rank 0 of 3, global shape (2, 5), shard(1)"
 
 
+def test_the_way_out_is_told_where_it_is_known() -> None:
+    """And no line without one."""
+    tensors = {name: each for name, each in right_replies(LINEAR)[1].answers[0].tensors.items() if name != "grad.x"}
+    replies = change_answer(right_replies(LINEAR), 1, lambda answer: replace(answer, tensors=tensors))
+
+    assert rows(failure(replies))["way out"].startswith("the unsharded computation has one")
+    assert "way out" not in rows(WRONG)
+
+
 def test_a_replica_mismatch_shows_bits() -> None:
     """Of both ranks."""
     replies = set_element(on_all_ranks(LINEAR, "grad.x", torch.zeros_like), 2, "grad.x", (0, 1), -0.0)

@@ -9,7 +9,10 @@ from contextlib import nullcontext
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
+from equivtest.families.module.case import with_parameters
+from equivtest.kit.oracle.declared import arithmetic_of
 from equivtest.kit.oracle.exact import InexactData
 from equivtest.kit.oracle.ranged import Ranged
 from equivtest.kit.oracle.rounding import TORCH_CPU, Bounded
@@ -93,6 +96,32 @@ def test_what_is_not_known_is_refused(name: str) -> None:
     make, told = REFUSED[name]
     with pytest.raises(InexactData, match=told):
         bound_of(make, given_of(make, torch.float64))
+
+
+def attended(x: torch.Tensor) -> torch.Tensor:
+    return functional.scaled_dot_product_attention(x, x, x, dropout_p=0.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, w: torch.native_dropout(x @ w, 0.0, train=True)[0],
+        lambda x, w: torch.native_dropout(x @ w, 0.5, train=False)[0],
+        lambda x, w: attended((x @ w)[None, None])[0, 0],
+        lambda x, w: functional.dropout(x @ w, 0.0, training=True),
+    ],
+    ids=["native dropout of nothing", "native dropout out of training", "attention", "dropout of nothing"],
+)
+def test_what_drops_nothing_does_not_draw_at_random(function: Function, dtype: torch.dtype) -> None:
+    """Though torch marks all of these operations as ones that may."""
+    given = given_of(of(function), dtype)
+    mode = RunningError(arithmetic_of(str(dtype).removeprefix("torch.")), ranks=2)
+    ranged = {name: mode.exactly(value.clone()) for name, value in given.items()}
+    with mode:  # and torch's own kernel of attention
+        output = with_parameters(of(function)(), {"weight": ranged["weight"]})(ranged["x"])
+
+    assert bool(mode.bounded(output).allowed.isfinite().all())
 
 
 def test_a_choice_that_a_correct_program_may_make_otherwise_allows_anything() -> None:

@@ -426,6 +426,18 @@ def test_a_time_out_is_shrunk_under_a_shorter_limit(tmp_path: Path, outcome: str
     assert failure.kind == outcome and set(pool.limits_s) == {limit_s}
 
 
+def test_a_shrunk_time_out_tells_the_limit_of_a_run(tmp_path: Path) -> None:
+    """What did not answer in 5 s while it was shrunk might have done so later."""
+    silent = Reply(rank=0, outcome="timed_out", detail="no answer within 5 s\nstacks")
+    pool = StubPool(lambda case: [silent, *right_replies(case)[1:]])
+    [failure] = run(pool, tmp_path).failures
+
+    assert (
+        "  no answer within 5 s, which is all that a try is given while a time-out is shrunk; a run gives 60 s, in "
+        "which the case that it was shrunk from had not answered\n  stacks\n" in failure.message
+    )
+
+
 def test_a_search_of_broken_runs_is_cut_short(tmp_path: Path) -> None:
     """Each costs a world; the failure is reported, and shrunk."""
     pool = StubPool(lambda case: [raised(rank) for rank in range(case.world_size)])

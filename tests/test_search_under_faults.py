@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -132,5 +133,7 @@ def test_hangs_are_shrunk_within_the_budget(
     findings = run(pool, tmp_path, "tests.rank_programs_search:hangs_of_three")
 
     hanging = [replies for replies in tries if any(reply.outcome == "timed_out" for reply in replies)]
-    assert [failure.kind for failure in findings.failures] == ["timed_out"]
+    [failure] = findings.failures
+    assert failure.kind == "timed_out"
+    assert re.search(r"no answer within 0\.5 s, which is all that a try is given .*; a run gives 2 s", failure.message)
     assert len(hanging) <= limits.SHRINK_S / limits.SHRINK_CASE_S + 1

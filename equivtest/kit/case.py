@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import math
+import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -321,6 +322,11 @@ def from_code(text: str) -> Case:
 def at_step(step: int, name: str) -> str:
     """The name of step 1 as of another step: at_step(2, 'output') == 'step2.output'."""
     return name if step == 1 else f"step{step}.{name}"
+
+
+def in_one_step(name: str) -> str:
+    """The name as of step 1: in_one_step('step2.output') == 'output'."""
+    return re.sub(r"^step\d+\.", "", name)
 
 
 def import_cases() -> None:

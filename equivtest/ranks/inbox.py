@@ -24,6 +24,11 @@ BROKE_OFF = ("raised", "misused", "lost")
 """Outcomes after which the other ranks have only the grace left."""
 
 
+def silence(limit_s: float) -> str:
+    """What a rank that did not answer is told with."""
+    return f"no answer within {limit_s:g} s"
+
+
 class Inbox:
     """The replies to one request as they come in.
 
@@ -144,7 +149,7 @@ class Inbox:
         if not silent:
             return
         failed = self._first_failure()
-        text = f"no answer within {limit_s:g} s"
+        text = silence(limit_s)
         if failed is not None:
             text = f"no answer within the {self._grace_s:g} s it was given after {self._noun} {failed.rank} had failed"
         stacks = self._server.take_stacks({rank: self._ranks[rank] for rank in silent})

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from equivtest.kit.case import in_one_step
 from equivtest.kit.oracle.expected import ExpectedTensor, says_nothing
-from equivtest.layout import Layout, Partial, coordinate_of, flat_axis, flat_bounds, local_box, local_shape
+from equivtest.layout import Layout, Partial, coordinate_of, divided_dim, flat_axis, flat_bounds, local_box, local_shape
 from equivtest.tensors import Placed, assemble, assemble_listed, dtype_name
 from equivtest.verdicts.patterns import pattern_of
 from equivtest.verdicts.verdict import Mismatch
@@ -59,8 +60,7 @@ def shape_mismatch(
     global_shape = tuple(expected.value.shape)
     for rank, placed in answers.items():
         if placed is None:
-            missing = "none: the subject did not answer it"
-            return Mismatch(name, rank, expected="a tensor", actual=missing, global_shape=global_shape)
+            return _missing(name, rank, global_shape)
         try:
             is_listed = placed.indices is not None
             shape = (
@@ -75,10 +75,38 @@ def shape_mismatch(
             actual = f"local {tuple(placed.local.shape)} {dtype_name(placed.local.dtype)}"
         else:
             continue
-        return Mismatch(name, rank, expected=right, actual=actual, layout=str(placed.layout), global_shape=global_shape)
+        layout, way_out = str(placed.layout), _fitted(name, placed, expected, shape, mesh_shape, rank)
+        return Mismatch(
+            name, rank, expected=right, actual=actual, layout=layout, global_shape=global_shape, way_out=way_out
+        )
     return _mixed_operands(name, answers) or (
         None if expected.may_be_none else _unheld(name, answers, mesh_shape, global_shape)
     )
+
+
+def _missing(name: str, rank: int, global_shape: Shape) -> Mismatch:
+    """One that a rank does not answer; a gradient is answered by a tensor's `.grad`, which may be None."""
+    actual = "none: the subject did not answer it"
+    way_out = "answer a DTensor, or Placed(local tensor, layout), under each name of case.answer_names()"
+    if (plain := in_one_step(name)).startswith("grad."):
+        what = plain.removeprefix("grad.")
+        actual = f"none: this rank has no gradient of {what}, its .grad is None after the backward"
+        way_out = (
+            f"the unsharded computation has one: have the forward use {what} itself, no copy and not what detach() "
+            "gives, leave requires_grad True, and keep .grad"
+        )
+    return Mismatch(name, rank, expected="a tensor", actual=actual, global_shape=global_shape, way_out=way_out)
+
+
+def _fitted(name: str, placed: Placed, expected: ExpectedTensor, shape: Shape, mesh_shape: Shape, rank: int) -> str:
+    """What to do about a tensor that should be of that local shape, under the layout that the rank reports."""
+    local = tuple(placed.local.shape)
+    dim = divided_dim(shape, local, mesh_shape, rank) if shape == tuple(expected.value.shape) else None
+    if dim is not None:
+        is_parameters = in_one_step(name).startswith(("param.", "grad."))
+        also = ", or give a DTensor, which says that it is a part" if is_parameters else ""
+        return f"{local} is what this rank has of {shape} divided along dim {dim}: gather it{also}"
+    return f"give it in {expected.dtype}, as the unsharded computation does" if local == shape else ""
 
 
 def _unheld(name: str, answers: Mapping[int, Placed | None], mesh_shape: Shape, global_shape: Shape) -> Mismatch | None:
@@ -98,6 +126,7 @@ def _unheld(name: str, answers: Mapping[int, Placed | None], mesh_shape: Shape, 
         actual=f"{num} of {is_held.numel()} elements on no rank, the first {unravel(flat, global_shape)}",
         layout=BY_ELEMENTS,
         global_shape=global_shape,
+        way_out="have some rank hold each element; where one does, say which each rank holds: module_property(placed=)",
     )
 
 

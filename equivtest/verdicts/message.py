@@ -66,7 +66,7 @@ def _describe(mismatch: Mismatch, verdict: Verdict) -> list[str]:
     wrong = f"{few(list(dict.fromkeys(others)))} differ too" if others else ""
     right = f"{few(verdict.judgement.agreeing)} agree" if verdict.judgement.agreeing else ""
     rows.append(("extent", "; ".join(part for part in (mismatch.extent, wrong, right) if part)))
-    rows.append(("pattern", mismatch.pattern))
+    rows += [("pattern", mismatch.pattern), ("way out", mismatch.way_out)]
     return [f"  {label:9} {text}" for label, text in rows if text]
 
 

@@ -25,6 +25,7 @@ class Mismatch:
         extent: How many local elements are wrong, and on which ranks.
         pattern: What all wrong elements have in common, only where it is certain.
         process: Number in its world of the process that is the rank.
+        way_out: What to do about it, where that is known.
     """
 
     tensor: str
@@ -41,6 +42,7 @@ class Mismatch:
     extent: str = ""
     pattern: str = ""
     process: int | None = None
+    way_out: str = ""
 
 
 @dataclass(frozen=True)

@@ -156,6 +156,15 @@ def test_what_is_no_place_is_told(pool: Pool, placed: str, message: str) -> None
 
 
 @pytest.mark.ranks
+def test_a_parameter_of_another_name_is_told_with_the_name_that_is_like_it(pool: Pool) -> None:
+    message = (
+        r"has no parameter 0\.weight, and of its 5 the name 0\.2\.weight is most like it: say what each rank holds"
+    )
+    with pytest.raises(Misuse, match=message):
+        judge("module", case_of("mlp", "under_other_names", placed=HERE + "nothing_said"), pool)
+
+
+@pytest.mark.ranks
 @pytest.mark.parametrize("parallelize", ["megatron", "fsdp1_flat"])
 def test_they_are_judged_on_real_values_part_by_part(pool: Pool, parallelize: str) -> None:
     case = case_of("mlp", parallelize, dtype="bfloat16", by_parts=True, values=(("real", 0), ("real", 1)))

@@ -231,9 +231,22 @@ def test_the_audit_reaches_inputs_by_name(pool: Pool) -> None:
         ({"inputs": LOOKED, "x_shapes": ((2, 3),)}, "got both"),
         ({"inputs": {"ids": (2, 3)}}, r"input ids must be made by real, ids, mask, .*, got \(2, 3\)"),
         ({"inputs": {}}, "inputs must name one input at least"),
-        ({"inputs": LOOKED, "sizes": {"sec": (1,)}}, "sizes must be named in shapes of inputs, got sec"),
+        (
+            {"inputs": LOOKED, "sizes": {"sec": (1,)}},
+            r"sizes must be named in shapes of inputs, got sec: did you mean 'seq'\?",
+        ),
         ({"inputs": LOOKED, "sizes": {"seq": ()}}, r"sizes of seq must be numbers of at least 1, .*, got \(\)"),
+        ({"inputs": LOOKED, "sizes": {"seq": 2}}, r"sizes of seq must be .*, such as sizes={'seq': \(2, 3\)}, got 2"),
         ({"x_shapes": ((2, 3),), "sizes": {"seq": (1,)}}, "sizes and positional go with inputs"),
+        ({"x_shapes": (2, 3)}, r"x_shapes must hold shapes, .*, got \(2, 3\): write \[\(2, 3\)\] for one shape"),
+        ({"x_shapes": "ab"}, "x_shapes must hold shapes, .* got 'ab'"),
+        ({"x_shapes": [("batch", 3)]}, r"must hold numbers, got \('batch', 3\): names of sizes go with inputs="),
+        (
+            {"inputs": LOOKED, "outputs": "logits"},
+            r"outputs must hold names, such as outputs=\('logits',\), got 'logits'",
+        ),
+        ({"inputs": LOOKED, "positional": "ids"}, r"positional must hold names, such as positional=\('ids',\), got"),
+        ({"inputs": LOOKED, "axes": "dp"}, r"axes must hold names, such as axes=\('dp',\), got 'dp'"),
     ],
 )
 def test_what_is_no_property_is_told(given: dict[str, Any], message: str) -> None:
@@ -246,13 +259,23 @@ def test_what_is_no_property_is_told(given: dict[str, Any], message: str) -> Non
     [
         (LOOKED, {"sizes": (("batch", 2),)}, r"sizes must say how large seq are, got"),
         (LOOKED, {"positional": ("id",)}, "positional must name inputs, got id; they are ids, mask, x"),
-        (LOOKED, {"outputs": ("logit",)}, "gives output.logits, output.pair.0, output.pair.1, nothing at logit"),
+        (
+            LOOKED,
+            {"outputs": ("logit",)},
+            "gives output.logits, output.pair.0, output.pair.1, nothing at logit: did you",
+        ),
+        (LOOKED, {"outputs": ("nobody",)}, "nothing at nobody: outputs may hold 'logits', 'pair.0', 'pair.1'"),
         (LOOKED, {"loss": "logits"}, "loss must be an output that is one number .*, got 'logits'; such are none"),
         (LOOKED | {"x": real((4,))}, {"sizes": (("batch", 1), ("seq", 2)), "batch": "mean of parts"}, "batch of 1 can"),
         ({"x": real((3, "batch"))}, {"batch": "mean of parts"}, r"along the first dim alone, x is of \(3, 'batch'\)"),
         ({"x": real((3, 4))}, {"batch": "mean of parts"}, "no input has 'batch' as its first dim"),
         ({"ids": ids(11, ("batch",)), "linear.weight": real((3,))}, {}, "may not be called linear.weight"),
         ({"ids": ids(11, ("batch",))}, {}, "the unsharded module does not take ids of shape .*: TypeError: .*mask"),
+        (
+            {"idz": ids(11, ("batch",))},
+            {},
+            "keyword argument 'idz'; idz is handed over by name: call it as the forward does, or name it in positional",
+        ),
     ],
 )
 def test_what_is_no_case_is_told(inputs: dict[str, Any], fields: dict[str, Any], message: str) -> None:

@@ -20,7 +20,7 @@ from equivtest.module import module_property
 from equivtest.property import Space
 from equivtest.ranks.pool import Pool
 from equivtest.search import search
-from equivtest.verdicts.verdict import ShapeMismatch, ValueMismatch
+from equivtest.verdicts.verdict import RankRaised, ShapeMismatch, ValueMismatch
 from tests.drawing import drawn
 
 HERE = "tests.rank_programs_module:"
@@ -107,8 +107,30 @@ def test_a_gradient_of_a_parameter_that_nothing_uses_is_found(pool: Pool, parall
 @pytest.mark.ranks
 def test_a_gradient_that_is_missing_is_found(pool: Pool) -> None:
     """Where the unsharded module has one."""
-    with pytest.raises(ShapeMismatch, match=r"grad\.used\.bias(.|\n)*none: the subject did not answer it"):
+    message = r"grad\.used\.bias(.|\n)*this rank has no gradient of used\.bias(.|\n)*way out   the unsharded .* has one"
+    with pytest.raises(ShapeMismatch, match=message):
         check("module", case_of("spare", "without_a_gradient"), pool)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("parallelize", "message"),
+    [
+        (
+            "local_columns",
+            r"output is of shape \(2, 2\), and the unsharded module's of \(2, 4\): it is what this rank has of that "
+            r"divided along dim 1: gather it \(all_gather, full_tensor\(\) of a DTensor, output_layouts=.*\)\n",
+        ),
+        ("local_rows", r"\(1, 4\), .* divided along dim 0: .*, or, .* rows of its own, say batch='mean of parts'\n"),
+        ("flat", r"\(8,\), and the unsharded module's of \(2, 4\): give what the unsharded module gives, whole, on"),
+    ],
+)
+def test_an_output_of_another_shape_is_told_with_the_part_that_it_is(
+    pool: Pool, parallelize: str, message: str
+) -> None:
+    """It is no misuse, so that it is shrunk."""
+    with pytest.raises(RankRaised, match=message):
+        check("module", case_of("linear", parallelize), pool)
 
 
 @pytest.mark.parametrize(
@@ -166,6 +188,11 @@ def test_a_dtype_gets_the_shapes_whose_sums_it_holds() -> None:
     assert {case.dtype for case in cases if case.x_shape == (60, 3)} == {"float32", "float64", "float16"}
 
 
+def test_one_tensor_needs_no_name() -> None:
+    with pytest.raises(Misuse, match="gives output, nothing at logits: leave outputs out, as it gives one tensor"):
+        case_of(outputs=("logits",))
+
+
 @pytest.mark.parametrize("x_shapes", [(2, 3), (), 5])
 def test_one_shape_is_not_taken_for_shapes(x_shapes: Any) -> None:
     with pytest.raises(Misuse, match=r"x_shapes must hold shapes, .* got "):
@@ -190,7 +217,7 @@ def test_a_module_that_rounds_is_drawn_on_real_values_where_bounds_say_something
             "dropout",
             r"with x of shape .*: bernoulli_ draws at random, .*, at .*dropout\.py:\d+, `.*`: leave it out of",
         ),
-        ("deep", "the roundings of a correct module may come to more than 0.1 of .*: judge a smaller part"),
+        ("deep", "the roundings of a correct module may come to more than 0.1 of .*; or judge a smaller part"),
     ],
 )
 def test_a_module_of_which_nothing_can_be_concluded_has_no_property(build: str, message: str) -> None:

@@ -108,8 +108,12 @@ def _run(program: Program, seed: int) -> Facts:
             given = call(module, program.positional, made_inputs(program, source))
     except Exception as error:
         short = f"an x of shape {program.inputs[0][2]}" if program.is_short else program.takes
+        by_name = [name for name, _, _ in program.inputs if name not in program.positional and not program.is_short]
+        way_out = ""
+        if by_name and isinstance(error, TypeError):
+            way_out = f"; {by_name[0]} is handed over by name: call it as the forward does, or name it in positional"
         raise Misuse(
-            f"{program.build}: the unsharded module does not take {short}: {type(error).__name__}: {error}"
+            f"{program.build}: the unsharded module does not take {short}: {type(error).__name__}: {error}{way_out}"
         ) from error
     named = named_outputs(given, program.outputs, program.build)
     _require_real(program, named)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from equivtest.errors import Misuse
+from equivtest.importing import closest
 
 OUTPUT = "output"
 
@@ -34,9 +35,20 @@ def named_outputs(given: object, chosen: Sequence[str], who: str) -> dict[str, t
         leaves[name] = leaf
     missing = [way for way in chosen if not any(_is_chosen(name, (way,)) for name in leaves)]
     if missing or not leaves:
-        found = ", ".join(name for name, _ in _leaves(OUTPUT, given)) or "no tensor"
-        raise Misuse(f"{who} gives {found}, nothing at {missing[0] if missing else OUTPUT}")
+        names = [name for name, _ in _leaves(OUTPUT, given)]
+        way_out = _way_out(missing[0], names) if missing and names else "have it give a tensor"
+        found = ", ".join(names) or "no tensor"
+        raise Misuse(f"{who} gives {found}, nothing at {missing[0] if missing else OUTPUT}: {way_out}")
     return leaves
+
+
+def _way_out(missing: str, names: Sequence[str]) -> str:
+    """What to write for an output that is not there."""
+    if list(names) == [OUTPUT]:
+        return "leave outputs out, as it gives one tensor"
+    ways = [name.removeprefix(f"{OUTPUT}.") for name in names]
+    near = closest(missing, ways)
+    return f"did you mean outputs=({near!r},)?" if near else f"outputs may hold {', '.join(map(repr, ways))}"
 
 
 def _leaves(name: str, given: object) -> Iterator[tuple[str, object]]:

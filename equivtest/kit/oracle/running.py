@@ -106,7 +106,7 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _counted(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = func.overloadpacket.__name__
-        if torch.Tag.nondeterministic_seeded in func.tags and name not in KERNELS:  # of attention, which drops nothing
+        if torch.Tag.nondeterministic_seeded in func.tags and _draws(func, args, kwargs):
             raise InexactData(f"{name} draws at random, so that two runs differ")
         if name == "_local_scalar_dense" and not _are_off(args):
             return func(*values_of(args))
@@ -334,6 +334,14 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _unknown(name: str) -> InexactData:
     return InexactData(f"of {WORDS.get(name, name)} no bound is known")
+
+
+def _draws(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether an operation that may draw at random does: dropout and attention that drop nothing do not."""
+    named = {each.name: each.default_value for each in func._schema.arguments}
+    named |= dict(zip(named, args, strict=False)) | kwargs
+    dropped = [named[name] for name in ("dropout_p", "p") if isinstance(named.get(name), int | float)]
+    return named.get("train") is not False and 0 not in dropped
 
 
 def _are_off(tree: Any) -> bool:

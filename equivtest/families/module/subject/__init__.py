@@ -25,11 +25,12 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 
 from equivtest.errors import Misuse
-from equivtest.families.module.case import ModuleCase, cotangent_of
+from equivtest.families.module.case import ModuleCase
 from equivtest.families.module.case_boundaries import Capture, own_name
 from equivtest.families.module.case_facts import call, call_builder, in_dtype, with_parameters
 from equivtest.families.module.case_outputs import OUTPUT, named_outputs
 from equivtest.families.module.case_steps import TOTAL_NORM
+from equivtest.families.module.subject.backward import run_backward
 from equivtest.families.module.subject.held import held_parameters, places_in, require_whole
 from equivtest.families.module.subject.own_world import world_of
 from equivtest.families.module.subject.steps import clipped, own_step, run_steps
@@ -116,7 +117,7 @@ def _run_once(
         else:
             positional = case.positional if case.inputs else tuple(inputs)
             outputs = _outputs(case, call(parallel, positional, inputs))
-            _run_backward(case, outputs, given)
+            run_backward(case, mesh, outputs, given)
             outputs |= {TOTAL_NORM: clipped(case, parallel)} if case.max_norm else {}
     parameters = held()
     if _must_communicate(case) and numbers and numbers == _numbers_of_collectives():
@@ -178,20 +179,6 @@ def _outputs(case: ModuleCase, given: object) -> dict[str, torch.Tensor]:
     return outputs
 
 
-def _run_backward(case: ModuleCase, outputs: Mapping[str, torch.Tensor], given: Given) -> None:
-    """From the loss with 1, or from every output that has a gradient with its cotangent."""
-    roots = [outputs[name] for name in case.facts.roots if outputs[name].requires_grad]
-    cotangents = [
-        torch.ones((), device=root.device) if case.facts.loss else given[cotangent_of(name)]
-        for name, root in outputs.items()
-        if name in case.facts.roots and root.requires_grad
-    ]
-    if roots:
-        torch.autograd.backward(
-            roots, [_like(case, root, cotangent) for root, cotangent in zip(roots, cotangents, strict=True)]
-        )
-
-
 def _buffers(case: ModuleCase, parallel: nn.Module) -> dict[str, torch.Tensor | None]:
     """Those that the unsharded module's forward changes.
 
@@ -242,23 +229,6 @@ def _numbers_of_collectives() -> list[int]:
         return [group._get_sequence_number_for_group() for group in groups]
     except (RuntimeError, NotImplementedError):
         return []
-
-
-def _like(case: ModuleCase, output: torch.Tensor, cotangent: torch.Tensor) -> torch.Tensor:
-    """This rank's cotangent as what the output is: a tensor, or a DTensor that every rank holds whole."""
-    cotangent = cotangent.to(output.dtype)
-    if not isinstance(output, DTensor):
-        return cotangent if output.dim() else cotangent.reshape(())
-    if case.is_divided:
-        raise Misuse(
-            f"{case.parallelize}: of a divided batch each rank must give its own rows as a plain tensor, got a DTensor "
-            f"of {output.placements}: call to_local on it"
-        )
-    if any(not placement.is_replicate() for placement in output.placements):
-        raise Misuse(
-            f"the parallel module must give its output whole on every rank, got {output.placements}: redistribute it"
-        )
-    return DTensor.from_local(cotangent, output.device_mesh, [Replicate()] * output.device_mesh.ndim, run_check=False)
 
 
 def tensor_parallel(block: nn.Module, mesh: DeviceMesh) -> nn.Module:

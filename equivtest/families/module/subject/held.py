@@ -19,7 +19,7 @@ from equivtest.errors import Misuse
 from equivtest.families.module.case import ModuleCase
 from equivtest.families.module.case_boundaries import own_name
 from equivtest.families.module.subject.tracing import NONE, WAY_OUT, Place, Places, read_places
-from equivtest.importing import load_named, require_arguments
+from equivtest.importing import closest, load_named, require_arguments
 from equivtest.kit.case import Shape
 from equivtest.kit.subject import Answers
 from equivtest.layout import UNTOLD
@@ -131,9 +131,9 @@ def held_parameters(case: ModuleCase, mesh: DeviceMesh, parallel: nn.Module, pla
 
 def _by_name(case: ModuleCase, name: str, found: Mapping[str, tuple[str, nn.Parameter]]) -> Answers:
     if name not in found:
-        raise Misuse(
-            f"{case.parallelize}: the parallel module has no parameter {name}, only {', '.join(found)}: {WAY_OUT}"
-        )
+        near = closest(name, found, likeness=0)
+        others = f"and of its {len(found)} the name {near} is most like it" if near else "and no other"
+        raise Misuse(f"{case.parallelize}: the parallel module has no parameter {name}, {others}: {WAY_OUT}")
     tensor = found[name][1]
     require_whole(case, f"parameter {name}", tensor, case.shapes()[name])
     require_whole(case, f"gradient of {name}", tensor.grad, case.shapes()[name])

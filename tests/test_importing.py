@@ -1,0 +1,90 @@
+"""Names of code that cannot be found: where they were looked for, and what is near."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from equivtest.errors import Misuse
+from equivtest.importing import load_named
+
+NAMES = ("hidden", "near_by", "asking")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty folder, the current one and the first on Python's path; what is imported from it is forgotten."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    for name in NAMES:
+        sys.modules.pop(name, None)
+
+
+def told(name: str) -> str:
+    importlib.invalidate_caches()
+    with pytest.raises(Misuse) as raised:
+        load_named(name, "build")
+    return str(raised.value)
+
+
+def test_a_package_that_hides_a_module_is_named_with_it(here: Path) -> None:
+    (here / "hidden").mkdir()
+    (here / "hidden/__init__.py").write_text("def decoder(): ...")
+    (here / "hidden.py").write_text("def encoder(): ...")
+
+    assert told("hidden:encoder") == (
+        "build 'hidden:encoder' cannot be imported: module 'hidden' has no attribute 'encoder': it lies in "
+        f"{here}/hidden/__init__.py, and hides {here}/hidden.py: rename one of the two; did you mean 'decoder'?; "
+        "write package.module:NAME"
+    )
+
+
+def test_a_folder_on_the_path_that_stands_for_a_module_beside_the_command_is_named(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder without __init__.py is a module too, where no other is found."""
+    (here / "hidden").mkdir()
+    (here / "work").mkdir()
+    (here / "work/hidden.py").write_text("def encoder(): ...")
+    monkeypatch.chdir(here / "work")
+
+    assert (
+        f"it is the folder {here}/hidden, which has no __init__.py, and hides {here}/work/hidden.py: rename one of the "
+        f"two, and put {here}/work on PYTHONPATH" in told("hidden:encoder")
+    )
+
+
+def test_a_misspelt_name_is_told_with_the_one_that_it_is_like(here: Path) -> None:
+    (here / "near_by.py").write_text("def encoder(): ...\ndef sharded(): ...")
+
+    assert f"has no attribute 'encodr': it lies in {here}/near_by.py; did you mean 'encoder'?" in told("near_by:encodr")
+    assert "it defines encoder, sharded; write package.module:NAME" in told("near_by:whole")
+
+
+def test_a_misspelt_module_is_told_with_the_one_that_it_is_like(here: Path) -> None:
+    (here / "near_by.py").write_text("")
+
+    assert f"No module named 'nearby' in {here} or elsewhere on Python's path: did you mean near_by?" in told(
+        "nearby:f"
+    )
+
+
+def test_what_a_module_fails_to_import_itself_is_its_own_fault(here: Path) -> None:
+    (here / "asking.py").write_text("import no_such_module_anywhere")
+
+    assert told("asking:f") == (
+        "build 'asking:f' cannot be imported: ModuleNotFoundError: No module named 'no_such_module_anywhere'; "
+        "mend its module"
+    )
+
+
+def test_a_submodule_is_no_name_until_it_is_written_as_a_module(here: Path) -> None:
+    (here / "hidden").mkdir()
+    (here / "hidden/encoder.py").write_text("")
+
+    assert "hidden.encoder is a module: did you mean hidden.encoder:NAME?" in told("hidden:encoder")
