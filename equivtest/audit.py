@@ -39,6 +39,8 @@ CANNOT = "CannotSpoil"
 """The class of `equivtest.ranks.faults`, as a rank's traceback names it."""
 
 SEED = "audit"
+SPOILED_TIMES = 3
+"""How often as long as without a fault a visit with one may take."""
 
 
 @dataclass(frozen=True)
@@ -190,6 +192,7 @@ class _Running:
     found: Audit
     is_thorough: bool
     visits: int = 0
+    spoiled_limit_s: float = limits.AUDIT_CASE_S
 
     @property
     def is_enough(self) -> bool:
@@ -211,6 +214,7 @@ class _Running:
         replies = self._run(case, NO_FAULT)
         failing = self._failures(case, replies)
         calls = _calls(replies)
+        self.spoiled_limit_s = _limit_of_spoiled(self.prop.limit_s, replies)
         if "not_supported" in failing:
             return
         if calls is None or any(self.known.match(self.prop.subject, claim, case) is None for claim in failing):
@@ -253,7 +257,7 @@ class _Running:
             self._run(case, NO_FAULT)  # new ranks make their groups before the next fault counts calls
 
     def _run(self, case: Case, fault: Fault) -> list[Reply]:
-        limit_s = limits.CASE_S if fault == NO_FAULT else limits.AUDIT_CASE_S
+        limit_s = self.prop.limit_s if fault == NO_FAULT else self.spoiled_limit_s
         return self.pool.run(self.prop.subject, case, limit_s=limit_s, fault=fault)
 
     def _failures(self, case: Case, replies: Sequence[Reply], *, is_spoiled: bool = False) -> dict[str, str]:
@@ -269,6 +273,12 @@ class _Running:
         if ended:
             return {str(ended[0]): ended[0]}
         return {verdict.claim: verdict.kind for verdict in verdicts if verdict.failed}
+
+
+def _limit_of_spoiled(limit_s: float, replies: Sequence[Reply]) -> float:
+    """For a visit with a fault, in seconds: several times what it took without, as one that hangs says nothing."""
+    took_s = max(reply.busy_s for reply in replies)
+    return min(limit_s, max(limits.in_proportion(limits.AUDIT_CASE_S, limit_s), SPOILED_TIMES * took_s))
 
 
 def _calls(replies: Sequence[Reply]) -> tuple[Collective, ...] | None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import ClassVar
 
+from equivtest import limits
 from equivtest.errors import EquivtestError
 from equivtest.kit.case import Case
 
@@ -78,6 +79,7 @@ class Verdict:
         known: The reason of the known failure that the case falls under.
         history: Where the claim holds of the case alone in new ranks: what had run before it failed.
         fault: Whose it is: 'collective: ...', 'kernel: ...' or 'parallelization: ...'; '' where nobody looked.
+        limit_s: Seconds that a visit of the case may take.
     """
 
     claim: str
@@ -89,6 +91,7 @@ class Verdict:
     known: str = ""
     history: str = ""
     fault: str = ""
+    limit_s: float = limits.CASE_S
 
     @property
     def kind(self) -> str:
