@@ -86,7 +86,7 @@ def require_conclusion(subject: str, case: Case, verdicts: Sequence[Verdict], fa
 
     Raises:
         BrokenSetup: the backend cannot do what the case needs, or is wrong.
-        Inconclusive: the claims do not speak of the case, or cannot be decided on its values.
+        Inconclusive: the claims do not speak of the case, or cannot be decided on its values, or the program declines.
     """
     if any(verdict.failed for verdict in verdicts):
         return
@@ -96,6 +96,8 @@ def require_conclusion(subject: str, case: Case, verdicts: Sequence[Verdict], fa
         return
     if any(verdict.kind == "not_supported" for verdict in verdicts):
         raise BrokenSetup(f"{subject}: this backend cannot do what {case!r} needs, so nothing was shown")
+    if said := next((verdict.detail for verdict in verdicts if verdict.kind == "declined"), ""):
+        raise Inconclusive(f"{subject}: nothing was shown in {case!r}: {said.splitlines()[0]}")
     if verdicts:
         raise Inconclusive(
             f"{subject}: nothing was shown in {case!r}: a right answer may differ by more than a tenth of its values; "

@@ -122,7 +122,7 @@ def module_property(
         set_up, tear_down: 'package.module:NAME' of functions (mesh) -> None that ranks call around each draw; either
             implies needs_world.  With set_up alone each case has fresh ranks.
         world_sizes: Numbers of ranks that the program runs on, such as those that divide its heads; empty: any.  A run
-            on others leaves it out there, and says so.
+            on others leaves it out there, and says so.  What else it does not support it says by `NotSupported`.
         limit_s: Seconds that one visit of one case may take on all ranks, before it has timed out; at most 300.
 
     Raises:
@@ -201,11 +201,13 @@ _batches: dict[tuple[ModuleCase, Backend], str] = {}
 def _batch_of(case: ModuleCase, pool: Pool, space: Space, limit_s: float) -> str:
     """What the ranks say, in the first dtype that they can compute with; of steps, in the first of REAL_DTYPES.
 
-    'whole' where the backend refuses in every dtype what `parallelize` calls: it refuses each case alike.
+    'whole' where in every dtype the backend refuses what `parallelize` calls, or that declines: it does so in each.
 
     Raises:
-        Misuse: `parallelize` makes no module, or other ones on other ranks; or a rank raised, hung or died.
+        Misuse: `parallelize` makes no module, or other ones on other ranks; or a rank raised, hung or died; or it
+            declines the mesh on which it was asked, of several.
     """
+    declined = ""
     real = [dtype for dtype in space.dtypes if dtype in REAL_DTYPES]
     dtypes = (real or REAL_DTYPES) if case.is_stepped else space.dtypes
     for each in (replace(case, dtype=dtype) for dtype in dtypes):
@@ -218,6 +220,13 @@ def _batch_of(case: ModuleCase, pool: Pool, space: Space, limit_s: float) -> str
             raise Misuse(_on_silence(each, cause))
         if all(reply.outcome == "answered" for reply in replies):
             return _batches.setdefault((each, pool.backend), _agreed(each, replies))
+        declined = declined or next((reply.error_text for reply in replies if reply.outcome == "declined"), "")
+    if declined and len(case.mesh_shape) > 1:
+        raise Misuse(
+            f"{case.parallelize}: whether what it makes reduces gradients is not known: it does not support the mesh "
+            f"{case.mesh_shape} on which it was asked: {declined}. Say how rows are handed out: "
+            "module_property(..., batch='whole'), 'mean of parts' or 'sum of parts'"
+        )
     return WHOLE
 
 

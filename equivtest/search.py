@@ -209,9 +209,10 @@ class _Search:
             return failure
         if any(is_alike(verdict, failure) for verdict in verdicts):
             return failure
+        what = "is declined" if any(verdict.kind == "declined" for verdict in verdicts) else "holds"
         first = f", the first of them {earlier[0]!r}" if earlier else ": those of earlier searches"
         visits = f"{len(earlier)} earlier visits of this search in worlds of that size"
-        return replace(failure, history=f"holds alone in new ranks; failed after {visits}{first}")
+        return replace(failure, history=f"{what} alone in new ranks; failed after {visits}{first}")
 
     def _run(self, case: Case, kind: str) -> list[Reply]:
         """One more run of a case, on the way to a failure of that kind; each that hangs costs its limit."""

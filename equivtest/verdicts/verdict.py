@@ -107,8 +107,9 @@ class Verdict:
 KINDS: dict[str, type[ClaimFailed]] = {}
 """Kinds of verdict that `check` raises, by name; each is one subclass of `ClaimFailed`, which registers itself."""
 
-OTHER_KINDS = ("holds", "inconclusive", "known")
-"""Kinds that it does not raise; 'known' is a known failure, not judged again."""
+OTHER_KINDS = ("holds", "inconclusive", "known", "declined")
+"""Kinds that it does not raise; 'known' is a known failure, not judged again, 'declined' what the program says that it
+does not support."""
 
 
 class ClaimFailed(EquivtestError, AssertionError):
@@ -196,7 +197,7 @@ class RankTimedOut(ClaimFailed, kind="timed_out", headline="a rank did not answe
     """A rank did not answer within the limit; the verdict holds every rank's stacks."""
 
 
-class NotSupported(
+class BackendRefuses(
     ClaimFailed, kind="not_supported", headline="the backend cannot do what the case needs", fails=False
 ):
     """The backend or device cannot do what the case needs, as a probe has shown."""
