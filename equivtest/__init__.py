@@ -6,6 +6,8 @@ import importlib
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
+from equivtest.errors import NotSupported
+
 try:
     __version__ = version("equivtest")
 except PackageNotFoundError:  # run from a source tree that is not installed
@@ -16,7 +18,8 @@ if TYPE_CHECKING:
     from equivtest.module import ids, mask, module_property, positions, real, targets
 
 __all__ = [
-    "__version__", "capture", "capture_update", "ids", "mask", "module_property", "positions", "real", "targets",
+    "NotSupported", "__version__", "capture", "capture_update", "ids", "mask", "module_property", "positions", "real",
+    "targets",
 ]  # fmt: skip
 
 

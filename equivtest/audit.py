@@ -11,14 +11,15 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from equivtest import limits
+from equivtest.audited import DECISIVE, Audit, Site, decisive
 from equivtest.check import judge_replies
 from equivtest.chunks import Chunk, draw_cases
 from equivtest.collective import Collective
 from equivtest.errors import Misuse
-from equivtest.handover import Audited, AuditRow
+from equivtest.handover import AuditRow
 from equivtest.kit.case import Case
 from equivtest.kit.oracle.declared import load_arithmetics
 from equivtest.known import KnownFailures
@@ -27,112 +28,15 @@ from equivtest.ranks.messages import FAULTS, NO_FAULT, Fault
 from equivtest.ranks.moves import REDUCING, WITHOUT_OPERAND_OF_ALL
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply
+from equivtest.verdicts.compare import UNABLE
 from equivtest.verdicts.verdict import WHOLE_RUN
-
-DECISIVE = FAULTS[:2]
-"""Faults after which a result hangs on fewer ranks' operands, and on nothing else.
-
-That a claim rejects a sum that is too small, too large or NaN says only that a result is looked at: where every rank
-has the same batch, the average of equal gradients is one of them, and no claim misses the others."""
 
 CANNOT = "CannotSpoil"
 """The class of `equivtest.ranks.faults`, as a rank's traceback names it."""
 
 SEED = "audit"
-
-
-@dataclass(frozen=True)
-class Site:
-    """Where a subject calls a collective; a subject calls it there once or more.
-
-    Attributes:
-        group: 'mesh', or the name of the mesh's axis, or how many ranks.
-    """
-
-    kind: str
-    phase: str
-    group: str
-
-    def __str__(self) -> str:
-        on = "" if self.group == "mesh" else f" on {self.group}"
-        return f"{self.kind} in the {self.phase}{on}"
-
-
-@dataclass
-class Audit:
-    """What an audit of a property has shown.
-
-    Attributes:
-        cases: Cases on which the subject held without a fault, but for known failures.
-        left_out: Cases on which it did not.
-        rows: (site, kind of fault) -> what came of it.
-        without_collectives: The property's reason why none is called, or ''.
-    """
-
-    subject: str
-    without_collectives: str = ""
-    cases: int = 0
-    left_out: int = 0
-    rows: dict[tuple[Site, str], AuditRow] = field(default_factory=dict)
-    seconds: float = 0.0
-
-    @property
-    def sites(self) -> list[Site]:
-        """Where a collective was called, in order of first sight."""
-        return list(dict.fromkeys(site for site, _ in self.rows))
-
-    @property
-    def unseen(self) -> list[Site]:
-        """Sites at which no claim rejected a decisive fault in any run."""
-        return [site for site in self.sites if not any(self.is_rejected(site, kind) for kind in decisive(site.kind))]
-
-    def is_rejected(self, site: Site, kind: str) -> bool:
-        """True if some claim rejected that fault there in some run."""
-        row = self.rows.get((site, kind))
-        return row is not None and row.rejected > 0
-
-    @property
-    def problem(self) -> str:
-        """Why the claims that hold show nothing, and the way out; '' where they do, or where no case could be tried."""
-        if self.left_out and not self.cases:
-            return (
-                f"{self.subject}: not audited: it held in none of {self.left_out} cases on several ranks when its "
-                "collectives were watched. See what fails in them, or say --audit off, and the report says so"
-            )
-        if not self.cases or (not self.rows and self.without_collectives):
-            return ""
-        held = f"{self.subject} held in {self.cases} case{'s' * (self.cases != 1)} on several ranks although"
-        if not self.rows:
-            return (
-                f"{held} it called no collective: nothing shows that it is parallel. See that the plan names parts "
-                "that the module has and that its library found the process group; where no collective is needed, "
-                "say why: without_collectives='...' of module_property or of Property"
-            )
-        if self.unseen != self.sites:
-            return ""
-        sites = ", ".join(map(str, self.sites))
-        return (
-            f"{held} no rank heard of another ({sites}): when each rank took its own operand for that of every rank, "
-            "no claim failed. Where every rank has the same batch, divide it: module_property(..., "
-            "batch='mean of parts') or 'sum of parts'"
-        )
-
-    def as_data(self, name: str) -> Audited:
-        """Plain data, for the report of the property of that name."""
-        return Audited(
-            property=name,
-            cases=self.cases,
-            rows=tuple(self.rows.values()),
-            unseen=tuple(map(str, self.unseen)),
-            reason=self.without_collectives,
-            problem=self.problem,
-            seconds=round(self.seconds, 2),
-        )
-
-
-def decisive(kind: str) -> tuple[str, ...]:
-    """The faults at a collective of that kind which show, when a claim rejects one, that other ranks matter."""
-    return ("dropped",) if kind in WITHOUT_OPERAND_OF_ALL else DECISIVE
+SPOILED_TIMES = 3
+"""How often as long as without a fault a visit with one may take."""
 
 
 def audit(
@@ -190,6 +94,7 @@ class _Running:
     found: Audit
     is_thorough: bool
     visits: int = 0
+    spoiled_limit_s: float = limits.AUDIT_CASE_S
 
     @property
     def is_enough(self) -> bool:
@@ -211,7 +116,10 @@ class _Running:
         replies = self._run(case, NO_FAULT)
         failing = self._failures(case, replies)
         calls = _calls(replies)
-        if "not_supported" in failing:
+        self.spoiled_limit_s = _limit_of_spoiled(self.prop.limit_s, replies)
+        if "declined" in failing:
+            self.found.declined.append(next(reply.error_text for reply in replies if reply.outcome == "declined"))
+        if failing.keys() & {*UNABLE}:
             return
         if calls is None or any(self.known.match(self.prop.subject, claim, case) is None for claim in failing):
             self.found.left_out += 1
@@ -244,7 +152,7 @@ class _Running:
         row = self.found.rows.setdefault((site, fault.kind), AuditRow(collective=str(site), fault=fault.kind))
         replies = self._run(case, fault)
         self.visits += 1
-        if not any(reply.outcome in ("not_supported", "timed_out") or CANNOT in reply.detail for reply in replies):
+        if not any(reply.outcome in (*UNABLE, "timed_out") or CANNOT in reply.detail for reply in replies):
             rejecting = self._failures(case, replies, is_spoiled=True).keys() - failing.keys()
             row.runs += 1
             row.rejected += bool(rejecting)
@@ -253,7 +161,7 @@ class _Running:
             self._run(case, NO_FAULT)  # new ranks make their groups before the next fault counts calls
 
     def _run(self, case: Case, fault: Fault) -> list[Reply]:
-        limit_s = limits.CASE_S if fault == NO_FAULT else limits.AUDIT_CASE_S
+        limit_s = self.prop.limit_s if fault == NO_FAULT else self.spoiled_limit_s
         return self.pool.run(self.prop.subject, case, limit_s=limit_s, fault=fault)
 
     def _failures(self, case: Case, replies: Sequence[Reply], *, is_spoiled: bool = False) -> dict[str, str]:
@@ -265,10 +173,16 @@ class _Running:
             if is_spoiled:  # what a spoiled collective makes of an answer may be none
                 return {"misuse": "misuse"}
             raise
-        ended = [verdict.kind for verdict in verdicts if verdict.kind in (*WHOLE_RUN, "not_supported")]
+        ended = [verdict.kind for verdict in verdicts if verdict.kind in (*WHOLE_RUN, *UNABLE)]
         if ended:
             return {str(ended[0]): ended[0]}
         return {verdict.claim: verdict.kind for verdict in verdicts if verdict.failed}
+
+
+def _limit_of_spoiled(limit_s: float, replies: Sequence[Reply]) -> float:
+    """For a visit with a fault, in seconds: several times what it took without, as one that hangs says nothing."""
+    took_s = max(reply.busy_s for reply in replies)
+    return min(limit_s, max(limits.in_proportion(limits.AUDIT_CASE_S, limit_s), SPOILED_TIMES * took_s))
 
 
 def _calls(replies: Sequence[Reply]) -> tuple[Collective, ...] | None:

@@ -39,7 +39,10 @@ def blame(failure: Verdict, pool: Pool, is_shown_by: Callable[[Sequence[Reply]],
     """
     if failure.kind not in OF_VALUES:
         return "parallelization: what fails hangs on no value"
-    limit_s = limits.SHRINK_CASE_S if failure.kind == "timed_out" else limits.CASE_S
+    limit_s = failure.limit_s
+    is_slow = limit_s > limits.CASE_S  # and needs its time to come to where it hangs
+    if failure.kind == "timed_out" and not is_slow:
+        limit_s = min(limits.SHRINK_CASE_S, limit_s)
     with tempfile.TemporaryDirectory(prefix="equivtest-watched-") as folder:
         try:
             replies = pool.watch(failure.subject, failure.case, folder, limit_s)

@@ -9,6 +9,7 @@ from typing import NoReturn
 
 import torch
 
+from equivtest import limits
 from equivtest.errors import BrokenSetup, Inconclusive
 from equivtest.kit.case import Case
 from equivtest.kit.oracle import expect_held
@@ -51,12 +52,15 @@ def default_claims(case: Case) -> tuple[Claim, ...]:
     return (*DEFAULT_CLAIMS, *training, *((uses_only_collectives,) if case.records else ()))
 
 
-def check(subject: str, case: Case, pool: Pool, claims: Sequence[Claim] | None = None) -> list[Verdict]:
+def check(
+    subject: str, case: Case, pool: Pool, claims: Sequence[Claim] | None = None, *, limit_s: float = limits.CASE_S
+) -> list[Verdict]:
     """Runs `case` and raises unless every claim holds.
 
     Args:
         subject: Registered name, or 'package.module:function'.
         claims: Judged in this order; by default those of `default_claims`.
+        limit_s: Seconds that the visit may take.
 
     Returns:
         The verdicts, one per claim and draw; they hold, or are inconclusive, but not all of them.
@@ -66,7 +70,7 @@ def check(subject: str, case: Case, pool: Pool, claims: Sequence[Claim] | None =
         Misuse: no such subject, or it breaks its contract with the harness.
         Inconclusive, BrokenSetup: nothing is shown, see `require_conclusion`.
     """
-    verdicts = judge(subject, case, pool, claims)
+    verdicts = judge(subject, case, pool, claims, limit_s=limit_s)
     for verdict in verdicts:
         if verdict.kind in KINDS:
             raise_for(verdict)
@@ -82,7 +86,7 @@ def require_conclusion(subject: str, case: Case, verdicts: Sequence[Verdict], fa
 
     Raises:
         BrokenSetup: the backend cannot do what the case needs, or is wrong.
-        Inconclusive: the claims do not speak of the case, or cannot be decided on its values.
+        Inconclusive: the claims do not speak of the case, or cannot be decided on its values, or the program declines.
     """
     if any(verdict.failed for verdict in verdicts):
         return
@@ -92,6 +96,8 @@ def require_conclusion(subject: str, case: Case, verdicts: Sequence[Verdict], fa
         return
     if any(verdict.kind == "not_supported" for verdict in verdicts):
         raise BrokenSetup(f"{subject}: this backend cannot do what {case!r} needs, so nothing was shown")
+    if said := next((verdict.detail for verdict in verdicts if verdict.kind == "declined"), ""):
+        raise Inconclusive(f"{subject}: nothing was shown in {case!r}: {said.splitlines()[0]}")
     if verdicts:
         raise Inconclusive(
             f"{subject}: nothing was shown in {case!r}: a right answer may differ by more than a tenth of its values; "
@@ -100,10 +106,13 @@ def require_conclusion(subject: str, case: Case, verdicts: Sequence[Verdict], fa
     raise Inconclusive(f"{subject}: nothing was shown in {case!r}: no claim speaks of it; name other claims")
 
 
-def judge(subject: str, case: Case, pool: Pool, claims: Sequence[Claim] | None = None) -> list[Verdict]:
+def judge(
+    subject: str, case: Case, pool: Pool, claims: Sequence[Claim] | None = None, *, limit_s: float = limits.CASE_S
+) -> list[Verdict]:
     """Runs `case` and gives every verdict, draw by draw; arguments and errors as of `check`."""
-    replies = pool.run(subject, case, keep_if_all_raised=bool(case.refusal))
-    return judge_replies(subject, case, replies, claims, load_arithmetics(pool.backend.arithmetic))
+    replies = pool.run(subject, case, limit_s=limit_s, keep_if_all_raised=bool(case.refusal))
+    verdicts = judge_replies(subject, case, replies, claims, load_arithmetics(pool.backend.arithmetic))
+    return [replace(verdict, limit_s=limit_s) for verdict in verdicts]
 
 
 def judge_replies(

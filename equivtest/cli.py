@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from equivtest import limits
 from equivtest.errors import EquivtestError, Misuse
 from equivtest.options import HELP
 from equivtest.profiles import AUDIT_PROFILE
@@ -193,6 +194,9 @@ def check(
     like: Annotated[
         str, typer.Option(metavar="PROPERTY", help="Judge the claims of this property; see equivtest list.")
     ] = "",
+    limit_s: Annotated[
+        float, typer.Option("--limit-s", metavar="SECONDS", help="What the visit may take: limit_s of its property.")
+    ] = limits.CASE_S,
 ) -> int:
     """Run one case, known failure or not; exit code 1 if a claim fails.
 
@@ -203,6 +207,7 @@ def check(
     from equivtest.check import judge, require_conclusion
     from equivtest.kit.case import from_code
     from equivtest.kit.oracle.declared import require_declared
+    from equivtest.property import require_limit
     from equivtest.ranks.backend import Backend
     from equivtest.ranks.run_hub import pool_on_hosts
     from equivtest.suite import claims_of
@@ -211,11 +216,12 @@ def check(
     chosen = Backend(backend, device, tuple(imports or ()), start, arithmetic)
     if not listen:
         chosen.validate()
+    require_limit(limit_s, "--limit-s")
     parsed = from_code(case)
     require_declared(arithmetic, parsed.dtypes)
     claims = claims_of(subject, parsed, like)
     with pool_on_hosts(chosen, listen) as pool:
-        verdicts = judge(subject, parsed, pool, claims)
+        verdicts = judge(subject, parsed, pool, claims, limit_s=limit_s)
         claimed = dict.fromkeys(verdict.claim for verdict in verdicts if verdict.failed)
         failed = [next(each for each in verdicts if each.failed and each.claim == claim) for claim in claimed]
         for verdict in failed:

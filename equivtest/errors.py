@@ -14,6 +14,21 @@ class Misuse(EquivtestError, ValueError):
     """The caller's mistake: the message names the value, the limit and the way out."""
 
 
+class ReferenceRefuses(Misuse):
+    """What defines what is to be computed says that it does not support a case.
+
+    Args:
+        who: The function or module that said so.
+    """
+
+    def __init__(self, who: str, error: NotSupported) -> None:
+        super().__init__(
+            f"{who} raised {type(error).__name__}: {error}: the reference defines what is to be computed, and supports "
+            "each case that is drawn: leave out what it does not take, such as by x_shapes= or sizes=, or raise it in "
+            "parallelize, set_up, step or the parallel module"
+        )
+
+
 class Inconclusive(EquivtestError, RuntimeError):
     """A run that shows neither that a claim holds nor that it fails, which must not look like a pass."""
 
@@ -37,3 +52,20 @@ class Unsupported(EquivtestError, RuntimeError):
     def __init__(self, message: str, lacking: str = "") -> None:
         super().__init__(message)
         self.lacking = (lacking,) if lacking else ()
+
+
+class NotSupported(EquivtestError, RuntimeError):
+    """A program's own word that it does not support a case: heads that do not divide, a dtype that it refuses.
+
+    `parallelize`, `set_up`, `step`, and the forward and backward of the parallel module may raise it, or a class of
+    their own that derives from it.  On every rank it declines the case, which is then neither right nor wrong, and the
+    summary counts it; on some ranks alone it is a failure like any other exception.  Where a property's program
+    declines all of its cases on several ranks, its claims are open and the run ends with exit code 2.  Of `build`, and
+    of the unsharded module, it is a mistake.
+
+    Args:
+        reason: Why, in one sentence, for the summary.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from equivtest import limits
 from equivtest.pools import pool_of
 
 if TYPE_CHECKING:
@@ -27,15 +28,23 @@ class Ranks:
         return pool_of(self._config).run(subject, case, keep_if_all_raised=bool(case.refusal))
 
     def check(
-        self, subject: str, case: Case, claims: Sequence[Claim] | None = None, *, like: str = ""
+        self,
+        subject: str,
+        case: Case,
+        claims: Sequence[Claim] | None = None,
+        *,
+        like: str = "",
+        limit_s: float = limits.CASE_S,
     ) -> list[Verdict]:
         """Runs `case` and raises unless every claim holds, as `equivtest.check.check` does.
 
         Args:
             claims: By default those that `equivtest check` judges.
             like: The name of the property whose claims they are to be, for a subject of one's own.
+            limit_s: Seconds that the visit may take.
         """
         from equivtest.check import check
         from equivtest.suite import claims_of
 
-        return check(subject, case, pool_of(self._config), claims or claims_of(subject, case, like))
+        chosen = claims or claims_of(subject, case, like)
+        return check(subject, case, pool_of(self._config), chosen, limit_s=limit_s)

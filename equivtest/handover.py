@@ -16,6 +16,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         busy_s: The longest that a rank spent on the visit.
         lacking, refused: What the backend could not do, and 'dtype:function' of each collective that it refused;
             None where it could.
+        declined: Why the program does not support the case; None where it does.
         verdicts: Claim -> kind of its verdict.
         margins, tensor_margins: Claim, or tensor -> largest error over its allowance.
         known: Claim -> reason of the known failure.
@@ -32,6 +33,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     busy_s: float
     lacking: str | None = None
     refused: tuple[str, ...] | None = None
+    declined: str | None = None
     subject: str
     draw: int
     mode: str

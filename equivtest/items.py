@@ -236,7 +236,8 @@ class KnownFailureItem(EquivtestItem):
         if entry.case.world_size not in settings.world_sizes or not entry.case.is_within(settings.dtypes):
             return "not run", pytest.skip.Exception(f"{entry.case!r} is outside --world-sizes or --dtypes")
         claims = [claim for claim in self.prop.claims if claim.name == entry.claim]
-        kinds = {verdict.kind for verdict in judge(entry.subject, entry.case, pool_of(self.config), claims)}
+        found = judge(entry.subject, entry.case, pool_of(self.config), claims, limit_s=self.prop.limit_s)
+        kinds = {verdict.kind for verdict in found}
         if entry.kind in kinds:
             return "still fails", pytest.xfail.Exception(f"{entry.reason} {entry.link}".strip())
         if kinds == {"not_supported"}:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 # Time, in seconds.  A limit only ends what would hang; a slow machine must stay below it.
-CASE_S = 60.0  # one visit of one case on all ranks; the slowest honest one takes under 2
+CASE_S = 60.0  # one visit of one case on all ranks, unless its property says otherwise; the slowest shipped one takes 2
 GRACE_S = 0.5  # after the first rank failed, for its peers to answer; they wait inside a collective
 START_S = 120.0  # a world's start, from the request to every rank's first word; cold imports take 10
 EXECUTE_S = 5.0  # more for each rank that is executed, not forked: torch's import takes 3 of one core
@@ -32,7 +32,7 @@ SILENT_S = 10.0  # without one, after which a host is lost: longer than TCP take
 SLOW_S = 3.0  # without one, which is told
 HANDSHAKE_S = 5.0  # for a peer to show that it knows the secret; takes two round trips
 FLUSH_S = 1.0  # for the last message to go out to each host when a run is over
-COLLECTIVE_S = 600.0  # the backend's own time-out: longer than CASE_S, so that the parent names the cause
+COLLECTIVE_S = 600.0  # the backend's own time-out: twice what a property may ask for: the parent names the cause
 
 # Sizes.
 MAX_WORLD_SIZE = 64  # ranks of one world, and slots of a run
@@ -86,3 +86,8 @@ CAPTURED_DIMS = 8  # of a captured tensor
 HEADER_BYTES = 2**26  # of a file of tensors: some hundred thousand of them
 MANIFEST_BYTES = 2**27  # of a manifest: the same
 NAME_CHARS = 500  # of a name in either
+
+
+def in_proportion(short_s: float, limit_s: float) -> float:
+    """`short_s`, which goes with CASE_S, of a property whose visits may take `limit_s`; at most that, in seconds."""
+    return min(limit_s, short_s * max(1.0, limit_s / CASE_S))

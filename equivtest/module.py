@@ -63,6 +63,7 @@ def module_property(
     set_up: str = "",
     tear_down: str = "",
     world_sizes: Sequence[int] = (),
+    limit_s: float = limits.CASE_S,
 ) -> Property:
     """That a parallelized module computes what the unsharded one computes, forward and backward.
 
@@ -121,11 +122,12 @@ def module_property(
         set_up, tear_down: 'package.module:NAME' of functions (mesh) -> None that ranks call around each draw; either
             implies needs_world.  With set_up alone each case has fresh ranks.
         world_sizes: Numbers of ranks that the program runs on, such as those that divide its heads; empty: any.  A run
-            on others leaves it out there, and says so.
+            on others leaves it out there, and says so.  What else it does not support it says by `NotSupported`.
+        limit_s: Seconds that one visit of one case may take on all ranks, before it has timed out; at most 300.
 
     Raises:
         Misuse: x_shapes is no sequence of shapes, inputs are no inputs, both or neither is given, or there is no such
-            batch.
+            batch; or limit_s is no such number.
     """
     require(batch is None or batch in BATCHES, f"batch must be one of {', '.join(BATCHES)} or None, got {batch!r}")
     require(
@@ -174,6 +176,7 @@ def module_property(
         leaves_out=partial(_left_out, door, batch or WHOLE),
         world_sizes=tuple(world_sizes),
         resolve=partial(_resolve, door) if batch is None else None,
+        limit_s=limit_s,
     )
 
 
@@ -199,7 +202,7 @@ def _resolve(door: Door, prop: Property, pool: Pool, space: Space) -> Property:
     num_ranks = space.world_sizes[0]
     mesh = mesh_along(num_ranks, door.axes, str(dict(door.fields)["batch_axis"]))
     case = door.make(world_size=num_ranks, mesh=mesh, **{door.varied: door.layouts[0]})
-    batch = _batch_of(case, pool, space)
+    batch = _batch_of(case, pool, space, prop.limit_s)
     if case.step and batch == MEAN_OF_PARTS:
         batch = PARTS_OF_WHOLE
     return replace(prop, cases=partial(_cases, door, batch), leaves_out=partial(_left_out, door, batch), resolve=None)
@@ -209,26 +212,35 @@ _batches: dict[tuple[ModuleCase, Backend], str] = {}
 """What ranks have answered, by the case that they were asked on."""
 
 
-def _batch_of(case: ModuleCase, pool: Pool, space: Space) -> str:
+def _batch_of(case: ModuleCase, pool: Pool, space: Space, limit_s: float) -> str:
     """What the ranks say, in the first dtype that they can compute with; of steps, in the first of REAL_DTYPES.
 
-    'whole' where the backend refuses in every dtype what `parallelize` calls: it refuses each case alike.
+    'whole' where in every dtype the backend refuses what `parallelize` calls, or that declines: it does so in each.
 
     Raises:
-        Misuse: `parallelize` makes no module, or other ones on other ranks; or a rank raised, hung or died.
+        Misuse: `parallelize` makes no module, or other ones on other ranks; or a rank raised, hung or died; or it
+            declines the mesh on which it was asked, of several.
     """
+    declined = ""
     real = [dtype for dtype in space.dtypes if dtype in REAL_DTYPES]
     dtypes = (real or REAL_DTYPES) if case.is_stepped else space.dtypes
     for each in (replace(case, dtype=dtype) for dtype in dtypes):
         if (each, pool.backend) in _batches:
             return _batches[each, pool.backend]
-        replies = pool.run(CONTRACT_OF, each)
+        replies = pool.run(CONTRACT_OF, each, limit_s=limit_s)
         if misused := next((reply for reply in replies if reply.outcome == "misused"), None):
             raise Misuse(misused.error_text)
         if cause := first_cause(replies):
             raise Misuse(_on_silence(each, cause))
         if all(reply.outcome == "answered" for reply in replies):
             return _batches.setdefault((each, pool.backend), _agreed(each, replies))
+        declined = declined or next((reply.error_text for reply in replies if reply.outcome == "declined"), "")
+    if declined and len(case.mesh_shape) > 1:
+        raise Misuse(
+            f"{case.parallelize}: whether what it makes reduces gradients is not known: it does not support the mesh "
+            f"{case.mesh_shape} on which it was asked: {declined}. Say how rows are handed out: "
+            "module_property(..., batch='whole'), 'mean of parts' or 'sum of parts'"
+        )
     return WHOLE
 
 

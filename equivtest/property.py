@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from equivtest import limits
+from equivtest.errors import Misuse
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -54,6 +56,10 @@ class Property:
         leaves_out: Names the dtypes of a space in which none of its cases can be judged; None: each has some that can.
         world_sizes: Numbers of ranks that its subject runs on; empty: any.
         resolve: Makes the property that is meant, where the ranks must be asked for it: see `resolved`.
+        limit_s: Seconds that one visit of one case may take on all ranks, before it has timed out.
+
+    Raises:
+        Misuse: limit_s is no number above 0, or more than half of the backend's own time-out.
     """
 
     subject: str
@@ -72,6 +78,10 @@ class Property:
     leaves_out: Callable[[Space], tuple[str, ...]] | None = None
     world_sizes: tuple[int, ...] = ()
     resolve: Callable[[Property, Pool, Space], Property] | None = None
+    limit_s: float = limits.CASE_S
+
+    def __post_init__(self) -> None:
+        require_limit(self.limit_s)
 
     @property
     def refuses_only(self) -> bool:
@@ -96,6 +106,17 @@ class Property:
         if not self.requires or importlib.util.find_spec(self.requires):
             return ""
         return f"{self.requires} is not installed: pip install {self.requires}"
+
+
+def require_limit(limit_s: object, name: str = "limit_s") -> None:
+    """Raises Misuse unless `limit_s`, which the caller knows by `name`, is seconds that one visit may take."""
+    is_number = isinstance(limit_s, int | float) and not isinstance(limit_s, bool) and math.isfinite(limit_s)
+    if not is_number or not 0 < limit_s <= limits.COLLECTIVE_S / 2:  # type: ignore[operator]
+        raise Misuse(
+            f"{name} must be seconds, above 0 and at most {limits.COLLECTIVE_S / 2:g}, got {limit_s!r}: the backend's "
+            f"own time-out of {limits.COLLECTIVE_S:g} s has to be longer, so that the rank that is the cause is named; "
+            "take smaller shapes, fewer steps or a smaller module"
+        )
 
 
 ON_TWO_RANKS = Space((2,), limits.DTYPES)

@@ -18,6 +18,7 @@ RECORD_SCHEMA = 1
 def records_of(case: Case, verdicts: Sequence[Verdict], replies: Sequence[Reply]) -> list[Record]:
     """One record per draw that was judged: the case, its place in the case space, kind by claim, what was lacking."""
     lacking = next((reply for reply in replies if reply.outcome == "not_supported"), None)
+    declined = next((reply.error_text for reply in replies if reply.outcome == "declined"), None)
     records: dict[int, Record] = {}
     for verdict in verdicts:
         if verdict.draw not in records:
@@ -32,6 +33,7 @@ def records_of(case: Case, verdicts: Sequence[Verdict], replies: Sequence[Reply]
                 busy_s=max((reply.busy_s for reply in replies), default=0.0),
                 lacking=lacking.error_text if lacking else None,
                 refused=lacking.lacking if lacking else None,
+                declined=declined,
                 subject=verdict.subject,
                 draw=verdict.draw,
                 mode=mode,

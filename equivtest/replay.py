@@ -10,11 +10,13 @@ from typing import Any
 import msgspec
 import torch
 
+from equivtest import limits
 from equivtest.check import judge, require_conclusion
 from equivtest.errors import Misuse
 from equivtest.files import write_whole
 from equivtest.importing import suggestion
 from equivtest.kit.case import from_data, to_data
+from equivtest.property import require_limit
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.pool import Pool
 from equivtest.verdicts.claims import CLAIMS
@@ -33,6 +35,7 @@ def write_replay(verdict: Verdict, backend: Backend, directory: Path) -> Path:
         "claim": verdict.claim,
         "kind": verdict.kind,
         "case": to_data(verdict.case),
+        "limit_s": verdict.limit_s,
         "backend": {
             "name": backend.name,
             "device": backend.device,
@@ -73,6 +76,8 @@ def read_replay(path: Path) -> dict[str, Any]:
     if data["claim"] not in CLAIMS:
         wanted = suggestion(data["claim"], list(CLAIMS))
         raise Misuse(f"replay file {path} has the unknown claim {data['claim']!r}; {wanted}")
+    data.setdefault("limit_s", limits.CASE_S)  # files of earlier releases have none
+    require_limit(data["limit_s"], f"replay file {path}: limit_s")
     return data
 
 
@@ -98,7 +103,7 @@ def replay(data: dict[str, Any], pool: Pool, *, path: str = "") -> tuple[bool, s
         BrokenSetup, Misuse: nothing is shown, see `require_conclusion`.
     """
     case = from_data(data["case"])
-    verdicts = judge(data["subject"], case, pool, [CLAIMS[data["claim"]]])
+    verdicts = judge(data["subject"], case, pool, [CLAIMS[data["claim"]]], limit_s=data["limit_s"])
     for verdict in verdicts:
         if verdict.failed:
             return True, write_message(verdict, replay=path)

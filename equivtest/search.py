@@ -92,7 +92,7 @@ def search(
     failures = []
     for target in running.targets():
         if only in (None, target):
-            smallest = running.shrink(target)
+            smallest = running.confirmed(running.shrink(target))
             told = smallest if only else with_fault(running.with_history(smallest), pool, prop.claims)
             failures.append(_write_up(told, pool, failures_dir))
     return Findings(running.records, failures, time.monotonic() - started_s, misuse, running.left_out)
@@ -191,13 +191,13 @@ class _Search:
     def _runs(self, cases: Sequence[Case]) -> Iterable[tuple[Case, list[Reply]]]:
         """Each case with its replies; where one failure ends it, none ahead, whose world would end with it."""
         if self.only is None:
-            return self.pool.run_all(self.prop.subject, cases)
+            return self.pool.run_all(self.prop.subject, cases, limit_s=self.prop.limit_s)
         return ((case, self._run(case, "")) for case in cases)
 
     def with_history(self, failure: Verdict) -> Verdict:
         """The failure, with a line on its history where its case shows nothing alone in new ranks.
 
-        A run that timed out has less time alone: where it takes longer than limits.SHRINK_CASE_S, nothing is said.
+        A run that timed out has less time alone, see `_run`: where it takes longer, nothing is said.
         """
         case = failure.case
         earlier = [
@@ -210,16 +210,19 @@ class _Search:
             return failure
         if any(is_alike(verdict, failure) for verdict in verdicts):
             return failure
+        what = "is declined" if any(verdict.kind == "declined" for verdict in verdicts) else "holds"
         first = f", the first of them {earlier[0]!r}" if earlier else ": those of earlier searches"
         visits = f"{len(earlier)} earlier visits of this search in worlds of that size"
-        return replace(failure, history=f"holds alone in new ranks; failed after {visits}{first}")
+        return replace(failure, history=f"{what} alone in new ranks; failed after {visits}{first}")
 
     def _run(self, case: Case, kind: str) -> list[Reply]:
-        """One more run of a case, on the way to a failure of that kind."""
-        limit_s = limits.SHRINK_CASE_S if kind == "timed_out" else limits.CASE_S
+        """One more run of a case, on the way to a failure of that kind; each that hangs costs its limit."""
+        limit_s = self.prop.limit_s
+        if kind == "timed_out":
+            limit_s = limits.in_proportion(limits.SHRINK_CASE_S, limit_s)
         replies = self.pool.run(self.prop.subject, case, limit_s=limit_s, keep_if_all_raised=bool(case.refusal))
-        said = silence(limit_s)
-        return [replace(reply, detail=reply.detail.replace(said, said + _of_tries(limit_s), 1)) for reply in replies]
+        said, told = silence(limit_s), silence(limit_s) + _of_tries(limit_s, self.prop.limit_s)
+        return [replace(reply, detail=reply.detail.replace(said, told, 1)) for reply in replies]
 
     def judge(self, case: Case, replies: Sequence[Reply], only: Target | None = None) -> list[Verdict]:
         """Every verdict on one run, or those of the claim of `only`; failures are remembered, known ones set apart."""
@@ -238,7 +241,8 @@ class _Search:
     def _verdicts(self, case: Case, replies: Sequence[Reply], only: Target | None = None) -> list[Verdict]:
         claims = [claim for claim in self.prop.claims if only is None or claim.name == only[0]]
         arithmetics = load_arithmetics(self.pool.backend.arithmetic)
-        return judge_replies(self.prop.subject, case, replies, claims, arithmetics, until=only)
+        verdicts = judge_replies(self.prop.subject, case, replies, claims, arithmetics, until=only)
+        return [replace(verdict, limit_s=self.prop.limit_s) for verdict in verdicts]
 
     def _unless_known(self, verdict: Verdict) -> Verdict:
         if not verdict.failed:
@@ -257,12 +261,12 @@ class _Search:
             yield waiting[0]
 
     def shrink(self, target: Target) -> Verdict:
-        """The smallest failure of that claim and kind that is found within limits.SHRINK_S.
+        """The smallest failure of that claim and kind that is found within limits.SHRINK_S, or more of slow visits.
 
         Smaller worlds of the run are searched first, then the failure's own world is shrunk in; the other way round
         where something is enough.
         """
-        until_s = time.monotonic() + limits.SHRINK_S
+        until_s = time.monotonic() + limits.SHRINK_S * max(1.0, self.prop.limit_s / limits.CASE_S)
         found = self.failing[target]
         if self.is_enough is not never:
             found = found if self.is_enough(found.case) else self._find(target, self.chunk, until_s) or found
@@ -274,6 +278,20 @@ class _Search:
             if smallest is not None:
                 return smallest
         return self._find(target, self.chunk, until_s) or found
+
+    def confirmed(self, smallest: Verdict) -> Verdict:
+        """The smallest failure; a time-out of visits that are slow by right, where it is one with all their time too.
+
+        Else what was found first, as smaller cases had less time.
+        """
+        first = self.failing[smallest.claim, smallest.kind]
+        if smallest.kind != "timed_out" or smallest is first or self.prop.limit_s <= limits.CASE_S:
+            return smallest
+        with contextlib.suppress(Misuse):
+            replies = self.pool.run(self.prop.subject, smallest.case, limit_s=self.prop.limit_s)
+            found = self._verdicts(smallest.case, replies)
+            return next((verdict for verdict in found if verdict.kind == smallest.kind), first)
+        return first
 
     def _find(self, target: Target, chunk: Chunk, until_s: float) -> Verdict | None:
         """The smallest failure that Hypothesis finds among the cases of `chunk`, if the property has any there."""
@@ -309,12 +327,12 @@ class _Search:
         return self.seen[case].get(target)
 
 
-def _of_tries(limit_s: float) -> str:
+def _of_tries(limit_s: float, of_a_run_s: float) -> str:
     """What a limit that is shorter than a run's is told with."""
-    if limit_s == limits.CASE_S:
+    if limit_s == of_a_run_s:
         return ""
     return (
-        f", which is all that a try is given while a time-out is shrunk; a run gives {limits.CASE_S:g} s, in which the "
+        f", which is all that a try is given while a time-out is shrunk; a run gives {of_a_run_s:g} s, in which the "
         "case that it was shrunk from had not answered"
     )
 

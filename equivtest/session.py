@@ -25,7 +25,7 @@ from equivtest.report import audits
 from equivtest.report.files import begin_report, write_report
 from equivtest.report.folder import ReportFolder
 from equivtest.report.tally import ClaimResult, Tally
-from equivtest.report.text import BEGUN, ENDED, on_faults, on_lacking, summarize
+from equivtest.report.text import BEGUN, ENDED, on_declined, on_faults, on_lacking, summarize
 from equivtest.suite import version_of
 from equivtest.verdicts.verdict import CONCLUSIVE
 
@@ -164,6 +164,9 @@ class Controller:
             session.exitstatus = session.exitstatus or FAILED_EXIT
         if self.misused and session.testsfailed == self.misused and not self.faults:  # no claim has failed
             session.exitstatus = MISUSE_EXIT
+        if declined := on_declined(self.ordered()):
+            self.troubles += declined
+            session.exitstatus = session.exitstatus or MISUSE_EXIT
         if nothing := self._nothing_proven(concluded):
             self.troubles.append(nothing)
             session.exitstatus = session.exitstatus or MISUSE_EXIT

@@ -115,7 +115,7 @@ def search(prop, chunk, pool, known, failures_dir):
     return Findings(records, [failure] if fails else [], 0.1, misuse)
 
 
-def judge(subject, case, pool, claims):
+def judge(subject, case, pool, claims, limit_s):
     log(f"judge {subject} {claims[0].name}")
     kind = "inconclusive" if case.in_features > 1 else "holds" if case.bias else "layout"
     return [types.SimpleNamespace(claim=claims[0].name, kind=kind)]

@@ -13,7 +13,10 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from equivtest.families.zero3.fetch.case import FetchCase
+from equivtest.families.zero3.fetch.subject import zero3_fetch_all_gather
 from equivtest.tensors import Placed, slice_local
+
+SLOW_S = 1.0
 
 
 def two_bugs(case: FetchCase, mesh: DeviceMesh, given: Mapping[str, torch.Tensor]) -> dict[str, Placed]:
@@ -63,3 +66,9 @@ def _copies(case: FetchCase, mesh: DeviceMesh, given: Mapping[str, torch.Tensor]
         flag = name.startswith("param.") and case.requires_grad[index]
         answers[name] = Placed(local.requires_grad_(flag), layout)
     return answers
+
+
+def slow(case: FetchCase, mesh: DeviceMesh, given: Mapping[str, torch.Tensor]) -> Mapping[str, Placed]:
+    """A right fetch that takes its time."""
+    time.sleep(SLOW_S)
+    return zero3_fetch_all_gather(case, mesh, given)

@@ -127,6 +127,7 @@ class StubPool:
 
     Attributes:
         limits_s: limit_s of each single run.
+        searched_s, watched_s: That of the last search, and of the last watched visit.
         kept: keep_if_all_raised of each single run.
         renewed: World sizes whose ranks were to be replaced, in order.
     """
@@ -136,6 +137,8 @@ class StubPool:
         self.answer = answer
         self.seen: list[Case] = []
         self.limits_s: list[float | None] = []
+        self.searched_s: float | None = None
+        self.watched_s: float | None = None
         self.kept: list[bool] = []
         self.renewed: list[int] = []
 
@@ -148,6 +151,7 @@ class StubPool:
         return self.answer(case)
 
     def watch(self, subject: str, case: Case, folder: str, limit_s: float) -> list[Reply]:
+        self.watched_s = limit_s
         return self.answer(case)
 
     def faults_of(self, case: Case) -> list[Finding]:
@@ -156,7 +160,10 @@ class StubPool:
     def renew(self, world_size: int) -> None:
         self.renewed.append(world_size)
 
-    def run_all(self, subject: str, cases: Iterable[Case]) -> Iterator[tuple[Case, list[Reply]]]:
+    def run_all(
+        self, subject: str, cases: Iterable[Case], *, limit_s: float | None = None
+    ) -> Iterator[tuple[Case, list[Reply]]]:
+        self.searched_s = limit_s
         for case in cases:
             self.seen.append(case)
             yield case, self.answer(case)

@@ -24,7 +24,7 @@ FLOORS = (
     ("kit",),
     ("families",),
     ("ranks",),
-    ("verdicts", "watched"),
+    ("audited", "verdicts", "watched"),
     ("pairs",),
     ("bounded", "calls", "captured_inputs", "check", "kept", "known", "report"),
     ("captured_answers", "door", "judging_update", "kept_update"),

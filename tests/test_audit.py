@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from equivtest import limits
-from equivtest.audit import Audit, Site, audit, is_possible, spread
+from equivtest.audit import audit, is_possible, spread
+from equivtest.audited import Audit, Site
 from equivtest.families.zero3.fetch.case import FetchCase
 from equivtest.handover import AuditRow
 from equivtest.known import KnownFailures

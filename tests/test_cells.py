@@ -39,10 +39,10 @@ def test_a_claim_has_a_cell_for_each_dtype_and_kind_of_shard() -> None:
 
 def test_what_does_not_conclude_does_not_count() -> None:
     """Failures do: they say whether the claim holds."""
-    verdicts = ["holds", "value", "inconclusive", "known", "not_supported"]
+    verdicts = ["holds", "value", "inconclusive", "known", "not_supported", "declined"]
     cells = cells_of(tally(*(record(verdicts={"equals_unsharded": kind}) for kind in verdicts)))
 
-    assert [cell.row[5:] for cell in cells if cell.shard_kind == "uneven"] == [(2, 1, 1, 1)]
+    assert [cell.row[5:] for cell in cells if cell.shard_kind == "uneven"] == [(2, 1, 1, 1, 1)]
 
 
 def test_the_cell_with_the_fewest_conclusions_is_named() -> None:
@@ -78,6 +78,6 @@ def test_a_property_that_did_not_run_has_no_cells() -> None:
 
 def test_the_table_has_a_line_for_every_cell() -> None:
     assert as_csv([counted(*holding("equals_unsharded", 3))]).splitlines()[:2] == [
-        "property,claim,world size,dtype,shards,conclusive,inconclusive,known,not_supported",
-        "rowwise_linear,equals_unsharded,3,float32,even,0,0,0,0",
+        "property,claim,world size,dtype,shards,conclusive,inconclusive,known,not_supported,declined",
+        "rowwise_linear,equals_unsharded,3,float32,even,0,0,0,0,0",
     ]

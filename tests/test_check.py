@@ -17,11 +17,11 @@ from equivtest.verdicts.verdict import (
     FAILING,
     KINDS,
     WHOLE_RUN,
+    BackendRefuses,
     ClaimFailed,
     Judgement,
     Mismatch,
     NotRefused,
-    NotSupported,
     ValueMismatch,
     Verdict,
 )
@@ -103,7 +103,7 @@ def test_check_raises_where_the_backend_cannot() -> None:
     """Nothing was proven: that must not look like a pass."""
     replies = [Reply(rank=rank, outcome="not_supported", error_text="no float16") for rank in range(3)]
 
-    with pytest.raises(NotSupported, match="rank 0 of 3 cannot: no float16"):
+    with pytest.raises(BackendRefuses, match="rank 0 of 3 cannot: no float16"):
         check("mine", LINEAR, stub(replies))
 
 

@@ -53,7 +53,7 @@ def test_a_property_that_is_none_is_told_with_the_nearest() -> None:
 def test_the_fixture_judges_the_same_claims(monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless it is handed others."""
     monkeypatch.setattr(fixture, "pool_of", lambda config: None)
-    monkeypatch.setattr("equivtest.check.check", lambda subject, case, pool, claims: claims)
+    monkeypatch.setattr("equivtest.check.check", lambda subject, case, pool, claims, **fields: claims)
     ranks = fixture.Ranks(cast(pytest.Config, None))
 
     assert ranks.check(OWN, FETCH, like="zero3_fetch_all_reduce") == claims_of(OWN, FETCH, "zero3_fetch_all_reduce")

@@ -61,6 +61,10 @@ def written_failure(path: Path, **changes: object) -> Path:
         (["run", "--backend=nope"], "'nope'"),
         (["run", "--device=nope"], "'nope'"),
         (["run", "--start=thread"], "--start: unknown start 'thread'; use one of auto, forkserver, spawn"),
+        (
+            ["check", "rowwise_linear", "LinearCase()", "--limit-s=900"],
+            "--limit-s must be seconds, above 0 and",
+        ),
         (["check", "rowwise_linear", "LinearCase()", "--start=thread"], "must be one of auto, forkserver, spawn, got"),
         (["run", "--import=no_such_module"], "'no_such_module'"),
         (["run", "--subjects=rowwise_linear=no_such:f"], "--subjects: 'no_such:f' cannot be imported: No module named"),
@@ -285,7 +289,7 @@ def test_check_tells_what_holds_what_fails_and_what_is_open(
         Verdict(claim=claim, subject="mine", case=LINEAR, judgement=Judgement(kind))
         for kind, claim in zip(kinds, names, strict=True)
     ]
-    monkeypatch.setattr("equivtest.check.judge", lambda *args: verdicts)
+    monkeypatch.setattr("equivtest.check.judge", lambda *args, **fields: verdicts)
     monkeypatch.setattr("equivtest.blame.with_fault", lambda verdict, *args: verdict)
 
     assert cli.check("mine", repr(LINEAR)) == code

@@ -28,7 +28,7 @@ from tests.rank_programs_planted import FAULT
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 MODULE, SUBJECT, TRAINING = ROOT / "docs/module.md", ROOT / "docs/subject.md", ROOT / "docs/training.md"
-CAPTURE = ROOT / "docs/capture.md"
+CAPTURE, PROGRAMS = ROOT / "docs/capture.md", ROOT / "docs/programs.md"
 DOCUMENTS = (README, *sorted((ROOT / "docs").glob("*.md")))
 LINKED = (*DOCUMENTS, *(ROOT / name for name in ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md")))
 OTHER_COMMANDS = ("pip install equivtest", "pytest -n auto -p equivtest.options", "torchrun --nproc-per-node")
@@ -281,6 +281,13 @@ def test_the_readers_module_is_green(folder: Path) -> None:
     outcome = Outcome(ended.returncode, ended.stdout + ended.stderr)
 
     assert outcome.code == 0 and outcome.shows(shown(README, "0 failed, 0 known", "of 5 claims")), outcome.text
+
+
+@pytest.mark.ranks
+def test_what_a_program_does_not_support_is_told_as_shown(folder: Path, command: Command) -> None:
+    outcome = in_process(folder, command, "run", *CHEAP, *SMOKE, "test_features.py")
+
+    assert outcome.code == 0 and outcome.shows(shown(PROGRAMS, "program block")), outcome.text
 
 
 @pytest.mark.ranks

@@ -17,7 +17,7 @@ from equivtest.machine import commit_of, cpu_name, versions_of
 from equivtest.profiles import PROFILES, plan
 from equivtest.report.files import as_html, write_report
 from equivtest.report.tally import Tally, case_code
-from equivtest.report.text import summarize, totals
+from equivtest.report.text import on_declined, summarize, totals
 
 LISTED = Listed(
     path="properties/test_a.py",
@@ -152,6 +152,7 @@ def test_draws_of_one_case_are_one_layout() -> None:
         (tally(of_kind("inconclusive")), "skipped", "no conclusive verdict: 1 inconclusive"),
         (tally(of_kind("not_supported")), "skipped", "no conclusive verdict: 1 not supported"),
         (tally(of_kind("known", known={"equals_unsharded": "torch does so"})), "xfailed", "torch does so"),
+        (tally(of_kind("declined", declined="no")), "skipped", "no conclusive verdict: 1 declined"),
         (tally(), "skipped", "not run: no case was judged"),
         (tally(record(), planned=("w3-0", "w4-0")), "skipped", "not finished: 1 of 2 searches ended"),
     ],
@@ -326,6 +327,43 @@ def test_summary_tells_what_the_backend_cannot_do_once_and_whole() -> None:
     assert [line for line in lines if line.startswith("unsupp ")] == [
         f"unsupp  rank 1: {'all_gather ' * 20}raised: 2 verdicts"
     ]
+
+
+def declined(reason: str, number: int = 0, world_size: int = 3) -> Record:
+    """A case that the program does not support."""
+    case = {"schema": 1, "type": "LinearCase", "fields": {"world_size": world_size, "number": number}}
+    verdicts = {"equals_unsharded": "declined"}
+    return record(case=case, verdicts=verdicts, declined=reason, world_size=world_size)
+
+
+def test_summary_tells_what_the_program_does_not_support_beside_what_the_backend_does_not() -> None:
+    """How many cases, and why most of them."""
+    cases = [declined("3 heads", number) for number in range(2)] + [declined("an odd batch", 2)]
+    lines = summarize([tally(record(), of_kind("not_supported", lacking="no"), *cases)], seconds=1, width=40)
+
+    assert "program rowwise_linear: does not support 3 of 4 cases: 3 heads (2), and 1 other reason" in lines
+    assert "unsupp  no: 1 verdicts" in lines
+    assert lines[-1].startswith("0 failed, 0 known, 0 inconclusive, 1 not supported, 3 declined; ")
+    assert "<td>an odd batch</td>" in as_html(ENVIRONMENT, [tally(*cases)], [])
+
+
+def test_what_holds_on_one_rank_shows_nothing_where_the_program_declines_all_others() -> None:
+    alone, beside = record(world_size=1), record(shard_kind="even")
+    nothing, something = tally(alone, declined("3 heads")), tally(alone, beside, declined("3 heads"))
+
+    assert [result.outcome for result in nothing.claims()] == ["skipped", "skipped"]
+    assert nothing.claims()[0].text.startswith(
+        "shows nothing: rowwise_linear: the program supports no case on several ranks"
+    )
+    assert {result.outcome for result in something.claims()} == {"passed"} and on_declined([something]) == []
+
+
+def test_a_cell_that_the_program_declines_is_no_hole() -> None:
+    """An empty one is."""
+    counted = tally(declined("3 heads"), conclusive_shards=("uneven",))
+
+    assert counted.holes(["float32"]) == []
+    assert counted.holes(["float64"]) == ["world size 3, float64, uneven shards: no case"]
 
 
 def test_page_lists_known_failures() -> None:

@@ -28,8 +28,9 @@ from tests.replies import StubPool, right_replies
 CHUNK = Chunk(2, limits.DTYPES, 0, 20)
 
 
-def run(pool: Pool | StubPool, tmp_path: Path, subject: str = "mine:fetch") -> Findings:
-    prop = Property(subject, "Fetched parameters are right.", "nowhere", fetch_cases, (equals_unsharded,))
+def run(pool: Pool | StubPool, tmp_path: Path, subject: str = "mine:fetch", limit_s: float = limits.CASE_S) -> Findings:
+    claims = (equals_unsharded,)
+    prop = Property(subject, "Fetched parameters are right.", "nowhere", fetch_cases, claims, limit_s=limit_s)
     return search(prop, CHUNK, cast(Pool, pool), KnownFailures(), tmp_path)
 
 
@@ -128,9 +129,9 @@ def test_hangs_are_shrunk_within_the_budget(
 ) -> None:
     """Each try lasts its limit at least: so many fit into the budget, and fewer on a slow machine."""
     pool, _, tries = counted
-    for name, value in {"CASE_S": 2.0, "BROKEN_RUNS": 1, "SHRINK_CASE_S": 0.5, "SHRINK_S": 2.0}.items():
+    for name, value in {"BROKEN_RUNS": 1, "SHRINK_CASE_S": 0.5, "SHRINK_S": 2.0}.items():
         monkeypatch.setattr(limits, name, value)
-    findings = run(pool, tmp_path, "tests.rank_programs_search:hangs_of_three")
+    findings = run(pool, tmp_path, "tests.rank_programs_search:hangs_of_three", limit_s=2.0)
 
     hanging = [replies for replies in tries if any(reply.outcome == "timed_out" for reply in replies)]
     [failure] = findings.failures

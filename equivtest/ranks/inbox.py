@@ -20,7 +20,7 @@ from equivtest.ranks.reply import Reply
 from equivtest.ranks.stacks import tidy
 from equivtest.ranks.wire import decode_message
 
-BROKE_OFF = ("raised", "misused", "lost")
+BROKE_OFF = ("raised", "misused", "lost", "declined")
 """Outcomes after which the other ranks have only the grace left."""
 
 
@@ -80,7 +80,7 @@ class Inbox:
                     self._listen(selector, key)
                 if not failed and (first := self._first_failure()):
                     failed = True
-                    if first.lacking:  # every rank should be refused by itself
+                    if first.lacking or first.outcome == "declined":  # every rank should say so by itself
                         self._grace_s = limits.REFUSAL_GRACE_S
                     deadline_s = min(deadline_s, time.monotonic() + self._grace_s)
         self._give_up(limit_s)
@@ -88,7 +88,7 @@ class Inbox:
         return [self._replies[rank] for rank in range(len(self._ranks))]
 
     def _first_failure(self) -> Reply | None:
-        """The reply that came first of those that failed or were refused a collective."""
+        """The reply that came first of those that failed, declined or were refused a collective."""
         return next((reply for reply in self._replies.values() if reply.outcome in BROKE_OFF or reply.lacking), None)
 
     def _listen(self, selector: selectors.BaseSelector, key: selectors.SelectorKey) -> None:

@@ -157,7 +157,9 @@ class Pool:
             self._abandon(outstanding)
             raise
 
-    def run_all(self, subject: str, cases: Iterable[Case]) -> Iterator[tuple[Case, list[Reply]]]:
+    def run_all(
+        self, subject: str, cases: Iterable[Case], *, limit_s: float | None = None
+    ) -> Iterator[tuple[Case, list[Reply]]]:
         """Each case with its replies, in order; ranks run the next case while one is judged.
 
         A case that should be refused (`case.refusal`) leaves its world alive where every rank
@@ -174,7 +176,7 @@ class Pool:
             while outstanding is not None:
                 following = next(remaining, None)
                 done = outstanding
-                replies = self._finish(done, None, keep_if_all_raised=bool(done.case.refusal))
+                replies = self._finish(done, limit_s, keep_if_all_raised=bool(done.case.refusal))
                 outstanding = None
                 if following is not None:
                     outstanding = self._begin(subject, following)

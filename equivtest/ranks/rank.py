@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from equivtest import limits
-from equivtest.errors import Misuse, Unsupported
+from equivtest.errors import Misuse, NotSupported, Unsupported
 from equivtest.kit.case import Case, from_data
 from equivtest.ranks import faults
 from equivtest.ranks.backend import Backend, choose_device
@@ -192,6 +192,8 @@ class Rank:
         lacking: tuple[str, ...] = ()
         if isinstance(error, Unsupported):
             outcome, lacking = "not_supported", error.lacking
+        elif isinstance(error, NotSupported):
+            outcome = "declined"
         error_type, error_text, detail = describe_exception(error)
         if is_missing(error, torch.__version__):
             outcome, error_text = "not_supported", f"not supported by torch {torch.__version__}: {error_text}"

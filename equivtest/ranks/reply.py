@@ -9,11 +9,11 @@ from typing import Literal
 from equivtest.collective import Collective
 from equivtest.tensors import Placed
 
-Outcome = Literal["answered", "raised", "misused", "lost", "timed_out", "not_supported", "not_in_mesh"]
+Outcome = Literal["answered", "raised", "misused", "lost", "timed_out", "not_supported", "declined", "not_in_mesh"]
 """answered: its tensors are there.  raised: the subject raised.  misused: the subject breaks its
 contract with the harness (unknown name, no tensor).  lost: the process ended.  timed_out: no
 answer within the limit.  not_supported: the backend refused a collective, as it refused a probe of it, or
-this torch cannot make the case's mesh.
+this torch cannot make the case's mesh.  declined: the program says that it does not support the case (`NotSupported`).
 not_in_mesh: no mesh of the case has this process; it only helped to make them."""
 
 

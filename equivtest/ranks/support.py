@@ -130,12 +130,31 @@ def ended_by(finding: Finding) -> list[Reply]:
 def as_supported(known: Sequence[Support], replies: list[Reply]) -> list[Reply]:
     """The replies to a case; 'not_supported' where the backend refused every rank that took part the same collective.
 
+    'declined' stays where every rank that took part says so, and is 'raised' elsewhere.
+
     Args:
         known: Of the case's dtypes, what probes have shown.
     """
+    if any(reply.outcome == "declined" for reply in replies):
+        return _as_declined(replies)
     if any(reply.lacking for reply in replies):
         return _as_agreed(known, replies)
     return _as_refused(known, replies)
+
+
+def _as_declined(replies: list[Reply]) -> list[Reply]:
+    """The replies; 'raised' of ranks that declined where others did not, which could not go on without them."""
+    declining = [reply.rank for reply in replies if reply.outcome == "declined"]
+    others = [reply.rank for reply in replies if reply.outcome not in ("declined", "not_in_mesh")]
+    if not others:
+        return replies
+    who = f"raised on {', '.join(map(str, declining))}, not on {', '.join(map(str, others))}"
+    return [
+        replace(reply, outcome="raised", error_text=f"must be raised on every rank: {who}: {reply.error_text}")
+        if reply.outcome == "declined"
+        else reply
+        for reply in replies
+    ]
 
 
 def _as_agreed(known: Sequence[Support], replies: list[Reply]) -> list[Reply]:

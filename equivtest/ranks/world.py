@@ -159,6 +159,9 @@ class World:
             grace_s = limits.REFUSAL_GRACE_S if keep_if_all_raised else limits.GRACE_S
         replies = self._await_replies(request_id, limits.CASE_S if limit_s is None else limit_s, grace_s)
         if first_cause(replies) is None:
+            all_declined = {reply.outcome for reply in replies} - {"not_in_mesh"} == {"declined"}
+            if all_declined and not self._is_in_step():  # each may have declined at another point
+                self._end(0.0, aside=True)
             return replies
         replies = self._with_losses(replies)
         all_raised = all(reply.outcome in ("raised", "misused", "not_in_mesh") for reply in replies)

@@ -12,7 +12,7 @@ from equivtest.profiles import MAX_INCONCLUSIVE, PER_CELL
 from equivtest.report.tally import Tally
 from equivtest.verdicts.verdict import CONCLUSIVE
 
-OTHERS = ("inconclusive", "known", "not_supported")
+OTHERS = ("inconclusive", "known", "not_supported", "declined")
 """Kinds of verdict beside the conclusive ones."""
 
 HEAD = ("property", "claim", "world size", "dtype", "shards", "conclusive", *OTHERS)

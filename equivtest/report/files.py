@@ -116,6 +116,7 @@ def as_html(
         known=known,
         margins_head=margins.HEAD,
         unsupported=[(tally, *row) for tally in tallies for row in unsupported_cells(tally)],
+        declined=[(tally, *row) for tally in tallies for row in tally.declined.most_common()],
     )
 
 

@@ -53,6 +53,7 @@ class Tally:
         parts: Of modules that are judged part by part, what was concluded of each.
         reasons: Claim -> reasons of known failures.
         lacking: (cell, why, 'dtype:function' of each refused collective) -> verdicts that are open for it.
+        declined: Why the program does not support a case -> cases.
         failures: Shrunk failures, in order of arrival.
         slowest: (seconds, code of the case), the slowest first.
         left_out: Dtypes in which no case of the property can be judged.
@@ -75,6 +76,7 @@ class Tally:
     parts: PartTree = field(default_factory=PartTree)
     reasons: defaultdict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     lacking: Counter[tuple[Cell, str, tuple[str, ...]]] = field(default_factory=Counter)
+    declined: Counter[str] = field(default_factory=Counter)
     failures: list[Failure] = field(default_factory=list)
     slowest: list[tuple[float, str]] = field(default_factory=list)
     left_out: set[str] = field(default_factory=set)
@@ -132,6 +134,8 @@ class Tally:
             self.kinds[claim][kind] += 1
             self.cells[cell][kind] += 1
             self.claim_cells[cell, claim, family_of(record.mode)][kind] += 1
+            if kind == "declined":
+                self.declined[" ".join((record.declined or "").split())] += 1
             if kind == "not_supported":
                 self.lacking[cell, record.lacking or "", record.refused or ()] += 1
         for tensor, margin in record.tensor_margins.items():
@@ -144,6 +148,24 @@ class Tally:
     def total(self, *kinds: str) -> int:
         """Verdicts of these kinds over all claims; of every kind where none is named."""
         return sum(n for counts in self.kinds.values() for kind, n in counts.items() if not kinds or kind in kinds)
+
+    @property
+    def none_supported(self) -> str:
+        """Why what holds on one rank shows nothing: the program declines all that was tried on several; or ''."""
+        several = sum((counts for (size, *_), counts in self.cells.items() if size > 1), Counter[str]())
+        if not several["declined"] or any(several[kind] for kind in CONCLUSIVE):
+            return ""
+        return (
+            f"{self.listed.name}: the program supports no case on several ranks that was tried: {self.why_declined}: "
+            "have cases drawn that it supports, such as by world_sizes=, x_shapes= or sizes="
+        )
+
+    @property
+    def why_declined(self) -> str:
+        """The reason that most cases have, with their number, and how many reasons there are besides."""
+        reason, count = self.declined.most_common(1)[0]
+        others = len(self.declined) - 1
+        return f"{reason} ({count:,})" + (f", and {others:,} other reason{'s' * (others > 1)}" if others else "")
 
     @property
     def judged(self) -> int:
@@ -167,8 +189,8 @@ class Tally:
         if not counts:
             where = f", none can be in {', '.join(sorted(self.left_out))}" if self.left_out else ""
             return ClaimResult(name, "skipped", f"not run: no case was judged{where}")
-        if counts["holds"] and self.unshown:
-            return ClaimResult(name, "skipped", f"shows nothing: {self.unshown}")
+        if counts["holds"] and (why := self.unshown or self.none_supported):
+            return ClaimResult(name, "skipped", f"shows nothing: {why}")
         if counts["holds"]:
             return ClaimResult(name, "passed")
         if counts.keys() == {"known"}:
@@ -199,7 +221,7 @@ class Tally:
         """What is wrong with each required cell that is empty or mostly without a conclusion.
 
         Of a claim that some family of modes leaves mostly open there, too: other claims, and other
-        values, say nothing about it.  What is lacking and `allowed` makes no hole.
+        values, say nothing about it.  What is lacking and `allowed` makes no hole, nor what the program declines.
         """
         found = []
         excused = {cell for cell, _, _ in self.lacking} - {cell for cell, _, _ in self.not_allowed(allowed)}
@@ -208,6 +230,8 @@ class Tally:
             where = f"world size {size}, {dtype}, {kind} shards"
             counts = self.cells.get(cell, Counter())
             if cell in excused and not _is_open(_without_lacking(counts)):
+                continue
+            if counts and counts.keys() == {"declined"}:
                 continue
             if _is_open(counts, required=True):
                 found.append(f"{where}: {describe(counts) or 'no case'}")

@@ -49,13 +49,20 @@ def summarize(
         for tally in tallies
         if tally.left_out
     ]
+    declined = [
+        f"program {tally.listed.name}: does not support {tally.declined.total():,} of {tally.layouts:,} cases: "
+        + tally.why_declined
+        for tally in tallies
+        if tally.declined
+    ]
     notes += [f"slow    {line}" for line in _slowest(tallies)]
     notes += [line for tally in tallies for line in _not_passed(tally)]
     notes += [f"known   {entry.id}: {entry.state}: {entry.reason}" for entry in known]
     notes += in_lines(audits)
     if unaudited := [tally.listed.name for tally in tallies if tally.lacks_audit]:
         notes.append(f"audit   left out by the selection, so that a green may show nothing: {', '.join(unaudited)}")
-    notes = [_cut(line, width) for line in notes] + [f"left    {reason}" for reason in left_out] + _lacking(tallies)
+    notes = [_cut(line, width) for line in notes] + [f"left    {reason}" for reason in left_out]
+    notes += declined + _lacking(tallies)
     return [
         *headlines,
         *_counts_table(tallies),
@@ -121,6 +128,11 @@ def on_lacking(tallies: Iterable[Tally], allowed: Collection[str]) -> list[str]:
     ]
 
 
+def on_declined(tallies: Iterable[Tally]) -> list[str]:
+    """One line on each property whose program declines every case on several ranks, so that nothing was shown."""
+    return [f"nothing is shown: {why}" for tally in tallies if (why := tally.none_supported)]
+
+
 def totals(tallies: Iterable[Tally], seconds: float) -> list[str]:
     """How much was done, and what came of it: one line each."""
     tallies = list(tallies)
@@ -129,6 +141,8 @@ def totals(tallies: Iterable[Tally], seconds: float) -> list[str]:
     verdicts = {
         "failed": FAILING, "known": ("known",), "inconclusive": ("inconclusive",), "not supported": ("not_supported",),
     }  # fmt: skip
+    if any(tally.declined for tally in tallies):
+        verdicts["declined"] = ("declined",)
     return [
         f"{sum(t.layouts for t in tallies):,} layouts, {sum(t.draws for t in tallies):,} verdicts (layout x values), "
         f"{sum(t.judged for t in tallies):,} claims judged in {seconds:.0f} s",
@@ -168,6 +182,7 @@ def _counts_table(tallies: Sequence[Tally]) -> list[str]:
         ("known", [t.total("known") for t in tallies], False),
         ("inconcl", [t.total("inconclusive") for t in tallies], False),
         ("unsupp", [t.total("not_supported") for t in tallies], False),
+        ("declined", [t.total("declined") for t in tallies], False),
     ]
     shown = [["property", *(tally.listed.name for tally in tallies), "all"]]
     shown += [

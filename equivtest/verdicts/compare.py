@@ -13,6 +13,9 @@ from equivtest.ranks.reply import Answer, Reply
 from equivtest.verdicts.claims import Claim, refuses
 from equivtest.verdicts.verdict import FAILING, Judgement, Mismatch, Verdict
 
+UNABLE = ("not_supported", "declined")
+"""Outcomes after which a case is neither right nor wrong: the backend, or the program, cannot do it."""
+
 
 def compare(
     subject: str,
@@ -77,7 +80,7 @@ def _judge_run(subject: str, case: Case, replies: Sequence[Reply], claim: Claim)
 
 
 def _judge_refusal(case: Case, replies: Sequence[Reply]) -> tuple[Judgement, str]:
-    gone = _cause([reply for reply in replies if reply.outcome in ("lost", "timed_out", "not_supported")])
+    gone = _cause([reply for reply in replies if reply.outcome in ("lost", "timed_out", *UNABLE)])
     if gone is not None:  # whatever its peers raised: no rank may hang
         return Judgement(gone.outcome), _tell(case, gone, replies)
     cause = first_cause(replies)
@@ -92,7 +95,7 @@ def _judge_refusal(case: Case, replies: Sequence[Reply]) -> tuple[Judgement, str
 
 def _cause(replies: Sequence[Reply]) -> Reply | None:
     """The reply that ended the run: a failure's first cause, or that it was not supported at all."""
-    return first_cause(replies) or next((reply for reply in replies if reply.outcome == "not_supported"), None)
+    return first_cause(replies) or next((reply for reply in replies if reply.outcome in UNABLE), None)
 
 
 def _tell(case: Case, cause: Reply, replies: Sequence[Reply]) -> str:
@@ -115,4 +118,6 @@ def _in_words(reply: Reply) -> str:
         )
     if reply.outcome == "not_supported":
         return f"cannot: {reply.error_text}"
+    if reply.outcome == "declined":
+        return f"does not support the case: {reply.error_text}"
     return words.get(reply.outcome, reply.outcome)

@@ -21,6 +21,9 @@ def write_message(verdict: Verdict, *, replay: str = "") -> str:
     mode, seed = verdict.case.values[verdict.draw]
     lines.append(f"  {'values':9} {mode}, seed {seed} (draw {verdict.draw})")
     lines.append(f"  {'case':9} {verdict.case!r}")
+    if verdict.kind == "timed_out":
+        way_out = "limit_s of its property, or equivtest check --limit-s, raises that"
+        lines.append(f"  {'limit':9} a visit of a case may take {verdict.limit_s:g} s: {way_out}")
     if verdict.fault:
         lines.append(f"  {'fault':9} {verdict.fault}")
     if verdict.history:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import ClassVar
 
+from equivtest import limits
 from equivtest.errors import EquivtestError
 from equivtest.kit.case import Case
 
@@ -80,6 +81,7 @@ class Verdict:
         known: The reason of the known failure that the case falls under.
         history: Where the claim holds of the case alone in new ranks: what had run before it failed.
         fault: Whose it is: 'collective: ...', 'kernel: ...' or 'parallelization: ...'; '' where nobody looked.
+        limit_s: Seconds that a visit of the case may take.
     """
 
     claim: str
@@ -91,6 +93,7 @@ class Verdict:
     known: str = ""
     history: str = ""
     fault: str = ""
+    limit_s: float = limits.CASE_S
 
     @property
     def kind(self) -> str:
@@ -106,8 +109,9 @@ class Verdict:
 KINDS: dict[str, type[ClaimFailed]] = {}
 """Kinds of verdict that `check` raises, by name; each is one subclass of `ClaimFailed`, which registers itself."""
 
-OTHER_KINDS = ("holds", "inconclusive", "known")
-"""Kinds that it does not raise; 'known' is a known failure, not judged again."""
+OTHER_KINDS = ("holds", "inconclusive", "known", "declined")
+"""Kinds that it does not raise; 'known' is a known failure, not judged again, 'declined' what the program says that it
+does not support."""
 
 
 class ClaimFailed(EquivtestError, AssertionError):
@@ -195,7 +199,7 @@ class RankTimedOut(ClaimFailed, kind="timed_out", headline="a rank did not answe
     """A rank did not answer within the limit; the verdict holds every rank's stacks."""
 
 
-class NotSupported(
+class BackendRefuses(
     ClaimFailed, kind="not_supported", headline="the backend cannot do what the case needs", fails=False
 ):
     """The backend or device cannot do what the case needs, as a probe has shown."""

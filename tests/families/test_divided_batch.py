@@ -233,12 +233,10 @@ def test_what_cannot_be_asked_is_told(pool: Pool) -> None:
     ],
 )
 def test_ranks_that_do_not_say_whether_they_reduce_gradients_are_no_whole_batch(
-    pool: Pool, monkeypatch: pytest.MonkeyPatch, parallelize: str, told: str
+    pool: Pool, parallelize: str, told: str
 ) -> None:
-    monkeypatch.setattr("equivtest.limits.CASE_S", 5.0)
-
     with pytest.raises(Misuse, match=f"{told}(.|\n)*batch='whole'") as caught:
-        resolved(claimed("mlp", parallelize), pool)
+        resolved(claimed("mlp", parallelize, limit_s=5.0), pool)
     assert "\n" not in str(caught.value)
 
 

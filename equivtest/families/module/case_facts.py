@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import nn
 
-from equivtest.errors import Misuse
+from equivtest.errors import Misuse, NotSupported, ReferenceRefuses
 from equivtest.families.module.case_inputs import REAL, make_whole_numbers
 from equivtest.families.module.case_outputs import OUTPUT, named_outputs
 from equivtest.importing import load_named, require_arguments
@@ -84,6 +84,7 @@ def facts_of(program: Program) -> Facts:
 
     Raises:
         Misuse: it cannot be built, does not take such inputs, or gives something that cannot be judged.
+        ReferenceRefuses: it says that it does not support them.
     """
     first, second = (_run(program, seed) for seed in (0, 1))
     for name, fact in first.outputs.items():
@@ -106,6 +107,8 @@ def _run(program: Program, seed: int) -> Facts:
     try:
         with torch.random.fork_rng(devices=[]):
             given = call(module, program.positional, made_inputs(program, source))
+    except NotSupported as error:
+        raise ReferenceRefuses(f"{program.build}: the unsharded module, with {program.takes},", error) from error
     except Exception as error:
         short = f"an x of shape {program.inputs[0][2]}" if program.is_short else program.takes
         by_name = [name for name, _, _ in program.inputs if name not in program.positional and not program.is_short]
@@ -214,6 +217,7 @@ def call_builder(build: str) -> nn.Module:
 
     Raises:
         Misuse: there is no such function, it raises, or it makes no module, or none that has the submodule.
+        ReferenceRefuses: it says that it does not support something.
     """
     whole, autocast = build.split("#")[:2], build.split("#")[2:]
     module = _built(*whole)
@@ -231,6 +235,8 @@ def _built(name: str, part: str = "") -> nn.Module:
     try:
         with seeded():  # what it draws, such as a buffer, is to be the same on every rank
             module = function()
+    except NotSupported as error:
+        raise ReferenceRefuses(f"build {name!r}", error) from error
     except Exception as error:
         raise Misuse(f"build {name!r} raised {type(error).__name__}: {error}") from error
     if not isinstance(module, nn.Module):

@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 
 from equivtest import limits
+from equivtest.errors import NotSupported, ReferenceRefuses
 from equivtest.families.module.case import REAL_MODE, ModuleCase
 from equivtest.families.module.case_boundaries import Capture, is_boundary
 from equivtest.families.module.case_facts import call_builder, in_dtype, with_parameters
@@ -33,6 +34,7 @@ def expect_module(case: ModuleCase, index: int) -> Expected:
 
     Raises:
         Misuse: an operation of the module could round the integers of this case, or is one of which no bound is known.
+        ReferenceRefuses: the module says that it does not support something.
     """
     return _expected_of(case, index, None)
 
@@ -45,7 +47,10 @@ def expect_module_held(case: ModuleCase, index: int, held: Held) -> Expected:
 
 def _expected_of(case: ModuleCase, index: int, held: Held | None) -> Expected:
     drawn = draw(case, index)
-    return expect_steps(case, index, drawn, held, _once) if case.is_stepped else _once(case, index, drawn, held)
+    try:
+        return expect_steps(case, index, drawn, held, _once) if case.is_stepped else _once(case, index, drawn, held)
+    except NotSupported as error:
+        raise ReferenceRefuses(f"{case.build}: the unsharded module, with {case.takes},", error) from error
 
 
 def _once(case: ModuleCase, index: int, drawn: Tensors, held: Held | None) -> Expected:

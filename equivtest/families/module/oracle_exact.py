@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from equivtest.errors import Misuse
+from equivtest.errors import Misuse, NotSupported, ReferenceRefuses
 from equivtest.families.module.case import EXACT_MODE, MEAN_OF_PARTS, ModuleCase
 from equivtest.families.module.case_inputs import REAL
 from equivtest.families.module.oracle_unsharded import Tensors, make_unsharded, run_parts, split, sum_of
@@ -82,6 +82,8 @@ def _bits_of(case: ModuleCase, variant: int, whole_numbers: Sequence[str]) -> in
         with certificate:
             for stack in run_parts(case, modules, parts)[1].values():
                 sum_of(stack)
+    except NotSupported as error:
+        raise ReferenceRefuses(f"{case.build}: the unsharded module, with {case.takes},", error) from error
     except InexactData as error:
         raise Misuse(
             f"{case.build}: on integers up to {case.largest} in {case.dtype}, on {case.world_size} ranks, with "

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import nn
 
-from equivtest.errors import Misuse
+from equivtest.errors import Misuse, NotSupported
 from equivtest.families.module.case import ModuleCase
 from equivtest.families.module.case_facts import call_builder, in_dtype, with_parameters
 from equivtest.families.module.oracle_apart import TakesApart
@@ -76,6 +76,8 @@ def ran_within_bounds(case: ModuleCase, given: Tensors, held: Sequence[HeldAt], 
             counted.roundings = replace(counted.roundings, ranks=case.world_size)
     except InexactData as error:
         raise Misuse(f"{case.build}, with {case.takes}: {error}{places.refused}: {_way_out(error)}") from error
+    except NotSupported:  # which `expect` tells
+        raise
     except Exception as error:  # an arbitrary module's, of a tensor that is not the usual one
         raise Misuse(
             f"{case.build}, with {case.takes}, cannot be followed operation by operation: "
