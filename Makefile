@@ -44,7 +44,7 @@ clients-installed: $(INSTALLED) $(CLIENTS)/.installed
 
 clients: clients-installed deepspeed-installed  ## Other people's parallel programs: transformers, DeepSpeed, ...; PROFILE=smoke is a few cases of each
 	PYTHONPATH=$(CURDIR):$(CURDIR)/$(CLIENTS):$(CURDIR)/$(DEEPSPEED) HF_HUB_OFFLINE=1 \
-		$(BIN)/equivtest run tests/clients --profile $(PROFILE) --import tests.clients.language_models \
+		$(BIN)/equivtest run tests/clients --profile $(PROFILE) --import tests.clients.titan --import tests.clients.language_models \
 		--known-failures tests/clients/known_failures.toml --report report/clients
 
 wrappers: $(INSTALLED)  ## FSDP2 and DDP told everything that they may be told; too long for the gate
