@@ -141,7 +141,7 @@ class _Running:
         for kind in FAULTS:
             for site, indices in sites.items():
                 if is_possible(kind, site.kind) if self.is_thorough else kind in decisive(site.kind):
-                    for index in spread(indices, limits.AUDIT_CALLS):
+                    for index in representatives(indices, [calls[index].size_bytes for index in indices]):
                         yield Fault(kind, index), site
 
     def _spoil(self, case: Case, fault: Fault, site: Site, failing: Mapping[str, str]) -> None:
@@ -191,10 +191,18 @@ def _calls(replies: Sequence[Reply]) -> tuple[Collective, ...] | None:
     return None if answers is None else answers[0].collectives
 
 
-def spread(indices: Sequence[int], num: int) -> list[int]:
-    """At most `num` of them, the first and the last among them: what is called first may serve a set-up alone."""
-    num = min(num, len(indices))
-    return [indices[place * (len(indices) - 1) // max(1, num - 1)] for place in range(num)]
+def representatives(indices: Sequence[int], sizes: Sequence[int], num: int = limits.AUDIT_CALLS) -> list[int]:
+    """At most `num` of the calls of one kind: the first, the last, one between, and the first of each other size.
+
+    What is called first may serve a set-up alone, and what is of another size is called for another reason.
+    """
+    chosen = {indices[0], indices[-1], indices[(len(indices) - 1) // 2]}
+    seen = {size for index, size in zip(indices, sizes, strict=True) if index in chosen}
+    for index, size in zip(indices, sizes, strict=True):
+        if size not in seen and len(chosen) < num:
+            chosen.add(index)
+            seen.add(size)
+    return sorted(chosen)
 
 
 def _site(case: Case, call: Collective) -> Site:

@@ -77,7 +77,7 @@ BROKEN_RUNS = 5  # runs of one search that may end without answers before the se
 # Audits.
 AUDIT_CASES = 4  # of each world size that an audit draws; within a run it ends sooner once every collective was seen
 AUDIT_VISITS = 40  # with a spoiled collective in an audit within a run; `equivtest audit` has no such limit
-AUDIT_CALLS = 3  # of one kind, in one phase and group of one visit, that an audit spoils: first, last and between
+AUDIT_CALLS = 6  # of one kind, in one phase and group of one visit, that an audit spoils: first, last, of each size
 
 # Captured runs.
 CAPTURED_BYTES = 2**30  # that one rank writes unless it is told otherwise

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from equivtest import limits
-from equivtest.audit import audit, is_possible, spread
+from equivtest.audit import audit, is_possible, representatives
 from equivtest.audited import Audit, Site
 from equivtest.families.zero3.fetch.case import FetchCase
 from equivtest.handover import AuditRow
@@ -253,7 +253,13 @@ def found_of(**rejected: int) -> Audit:
     ("num_calls", "chosen"), [(1, [0]), (2, [0, 1]), (3, [0, 1, 2]), (4, [0, 1, 3]), (20, [0, 9, 19])]
 )
 def test_of_many_calls_the_first_and_the_last_are_spoiled(num_calls: int, chosen: list[int]) -> None:
-    assert spread(range(num_calls), 3) == chosen
+    assert representatives(range(num_calls), [4] * num_calls) == chosen
+
+
+def test_of_calls_of_several_sizes_one_of_each_is_spoiled() -> None:
+    """A count of tokens that is gathered between larger tensors is called for another reason."""
+    assert representatives(range(10, 20), [4, 4, 4, 4, 4, 4, 8, 8, 16, 4]) == [10, 14, 16, 18, 19]
+    assert representatives(range(20), range(20)) == [0, 1, 2, 3, 9, 19]
 
 
 def test_poison_alone_does_not_count() -> None:
