@@ -146,7 +146,7 @@ class FaultyGroup(_Group):  # type: ignore[misc]
 
         if _visit.watch is not None:
             self._num_calls += 1
-            return _visit.watch.collective(self, name, call, arguments, hand_on)
+            return _visit.watch.collective(self, name, call, arguments, hand_on, named)
         if self.size() == 1:
             self._num_calls += 1
             return hand_on(arguments)
