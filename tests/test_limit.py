@@ -95,7 +95,7 @@ def test_a_time_out_names_its_limit_and_the_replay_file_keeps_it(tmp_path: Path)
     assert replay(data, cast(Pool, again))[0] and again.limits_s == [240.0]
 
 
-@pytest.mark.parametrize("limit_s", [0, -1.0, 300.5, math.inf, math.nan, True, "60"])
+@pytest.mark.parametrize("limit_s", [0, -1.0, 300.5, math.inf, math.nan, True, "60", pytest.param(10**400, id="huge")])
 def test_a_limit_is_seconds_that_the_backend_waits_longer_than(limit_s: Any) -> None:
     with pytest.raises(Misuse, match=r"limit_s must be seconds, above 0 and at most 300, got .*time-out of 600 s"):
         module_property("a:b", "a:c", [(2, 3)], limit_s=limit_s)
