@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -119,6 +120,20 @@ def of_few_rows_backward(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
     parallel = tensor_parallel(module, mesh)
     parallel.register_forward_hook(lambda part, given, found: LooksBackward.apply(found))
     return parallel
+
+
+def one_after_the_other(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Each rank says so by itself, the second a while after the first."""
+    time.sleep(mesh.get_local_rank())
+    raise NotSupported("not today")
+
+
+def without_a_reason(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    raise NotSupported("")
+
+
+def at_length(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    raise NotSupported("no heads,\n" * 1_000)
 
 
 def out_of_step(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
