@@ -120,6 +120,15 @@ def test_ranks_that_declined_at_other_points_are_replaced(pool: Pool) -> None:
 
 
 @pytest.mark.ranks
+def test_ranks_that_were_set_up_halfway_are_replaced(pool: Pool) -> None:
+    """Else the next case would find there what cannot be set up twice."""
+    given = {"needs_world": True, "set_up": HERE + "set_up_halfway", "tear_down": HERE + "tear_down", "members": ()}
+    kinds = [{verdict.kind for verdict in judge("module", case_of("right", **given), pool)} for _ in range(2)]
+
+    assert kinds == [{"declined"}, {"declined"}]
+
+
+@pytest.mark.ranks
 def test_what_is_declined_where_one_case_is_checked_is_no_pass(pool: Pool) -> None:
     with pytest.raises(Inconclusive, match=r"nothing was shown .* does not support the case: 8 features do not divide"):
         check("module", case_of("divides", 3), pool)
