@@ -14,13 +14,11 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from equivtest.kit.oracle.single_collective import Inconsistent, Right, Unjudged
-from equivtest.ranks.moves import BARRIERS, flat_tensors
+from equivtest.ranks.moves import BARRIERS, FROM_ANY, flat_tensors
 from equivtest.tensors import dtype_name, same_bits
 from equivtest.watched import Event, Group
 
 MESSAGES = ("send", "recv")
-FROM_ANY = "recv_anysource"
-"""A method that takes whatever comes first, so that nobody can say afterwards from whom it was to come."""
 
 Events = Sequence[Sequence[Event]]
 Way = tuple[Group, int, int, int]
