@@ -78,6 +78,17 @@ def from_anybody(case: FetchCase, mesh: DeviceMesh, given: Given) -> Answers:
     return _twice(case, mesh, given)
 
 
+def looked_after(case: FetchCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """A sum that is gone on from when it is seen to be complete, and waited for later; and such a fetch."""
+    total = torch.ones(3)
+    work: Any = dist.all_reduce(total, group=mesh.get_group(), async_op=True)
+    while not work.is_completed():
+        time.sleep(0.001)
+    total.zero_()
+    work.wait()
+    return _twice(case, mesh, given)
+
+
 def told_by_name(case: FetchCase, mesh: DeviceMesh, given: Given) -> Answers:
     """A message whose peer and tag are told by name; and such a fetch."""
     group: Any = dist.group.WORLD

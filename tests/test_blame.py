@@ -73,7 +73,7 @@ def test_what_the_backend_does_right_is_not_blamed_on_it(pool: Pool, subject: st
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("subject", ["through_two_groups", "from_anybody", "told_by_name"])
+@pytest.mark.parametrize("subject", ["through_two_groups", "from_anybody", "told_by_name", "looked_after"])
 def test_however_ranks_exchange_what_comes_as_it_was_sent_is_right(pool: Pool, subject: str) -> None:
     """Groups of the same ranks are apart, and each rank may call them in an order of its own."""
     assert told(PROGRAMS + subject, FETCH, pool).startswith("parallelization: every call is right from its operands")

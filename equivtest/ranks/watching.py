@@ -180,7 +180,10 @@ class Watched(dist.Work):
         return self._work.get_future().then(ended)
 
     def is_completed(self) -> bool:
-        return bool(self._work.is_completed())
+        is_done = bool(self._work.is_completed())
+        if is_done and self._work.exception() is None:  # its results may be written to before somebody waits for it
+            self._end()
+        return is_done
 
     def is_success(self) -> bool:
         return bool(self._work.is_success())
