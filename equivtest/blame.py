@@ -29,6 +29,7 @@ OF_VALUES = ("value", "bits", "replica", "repeat", "ways", "touched", "raised", 
 """Kinds of failure behind which a wrong collective or a wrong kernel may be; all others are of what the ranks call."""
 
 HELD = "unknown: the case held when its calls were watched"
+DECLINED = "unknown: the program declined the case when its calls were watched"
 
 
 def blame(failure: Verdict, pool: Pool, is_shown_by: Callable[[Sequence[Reply]], bool]) -> str:
@@ -60,7 +61,9 @@ def blame(failure: Verdict, pool: Pool, is_shown_by: Callable[[Sequence[Reply]],
     if blames:
         others = f" (and {len(blames) - 1} more that are wrong)" if len(blames) > 1 else ""
         return f"{blames[0].layer}: {blames[0].text}{others}"
-    return f"parallelization: {_in_words(collectives, operations)}" if is_shown_by(replies) else HELD
+    if is_shown_by(replies):
+        return f"parallelization: {_in_words(collectives, operations)}"
+    return DECLINED if any(reply.outcome == "declined" for reply in replies) else HELD
 
 
 def with_fault(failure: Verdict, pool: Pool, claims: Sequence[Claim] | None = None) -> Verdict:

@@ -20,7 +20,7 @@ from equivtest.ranks.moves import BARRIERS, REDUCING, flat_tensors
 from equivtest.ranks.notes import COLLECTIVE
 from equivtest.ranks.reply import Reply
 from equivtest.tensors import as_bits, dtype_name, same_bits
-from equivtest.watched import Event, describe, items_of, results_of
+from equivtest.watched import Event, Group, describe, items_of, results_of
 
 
 @dataclass(frozen=True)
@@ -60,12 +60,12 @@ def judge_collectives(events: Sequence[Sequence[Event]], replies: Sequence[Reply
         events: Of each rank.
         replies: How the watched visit ended on each.
     """
-    called: dict[tuple[int, ...], dict[int, list[Event]]] = defaultdict(lambda: defaultdict(list))
+    called: dict[Group, dict[int, list[Event]]] = defaultdict(lambda: defaultdict(list))
     for event in itertools.chain(*events):
         if event.begun.kind == COLLECTIVE and event.kind not in (*MESSAGES, *BARRIERS):
-            called[event.begun.group][event.rank].append(event)
+            called[event.group][event.rank].append(event)
     running = _Collectives(replies, {own[-1].rank: own[-1] for own in events if own})
-    for group, by_rank in called.items():
+    for (group, _), by_rank in called.items():
         for place in range(max(map(len, by_rank.values()))):
             if not running.judge([by_rank[rank][place] if place < len(by_rank[rank]) else None for rank in group]):
                 break  # the ranks no longer call the same: nothing that follows fits

@@ -16,6 +16,7 @@ from equivtest.kit.oracle import expect_held
 from equivtest.kit.oracle.declared import Arithmetics, declared, load_arithmetics, order_varies
 from equivtest.kit.oracle.expected import Expected
 from equivtest.kit.oracle.rounding import TORCH_CPU
+from equivtest.property import require_limit
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply
 from equivtest.ranks.support import Finding
@@ -67,7 +68,7 @@ def check(
 
     Raises:
         ClaimFailed: of the class that goes with the first failure's kind.
-        Misuse: no such subject, or it breaks its contract with the harness.
+        Misuse: no such subject, or it breaks its contract with the harness; or limit_s is no such number.
         Inconclusive, BrokenSetup: nothing is shown, see `require_conclusion`.
     """
     verdicts = judge(subject, case, pool, claims, limit_s=limit_s)
@@ -110,6 +111,7 @@ def judge(
     subject: str, case: Case, pool: Pool, claims: Sequence[Claim] | None = None, *, limit_s: float = limits.CASE_S
 ) -> list[Verdict]:
     """Runs `case` and gives every verdict, draw by draw; arguments and errors as of `check`."""
+    require_limit(limit_s)
     replies = pool.run(subject, case, limit_s=limit_s, keep_if_all_raised=bool(case.refusal))
     verdicts = judge_replies(subject, case, replies, claims, load_arithmetics(pool.backend.arithmetic))
     return [replace(verdict, limit_s=limit_s) for verdict in verdicts]

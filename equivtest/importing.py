@@ -35,7 +35,7 @@ def load_named(name: str, what: str) -> object:
     except Exception as error:  # somebody's module may raise anything
         if isinstance(error, ModuleNotFoundError) and _is_within(error.name or "", module_name):
             raise Misuse(f"{said}: {error}{_near_modules(error.name or '')}; write package.module:NAME") from error
-        if isinstance(error, ValueError) and not module_name:
+        if not module_name or module_name.startswith("."):
             raise Misuse(f"{said}: {error}; write package.module:NAME") from error
         raise Misuse(f"{said}: {type(error).__name__}: {error}; mend its module") from error
     try:
@@ -50,9 +50,11 @@ def _is_within(name: str, module_name: str) -> bool:
 
 
 def _near_modules(name: str) -> str:
-    """Where a module was looked for, and the one that its name is like."""
+    """Where a module was looked for, and the one that its name is like; '' within what is no package."""
     parent, _, last = name.rpartition(".")
     folders = list(getattr(sys.modules[parent], "__path__", [])) if parent else sys.path
+    if parent and not folders:
+        return ""
     near = closest(last, [found.name for found in pkgutil.iter_modules(folders)])
     where = f"in {', '.join(folders)}" if parent else f"in {Path.cwd()} or elsewhere on Python's path"
     did_you_mean = f": did you mean {f'{parent}.' * bool(parent)}{near}?" if near else ""

@@ -49,6 +49,7 @@ MESSAGE_BYTES = 2**20  # of a message between hosts, but for those of ranks
 UNKNOWN_PEERS = 128  # connections at once of which nobody knows yet whether they know the secret; more are closed
 MOST_EVENTS = 200  # hosts lost, refused or silent that a run tells of
 EVENT_CHARS = 500  # of one of them: as many ranks of it as that takes
+REASON_CHARS = 300  # of why a program does not support a case
 HOST_TRIES = 4  # how often one visit is begun anew where hosts are lost under it
 WATCHED_BYTES = 2**26  # of one rank's notes on a watched visit; further operations are not judged
 MAX_WORLDS = 4  # worlds that one pool keeps alive; the one not used longest is ended first

@@ -14,17 +14,15 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from equivtest.kit.oracle.single_collective import Inconsistent, Right, Unjudged
-from equivtest.ranks.moves import BARRIERS, flat_tensors
+from equivtest.ranks.moves import BARRIERS, FROM_ANY, flat_tensors
 from equivtest.tensors import dtype_name, same_bits
-from equivtest.watched import Event
+from equivtest.watched import Event, Group
 
 MESSAGES = ("send", "recv")
-FROM_ANY = "recv_anysource"
-"""A method that takes whatever comes first, so that nobody can say afterwards from whom it was to come."""
 
 Events = Sequence[Sequence[Event]]
-Way = tuple[tuple[int, ...], int, int, int]
-"""Ranks of the group, and in it who sends, who receives, and by which tag."""
+Way = tuple[Group, int, int, int]
+"""The group, and in it who sends, who receives, and by which tag."""
 
 
 def messages(events: Events) -> Iterator[tuple[Event | None, Event]]:
@@ -35,8 +33,8 @@ def messages(events: Events) -> Iterator[tuple[Event | None, Event]]:
     for event in itertools.chain(*events):
         if event.kind not in MESSAGES:
             continue
-        group, numbers = event.begun.group, event.begun.options["numbers"]
-        own = group.index(event.rank)
+        group, numbers = event.group, event.begun.options["numbers"]
+        own = event.begun.group.index(event.rank)
         if event.begun.name == FROM_ANY:
             of_anybody.add((group, own, numbers[-1]))
         elif event.kind == "send":
@@ -77,11 +75,11 @@ def _in_words(tensors: Sequence[torch.Tensor]) -> str:
 
 def barriers(events: Events) -> Iterator[Sequence[Event]]:
     """The calls of all ranks of a group to one barrier, where all have called it."""
-    called: dict[tuple[int, ...], dict[int, list[Event]]] = defaultdict(lambda: defaultdict(list))
+    called: dict[Group, dict[int, list[Event]]] = defaultdict(lambda: defaultdict(list))
     for event in itertools.chain(*events):
         if event.kind in BARRIERS:
-            called[event.begun.group][event.rank].append(event)
-    for group, by_rank in called.items():
+            called[event.group][event.rank].append(event)
+    for (group, _), by_rank in called.items():
         yield from zip(*(by_rank[rank] for rank in group), strict=False)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -110,7 +109,7 @@ class Property:
 
 def require_limit(limit_s: object, name: str = "limit_s") -> None:
     """Raises Misuse unless `limit_s`, which the caller knows by `name`, is seconds that one visit may take."""
-    is_number = isinstance(limit_s, int | float) and not isinstance(limit_s, bool) and math.isfinite(limit_s)
+    is_number = isinstance(limit_s, int | float) and not isinstance(limit_s, bool)
     if not is_number or not 0 < limit_s <= limits.COLLECTIVE_S / 2:  # type: ignore[operator]
         raise Misuse(
             f"{name} must be seconds, above 0 and at most {limits.COLLECTIVE_S / 2:g}, got {limit_s!r}: the backend's "

@@ -20,6 +20,10 @@ MOST_OPERANDS = 3
 """How many operands of a call are told."""
 
 
+Group = tuple[tuple[int, ...], str]
+"""The ranks of a process group, and its name, which is the same on all of them."""
+
+
 @dataclass(frozen=True)
 class Event:
     """What one rank called.
@@ -39,6 +43,11 @@ class Event:
         """'all_reduce' for its method, or the operator's name."""
         name = self.begun.name
         return CALLS[name].kind if self.begun.kind == COLLECTIVE and name not in BARRIERS else name
+
+    @property
+    def group(self) -> Group:
+        """The group that is called: what goes through one of the same ranks is apart from what goes through another."""
+        return self.begun.group, str(self.begun.options.get("group_name", ""))
 
     @property
     def op(self) -> str:

@@ -46,6 +46,15 @@ def with_an_idle_broadcast(case: FetchCase, mesh: DeviceMesh, given: Given) -> A
     return dict(zero3_fetch_all_gather(case, mesh, given))
 
 
+def with_an_idle_message(case: FetchCase, mesh: DeviceMesh, given: Given) -> dict[str, Placed]:
+    """The same beside a message from whoever sends one that nobody looks at."""
+    if dist.get_rank():
+        dist.send(torch.ones(1), 0)
+    else:
+        dist.recv(torch.ones(1))
+    return without_collectives(case, mesh, given)
+
+
 def raises_on_another_sum(case: FetchCase, mesh: DeviceMesh, given: Given) -> dict[str, Placed]:
     """Ends in an exception where the sum is not that of all ranks."""
     total = torch.tensor([mesh.get_local_rank() + 1])

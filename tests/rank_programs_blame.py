@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -47,6 +48,58 @@ def with_an_operand_changed(case: FetchCase, mesh: DeviceMesh, given: Given) -> 
     work = dist.all_gather(results, operand, group=mesh.get_group(), async_op=True)
     operand.zero_()
     work.wait()
+    return _twice(case, mesh, given)
+
+
+def through_two_groups(case: FetchCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """Two groups of the same ranks, called in another order on each, and a fetch that is twice what it is."""
+    rank = dist.get_rank()
+    groups = [dist.new_group([0, 1]) for _ in range(2)]
+    sums, messages = [torch.full((3,), 1.0 + place) for place in range(2)], [torch.full((3,), 4.0), torch.ones(3)]
+    works = []
+    for place in (0, 1) if rank == 0 else (1, 0):
+        exchange = dist.isend if rank == 0 else dist.irecv
+        works.append(dist.all_reduce(sums[place], group=groups[place], async_op=True))
+        works.append(exchange(messages[place], 1 - rank, groups[place]))
+        works.append(dist.barrier(groups[place], async_op=True))
+        time.sleep(0.02 * rank)
+    for work in works:
+        assert work is not None
+        work.wait()
+    return _twice(case, mesh, given)
+
+
+def from_anybody(case: FetchCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """A message from whoever sends one, which says who that was; and such a fetch."""
+    if dist.get_rank() == 0:
+        dist.send(torch.ones(3), 1)
+    else:
+        assert dist.recv(torch.zeros(3)) == 0
+    return _twice(case, mesh, given)
+
+
+def looked_after(case: FetchCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """A sum that is gone on from when it is seen to be complete, and waited for later; and such a fetch."""
+    total = torch.ones(3)
+    work: Any = dist.all_reduce(total, group=mesh.get_group(), async_op=True)
+    while not work.is_completed():
+        time.sleep(0.001)
+    total.zero_()
+    work.wait()
+    return _twice(case, mesh, given)
+
+
+def told_by_name(case: FetchCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """A message whose peer and tag are told by name; and such a fetch."""
+    group: Any = dist.group.WORLD
+    if dist.get_rank() == 0:
+        group.send([torch.ones(3)], tag=7, dstRank=1).wait()
+    else:
+        group.recv([torch.zeros(3)], tag=7, srcRank=0).wait()
+    return _twice(case, mesh, given)
+
+
+def _twice(case: FetchCase, mesh: DeviceMesh, given: Given) -> Answers:
     found: Any = zero3_fetch_all_gather(case, mesh, given)
     with torch.no_grad():
         for name, placed in found.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -121,6 +122,20 @@ def of_few_rows_backward(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return parallel
 
 
+def one_after_the_other(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Each rank says so by itself, the second a while after the first."""
+    time.sleep(mesh.get_local_rank())
+    raise NotSupported("not today")
+
+
+def without_a_reason(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    raise NotSupported("")
+
+
+def at_length(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    raise NotSupported("no heads,\n" * 1_000)
+
+
 def out_of_step(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """The first rank has begun a collective, the others have not."""
     if mesh.get_local_rank() == 0:
@@ -151,6 +166,16 @@ def right(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
 def set_up(mesh: DeviceMesh) -> None:
     if mesh.size() == 3:
         raise NotSupported("no groups of three")
+
+
+def set_up_halfway(mesh: DeviceMesh) -> None:
+    """Says so when it has begun, and cannot begin twice."""
+    assert not _begun, "begun already"
+    _begun.append(mesh)
+    raise NotSupported("no groups today")
+
+
+_begun: list[DeviceMesh] = []
 
 
 def tear_down(mesh: DeviceMesh) -> None:

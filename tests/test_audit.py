@@ -77,6 +77,15 @@ def test_a_collective_that_no_claim_sees_shows_nothing(pool: Pool) -> None:
 
 
 @pytest.mark.ranks
+def test_a_message_from_anybody_is_not_seen_by_its_being_spoiled(pool: Pool) -> None:
+    """Whoever waits for it is told who sent it, as without a fault."""
+    found = audit(of_fetch("with_an_idle_message"), pool, KnownFailures(), (2,), ("float32",))
+
+    assert "no rank heard of another (recv in the forward)" in found.problem
+    assert any(row.runs for row in found.rows.values())
+
+
+@pytest.mark.ranks
 def test_one_collective_that_is_seen_is_enough_and_the_others_are_named(pool: Pool) -> None:
     found = audited(of_fetch("with_an_idle_broadcast"), pool)
 

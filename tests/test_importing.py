@@ -74,6 +74,13 @@ def test_a_misspelt_module_is_told_with_the_one_that_it_is_like(here: Path) -> N
     )
 
 
+def test_what_is_within_no_package_is_not_looked_for(here: Path) -> None:
+    (here / "near_by.py").write_text("")
+
+    assert "No module named 'near_by.sub'; 'near_by' is not a package; write package" in told("near_by.sub:f")
+    assert told(".near_by:f").endswith("relative import for '.near_by'; write package.module:NAME")
+
+
 def test_what_a_module_fails_to_import_itself_is_its_own_fault(here: Path) -> None:
     (here / "asking.py").write_text("import no_such_module_anywhere")
 

@@ -11,6 +11,7 @@ import pytest
 
 from equivtest import limits
 from equivtest.audit import audit
+from equivtest.check import check
 from equivtest.chunks import Chunk
 from equivtest.errors import Misuse
 from equivtest.families.zero3.fetch.case import FetchCase
@@ -95,11 +96,19 @@ def test_a_time_out_names_its_limit_and_the_replay_file_keeps_it(tmp_path: Path)
     assert replay(data, cast(Pool, again))[0] and again.limits_s == [240.0]
 
 
-@pytest.mark.parametrize("limit_s", [0, -1.0, 300.5, math.inf, math.nan, True, "60"])
+@pytest.mark.parametrize("limit_s", [0, -1.0, 300.5, math.inf, math.nan, True, "60", pytest.param(10**400, id="huge")])
 def test_a_limit_is_seconds_that_the_backend_waits_longer_than(limit_s: Any) -> None:
     with pytest.raises(Misuse, match=r"limit_s must be seconds, above 0 and at most 300, got .*time-out of 600 s"):
         module_property("a:b", "a:c", [(2, 3)], limit_s=limit_s)
     assert module_property("a:b", "a:c", [(2, 3)], limit_s=300).limit_s == 300
+
+
+@pytest.mark.parametrize("limit_s", [math.nan, 1e9])
+def test_a_single_case_is_given_no_other_limit(limit_s: float) -> None:
+    """No rank is ever asked, who would be waited for."""
+    case = FetchCase(world_size=2, parameters=((1,),))
+    with pytest.raises(Misuse, match="limit_s must be seconds"):
+        check("mine:fetch", case, cast(Pool, StubPool(hangs)), limit_s=limit_s)
 
 
 @pytest.mark.ranks

@@ -11,6 +11,7 @@ from equivtest.kit.case import Case, from_code
 from equivtest.kit.oracle import expect
 from equivtest.kit.oracle.expected import Expected
 from equivtest.ranks.reply import Reply
+from equivtest.ranks.support import Finding, ended_by
 from equivtest.verdicts.claims import equals_unsharded
 from equivtest.verdicts.compare import compare
 from equivtest.verdicts.message import write_message
@@ -189,3 +190,11 @@ def test_a_run_that_raised_shows_the_first_cause() -> None:
         "  rank 0 of 3 raised ValueError: no",
         "  Traceback of rank 0",
     ]
+
+
+def test_a_case_that_was_not_run_is_given_no_more_time() -> None:
+    """A collective that hung when it was tried hung within another limit than that of a visit."""
+    hung = Finding("all_reduce", "float32", 3, "hung", "rank 0: no answer within 15 s")
+    alone = [Reply(rank=rank, outcome="timed_out", detail="no answer within 60 s") for rank in range(3)]
+
+    assert "limit" in rows(failure(alone)) and "limit" not in rows(failure(ended_by(hung)))

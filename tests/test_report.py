@@ -358,6 +358,16 @@ def test_what_holds_on_one_rank_shows_nothing_where_the_program_declines_all_oth
     assert {result.outcome for result in something.claims()} == {"passed"} and on_declined([something]) == []
 
 
+@pytest.mark.parametrize(("kind", "num_opened"), [("inconclusive", 1), ("not_supported", 1), ("known", 0)])
+def test_a_program_that_declines_a_part_is_not_said_to_support_nothing(kind: str, num_opened: int) -> None:
+    """Where the rest is open too nothing is shown; what is known to fail is supported."""
+    counted = tally(record(world_size=1), record(verdicts={"equals_unsharded": kind}), declined("3 heads"))
+    words = kind.replace("_", " ")
+    said = f"no verdict is conclusive (1 declined, 1 {words}); the program does not support: 3 heads (1): have"
+
+    assert [said in line for line in on_declined([counted])] == [True] * num_opened
+
+
 def test_a_cell_that_the_program_declines_is_no_hole() -> None:
     """An empty one is."""
     counted = tally(declined("3 heads"), conclusive_shards=("uneven",))

@@ -80,6 +80,30 @@ def test_wherever_a_program_says_so_the_case_is_neither_right_nor_wrong(
 
 
 @pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("parallelize", "reason"),
+    [
+        ("without_a_reason", "NotSupported, which says no reason"),
+        ("at_length", "no heads, no heads, .*, no h[^\n]{0,9}"),
+    ],
+)
+def test_a_reason_is_one_line_of_the_summary(pool: Pool, parallelize: str, reason: str) -> None:
+    [verdict] = judge("module", case_of(parallelize), pool)
+    said = verdict.detail.splitlines()[0].partition("does not support the case: ")[2]
+
+    assert re.fullmatch(reason, said) and len(said) <= limits.REASON_CHARS
+
+
+@pytest.mark.ranks
+def test_ranks_of_a_slow_program_have_longer_to_say_so(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each after as much work as the program takes."""
+    monkeypatch.setattr(limits, "REFUSAL_GRACE_S", 0.5)
+    kinds = [{v.kind for v in judge("module", case_of("one_after_the_other"), pool, limit_s=s)} for s in (60, 300)]
+
+    assert kinds == [{"raised"}, {"declined"}]
+
+
+@pytest.mark.ranks
 def test_ranks_that_declined_in_step_live_on(pool: Pool) -> None:
     judge("module", case_of("of_few_rows"), pool)
     before = pool._worlds[2].pids
@@ -93,6 +117,15 @@ def test_ranks_that_declined_at_other_points_are_replaced(pool: Pool) -> None:
     """Else a collective of the next case would meet what one of them had begun."""
     assert {verdict.kind for verdict in judge("module", case_of("out_of_step"), pool)} == {"declined"}
     assert {verdict.kind for verdict in check("module", case_of("right"), pool)} == {"holds"}
+
+
+@pytest.mark.ranks
+def test_ranks_that_were_set_up_halfway_are_replaced(pool: Pool) -> None:
+    """Else the next case would find there what cannot be set up twice."""
+    given = {"needs_world": True, "set_up": HERE + "set_up_halfway", "tear_down": HERE + "tear_down", "members": ()}
+    kinds = [{verdict.kind for verdict in judge("module", case_of("right", **given), pool)} for _ in range(2)]
+
+    assert kinds == [{"declined"}, {"declined"}]
 
 
 @pytest.mark.ranks

@@ -236,6 +236,11 @@ class Case:
         return False
 
     @property
+    def sets_up_its_ranks(self) -> bool:
+        """Whether ranks that decline the case may be left with what they had begun to set up."""
+        return False
+
+    @property
     def fixes_layouts(self) -> bool:
         """Whether the contract says how parameters are divided; if not, that is the subject's own affair."""
         return True

@@ -53,6 +53,12 @@ def _shortened(stack: Iterable[traceback.FrameSummary]) -> traceback.StackSummar
     return traceback.StackSummary.from_list(kept)
 
 
+def in_one_line(text: str, num_chars: int = limits.REASON_CHARS) -> str:
+    """`text` without line breaks, its end left out where it exceeds so many characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= num_chars else f"{line[: num_chars - 3]}..."
+
+
 def clip(text: str, num_chars: int = limits.OUTPUT_CHARS) -> str:
     """`text` as valid UTF-8, its middle left out where it exceeds so many characters."""
     text = text.encode("utf-8", "backslashreplace").decode()

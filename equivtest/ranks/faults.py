@@ -22,7 +22,7 @@ from torch.distributed import distributed_c10d
 from equivtest.collective import Collective
 from equivtest.errors import EquivtestError
 from equivtest.ranks.messages import FAULTS, Fault
-from equivtest.ranks.moves import BARRIERS, CALLS, Call, flat_tensors
+from equivtest.ranks.moves import BARRIERS, CALLS, FROM_ANY, Call, flat_tensors
 from equivtest.ranks.watching import Watch
 
 BACKEND = "equivtest_faults"
@@ -146,7 +146,7 @@ class FaultyGroup(_Group):  # type: ignore[misc]
 
         if _visit.watch is not None:
             self._num_calls += 1
-            return _visit.watch.collective(self, name, call, arguments, hand_on)
+            return _visit.watch.collective(self, name, call, arguments, hand_on, named)
         if self.size() == 1:
             self._num_calls += 1
             return hand_on(arguments)
@@ -179,20 +179,20 @@ HandOn = Callable[[Sequence[Any]], Work]
 def _own_operand(group: FaultyGroup, call: Call, hand_on: HandOn, arguments: Sequence[Any]) -> Work:
     """Nothing is sent: the rank takes its own operand for everyone's."""
     call.repeat_own(arguments, group.rank(), group.size())
-    return _done(call, arguments)
+    return _done(group, call, arguments)
 
 
 def _dropped(group: FaultyGroup, call: Call, hand_on: HandOn, arguments: Sequence[Any]) -> Work:
     """Nothing is sent: what the rank gave is what it gets."""
     call.keep_own(arguments, group.rank())
-    return _done(call, arguments)
+    return _done(group, call, arguments)
 
 
 def _poisoned(group: FaultyGroup, call: Call, hand_on: HandOn, arguments: Sequence[Any]) -> Work:
     """Nothing is sent, and the rank gets what nobody can have meant."""
     for tensor in flat_tensors(call.results(arguments)):
         tensor.fill_(torch.nan if tensor.is_floating_point() else _odd_one(tensor.dtype))
-    return _done(call, arguments)
+    return _done(group, call, arguments)
 
 
 def _odd_one(dtype: torch.dtype) -> int:
@@ -205,7 +205,7 @@ def _doubled(group: FaultyGroup, call: Call, hand_on: HandOn, arguments: Sequenc
     _wait(hand_on(arguments))
     for tensor in flat_tensors(call.results(arguments)):
         tensor.mul_(2)
-    return _done(call, arguments)
+    return _done(group, call, arguments)
 
 
 def _another_operand(group: FaultyGroup, call: Call, hand_on: HandOn, arguments: Sequence[Any]) -> Work:
@@ -217,7 +217,7 @@ def _another_operand(group: FaultyGroup, call: Call, hand_on: HandOn, arguments:
         raise CannotSpoil(f"{type(error).__name__}: {error}") from error
     given = call.giving(arguments, others if group.rank() == 0 else operands)
     _wait(hand_on(given))
-    return _done(call, given)
+    return _done(group, call, given)
 
 
 def _of_second_rank(group: FaultyGroup, tensor: torch.Tensor) -> torch.Tensor:
@@ -236,6 +236,26 @@ def _of_second_rank(group: FaultyGroup, tensor: torch.Tensor) -> torch.Tensor:
     return operand
 
 
+class Taken(dist.Work):
+    """A message from anybody that has come, as it seems, from the next rank."""
+
+    def __init__(self, group: FaultyGroup) -> None:
+        super().__init__()
+        self._source: int = (group.rank() + 1) % group.size()
+
+    def wait(self, *args: Any) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+    def is_success(self) -> bool:
+        return True
+
+    def _source_rank(self) -> int:
+        return self._source
+
+
 _SPOILED = dict(zip(FAULTS, (_own_operand, _another_operand, _dropped, _poisoned, _doubled), strict=True))
 
 
@@ -244,8 +264,10 @@ def _wait(work: Work) -> None:
         work.wait()
 
 
-def _done(call: Call, arguments: Sequence[Any]) -> Work:
+def _done(group: FaultyGroup, call: Call, arguments: Sequence[Any]) -> Work:
     """A work that has ended, with the results as its value: DistributedDataParallel takes them from there."""
+    if call is CALLS[FROM_ANY]:
+        return Taken(group)
     future: Any = torch.futures.Future()
     future.set_result(flat_tensors(call.results(arguments)))
     bindings: Any = torch._C._distributed_c10d

@@ -81,7 +81,7 @@ class Inbox:
                 if not failed and (first := self._first_failure()):
                     failed = True
                     if first.lacking or first.outcome == "declined":  # every rank should say so by itself
-                        self._grace_s = limits.REFUSAL_GRACE_S
+                        self._grace_s = limits.in_proportion(limits.REFUSAL_GRACE_S, limit_s)
                     deadline_s = min(deadline_s, time.monotonic() + self._grace_s)
         self._give_up(limit_s)
         self._explain()
@@ -151,7 +151,8 @@ class Inbox:
         failed = self._first_failure()
         text = silence(limit_s)
         if failed is not None:
-            text = f"no answer within the {self._grace_s:g} s it was given after {self._noun} {failed.rank} had failed"
+            what = "declined" if failed.outcome == "declined" else "failed"
+            text = f"no answer within the {self._grace_s:g} s it was given after {self._noun} {failed.rank} had {what}"
         stacks = self._server.take_stacks({rank: self._ranks[rank] for rank in silent})
         now_s = time.monotonic()
         for rank in silent:

@@ -18,6 +18,8 @@ REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 """Kinds whose operands are added, or reduced in another way: those that may be counted twice."""
 BARRIERS = ("barrier", "monitored_barrier")
 """Methods of a process group in which no values move: noted where a rank is watched, and never spoiled."""
+FROM_ANY = "recv_anysource"
+"""A method that takes whatever comes first, so that nobody can say afterwards from whom it was to come."""
 WITHOUT_OPERAND_OF_ALL = ("broadcast", "scatter", "send", "recv")
 """Kinds to which not every rank gives an operand."""
 

@@ -56,6 +56,8 @@ class _Outstanding:
         judged = as_supported(self.known, replies)
         if first_cause(judged) is not None and first_cause(replies) is None:  # ranks may be at different points
             self.world.kill()
+        if self.case.sets_up_its_ranks and any(reply.outcome == "declined" for reply in judged):
+            self.world.kill()
         if self.case.needs_fresh_ranks:
             self.world.stop()
         return judged

@@ -22,7 +22,7 @@ from equivtest.kit.case import Case, from_data
 from equivtest.ranks import faults
 from equivtest.ranks.backend import Backend, choose_device
 from equivtest.ranks.channel import Channel
-from equivtest.ranks.failure import describe_exception
+from equivtest.ranks.failure import describe_exception, in_one_line
 from equivtest.ranks.gloo import let_senders_finish, use_few_workers
 from equivtest.ranks.messages import (
     BY_MESSAGE,
@@ -197,6 +197,8 @@ class Rank:
         error_type, error_text, detail = describe_exception(error)
         if is_missing(error, torch.__version__):
             outcome, error_text = "not_supported", f"not supported by torch {torch.__version__}: {error_text}"
+        if outcome == "declined":
+            error_text = in_one_line(error_text) or f"{error_type}, which says no reason"
         return Reply(
             rank=self._start.rank,
             outcome=outcome,

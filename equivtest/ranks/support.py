@@ -120,9 +120,13 @@ class Support:
         return f"{self.dtype}:{function_of(name) if kinds == {'refused'} else name}"
 
 
+NOT_RUN = "the case was not run"
+"""What is told of one whose world a probe has ended, whatever time its visits may take."""
+
+
 def ended_by(finding: Finding) -> list[Reply]:
     """The replies to a case that is not tried: those to the probe that left no world alive, by name."""
-    text = f"the case was not run: {finding}"
+    text = f"{NOT_RUN}: {finding}"
     outcome = _OUTCOME_OF[finding.kind]
     return [Reply(rank=rank, outcome=outcome, error_text=text, detail=text) for rank in range(finding.world_size)]
 

@@ -13,9 +13,10 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any
 
 import torch
@@ -69,9 +70,19 @@ class Watch:
     # Collectives.
 
     def collective(
-        self, group: Any, name: str, call: Call, arguments: Sequence[Any], hand_on: Callable[[Sequence[Any]], Any]
+        self,
+        group: Any,
+        name: str,
+        call: Call,
+        arguments: Sequence[Any],
+        hand_on: Callable[[Sequence[Any]], Any],
+        named: Mapping[str, Any] = MappingProxyType({}),
     ) -> Any:
-        """Calls one of the real group, and notes it; the work's results are noted once they have been waited for."""
+        """Calls one of the real group, and notes it; the work's results are noted once they have been waited for.
+
+        Args:
+            named: What it is told by name, which `hand_on` adds by itself.
+        """
         with _disable_current_modes():
             number = next(self.numbers)
             operands = call.operands(arguments)
@@ -83,7 +94,7 @@ class Watch:
                 name=name,
                 given=packed(operands),
                 group=tuple(dist.get_process_group_ranks(group)),
-                options=_options_of(arguments),
+                options={**_options_of([*arguments, *_in_order(named)]), "group_name": group.group_name},
             )
             try:
                 work = hand_on(arguments)
@@ -112,7 +123,7 @@ class Watch:
             name=name,
             given=[],
             group=tuple(dist.get_process_group_ranks(group)),
-            options={**_phase(), "clock": _clock()},
+            options={**_phase(), "clock": _clock(), "group_name": group.group_name},
             at_s=time.monotonic(),
         )
 
@@ -169,7 +180,10 @@ class Watched(dist.Work):
         return self._work.get_future().then(ended)
 
     def is_completed(self) -> bool:
-        return bool(self._work.is_completed())
+        is_done = bool(self._work.is_completed())
+        if is_done and self._work.exception() is None:  # its results may be written to before somebody waits for it
+            self._end()
+        return is_done
 
     def is_success(self) -> bool:
         return bool(self._work.is_success())
@@ -183,8 +197,8 @@ class Watched(dist.Work):
     def synchronize(self) -> None:
         self._work.synchronize()
 
-    def source_rank(self) -> int:
-        return int(self._work.source_rank())
+    def _source_rank(self) -> int:
+        return int(self._work._source_rank())
 
 
 def _options_of(arguments: Sequence[Any]) -> dict[str, Any]:
@@ -200,6 +214,11 @@ def _options_of(arguments: Sequence[Any]) -> dict[str, Any]:
             found["root"] = argument.rootRank
     found["numbers"] = packed([argument for argument in arguments[1:] if _isnumbers(argument)])
     return found
+
+
+def _in_order(named: Mapping[str, Any]) -> list[Any]:
+    """What is told by name, a peer before a tag, as `send` and `recv` of a group have them."""
+    return [named[name] for name in sorted(named, key=lambda name: (name == "tag", name))]
 
 
 def _isnumbers(argument: Any) -> bool:

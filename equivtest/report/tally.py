@@ -151,13 +151,16 @@ class Tally:
 
     @property
     def none_supported(self) -> str:
-        """Why what holds on one rank shows nothing: the program declines all that was tried on several; or ''."""
+        """Why what holds on one rank shows nothing: on several the program declines, and nothing is told; or ''."""
         several = sum((counts for (size, *_), counts in self.cells.items() if size > 1), Counter[str]())
-        if not several["declined"] or any(several[kind] for kind in CONCLUSIVE):
+        if not several["declined"] or any(several[kind] for kind in (*CONCLUSIVE, "known")):
             return ""
+        what = "the program supports no case on several ranks that was tried"
+        if several.keys() != {"declined"}:
+            what = f"on several ranks no verdict is conclusive ({describe(several)}); the program does not support"
         return (
-            f"{self.listed.name}: the program supports no case on several ranks that was tried: {self.why_declined}: "
-            "have cases drawn that it supports, such as by world_sizes=, x_shapes= or sizes="
+            f"{self.listed.name}: {what}: {self.why_declined}: have cases drawn that it supports, such as by "
+            "world_sizes=, x_shapes= or sizes="
         )
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from equivtest.ranks.support import NOT_RUN
 from equivtest.verdicts.verdict import KINDS, Mismatch, Verdict
 
 MOST_NAMES = 16
@@ -21,7 +22,7 @@ def write_message(verdict: Verdict, *, replay: str = "") -> str:
     mode, seed = verdict.case.values[verdict.draw]
     lines.append(f"  {'values':9} {mode}, seed {seed} (draw {verdict.draw})")
     lines.append(f"  {'case':9} {verdict.case!r}")
-    if verdict.kind == "timed_out":
+    if verdict.kind == "timed_out" and NOT_RUN not in verdict.detail:
         way_out = "limit_s of its property, or equivtest check --limit-s, raises that"
         lines.append(f"  {'limit':9} a visit of a case may take {verdict.limit_s:g} s: {way_out}")
     if verdict.fault:

@@ -123,6 +123,10 @@ def test_a_gradient_that_is_missing_is_found(pool: Pool) -> None:
         ),
         ("local_rows", r"\(1, 4\), .* divided along dim 0: .*, or, .* rows of its own, say batch='mean of parts'\n"),
         ("flat", r"\(8,\), and the unsharded module's of \(2, 4\): give what the unsharded module gives, whole, on"),
+        (
+            "summed",
+            r"of shape \(\), and the unsharded module's of \(2, 4\): give what the unsharded module gives, whole",
+        ),
     ],
 )
 def test_an_output_of_another_shape_is_told_with_the_part_that_it_is(

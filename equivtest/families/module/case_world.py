@@ -36,3 +36,7 @@ class WorldCase(Case):
     @property
     def needs_fresh_ranks(self) -> bool:
         return bool(self.set_up) and not self.tear_down
+
+    @property
+    def sets_up_its_ranks(self) -> bool:
+        return bool(self.set_up)

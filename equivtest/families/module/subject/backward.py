@@ -35,7 +35,7 @@ def _like(case: ModuleCase, mesh: DeviceMesh, name: str, output: torch.Tensor, c
     """This rank's cotangent as what the output is: a tensor, or a DTensor that every rank holds whole."""
     cotangent = cotangent.to(output.dtype)
     if not isinstance(output, DTensor):
-        cotangent = cotangent if output.dim() else cotangent.reshape(())
+        cotangent = cotangent if output.dim() or cotangent.numel() != 1 else cotangent.reshape(())
         _require_shape(case, mesh, name, tuple(output.shape), tuple(cotangent.shape))
         return cotangent
     if case.is_divided:
