@@ -304,3 +304,12 @@ def test_an_operand_that_is_expanded_is_met_element_by_element(pool: Pool, paral
 
     assert any(each.claim == "gradients_equal_unsharded" for each in found)
     assert {each.judgement.mismatches[0].tensor for each in found if each.failed} == ({wrong} if wrong else set())
+
+
+@pytest.mark.ranks
+def test_a_rank_that_has_nothing_of_a_sum_is_not_called_wrong_for_its_zeros(pool: Pool) -> None:
+    """Nobody owes what goes into attention: rank 0 has all of it here, and rank 1 zeros."""
+    verdicts = judge("module", case_of("pooled", "on_the_first_rank", x_shape=(2, 3, 24)), pool)
+
+    assert [each.claim for each in verdicts if each.failed] == []
+    assert {each.kind for each in verdicts if each.claim == "gradients_equal_unsharded"} == {"holds"}

@@ -72,5 +72,8 @@ SIZES = {
 
 
 def sgd(module: nn.Module) -> torch.optim.Optimizer:
-    """Whose updates are as long as the gradients, unlike those of Adam."""
-    return torch.optim.SGD(module.parameters(), lr=0.5, momentum=0.5)
+    """Whose updates are as long as the gradients, unlike those of Adam.
+
+    One tensor after the other: `foreach`, the default beyond the CPU, refuses DTensors among plain tensors (2.13.0).
+    """
+    return torch.optim.SGD(module.parameters(), lr=0.5, momentum=0.5, foreach=False)
