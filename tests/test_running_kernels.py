@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from equivtest.check import one_thread
 from equivtest.kit.oracle.declared import declared
@@ -142,3 +143,23 @@ def test_terms_of_a_product_may_be_added_to_the_bias_one_after_the_other() -> No
         in_order = in_order + term
 
     assert 2.0**-19 < float((in_order.double() - right.value).abs()) <= float(right.allowed)
+
+
+@each_narrow
+def test_attention_may_be_taken_apart_in_float32(dtype: str) -> None:
+    """As torch does on other devices than the CPU: backward it multiplies by the output before that was stored."""
+    kind = getattr(torch, dtype)
+    q, k, v, g = (4 * normal(4, 2, 5, 8)[place : place + 1].to(kind).requires_grad_() for place in range(4))
+    with sdpa_kernel(SDPBackend.MATH):
+        own = torch.autograd.grad(functional.scaled_dot_product_attention(q, k, v, is_causal=True), (q, k, v), g)
+    held = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, is_causal=True)
+    counted = RunningError(TORCH_CPU[dtype], 1)
+    given = [counted.exactly(each.detach()) for each in (g, q, k, v, *held)]
+    with counted:
+        found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            *given, dropout_p=0.0, is_causal=True
+        )
+
+    for grad, each in zip(own, found, strict=True):
+        right = counted.bounded(each)
+        assert bool(((grad.double() - right.value).abs() <= right.allowed).all())

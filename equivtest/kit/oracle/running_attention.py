@@ -1,7 +1,7 @@
 """Attention of 16 bits as torch's kernel on the CPU computes it, which stores what a product takes in 16 bits.
 
-A program that takes attention apart in float32, as torch does elsewhere, stores less; one that divides the keys among
-the ranks stores each share of the output.
+A program that takes attention apart in float32, as torch does elsewhere, stores less, but for one thing: backward it
+multiplies by the output before that was stored.  One that divides the keys among the ranks stores each share of it.
 
 Source: ATen/native/cpu/FlashAttentionKernel.cpp, held against torch 2.13.0 by `python -m tests.bounded_ops`:
 cpu_flash_attention rounds the probabilities (qk_reduced_data); cpu_flash_attention_backward these and the gradients of
@@ -53,10 +53,10 @@ def attention_backward(
     attn_mask: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Out, Out, Out]:
-    """Gradients of queries, keys and values."""
+    """Gradients of queries, keys and values; the output may be what was stored of it, or what was not."""
     keys, values, factor = _to_heads_of(q, k), _to_heads_of(q, v), _factor(q, scale)
     p = _probabilities(_scores(q, keys, is_causal, attn_mask, scale))
-    d_scores = p * (g @ values.transpose(-2, -1) - (g * out).sum(-1, keepdim=True))
+    d_scores = p * (g @ values.transpose(-2, -1) - (g * kernel.stored(out)).sum(-1, keepdim=True))
     stored = kernel.stored(d_scores)
     grads = stored @ keys, stored.transpose(-2, -1) @ q, kernel.stored(p).transpose(-2, -1) @ g
     num_queries, heads = q.shape[-2], q.shape[1] // k.shape[1]
