@@ -43,7 +43,7 @@ class Clipped:
         module.num_steps = self.number + 1
         self.foreach = (False, True, None)[self.number % 3]
         self.raises = self.number % 2 == 1
-        self.dtype = next(module.parameters()).dtype  # torch's norm of no gradients is of float32
+        self.like = next(module.parameters())  # torch's norm of no gradients is of float32, on the CPU
 
     @classmethod
     def by(cls, norm_type: float) -> Callable[..., dict[str, torch.Tensor]]:
@@ -74,7 +74,7 @@ class Clipped:
         """Returns the norm of what this rank holds, and of DTensors as a whole."""
         kept = [each for each in tensors if each.numel()]  # of no elements there is no largest
         norm = get_total_norm(kept, self.norm_type, foreach=self.foreach)
-        return (norm.full_tensor() if isinstance(norm, DTensor) else norm).to(self.dtype)
+        return (norm.full_tensor() if isinstance(norm, DTensor) else norm).to(self.like.device, self.like.dtype)
 
 
 class InOneCall(Clipped):
