@@ -165,7 +165,7 @@ class KnownState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BackendFault(msgspec.Struct, frozen=True):
-    """A collective that a probe found wrong, and the fault in words."""
+    """A collective that a probe found wrong, '' where a rank died between two visits, and the fault in words."""
 
     collective: str
     text: str

@@ -112,13 +112,18 @@ def close_hub(config: pytest.Config) -> None:
 
 
 def take_faults(config: pytest.Config) -> tuple[BackendFault, ...]:
-    """What this process's pool has found wrong with the backend since the last call, but for what is known."""
+    """What this process's pool has found wrong with the backend since the last call, but for what is known.
+
+    A rank that has died after it had answered is told as well: what ends a process, such as a thread of the backend's,
+    may do so late.
+    """
     pool = config.stash.get(_pool_key, None)
     if pool is None:
         return ()
     settings = settings_of(config)
     faults = [fault for fault in pool.take_faults() if not is_known_fault(fault, settings)]
-    return tuple(BackendFault(fault.collective, str(fault)) for fault in faults)
+    deaths = [BackendFault("", text) for text in pool.take_deaths()]
+    return (*(BackendFault(fault.collective, str(fault)) for fault in faults), *deaths)
 
 
 def is_known_fault(fault: Finding, settings: Settings) -> bool:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from equivtest import limits
@@ -16,6 +19,7 @@ from equivtest.errors import BrokenSetup, Misuse
 from equivtest.families.collectives.case import BUNDLES, CALLS, CollectivesCase
 from equivtest.families.linear.case import LinearCase
 from equivtest.families.zero3.fetch.case import FetchCase
+from equivtest.handover import BackendFault
 from equivtest.kit.case import Case
 from equivtest.known import KnownFailures
 from equivtest.lacking import FUNCTIONS, PROBED, function_of, is_allowed, parse_allowed
@@ -25,10 +29,13 @@ from equivtest.ranks.probe import PROBES
 from equivtest.ranks.reply import Reply
 from equivtest.ranks.support import Finding, conclude
 from equivtest.refusal import is_refusal
+from equivtest.report.text import on_faults
 from equivtest.search import search
 from equivtest.suite import shipped
 from equivtest.verdicts.verdict import RankRaised
 from tests.commands import Command, Ended
+from tests.fault_cells import VISIT
+from tests.fault_programs import FaultCase
 from tests.rank_programs_planted import FAULT
 
 PLANTED = Backend("planted", imports=("tests.rank_programs_planted",))
@@ -54,6 +61,30 @@ def on_planted(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         return command(tmp_path, *args, *more)
 
     return run
+
+
+@pytest.mark.ranks
+def test_a_rank_that_dies_when_it_has_answered_is_told(pool: Pool) -> None:
+    """No reply tells of it, and the next case has new ranks."""
+    case = FaultCase(world_size=2, numel=2, moment="after")
+    with Pool(visit=VISIT, beside=pool) as own:
+        pids = [int(reply.answers[0].tensors["output"].local[0].item()) for reply in own.run("nothing", case)]
+        assert own.take_deaths() == []
+        os.kill(pids[1], signal.SIGKILL)
+        psutil.wait_procs([psutil.Process(pids[1])], timeout=10)
+
+        (death,) = own.take_deaths()
+        assert death.startswith("rank 1 of 2 killed by SIGKILL after it had answered, last nothing on FaultCase(")
+        assert own.take_deaths() == [] and own.run("nothing", case)[1].outcome == "answered"
+
+
+def test_a_run_is_red_where_a_rank_dies_between_two_visits() -> None:
+    assert on_faults(
+        [BackendFault("", "rank 1 of 2 killed by SIGKILL"), BackendFault("all_reduce", "all_reduce hangs")]
+    ) == [
+        "a rank died between two visits: rank 1 of 2 killed by SIGKILL",
+        "the backend is wrong: all_reduce hangs",
+    ]
 
 
 @pytest.mark.ranks

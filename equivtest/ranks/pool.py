@@ -99,6 +99,7 @@ class Pool:
         self._worlds: dict[int, World] = {}  # by world size, the one used last at the end
         self._faulty: World | None = None  # the one whose groups spoil collectives, kept beside the others
         self._support: dict[tuple[int, str], Support] = {}  # by world size and dtype
+        self._deaths: list[str] = []  # that `take_deaths` has not given
         self._told: set[Finding] = set()  # faults that `take_faults` has given
         self._pid = os.getpid()
         self._closed = False
@@ -209,10 +210,24 @@ class Pool:
         self._told.update(new)
         return new
 
+    def take_deaths(self) -> list[str]:
+        """How ranks ended between two visits, which no reply tells of, since the last call; on this machine alone."""
+        for world in self._worlds.values():
+            self._note_deaths(world)
+        deaths, self._deaths = self._deaths, []
+        return deaths
+
+    def _note_deaths(self, world: World) -> None:
+        """Keeps how ranks have ended by themselves; such a world is ended."""
+        if not self._hub and (deaths := world.deaths):
+            self._deaths += deaths
+            world.kill()
+
     def renew(self, world_size: int) -> None:
         """Ends the world of that size, if there is one; what runs on it next finds new processes."""
         world = self._worlds.pop(world_size, None)
         if world is not None:
+            self._note_deaths(world)
             world.stop()
 
     def close(self) -> None:
@@ -273,6 +288,7 @@ class Pool:
         world = self._worlds.pop(world_size, None)
         if world is None or not world.alive:
             if world is not None:
+                self._note_deaths(world)
                 world.kill()
             self._make_room()
             world = self._start_world(world_size)
@@ -304,6 +320,7 @@ class Pool:
         """Ends the dead worlds, then those not used longest, until another one fits."""
         for size, world in list(self._worlds.items()):
             if not world.alive:
+                self._note_deaths(world)
                 self._worlds.pop(size).kill()
         while len(self._worlds) >= self._max_worlds:
             self._worlds.pop(next(iter(self._worlds))).stop()

@@ -71,6 +71,8 @@ class World:
         self._server = server
         self._scratch: list[Scratch] = []
         self._notes = ""
+        self._begun: set[int] = set()  # visits that nobody has waited for yet
+        self._last = ""  # visit, in words
         self._ranks: list[RankProcess] = []
         self.cut_off = ""
         try:
@@ -120,6 +122,17 @@ class World:
         return not self._ended and not any(process.wait(0.0) for process in self._ranks)
 
     @property
+    def deaths(self) -> list[str]:
+        """How ranks ended that had answered all they were asked; none where this process ended them."""
+        if self._ended or self._begun or not self._server.alive:
+            return []
+        ended = {
+            rank: process.ending(time.monotonic()) for rank, process in enumerate(self._ranks) if process.wait(0.0)
+        }
+        last = f"after it had answered, last {self._last}"
+        return [f"rank {rank} of {self.world_size} {ending} {last}" for rank, ending in ended.items()]
+
+    @property
     def pids(self) -> list[int]:
         """Process ids, by rank."""
         return [process.pid for process in self._ranks]
@@ -128,6 +141,8 @@ class World:
         """Has every rank run `subject` on `case`, spoilt by `fault` or watched; gives the id to wait for."""
         request_id = next(self._ids)
         self._noun = "process" if case.members else "rank"
+        self._begun.add(request_id)
+        self._last = f"{subject} on {case!r}"
         self._notes = watch
         where = watch
         if watch and not self._server.is_local:
@@ -157,6 +172,7 @@ class World:
         """
         if grace_s is None:
             grace_s = limits.REFUSAL_GRACE_S if keep_if_all_raised else limits.GRACE_S
+        self._begun.discard(request_id)
         replies = self._await_replies(request_id, limits.CASE_S if limit_s is None else limit_s, grace_s)
         if first_cause(replies) is None:
             all_declined = {reply.outcome for reply in replies} - {"not_in_mesh"} == {"declined"}

@@ -103,13 +103,14 @@ def unfinished(tallies: Iterable[Tally]) -> list[str]:
 
 
 def on_faults(faults: Iterable[BackendFault]) -> list[str]:
-    """One line per collective that a probe found wrong: its first fault, and how many there are."""
+    """One line per collective that a probe found wrong, and one on deaths: the first fault, and how many there are."""
     by_collective: dict[str, list[str]] = {}
     for fault in faults:
         by_collective.setdefault(fault.collective, []).append(fault.text)
     return [
-        f"the backend is wrong: {min(texts)}" + (f" (and {len(texts) - 1} more of its cells)" if len(texts) > 1 else "")
-        for texts in by_collective.values()
+        f"{'the backend is wrong' if collective else 'a rank died between two visits'}: {min(texts)}"
+        + (f" (and {len(texts) - 1} more{' of its cells' if collective else ''})" if len(texts) > 1 else "")
+        for collective, texts in by_collective.items()
     ]
 
 
