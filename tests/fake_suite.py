@@ -70,6 +70,9 @@ class Pool:
     def take_faults(self):
         return []
 
+    def take_deaths(self):
+        return []
+
     def close(self):
         log("pool closed")
 
