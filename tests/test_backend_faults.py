@@ -8,10 +8,12 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from equivtest import limits
+from equivtest import limits, pools
 from equivtest.check import check, judge
 from equivtest.chunks import Chunk
 from equivtest.errors import BrokenSetup, Misuse
@@ -78,6 +80,14 @@ def test_a_rank_that_dies_when_it_has_answered_is_told(pool: Pool) -> None:
             "rank 1 of 2 killed by SIGKILL after it had answered, last nothing on"
         )
         assert own.take_deaths() == [] and own.run("nothing", case)[1].outcome == "answered"
+
+
+def test_how_a_rank_died_is_handed_over_as_a_fault_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = SimpleNamespace(take_faults=list, take_deaths=lambda: ["rank 1 of 2 killed by SIGKILL"])
+    config: Any = SimpleNamespace(stash={pools._pool_key: pool})
+    monkeypatch.setattr(pools, "settings_of", lambda _: None)
+
+    assert pools.take_faults(config) == (BackendFault("", "rank 1 of 2 killed by SIGKILL"),)
 
 
 def test_a_run_is_red_where_a_rank_dies_between_two_visits() -> None:

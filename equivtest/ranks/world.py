@@ -72,7 +72,7 @@ class World:
         self._scratch: list[Scratch] = []
         self._notes = ""
         self._begun: set[int] = set()  # visits that nobody has waited for yet
-        self._last = ""  # visit, in words
+        self._last: tuple[str, Case] | None = None  # subject and case of the last visit
         self._ranks: list[RankProcess] = []
         self.cut_off = ""
         try:
@@ -129,7 +129,7 @@ class World:
         ended = {
             rank: process.ending(time.monotonic()) for rank, process in enumerate(self._ranks) if process.wait(0.0)
         }
-        last = f"after it had answered, last {self._last}"
+        last = "after it had answered" + (f", last {self._last[0]} on {self._last[1]!r}" if self._last else "")
         return [f"rank {rank} of {self.world_size} {ending} {last}" for rank, ending in ended.items()]
 
     @property
@@ -142,7 +142,7 @@ class World:
         request_id = next(self._ids)
         self._noun = "process" if case.members else "rank"
         self._begun.add(request_id)
-        self._last = f"{subject} on {case!r}"
+        self._last = subject, case
         self._notes = watch
         where = watch
         if watch and not self._server.is_local:
