@@ -75,6 +75,7 @@ def endure(kind, number: int, hosts: list[Host], hub: RunHub, pool: Pool) -> tup
         cause = first_cause(replies)
         if cause is not None:
             told.append(f"rank {cause.rank}: {cause.outcome}: {' '.join(cause.detail.split())}")
+        told += pool.take_deaths()
         named = [line for line in hub.events()[before:] + told if done and all(word in line for word in done[0].words)]
         if is_right(replies) and len(done) == 2 and (named or time.monotonic() - begun_s > WORST_S):
             break

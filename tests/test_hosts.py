@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
 import socket
 import subprocess
 import threading
@@ -168,6 +171,12 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
             relay.close()
 
 
+def ran_pids(hosts: Hosts) -> list[int]:
+    """The process ids of two ranks that have answered."""
+    replies = hosts.pool.run("trivial", TWO)
+    return [int(reply.answers[0].tensors["output"].local.item()) for reply in replies]
+
+
 @pytest.mark.ranks
 def test_ranks_on_other_hosts_answer(hosts: Hosts) -> None:
     """They meet in a collective, and a reply of many bytes comes whole."""
@@ -185,6 +194,38 @@ def test_a_rank_that_is_killed_is_named_with_its_host(hosts: Hosts) -> None:
     assert cause is not None and (cause.rank, cause.outcome) == (1, "lost")
     assert cause.error_text.startswith("killed by SIGKILL (process ")
     assert f"on {socket.gethostname()} (127.0.0.1))" in cause.error_text
+
+
+def taken_deaths(hosts: Hosts) -> list[str]:
+    """Those that are told within some seconds."""
+    until_s, deaths = time.monotonic() + 10, []
+    while not deaths and time.monotonic() < until_s:
+        deaths = hosts.pool.take_deaths()
+        time.sleep(0.02)
+    return deaths
+
+
+@pytest.mark.ranks
+def test_a_rank_that_is_killed_between_two_visits_is_told_with_its_host(hosts: Hosts) -> None:
+    """The next visit finds new ranks, so that no reply would tell of it."""
+    pid = ran_pids(hosts)[1]
+    os.kill(pid, signal.SIGKILL)
+    deaths = taken_deaths(hosts)
+
+    where = rf"rank 1 of 2 \(process {pid} on {re.escape(socket.gethostname())} \(127.0.0.1\)\) killed by SIGKILL "
+    assert len(deaths) == 1 and re.match(where + "after it had answered, last trivial on PlainCase", deaths[0]), deaths
+    assert pid not in ran_pids(hosts)
+
+
+@pytest.mark.ranks
+def test_a_host_that_is_lost_between_two_visits_is_no_death_of_a_rank(hosts: Hosts) -> None:
+    """A rank elsewhere may end with it; the hub tells what was lost."""
+    pids = ran_pids(hosts)
+    os.kill(pids[0], signal.SIGKILL)
+    hosts.relays[1].cut()
+    event_with(hosts.hub, f"process {pids[1]} on ")
+    assert not hosts.pool.take_deaths()
+    assert not set(pids) & set(ran_pids(hosts))
 
 
 @pytest.mark.ranks

@@ -211,7 +211,7 @@ class Pool:
         return new
 
     def take_deaths(self) -> list[str]:
-        """How ranks ended between two visits, which no reply tells of, since the last call; on this machine alone."""
+        """How ranks ended between two visits, which no reply tells of, since the last call."""
         for world in self._worlds.values():
             self._note_deaths(world)
         deaths, self._deaths = self._deaths, []
@@ -219,7 +219,7 @@ class Pool:
 
     def _note_deaths(self, world: World) -> None:
         """Keeps how ranks have ended by themselves; such a world is ended."""
-        if not self._hub and (deaths := world.deaths):
+        if deaths := world.deaths:
             self._deaths += deaths
             world.kill()
 

@@ -123,14 +123,24 @@ class World:
 
     @property
     def deaths(self) -> list[str]:
-        """How ranks ended that had answered all they were asked; none where this process ended them."""
-        if self._ended or self._begun or not self._server.alive:
+        """How ranks ended that had answered all they were asked.
+
+        None where this process ended them, and none where a host was lost, which the hub tells: a rank elsewhere may
+        end for that reason too.
+        """
+        if self._ended or self._begun or not self._server.alive or self.alive:
             return []
-        ended = {
-            rank: process.ending(time.monotonic()) for rank, process in enumerate(self._ranks) if process.wait(0.0)
-        }
+        try:
+            self._server.await_certainty(self._ranks)
+        except BrokenSetup:  # the hub is gone, which it is asked for elsewhere
+            return []
+        ended = [(rank, process) for rank, process in enumerate(self._ranks) if process.wait(0.0)]
+        endings = {rank: process.ending(time.monotonic()) for rank, process in ended}
+        if any(ending.cut_off for ending in endings.values()):
+            return []
         last = "after it had answered" + (f", last {self._last[0]} on {self._last[1]!r}" if self._last else "")
-        return [f"rank {rank} of {self.world_size} {ending} {last}" for rank, ending in ended.items()]
+        where = {rank: f" ({process.place.where})" if process.place.where else "" for rank, process in ended}
+        return [f"rank {rank} of {self.world_size}{where[rank]} {ending} {last}" for rank, ending in endings.items()]
 
     @property
     def pids(self) -> list[int]:
