@@ -14,7 +14,7 @@ from torch.nn import functional
 from equivtest.families.module.case import with_parameters
 from equivtest.kit.oracle.declared import arithmetic_of
 from equivtest.kit.oracle.exact import InexactData
-from equivtest.kit.oracle.ranged import Ranged
+from equivtest.kit.oracle.ranged import Parts, Ranged
 from equivtest.kit.oracle.rounding import TORCH_CPU, Bounded
 from equivtest.kit.oracle.running import RunningError
 from tests.running_modules import (
@@ -122,6 +122,39 @@ def test_what_drops_nothing_does_not_draw_at_random(function: Function, dtype: t
         output = with_parameters(of(function)(), {"weight": ranged["weight"]})(ranged["x"])
 
     assert bool(mode.bounded(output).allowed.isfinite().all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "function",
+    [
+        torch.abs,
+        torch.clone,
+        torch.Tensor.relu,
+        lambda each: each.float() if each.dtype == torch.float64 else each.double(),
+        lambda each: each.masked_fill(each > 1e9, 0.0),
+        lambda each: torch.where(each < 1e9, each, 0.0),
+        lambda each: torch.native_dropout(each, 0.0, train=True)[0],
+        lambda each: torch.cat([each]),
+    ],
+    ids=["abs", "clone", "relu", "cast", "filled", "where", "dropout of nothing", "joined"],
+)
+def test_what_is_written_to_a_result_changes_neither_operand_nor_bound(
+    function: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype
+) -> None:
+    """Which share memory where an operation hands on what it was handed."""
+    mode = RunningError(arithmetic_of(str(dtype).removeprefix("torch.")), ranks=2)
+    x = torch.linspace(0.3, 1.7, 6).to(dtype)
+    exact = mode.exactly(x)
+    with mode:
+        operand = exact * 0.7
+        result = function(operand)
+    before, right = [part.clone() for part in Parts.of(operand)], mode.bounded(result)
+    value = right.value.clone()
+    with mode:
+        result.zero_()
+
+    assert all(map(torch.equal, Parts.of(operand), before)) and torch.equal(right.value, value)
 
 
 def test_a_choice_that_a_correct_program_may_make_otherwise_allows_anything() -> None:

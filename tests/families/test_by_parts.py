@@ -99,6 +99,9 @@ def test_without_parts_the_same_module_is_too_deep() -> None:
         ("swapped", "boundary.layers.3.mlp.gate", "bfloat16"),
         ("doubled", "grad.boundary.layers.2.attention.key", "float32"),
         ("more", "boundary.layers.5.attention.out", "bfloat16"),
+        ("more", "boundary.layers.5.attention.out", "float64"),
+        ("zeros_of_one", "boundary.layers.3.mlp_norm", "float64"),
+        ("doubled", "grad.boundary.layers.2.attention.key", "float64"),
     ],
 )
 def test_the_first_wrong_part_is_named(pool: Pool, parallelize: str, first: str, dtype: str) -> None:

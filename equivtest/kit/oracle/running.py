@@ -79,7 +79,10 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return Parts.of(tensor).wrapped()
 
     def bounded(self, tensor: torch.Tensor) -> Bounded:
-        """What came out, and its bound: what is whole on every rank may yet be averaged over them, which rounds."""
+        """What came out, and its bound: what is whole on every rank may yet be averaged over them, which rounds.
+
+        Nothing that is written to the tensor later reaches it.
+        """
         assert isinstance(tensor, Ranged)
         if tensor.is_complex():
             raise InexactData("of complex numbers as a result no bound is known: give their view_as_real")
@@ -93,7 +96,7 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
             f"running error of {self.num_operations} operations, {self.roundings.words}, sums divided among "
             f"{self.roundings.ranks} ranks, beside the unsharded module in the same dtype"
         )
-        return Bounded(tensor.value.detach().double(), allowed, derivation)
+        return Bounded(tensor.value.detach().to(torch.float64, copy=True), allowed, derivation)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         self.places.note()
@@ -149,7 +152,7 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name in MOVES | VIEWS:
             return moved(func, args, kwargs)
         if name == "_to_copy" and kwargs.get("dtype", args[0].dtype) == args[0].dtype:
-            return Parts(*(part.clone() for part in Parts.of(args[0]))).wrapped()
+            return _cloned(args[0])
         apart = COMPLEX_APART.get(name.rstrip("_"))
         if apart is None or (name.endswith("_") and not isinstance(args[0], Ranged)):
             raise InexactData(f"of {name} of complex numbers no bound is known")
@@ -198,7 +201,12 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.roundings = before
         if result is NotImplemented:
             raise _unknown(name)
-        return result
+        if any(each.alias_info is not None for each in func._schema.returns):
+            return result
+        given = leaves(args)
+        results = result if isinstance(result, tuple | list) else (result,)
+        apart = tuple(_cloned(each) if any(each is other for other in given) else each for each in results)
+        return apart if isinstance(result, tuple | list) else apart[0]
 
     def _in_more_bits(
         self, func: Any, dtypes: tuple[torch.dtype, torch.dtype], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -330,6 +338,11 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for part, written in zip(Parts.of(target), found, strict=True):
             part.copy_(written)
         return target
+
+
+def _cloned(operand: Any) -> Any:
+    """A decomposition may hand back its operand, as that of dropout; what is written to the result is not its own."""
+    return Parts(*(part.clone() for part in Parts.of(operand))).wrapped() if isinstance(operand, Ranged) else operand
 
 
 def _unknown(name: str) -> InexactData:

@@ -161,7 +161,7 @@ def relu(r: Roundings, operand: Any) -> Parts:
 
 def absolute(r: Roundings, operand: Any) -> Parts:
     a = Parts.of(operand)
-    return chosen(a.value.abs(), a.error)
+    return chosen(a.value.abs(), a.error.clone())
 
 
 def sign(r: Roundings, operand: Any) -> Parts:
