@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from equivtest import limits
 from equivtest.families.module.case import ModuleCase
 from equivtest.families.module.case_boundaries import BOUNDARY, Boundaries, Choice
-from equivtest.families.module.oracle_held import HeldAt, Whole, ratio_of
+from equivtest.families.module.oracle_held import HeldAt, Whole, is_agreed
 from equivtest.kit.oracle.expected import ExpectedTensor, resolution_of, says_nothing
 from equivtest.kit.oracle.ranged import Parts, Ranged
 from equivtest.kit.oracle.rounding import Bounded
@@ -110,7 +110,7 @@ class Forced(Boundaries):
             parts = Parts.of(computed)
             right = replace(self._counted.bounded(parts.wrapped()), derivation=self._derivation())
             whole = self._held(name, right)
-            if whole is None or (name in self._operands and not _is_agreed(whole, right)):
+            if whole is None or (name in self._operands and not is_agreed(whole, right)):
                 return None
             if whole.layout is not None and name not in self.found:
                 self.found[name], self.layouts[name] = right, whole.layout
@@ -132,14 +132,6 @@ class Forced(Boundaries):
             return self._counted.roundings.summed(value, off, whole.magnitude, 0)
         spread = torch.zeros_like(value, dtype=torch.float64) if whole.spread is None else whole.spread
         return Parts(value, spread, value.double().abs() + spread)
-
-
-def _is_agreed(whole: Whole, right: Bounded) -> bool:
-    """Whether what every rank held is right: one that has nothing of a sum may hold zeros beside another's whole."""
-    if ratio_of(whole, right) > 1:
-        return False
-    error = (whole.value.double() - right.value).abs()
-    return whole.spread is None or bool((error + whole.spread <= right.allowed).all())
 
 
 def _is_near(whole: Whole, right: Bounded) -> bool:

@@ -109,7 +109,7 @@ def _whole(placed: Mapping[int, Placed | None], mesh_shape: Shape, right: Bounde
         _under(layout, held, mesh_shape, right) for layout in _candidates(held, mesh_shape, tuple(right.value.shape))
     ]
     wholes = [whole._replace(is_told=1 in (len(found), len(held))) for whole in found if whole is not None]
-    agreeing = [whole for whole in wholes if ratio_of(whole, right) <= 1]
+    agreeing = [whole for whole in wholes if is_agreed(whole, right)]
     certain = next((whole for whole in agreeing if whole.spread is None and whole.magnitude is None), None)
     if certain is not None:
         return certain
@@ -159,6 +159,14 @@ def ratio_of(whole: Whole, right: Bounded) -> float:
     return float(ratio.nan_to_num(nan=math.inf).max()) if ratio.numel() else 0.0
 
 
+def is_agreed(whole: Whole, right: Bounded) -> bool:
+    """Whether what every rank held is right: one that has nothing of a sum may hold zeros beside another's whole."""
+    if ratio_of(whole, right) > 1:
+        return False
+    error = (whole.value.double() - right.value).abs()
+    return whole.spread is None or bool((error + whole.spread <= right.allowed).all())
+
+
 def _in_any_order(held: Mapping[int, Placed], right: Bounded) -> Whole | None:
     """The whole whose slices along some dim the ranks hold, each once, in whatever order: merged projections, heads."""
     shape, shapes = tuple(right.value.shape), [tuple(each.local.shape) for each in held.values()]
@@ -167,9 +175,10 @@ def _in_any_order(held: Mapping[int, Placed], right: Bounded) -> Whole | None:
         fits = all(len(each) == len(shape) and each[:dim] + each[dim + 1 :] == others for each in shapes)
         if fits and sum(each[dim] for each in shapes) == size and size * math.prod(shape) <= LARGEST_MATCH:
             slices = torch.cat([each.local.movedim(dim, 0) for each in held.values()])
-            order = _matched(slices.double(), right.value.movedim(dim, 0), right.allowed.movedim(dim, 0))
-            if order is not None:
-                return Whole(slices[order].movedim(0, dim).contiguous(), None, None, None, is_told=False)
+            found = _matched(slices, right.value.movedim(dim, 0), right.allowed.movedim(dim, 0))
+            if found is not None:
+                value, spread = (each.movedim(0, dim).contiguous() for each in found)
+                return Whole(value, spread if bool(spread.any()) else None, None, None, is_told=False)
     return None
 
 
@@ -191,13 +200,23 @@ def _slice_by_slice(held: Mapping[int, Placed], mesh_shape: Shape, right: Bounde
     return None
 
 
-def _matched(slices: torch.Tensor, value: torch.Tensor, allowed: torch.Tensor) -> list[int] | None:
-    """Which slice is which of `value`, each taken once; None where some is none of them."""
-    order, free = [], list(range(len(slices)))
+def _matched(
+    slices: torch.Tensor, value: torch.Tensor, allowed: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """The slices in the order of those of `value`, each taken once, and how far others are from them that fit as well.
+
+    None where some is none of them.  Of two that are equal within their bounds nobody can say which is which.
+    """
+    wide, order, spreads = slices.double(), [], []
+    free = torch.ones(len(slices), dtype=torch.bool)
     for right, bound in zip(value, allowed, strict=True):
-        place = next((place for place in free if bool(((slices[place] - right).abs() <= bound).all())), None)
-        if place is None:
+        error = (wide - right).abs()
+        fits = (error <= bound).flatten(1).all(1)
+        if not bool((fits & free).any()):
             return None
-        free.remove(place)
+        furthest = error.flatten(1).amax(1) if right.numel() else torch.zeros(len(slices), dtype=torch.float64)
+        place = int(furthest.where(fits & free, torch.inf).argmin())
+        free[place] = False
         order.append(place)
-    return order
+        spreads.append((wide[fits] - wide[place]).abs().amax(0).nan_to_num(nan=math.inf))
+    return slices[order], torch.stack(spreads)
