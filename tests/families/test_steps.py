@@ -150,8 +150,10 @@ def worst_of(case: ModuleCase, real: str, num_steps: int) -> float:
 
 
 @pytest.mark.ranks
-def test_an_update_that_one_rank_makes_smaller_is_named(pool: Pool) -> None:
-    verdicts = failed(ModuleCase(**{**PERCEPTRON, "optimizer": f"{HERE}halving", "steps": 1}), pool)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_an_update_that_one_rank_makes_smaller_is_named(pool: Pool, dtype: str) -> None:
+    """At the first step, though another one follows, which writes to the same parameters."""
+    verdicts = failed(ModuleCase(**{**PERCEPTRON, "optimizer": f"{HERE}halving", "dtype": dtype}), pool)
     training = [verdict for verdict in verdicts if verdict.claim == "trains_like_unsharded"]
 
     assert training and training[0].judgement.mismatches[0].tensor.startswith("step1.param.")
