@@ -230,4 +230,4 @@ def _ranged(case: ModuleCase, right: ExpectedTensor) -> Ranged:
 def within(counted: RunningError, tensor: torch.Tensor, like: ExpectedTensor) -> ExpectedTensor:
     found = counted.bounded(tensor)
     near = None if like.resolution is None else resolution_of(found.value, like.scale)
-    return replace(like, value=found.value.clone(), allowed=found.allowed, derivation=found.derivation, resolution=near)
+    return replace(like, value=found.value, allowed=found.allowed, derivation=found.derivation, resolution=near)
