@@ -43,7 +43,7 @@ def forced(
 ) -> tuple[Forced, RunningError, Bounded]:
     """The reference that goes on from what was held, and its output."""
     counted = RunningError(TORCH_CPU[str(x.dtype).removeprefix("torch.")], 2)
-    given = counted.exactly(x.clone()).requires_grad_()
+    given = counted.exactly(x).requires_grad_()
     module = nn.Sequential(Inner(compute))
     run = Forced(module, counted, held_by_one(held))
     with counted, TakesApart(), run:

@@ -126,7 +126,7 @@ class Forced(Boundaries):
         return "running error of this part alone, from what the ranks held of the parts before"
 
     def _parts(self, whole: Whole, dtype: torch.dtype) -> Parts:
-        value = whole.value.to(dtype)
+        value = whole.value.to(dtype, copy=True)  # gradients may be added up in place
         if whole.magnitude is not None:
             off = (whole.value - value.double()).abs()
             return self._counted.roundings.summed(value, off, whole.magnitude, 0)

@@ -153,7 +153,7 @@ class Optimizer:
     def __init__(self, case: ModuleCase, parameters: Tensors) -> None:
         self._case, self._counted = case, _counted(case)
         module = in_dtype(call_builder(case.build), case.dtype)
-        given = {name: self._counted.exactly(value.clone()) for name, value in parameters.items()}
+        given = {name: self._counted.exactly(value) for name, value in parameters.items()}
         with self._counted:
             with_parameters(module, given)
             self._optimizer = called_optimizer(case.optimizer, module)

@@ -61,7 +61,7 @@ def expect_update(
     for _, options in groups:
         _require_options(kind, options)
     counted = RunningError(arithmetic_of(case.dtype), 1)  # each rank updates its own elements
-    parameters = {name: counted.exactly(each.value.clone()).requires_grad_() for name, each in held.items()}
+    parameters = {name: counted.exactly(each.value).requires_grad_() for name, each in held.items()}
     with counted:
         made: torch.optim.Optimizer = kind(
             [{"params": [parameters[name] for name in names], **options} for names, options in groups]
@@ -69,7 +69,7 @@ def expect_update(
     for name, parameter in parameters.items():
         if of := held[name].state:
             made.state[parameter] = {
-                key: counted.exactly(each.clone()) if each.dim() else each.clone() for key, each in of.items()
+                key: counted.exactly(each) if each.dim() else each.clone() for key, each in of.items()
             }
     updated = [name for names, _ in groups for name in names]
     follow(

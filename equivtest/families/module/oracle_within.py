@@ -103,7 +103,7 @@ def _ranged(counted: RunningError, tensor: torch.Tensor) -> torch.Tensor:
 def _with_buffers(module: nn.Module, counted: RunningError, names: Iterable[str]) -> None:
     """Has the buffers of these names know how far they may be off, as the forward writes to them."""
     floating = [name for name in names if module.get_buffer(name).is_floating_point()]
-    _put_buffers(module, {name: counted.exactly(module.get_buffer(name).clone()) for name in floating})
+    _put_buffers(module, {name: counted.exactly(module.get_buffer(name)) for name in floating})
 
 
 def _put_buffers(module: nn.Module, buffers: Tensors) -> None:

@@ -75,8 +75,8 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @staticmethod
     def exactly(tensor: torch.Tensor) -> Ranged:
-        """A tensor that every program is given; made outside of the mode."""
-        return Parts.of(tensor).wrapped()
+        """A tensor that every program is given, apart from what is written to it; made outside of the mode."""
+        return Parts.of(tensor.detach().clone()).wrapped()
 
     def bounded(self, tensor: torch.Tensor) -> Bounded:
         """What came out, and its bound: what is whole on every rank may yet be averaged over them, which rounds.
