@@ -9,6 +9,7 @@ import pytest
 
 from equivtest import limits
 from equivtest.pools import pool_of
+from equivtest.property import require_limit
 
 if TYPE_CHECKING:
     from equivtest.kit.case import Case
@@ -23,9 +24,14 @@ class Ranks:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
 
-    def run(self, subject: str, case: Case) -> Sequence[Reply]:
-        """Every rank's reply to `case`, by rank."""
-        return pool_of(self._config).run(subject, case, keep_if_all_raised=bool(case.refusal))
+    def run(self, subject: str, case: Case, *, limit_s: float = limits.CASE_S) -> Sequence[Reply]:
+        """Every rank's reply to `case`, by rank.
+
+        Args:
+            limit_s: Seconds that the visit may take.
+        """
+        require_limit(limit_s)
+        return pool_of(self._config).run(subject, case, limit_s=limit_s, keep_if_all_raised=bool(case.refusal))
 
     def check(
         self,

@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+from equivtest import limits
 from equivtest.errors import BrokenSetup, Misuse
 from equivtest.handover import Audited, Failure, Record
 from equivtest.options import pytest_addoption
@@ -64,8 +65,8 @@ class Pool:
         log("pool opened")
         self.start = backend.start if backend.start == "forkserver" else "spawn (a fork runs no backward: threads)"
 
-    def run(self, subject, case, **kwargs):
-        return ["reply"]
+    def run(self, subject, case, *, limit_s, **kwargs):
+        return ["reply"] if limit_s == limits.CASE_S else [f"reply within {limit_s} s"]
 
     def take_faults(self):
         return []

@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional
 
+from equivtest import NotSupported
 from tests.rank_programs_held import Copied, Summed, own
 
 _group: dist.ProcessGroup | None = None
@@ -83,6 +84,11 @@ def asks_in_vain(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 def raises(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
     raise RuntimeError("it cannot be made")
+
+
+def declines_late(mesh: DeviceMesh) -> None:
+    dist.destroy_process_group()
+    raise NotSupported("what was run already")
 
 
 def raises_too(mesh: DeviceMesh) -> None:

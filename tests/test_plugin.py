@@ -551,6 +551,7 @@ def test_ranks_fixture_runs_a_case(pytester: pytest.Pytester) -> None:
 
         def test_mine(ranks):
             assert ranks.run("mine:linear", SimpleNamespace(refusal="")) == ["reply"]
+            assert ranks.run("mine:linear", SimpleNamespace(refusal=""), limit_s=3.0) == ["reply within 3.0 s"]
         """
     )
 

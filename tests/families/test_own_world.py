@@ -68,6 +68,16 @@ def test_what_is_set_up_wrongly_is_found(pool: Pool) -> None:
 
 
 @pytest.mark.ranks
+def test_a_program_does_not_decline_what_it_has_answered(pool: Pool) -> None:
+    fields = SET_UP | {"tear_down": HERE + "declines_late"}
+
+    with pytest.raises(
+        Misuse, match="raised NotSupported when the case had been run: what was run already: have"
+    ):
+        check("module", case_of("library", **fields), pool)
+
+
+@pytest.mark.ranks
 def test_a_program_that_raises_is_told_whatever_its_tear_down_does(pool: Pool) -> None:
     fields = SET_UP | {"tear_down": HERE + "raises_too"}
 

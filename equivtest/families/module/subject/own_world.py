@@ -15,6 +15,7 @@ from torch import distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 
+from equivtest.errors import Misuse, NotSupported
 from equivtest.families.module.case import ModuleCase
 from equivtest.importing import load_named, require_arguments
 
@@ -48,7 +49,13 @@ def world_of(case: ModuleCase, mesh: DeviceMesh) -> Iterator[None]:
             with contextlib.suppress(Exception):  # of a program that has failed already
                 _call(case.tear_down, "tear_down", mesh)
             raise
-        _call(case.tear_down, "tear_down", mesh)
+        try:
+            _call(case.tear_down, "tear_down", mesh)
+        except NotSupported as error:
+            raise Misuse(
+                f"tear_down {case.tear_down!r} raised NotSupported when the case had been run: {error}: have set_up, "
+                "parallelize or the forward raise it, before there is an answer"
+            ) from error
     finally:
         os.environ.clear()
         os.environ.update(before)
