@@ -181,10 +181,10 @@ def by_layer(micro_batches: Any) -> list[dict[str, Any]]:
 
 def step_of(setting: Setting, model: Any, mesh: DeviceMesh, micro_batches: Any, optimizer: Any) -> Tensors:
     """One update from the mean over all tokens that count, or from the sum over the batch of a model without labels."""
-    counted = 1 if setting.context else len(micro_batches)  # the engine counts none in either context
-    engine = made_engine(setting, model, mesh, optimizer, counted)
     if setting.sits_out:
         micro_batches = by_layer(micro_batches)
+    counted = 1 if setting.context else len(micro_batches)  # the engine counts none in either context
+    engine = made_engine(setting, model, mesh, optimizer, counted)
     deepspeed = joined_deepspeed(mesh.device_type)
     utils = deepspeed.utils
     num_tokens = torch.ones(())

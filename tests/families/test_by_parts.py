@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from equivtest.check import check, judge
+from equivtest.check import check, judge, judge_replies
 from equivtest.errors import Misuse
 from equivtest.families.module.case import ModuleCase
 from equivtest.families.module.case_boundaries import Capture, is_boundary, own_name
@@ -22,7 +22,7 @@ from equivtest.layout import UNTOLD, Layout, Partial, Replicate, Shard
 from equivtest.module import module_property
 from equivtest.property import Space
 from equivtest.ranks.pool import Pool
-from equivtest.ranks.reply import Answer
+from equivtest.ranks.reply import Answer, Reply
 from equivtest.tensors import Placed
 from equivtest.verdicts.elements import is_too_wide
 from equivtest.verdicts.message import write_message
@@ -115,6 +115,39 @@ def test_the_first_wrong_part_is_named(pool: Pool, parallelize: str, first: str,
 
 
 @pytest.mark.ranks
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+@pytest.mark.parametrize(
+    ("build", "parallelize"),
+    [("twice", "twice_divided"), ("merged", "merged_divided"), ("partly_used", "partly_summed")],
+)
+def test_nothing_that_was_held_is_right_whatever_it_is(pool: Pool, build: str, parallelize: str, dtype: str) -> None:
+    """Each tensor of right answers, spoilt on all ranks or on one, and nothing that follows from it, is red."""
+    case = case_of(build, parallelize, x_shape=(2, 6), dtype=dtype)
+    replies = pool.run("module", case)
+    names = list(replies[0].answers[0].tensors)
+
+    unseen = [
+        (name, ranks)
+        for name in names
+        for ranks in ((0, 1), (1,))
+        if not any(verdict.failed for verdict in judge_replies("module", case, spoilt(replies, name, ranks)))
+    ]
+    assert len(names) >= 12 and not unseen
+
+
+def spoilt(replies: list[Reply], name: str, ranks: tuple[int, ...]) -> list[Reply]:
+    """The same replies, but for a tensor that is another one on these ranks."""
+    found = []
+    for reply in replies:
+        answer = reply.answers[0]
+        placed = answer.tensors[name]
+        other = placed.local * 1.5 + 0.5 * placed.local.abs().max()
+        tensors = {**answer.tensors, name: replace(placed, local=other)}
+        found.append(replace(reply, answers=(replace(answer, tensors=tensors),)) if reply.rank in ranks else reply)
+    return found
+
+
+@pytest.mark.ranks
 def test_what_is_computed_again_in_the_backward_is_judged(pool: Pool) -> None:
     case = case_of("checkpointed", "hidden_divided", dtype="float32")
 
@@ -200,6 +233,41 @@ def test_of_layouts_that_agree_within_a_wide_bound_the_nearest_is_meant() -> Non
     whole = held_by_ranks(case_of("deep", "halved"), placed, 0)("name", right)
 
     assert whole is not None and whole.layout == Layout((Partial("sum"),))
+
+
+OTHER = VALUE + 100
+
+
+@pytest.mark.parametrize(
+    ("locals_", "is_judged"),
+    [
+        ([VALUE, OTHER], True),
+        ([VALUE + 1, OTHER], True),
+        ([torch.stack([OTHER[1], VALUE[1]]), torch.stack([OTHER[0], VALUE[0]])], False),
+        ([torch.stack([OTHER[1], VALUE[1], VALUE[0]]), OTHER[:1]], False),
+        ([VALUE, OTHER[:1]], False),
+    ],
+    ids=["own rows", "wrong", "exchanged", "more than others", "as many by chance"],
+)
+def test_rows_that_other_ranks_compute_are_followed_and_nothing_is_said_of_where(
+    locals_: list[torch.Tensor], *, is_judged: bool
+) -> None:
+    """As tokens go to the ranks of their experts; what comes back is judged where each has its own."""
+    placed = {rank: {"name": Placed(local[None], UNTOLD)} for rank, local in enumerate(locals_)}
+    case = case_of("deep", DECODER + "layers_sharded", batch="mean of parts", x_shape=(2, 3, 24))
+    whole = held_by_ranks(case, placed, 0)("name", Bounded(VALUE, torch.full_like(VALUE, 0.25)))
+
+    assert whole is not None and (whole.layout is not None) == is_judged and whole.spread is None
+    torch.testing.assert_close(whole.value, locals_[0] if is_judged else VALUE)
+
+
+@pytest.mark.parametrize("locals_", [[VALUE + 1, OTHER[:1]], [OTHER, OTHER + 1]], ids=["uneven", "nowhere"])
+def test_rows_that_nobody_holds_are_not_followed(locals_: list[torch.Tensor]) -> None:
+    placed = {rank: {"name": Placed(local[None], UNTOLD)} for rank, local in enumerate(locals_)}
+    case = case_of("deep", DECODER + "layers_sharded", batch="mean of parts", x_shape=(2, 3, 24))
+    whole = held_by_ranks(case, placed, 0)("name", Bounded(VALUE, torch.full_like(VALUE, 0.25)))
+
+    assert whole is None or whole.layout is not None
 
 
 def test_what_agrees_in_no_layout_is_what_comes_nearest() -> None:

@@ -71,9 +71,7 @@ def test_what_is_set_up_wrongly_is_found(pool: Pool) -> None:
 def test_a_program_does_not_decline_what_it_has_answered(pool: Pool) -> None:
     fields = SET_UP | {"tear_down": HERE + "declines_late"}
 
-    with pytest.raises(
-        Misuse, match="raised NotSupported when the case had been run: what was run already: have"
-    ):
+    with pytest.raises(Misuse, match="raised NotSupported when the case had been run: what was run already: have"):
         check("module", case_of("library", **fields), pool)
 
 

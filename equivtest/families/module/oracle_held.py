@@ -63,7 +63,9 @@ def held_by_ranks(case: ModuleCase, held: Held, part: int) -> HeldAt:
         return lambda name, right: _whole({rank: each.get(name) for rank, each in held.items()}, case.mesh_shape, right)
     ranks = case.ranks_of_part(part)
     if len(ranks) == 1:
-        return lambda name, right: _own(held[ranks[0]].get(name), right, case.rows_layout)
+        return lambda name, right: _own(
+            {rank: _of_part(each.get(name)) for rank, each in held.items()}, ranks[0], right, case.rows_layout
+        )
 
     def held_at(name: str, right: Bounded) -> Whole | None:
         placed = {number: _of_part(held[rank].get(name)) for number, rank in enumerate(ranks)}
@@ -75,11 +77,20 @@ def held_by_ranks(case: ModuleCase, held: Held, part: int) -> HeldAt:
     return held_at
 
 
-def _own(placed: Placed | None, right: Bounded, rows: Layout) -> Whole | None:
-    """Returns what the only rank with these rows of a divided batch held."""
-    if placed is None or placed.local.shape[1:] != right.value.shape:
-        return None
-    return Whole(placed.local[0], None, None, rows)
+def _own(placed: Mapping[int, Placed | None], rank: int, right: Bounded, rows: Layout) -> Whole | None:
+    """What the only rank with these rows of a divided batch held, or all ranks, where it has handed rows to others.
+
+    Where not all ranks have as many, as experts have that tokens go to, it is no row of theirs.
+    """
+    held = {each: own for each, own in placed.items() if own is not None}
+    own, is_even = held.get(rank), len({each.local.shape for each in held.values()}) == 1
+    if own is not None and own.local.shape == right.value.shape:
+        whole = Whole(own.local, None, None, rows)
+        if is_agreed(whole, right):
+            return whole if is_even else whole._replace(layout=None, is_told=False)
+        if is_even:
+            return _in_any_order(held, right, of_others=True) or whole
+    return _in_any_order(held, right, of_others=True)
 
 
 def _of_part(placed: Placed | None) -> Placed | None:
@@ -167,13 +178,18 @@ def is_agreed(whole: Whole, right: Bounded) -> bool:
     return whole.spread is None or bool((error + whole.spread <= right.allowed).all())
 
 
-def _in_any_order(held: Mapping[int, Placed], right: Bounded) -> Whole | None:
-    """The whole whose slices along some dim the ranks hold, each once, in whatever order: merged projections, heads."""
+def _in_any_order(held: Mapping[int, Placed], right: Bounded, *, of_others: bool = False) -> Whole | None:
+    """The whole whose slices along some dim the ranks hold, each once, in whatever order: merged projections, heads.
+
+    Args:
+        of_others: Whether they may hold other slices beside these.
+    """
     shape, shapes = tuple(right.value.shape), [tuple(each.local.shape) for each in held.values()]
     for dim, size in enumerate(shape):
         others = shape[:dim] + shape[dim + 1 :]
         fits = all(len(each) == len(shape) and each[:dim] + each[dim + 1 :] == others for each in shapes)
-        if fits and sum(each[dim] for each in shapes) == size and size * math.prod(shape) <= LARGEST_MATCH:
+        num = sum(each[dim] for each in shapes) if fits else 0
+        if size and (num == size or (of_others and num > size)) and num * math.prod(shape) <= LARGEST_MATCH:
             slices = torch.cat([each.local.movedim(dim, 0) for each in held.values()])
             found = _matched(slices, right.value.movedim(dim, 0), right.allowed.movedim(dim, 0))
             if found is not None:
