@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -269,3 +269,42 @@ def on_the_first_rank(module: Any, mesh: DeviceMesh) -> nn.Module:
 
     pooled.forward = forward
     return module
+
+
+class InFloat32(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.linear(x.float(), self.weight.float())
+
+
+class HandsOn(nn.Module):
+    """Rows that one part hands on, times a number of each row, which another part computes in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.number, self.same = nn.LayerNorm(24), InFloat32(24, 1, bias=False), nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = self.norm(x)
+        return (self.same(rows) * self.number(rows)).to(x.dtype)
+
+
+def hands_on() -> nn.Module:
+    return HandsOn()
+
+
+def shares_handed_on(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Each rank hands on an even share of the rows, and the products are added up."""
+    return _added_up(module, mesh, mesh.size())
+
+
+def whole_rows_handed_on(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Each rank hands on the rows themselves, and the products are added up."""
+    return _added_up(module, mesh, 1)
+
+
+def _added_up(module: Any, mesh: DeviceMesh, divisor: int) -> nn.Module:
+    group = mesh.get_group()
+    module.same.register_forward_hook(lambda _, __, rows: sum_gradients(rows, group) / divisor)
+    module.number.register_forward_hook(lambda _, __, number: sum_gradients(number, group))
+    module.register_forward_hook(lambda _, __, products: sum_over(products, group))
+    return cast("nn.Module", module)

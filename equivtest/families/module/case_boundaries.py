@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.hooks import RemovableHandle
 
 from equivtest.families.module.case_facts import Fact, Program, call, call_builder, facts_of, in_dtype, made_inputs
@@ -162,6 +162,10 @@ class Boundaries(TorchFunctionMode):
         """What a function is handed in the place of an operand: the operand itself."""
         return operand
 
+    def given_on(self, given: object, handed: object) -> object:
+        """What a part gives, which may be what it was handed: that, which is not met again."""
+        return given
+
     def choose(self, name: str, operand: torch.Tensor, dim: int, choice: Choice) -> Any:
         """The largest along a dim, and their indices."""
         return choice(operand)
@@ -175,12 +179,14 @@ class Boundaries(TorchFunctionMode):
         self._meet_all(path, self._calls[self.is_again][path], (args, kwargs), INPUT)
         self._running.append(path)
 
-    def _after(self, path: str, part: nn.Module, args: object, given: object) -> None:
+    def _after(self, path: str, part: nn.Module, args: object, given: object) -> object:
         calls = self._calls[self.is_again]
         calls[path] += 1
         if path in self._running:  # else checkpointing ended it before its end
             del self._running[self._running.index(path) :]
-        self._meet_all(path, calls[path] - 1, given, "")
+        own = self.given_on(given, args)
+        self._meet_all(path, calls[path] - 1, own, "")
+        return None if own is given else own
 
     def _meet_all(self, path: str, number: int, given: object, what: str) -> None:
         """What a function was handed or gave may be what a part is handed or gives, and is met as that, too."""
@@ -190,6 +196,17 @@ class Boundaries(TorchFunctionMode):
             if not is_met and not is_given(tensor, what):
                 self._met[id(tensor)], self._owed[id(tensor)] = tensor, is_owed
                 (self.meet if is_owed else self.meet_operand)(name, tensor)
+
+
+def apart_from(handed: object, given: object) -> object:
+    """What an unsharded part gives, with a copy of each tensor that it was handed, which is met by a name of its own.
+
+    A parallel part may give another tensor there, as an expert that hands its tokens on, each rank its share of them.
+    """
+    own = {id(each) for each in tree_leaves(handed) if isinstance(each, torch.Tensor) and each.is_floating_point()}
+    if not any(id(each) in own for each in tree_leaves(given)):
+        return given
+    return tree_map_only(torch.Tensor, lambda each: each.clone() if id(each) in own else each, given)
 
 
 def is_in_backward() -> bool:
@@ -243,6 +260,18 @@ class Capture(Boundaries):
         self.gradients[name] = self._keep(gradient)
 
 
+class Facts(Capture):
+    """Keeps the shape and dtype of what goes in and comes out."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(
+            module, lambda tensor: Fact(tuple(tensor.shape), dtype_name(tensor.dtype), tensor.requires_grad)
+        )
+
+    def given_on(self, given: object, handed: object) -> object:
+        return apart_from(handed, given)
+
+
 @functools.lru_cache(maxsize=256)
 def boundaries_of(program: Program) -> Mapping[str, Fact]:
     """What the parts of an unsharded module give, by name, in the order in which they do.
@@ -252,7 +281,7 @@ def boundaries_of(program: Program) -> Mapping[str, Fact]:
     """
     facts_of(program)  # which says what does not fit
     module = in_dtype(call_builder(program.build), program.dtype)
-    capture = Capture(module, lambda tensor: Fact(tuple(tensor.shape), dtype_name(tensor.dtype), tensor.requires_grad))
+    capture = Facts(module)
     with torch.random.fork_rng(devices=[]), capture:
         call(module, program.positional, made_inputs(program, torch.Generator().manual_seed(0)))
     return capture.values

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from equivtest import limits
 from equivtest.families.module.case import ModuleCase
-from equivtest.families.module.case_boundaries import BOUNDARY, Boundaries, Choice
+from equivtest.families.module.case_boundaries import BOUNDARY, Boundaries, Choice, apart_from
 from equivtest.families.module.oracle_held import HeldAt, Whole, is_agreed
 from equivtest.kit.oracle.expected import ExpectedTensor, resolution_of, says_nothing
 from equivtest.kit.oracle.ranged import Parts, Ranged
@@ -74,6 +74,9 @@ class Forced(Boundaries):
             size > 1 and stride == 0 for size, stride in zip(operand.shape, operand.stride(), strict=True)
         )
         return operand.clone(memory_format=torch.contiguous_format) if is_shared else operand
+
+    def given_on(self, given: object, handed: object) -> object:
+        return apart_from(handed, given)
 
     def choose(self, name: str, operand: torch.Tensor, dim: int, choice: Choice) -> Any:
         """What the ranks chose, where they chose the largest of what they held, and of equal ones any.
