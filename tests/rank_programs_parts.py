@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 import torch
+from torch import distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate
@@ -308,3 +309,22 @@ def _added_up(module: Any, mesh: DeviceMesh, divisor: int) -> nn.Module:
     module.number.register_forward_hook(lambda _, __, number: sum_gradients(number, group))
     module.register_forward_hook(lambda _, __, products: sum_over(products, group))
     return cast("nn.Module", module)
+
+
+class AddsInPlace(HandsOn):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = self.norm(x)
+        same = self.same(rows)
+        rows += 1
+        return torch.tanh(same) * self.number(rows)
+
+
+def adds_in_place() -> nn.Module:
+    return AddsInPlace()
+
+
+def nothing_divided(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """A collective alone, of what nobody uses."""
+    group = mesh.get_group()
+    module.register_forward_pre_hook(lambda *_: dist.all_reduce(torch.zeros(1), group=group) and None)
+    return module

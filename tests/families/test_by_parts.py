@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 from dataclasses import replace
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -14,7 +16,8 @@ from equivtest.check import check, judge, judge_replies
 from equivtest.errors import Misuse
 from equivtest.families.module.case import ModuleCase
 from equivtest.families.module.case_boundaries import Capture, is_boundary, own_name
-from equivtest.families.module.oracle_held import held_by_ranks
+from equivtest.families.module.oracle_forced import boundaries
+from equivtest.families.module.oracle_held import Whole, held_by_ranks
 from equivtest.kit.oracle import expect
 from equivtest.kit.oracle.expected import Expected, ExpectedTensor, resolution_of
 from equivtest.kit.oracle.rounding import Bounded
@@ -148,6 +151,14 @@ def spoilt(replies: list[Reply], name: str, ranks: tuple[int, ...]) -> list[Repl
 
 
 @pytest.mark.ranks
+def test_what_a_part_hands_on_is_the_same_tensor(pool: Pool) -> None:
+    """What is added to it in place is added to what the part gave."""
+    case = case_of("adds_in_place", "nothing_divided", x_shape=(2, 24))
+
+    assert {verdict.kind for verdict in check("module", case, pool)} == {"holds"}
+
+
+@pytest.mark.ranks
 def test_shares_of_what_a_part_hands_on_are_judged_as_they_are_rounded(pool: Pool) -> None:
     """A third in bfloat16 is off by more than the products that follow in float32."""
     case = case_of("hands_on", "shares_handed_on", world_size=3, dtype="bfloat16", x_shape=(2, 24))
@@ -249,39 +260,90 @@ def test_of_layouts_that_agree_within_a_wide_bound_the_nearest_is_meant() -> Non
     assert whole is not None and whole.layout == Layout((Partial("sum"),))
 
 
-OTHER = VALUE + 100
+ROWS = torch.arange(24, dtype=torch.float64).reshape(2, 12)
+OTHERS = ROWS + 100
+DIVIDED = {"batch": "mean of parts", "x_shape": (2, 3, 24)}
+
+
+def held_of_first(locals_: list[torch.Tensor], value: torch.Tensor) -> Whole | None:
+    """What is meant by what the ranks of a divided batch held, where this is right of the first one's rows."""
+    placed = {rank: {"name": Placed(local[None], UNTOLD)} for rank, local in enumerate(locals_)}
+    case = case_of("deep", DECODER + "layers_sharded", **DIVIDED)
+    return held_by_ranks(case, placed, 0)("name", Bounded(value, torch.full_like(value, 0.25)))
 
 
 @pytest.mark.parametrize(
-    ("locals_", "is_judged"),
+    "locals_",
     [
-        ([VALUE, OTHER], True),
-        ([VALUE + 1, OTHER], True),
-        ([torch.stack([OTHER[1], VALUE[1]]), torch.stack([OTHER[0], VALUE[0]])], False),
-        ([torch.stack([OTHER[1], VALUE[1], VALUE[0]]), OTHER[:1]], False),
-        ([VALUE, OTHER[:1]], False),
+        [torch.stack([OTHERS[1], ROWS[1]]), torch.stack([OTHERS[0], ROWS[0]])],
+        [torch.stack([OTHERS[1], ROWS[1], ROWS[0]]), OTHERS[:1]],
+        [ROWS, OTHERS[:1]],
     ],
-    ids=["own rows", "wrong", "exchanged", "more than others", "as many by chance"],
+    ids=["exchanged", "more than others", "as many by chance"],
 )
-def test_rows_that_other_ranks_compute_are_followed_and_nothing_is_said_of_where(
-    locals_: list[torch.Tensor], *, is_judged: bool
-) -> None:
+def test_rows_that_other_ranks_compute_are_followed_and_nothing_is_said_of_where(locals_: list[torch.Tensor]) -> None:
     """As tokens go to the ranks of their experts; what comes back is judged where each has its own."""
-    placed = {rank: {"name": Placed(local[None], UNTOLD)} for rank, local in enumerate(locals_)}
-    case = case_of("deep", DECODER + "layers_sharded", batch="mean of parts", x_shape=(2, 3, 24))
-    whole = held_by_ranks(case, placed, 0)("name", Bounded(VALUE, torch.full_like(VALUE, 0.25)))
+    whole = held_of_first(locals_, ROWS)
 
-    assert whole is not None and (whole.layout is not None) == is_judged and whole.spread is None
-    torch.testing.assert_close(whole.value, locals_[0] if is_judged else VALUE)
+    assert whole is not None and whole.layout is None and whole.spread is None
+    torch.testing.assert_close(whole.value, ROWS)
 
 
-@pytest.mark.parametrize("locals_", [[VALUE + 1, OTHER[:1]], [OTHER, OTHER + 1]], ids=["uneven", "nowhere"])
+@pytest.mark.parametrize(
+    "own",
+    [ROWS, ROWS + 1, ROWS.flip(0), ROWS.roll(1, dims=1), ROWS.roll(1, dims=0)],
+    ids=["right", "wrong", "rows in another order", "features in another order", "rows rolled"],
+)
+def test_a_rank_is_judged_by_its_own_rows_where_they_are_with_nobody_else(own: torch.Tensor) -> None:
+    whole = held_of_first([own, OTHERS], ROWS)
+
+    assert whole is not None and whole.layout is not None and torch.equal(whole.value, own)
+
+
+def test_numbers_that_are_alone_in_their_rows_are_not_looked_for_among_others() -> None:
+    """One or a few agree by chance."""
+    numbers = torch.arange(6, dtype=torch.float64)
+    whole = held_of_first([numbers + 1, numbers], numbers)
+
+    assert whole is not None and whole.layout is not None
+
+
+@pytest.mark.parametrize("locals_", [[ROWS + 1, OTHERS[:1]], [OTHERS[:1], ROWS + 1]])
 def test_rows_that_nobody_holds_are_not_followed(locals_: list[torch.Tensor]) -> None:
-    placed = {rank: {"name": Placed(local[None], UNTOLD)} for rank, local in enumerate(locals_)}
-    case = case_of("deep", DECODER + "layers_sharded", batch="mean of parts", x_shape=(2, 3, 24))
-    whole = held_by_ranks(case, placed, 0)("name", Bounded(VALUE, torch.full_like(VALUE, 0.25)))
+    assert held_of_first(locals_, ROWS) is None
 
-    assert whole is None or whole.layout is not None
+
+@pytest.mark.parametrize(("wrong", "judged"), [((), []), ((1,), ["boundary.layers.0"])], ids=["right", "one is wrong"])
+def test_of_different_shapes_of_the_parts_of_a_batch_only_a_wrong_one_is_told(
+    wrong: tuple[int, ...], judged: list[str]
+) -> None:
+    """Each part routes other numbers of tokens to an expert."""
+    name, rows = "boundary.layers.0", Layout((Shard(0),))
+    runs: Any = [Mock(layouts={name: rows}, open=set(), wrong={name} if place in wrong else set()) for place in (0, 1)]
+    for run, number in zip(runs, (2, 3), strict=True):
+        run.found = {name: Bounded(torch.ones(number, 24), torch.zeros(number, 24))}
+    found = boundaries(case_of("deep", DECODER + "layers_sharded", **DIVIDED), runs)
+
+    assert list(found) == judged and all(each.value.shape == (2, 3, 24) for each in found.values())
+
+
+def test_numbers_in_an_order_of_their_own_are_matched() -> None:
+    """Where the nearest of one is the only one of another."""
+    right = Bounded(torch.tensor([1.0, 1.2], dtype=torch.float64), torch.tensor([0.15, 0.15], dtype=torch.float64))
+    held = (torch.tensor([number], dtype=torch.float64) for number in (1.06, 0.9))
+    placed = {rank: {"name": Placed(local, UNTOLD)} for rank, local in enumerate(held)}
+    whole = held_by_ranks(case_of("deep", "halved"), placed, 0)("name", right)
+
+    assert whole is not None and whole.layout is None and whole.value.tolist() == [0.9, 1.06]
+
+
+def test_a_mask_that_is_infinite_is_whole_on_every_rank() -> None:
+    mask = torch.zeros(2, 6).double().masked_fill(torch.ones(2, 6).triu(1).bool(), -torch.inf)
+    placed = {rank: {"name": Placed(mask, UNTOLD)} for rank in range(2)}
+    right = Bounded(mask, torch.where(mask.isinf(), torch.inf, 0.0))
+    whole = held_by_ranks(case_of("deep", "halved"), placed, 0)("name", right)
+
+    assert whole is not None and whole.layout == Layout((Replicate(),)) and whole.spread is None
 
 
 def test_what_agrees_in_no_layout_is_what_comes_nearest() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -46,6 +46,13 @@ FUNCTIONS: dict[Callable[..., Any], Function] = {
 }
 if hasattr(torch, "_grouped_mm"):  # torch 2.6 has no products by group
     FUNCTIONS[torch._grouped_mm] = Function(":grouped", ("self",))
+
+
+class Call(NamedTuple):
+    """The `number`-th call of a part, from 0."""
+
+    path: str
+    number: int
 
 
 Choice = Callable[[torch.Tensor], Any]
@@ -109,7 +116,7 @@ class Boundaries(TorchFunctionMode):
         for path, part in parts_of(module):
             before, after = functools.partial(self._before, path), functools.partial(self._after, path)
             self._hooks.append(part.register_forward_pre_hook(before, with_kwargs=True))
-            self._hooks.append(part.register_forward_hook(after))
+            self._hooks.append(part.register_forward_hook(after, with_kwargs=True))
 
     def __exit__(self, *raised: object) -> None:
         super().__exit__(*raised)  # type: ignore[no-untyped-call]
@@ -162,8 +169,8 @@ class Boundaries(TorchFunctionMode):
         """What a function is handed in the place of an operand: the operand itself."""
         return operand
 
-    def given_on(self, given: object, handed: object) -> object:
-        """What a part gives, which may be what it was handed: that, which is not met again."""
+    def given_on(self, call: Call, handed: object, given: object) -> object:
+        """What counts as given by a part: a tensor that it was handed is not met a second time."""
         return given
 
     def choose(self, name: str, operand: torch.Tensor, dim: int, choice: Choice) -> Any:
@@ -179,12 +186,12 @@ class Boundaries(TorchFunctionMode):
         self._meet_all(path, self._calls[self.is_again][path], (args, kwargs), INPUT)
         self._running.append(path)
 
-    def _after(self, path: str, part: nn.Module, args: object, given: object) -> object:
+    def _after(self, path: str, part: nn.Module, args: object, kwargs: object, given: object) -> object:
         calls = self._calls[self.is_again]
         calls[path] += 1
         if path in self._running:  # else checkpointing ended it before its end
             del self._running[self._running.index(path) :]
-        own = self.given_on(given, args)
+        own = self.given_on(Call(path, calls[path] - 1), (args, kwargs), given)
         self._meet_all(path, calls[path] - 1, own, "")
         return None if own is given else own
 
@@ -198,15 +205,21 @@ class Boundaries(TorchFunctionMode):
                 (self.meet if is_owed else self.meet_operand)(name, tensor)
 
 
-def apart_from(handed: object, given: object) -> object:
-    """What an unsharded part gives, with a copy of each tensor that it was handed, which is met by a name of its own.
+def handed_on(call: Call, handed: object, given: object) -> dict[int, str]:
+    """By id, the names of the tensors that a part gives as it was handed them."""
+    own = {id(each) for each in tree_leaves(handed)}
+    return {id(each): name for name, each in tensors_of(call.path, call.number, given) if id(each) in own}
+
+
+def copied_of(given: object, chosen: Collection[int]) -> object:
+    """What an unsharded part gives, with a copy in the place of some tensors, which is met by a name of its own.
 
     A parallel part may give another tensor there, as an expert that hands its tokens on, each rank its share of them.
     """
-    own = {id(each) for each in tree_leaves(handed) if isinstance(each, torch.Tensor) and each.is_floating_point()}
-    if not any(id(each) in own for each in tree_leaves(given)):
+    if not chosen:
         return given
-    return tree_map_only(torch.Tensor, lambda each: each.clone() if id(each) in own else each, given)
+    with torch.enable_grad():  # what needs a gradient goes on to need one
+        return tree_map_only(torch.Tensor, lambda each: each.clone() if id(each) in chosen else each, given)
 
 
 def is_in_backward() -> bool:
@@ -268,8 +281,8 @@ class Facts(Capture):
             module, lambda tensor: Fact(tuple(tensor.shape), dtype_name(tensor.dtype), tensor.requires_grad)
         )
 
-    def given_on(self, given: object, handed: object) -> object:
-        return apart_from(handed, given)
+    def given_on(self, call: Call, handed: object, given: object) -> object:
+        return copied_of(given, handed_on(call, handed, given))
 
 
 @functools.lru_cache(maxsize=256)

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves
 
 from equivtest import limits
 from equivtest.families.module.case import ModuleCase
-from equivtest.families.module.case_boundaries import BOUNDARY, Boundaries, Choice, apart_from
+from equivtest.families.module.case_boundaries import BOUNDARY, Boundaries, Call, Choice, copied_of, handed_on
 from equivtest.families.module.oracle_held import HeldAt, Whole, is_agreed
 from equivtest.kit.oracle.expected import ExpectedTensor, resolution_of, says_nothing
 from equivtest.kit.oracle.ranged import Parts, Ranged
@@ -37,6 +38,7 @@ class Forced(Boundaries):
         found: What is right of each boundary that was held, by its answer's name, in the order of the run.
         layouts: Of those, under which the ranks held it.
         open: Those that were taken over although their bound says nothing.
+        wrong: Those at which what was held is not within its bound.
 
     Args:
         past_open: Whether a boundary is taken over too whose bound says nothing, where no value had to decide on its
@@ -48,6 +50,7 @@ class Forced(Boundaries):
         self.found: dict[str, Bounded] = {}
         self.layouts: dict[str, Layout] = {}
         self.open: set[str] = set()
+        self.wrong: set[str] = set()
         self._operands: set[str] = set()
         self._counted = counted
         self._held = held
@@ -75,8 +78,16 @@ class Forced(Boundaries):
         )
         return operand.clone(memory_format=torch.contiguous_format) if is_shared else operand
 
-    def given_on(self, given: object, handed: object) -> object:
-        return apart_from(handed, given)
+    def given_on(self, call: Call, handed: object, given: object) -> object:
+        """A copy of what a part hands on where the ranks' part has given something of its own."""
+        leaves = {id(each): each for each in tree_leaves(given)}
+        names = handed_on(call, handed, given)
+        return copied_of(given, {key for key, name in names.items() if self._is_held(name, leaves[key])})
+
+    def _is_held(self, name: str, tensor: torch.Tensor) -> bool:
+        with _disable_current_modes():
+            parts = Parts.of(tensor)
+            return self._held(f"{BOUNDARY}{name}", Bounded(parts.value.double(), parts.error)) is not None
 
     def choose(self, name: str, operand: torch.Tensor, dim: int, choice: Choice) -> Any:
         """What the ranks chose, where they chose the largest of what they held, and of equal ones any.
@@ -100,7 +111,7 @@ class Forced(Boundaries):
         if not is_legal:
             return None
         taken, best = value.gather(dim, whole.value).sort(dim).values, own.values.sort(dim).values
-        return whole.value if taken.equal(best) else None
+        return whole.value.clone() if taken.equal(best) else None
 
     def _came_back(self, name: str, gradient: torch.Tensor) -> torch.Tensor | None:
         held = self._judged(name, gradient)
@@ -117,6 +128,7 @@ class Forced(Boundaries):
                 return None
             if whole.layout is not None and name not in self.found:
                 self.found[name], self.layouts[name] = right, whole.layout
+                self.wrong |= set() if is_agreed(whole, right) else {name}
             is_lost = says_nothing(right.value, right.allowed, share=limits.STILL_SHOWS) and not _is_near(whole, right)
             if is_lost and self._past_open and whole.is_told:
                 self.open.add(name)
@@ -152,14 +164,20 @@ def _certainty(layout: Layout) -> tuple[int, int]:
 def boundaries(case: ModuleCase, runs: Sequence[Forced]) -> dict[str, ExpectedTensor]:
     """What is right of each boundary that was held, in the order of the run, those of all parts of a divided batch.
 
-    Where only some ranks of those held one, nothing is said of the others'.
+    Where only some ranks of those held one, nothing is said of the others'; nor of any where their shapes are different
+    ones, as those of the tokens that an expert gets, and all are right.
     """
     facts, found = case.boundaries(), {}
     for name in dict.fromkeys(name for run in runs for name in run.found):
-        right = next(run.found[name] for run in runs if name in run.found)
-        layout = max((run.layouts[name] for run in runs if name in run.layouts), key=_certainty)
+        held = [run for run in runs if name in run.found]
+        if len({run.found[name].value.shape for run in held}) > 1:
+            held = [run for run in held if name in run.wrong][:1]
+        if not held:
+            continue
+        right = held[0].found[name]
+        layout = max((run.layouts[name] for run in held), key=_certainty)
         anything = Bounded(torch.zeros_like(right.value), torch.full_like(right.value, torch.inf))
-        stack = [run.found.get(name, anything) for run in runs]
+        stack = [run.found[name] if run in held else anything for run in runs]
         value, allowed = torch.stack([each.value for each in stack]), torch.stack([each.allowed for each in stack])
         found[name] = ExpectedTensor(
             value=value if case.is_divided else value[0],

@@ -3,7 +3,8 @@
 A DTensor says which part of the whole each rank holds.  Of a plain tensor that is inferred: a layout of `_candidates`
 under which the ranks' tensors agree with the reference, the first whose replicas have the same bits, else the nearest,
 as several may agree where a bound is wide; or some slices of a dim whole and the others operands of a sum, as of a
-projection that gives what all ranks use and what each uses its part of; or any order of the slices of one dim.  A wrong
+projection that gives what all ranks use and what each uses its part of; or any order of the slices of one dim.  Of a
+divided batch a rank's rows may be with other ranks, among theirs, as tokens go to the ranks of their experts.  A wrong
 guess hides nothing: what it takes for right agrees with the reference, so that all that follows is judged from right
 values, while the ranks go on from what they really hold.  They differ at the first part that does not map the one to
 the other, at the latest in the outputs and in the gradients of inputs and parameters, of which the case says what they
@@ -28,6 +29,7 @@ from equivtest.tensors import Placed, assemble
 
 Shape = tuple[int, ...]
 LARGEST_MATCH = 2**22  # elements that the slices of a dim are compared in, at most
+SMALLEST_ROW = 8  # elements of a row that is looked for among others', of which fewer may agree by chance
 
 
 class Whole(NamedTuple):
@@ -35,7 +37,7 @@ class Whole(NamedTuple):
 
     Attributes:
         value: In the dtype that they held it in; float64 where it is the sum of operands.
-        spread: How far some rank's is from `value`, float64; None where all have its bits.
+        spread: How far from `value` is what some rank held, or what may be meant as well, float64; None: nowhere.
         magnitude: Of the operands, where it is their sum; else None.
         layout: Under which they held it; None: no layout, the slices of a dim in an order of their own.
         is_told: Whether the ranks say so, or no other layout has tensors of these shapes, so that no value decided it.
@@ -78,9 +80,9 @@ def held_by_ranks(case: ModuleCase, held: Held, part: int) -> HeldAt:
 
 
 def _own(placed: Mapping[int, Placed | None], rank: int, right: Bounded, rows: Layout) -> Whole | None:
-    """What the only rank with these rows of a divided batch held, or all ranks, where it has handed rows to others.
+    """What the only rank with these rows of a divided batch held; or other ranks, where it has handed rows to them.
 
-    Where not all ranks have as many, as experts have that tokens go to, it is no row of theirs.
+    Where ranks have different numbers of rows, a wrong value of a rank's own may be one of another rank's rows.
     """
     held = {each: own for each, own in placed.items() if own is not None}
     own, is_even = held.get(rank), len({each.local.shape for each in held.values()}) == 1
@@ -89,8 +91,8 @@ def _own(placed: Mapping[int, Placed | None], rank: int, right: Bounded, rows: L
         if is_agreed(whole, right):
             return whole if is_even else whole._replace(layout=None, is_told=False)
         if is_even:
-            return _in_any_order(held, right, of_others=True) or whole
-    return _in_any_order(held, right, of_others=True)
+            return _exchanged(held, rank, right) or whole
+    return _exchanged(held, rank, right)
 
 
 def _of_part(placed: Placed | None) -> Placed | None:
@@ -159,6 +161,7 @@ def _spread(value: torch.Tensor, held: Mapping[int, Placed], layout: Layout, mes
         box = local_box(tuple(value.shape), layout, mesh_shape, rank)
         window = tuple(slice(start, stop) for start, stop in box)
         apart = (each.local.double() - value[window].double()).abs().nan_to_num(nan=math.inf)
+        apart = torch.where(each.local == value[window], 0.0, apart)  # of infinities as well
         spread[window] = torch.maximum(spread[window], apart)
     return spread if bool(spread.any()) else None
 
@@ -171,31 +174,47 @@ def ratio_of(whole: Whole, right: Bounded) -> float:
 
 
 def is_agreed(whole: Whole, right: Bounded) -> bool:
-    """Whether what every rank held is right: one that has nothing of a sum may hold zeros beside another's whole."""
+    """Whether what every rank held is right, of replicas each: zeros beside the whole are shares of a sum."""
     if ratio_of(whole, right) > 1:
         return False
     error = (whole.value.double() - right.value).abs()
-    return whole.spread is None or bool((error + whole.spread <= right.allowed).all())
+    return whole.spread is None or bool(((error + whole.spread <= right.allowed) | right.allowed.isinf()).all())
 
 
-def _in_any_order(held: Mapping[int, Placed], right: Bounded, *, of_others: bool = False) -> Whole | None:
-    """The whole whose slices along some dim the ranks hold, each once, in whatever order: merged projections, heads.
-
-    Args:
-        of_others: Whether they may hold other slices beside these.
-    """
-    shape, shapes = tuple(right.value.shape), [tuple(each.local.shape) for each in held.values()]
-    for dim, size in enumerate(shape):
-        others = shape[:dim] + shape[dim + 1 :]
-        fits = all(len(each) == len(shape) and each[:dim] + each[dim + 1 :] == others for each in shapes)
-        num = sum(each[dim] for each in shapes) if fits else 0
-        if size and (num == size or (of_others and num > size)) and num * math.prod(shape) <= LARGEST_MATCH:
-            slices = torch.cat([each.local.movedim(dim, 0) for each in held.values()])
-            found = _matched(slices, right.value.movedim(dim, 0), right.allowed.movedim(dim, 0))
-            if found is not None:
-                value, spread = (each.movedim(0, dim).contiguous() for each in found)
-                return Whole(value, spread if bool(spread.any()) else None, None, None, is_told=False)
+def _in_any_order(held: Mapping[int, Placed], right: Bounded) -> Whole | None:
+    """The whole whose slices along some dim the ranks hold, each once, in whatever order: merged projections, heads."""
+    for dim, size in enumerate(right.value.shape):
+        slices = _slices(held, dim, tuple(right.value.shape))
+        found = None if slices is None or len(slices) != size else _matched(slices, dim, right)
+        if found is not None:
+            return found
     return None
+
+
+def _exchanged(held: Mapping[int, Placed], rank: int, right: Bounded) -> Whole | None:
+    """The rows of a rank wherever they are among those that all ranks hold, some of them at least with another rank."""
+    shape = tuple(right.value.shape)
+    for dim, size in enumerate(shape[:-1]):
+        slices = _slices(held, dim, shape)
+        if slices is None or not size or len(slices) < size or math.prod(shape) < size * SMALLEST_ROW:
+            continue
+        found = _matched(slices, dim, right)
+        alone = {rank: held[rank]} if rank in held else {}
+        own = _slices(alone, dim, shape)
+        if found is not None and (own is None or len(own) != size or _matched(own, dim, right) is None):
+            return found
+    return None
+
+
+def _slices(held: Mapping[int, Placed], dim: int, shape: Shape) -> torch.Tensor | None:
+    """All slices along a dim, in a first dim; None where they are none of such a whole, or too many to compare."""
+    shapes = [tuple(each.local.shape) for each in held.values()]
+    others = shape[:dim] + shape[dim + 1 :]
+    if not shapes or any(len(each) != len(shape) or each[:dim] + each[dim + 1 :] != others for each in shapes):
+        return None
+    if sum(each[dim] for each in shapes) * math.prod(shape) > LARGEST_MATCH:
+        return None
+    return torch.cat([each.local.movedim(dim, 0) for each in held.values()])
 
 
 def _slice_by_slice(held: Mapping[int, Placed], mesh_shape: Shape, right: Bounded) -> Whole | None:
@@ -216,23 +235,27 @@ def _slice_by_slice(held: Mapping[int, Placed], mesh_shape: Shape, right: Bounde
     return None
 
 
-def _matched(
-    slices: torch.Tensor, value: torch.Tensor, allowed: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """The slices in the order of those of `value`, each taken once, and how far others are from them that fit as well.
+def _matched(slices: torch.Tensor, dim: int, right: Bounded) -> Whole | None:
+    """The whole of those slices that are those of `right` along a dim, each taken once; None where one is missing.
 
-    None where some is none of them.  Of two that are equal within their bounds nobody can say which is which.
+    Of two that are equal within their bounds nobody can say which is which: how far one is from the other is spread.
+    Those that fewest fit are matched first, with the nearest.
     """
-    wide, order, spreads = slices.double(), [], []
-    free = torch.ones(len(slices), dtype=torch.bool)
-    for right, bound in zip(value, allowed, strict=True):
-        error = (wide - right).abs()
-        fits = (error <= bound).flatten(1).all(1)
-        if not bool((fits & free).any()):
+    value, allowed = right.value.movedim(dim, 0), right.allowed.movedim(dim, 0)
+    wide, number = slices.double(), math.prod(value.shape[1:])
+    errors = [(wide - each).abs().reshape(len(slices), number) for each in value]
+    fits = [(error <= bound.reshape(number)).all(1) for error, bound in zip(errors, allowed, strict=True)]
+    free, places = torch.ones(len(slices), dtype=torch.bool), [0] * len(value)
+    for row in sorted(range(len(value)), key=lambda row: int(fits[row].sum())):
+        candidates = fits[row] & free
+        if not bool(candidates.any()):
             return None
-        furthest = error.flatten(1).amax(1) if right.numel() else torch.zeros(len(slices), dtype=torch.float64)
-        place = int(furthest.where(fits & free, torch.inf).argmin())
-        free[place] = False
-        order.append(place)
-        spreads.append((wide[fits] - wide[place]).abs().amax(0).nan_to_num(nan=math.inf))
-    return slices[order], torch.stack(spreads)
+        furthest = errors[row].amax(1) if number else torch.zeros(len(slices), dtype=torch.float64)
+        places[row] = int(furthest.where(candidates, torch.inf).argmin())
+        free[places[row]] = False
+    spread = torch.zeros(value.shape, dtype=torch.float64)
+    for row, place in enumerate(places):
+        spread[row] = (wide[fits[row]] - wide[place]).abs().amax(0).nan_to_num(nan=math.inf)
+    found = slices[places].movedim(0, dim).contiguous()
+    off = spread.movedim(0, dim).contiguous() if bool(spread.any()) else None
+    return Whole(found, off, None, None, is_told=False)

@@ -342,7 +342,11 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _cloned(operand: Any) -> Any:
     """A decomposition may hand back its operand, as that of dropout; what is written to the result is not its own."""
-    return Parts(*(part.clone() for part in Parts.of(operand))).wrapped() if isinstance(operand, Ranged) else operand
+    if not isinstance(operand, Ranged):
+        return operand
+    copy = Parts(*(part.clone() for part in Parts.of(operand))).wrapped()
+    copy.origin.is_constant = operand.origin.is_constant
+    return copy
 
 
 def _unknown(name: str) -> InexactData:
