@@ -293,6 +293,16 @@ def hands_on() -> nn.Module:
     return HandsOn()
 
 
+class HandsOnByName(HandsOn):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = self.norm(x)
+        return (self.same(input=rows) * self.number(rows)).to(x.dtype)
+
+
+def hands_on_by_name() -> nn.Module:
+    return HandsOnByName()
+
+
 def shares_handed_on(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """Each rank hands on an even share of the rows, and the products are added up."""
     return _added_up(module, mesh, mesh.size())

@@ -158,6 +158,14 @@ def test_what_is_written_to_a_result_changes_neither_operand_nor_bound(
     assert all(map(torch.equal, Parts.of(operand), before)) and torch.equal(right.value, value) and bool(x.all())
 
 
+def test_what_dropout_hands_back_of_what_every_program_has_alike_is_so_too() -> None:
+    mode = RunningError(arithmetic_of("float32"), ranks=2)
+    with mode:
+        made = torch.native_dropout(torch.full((3,), 0.5), 0.0, train=True)[0]
+
+    assert isinstance(made, Ranged) and made.origin.is_constant
+
+
 def test_a_choice_that_a_correct_program_may_make_otherwise_allows_anything() -> None:
     """Equal terms added in another order need not be equal."""
     right = bound_of(

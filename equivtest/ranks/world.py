@@ -30,7 +30,7 @@ from equivtest.ranks.messages import (
     import_path,
 )
 from equivtest.ranks.notes import file_of
-from equivtest.ranks.process import Launcher, RankProcess
+from equivtest.ranks.process import Ending, Launcher, RankProcess
 from equivtest.ranks.reply import Reply
 from equivtest.ranks.scratch import Scratch, temporary_roots
 from equivtest.ranks.support import Finding, conclude
@@ -131,16 +131,15 @@ class World:
         if self._ended or self._begun or not self._server.alive or self.alive:
             return []
         try:
-            self._server.await_certainty(self._ranks)
+            endings = self._endings()
         except BrokenSetup:  # the hub is gone, which it is asked for elsewhere
             return []
-        ended = [(rank, process) for rank, process in enumerate(self._ranks) if process.wait(0.0)]
-        endings = {rank: process.ending(time.monotonic()) for rank, process in ended}
         if any(ending.cut_off for ending in endings.values()):
             return []
         last = "after it had answered" + (f", last {self._last[0]} on {self._last[1]!r}" if self._last else "")
-        where = {rank: f" ({process.place.where})" if process.place.where else "" for rank, process in ended}
-        return [f"rank {rank} of {self.world_size}{where[rank]} {ending} {last}" for rank, ending in endings.items()]
+        where = {rank: self._ranks[rank].place.where for rank in endings}
+        who = {rank: f"rank {rank} of {self.world_size}" + f" ({where[rank]})" * bool(where[rank]) for rank in endings}
+        return [f"{who[rank]} {ending} {last}" for rank, ending in endings.items()]
 
     @property
     def pids(self) -> list[int]:
@@ -230,11 +229,8 @@ class World:
         return inbox.await_replies(limit_s)
 
     def _with_losses(self, replies: Sequence[Reply]) -> list[Reply]:
-        """The replies of a visit that failed, once it is known which hosts are there: their peers may know before."""
-        self._server.await_certainty(self._ranks)
-        ended = {rank: process for rank, process in enumerate(self._ranks) if process.wait(0.0)}
-        endings = {rank: process.ending(time.monotonic()) for rank, process in ended.items()}
-        lost = {rank: ending for rank, ending in endings.items() if ending.cut_off}
+        """The replies of a visit that failed, those of ranks that lost their host as such."""
+        lost = {rank: ending for rank, ending in self._endings().items() if ending.cut_off}
         self.cut_off = next((ending.cut_off for ending in lost.values()), "")
         return [
             replace(reply, outcome="lost", error_text=str(ending), detail=str(ending), at_s=ending.at_s)
@@ -242,6 +238,12 @@ class World:
             else reply
             for reply in replies
         ]
+
+    def _endings(self) -> dict[int, Ending]:
+        """How ranks have ended, by rank, once it is known which hosts are there: their peers may know before."""
+        self._server.await_certainty(self._ranks)
+        ended = {rank: process for rank, process in enumerate(self._ranks) if process.wait(0.0)}
+        return {rank: process.ending(time.monotonic()) for rank, process in ended.items()}
 
     def _send(self, request: Visit | Probe | Support | Stop) -> None:
         message = encode_request(request)

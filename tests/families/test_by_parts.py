@@ -15,12 +15,14 @@ from torch.utils.checkpoint import checkpoint
 from equivtest.check import check, judge, judge_replies
 from equivtest.errors import Misuse
 from equivtest.families.module.case import ModuleCase
-from equivtest.families.module.case_boundaries import Capture, is_boundary, own_name
-from equivtest.families.module.oracle_forced import boundaries
+from equivtest.families.module.case_boundaries import Capture, copied_of, is_boundary, own_name
+from equivtest.families.module.oracle_forced import Forced, boundaries
 from equivtest.families.module.oracle_held import Whole, held_by_ranks
 from equivtest.kit.oracle import expect
+from equivtest.kit.oracle.declared import arithmetic_of
 from equivtest.kit.oracle.expected import Expected, ExpectedTensor, resolution_of
 from equivtest.kit.oracle.rounding import Bounded
+from equivtest.kit.oracle.running import RunningError
 from equivtest.layout import UNTOLD, Layout, Partial, Replicate, Shard
 from equivtest.module import module_property
 from equivtest.property import Space
@@ -158,10 +160,19 @@ def test_what_a_part_hands_on_is_the_same_tensor(pool: Pool) -> None:
     assert {verdict.kind for verdict in check("module", case, pool)} == {"holds"}
 
 
+def test_a_copy_of_what_a_part_hands_on_needs_the_gradient_that_it_needed() -> None:
+    x = torch.ones(2, requires_grad=True)
+    with torch.no_grad():
+        copy = copied_of((x, 1), {id(x)})
+
+    assert isinstance(copy, tuple) and copy[0] is not x and copy[0].requires_grad and copy[1] == 1
+
+
 @pytest.mark.ranks
-def test_shares_of_what_a_part_hands_on_are_judged_as_they_are_rounded(pool: Pool) -> None:
+@pytest.mark.parametrize("build", ["hands_on", "hands_on_by_name"])
+def test_shares_of_what_a_part_hands_on_are_judged_as_they_are_rounded(pool: Pool, build: str) -> None:
     """A third in bfloat16 is off by more than the products that follow in float32."""
-    case = case_of("hands_on", "shares_handed_on", world_size=3, dtype="bfloat16", x_shape=(2, 24))
+    case = case_of(build, "shares_handed_on", world_size=3, dtype="bfloat16", x_shape=(2, 24))
     verdicts = check("module", case, pool)
     verdict, *_ = failed(replace(case, parallelize=HERE + "whole_rows_handed_on"), pool)
 
@@ -300,9 +311,25 @@ def test_a_rank_is_judged_by_its_own_rows_where_they_are_with_nobody_else(own: t
     assert whole is not None and whole.layout is not None and torch.equal(whole.value, own)
 
 
-def test_numbers_that_are_alone_in_their_rows_are_not_looked_for_among_others() -> None:
+def test_columns_are_no_rows_that_go_to_other_ranks() -> None:
+    own = torch.stack([OTHERS[0], ROWS[1]], dim=1)
+    whole = held_of_first([own, torch.stack([ROWS[0], OTHERS[1]], dim=1)], ROWS.T)
+
+    assert whole is not None and whole.layout is not None and torch.equal(whole.value, own)
+
+
+def test_what_is_taken_over_is_a_copy_of_what_was_held() -> None:
+    """Gradients are added up in place."""
+    forced = Forced(nn.Identity(), RunningError(arithmetic_of("float64"), ranks=2), lambda *_: None)
+    taken = forced._parts(Whole(VALUE, None, None, None), VALUE.dtype)
+
+    assert torch.equal(taken.value, VALUE) and taken.value.data_ptr() != VALUE.data_ptr()
+
+
+@pytest.mark.parametrize("shape", [(6,), (6, 1)], ids=str)
+def test_numbers_that_are_alone_in_their_rows_are_not_looked_for_among_others(shape: tuple[int, ...]) -> None:
     """One or a few agree by chance."""
-    numbers = torch.arange(6, dtype=torch.float64)
+    numbers = torch.arange(6, dtype=torch.float64).reshape(shape)
     whole = held_of_first([numbers + 1, numbers], numbers)
 
     assert whole is not None and whole.layout is not None

@@ -48,13 +48,6 @@ if hasattr(torch, "_grouped_mm"):  # torch 2.6 has no products by group
     FUNCTIONS[torch._grouped_mm] = Function(":grouped", ("self",))
 
 
-class Call(NamedTuple):
-    """The `number`-th call of a part, from 0."""
-
-    path: str
-    number: int
-
-
 Choice = Callable[[torch.Tensor], Any]
 """What `torch.topk` makes of an operand."""
 
@@ -169,9 +162,9 @@ class Boundaries(TorchFunctionMode):
         """What a function is handed in the place of an operand: the operand itself."""
         return operand
 
-    def given_on(self, call: Call, handed: object, given: object) -> object:
-        """What counts as given by a part: a tensor that it was handed is not met a second time."""
-        return given
+    def is_apart(self, name: str, tensor: torch.Tensor) -> bool:
+        """Whether a tensor that a part gives as it was handed it is copied, and so met a second time, by this name."""
+        return False
 
     def choose(self, name: str, operand: torch.Tensor, dim: int, choice: Choice) -> Any:
         """The largest along a dim, and their indices."""
@@ -191,9 +184,12 @@ class Boundaries(TorchFunctionMode):
         calls[path] += 1
         if path in self._running:  # else checkpointing ended it before its end
             del self._running[self._running.index(path) :]
-        own = self.given_on(Call(path, calls[path] - 1), (args, kwargs), given)
-        self._meet_all(path, calls[path] - 1, own, "")
-        return None if own is given else own
+        number, handed = calls[path] - 1, {id(each) for each in tree_leaves((args, kwargs))}
+        same = [(name, each) for name, each in tensors_of(path, number, given) if id(each) in handed]
+        apart = {id(each) for name, each in same if self.is_apart(name, each)}
+        own = copied_of(given, apart) if apart else given
+        self._meet_all(path, number, own, "")
+        return own if apart else None
 
     def _meet_all(self, path: str, number: int, given: object, what: str) -> None:
         """What a function was handed or gave may be what a part is handed or gives, and is met as that, too."""
@@ -205,19 +201,11 @@ class Boundaries(TorchFunctionMode):
                 (self.meet if is_owed else self.meet_operand)(name, tensor)
 
 
-def handed_on(call: Call, handed: object, given: object) -> dict[int, str]:
-    """By id, the names of the tensors that a part gives as it was handed them."""
-    own = {id(each) for each in tree_leaves(handed)}
-    return {id(each): name for name, each in tensors_of(call.path, call.number, given) if id(each) in own}
-
-
 def copied_of(given: object, chosen: Collection[int]) -> object:
-    """What an unsharded part gives, with a copy in the place of some tensors, which is met by a name of its own.
+    """What an unsharded part gives, with a copy of each tensor that is chosen by its id.
 
     A parallel part may give another tensor there, as an expert that hands its tokens on, each rank its share of them.
     """
-    if not chosen:
-        return given
     with torch.enable_grad():  # what needs a gradient goes on to need one
         return tree_map_only(torch.Tensor, lambda each: each.clone() if id(each) in chosen else each, given)
 
@@ -281,8 +269,8 @@ class Facts(Capture):
             module, lambda tensor: Fact(tuple(tensor.shape), dtype_name(tensor.dtype), tensor.requires_grad)
         )
 
-    def given_on(self, call: Call, handed: object, given: object) -> object:
-        return copied_of(given, handed_on(call, handed, given))
+    def is_apart(self, name: str, tensor: torch.Tensor) -> bool:
+        return True
 
 
 @functools.lru_cache(maxsize=256)

@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_leaves
 
 from equivtest import limits
 from equivtest.families.module.case import ModuleCase
-from equivtest.families.module.case_boundaries import BOUNDARY, Boundaries, Call, Choice, copied_of, handed_on
+from equivtest.families.module.case_boundaries import BOUNDARY, Boundaries, Choice
 from equivtest.families.module.oracle_held import HeldAt, Whole, is_agreed
 from equivtest.kit.oracle.expected import ExpectedTensor, resolution_of, says_nothing
 from equivtest.kit.oracle.ranged import Parts, Ranged
@@ -78,13 +77,8 @@ class Forced(Boundaries):
         )
         return operand.clone(memory_format=torch.contiguous_format) if is_shared else operand
 
-    def given_on(self, call: Call, handed: object, given: object) -> object:
-        """A copy of what a part hands on where the ranks' part has given something of its own."""
-        leaves = {id(each): each for each in tree_leaves(given)}
-        names = handed_on(call, handed, given)
-        return copied_of(given, {key for key, name in names.items() if self._is_held(name, leaves[key])})
-
-    def _is_held(self, name: str, tensor: torch.Tensor) -> bool:
+    def is_apart(self, name: str, tensor: torch.Tensor) -> bool:
+        """Where the ranks' part has given a tensor of its own."""
         with _disable_current_modes():
             parts = Parts.of(tensor)
             return self._held(f"{BOUNDARY}{name}", Bounded(parts.value.double(), parts.error)) is not None
@@ -124,11 +118,13 @@ class Forced(Boundaries):
             parts = Parts.of(computed)
             right = replace(self._counted.bounded(parts.wrapped()), derivation=self._derivation())
             whole = self._held(name, right)
-            if whole is None or (name in self._operands and not is_agreed(whole, right)):
+            is_right = whole is not None and is_agreed(whole, right)
+            if whole is None or (name in self._operands and not is_right):
                 return None
             if whole.layout is not None and name not in self.found:
                 self.found[name], self.layouts[name] = right, whole.layout
-                self.wrong |= set() if is_agreed(whole, right) else {name}
+                if not is_right:
+                    self.wrong.add(name)
             is_lost = says_nothing(right.value, right.allowed, share=limits.STILL_SHOWS) and not _is_near(whole, right)
             if is_lost and self._past_open and whole.is_told:
                 self.open.add(name)

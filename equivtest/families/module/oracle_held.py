@@ -175,10 +175,8 @@ def ratio_of(whole: Whole, right: Bounded) -> float:
 
 def is_agreed(whole: Whole, right: Bounded) -> bool:
     """Whether what every rank held is right, of replicas each: zeros beside the whole are shares of a sum."""
-    if ratio_of(whole, right) > 1:
-        return False
-    error = (whole.value.double() - right.value).abs()
-    return whole.spread is None or bool(((error + whole.spread <= right.allowed) | right.allowed.isinf()).all())
+    error = (whole.value.double() - right.value).abs() + (0.0 if whole.spread is None else whole.spread)
+    return bool(((error <= right.allowed) | right.allowed.isinf()).all())
 
 
 def _in_any_order(held: Mapping[int, Placed], right: Bounded) -> Whole | None:
@@ -199,8 +197,7 @@ def _exchanged(held: Mapping[int, Placed], rank: int, right: Bounded) -> Whole |
         if slices is None or not size or len(slices) < size or math.prod(shape) < size * SMALLEST_ROW:
             continue
         found = _matched(slices, dim, right)
-        alone = {rank: held[rank]} if rank in held else {}
-        own = _slices(alone, dim, shape)
+        own = _slices({rank: held[rank]}, dim, shape) if rank in held else None
         if found is not None and (own is None or len(own) != size or _matched(own, dim, right) is None):
             return found
     return None

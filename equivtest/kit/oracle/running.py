@@ -203,10 +203,9 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise _unknown(name)
         if any(each.alias_info is not None for each in func._schema.returns):
             return result
-        given = leaves(args)
-        results = result if isinstance(result, tuple | list) else (result,)
-        apart = tuple(_cloned(each) if any(each is other for other in given) else each for each in results)
-        return apart if isinstance(result, tuple | list) else apart[0]
+        handed = {id(each) for each in leaves(args)}
+        results = tuple(result) if isinstance(result, tuple) else result
+        return mapped(lambda each: _cloned(each) if id(each) in handed else each, results)
 
     def _in_more_bits(
         self, func: Any, dtypes: tuple[torch.dtype, torch.dtype], args: tuple[Any, ...], kwargs: dict[str, Any]
