@@ -11,7 +11,7 @@ from torch import distributed as dist
 from torch import nn
 from torch.distributed._composable.replicate import replicate
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
@@ -147,6 +147,10 @@ def fsdp2_that_sums(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
     parallel.set_gradient_divide_factor(1.0)
     parallel.set_force_sum_reduction_for_comms(True)
     return parallel
+
+
+def fsdp2_that_gives_float32(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    return fully_shard(module, mesh=mesh, mp_policy=MixedPrecisionPolicy(output_dtype=torch.float32))
 
 
 def sharded_on_one_rank_alone(module: nn.Module, mesh: DeviceMesh) -> nn.Module:

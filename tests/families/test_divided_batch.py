@@ -103,6 +103,19 @@ def test_what_averages_is_wrong_where_sums_are_meant(pool: Pool) -> None:
 
 
 @pytest.mark.ranks
+def test_mixed_precision_declines_dtypes_other_than_its_output_dtype(pool: Pool) -> None:
+    kinds = {
+        dtype: {
+            verdict.kind
+            for verdict in judge("module", case_of(parallelize="fsdp2_that_gives_float32", dtype=dtype), pool)
+        }
+        for dtype in ("float32", "float64", "bfloat16")
+    }
+
+    assert kinds == {"float32": {"holds"}, "float64": {"declined"}, "bfloat16": {"declined"}}
+
+
+@pytest.mark.ranks
 def test_a_bucket_that_waits_for_a_gradient_that_never_comes_is_found(pool: Pool) -> None:
     """DistributedDataParallel is silent until the next forward where nobody has it look for what is not used."""
     with pytest.raises(ValueMismatch, match=r"module: grad\.used\.weight differs from the oracle"):

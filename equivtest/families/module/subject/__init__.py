@@ -24,7 +24,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from equivtest.errors import Misuse
+from equivtest.errors import Misuse, NotSupported
 from equivtest.families.module.case import ModuleCase
 from equivtest.families.module.case_boundaries import Capture, own_name
 from equivtest.families.module.case_facts import call, call_builder, in_dtype, with_parameters
@@ -214,7 +214,27 @@ def _parallelized(case: ModuleCase, mesh: DeviceMesh, whole: nn.Module, parallel
     parallel = parallelize(whole, mesh)
     if not isinstance(parallel, nn.Module):
         raise Misuse(f"{case.parallelize} must return the parallel module, got {type(parallel).__name__}: return it")
+    _require_output_dtype(case, parallel)
     return parallel
+
+
+def _require_output_dtype(case: ModuleCase, parallel: nn.Module) -> None:
+    """Declines the case if the program's mixed precision casts its outputs to a dtype other than the case's.
+
+    Source: MixedPrecisionPolicy.output_dtype in torch/distributed/fsdp/_fully_shard/_fsdp_api.py (2.13.0).
+
+    Raises:
+        NotSupported: it does, whatever the dtype of the parameters.
+    """
+    if not isinstance(parallel, FSDPModule):
+        return
+    state: Any = parallel._get_fsdp_state()
+    output_dtype = state._mp_policy.output_dtype
+    if output_dtype not in (None, getattr(torch, case.dtype)):
+        raise NotSupported(
+            f"{case.parallelize}: its MixedPrecisionPolicy has output_dtype={output_dtype}, so that it gives no "
+            f"{case.dtype}: judge it with --dtypes {str(output_dtype).removeprefix('torch.')}"
+        )
 
 
 def _must_communicate(case: ModuleCase) -> bool:
