@@ -61,10 +61,10 @@ class Door(NamedTuple):
         return {"steps": 1} if self.is_stepped else {}
 
     def make(self, **fields: Any) -> ModuleCase:
-        """A case of the module: of steps on real values; of the whole world where the program or its axes need it."""
+        """Returns a case on the whole world, so that the default group is the mesh's; steps are on real values."""
         common = {"values": ((REAL_MODE, 0),)} if self.is_stepped else {}
         common |= dict(self.fields)
-        fields |= {"members": ()} if common.get("needs_world") or self.axes else {}
+        fields |= {"members": ()}
         return ModuleCase(build=self.build, parallelize=self.parallelize, **{**common, **fields})
 
 

@@ -117,8 +117,8 @@ def module_property(
             '': the first.
         placed: 'package.module:NAME' of a function (parallel module, name of a parameter) -> (tensor, indices), for
             programs from which it cannot be read which elements a rank holds: see `ModuleCase.placed`.
-        needs_world: Whether the program makes process groups of its own: its ranks are then the whole world, and find
-            RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT in the environment.
+        needs_world: True if the program reads RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR or MASTER_PORT from the
+            environment.
         set_up, tear_down: 'package.module:NAME' of functions (mesh) -> None that ranks call around each draw; either
             implies needs_world.  With set_up alone each case has fresh ranks.
         world_sizes: Numbers of ranks that the program runs on, such as those that divide its heads; empty: any.  A run

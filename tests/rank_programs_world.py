@@ -9,6 +9,7 @@ import torch
 from torch import distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.nn import functional as collectives
 from torch.nn import functional
 
 from equivtest import NotSupported
@@ -80,6 +81,17 @@ def asks_its_environment(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
 def asks_in_vain(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
     assert "RANK" not in os.environ and "MASTER_PORT" not in os.environ
     return Block(module, mesh, mesh.get_group())
+
+
+def _block_of(module: nn.Module, mesh: DeviceMesh, group: Any = dist.group.WORLD) -> nn.Module:
+    return Block(module, mesh, group)
+
+
+def leaves_its_group_out(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Names no group, as open_clip does: its functions bind the default group when they are imported."""
+    gathered = collectives.all_gather(torch.ones(2))  # type: ignore[no-untyped-call]
+    assert len(gathered) == dist.get_world_size() == mesh.size()
+    return _block_of(module, mesh)
 
 
 def raises(module: nn.Module, mesh: DeviceMesh) -> nn.Module:

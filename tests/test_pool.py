@@ -461,6 +461,21 @@ def test_devices_that_come_with_fake_tensors_do_not_keep_ranks_from_being_forked
         assert pool.start == "forkserver"
 
 
+def test_no_default_argument_is_a_group_of_the_warming() -> None:
+    """Ranks would find it there, and torch would not: it was destroyed."""
+    text = (
+        "import gc, types\nfrom equivtest.ranks.warm import warm\nwarm()\ngc.unfreeze()\n"
+        "from torch.distributed import ProcessGroup\n"
+        "functions = [each for each in gc.get_objects() if isinstance(each, types.FunctionType)]\n"
+        "bound = [each for each in functions if any(isinstance(it, ProcessGroup) for it in each.__defaults__ or ())]\n"
+        "print(len(functions) > 1000, *bound)\n"
+    )
+
+    output = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=True).stdout
+
+    assert output.split() == ["True"]
+
+
 def test_executed_ranks_have_time_to_import_torch_one_beside_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     with Pool(Backend(start="spawn"), visit=VISIT) as pool:
         pool.run("counts", PlainCase(world_size=1))

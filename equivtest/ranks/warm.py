@@ -11,13 +11,16 @@ def warm() -> None:
     """Imports what tensor parallelism imports lazily, and leaves no thread and no group behind.
 
     One column-wise and one row-wise linear run on a fake group, larger than any real one, so
-    that nothing torch caches for it is ever found by a real one.
+    that nothing torch caches for it is ever found by a real one.  `torch.distributed.nn` is imported before that group
+    exists: its functions bind the default group at import, and None means the default group of each call.  Source:
+    torch/distributed/nn/functional.py (2.13.0).
 
     A plain backward comes before: the first of a process starts a thread for each device but the CPU, and
     DTensor's fake tensors make up eight where torch is built for CUDA and finds no card.  Source:
     FakeTensorMode.__enter__ of torch/_subclasses/fake_tensor.py, FakeGuardImpl.h (2.15.0).
     """
     import torch
+    import torch.distributed.nn
 
     torch.set_num_threads(1)
     torch.autograd.backward(torch.ones((), device="cpu", requires_grad=True))

@@ -60,6 +60,21 @@ def test_the_environment_tells_the_truth_for_as_long_as_it_is_asked(pool: Pool, 
 
 
 @pytest.mark.ranks
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_default_group_bound_at_import_is_the_world(pool: Pool, world_size: int) -> None:
+    verdicts = check("module", case_of("leaves_its_group_out", world_size=world_size, needs_world=False), pool)
+
+    assert {verdict.kind for verdict in verdicts} == {"holds"}
+
+
+def test_cases_of_a_module_property_run_on_the_whole_world() -> None:
+    """A mesh within a larger world would have another group than the default one."""
+    prop = module_property(HERE + "mlp", HERE + "leaves_its_group_out", [(2, 3)], batch="whole")
+
+    assert not any(case.members for case in drawn(prop.cases(Space((2,), ("float32",))), 100))
+
+
+@pytest.mark.ranks
 def test_what_is_set_up_wrongly_is_found(pool: Pool) -> None:
     fields = {"set_up": HERE + "initialize_wrongly", "tear_down": HERE + "forget"}
 
@@ -93,15 +108,6 @@ def test_a_property_of_a_library_holds_and_could_be_red(pool: Pool, tmp_path: Pa
 
     assert not found.misuse and found.records and not found.failures
     assert audited.sites and not audited.unseen
-
-
-def test_a_program_that_needs_the_world_is_never_drawn_within_one() -> None:
-    prop = module_property(HERE + "mlp", HERE + "library", [(2, 3)], needs_world=True, batch="whole")
-    others = module_property(HERE + "mlp", HERE + "library", [(2, 3)], batch="whole")
-    space = Space((2,), ("float32",))
-
-    assert not any(case.members for case in drawn(prop.cases(space), 100))
-    assert any(case.members for case in drawn(others.cases(space), 100))
 
 
 @pytest.mark.parametrize(
