@@ -23,6 +23,7 @@ from equivtest.families.module.case_inputs import (
     sizes_in,
 )
 from equivtest.families.module.case_outputs import OUTPUT
+from equivtest.families.module.case_rows import other_sizes, outputs_have_rows
 from equivtest.families.module.case_steps import TOTAL_NORM, StepCase, updated
 from equivtest.families.module.case_world import WorldCase
 from equivtest.kit.case import Shape, at_step, require
@@ -175,14 +176,6 @@ class ModuleCase(AxesCase, StepCase, WorldCase):
                 f"{self.build}: buffer {''.join(changed[:1])} changes from step to step, which is not judged: "
                 "steps=1, or call eval() on what changes it",
             )
-        if self.batch == PARTS_OF_WHOLE:
-            shapes = {name: fact.shape for name, fact in self.facts.outputs.items()}
-            other = [name for name, shape in shapes.items() if shape and shape[0] != self.num_rows]
-            require(
-                not other,
-                f"{self.build}: {''.join(other[:1])} is no number and has not the batch's {self.num_rows} rows: name "
-                "those outputs that are to be judged, outputs=('loss',)",
-            )
 
     @property
     def is_divided(self) -> bool:
@@ -326,8 +319,9 @@ class ModuleCase(AxesCase, StepCase, WorldCase):
     def _answered_once(self) -> dict[str, CaseTensor]:
         """What one forward and backward leave."""
         facts, divided, shapes = self.facts, self.divided_names(), self.input_shapes()
+        with_rows = self.outputs_with_rows()
         answers = {
-            name: self._placed(shape, has_rows=self.has_own_rows and bool(shape), role="output")
+            name: self._placed(shape, has_rows=self.is_divided or name in with_rows, role="output")
             for name, shape in self._output_shapes().items()
         }
         if self.max_norm:
@@ -349,6 +343,19 @@ class ModuleCase(AxesCase, StepCase, WorldCase):
         """What each rank of a divided batch has one of its own of, in a new first dim."""
         shape = (self.num_parts, *shape) if self.is_divided else shape
         return self._placed(shape, has_rows=self.is_divided, role=role)
+
+    def outputs_with_rows(self) -> tuple[str, ...]:
+        """Names the outputs of the whole batch that ranks give their own rows of.
+
+        Raises:
+            Misuse: An output's shape follows the batch in another way.
+        """
+        if self.batch != PARTS_OF_WHOLE:
+            return ()
+        others = tuple((size, self.program_of(size)) for size in other_sizes(self.num_rows, self.rows))
+        batch = self.num_rows, self.program_of(self.num_rows)
+        found = outputs_have_rows(batch, others, is_divided=self.num_parts > 1)
+        return tuple(name for name, has_rows in found.items() if has_rows)
 
     def _output_shapes(self) -> dict[str, Shape]:
         if self.is_divided:

@@ -1,0 +1,61 @@
+"""What a step reports beside rows and numbers, and steps that only evaluate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from equivtest.check import judge
+from equivtest.errors import Misuse
+from equivtest.families.module.case import PARTS_OF_WHOLE, ModuleCase
+from equivtest.ranks.pool import Pool
+
+HERE = "tests.rank_programs_metrics:"
+
+
+def step_of(step: str = "trains", **fields: Any) -> ModuleCase:
+    fields = {"world_size": 2, "optimizer": f"{HERE}sgd", "build": f"{HERE}metered", "num_rows": 2} | fields
+    return ModuleCase(
+        parallelize=f"{HERE}replicated",
+        inputs=(("x", "real", ("batch", 3)), ("kind", "ids(2)", ("batch",))),
+        sizes=(("batch", fields.pop("num_rows")),),
+        batch=PARTS_OF_WHOLE,
+        step=HERE + step,
+        values=(("real", 0),),
+        **fields,
+    )
+
+
+def wrong_tensors(case: ModuleCase, pool: Pool) -> set[str]:
+    verdicts = judge("module", case, pool)
+    return {mismatch.tensor for verdict in verdicts for mismatch in verdict.judgement.mismatches}
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("num_rows", [2, 3, 5])
+def test_tensor_of_fixed_size_is_that_of_the_whole_batch(pool: Pool, num_rows: int) -> None:
+    """Two numbers in one tensor are not the rows of a batch of two."""
+    assert wrong_tensors(step_of(num_rows=num_rows), pool) == set()
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("num_rows", [2, 3])
+@pytest.mark.parametrize("name", ["sums", "counts"])
+def test_tensor_of_fixed_size_that_is_not_reduced_is_wrong(pool: Pool, name: str, num_rows: int) -> None:
+    assert f"output.{name}" in wrong_tensors(step_of(f"trains_with_own_{name}", num_rows=num_rows), pool)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        ("followed", r"output\.starts must have the same shape .* \(3,\) on 2 rows and"),
+        ("of_two_rows", r"whether output\.own of shape \(2,\) has the 2 rows of the batch is unknown"),
+    ],
+)
+def test_output_that_is_neither_rows_nor_fixed_raises_misuse(build: str, message: str) -> None:
+    with pytest.raises(Misuse, match=message):
+        ModuleCase(
+            world_size=2, build=HERE + build, parallelize=f"{HERE}replicated", x_shape=(2, 3),
+            step=f"{HERE}trains", batch=PARTS_OF_WHOLE, values=(("real", 0),),
+        )  # fmt: skip
