@@ -56,6 +56,11 @@ class Door(NamedTuple):
         return any(dict(self.fields).get(name) for name in ("optimizer", "step"))
 
     @property
+    def tries_parts(self) -> bool:
+        """Whether cases are judged by parts: a step of the user's only if the property says so, and it is refused."""
+        return bool(self.by_parts) or (self.by_parts is None and not dict(self.fields).get("step"))
+
+    @property
     def shortest(self) -> dict[str, int]:
         """Fields of cases that are only tried: each step goes on from what was held, the optimizer from its state."""
         return {"steps": 1} if self.is_stepped else {}
@@ -165,7 +170,7 @@ def _tried_on(
             fitting |= found
             too_wide += more_reasons
         reasons = too_wide or reasons
-    if door.by_parts is not False:
+    if door.tries_parts:
         others = [dtype for dtype in dtypes if dtype not in fitting]
         found, more_reasons = _by_parts(door, make, others, layouts)
         fitting |= found

@@ -44,6 +44,30 @@ def evaluated() -> nn.Module:
     return Evaluated()
 
 
+class Counted(nn.Module):
+    """Counts rows of each kind, and has no parameters."""
+
+    def forward(self, x: torch.Tensor, kind: torch.Tensor) -> Batch:
+        of_kind = kind == torch.arange(NUM_KINDS)[:, None]
+        return {"loss": x.detach().mean(), "sums": (of_kind * x.detach().sum(-1)).sum(-1), "counts": of_kind.sum(-1)}
+
+
+def counted() -> nn.Module:
+    return Counted()
+
+
+class Shifted(nn.Module):
+    """Takes each row for the other kind."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: torch.Tensor, kind: torch.Tensor) -> Batch:
+        left: Batch = self.module(x, 1 - kind)
+        return left
+
+
 class Followed(nn.Module):
     """Gives a tensor whose first dim is the number of rows plus one."""
 
@@ -78,6 +102,10 @@ def replicated(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 def same(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return module
+
+
+def shifted(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    return Shifted(module)
 
 
 def sgd(module: nn.Module) -> torch.optim.Optimizer:

@@ -168,7 +168,11 @@ class ModuleCase(AxesCase, StepCase, WorldCase):
                 f"{self.build} must give its loss by a name, {{'loss': loss}}, as total_norm is reported beside it",
             )
         if self.step:
-            require(bool(self.facts.loss), f"{self.build}: a step needs a loss, with {self.takes} there is none")
+            require(
+                bool(self.facts.loss) or not self.facts.roots,
+                f"{self.build}: a step needs a loss, with {self.takes} there is none; to evaluate, give outputs "
+                "without gradients, as under torch.no_grad()",
+            )
         if self.steps > 1:
             changed = list(self.facts.buffers)
             require(

@@ -25,7 +25,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 
 from equivtest.errors import Misuse, NotSupported
-from equivtest.families.module.case import ModuleCase
+from equivtest.families.module.case import WHOLE, ModuleCase
 from equivtest.families.module.case_boundaries import Capture, own_name
 from equivtest.families.module.case_facts import call, call_builder, in_dtype, with_parameters
 from equivtest.families.module.case_outputs import OUTPUT, named_outputs
@@ -238,8 +238,11 @@ def _require_output_dtype(case: ModuleCase, parallel: nn.Module) -> None:
 
 
 def _must_communicate(case: ModuleCase) -> bool:
-    """Whether ranks that never tell each other anything all compute everything: they may along an axis of one rank."""
-    return min(case.mesh_shape) > 1 and not case.is_divided and bool(case.parameter_names())
+    """Whether ranks that have the whole batch compute it alone unless they communicate.
+
+    They may along an axis of one rank.  Ranks with rows of their own that never communicate give other values.
+    """
+    return min(case.mesh_shape) > 1 and case.batch == WHOLE and bool(case.parameter_names())
 
 
 def _numbers_of_collectives() -> list[int]:
