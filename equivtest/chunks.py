@@ -37,7 +37,7 @@ class Chunk:
     Attributes:
         seed: 'gate' for the fixed cases of this commit, anything else for others.
         per_cell: Conclusive verdicts that every claim is to get in each cell, by further cases (`equivtest.filling`).
-        world_sizes: Of the run: what fails is shrunk to the smaller ones of them.
+        world_sizes: All world sizes of the run, among them those that a failure is shrunk to.
     """
 
     world_size: int
@@ -50,8 +50,11 @@ class Chunk:
 
     @property
     def smaller_world_sizes(self) -> list[int]:
-        """Those of the run that are smaller than the chunk's, ascending."""
-        return sorted(size for size in self.world_sizes if size < self.world_size)
+        """The world sizes that a failure of the chunk is shrunk to, ascending.
+
+        One rank is never among them: it exchanges nothing, so a failure on one rank has another cause.
+        """
+        return sorted(size for size in self.world_sizes if 1 < size < self.world_size)
 
     @property
     def space(self) -> Space:

@@ -25,7 +25,8 @@ HELP: dict[str, str] = {
     "arithmetic": "package.module:NAME of what the backend declares of its roundings (default: torch's CPU and gloo).",
     "listen": "[HOST]:PORT to listen at for ranks on other hosts, which torchrun -m equivtest.rank --connect starts; "
     "EQUIVTEST_SECRET or EQUIVTEST_SECRET_FILE holds a secret that both know (default: ranks live on this machine).",
-    "world-sizes": "Numbers of ranks (default 1,2,3,4, in a soak to 8); failures are shrunk to as few of them as fail.",
+    "world-sizes": "Numbers of ranks (default 1,2,3,4, in a soak to 8); failures are shrunk to as few of them as fail, "
+    "failures on several ranks to two at least.",
     "dtypes": "Dtypes to draw from (default float32,float64,bfloat16,float16).",
     "subjects": "Judge these alone; NAME=package.module:function judges another implementation as NAME.",
     "known-failures": "Files of known failures (default shipped, the list that comes with equivtest), or none.",

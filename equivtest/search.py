@@ -83,7 +83,7 @@ def search(
     Args:
         failures_dir: Where replay files go; made when there is one to write.
         only: The one (claim, kind) of interest: its first failure ends the run, nothing else is shrunk, and its
-            message has no line on what ran before, and none on whose fault it is.
+            message has no line on what ran before or failed first, and none on whose fault it is.
         is_enough: Whether a failing case is small enough, for shrinking to end there.
     """
     started_s = time.monotonic()
@@ -93,8 +93,8 @@ def search(
     for target in running.targets():
         if only in (None, target):
             smallest = running.confirmed(running.shrink(target))
-            told = smallest if only else with_fault(running.with_history(smallest), pool, prop.claims)
-            failures.append(_write_up(told, pool, failures_dir))
+            explained = smallest if only else with_fault(running.explained(smallest), pool, prop.claims)
+            failures.append(_write_up(explained, pool, failures_dir))
     return Findings(running.records, failures, time.monotonic() - started_s, misuse, running.left_out)
 
 
@@ -194,6 +194,14 @@ class _Search:
             return self.pool.run_all(self.prop.subject, cases, limit_s=self.prop.limit_s)
         return ((case, self._run(case, "")) for case in cases)
 
+    def explained(self, smallest: Verdict) -> Verdict:
+        """The smallest failure, with its history, and with the first one if that concerns another tensor."""
+        first = self.failing[smallest.claim, smallest.kind]
+        if first.first_tensor != smallest.first_tensor:
+            text = f"{first.first_tensor} was the first wrong tensor, in {first.case!r}: see if both have one cause"
+            smallest = replace(smallest, shrunk_from=text)
+        return self.with_history(smallest)
+
     def with_history(self, failure: Verdict) -> Verdict:
         """The failure, with a line on its history where its case shows nothing alone in new ranks.
 
@@ -263,8 +271,8 @@ class _Search:
     def shrink(self, target: Target) -> Verdict:
         """The smallest failure of that claim and kind that is found within limits.SHRINK_S, or more of slow visits.
 
-        Smaller worlds of the run are searched first, then the failure's own world is shrunk in; the other way round
-        where something is enough.
+        Smaller worlds of several ranks are searched first, then the failure's own world is shrunk in; the other way
+        round where something is enough.
         """
         until_s = time.monotonic() + limits.SHRINK_S * max(1.0, self.prop.limit_s / limits.CASE_S)
         found = self.failing[target]

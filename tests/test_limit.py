@@ -62,7 +62,7 @@ def test_time_outs_are_shrunk_in_proportion_and_slow_ones_confirmed_with_all_the
     tmp_path: Path, limit_s: float, tries_s: set[float]
 ) -> None:
     pool = StubPool(hangs)
-    [failure] = run(pool, tmp_path, claimed(limit_s)).failures
+    [failure] = run(pool, tmp_path, claimed(limit_s), replace(CHUNK, world_size=3)).failures
 
     assert failure.kind == "timed_out" and set(pool.limits_s) == tries_s
     assert pool.watched_s == max(tries_s)

@@ -162,13 +162,13 @@ def test_what_is_found_before_a_mistake_of_the_subject_is_told_with_it(tmp_path:
 
 def test_a_property_that_refuses_smaller_worlds_is_shrunk_in_its_own(tmp_path: Path) -> None:
     def cases(space: Space) -> SearchStrategy[FetchCase]:
-        if 1 in space.world_sizes:
-            raise Misuse("two ranks at least")
+        if 2 in space.world_sizes:
+            raise Misuse("three ranks at least")
         return fetch_cases(space)
 
-    findings = run(stub(touches_three), tmp_path, cases=cases)
+    findings = run(stub(touches_three), tmp_path, chunk=replace(CHUNK, world_size=3), cases=cases)
 
-    assert shrunk(findings, "does_not_touch_its_inputs").world_size == 2 and not findings.misuse
+    assert shrunk(findings, "does_not_touch_its_inputs").world_size == 3 and not findings.misuse
 
 
 def test_a_search_for_one_failure_ends_at_its_first_and_shrinks_no_other(tmp_path: Path) -> None:
@@ -237,10 +237,16 @@ def test_a_world_in_which_nothing_is_enough_is_left_for_smaller_ones(tmp_path: P
     wanted = ("does_not_touch_its_inputs", "touched")
     pool = cast(Pool, stub(touches_three))
     found = search(
-        one_draw(claimed()), CHUNK, pool, NOTHING, tmp_path, only=wanted, is_enough=lambda case: case.world_size == 1
+        one_draw(claimed()),
+        replace(CHUNK, world_size=3),
+        pool,
+        NOTHING,
+        tmp_path,
+        only=wanted,
+        is_enough=lambda case: case.world_size == 2,
     )
 
-    assert shrunk(found, "does_not_touch_its_inputs").world_size == 1
+    assert shrunk(found, "does_not_touch_its_inputs").world_size == 2
 
 
 def test_two_kinds_of_one_claim_are_found_and_shrunk_each_alone(tmp_path: Path) -> None:
@@ -327,13 +333,46 @@ def test_a_barred_case_is_not_run(tmp_path: Path, kind: str) -> None:
 
 
 def test_shrinking_looks_in_smaller_worlds_first(tmp_path: Path) -> None:
-    """In 1, then 2, where it fails; never in 3."""
+    """In 2, where it fails; never in 3."""
     pool = stub(touches_three, from_world=2)
     findings = run(pool, tmp_path, chunk=replace(CHUNK, world_size=4))
     visited = list(dict.fromkeys(case.world_size for case in pool.seen))
 
-    assert visited == [4, 1, 2]
+    assert visited == [4, 2]
     assert shrunk(findings, "does_not_touch_its_inputs") == FetchCase(world_size=2, parameters=((3,),))
+
+
+def test_failure_on_several_ranks_stays_on_several_when_one_rank_fails_otherwise(tmp_path: Path) -> None:
+    """Both failures have the same claim and kind; only the one on two ranks has the cause of the first."""
+
+    def on_one_rank(case: FetchCase, replies: list[Reply]) -> list[Reply]:
+        return set_element(replies, 0, "param.0", (0,) * len(case.parameters[0]), float("nan"))
+
+    def answer(case: Case) -> list[Reply]:
+        assert isinstance(case, FetchCase)
+        change = on_one_rank if case.world_size == 1 else wrong_second_value
+        return change(case, right_replies(case))
+
+    findings = run(StubPool(answer), tmp_path, chunk=replace(CHUNK, dtypes=("float32",)))
+
+    assert shrunk(findings, "equals_unsharded") == FetchCase(
+        world_size=2, parameters=((1,), (1,)), requires_grad=(True, True)
+    )
+
+
+def test_message_names_first_wrong_tensor_when_smallest_case_has_another(tmp_path: Path) -> None:
+    """The first case has a wrong second parameter alone, the smallest a wrong first one."""
+
+    def wrong_first_value(case: FetchCase, replies: list[Reply]) -> list[Reply]:
+        return set_element(replies, 0, "param.0", (0,), float("nan")) if len(case.parameters) == 1 else replies
+
+    example = FetchCase(world_size=2, parameters=((2,), (3,)), requires_grad=(True, True))
+    fields: dict[str, Any] = {"examples": (example,), "claims": (equals_unsharded,)}
+    [slid] = run(stub(wrong_second_value, wrong_first_value), tmp_path, **fields).failures
+    [same] = run(stub(wrong_second_value), tmp_path, **fields).failures
+
+    assert f"  at first  param.1 was the first wrong tensor, in {example!r}: see" in slid.message
+    assert "at first" not in same.message
 
 
 def test_shrinking_keeps_to_the_world_sizes_and_dtypes_of_the_run(tmp_path: Path) -> None:
@@ -378,22 +417,22 @@ def test_a_module_is_shrunk_to_shapes_that_its_property_names(tmp_path: Path) ->
 
 
 def test_a_failure_of_its_own_world_alone_is_shrunk_there(tmp_path: Path) -> None:
-    """After every smaller world was tried, with fewer cases."""
+    """After every smaller world of several ranks was tried, with fewer cases."""
     pool = stub(touches_three, from_world=3)
     findings = run(pool, tmp_path, chunk=replace(CHUNK, world_size=3))
     tried = [case.world_size for case in pool.seen]
 
     assert shrunk(findings, "does_not_touch_its_inputs") == FetchCase(world_size=3, parameters=((3,),))
-    assert 0 < tried.count(1) <= limits.SHRINK_TRIES and 0 < tried.count(2) <= limits.SHRINK_TRIES
+    assert not tried.count(1) and 0 < tried.count(2) <= limits.SHRINK_TRIES
 
 
 def test_a_failure_met_while_another_is_shrunk_is_reported_too(tmp_path: Path) -> None:
-    """It shows in worlds of one rank alone, where the search itself never goes."""
+    """It shows in worlds of two ranks alone, where the search itself never goes."""
 
-    def wrong_alone(case: FetchCase, replies: list[Reply]) -> list[Reply]:
-        return drop_tensor(replies, 0, "param.0") if case.world_size == 1 else replies
+    def wrong_on_two(case: FetchCase, replies: list[Reply]) -> list[Reply]:
+        return drop_tensor(replies, 0, "param.0") if case.world_size == 2 else replies
 
-    findings = run(stub(touches_three, wrong_alone), tmp_path)
+    findings = run(stub(touches_three, wrong_on_two), tmp_path, chunk=replace(CHUNK, world_size=3))
 
     assert {("does_not_touch_its_inputs", "touched"), ("equals_unsharded", "shape")} <= targets(findings)
 
@@ -430,7 +469,7 @@ def test_a_shrunk_time_out_tells_the_limit_of_a_run(tmp_path: Path) -> None:
     """What did not answer in 5 s while it was shrunk might have done so later."""
     silent = Reply(rank=0, outcome="timed_out", detail="no answer within 5 s\nstacks")
     pool = StubPool(lambda case: [silent, *right_replies(case)[1:]])
-    [failure] = run(pool, tmp_path).failures
+    [failure] = run(pool, tmp_path, chunk=replace(CHUNK, world_size=3)).failures
 
     assert (
         "  no answer within 5 s, which is all that a try is given while a time-out is shrunk; a run gives 60 s, in "
@@ -445,7 +484,7 @@ def test_a_search_of_broken_runs_is_cut_short(tmp_path: Path) -> None:
 
     assert len(findings.records) == limits.BROKEN_RUNS
     assert targets(findings) == {("equals_unsharded", "raised")}
-    assert shrunk(findings, "equals_unsharded") == SMALLEST
+    assert shrunk(findings, "equals_unsharded") == FetchCase(world_size=2)
 
 
 def test_refused_cases_may_keep_their_world(tmp_path: Path) -> None:
@@ -543,9 +582,9 @@ def test_two_bugs_of_a_real_subject_are_found_shrunk_and_shown_again(pool: Pool,
 
     assert targets(findings) == {("equals_unsharded", "value"), ("does_not_touch_its_inputs", "touched")}
     assert shrunk(findings, "equals_unsharded") == FetchCase(
-        world_size=1, parameters=((1,), (1,)), requires_grad=(True, True)
+        world_size=2, parameters=((1,), (1,)), requires_grad=(True, True)
     )
-    assert shrunk(findings, "does_not_touch_its_inputs") == FetchCase(world_size=1, parameters=((3,),))
+    assert shrunk(findings, "does_not_touch_its_inputs") == FetchCase(world_size=2, parameters=((3,),))
     for failure in findings.failures:
         data = read_replay(Path(failure.replay))
         assert replay(data, pool)[0]

@@ -25,6 +25,8 @@ def write_message(verdict: Verdict, *, replay: str = "") -> str:
     if verdict.kind == "timed_out" and NOT_RUN not in verdict.detail:
         way_out = "limit_s of its property, or equivtest check --limit-s, raises that"
         lines.append(f"  {'limit':9} a visit of a case may take {verdict.limit_s:g} s: {way_out}")
+    if verdict.shrunk_from:
+        lines.append(f"  {'at first':9} {verdict.shrunk_from}")
     if verdict.fault:
         lines.append(f"  {'fault':9} {verdict.fault}")
     if verdict.history:

@@ -80,6 +80,7 @@ class Verdict:
         detail: For raised, lost and timed out: the first cause first, then every rank.
         known: The reason of the known failure that the case falls under.
         history: Where the claim holds of the case alone in new ranks: what had run before it failed.
+        shrunk_from: The first failing case and its first wrong tensor, if that is another tensor than this verdict's.
         fault: Whose it is: 'collective: ...', 'kernel: ...' or 'parallelization: ...'; '' where nobody looked.
         limit_s: Seconds that a visit of the case may take.
     """
@@ -92,6 +93,7 @@ class Verdict:
     detail: str = ""
     known: str = ""
     history: str = ""
+    shrunk_from: str = ""
     fault: str = ""
     limit_s: float = limits.CASE_S
 
@@ -99,6 +101,11 @@ class Verdict:
     def kind(self) -> str:
         """The kind of its judgement."""
         return self.judgement.kind
+
+    @property
+    def first_tensor(self) -> str:
+        """The name of the first wrong tensor; '' if the failure concerns none."""
+        return next((mismatch.tensor for mismatch in self.judgement.mismatches), "")
 
     @property
     def failed(self) -> bool:
