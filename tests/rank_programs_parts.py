@@ -8,8 +8,15 @@ import torch
 from torch import distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Replicate
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    PrepareModuleOutput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
@@ -338,3 +345,67 @@ def nothing_divided(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
     group = mesh.get_group()
     module.register_forward_pre_hook(lambda *_: dist.all_reduce(torch.zeros(1), group=group) and None)
     return module
+
+
+class SharedInput(nn.Module):
+    """A tensor that no submodule gives goes to several of them, or on beside them, as a residual does."""
+
+    def __init__(self, users: str) -> None:
+        super().__init__()
+        self.first, self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6)
+        self.norm = nn.LayerNorm(6)
+        self.users = users.split()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        shared = torch.tanh(self.first(x))
+        given = [shared if user == "residual" else self.get_submodule(user)(shared) for user in self.users]
+        return torch.stack([functional.silu(each) for each in given]).sum(0)
+
+
+def two_users() -> nn.Module:
+    return SharedInput("a b")
+
+
+def one_user_twice() -> nn.Module:
+    return SharedInput("a a")
+
+
+def user_and_residual() -> nn.Module:
+    return SharedInput("residual norm")
+
+
+def three_users() -> nn.Module:
+    return SharedInput("a b residual")
+
+
+def users_parallel(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Each user wraps what it takes as a DTensor."""
+    whole = ColwiseParallel(output_layouts=Replicate())
+    tokens = PrepareModuleInput(input_layouts=Replicate(), desired_input_layouts=Shard(1))
+    gathered = PrepareModuleOutput(output_layouts=Shard(1), desired_output_layouts=Replicate())
+    parallelize_module(module, mesh, {"norm": tokens})
+    parallelize_module(module, mesh, {"a": whole, "b": whole, "norm": SequenceParallel()})
+    return parallelize_module(module, mesh, {"norm": gathered})
+
+
+def one_path_doubled(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Doubles the gradient that b gives to the tensor that a takes, too."""
+    module.get_submodule("b").register_forward_pre_hook(lambda _, args: (_gradient_doubled(args[0] * 1, mesh),))
+    return users_parallel(module, mesh)
+
+
+class InPlace(SharedInput):
+    """A part writes to the tensor that it takes, and the tensor goes on."""
+
+    def __init__(self) -> None:
+        super().__init__("a")
+        self.act = nn.ReLU(inplace=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        shared = torch.tanh(self.first(x)) * 2
+        self.act(shared)
+        return self.a(shared) + shared
+
+
+def in_place() -> nn.Module:
+    return InPlace()

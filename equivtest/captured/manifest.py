@@ -11,7 +11,7 @@ from equivtest import limits
 from equivtest.captured.tensor_file import open_plainly
 from equivtest.errors import Misuse
 
-KIND, VERSION = "equivtest capture", 2
+KIND, VERSION = "equivtest capture", 3
 """Raised when a reader of the old form would misread the new one."""
 
 Shape = tuple[int, ...]

@@ -15,9 +15,10 @@ from torch.utils.checkpoint import checkpoint
 from equivtest.check import check, judge, judge_replies
 from equivtest.errors import Misuse
 from equivtest.families.module.case import ModuleCase
-from equivtest.families.module.case_boundaries import Capture, copied_of, is_boundary, own_name
+from equivtest.families.module.case_boundaries import Capture, copied, copied_of, is_boundary, own_name
 from equivtest.families.module.oracle_forced import Forced, boundaries
 from equivtest.families.module.oracle_held import Whole, held_by_ranks
+from equivtest.families.module.subject.recording import PartsMet
 from equivtest.kit.oracle import expect
 from equivtest.kit.oracle.declared import arithmetic_of
 from equivtest.kit.oracle.expected import Expected, ExpectedTensor, resolution_of
@@ -33,6 +34,7 @@ from equivtest.verdicts.elements import is_too_wide
 from equivtest.verdicts.message import write_message
 from equivtest.verdicts.values import judge_tensors
 from equivtest.verdicts.verdict import Judgement, Mismatch, Verdict
+from tests import rank_programs_parts
 
 HERE = "tests.rank_programs_parts:"
 DECODER = "equivtest.families.module.subject.decoder:"
@@ -223,6 +225,70 @@ def test_a_gradient_is_whole_in_some_features_and_a_share_in_the_others(
 
     assert {verdict.kind for verdict in verdicts if verdict.claim == "gradients_equal_unsharded"} == {kind}
     assert "grad.boundary.both" not in verdicts[1].judgement.agreeing
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+@pytest.mark.parametrize(
+    ("build", "parts"),
+    [
+        ("two_users", ["a:input", "b:input"]),
+        ("one_user_twice", ["a:input", "a#2:input"]),
+        ("user_and_residual", ["norm:input"]),
+        ("three_users", ["a:input", "b:input"]),
+    ],
+)
+def test_each_user_of_a_tensor_has_its_own_gradient(pool: Pool, build: str, parts: list[str], dtype: str) -> None:
+    """A parallel part that wraps its input gets back the gradient of its own use, not that of all users."""
+    case = case_of(build, "users_parallel", x_shape=(2, 4, 6), dtype=dtype)
+    verdicts = check("module", case, pool)
+
+    agreeing = {name for verdict in verdicts for name in verdict.judgement.agreeing}
+    assert {verdict.kind for verdict in verdicts} == {"holds"}
+    assert {f"grad.boundary.{part}" for part in parts} <= agreeing
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("build", ["two_users", "in_place"])
+def test_plain_users_of_a_tensor_hold(pool: Pool, build: str) -> None:
+    verdicts = check("module", case_of(build, "nothing_divided", x_shape=(2, 4, 6)), pool)
+
+    assert {verdict.kind for verdict in verdicts} == {"holds"}
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_wrong_gradient_of_one_user_of_a_tensor_is_red(pool: Pool, dtype: str) -> None:
+    verdict, *_ = failed(case_of("two_users", "one_path_doubled", x_shape=(2, 4, 6), dtype=dtype), pool)
+
+    assert verdict.judgement.mismatches[0].tensor == "grad.boundary.first"
+
+
+def test_part_that_writes_to_its_input_leaves_the_gradient_right() -> None:
+    module = rank_programs_parts.in_place()
+    x = torch.linspace(-1, 1, 24).reshape(4, 6)
+    module(x).sum().backward()
+    right = {name: parameter.grad for name, parameter in module.named_parameters() if parameter.grad is not None}
+    module.zero_grad()
+    with Capture(module):
+        module(x).sum().backward()
+
+    torch.testing.assert_close({name: module.get_parameter(name).grad for name in right}, right, rtol=0, atol=0)
+
+
+def test_captured_parts_have_the_names_of_the_unsharded_parts() -> None:
+    """A run that happened elsewhere is judged beside the unsharded module, name by name."""
+    captured: dict[str, torch.Tensor] = {}
+    for module in (rank_programs_parts.three_users(), rank_programs_parts.one_user_twice()):
+        x = torch.linspace(-1, 1, 24).reshape(4, 6)
+        with Capture(module) as capture:
+            module(x).sum().backward()
+        captured.clear()
+        whole = Mock(at=lambda name: name, is_given=lambda tensor: False)
+        with PartsMet(module, ("*",), lambda name, tensor: captured.update({name: copied(tensor)}), whole):
+            module(x).sum().backward()
+
+        torch.testing.assert_close(captured, capture.named(), rtol=0, atol=0)
 
 
 VALUE = torch.arange(12, dtype=torch.float64).reshape(2, 6)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
 from equivtest.families.module.case_axes import AxesCase
-from equivtest.families.module.case_boundaries import BOUNDARY, boundaries_of
+from equivtest.families.module.case_boundaries import boundaries_of
 from equivtest.families.module.case_facts import Fact, Facts, Program, call_builder, facts_of, with_parameters
 from equivtest.families.module.case_inputs import (
     BATCH,
@@ -269,7 +269,7 @@ class ModuleCase(AxesCase, StepCase, WorldCase):
         return tuple(self.facts.parameters)
 
     def boundaries(self) -> Mapping[str, Fact]:
-        """What the parts of the module give, by name, where each is judged by itself."""
+        """Facts of all boundaries, values and gradients, by name, if each part is judged alone."""
         return boundaries_of(self.program_of(self.rows[0])) if self.by_parts else {}
 
     def stacked_names(self) -> tuple[str, ...]:
@@ -338,9 +338,7 @@ class ModuleCase(AxesCase, StepCase, WorldCase):
         answers |= {f"grad.{name}": self._whole(fact.shape, "gradient") for name, fact in facts.parameters.items()}
         answers |= {f"buffer.{name}": self._of_each(fact.shape, "state") for name, fact in facts.buffers.items()}
         for name, fact in self.boundaries().items():
-            answers[f"{BOUNDARY}{name}"] = self._of_each(fact.shape, "state")
-            if fact.requires_grad:
-                answers[f"grad.{BOUNDARY}{name}"] = self._of_each(fact.shape, "gradient")
+            answers[name] = self._of_each(fact.shape, "gradient" if name.startswith("grad.") else "state")
         return answers
 
     def _of_each(self, shape: Shape, role: Role) -> CaseTensor:

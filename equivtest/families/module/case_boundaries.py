@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 from torch.utils.hooks import RemovableHandle
 
 from equivtest.families.module.case_facts import Fact, Program, call, call_builder, facts_of, in_dtype, made_inputs
@@ -92,19 +92,38 @@ def tensors_of(path: str, number: int, given: object, what: str = "") -> list[tu
     ]
 
 
+class Known(NamedTuple):
+    """A tensor that has names.
+
+    Attributes:
+        reference: Gives the tensor; None when it is gone.
+        value: Name of its value.
+        gradient: Name of the gradient of all its uses; '' if each part that takes it has a gradient with its own name.
+        is_owed: True if a part gave it or took it, False if a function alone did.
+    """
+
+    reference: Callable[[], torch.Tensor | None]
+    value: str
+    gradient: str
+    is_owed: bool
+
+
 class Boundaries(TorchFunctionMode):
     """Meets what goes into every part of a module and comes out of it, once: of what is handed on, when it came out.
 
     What nothing computed, as the inputs of the module itself, is not met where it goes in.  What goes into `FUNCTIONS`
     that a part calls is met within it as a mode.
+
+    If no part gave a tensor, each part that takes the tensor takes a view.  The view's gradient comes from this part
+    alone, not from other users of the tensor.  A parallel part may wrap its input, as SequenceParallel wraps a plain
+    tensor as a DTensor, and the wrapper's gradient comes from the part alone, too.
     """
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self._calls: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
         self._running: list[str] = []  # the parts that run, the innermost last
-        self._met: dict[int, torch.Tensor] = {}  # held, so that no other gets its id
-        self._owed: dict[int, bool] = {}  # whether a part gave it or was handed it, or a function alone
+        self._known: dict[int, Known] = {}  # by id
         self._hooks: list[RemovableHandle] = []
         for path, part in parts_of(module):
             before, after = functools.partial(self._before, path), functools.partial(self._after, path)
@@ -141,22 +160,32 @@ class Boundaries(TorchFunctionMode):
         """Forgets what was met and how often, as the module is called once more, on other inputs."""
         self._calls = Counter(), Counter()
         self._running.clear()
-        self._met.clear()
-        self._owed.clear()
+        self._known.clear()
 
     def remove(self) -> None:
         """Has the module run as before, and lets go of what was met, whose hooks hold this in turn."""
         for hook in self._hooks:
             hook.remove()
-        self._met.clear()
+        self._known.clear()
 
     def meet(self, name: str, tensor: torch.Tensor) -> None:
-        """Does what is to be done with a tensor."""
+        """Handles the value of a tensor."""
         raise NotImplementedError
 
-    def meet_operand(self, name: str, tensor: torch.Tensor) -> None:
-        """The same of an operand of a function, which another program need not call as the unsharded module does."""
-        self.meet(name, tensor)
+    def meet_gradient(self, name: str, tensor: torch.Tensor) -> None:
+        """Handles the gradient that comes back to a tensor, by a hook."""
+        raise NotImplementedError
+
+    def owe_nothing(self, name: str) -> None:
+        """Notes an operand of a function, which another program need not call as the unsharded module does."""
+
+    def refer_to(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor | None]:
+        """Returns a function that gives the tensor, and keeps it alive, so that no other tensor gets its id."""
+        return lambda: tensor
+
+    def is_given(self, tensor: torch.Tensor, what: str) -> bool:
+        """Returns True if nothing within the module computed the tensor."""
+        return is_given(tensor, what)
 
     def apart(self, operand: Any) -> Any:
         """What a function is handed in the place of an operand: the operand itself."""
@@ -175,9 +204,11 @@ class Boundaries(TorchFunctionMode):
         """Whether checkpointing computes it once more, in the backward."""
         return is_in_backward()
 
-    def _before(self, path: str, part: nn.Module, args: object, kwargs: object) -> None:
-        self._meet_all(path, self._calls[self.is_again][path], (args, kwargs), INPUT)
+    def _before(self, path: str, part: nn.Module, args: object, kwargs: object) -> Any:
+        leaves, how = tree_flatten((args, kwargs))
+        views = self._take_all(path, self._calls[self.is_again][path], leaves)
         self._running.append(path)
+        return tree_unflatten([views.get(id(leaf), leaf) for leaf in leaves], how) if views else None
 
     def _after(self, path: str, part: nn.Module, args: object, kwargs: object, given: object) -> object:
         calls = self._calls[self.is_again]
@@ -191,14 +222,59 @@ class Boundaries(TorchFunctionMode):
         self._meet_all(path, number, own, "")
         return own if apart else None
 
+    def _take_all(self, path: str, number: int, leaves: list[Any]) -> dict[int, torch.Tensor]:
+        """Meets what a part takes; returns the views that it takes instead, by id of the tensor.
+
+        A tensor that a part takes at several places of one call stays as it is: some modules ask whether two inputs are
+        the same tensor, as nn.MultiheadAttention does (torch 2.13.0), and a parallel module may wrap each place.
+        """
+        views: dict[int, torch.Tensor] = {}
+        num_places = Counter(map(id, leaves))
+        for name, tensor in tensors_of(path, number, leaves, INPUT):
+            known = self._known_as(tensor)
+            if known is None or not known.is_owed:
+                if self.is_given(tensor, INPUT):
+                    continue
+                known = Known(self.refer_to(tensor), name, "", is_owed=True)
+            self._see(path, tensor, known)
+            if not known.gradient and num_places[id(tensor)] == 1 and torch.is_grad_enabled():
+                views[id(tensor)] = view = view_of(tensor)
+                self._known[id(view)] = Known(self.refer_to(view), known.value, "", is_owed=True)
+                self._see(path, view, self._known[id(view)]._replace(gradient=name))
+        return views
+
     def _meet_all(self, path: str, number: int, given: object, what: str) -> None:
-        """What a function was handed or gave may be what a part is handed or gives, and is met as that, too."""
-        is_owed = what in ("", INPUT)
+        """Meets the outputs of a part, or the operands or outputs of a function, which a part may give or take, too."""
         for name, tensor in tensors_of(path, number, given, what):
-            is_met = id(tensor) in self._met and (self._owed.get(id(tensor), False) or not is_owed)
-            if not is_met and not is_given(tensor, what):
-                self._met[id(tensor)], self._owed[id(tensor)] = tensor, is_owed
-                (self.meet if is_owed else self.meet_operand)(name, tensor)
+            known = self._known_as(tensor)
+            if known is None or (not what and not known.is_owed):
+                if self.is_given(tensor, what):
+                    continue
+                known = Known(self.refer_to(tensor), name, name, is_owed=not what)
+            self._see(path, tensor, known if known.gradient else known._replace(gradient=name))
+
+    def _known_as(self, tensor: torch.Tensor) -> Known | None:
+        known = self._known.get(id(tensor))
+        return known if known is not None and known.reference() is tensor else None
+
+    def _see(self, path: str, tensor: torch.Tensor, known: Known) -> None:
+        """Meets a tensor under the names that it did not have before."""
+        before, self._known[id(tensor)] = self._known_as(tensor), known
+        if not known.is_owed:
+            self.owe_nothing(known.value)
+        if before is None or before.value != known.value:
+            self.meet(known.value, tensor)
+        if known.gradient and tensor.requires_grad and (before is None or before.gradient != known.gradient):
+            self.meet_gradient(known.gradient, tensor)
+
+
+def view_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the whole tensor as a view: autograd keeps the view's gradient apart from other users of the tensor.
+
+    If a part writes to the view, it writes to the tensor, and autograd knows.  A copy or detach() would lose the write
+    or its gradient.  Tensor.view_as refuses uneven shards of a DTensor (torch 2.13.0); transpose asks for no sizes.
+    """
+    return tensor.transpose(0, 0)
 
 
 def copied_of(given: object, chosen: Collection[int]) -> object:
@@ -243,8 +319,10 @@ class Capture(Boundaries):
     def meet(self, name: str, tensor: torch.Tensor) -> None:
         if not self.is_again:
             self.values[name] = self._keep(tensor)
-            if tensor.requires_grad:
-                tensor.register_hook(functools.partial(self._came_back, name))  # type: ignore[no-untyped-call]
+
+    def meet_gradient(self, name: str, tensor: torch.Tensor) -> None:
+        if not self.is_again:
+            tensor.register_hook(functools.partial(self._came_back, name))  # type: ignore[no-untyped-call]
 
     def choose(self, name: str, operand: torch.Tensor, dim: int, choice: Choice) -> Any:
         found = choice(operand)
@@ -262,12 +340,15 @@ class Capture(Boundaries):
 
 
 class Facts(Capture):
-    """Keeps the shape and dtype of what goes in and comes out."""
+    """Keeps the shape and dtype of what goes in and comes out, and of the gradients that would come back."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__(
             module, lambda tensor: Fact(tuple(tensor.shape), dtype_name(tensor.dtype), tensor.requires_grad)
         )
+
+    def meet_gradient(self, name: str, tensor: torch.Tensor) -> None:
+        self.gradients[name] = self._keep(tensor)
 
     def is_apart(self, name: str, tensor: torch.Tensor) -> bool:
         return True
@@ -275,7 +356,7 @@ class Facts(Capture):
 
 @functools.lru_cache(maxsize=256)
 def boundaries_of(program: Program) -> Mapping[str, Fact]:
-    """What the parts of an unsharded module give, by name, in the order in which they do.
+    """Facts of all boundaries of an unsharded module, values and gradients, by the names of answers.
 
     Raises:
         Misuse: as of `facts_of`.
@@ -285,4 +366,4 @@ def boundaries_of(program: Program) -> Mapping[str, Fact]:
     capture = Facts(module)
     with torch.random.fork_rng(devices=[]), capture:
         call(module, program.positional, made_inputs(program, torch.Generator().manual_seed(0)))
-    return capture.values
+        return capture.named()

@@ -56,19 +56,20 @@ class Forced(Boundaries):
         self._past_open = past_open
 
     def meet(self, name: str, tensor: torch.Tensor) -> None:
-        """Has the tensor hold what the ranks held, and the gradient that comes back to it, all uses together."""
+        """Has the tensor hold what the ranks held."""
         held = self._judged(f"{BOUNDARY}{name}", tensor)
         if held is not None and isinstance(tensor, Ranged):
             with _disable_current_modes():
                 for part, new in zip(Parts.of(tensor), held, strict=True):
                     part.copy_(new)
-        if tensor.requires_grad:
-            tensor.register_hook(functools.partial(self._came_back, f"grad.{BOUNDARY}{name}"))  # type: ignore[no-untyped-call]
 
-    def meet_operand(self, name: str, tensor: torch.Tensor) -> None:
-        """The same where what was held is right: another program need not call the function, or not with these."""
+    def meet_gradient(self, name: str, tensor: torch.Tensor) -> None:
+        """Has the gradient that comes back be what came back in the ranks."""
+        tensor.register_hook(functools.partial(self._came_back, f"grad.{BOUNDARY}{name}"))  # type: ignore[no-untyped-call]
+
+    def owe_nothing(self, name: str) -> None:
+        """Has an operand go on from what the ranks held only if that is right."""
         self._operands |= {f"{BOUNDARY}{name}", f"grad.{BOUNDARY}{name}"}
-        self.meet(name, tensor)
 
     def apart(self, operand: Any) -> Any:
         """A copy of an operand several of whose elements lie in one place in memory: each is to hold what was held."""
@@ -179,7 +180,7 @@ def boundaries(case: ModuleCase, runs: Sequence[Forced]) -> dict[str, ExpectedTe
             value=value if case.is_divided else value[0],
             allowed=allowed if case.is_divided else allowed[0],
             layout=layout,
-            dtype=facts[name.removeprefix("grad.").removeprefix(BOUNDARY)].dtype,
+            dtype=facts[name].dtype,
             derivation=right.derivation,
             may_be_none=True,
             is_inner=all(name not in run.open for run in runs),

@@ -24,14 +24,12 @@ from equivtest.errors import Misuse
 from equivtest.families.module.case import cotangent_of
 from equivtest.families.module.case_boundaries import (
     BOUNDARY,
-    INPUT,
     Boundaries,
     Choice,
+    Known,
     is_given,
     is_in_backward,
-    is_operand,
     own_name,
-    tensors_of,
 )
 from equivtest.families.module.case_outputs import named_outputs
 
@@ -54,44 +52,52 @@ class PartsMet(Boundaries):
         self._patterns = patterns
         self._keep = keep
         self._whole = whole
-        self._names: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}
         self._kept: set[str] = set()
         super().__init__(module)
 
     def begin_again(self) -> None:
         super().begin_again()
-        self._names.clear()
         self._kept.clear()
 
-    def _meet_all(self, path: str, number: int, given: object, what: str) -> None:
-        if self.is_again:
-            return
-        is_chosen = any(fnmatchcase(path, pattern) for pattern in self._patterns)
-        is_owed = what in ("", INPUT)
-        for name, tensor in tensors_of(path, number, given, what):
-            reference, first = self._names.get(id(tensor), (None, ""))
-            if is_owed and is_operand(f"{BOUNDARY}{first}"):  # which a function alone was handed or gave
-                reference = None
-            if reference is None or reference() is not tensor:
-                if what and (is_given(tensor, what) or self._whole.is_given(tensor)):
-                    continue
-                first = name
-                self._names[id(tensor)] = (weakref.ref(tensor), name)
-            if is_chosen and first not in self._kept:
-                self._kept.add(first)
-                self.meet(first, tensor)
+    def refer_to(self, tensor: torch.Tensor) -> weakref.ref[torch.Tensor]:
+        return weakref.ref(tensor)
+
+    def is_given(self, tensor: torch.Tensor, what: str) -> bool:
+        return bool(what) and (is_given(tensor, what) or self._whole.is_given(tensor))
 
     def choose(self, name: str, operand: torch.Tensor, dim: int, choice: Choice) -> Any:
-        found = choice(operand)
-        reference, first = self._names.get(id(operand), (None, ""))
-        if reference is not None and reference() is operand and first in self._kept and not self.is_again:
+        found, known = choice(operand), self._known_as(operand)
+        if known is not None and f"{BOUNDARY}{known.value}" in self._kept and not self.is_again:
             self._keep(self._whole.at(f"{BOUNDARY}{name}"), found[1])
         return found
 
     def meet(self, name: str, tensor: torch.Tensor) -> None:
         self._keep(self._whole.at(f"{BOUNDARY}{name}"), tensor)
-        if tensor.requires_grad:
-            tensor.register_hook(functools.partial(self._keep, self._whole.at(f"grad.{BOUNDARY}{name}")))  # type: ignore[no-untyped-call]
+
+    def meet_gradient(self, name: str, tensor: torch.Tensor) -> None:
+        tensor.register_hook(functools.partial(self._keep, self._whole.at(f"grad.{BOUNDARY}{name}")))  # type: ignore[no-untyped-call]
+
+    def _take_all(self, path: str, number: int, leaves: list[Any]) -> dict[int, torch.Tensor]:
+        return {} if self.is_again else super()._take_all(path, number, leaves)
+
+    def _meet_all(self, path: str, number: int, given: object, what: str) -> None:
+        if not self.is_again:
+            super()._meet_all(path, number, given, what)
+
+    def _see(self, path: str, tensor: torch.Tensor, known: Known) -> None:
+        """Meets a tensor under its names when the first chosen part gives or takes it."""
+        self._known[id(tensor)] = known
+        if not any(fnmatchcase(path, pattern) for pattern in self._patterns):
+            return
+        if self._is_new(f"{BOUNDARY}{known.value}"):
+            self.meet(known.value, tensor)
+        if known.gradient and tensor.requires_grad and self._is_new(f"grad.{BOUNDARY}{known.gradient}"):
+            self.meet_gradient(known.gradient, tensor)
+
+    def _is_new(self, name: str) -> bool:
+        is_new = name not in self._kept
+        self._kept.add(name)
+        return is_new
 
 
 class WholeMet:
