@@ -122,7 +122,8 @@ class _Running:
         if failing.keys() & {*UNABLE}:
             return
         if calls is None or any(self.known.match(self.prop.subject, claim, case) is None for claim in failing):
-            self.found.left_out += 1
+            claim, kind = next(iter(failing.items()), ("answers", "none"))
+            self.found.left_out.append(f"{claim}: {kind} in {case!r}")
             return
         self.found.cases += 1
         for fault, site in self._faults(case, calls):

@@ -38,7 +38,7 @@ class Audit:
 
     Attributes:
         cases: Cases on which the subject held without a fault, but for known failures.
-        left_out: Cases on which it did not.
+        left_out: The first failure of each case on which it did not, as 'claim: kind in case'.
         declined: Why its program does not support the others that were tried, once for each.
         rows: (site, kind of fault) -> what came of it.
         without_collectives: The property's reason why none is called, or ''.
@@ -47,7 +47,7 @@ class Audit:
     subject: str
     without_collectives: str = ""
     cases: int = 0
-    left_out: int = 0
+    left_out: list[str] = field(default_factory=list)
     declined: list[str] = field(default_factory=list)
     rows: dict[tuple[Site, str], AuditRow] = field(default_factory=dict)
     seconds: float = 0.0
@@ -68,6 +68,16 @@ class Audit:
         return row is not None and row.rejected > 0
 
     @property
+    def waits(self) -> str:
+        """Why the audit waits until the property holds; '' if the property held in some case."""
+        if self.cases or not self.left_out:
+            return ""
+        return (
+            f"{self.subject}: not audited: it failed in all {len(self.left_out)} cases on several ranks in which its "
+            f"collectives were watched, first {self.left_out[0]}. See equivtest check, or say --audit off"
+        )
+
+    @property
     def problem(self) -> str:
         """Why the claims that hold show nothing, and the way out; '' where they do, or where no case could be tried."""
         if self.declined and not self.cases and not self.left_out:
@@ -75,11 +85,6 @@ class Audit:
                 f"{self.subject}: not audited: the program supports none of {len(self.declined)} cases on several "
                 f"ranks that were drawn: {self.declined[0]}: have cases drawn that it supports, such as by "
                 "world_sizes=, x_shapes= or sizes="
-            )
-        if self.left_out and not self.cases:
-            return (
-                f"{self.subject}: not audited: it held in none of {self.left_out} cases on several ranks when its "
-                "collectives were watched. See what fails in them, or say --audit off, and the report says so"
             )
         if not self.cases or (not self.rows and self.without_collectives):
             return ""
@@ -108,6 +113,7 @@ class Audit:
             unseen=tuple(map(str, self.unseen)),
             reason=self.without_collectives,
             problem=self.problem,
+            waits=self.waits,
             seconds=round(self.seconds, 2),
         )
 

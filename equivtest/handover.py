@@ -117,6 +117,7 @@ class Audited(msgspec.Struct, frozen=True, kw_only=True):
         unseen: Collectives of which no claim saw whether other ranks had a part in them.
         reason: Why the property calls no collective, or ''.
         problem: Why its claims that hold show nothing; '' where they do.
+        waits: Why the audit waits until the property holds; '' if it was audited.
     """
 
     property: str
@@ -126,6 +127,7 @@ class Audited(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     problem: str
     seconds: float
+    waits: str = ""
 
 
 class Searched(msgspec.Struct, frozen=True, kw_only=True):

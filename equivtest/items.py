@@ -16,6 +16,7 @@ from equivtest.known import KnownFailure
 from equivtest.options import settings_of, soak_seed
 from equivtest.pools import pool_of, take_faults
 from equivtest.profiles import AUDIT_LABEL, Part
+from equivtest.report.audits import WAITS
 from equivtest.report.folder import FAILURES
 from equivtest.settings import Settings
 from equivtest.verdicts.verdict import CONCLUSIVE, FAILING
@@ -198,8 +199,10 @@ class AuditItem(PropertyItem):
             is_thorough=settings.profile.audits_alone,
         )
         self.hand_over_findings(audit=found.as_data(self.property_name))
-        if found.problem:
-            raise Misuse(found.problem)
+        if found.problem or (found.waits and settings.profile.audits_alone):
+            raise Misuse(found.problem or found.waits)
+        if found.waits:
+            pytest.skip(WAITS)
         if not found.cases:
             pytest.skip("not audited: the property held in no case on several ranks that was tried")
 

@@ -110,7 +110,7 @@ class Controller:
             self.absent.append(f"{found.listed.name}: no case can be judged in {', '.join(found.left_out)}")
         if found.audit is not None:
             self.audits[tally.listed.id] = found.audit
-            tally.unshown = found.audit.problem
+            tally.unshown = found.audit.problem or ("not audited" if found.audit.waits else "")
         if settings_of(self.config).report_dir is not None:
             self.lines += [json.dumps(msgspec.to_builtins(record)) for record in found.records]
 
@@ -167,6 +167,9 @@ class Controller:
         if declined := on_declined(self.ordered()):
             self.troubles += declined
             session.exitstatus = session.exitstatus or MISUSE_EXIT
+        if waiting := self._failed_in_audits_alone():
+            self.troubles += waiting
+            session.exitstatus = session.exitstatus or MISUSE_EXIT
         if nothing := self._nothing_proven(concluded):
             self.troubles.append(nothing)
             session.exitstatus = session.exitstatus or MISUSE_EXIT
@@ -183,6 +186,13 @@ class Controller:
             self.troubles.append(str(error))
             return False
         return True
+
+    def _failed_in_audits_alone(self) -> list[str]:
+        """Why nothing is shown of each property that failed in its audit and in no search."""
+        if settings_of(self.config).profile.audits_alone:
+            return []
+        waiting = [(self.tallies[name], found.waits) for name, found in self.audits.items() if found.waits]
+        return [f"nothing is shown: {why}" for tally, why in waiting if not tally.has_failed]
 
     def _nothing_proven(self, concluded: int) -> str:
         """Why this run says nothing of any property, or ''; other tests may have said something."""

@@ -21,7 +21,7 @@ from equivtest.ranks.messages import FAULTS, Fault
 from equivtest.ranks.pool import Pool
 from equivtest.report import audits
 from equivtest.suite import shipped
-from tests.commands import Command
+from tests.commands import Command, Ended
 from tests.fake_suite import log_of, make_suite, run_suite
 
 ROOT = Path(__file__).parents[1]
@@ -159,7 +159,8 @@ def test_cases_that_fail_without_a_fault_are_not_audited(pool: Pool) -> None:
     found = audited(of_fetch("off_by_one"), pool)
 
     assert (found.cases, found.rows) == (0, {})
-    assert "not audited: it held in none of" in found.problem and "--audit off" in found.problem
+    assert not found.problem and "not audited: it failed in all" in found.waits and "--audit off" in found.waits
+    assert "first equals_unsharded: value in FetchCase(world_size=2" in found.waits
 
 
 # What each fault does, on two ranks.
@@ -318,6 +319,27 @@ def test_a_property_that_could_not_be_red_ends_as_misuse(command: Command, tmp_p
     assert ended.code == 2 and "it called no collective: nothing shows that it is parallel" in ended.stdout
     assert len(claims) == 1 and "equals_unsharded" not in ended.stdout.partition("open ")[0]
     assert "none was called" in (report / "audit.csv").read_text()
+
+
+def run_of_off_by_one(command: Command, folder: Path, *args: str) -> Ended:
+    mine = write_property(folder, PROGRAMS + "off_by_one")
+    return command(ROOT, "run", mine, "-n0", "--profile=smoke", "--world-sizes=2", "--dtypes=float32", *args)
+
+
+@pytest.mark.ranks
+def test_audit_of_a_wrong_program_is_no_failure_of_its_own(command: Command, tmp_path: Path) -> None:
+    ended = run_of_off_by_one(command, tmp_path)
+
+    assert ended.code == 1 and "Misuse" not in ended.stdout and "mine[audit]" not in ended.stdout
+    assert ended.stdout.count("audit   mine: not audited: the audit waits until the property holds") == 1
+
+
+@pytest.mark.ranks
+def test_run_is_red_when_only_the_audit_meets_the_failure(command: Command, tmp_path: Path) -> None:
+    ended = run_of_off_by_one(command, tmp_path, "-k", "audit")
+
+    assert ended.code == 2 and "nothing is shown: " in ended.stdout
+    assert "not audited: it failed in all" in ended.stdout
 
 
 def test_a_run_that_is_not_audited_says_so(pytester: pytest.Pytester) -> None:

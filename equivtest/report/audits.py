@@ -10,6 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from equivtest.handover import Audited
 from equivtest.report.columns import aligned
 
+WAITS = "not audited: the audit waits until the property holds"
+"""What is said of a property that fails, whose audit is no error of its own."""
+
 HEAD = ("property", "collective", "fault", "runs", "rejected", "by")
 
 
@@ -17,7 +20,9 @@ def in_lines(audits: Iterable[Audited]) -> list[str]:
     """A line for each property some of whose collectives no claim sees, or which was not audited."""
     lines = []
     for found in audits:
-        if found.problem:
+        if found.waits:
+            lines.append(f"audit   {found.property}: {WAITS}")
+        elif found.problem:
             lines.append(f"audit   {found.property}: shows nothing: {found.problem}")
         elif not found.cases:
             lines.append(f"audit   {found.property}: not audited: it held in no case on several ranks that was tried")

@@ -175,6 +175,11 @@ class Tally:
         """Claims that were judged: held, failed or came out inconclusive."""
         return self.total(*CONCLUSIVE, "inconclusive")
 
+    @property
+    def has_failed(self) -> bool:
+        """True if some claim does not hold."""
+        return any(result.outcome == "failed" for result in self.claims())
+
     def claims(self) -> list[ClaimResult]:
         """One result per claim of the property, in the property's order."""
         names = dict.fromkeys([*self.listed.claims, *self.kinds])
