@@ -34,6 +34,9 @@ from equivtest.verdicts.verdict import WHOLE_RUN
 CANNOT = "CannotSpoil"
 """The class of `equivtest.ranks.faults`, as a rank's traceback names it."""
 
+ANSWERED = ("answered", "not_in_mesh")
+"""Outcomes of a rank that came to its end."""
+
 SEED = "audit"
 SPOILED_TIMES = 3
 """How often as long as without a fault a visit with one may take."""
@@ -53,7 +56,7 @@ def audit(
     Args:
         world_sizes: At least one of several ranks; that of one is left out.
         is_thorough: Every kind of fault on every case, for a table; otherwise each site only until a claim rejects a
-            decisive fault there, at most limits.AUDIT_VISITS visits.
+            decisive fault there, at most limits.AUDIT_VISITS visits, and none after the first fault that hangs.
 
     Raises:
         BrokenSetup: ranks cannot start.
@@ -101,6 +104,8 @@ class _Running:
         """True once further cases would say nothing new, or cost too much."""
         if self.is_thorough:
             return False
+        if self.found.hung:
+            return True
         sites, unseen = self.found.sites, self.found.unseen
         wanted = limits.AUDIT_CASES if sites and not unseen else 2 * limits.AUDIT_CASES
         is_shown = len(unseen) < len(sites)
@@ -127,7 +132,7 @@ class _Running:
             return
         self.found.cases += 1
         for fault, site in self._faults(case, calls):
-            if self.is_thorough or not self._is_settled(site):
+            if self.is_thorough or not (self.found.hung or self._is_settled(site)):
                 self._spoil(case, fault, site, failing)
 
     def _is_settled(self, site: Site) -> bool:
@@ -148,18 +153,23 @@ class _Running:
     def _spoil(self, case: Case, fault: Fault, site: Site, failing: Mapping[str, str]) -> None:
         """One visit with a fault; `failing` are the claims that fail without it.
 
-        A visit that could not be spoiled, or whose ranks no longer met in a collective, says nothing of claims.
+        A visit that could not be spoiled says nothing of claims, and one that timed out says something only if the
+        case without the fault answers in the same time again.
         """
         row = self.found.rows.setdefault((site, fault.kind), AuditRow(collective=str(site), fault=fault.kind))
         replies = self._run(case, fault)
         self.visits += 1
-        if not any(reply.outcome in (*UNABLE, "timed_out") or CANNOT in reply.detail for reply in replies):
+        is_concluded = not any(reply.outcome in UNABLE or CANNOT in reply.detail for reply in replies)
+        if any(reply.outcome not in ANSWERED for reply in replies):
+            again = self._run(case, NO_FAULT)  # new ranks make their groups before the next fault counts calls
+            if any(reply.outcome == "timed_out" for reply in replies):
+                is_concluded &= _answered_within(self.spoiled_limit_s, again)
+                self.found.hung = self.found.hung or (str(site) if is_concluded else "")
+        if is_concluded:
             rejecting = self._failures(case, replies, is_spoiled=True).keys() - failing.keys()
             row.runs += 1
             row.rejected += bool(rejecting)
             row.by = dict(Counter(row.by) + Counter(rejecting))
-        if any(reply.outcome not in ("answered", "not_in_mesh") for reply in replies):
-            self._run(case, NO_FAULT)  # new ranks make their groups before the next fault counts calls
 
     def _run(self, case: Case, fault: Fault) -> list[Reply]:
         limit_s = self.prop.limit_s if fault == NO_FAULT else self.spoiled_limit_s
@@ -180,8 +190,12 @@ class _Running:
         return {verdict.claim: verdict.kind for verdict in verdicts if verdict.failed}
 
 
+def _answered_within(limit_s: float, replies: Sequence[Reply]) -> bool:
+    return all(reply.outcome in ANSWERED and reply.busy_s < limit_s for reply in replies)
+
+
 def _limit_of_spoiled(limit_s: float, replies: Sequence[Reply]) -> float:
-    """For a visit with a fault, in seconds: several times what it took without, as one that hangs says nothing."""
+    """For a visit with a fault, in seconds: several times what it took without, so that no slow one seems to hang."""
     took_s = max(reply.busy_s for reply in replies)
     return min(limit_s, max(limits.in_proportion(limits.AUDIT_CASE_S, limit_s), SPOILED_TIMES * took_s))
 

@@ -41,6 +41,7 @@ class Audit:
         left_out: The first failure of each case on which it did not, as 'claim: kind in case'.
         declined: Why its program does not support the others that were tried, once for each.
         rows: (site, kind of fault) -> what came of it.
+        hung: The first site at which a fault hung the program, which ended the audit; '' if none did.
         without_collectives: The property's reason why none is called, or ''.
     """
 
@@ -50,6 +51,7 @@ class Audit:
     left_out: list[str] = field(default_factory=list)
     declined: list[str] = field(default_factory=list)
     rows: dict[tuple[Site, str], AuditRow] = field(default_factory=dict)
+    hung: str = ""
     seconds: float = 0.0
 
     @property
@@ -114,6 +116,7 @@ class Audit:
             reason=self.without_collectives,
             problem=self.problem,
             waits=self.waits,
+            hung=self.hung,
             seconds=round(self.seconds, 2),
         )
 

@@ -118,6 +118,7 @@ class Audited(msgspec.Struct, frozen=True, kw_only=True):
         reason: Why the property calls no collective, or ''.
         problem: Why its claims that hold show nothing; '' where they do.
         waits: Why the audit waits until the property holds; '' if it was audited.
+        hung: The collective whose fault hung the program; '' if none did.
     """
 
     property: str
@@ -128,6 +129,7 @@ class Audited(msgspec.Struct, frozen=True, kw_only=True):
     problem: str
     seconds: float
     waits: str = ""
+    hung: str = ""
 
 
 class Searched(msgspec.Struct, frozen=True, kw_only=True):

@@ -64,6 +64,16 @@ def raises_on_another_sum(case: FetchCase, mesh: DeviceMesh, given: Given) -> di
     return without_collectives(case, mesh, given)
 
 
+def loops_until_all_are_done(case: FetchCase, mesh: DeviceMesh, given: Given) -> dict[str, Placed]:
+    """A right fetch once a loop has ended, in which each rank is done one step after the rank before it."""
+    num_done, step = torch.zeros(1), 0
+    while num_done < mesh.size():
+        num_done = torch.tensor([float(step >= mesh.get_local_rank())])
+        dist.all_reduce(num_done, group=mesh.get_group())
+        step += 1
+    return without_collectives(case, mesh, given)
+
+
 def off_by_one(case: FetchCase, mesh: DeviceMesh, given: Given) -> dict[str, Placed]:
     """A fetch of wrong values."""
     found = without_collectives(case, mesh, given)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from equivtest.module import module_property
 from equivtest.property import Property
 from equivtest.ranks.messages import FAULTS, Fault
 from equivtest.ranks.pool import Pool
+from equivtest.ranks.reply import Reply
 from equivtest.report import audits
 from equivtest.suite import shipped
 from tests.commands import Command, Ended
@@ -161,6 +163,26 @@ def test_cases_that_fail_without_a_fault_are_not_audited(pool: Pool) -> None:
     assert (found.cases, found.rows) == (0, {})
     assert not found.problem and "not audited: it failed in all" in found.waits and "--audit off" in found.waits
     assert "first equals_unsharded: value in FetchCase(world_size=2" in found.waits
+
+
+@pytest.mark.ranks
+def test_audit_ends_at_the_first_fault_that_hangs_the_program(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hang is a failure of a run, so the collective is seen; further ones would only cost their limits."""
+    monkeypatch.setattr(limits, "AUDIT_CASE_S", 2.0)
+    outcomes: list[str] = []
+    run = Pool.run
+
+    def noted(*args: Any, **fields: Any) -> list[Reply]:
+        replies = run(*args, **fields)
+        outcomes.extend({reply.outcome for reply in replies})
+        return replies
+
+    monkeypatch.setattr(Pool, "run", noted)
+    found = audit(of_fetch("loops_until_all_are_done"), pool, KnownFailures(), (2,), ("float32",))
+
+    assert outcomes.count("timed_out") == 1
+    assert (found.problem, found.unseen, found.hung) == ("", [], "all_reduce in the forward")
+    assert "spoiling all_reduce in the forward hung the program" in audits.in_lines([found.as_data("p")])[-1]
 
 
 # What each fault does, on two ranks.

@@ -17,7 +17,7 @@ HEAD = ("property", "collective", "fault", "runs", "rejected", "by")
 
 
 def in_lines(audits: Iterable[Audited]) -> list[str]:
-    """A line for each property some of whose collectives no claim sees, or which was not audited."""
+    """Lines on each property some of whose collectives no claim sees, or whose audit did not begin or ended early."""
     lines = []
     for found in audits:
         if found.waits:
@@ -29,6 +29,11 @@ def in_lines(audits: Iterable[Audited]) -> list[str]:
         elif found.unseen:
             sites = ", ".join(found.unseen)
             lines.append(f"audit   {found.property}: no claim saw whether other ranks had a part in {sites}")
+        if found.hung:
+            lines.append(
+                f"audit   {found.property}: spoiling {found.hung} hung the program, which a run reports; "
+                "the audit ended there"
+            )
     return lines
 
 
