@@ -128,7 +128,7 @@ def judge(subject, case, pool, claims, limit_s):
 def audit(prop, pool, known, world_sizes, dtypes, is_thorough):
     log(f"audit {prop.subject}")
     data = Audited(property=prop.subject, cases=1, rows=(), unseen=(), reason="", problem="", seconds=0.0)
-    return types.SimpleNamespace(cases=1, problem="", as_data=lambda name: data)
+    return types.SimpleNamespace(cases=1, problem="", waits="", as_data=lambda name: data)
 
 
 def fake(name, **members):
