@@ -20,7 +20,8 @@ from equivtest.captured.group import Group
 from equivtest.captured.job import Job, PlacedBy, axes_of, shape_of
 from equivtest.errors import Misuse
 from equivtest.families.module.case import BATCHES, MEAN_OF_PARTS, PARTS_OF_WHOLE, WHOLE
-from equivtest.families.module.case_boundaries import own_name, parts_of
+from equivtest.families.module.case_boundaries import parts_of
+from equivtest.families.module.case_names import by_own_name
 from equivtest.families.module.subject import is_data_parallel
 from equivtest.kept import Keeper
 from equivtest.kept_update import UpdateKeeper
@@ -155,7 +156,7 @@ def _job_of(
     Raises:
         Misuse: an option says what cannot be.
     """
-    parameters, world = {own_name(name): tensor for name, tensor in module.named_parameters()}, Group()
+    parameters, world = by_own_name(module, module.named_parameters()), Group()
     mesh = mesh or _widest_mesh(parameters.values())
     ranks = None if mesh is None else mesh.mesh.flatten().tolist()
     require(

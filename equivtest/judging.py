@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -172,13 +172,21 @@ def _judge_update(run: CapturedRun, reference: str, arithmetic: str) -> Judged:
     return Judged(run, case, verdicts, expected, held, given)
 
 
+def _wrapped_in(told: Collection[str], built: Collection[str]) -> str:
+    """Returns the way out if the run is of a wrapper around the model that the reference builds."""
+    first = min(built)
+    prefixes = {name.removesuffix(f".{first}") for name in told if name.endswith(f".{first}")}
+    found = next((each for each in prefixes if {*told} == {f"{each}.{name}" for name in built}), "")
+    return f", but {found}.{first}: capture the part of that name, capture(module.{found}, ...)" if found else ""
+
+
 def _check_model(run: CapturedRun, reference: str) -> None:
     """Raises Misuse unless the run is of the model that the function builds."""
     told = run.manifest.parameters
     built = {name: each for name, each in call_builder(reference).named_parameters() if each.is_floating_point()}
     other = f"{run.folder} is of another model than {reference}"
     missing, unknown = [*(built.keys() - told.keys())], [*(told.keys() - built.keys())]
-    require(not missing, f"{other}: it has no parameter {''.join(sorted(missing)[:1])}")
+    require(not missing, f"{other}: it has no parameter {''.join(sorted(missing)[:1])}{_wrapped_in(told, built)}")
     require(not unknown, f"{other}: the reference has no parameter {''.join(sorted(unknown)[:1])}")
     for name, each in built.items():
         shape, flag = told[name].shape, told[name].requires_grad

@@ -19,12 +19,14 @@ from equivtest.captured.manifest import Manifest, Parameter, ParameterGroup
 from equivtest.captured.micro_batches import at_micro_batch, split_micro_batch
 from equivtest.captured.tensor_file import NAMES, write_tensors
 from equivtest.errors import Misuse
-from equivtest.families.module.case_boundaries import is_in_backward, own_name
+from equivtest.families.module.case_boundaries import is_in_backward
+from equivtest.families.module.case_names import by_own_name, own_names
 from equivtest.families.module.subject.recording import PartsMet, WholeMet, named_inputs, unwrapped
 from equivtest.files import write_whole
 from equivtest.kit.case import require
+from equivtest.ranks.meshes import rank_in
 from equivtest.ranks.visit import layout_of, waited
-from equivtest.tensors import dtype_name, same_bits
+from equivtest.tensors import dtype_name, same_bits, slice_local
 
 
 class Keeper:
@@ -47,7 +49,8 @@ class Keeper:
         self._job, self._path, self._module, self._folder = job, path, module, folder
         self._boundaries, self._outputs = boundaries, outputs
         self._prefix = f"{path}." if path else ""
-        self._parameters = {own_name(name): tensor for name, tensor in module.named_parameters()}
+        self._own_name = own_names(module)
+        self._parameters = by_own_name(module, module.named_parameters())
         self._shapes = {
             name.removeprefix(self._prefix): tuple(shape)
             for name, shape in job.shapes.items()
@@ -167,6 +170,7 @@ class Keeper:
             "the block begins",
         )
         own = {id(each) for each in self._parameters.values()}
+        own_name = own_names(self._job.module)
         everywhere = [
             (own_name(name), each) for name, each in self._job.module.named_parameters(remove_duplicate=False)
         ]
@@ -193,15 +197,15 @@ class Keeper:
         if is_in_backward():
             return
         for name, buffer in self._module.named_buffers():
-            if (what := self._whole.at(f"before.{own_name(name)}")) not in self._kept:
+            if (what := self._whole.at(f"before.{self._own_name(name)}")) not in self._kept:
                 self._keep(what, buffer)
 
     def _keep_buffers_left(self, number: int) -> None:
         """Those that a micro-batch changed."""
         for name, buffer in self._module.named_buffers():
-            before = self._kept.get(at_micro_batch(number, f"before.{own_name(name)}"))
+            before = self._kept.get(at_micro_batch(number, f"before.{self._own_name(name)}"))
             if before is None or not same_bits(before.local, waited(local_of(buffer))):
-                self._keep(at_micro_batch(number, f"buffer.{own_name(name)}"), buffer)
+                self._keep(at_micro_batch(number, f"buffer.{self._own_name(name)}"), buffer)
 
     def _keep(self, name: str, tensor: torch.Tensor) -> None:
         """Copies what this rank has of a tensor; once the limit is passed sizes are counted alone."""
@@ -242,7 +246,16 @@ class Keeper:
             raise Misuse(
                 f"the module has no parameter {name}, only {', '.join(self._parameters)}: capture(placed=) says it"
             )
-        return (self._parameters[name], None) if said is None else said
+        return (self._parameters[name], self._places_on_other_mesh(name)) if said is None else said
+
+    def _places_on_other_mesh(self, name: str) -> torch.Tensor | None:
+        """Returns where elements of a DTensor lie if its mesh is not of the job's axes, such as a flattened mesh."""
+        tensor = self._parameters[name]
+        if not isinstance(tensor, DTensor) or self._axes_of(tensor.device_mesh) is not None:
+            return None
+        whole = torch.arange(tensor.numel()).reshape(tensor.shape)
+        mesh = tensor.device_mesh
+        return slice_local(whole, layout_of(tensor, name), tuple(mesh.shape), rank_in(mesh))
 
     def _keep_of(self, name: str, what: str, held: torch.Tensor) -> None:
         """What is divided as a parameter is, by the name `what`."""
@@ -250,6 +263,11 @@ class Keeper:
         if indices is None:
             self._keep(what, held)
             return
+        if isinstance(held, DTensor) and isinstance(tensor, DTensor):
+            require(
+                held.placements == tensor.placements,
+                f"parameter {name} is {tensor.placements}, {what} is {held.placements}: redistribute it",
+            )
         local, indices = local_of(held.detach()), indices.cpu()
         require(
             indices.dtype == torch.int64 and indices.shape == local.shape,

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import equivtest
@@ -135,6 +136,15 @@ def captured_on_ranks(case: ModuleCase, mesh: DeviceMesh, given: Given, *, is_wr
 def wrong_on_ranks(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
     """The same, one sum of the ranks' shares divided by their number."""
     return captured_on_ranks(case, mesh, given, is_wrong=True)
+
+
+def captured_on_flattened_mesh(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """Four ranks divide rows, of which some have none; along two axes in turn they would divide them otherwise."""
+    axes = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "sp"))
+    module = fully_shard(model(), mesh=axes["dp", "sp"]._flatten("all"))
+    with equivtest.capture(module, Path(case.parallelize), mesh=axes, batch="whole"):  # type: ignore[arg-type]
+        step(module)  # type: ignore[arg-type]
+    return {name: Placed(torch.zeros(()), case.whole_layout) for name in case.answer_names()[:1]}
 
 
 def updated_on_ranks(case: ModuleCase, mesh: DeviceMesh, given: Given, *, is_wrong: bool = False) -> Answers:

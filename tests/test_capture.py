@@ -102,6 +102,36 @@ def test_ranks_that_divide_a_module_are_judged(pool: Pool, run: Path, tmp_path: 
     assert first or compare_runs(judged(run), found).startswith("both hold: ")
 
 
+@pytest.mark.ranks
+def test_parameters_on_a_flattened_mesh_are_judged(pool: Pool, tmp_path: Path) -> None:
+    case = ModuleCase(world_size=4, build=HERE + "blocks", parallelize=str(tmp_path / "ranks"), x_shape=(1, 4))
+    pool.run(HERE + "captured_on_flattened_mesh", case)
+    found = judged(tmp_path / "ranks")
+
+    assert {verdict.kind for verdict in found.verdicts} == {"holds"}
+    assert {"grad.0.up.weight", "grad.1.down.bias"} <= {*found.verdicts[1].judgement.agreeing}
+
+
+def test_parts_within_wrappers_keep_their_names(tmp_path: Path) -> None:
+    module = model()
+    module[1] = nn.DataParallel(module[1])  # type: ignore[operator]
+    with equivtest.capture(module, tmp_path / "run"):
+        step(module)
+    found = judged(tmp_path / "run")
+
+    assert {verdict.kind for verdict in found.verdicts} == {"holds"}
+    assert found.coverage() == "16 of 16 boundaries judged"
+
+
+def test_run_of_a_wrapper_names_the_part_to_capture(tmp_path: Path) -> None:
+    module = nn.Sequential(nn.DataParallel(model()))
+    with equivtest.capture(module, tmp_path / "run"):
+        step(module)
+
+    with pytest.raises(Misuse, match=r"it has no parameter .*, but 0\.0\.down\.bias: capture .*capture\(module\.0, "):
+        judged(tmp_path / "run")
+
+
 def test_what_runs_under_autocast_is_judged_under_it(tmp_path: Path) -> None:
     for name, spoil in (("right", lambda module: None), ("wrong", more)):
         with torch.autocast("cpu", dtype=torch.bfloat16):

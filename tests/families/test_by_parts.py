@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from equivtest.check import check, judge, judge_replies
 from equivtest.errors import Misuse
 from equivtest.families.module.case import ModuleCase
-from equivtest.families.module.case_boundaries import Capture, copied, copied_of, is_boundary, own_name
+from equivtest.families.module.case_boundaries import Capture, copied, copied_of, is_boundary
 from equivtest.families.module.oracle_forced import Forced, boundaries
 from equivtest.families.module.oracle_held import Whole, held_by_ranks
 from equivtest.families.module.subject.recording import PartsMet
@@ -466,14 +466,6 @@ def test_a_module_that_is_not_to_be_judged_by_parts_is_too_deep() -> None:
 
     with pytest.raises(Misuse, match=r"deep: in float32, with x of shape .*judge (a smaller part|what is before)"):
         prop.cases(Space((1,), ("float32",)))
-
-
-@pytest.mark.parametrize(
-    ("name", "own"),
-    [("module.layers.0", "layers.0"), ("layers.0._checkpoint_wrapped_module.up", "layers.0.up"), ("_orig_mod", "")],
-)
-def test_wrappers_of_torch_have_no_names(name: str, own: str) -> None:
-    assert own_name(name) == own
 
 
 def test_what_replicas_are_apart_is_not_known_of_what_follows() -> None:

@@ -18,16 +18,10 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_u
 from torch.utils.hooks import RemovableHandle
 
 from equivtest.families.module.case_facts import Fact, Program, call, call_builder, facts_of, in_dtype, made_inputs
+from equivtest.families.module.case_names import own_names
 from equivtest.tensors import dtype_name
 
 BOUNDARY, INPUT, OUTPUT, CHOSEN = "boundary.", ":input", ":output", ":chosen"
-
-WRAPPERS = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod")
-"""What holds a module within torch's wrappers.
-
-Source: torch.distributed.fsdp, torch.distributed.algorithms._checkpoint.checkpoint_wrapper, torch._dynamo.eval_frame
-(2.13.0); DistributedDataParallel calls it 'module', at the root alone.
-"""
 
 
 class Function(NamedTuple):
@@ -62,15 +56,9 @@ def is_operand(name: str) -> bool:
     return is_boundary(name) and any(function.name in name for function in FUNCTIONS.values())
 
 
-def own_name(name: str) -> str:
-    """Name of a part of a parallel module, without what wrappers call the module they hold."""
-    parts = [part for part in name.split(".") if part not in WRAPPERS]
-    return ".".join(parts[1:] if parts[:1] == ["module"] else parts)
-
-
 def parts_of(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """The submodules by the names of the unsharded module, each once, the outermost of wrappers; not the whole."""
-    seen = {""}
+    own_name, seen = own_names(module), {""}
     for name, part in module.named_modules():
         if (own := own_name(name)) not in seen:
             seen.add(own)

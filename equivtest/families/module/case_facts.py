@@ -13,6 +13,7 @@ from torch import nn
 
 from equivtest.errors import Misuse, NotSupported, ReferenceRefuses
 from equivtest.families.module.case_inputs import REAL, make_whole_numbers
+from equivtest.families.module.case_names import remember_names
 from equivtest.families.module.case_outputs import OUTPUT, named_outputs
 from equivtest.importing import load_named, require_arguments
 from equivtest.kit.case import Shape, require
@@ -224,7 +225,7 @@ def call_builder(build: str) -> nn.Module:
     for dtype in autocast:
         forward: Any = torch.autocast("cpu", dtype=DTYPES[dtype])(module.forward)
         module.forward = forward
-    return module
+    return remember_names(module)
 
 
 def _built(name: str, part: str = "") -> nn.Module:

@@ -26,8 +26,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from equivtest.errors import Misuse, NotSupported
 from equivtest.families.module.case import WHOLE, ModuleCase
-from equivtest.families.module.case_boundaries import Capture, own_name
+from equivtest.families.module.case_boundaries import Capture
 from equivtest.families.module.case_facts import call, call_builder, in_dtype, with_parameters
+from equivtest.families.module.case_names import by_own_name
 from equivtest.families.module.case_outputs import OUTPUT, named_outputs
 from equivtest.families.module.case_steps import TOTAL_NORM
 from equivtest.families.module.subject.backward import run_backward
@@ -185,7 +186,7 @@ def _buffers(case: ModuleCase, parallel: nn.Module) -> dict[str, torch.Tensor | 
     Raises:
         Misuse: the parallel module has one of them not, or a part of it.
     """
-    held = {own_name(name): buffer for name, buffer in parallel.named_buffers()}
+    held = by_own_name(parallel, parallel.named_buffers())
     found: dict[str, torch.Tensor | None] = {}
     for name, fact in case.facts.buffers.items():
         if name not in held:

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from equivtest.errors import Misuse
 from equivtest.families.module.case import ModuleCase
-from equivtest.families.module.case_boundaries import own_name
+from equivtest.families.module.case_names import by_own_name, own_names
 from equivtest.families.module.subject.tracing import NONE, WAY_OUT, Place, Places, read_places
 from equivtest.importing import closest, load_named, require_arguments
 from equivtest.kit.case import Shape
@@ -54,8 +54,9 @@ def places_in(
 
         def make_locals(whole: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
             filled = {name: tensor.to(mesh.device_type, DTYPES[case.dtype]) for name, tensor in whole.items()}
-            made = make(filled).named_parameters()
-            return {name: _local(tensor) for name, tensor in made if not _is_placed(case, mesh, name, tensor)}
+            made = make(filled)
+            own_name, named = own_names(made), made.named_parameters()
+            return {name: _local(each) for name, each in named if not _is_placed(case, mesh, own_name(name), each)}
 
         _read[key] = read_places(shapes, make_locals, case.parallelize)
     return _read[key]
@@ -68,12 +69,12 @@ def _is_by_name(case: ModuleCase, mesh: DeviceMesh, parallel: nn.Module, handed:
     """
     if any(isinstance(part, FullyShardedDataParallel) for part in parallel.modules()):
         return False
-    found = {own_name(name): (name, tensor) for name, tensor in parallel.named_parameters()}
+    found = by_own_name(parallel, parallel.named_parameters())
     return all(
         name in found
         and (
-            (found[name][1] is handed[name] and tuple(found[name][1].shape) == fact.shape)
-            or _is_placed(case, mesh, *found[name])
+            (found[name] is handed[name] and tuple(found[name].shape) == fact.shape)
+            or _is_placed(case, mesh, name, found[name])
         )
         for name, fact in case.facts.parameters.items()
     )
@@ -84,7 +85,7 @@ def _is_placed(case: ModuleCase, mesh: DeviceMesh, name: str, tensor: torch.Tens
 
     A strided shard on a mesh of one axis is of a merged projection, each part of it divided by itself: it is read off.
     """
-    fact = case.facts.parameters.get(own_name(name))
+    fact = case.facts.parameters.get(name)
     return (
         isinstance(tensor, DTensor)
         and fact is not None
@@ -113,28 +114,28 @@ def held_parameters(case: ModuleCase, mesh: DeviceMesh, parallel: nn.Module, pla
         Misuse: something else is held than was read off, or a gradient has another shape than its parameter.
     """
     tensors = dict(parallel.named_parameters())
-    by_own_name = {own_name(name): (name, tensor) for name, tensor in tensors.items()}
+    named = by_own_name(parallel, tensors.items())
     answers: Answers = {}
     for name in case.parameter_names():
         if case.placed:
             parts = _told(case, parallel, name)
-        elif places is None or (name in by_own_name and _is_placed(case, mesh, *by_own_name[name])):
+        elif places is None or (name in named and _is_placed(case, mesh, name, named[name])):
             parts = None
         else:
             parts = [_part(case, place, tensors) for place in places[name]]
         if parts is None:
-            answers |= _by_name(case, name, by_own_name)
+            answers |= _by_name(case, name, named)
         else:
             answers |= _by_elements(case, name, parts)
     return answers
 
 
-def _by_name(case: ModuleCase, name: str, found: Mapping[str, tuple[str, nn.Parameter]]) -> Answers:
+def _by_name(case: ModuleCase, name: str, found: Mapping[str, nn.Parameter]) -> Answers:
     if name not in found:
         near = closest(name, found, likeness=0)
         others = f"and of its {len(found)} the name {near} is most like it" if near else "and no other"
         raise Misuse(f"{case.parallelize}: the parallel module has no parameter {name}, {others}: {WAY_OUT}")
-    tensor = found[name][1]
+    tensor = found[name]
     require_whole(case, f"parameter {name}", tensor, case.shapes()[name])
     require_whole(case, f"gradient of {name}", tensor.grad, case.shapes()[name])
     layout = case.layouts()[f"param.{name}"]

@@ -29,8 +29,8 @@ from equivtest.families.module.case_boundaries import (
     Known,
     is_given,
     is_in_backward,
-    own_name,
 )
+from equivtest.families.module.case_names import own_names
 from equivtest.families.module.case_outputs import named_outputs
 
 Keep = Callable[[str, torch.Tensor], None]
@@ -204,6 +204,7 @@ def replaced(given: Any, aliases: Mapping[int, torch.Tensor]) -> Any:
 
 def unwrapped(module: nn.Module) -> nn.Module:
     """The module within wrappers, itself where it has none."""
+    own_name = own_names(module)
     found: nn.Module = [part for name, part in module.named_modules() if own_name(name) == ""][-1]
     return found
 

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from equivtest.errors import Misuse
 from equivtest.families.module.case import ModuleCase
-from equivtest.families.module.case_boundaries import own_name
+from equivtest.families.module.case_names import own_names
 from equivtest.families.module.case_steps import base_of, called_optimizer, updated
 from equivtest.importing import load_named, require_arguments
 from equivtest.kit.case import at_step
@@ -94,7 +94,7 @@ def clipped(case: ModuleCase, parallel: nn.Module) -> torch.Tensor:
         Misuse: a rank holds a part of a parameter as a plain tensor, and would clip by the norm of what it has itself;
             or torch does not take the gradients together.
     """
-    facts = case.facts.parameters
+    facts, own_name = case.facts.parameters, own_names(parallel)
     way_out = "write a step that clips as its library does, module_property(..., step='package.module:function')"
     meshes = set()
     for name, parameter in parallel.named_parameters():
