@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from equivtest.bounded import explained, require_bounds
-from equivtest.errors import Misuse, ReferenceRefuses
+from equivtest.errors import Misuse, PropertyMisuse
 from equivtest.families.module.case import LARGEST, REAL_DTYPES, REAL_MODE, WHOLE, ModuleCase, call_builder
 from equivtest.families.module.case_axes import meshes_of
 from equivtest.families.module.case_inputs import BATCH
@@ -131,7 +131,7 @@ def tried(door: Door, batch: str, world_size: int, dtypes: tuple[str, ...]) -> t
     for mesh in meshes_of(world_size, len(door.axes)):
         try:
             found, why = _tried_on(mesh, door, batch, world_size, dtypes)
-        except ReferenceRefuses:
+        except PropertyMisuse:
             raise
         except Misuse as error:
             mistakes.append(error)
@@ -193,7 +193,7 @@ def _by_parts(
             make(**made)  # which may not divide
             if dtype not in fitting:
                 _require_bounds_of_parts(door.make(world_size=1, mesh=(1,) * len(door.axes), **made, **door.shortest))
-        except ReferenceRefuses:
+        except PropertyMisuse:
             raise
         except Misuse as error:
             reasons.append(error)
@@ -212,7 +212,7 @@ def _divisible(door: Door, make: Callable[..., ModuleCase]) -> tuple[Any, ...]:
     for layout in door.layouts:
         try:
             make(**{door.varied: layout})
-        except ReferenceRefuses:
+        except PropertyMisuse:
             raise
         except Misuse as error:
             reasons.append(str(error))
@@ -239,7 +239,7 @@ def _fitting(
     for case in cases:
         try:
             require_fit(case)
-        except ReferenceRefuses:
+        except PropertyMisuse:
             raise
         except Misuse as error:
             reasons.append(error)

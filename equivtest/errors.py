@@ -14,7 +14,11 @@ class Misuse(EquivtestError, ValueError):
     """The caller's mistake: the message names the value, the limit and the way out."""
 
 
-class ReferenceRefuses(Misuse):
+class PropertyMisuse(Misuse):
+    """A mistake of the property itself, so that no other case is tried in place of the one that shows it."""
+
+
+class ReferenceRefuses(PropertyMisuse):
     """What defines what is to be computed says that it does not support a case.
 
     Args:

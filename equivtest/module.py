@@ -11,9 +11,17 @@ from equivtest import limits
 from equivtest.check import DEFAULT_CLAIMS
 from equivtest.door import Door, Fields, combinations, judged_layouts, tried
 from equivtest.errors import Misuse
-from equivtest.families.module.case import BATCHES, MEAN_OF_PARTS, PARTS_OF_WHOLE, REAL_DTYPES, WHOLE, ModuleCase
+from equivtest.families.module.case import (
+    BATCHES,
+    MEAN_OF_PARTS,
+    PARTS_OF_WHOLE,
+    REAL_DTYPES,
+    WHOLE,
+    ModuleCase,
+)
 from equivtest.families.module.case_axes import mesh_along, require_axes
 from equivtest.families.module.case_inputs import Input, ids, mask, positions, real, sizes_in, targets, written
+from equivtest.families.module.case_state import STATES
 from equivtest.kit.case import require
 from equivtest.property import Property, Space
 from equivtest.ranks.first_cause import first_cause
@@ -59,6 +67,7 @@ def module_property(
     axes: Sequence[str] = (),
     batch_axis: str = "",
     placed: str = "",
+    state: str | None = None,
     needs_world: bool = False,
     set_up: str = "",
     tear_down: str = "",
@@ -117,6 +126,12 @@ def module_property(
             '': the first.
         placed: 'package.module:NAME' of a function (parallel module, name of a parameter) -> (tensor, indices), for
             programs from which it cannot be read which elements a rank holds: see `ModuleCase.placed`.
+        state: What the buffers follow that the forward changes, if each rank has rows of its own.  'own rows': a rank's
+            buffers are the unsharded module's after its own rows, as of BatchNorm under DistributedDataParallel.
+            'whole batch': every rank's buffers are the unsharded module's after the whole batch, as of SyncBatchNorm
+            or of counts that an all_reduce adds up; the outputs are then rows of what it gives on the whole batch, and
+            gradients are its gradients, divided by the ranks if they are averaged.  None: no buffer depends on the
+            rows, or a `step` leaves those of the whole batch.
         needs_world: True if the program reads RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR or MASTER_PORT from the
             environment.
         set_up, tear_down: 'package.module:NAME' of functions (mesh) -> None that ranks call around each draw; either
@@ -135,6 +150,7 @@ def module_property(
         "a module takes x_shapes, of one floating-point x, or inputs={'name': ids(vocab=11, shape=('batch', 'seq'))}, "
         f"got {'neither' if inputs is None else 'both'}",
     )
+    require(state is None or state in STATES, f"state must be {' or '.join(map(repr, STATES))}, got {state!r}")
     require_axes(tuple(axes), batch_axis)
     require(
         all(isinstance(size, int) and size >= 1 for size in world_sizes),
@@ -143,8 +159,8 @@ def module_property(
     for name, names in (("outputs", outputs), ("positional", positional), ("axes", axes)):
         require(not isinstance(names, str), f"{name} must hold names, such as {name}=({names!r},), got {names!r}")
     common: Fields = (
-        ("axes", tuple(axes)), ("batch_axis", batch_axis),
-        ("placed", placed), ("needs_world", needs_world or bool(set_up or tear_down)), ("set_up", set_up),
+        ("axes", tuple(axes)), ("batch_axis", batch_axis), ("placed", placed), ("state", state or ""),
+        ("needs_world", needs_world or bool(set_up or tear_down)), ("set_up", set_up),
         ("tear_down", tear_down), ("optimizer", optimizer), ("step", step),
         ("steps", (2 if optimizer else 1) if steps is None else steps), ("micro_batches", micro_batches),
         ("max_norm", float(max_norm)), ("norm_type", float(norm_type)),

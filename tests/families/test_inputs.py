@@ -46,6 +46,7 @@ def case_of(build: str, parallelize: str, inputs: dict[str, Any] | None = None, 
 
 def model_case(parallelize: str, **fields: Any) -> ModuleCase:
     fields = {"dtype": "float64", "values": REAL, "outputs": ("loss", "logits"), "batch": "mean of parts"} | fields
+    fields = {"state": "own rows"} | fields
     return case_of("model", parallelize, MODEL, **fields)
 
 

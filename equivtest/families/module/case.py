@@ -24,6 +24,7 @@ from equivtest.families.module.case_inputs import (
 )
 from equivtest.families.module.case_outputs import OUTPUT
 from equivtest.families.module.case_rows import other_sizes, outputs_have_rows
+from equivtest.families.module.case_state import STATES, WHOLE_BATCH, require_state
 from equivtest.families.module.case_steps import TOTAL_NORM, StepCase, updated
 from equivtest.families.module.case_world import WorldCase
 from equivtest.kit.case import Shape, at_step, require
@@ -84,6 +85,9 @@ class ModuleCase(AxesCase, StepCase, WorldCase):
         placed: 'package.module:NAME' of a function (parallel module, name of a parameter) -> (tensor, indices), which
             says what this rank holds of it: of each local element its place in the flattened whole, -1 where it has
             none; or None where the tensor of that name says it.  '': it is read off.
+        state: Which contract a module fulfils whose forward changes buffers, in a divided batch.  'own rows': each rank
+            has the unsharded module's buffers after its own rows.  'whole batch': every rank has its buffers after the
+            whole batch, and outputs are the rows of what it gives on the whole batch.  '': both are the same.
     """
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = (EXACT_MODE, REAL_MODE)
@@ -100,6 +104,7 @@ class ModuleCase(AxesCase, StepCase, WorldCase):
     loss: str = ""
     by_parts: bool = False
     placed: str = ""
+    state: Annotated[str, OneOf(("", *STATES))] = ""
 
     def check_fields(self) -> None:
         require(self.largest % 2 == 1, f"largest must be odd, got {self.largest}")
@@ -122,6 +127,7 @@ class ModuleCase(AxesCase, StepCase, WorldCase):
                 not self.by_parts or len(set(self.rows)) == 1,
                 f"by_parts needs as many rows on every rank, got {self.rows}: take a multiple of {self.num_parts}",
             )
+            require_state(self)
 
     def _check_inputs(self) -> None:
         sizes, names = dict(self.sizes), [name for name, _, _ in self.inputs]
@@ -184,7 +190,7 @@ class ModuleCase(AxesCase, StepCase, WorldCase):
     @property
     def is_divided(self) -> bool:
         """Whether the unsharded module runs on each rank's rows by themselves."""
-        return self.batch in (MEAN_OF_PARTS, SUM_OF_PARTS)
+        return self.batch in (MEAN_OF_PARTS, SUM_OF_PARTS) and self.state != WHOLE_BATCH
 
     @property
     def has_own_rows(self) -> bool:
@@ -242,7 +248,11 @@ class ModuleCase(AxesCase, StepCase, WorldCase):
     @property
     def facts(self) -> Facts:
         """Facts of the unsharded module on its inputs, or on the first rank's rows where it runs rank by rank."""
-        return facts_of(self.program_of(self.rows[0] if self.is_divided else self.num_rows))
+        return facts_of(self._program)
+
+    @property
+    def _program(self) -> Program:
+        return self.program_of(self.rows[0] if self.is_divided else self.num_rows)
 
     def input_shapes(self) -> dict[str, Shape]:
         """Shapes of the whole inputs, by name."""
@@ -270,7 +280,7 @@ class ModuleCase(AxesCase, StepCase, WorldCase):
 
     def boundaries(self) -> Mapping[str, Fact]:
         """Facts of all boundaries, values and gradients, by name, if each part is judged alone."""
-        return boundaries_of(self.program_of(self.rows[0])) if self.by_parts else {}
+        return boundaries_of(self._program) if self.by_parts else {}
 
     def stacked_names(self) -> tuple[str, ...]:
         """Answers that each rank of a divided batch has for itself, numbers too: stacked in a new first dim."""
@@ -317,7 +327,9 @@ class ModuleCase(AxesCase, StepCase, WorldCase):
         }
         if not facts.loss:
             outputs = self._output_shapes()
-            given |= {cotangent_of(name): self._placed(outputs[name], has_rows=self.is_divided) for name in facts.roots}
+            given |= {
+                cotangent_of(name): self._placed(outputs[name], has_rows=self.has_own_rows) for name in facts.roots
+            }
         return given
 
     def _answered_once(self) -> dict[str, CaseTensor]:
@@ -334,7 +346,7 @@ class ModuleCase(AxesCase, StepCase, WorldCase):
         for name in self.real_names():  # each rank has a gradient of its own of what all are handed
             is_own = self.is_divided and name not in divided
             shape = (self.num_parts, *shapes[name]) if is_own else shapes[name]
-            answers[f"grad.{name}"] = self._placed(shape, has_rows=self.is_divided, role="gradient")
+            answers[f"grad.{name}"] = self._placed(shape, has_rows=self.has_own_rows, role="gradient")
         answers |= {f"grad.{name}": self._whole(fact.shape, "gradient") for name, fact in facts.parameters.items()}
         answers |= {f"buffer.{name}": self._of_each(fact.shape, "state") for name, fact in facts.buffers.items()}
         for name, fact in self.boundaries().items():
@@ -352,7 +364,7 @@ class ModuleCase(AxesCase, StepCase, WorldCase):
         Raises:
             Misuse: An output's shape follows the batch in another way.
         """
-        if self.batch != PARTS_OF_WHOLE:
+        if self.is_divided or not self.has_own_rows:
             return ()
         others = tuple((size, self.program_of(size)) for size in other_sizes(self.num_rows, self.rows))
         batch = self.num_rows, self.program_of(self.num_rows)

@@ -9,6 +9,7 @@ from typing import Any
 from equivtest.captured.micro_batches import at_micro_batch
 from equivtest.families.module.case import ModuleCase
 from equivtest.families.module.case_facts import Facts
+from equivtest.families.module.case_state import OWN_ROWS
 from equivtest.kit.case import Shape
 from equivtest.kit.case_tensor import CaseTensor
 
@@ -45,6 +46,7 @@ class CapturedCase(ModuleCase):
     started: tuple[str, ...] = ()
     with_gradient: tuple[str, ...] = ()
     further: tuple[tuple[Any, ...], ...] = ()
+    state: str = OWN_ROWS
 
     @property
     def facts(self) -> Facts:

@@ -39,12 +39,12 @@ def outputs_have_rows(batch: Sized, others: tuple[Sized, ...], *, is_divided: bo
         require(
             not (is_fixed and has_rows and is_divided),
             f"{program.build}: whether {name} of shape {shape} has the {num_rows} rows of the batch is unknown, as the "
-            "module takes no other number of rows: name other outputs, outputs=('loss',), or have it take such batches",
+            "module takes no other number of rows: name other outputs by outputs=, or have it take such batches",
         )
         require(
             is_fixed or has_rows,
             f"{program.build}: the first dim of {name} must be the batch's rows, or {name} must have the same shape on "
-            f"every batch, got {_in_words(by_size)}: name other outputs, outputs=('loss',)",
+            f"every batch, got {_in_words(by_size)}: name other outputs by outputs=",
         )
         answers[name] = has_rows
     return answers

@@ -14,7 +14,7 @@ from equivtest.families.module.case import EXACT_MODE, MEAN_OF_PARTS, ModuleCase
 from equivtest.families.module.case_inputs import REAL
 from equivtest.families.module.oracle_unsharded import Tensors, make_unsharded, run_parts, split, sum_of
 from equivtest.families.module.values import VARIANTS, bounds_of
-from equivtest.kit.oracle.averages import Averages
+from equivtest.kit.oracle.averages import Averages, reciprocal_is_near
 from equivtest.kit.oracle.certificate import Certificate
 from equivtest.kit.oracle.exact import InexactData
 from equivtest.kit.oracle.operations import Found, Operations
@@ -65,6 +65,8 @@ def _prove_exact(case: ModuleCase) -> int:
 def _bits_of(case: ModuleCase, variant: int, whole_numbers: Sequence[str]) -> int:
     if case.facts.loss and case.batch == MEAN_OF_PARTS:
         raise Misuse(f"{case.build}: a mean of {case.num_parts} losses may round")
+    if not case.is_divided and case.batch == MEAN_OF_PARTS and not reciprocal_is_near(case.num_parts, case.dtype):
+        raise Misuse(f"{case.build}: a mean over {case.num_parts} ranks may round in {case.dtype}")
     places = Places()
     certificate = Certificate(DTYPES[case.dtype], places)
     drawn = draw(replace(case, values=((EXACT_MODE, variant),)), 0) if whole_numbers else {}

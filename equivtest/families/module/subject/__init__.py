@@ -30,6 +30,7 @@ from equivtest.families.module.case_boundaries import Capture
 from equivtest.families.module.case_facts import call, call_builder, in_dtype, with_parameters
 from equivtest.families.module.case_names import by_own_name
 from equivtest.families.module.case_outputs import OUTPUT, named_outputs
+from equivtest.families.module.case_state import require_own_norms
 from equivtest.families.module.case_steps import TOTAL_NORM
 from equivtest.families.module.subject.backward import run_backward
 from equivtest.families.module.subject.held import held_parameters, places_in, require_whole
@@ -90,6 +91,7 @@ def run_module(case: ModuleCase, mesh: DeviceMesh, given: Given, parallelize: Pa
     whole = _make_whole(case, mesh, given)
     handed = dict(whole.named_parameters())
     parallel = _parallelized(case, mesh, whole, parallelize)
+    require_own_norms(case, parallel)
     places = places_in(case, mesh, parallel, handed, lambda values: make_parallel(case, mesh, values, parallelize))
     held = functools.partial(held_parameters, case, mesh, parallel, places)
     if not case.is_stepped:

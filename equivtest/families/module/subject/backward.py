@@ -38,7 +38,7 @@ def _like(case: ModuleCase, mesh: DeviceMesh, name: str, output: torch.Tensor, c
         cotangent = cotangent if output.dim() or cotangent.numel() != 1 else cotangent.reshape(())
         _require_shape(case, mesh, name, tuple(output.shape), tuple(cotangent.shape))
         return cotangent
-    if case.is_divided:
+    if case.has_own_rows:
         raise Misuse(
             f"{case.parallelize}: of a divided batch each rank must give its own rows as a plain tensor, got a DTensor "
             f"of {output.placements}: call to_local on it"
@@ -61,12 +61,12 @@ def _require_shape(
     for place, size in zip(mesh.get_coordinate() or (), case.mesh_shape, strict=False):
         rank = rank * size + place
     dim = divided_dim(right, shape, case.mesh_shape, rank)
-    is_own = "this rank's rows of " if case.is_divided else ""
+    is_own = "this rank's rows of " if case.has_own_rows else ""
     said = f"{case.parallelize}: {name} is of shape {shape}, and {is_own}the unsharded module's of {right}"
     if dim is None:
         raise ValueError(f"{said}: give what the unsharded module gives, whole, on every rank")
     rows = ", or, where each rank is to have rows of its own, say batch='mean of parts'"
     raise ValueError(
         f"{said}: it is what this rank has of that divided along dim {dim}: gather it (all_gather, full_tensor() of a "
-        f"DTensor, output_layouts=Replicate() in a plan){'' if dim or case.is_divided else rows}"
+        f"DTensor, output_layouts=Replicate() in a plan){'' if dim or case.has_own_rows else rows}"
     )
