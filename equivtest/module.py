@@ -261,13 +261,14 @@ def _batch_of(case: ModuleCase, pool: Pool, space: Space, limit_s: float) -> str
 
 
 def _on_silence(case: ModuleCase, cause: Reply) -> str:
-    """What kept the ranks from an answer, and the way out."""
+    """What kept the ranks from an answer, the way out, and the rank's traceback, stacks or output."""
     what = {"timed_out": "did not answer", "lost": "ended"}.get(cause.outcome, f"raised {cause.error_type}")
     said = (cause.error_text.strip().splitlines() or [""])[0]
+    detail = "".join(f"\n  {line}" for line in cause.detail.strip().splitlines())
     return (
         f"{case.parallelize}: whether what it makes reduces gradients is not known: asked in {case.dtype}, rank "
         f"{cause.rank} of {case.world_size} {what}{': ' * bool(said)}{said}. Mend that, or say how rows are handed "
-        "out: module_property(..., batch='whole'), 'mean of parts' or 'sum of parts'"
+        f"out: module_property(..., batch='whole'), 'mean of parts' or 'sum of parts'{detail}"
     )
 
 
