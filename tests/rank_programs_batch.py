@@ -197,6 +197,6 @@ def hangs(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 def ends_the_last_rank(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
     if mesh.get_rank() == mesh.size() - 1:
-        print("no library to load", flush=True)
+        os.write(2, b"no library to load\n")
         os._exit(3)
     return ddp(module, mesh)

@@ -199,6 +199,24 @@ def test_replicas_that_differ_in_the_sign_of_zero_fail() -> None:
     assert judge(agrees_on_all_ranks, replies).mismatches[0].actual == "-0.000000000e+00 (bits 0x80000000)"
 
 
+def test_replicas_show_another_value_before_a_zero_of_another_sign() -> None:
+    """In a tensor behind it, and in the same tensor on another rank."""
+    zeros = set_element(set_element(right_replies(LINEAR), 0, "grad.x", (0, 0), 0.0), 2, "grad.x", (0, 0), 0.0)
+    signed = set_element(zeros, 1, "grad.x", (0, 0), -0.0)
+    judgement = judge(agrees_on_all_ranks, set_element(signed, 2, "grad.x", (1, 2), 0.5))
+
+    assert (judgement.mismatches[0].rank, judgement.mismatches[0].local_index) == (2, (1, 2))
+    assert judgement.mismatches[0].extent == "ranks 0 and 1, 0 and 2"
+
+
+def test_replicas_show_a_tensor_of_another_value_first() -> None:
+    fetch = replace(FETCH, parameters=((2,), (2,)))
+    replies = set_element(set_element(right_replies(fetch), 0, "param.0", (0,), 0.0), 1, "param.0", (0,), -0.0)
+    judgement = judge(agrees_on_all_ranks, set_element(replies, 1, "param.1", (1,), float("nan")), fetch)
+
+    assert [mismatch.tensor for mismatch in judgement.mismatches] == ["param.1", "param.0"]
+
+
 def test_replicas_of_another_dtype_fail() -> None:
     """Shape and dtype are shown instead of bits."""
     replies = right_replies(LINEAR)

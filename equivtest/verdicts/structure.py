@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import torch
 
@@ -16,6 +17,9 @@ from equivtest.verdicts.elements import BY_ELEMENTS, unravel
 from equivtest.verdicts.verdict import Judgement, Mismatch
 
 Shape = tuple[int, ...]
+
+_Found = tuple[bool, Mismatch]
+"""A mismatch of replicas, behind whether a value differs, not only the bits of zeros or of NaN."""
 
 
 def judge_layouts(expected: Expected, answers: Answers, names: Iterable[str]) -> Judgement:
@@ -51,13 +55,15 @@ def _of_parameters(expected: Expected) -> list[str]:
 
 
 def judge_replicas(case: Case, expected: Expected, answers: Answers) -> Judgement:
-    wrong, agreeing = [], []
+    """Judges that replicas have the same bits; tensors with other values come before those with other bits alone."""
+    wrong: list[_Found] = []
+    agreeing = []
     for name in expected.tensors:
         held = {rank: answer.tensors[name] for rank, answer in answers.items() if name in answer.tensors}
         if any(placed.indices is not None for placed in held.values()):
-            mismatch = _listed_mismatch(name, held, tuple(expected.tensors[name].value.shape), case.mesh_shape)
-            wrong += [mismatch] if mismatch else []
-            agreeing += [] if mismatch else [name]
+            found = _listed_mismatch(name, held, tuple(expected.tensors[name].value.shape), case.mesh_shape)
+            wrong += [found] if found else []
+            agreeing += [] if found else [name]
             continue
         layouts = {placed.layout for placed in held.values()}
         if len(held) < len(answers) or len(layouts) != 1:
@@ -68,35 +74,44 @@ def judge_replicas(case: Case, expected: Expected, answers: Answers) -> Judgemen
         pairs = [(group[0], rank) for group in replicas(layout, case.mesh_shape) for rank in group[1:]]
         differing = [pair for pair in pairs if not same_bits(held[pair[0]].local, held[pair[1]].local)]
         if differing:
-            wrong.append(_replica_mismatch(name, held[differing[0][0]].local, held[differing[0][1]].local, differing))
+            extent = f"ranks {', '.join(f'{a} and {b}' for a, b in differing)}"
+            compared = [_replica_mismatch(name, pair, *(held[rank].local for rank in pair)) for pair in differing]
+            is_other_value, mismatch = min(compared, key=_bits_alone_last)
+            wrong.append((is_other_value, replace(mismatch, extent=extent)))
         else:
             agreeing.append(name)
-    return Judgement("replica" if wrong else "holds", tuple(wrong), tuple(agreeing))
+    ordered = [mismatch for _, mismatch in sorted(wrong, key=_bits_alone_last)]
+    return Judgement("replica" if wrong else "holds", tuple(ordered), tuple(agreeing))
 
 
-def _replica_mismatch(name: str, left: torch.Tensor, right: torch.Tensor, differing: list[tuple[int, int]]) -> Mismatch:
-    first, second = differing[0]
-    extent = ", ".join(f"{a} and {b}" for a, b in differing)
+def _bits_alone_last(found: _Found) -> bool:
+    return not found[0]
+
+
+def _first_difference(left: torch.Tensor, right: torch.Tensor) -> tuple[bool, int]:
+    """Whether a value differs, and the flat index of the first that does, else of the first with other bits."""
+    is_other = ((left != right) & ~(left.isnan() & right.isnan())).reshape(-1)
+    if is_other.any():
+        return True, int(is_other.int().argmax())
+    return False, int((as_bits(left) != as_bits(right)).reshape(-1).int().argmax())
+
+
+def _replica_mismatch(name: str, ranks: tuple[int, int], left: torch.Tensor, right: torch.Tensor) -> _Found:
+    first, second = ranks
     if left.shape != right.shape or left.dtype != right.dtype:
-        return Mismatch(
-            name,
-            second,
-            f"{tuple(left.shape)} {left.dtype} as on rank {first}",
-            f"{tuple(right.shape)} {right.dtype}",
-            extent=f"ranks {extent}",
-        )
-    flat = int((as_bits(left) != as_bits(right)).reshape(-1).int().argmax())
-    return Mismatch(
+        expected = f"{tuple(left.shape)} {left.dtype} as on rank {first}"
+        return True, Mismatch(name, second, expected, f"{tuple(right.shape)} {right.dtype}")
+    is_other_value, flat = _first_difference(left, right)
+    return is_other_value, Mismatch(
         name,
         second,
         f"{in_words(left, flat)} as on rank {first}",
         in_words(right, flat),
         local_index=unravel(flat, tuple(left.shape)),
-        extent=f"ranks {extent}",
     )
 
 
-def _listed_mismatch(name: str, held: Mapping[int, Placed], shape: Shape, mesh_shape: Shape) -> Mismatch | None:
+def _listed_mismatch(name: str, held: Mapping[int, Placed], shape: Shape, mesh_shape: Shape) -> _Found | None:
     """The first element that a rank holds with other bits than the first rank that holds it.
 
     Tensors of another shape or dtype are other claims' business.
@@ -112,9 +127,9 @@ def _listed_mismatch(name: str, held: Mapping[int, Placed], shape: Shape, mesh_s
     rank = assembled.disagreeing[0][1]
     places, local = places_of(held[rank], shape, mesh_shape, rank).reshape(-1), held[rank].local
     right = assembled.tensor.reshape(-1)[places]
-    flat = int((as_bits(right) != as_bits(local.reshape(-1))).int().argmax())
+    is_other_value, flat = _first_difference(right, local.reshape(-1))
     place = int(places[flat])
-    return Mismatch(
+    return is_other_value, Mismatch(
         name,
         rank,
         f"{in_words(right, flat)} as on rank {int(holders.reshape(-1)[place])}",
