@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,6 +97,7 @@ class _Collectives:
             if problem:
                 raise Inconsistent(problem)
             operands = [_operand_of(event) for event in events]
+            _require_sizes(events, operands)
             op = "sum" if first.op == "premul" else first.op
             for rank, event in enumerate(events):
                 root = first.begun.options.get("root")
@@ -181,6 +182,38 @@ class _Collectives:
 
     def _blame(self, layer: str, event: Event, text: str) -> None:
         self.blames.append(Blame(layer, f"{describe(event)}: {text}", event.begun.number))
+
+
+def _require_sizes(events: Sequence[Event], operands: Sequence[Items]) -> None:
+    """Raises Inconsistent unless the operands have the sizes and dtypes that the collective asks for.
+
+    Operands of several sizes may be gathered if each rank has room for all of them.  Source: the docstring of
+    torch.distributed.all_gather (2.13.0): "Complex and uneven sized tensors are supported."
+    """
+    kind, room = events[0].kind, [sum(event.begun.options["room"]) for event in events]
+    sizes = [tuple(len(part) for item in items for part in item) for items in operands]
+    dtypes = [tuple(dtype_name(part.dtype) for item in items for part in item) for items in operands]
+    given, totals = _given(kind, operands), list(map(sum, sizes))
+    if kind not in ("scatter", "all_to_all") and len(set(sizes)) > 1 and given != room:
+        said = _each(totals) if len(set(totals)) > 1 else _each(sizes)
+        raise Inconsistent(f"the ranks give {said} elements to one {kind}")
+    if kind not in ("scatter", "all_to_all") and len(set(dtypes)) > 1:
+        raise Inconsistent(f"the ranks give {_each(', '.join(each) for each in dtypes)} to one {kind}")
+    for event, size, total in zip(events, room, given, strict=False):
+        if size != total:
+            raise Inconsistent(f"the ranks give {total} elements to rank {event.rank}, which has room for {size}")
+
+
+def _given(kind: str, operands: Sequence[Items]) -> list[int]:
+    """How many elements each rank gets of what is moved among all; empty of any other kind."""
+    if kind in ("scatter", "all_to_all"):
+        return [sum(len(item[place]) for items in operands for item in items) for place in range(len(operands))]
+    whole = sum(len(part) for items in operands for item in items for part in item)
+    return [whole] * len(operands) if kind == "all_gather" else []
+
+
+def _each(values: Iterable[object]) -> str:
+    return " and ".join(map(str, dict.fromkeys(values)))
 
 
 def _operand_of(event: Event) -> Items:

@@ -105,3 +105,31 @@ def _twice(case: FetchCase, mesh: DeviceMesh, given: Given) -> Answers:
         for name, placed in found.items():
             placed.local.mul_(2 if name.startswith("param") else 1)
     return dict(found)
+
+
+def gathers_rows_of_its_own(case: FetchCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """Rank 1 gives more than rank 0, and each has room for twice what it gives itself."""
+    mine = torch.ones(mesh.get_local_rank() + 1)
+    dist.all_gather_into_tensor(mine.new_empty(2 * len(mine)), mine, group=mesh.get_group())
+    return _twice(case, mesh, given)
+
+
+def gathers_rows_into_room_for_all(case: FetchCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """Rank 1 gives more than rank 0, and each has room for what each gives."""
+    room = [torch.empty(rank + 1) for rank in range(mesh.size())]
+    dist.all_gather(room, torch.ones(mesh.get_local_rank() + 1), group=mesh.get_group())
+    return _twice(case, mesh, given)
+
+
+def sends_more_than_is_awaited(case: FetchCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """Rank 1 sends two rows to each rank, and rank 0 awaits one of each."""
+    rank = mesh.get_local_rank()
+    splits = [rank + 1] * mesh.size()
+    dist.all_to_all_single(torch.empty(sum(splits)), torch.ones(sum(splits)), splits, splits, group=mesh.get_group())
+    return _twice(case, mesh, given)
+
+
+def broadcasts_more_than_is_awaited(case: FetchCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """Rank 0 sends one element where rank 1 awaits two."""
+    dist.broadcast(torch.ones(mesh.get_local_rank() + 1), group_src=0, group=mesh.get_group())
+    return _twice(case, mesh, given)

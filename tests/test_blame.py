@@ -73,6 +73,30 @@ def test_what_the_backend_does_right_is_not_blamed_on_it(pool: Pool, subject: st
 
 
 @pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("subject", "difference"),
+    [
+        ("gathers_rows_of_its_own", "the ranks give 1 and 2 elements to one all_gather"),
+        ("sends_more_than_is_awaited", "the ranks give 3 elements to rank 0, which has room for 2"),
+        ("broadcasts_more_than_is_awaited", "the ranks give 1 and 2 elements to one broadcast"),
+    ],
+)
+def test_ranks_that_give_unequal_shapes_are_the_fault_of_the_program(pool: Pool, subject: str, difference: str) -> None:
+    """Whether the collective then raises, hangs or leaves wrong values."""
+    fault = told(PROGRAMS + subject, FETCH, pool, "timed_out")
+
+    assert fault.startswith("parallelization: ") and difference in fault
+
+
+@pytest.mark.ranks
+def test_backend_that_refuses_a_documented_gather_of_uneven_tensors_is_named(pool: Pool) -> None:
+    """Each rank has room for what every rank gives, which torch documents as supported."""
+    fault = told(PROGRAMS + "gathers_rows_into_room_for_all", FETCH, pool, "raised")
+
+    assert fault.startswith("collective: all_gather of float32 (") and "invalid tensor size" in fault
+
+
+@pytest.mark.ranks
 @pytest.mark.parametrize("subject", ["through_two_groups", "from_anybody", "told_by_name", "looked_after"])
 def test_however_ranks_exchange_what_comes_as_it_was_sent_is_right(pool: Pool, subject: str) -> None:
     """Groups of the same ranks are apart, and each rank may call them in an order of its own."""

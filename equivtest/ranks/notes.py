@@ -27,7 +27,8 @@ class Note(msgspec.Struct, frozen=True, array_like=True):
         given: The arguments of what begins, as `packed`.
         got: What a collective left in its results; what an operation returned, then what it wrote to.
         group: Ranks of the world that the collective's group has, in its order.
-        options: Of a collective: 'op', 'factor' of a 'premul', 'root', 'phase', 'group_name' and the like.
+        options: Of a collective: 'op', 'factor' of a 'premul', 'root', 'phase', 'group_name', the elements of each
+            result as 'room', and the like.
         was_changed: Whether something else wrote to the operands in the meantime.
         error: What was raised.
         at_s: When a barrier was called, and when it had been waited for: `time.monotonic` of the rank's host.

@@ -87,6 +87,7 @@ class Watch:
             number = next(self.numbers)
             operands = call.operands(arguments)
             held = [tensor.detach().clone() for tensor in flat_tensors(operands)]
+            room = [tensor.numel() for tensor in flat_tensors(call.results(arguments))]
             self.note(
                 number=number,
                 moment=BEGUN,
@@ -94,7 +95,7 @@ class Watch:
                 name=name,
                 given=packed(operands),
                 group=tuple(dist.get_process_group_ranks(group)),
-                options={**_options_of([*arguments, *_in_order(named)]), "group_name": group.group_name},
+                options={**_options_of([*arguments, *_in_order(named)]), "group_name": group.group_name, "room": room},
             )
             try:
                 work = hand_on(arguments)
