@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +12,7 @@ from equivtest.bounded import explained, require_bounds
 from equivtest.errors import Misuse, PropertyMisuse
 from equivtest.families.module.case import LARGEST, REAL_DTYPES, REAL_MODE, WHOLE, ModuleCase, call_builder
 from equivtest.families.module.case_axes import meshes_of
+from equivtest.families.module.case_facts import refusal_in
 from equivtest.families.module.case_inputs import BATCH
 from equivtest.families.module.oracle_exact import prove_exact
 from equivtest.importing import suggestion
@@ -143,11 +145,23 @@ def tried(door: Door, batch: str, world_size: int, dtypes: tuple[str, ...]) -> t
     return fitting, reasons
 
 
+@functools.lru_cache(maxsize=64)
+def refusals(door: Door, batch: str, dtypes: tuple[str, ...]) -> dict[str, str]:
+    """Says why the unsharded module does not run in some dtypes, by their names; empty if it runs in none."""
+    make = functools.partial(door.make, world_size=1, batch=batch, mesh=(1,) * len(door.axes), **door.shortest)
+    for dtype, layout in itertools.product(dtypes, door.layouts):
+        with contextlib.suppress(Misuse):
+            program = make(dtype=dtype, **{door.varied: layout}).program
+            return {each: why for each in dtypes if (why := refusal_in(program, each))}
+    return {}
+
+
 def _tried_on(
     mesh: Shape, door: Door, batch: str, world_size: int, dtypes: tuple[str, ...]
 ) -> tuple[ByDtype, list[str]]:
     """The same of one mesh."""
     varied, layouts = door.varied, door.layouts
+    dtypes = tuple(dtype for dtype in dtypes if dtype not in refusals(door, batch, dtypes))
     make = functools.partial(door.make, world_size=world_size, batch=batch, mesh=mesh, **door.shortest)
     if batch != WHOLE and dtypes:
         layouts = _divisible(door, functools.partial(make, dtype=dtypes[0]))

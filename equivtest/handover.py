@@ -138,7 +138,7 @@ class Searched(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         label: Which of the property's `planned`.
         start: How the ranks were started, in words.
-        left_out: Dtypes of the run that no case of the property can be judged in.
+        left_out: Dtypes of the run that no case of the property can be judged in, each with the reason or ''.
         audit: None for a search.
     """
 
@@ -147,7 +147,7 @@ class Searched(msgspec.Struct, frozen=True, kw_only=True):
     start: str
     records: tuple[Record, ...] = ()
     failures: tuple[Failure, ...] = ()
-    left_out: tuple[str, ...] = ()
+    left_out: dict[str, str] = msgspec.field(default_factory=dict)
     audit: Audited | None = None
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from equivtest import limits
 from equivtest.check import DEFAULT_CLAIMS
-from equivtest.door import Door, Fields, combinations, judged_layouts, tried
+from equivtest.door import Door, Fields, combinations, judged_layouts, refusals, tried
 from equivtest.errors import Misuse
 from equivtest.families.module.case import (
     BATCHES,
@@ -217,19 +217,41 @@ def _resolve(door: Door, prop: Property, pool: Pool, space: Space) -> Property:
     """The property of a batch that is divided where what `parallelize` makes reduces gradients."""
     num_ranks = space.world_sizes[0]
     mesh = mesh_along(num_ranks, door.axes, str(dict(door.fields)["batch_axis"]))
-    case = door.make(world_size=num_ranks, mesh=mesh, **{door.varied: door.layouts[0]})
-    batch = _batch_of(case, pool, space, prop.limit_s)
-    if case.step and batch == MEAN_OF_PARTS:
+    cases = _made_in(
+        space.dtypes, partial(door.make, world_size=num_ranks, mesh=mesh, **{door.varied: door.layouts[0]})
+    )
+    batch = _batch_of(cases, pool, prop.limit_s)
+    if cases[0].step and batch == MEAN_OF_PARTS:
         batch = PARTS_OF_WHOLE
     return replace(prop, cases=partial(_cases, door, batch), leaves_out=partial(_left_out, door, batch), resolve=None)
+
+
+def _made_in(dtypes: Sequence[str], make: Callable[..., ModuleCase]) -> list[ModuleCase]:
+    """Cases in those dtypes that the unsharded module takes; of steps in REAL_DTYPES if there is none of these.
+
+    Raises:
+        Misuse: The module takes none of them.
+    """
+    made: list[ModuleCase] = []
+    mistakes: list[Misuse] = []
+    for dtype in dict.fromkeys((*dtypes, *REAL_DTYPES)):
+        try:
+            case = make(dtype=dtype)
+        except Misuse as error:
+            mistakes.append(error)
+        else:
+            made += [case] * (dtype in dtypes or (case.is_stepped and not made))
+    if not made:
+        raise mistakes[0]
+    return made
 
 
 _batches: dict[tuple[ModuleCase, Backend], str] = {}
 """What ranks have answered, by the case that they were asked on."""
 
 
-def _batch_of(case: ModuleCase, pool: Pool, space: Space, limit_s: float) -> str:
-    """What the ranks say, in the first dtype that they can compute with; of steps, in the first of REAL_DTYPES.
+def _batch_of(cases: Sequence[ModuleCase], pool: Pool, limit_s: float) -> str:
+    """What the ranks say, of the first case in whose dtype they can compute.
 
     'whole' where in every dtype the backend refuses what `parallelize` calls, or that declines: it does so in each.
 
@@ -238,9 +260,7 @@ def _batch_of(case: ModuleCase, pool: Pool, space: Space, limit_s: float) -> str
             declines the mesh on which it was asked, of several.
     """
     declined = ""
-    real = [dtype for dtype in space.dtypes if dtype in REAL_DTYPES]
-    dtypes = (real or REAL_DTYPES) if case.is_stepped else space.dtypes
-    for each in (replace(case, dtype=dtype) for dtype in dtypes):
+    for each in cases:
         if (each, pool.backend) in _batches:
             return _batches[each, pool.backend]
         replies = pool.run(CONTRACT_OF, each, limit_s=limit_s)
@@ -251,7 +271,7 @@ def _batch_of(case: ModuleCase, pool: Pool, space: Space, limit_s: float) -> str
         if all(reply.outcome == "answered" for reply in replies):
             return _batches.setdefault((each, pool.backend), _agreed(each, replies))
         declined = declined or next((reply.error_text for reply in replies if reply.outcome == "declined"), "")
-    if declined and len(case.mesh_shape) > 1:
+    if declined and len((case := cases[0]).mesh_shape) > 1:
         raise Misuse(
             f"{case.parallelize}: whether what it makes reduces gradients is not known: it does not support the mesh "
             f"{case.mesh_shape} on which it was asked: {declined}. Say how rows are handed out: "
@@ -290,8 +310,11 @@ def _cases(door: Door, batch: str, space: Space) -> SearchStrategy[ModuleCase]:
     return module_cases(space, partial(door.make, batch=batch), door.varied, layouts)
 
 
-def _left_out(door: Door, batch: str, space: Space) -> tuple[str, ...]:
-    """The dtypes in which no sums are exact and no bounds say anything; none where it is so in every dtype there is."""
+def _left_out(door: Door, batch: str, space: Space) -> dict[str, str]:
+    """The dtypes in which the unsharded module does not run, with the reason, or no sums are exact and bounds too wide.
+
+    None if that is so in every dtype there is.
+    """
     others = tuple(dtype for dtype in limits.DTYPES if dtype not in space.dtypes)
     judged = {
         dtype
@@ -300,5 +323,6 @@ def _left_out(door: Door, batch: str, space: Space) -> tuple[str, ...]:
         for dtype in by_dtype
     }
     if not judged and not any(tried(door.unsharded, batch, size, others)[0] for size in space.world_sizes):
-        return ()  # the property is mistaken, which it says where its cases are drawn
-    return tuple(dtype for dtype in space.dtypes if dtype not in judged)
+        return {}  # the property is mistaken, which it says where its cases are drawn
+    reasons = refusals(door.unsharded, batch, space.dtypes)
+    return {dtype: reasons.get(dtype, "") for dtype in space.dtypes if dtype not in judged}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -52,7 +52,8 @@ class Property:
         incomplete: Why a run of many cases leaves it out unless --subjects names it: such cases find failures that the
             known ones do not cover yet.
         requires: Package that the subject imports and equivtest does not; without it nothing is run.
-        leaves_out: Names the dtypes of a space in which none of its cases can be judged; None: each has some that can.
+        leaves_out: Names the dtypes of a space in which none of its cases can be judged, each with the reason or '';
+            None: each has some that can.
         world_sizes: Numbers of ranks that its subject runs on; empty: any.
         resolve: Makes the property that is meant, where the ranks must be asked for it: see `resolved`.
         limit_s: Seconds that one visit of one case may take on all ranks, before it has timed out.
@@ -74,7 +75,7 @@ class Property:
     without_collectives: str = ""
     incomplete: str = ""
     requires: str = ""
-    leaves_out: Callable[[Space], tuple[str, ...]] | None = None
+    leaves_out: Callable[[Space], Mapping[str, str]] | None = None
     world_sizes: tuple[int, ...] = ()
     resolve: Callable[[Property, Pool, Space], Property] | None = None
     limit_s: float = limits.CASE_S
@@ -91,9 +92,9 @@ class Property:
         """Those of them that its subject runs on."""
         return tuple(size for size in world_sizes if not self.world_sizes or size in self.world_sizes)
 
-    def left_out(self, space: Space) -> tuple[str, ...]:
-        """The dtypes of the space in which none of its cases can be judged."""
-        return () if self.leaves_out is None else self.leaves_out(space)
+    def left_out(self, space: Space) -> Mapping[str, str]:
+        """The dtypes of the space in which none of its cases can be judged, each with the reason or ''."""
+        return {} if self.leaves_out is None else self.leaves_out(space)
 
     def is_empty(self, space: Space) -> bool:
         """Whether none of its cases can be judged in any dtype of the space."""

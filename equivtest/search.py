@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -51,14 +51,14 @@ class Findings:
         failures: One per failing (claim, kind), shrunk.
         seconds: Wall-clock time of the search.
         misuse: The mistake in the subject or the property that ended the search before its end; '' where none did.
-        left_out: Dtypes of the chunk in which no case of the property can be judged.
+        left_out: Dtypes of the chunk in which no case of the property can be judged, each with the reason or ''.
     """
 
     records: list[Record]
     failures: list[Failure]
     seconds: float
     misuse: str = ""
-    left_out: tuple[str, ...] = ()
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
 
 def never(case: Case) -> bool:
@@ -131,7 +131,7 @@ class _Search:
     failing: dict[Target, Verdict] = field(default_factory=dict)
     seen: dict[Case, dict[Target, Verdict]] = field(default_factory=dict)
     records: list[Record] = field(default_factory=list)
-    left_out: tuple[str, ...] = ()
+    left_out: Mapping[str, str] = field(default_factory=dict)
     broken_runs: int = 0
 
     def run(self) -> str:

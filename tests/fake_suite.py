@@ -10,7 +10,7 @@ import torch._dynamo  # noqa: F401  (an in-process run would import it and drop 
 CONFTEST = """
 import sys, time, types
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from equivtest import limits
@@ -44,7 +44,7 @@ class Findings:
     failures: list
     seconds: float
     misuse: str = ""
-    left_out: tuple = ()
+    left_out: dict = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def search(prop, chunk, pool, known, failures_dir):
     if trait == "slow":
         time.sleep(0.05)
     if trait == "leftout":
-        return Findings([], [], 0.0, left_out=chunk.dtypes)
+        return Findings([], [], 0.0, left_out=dict.fromkeys(chunk.dtypes, ""))
     if trait == "silent":
         return Findings([], [], 0.0)
     fails = (trait, chunk.world_size) in {("wrong", 3), ("wrong_and_misused", 1)}

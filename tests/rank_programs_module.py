@@ -53,6 +53,25 @@ class Masked(nn.Module):
         return scores.softmax(-1)
 
 
+class Filled(nn.Linear):
+    """Fills nothing with a number that some dtypes do not have."""
+
+    def __init__(self, number: float) -> None:
+        super().__init__(3, 3)
+        self.number = number
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).masked_fill(torch.tensor(False), self.number)  # noqa: FBT003  (torch's own order)
+
+
+def filled_beyond_float16() -> nn.Module:
+    return Filled(1e5)
+
+
+def filled_beyond_float32() -> nn.Module:
+    return Filled(1e300)
+
+
 def noisy() -> nn.Module:
     module = nn.Linear(3, 3)
     module.register_buffer("noise", torch.randn(3))

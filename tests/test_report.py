@@ -89,6 +89,15 @@ def cells_of(kind: str, mode: str, holding: int, others: int) -> Tally:
     return tally(*covered, *held, *[of_kind(kind, mode=mode)] * others)
 
 
+def test_dtype_that_the_module_refuses_is_named_with_the_reason_whole() -> None:
+    counted = tally(record())
+    counted.left_out |= {"float16": "a reason of many words", "bfloat16": ""}
+    lines = summarize([counted], seconds=1.0, width=60)
+
+    assert f"dtypes  {counted.listed.name}: left out float16: a reason of many words" in lines
+    assert any(line.startswith(f"dtypes  {counted.listed.name}: left out bfloat16") for line in lines)
+
+
 def test_a_claim_that_real_values_mostly_leave_open_is_a_hole() -> None:
     """Whatever exact values and other claims say in that cell."""
     assert cells_of("inconclusive", "real-cancelling", 2, 3).holes(["float32"]) == [

@@ -56,7 +56,7 @@ class Tally:
         declined: Why the program does not support a case -> cases.
         failures: Shrunk failures, in order of arrival.
         slowest: (seconds, code of the case), the slowest first.
-        left_out: Dtypes in which no case of the property can be judged.
+        left_out: Dtypes in which no case of the property can be judged, each with the reason or ''.
         unshown: Why claims that hold show nothing, by the property's audit; '' where they do.
     """
 
@@ -79,7 +79,7 @@ class Tally:
     declined: Counter[str] = field(default_factory=Counter)
     failures: list[Failure] = field(default_factory=list)
     slowest: list[tuple[float, str]] = field(default_factory=list)
-    left_out: set[str] = field(default_factory=set)
+    left_out: dict[str, str] = field(default_factory=dict)
     unshown: str = ""
 
     @property

@@ -45,9 +45,15 @@ def summarize(
     notes = [f"values  {tally.listed.name}: {_shares_text(tally.modes)}" for tally in tallies if len(tally.modes) > 1]
     notes += [f"cells   {thin}" for tally in tallies if wants_cells and (thin := cells.in_words(tally))]
     notes += [
-        f"dtypes  {tally.listed.name}: left out {', '.join(sorted(tally.left_out))}: no case can be judged there"
+        f"dtypes  {tally.listed.name}: left out {', '.join(dtypes)}: no case can be judged there"
         for tally in tallies
-        if tally.left_out
+        if (dtypes := sorted(dtype for dtype, why in tally.left_out.items() if not why))
+    ]
+    refused = [
+        f"dtypes  {tally.listed.name}: left out {dtype}: {why}"
+        for tally in tallies
+        for dtype, why in sorted(tally.left_out.items())
+        if why
     ]
     declined = [
         f"program {tally.listed.name}: does not support {tally.declined.total():,} of {tally.layouts:,} cases: "
@@ -62,7 +68,7 @@ def summarize(
     if unaudited := [tally.listed.name for tally in tallies if tally.lacks_audit]:
         notes.append(f"audit   left out by the selection, so that a green may show nothing: {', '.join(unaudited)}")
     notes = [_cut(line, width) for line in notes] + [f"left    {reason}" for reason in left_out]
-    notes += declined + _lacking(tallies)
+    notes += refused + declined + _lacking(tallies)
     return [
         *headlines,
         *_counts_table(tallies),

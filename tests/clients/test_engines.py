@@ -52,8 +52,8 @@ def in_float32(found: Property, space: Space) -> st.SearchStrategy[ModuleCase]:
     return drawn
 
 
-def left_out(space: Space) -> tuple[str, ...]:
-    return tuple(dtype for dtype in space.dtypes if dtype != "float32")
+def left_out(space: Space) -> dict[str, str]:
+    return {dtype: "" for dtype in space.dtypes if dtype != "float32"}
 
 
 engine_step_of_stage_0 = trained("stage_0")

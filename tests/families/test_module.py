@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from equivtest.kit.oracle import expect
 from equivtest.kit.values import draw
 from equivtest.known import KnownFailures
 from equivtest.module import module_property
-from equivtest.property import Space
+from equivtest.property import Space, resolved
 from equivtest.ranks.pool import Pool
 from equivtest.search import search
 from equivtest.verdicts.verdict import RankRaised, ShapeMismatch, ValueMismatch
@@ -245,7 +246,7 @@ def test_dtypes_in_which_a_module_cannot_be_judged_are_left_out(
     prop = module_property(HERE + "norm", HERE + "whole", ((2, 3),), by_parts=False)
     found = search(prop, Chunk(1, dtypes, 0, 3), pool, KnownFailures(), tmp_path)
 
-    assert (found.misuse, found.left_out) == ("", left_out)
+    assert (found.misuse, tuple(found.left_out)) == ("", left_out)
     assert {record.dtype for record in found.records} == judged
 
 
@@ -295,3 +296,33 @@ def test_what_rounds_and_is_another_function_is_refuted(pool: Pool) -> None:
 
     with pytest.raises(ValueMismatch, match=r"module: output differs from the oracle(.|\n)*running error of"):
         check("module", case, pool)
+
+
+@pytest.mark.parametrize(
+    ("build", "refused"),
+    [("filled_beyond_float16", {"float16"}), ("filled_beyond_float32", {"float32", "bfloat16", "float16"})],
+)
+@pytest.mark.parametrize("batch", ["whole", "mean of parts"])
+def test_dtype_that_the_unsharded_module_does_not_take_is_left_out(build: str, refused: set[str], batch: str) -> None:
+    prop, space = module_property(HERE + build, f"{HERE}ddp", [(2, 3)], batch=batch), Space((2,), limits.DTYPES)
+    left_out = prop.left_out(space)
+
+    assert left_out.keys() == refused
+    assert all(re.search(f"not take .* in {dtype}: .* without overflow", why) for dtype, why in left_out.items())
+    assert {case.dtype for case in drawn(prop.cases(space), 20)} == {*limits.DTYPES} - refused
+
+
+def test_dtype_that_is_refused_is_named_if_there_is_no_other() -> None:
+    prop = module_property(f"{HERE}filled_beyond_float32", f"{HERE}ddp", [(2, 3)], batch="whole")
+
+    with pytest.raises(Misuse, match=r"does not take an x of shape \(2, 3\) in float16: RuntimeError"):
+        prop.cases(Space((2,), ("float16",)))
+
+
+@pytest.mark.ranks
+def test_ranks_are_asked_in_a_dtype_that_the_unsharded_module_takes(pool: Pool) -> None:
+    prop = module_property(f"{HERE}filled_beyond_float32", f"{HERE}ddp", [(2, 3)])
+
+    assert {case.batch for case in drawn(resolved(prop, pool).cases(Space((2,), limits.DTYPES)), 2)} == {
+        "mean of parts"
+    }

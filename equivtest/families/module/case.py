@@ -247,11 +247,12 @@ class ModuleCase(AxesCase, StepCase, WorldCase):
 
     @property
     def facts(self) -> Facts:
-        """Facts of the unsharded module on its inputs, or on the first rank's rows where it runs rank by rank."""
-        return facts_of(self._program)
+        """Facts of `program`."""
+        return facts_of(self.program)
 
     @property
-    def _program(self) -> Program:
+    def program(self) -> Program:
+        """The unsharded module on the whole batch, or on the first rank's rows if it runs rank by rank."""
         return self.program_of(self.rows[0] if self.is_divided else self.num_rows)
 
     def input_shapes(self) -> dict[str, Shape]:
@@ -280,7 +281,7 @@ class ModuleCase(AxesCase, StepCase, WorldCase):
 
     def boundaries(self) -> Mapping[str, Fact]:
         """Facts of all boundaries, values and gradients, by name, if each part is judged alone."""
-        return boundaries_of(self._program) if self.by_parts else {}
+        return boundaries_of(self.program) if self.by_parts else {}
 
     def stacked_names(self) -> tuple[str, ...]:
         """Answers that each rank of a divided batch has for itself, numbers too: stacked in a new first dim."""

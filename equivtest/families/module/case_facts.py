@@ -99,6 +99,15 @@ def facts_of(program: Program) -> Facts:
     return first
 
 
+def refusal_in(program: Program, dtype: str) -> str:
+    """Says why the unsharded module does not run in that dtype; '' if it does."""
+    try:
+        facts_of(program._replace(dtype=dtype))
+    except Misuse as error:
+        return str(error)
+    return ""
+
+
 def _run(program: Program, seed: int) -> Facts:
     module = call_builder(program.build)
     parameters = _parameters(program, module)
@@ -109,7 +118,9 @@ def _run(program: Program, seed: int) -> Facts:
         with torch.random.fork_rng(devices=[]):
             given = call(module, program.positional, made_inputs(program, source))
     except NotSupported as error:
-        raise ReferenceRefuses(f"{program.build}: the unsharded module, with {program.takes},", error) from error
+        raise ReferenceRefuses(
+            f"{program.build}: the unsharded module, in {program.dtype}, with {program.takes},", error
+        ) from error
     except Exception as error:
         short = f"an x of shape {program.inputs[0][2]}" if program.is_short else program.takes
         by_name = [name for name, _, _ in program.inputs if name not in program.positional and not program.is_short]
@@ -117,7 +128,8 @@ def _run(program: Program, seed: int) -> Facts:
         if by_name and isinstance(error, TypeError):
             way_out = f"; {by_name[0]} is handed over by name: call it as the forward does, or name it in positional"
         raise Misuse(
-            f"{program.build}: the unsharded module does not take {short}: {type(error).__name__}: {error}{way_out}"
+            f"{program.build}: the unsharded module does not take {short} in {program.dtype}: {type(error).__name__}: "
+            f"{error}{way_out}"
         ) from error
     named = named_outputs(given, program.outputs, program.build)
     _require_real(program, named)

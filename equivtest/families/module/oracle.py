@@ -50,7 +50,9 @@ def _expected_of(case: ModuleCase, index: int, held: Held | None) -> Expected:
     try:
         return expect_steps(case, index, drawn, held, _once) if case.is_stepped else _once(case, index, drawn, held)
     except NotSupported as error:
-        raise ReferenceRefuses(f"{case.build}: the unsharded module, with {case.takes},", error) from error
+        raise ReferenceRefuses(
+            f"{case.build}: the unsharded module, in {case.dtype}, with {case.takes},", error
+        ) from error
 
 
 def _once(case: ModuleCase, index: int, drawn: Tensors, held: Held | None) -> Expected:

@@ -85,7 +85,9 @@ def _bits_of(case: ModuleCase, variant: int, whole_numbers: Sequence[str]) -> in
             for stack in run_parts(case, modules, parts)[1].values():
                 sum_of(stack)
     except NotSupported as error:
-        raise ReferenceRefuses(f"{case.build}: the unsharded module, with {case.takes},", error) from error
+        raise ReferenceRefuses(
+            f"{case.build}: the unsharded module, in {case.dtype}, with {case.takes},", error
+        ) from error
     except InexactData as error:
         raise Misuse(
             f"{case.build}: on integers up to {case.largest} in {case.dtype}, on {case.world_size} ranks, with "

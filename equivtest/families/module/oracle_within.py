@@ -75,12 +75,14 @@ def ran_within_bounds(case: ModuleCase, given: Tensors, held: Sequence[HeldAt], 
             rows, stacks = run_parts(case, modules, ranged)
             counted.roundings = replace(counted.roundings, ranks=case.world_size)
     except InexactData as error:
-        raise Misuse(f"{case.build}, with {case.takes}: {error}{places.refused}: {_way_out(error)}") from error
+        raise Misuse(
+            f"{case.build}, in {case.dtype}, with {case.takes}: {error}{places.refused}: {_way_out(error)}"
+        ) from error
     except NotSupported:  # which `expect` tells
         raise
     except Exception as error:  # an arbitrary module's, of a tensor that is not the usual one
         raise Misuse(
-            f"{case.build}, with {case.takes}, cannot be followed operation by operation: "
+            f"{case.build}, in {case.dtype}, with {case.takes}, cannot be followed operation by operation: "
             f"{type(error).__name__}: {error}{places.here()}"
         ) from error
     return Ran(rows, stacks, counted, runs)
