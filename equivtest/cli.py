@@ -211,7 +211,7 @@ def check(
     from equivtest.ranks.backend import Backend
     from equivtest.ranks.run_hub import pool_on_hosts
     from equivtest.suite import claims_of
-    from equivtest.verdicts.message import write_message
+    from equivtest.verdicts.message import on_factors, write_message
 
     chosen = Backend(backend, device, tuple(imports or ()), start, arithmetic)
     if not listen:
@@ -231,6 +231,8 @@ def check(
         names = dict.fromkeys(verdict.claim for verdict in verdicts if verdict.kind == kind)
         if names and not failed:
             typer.echo(f"{subject}: {', '.join(names)} {words} in {parsed!r}")
+    for line in dict.fromkeys(line for verdict in verdicts for line in on_factors(verdict.judgement.factors)):
+        typer.echo(f"{subject}: factor {line}")
     return int(bool(failed))
 
 

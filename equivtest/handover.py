@@ -22,6 +22,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         known: Claim -> reason of the known failure.
         parts: What parts of a module held -> as `tensor_margins`, None where nothing is concluded; `begins` is the
             first that is wrong, '' where none is.
+        factors: As of `equivtest.verdicts.verdict.Judgement`.
     """
 
     schema: int
@@ -44,6 +45,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     known: dict[str, str]
     parts: dict[str, float | None] = {}
     begins: str = ""
+    factors: dict[str, float] = {}
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):

@@ -45,7 +45,7 @@ from equivtest.verdicts.claims import (
 )
 from equivtest.verdicts.compare import compare
 from equivtest.verdicts.elements import is_too_wide
-from equivtest.verdicts.message import describe_failure, few
+from equivtest.verdicts.message import describe_failure, few, on_factors
 from equivtest.verdicts.verdict import Verdict
 
 VALUES = tuple(claim.name for claim in (equals_unsharded, gradients_equal_unsharded, trains_like_unsharded))
@@ -221,6 +221,7 @@ def describe(judged: Judged) -> str:
     open_ = [verdict.claim for verdict in judged.verdicts if verdict.kind == "inconclusive"]
     lines = [f"{judged.run.folder}: {', '.join(names)} hold"]
     lines += [f"{judged.run.folder}: {', '.join(open_)} inconclusive: {judged.open()}"] * bool(open_)
+    lines += [f"  {'factor':9} {line}" for verdict in judged.verdicts for line in on_factors(verdict.judgement.factors)]
     return "\n".join([*lines, f"  {'run':9} {where}"])
 
 

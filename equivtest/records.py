@@ -48,6 +48,7 @@ def records_of(case: Case, verdicts: Sequence[Verdict], replies: Sequence[Reply]
         record.margins[verdict.claim] = _finite(judged.margin)
         record.tensor_margins.update((name, _finite(margin)) for name, margin in judged.margins.items())
         record.parts.update((name, None if part is None else _finite(part)) for name, part in judged.parts.items())
+        record.factors.update(judged.factors)
         wrong = [mismatch.tensor for mismatch in judged.mismatches if mismatch.tensor in judged.parts]
         if wrong and not record.begins:
             records[verdict.draw] = msgspec.structs.replace(record, begins=wrong[0])

@@ -119,6 +119,25 @@ def more(module: nn.Module) -> None:
     module.get_submodule("1.down").register_forward_hook(hook)
 
 
+def factor_taken_out(module: nn.Module) -> None:
+    """Each gradient within the model has a factor of 4, which parameters do not have."""
+    hook: Any = lambda _, __, given: times_in_backward(given * 1, 4.0)  # noqa: E731
+    module.register_forward_hook(hook)
+    for parameter in module.parameters():
+        times_in_backward(parameter, 0.25)
+
+
+def factor_left_in(module: nn.Module) -> None:
+    """One parameter has the factor, too."""
+    factor_taken_out(module)
+    times_in_backward(module.get_parameter("0.up.weight"), 4.0)
+
+
+def times_in_backward(tensor: torch.Tensor, factor: float) -> torch.Tensor:
+    tensor.register_hook(lambda gradient: gradient * factor)
+    return tensor
+
+
 def captured_on_ranks(case: ModuleCase, mesh: DeviceMesh, given: Given, *, is_wrong: bool = False) -> Answers:
     """The step under tensor parallelism, captured into the folder that the case names as its `parallelize`."""
     plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}

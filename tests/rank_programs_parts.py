@@ -409,3 +409,83 @@ class InPlace(SharedInput):
 
 def in_place() -> nn.Module:
     return InPlace()
+
+
+def _gradient_times(given: torch.Tensor, factor: float) -> torch.Tensor:
+    given.register_hook(lambda gradient: gradient * factor)
+    return given
+
+
+def _scaled(module: nn.Module, factor: float) -> nn.Module:
+    """Multiplies the gradients of the outputs, so that each gradient within the module has the factor."""
+    module.register_forward_hook(lambda _, __, given: _gradient_times(given * 1, factor))
+    return module
+
+
+def _taken_out(module: nn.Module, factor: float, but: str = "") -> nn.Module:
+    """Divides the gradients of all parameters and of the input, except one."""
+    for name, parameter in module.named_parameters():
+        if name != but:
+            _gradient_times(parameter, 1 / factor)
+    module.register_forward_pre_hook(lambda _, args: (_gradient_times(args[0], 1 / factor),))
+    return module
+
+
+def factor_of_4(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    return _taken_out(_scaled(users_parallel(module, mesh), 4.0), 4.0)
+
+
+def factor_of_3(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    return _taken_out(_scaled(users_parallel(module, mesh), 3.0), 3.0)
+
+
+def factor_left_in(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    return _scaled(users_parallel(module, mesh), 4.0)
+
+
+def factor_left_in_one_parameter(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    return _taken_out(_scaled(users_parallel(module, mesh), 4.0), 4.0, "first.bias")
+
+
+def factor_on_one_rank(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    return _scaled(users_parallel(module, mesh), 4.0 if mesh.get_rank() == 1 else 1.0)
+
+
+def factor_taken_out_on_one_rank(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    return _taken_out(_scaled(users_parallel(module, mesh), 4.0), 4.0 if mesh.get_rank() == 1 else 1.0)
+
+
+def factor_near_1(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """A factor that 16 bits show at a boundary, and not at every parameter."""
+    return _scaled(users_parallel(module, mesh), 1.03125)
+
+
+def factor_on_one_path(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """The parameters of b are right, and what a shares with b is wrong."""
+    part = module.get_submodule("b")
+    for parameter in part.parameters():
+        _gradient_times(parameter, 0.25)
+    users_parallel(module, mesh)
+    part.register_forward_hook(lambda _, __, given: _gradient_times(given, 4.0))
+    return module
+
+
+class SmallPath(SharedInput):
+    """A path so small beside another that 16 bits do not show its factor where the two meet."""
+
+    def __init__(self) -> None:
+        super().__init__("a")
+        self.b = nn.Identity()  # type: ignore[assignment]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        shared = torch.tanh(self.first(x))
+        return self.a(shared) + self.b(shared * 0.001)
+
+
+def small_path() -> nn.Module:
+    return SmallPath()
+
+
+def factor_on_a_small_path(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    module.get_submodule("b").register_forward_hook(lambda _, __, given: _gradient_times(given * 1, 2.0))
+    return nothing_divided(module, mesh)

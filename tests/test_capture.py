@@ -26,7 +26,18 @@ from equivtest.layout import Layout, Replicate, Shard
 from equivtest.ranks.pool import Pool
 from equivtest.tensors import Placed
 from tests.commands import Command
-from tests.rank_programs_captured import Flat, cancelling, captured, model, more, placed, step, tied
+from tests.rank_programs_captured import (
+    Flat,
+    cancelling,
+    captured,
+    factor_left_in,
+    factor_taken_out,
+    model,
+    more,
+    placed,
+    step,
+    tied,
+)
 
 HERE = "tests.rank_programs_captured:"
 JSON, TENSORS = "rank-00000.json", "rank-00000.safetensors"
@@ -45,6 +56,20 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("captured") / "run"
     captured(folder)
     return folder
+
+
+def test_factor_that_a_job_takes_out_is_reported(tmp_path: Path) -> None:
+    captured(tmp_path / "run", factor_taken_out)
+    found = judged(tmp_path / "run")
+
+    assert {verdict.kind for verdict in found.verdicts} == {"holds"}
+    assert "  factor    4 in the backward, taken out again: grad.boundary." in describe(found)
+
+
+def test_factor_that_a_job_leaves_in_is_red(tmp_path: Path) -> None:
+    captured(tmp_path / "run", factor_left_in)
+
+    assert first_wrong(judged(tmp_path / "run")) == "grad.boundary.1"
 
 
 @pytest.fixture

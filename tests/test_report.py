@@ -105,6 +105,16 @@ def test_a_claim_that_real_values_mostly_leave_open_is_a_hole() -> None:
     ]
 
 
+def test_summary_tells_a_factor_that_a_program_takes_out() -> None:
+    counted = tally(record(factors={"grad.boundary.a": 4.0, "grad.boundary.b": 4.0, "grad.boundary.c": 0.5}))
+
+    lines = [line for line in summarize([counted], seconds=1.0) if line.startswith("factor")]
+    assert lines == [
+        "factor  rowwise_linear: 4 in the backward, taken out again: grad.boundary.a, grad.boundary.b",
+        "factor  rowwise_linear: 0.5 in the backward, taken out again: grad.boundary.c",
+    ]
+
+
 @pytest.mark.parametrize(("holding", "others"), [(3, 3), (4, 1)])
 def test_a_claim_that_is_open_in_half_its_verdicts_is_none(holding: int, others: int) -> None:
     assert cells_of("inconclusive", "real", holding, others).holes(["float32"]) == []

@@ -51,6 +51,7 @@ class Tally:
             as of collectives, need not have been judged in every cell.
         margins: (tensor, dtype) -> margins of the draws judged by a bound.
         parts: Of modules that are judged part by part, what was concluded of each.
+        factors: Tensor -> factor that the program's backward has there and takes out again.
         reasons: Claim -> reasons of known failures.
         lacking: (cell, why, 'dtype:function' of each refused collective) -> verdicts that are open for it.
         declined: Why the program does not support a case -> cases.
@@ -74,6 +75,7 @@ class Tally:
     claim_cells: defaultdict[tuple[Cell, str, str], Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     margins: defaultdict[Key, Margins] = field(default_factory=lambda: defaultdict(Margins))
     parts: PartTree = field(default_factory=PartTree)
+    factors: dict[str, float] = field(default_factory=dict)
     reasons: defaultdict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     lacking: Counter[tuple[Cell, str, tuple[str, ...]]] = field(default_factory=Counter)
     declined: Counter[str] = field(default_factory=Counter)
@@ -141,6 +143,7 @@ class Tally:
         for tensor, margin in record.tensor_margins.items():
             self.margins[of_any_step(tensor), record.dtype].add(margin)
         self.parts.add(record.parts, record.begins)
+        self.factors |= record.factors
         for claim, reason in record.known.items():
             self.reasons[claim][reason] += 1
         self.refused += record.verdicts.get("refuses") == "holds"

@@ -13,6 +13,7 @@ from equivtest.report import cells, margins
 from equivtest.report.audits import in_lines
 from equivtest.report.columns import aligned
 from equivtest.report.tally import Tally
+from equivtest.verdicts.message import on_factors
 from equivtest.verdicts.verdict import FAILING
 
 BEGUN, ENDED = "begun", "ended"
@@ -61,6 +62,7 @@ def summarize(
         for tally in tallies
         if tally.declined
     ]
+    notes += [f"factor  {tally.listed.name}: {line}" for tally in tallies for line in on_factors(tally.factors)]
     notes += [f"slow    {line}" for line in _slowest(tallies)]
     notes += [line for tally in tallies for line in _not_passed(tally)]
     notes += [f"known   {entry.id}: {entry.state}: {entry.reason}" for entry in known]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from equivtest.ranks.support import NOT_RUN
 from equivtest.verdicts.verdict import KINDS, Mismatch, Verdict
@@ -82,6 +82,14 @@ def _error(mismatch: Mismatch) -> str:
     times = mismatch.error / mismatch.allowed
     told = f"{times:,.1f}" if times < MOST_TIMES else f"{times:.1e}"
     return f"{mismatch.error:.2g}, allowed {mismatch.allowed:.2g} ({told} times): {mismatch.derivation}"
+
+
+def on_factors(factors: Mapping[str, float]) -> list[str]:
+    """One line for each factor of a backward that the program takes out again, with the tensors."""
+    by_factor: dict[float, list[str]] = {}
+    for name, factor in factors.items():
+        by_factor.setdefault(factor, []).append(name)
+    return [f"{factor:g} in the backward, taken out again: {few(names)}" for factor, names in by_factor.items()]
 
 
 def few(names: Sequence[str]) -> str:

@@ -74,7 +74,10 @@ def judge_tensors(case: Case, expected: Expected, answers: Answers, names: Itera
         else:
             agreeing.append(name)
     kind = "shape" if shapes else "value" if values else "inconclusive" if is_open else "holds"
-    return Judgement(kind, tuple(shapes or values), tuple(agreeing), margin=margin, margins=margins, parts=parts)
+    factors = {name: expected.tensors[name].factor for name in agreeing if expected.tensors[name].factor != 1}
+    return Judgement(
+        kind, tuple(shapes or values), tuple(agreeing), margin=margin, margins=margins, parts=parts, factors=factors
+    )
 
 
 def _to_judge(name: str, expected: Expected, answers: Answers) -> dict[int, Placed | None]:

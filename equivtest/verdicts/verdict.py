@@ -57,6 +57,7 @@ class Judgement:
         margin: Largest error / allowed over all elements; 0 where all are equal.
         margins: Tensor name -> its largest error / allowed, of those judged by a bound.
         parts: The same of what parts of a module held, in the order of the run; None where nothing is concluded.
+        factors: Tensor name -> factor of the ranks' gradient beside the unsharded one, of those that agree, unless 1.
     """
 
     kind: str
@@ -66,6 +67,7 @@ class Judgement:
     margin: float = 0.0
     margins: Mapping[str, float] = field(default_factory=dict)
     parts: Mapping[str, float | None] = field(default_factory=dict)
+    factors: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         assert self.kind in KINDS or self.kind in OTHER_KINDS, self.kind

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
@@ -142,14 +143,22 @@ def test_nothing_that_was_held_is_right_whatever_it_is(pool: Pool, build: str, p
     assert len(names) >= 12 and not unseen
 
 
-def spoilt(replies: list[Reply], name: str, ranks: tuple[int, ...]) -> list[Reply]:
+def another(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor * 1.5 + 0.5 * tensor.abs().max()
+
+
+def spoilt(
+    replies: list[Reply],
+    name: str,
+    ranks: tuple[int, ...],
+    change: Callable[[torch.Tensor], torch.Tensor] = another,
+) -> list[Reply]:
     """The same replies, but for a tensor that is another one on these ranks."""
     found = []
     for reply in replies:
         answer = reply.answers[0]
         placed = answer.tensors[name]
-        other = placed.local * 1.5 + 0.5 * placed.local.abs().max()
-        tensors = {**answer.tensors, name: replace(placed, local=other)}
+        tensors = {**answer.tensors, name: replace(placed, local=change(placed.local))}
         found.append(replace(reply, answers=(replace(answer, tensors=tensors),)) if reply.rank in ranks else reply)
     return found
 
@@ -262,6 +271,69 @@ def test_wrong_gradient_of_one_user_of_a_tensor_is_red(pool: Pool, dtype: str) -
     verdict, *_ = failed(case_of("two_users", "one_path_doubled", x_shape=(2, 4, 6), dtype=dtype), pool)
 
     assert verdict.judgement.mismatches[0].tensor == "grad.boundary.first"
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("parallelize", "dtype", "factor"),
+    [("factor_of_4", "float64", 4), ("factor_of_4", "bfloat16", 4), ("factor_of_3", "bfloat16", 3)],
+)
+def test_factor_that_the_program_takes_out_is_reported(pool: Pool, parallelize: str, dtype: str, factor: float) -> None:
+    """A program may scale its loss, and divide its gradients later."""
+    verdicts = check("module", case_of("three_users", parallelize, x_shape=(2, 4, 6), dtype=dtype), pool)
+
+    factors = {name: each for verdict in verdicts for name, each in verdict.judgement.factors.items()}
+    assert {verdict.kind for verdict in verdicts} == {"holds"}
+    assert factors == dict.fromkeys(
+        (f"grad.boundary.{part}" for part in ("a", "a:input", "b", "b:input", "first")), factor
+    )
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+@pytest.mark.parametrize(
+    ("parallelize", "build"),
+    [
+        ("factor_left_in", "three_users"),
+        ("factor_left_in_one_parameter", "three_users"),
+        ("factor_on_one_rank", "three_users"),
+        ("factor_taken_out_on_one_rank", "three_users"),
+        ("factor_on_one_path", "three_users"),
+        ("factor_near_1", "three_users"),
+        ("factor_on_a_small_path", "small_path"),
+    ],
+)
+def test_factor_that_comes_out_or_cannot_be_seen_to_stay_in_is_red(
+    pool: Pool, parallelize: str, build: str, dtype: str
+) -> None:
+    verdicts = failed(case_of(build, parallelize, x_shape=(2, 4, 6), dtype=dtype), pool)
+
+    assert ("gradients_equal_unsharded", "value") in [(verdict.claim, verdict.kind) for verdict in verdicts]
+
+
+@pytest.mark.ranks
+def test_factor_in_one_gradient_of_one_rank_is_red(pool: Pool) -> None:
+    """On all ranks it is a factor that is taken out at once."""
+    case = case_of("three_users", "users_parallel", x_shape=(2, 4, 6))
+    replies, name = pool.run("module", case), "grad.boundary.first"
+    kinds = {
+        ranks: {verdict.kind for verdict in judge_replies("module", case, spoilt(replies, name, ranks, twice))}
+        for ranks in ((0, 1), (1,))
+    }
+
+    assert kinds[0, 1] == {"holds"} and "value" in kinds[1,]
+
+
+@pytest.mark.ranks
+def test_zeros_of_a_gradient_are_no_factor(pool: Pool) -> None:
+    case = case_of("three_users", "users_parallel", x_shape=(2, 4, 6))
+    replies = spoilt(pool.run("module", case), "grad.boundary.first", (0, 1), torch.zeros_like)
+
+    assert "value" in {verdict.kind for verdict in judge_replies("module", case, replies)}
+
+
+def twice(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor * 2
 
 
 def test_part_that_writes_to_its_input_leaves_the_gradient_right() -> None:
@@ -412,7 +484,10 @@ def test_of_different_shapes_of_the_parts_of_a_batch_only_a_wrong_one_is_told(
 ) -> None:
     """Each part routes other numbers of tokens to an expert."""
     name, rows = "boundary.layers.0", Layout((Shard(0),))
-    runs: Any = [Mock(layouts={name: rows}, open=set(), wrong={name} if place in wrong else set()) for place in (0, 1)]
+    runs: Any = [
+        Mock(layouts={name: rows}, open=set(), factors={}, wrong={name} if place in wrong else set())
+        for place in (0, 1)
+    ]
     for run, number in zip(runs, (2, 3), strict=True):
         run.found = {name: Bounded(torch.ones(number, 24), torch.zeros(number, 24))}
     found = boundaries(case_of("deep", DECODER + "layers_sharded", **DIVIDED), runs)

@@ -14,6 +14,7 @@ from equivtest.families.module.case import REAL_MODE, ModuleCase
 from equivtest.families.module.case_boundaries import Capture, is_boundary
 from equivtest.families.module.case_facts import call_builder, in_dtype, with_parameters
 from equivtest.families.module.oracle_exact import EXACT, exactly, prove_exact
+from equivtest.families.module.oracle_factors import GRADIENT, rounds_factors, without_factors
 from equivtest.families.module.oracle_forced import Forced, boundaries
 from equivtest.families.module.oracle_held import HeldAt, held_by_one, held_of_parts
 from equivtest.families.module.oracle_steps import expect_steps, scaled
@@ -21,7 +22,7 @@ from equivtest.families.module.oracle_unsharded import Tensors, reduced, run_mod
 from equivtest.families.module.oracle_within import ran_within_bounds, within_bounds
 from equivtest.kit.oracle import expect, expect_held
 from equivtest.kit.oracle.expected import Expected, ExpectedTensor, resolution_of
-from equivtest.kit.oracle.held import Held
+from equivtest.kit.oracle.held import Held, put_together
 from equivtest.kit.oracle.operations import Found
 from equivtest.kit.values import draw
 
@@ -58,9 +59,10 @@ def _expected_of(case: ModuleCase, index: int, held: Held | None) -> Expected:
 def _once(case: ModuleCase, index: int, drawn: Tensors, held: Held | None) -> Expected:
     """What one forward and backward comes to."""
     if case.by_parts and held is not None:
-        return _by_parts(case, drawn, held_of_parts(case, held))
+        return _by_parts(case, drawn, held)
     if case.by_parts:
-        return _by_parts(case, drawn, [_held_by_one(case, part) for part in split(case, drawn)])
+        by_one = [_held_by_one(case, part) for part in split(case, drawn)]
+        return answered(case, drawn, *_within_bounds(case, drawn, by_one))
     given = {name: _in_float64(tensor) for name, tensor in drawn.items()}
     if case.values[index][0] == REAL_MODE:
         expected = _expected(case, given, _within_bounds(case, drawn)[0], {})
@@ -79,9 +81,14 @@ def _held_by_one(case: ModuleCase, given: Tensors) -> HeldAt:
     return held_by_one(capture.named())
 
 
-def _by_parts(case: ModuleCase, drawn: Tensors, held: Sequence[HeldAt]) -> Expected:
+def _by_parts(case: ModuleCase, drawn: Tensors, held: Held) -> Expected:
     """Every answer of the case, and what is right of each boundary that was held."""
-    return answered(case, drawn, *_within_bounds(case, drawn, held))
+
+    def ran(takes_factors: bool) -> tuple[Expected, Sequence[Forced]]:  # noqa: FBT001
+        found, runs = _within_bounds(case, drawn, held_of_parts(case, held), takes_factors=takes_factors)
+        return answered(case, drawn, found, runs), runs
+
+    return without_factors(ran, lambda name, shape: put_together(held, name, shape, case.mesh_shape))
 
 
 def answered(case: ModuleCase, drawn: Tensors, found: Mapping[str, Found], runs: Sequence[Forced]) -> Expected:
@@ -130,7 +137,7 @@ def _in_float64(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _within_bounds(
-    case: ModuleCase, given: Tensors, held: Sequence[HeldAt] = ()
+    case: ModuleCase, given: Tensors, held: Sequence[HeldAt] = (), *, takes_factors: bool = False
 ) -> tuple[dict[str, Found], list[Forced]]:
     """What the module gives on real numbers, and how far a correct parallel one may be off.
 
@@ -138,10 +145,14 @@ def _within_bounds(
 
     It runs in the case's own dtype: what a module computes may hang on that, as the default eps of nn.RMSNorm does.
     """
-    ran = ran_within_bounds(case, given, held)
+    ran = ran_within_bounds(case, given, held, takes_factors=takes_factors)
     with ran.counted:
         found = ran.rows | {name: reduced(case, stack) for name, stack in ran.stacks.items()}
-    found = {name: scaled(ran.counted, tensor) for name, tensor in found.items()} if case.step else found
+    rounds = rounds_factors(ran.runs)
+    found = {
+        name: scaled(ran.counted, tensor) if case.step or (rounds and name.startswith(GRADIENT)) else tensor
+        for name, tensor in found.items()
+    }
     return {name: within_bounds(ran.counted, tensor) for name, tensor in found.items()}, ran.runs
 
 

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 
-from equivtest.captured.micro_batches import at_micro_batch
+from equivtest.captured.micro_batches import at_micro_batch, split_micro_batch
 from equivtest.families.module.case_captured import CapturedCase
 from equivtest.families.module.oracle import answered
+from equivtest.families.module.oracle_factors import Ran, rounds_factors, without_factors
 from equivtest.families.module.oracle_held import held_of_parts
-from equivtest.families.module.oracle_steps import added_up
+from equivtest.families.module.oracle_steps import added_up, scaled
 from equivtest.families.module.oracle_unsharded import Tensors, reduced
 from equivtest.families.module.oracle_within import ran_within_bounds, within_bounds
 from equivtest.kit.oracle.expected import Expected, ExpectedTensor
-from equivtest.kit.oracle.held import Held
+from equivtest.kit.oracle.held import Held, put_together
 
 
 class MicroBatch(NamedTuple):
@@ -38,8 +40,20 @@ def expect_accumulated(micro_batches: Sequence[MicroBatch]) -> Expected:
 
     Gradients of all parts of the batch are added up in any order, over the micro-batches or over the ranks first.
     """
+
+    def held(name: str, shape: tuple[int, ...]) -> torch.Tensor | None:
+        number, own = split_micro_batch(name)
+        each = micro_batches[number - 1]
+        return put_together(each.held, own, shape, each.case.mesh_shape)
+
+    return without_factors(functools.partial(_accumulated, micro_batches), held)
+
+
+def _accumulated(micro_batches: Sequence[MicroBatch], takes_factors: bool) -> Ran:  # noqa: FBT001
     ran = [
-        ran_within_bounds(each.case, each.given, held_of_parts(each.case, each.held), each.buffers)
+        ran_within_bounds(
+            each.case, each.given, held_of_parts(each.case, each.held), each.buffers, takes_factors=takes_factors
+        )
         for each in micro_batches
     ]
     counted, case = ran[-1].counted, micro_batches[0].case
@@ -49,6 +63,8 @@ def expect_accumulated(micro_batches: Sequence[MicroBatch]) -> Expected:
             name: reduced(case, torch.cat([each.stacks[name] for each in ran if name in each.stacks]))
             for name in dict.fromkeys(name for each in ran for name in each.stacks)
         }
+    if rounds_factors([run for each in ran for run in each.runs]):
+        sums = {name: scaled(counted, total) for name, total in sums.items()}
     totals = {name: within_bounds(counted, added_up(counted, total, len(ran))) for name, total in sums.items()}
     found: dict[str, ExpectedTensor] = {}
     for number, (each, own) in enumerate(zip(micro_batches, ran, strict=True), 1):
@@ -56,4 +72,4 @@ def expect_accumulated(micro_batches: Sequence[MicroBatch]) -> Expected:
         right = answered(each.case, each.given, rows | totals, own.runs).tensors
         names = [name for name in right if number == 1 or not each.case.is_of_all(name)]
         found |= {at_micro_batch(number, name): right[name] for name in names}
-    return Expected(found, {})
+    return Expected(found, {}), [run for own in ran for run in own.runs]

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from equivtest import limits
 from equivtest.families.module.case import ModuleCase
 from equivtest.families.module.case_boundaries import BOUNDARY, Boundaries, Choice
+from equivtest.families.module.oracle_factors import GRADIENT, SCALED, Multiple, divided, multiple_of
 from equivtest.families.module.oracle_held import HeldAt, Whole, is_agreed
 from equivtest.kit.oracle.expected import ExpectedTensor, resolution_of, says_nothing
 from equivtest.kit.oracle.ranged import Parts, Ranged
@@ -38,22 +39,36 @@ class Forced(Boundaries):
         layouts: Of those, under which the ranks held it.
         open: Those that were taken over although their bound says nothing.
         wrong: Those at which what was held is not within its bound.
+        factors: Factor of each gradient that the ranks held a multiple of, if factors are divided out.
+        agreed: What is right of each boundary from whose held values, within their bound, the run goes on.
 
     Args:
         past_open: Whether a boundary is taken over too whose bound says nothing, where no value had to decide on its
             layout: what follows is judged, and what is wrong at that boundary alone stays open.
+        takes_factors: Whether a gradient may be a multiple of the right one: the run goes on from it, divided.
     """
 
-    def __init__(self, module: nn.Module, counted: RunningError, held: HeldAt, *, past_open: bool = False) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        counted: RunningError,
+        held: HeldAt,
+        *,
+        past_open: bool = False,
+        takes_factors: bool = False,
+    ) -> None:
         super().__init__(module)
         self.found: dict[str, Bounded] = {}
         self.layouts: dict[str, Layout] = {}
         self.open: set[str] = set()
         self.wrong: set[str] = set()
+        self.factors: dict[str, float] = {}
+        self.agreed: dict[str, Bounded] = {}
         self._operands: set[str] = set()
         self._counted = counted
         self._held = held
         self._past_open = past_open
+        self._takes_factors = takes_factors
 
     def meet(self, name: str, tensor: torch.Tensor) -> None:
         """Has the tensor hold what the ranks held."""
@@ -119,6 +134,9 @@ class Forced(Boundaries):
             parts = Parts.of(computed)
             right = replace(self._counted.bounded(parts.wrapped()), derivation=self._derivation())
             whole = self._held(name, right)
+            multiple = None if whole is None else self._multiple(name, whole, right, parts)
+            if multiple is not None:
+                self.factors[name], right, whole = multiple
             is_right = whole is not None and is_agreed(whole, right)
             if whole is None or (name in self._operands and not is_right):
                 return None
@@ -130,7 +148,16 @@ class Forced(Boundaries):
             if is_lost and self._past_open and whole.is_told:
                 self.open.add(name)
                 is_lost = False
-            return None if is_lost else self._parts(whole, computed.dtype)
+            if is_lost:
+                return None
+            if is_right and multiple is None:
+                self.agreed[name] = right
+            return self._parts(whole if multiple is None else divided(whole, multiple.factor), computed.dtype)
+
+    def _multiple(self, name: str, whole: Whole, right: Bounded, parts: Parts) -> Multiple | None:
+        if not self._takes_factors or not name.startswith(GRADIENT) or is_agreed(whole, right):
+            return None
+        return multiple_of(self._held, name, whole, right, self._counted.roundings.own(parts, SCALED))
 
     def _derivation(self) -> str:
         if self._counted.undecided:
@@ -142,7 +169,8 @@ class Forced(Boundaries):
         if whole.magnitude is not None:
             off = (whole.value - value.double()).abs()
             return self._counted.roundings.summed(value, off, whole.magnitude, 0)
-        spread = torch.zeros_like(value, dtype=torch.float64) if whole.spread is None else whole.spread
+        spread = (whole.value.double() - value.double()).abs().nan_to_num(nan=0.0)  # a factor may round
+        spread = spread if whole.spread is None else spread + whole.spread
         return Parts(value, spread, value.double().abs() + spread)
 
 
@@ -185,6 +213,7 @@ def boundaries(case: ModuleCase, runs: Sequence[Forced]) -> dict[str, ExpectedTe
             may_be_none=True,
             is_inner=all(name not in run.open for run in runs),
             is_part=True,
+            factor=next((run.factors[name] for run in held if name in run.factors), 1.0),
             resolution=resolution_of(value if case.is_divided else value[0]),
         )
     return found

@@ -18,6 +18,7 @@ from equivtest.errors import Misuse
 from equivtest.families.module.case import ModuleCase
 from equivtest.families.module.case_facts import call_builder, in_dtype, with_parameters
 from equivtest.families.module.case_steps import TOTAL_NORM, base_of, called_optimizer, updated
+from equivtest.families.module.oracle_factors import SCALED
 from equivtest.kit.case import at_step
 from equivtest.kit.oracle.declared import arithmetic_of
 from equivtest.kit.oracle.exact import InexactData
@@ -31,13 +32,6 @@ if TYPE_CHECKING:
 
 Tensors = Mapping[str, torch.Tensor]
 Once = Callable[[ModuleCase, int, Tensors, "Held | None"], Expected]
-
-SCALED = 4
-"""Roundings of a share that a step scales before it is added up.
-
-Derived here.  Of a mean over n a rank that has m of the terms may divide its sum by n, by m and multiply by m / n, or
-multiply by ranks / n where ranks are averaged later: a quotient that is rounded once, and three products at most.
-"""
 
 NORMED = 4
 """Roundings of each gradient's norm, which is a root and then a power again; of a sum of such the same, relative to it.

@@ -44,12 +44,20 @@ class Ran(NamedTuple):
     runs: list[Forced]
 
 
-def ran_within_bounds(case: ModuleCase, given: Tensors, held: Sequence[HeldAt], buffers: Sequence[Tensors] = ()) -> Ran:
+def ran_within_bounds(
+    case: ModuleCase,
+    given: Tensors,
+    held: Sequence[HeldAt],
+    buffers: Sequence[Tensors] = (),
+    *,
+    takes_factors: bool = False,
+) -> Ran:
     """One forward and backward of each part of the batch, whose gradients have not been added up.
 
     Args:
         held: What was held of each part, to go on from; empty: nothing.
         buffers: What takes the place of the module's buffers in each part, by name.
+        takes_factors: As of `Forced`.
     """
     from equivtest.kit.oracle.running import RunningError  # torch's decompositions take a second to import
 
@@ -59,12 +67,13 @@ def ran_within_bounds(case: ModuleCase, given: Tensors, held: Sequence[HeldAt], 
     ranged = [{name: _ranged(counted, each) for name, each in part.items()} for part in split(case, given)]
     modules = [in_dtype(call_builder(case.build), case.dtype) for _ in ranged]
     for module, own in zip(modules, buffers, strict=False):
-        _put_buffers(module, own)
+        _put_buffers(module, {name: buffer.clone() for name, buffer in own.items()})
     for module in modules:
         places.watch(module)
         _with_buffers(module, counted, case.facts.buffers)
     runs = [
-        Forced(module, counted, each, past_open=case.past_open) for module, each in zip(modules, held, strict=False)
+        Forced(module, counted, each, past_open=case.past_open, takes_factors=takes_factors)
+        for module, each in zip(modules, held, strict=False)
     ]
     try:
         with counted, TakesApart(), ExitStack() as stack:

@@ -39,6 +39,8 @@ class ExpectedTensor:
             oracle goes on from what it computed itself, so that what follows shows what is wrong.
         is_open: Whether staying within the bound shows nothing, however narrow it is.
         is_part: Whether it is what a part of a module gives, is handed, or gets back.
+        factor: What the unsharded value was multiplied by, as the ranks' backward has a factor here that they take out
+            again.
         resolution: Largest error per element, float64, at which ranks are near enough to show that they are right where
             the bound is too wide, or staying within it shows nothing: see `resolution_of`; None: no error is.
     """
@@ -58,6 +60,7 @@ class ExpectedTensor:
     is_inner: bool = False
     is_open: bool = False
     is_part: bool = False
+    factor: float = 1.0
     resolution: torch.Tensor | None = None
 
 
