@@ -143,6 +143,17 @@ def trains(
     return _reported(left, share, mesh, summed)
 
 
+def trains_twice_as_much(
+    module: nn.Module, mesh: DeviceMesh, micro_batches: Sequence[Batch], optimizer: torch.optim.Optimizer
+) -> Batch:
+    """Its gradients are twice those of the mean."""
+    optimizer.zero_grad()
+    left, share = _shared(module, mesh, micro_batches)
+    (left["loss"] * share * mesh.size() * 2).backward()
+    optimizer.step()
+    return _reported(left, share, mesh, ("sums", "counts"))
+
+
 def trains_with_own_sums(
     module: nn.Module, mesh: DeviceMesh, micro_batches: Sequence[Batch], optimizer: torch.optim.Optimizer
 ) -> Batch:

@@ -340,9 +340,30 @@ def test_a_pattern_is_named_where_all_wrong_elements_have_it(
     actual: list[float], expected: list[float], pattern: str
 ) -> None:
     """Of one rank or split over two; a single element shows none but NaN or zero."""
-    pairs = [(torch.tensor(actual[part]), torch.tensor(expected[part])) for part in (slice(0, 1), slice(1, None))]
+    parts = [[torch.tensor(each[part]) for each in (actual, expected)] for part in (slice(0, 1), slice(1, None))]
 
-    assert pattern_of(pairs) == pattern
+    assert pattern_of([(right, wrong, torch.zeros_like(right)) for right, wrong in parts]) == pattern
+
+
+@pytest.mark.parametrize(
+    ("actual", "allowed", "factor"),
+    [
+        ([2.00001, -3.99999, 1e-6], 1e-5, "2.000"),
+        ([-1.000001, 1.999999, 1e-6], 1e-5, "-1.000"),
+        ([2.00001, -3.99999, 1e-6], 1e-2, ""),
+        ([2.00001, -3.99999, 1.0], 1e-5, ""),
+        ([2.00001, 3.99999, 1e-6], 1e-5, ""),
+        ([2.001, -3.99999, 1e-6], 1e-5, ""),
+        ([1e-6, -2e-6, 1e-11], 1e-7, ""),
+    ],
+)
+def test_factor_of_rounded_values_is_named_if_their_bounds_make_it_certain(
+    actual: list[float], allowed: float, factor: str
+) -> None:
+    """The third expected value is 0."""
+    wrong = torch.tensor(actual).double(), torch.tensor([1.0, -2.0, 0.0]).double(), torch.full((3,), allowed).double()
+
+    assert pattern_of([wrong]) == (f"actual / expected = {factor} at every wrong element" if factor else "")
 
 
 def test_only_wrong_elements_make_the_pattern() -> None:

@@ -52,6 +52,15 @@ def test_tensor_of_fixed_size_that_is_not_reduced_is_wrong(pool: Pool, name: str
     assert f"output.{name}" in wrong_tensors(step_of(f"trains_with_own_{name}", num_rows=num_rows), pool)
 
 
+@pytest.mark.ranks
+def test_constant_factor_of_a_steps_gradients_is_named(pool: Pool) -> None:
+    """On real numbers, whose sums over the ranks round otherwise than the oracle's."""
+    verdicts = judge("module", step_of("trains_twice_as_much", num_rows=5), pool)
+    patterns = {mismatch.pattern for verdict in verdicts for mismatch in verdict.judgement.mismatches}
+
+    assert patterns == {"actual / expected = 2.000 at every wrong element"}
+
+
 @pytest.mark.parametrize(
     ("build", "message"),
     [
