@@ -68,6 +68,9 @@ class Pool:
     def run(self, subject, case, *, limit_s, **kwargs):
         return ["reply"] if limit_s == limits.CASE_S else [f"reply within {limit_s} s"]
 
+    def serve(self, owner):
+        log(f"pool serves {Path(owner).name}")
+
     def take_faults(self):
         return []
 

@@ -158,7 +158,7 @@ def wrong_on_ranks(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
 
 
 def captured_on_flattened_mesh(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Four ranks divide rows, of which some have none; along two axes in turn they would divide them otherwise."""
+    """Divides rows among four ranks, so that some have none; two axes in turn would divide them otherwise."""
     axes = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "sp"))
     module = fully_shard(model(), mesh=axes["dp", "sp"]._flatten("all"))
     with equivtest.capture(module, Path(case.parallelize), mesh=axes, batch="whole"):  # type: ignore[arg-type]

@@ -508,7 +508,18 @@ def test_one_pool_is_opened_and_closed(pytester: pytest.Pytester) -> None:
 
     run_suite(pytester)
 
-    assert [line for line in log_of(pytester) if "pool" in line] == ["pool opened", "pool closed"]
+    assert [line for line in log_of(pytester) if "pool o" in line or "pool c" in line] == ["pool opened", "pool closed"]
+
+
+def test_pool_serves_one_file_after_the_other(pytester: pytest.Pytester) -> None:
+    """What one file's programs change in their ranks is not there for the next file's."""
+    make_suite(pytester, "a")
+    (pytester.path / "test_other.py").write_text((pytester.path / "test_fake.py").read_text())
+
+    run_suite(pytester, *W3)
+
+    served = [line for line in log_of(pytester) if "serves" in line]
+    assert list(dict.fromkeys(served)) == ["pool serves test_fake.py", "pool serves test_other.py"]
 
 
 def test_sigterm_closes_the_pool(pytester: pytest.Pytester) -> None:

@@ -326,6 +326,16 @@ def test_the_world_used_longest_ago_ends(pool: Pool) -> None:
         assert pids(small, 2) == kept
 
 
+def test_only_another_owner_gets_new_ranks(pool: Pool) -> None:
+    found = []
+    with Pool(visit=VISIT, beside=pool) as own:
+        for owner in ("test_first.py", "test_first.py", "test_second.py"):
+            own.serve(owner)
+            found.append(pids(own))
+
+    assert found[0] == found[1] and not {*found[1]} & {*found[2]}
+
+
 def test_a_pool_beside_another_has_ranks_of_its_own_from_the_same_server(pool: Pool) -> None:
     """Which still forks when that pool is closed."""
     with Pool(visit=VISIT, beside=pool) as other:

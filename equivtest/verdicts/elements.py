@@ -16,7 +16,7 @@ from equivtest.kit.case import in_one_step
 from equivtest.kit.oracle.expected import ExpectedTensor, says_nothing
 from equivtest.layout import Layout, Partial, coordinate_of, divided_dim, flat_axis, flat_bounds, local_box, local_shape
 from equivtest.tensors import Placed, assemble, assemble_listed, dtype_name
-from equivtest.verdicts.patterns import pattern_of
+from equivtest.verdicts.patterns import Elements, pattern_of
 from equivtest.verdicts.verdict import Mismatch
 
 Shape = tuple[int, ...]
@@ -168,10 +168,10 @@ def judge_values(
     return _describe(name, expected, chosen, layout, wrong, pattern_of(parts_wrong(parts))), margin
 
 
-def parts_wrong(parts: list[Part]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """(actual, expected) at the wrong elements of each rank that has some, 1-D each."""
-    pairs = [(part.actual[part.ratio > 1], part.expected[part.ratio > 1]) for part in parts]
-    return [pair for pair in pairs if pair[0].numel()]
+def parts_wrong(parts: list[Part]) -> Elements:
+    """(actual, expected, allowed) at the wrong elements of each rank that has some, 1-D each."""
+    found = [tuple(each[part.ratio > 1] for each in (part.actual, part.expected, part.allowed)) for part in parts]
+    return [(actual, expected, allowed) for actual, expected, allowed in found if actual.numel()]
 
 
 def is_too_wide(expected: ExpectedTensor) -> bool:

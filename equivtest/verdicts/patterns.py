@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import torch
 
-Pairs = list[tuple[torch.Tensor, torch.Tensor]]
-"""(actual, expected) at the wrong elements of one rank after the other, 1-D float64."""
+Elements = list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+"""(actual, expected, allowed) at the wrong elements of one rank after the other, 1-D float64."""
 
 
-def pattern_of(wrong: Pairs) -> str:
+def pattern_of(wrong: Elements) -> str:
     """One sentence that holds of every wrong element, or ''."""
-    actual = torch.cat([pair[0] for pair in wrong])
-    expected = torch.cat([pair[1] for pair in wrong])
+    actual, expected, allowed = (torch.cat(list(each)) for each in zip(*wrong, strict=True))
     if bool(actual.isnan().all()):
         return "NaN at every wrong element"
     if bool((actual == 0).all()):
@@ -21,9 +20,25 @@ def pattern_of(wrong: Pairs) -> str:
     difference = actual - expected
     if bool((difference == difference[0]).all()):
         return f"actual - expected = {float(difference[0]):g} at every wrong element"
-    ratio = actual / expected
-    if bool((ratio == ratio[0]).all()) and bool(ratio[0].isfinite()):
-        return f"actual / expected = {float(ratio[0]):.3f} at every wrong element"
+    if factor := _common_factor(actual, expected, allowed):
+        return f"actual / expected = {factor} at every wrong element"
     if torch.equal(actual.sort().values, expected.sort().values):
         return "the wrong elements hold the right values in another order"
     return ""
+
+
+def _common_factor(actual: torch.Tensor, expected: torch.Tensor, allowed: torch.Tensor) -> str:
+    """Gives the factor of right values that explains all elements, to three decimals, or '' if these are uncertain.
+
+    Derived here: a right value v is within b of e, so that c v = a has c between |a| / (|e| + b) and |a| / (|e| - b).
+    """
+    size, has_sign = expected.abs(), expected.abs() > allowed
+    if not bool(has_sign.any()):
+        return ""
+    sign = (actual * expected)[has_sign].sign()
+    least = (actual.abs() / (size + allowed)).max()
+    most = (actual.abs() / (size - allowed))[has_sign].min()
+    if bool((sign != sign[0]).any()) or not bool(least <= most) or not bool(most.isfinite()):
+        return ""
+    texts = {f"{float(sign[0] * each):.3f}" for each in (least, most)}
+    return texts.pop() if len(texts) == 1 and float(max(texts)) else ""
