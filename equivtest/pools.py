@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -13,6 +14,7 @@ from equivtest.errors import Misuse
 from equivtest.handover import BackendFault
 from equivtest.options import settings_of
 from equivtest.ranks.surroundings import end_with_starter
+from equivtest.suite import properties_dir
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +34,7 @@ _workers_key = pytest.StashKey[list[Any]]()
 
 
 def pool_of(config: pytest.Config) -> Pool:
-    """This process's pool, on the backend that the options name."""
+    """Returns this process's pool on the backend that the options name; its ranks have run no other file's programs."""
     if _pool_key not in config.stash:
         if hasattr(config, "workerinput"):
             # First: what follows imports torch for seconds.  The worker's ranks then see its end of their pipes close
@@ -44,7 +46,18 @@ def pool_of(config: pytest.Config) -> Pool:
         from equivtest.ranks.pool import Pool
 
         config.stash[_pool_key] = Pool(settings_of(config).make_backend(), hub=hub_path(config))
-    return config.stash[_pool_key]
+    pool = config.stash[_pool_key]
+    pool.serve(_running_file(config))
+    return pool
+
+
+def _running_file(config: pytest.Config) -> str:
+    """Returns the path of the user's file whose test runs now; '' for properties and known failures of the package.
+
+    Source: "PYTEST_CURRENT_TEST environment variable" of pytest's documentation (9.0).
+    """
+    path = config.rootpath / os.environ.get("PYTEST_CURRENT_TEST", "").partition("::")[0]
+    return str(path) if path.is_file() and path.parent != properties_dir() else ""
 
 
 def open_hub(config: pytest.Config) -> None:

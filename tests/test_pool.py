@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import socket
@@ -22,7 +23,7 @@ from equivtest.errors import BrokenSetup, Misuse
 from equivtest.ranks import scratch
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.first_cause import first_cause
-from equivtest.ranks.pool import Pool
+from equivtest.ranks.pool import USERS, Pool
 from equivtest.ranks.reply import Reply
 from equivtest.ranks.scratch import Scratch, scratch_directories, scratch_roots, sweep
 from tests.rank_programs import PlainCase
@@ -334,6 +335,12 @@ def test_only_another_owner_gets_new_ranks(pool: Pool) -> None:
             found.append(pids(own))
 
     assert found[0] == found[1] and not {*found[1]} & {*found[2]}
+
+
+@pytest.mark.parametrize("module", USERS)
+def test_preloaded_module_can_be_imported(module: str) -> None:
+    """The server imports what it can and says nothing of the rest."""
+    assert importlib.util.find_spec(module)
 
 
 def test_a_pool_beside_another_has_ranks_of_its_own_from_the_same_server(pool: Pool) -> None:

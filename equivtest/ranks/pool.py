@@ -23,6 +23,9 @@ from equivtest.ranks.reply import Reply
 from equivtest.ranks.support import Finding, Support, as_supported, ended_by
 from equivtest.ranks.world import VISIT, World
 
+USERS = ("equivtest.families.module.subject", "equivtest.families.module.values")
+"""What ranks import for a user's module: once in the server, since each file of a user has ranks of its own."""
+
 
 @dataclass(frozen=True)
 class _Outstanding:
@@ -101,6 +104,7 @@ class Pool:
         self._support: dict[tuple[int, str], Support] = {}  # by world size and dtype
         self._deaths: list[str] = []  # that `take_deaths` has not given
         self._told: set[Finding] = set()  # faults that `take_faults` has given
+        self._owner = ""  # whose programs the ranks run, see `serve`
         self._pid = os.getpid()
         self._closed = False
         self._lender = beside
@@ -223,6 +227,14 @@ class Pool:
             self._deaths += deaths
             world.kill()
 
+    def serve(self, owner: str) -> None:
+        """Ends all ranks if they ran programs of another owner: a program may have changed modules that all share."""
+        if owner != self._owner:
+            self._end_faulty()
+            for world_size in list(self._worlds):
+                self.renew(world_size)
+        self._owner = owner
+
     def renew(self, world_size: int) -> None:
         """Ends the world of that size, if there is one; what runs on it next finds new processes."""
         world = self._worlds.pop(world_size, None)
@@ -338,7 +350,7 @@ class Pool:
         )
 
     def _start_server(self) -> Launcher:
-        preload = (self._visit.partition(":")[0],)
+        preload = (self._visit.partition(":")[0], *USERS)
         if self._hub:
             environment = tuple(self._environment.items())
             return HubServer(self._hub, Config(self.backend.start, self.backend.imports, preload, environment))
