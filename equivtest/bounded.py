@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +12,7 @@ from equivtest import limits
 from equivtest.errors import Misuse
 from equivtest.families.module.case import ModuleCase
 from equivtest.families.module.case_boundaries import BOUNDARY, CHOSEN
+from equivtest.families.module.case_inputs import BATCH
 from equivtest.families.module.oracle_steps import NOT_SEEN
 from equivtest.families.module.oracle_within import ran_within_bounds
 from equivtest.kit.oracle import expect
@@ -18,26 +21,30 @@ from equivtest.kit.oracle.rounding import Bounded
 from equivtest.kit.values import draw
 from equivtest.verdicts.elements import is_too_wide
 
+WIDEST = "float64"
+"""The dtype with the narrowest bounds."""
+
+ALL_BEFORE = "; of all that comes before the bound says something"
+
 
 class TooWide(Misuse):
-    """The bound of a case says nothing: the message says of what, `explained` from where on.
+    """Nothing can be concluded in a case; `explained` adds where that begins, and what would do.
 
     Attributes:
-        first: The first part, in the order of the run, of which the bound says nothing; '' where no part was judged.
+        what: The reason, in words.
+        way_out: What else a caller can do.
+        first: The first part, in the order of the run, with a bound that says nothing; '' if no part was judged, None
+            if the reason is another than a bound.
     """
 
-    def __init__(self, case: ModuleCase, answer: str, first: str) -> None:
-        self.case, self.answer, self.first = case, answer, first
+    def __init__(self, case: ModuleCase, what: str, way_out: str, first: str | None = None) -> None:
+        self.case, self.what, self.way_out, self.first = case, what, way_out, first
         super().__init__(self.told())
 
     def told(self, where: str = "", ways: str = "") -> str:
         """The message, with what has been found out besides."""
-        return (
-            f"{self.case.build}: in {self.case.dtype}, with {self.case.takes}, the roundings of a correct module may "
-            f"come to more than {limits.TOO_WIDE:g} of {self.answer}{where}: {ways}judge a smaller part, or take "
-            "smaller shapes (to anything where torch.finfo(dtype).min in a mask may overflow, or equal numbers are "
-            "compared)"
-        )
+        case = self.case
+        return f"{case.build}: in {case.dtype}, with {case.takes}{self.what}{where}: {ways}{self.way_out}"
 
 
 def require_bounds(case: ModuleCase) -> None:
@@ -49,46 +56,72 @@ def require_bounds(case: ModuleCase) -> None:
         return
     undecided = next((name for name in wide if tensors[name].derivation.startswith("undecided: ")), None)
     if undecided:
-        raise Misuse(
-            f"{case.build}: in {case.dtype}, with {case.takes}: {tensors[undecided].derivation}: a correct module may "
-            "choose otherwise; judge what is before the choice and what is behind it"
-        )
+        what = f": {tensors[undecided].derivation}: a correct module may choose otherwise"
+        raise TooWide(case, what, "judge what is before the choice and what is behind it")
     if unseen := next((name for name in answers if tensors[name].derivation == NOT_SEEN), None):
-        raise Misuse(
-            f"{case.build}: in {case.dtype}, with {case.takes}, of {unseen} nothing can be concluded: {NOT_SEEN}: "
-            "take a larger learning rate, or leave this dtype out"
-        )
-    raise TooWide(case, answers[0], wide[0] if wide[0] != answers[0] else "")
+        what = f", of {unseen} nothing can be concluded: {NOT_SEEN}"
+        raise TooWide(case, what, "take a larger learning rate, or leave this dtype out")
+    what = f", the roundings of a correct module may come to more than {limits.TOO_WIDE:g} of {answers[0]}"
+    way_out = (
+        "judge a smaller part (or anything where torch.finfo(dtype).min in a mask may overflow, or equal numbers are "
+        "compared)"
+    )
+    raise TooWide(case, what, way_out, wide[0] if wide[0] != answers[0] else "")
 
 
 def explained(error: Misuse) -> str:
-    """The message of a refusal; where a bound is too wide, from where on, and in which other way it would do."""
+    """The message of a refusal, with where it begins, and dtypes and shapes that were tried and would do."""
     return error.told(*_looked_into(error.case, error.first)) if isinstance(error, TooWide) else str(error)
 
 
 @functools.lru_cache(maxsize=64)
-def _looked_into(case: ModuleCase, first: str) -> tuple[str, str]:
-    """From where on the bound says nothing, and the ways that lead around it, by trying."""
+def _looked_into(case: ModuleCase, first: str | None) -> tuple[str, str]:
+    """Where the bound begins to say nothing, and the ways around it, by trying."""
+    ways = ""
+    if not case.by_parts and would_do(case, by_parts=True):
+        ways += "say by_parts=True, or nothing of it, for each part to be judged by itself; or "
+    others = [dtype for dtype in (WIDEST,) if dtype != case.dtype]
+    dtypes = [dtype for dtype in others if would_do(case, dtype=dtype)]
+    ways += "".join(f"take {dtype}, in which it would do (--dtypes {dtype}); or " for dtype in dtypes)
+    nor = [dtype for dtype in others if dtype not in dtypes]
+    where = "" if first is None else _where(case, first)
+    if not ways:
+        smaller = next((each for each in _smaller(case) if would_do(each)), None)
+        ways = "" if smaller is None else f"take {smaller.takes}, in {smaller.dtype}, in which it would do; or "
+        nor += ["the smallest shapes"] * (smaller is None)
+    return where + f" (nor would {' or '.join(nor)} do)" * bool(nor), ways
+
+
+def _where(case: ModuleCase, first: str) -> str:
     try:
         first = first or ("" if case.by_parts else _first_wide(case))
     except Misuse:  # what the parts compute cannot be followed one by one
         first = ""
-    where = "; of all that comes before the bound says something"
     if first and case.by_parts:
-        where = f"; the first part of which the bound says nothing is {_in_words(first)}"
-    elif first:
-        where = f"; the bound says nothing from {_in_words(first)} on"
-    ways = ""
-    if not case.by_parts and _would_do(case, by_parts=True):
-        ways += "say by_parts=True, or nothing of it, for each part to be judged by itself; or "
-    if case.dtype != "float64" and _would_do(case, dtype="float64"):
-        ways += "take float64, in which it would do (--dtypes float64); or "
-    elif case.dtype != "float64":
-        where += " (nor would float64 do)"
-    return where, ways
+        return f"; the first part of which the bound says nothing is {_in_words(first)}"
+    return f"; the bound says nothing from {_in_words(first)} on" if first else ALL_BEFORE
 
 
-def _would_do(case: ModuleCase, **fields: Any) -> bool:
+def _smaller(case: ModuleCase) -> Iterator[ModuleCase]:
+    """The case with one size after the other, then all, as small as it can be; in its dtype, and in the widest.
+
+    The last dim of one x is the module's own, as features are.
+    """
+    fewest = case.micro_batches * (case.num_parts if case.has_own_rows else 1)
+    whole = dict(case.sizes) if case.inputs else {str(dim): size for dim, size in enumerate(case.x_shape)}
+    rows = BATCH if case.inputs else "0"
+    names = list(whole) if case.inputs else list(whole)[:-1]
+    least = {name: fewest if name == rows else 1 for name in names}
+    for sizes in [{**whole, name: size} for name, size in least.items()] + [{**whole, **least}]:
+        fields: dict[str, Any] = {"x_shape": tuple(sizes.values())}
+        fields = {"sizes": tuple(sizes.items())} if case.inputs else fields
+        for dtype in dict.fromkeys((case.dtype, WIDEST)):
+            with contextlib.suppress(Misuse):  # there may be no such case
+                yield replace(case, dtype=dtype, **fields)
+
+
+def would_do(case: ModuleCase, **fields: Any) -> bool:
+    """True if something can be concluded in the case, with other fields."""
     try:
         require_bounds(replace(case, **fields))
     except Misuse:  # of the bound, or there is no such case

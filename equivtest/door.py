@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from equivtest.bounded import explained, require_bounds
+from equivtest.bounded import explained, require_bounds, would_do
 from equivtest.errors import Misuse, PropertyMisuse
 from equivtest.families.module.case import LARGEST, REAL_DTYPES, REAL_MODE, WHOLE, ModuleCase, call_builder
 from equivtest.families.module.case_axes import meshes_of
@@ -164,7 +164,8 @@ def _tried_on(
     dtypes = tuple(dtype for dtype in dtypes if dtype not in refusals(door, batch, dtypes))
     make = functools.partial(door.make, world_size=world_size, batch=batch, mesh=mesh, **door.shortest)
     if batch != WHOLE and dtypes:
-        layouts = _divisible(door, functools.partial(make, dtype=dtypes[0]))
+        dtype = REAL_DTYPES[0] if door.is_stepped else dtypes[0]  # real values in 16 bits go by parts alone
+        layouts = _divisible(door, functools.partial(make, dtype=dtype))
     fitting: ByDtype = {}
     reasons: list[Misuse] = []
     if door.by_parts is not True and not door.is_stepped:
@@ -189,7 +190,21 @@ def _tried_on(
         found, more_reasons = _by_parts(door, make, others, layouts)
         fitting |= found
         reasons = more_reasons or reasons
+    if not fitting and not reasons and dtypes:
+        reasons = [_too_narrow(door, make, dtypes, layouts)]
     return fitting, list(map(str if fitting else explained, reasons[:1]))
+
+
+def _too_narrow(door: Door, make: Callable[..., ModuleCase], dtypes: Sequence[str], layouts: Sequence[Any]) -> Misuse:
+    """Says that a step is not judged in these dtypes, and in which it is, by trying."""
+    fields = [(dtype, layout) for dtype in REAL_DTYPES for layout in layouts]
+    would = dict.fromkeys(dtype for dtype, layout in fields if would_do(make(dtype=dtype, **{door.varied: layout})))
+    way_out = f"take --dtypes {','.join(would)}, in which it would do" if would else "judge a smaller module"
+    nor = "" if would else ", and neither says something here"
+    return Misuse(
+        f"{door.build}: your step is judged as a whole, in {' or '.join(REAL_DTYPES)}, got {', '.join(dtypes)}{nor}: "
+        f"{way_out}"
+    )
 
 
 def _by_parts(

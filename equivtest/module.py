@@ -325,4 +325,9 @@ def _left_out(door: Door, batch: str, space: Space) -> dict[str, str]:
     if not judged and not any(tried(door.unsharded, batch, size, others)[0] for size in space.world_sizes):
         return {}  # the property is mistaken, which it says where its cases are drawn
     reasons = refusals(door.unsharded, batch, space.dtypes)
-    return {dtype: reasons.get(dtype, "") for dtype in space.dtypes if dtype not in judged}
+    whys = (
+        []
+        if judged
+        else [why for size in space.world_sizes for why in tried(door.unsharded, batch, size, space.dtypes)[1]]
+    )
+    return {dtype: reasons.get(dtype, next(iter(whys), "")) for dtype in space.dtypes if dtype not in judged}

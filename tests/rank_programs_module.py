@@ -112,6 +112,20 @@ def deep() -> nn.Module:
     return nn.Sequential(*(nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3)) for _ in range(24)))
 
 
+class Chaotic(nn.Module):
+    """A recurrence over positions, in which errors double from each to the next."""
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        state = torch.sigmoid(x[:, 0])
+        for place in range(1, x.shape[1]):
+            state = 3.9 * state * (1 - state) + 0.01 * torch.sigmoid(x[:, place])
+        return {"loss": state.mean()}
+
+
+def chaotic() -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 2), Chaotic())
+
+
 def encoder_layer() -> nn.Module:
     return nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
 

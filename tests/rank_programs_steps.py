@@ -23,6 +23,29 @@ def perceptron() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
 
 
+class Squares(nn.Module):
+    """The mean of the squares of a perceptron."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = perceptron()
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"loss": self.inner(x).square().mean()}
+
+
+def squares() -> nn.Module:
+    return Squares()
+
+
+def small_sgd(module: nn.Module) -> optim.Optimizer:
+    return optim.SGD(module.parameters(), 1e-9)
+
+
+def large_sgd(module: nn.Module) -> optim.Optimizer:
+    return optim.SGD(module.parameters(), 0.5)
+
+
 def frozen_first() -> nn.Module:
     module = perceptron()
     module.get_submodule("0").requires_grad_(requires_grad=False)
