@@ -6,12 +6,17 @@ somebody loaded), so that a commit draws the same ones everywhere.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import hypothesis
 from hypothesis import HealthCheck, Phase, Verbosity
+from hypothesis.errors import Unsatisfiable
+from hypothesis.strategies import SearchStrategy
 
 from equivtest import limits
 from equivtest.kit.case import Case
@@ -70,19 +75,42 @@ def seed_of(prop: Property, chunk: Chunk) -> int:
 
 
 def chunk_cases(prop: Property, chunk: Chunk) -> list[Case]:
-    """The chunk's cases, each once: the property's examples (in chunk 0), then drawn ones."""
+    """The chunk's cases, each once: the property's examples, drawn ones, and one of each aspect that is missing.
+
+    Examples and aspects are of chunk 0 alone.
+    """
     examples = [case for case in prop.examples if chunk.index == 0 and case.world_size == chunk.world_size]
     cases = [case for case in examples if case.is_within(chunk.dtypes)] + draw_cases(prop, chunk, chunk.num_cases)
-    return list(dict.fromkeys(cases))
+    return list(dict.fromkeys(cases + ([] if chunk.index else _of_missing_aspects(prop, chunk, cases))))
+
+
+def _of_missing_aspects(prop: Property, chunk: Chunk, cases: Iterable[Case]) -> list[Case]:
+    seen = {aspect for case in cases for aspect in case.aspects}
+    further: list[Case] = []
+    for aspect in prop.aspects_of(chunk.space):
+        if aspect not in seen:
+            having = prop.cases(chunk.space).filter(partial(_has, aspect))
+            with contextlib.suppress(Unsatisfiable):  # no case of the space has it
+                further += _drawn(having, seed_of(prop, replace(chunk, seed=f"{chunk.seed}, {aspect}")), 1)
+            seen.update(*(case.aspects for case in further))
+    return further
+
+
+def _has(aspect: str, case: Case) -> bool:
+    return aspect in case.aspects
 
 
 def draw_cases(prop: Property, chunk: Chunk, num_cases: int) -> list[Case]:
     """So many cases of the chunk's space and seed, in the order in which Hypothesis draws them."""
+    return _drawn(prop.cases(chunk.space), seed_of(prop, chunk), num_cases)
+
+
+def _drawn(strategy: SearchStrategy[Case], seed: int, num_cases: int) -> list[Case]:
     cases = []
 
-    @hypothesis.seed(seed_of(prop, chunk))
+    @hypothesis.seed(seed)
     @hypothesis.settings(max_examples=num_cases, phases=[Phase.generate], **SETTINGS)
-    @hypothesis.given(prop.cases(chunk.space))
+    @hypothesis.given(strategy)
     def keep(case: Case) -> None:
         cases.append(case)
 

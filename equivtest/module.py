@@ -190,6 +190,7 @@ def module_property(
         conclusive_dtypes=tuple(conclusive_dtypes),
         without_collectives=without_collectives,
         leaves_out=partial(_left_out, door, batch or WHOLE),
+        aspects=partial(_aspects, door, batch or WHOLE),
         world_sizes=tuple(world_sizes),
         resolve=partial(_resolve, door) if batch is None else None,
         limit_s=limit_s,
@@ -223,7 +224,13 @@ def _resolve(door: Door, prop: Property, pool: Pool, space: Space) -> Property:
     batch = _batch_of(cases, pool, prop.limit_s)
     if cases[0].step and batch == MEAN_OF_PARTS:
         batch = PARTS_OF_WHOLE
-    return replace(prop, cases=partial(_cases, door, batch), leaves_out=partial(_left_out, door, batch), resolve=None)
+    return replace(
+        prop,
+        cases=partial(_cases, door, batch),
+        leaves_out=partial(_left_out, door, batch),
+        aspects=partial(_aspects, door, batch),
+        resolve=None,
+    )
 
 
 def _made_in(dtypes: Sequence[str], make: Callable[..., ModuleCase]) -> list[ModuleCase]:
@@ -308,6 +315,19 @@ def _cases(door: Door, batch: str, space: Space) -> SearchStrategy[ModuleCase]:
 
     layouts = {size: judged_layouts(door, batch, size, space.dtypes) for size in space.world_sizes}
     return module_cases(space, partial(door.make, batch=batch), door.varied, layouts)
+
+
+def _aspects(door: Door, batch: str, space: Space) -> list[str]:
+    """Names the aspects of all cases, in the order of the meshes and layouts that they are drawn from."""
+    found: dict[str, None] = {}
+    for size in space.world_sizes:
+        for mesh, by_dtype in judged_layouts(door, batch, size, space.dtypes).items():
+            for dtype, layouts in by_dtype.items():
+                for mode, layout, largest, by_parts in layouts:
+                    fields = {door.varied: layout, "largest": largest, "by_parts": by_parts, "values": ((mode, 0),)}
+                    case = door.make(world_size=size, mesh=mesh, dtype=dtype, batch=batch, **fields)
+                    found |= dict.fromkeys(sorted(case.aspects))
+    return list(found)
 
 
 def _left_out(door: Door, batch: str, space: Space) -> dict[str, str]:

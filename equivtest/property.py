@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -54,6 +54,7 @@ class Property:
         requires: Package that the subject imports and equivtest does not; without it nothing is run.
         leaves_out: Names the dtypes of a space in which none of its cases can be judged, each with the reason or '';
             None: each has some that can.
+        aspects: Names each of `Case.aspects` that some case of a space has; None: even and uneven shards.
         world_sizes: Numbers of ranks that its subject runs on; empty: any.
         resolve: Makes the property that is meant, where the ranks must be asked for it: see `resolved`.
         limit_s: Seconds that one visit of one case may take on all ranks, before it has timed out.
@@ -76,6 +77,7 @@ class Property:
     incomplete: str = ""
     requires: str = ""
     leaves_out: Callable[[Space], Mapping[str, str]] | None = None
+    aspects: Callable[[Space], Collection[str]] | None = None
     world_sizes: tuple[int, ...] = ()
     resolve: Callable[[Property, Pool, Space], Property] | None = None
     limit_s: float = limits.CASE_S
@@ -95,6 +97,15 @@ class Property:
     def left_out(self, space: Space) -> Mapping[str, str]:
         """The dtypes of the space in which none of its cases can be judged, each with the reason or ''."""
         return {} if self.leaves_out is None else self.leaves_out(space)
+
+    def aspects_of(self, space: Space) -> Collection[str]:
+        """Names the aspects that the first search of the space must have."""
+        if self.aspects is not None:
+            return self.aspects(space)
+        if space.world_sizes == (1,) or not self.shards or self.refuses_only:
+            return ()
+        kinds = self.conclusive_shards
+        return [kind for kind in ("even", "uneven") if not kinds or kind in kinds]
 
     def is_empty(self, space: Space) -> bool:
         """Whether none of its cases can be judged in any dtype of the space."""

@@ -21,6 +21,7 @@ from equivtest.families.zero3.fetch.case import FetchCase
 from equivtest.families.zero3.fetch.strategy import fetch_cases
 from equivtest.kit.case import Case
 from equivtest.local_constants import no_local_constants
+from equivtest.module import module_property
 from equivtest.property import Property, Space
 from equivtest.verdicts.claims import agrees_on_all_ranks, equals_unsharded
 from tests.drawing import STRATEGIES, drawn
@@ -201,3 +202,36 @@ def test_the_examples_come_first_in_chunk_0() -> None:
     assert chunk_cases(prop, chunk)[0] == wanted
     assert not set(others) & set(chunk_cases(prop, chunk))
     assert wanted not in chunk_cases(prop, replace(chunk, index=1))
+
+
+def aspects_of(prop: Property, chunk: Chunk) -> set[str]:
+    return {aspect for case in chunk_cases(prop, chunk) for aspect in case.aspects}
+
+
+def test_first_chunk_has_even_and_uneven_shards_when_one_case_is_drawn() -> None:
+    one = replace(CHUNK, num_cases=1)
+
+    assert aspects_of(claimed(), one) == {"even", "uneven"} and len(chunk_cases(claimed(), one)) == 2
+    assert len(chunk_cases(claimed(), replace(one, index=1))) == 1
+    assert len(chunk_cases(claimed(), replace(one, world_size=1))) == 1
+
+
+def test_first_chunk_adds_no_case_when_examples_have_every_aspect() -> None:
+    examples = (FetchCase(world_size=2, parameters=((4,),)), FetchCase(world_size=2, parameters=((5,),)))
+
+    assert len(chunk_cases(claimed(examples=examples), replace(CHUNK, num_cases=1))) == 3
+
+
+def test_property_whose_shards_are_all_even_draws_no_further_case() -> None:
+    one = FetchCase(world_size=2, parameters=((4,),))
+
+    assert chunk_cases(claimed(cases=lambda space: st.just(one)), replace(CHUNK, num_cases=1)) == [one]
+
+
+@pytest.mark.parametrize(("batch", "even"), [("whole", (4, 2)), ("mean of parts", (8, 2))])
+def test_first_chunk_has_every_mesh_and_uneven_rows_of_a_module(batch: str, even: tuple[int, int]) -> None:
+    prop = module_property("torch.nn:Identity", "mine:same", (even, (5, 2)), batch=batch, axes=("dp", "tp"))
+    cases = chunk_cases(prop, Chunk(4, ("float32",), 0, 1))
+
+    assert {case.mesh_shape for case in cases} == {(4, 1), (2, 2), (1, 4)}
+    assert {case.shapes()["x"] for case in cases} == {even, (5, 2)} and len(cases) <= 4

@@ -205,6 +205,11 @@ class Case:
         """The worst of the case's tensors: 'even', 'uneven' or 'empty'."""
         return self.worst_shard_kind(self.tensors)
 
+    @property
+    def aspects(self) -> frozenset[str]:
+        """Names what the first search on each number of ranks must have in some case: 'even' and 'uneven' shards."""
+        return frozenset({"even" if self.shard_kind == "even" else "uneven"})
+
     def worst_shard_kind(self, names: Iterable[str]) -> str:
         """The worst of the tensors of these names: 'even', 'uneven' or 'empty'."""
         placed = [self.tensors[name] for name in names]

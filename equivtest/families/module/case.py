@@ -212,6 +212,14 @@ class ModuleCase(AxesCase, StepCase, WorldCase):
         return "even"
 
     @property
+    def aspects(self) -> frozenset[str]:
+        """The mesh, and whether the sizes that ranks may divide are multiples of their number."""
+        sizes = tuple(size for _, size in self.sizes) or self.x_shape[:-1]
+        sizes, parts = ((self.num_rows,), self.num_parts) if self.has_own_rows else (sizes, self.world_size)
+        is_even = all(size % parts == 0 for size in sizes)
+        return frozenset({"even" if is_even else "uneven", f"mesh {self.mesh_shape}"})
+
+    @property
     def takes(self) -> str:
         """What the unsharded module is handed, in words."""
         return self.program_of(self.num_rows).takes
