@@ -335,6 +335,19 @@ def test_each_rank_has_a_target_that_counts() -> None:
     assert all((each[::3] >= 0).all() for each in found) and any((each < 0).any() for each in found)
 
 
+@pytest.mark.parametrize("kind", ["targets(5, -100)", "mask", "mask(hides)"])
+@pytest.mark.parametrize(("shape", "rows_per_rank"), [((4, 3), 2), ((2, 4), 2), ((4,), 2), ((4, 2), 0), ((4,), 0)])
+def test_ranks_never_have_equal_numbers_of_elements_that_count(
+    kind: str, shape: tuple[int, ...], rows_per_rank: int
+) -> None:
+    """Neither of the halves of the rows nor of those of the last dim; equal ones hide a mean of means."""
+    source = torch.Generator().manual_seed(0)
+    for _ in range(40):
+        drawn = make_whole_numbers(kind, shape, rows_per_rank, source, num_ranks=2)
+        counts = drawn >= 0 if kind.startswith("targets") else drawn ^ ("hides" in kind)
+        assert all(len({int(half.sum()) for half in counts.chunk(2, dim)}) == 2 for dim in (0, -1))
+
+
 @pytest.mark.parametrize("kind", ["id(3)", "ids", "ids(0)", "ids(3, hides)", "mask(hide)", "targets(3)", "real(2)", ""])
 def test_what_is_no_kind_is_told(kind: str) -> None:
     with pytest.raises(Misuse, match="unknown kind of input"):

@@ -142,8 +142,13 @@ def has_rows(shape: NamedShape) -> bool:
     return shape[:1] == (BATCH,)
 
 
-def make_whole_numbers(text: str, shape: Shape, rows_per_rank: int, source: torch.Generator) -> torch.Tensor:
+def make_whole_numbers(
+    text: str, shape: Shape, rows_per_rank: int, source: torch.Generator, num_ranks: int = 1
+) -> torch.Tensor:
     """An input of any kind but real, int64 or bool.
+
+    Ranks have different numbers of targets that count, and of elements that a mask keeps, whether rows or the last dim
+    are divided, if one element can make the numbers differ.  Equal numbers would hide a mean of means.
 
     Args:
         rows_per_rank: Of the first dim; in each so many rows of targets of one dim one at least is not ignored.  0:
@@ -154,13 +159,15 @@ def make_whole_numbers(text: str, shape: Shape, rows_per_rank: int, source: torc
         case "ids":
             return _ids(kind.numbers[0], shape, source)
         case "targets":
-            return _targets(kind, shape, rows_per_rank, source)
+            return _targets(kind, shape, rows_per_rank, source, num_ranks)
         case "positions":
             starts = _starts(kind, shape, source)
             return starts + torch.arange(shape[-1])
-    kept = torch.randint(0, HIDDEN_ONE_IN, shape, generator=source) > 0
-    kept[..., 0] = True
-    chosen = ~kept if "hides" in kind.words else kept
+    is_hidden = torch.randint(0, HIDDEN_ONE_IN, shape, generator=source) == 0
+    may_hide = torch.ones(shape, dtype=torch.bool)
+    may_hide[..., 0] = False
+    is_hidden = _with_unequal_counts(is_hidden & may_hide, may_hide, num_ranks)
+    chosen = is_hidden if "hides" in kind.words else ~is_hidden
     return chosen.long() if "int64" in kind.words else chosen
 
 
@@ -174,16 +181,38 @@ def _ids(num: int, shape: Shape, source: torch.Generator) -> torch.Tensor:
     return repeated[torch.randperm(numel, generator=source)].reshape(shape)
 
 
-def _targets(kind: Kind, shape: Shape, rows_per_rank: int, source: torch.Generator) -> torch.Tensor:
+def _targets(kind: Kind, shape: Shape, rows_per_rank: int, source: torch.Generator, num_ranks: int) -> torch.Tensor:
     num, ignored = kind.numbers
     is_ignored = torch.randint(0, IGNORED_ONE_IN, shape, generator=source) == 0
+    may_ignore = torch.ones(shape, dtype=torch.bool)
     if not rows_per_rank:
         is_ignored = _unevenly(shape, source)
+        may_ignore.view(-1)[-1] = False
     elif len(shape) > 1:
-        is_ignored[..., -1] = False
+        may_ignore[..., -1] = False
     else:
-        is_ignored[::rows_per_rank] = False
+        may_ignore[::rows_per_rank] = False
+    is_ignored = _with_unequal_counts(is_ignored & may_ignore, may_ignore, num_ranks)
     return torch.where(is_ignored, ignored, _ids(num, shape, source))
+
+
+def _with_unequal_counts(is_hidden: torch.Tensor, may_hide: torch.Tensor, num_ranks: int) -> torch.Tensor:
+    """Hides or shows one element more if all ranks have equal numbers of elements that count."""
+    if _counts_differ(is_hidden, num_ranks):
+        return is_hidden
+    for place in may_hide.nonzero().tolist():
+        changed = is_hidden.clone()
+        changed[tuple(place)] ^= True
+        if _counts_differ(changed, num_ranks):
+            return changed
+    return is_hidden
+
+
+def _counts_differ(is_hidden: torch.Tensor, num_ranks: int) -> bool:
+    """True if not all ranks have as many elements that count, whichever of the first and the last dim is divided."""
+    divided = [is_hidden.chunk(num_ranks, dim) for dim in {0, is_hidden.dim() - 1}]
+    counts = [[int((~part).sum()) for part in parts] + [0] * (num_ranks - len(parts)) for parts in divided]
+    return num_ranks == 1 or all(len(set(each)) > 1 for each in counts)
 
 
 def _unevenly(shape: Shape, source: torch.Generator) -> torch.Tensor:

@@ -41,7 +41,8 @@ def draw_module(case: ModuleCase, index: int) -> dict[str, torch.Tensor]:
         if (kind := kinds.get(base_of(name), REAL)) != REAL:
             source = source if mode == REAL_MODE else generator(mode, seed % VARIANTS, name)
             rows_per_rank = 0 if case.batch == PARTS_OF_WHOLE else case.rows[0]
-            given[name] = make_whole_numbers(kind, shapes[name], rows_per_rank, source)
+            num_ranks = case.num_parts if case.has_own_rows and case.num_parts > 1 else case.world_size
+            given[name] = make_whole_numbers(kind, shapes[name], rows_per_rank, source, num_ranks)
             continue
         if mode == REAL_MODE:
             value = _draw_real(shapes[name], source, is_parameter=name in case.parameter_names())
