@@ -30,6 +30,7 @@ class Profile:
         requires_cells: Whether a cell of the case space without a conclusive verdict is a failure.
         per_cell: Conclusive verdicts wanted on each claim in every cell, on cases beyond `single` and `several`.
         audits_alone: Whether nothing runs but each property's audit, whole.
+        is_first_look: Whether what holds may fail in the other profiles, as the summary then says.
     """
 
     single: int
@@ -40,6 +41,7 @@ class Profile:
     requires_cells: bool = False
     per_cell: int = 0
     audits_alone: bool = False
+    is_first_look: bool = False
 
     @property
     def draws_many(self) -> bool:
@@ -53,7 +55,7 @@ AUDIT_LABEL = "audit"
 """What stands in brackets in the name of a property's audit."""
 
 PROFILES: dict[str, Profile] = {
-    "smoke": Profile(single=1, several=1),
+    "smoke": Profile(single=1, several=1, is_first_look=True),
     "gate": Profile(single=1, several=3),
     "soak": Profile(single=1, several=4, world_sizes=limits.SOAK_WORLD_SIZES, repeats=True),
     "conformance": Profile(single=10, several=20, requires_cells=True, per_cell=PER_CELL),

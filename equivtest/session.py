@@ -231,6 +231,7 @@ class Controller:
             width=width,
             wants_cells=settings_of(self.config).profile.per_cell > 0,
             left_out=sorted(self.left_out),
+            is_first_look=settings_of(self.config).profile.is_first_look,
         )
 
     @property

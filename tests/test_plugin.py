@@ -379,6 +379,16 @@ def test_another_implementation_is_judged_under_a_property(pytester: pytest.Pyte
     result.stdout.fnmatch_lines(["test_fake.py::a::equals_unsharded PASSED*"])
 
 
+@pytest.mark.parametrize("profile", ["smoke", "gate"])
+def test_summary_of_smoke_ends_with_a_line_that_it_is_a_first_look(pytester: pytest.Pytester, profile: str) -> None:
+    make_suite(pytester, "a")
+    result = run_suite(pytester, f"--profile={profile}", "--report=out")
+    told = [line for line in result.outlines if line.startswith("smoke is a first look")]
+    written = (pytester.path / "out" / "summary.txt").read_text().splitlines()
+
+    assert len(told) == (profile == "smoke") and (written[-1:] == told) == (profile == "smoke")
+
+
 def test_options_may_be_added_twice(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a")
 

@@ -51,6 +51,7 @@ def write_report(
         wants_cells=profile.per_cell > 0,
         headlines=headlines,
         left_out=environment.get("left_out", ()),
+        is_first_look=profile.is_first_look,
     )
     if profile.audits_alone:
         summary = [*headlines, *audits.table(audited)]

@@ -18,6 +18,7 @@ from equivtest.verdicts.verdict import FAILING
 
 BEGUN, ENDED = "begun", "ended"
 """States of a run; another one says in words what ended it before its end."""
+FIRST_LOOK = "smoke is a first look, at a few cases on each number of ranks: what holds here may fail in --profile gate"
 NUM_SLOWEST = 3
 NUM_NAMES = 6  # of collectives in one line; beyond them their dtypes
 SHORT_DTYPES = {"float32": "f32", "float64": "f64", "bfloat16": "bf16", "float16": "f16"}
@@ -33,12 +34,14 @@ def summarize(
     wants_cells: bool = False,
     headlines: Sequence[str] = (),
     left_out: Sequence[str] = (),
+    is_first_look: bool = False,
 ) -> list[str]:
     """The lines of the summary; none where no property was searched.
 
     Args:
         left_out: Which incomplete properties were left out, and why.
         headlines: What makes the run red besides failing claims; they come first, whole.
+        is_first_look: True if the last line is to say that the profile is a first look.
         wants_cells: Whether the run was to fill the cells of the case space, so that it is told where it did not.
     """
     if not tallies:
@@ -81,6 +84,7 @@ def summarize(
         *notes,
         "",
         *totals(tallies, seconds),
+        *[FIRST_LOOK] * is_first_look,
     ]
 
 
