@@ -68,6 +68,7 @@ def module_property(
     batch_axis: str = "",
     placed: str = "",
     state: str | None = None,
+    zero_or_none: Sequence[str] = (),
     needs_world: bool = False,
     set_up: str = "",
     tear_down: str = "",
@@ -132,6 +133,8 @@ def module_property(
             or of counts that an all_reduce adds up; the outputs are then rows of what it gives on the whole batch, and
             gradients are its gradients, divided by the ranks if they are averaged.  None: no buffer depends on the
             rows, or a `step` leaves those of the whole batch.
+        zero_or_none: Patterns of names of parameters and inputs, such as ('experts.*',): their gradient may be None on
+            ranks if each of its elements is 0 in the unsharded module, as of an expert that no token reaches.
         needs_world: True if the program reads RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR or MASTER_PORT from the
             environment.
         set_up, tear_down: 'package.module:NAME' of functions (mesh) -> None that ranks call around each draw; either
@@ -156,10 +159,13 @@ def module_property(
         all(isinstance(size, int) and size >= 1 for size in world_sizes),
         f"world_sizes must be numbers of ranks, of at least 1, got {tuple(world_sizes)}",
     )
-    for name, names in (("outputs", outputs), ("positional", positional), ("axes", axes)):
+    for name, names in (
+        ("outputs", outputs), ("positional", positional), ("axes", axes), ("zero_or_none", zero_or_none)
+    ):  # fmt: skip
         require(not isinstance(names, str), f"{name} must hold names, such as {name}=({names!r},), got {names!r}")
     common: Fields = (
         ("axes", tuple(axes)), ("batch_axis", batch_axis), ("placed", placed), ("state", state or ""),
+        ("zero_or_none", tuple(zero_or_none)),
         ("needs_world", needs_world or bool(set_up or tear_down)), ("set_up", set_up),
         ("tear_down", tear_down), ("optimizer", optimizer), ("step", step),
         ("steps", (2 if optimizer else 1) if steps is None else steps), ("micro_batches", micro_batches),

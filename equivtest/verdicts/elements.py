@@ -60,7 +60,7 @@ def shape_mismatch(
     global_shape = tuple(expected.value.shape)
     for rank, placed in answers.items():
         if placed is None:
-            return _missing(name, rank, global_shape)
+            return _missing(name, rank, expected)
         try:
             is_listed = placed.indices is not None
             shape = (
@@ -84,9 +84,9 @@ def shape_mismatch(
     )
 
 
-def _missing(name: str, rank: int, global_shape: Shape) -> Mismatch:
+def _missing(name: str, rank: int, expected: ExpectedTensor) -> Mismatch:
     """One that a rank does not answer; a gradient is answered by a tensor's `.grad`, which may be None."""
-    actual = "none: the subject did not answer it"
+    right, actual = "a tensor", "none: the subject did not answer it"
     way_out = "answer a DTensor, or Placed(local tensor, layout), under each name of case.answer_names()"
     if (plain := in_one_step(name)).startswith("grad."):
         what = plain.removeprefix("grad.")
@@ -95,7 +95,11 @@ def _missing(name: str, rank: int, global_shape: Shape) -> Mismatch:
             f"the unsharded computation has one: have the forward use {what} itself, no copy and not what detach() "
             "gives, leave requires_grad True, and keep .grad"
         )
-    return Mismatch(name, rank, expected="a tensor", actual=actual, global_shape=global_shape, way_out=way_out)
+        if expected.is_zero:
+            right = "zeros: the unsharded computation has a gradient, and each of its elements is 0"
+            way_out = f"leave zeros in .grad, or accept either: module_property(..., zero_or_none=({what!r},))"
+    shape = tuple(expected.value.shape)
+    return Mismatch(name, rank, expected=right, actual=actual, global_shape=shape, way_out=way_out)
 
 
 def _fitted(name: str, placed: Placed, expected: ExpectedTensor, shape: Shape, mesh_shape: Shape, rank: int) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from typing import Annotated, ClassVar
 
 from equivtest.families.module.case_axes import AxesCase
@@ -88,6 +89,8 @@ class ModuleCase(AxesCase, StepCase, WorldCase):
         state: Which contract a module fulfils whose forward changes buffers, in a divided batch.  'own rows': each rank
             has the unsharded module's buffers after its own rows.  'whole batch': every rank has its buffers after the
             whole batch, and outputs are the rows of what it gives on the whole batch.  '': both are the same.
+        zero_or_none: Patterns (`fnmatch`) of the names of parameters and inputs whose gradient may be None if the
+            unsharded module's is zero in every element.
     """
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = (EXACT_MODE, REAL_MODE)
@@ -105,6 +108,7 @@ class ModuleCase(AxesCase, StepCase, WorldCase):
     by_parts: bool = False
     placed: str = ""
     state: Annotated[str, OneOf(("", *STATES))] = ""
+    zero_or_none: tuple[str, ...] = ()
 
     def check_fields(self) -> None:
         require(self.largest % 2 == 1, f"largest must be odd, got {self.largest}")
@@ -118,6 +122,7 @@ class ModuleCase(AxesCase, StepCase, WorldCase):
         )
         self.check_world()
         self._check_inputs()
+        self._check_zero_or_none()
         self.check_axes()
         self.check_steps()
         self._check_real_steps()
@@ -144,6 +149,20 @@ class ModuleCase(AxesCase, StepCase, WorldCase):
                 f"a batch can be divided along the first dim alone, {name} is of {shape}: batch='whole', or a module "
                 "that transposes it",
             )
+
+    def _check_zero_or_none(self) -> None:
+        names = (*self.parameter_names(), *self.real_names()) if self.zero_or_none else ()
+        unknown = [pattern for pattern in self.zero_or_none if not any(fnmatchcase(name, pattern) for name in names)]
+        require(
+            not unknown,
+            f"zero_or_none must name parameters or inputs with a gradient, {unknown[:1]} matches none of "
+            f"{', '.join(names)}",
+        )
+
+    def accepts_none(self, answer: str) -> bool:
+        """True if no gradient is as good as zeros for this answer."""
+        what, _, name = answer.partition(".")
+        return what == "grad" and any(fnmatchcase(name, pattern) for pattern in self.zero_or_none)
 
     def _check_real_steps(self) -> None:
         require(

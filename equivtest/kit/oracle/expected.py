@@ -34,7 +34,8 @@ class ExpectedTensor:
         scale: What `allowed` is measured by where the values are smaller: of values that are zero in exact arithmetic.
         is_sum: Whether elements are sums, so that a zero may have either sign: 0 * -1 alone is -0,
             added to +0 it is +0, and where a sum begins is the kernel's business.
-        may_be_none: Whether a correct subject may answer none for the zeros: of a gradient that reaches nothing.
+        may_be_none: Whether a correct subject may answer none for the zeros: of a gradient that reaches nothing, or
+            one for which the case accepts either.
         is_inner: Whether a bound that is too wide leaves nothing open: of what is within a computation, where the
             oracle goes on from what it computed itself, so that what follows shows what is wrong.
         is_open: Whether staying within the bound shows nothing, however narrow it is.
@@ -62,6 +63,11 @@ class ExpectedTensor:
     is_part: bool = False
     factor: float = 1.0
     resolution: torch.Tensor | None = None
+
+    @property
+    def is_zero(self) -> bool:
+        """True if every element of the right value is 0."""
+        return not bool(self.value.any())
 
 
 def says_nothing(
