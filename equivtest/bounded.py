@@ -15,6 +15,7 @@ from equivtest.families.module.case_boundaries import BOUNDARY, CHOSEN
 from equivtest.families.module.case_inputs import BATCH
 from equivtest.families.module.oracle_steps import NOT_SEEN
 from equivtest.families.module.oracle_within import ran_within_bounds
+from equivtest.kit.case import Case
 from equivtest.kit.oracle import expect
 from equivtest.kit.oracle.expected import says_nothing
 from equivtest.kit.oracle.rounding import Bounded
@@ -67,6 +68,16 @@ def require_bounds(case: ModuleCase) -> None:
         "compared)"
     )
     raise TooWide(case, what, way_out, wide[0] if wide[0] != answers[0] else "")
+
+
+def reason_in(case: Case) -> str:
+    """Why nothing can be concluded in a case of a module, and what would do; '' of any other case."""
+    if isinstance(case, ModuleCase):
+        try:
+            require_bounds(case)
+        except Misuse as error:
+            return explained(error)
+    return ""
 
 
 def explained(error: Misuse) -> str:

@@ -204,6 +204,7 @@ def check(
     made of any: values, gradients, replicas, layouts, inputs, training, recorded collectives, refusals.
     """
     from equivtest.blame import with_fault
+    from equivtest.bounded import reason_in
     from equivtest.check import judge, require_conclusion
     from equivtest.kit.case import from_code
     from equivtest.kit.oracle.declared import require_declared
@@ -226,6 +227,8 @@ def check(
         failed = [next(each for each in verdicts if each.failed and each.claim == claim) for claim in claimed]
         for verdict in failed:
             typer.echo(write_message(with_fault(verdict, pool, claims)))
+    if not failed and any(verdict.kind == "inconclusive" for verdict in verdicts) and (why := reason_in(parsed)):
+        typer.echo(f"{subject}: inconclusive: {why}")
     require_conclusion(subject, parsed, verdicts, pool.faults_of(parsed))
     for kind, words in (("holds", "hold"), ("inconclusive", "inconclusive on some values")):
         names = dict.fromkeys(verdict.claim for verdict in verdicts if verdict.kind == kind)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from equivtest.bounded import reason_in
 from equivtest.errors import Misuse
+from equivtest.families.module.case import ModuleCase
 from equivtest.module import module_property, real
 from equivtest.property import Space
 
@@ -101,3 +104,13 @@ def test_run_without_a_fitting_dtype_says_which_would_do() -> None:
 
     assert prop.leaves_out is not None
     assert "take --dtypes float32,float64" in prop.leaves_out(Space((1,), ("bfloat16",)))["bfloat16"]
+
+
+def test_reason_of_an_inconclusive_case_names_what_would_do() -> None:
+    case = ModuleCase(
+        build=f"{STEPS}perceptron", parallelize=HERE + "whole", world_size=1, x_shape=(2, 3), values=(("real", 0),),
+        optimizer=f"{STEPS}small_sgd",
+    )  # fmt: skip
+
+    assert "take float64, in which it would do (--dtypes float64)" in reason_in(case)
+    assert reason_in(replace(case, dtype="float64")) == ""
