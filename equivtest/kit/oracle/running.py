@@ -45,14 +45,14 @@ from equivtest.kit.oracle.running_operators import COMPARES, FACTORS, MADE, MOVE
 from equivtest.kit.oracle.running_outs import Kernel, Out
 from equivtest.kit.oracle.running_parts import APART
 from equivtest.kit.oracle.running_roundings import Roundings, partial_sums
-from equivtest.kit.oracle.running_rules import RULES, exact_where, power_of
+from equivtest.kit.oracle.running_rules import RULES, clamp, exact_where, power_of
 from equivtest.kit.oracle.running_special import RULES as SPECIAL_RULES
 from equivtest.kit.oracle.running_sums import REDUCTIONS
 from equivtest.kit.oracle.running_windows import RULES as WINDOW_RULES
 from equivtest.tensors import DTYPES, dtype_name
 
 UNDECIDED = "undecided: "
-OTHER_RULES = WINDOW_RULES | SPECIAL_RULES  # which take any keyword
+OTHER_RULES = WINDOW_RULES | SPECIAL_RULES | {"clamp": clamp}  # which take any keyword
 
 
 class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from equivtest.kit.oracle.ranged import Parts
+from equivtest.kit.oracle.ranged import Parts, Ranged
 from equivtest.kit.oracle.running_roundings import Roundings, chosen
 
 Rule = Callable[..., Parts]
@@ -110,7 +110,18 @@ def rsub(r: Roundings, left: Any, right: Any, *, alpha: float = 1) -> Parts:
 def mul(r: Roundings, left: Any, right: Any) -> Parts:
     a, b = Parts.of(left), Parts.of(right)
     error = _times(a.error, b.reach) + _times(b.error, a.size)
-    return r.rounded(torch.mul(_plain(left), _plain(right)), error, a.magnitude * b.magnitude)
+    found = r.rounded(torch.mul(_plain(left), _plain(right)), error, a.magnitude * b.magnitude)
+    if r.arithmetic.flushes_subnormals:
+        return found
+    rounds_nothing = (_is_unit(left) | _is_unit(right)) & found.value.isfinite()
+    return found._replace(error=torch.where(rounds_nothing, error, found.error))
+
+
+def _is_unit(operand: Any) -> torch.Tensor:
+    """True where a value is certainly 0, 1 or -1, as in a mask.  Ranks may hold shares of a tensor that was given."""
+    a = Parts.of(operand)
+    is_given = isinstance(operand, Ranged) and not operand.origin.is_constant
+    return (a.error == 0) & ((a.size == 0) | (a.size == 1)) & (not is_given)
 
 
 def matmul(r: Roundings, left: Any, right: Any) -> Parts:
@@ -146,12 +157,18 @@ def div(r: Roundings, left: Any, right: Any) -> Parts:
 
 def larger(r: Roundings, left: Any, right: Any) -> Parts:
     a, b = Parts.of(left), Parts.of(right)
-    return chosen(torch.maximum(a.value, b.value), torch.maximum(a.error, b.error))
+    return chosen(torch.maximum(a.value, b.value), _error_of_one(a.value.double() - b.value.double(), a, b))
 
 
 def smaller(r: Roundings, left: Any, right: Any) -> Parts:
     a, b = Parts.of(left), Parts.of(right)
-    return chosen(torch.minimum(a.value, b.value), torch.maximum(a.error, b.error))
+    return chosen(torch.minimum(a.value, b.value), _error_of_one(b.value.double() - a.value.double(), a, b))
+
+
+def _error_of_one(lead: torch.Tensor, one: Parts, two: Parts) -> torch.Tensor:
+    """The error of the tensor that certainly leads, the larger error if neither does."""
+    certain = torch.where(lead > 0, one.error, two.error)
+    return torch.where(lead.abs() > one.error + two.error, certain, torch.maximum(one.error, two.error))
 
 
 def relu(r: Roundings, operand: Any) -> Parts:
@@ -170,12 +187,45 @@ def sign(r: Roundings, operand: Any) -> Parts:
 
 
 def threshold_backward(r: Roundings, cotangent: Any, operand: Any, threshold: float) -> Parts:
-    """The cotangent where the operand is larger; where that is not certain, either it or zero."""
-    g, a = Parts.of(cotangent), Parts.of(operand)
-    passes = a.value > threshold
-    unclear = ((a.value.double() - threshold).abs() <= a.error) & (a.error > 0)
+    """The cotangent where the operand is neither smaller nor equal: of NaN too.
+
+    Source: threshold_kernel of ATen/native/cpu/Activation.cpp (2.13.0), which compares in float32 in 16 bits; another
+    device may store the threshold.
+    """
+    a = Parts.of(operand)
+    return passed(cotangent, ~(a.value.double() <= threshold), is_near(a, threshold, _off_if_stored(threshold, a)))
+
+
+def passed(operand: Any, passes: torch.Tensor, unclear: torch.Tensor) -> Parts:
+    """The operand if it passes, zero if it does not; either of the two if that is not certain."""
+    g = Parts.of(operand)
     error = torch.where(unclear, g.reach, torch.where(passes, g.error, 0.0))
     return Parts(torch.where(passes, g.value, 0.0), error, torch.where(passes | unclear, g.magnitude, 0.0))
+
+
+def is_near(a: Parts, limit: float, off: float = 0.0) -> torch.Tensor:
+    """True where the operand of a correct program may lie on the other side of a limit, which may be off too."""
+    error = a.error + off
+    return ((a.value.double() - limit).abs() <= error) & (error > 0)
+
+
+def _off_if_stored(limit: float, a: Parts) -> float:
+    return abs(float(torch.tensor(limit, dtype=torch.float64).to(a.value.dtype)) - limit)
+
+
+def shrink(r: Roundings, operand: Any, lambd: float = 0.5) -> Parts:
+    """The operand itself, outside of [-lambd, lambd]."""
+    return shrink_backward(r, operand, operand, lambd)
+
+
+def shrink_backward(r: Roundings, cotangent: Any, operand: Any, lambd: float) -> Parts:
+    """The cotangent outside of [-lambd, lambd].
+
+    Source: hardshrink_kernel and shrink_backward_kernel of ATen/native/cpu/Activation.cpp (2.13.0), which store lambd.
+    """
+    a = Parts.of(operand)
+    size = a._replace(value=a.value.abs())
+    return passed(cotangent, size.value.double() > lambd, is_near(size, lambd, _off_if_stored(lambd, a)))
 
 
 def where(r: Roundings, condition: torch.Tensor, left: Any, right: Any) -> Parts:
@@ -192,16 +242,47 @@ def power(r: Roundings, operand: Any, exponent: Any) -> Parts:
     if n == 0:
         return chosen(a.value**exponent, torch.zeros_like(a.error))
     if n <= -1 and n.is_integer():
-        return div(r, 1, power(r, operand, -exponent).wrapped())
-    return curve(r, operand, lambda x: x**exponent, above=0.0)
+        return _negative_power(r, a, exponent)
+    found = curve(r, operand, lambda x: x**exponent, above=0.0, stores=2 if n == -0.5 else 1)
+    return _with_number_stored(found, a, lambda x, number: x**number, n)
+
+
+def _negative_power(r: Roundings, a: Parts, exponent: Any) -> Parts:
+    """1 over a product of several factors: zero where the product may overflow, anything where it may underflow.
+
+    Source: pow_tensor_scalar_kernel of ATen/native/cpu/PowKernel.cpp (2.13.0), which in bfloat16 stores the square.
+    """
+    num, least = -int(exponent), a.size - a.error
+    value, largest = a.value**exponent, torch.where(least > 0, least**-num, math.inf)
+    error = torch.where(a.error == 0, 0.0, largest - a.size**-num)
+    if num > 1:
+        finfo = torch.finfo(a.value.dtype)
+        error = error + torch.where(a.reach**num > finfo.max, value.double().abs(), 0.0)
+        error = torch.where(least**num < finfo.smallest_normal, math.inf, error)
+    return r.rounded(value, error.nan_to_num(nan=math.inf), largest, num, stores=num)
+
+
+def _with_number_stored(
+    found: Parts, a: Parts, f: Callable[[torch.Tensor, float], torch.Tensor], number: float
+) -> Parts:
+    """f(a, number), whether a program stores the number as the tensor is or does not.
+
+    Source: pow_tensor_scalar_kernel of ATen/native/cpu/PowKernel.cpp, and at::pow of a number and a tensor (2.13.0).
+    """
+    stored = float(torch.tensor(number, dtype=torch.float64).to(found.value.dtype))
+    ends = [a.value.double() + sign * a.error for sign in (-1, 0, 1)]
+    apart = torch.stack([(f(x, number) - f(x, stored)).abs().nan_to_num(nan=0.0) for x in ends]).amax(0)
+    apart = torch.where(found.value.isfinite(), apart, 0.0)
+    return found._replace(error=found.error + apart, magnitude=found.magnitude + apart)
 
 
 def power_of(r: Roundings, base: float, exponent: Any) -> Parts:
     """A number above zero to the operand: it rises or falls all the way."""
-    return curve(r, exponent, lambda x: torch.pow(base, x))
+    found = curve(r, exponent, lambda x: torch.pow(base, x))
+    return _with_number_stored(found, Parts.of(exponent), lambda x, number: torch.pow(number, x), base)
 
 
-def curve(r: Roundings, operand: Any, f: Curve, *, above: float = -math.inf) -> Parts:
+def curve(r: Roundings, operand: Any, f: Curve, *, above: float = -math.inf, stores: int = 1) -> Parts:
     """f, which rises or falls all the way where it is defined, for x > above."""
     a = Parts.of(operand)
     right, low, high = a.value.double(), a.value - a.error, a.value + a.error
@@ -209,14 +290,35 @@ def curve(r: Roundings, operand: Any, f: Curve, *, above: float = -math.inf) -> 
     error = torch.where((low > above) | (above == -math.inf), error.nan_to_num(nan=math.inf), math.inf)
     error = torch.where(a.error == 0, 0.0, error)
     value = f(a.value)
-    return r.rounded(value, error, value.double().abs() + error, r.of_curve)
+    return r.rounded(value, error, value.double().abs() + error, r.of_curve, stores=stores)
 
 
 def sigmoid(r: Roundings, operand: Any) -> Parts:
-    """1 / (1 + exp(-x)), off by |x| roundings where x was rounded before, and zero where the exponential overflows."""
+    """s = 1 / (1 + exp(-x)), and zero where the exponential overflows.
+
+    Where x was rounded before, the exponential is off by |x| roundings, and s by (1 - s) |x|, as s' = s (1 - s).
+    """
     a = Parts.of(operand)
     found = curve(r, operand, torch.sigmoid)
-    return r.rounded(found.value, found.error + 2 / r.arithmetic.largest_a, found.magnitude * (1 + a.size))
+    rest = torch.sigmoid(a.error - a.value.double())  # 1 - s at most
+    factor = 1 + torch.where(rest == 0, 0.0, a.reach * rest)
+    return r.rounded(found.value, found.error + 2 / r.arithmetic.largest_a, found.magnitude * factor)
+
+
+def rsqrt(r: Roundings, operand: Any) -> Parts:
+    """1 over the root, which is stored in 16 bits where torch computes without vectors: UnaryOpsKernel.cpp (2.13.0)."""
+    return curve(r, operand, torch.rsqrt, above=0.0, stores=2)
+
+
+def clamp(r: Roundings, operand: Any, *limits: Any, **named: Any) -> Parts:
+    """No smaller than a limit, no larger than another; a number is stored as the operand is."""
+    low, high = (*limits, None, None)[:2]
+    found = operand
+    for limit, change in ((named.get("min", low), larger), (named.get("max", high), smaller)):
+        if limit is not None:
+            plain = limit if isinstance(limit, torch.Tensor) else torch.tensor(limit).to(operand.dtype)
+            found = change(r, found, plain).wrapped()
+    return Parts.of(found)
 
 
 def steps(r: Roundings, operand: Any, f: Curve) -> Parts:
@@ -255,8 +357,9 @@ RULES: dict[str, Rule] = {
     "add": add, "sub": sub, "rsub": rsub, "mul": mul, "div": div, "neg": lambda r, x: mul(r, x, -1),
     "mm": matmul, "bmm": matmul, "mv": matmul, "dot": matmul, "addmm": addmm, "baddbmm": addmm, "addmv": addmm,
     "maximum": larger, "minimum": smaller, "relu": relu, "threshold_backward": threshold_backward, "where": where,
+    "hardshrink": shrink, "hardshrink_backward": shrink_backward, "softshrink_backward": shrink_backward,
     "abs": absolute, "sign": sign, "sgn": sign, "exp": _curve(torch.exp), "log": _curve(torch.log, 0.0),
-    "sqrt": _curve(torch.sqrt, 0.0), "rsqrt": _curve(torch.rsqrt, 0.0), "erf": _curve(torch.erf),
+    "sqrt": _curve(torch.sqrt, 0.0), "rsqrt": rsqrt, "erf": _curve(torch.erf),
     "tanh": _curve(torch.tanh), "sigmoid": sigmoid, "expm1": _curve(torch.expm1), "log1p": _curve(torch.log1p, -1.0),
     "sin": _wave(torch.sin), "cos": _wave(torch.cos), "pow": power, "reciprocal": lambda r, x: div(r, 1, x),
     "square": lambda r, x: mul(r, x, x), "exp2": _curve(torch.exp2), "log2": _curve(torch.log2, 0.0),
