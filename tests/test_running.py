@@ -278,7 +278,7 @@ def test_a_module_that_computes_in_another_dtype_rounds_as_that_does() -> None:
 
 
 def test_hardsigmoid_is_refused_for_its_kernel() -> None:
-    """Finding 42: where this fails, torch is mended, and `UNKNOWN` need not name it."""
+    """Finding 42: where this fails, torch is mended, and `UNKNOWN_IN_FLOAT64` need not name it."""
     x = torch.zeros(1, dtype=torch.float64, requires_grad=True)
     nn.functional.hardsigmoid(x).backward()
 

@@ -8,9 +8,104 @@ import pytest
 import torch
 from torch import nn
 
+from equivtest.check import one_thread
+from equivtest.families.module.case_boundaries import Capture
+from equivtest.families.module.oracle_forced import Forced
+from equivtest.families.module.oracle_held import held_by_one
+from equivtest.kit.oracle.exact import InexactData
 from equivtest.kit.oracle.ranged import Parts, Ranged
 from equivtest.kit.oracle.rounding import TORCH_CPU, Bounded
 from equivtest.kit.oracle.running import RunningError
+from tests.bounded_ops import Margins, Table, new_table
+from tests.bounded_pointwise import FUNCTIONS, LEAST, NARROW, ROWS, Found, backward_kernels, functions, not_judged
+
+DENSE = ("sigmoid_backward", "logit_backward with eps", "glu_backward", "mse_loss_backward", "threshold_backward")
+Compute = Callable[[nn.Module, torch.Tensor], torch.Tensor]
+
+each_narrow = pytest.mark.parametrize("dtype", NARROW)
+
+
+def table_of(dtype: str, found: Found) -> Table:
+    table = new_table()
+    with one_thread():
+        for name, actual, bound in found:
+            table[name, dtype].add(actual, bound)
+    return table
+
+
+def violations(table: Table) -> dict[str, int]:
+    return {name: margins.violations for (name, _), margins in table.items() if margins.violations}
+
+
+def test_every_pointwise_backward_kernel_is_judged() -> None:
+    """A kernel of a new release needs a row in `ROWS`, or a reason in `NOT_POINTWISE`."""
+    assert not_judged() == []
+
+
+@each_narrow
+def test_backward_kernels_are_within_their_bounds_on_every_number(dtype: str) -> None:
+    table = table_of(dtype, backward_kernels(dtype, rows=DENSE))
+
+    assert violations(table) == {} and len(table) == len(DENSE)
+
+
+@each_narrow
+def test_backward_kernels_are_within_their_bounds_on_some_numbers(dtype: str) -> None:
+    table = table_of(dtype, backward_kernels(dtype, step=61))
+
+    assert violations(table) == {} and len(table) == len(ROWS)
+
+
+@each_narrow
+def test_functions_are_within_their_bounds_on_some_numbers(dtype: str) -> None:
+    table = table_of(dtype, functions(dtype, step=61))
+
+    assert violations(table) == {} and len(table) == 2 * len(FUNCTIONS)
+
+
+@each_narrow
+def test_errors_of_exact_programs_come_near_to_the_bounds(dtype: str) -> None:
+    """Thresholds round nothing."""
+    table = table_of(dtype, backward_kernels(dtype, rows=DENSE[:-1]))
+
+    assert min(margins.largest for margins in table.values()) > 5 * LEAST
+
+
+class Gate(nn.Module):
+    def __init__(self, compute: Compute) -> None:
+        super().__init__()
+        self.compute, self.sigmoid = compute, nn.Sigmoid()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.compute(self.sigmoid, x)
+
+
+def gated(sigmoid: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    found: torch.Tensor = x * sigmoid(x.flip(0))
+    return found
+
+
+def is_right(compute: Compute, dtype: torch.dtype, seed: int) -> bool:
+    """The verdict on torch's own run in one process, of which each part is judged from what it held."""
+    source = torch.Generator().manual_seed(seed)
+    x, gradient = ((2 * torch.randn(16, 16, generator=source)).to(dtype) for _ in range(2))
+    own = x.clone().requires_grad_()
+    with Capture(module := nn.Sequential(Gate(compute))) as capture:
+        module(own).backward(gradient)
+    counted = RunningError(TORCH_CPU[str(dtype).removeprefix("torch.")], 1)
+    given, cotangent = counted.exactly(x).requires_grad_(), counted.exactly(gradient)
+    run = Forced(module := nn.Sequential(Gate(compute)), counted, held_by_one(capture.named()))
+    with counted, run:
+        module(given).backward(cotangent)
+    assert own.grad is not None and given.grad is not None and "boundary.0.sigmoid" in run.found
+    right = counted.bounded(given.grad)
+    return not run.wrong and bool(((own.grad.double() - right.value).abs() <= right.allowed).all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("compute", [nn.Module.__call__, gated], ids=["sigmoid", "gate"])
+def test_a_right_sigmoid_is_right_in_one_process(compute: Compute, dtype: torch.dtype) -> None:
+    assert [seed for seed in range(24) if not is_right(compute, dtype, seed)] == []
 
 
 def bound(function: Callable[..., torch.Tensor], *given: torch.Tensor | Ranged, dtype: str = "float16") -> Bounded:
@@ -24,6 +119,14 @@ def bound(function: Callable[..., torch.Tensor], *given: torch.Tensor | Ranged, 
 def off_by(value: list[float], error: float, dtype: torch.dtype = torch.float32) -> Ranged:
     held = torch.tensor(value, dtype=dtype)
     return Parts(held, torch.full_like(held, error).double(), held.double().abs() + error).wrapped()
+
+
+def test_a_gradient_of_sigmoid_ten_roundings_off_is_beyond_its_bound() -> None:
+    y = torch.rand(4096, generator=torch.Generator().manual_seed(0)).half() * 0.4 + 0.05
+    right = bound(torch.ops.aten.sigmoid_backward, torch.ones_like(y), y)
+    wrong = (y.double() * (1 - y.double()) * (1 + 10 * 2.0**-11)).half()
+
+    assert bool(((wrong.double() - right.value).abs() > right.allowed).all())
 
 
 def test_the_certainly_larger_of_two_keeps_its_own_error() -> None:
@@ -83,3 +186,23 @@ def test_a_saturated_sigmoid_is_no_further_off() -> None:
     x = torch.tensor([70.0], dtype=torch.float64)
 
     assert float(bound(torch.sigmoid, x, dtype="float64").allowed) < 40 * 2.0**-53
+
+
+def test_hardsigmoid_is_refused_in_float64_alone() -> None:
+    """For finding 42."""
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        x = torch.ones(1, dtype=dtype)
+        found = bound(torch.ops.aten.hardsigmoid_backward, x, x, dtype=str(dtype).removeprefix("torch."))
+        assert float(found.allowed) < 1e-2
+    x = torch.ones(1, dtype=torch.float64)
+    with pytest.raises(InexactData, match="of hardsigmoid_backward no bound is known"):
+        bound(torch.ops.aten.hardsigmoid_backward, x, x, dtype="float64")
+
+
+def test_a_number_beyond_its_bound_is_counted() -> None:
+    """Infinity and NaN too, unless the right value is that."""
+    margins = Margins()
+    value = torch.tensor([1.0, 1.0, 1.0, torch.inf, torch.nan], dtype=torch.float64)
+    margins.add(torch.tensor([1.2, torch.inf, torch.nan, torch.inf, torch.nan]), Bounded(value, torch.full((5,), 0.1)))
+
+    assert margins.violations == 3

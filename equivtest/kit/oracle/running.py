@@ -41,7 +41,18 @@ from equivtest.kit.oracle.running_operands import (
     values_of,
     widened,
 )
-from equivtest.kit.oracle.running_operators import COMPARES, FACTORS, MADE, MOVES, PUTS, SETS, SUMS, UNKNOWN, WORDS
+from equivtest.kit.oracle.running_operators import (
+    COMPARES,
+    FACTORS,
+    MADE,
+    MOVES,
+    PUTS,
+    SETS,
+    SUMS,
+    UNKNOWN,
+    UNKNOWN_IN_FLOAT64,
+    WORDS,
+)
 from equivtest.kit.oracle.running_outs import Kernel, Out
 from equivtest.kit.oracle.running_parts import APART
 from equivtest.kit.oracle.running_roundings import Roundings, partial_sums
@@ -115,9 +126,10 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*values_of(args))
         if isinstance(kwargs.get("out"), Ranged):
             return self._put(func, args, kwargs)
-        if name in UNKNOWN or kwargs.get("out") is not None or (name == "view" and func._overloadname == "dtype"):
-            raise _unknown(name)
         given = leaves((args, kwargs))
+        is_unknown = name in UNKNOWN or (name in UNKNOWN_IN_FLOAT64 and _has_float64(given))
+        if is_unknown or kwargs.get("out") is not None or (name == "view" and func._overloadname == "dtype"):
+            raise _unknown(name)
         if name in MAKES or has_complex(given):
             return self._of_pairs(func, name, args, kwargs)
         if name.endswith("_") and not name.endswith("__"):
@@ -214,18 +226,22 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
         flat, how = tree_flatten((args, kwargs))
         wider, named = tree_unflatten([widened(each, *dtypes) for each in flat], how)
         with self:
-            kernel = Kernel(func, dtypes[0], partial(self._stored_within, dtypes=dtypes))
+            stored = partial(self._stored_within, dtypes=dtypes)
+            kernel = Kernel(func, dtypes[0], partial(stored, is_whole=True), partial(stored, is_whole=False))
             found = KERNELS[func.overloadpacket.__name__](kernel, *wider, **named)
         likes = func(*values_of(args), **values_of(kwargs))
         outs, likes = (found, likes) if isinstance(found, tuple) else ((found,), (likes,))
-        stored = tuple(self._stored(out, like, (args, kwargs)) for out, like in zip(outs, likes, strict=True))
-        return stored if isinstance(found, tuple) else stored[0]
+        held = tuple(self._stored(out, like, (args, kwargs)) for out, like in zip(outs, likes, strict=True))
+        return held if isinstance(found, tuple) else held[0]
 
-    def _stored_within(self, tensor: torch.Tensor, *, dtypes: tuple[torch.dtype, torch.dtype]) -> Ranged:
+    def _stored_within(
+        self, tensor: torch.Tensor, *, dtypes: tuple[torch.dtype, torch.dtype], is_whole: bool
+    ) -> Ranged:
         narrow, wide = dtypes
         with _disable_current_modes():
             parts = Parts.of(tensor)
-            parts = self.roundings.stored(parts._replace(magnitude=parts.reach), narrow, 1)
+            parts = parts._replace(magnitude=parts.reach) if is_whole else parts
+            parts = self.roundings.stored(parts, narrow, 1)
             return parts._replace(value=parts.value.to(wide)).wrapped()
 
     def _stored(self, out: Out, like: Any, given: Any) -> Any:
@@ -235,11 +251,15 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
         parts = Parts.of(out.tensor)
         if out.is_whole:
             parts = parts._replace(magnitude=parts.reach)
-        if out.slope is not None:
-            shares = Parts.of(given[0][0]).magnitude * Parts.of(out.slope).reach
+        if out.factors is not None:
+            gradient, slope = map(Parts.of, out.factors)
+            shares = gradient.magnitude * slope.reach
             parts = parts._replace(magnitude=torch.maximum(shares, parts.reach))
         if parts.value.dtype != (dtype := out.dtype or like.dtype):
             parts = self.roundings.stored(parts, dtype, out.stores, is_sum=out.is_sum, one_by_one=out.one_by_one)
+        if out.flushes:
+            is_subnormal = parts.size <= torch.finfo(parts.value.dtype).smallest_normal  # or was, before it was rounded
+            parts = parts._replace(error=parts.error + torch.where(is_subnormal, parts.size, 0.0))
         parts = parts._replace(value=parts.value.to(like.dtype))
         return constant(parts) if _is_constant(given) else parts.wrapped()
 
@@ -346,6 +366,10 @@ def _cloned(operand: Any) -> Any:
     copy = Parts(*(part.clone() for part in Parts.of(operand))).wrapped()
     copy.origin.is_constant = operand.origin.is_constant
     return copy
+
+
+def _has_float64(given: list[Any]) -> bool:
+    return any(isinstance(each, torch.Tensor) and each.dtype == torch.float64 for each in given)
 
 
 def _unknown(name: str) -> InexactData:

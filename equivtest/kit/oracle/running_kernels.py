@@ -16,8 +16,9 @@ torch 2.13.0's own results by `python -m tests.bounded_ops`, those of which no f
     losses                  LossNLL.cpp: nll_loss_out_frame adds sixteen at a time as scalar_t
     embeddings              cpu/BlasKernel.cpp: cpublas_axpy_impl adds a row as scalar_t
     attention               `equivtest.kit.oracle.running_attention`
-    others                  sums, means and activations: computed in opmath_t, stored once; a squared difference is
-                            stored, squared and stored again
+    pointwise functions     `equivtest.kit.oracle.running_pointwise`
+    others                  sums and means: computed in opmath_t, stored once; a squared difference is stored, squared
+                            and stored again
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ import torch
 
 from equivtest.kit.oracle.running_attention import attention, attention_backward
 from equivtest.kit.oracle.running_outs import Kernel, Out
+from equivtest.kit.oracle.running_pointwise import BACKWARD, FORWARD, MEAN, SUM
 
 LEVEL = 16  # terms that a level of nll_loss_out_frame's cascade adds before it hands them on
-SUM, MEAN = 2, 1  # torch's numbers of reductions
 
 
 Computes = Callable[..., Any]
@@ -44,11 +45,6 @@ def _whole(kernel: Kernel, *args: Any, **kwargs: Any) -> Any:
     if isinstance(found, tuple):
         return tuple(Out(each, is_whole=True) for each in found)
     return Out(found, is_whole=True)
-
-
-def _of_gradient(kernel: Kernel, g: torch.Tensor, *args: Any, **kwargs: Any) -> Out:
-    """A gradient, times what hangs on no gradient, elementwise."""
-    return Out(kernel.func(g, *args, **kwargs), slope=kernel.func(torch.ones_like(g), *args, **kwargs))
 
 
 def _sum(kernel: Kernel, *args: Any, **kwargs: Any) -> Out:
@@ -110,11 +106,6 @@ def _squares(kernel: Kernel, x: torch.Tensor, y: torch.Tensor, reduction: int = 
     return Out(kernel.func(x, y, reduction), stores=4, is_sum=True)
 
 
-def _squares_backward(kernel: Kernel, *args: Any) -> Out:
-    """Stores the difference, a factor such as 2 / n, and both products."""
-    return Out(kernel.func(*args), stores=4)
-
-
 def _embedding_backward(
     kernel: Kernel,
     g: torch.Tensor,
@@ -133,22 +124,17 @@ KERNELS: dict[str, Computes] = {
     **dict.fromkeys(("addmm", "baddbmm", "addmv"), _sum_and_more),
     **dict.fromkeys(
         (
-            "silu", "gelu", "sigmoid", "tanh", "softplus", "mish", "elu", "leaky_relu", "native_layer_norm", "var",
-            "var_mean",
+            "elu", "glu", "hardsigmoid", "hardswish", "leaky_relu", "log_sigmoid_forward", "mish", "native_layer_norm",
+            "sigmoid", "silu", "softshrink", "tanh", "var", "var_mean",
         ),
         _whole,
     ),
-    **dict.fromkeys(
-        (
-            "silu_backward", "gelu_backward", "sigmoid_backward", "tanh_backward", "softplus_backward",
-            "mish_backward", "elu_backward", "leaky_relu_backward",
-        ),
-        _of_gradient,
-    ),
+    **FORWARD,
+    **BACKWARD,
     "_softmax": _softmax, "_log_softmax": _log_softmax, "_log_softmax_backward_data": _log_softmax_backward,
     "_softmax_backward_data": _softmax_backward, "native_layer_norm_backward": _layer_norm_backward,
     "nll_loss_forward": _nll_loss, "nll_loss_backward": _nll_loss_backward, "mse_loss": _squares,
-    "mse_loss_backward": _squares_backward, "embedding_dense_backward": _embedding_backward,
+    "embedding_dense_backward": _embedding_backward,
     "_scaled_dot_product_flash_attention_for_cpu": attention,
     "_scaled_dot_product_flash_attention_for_cpu_backward": attention_backward,
 }  # fmt: skip
