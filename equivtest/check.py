@@ -10,7 +10,7 @@ from typing import NoReturn
 import torch
 
 from equivtest import limits
-from equivtest.errors import BrokenSetup, Inconclusive
+from equivtest.errors import BrokenSetup, Inconclusive, Misuse
 from equivtest.kit.case import Case
 from equivtest.kit.oracle import expect_held
 from equivtest.kit.oracle.declared import Arithmetics, declared, load_arithmetics, order_varies
@@ -112,6 +112,8 @@ def judge(
 ) -> list[Verdict]:
     """Runs `case` and gives every verdict, draw by draw; arguments and errors as of `check`."""
     require_limit(limit_s)
+    if not subject.isprintable():
+        raise Misuse(f"a subject must be a short name or package.module:function, got {subject!r}")
     replies = pool.run(subject, case, limit_s=limit_s, keep_if_all_raised=bool(case.refusal))
     verdicts = judge_replies(subject, case, replies, claims, load_arithmetics(pool.backend.arithmetic))
     return [replace(verdict, limit_s=limit_s) for verdict in verdicts]

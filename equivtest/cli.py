@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from equivtest import limits
-from equivtest.errors import EquivtestError, Misuse
+from equivtest.errors import EquivtestError, Misuse, shorten_values
 from equivtest.options import HELP
 from equivtest.profiles import AUDIT_PROFILE
 from equivtest.pytest_run import run_properties
@@ -71,7 +71,8 @@ def main() -> None:
 
 
 def _complain(message: str) -> int:
-    typer.echo(f"equivtest: {' '.join(message.split())}", err=True)
+    line = "".join(each if each.isprintable() else repr(each)[1:-1] for each in " ".join(message.split()))
+    typer.echo(f"equivtest: {shorten_values(line)}", err=True)
     return 2
 
 
@@ -260,7 +261,10 @@ def judge_(
     from equivtest.judging import describe, judge_parts, judge_run
     from equivtest.judging_pair import compare_runs
     from equivtest.report.files import write_picture
+    from equivtest.settings import check_file
 
+    if picture is not None:
+        check_file(picture, "--picture")
     if parts := parts_in(folder):
         if other is not None:
             raise Misuse(
@@ -302,8 +306,10 @@ def fingerprint(
     from equivtest.fingerprint.measuring import describe, measure, write
     from equivtest.ranks.backend import Backend
     from equivtest.ranks.run_hub import pool_on_hosts
-    from equivtest.settings import parse
+    from equivtest.settings import check_file, parse
 
+    if output is not None:
+        check_file(output, "--output")
     settings = parse({"world_sizes": world_sizes, "dtypes": dtypes})
     chosen = Backend(backend, device, tuple(imports or ()), start)
     if not listen:

@@ -5,13 +5,27 @@ Exit codes: a `ClaimFailed` is 1, everything here is 2.
 
 from __future__ import annotations
 
+import re
+
+from equivtest import limits
+
+_VALUES = (r"\S", r"(?<=[ (=])'[^']", r'(?<=[ (=])"[^"]', r"\([^()]")
+_LONG_VALUE = re.compile("|".join(f"{value}{{{limits.VALUE_CHARS},}}" for value in _VALUES))
+"""A run without spaces, the inside of quotes or of parentheses, each if it is long."""
+
 
 class EquivtestError(Exception):
     """Base of every exception this package raises on purpose."""
 
 
 class Misuse(EquivtestError, ValueError):
-    """The caller's mistake: the message names the value, the limit and the way out."""
+    """The caller's mistake: the message names the value, the limit and the way out.
+
+    The message shows at most limits.VALUE_CHARS characters of each value.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(shorten_values(message))
 
 
 class PropertyMisuse(Misuse):
@@ -73,3 +87,22 @@ class NotSupported(EquivtestError, RuntimeError):
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
+
+
+def reason_of(error: OSError | ValueError) -> str:
+    """Returns why a path cannot be used, without the path; ValueError: it holds a character that no path has."""
+    return getattr(error, "strerror", None) or str(error)
+
+
+def shorten(text: str, num_chars: int = limits.VALUE_CHARS) -> str:
+    """Leaves out the middle of a text that is longer than about `num_chars` characters."""
+    left_out = len(text) - num_chars
+    if left_out <= 0:
+        return text
+    head = num_chars // 2
+    return f"{text[:head]}[... {left_out} characters left out ...]{text[head - num_chars :]}"
+
+
+def shorten_values(message: str) -> str:
+    """Shortens each long value within a message, and a message that is long as a whole."""
+    return shorten(_LONG_VALUE.sub(lambda value: shorten(value[0]), message), limits.MISUSE_CHARS)

@@ -49,9 +49,12 @@ MESSAGE_BYTES = 2**20  # of a message between hosts, but for those of ranks
 UNKNOWN_PEERS = 128  # connections at once of which nobody knows yet whether they know the secret; more are closed
 MOST_EVENTS = 200  # hosts lost, refused or silent that a run tells of
 EVENT_CHARS = 500  # of one of them: as many ranks of it as that takes
+VALUE_CHARS = 300  # of one value of the user in a message
+MISUSE_CHARS = 2_000  # of the message of a mistake as a whole
 REASON_CHARS = 300  # of why a program does not support a case
 HOST_TRIES = 4  # how often one visit is begun anew where hosts are lost under it
 WATCHED_BYTES = 2**26  # of one rank's notes on a watched visit; further operations are not judged
+MAX_WORKERS = 999  # of pytest-xdist
 MAX_WORLDS = 4  # worlds that one pool keeps alive; the one not used longest is ended first
 
 # What strategies draw from.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from equivtest.errors import Misuse
+from equivtest import limits
+from equivtest.errors import Misuse, shorten
 
 SUITE_INI = Path(__file__).with_name("suite.ini")
 
@@ -28,13 +30,13 @@ def run_properties(raw: dict[str, Any], paths: list[Path], workers: str, keyword
     Raises:
         Misuse: an option has a value that it cannot have, or nothing is selected.
     """
-    if not (workers in ("auto", "logical") or workers.isdecimal()):
-        raise Misuse(f"-n: expected a number or auto, got {workers!r}")
+    if workers not in ("auto", "logical") and not re.fullmatch(r"\d{1,3}", workers):
+        raise Misuse(f"-n: expected a number or auto, got {workers!r}: the most is {limits.MAX_WORKERS}")
     if keyword:
         _check_keyword(keyword)
     for path in paths:
-        if not path.exists():
-            raise Misuse(f"no such file or folder: {path}")
+        if not os.path.exists(path):  # Path.exists raises if the path is too long
+            raise Misuse(f"no such file or folder: {shorten(str(path))}")
     args = _pytest_args(raw, _check(raw, paths), workers)
     return _run_pytest(args + flags + (["-k", keyword] if keyword else []))
 

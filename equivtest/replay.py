@@ -12,7 +12,7 @@ import torch
 
 from equivtest import limits
 from equivtest.check import judge, require_conclusion
-from equivtest.errors import Misuse
+from equivtest.errors import Misuse, reason_of, shorten
 from equivtest.files import write_whole
 from equivtest.importing import suggestion
 from equivtest.kit.case import from_data, to_data
@@ -62,12 +62,15 @@ def read_replay(path: Path) -> dict[str, Any]:
     """
     try:
         data = msgspec.json.decode(path.read_bytes())
-    except OSError as error:
-        raise Misuse(f"replay file {path} cannot be read: {error.strerror}") from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise Misuse(f"replay file {path} is broken: {error}") from error
+    except (OSError, ValueError) as error:
+        raise Misuse(f"replay file {shorten(str(path))} cannot be read: {reason_of(error)}") from error
     if not isinstance(data, dict) or not data.keys() >= _KEYS:
         raise Misuse(f"replay file {path} is broken: it needs the keys {', '.join(sorted(_KEYS))}")
+    for key in ("subject", "claim"):
+        if not isinstance(data[key], str):
+            raise Misuse(f"replay file {path} is broken: {key} must be a text, got {data[key]!r}")
     if data["schema"] != SCHEMA_VERSION:
         raise Misuse(
             f"replay file {path} has schema {data['schema']}, this equivtest reads {SCHEMA_VERSION}: "

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import errno
 import os
+import re
 import tempfile
 import time
 from collections.abc import Iterable, Mapping
@@ -14,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from equivtest import limits
-from equivtest.errors import Misuse
+from equivtest.errors import Misuse, reason_of, shorten
 from equivtest.importing import load_named, suggestion
 from equivtest.lacking import ALL, RELEASE, parse_allowed
 from equivtest.profiles import DEFAULT_PROFILE, PROFILES, SOAK_S, Profile
@@ -201,7 +204,7 @@ def _split(text: str | None, option: str) -> list[str]:
 def _world_sizes(text: str | None, default: tuple[int, ...]) -> tuple[int, ...]:
     sizes = []
     for part in _split(text, "--world-sizes"):
-        if not (part.isdecimal() and 1 <= int(part) <= limits.MAX_WORLD_SIZE):
+        if not (re.fullmatch(r"\d{1,4}", part) and 1 <= int(part) <= limits.MAX_WORLD_SIZE):
             raise Misuse(f"--world-sizes: a world size must be in 1..{limits.MAX_WORLD_SIZE}, got {part!r}")
         sizes.append(int(part))
     return tuple(sorted(set(sizes))) or default
@@ -258,10 +261,10 @@ def _known_failures(text: str | None) -> tuple[str, ...]:
     if names == [NO_LIST]:
         return ()
     for name in names:
-        if name != SHIPPED_LIST and not Path(name).is_file():
+        if name != SHIPPED_LIST and not os.path.isfile(name):
             raise Misuse(
-                f"--known-failures: no such file: {name} ({SHIPPED_LIST!r} stands for the list that comes with "
-                f"equivtest; {NO_LIST!r}, alone, for none)"
+                f"--known-failures: no such file: {shorten(name)} ({SHIPPED_LIST!r} stands for the list that comes "
+                f"with equivtest; {NO_LIST!r}, alone, for none)"
             )
     return tuple(names) or (SHIPPED_LIST,)
 
@@ -284,10 +287,23 @@ def _seconds(text: object) -> float:
     return seconds
 
 
+def check_file(path: Path, option: str) -> None:
+    """Raises Misuse if no file can be written to `path`, before the work whose result it takes."""
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        with tempfile.TemporaryFile(dir=path.parent), contextlib.suppress(FileNotFoundError):
+            path.lstat()
+    except (OSError, ValueError) as error:
+        raise Misuse(
+            f"{option}: {shorten(str(path))} cannot be written: {reason_of(error)}; name another file"
+        ) from error
+
+
 def _check_writable(directory: Path) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory):
             pass
-    except OSError as error:
-        raise Misuse(f"--report: cannot write to {directory}: {error.strerror or error}") from error
+    except (OSError, ValueError) as error:
+        raise Misuse(f"--report: cannot write to {shorten(str(directory))}: {reason_of(error)}") from error

@@ -16,7 +16,8 @@ PACKAGE = ROOT / "equivtest"
 OWN_FOLDERS = ("equivtest", "properties", "tests", "benchmarks", "examples")
 
 FLOORS = (
-    ("collective", "errors", "files", "handover", "limits", "refusal"),
+    ("collective", "files", "handover", "limits", "refusal"),
+    ("errors",),
     ("importing", "layout", "local_constants", "profiles", "property"),
     ("lacking",),
     ("tensors",),

@@ -17,7 +17,7 @@ import torch
 from equivtest.captured.manifest import SHARED, Manifest, Tensor, read_manifest
 from equivtest.captured.micro_batches import split_micro_batch
 from equivtest.captured.tensor_file import TensorFile, digest_of
-from equivtest.errors import Misuse
+from equivtest.errors import Misuse, reason_of, shorten
 from equivtest.layout import Flat, Layout, Placement, Replicate, Shard, parse_placement
 from equivtest.tensors import Placed
 
@@ -190,8 +190,8 @@ def parts_in(folder: Path) -> list[Path]:
     """
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-    except OSError as error:
-        raise Misuse(f"{folder} is no folder that can be read: {error.strerror}") from error
+    except (OSError, ValueError) as error:
+        raise Misuse(f"{shorten(str(folder))} is no folder that can be read: {reason_of(error)}") from error
     if any(RANK.fullmatch(entry.name) for entry in entries):
         return []
     found = [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
@@ -206,8 +206,8 @@ def _ranks_in(folder: Path) -> list[int]:
     """
     try:
         names = {path.name for path in folder.iterdir()}
-    except OSError as error:
-        raise Misuse(f"{folder} is no folder that can be read: {error.strerror}") from error
+    except (OSError, ValueError) as error:
+        raise Misuse(f"{shorten(str(folder))} is no folder that can be read: {reason_of(error)}") from error
     found = [RANK.fullmatch(name) for name in names]
     ranks = sorted({int(match[1]) for match in found if match})
     if not ranks:

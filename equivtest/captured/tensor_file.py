@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from equivtest import limits
-from equivtest.errors import Misuse
+from equivtest.errors import Misuse, reason_of, shorten
 
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16,
@@ -120,14 +120,15 @@ def open_plainly(path: Path) -> Iterator[BufferedReader]:
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         is_link = path.is_symlink()
         raise Misuse(
             f"{path} is a link, which is never followed: put the file itself there"
             if is_link
-            else f"{path} cannot be read: {error.strerror}"
+            else f"{shorten(str(path))} cannot be read: {reason_of(error)}"
         ) from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # open() raises for a folder
+        os.close(descriptor)
+        raise Misuse(f"{path} is no regular file")
     with open(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise Misuse(f"{path} is no regular file")
         yield file

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 import msgspec
 
 from equivtest import limits
-from equivtest.errors import Misuse
+from equivtest.errors import Misuse, shorten
 from equivtest.kit.case_tensor import CaseTensor
 from equivtest.kit.parts import modules_of
 from equivtest.kit.rules import OneOf, Within, broken_rules
@@ -299,10 +299,10 @@ def from_data(data: Any) -> Case:
         data["schema"] == SCHEMA_VERSION,
         f"the case has schema {data['schema']}, this equivtest reads {SCHEMA_VERSION}: use the version that wrote it",
     )
-    if data["type"] not in CASE_TYPES:
+    if data["type"] not in list(CASE_TYPES):
         import_cases()
     require(
-        data["type"] in CASE_TYPES,
+        isinstance(data["type"], str) and data["type"] in CASE_TYPES,
         f"unknown case class {data['type']!r}, known: {', '.join(sorted(CASE_TYPES))}; "
         "--import the package that defines it",
     )
@@ -326,6 +326,10 @@ def from_code(text: str) -> Case:
             f"not the code of a case: {text!r}{why}; paste what stands behind 'case' in a message, "
             "such as FetchCase(world_size=2, parameters=((5,),), requires_grad=(True,))"
         ) from error
+    try:
+        msgspec.json.encode(list(fields.values()))  # as ranks receive it
+    except (ValueError, TypeError, OverflowError) as error:
+        raise Misuse(f"a case holds texts and numbers of at most 64 bits, got {text!r}: {error}") from error
     return from_data({"schema": SCHEMA_VERSION, "type": call.func.id, "fields": fields})
 
 
@@ -354,4 +358,4 @@ def _convert(fields: Any, case_type: type[C]) -> C:
     try:
         return msgspec.convert(fields, case_type)
     except msgspec.ValidationError as error:
-        raise Misuse(f"not a valid {case_type.__name__}: {error}") from error
+        raise Misuse(f"not a valid {case_type.__name__}: {shorten(str(error))}") from error

@@ -7,6 +7,7 @@ world; a pool asks the hub for worlds.
 from __future__ import annotations
 
 import hashlib
+import re
 from importlib import metadata
 from pathlib import Path
 
@@ -265,6 +266,6 @@ def parse_address(text: str, option: str) -> tuple[str, int]:
         Misuse: it is something else.
     """
     host, colon, port = text.rpartition(":")
-    if not colon or not port.isdecimal() or not 0 <= int(port) < 2**16:
+    if not colon or not host.isprintable() or not re.fullmatch(r"\d{1,5}", port) or int(port) >= 2**16:
         raise Misuse(f"{option}: expected HOST:PORT, got {text!r}")
     return host.strip("[]"), int(port)

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from equivtest import limits
-from equivtest.errors import BrokenSetup, Misuse
+from equivtest.errors import BrokenSetup, Misuse, reason_of
 from equivtest.ranks import hub_messages as messages
 from equivtest.ranks.channel import close_in_forks
 from equivtest.ranks.hub import CLOSE
@@ -45,8 +45,8 @@ class RunHub:
         try:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             listener = socket.create_server((host, port), family=family, backlog=limits.UNKNOWN_PEERS)
-        except OSError as error:
-            raise Misuse(f"--listen: cannot listen at {host}:{port}: {error.strerror or error}") from error
+        except (OSError, ValueError) as error:  # ValueError: a name that no host has
+            raise Misuse(f"--listen: cannot listen at {host}:{port}: {reason_of(error)}") from error
         self.port: int = listener.getsockname()[1]
         sweep()
         self._scratch = Scratch()
