@@ -16,16 +16,20 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 unexport PYTHONDONTWRITEBYTECODE  # or each of the hundreds of processes of a test run compiles the package anew
-.PHONY: help conform test deepspeed deepspeed-installed release release-installed clients clients-installed wrappers lint format bench reference smoke-wheel clean
+.PHONY: help gate conform test deepspeed deepspeed-installed release release-installed clients clients-installed wrappers lint format bench reference smoke-wheel clean
 
 help:  ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-conform: $(INSTALLED)  ## Conformance run on gloo and the CPU, with a report in report/
+gate: $(INSTALLED)  ## The gate on gloo and the CPU, with a report in report/: about 5 minutes on two quiet cores
+	$(BIN)/equivtest run --profile gate --report report
+
+conform: $(INSTALLED)  ## Conformance run on gloo and the CPU, with a report in report/: about 25 minutes on two quiet cores
 	$(BIN)/equivtest run --profile conformance --report report
 
 # A file's tests run in one process: what they share is drawn and computed once.
-test: $(INSTALLED)  ## All tests and properties
+test: $(INSTALLED)  ## All tests and properties: about 10 minutes on two quiet cores
+	@echo 'All tests and properties take about 10 minutes on two quiet cores.'
 	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder
 
 deepspeed-installed: $(INSTALLED) $(DEEPSPEED)/.installed

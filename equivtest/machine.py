@@ -18,9 +18,14 @@ def machine_facts(device: str) -> dict[str, object]:
     return {
         "platform": platform.platform(),
         "cpu": cpu_name(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": num_cores(),
         "accelerators": accelerator_names(device),
     }
+
+
+def num_cores() -> int:
+    """Returns how many cores this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cpu_name() -> str:

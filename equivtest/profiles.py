@@ -31,6 +31,7 @@ class Profile:
         per_cell: Conclusive verdicts wanted on each claim in every cell, on cases beyond `single` and `several`.
         audits_alone: Whether nothing runs but each property's audit, whole.
         is_first_look: Whether what holds may fail in the other profiles, as the summary then says.
+        minutes: Duration of all shipped properties on two quiet cores, as measured; 0 if it was not measured.
     """
 
     single: int
@@ -42,6 +43,7 @@ class Profile:
     per_cell: int = 0
     audits_alone: bool = False
     is_first_look: bool = False
+    minutes: int = 0
 
     @property
     def draws_many(self) -> bool:
@@ -56,9 +58,9 @@ AUDIT_LABEL = "audit"
 
 PROFILES: dict[str, Profile] = {
     "smoke": Profile(single=1, several=1, is_first_look=True),
-    "gate": Profile(single=1, several=3),
+    "gate": Profile(single=1, several=3, minutes=5),
     "soak": Profile(single=1, several=4, world_sizes=limits.SOAK_WORLD_SIZES, repeats=True),
-    "conformance": Profile(single=10, several=20, requires_cells=True, per_cell=PER_CELL),
+    "conformance": Profile(single=10, several=20, requires_cells=True, per_cell=PER_CELL, minutes=25),
     AUDIT_PROFILE: Profile(single=0, several=0, audits_alone=True),
 }
 

@@ -16,7 +16,7 @@ import pytest
 from equivtest.claim_reports import report_claim
 from equivtest.errors import BrokenSetup, EquivtestError
 from equivtest.handover import Audited, BackendFault, Handover, KnownState, Listed, Searched
-from equivtest.machine import commit_of, machine_facts, own_commit, versions_of
+from equivtest.machine import commit_of, machine_facts, num_cores, own_commit, versions_of
 from equivtest.options import settings_of, soak_seed
 from equivtest.pools import host_events, hosts_of
 from equivtest.ranks.gloo import WORKERS
@@ -26,7 +26,7 @@ from equivtest.report.files import begin_report, write_report
 from equivtest.report.folder import ReportFolder
 from equivtest.report.tally import ClaimResult, Tally
 from equivtest.report.text import BEGUN, ENDED, on_declined, on_faults, on_lacking, summarize
-from equivtest.suite import version_of
+from equivtest.suite import properties_dir, version_of
 from equivtest.verdicts.verdict import CONCLUSIVE
 
 FAILED_EXIT = 1
@@ -295,7 +295,7 @@ def state_of(exitstatus: int, ended_by: BaseException | None) -> str:
 
 
 def header(config: pytest.Config) -> list[str]:
-    """What a run is about, in two lines above its first result."""
+    """Describes a run in two lines above its first result, and says how long the shipped properties take."""
     settings = settings_of(config)
     seeds = "fixed seeds"
     if settings.profile.repeats:
@@ -309,6 +309,17 @@ def header(config: pytest.Config) -> list[str]:
         f"backend {settings.backend} on {settings.device}{on}, {known} known failure{'s' * (known != 1)}",
         f"equivtest profile {settings.profile_name}: {seeds}; world sizes {_join(settings.world_sizes)}; "
         f"dtypes {_join(settings.dtypes)}{audited}",
+        *_duration(config),
+    ]
+
+
+def _duration(config: pytest.Config) -> list[str]:
+    minutes = settings_of(config).profile.minutes
+    if not minutes or str(properties_dir()) not in config.args:
+        return []
+    return [
+        f"equivtest duration: about {minutes} minutes for all shipped properties on two quiet cores, as measured; "
+        f"{num_cores()} cores here"
     ]
 
 

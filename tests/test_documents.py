@@ -145,7 +145,7 @@ def in_process(folder: Path, command: Command, *args: str) -> Outcome:
 def test_the_first_screen_has_both_commands_that_set_everything_up() -> None:
     first = README.read_text("utf-8").splitlines()[:10]
 
-    assert [line.split()[:2] for line in first if line.startswith("    ")] == [["make", "conform"], ["make", "test"]]
+    assert [line.split()[:2] for line in first if line.startswith("    ")] == [["make", "gate"], ["make", "test"]]
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)

@@ -405,6 +405,23 @@ def test_header_says_what_the_run_is_about(pytester: pytest.Pytester) -> None:
     )
 
 
+def test_header_says_how_long_the_shipped_properties_take(pytester: pytest.Pytester) -> None:
+    run = [sys.executable, "-m", "equivtest.cli", "run", "-n0", "--audit=off", "-k", "refuses and w1"]
+
+    shipped = pytester.run(*run, "--profile=gate", "--subjects=zero3_fetch_all_reduce")
+
+    shipped.stdout.fnmatch_lines([
+        "equivtest profile gate: *",
+        "equivtest duration: about 5 minutes for all shipped properties on two quiet cores, as measured; * cores here",
+    ])  # fmt: skip
+
+
+def test_header_of_other_properties_has_no_duration(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a")
+
+    assert "equivtest duration" not in run_suite(pytester, "--known-failures=none", *W3).stdout.str()
+
+
 def test_report_and_terminal_say_how_ranks_were_started_and_why(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a")
 
