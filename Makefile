@@ -9,6 +9,7 @@ DEEPSPEED := .deepspeed/$(DEEPSPEED_VERSION)
 RELEASE := .releases/$(VERSION)
 CLIENTS := .clients
 PROFILE ?= gate
+BASE ?= HEAD
 PUBLIC := equivtest.module equivtest.capturing equivtest.check equivtest.errors equivtest.property equivtest.layout \
 	equivtest.tensors equivtest.kit.case equivtest.kit.oracle.rounding
 
@@ -54,10 +55,12 @@ clients: clients-installed deepspeed-installed  ## Other people's parallel progr
 wrappers: $(INSTALLED)  ## FSDP2 and DDP told everything that they may be told; too long for the gate
 	$(BIN)/equivtest run tests/wrappers --report report/wrappers
 
-lint: $(INSTALLED)  ## Ruff and mypy, changing nothing
+lint: $(INSTALLED)  ## Ruff, mypy and plain English, changing nothing; BASE=main holds the whole branch to the final budget
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python -m tests.plain
+	$(BIN)/python -m tests.plain --change $(BASE)
 
 format: $(INSTALLED)  ## Ruff's format and its safe fixes
 	$(BIN)/ruff check --fix .
