@@ -18,20 +18,22 @@ PROBED = (
     "scatter",
     "all_to_all_single",
     "all_to_all",
-)
-"""Functions of torch.distributed that subjects, DTensor, DDP, FSDP2 and DeepSpeed call, by the names of torch 2.12."""
-
-FUNCTIONS = (
-    *PROBED,
     "gather",
     "reduce_scatter",
     "send_and_receive",
+    "barrier",
+)
+"""Functions of torch.distributed that are probed, by the names of torch 2.12: the first nine are those that subjects,
+DTensor, DDP, FSDP2 and DeepSpeed call."""
+
+FUNCTIONS = (
+    *PROBED,
     "batched_send_and_receive",
+    "tagged_send_and_receive",
     "all_gather_object",
     "gather_object",
     "broadcast_object_list",
     "scatter_object_list",
-    "barrier",
     "monitored_barrier",
     "all_to_all_single_uneven",
     "functional_all_reduce",
@@ -40,6 +42,9 @@ FUNCTIONS = (
     "functional_broadcast",
     "functional_all_to_all_single",
     "functional_all_to_all_single_uneven",
+    "int64_all_reduce",
+    "int64_reduce",
+    "int64_reduce_scatter_tensor",
     "coalesced_all_reduce",
     "coalesced_all_gather_into_tensor",
     "coalesced_reduce_scatter_tensor",
@@ -50,10 +55,10 @@ REDUCING = tuple(name for name in FUNCTIONS if name.endswith(("reduce", "reduce_
 REDUCTIONS = ("sum", "max", "min", "avg", "product", "premul", "band", "bor", "bxor")
 """Behind a function of REDUCING, as in 'all_reduce_avg': of that reduction alone."""
 
-OF_ONE_BACKEND = ("monitored_barrier", *(f"{name}_premul" for name in REDUCING))
-"""What torch documents for one backend alone, gloo or NCCL: no run is red where another refuses it in words.
+OF_ONE_BACKEND = ("monitored_barrier", "tagged_send_and_receive", *(f"{name}_premul" for name in REDUCING))
+"""What torch documents for one backend alone, gloo or NCCL, or not for NCCL: no run is red if another refuses it.
 
-Source: the docstrings of monitored_barrier and of ReduceOp in torch.distributed (2.13.0).
+Source: the docstrings of monitored_barrier, of ReduceOp and of isend in torch.distributed (2.13.0).
 """
 
 ALL = "all"

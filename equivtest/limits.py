@@ -14,9 +14,6 @@ STACKS_S = 0.8  # for the stacks of a hanging rank to be written; they take 0.1
 REFUSAL_GRACE_S = 15.0  # GRACE_S where every rank should raise by itself: none waits for another, some are slow
 PROBE_S = 15.0  # a collective of a few elements on ranks that were just heard from; takes 0.01
 PROBE_GRACE_S = 2.0  # after the first rank failed in a probe: the others fail at once too, or wait for it
-PROBE_AGAIN_S = (
-    2.0  # PROBE_S of a collective that has hung before, on another world size or dtype: the run is red already
-)
 SEND_S = 5.0  # for a rank to take a message; it reads at once unless it hangs
 WATCH_S = 0.2  # between a rank's looks at the size of what its C code prints; Python's is always bounded
 SHRINK_S = 60.0  # one failure's shrinking; then the smallest case so far is reported

@@ -236,10 +236,10 @@ class RefusesLarge(Planted):
 class RefusesOnOneRank(Planted):
     """Rank 1 alone refuses a collective that is not probed."""
 
-    def reduce_scatter(self, *args: Any) -> Any:
+    def allreduce_coalesced(self, *args: Any) -> Any:
         if self.rank() == 1:
-            raise NotImplementedError("rank 1 scatters nothing")
-        return self._inner.reduce_scatter(*args)
+            raise NotImplementedError("rank 1 reduces one at a time")
+        return self._inner.allreduce_coalesced(*args)
 
 
 class RefusesMax(Planted):

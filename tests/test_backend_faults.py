@@ -40,6 +40,8 @@ from tests.fault_programs import FaultCase
 from tests.rank_programs_planted import FAULT
 
 PLANTED = Backend("planted", imports=("tests.rank_programs_planted",))
+UNUSUAL = Backend("planted", imports=("tests.rank_programs_unusual",))
+SPECIAL = (("special", 0),)
 ALL_REDUCE = ("all_reduce_sum", "all_reduce_max", "all_reduce_min")
 LINEAR = LinearCase(world_size=2, style="rowwise", in_features=4, out_features=3, dtype="bfloat16")
 FETCH = FetchCase(world_size=2, parameters=((5,),), requires_grad=(True,), collective="all_gather", dtype="bfloat16")
@@ -125,14 +127,30 @@ def test_a_fault_that_a_probe_sees_is_named(planted: Callable[[str], Pool], faul
         ("opens_early", CollectivesCase(world_size=2, collectives=("barrier",))),
         ("forgets_factor", CollectivesCase(world_size=2, collectives=("all_reduce_premul",))),
         ("tires", CollectivesCase(world_size=2, collectives=("all_gather_into_tensor",), times=1000, waits="together")),
+        ("wrong_above_1_mib", CollectivesCase(world_size=2, collectives=("scatter",), numels=(2**18 + 1,))),
+        ("remembers_address", CollectivesCase(world_size=2, collectives=("all_gather_into_tensor",), memory="kept")),
+        ("remembers_freed_address", CollectivesCase(world_size=2, collectives=("reduce_sum",), memory="freed")),
+        ("needs_alignment", CollectivesCase(world_size=2, collectives=("all_to_all",), offset=1)),
+        ("takes_rows", CollectivesCase(world_size=2, collectives=("all_gather",), numels=(6,), order="transposed")),
+        (
+            "saturates",
+            CollectivesCase(
+                world_size=2, dtype="float16", collectives=("all_reduce_sum",), numels=(9,), values=SPECIAL
+            ),
+        ),
+        ("counts_in_float32", CollectivesCase(world_size=2, collectives=("int64_all_reduce_sum",))),
+        (
+            "largest_is_finite",
+            CollectivesCase(world_size=2, collectives=("all_reduce_max",), numels=(9,), values=SPECIAL),
+        ),
+        ("ignores_tags", CollectivesCase(world_size=2, collectives=("tagged_send_and_receive",), numels=(3,))),
     ],
 )
 def test_a_fault_that_no_probe_sees_is_red(pool: Pool, fault: str, case: CollectivesCase) -> None:
     """And an honest group holds on the same case."""
-    backend = Backend("planted", imports=("tests.rank_programs_deviating",))
-    with Pool(backend, environment={FAULT: "premultiplies"}, beside=pool) as honest:
+    with Pool(UNUSUAL, environment={FAULT: "premultiplies"}, beside=pool) as honest:
         assert {verdict.kind for verdict in judge("collectives", case, honest)} == {"holds"}
-    with Pool(backend, environment={FAULT: fault}, beside=pool) as deviating:
+    with Pool(UNUSUAL, environment={FAULT: fault}, beside=pool) as deviating:
         found = {verdict.claim: verdict.kind for verdict in judge("collectives", case, deviating)}
 
     assert found["equals_unsharded"] == "value"
@@ -204,17 +222,20 @@ def test_an_honest_group_is_green(on_planted: Callable[..., Ended]) -> None:
 
 
 @pytest.mark.ranks
-def test_a_collective_that_hangs_is_waited_for_once(
-    planted: Callable[[str], Pool], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("fault", "collective"), [("hangs", "all_to_all_single"), ("gather_hangs", "gather")])
+def test_hanging_collective_is_waited_for_once(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch, fault: str, collective: str
 ) -> None:
-    """Every further case of its world size and dtype is answered at once, by name."""
-    monkeypatch.setattr("equivtest.limits.PROBE_S", 3.0)
-    with planted("hangs") as pool:
-        pool.run("rowwise_linear", LINEAR)
+    """Every further case is answered at once with its name, on any world size and in any dtype."""
+    monkeypatch.setattr("equivtest.limits.PROBE_S", 2.0)
+    with Pool(UNUSUAL, environment={FAULT: fault}, beside=pool) as hanging:
+        hanging.run("rowwise_linear", LINEAR)
         begun_s = time.monotonic()
-        for replies in (pool.run("rowwise_linear", LINEAR), pool.run("zero3_fetch_all_gather", FETCH)):
-            assert [reply.outcome for reply in replies] == ["timed_out"] * 2
-            assert "all_to_all_single of bfloat16 on 2 ranks hangs" in replies[0].detail
+        for case in (LINEAR, FETCH, replace(FETCH, world_size=3), replace(FETCH, dtype="float64")):
+            subject = "rowwise_linear" if case is LINEAR else "zero3_fetch_all_gather"
+            replies = hanging.run(subject, case)
+            assert [reply.outcome for reply in replies] == ["timed_out"] * case.world_size
+            assert f"{collective} of bfloat16 on 2 ranks hangs" in replies[0].detail
         assert time.monotonic() - begun_s < 1
 
 
@@ -251,8 +272,8 @@ def test_a_refusal_on_one_rank_is_a_failure(planted: Callable[[str], Pool], monk
     monkeypatch.setattr("equivtest.limits.REFUSAL_GRACE_S", 1.0)
     with planted("refuses_on_one_rank") as pool:
         begun_s = time.monotonic()
-        with pytest.raises(RankRaised, match="refused, but not on every rank: reduce_scatter_sum of float32"):
-            check("collectives", calls("reduce_scatter_sum"), pool)
+        with pytest.raises(RankRaised, match="refused, but not on every rank: coalesced_all_reduce_sum of float32"):
+            check("collectives", calls("coalesced_all_reduce_sum"), pool)
         assert time.monotonic() - begun_s < limits.CASE_S
         assert check("collectives", calls("broadcast"), pool)
 

@@ -197,4 +197,4 @@ def test_a_case_that_was_not_run_is_given_no_more_time() -> None:
     hung = Finding("all_reduce", "float32", 3, "hung", "rank 0: no answer within 15 s")
     alone = [Reply(rank=rank, outcome="timed_out", detail="no answer within 60 s") for rank in range(3)]
 
-    assert "limit" in rows(failure(alone)) and "limit" not in rows(failure(ended_by(hung)))
+    assert "limit" in rows(failure(alone)) and "limit" not in rows(failure(ended_by(hung, 3)))

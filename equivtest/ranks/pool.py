@@ -29,7 +29,7 @@ USERS = ("equivtest.families.module.subject", "equivtest.families.module.values"
 
 @dataclass(frozen=True)
 class _Outstanding:
-    """A visit that has been sent; or `ended`, why it was not: a probe on as many ranks hung or died.
+    """A visit that has been sent; or `ended`, why it was not: a probe hung, or a probe on as many ranks died.
 
     Attributes:
         subject, fault, watch: As of `World.start_visit`, to send it again.
@@ -52,7 +52,7 @@ class _Outstanding:
 
     def wait(self, limit_s: float | None, *, keep_if_all_raised: bool) -> list[Reply]:
         if self.ended is not None:
-            return ended_by(self.ended)
+            return ended_by(self.ended, self.case.num_processes)
         assert self.world is not None
         keep = keep_if_all_raised or any(support.refused for support in self.known)
         replies = self.world.wait(self.request_id, limit_s, keep_if_all_raised=keep)
@@ -265,7 +265,7 @@ class Pool:
 
     def _try_to_begin(self, subject: str, case: Case, fault: Fault | None, watch: str) -> _Outstanding:
         support = tuple(self._probe(case.num_processes, dtype) for dtype in case.dtypes_sent)
-        if ended := next((known.fatal for known in support if known.fatal), None):
+        if ended := self._hung or next((known.fatal for known in support if known.fatal), None):
             return _Outstanding(subject, case, ended=ended)
         if case.needs_fresh_ranks:
             if fault is None:
@@ -279,19 +279,26 @@ class Pool:
     def _probe(self, world_size: int, dtype: str) -> Support:
         """What is known of a dtype on so many ranks, once all that is not known has been tried."""
         known = self._support.setdefault((world_size, dtype), Support(world_size, dtype))
-        while unknown := known.unknown:
+        while not self._hung and (unknown := known.unknown):
             world = self._world(world_size)
             try:
-                known.findings[unknown[0]] = world.probe(unknown[0], dtype, self._probe_limit_s(unknown[0]))
+                known.findings[unknown[0]] = world.probe(unknown[0], dtype, self._probe_limit_s)
             except BaseException:  # Ctrl-C: the ranks may be anywhere
                 world.kill()
                 raise
         return known
 
-    def _probe_limit_s(self, collective: str) -> float:
+    @property
+    def _hung(self) -> Finding | None:
+        """The collective that hung in a probe: nothing is begun after it, on any world size and in any dtype.
+
+        Which cases call it is unknown, and each that does would take all its time.
+        """
+        return next((fault for fault in self.faults if fault.kind == "hung"), None)
+
+    @property
+    def _probe_limit_s(self) -> float:
         """For one probe; an accelerator's first collective may connect all ranks, which takes as long as a start."""
-        if any(fault.kind == "hung" and fault.collective == collective for fault in self.faults):
-            return limits.PROBE_AGAIN_S
         return limits.PROBE_S if self.backend.device == "cpu" else limits.START_S
 
     def _world(self, world_size: int) -> World:

@@ -184,6 +184,42 @@ def _all_to_all(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor,
     return torch.stack(outputs), torch.tensor([[other, rank] for other in range(ranks)])
 
 
+def _gather(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Collects every rank's number on the last rank."""
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    outputs = [_output((1,), dtype, device) for _ in range(ranks)] if rank == ranks - 1 else None
+    dist.gather(_given([rank], dtype, device), outputs, dst=ranks - 1)
+    return (torch.cat(outputs), torch.arange(ranks)) if outputs else (torch.zeros(1), torch.zeros(1))
+
+
+def _reduce_scatter(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `_reduce_scatter_tensor`, by lists."""
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    operand = torch.arange(1, ranks + 1)[:, None] * torch.eye(ranks, dtype=torch.int64)[rank]
+    output = _output((ranks,), dtype, device)
+    dist.reduce_scatter(output, list(_given(operand, dtype, device)))
+    return output, torch.full((ranks,), rank + 1)
+
+
+def _send_and_receive(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each rank sends its number to the next; one rank alone sends nothing."""
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    if ranks == 1:
+        return torch.zeros(1), torch.zeros(1)
+    number, output = _given([rank], dtype, device), _output((1,), dtype, device)
+    work = dist.isend(number, (rank + 1) % ranks)
+    dist.recv(output, (rank - 1) % ranks)
+    if work is not None:
+        work.wait()
+    return output, torch.tensor([(rank - 1) % ranks])
+
+
+def _barrier(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Only whether it returns."""
+    dist.barrier()
+    return torch.zeros(1), torch.zeros(1)
+
+
 PROBES: dict[str, Probe] = {
     "all_reduce": _sum,
     "all_reduce_avg": _average,
@@ -198,5 +234,9 @@ PROBES: dict[str, Probe] = {
     "scatter": _scatter,
     "all_to_all_single": _all_to_all_single,
     "all_to_all": _all_to_all,
+    "gather": _gather,
+    "reduce_scatter": _reduce_scatter,
+    "send_and_receive": _send_and_receive,
+    "barrier": _barrier,
 }
 """By the name in torch 2.12, with the operation where it is not SUM; those that most subjects call first."""

@@ -124,11 +124,11 @@ NOT_RUN = "the case was not run"
 """What is told of one whose world a probe has ended, whatever time its visits may take."""
 
 
-def ended_by(finding: Finding) -> list[Reply]:
-    """The replies to a case that is not tried: those to the probe that left no world alive, by name."""
+def ended_by(finding: Finding, num_processes: int) -> list[Reply]:
+    """The replies to a case on so many ranks that is not tried: those to the probe that ended a world, by name."""
     text = f"{NOT_RUN}: {finding}"
     outcome = _OUTCOME_OF[finding.kind]
-    return [Reply(rank=rank, outcome=outcome, error_text=text, detail=text) for rank in range(finding.world_size)]
+    return [Reply(rank=rank, outcome=outcome, error_text=text, detail=text) for rank in range(num_processes)]
 
 
 def as_supported(known: Sequence[Support], replies: list[Reply]) -> list[Reply]:
