@@ -51,7 +51,10 @@ def collect_property(collector: pytest.Module, name: str, prop: Property) -> lis
         items.append(AbsentItem.from_parent(collector, name=item_name, reason=reason, incomplete=True))
     items += [
         SearchItem.from_parent(collector, name=f"{name}[{part.label}]", prop=prop, property_name=name, part=part)
-        for part in plan(settings.profile, world_sizes, prop.weight)
+        for part in (
+            *plan(settings.profile, world_sizes, prop.weight),
+            *plan(settings.profile, settings.pinned_sizes(prop)),
+        )
     ]
     if settings.audits_property(prop):
         items.append(AuditItem.from_parent(collector, name=f"{name}[audit]", prop=prop, property_name=name))

@@ -108,6 +108,17 @@ class Settings:
 
         return Backend(self.backend, self.device, self.imports, self.start, self.arithmetic)
 
+    def pinned_sizes(self, prop: Property) -> tuple[int, ...]:
+        """World sizes that only examples of the property have, beyond those of the profile.
+
+        Examples on more ranks than the profile has run if nothing limits the ranks: neither --world-sizes, nor the
+        number of devices or of hosts' slots, and if the run draws more than a first look.
+        """
+        is_limited = self.world_sizes != self.profile.world_sizes or self.device != "cpu" or self.listen is not None
+        if is_limited or self.profile.several < 2:
+            return ()
+        return tuple(sorted({case.world_size for case in prop.examples if case.world_size > max(self.world_sizes)}))
+
     def audits_property(self, prop: Property) -> bool:
         """Whether this run audits a property: on one rank nobody hears of another, and a refusal has no collective."""
         return self.audits and not prop.refuses_only and max(prop.among(self.world_sizes), default=1) > 1

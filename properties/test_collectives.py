@@ -12,6 +12,7 @@ from equivtest.families.collectives.strategy import collectives_cases
 from equivtest.kit.values.special import NUM_SPECIAL
 from equivtest.limits import DTYPES
 from equivtest.property import Property
+from equivtest.tensors import DTYPES as DTYPES_OF
 from equivtest.verdicts.claims import (
     agrees_on_all_ranks,
     does_not_touch_its_inputs,
@@ -21,7 +22,14 @@ from equivtest.verdicts.claims import (
 )
 
 SIZES = ((1, 2, 3), (7, 8, 9), (31, 32, 33), (1000, 1025, 0))
+OFFSETS = (0, 1, 0, 5)
 LARGE = 2**17 + 1
+LARGEST_BYTES = 2**22
+MANY_RANKS = 8
+MOVES_LITTLE = (*(name for name in CALLS if name.endswith(("object", "object_list"))), "barrier", "monitored_barrier")
+"""Collectives of Python's objects, and of no elements."""
+FIRST_OF_EACH = tuple({call.function: name for name, call in reversed(CALLS.items())}.values())[::-1]
+"""One collective of each function: what takes long with each reduction, too."""
 
 
 def on_all_ranks() -> tuple[CollectivesCase, ...]:
@@ -34,6 +42,7 @@ def on_all_ranks() -> tuple[CollectivesCase, ...]:
             collectives=names_of(calls),
             numels=sizes_of(ranks, number),
             waits=WAITS[index % len(WAITS)],
+            offset=OFFSETS[(ranks + number) % len(OFFSETS)],
             values=(("special", index % NUM_SPECIAL),),
         )
         for index, (ranks, number, calls) in enumerate(places)
@@ -47,16 +56,32 @@ def sizes_of(ranks: int, number: int) -> tuple[int, ...]:
 
 
 def of_large_sizes() -> tuple[CollectivesCase, ...]:
-    """Every collective on one large size, each dtype in turn; on two ranks or three, as drawing it takes long."""
+    """Every collective on one large size, each dtype in turn; on two ranks, as drawing it takes long."""
     return tuple(
         CollectivesCase(
-            world_size=2 + index % 2,
+            world_size=2,
             dtype=DTYPES[index % len(DTYPES)],
             collectives=names_of(calls),
             numels=(LARGE,),
             waits="async",
         )
         for index, calls in enumerate(BUNDLES)
+    )
+
+
+def of_largest_sizes() -> tuple[CollectivesCase, ...]:
+    """Every function of tensors on 4 MiB and one element, in one dtype: sums of float64 have the fewest terms."""
+    return tuple(
+        CollectivesCase(
+            world_size=2,
+            dtype=dtype,
+            collectives=names,
+            numels=(LARGEST_BYTES // DTYPES_OF[dtype].itemsize + 1,),
+            waits="async",
+        )
+        for calls in BUNDLES
+        if (names := tuple(name for name in names_of(calls) if name in FIRST_OF_EACH and name not in MOVES_LITTLE))
+        for dtype in ("float64" if CALLS[names[0]].op else "float32",)
     )
 
 
@@ -67,12 +92,58 @@ def in_a_row() -> tuple[CollectivesCase, ...]:
 
 
 def strided() -> tuple[CollectivesCase, ...]:
-    """Every collective by itself on every second or third element of memory, each dtype in turn."""
+    """Every function by itself on every second or third element of memory, each dtype in turn."""
     return tuple(
         CollectivesCase(
             world_size=2, dtype=DTYPES[index % len(DTYPES)], collectives=(name,), numels=(3, 8), stride=2 + index % 2
         )
-        for index, name in enumerate(CALLS)
+        for index, name in enumerate(FIRST_OF_EACH)
+    )
+
+
+def not_row_major() -> tuple[CollectivesCase, ...]:
+    """Every collective on transposed elements and on elements with the channels last, each dtype in turn."""
+    return tuple(
+        CollectivesCase(
+            world_size=2 + index % 2,
+            dtype=DTYPES[(index + number) % len(DTYPES)],
+            collectives=names_of(calls),
+            numels=(6, 24),
+            order=order,
+        )
+        for index, calls in enumerate(BUNDLES)
+        for number, order in enumerate(("transposed", "channels_last"))
+    )
+
+
+def in_memory_of_before() -> tuple[CollectivesCase, ...]:
+    """Every collective twice on the same memory, kept or freed and allocated again, each dtype in turn."""
+    return tuple(
+        CollectivesCase(
+            world_size=2 + (index + number) % 2,
+            dtype=DTYPES[(index + 2 * number) % len(DTYPES)],
+            collectives=names_of(calls),
+            numels=(9, 33, 1025),
+            waits=("at_once", "async")[(index // 2 + number) % 2],
+            memory=memory,
+        )
+        for index, calls in enumerate(BUNDLES)
+        for number, memory in enumerate(("kept", "freed"))
+    )
+
+
+def on_many_ranks() -> tuple[CollectivesCase, ...]:
+    """Every collective on more ranks than the profiles have, each dtype in turn."""
+    return tuple(
+        CollectivesCase(
+            world_size=MANY_RANKS,
+            dtype=DTYPES[index % len(DTYPES)],
+            collectives=names_of(calls),
+            numels=(7,),
+            waits=WAITS[index % len(WAITS)],
+            values=(("special", index % NUM_SPECIAL),),
+        )
+        for index, calls in enumerate(BUNDLES)
     )
 
 
@@ -92,7 +163,16 @@ collectives = Property(
         does_not_touch_its_inputs,
         repeats_itself,
     ),
-    examples=(*on_all_ranks(), *of_large_sizes(), *in_a_row(), *strided()),
+    examples=(
+        *on_all_ranks(),
+        *of_large_sizes(),
+        *of_largest_sizes(),
+        *in_a_row(),
+        *strided(),
+        *not_row_major(),
+        *in_memory_of_before(),
+        *on_many_ranks(),
+    ),
     weight=2,
     shards=False,
 )

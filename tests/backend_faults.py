@@ -72,6 +72,18 @@ ROWS = (
     Planted("only_in_order", "broadcast", "waited for backwards"),
     Planted("opens_early", "barrier"),
     Planted("tires", "all_gather_into_tensor", "each 1,000th call"),
+    Planted("wrong_above_1_mib", "scatter", "results above 1 MiB"),
+    Planted("remembers_address", "all_gather_into_tensor", "an address of before"),
+    Planted("remembers_freed_address", "reduce", "an address of before, freed"),
+    Planted("needs_alignment", "all_to_all", "addresses that 16 does not divide"),
+    Planted("takes_rows", "all_gather", "dense and not contiguous"),
+    Planted("saturates", "all_reduce", "float16 sums beyond 65504"),
+    Planted("counts_in_float32", "all_reduce", "int64 sums"),
+    Planted("largest_is_finite", "all_reduce_max", "-inf alone"),
+    Planted("ignores_tags", "send_and_receive", "several tags at once"),
+    Planted("wrong_from_five", "all_to_all_single", "5 ranks and more"),
+    Planted("all_to_all_hangs", "all_to_all"),
+    Planted("gather_hangs", "gather"),
     Planted("cpp_swapped_gather", "all_gather_into_tensor"),
     Planted("cpp_remainder", "all_reduce", "sizes that 16 does not divide"),
     Planted("cpp_bfloat16_sum", "all_reduce", "bfloat16"),
@@ -96,7 +108,7 @@ ROWS = (
 
 def command(planted: Planted, *, whole: bool) -> list[str]:
     """The run; from an empty folder, so that nothing of this one counts."""
-    module = "tests.rank_programs_planted_cpp" if planted.is_cpp else "tests.rank_programs_deviating"
+    module = "tests.rank_programs_planted_cpp" if planted.is_cpp else "tests.rank_programs_unusual"
     backend = "planted_cpp" if planted.is_cpp else "planted"
     args = ["run", "--profile=gate", f"--backend={backend}", f"--import={module}", "-n0"]
     args += [*planted.declared, *([] if whole else ["-k", PART])]

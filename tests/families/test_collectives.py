@@ -20,6 +20,7 @@ from equivtest.check import one_thread
 from equivtest.errors import Unsupported
 from equivtest.families.collectives import subject
 from equivtest.families.collectives.case import BITWISE, BUNDLES, CALLS, OPERANDS, WAITS, CollectivesCase
+from equivtest.families.collectives.oracle import add_at_limits
 from equivtest.families.collectives.strategy import LARGE_NUMELS, NUMELS, collectives_cases
 from equivtest.families.collectives.subject import FUNCTIONS, CollectiveRaised, collectives
 from equivtest.kit.oracle import expect
@@ -53,6 +54,8 @@ test_what_is_no_case_is_named = refuses(
     ({"numels": (2, 2)}, r"numels must hold at least one, each another one, got \(2, 2\)"),
     ({"numels": (-1,)}, r"numels must be at least 0, got \(-1,\)"),
     ({"records": True}, "set records=False"),
+    ({"order": "transposed", "stride": 2}, "a stride of 2 needs order='rows'"),
+    ({"memory": "kept", "waits": "together"}, "memory='kept' needs waits='at_once' or 'async', got 'together'"),
 )
 
 
@@ -131,7 +134,7 @@ def test_what_may_be_rounded_is_not_taken_for_exact(op: str, operands: list[list
 def written_out(case: CollectivesCase, name: str, rank: int) -> list[float]:
     """What one rank holds of one collective in the end, size after size in the last dim, from a list per rank."""
     call, ranks = CALLS[name], range(case.world_size)
-    rows = draw(case, 0)[OPERANDS[call.op]].double().tolist()
+    rows = draw(case, 0)[call.operand].double().tolist()
     found: list[list[list[float]]] = []
     for numel, (start, _) in zip(case.numels, case.bounds, strict=True):
         own = [[row[start + place] for place in range(case.world_size * numel)] for row in rows]
@@ -199,6 +202,61 @@ def test_special_values_are_copied_with_every_bit() -> None:
     assert bits is not None and same_bits(bits, draw(case, 0)["moved"][:, :40])
 
 
+@each_dtype
+@pytest.mark.parametrize("world_size", [1, 2, 3, 8, 64])
+def test_sums_at_the_limits_are_infinite_largest_and_ordinary(world_size: int, dtype: str) -> None:
+    """In any order: the oracle proves it, or raises."""
+    names = ("all_reduce_sum", "all_reduce_premul", "all_reduce_max", "all_reduce_min")
+    case = CollectivesCase(
+        world_size=world_size, dtype=dtype, collectives=names, numels=(24,), values=(("special", 1),)
+    )
+    tensors, largest = expect(case, 0).tensors, torch.finfo(DTYPES[dtype]).max
+
+    assert {largest, -largest} <= set(tensors["all_reduce_sum"].value.tolist())
+    for name in ("all_reduce_sum", "all_reduce_max", "all_reduce_min"):
+        values = set(tensors[name].value.tolist())
+        assert {math.inf, -math.inf} <= values and len(values) > 8, name
+    assert not any(bool(tensor.value.isnan().any()) for tensor in tensors.values())
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        [65504.0, 65504.0, -65504.0],  # infinite or not, as the order has it
+        [math.inf, -math.inf, 1.0],
+        [math.nan, 1.0, 1.0],
+        [40000.0, 1.0, 1.0],  # rounded
+    ],
+)
+def test_sum_that_depends_on_its_order_raises(column: list[float]) -> None:
+    with pytest.raises(InexactData, match="depends on its order"):
+        add_at_limits(torch.tensor(column, dtype=torch.float16)[:, None], 1.0)
+
+
+class Adds:
+    """Stands for a synchronous collective in place that adds a number."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __call__(self, tensor: torch.Tensor, **_: object) -> None:
+        tensor.add_(self.number)
+
+
+@each_dtype
+def test_result_of_int64_that_is_off_by_little_is_wrong(
+    alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    """By less than the result of the whole numbers, which is what is answered, is rounded by."""
+    case = CollectivesCase(world_size=1, dtype=dtype, collectives=("int64_all_reduce_sum",), numels=(9,))
+    right = answer(case, alone)["int64_all_reduce_sum"]
+    assert same_bits(right, draw(case, 0)["counted"][0])
+
+    for change in (1, -1, 2**20):
+        monkeypatch.setattr(dist, "all_reduce", Adds(change))
+        assert bool((answer(case, alone)["int64_all_reduce_sum"] != right).all())
+
+
 # ------------------------------------------------------------------------------------------------
 # What is run
 
@@ -223,13 +281,52 @@ def test_every_collective_is_pinned_on_every_size_and_a_large_one() -> None:
 def test_collectives_of_one_bundle_are_pinned_together_and_of_two_never() -> None:
     """A backend that lacks one of them is not judged on a case that has it."""
     bundles = {tuple(call.name for call in calls) for calls in BUNDLES.values()}
+    pinned = {case.collectives for case in examples()}
 
-    assert {case.collectives for case in examples() if case.stride == 1} == bundles
+    assert pinned >= bundles
+    assert all(any(set(names) <= set(bundle) for bundle in bundles) for names in pinned)
 
 
-def test_every_collective_is_pinned_by_itself_on_strided_operands() -> None:
+def test_every_function_is_pinned_by_itself_on_strided_operands() -> None:
     """What gloo gets wrong of them would keep a whole bundle from running."""
-    assert {case.collectives for case in examples() if case.stride > 1} == {(name,) for name in CALLS}
+    assert [len(case.collectives) for case in examples() if case.stride > 1] == [1] * len(FUNCTIONS)
+    assert {call.function for case in examples() if case.stride > 1 for call in case.calls} == FUNCTIONS.keys()
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [("order", {"rows", "transposed", "channels_last"}), ("memory", {"new", "kept", "freed"})],
+)
+def test_every_collective_is_pinned_on_every_kind_of_memory(field: str, values: set[str]) -> None:
+    pinned = {(name, getattr(case, field)) for case in examples() for name in case.collectives}
+
+    assert pinned == {(name, value) for name in CALLS for value in values}
+
+
+@each_dtype
+def test_every_collective_is_pinned_aligned_and_not(dtype: str) -> None:
+    """Where operands of 16 bits begin at an odd multiple of 2 bytes."""
+    places = {
+        (name, case.offset % 2) for case in examples() if case.dtype == dtype and case.world_size > 1
+        for name in case.collectives
+    }  # fmt: skip
+
+    assert places == {(name, odd) for name in CALLS for odd in (0, 1)}
+
+
+def test_every_function_of_tensors_is_pinned_above_4_mib() -> None:
+    largest = {
+        call.function
+        for case in examples()
+        if max(case.numels) * DTYPES[case.dtype].itemsize > 2**22
+        for call in case.calls
+    }
+
+    assert {name for name in FUNCTIONS if not name.endswith(("object", "object_list", "barrier"))} == largest
+
+
+def test_every_collective_is_pinned_on_eight_ranks() -> None:
+    assert {name for case in examples() if case.world_size == 8 for name in case.collectives} == set(CALLS)
 
 
 def test_a_run_draws_every_collective_way_to_wait_and_few_large_sizes() -> None:
@@ -387,17 +484,91 @@ def test_operands_and_results_lie_between_other_elements(
     assert same_bits(found["all_to_all_single"][0, 0], draw(case, 0)["moved"][0])
 
 
-def test_a_backend_that_refuses_strides_is_handed_contiguous_operands(
-    alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("memory", [{"stride": 2}, {"order": "transposed"}, {"order": "channels_last"}, {"offset": 1}])
+def test_a_backend_that_refuses_memory_gets_contiguous_operands(
+    alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch, memory: dict[str, Any]
 ) -> None:
     def all_reduce(tensor: torch.Tensor, **_: object) -> None:
-        if not tensor.is_contiguous():
-            raise ValueError("Tensors must be contiguous")
+        if not tensor.is_contiguous() or tensor.data_ptr() % 16:
+            raise ValueError("Tensors must be contiguous and aligned")
 
     monkeypatch.setattr(dist, "all_reduce", all_reduce)
-    case = CollectivesCase(world_size=1, numels=(3,), stride=2)
+    case = CollectivesCase(world_size=1, numels=(12,), **memory)
 
     assert same_bits(answer(case, alone)["all_reduce_sum"], draw(case, 0)["added"][0])
+
+
+@pytest.mark.parametrize(
+    ("order", "shape", "strides"),
+    [("transposed", (1, 3, 4), (12, 1, 3)), ("channels_last", (1, 3, 2, 2), (12, 1, 6, 3))],
+)
+def test_dense_operands_and_results_are_not_row_major(
+    alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch, order: str, shape: tuple[int, ...], strides: tuple[int, ...]
+) -> None:
+    found: list[torch.Tensor] = []
+
+    def all_to_all_single(output: torch.Tensor, operand: torch.Tensor, *_: object, **__: object) -> None:
+        found.extend((output, operand))
+        output.copy_(operand)
+
+    monkeypatch.setattr(dist, "all_to_all_single", all_to_all_single)
+    case = CollectivesCase(world_size=1, collectives=("all_to_all_single",), numels=(12,), order=order)
+    result = answer(case, alone)["all_to_all_single"]
+
+    assert [(tensor.shape, tensor.stride()) for tensor in found] == [(shape, strides)] * 2
+    assert same_bits(result[0, 0], draw(case, 0)["moved"][0])
+
+
+@pytest.mark.parametrize("memory", ["new", "kept"])
+def test_kept_memory_has_one_address_and_another_content(
+    alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch, memory: str
+) -> None:
+    found: list[tuple[int, list[float]]] = []
+
+    def all_reduce(tensor: torch.Tensor, **_: object) -> None:
+        found.append((tensor.data_ptr(), tensor.tolist()))
+
+    monkeypatch.setattr(dist, "all_reduce", all_reduce)
+    case = CollectivesCase(world_size=1, numels=(4, 3), memory=memory)
+    answer(case, alone)
+    given = draw(case, 0)["added"][0]
+
+    contents = [given[:4].tolist(), given[4:].tolist()]
+    is_kept = memory == "kept"
+    assert [content for _, content in found] == (
+        [each for content in contents for each in (content[::-1], content)] if is_kept else contents
+    )
+    assert (len({address for address, _ in found}) == 1) == is_kept
+
+
+def test_freed_memory_has_the_addresses_of_before(alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[torch.Tensor] = []
+    monkeypatch.setattr(dist, "reduce", lambda tensor, **_: found.append(tensor))
+    case = CollectivesCase(world_size=1, collectives=("reduce_sum",), numels=(9, 1025), memory="freed", waits="async")
+    answer(case, alone)
+
+    assert [len(tensor) for tensor in found] == [9, 9, 1025, 1025]
+    assert all(found[place].data_ptr() == found[place + 1].data_ptr() for place in (0, 2))
+    assert len({tensor.untyped_storage()._cdata for tensor in found}) == 4
+
+
+def test_offset_breaks_alignment(alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    places: list[int] = []
+
+    def all_to_all_single(output: torch.Tensor, operand: torch.Tensor, *_: object, **__: object) -> None:
+        places.extend((output.data_ptr() % 16, operand.data_ptr() % 16))
+
+    monkeypatch.setattr(dist, "all_to_all_single", all_to_all_single)
+    answer(CollectivesCase(world_size=1, collectives=("all_to_all_single",), numels=(5,), offset=3), alone)
+
+    assert places == [12, 12]
+
+
+def test_tags_of_nccl_are_not_supported(alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "get_backend", lambda _: "nccl")
+
+    with pytest.raises(Unsupported, match="tags are not supported with the NCCL backend"):
+        answer(CollectivesCase(world_size=1, collectives=("tagged_send_and_receive",)), alone)
 
 
 @pytest.mark.parametrize(("text", "stride"), [("out of memory", 2), ("Tensors must be contiguous", 1)])

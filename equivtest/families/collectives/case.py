@@ -25,11 +25,14 @@ OPERANDS = {
     "avg": "averaged",
     "product": "multiplied",
     "premul": "added",
-    "band": "compared",
-    "bor": "compared",
-    "bxor": "compared",
+    "band": "joined",
+    "bor": "joined",
+    "bxor": "joined",
 }
-"""What is handed over for a reduction, or, under '', for what is only copied."""
+"""The kind of operand of a reduction; under '' the kind for what is only copied."""
+
+COUNTED = {"sum": "counted", "max": "joined", "min": "joined"}
+"""The kind of operand of a reduction of int64."""
 
 FACTOR = 0.5
 """By which a rank multiplies its operand before the sum that is called 'premul': PREMUL_SUM."""
@@ -54,7 +57,8 @@ class Call:
 
     Attributes:
         function: Of torch.distributed; of its functional collectives where it begins with 'functional_', and
-            of several sizes in one coalesced call where it begins with 'coalesced_'.
+            of several sizes in one coalesced call where it begins with 'coalesced_'; on int64 where it begins with
+            'int64_'.
         op: The reduction, a key of OPERANDS; '' where values are copied.
         result: One of RESULTS.
     """
@@ -72,6 +76,16 @@ class Call:
     def is_coalesced(self) -> bool:
         """Whether one call takes all sizes."""
         return self.function.startswith("coalesced_")
+
+    @property
+    def lays_out_itself(self) -> bool:
+        """Whether its function puts the operand where the room has it: what it takes is made of the operand."""
+        return self.is_coalesced or self.function.startswith("int64_")
+
+    @property
+    def operand(self) -> str:
+        """The kind of operand that it takes."""
+        return COUNTED[self.op] if self.function.startswith("int64_") else OPERANDS[self.op]
 
 
 def _reductions(function: str, result: str, ops: tuple[str, ...]) -> tuple[Call, ...]:
@@ -101,6 +115,12 @@ BUNDLES: dict[str, tuple[Call, ...]] = {
         Call("all_to_all", "exchanged"),
         Call("send_and_receive", "exchanged"),
         Call("batched_send_and_receive", "exchanged"),
+    ),
+    "tags": (Call("tagged_send_and_receive", "exchanged"),),
+    "integers": (
+        *_reductions("int64_all_reduce", "reduced", _COMMON),
+        *_reductions("int64_reduce", "reduced", _COMMON),
+        *_reductions("int64_reduce_scatter_tensor", "parts", _COMMON),
     ),
     "averages": (
         Call("all_reduce", "reduced", "avg"),
@@ -148,6 +168,9 @@ CALLS: dict[str, Call] = {call.name: call for calls in BUNDLES.values() for call
 WAITS = ("at_once", "async", "together", "backwards")
 MOST_TIMES = 10_000
 MOST_STRIDE = 8
+MOST_OFFSET = 7
+ORDERS = ("rows", "transposed", "channels_last")
+MEMORIES = ("new", "kept", "freed")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -165,7 +188,15 @@ class CollectivesCase(Case):
             'backwards': all are begun, then waited for from the last to the first.
         times: How often each is called in a row, on each size and from each root.
         stride: Elements of memory from one element of an operand or a result to the next; 1 where they are contiguous.
-            A backend that refuses others in words is handed contiguous ones.
+            A backend that refuses others in words gets contiguous ones.
+        offset: Elements of memory between the alignment of 16 bytes and the first element of an operand or a result.
+        order: How n elements lie in memory: 'rows', one after the other; 'transposed', as a matrix whose columns lie
+            one after the other; 'channels_last', as (channels, height, width) in torch.channels_last. The last two are
+            dense, but not contiguous, and the same on all ranks. Uneven splits, which cut rows, always have 'rows'.
+        memory: 'new': operands and results lie in memory that no call had before.
+            'kept': each call is made twice, on other elements first, with the same operands and results in memory;
+            the result of the second call counts.
+            'freed': the same, and the tensors of the second call are others, at the addresses of those of the first.
     """
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = ("dense", "index", "special")
@@ -175,6 +206,9 @@ class CollectivesCase(Case):
     waits: Annotated[str, OneOf(WAITS)] = "at_once"
     times: Annotated[int, Within(1, MOST_TIMES)] = 1
     stride: Annotated[int, Within(1, MOST_STRIDE)] = 1
+    offset: Annotated[int, Within(0, MOST_OFFSET)] = 0
+    order: Annotated[str, OneOf(ORDERS)] = "rows"
+    memory: Annotated[str, OneOf(MEMORIES)] = "new"
 
     def check_fields(self) -> None:
         unknown = [name for name in self.collectives if name not in CALLS]
@@ -184,6 +218,12 @@ class CollectivesCase(Case):
             require(
                 0 < len(values) == len(set(values)), f"{field} must hold at least one, each another one, got {values}"
             )
+        require(self.stride == 1 or self.order == "rows", f"a stride of {self.stride} needs order='rows'")
+        is_waited = self.waits in ("at_once", "async")
+        require(
+            self.memory == "new" or is_waited,
+            f"memory={self.memory!r} needs waits='at_once' or 'async', got {self.waits!r}: calls in flight share none",
+        )
         require(not self.records, "the collectives are what is judged, nothing else is documented: set records=False")
 
     @property
@@ -221,5 +261,5 @@ class CollectivesCase(Case):
             "exchanged": CaseTensor((ranks, ranks, numel), own, "state"),
             "uneven": CaseTensor((ranks, ranks * numel), own, "state"),
         }
-        given = {OPERANDS[call.op]: CaseTensor((ranks, self.width), own) for call in self.calls}
+        given = {call.operand: CaseTensor((ranks, self.width), own) for call in self.calls}
         return given | {call.name: results[call.result] for call in self.calls}

@@ -11,7 +11,7 @@ from torch import distributed as dist
 
 from equivtest.families.collectives.case import Call, CollectivesCase
 from equivtest.families.collectives.subject import REDUCE_OPS, begin, run_collectives
-from equivtest.families.collectives.subject_room import Begin, Begun, Room, first
+from equivtest.families.collectives.subject_room import Begin, Begun, Room, first, parts
 from equivtest.kit.defect import defect, run_with
 from equivtest.kit.names import Subject
 
@@ -80,7 +80,7 @@ def last_operand_left_out(room: Room, call: Call, own: torch.Tensor) -> Begun:
 @wrong_in("reduce_scatter_tensor")
 def parts_to_the_next_rank(room: Room, call: Call, own: torch.Tensor) -> Begun:
     """reduce_scatter_tensor: each rank gets the part of the rank before it, whatever the reduction."""
-    return begin(room, call, own.roll(len(own) // room.ranks))
+    return begin(room, call, own.roll(len(own) // room.ranks, 0))
 
 
 @defect(
@@ -150,7 +150,7 @@ def taken_before_it_is_there(room: Room, call: Call, own: torch.Tensor) -> Begun
 def operand_left_reduced(room: Room, call: Call, own: torch.Tensor) -> Begun:
     """reduce_scatter_tensor: all is reduced within the operand, and this rank's part copied from there."""
     work = dist.all_reduce(own, op=REDUCE_OPS[call.op], **room.how)
-    return Begun([work], lambda: own.view(room.ranks, -1)[room.rank] if len(own) else own)
+    return Begun([work], lambda: parts(room, own)[room.rank])
 
 
 @defect(
@@ -165,8 +165,8 @@ def operand_left_reduced(room: Room, call: Call, own: torch.Tensor) -> Begun:
 def gathered_by_a_sum(room: Room, call: Call, own: torch.Tensor) -> Begun:
     """all_gather_into_tensor: zeros of all other ranks are added to what is gathered."""
     mine = first(room, own)
-    output = mine.new_zeros((room.ranks, len(mine)))
-    output[room.rank] = mine
+    output = mine.new_zeros((room.ranks, mine.numel()))
+    output[room.rank] = mine.reshape(-1)
     return Begun([dist.all_reduce(output, **room.how)], lambda: output)
 
 
@@ -211,4 +211,4 @@ def _turned(result: torch.Tensor, got: list[int]) -> torch.Tensor:
 @wrong_in("all_gather_into_tensor")
 def taken_from_memory_in_order(room: Room, call: Call, own: torch.Tensor) -> Begun:
     """all_gather_into_tensor: as many elements as the operand has are taken from memory, from its first on."""
-    return begin(room, call, own.as_strided(own.shape, (1,)))
+    return begin(room, call, own.as_strided((own.numel(),), (1,)).view(own.shape))

@@ -9,13 +9,18 @@ Source: torch.distributed, the docstrings of the collectives (2.13.0).
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import torch
 
-from equivtest.families.collectives.case import BITWISE, FACTOR, OPERANDS, CollectivesCase
+from equivtest.families.collectives.case import BITWISE, FACTOR, CollectivesCase
 from equivtest.kit.oracle import expect
+from equivtest.kit.oracle.exact import InexactData
 from equivtest.kit.oracle.expected import COPIED, Expected, ExpectedTensor
 from equivtest.kit.oracle.operands import Reduced, join_bits, reduce_exactly
 from equivtest.kit.values import draw
+from equivtest.tensors import SIGNIFICAND_BITS
 
 
 @expect.register
@@ -26,11 +31,14 @@ def expect_collectives(case: CollectivesCase, index: int) -> Expected:
         InexactData: the drawn values break the conditions of exactness.
     """
     given = draw(case, index)
-    found = {op: _before(case, op, given[OPERANDS[op]]) for op in dict.fromkeys(call.op for call in case.calls)}
+    found = {
+        (op, kind): _before(case, op, given[kind])
+        for op, kind in dict.fromkeys((call.op, call.operand) for call in case.calls)
+    }
     layouts = case.layouts()
     tensors = {}
     for call in case.calls:
-        before = found[call.op]
+        before = found[call.op, call.operand]
         value, bits, allowed = (
             None if whole is None else arrange(case, call.result, whole)
             for whole in (before.value, before.bits, before.allowed)
@@ -45,7 +53,7 @@ def expect_collectives(case: CollectivesCase, index: int) -> Expected:
             bits=bits,
             is_sum=call.op in ("sum", "avg", "premul"),
         )
-    return Expected(tensors, {op: before.bits_used for op, before in found.items() if before.bits_used})
+    return Expected(tensors, {op: before.bits_used for (op, _), before in found.items() if before.bits_used})
 
 
 def _before(case: CollectivesCase, op: str, operands: torch.Tensor) -> Reduced:
@@ -54,9 +62,56 @@ def _before(case: CollectivesCase, op: str, operands: torch.Tensor) -> Reduced:
         return Reduced(operands.double(), operands, None, COPIED)
     if op in BITWISE:
         return _combined(op, operands)
-    if op == "premul":  # by a power of two, which rounds no whole number
-        return reduce_exactly(OPERANDS[op], operands * FACTOR, "sum", (case.world_size,))
-    return reduce_exactly(OPERANDS[op], operands, op, (case.world_size,))
+    if op in ("sum", "premul"):
+        return _added(case, operands, FACTOR if op == "premul" else 1.0)
+    return reduce_exactly(op, operands, op, (case.world_size,))
+
+
+def _added(case: CollectivesCase, operands: torch.Tensor, factor: float) -> Reduced:
+    """Adds up operands times a power of two, which rounds no whole number; columns at the limits by their own rule."""
+    is_at_limit = operands.abs().amax(0) > 2.0 ** SIGNIFICAND_BITS[case.dtype]
+    found = reduce_exactly("operands", torch.where(is_at_limit, 0, operands) * factor, "sum", (case.world_size,))
+    if not bool(is_at_limit.any()):
+        return found
+    value = found.value.clone()
+    value[is_at_limit] = add_at_limits(operands[:, is_at_limit], factor)
+    return replace(
+        found,
+        value=value,
+        bits=value.to(operands.dtype),
+        derivation=f"{found.derivation}; at the limits of {case.dtype} infinite or exact in any order",
+    )
+
+
+def add_at_limits(operands: torch.Tensor, factor: float) -> torch.Tensor:
+    """The sums over dim 0 of operands times a power of two, which are near the largest number or infinite; float64.
+
+    Derived here.  Let t be the largest power of two of the dtype, eps as of torch.finfo, and all terms of a column have
+    one sign.  If they are multiples of eps * t, every partial sum below 2 t is a value of the dtype, in any order; the
+    first one that is not below is the sum of two such values, so that it is rounded to infinity, and stays there.  If
+    they are multiples of eps * t / 2, the same is true of sums up to t.  A column with infinities of one sign is
+    infinite if all its finite terms together are below t.
+
+    Raises:
+        InexactData: a column is none of these.
+
+    Source: IEEE 754-2019 section 7.4: to nearest, what is 2 t or more is rounded to infinity; section 6.1.
+    """
+    info = torch.finfo(operands.dtype)
+    top = 2.0 ** (math.frexp(info.max)[1] - 1)
+    terms = operands.double() / top * factor
+    total, finite = terms.sum(0), torch.where(terms.isinf(), 0.0, terms).abs().sum(0)
+    has_one_sign = (terms >= 0).all(0) | (terms <= 0).all(0)
+    is_exact = _are_multiples(terms, info.eps) | _are_multiples(terms, info.eps / 2) & (total.abs() <= 1)
+    is_infinite = total.isinf() & (finite < 1)
+    if not bool((has_one_sign & is_exact | is_infinite).all()):
+        raise InexactData("a sum at the limits of the dtype depends on its order")
+    return torch.where(total.abs() >= 2, total.sign() * math.inf, total * top)
+
+
+def _are_multiples(terms: torch.Tensor, unit: float) -> torch.Tensor:
+    """Whether all terms of each column are."""
+    return ((terms / unit).frac() == 0).all(0)
 
 
 def _combined(op: str, operands: torch.Tensor) -> Reduced:

@@ -21,7 +21,10 @@ DRAWN = tuple(bundle for name, bundle in BUNDLES.items() if name != "premultipli
 """Of PREMUL_SUM, which torch documents for NCCL alone, the cases are those that are always run."""
 
 MOST_IN_A_BUNDLE = max(map(len, DRAWN))
-STRIDES = (1,) * 8 + (2, 3)
+OFFSETS = (0, 0, 0, 1, 3, 4)
+LAYOUTS = (("rows", 1),) * 8 + (("transposed", 1), ("channels_last", 1), ("rows", 2), ("rows", 3))
+"""Orders and strides, which exclude each other."""
+MEMORY_DRAWN = ("new",) * 8 + ("kept", "freed")
 TAKEN = (False, True, True, True)
 COLLECTIVE_MODES = (("dense",), ("index",), ("special",), *[("special", "dense", "index")] * 12)
 """An odd number of draws: where draw 0 repeats, what alternates from call to call then shows."""
@@ -34,13 +37,18 @@ def collectives_cases(draw: DrawFn, space: Space) -> CollectivesCase:
     Shrinks to one draw of dense values, and one call on one element.
     """
     world_size = pick(draw, "world_size", space.world_sizes)
+    waits, (order, stride) = pick(draw, "waits", WAITS), pick(draw, "order and stride", LAYOUTS)
+    memory = pick(draw, "memory", MEMORY_DRAWN)
     return CollectivesCase(
         world_size=world_size,
         dtype=pick(draw, "dtype", space.dtypes),
         collectives=_pick_collectives(draw),
         numels=_pick_numels(draw, world_size),
-        waits=pick(draw, "waits", WAITS),
-        stride=pick(draw, "stride", STRIDES),
+        waits=waits,
+        stride=stride,
+        offset=pick(draw, "offset", OFFSETS),
+        order=order,
+        memory=memory if waits in ("at_once", "async") else "new",
         **pick_run(draw, world_size, COLLECTIVE_MODES, records=()),
     )
 

@@ -14,7 +14,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import cast
+from dataclasses import replace
+from typing import Any, cast
 
 import torch
 from torch import distributed as dist
@@ -27,7 +28,7 @@ from equivtest.families.collectives.subject_pairs import OBJECTS, PAIRS, barrier
 from equivtest.families.collectives.subject_room import Begin, Begun, Room, cut, empties, first, padded, parts, rows
 from equivtest.kit.subject import Given
 from equivtest.refusal import is_refusal
-from equivtest.tensors import Placed, as_bits
+from equivtest.tensors import SIGNIFICAND_BITS, Placed, as_bits
 
 REDUCE_OPS = {op: getattr(dist.ReduceOp, op.upper()) for op in OPERANDS if op not in ("", "premul")}
 REDUCE_OPS["premul"] = dist._make_nccl_premul_sum(FACTOR)  # type: ignore[attr-defined]
@@ -53,10 +54,13 @@ def run_collectives(case: CollectivesCase, mesh: DeviceMesh, given: Given, begin
     group = mesh.get_group()
     begun: list[tuple[Call, Room, Begun]] = []
     results: dict[str, list[torch.Tensor]] = {name: [] for name in case.collectives}
+    kept: list[torch.Tensor] | None = None if case.memory == "new" else []
     for call, _ in itertools.product(case.calls, range(case.times)):
         for operand in operands_of(case, call, given):
-            room = Room(case, group, dist.get_rank(group), case.stride)
+            room = room_of(case, call, group, kept)
             with naming(call, case.dtype):
+                if case.memory != "new":
+                    call_before(room, call, operand, begin)
                 begun.append((call, *begin_in(room, call, operand, begin)))
             if case.waits in ("at_once", "async"):
                 end_all(case, begun, results)
@@ -66,24 +70,34 @@ def run_collectives(case: CollectivesCase, mesh: DeviceMesh, given: Given, begin
     return {name: Placed(answer, layouts[name]) for name, answer in answers.items()}
 
 
+def room_of(case: CollectivesCase, call: Call, group: Any, kept: list[torch.Tensor] | None) -> Room:
+    """Where the call takes place."""
+    order = "rows" if call.result == "uneven" else case.order
+    return Room(case, group, dist.get_rank(group), case.stride, case.offset, order, kept)
+
+
+def call_before(room: Room, call: Call, operand: torch.Tensor, begin: Begin) -> None:
+    """Makes the call on the elements in reverse, in a room like this one, and drops all that came of it."""
+    begin_in(replace(room, storages=[], handed=[]), call, operand.flip(0), begin)[1].end()
+
+
 def begin_in(room: Room, call: Call, operand: torch.Tensor, begin: Begin) -> tuple[Room, Begun]:
-    """Begins a call in the room; in one with contiguous memory where strides are refused in words.
+    """Begins a call in the room, or in one with contiguous and aligned memory if the backend asks for that in words.
 
     torch documents no stride that a collective must take: NCCL's group refuses all but contiguous tensors
     (ProcessGroupNCCL.cpp, 2.13.0), gloo's some.
     """
     try:
-        return room, begin(room, call, room.hand(operand))
+        return room, begin(room, call, operand if call.lays_out_itself else room.hand(operand))
     except Exception as error:  # a backend may raise anything
-        if room.stride == 1 or "contiguous" not in str(error):
+        if room.is_plain or not any(word in str(error) for word in ("contiguous", "aligned")):
             raise
-        room = Room(room.case, room.group, room.rank)
-        return room, begin(room, call, operand)
+        return begin_in(Room(room.case, room.group, room.rank, kept=room.kept), call, operand, begin)
 
 
 def operands_of(case: CollectivesCase, call: Call, given: Given) -> list[torch.Tensor]:
     """This rank's elements, (w * n,) of each size; of all sizes together for a coalesced call."""
-    own = given[OPERANDS[call.op]][0]
+    own = given[call.operand][0]
     return [own] if call.is_coalesced else [own[start:stop] for start, stop in case.bounds]
 
 
@@ -102,11 +116,16 @@ def end_all(
     is_backwards = case.waits == "backwards"
     for call, room, each in reversed(begun) if is_backwards else begun:
         with naming(call, case.dtype):
-            ended.append(each.end())
+            ended.append(flat(call, room, each.end()))
             room.require_guards()
     for (call, _, _), result in zip(begun, reversed(ended) if is_backwards else ended, strict=True):
         results[call.name].append(result)
     begun.clear()
+
+
+def flat(call: Call, room: Room, result: torch.Tensor) -> torch.Tensor:
+    """The result as (n,), or (w, n) of what is gathered or exchanged, whatever its order in memory."""
+    return rows(room, result) if call.result in ("gathered", "exchanged") else result.reshape(-1)
 
 
 def in_place(call: Call, result: torch.Tensor) -> torch.Tensor:
@@ -274,9 +293,38 @@ def coalesce(room: Room, call: Call, own: torch.Tensor, begin_one: Begin) -> Beg
     """All sizes in one call."""
     manager = dist._coalescing_manager(group=room.group, async_ops=room.how["async_op"])  # type: ignore[attr-defined]
     with manager as work:
-        begun = [begin_one(room, call, own[start:stop]) for start, stop in room.case.bounds]
+        begun = [begin_one(room, call, room.hand(own[start:stop])) for start, stop in room.case.bounds]
     works = [work] if room.how["async_op"] else []
-    return Begun(works, lambda: torch.cat([each.result() for each in begun], dim=-1))
+    return Begun(works, lambda: torch.cat([flat(call, room, each.result()) for each in begun], dim=-1))
+
+
+def int64_all_reduce(room: Room, call: Call, own: torch.Tensor) -> Begun:
+    return on_int64(room, call, own, all_reduce)
+
+
+def int64_reduce(room: Room, call: Call, own: torch.Tensor) -> Begun:
+    return on_int64(room, call, own, reduce)
+
+
+def int64_reduce_scatter_tensor(room: Room, call: Call, own: torch.Tensor) -> Begun:
+    return on_int64(room, call, own, reduce_scatter_tensor)
+
+
+def on_int64(room: Room, call: Call, own: torch.Tensor, begin_one: Begin) -> Begun:
+    """Reduces whole numbers of up to 2**p as multiples of 2**(62 - p) + 1, of which up to 63 bits count.
+
+    The result divided by that is the result of the whole numbers.  If it is no multiple, it is wrong, and the
+    remainder is added: that is another whole number, whatever the right one is.
+    """
+    factor = 2 ** (62 - SIGNIFICAND_BITS[room.case.dtype]) + 1
+    begun = begin_one(room, call, room.hand(own.to(torch.int64) * factor))
+
+    def divided() -> torch.Tensor:
+        result = begun.result()
+        quotient = result.div(factor, rounding_mode="floor")
+        return quotient.add_(result.remainder(factor)).to(own.dtype)
+
+    return replace(begun, result=divided)
 
 
 def waited(output: torch.Tensor) -> torch.Tensor:
@@ -295,6 +343,7 @@ FUNCTIONS: dict[str, Begin] = {
         *(scatter, gather, reduce, all_to_all_single, all_to_all_single_uneven, all_to_all),
         *(functional_all_reduce, functional_all_gather_tensor, functional_reduce_scatter_tensor),
         *(functional_broadcast, functional_all_to_all_single, functional_all_to_all_single_uneven),
+        *(int64_all_reduce, int64_reduce, int64_reduce_scatter_tensor),
         *(coalesced_all_reduce, coalesced_all_gather_into_tensor, coalesced_reduce_scatter_tensor),
     )
 }

@@ -45,6 +45,41 @@ def batched_send_and_receive(room: Room, call: Call, own: torch.Tensor) -> Begun
     return Begun(works, lambda: torch.stack(outputs))
 
 
+def tagged_send_and_receive(room: Room, call: Call, own: torch.Tensor) -> Begun:
+    """To and from all other ranks, a message for each tag; they are received from the last tag to the first.
+
+    Each message has the elements in another order.  Each element of the result is from another message than the next.
+
+    Raises:
+        NotImplementedError: the backend is NCCL, of which torch documents that it has no tags (2.13.0).
+    """
+    if dist.get_backend(room.group) == "nccl":
+        raise NotImplementedError("torch documents that tags are not supported with the NCCL backend")
+    mine, first_of_all = parts(room, own), first(room, own)
+    outputs = {tag: empties(room, first_of_all) for tag in TAGS}
+    works: list[Any] = []
+    for tag, peer in itertools.product(TAGS, _others(room)):
+        message = room.empty(first_of_all).copy_(_turned(mine[peer], tag))
+        works.append(dist.isend(message, group=room.group, group_dst=peer, tag=tag))
+    for tag, peer in itertools.product(reversed(TAGS), _others(room)):
+        receive: Any = dist.irecv if room.how["async_op"] else dist.recv
+        work = receive(outputs[tag][peer], group=room.group, group_src=peer, tag=tag)
+        works += [work] if room.how["async_op"] else []
+
+    def mixed() -> torch.Tensor:
+        found = torch.stack([part.reshape(-1) for part in mine])
+        for tag, peer in itertools.product(TAGS, _others(room)):
+            found[peer, tag :: len(TAGS)] = _turned(outputs[tag][peer], -tag).reshape(-1)[tag :: len(TAGS)]
+        return found
+
+    return Begun(works, mixed)
+
+
+def _turned(part: torch.Tensor, places: int) -> torch.Tensor:
+    """The same elements in the order of rows, so many places further; in the shape of the part."""
+    return part.reshape(-1).roll(places).view(part.shape)
+
+
 def _others(room: Room) -> list[int]:
     """All ranks but this one, so that no two pairs wait for each other: lower ranks before higher ones."""
     return [rank for rank in range(room.ranks) if rank != room.rank]
@@ -103,7 +138,7 @@ def _told_behind(room: Room, own: torch.Tensor, wait: Callable[[], Any]) -> Begu
     nothing of it, and has zeros in its place.
     """
     store, processes = distributed_c10d._get_default_store(), tuple(dist.get_process_group_ranks(room.group))
-    key, mine = f"barrier {processes} {next(_barriers[processes])}", first(room, own)
+    key, mine = f"barrier {processes} {next(_barriers[processes])}", first(room, own).reshape(-1)
     if room.rank == room.ranks - 1:
         for other in _others(room):
             store.get(f"{key} {other}")  # which waits until it is there
@@ -137,5 +172,8 @@ LATE_S = 0.005  # for ranks that were let through to look meanwhile; they take m
 _barriers: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
 """By the processes of a group: the number of its next barrier, the same on all of them."""
 
-PAIRS = (send_and_receive, batched_send_and_receive)
+TAGS = (0, 1, 2)
+"""Messages of one rank to another that are in flight at once."""
+
+PAIRS = (send_and_receive, batched_send_and_receive, tagged_send_and_receive)
 OBJECTS = (all_gather_object, gather_object, broadcast_object_list, scatter_object_list)

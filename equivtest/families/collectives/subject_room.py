@@ -8,6 +8,7 @@ between its elements is, and nobody may write there.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,15 +27,19 @@ class Room:
     """Where one call takes place: the group, this rank's number in it, and how the case has it called.
 
     Attributes:
-        stride: Elements of memory from one element to the next.
+        stride, offset, order: As of the case.
+        kept: Storages of earlier calls, which this call takes in their order; None: its memory is new.
         storages: What its results lie in.
-        handed: Operands that lie between other elements, each with the one that they are a copy of.
+        handed: Operands that are copies, each with its original.
     """
 
     case: CollectivesCase
     group: Any
     rank: int
     stride: int = 1
+    offset: int = 0
+    order: str = "rows"
+    kept: list[torch.Tensor] | None = None
     storages: list[torch.Tensor] = field(default_factory=list)
     handed: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
 
@@ -52,40 +57,92 @@ class Room:
         """What lies beside results: on each rank another number, so that what is sent or reduced there changes it."""
         return -7 - self.rank
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether operands and results are contiguous and aligned."""
+        return self.stride == 1 and not self.offset and self.order == "rows"
+
     def empty(self, like: torch.Tensor, numel: int | None = None) -> torch.Tensor:
-        """Memory for so many elements, or for as many as `like` has."""
+        """Memory for so many elements, or of the shape of `like`, which is dense if it has several dims."""
         size = like.numel() if numel is None else numel
-        storage = like.new_empty(size * self.stride + 2 * GUARD)
-        for beside in _beside(storage, self.stride):
+        storage = self._take(like, size * self.stride + 2 * GUARD + self.offset)
+        for beside in self._beside(storage):
             beside.fill_(self._untouched)
         self.storages.append(storage)
-        return storage[GUARD : GUARD + size * self.stride : self.stride]
+        start = GUARD + self.offset
+        if like.dim() == 1:
+            return storage[start : start + size * self.stride : self.stride]
+        return storage.as_strided(like.shape, like.stride(), storage.storage_offset() + start)
+
+    def _take(self, like: torch.Tensor, numel: int) -> torch.Tensor:
+        """Elements of the memory that an earlier call took in this place, if it is large enough, else of new memory.
+
+        'freed' memory is another storage at the address of before, as an allocator gives it; torch's on the CPU seldom
+        does.  Other devices' allocators do it by themselves.
+        """
+        if self.kept is None or (self.case.memory == "freed" and like.device.type != "cpu"):
+            return like.new_empty(numel)
+        place = len(self.storages)
+        fits = place < len(self.kept) and self.kept[place].dtype == like.dtype and len(self.kept[place]) >= numel
+        if not fits:
+            self.kept[place : place + 1] = [like.new_empty(numel)]
+        storage = self.kept[place][:numel]
+        if self.case.memory == "kept":
+            return storage
+        return torch.frombuffer(storage.view(torch.uint8).numpy(), dtype=like.dtype)
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
         """Memory with these elements, for what works in place."""
         return self.empty(tensor).copy_(tensor)
 
     def hand(self, operand: torch.Tensor) -> torch.Tensor:
-        """The operand, or a copy of it that lies in memory as the room has it."""
-        if self.stride == 1:
+        """The operand (w * n,), or a copy of it that lies in memory as the room has it: (w * n,) or (w, *dims of n)."""
+        if self.is_plain and self.case.memory == "new":
             return operand
-        handed = self.copy(operand)
+        handed = self.empty(self._in_order(operand))
+        handed.copy_(operand.view(handed.shape))
         self.handed.append((handed, operand))
         return handed
+
+    def _in_order(self, operand: torch.Tensor) -> torch.Tensor:
+        """A tensor of the shape and the strides that the operand is to have; its elements do not matter."""
+        numel = len(operand) // self.ranks
+        if self.order == "rows":
+            return operand
+        if self.order == "transposed":
+            rows, columns = _factors(numel)
+            return operand.view(self.ranks, columns, rows).transpose(1, 2)
+        channels, pixels = _factors(numel)
+        height, width = _factors(pixels)
+        return operand.view(self.ranks, height, width, channels).permute(0, 3, 1, 2)
 
     def require_guards(self) -> None:
         """Raises RuntimeError where something was written beside a result, or into an operand that is a copy."""
         for storage in self.storages:
-            if any(bool((beside != self._untouched).any()) for beside in _beside(storage, self.stride)):
+            if any(bool((beside != self._untouched).any()) for beside in self._beside(storage)):
                 raise RuntimeError("it wrote beside the memory of its result")
         for handed, operand in self.handed:
-            if not same_bits(handed, operand):
+            if not same_bits(handed.reshape(-1), operand):
                 raise RuntimeError("it wrote into its operand")
 
     def splits(self, numel: int) -> tuple[list[int], list[int]]:
         """Elements that this rank sends to each, and gets from each, where splits are uneven."""
         split, rank, ranks = self.case.split, self.rank, range(self.ranks)
         return [split(numel, rank, other) for other in ranks], [split(numel, other, rank) for other in ranks]
+
+    def _beside(self, storage: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Views of what lies on both sides of the memory of a result, and of what lies between its elements."""
+        first, stop = GUARD + self.offset, len(storage) - GUARD
+        yield storage[:first]
+        yield storage[stop:]
+        for start in range(first + 1, first + self.stride):
+            yield storage[start : stop : self.stride]
+
+
+def _factors(numel: int) -> tuple[int, int]:
+    """Two factors of a number, the first at most its root and as large as can be."""
+    first = next((factor for factor in range(math.isqrt(numel), 0, -1) if numel % factor == 0), 1)
+    return first, numel // first
 
 
 @dataclass(frozen=True)
@@ -103,17 +160,8 @@ class Begun:
         return self.result().clone()
 
 
-def _beside(storage: torch.Tensor, stride: int) -> Iterator[torch.Tensor]:
-    """Views of what lies on both sides of the memory of a result, and of what lies between its elements."""
-    stop = len(storage) - GUARD
-    yield storage[:GUARD]
-    yield storage[stop:]
-    for start in range(GUARD + 1, GUARD + stride):
-        yield storage[start:stop:stride]
-
-
 Begin = Callable[[Room, Call, torch.Tensor], Begun]
-"""Begins a call on this rank's w * n elements; its result has n elements, or w * n, in the last dim."""
+"""Begins a call on this rank's w * n elements, (w * n,) or (w, *dims of n); its result has n elements, or w * n."""
 
 
 def first(room: Room, own: torch.Tensor) -> torch.Tensor:
@@ -122,13 +170,13 @@ def first(room: Room, own: torch.Tensor) -> torch.Tensor:
 
 
 def rows(room: Room, whole: torch.Tensor) -> torch.Tensor:
-    """(w * n,) as (w, n)."""
-    return whole.reshape(room.ranks, len(whole) // room.ranks)
+    """(w * n,), or (w, *dims of n), as (w, n)."""
+    return whole.reshape(room.ranks, whole.numel() // room.ranks)
 
 
 def parts(room: Room, own: torch.Tensor) -> list[torch.Tensor]:
     """The w parts of n elements, views."""
-    return list(rows(room, own).unbind())
+    return list(own.tensor_split(room.ranks))
 
 
 def empties(room: Room, like: torch.Tensor) -> list[torch.Tensor]:

@@ -8,10 +8,19 @@ it before or after the sum; where w * o is more than 2**p, only some ranks' are 
 1/2, of at most 8 ranks, and 1: every product of any of them is a power of two from 2**-8 to 2**8.  What is
 compared has whole significands, and no zeros, whose signs a maximum may take as it likes.
 
-Source: derived here; integers up to 2**p are values: IEEE 754-2019 section 3.3.
+In the mode 'special' every second column of what is added or compared is at the limits of the dtype
+(`_at_limits`): a sum that is infinite, that overflows or that is the largest number, and largest and
+smallest among infinities.  No column has infinities of both signs as terms, nor a NaN: a sum that is NaN
+and the largest beside a NaN have no documented value.
+
+Source: derived here; integers up to 2**p are values: IEEE 754-2019 section 3.3; what overflows is infinite
+where rounding is to nearest: section 7.4.  torch.amp.GradScaler (2.13.0) relies on that for gradients that
+are reduced: it skips steps whose gradients are infinite.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 
@@ -29,15 +38,49 @@ MAX_FACTORS = 8
 def draw_collectives(case: CollectivesCase, index: int) -> dict[str, torch.Tensor]:
     """Global operands (w, w * L), one row per rank, of every kind that the case's collectives take.
 
-    Modes, which differ in what is copied alone:
+    Modes, of which the first two differ in what is copied alone:
         dense: Odd integers of random sign, below 2**p.
         index: 1, 2, 3, ... through all elements and ranks, again from 1 after 2**p - 1: a wrong value tells
             where it came from.
         special: One of signed zeros, infinities, NaN, subnormals and extremes, the one that has the number
-            `seed`, between -0.0 and odd integers.
+            `seed`, between -0.0 and odd integers; what is reduced is at the limits in every second column.
     """
     mode, seed = case.values[index]
-    return {name: _draw(case, name, mode, seed).to(DTYPES[case.dtype]) for name in case.given_names()}
+    given = {name: _draw(case, name, mode, seed).to(DTYPES[case.dtype]) for name in case.given_names()}
+    if mode == "special":
+        given |= {name: _at_limits(name, given[name], seed) for name in LIMITS if name in given}
+    return given
+
+
+LIMITS = ("added", "compared")
+"""What is reduced at the limits of the dtype, too."""
+
+
+def _at_limits(name: str, ordinary: torch.Tensor, seed: int) -> torch.Tensor:
+    """The operands (w, columns), every second column of which is replaced, by one kind after the other.
+
+    Kinds of sums: one term infinite; each 1.5 times the largest power of two; the largest number, of one term and of
+    one unit in its last place from each other rank.  Of what is compared: infinities alone; each an infinity or a
+    largest number.  Each kind by both signs.
+    """
+    info, (ranks, columns) = torch.finfo(ordinary.dtype), ordinary.shape
+    number, rank = torch.arange(columns, device="cpu"), torch.arange(ranks, device="cpu")[:, None]
+    is_one = number % ranks == rank
+    largest, infinite = (torch.full(ordinary.shape, value, dtype=torch.float64) for value in (info.max, math.inf))
+    if name == "added":
+        power = 2.0 ** (math.frexp(info.max)[1] - 1)
+        units = torch.full_like(largest, power * info.eps)
+        terms = [
+            torch.where(is_one, infinite, ordinary.double().abs()),
+            torch.full_like(largest, 1.5 * power),
+            torch.where(is_one, largest - (ranks - 1) * units, units),
+        ]
+    else:
+        is_positive = (number + rank + seed) % 2 == 0
+        terms = [infinite, torch.where(is_one, infinite, torch.where(is_positive, largest, -largest))]
+    kind = (number + seed) // 2 % (2 * len(terms))
+    chosen = torch.stack([*terms, *(-each for each in terms)]).gather(0, kind.expand(1, ranks, columns))[0]
+    return torch.where((number + seed) % 2 == 0, chosen.to(ordinary.dtype), ordinary)
 
 
 def _draw(case: CollectivesCase, name: str, mode: str, seed: int) -> torch.Tensor:
@@ -47,7 +90,7 @@ def _draw(case: CollectivesCase, name: str, mode: str, seed: int) -> torch.Tenso
         return draw_special(case.dtype, seed, shape, source)
     if name == "moved" and mode == "index":
         return torch.arange(ranks * case.width, device="cpu").remainder(most - 1).add_(1).view(shape)
-    if name == "added":
+    if name in ("added", "counted"):
         return odd_integers(shape, 1, odd_floor(most // ranks), source)
     if name == "averaged":
         odd = ranks // (ranks & -ranks)
