@@ -32,6 +32,7 @@ from equivtest.ranks.support import Finding, conclude
 from equivtest.refusal import is_refusal
 from equivtest.report.text import on_faults
 from equivtest.search import search
+from equivtest.settings import parse
 from equivtest.suite import shipped
 from equivtest.verdicts.verdict import RankRaised
 from tests.commands import Command, Ended
@@ -391,3 +392,22 @@ def test_every_collective_that_is_called_can_be_allowed_by_name() -> None:
     assert {call.function for calls in BUNDLES.values() for call in calls} <= set(FUNCTIONS)
     assert parse_allowed(f"float32:{name}" for name in CALLS)
     assert {function_of(name) for name in CALLS} == {call.function for call in CALLS.values()}
+
+
+@pytest.mark.parametrize(
+    ("options", "sizes"),
+    [
+        ({}, (8,)),
+        ({"profile": "conformance"}, (8,)),
+        ({"profile": "smoke"}, ()),
+        ({"world_sizes": "1,2"}, ()),
+        ({"device": "cuda"}, ()),
+    ],
+)
+def test_examples_on_eight_ranks_run_if_nothing_limits_the_ranks(
+    options: dict[str, str], sizes: tuple[int, ...]
+) -> None:
+    settings = parse(options)
+
+    assert settings.pinned_sizes(shipped()["collectives"]) == sizes
+    assert settings.pinned_sizes(shipped()["rowwise_linear"]) == ()
