@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import re
 
-from equivtest import limits
+VALUE_CHARS = 300
+"""Characters of one value of the user that a message shows."""
+
+MISUSE_CHARS = 2_000
+"""Characters of the whole message of a `Misuse`."""
 
 _VALUES = (r"\S", r"(?<=[ (=])'[^']", r'(?<=[ (=])"[^"]', r"\([^()]")
-_LONG_VALUE = re.compile("|".join(f"{value}{{{limits.VALUE_CHARS},}}" for value in _VALUES))
+_LONG_VALUE = re.compile("|".join(f"{value}{{{VALUE_CHARS},}}" for value in _VALUES))
 """A run without spaces, the inside of quotes or of parentheses, each if it is long."""
 
 
@@ -21,7 +25,7 @@ class EquivtestError(Exception):
 class Misuse(EquivtestError, ValueError):
     """The caller's mistake: the message names the value, the limit and the way out.
 
-    The message shows at most limits.VALUE_CHARS characters of each value.
+    The message shows at most VALUE_CHARS characters of each value.
     """
 
     def __init__(self, message: str) -> None:
@@ -94,7 +98,7 @@ def reason_of(error: OSError | ValueError) -> str:
     return getattr(error, "strerror", None) or str(error)
 
 
-def shorten(text: str, num_chars: int = limits.VALUE_CHARS) -> str:
+def shorten(text: str, num_chars: int = VALUE_CHARS) -> str:
     """Leaves out the middle of a text that is longer than about `num_chars` characters."""
     left_out = len(text) - num_chars
     if left_out <= 0:
@@ -105,4 +109,4 @@ def shorten(text: str, num_chars: int = limits.VALUE_CHARS) -> str:
 
 def shorten_values(message: str) -> str:
     """Shortens each long value within a message, and a message that is long as a whole."""
-    return shorten(_LONG_VALUE.sub(lambda value: shorten(value[0]), message), limits.MISUSE_CHARS)
+    return shorten(_LONG_VALUE.sub(lambda value: shorten(value[0]), message), MISUSE_CHARS)

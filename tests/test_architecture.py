@@ -16,8 +16,7 @@ PACKAGE = ROOT / "equivtest"
 OWN_FOLDERS = ("equivtest", "properties", "tests", "benchmarks", "examples")
 
 FLOORS = (
-    ("collective", "files", "handover", "limits", "refusal"),
-    ("errors",),
+    ("collective", "errors", "files", "handover", "limits", "refusal"),
     ("importing", "layout", "local_constants", "profiles", "property"),
     ("lacking",),
     ("tensors",),

@@ -15,7 +15,7 @@ import typer
 
 import equivtest.families.module.subject
 import equivtest.verdicts.claims  # noqa: F401
-from equivtest import cli, limits, pytest_run
+from equivtest import cli, errors, pytest_run
 from equivtest.errors import Misuse
 from equivtest.families.linear.case import LinearCase
 from equivtest.fingerprint import measuring
@@ -152,7 +152,7 @@ class Command:
                 code = end.code
         out, err = self.capsys.readouterr()
         assert (code, out, err.count("\n"), err[:11]) == (2, "", 1, "equivtest: "), err[:1_000]
-        assert err[:-1].isprintable() and len(err) <= limits.MISUSE_CHARS + 100
+        assert err[:-1].isprintable() and len(err) <= errors.MISUSE_CHARS + 100
         assert not any(quotes(err, text) for text in args), err
         return False
 
@@ -217,7 +217,7 @@ def test_message_of_misuse_shows_the_ends_of_a_long_value(value: str) -> None:
 
     assert message.startswith(f"a size must be at least 1, got {value[:100]}")
     assert message.endswith(f"{value[-100:]}: write another") and "characters left out" in message
-    assert len(message) < limits.VALUE_CHARS + 120
+    assert len(message) < errors.VALUE_CHARS + 120
 
 
 def test_message_of_misuse_keeps_what_is_short() -> None:
