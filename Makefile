@@ -11,7 +11,7 @@ CLIENTS := .clients
 PROFILE ?= gate
 BASE ?= HEAD
 PUBLIC := equivtest.module equivtest.capturing equivtest.check equivtest.errors equivtest.property equivtest.layout \
-	equivtest.tensors equivtest.kit.case equivtest.kit.oracle.rounding
+	equivtest.tensors equivtest.cases.case equivtest.oracle.rounding
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c

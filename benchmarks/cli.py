@@ -50,7 +50,7 @@ from benchmarks.show_scale import first_table, plot_first, plot_scale, scale_tab
 from benchmarks.throughput import TARGET, Pair, measure_throughput, overall
 from benchmarks.worlds import WorldTimes, measure_worlds
 from equivtest.errors import Misuse
-from equivtest.suite import version_of
+from equivtest.pytest_plugin.suite import version_of
 
 SUBJECTS = ("colwise_linear", "rowwise_linear", "zero3_fetch_all_gather", "zero3_fetch_all_reduce")
 """Of which throughput and phases are measured where nobody says otherwise: all would take most of an hour."""

@@ -7,7 +7,7 @@ import tempfile
 import time
 from typing import Any
 
-from equivtest.kit.case import Case, from_data, to_data
+from equivtest.cases.case import Case, from_data, to_data
 
 LIMIT_S = 120.0
 

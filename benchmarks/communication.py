@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 from benchmarks.compared import OUTPUT_LAYOUTS, WORLD_SIZES, embedding_case
 from benchmarks.measure import require_answers
-from equivtest.collective import PHASES, Collective
+from equivtest.base.collective import PHASES, Collective
 from equivtest.families.embedding.case import STYLES
-from equivtest.kit.oracle.collectives import expected_collectives
+from equivtest.oracle.collectives import expected_collectives
 from equivtest.ranks.pool import Pool
 
 FORMULAS = {"all_reduce": "n b", "reduce_scatter": "n b", "all_gather": "n b / w", "all_to_all": "n b / w"}

@@ -9,9 +9,9 @@ import torch
 
 from benchmarks.measure import Spread, require_answers
 from benchmarks.rank_timing import FETCH_PARTS, FETCHES, ManyParameters
+from equivtest.cases.case import Case
 from equivtest.families.embedding.case import STYLES
 from equivtest.families.embedding.ways.case import EmbeddingWaysCase
-from equivtest.kit.case import Case
 from equivtest.ranks.pool import Pool
 
 VISIT = "benchmarks.rank_timing:visit_timed"

@@ -7,15 +7,15 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from equivtest import limits
-from equivtest.chunks import Chunk, chunk_cases
+from equivtest.base import limits
+from equivtest.cases.case import Case
 from equivtest.errors import Misuse
-from equivtest.kit.case import Case
-from equivtest.known import SHIPPED, KnownFailures
 from equivtest.property import Property
+from equivtest.pytest_plugin.suite import shipped
 from equivtest.ranks.first_cause import first_cause
 from equivtest.ranks.reply import Reply
-from equivtest.suite import shipped
+from equivtest.search.chunks import Chunk, chunk_cases
+from equivtest.search.known import SHIPPED, KnownFailures
 from equivtest.verdicts.claims import refuses
 
 

@@ -23,7 +23,7 @@ from torch._C._distributed_c10d import FileStore
 from torch.testing._internal.common_distributed import MultiProcContinuousTest, MultiProcessTestCase
 
 from benchmarks.programs import judge_draws
-from equivtest.kit.case import Case, from_data, to_data
+from equivtest.cases.case import Case, from_data, to_data
 
 logging.getLogger("torch.testing._internal.common_distributed").setLevel(logging.WARNING)  # a line per process
 _CASES = "EQUIVTEST_BENCH_CASES"

@@ -20,9 +20,9 @@ from dataclasses import dataclass, replace
 
 from benchmarks.measure import RankFailed, Spread, draw_cases, main_properties, require_answers, seconds_of
 from benchmarks.throughput import VISIT, run_bare
+from equivtest.cases.case import Case
 from equivtest.check import judge_replies
-from equivtest.kit.case import Case
-from equivtest.kit.oracle import expect
+from equivtest.oracle import expect
 from equivtest.property import Property
 from equivtest.ranks.pool import Pool
 

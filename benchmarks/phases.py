@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 from benchmarks.measure import draw_cases, main_properties, require_answers, seconds_of
 from benchmarks.programs import PARTS
-from equivtest import limits
+from equivtest.base import limits
+from equivtest.cases.case import Case
 from equivtest.check import expected_of
-from equivtest.chunks import Chunk, chunk_cases
-from equivtest.kit.case import Case
 from equivtest.property import Property
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply
+from equivtest.search.chunks import Chunk, chunk_cases
 from equivtest.verdicts.compare import compare
 
 VISIT = "benchmarks.programs:timed_visit"

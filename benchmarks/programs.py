@@ -12,11 +12,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from equivtest.cases.case import Case, from_data, replicated, to_data
+from equivtest.cases.case_tensor import CaseTensor
+from equivtest.cases.names import Subject, resolve
 from equivtest.families.linear.case import LinearCase
-from equivtest.kit.case import Case, from_data, replicated, to_data
-from equivtest.kit.case_tensor import CaseTensor
-from equivtest.kit.names import Subject, resolve
-from equivtest.kit.oracle import expect
+from equivtest.oracle import expect
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.meshes import mesh_for, mesh_of
 from equivtest.ranks.reply import Answer

@@ -13,14 +13,14 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import parallelize_module
 
+from equivtest.cases.case import Case, replicated
+from equivtest.cases.case_tensor import CaseTensor
+from equivtest.cases.names import resolve
+from equivtest.cases.subject import torch_placement
 from equivtest.families.embedding.case import STYLES
 from equivtest.families.embedding.subject import PLANS, make_embedding
 from equivtest.families.embedding.ways.case import EmbeddingWaysCase
 from equivtest.families.zero3.fetch.subject import Fetcher, fetch_by_all_gather, fetch_by_all_reduce, partition, release
-from equivtest.kit.case import Case, replicated
-from equivtest.kit.case_tensor import CaseTensor
-from equivtest.kit.names import resolve
-from equivtest.kit.subject import torch_placement
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.meshes import mesh_for
 from equivtest.ranks.reply import Answer

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 
 from benchmarks.measure import Spread, draw_cases, main_properties, seconds_of
 from benchmarks.throughput import run_harness, start_fresh_world
-from equivtest import limits
+from equivtest.base import limits
 from equivtest.property import Property
+from equivtest.ranks.hosts.run_hub import RunHub
+from equivtest.ranks.hosts.secret import VARIABLE
 from equivtest.ranks.pool import Pool
-from equivtest.ranks.run_hub import RunHub
-from equivtest.ranks.secret import VARIABLE
 
 VISIT = "benchmarks.programs:visit_one_or_list"
 WORLD_SIZES = (1, 2, 4, 8)

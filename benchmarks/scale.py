@@ -16,10 +16,10 @@ import psutil
 
 from benchmarks.measure import Spread, require_answers, seconds_of
 from benchmarks.throughput import VISIT, run_bare
-from equivtest import limits
+from equivtest.base import limits
+from equivtest.cases.case import Case
 from equivtest.families.linear.case import LinearCase
 from equivtest.families.zero3.fetch.case import FetchCase
-from equivtest.kit.case import Case
 from equivtest.ranks.pool import Pool
 
 WORLD_SIZES = tuple(2**power for power in range(limits.MAX_WORLD_SIZE.bit_length()))

@@ -10,7 +10,7 @@ from rich.table import Table
 from benchmarks.communication import FORMULAS, Sent
 from benchmarks.compared import Compared
 from benchmarks.show import BARE_COLOUR, errors, make_table, ratio_cells
-from equivtest.collective import Collective
+from equivtest.base.collective import Collective
 
 
 def embeddings_table(found: Sequence[Compared]) -> Table:

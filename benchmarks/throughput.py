@@ -14,9 +14,9 @@ import typer
 
 from benchmarks.measure import RankFailed, Spread, draw_cases, main_properties, require_answers, seconds_of
 from benchmarks.programs import CaseList
-from equivtest import limits
+from equivtest.base import limits
+from equivtest.cases.case import Case
 from equivtest.check import judge_replies
-from equivtest.kit.case import Case
 from equivtest.property import Property
 from equivtest.ranks.pool import Pool
 

@@ -15,17 +15,17 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from equivtest import limits
-from equivtest.captured.group import Group
-from equivtest.captured.job import Job, PlacedBy, axes_of, shape_of
+from equivtest.base import limits
+from equivtest.captured.write.group import Group
+from equivtest.captured.write.job import Job, PlacedBy, axes_of, shape_of
+from equivtest.captured.write.kept import Keeper
+from equivtest.captured.write.kept_update import UpdateKeeper
+from equivtest.cases.case import Shape, require
 from equivtest.errors import Misuse
 from equivtest.families.module.case import BATCHES, MEAN_OF_PARTS, PARTS_OF_WHOLE, WHOLE
 from equivtest.families.module.case_boundaries import parts_of
 from equivtest.families.module.case_names import by_own_name
 from equivtest.families.module.subject import is_data_parallel
-from equivtest.kept import Keeper
-from equivtest.kept_update import UpdateKeeper
-from equivtest.kit.case import Shape, require
 
 
 @contextmanager

@@ -9,13 +9,13 @@ from typing import NoReturn
 
 import torch
 
-from equivtest import limits
+from equivtest.base import limits
+from equivtest.cases.case import Case
 from equivtest.errors import BrokenSetup, Inconclusive, Misuse
-from equivtest.kit.case import Case
-from equivtest.kit.oracle import expect_held
-from equivtest.kit.oracle.declared import Arithmetics, declared, load_arithmetics, order_varies
-from equivtest.kit.oracle.expected import Expected
-from equivtest.kit.oracle.rounding import TORCH_CPU
+from equivtest.oracle import expect_held
+from equivtest.oracle.declared import Arithmetics, declared, load_arithmetics, order_varies
+from equivtest.oracle.expected import Expected
+from equivtest.oracle.rounding import TORCH_CPU
 from equivtest.property import require_limit
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply

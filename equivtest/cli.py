@@ -1,4 +1,4 @@
-"""The `equivtest` command: a thin layer over pytest and `equivtest.replay`.
+"""The `equivtest` command: a thin layer over pytest and `equivtest.search.replay`.
 
 Exit codes: 0 every claim holds, 1 a claim fails, 2 misuse, a set-up that does not work, or nothing concluded.
 """
@@ -12,11 +12,11 @@ from typing import Annotated
 
 import typer
 
-from equivtest import limits
+from equivtest.base import limits
+from equivtest.base.profiles import AUDIT_PROFILE
 from equivtest.errors import EquivtestError, Misuse, shorten_values
-from equivtest.options import HELP
-from equivtest.profiles import AUDIT_PROFILE
-from equivtest.pytest_run import run_properties
+from equivtest.pytest_plugin.options import HELP
+from equivtest.pytest_plugin.pytest_run import run_properties
 
 app = typer.Typer(
     help="Checks that a parallel torch computation is the same as the unsharded one; shrinks what is not.",
@@ -78,7 +78,7 @@ def _complain(message: str) -> int:
 
 def _print_version(wanted: bool) -> None:  # noqa: FBT001  (typer calls it)
     if wanted:
-        from equivtest.suite import version_of
+        from equivtest.pytest_plugin.suite import version_of
 
         typer.echo(f"equivtest {version_of('equivtest')} (torch {version_of('torch')})")
         raise typer.Exit
@@ -168,9 +168,9 @@ def replay(
     listen: Annotated[str, LISTEN] = "",
 ) -> int:
     """Run one written failure again; exit code 1 if it still fails, 0 if not."""
-    from equivtest import replay as replays
-    from equivtest.kit.case import from_data
-    from equivtest.ranks.run_hub import pool_on_hosts
+    from equivtest.cases.case import from_data
+    from equivtest.ranks.hosts.run_hub import pool_on_hosts
+    from equivtest.search import replay as replays
 
     data = replays.read_replay(file)
     backend = replays.backend_of(data)
@@ -204,15 +204,15 @@ def check(
     Judged are the claims of the properties of SUBJECT; for a subject of your own without --like those that can be
     made of any: values, gradients, replicas, layouts, inputs, training, recorded collectives, refusals.
     """
-    from equivtest.blame import with_fault
-    from equivtest.bounded import reason_in
+    from equivtest.cases.case import from_code
     from equivtest.check import judge, require_conclusion
-    from equivtest.kit.case import from_code
-    from equivtest.kit.oracle.declared import require_declared
+    from equivtest.diagnose.blame import with_fault
+    from equivtest.oracle.declared import require_declared
+    from equivtest.programs.bounded import reason_in
     from equivtest.property import require_limit
+    from equivtest.pytest_plugin.suite import claims_of
     from equivtest.ranks.backend import Backend
-    from equivtest.ranks.run_hub import pool_on_hosts
-    from equivtest.suite import claims_of
+    from equivtest.ranks.hosts.run_hub import pool_on_hosts
     from equivtest.verdicts.message import on_factors, write_message
 
     chosen = Backend(backend, device, tuple(imports or ()), start, arithmetic)
@@ -257,11 +257,11 @@ def judge_(
     No rank is started.  The unsharded model runs once, and each of its parts is judged from what the ranks held where
     it begins.  Parts that were captured alone are judged one after the other, or as many at once as --jobs says.
     """
-    from equivtest.captured.folder import CapturedRun, parts_in
-    from equivtest.judging import describe, judge_parts, judge_run
-    from equivtest.judging_pair import compare_runs
+    from equivtest.captured.format.folder import CapturedRun, parts_in
+    from equivtest.captured.judge.pair import compare_runs
+    from equivtest.captured.judge.run import describe, judge_parts, judge_run
+    from equivtest.pytest_plugin.settings import check_file
     from equivtest.report.files import write_picture
-    from equivtest.settings import check_file
 
     if picture is not None:
         check_file(picture, "--picture")
@@ -304,9 +304,9 @@ def fingerprint(
     Exit code 1 where something was measured that no declaration allows.
     """
     from equivtest.fingerprint.measuring import describe, measure, write
+    from equivtest.pytest_plugin.settings import check_file, parse
     from equivtest.ranks.backend import Backend
-    from equivtest.ranks.run_hub import pool_on_hosts
-    from equivtest.settings import check_file, parse
+    from equivtest.ranks.hosts.run_hub import pool_on_hosts
 
     if output is not None:
         check_file(output, "--output")
@@ -327,7 +327,7 @@ def fingerprint(
 @app.command("list")
 def list_() -> int:
     """List the properties that come with equivtest."""
-    from equivtest import suite
+    from equivtest.pytest_plugin import suite
 
     for name, prop in suite.load_properties(suite.properties_dir()).items():
         typer.echo(name)

@@ -7,9 +7,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from equivtest import limits
+from equivtest.base import limits
+from equivtest.cases.case import require
 from equivtest.check import DEFAULT_CLAIMS
-from equivtest.door import Door, Fields, combinations, judged_layouts, refusals, tried
 from equivtest.errors import Misuse
 from equivtest.families.module.case import (
     BATCHES,
@@ -22,7 +22,7 @@ from equivtest.families.module.case import (
 from equivtest.families.module.case_axes import mesh_along, require_axes
 from equivtest.families.module.case_inputs import Input, ids, mask, positions, real, sizes_in, targets, written
 from equivtest.families.module.case_state import STATES
-from equivtest.kit.case import require
+from equivtest.programs.door import Door, Fields, combinations, judged_layouts, refusals, tried
 from equivtest.property import Property, Space
 from equivtest.ranks.first_cause import first_cause
 from equivtest.verdicts.claims import keeps_layout_of_parameter, repeats_itself, trains_like_unsharded
@@ -32,7 +32,7 @@ __all__ = ["Input", "ids", "mask", "module_property", "positions", "real", "targ
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
-    from equivtest.kit.case import Shape
+    from equivtest.cases.case import Shape
     from equivtest.ranks.backend import Backend
     from equivtest.ranks.pool import Pool
     from equivtest.ranks.reply import Reply

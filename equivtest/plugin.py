@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from equivtest.fixture import Ranks
-    from equivtest.session import Controller
+    from equivtest.pytest_plugin.fixture import Ranks
+    from equivtest.pytest_plugin.session import Controller
 
 RUNS_NOTHING = ("collectonly", "showfixtures", "show_fixtures_per_test", "setupplan", "cacheshow")
 """pytest's options of a session that is no run."""
@@ -26,7 +26,7 @@ RUNS_NOTHING = ("collectonly", "showfixtures", "show_fixtures_per_test", "setupp
 @pytest.fixture(scope="session")
 def ranks(pytestconfig: pytest.Config) -> Ranks:
     """Runs and checks cases on the pool of this process: `ranks.check("rowwise_linear", case)`."""
-    from equivtest.fixture import Ranks
+    from equivtest.pytest_plugin.fixture import Ranks
 
     return Ranks(pytestconfig)
 
@@ -38,10 +38,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(ControllerHooks(config), "equivtest-controller")
     if not _options_added(config):
         return
-    from equivtest import settings
     from equivtest.errors import EquivtestError
-    from equivtest.options import settings_of
-    from equivtest.pools import end_orderly_on_sigterm, open_hub
+    from equivtest.pytest_plugin import settings
+    from equivtest.pytest_plugin.options import settings_of
+    from equivtest.pytest_plugin.pools import end_orderly_on_sigterm, open_hub
 
     try:
         chosen = settings_of(config)
@@ -59,15 +59,15 @@ def pytest_pycollect_makeitem(collector: Any, name: str, obj: object) -> list[py
     module = sys.modules.get("equivtest.property")
     if module is None or not isinstance(obj, module.Property) or not isinstance(collector, pytest.Module):
         return None
-    from equivtest.collection import collect_property
+    from equivtest.pytest_plugin.collection import collect_property
 
     return collect_property(collector, name, obj)
 
 
 @pytest.hookimpl(tryfirst=True)  # before -k and --lf choose among the items
 def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.Item]) -> None:
-    if "equivtest.collection" in sys.modules:
-        from equivtest.collection import arrange
+    if "equivtest.pytest_plugin.collection" in sys.modules:
+        from equivtest.pytest_plugin.collection import arrange
 
         arrange(session, items)
 
@@ -77,11 +77,11 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    if call.when == "call" and "equivtest.items" in sys.modules:
+    if call.when == "call" and "equivtest.pytest_plugin.items" in sys.modules:
         import msgspec
 
-        from equivtest.handover import Handover
-        from equivtest.items import EquivtestItem
+        from equivtest.pytest_plugin.items import EquivtestItem
+        from equivtest.report.handover import Handover
 
         if isinstance(item, EquivtestItem) and item.handover != Handover():
             handover = msgspec.json.encode(item.handover).decode()  # xdist carries plain builtin types only
@@ -90,10 +90,10 @@ def pytest_runtest_makereport(
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    if "equivtest.collection" in sys.modules and hasattr(session.config, "workeroutput"):
+    if "equivtest.pytest_plugin.collection" in sys.modules and hasattr(session.config, "workeroutput"):
         import msgspec
 
-        from equivtest.collection import manifest
+        from equivtest.pytest_plugin.collection import manifest
 
         session.config.workeroutput["equivtest"] = msgspec.json.encode(manifest(session)).decode()
     _close_pool(session.config)
@@ -101,8 +101,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     _close_pool(config)
-    if "equivtest.pools" in sys.modules:
-        from equivtest.pools import close_hub
+    if "equivtest.pytest_plugin.pools" in sys.modules:
+        from equivtest.pytest_plugin.pools import close_hub
 
         close_hub(config)
 
@@ -111,8 +111,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def pytest_configure_node(node: Any) -> None:
     """Hands the controller's fresh seed to an xdist worker, and remembers whom to pass SIGTERM on to."""
     if _options_added(node.config):
-        from equivtest.options import soak_seed
-        from equivtest.pools import hub_path, remember_worker
+        from equivtest.pytest_plugin.options import soak_seed
+        from equivtest.pytest_plugin.pools import hub_path, remember_worker
 
         remember_worker(node.config, node)
         node.workerinput["equivtest_seed"] = soak_seed(node.config)
@@ -142,7 +142,7 @@ class ControllerHooks:
     @property
     def controller(self) -> Controller:
         if self.found is None:
-            from equivtest.session import Controller
+            from equivtest.pytest_plugin.session import Controller
 
             self.found = Controller(self.config, self.started_s)
         return self.found
@@ -150,7 +150,7 @@ class ControllerHooks:
     def pytest_report_header(self) -> list[str]:
         if not _options_added(self.config):
             return []
-        from equivtest.session import header
+        from equivtest.pytest_plugin.session import header
 
         return header(self.config)
 
@@ -160,8 +160,8 @@ class ControllerHooks:
         if not (_options_added(self.config) and _is_run(self.config)):
             return
         from equivtest.errors import EquivtestError
-        from equivtest.options import settings_of
-        from equivtest.pools import await_hosts
+        from equivtest.pytest_plugin.options import settings_of
+        from equivtest.pytest_plugin.pools import await_hosts
 
         try:
             await_hosts(self.config, self.config.get_terminal_writer().line)
@@ -196,7 +196,7 @@ class ControllerHooks:
         if listed:
             import msgspec
 
-            from equivtest.handover import Listed
+            from equivtest.report.handover import Listed
 
             self.controller.add_manifest(msgspec.json.decode(listed, type=list[Listed]))
 
@@ -204,14 +204,14 @@ class ControllerHooks:
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         if not _is_run(self.config):
             return
-        if "equivtest.collection" in sys.modules:
-            from equivtest.collection import manifest
+        if "equivtest.pytest_plugin.collection" in sys.modules:
+            from equivtest.pytest_plugin.collection import manifest
 
             listed = manifest(session) if hasattr(session, "items") else []
             if listed:
                 self.controller.add_manifest(listed)
         if self.found is not None:
-            from equivtest.session import state_of
+            from equivtest.pytest_plugin.session import state_of
 
             self.found.finish(session, state_of(exitstatus, self.ended_by), self.concluded)
 
@@ -236,7 +236,7 @@ def _is_run(config: pytest.Config) -> bool:
 
 
 def _close_pool(config: pytest.Config) -> None:
-    if "equivtest.pools" in sys.modules:
-        from equivtest.pools import close_pool
+    if "equivtest.pytest_plugin.pools" in sys.modules:
+        from equivtest.pytest_plugin.pools import close_pool
 
         close_pool(config)

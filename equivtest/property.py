@@ -7,13 +7,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from equivtest import limits
+from equivtest.base import limits
 from equivtest.errors import Misuse
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
-    from equivtest.kit.case import Case
+    from equivtest.cases.case import Case
     from equivtest.ranks.pool import Pool
     from equivtest.verdicts.claims import Claim
 
@@ -48,7 +48,7 @@ class Property:
             where every case of a kind is a known failure.
         shards: Whether its tensors are sharded at all; if not, every case counts as even.
         without_collectives: Why its subject calls no collective on several ranks, where that is right: without such a
-            reason a run in which none is called shows nothing (`equivtest.audit`).
+            reason a run in which none is called shows nothing (`equivtest.search.audit`).
         incomplete: Why a run of many cases leaves it out unless --subjects names it: such cases find failures that the
             known ones do not cover yet.
         requires: Package that the subject imports and equivtest does not; without it nothing is run.

@@ -7,9 +7,9 @@ import os
 import sys
 
 from equivtest.errors import EquivtestError
-from equivtest.ranks.hub_messages import parse_address
-from equivtest.ranks.secret import FILE_VARIABLE, VARIABLE, read_secret
-from equivtest.ranks.slot import keep_slot
+from equivtest.ranks.hosts.hub_messages import parse_address
+from equivtest.ranks.hosts.secret import FILE_VARIABLE, VARIABLE, read_secret
+from equivtest.ranks.hosts.slot import keep_slot
 
 
 def main() -> int:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from equivtest.base.limits import DTYPES
+from equivtest.cases.values.special import NUM_SPECIAL
 from equivtest.families.collectives.case import BUNDLES, CALLS, WAITS, CollectivesCase
 from equivtest.families.collectives.strategy import collectives_cases
-from equivtest.kit.values.special import NUM_SPECIAL
-from equivtest.limits import DTYPES
 from equivtest.property import Property
 from equivtest.tensors import DTYPES as DTYPES_OF
 from equivtest.verdicts.claims import (

@@ -6,7 +6,7 @@ maximum, or target, lies on another rank, then at positions that are to be ignor
 
 from __future__ import annotations
 
-from equivtest import limits
+from equivtest.base import limits
 from equivtest.check import DEFAULT_CLAIMS
 from equivtest.families.cross_entropy.case import CrossEntropyCase
 from equivtest.families.cross_entropy.gathered.case import GatheredCrossEntropyCase

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from equivtest import limits
+from equivtest.base import limits
 from equivtest.check import DEFAULT_CLAIMS
 from equivtest.families.training.data_parallel.case import DataParallelCase
 from equivtest.families.training.data_parallel.case_refused import RefusedShardingCase

@@ -6,7 +6,7 @@ generators are seeded, then at the mask that the backward takes.
 
 from __future__ import annotations
 
-from equivtest import limits
+from equivtest.base import limits
 from equivtest.check import DEFAULT_CLAIMS
 from equivtest.families.dropout.case import DropoutCase
 from equivtest.families.dropout.strategy import dropout_cases

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from equivtest import limits
+from equivtest.base import limits
 from equivtest.check import DEFAULT_CLAIMS
 from equivtest.families.norm.case import NormCase
 from equivtest.families.norm.strategy import norm_cases

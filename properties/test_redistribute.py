@@ -6,10 +6,10 @@ that was not removed, then at the order of shards and of mesh axes, then at what
 
 from __future__ import annotations
 
+from equivtest.base.limits import DTYPES
 from equivtest.check import DEFAULT_CLAIMS
 from equivtest.families.redistribute.case import RedistributeCase
 from equivtest.families.redistribute.strategy import redistribute_cases, refused_redistribute_cases
-from equivtest.limits import DTYPES
 from equivtest.property import Property
 from equivtest.verdicts.claims import (
     is_exact_without_reduction,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from equivtest import limits
+from equivtest.base import limits
 from equivtest.check import DEFAULT_CLAIMS
 from equivtest.families.training.sequence.case import MlpCase
 from equivtest.families.training.strategy import mlp_cases, training_cases

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 
+from equivtest.cases.values.special import NUM_SPECIAL
 from equivtest.families.zero3.fetch.case import FetchCase
 from equivtest.families.zero3.fetch.strategy import fetch_cases, refused_fetch_cases
-from equivtest.kit.values.special import NUM_SPECIAL
 from equivtest.property import Property
 from equivtest.verdicts.claims import (
     agrees_on_all_ranks,

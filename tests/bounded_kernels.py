@@ -13,9 +13,9 @@ import torch
 from torch.nn import functional as F
 
 from equivtest.families.module.oracle_apart import TakesApart
-from equivtest.kit.oracle.declared import arithmetic_of
-from equivtest.kit.oracle.rounding import Bounded
-from equivtest.kit.oracle.running import RunningError
+from equivtest.oracle.declared import arithmetic_of
+from equivtest.oracle.rounding import Bounded
+from equivtest.oracle.running import RunningError
 
 if TYPE_CHECKING:
     from tests.bounded_ops import Draw

@@ -23,8 +23,8 @@ import torch
 from torch.nn import functional
 
 from equivtest.families.training.oracle import optimizers
-from equivtest.kit.oracle import activations, contractions
-from equivtest.kit.oracle.rounding import TORCH_CPU, Arithmetic, Bounded
+from equivtest.oracle import activations, contractions
+from equivtest.oracle.rounding import TORCH_CPU, Arithmetic, Bounded
 from equivtest.tensors import DTYPES
 from tests.bounded_kernels import kernels
 from tests.bounded_pointwise import LEAST, NARROW, REASONS, ROWS, backward_kernels, functions, not_judged

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional as F
 
-from equivtest.kit.oracle.rounding import TORCH_CPU, Bounded
-from equivtest.kit.oracle.running import RunningError
-from equivtest.kit.oracle.running_roundings import SPARE
+from equivtest.oracle.rounding import TORCH_CPU, Bounded
+from equivtest.oracle.running import RunningError
+from equivtest.oracle.running_roundings import SPARE
 
 NARROW = ("float16", "bfloat16")
 LEAST = 0.05

@@ -19,11 +19,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from equivtest.captured.folder import CapturedRun
+from equivtest.captured.format.folder import CapturedRun
+from equivtest.captured.judge.run import judge_run
 from equivtest.check import judge
 from equivtest.errors import EquivtestError
 from equivtest.families.module.case import ModuleCase
-from equivtest.judging import judge_run
 from equivtest.ranks.pool import Pool
 from tests.captured_model import SPOILS
 from tests.rank_programs_captured import captured

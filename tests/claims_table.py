@@ -8,7 +8,7 @@ from pathlib import Path
 
 from equivtest.check import DEFAULT_CLAIMS
 from equivtest.property import Property
-from equivtest.suite import shipped
+from equivtest.pytest_plugin.suite import shipped
 from equivtest.verdicts.claims import CLAIMS
 
 PATH = Path(__file__).parents[1] / "properties" / "README.md"

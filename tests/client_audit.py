@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from equivtest.audited import decisive
+from equivtest.search.audited import decisive
 
 HEAD = "| seen by a claim | seen by none | clients |\n|---|---|---|"
 WHERE = " in the "

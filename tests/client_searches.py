@@ -14,14 +14,14 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from equivtest import ids, module_property, targets
+from equivtest.cases.case import from_code
 from equivtest.check import judge
-from equivtest.chunks import Chunk, chunk_cases
-from equivtest.kit.case import from_code
-from equivtest.known import KnownFailures
 from equivtest.property import Property
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.pool import Pool
-from equivtest.search import search
+from equivtest.search.chunks import Chunk, chunk_cases
+from equivtest.search.known import KnownFailures
+from equivtest.search.search import search
 from equivtest.verdicts.verdict import Verdict
 from tests.clients.test_trained import trained
 

@@ -10,7 +10,7 @@ import torch
 from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from equivtest.pools import pool_of
+from equivtest.pytest_plugin.pools import pool_of
 from equivtest.ranks.pool import Pool
 from tests.commands import Command
 

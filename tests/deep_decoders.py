@@ -31,8 +31,8 @@ from equivtest.check import one_thread
 from equivtest.families.module.case import ModuleCase
 from equivtest.families.module.case_boundaries import CHOSEN, is_boundary, is_operand
 from equivtest.families.module.case_steps import base_of
-from equivtest.kit.oracle import expect_held
 from equivtest.module import CLAIMS
+from equivtest.oracle import expect_held
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply

@@ -19,17 +19,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from equivtest import limits
-from equivtest.chunks import Chunk
+from equivtest.base import limits
+from equivtest.base.profiles import PROFILES, plan
 from equivtest.errors import Misuse
-from equivtest.handover import Failure
-from equivtest.known import SHIPPED, KnownFailures
-from equivtest.profiles import PROFILES, plan
 from equivtest.property import Property
+from equivtest.pytest_plugin.suite import shipped, version_of
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.pool import Pool
-from equivtest.search import Findings, search
-from equivtest.suite import shipped, version_of
+from equivtest.report.handover import Failure
+from equivtest.search.chunks import Chunk
+from equivtest.search.known import SHIPPED, KnownFailures
+from equivtest.search.search import Findings, search
 
 
 @dataclass(frozen=True)

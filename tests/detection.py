@@ -25,18 +25,18 @@ from pathlib import Path
 
 import torch
 
-from equivtest import limits
+from equivtest.base import limits
+from equivtest.cases.case import Case
+from equivtest.cases.defect import defects
 from equivtest.check import judge_replies, one_thread
-from equivtest.chunks import Chunk, chunk_cases
 from equivtest.families.training.mixed.case import MixedCase
-from equivtest.kit.case import Case
-from equivtest.kit.defect import defects
-from equivtest.known import SHIPPED, KnownFailures
 from equivtest.layout import Partial, flat_axis, local_shape
 from equivtest.property import Property
+from equivtest.pytest_plugin.suite import shipped
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply
-from equivtest.suite import shipped
+from equivtest.search.chunks import Chunk, chunk_cases
+from equivtest.search.known import SHIPPED, KnownFailures
 from equivtest.tensors import Placed, slice_local
 from tests.detection_table import KINDS, Row, write_tables
 from tests.test_defects import known_of, property_of

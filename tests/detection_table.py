@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from equivtest import limits
-from equivtest.kit.defect import Defect
+from equivtest.base import limits
+from equivtest.cases.defect import Defect
 
 KINDS = ("dense", "wide", "real", "special")
 

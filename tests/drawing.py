@@ -10,12 +10,12 @@ import pytest
 from hypothesis import HealthCheck, Phase, find, given, seed, settings
 from hypothesis.strategies import SearchStrategy
 
-from equivtest import limits
-from equivtest.kit.case import C, Case
-from equivtest.kit.names import SUBJECTS
-from equivtest.kit.parts import FAMILIES
+from equivtest.base import limits
+from equivtest.cases.case import C, Case
+from equivtest.cases.names import SUBJECTS
+from equivtest.cases.parts import FAMILIES
 from equivtest.property import Property, Space
-from equivtest.suite import shipped
+from equivtest.pytest_plugin.suite import shipped
 
 SPACE = Space(limits.WORLD_SIZES, limits.DTYPES)
 

@@ -9,9 +9,9 @@ import pytest
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    from equivtest import search
-    from equivtest.kit.case import Case
-    from equivtest.records import records_of
+    from equivtest.cases.case import Case
+    from equivtest.search import search
+    from equivtest.search.records import records_of
     from equivtest.verdicts.verdict import Judgement, Verdict
 
     def note(running: Any, cases: Sequence[Case], **_: object) -> None:

@@ -36,7 +36,7 @@ SUITE = """
 import os, resource
 import pytest
 from equivtest.families.linear.case import LinearCase
-from equivtest.pools import pool_of
+from equivtest.pytest_plugin.pools import pool_of
 
 CASE = LinearCase(world_size=2, style="colwise")
 {shortage}

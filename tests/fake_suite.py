@@ -13,9 +13,9 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from equivtest import limits
+from equivtest.base import limits
 from equivtest.errors import BrokenSetup, Misuse
-from equivtest.handover import Audited, Failure, Record
+from equivtest.report.handover import Audited, Failure, Record
 from equivtest.options import pytest_addoption
 
 LOG = Path(__file__).with_name("log")
@@ -140,12 +140,12 @@ def fake(name, **members):
     sys.modules[name] = module
 
 
-fake("equivtest.chunks", Chunk=Chunk)
-fake("equivtest.search", Findings=Findings, search=search)
+fake("equivtest.search.chunks", Chunk=Chunk)
+fake("equivtest.search.search", Findings=Findings, search=search)
 fake("equivtest.ranks.pool", Pool=Pool)
 fake("equivtest.ranks.backend", Backend=Backend, STARTS=("auto", "forkserver", "spawn"))
 fake("equivtest.check", judge=judge, one_thread=nullcontext)
-fake("equivtest.audit", audit=audit)
+fake("equivtest.search.audit", audit=audit)
 """
 
 PROPERTIES = """

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from equivtest import limits
+from equivtest.base import limits
 from equivtest.ranks.first_cause import first_cause
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply

@@ -14,17 +14,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from equivtest import limits
-from equivtest.blame import blame
+from equivtest.base import limits
+from equivtest.cases.case import Case
+from equivtest.cases.defect import defects
 from equivtest.check import judge_replies
-from equivtest.chunks import Chunk, draw_cases
-from equivtest.kit.case import Case
-from equivtest.kit.defect import defects
-from equivtest.known import SHIPPED, KnownFailures
+from equivtest.diagnose.blame import blame
+from equivtest.pytest_plugin.suite import shipped
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply
-from equivtest.suite import shipped
+from equivtest.search.chunks import Chunk, draw_cases
+from equivtest.search.known import SHIPPED, KnownFailures
 from equivtest.verdicts.verdict import Verdict
 from tests.rank_programs_kernels import KERNEL
 from tests.rank_programs_planted import FAULT

@@ -13,7 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 
-from equivtest import limits
+from equivtest.base import limits
 from equivtest.ranks.pool import Pool
 from tests.burners import burning
 from tests.fault_cells import VISIT, Cell, Result, cells, run_cell

@@ -13,7 +13,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from equivtest.known import SHIPPED
+from equivtest.search.known import SHIPPED
 
 FOLDER = Path(__file__).parents[1] / "findings"
 INDEX = FOLDER / "README.md"

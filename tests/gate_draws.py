@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from equivtest.suite import properties_dir, shipped
+from equivtest.pytest_plugin.suite import properties_dir, shipped
 from tests.json_lines import lines_of
 
 ROOT = Path(__file__).parents[1]
@@ -35,13 +35,13 @@ MADE_UP = {
 DRAW = """
 import importlib, importlib.util, json, sys
 from pathlib import Path
-from equivtest import limits
-from equivtest.kit.case import to_data
-from equivtest.chunks import Chunk, chunk_cases
-from equivtest.profiles import PROFILES, plan
+from equivtest.base import limits
+from equivtest.cases.case import to_data
+from equivtest.search.chunks import Chunk, chunk_cases
+from equivtest.base.profiles import PROFILES, plan
 from equivtest.property import Property, resolved
 from equivtest.ranks.pool import Pool
-from equivtest.suite import properties_dir
+from equivtest.pytest_plugin.suite import properties_dir
 options = json.loads(sys.argv[1])
 for name in options["imports"]:
     importlib.import_module(name)
@@ -95,7 +95,11 @@ def lines_of_run(
     command = [sys.executable, "-m", "equivtest.cli", "run"]
     if not is_judged:
         command = [sys.executable, "-m", "pytest", "-p", "equivtest.options", "-p", "tests.drawn_only"]
-        command += [f"-c{ROOT / 'equivtest' / 'suite.ini'}", f"--rootdir={suite.parent}", "--import-mode=importlib"]
+        command += [
+            f"-c{ROOT / 'equivtest' / 'pytest_plugin' / 'suite.ini'}",
+            f"--rootdir={suite.parent}",
+            "--import-mode=importlib",
+        ]
         command += ["--known-failures=none"]
     command += [str(suite), "--audit=off", f"--report={report}", "-n", str(workers), *args]
     command += [f"--subjects={','.join(subjects)}"] * bool(subjects)

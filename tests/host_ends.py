@@ -13,11 +13,11 @@ from pathlib import Path
 
 import psutil
 
-from equivtest import limits
+from equivtest.base import limits
 from equivtest.errors import BrokenSetup
+from equivtest.ranks.hosts.run_hub import RunHub
+from equivtest.ranks.hosts.secret import VARIABLE
 from equivtest.ranks.pool import Pool
-from equivtest.ranks.run_hub import RunHub
-from equivtest.ranks.secret import VARIABLE
 from tests.host_net import HERE, SECRET, Host, remove_parents_address, two_hosts
 from tests.rank_programs import PlainCase
 
@@ -52,7 +52,7 @@ def interrupted(process: subprocess.Popen[bytes], hosts: list[Host]) -> None:
 
 def hub_killed(process: subprocess.Popen[bytes], hosts: list[Host]) -> None:
     for child in psutil.Process(process.pid).children():
-        if "ranks.hub" in " ".join(child.cmdline()):
+        if "ranks.hosts.hub" in " ".join(child.cmdline()):
             child.kill()
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from equivtest.ranks.secret import VARIABLE
+from equivtest.ranks.hosts.secret import VARIABLE
 
 BRIDGE = "equivtest0"
 HERE = "10.99.0.1"

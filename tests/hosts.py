@@ -21,11 +21,11 @@ import threading
 import time
 from pathlib import Path
 
-from equivtest import limits
+from equivtest.base import limits
 from equivtest.ranks.first_cause import first_cause
+from equivtest.ranks.hosts.run_hub import RunHub
+from equivtest.ranks.hosts.secret import VARIABLE
 from equivtest.ranks.pool import Pool
-from equivtest.ranks.run_hub import RunHub
-from equivtest.ranks.secret import VARIABLE
 from tests.host_net import HERE, SECRET, Host, two_hosts
 from tests.host_troubles import KINDS, Trouble, kill_torchrun, moment
 from tests.rank_programs import PlainCase

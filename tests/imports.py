@@ -9,12 +9,12 @@ from tests.test_architecture import PATHS, family_of, own_imports_of, part_of, r
 
 
 def between_files() -> Counter[str]:
-    """Imports of the families' files: 'within' one family, 'between' two, 'other part' within one, and to the 'kit'."""
+    """Imports of the families' files: 'within' one family, 'between' two, 'other part' of one, 'share' of all."""
     counts: Counter[str] = Counter()
     for module in PATHS:
         for imported in own_imports_of(module) if family_of(module) else ():
-            if imported.startswith("kit."):
-                counts["kit"] += 1
+            if imported.startswith(("cases.", "oracle")):
+                counts["share"] += 1
             elif family_of(imported):
                 same = family_of(imported) == family_of(module)
                 counts["within" if same else "between"] += 1
@@ -33,7 +33,7 @@ def main() -> None:
     share = counts["between"] / (counts["between"] + counts["within"])
     sys.stdout.write(
         f"{counts['within']} imports within a family, {counts['other part']} of them of another part; "
-        f"{counts['between']} between families ({share:.1%}); {counts['kit']} of what they share\n"
+        f"{counts['between']} between families ({share:.1%}); {counts['share']} of what they share\n"
         f"{len(circles())} modules in a circle\n"
     )
 

@@ -28,17 +28,17 @@ from typing import Any
 import torch
 from packaging.version import Version
 
-from equivtest import limits
+from equivtest.base import limits
 from equivtest.check import expected_of, judge_replies, one_thread
 from equivtest.errors import Misuse
 from equivtest.families.operators.case import OperatorCase
 from equivtest.families.operators.case_table import OPERATORS, results_of, signatures_of
 from equivtest.families.operators.oracle import text_of
 from equivtest.families.operators.strategy import operator_cases
-from equivtest.known import SHIPPED, KnownFailures
 from equivtest.property import Space
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply
+from equivtest.search.known import SHIPPED, KnownFailures
 from equivtest.verdicts.claims import agrees_on_all_ranks, equals_unsharded, gradients_equal_unsharded
 from equivtest.verdicts.elements import is_too_wide
 from equivtest.verdicts.verdict import Verdict

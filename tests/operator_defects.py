@@ -27,13 +27,13 @@ import torch
 import torch.distributed as dist
 
 from equivtest.check import judge
-from equivtest.chunks import Chunk
 from equivtest.families.operators.strategy import operator_cases
-from equivtest.known import SHIPPED, KnownFailures
 from equivtest.property import Property, Space
+from equivtest.pytest_plugin.suite import shipped
 from equivtest.ranks.pool import Pool
-from equivtest.search import search
-from equivtest.suite import shipped
+from equivtest.search.chunks import Chunk
+from equivtest.search.known import SHIPPED, KnownFailures
+from equivtest.search.search import search
 from tests.drawing import drawn
 from tests.rank_programs_rules import WRONG, WrongRule, planted
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from equivtest.cases.case import Case, replicated
+from equivtest.cases.case_tensor import CaseTensor
 from equivtest.errors import Misuse
-from equivtest.kit.case import Case, replicated
-from equivtest.kit.case_tensor import CaseTensor
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.channel import Channel
 from equivtest.ranks.messages import START_ID

@@ -8,11 +8,11 @@ import torch
 from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from equivtest.cases.subject import Answers
 from equivtest.families.module.case import ModuleCase
 from equivtest.families.module.subject import run_module
 from equivtest.families.zero3.fetch.case import FetchCase
 from equivtest.families.zero3.fetch.subject import zero3_fetch_all_gather
-from equivtest.kit.subject import Answers
 from equivtest.layout import Layout, Replicate
 from equivtest.tensors import Placed, slice_local
 

@@ -10,11 +10,11 @@ import torch
 from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from equivtest.cases.subject import Answers
 from equivtest.families.linear.case import LinearCase
 from equivtest.families.linear.subject import rowwise_linear
 from equivtest.families.zero3.fetch.case import FetchCase
 from equivtest.families.zero3.fetch.subject import zero3_fetch_all_gather
-from equivtest.kit.subject import Answers
 
 Given = Mapping[str, torch.Tensor]
 

@@ -14,8 +14,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import equivtest
+from equivtest.cases.subject import Answers, Given
 from equivtest.families.module.case import ModuleCase
-from equivtest.kit.subject import Answers, Given
 from equivtest.tensors import Placed
 
 

@@ -8,6 +8,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement
 
+from equivtest.cases.subject import Answers, Given
 from equivtest.families.operators.case_forms import Arguments
 from equivtest.families.operators.chains.case import (
     AUTOCAST,
@@ -24,7 +25,6 @@ from equivtest.families.operators.chains.case import (
 )
 from equivtest.families.operators.chains.subject import mapped, multiplied, run_steps, special
 from equivtest.families.operators.subject import run_operator
-from equivtest.kit.subject import Answers, Given
 
 X0 = ("x0",)
 SHARD_0 = ("placements", "shard(0)")

@@ -10,11 +10,11 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional
 
+from equivtest.cases.subject import Answers, Given
 from equivtest.families.training.deepspeed.case import EngineCase
 from equivtest.families.training.deepspeed.subject import TAG, DeepSpeedRun, live
 from equivtest.families.training.deepspeed.subject.stages import StagesRun
 from equivtest.families.training.subject import Mlp
-from equivtest.kit.subject import Answers, Given
 
 
 def started(case: EngineCase, mesh: DeviceMesh, given: Given) -> DeepSpeedRun:

@@ -10,9 +10,9 @@ import torch
 from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from equivtest.cases.subject import Answers
 from equivtest.families.zero3.fetch.case import FetchCase
 from equivtest.families.zero3.fetch.subject import zero3_fetch_all_gather
-from equivtest.kit.subject import Answers
 from equivtest.tensors import same_bits
 
 

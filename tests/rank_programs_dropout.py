@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch.distributed.device_mesh import DeviceMesh
 
+from equivtest.cases.subject import Answers, Given
 from equivtest.families.dropout.case import DropoutCase
 from equivtest.families.dropout.defects import OwnDropout
-from equivtest.kit.subject import Answers, Given
 
 
 def own_dropout(case: DropoutCase, mesh: DeviceMesh, given: Given) -> Answers:

@@ -13,7 +13,7 @@ import torch
 from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from equivtest import limits
+from equivtest.base import limits
 from equivtest.families.zero3.fetch.case import FetchCase
 from equivtest.tensors import Placed
 

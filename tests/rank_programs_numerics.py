@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
-from equivtest.kit.oracle.rounding import TORCH_CPU
+from equivtest.oracle.rounding import TORCH_CPU
 from tests.rank_programs_backend import Wrapper
 
 VARYING = {dtype: replace(record, order_varies=True) for dtype, record in TORCH_CPU.items()}

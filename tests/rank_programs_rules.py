@@ -22,9 +22,9 @@ from torch.distributed.tensor._ops.single_dim_strategy import _ShardingPlacehold
 from torch.distributed.tensor._ops.utils import generate_redistribute_costs
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
+from equivtest.cases.subject import Answers, Given
 from equivtest.families.operators.case import OperatorCase
 from equivtest.families.operators.subject import call_torch, run_operator
-from equivtest.kit.subject import Answers, Given
 
 aten = torch.ops.aten
 Shapes = list[tuple[int, ...]]

@@ -13,8 +13,8 @@ from torch.autograd.function import FunctionCtx
 from torch.distributed.device_mesh import DeviceMesh
 
 from equivtest import NotSupported
+from equivtest.cases.subject import Answers
 from equivtest.families.zero3.fetch.case import FetchCase
-from equivtest.kit.subject import Answers
 from tests.rank_programs_audit import without_collectives
 from tests.rank_programs_module import ddp, mlp, tensor_parallel, without_relu
 

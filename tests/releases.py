@@ -25,10 +25,10 @@ from packaging.version import Version
 
 from equivtest.check import judge
 from equivtest.errors import Misuse
-from equivtest.known import SHIPPED, KnownFailure, read_entries
 from equivtest.property import Property
+from equivtest.pytest_plugin.suite import shipped
 from equivtest.ranks.pool import Pool
-from equivtest.suite import shipped
+from equivtest.search.known import SHIPPED, KnownFailure, read_entries
 from equivtest.verdicts.verdict import FAILING
 from tests.findings_index import read_all
 from tests.json_lines import lines_of

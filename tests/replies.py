@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import torch
 
+from equivtest.cases.case import Case
 from equivtest.families.linear.case import LinearCase
 from equivtest.families.zero3.fetch.case import FetchCase, RefusedFetchCase
-from equivtest.kit.case import Case
-from equivtest.kit.oracle import expect
-from equivtest.kit.oracle.collectives import expected_collectives
+from equivtest.oracle import expect
+from equivtest.oracle.collectives import expected_collectives
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.reply import Answer, Reply
 from equivtest.ranks.support import Finding

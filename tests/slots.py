@@ -11,8 +11,8 @@ import sys
 import threading
 from collections.abc import Iterator
 
-from equivtest.ranks.run_hub import RunHub
-from equivtest.ranks.secret import VARIABLE
+from equivtest.ranks.hosts.run_hub import RunHub
+from equivtest.ranks.hosts.secret import VARIABLE
 
 SECRET = "of the tests of ranks on other hosts"
 

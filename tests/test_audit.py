@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 import torch
 
-from equivtest import limits
-from equivtest.audit import audit, is_possible, representatives
-from equivtest.audited import Audit, Site
+from equivtest.base import limits
 from equivtest.families.zero3.fetch.case import FetchCase
-from equivtest.handover import AuditRow
-from equivtest.known import KnownFailures
 from equivtest.module import module_property
 from equivtest.property import Property
+from equivtest.pytest_plugin.suite import shipped
 from equivtest.ranks.messages import FAULTS, Fault
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply
 from equivtest.report import audits
-from equivtest.suite import shipped
+from equivtest.report.handover import AuditRow
+from equivtest.search.audit import audit, is_possible, representatives
+from equivtest.search.audited import Audit, Site
+from equivtest.search.known import KnownFailures
 from tests.commands import Command, Ended
 from tests.fake_suite import log_of, make_suite, run_suite
 
@@ -250,7 +250,7 @@ def test_a_world_without_faults_tells_of_no_collective(pool: Pool) -> None:
 @pytest.mark.ranks
 def test_a_fault_that_cannot_be_planted_says_nothing_of_claims(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its visits are not counted as rejected."""
-    monkeypatch.setattr("equivtest.audit.CANNOT", "Traceback")  # as if every exception were that of planting
+    monkeypatch.setattr("equivtest.search.audit.CANNOT", "Traceback")  # as if every exception were that of planting
     found = audited(of_fetch("raises_on_another_sum"), pool)
 
     assert [row.runs for row in found.rows.values()] == [0] * len(found.rows)
@@ -318,7 +318,7 @@ def test_a_table_has_a_row_for_each_fault_of_each_collective() -> None:
 SUITE = """
 from dataclasses import replace
 from equivtest.check import DEFAULT_CLAIMS
-from equivtest.suite import load_properties, properties_dir
+from equivtest.pytest_plugin.suite import load_properties, properties_dir
 
 prop = load_properties(properties_dir())["zero3_fetch_all_gather"]
 mine = replace(prop, subject="{subject}", examples=(), claims=(DEFAULT_CLAIMS[0], DEFAULT_CLAIMS[2]))

@@ -13,27 +13,28 @@ from typing import Any
 
 import pytest
 
-from equivtest import limits, pools
+from equivtest.base import limits
+from equivtest.base.lacking import FUNCTIONS, PROBED, function_of, is_allowed, parse_allowed
+from equivtest.base.refusal import is_refusal
+from equivtest.cases.case import Case
 from equivtest.check import check, judge
-from equivtest.chunks import Chunk
 from equivtest.errors import BrokenSetup, Misuse
 from equivtest.families.collectives.case import BUNDLES, CALLS, CollectivesCase
 from equivtest.families.linear.case import LinearCase
 from equivtest.families.zero3.fetch.case import FetchCase
-from equivtest.handover import BackendFault
-from equivtest.kit.case import Case
-from equivtest.known import KnownFailures
-from equivtest.lacking import FUNCTIONS, PROBED, function_of, is_allowed, parse_allowed
+from equivtest.pytest_plugin import pools
+from equivtest.pytest_plugin.settings import parse
+from equivtest.pytest_plugin.suite import shipped
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.probe import PROBES
 from equivtest.ranks.reply import Reply
 from equivtest.ranks.support import Finding, conclude
-from equivtest.refusal import is_refusal
+from equivtest.report.handover import BackendFault
 from equivtest.report.text import on_faults
-from equivtest.search import search
-from equivtest.settings import parse
-from equivtest.suite import shipped
+from equivtest.search.chunks import Chunk
+from equivtest.search.known import KnownFailures
+from equivtest.search.search import search
 from equivtest.verdicts.verdict import RankRaised
 from tests.commands import Command, Ended
 from tests.fault_cells import VISIT
@@ -169,7 +170,9 @@ def test_a_fault_that_a_probe_sees_is_red_and_told_first(
     on_planted: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch, fault: str, told: str
 ) -> None:
     """Of a collective that the property does not call; one that leaves no world alive as well."""
-    monkeypatch.setattr("equivtest.limits.PROBE_S", 3.0)  # a probe that hangs is waited for no longer than it has to be
+    monkeypatch.setattr(
+        "equivtest.base.limits.PROBE_S", 3.0
+    )  # a probe that hangs is waited for no longer than it has to be
     done = on_planted(fault, "--audit=off")
 
     first = next(line for line in done.stdout.splitlines() if line.startswith("equivtest: "))
@@ -228,7 +231,7 @@ def test_hanging_collective_is_waited_for_once(
     pool: Pool, monkeypatch: pytest.MonkeyPatch, fault: str, collective: str
 ) -> None:
     """Every further case is answered at once with its name, on any world size and in any dtype."""
-    monkeypatch.setattr("equivtest.limits.PROBE_S", 2.0)
+    monkeypatch.setattr("equivtest.base.limits.PROBE_S", 2.0)
     with Pool(UNUSUAL, environment={FAULT: fault}, beside=pool) as hanging:
         hanging.run("rowwise_linear", LINEAR)
         begun_s = time.monotonic()
@@ -270,7 +273,7 @@ def test_a_refusal_of_what_worked_in_its_probe_is_a_failure(planted: Callable[[s
 @pytest.mark.ranks
 def test_a_refusal_on_one_rank_is_a_failure(planted: Callable[[str], Pool], monkeypatch: pytest.MonkeyPatch) -> None:
     """The others wait for that rank; and the next case finds new ranks."""
-    monkeypatch.setattr("equivtest.limits.REFUSAL_GRACE_S", 1.0)
+    monkeypatch.setattr("equivtest.base.limits.REFUSAL_GRACE_S", 1.0)
     with planted("refuses_on_one_rank") as pool:
         begun_s = time.monotonic()
         with pytest.raises(RankRaised, match="refused, but not on every rank: coalesced_all_reduce_sum of float32"):
@@ -296,7 +299,7 @@ def test_what_is_left_of_a_bundle_is_judged(
 ) -> None:
     """As a case of its own; the whole one stays not supported, whether that is allowed or not."""
     prop = replace(shipped()["collectives"], examples=(calls(*ALL_REDUCE),))
-    monkeypatch.setattr("equivtest.search.chunk_cases", lambda prop, chunk: list(prop.examples))
+    monkeypatch.setattr("equivtest.search.search.chunk_cases", lambda prop, chunk: list(prop.examples))
     with planted(fault) as pool:
         found = search(prop, Chunk(2, ("float32",), 0, 5), pool, KnownFailures(), tmp_path)
 

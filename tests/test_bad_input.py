@@ -15,14 +15,15 @@ import typer
 
 import equivtest.families.module.subject
 import equivtest.verdicts.claims  # noqa: F401
-from equivtest import cli, errors, pytest_run
+from equivtest import cli, errors
+from equivtest.cases.case import to_data
 from equivtest.errors import Misuse
 from equivtest.families.linear.case import LinearCase
 from equivtest.fingerprint import measuring
-from equivtest.kit.case import to_data
+from equivtest.pytest_plugin import pytest_run
+from equivtest.ranks.hosts.run_hub import RunHub
+from equivtest.ranks.hosts.secret import VARIABLE
 from equivtest.ranks.pool import Pool
-from equivtest.ranks.run_hub import RunHub
-from equivtest.ranks.secret import VARIABLE
 
 CASE = LinearCase(world_size=1, style="rowwise")
 GOOD: dict[str, list[str]] = {

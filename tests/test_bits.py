@@ -8,15 +8,15 @@ from dataclasses import replace
 import pytest
 import torch
 
+from equivtest.cases.case import Case
+from equivtest.cases.values.special import special_patterns
 from equivtest.check import judge_replies
 from equivtest.families.linear.case import LinearCase
 from equivtest.families.zero3.fetch.case import FetchCase
-from equivtest.kit.case import Case
-from equivtest.kit.oracle import expect
-from equivtest.kit.oracle.declared import Arithmetics
-from equivtest.kit.oracle.rounding import TORCH_CPU
-from equivtest.kit.values.special import special_patterns
 from equivtest.layout import Layout, Partial
+from equivtest.oracle import expect
+from equivtest.oracle.declared import Arithmetics
+from equivtest.oracle.rounding import TORCH_CPU
 from equivtest.ranks.reply import Reply
 from equivtest.verdicts.claims import (
     Claim,

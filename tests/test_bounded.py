@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from equivtest.bounded import reason_in
 from equivtest.errors import Misuse
 from equivtest.families.module.case import ModuleCase
 from equivtest.module import module_property, real
+from equivtest.programs.bounded import reason_in
 from equivtest.property import Space
 
 HERE = "tests.rank_programs_module:"

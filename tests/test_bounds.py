@@ -7,8 +7,8 @@ import torch
 
 from equivtest.check import one_thread
 from equivtest.families.training.oracle import optimizers
-from equivtest.kit.oracle import activations, contractions
-from equivtest.kit.oracle.rounding import TORCH_CPU, Bounded
+from equivtest.oracle import activations, contractions
+from equivtest.oracle.rounding import TORCH_CPU, Bounded
 from equivtest.tensors import DTYPES
 from tests.bounded_ops import Margins, Table, new_table, run_round, show
 

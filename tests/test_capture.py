@@ -15,13 +15,13 @@ import torch
 from torch import nn
 
 import equivtest
-from equivtest.captured.folder import CapturedRun
-from equivtest.captured.tensor_file import DTYPES, LENGTH_BYTES, TensorFile, digest_of, write_tensors
-from equivtest.captured_inputs import made_whole
+from equivtest.captured.format.folder import CapturedRun
+from equivtest.captured.format.tensor_file import DTYPES, LENGTH_BYTES, TensorFile, digest_of, write_tensors
+from equivtest.captured.judge.inputs import made_whole
+from equivtest.captured.judge.pair import compare_runs
+from equivtest.captured.judge.run import Judged, describe, judge_run
 from equivtest.errors import Misuse
 from equivtest.families.module.case import ModuleCase
-from equivtest.judging import Judged, describe, judge_run
-from equivtest.judging_pair import compare_runs
 from equivtest.layout import Layout, Replicate, Shard
 from equivtest.ranks.pool import Pool
 from equivtest.tensors import Placed

@@ -12,12 +12,12 @@ import torch
 from torch import nn
 
 import equivtest
-from equivtest.captured.folder import CapturedRun
+from equivtest.captured.format.folder import CapturedRun
+from equivtest.captured.judge.pair import compare_runs
+from equivtest.captured.judge.run import Judged, describe, judge_run
 from equivtest.errors import Misuse
 from equivtest.families.module.case import ModuleCase
 from equivtest.families.module.oracle_update import FOLLOWED
-from equivtest.judging import Judged, describe, judge_run
-from equivtest.judging_pair import compare_runs
 from equivtest.ranks.pool import Pool
 from tests.rank_programs_captured import model, step
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from equivtest.cases.case import CASE_TYPES, SCHEMA_VERSION, Case, from_code, from_data, import_cases, to_data
 from equivtest.errors import Misuse
 from equivtest.families.linear.case import LinearCase
 from equivtest.families.zero3.fetch.case import FetchCase, RefusedFetchCase
-from equivtest.kit.case import CASE_TYPES, SCHEMA_VERSION, Case, from_code, from_data, import_cases, to_data
 from equivtest.layout import Flat, Layout, Replicate, Shard
 from tests.families.refusing import refuses
 
@@ -93,7 +93,7 @@ def test_only_a_call_with_literals_is_the_code_of_a_case(text: str) -> None:
 def test_where_python_runs_no_assert_pasted_text_is_refused_alike() -> None:
     code = """
 import sys
-from equivtest.kit.case import from_code
+from equivtest.cases.case import from_code
 from equivtest.errors import Misuse
 assert False, "this one does not run"
 for text in sys.argv[1:]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from equivtest.handover import Record
 from equivtest.report.cells import as_csv, cells_of, in_words
+from equivtest.report.handover import Record
 from equivtest.report.tally import Tally
 from tests.test_report import record, tally
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from equivtest.kit.oracle.certificate import Certificate
-from equivtest.kit.oracle.exact import InexactData
+from equivtest.oracle.certificate import Certificate
+from equivtest.oracle.exact import InexactData
 
 Function = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 SQUARE = torch.full((4, 4), 3.0, dtype=torch.float64)

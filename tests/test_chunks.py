@@ -15,14 +15,15 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from equivtest import limits, local_constants
-from equivtest.chunks import Chunk, chunk_cases, seed_of
+from equivtest.base import limits
+from equivtest.cases.case import Case
 from equivtest.families.zero3.fetch.case import FetchCase
 from equivtest.families.zero3.fetch.strategy import fetch_cases
-from equivtest.kit.case import Case
-from equivtest.local_constants import no_local_constants
 from equivtest.module import module_property
 from equivtest.property import Property, Space
+from equivtest.search import local_constants
+from equivtest.search.chunks import Chunk, chunk_cases, seed_of
+from equivtest.search.local_constants import no_local_constants
 from equivtest.verdicts.claims import agrees_on_all_ranks, equals_unsharded
 from tests.drawing import STRATEGIES, drawn
 from tests.gate_draws import LARGE, lines_of_draws, lines_of_run, make_up_modules, mixed_suite

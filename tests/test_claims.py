@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from equivtest.kit.case import Case
-from equivtest.kit.oracle import expect
+from equivtest.cases.case import Case
 from equivtest.layout import Layout, Partial, Replicate, Shard
+from equivtest.oracle import expect
 from equivtest.ranks.reply import Reply
 from equivtest.tensors import Placed
 from equivtest.verdicts.claims import (

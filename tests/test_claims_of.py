@@ -6,12 +6,12 @@ from typing import cast
 
 import pytest
 
-from equivtest import fixture
+from equivtest.cases.case import Case
 from equivtest.check import default_claims
 from equivtest.errors import Misuse
 from equivtest.families.zero3.fetch.case import FetchCase, RefusedFetchCase
-from equivtest.kit.case import Case
-from equivtest.suite import claims_of, shipped
+from equivtest.pytest_plugin import fixture
+from equivtest.pytest_plugin.suite import claims_of, shipped
 from equivtest.verdicts.claims import equals_unsharded
 
 FETCH = FetchCase(world_size=1, values=(("special", 0),), collective="all_gather")

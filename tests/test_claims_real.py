@@ -10,9 +10,9 @@ import torch
 
 from equivtest.check import judge_replies
 from equivtest.families.linear.case import LinearCase
-from equivtest.kit.oracle import expect
-from equivtest.kit.oracle.expected import Expected
 from equivtest.layout import Layout, Replicate
+from equivtest.oracle import expect
+from equivtest.oracle.expected import Expected
 from equivtest.verdicts.claims import equals_unsharded, gradients_equal_unsharded
 from equivtest.verdicts.message import write_message
 from equivtest.verdicts.verdict import Judgement

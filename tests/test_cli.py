@@ -13,10 +13,11 @@ import pytest
 
 import equivtest.families.module.subject
 import equivtest.verdicts.claims  # noqa: F401
-from equivtest import cli, suite
+from equivtest import cli
+from equivtest.cases.case import to_data
 from equivtest.families.linear.case import LinearCase
 from equivtest.families.module.case import ModuleCase
-from equivtest.kit.case import to_data
+from equivtest.pytest_plugin import suite
 from equivtest.verdicts.verdict import Judgement, Verdict
 from tests.fake_suite import log_of, make_suite
 from tests.replies import LINEAR
@@ -290,7 +291,7 @@ def test_check_tells_what_holds_what_fails_and_what_is_open(
         for kind, claim in zip(kinds, names, strict=True)
     ]
     monkeypatch.setattr("equivtest.check.judge", lambda *args, **fields: verdicts)
-    monkeypatch.setattr("equivtest.blame.with_fault", lambda verdict, *args: verdict)
+    monkeypatch.setattr("equivtest.diagnose.blame.with_fault", lambda verdict, *args: verdict)
 
     assert cli.check("mine", repr(LINEAR)) == code
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("mine", "Value", "Replica"))]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from equivtest.handover import Audited, AuditRow
 from equivtest.report.audits import as_csv
+from equivtest.report.handover import Audited, AuditRow
 from tests.client_audit import in_short, read, table
 
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from equivtest.cases.case import Case
 from equivtest.check import DEFAULT_CLAIMS, judge_replies
 from equivtest.errors import Misuse
-from equivtest.kit.case import Case
-from equivtest.kit.oracle import expect
+from equivtest.oracle import expect
 from equivtest.ranks.reply import Outcome, Reply
 from equivtest.verdicts.claims import (
     CLAIMS,

@@ -11,18 +11,18 @@ import pytest
 import torch
 
 from equivtest import cli
+from equivtest.cases.case import Case
 from equivtest.check import judge, judge_replies
-from equivtest.chunks import Chunk, chunk_cases
 from equivtest.errors import Misuse
 from equivtest.families.training.mixed.case import MixedCase
-from equivtest.filling import fill, short_of_draws
-from equivtest.kit.case import Case
-from equivtest.kit.oracle.declared import arithmetic_of, declared, load_arithmetics
-from equivtest.kit.oracle.operands import bound_reduction
-from equivtest.kit.oracle.rounding import TORCH_CPU, Arithmetic
+from equivtest.oracle.declared import arithmetic_of, declared, load_arithmetics
+from equivtest.oracle.operands import bound_reduction
+from equivtest.oracle.rounding import TORCH_CPU, Arithmetic
+from equivtest.pytest_plugin.settings import check, parse
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.pool import Pool
-from equivtest.settings import check, parse
+from equivtest.search.chunks import Chunk, chunk_cases
+from equivtest.search.filling import fill, short_of_draws
 from properties import test_data_parallel
 from tests.replies import LINEAR, StubPool, on_all_ranks, right_replies
 
@@ -32,7 +32,7 @@ THROUGH_FLOAT16 = on_all_ranks(CASE, "output", lambda output: output.half().floa
 THROUGH_BFLOAT16 = on_all_ranks(CASE, "output", lambda output: output.bfloat16().float())
 
 MODULE = """
-from equivtest.kit.oracle.rounding import TORCH_CPU, Arithmetic
+from equivtest.oracle.rounding import TORCH_CPU, Arithmetic
 MINE = TORCH_CPU | {"float32": Arithmetic("float32", accumulate="float16", reduce="float16")}
 PART = {"float32": MINE["float32"], "bfloat16": MINE["bfloat16"]}
 WRONG = TORCH_CPU | {"float32": MINE["bfloat16"]}

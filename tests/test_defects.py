@@ -16,9 +16,12 @@ from typing import Any
 
 import pytest
 
-from equivtest import limits
+from equivtest.base import limits
+from equivtest.cases.case import Case, from_code
+from equivtest.cases.defect import Defect, defects
+from equivtest.cases.names import require_fit, resolve
+from equivtest.cases.parts import FAMILIES as FOLDERS
 from equivtest.check import judge
-from equivtest.chunks import Chunk
 from equivtest.errors import Misuse
 from equivtest.families.collectives.case import CollectivesCase
 from equivtest.families.cross_entropy.case import CrossEntropyCase
@@ -35,15 +38,12 @@ from equivtest.families.reduction.case import ReductionCase
 from equivtest.families.training.case import PerceptronCase
 from equivtest.families.zero3.fetch.case import FetchCase
 from equivtest.families.zero3.lifecycle.case import LifecycleCase
-from equivtest.kit.case import Case, from_code
-from equivtest.kit.defect import Defect, defects
-from equivtest.kit.names import require_fit, resolve
-from equivtest.kit.parts import FAMILIES as FOLDERS
-from equivtest.known import SHIPPED, KnownFailures
 from equivtest.property import Property
+from equivtest.pytest_plugin.suite import shipped
 from equivtest.ranks.pool import Pool
-from equivtest.search import search
-from equivtest.suite import shipped
+from equivtest.search.chunks import Chunk
+from equivtest.search.known import SHIPPED, KnownFailures
+from equivtest.search.search import search
 
 FAMILIES = {
     "a cache keyed too coarsely",

@@ -2,10 +2,10 @@
 
 import pytest
 
+from equivtest.cases.case import Case
+from equivtest.cases.defect import defects
 from equivtest.families.cross_entropy.gathered.case import RefusedGatheredCrossEntropyCase
 from equivtest.families.linear.case import LinearCase
-from equivtest.kit.case import Case
-from equivtest.kit.defect import defects
 from tests.detection import Task, right, run_task
 from tests.detection_table import Row, Tally, write_tables
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from equivtest.kit.oracle.expected import ExpectedTensor
 from equivtest.layout import Flat, Layout, Partial, Replicate, Shard
+from equivtest.oracle.expected import ExpectedTensor
 from equivtest.tensors import Placed, slice_local
 from equivtest.verdicts.elements import is_too_wide, judge_values, shape_mismatch, unravel
 from equivtest.verdicts.patterns import pattern_of

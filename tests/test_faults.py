@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from equivtest import limits
+from equivtest.base import limits
 from equivtest.ranks.pool import Pool
 from tests.fault_cells import AT_ONCE, NAMINGS, VISIT, Cell, cells, run_cell
 from tests.fault_programs import FAULTS

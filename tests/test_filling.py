@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 from hypothesis.strategies import SearchStrategy
 
-from equivtest.chunks import Chunk, chunk_cases
+from equivtest.cases.case import Case
 from equivtest.families.redistribute.strategy import redistribute_cases
 from equivtest.families.training.data_parallel.strategy import data_parallel_cases
 from equivtest.families.zero3.fetch.case import FetchCase
 from equivtest.families.zero3.fetch.strategy import refused_fetch_cases
-from equivtest.filling import (
+from equivtest.property import Property, Space
+from equivtest.report.handover import Record
+from equivtest.search.chunks import Chunk, chunk_cases
+from equivtest.search.filling import (
     BATCH,
     PATIENCE,
     Cell,
@@ -26,9 +29,6 @@ from equivtest.filling import (
     short_of_conclusions,
     short_of_draws,
 )
-from equivtest.handover import Record
-from equivtest.kit.case import Case
-from equivtest.property import Property, Space
 from equivtest.verdicts.claims import (
     equals_unsharded,
     is_the_identity_for_one_rank,

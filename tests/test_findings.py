@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from equivtest.known import SHIPPED, KnownFailures
+from equivtest.search.known import SHIPPED, KnownFailures
 from tests.findings_index import EFFECTS, FOLDER, INDEX, indexed, known_failures, read, read_all
 
 

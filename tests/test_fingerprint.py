@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from equivtest.cases.values import draw
 from equivtest.errors import Misuse
 from equivtest.fingerprint.case import FUNCTIONS, NUM_ROWS, WIDTHS, FingerprintCase
 from equivtest.fingerprint.measuring import Fingerprint, Reading, conclude, describe, measure, write
-from equivtest.kit.oracle.declared import load_arithmetics
-from equivtest.kit.oracle.rounding import TORCH_CPU
-from equivtest.kit.values import draw
+from equivtest.oracle.declared import load_arithmetics
+from equivtest.oracle.rounding import TORCH_CPU
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.pool import Pool
 

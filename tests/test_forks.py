@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from equivtest import limits
+from equivtest.base import limits
 from equivtest.ranks import forks
 
 

@@ -12,7 +12,7 @@ from equivtest.check import DEFAULT_CLAIMS, judge, judge_replies
 from equivtest.errors import Misuse, Unsupported
 from equivtest.families.linear.case import LinearCase
 from equivtest.families.zero3.fetch.case import FetchCase, RefusedFetchCase
-from equivtest.kit.oracle.expected import Expected
+from equivtest.oracle.expected import Expected
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.meshes import _new_group
 from equivtest.ranks.messages import Start

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from equivtest import limits
-from equivtest.chunks import Chunk
+from equivtest.base import limits
+from equivtest.cases.case import Case
 from equivtest.families.zero3.fetch.case import FetchCase
 from equivtest.families.zero3.fetch.strategy import fetch_cases
-from equivtest.kit.case import Case
-from equivtest.known import KnownFailures
 from equivtest.property import Property
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply
-from equivtest.search import Findings, Target, search
+from equivtest.search.chunks import Chunk
+from equivtest.search.known import KnownFailures
+from equivtest.search.search import Findings, Target, search
 from equivtest.verdicts.claims import does_not_touch_its_inputs, equals_unsharded
 from tests.replies import StubPool, on_all_ranks, right_replies
 

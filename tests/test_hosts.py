@@ -16,16 +16,17 @@ from pathlib import Path
 import psutil
 import pytest
 
-from equivtest import limits, settings
+from equivtest.base import limits
+from equivtest.diagnose.watched import read_events
 from equivtest.errors import Misuse
-from equivtest.ranks import hub_messages as messages
-from equivtest.ranks import secret as secrets
+from equivtest.pytest_plugin import settings
 from equivtest.ranks.first_cause import first_cause
-from equivtest.ranks.hub_links import SlotLink, spread
+from equivtest.ranks.hosts import hub_messages as messages
+from equivtest.ranks.hosts import secret as secrets
+from equivtest.ranks.hosts.hub_links import SlotLink, spread
+from equivtest.ranks.hosts.run_hub import RunHub
+from equivtest.ranks.hosts.slot import Refused, Slot, hello_of
 from equivtest.ranks.pool import Pool
-from equivtest.ranks.run_hub import RunHub
-from equivtest.ranks.slot import Refused, Slot, hello_of
-from equivtest.watched import read_events
 from tests.rank_programs import PlainCase
 from tests.slots import SECRET, Relay, slots_of
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from equivtest.base.importing import load_named
 from equivtest.errors import Misuse
-from equivtest.importing import load_named
 
 NAMES = ("hidden", "near_by", "asking")
 

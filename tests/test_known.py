@@ -10,8 +10,8 @@ from equivtest.errors import Misuse
 from equivtest.families.linear.case import LinearCase
 from equivtest.families.training.data_parallel.case import DataParallelCase
 from equivtest.families.training.two_axes.case import TwoAxisCase
-from equivtest.known import SHIPPED, KnownFailures, asked, read_entries
-from equivtest.settings import parse
+from equivtest.pytest_plugin.settings import parse
+from equivtest.search.known import SHIPPED, KnownFailures, asked, read_entries
 
 CASE = LinearCase(style="rowwise", world_size=3, in_features=2, requires_grad=("x", "weight"))
 FIELDS = {

@@ -13,14 +13,14 @@ from unittest.mock import Mock, patch
 
 import pytest
 
-from equivtest import limits
+from equivtest.base import limits
+from equivtest.cases.case import Case
+from equivtest.cases.parts import modules_of
 from equivtest.check import judge_replies
-from equivtest.kit.case import Case
-from equivtest.kit.parts import modules_of
-from equivtest.known import SHIPPED, KnownFailure, KnownFailures
 from equivtest.property import Space
+from equivtest.pytest_plugin.suite import shipped
 from equivtest.ranks.pool import Pool
-from equivtest.suite import shipped
+from equivtest.search.known import SHIPPED, KnownFailure, KnownFailures
 from equivtest.verdicts.verdict import WHOLE_RUN
 
 ENTRIES = [entry for entry in KnownFailures.load(SHIPPED).entries if entry.kind in WHOLE_RUN]
@@ -40,7 +40,7 @@ def drawn_of(subject: str) -> tuple[Case, ...]:
     generator, data = Random(0), Mock()
     data.draw = lambda strategy: strategy.do_draw(data)
     with ExitStack() as patches:
-        for module in (*STRATEGIES, "equivtest.kit.picks"):
+        for module in (*STRATEGIES, "equivtest.cases.picks"):
             patches.enter_context(patch(f"{module}.pick", lambda _draw, _name, table: generator.choice(table)))
         drawn = [prop.cases(SPACE).do_draw(data) for prop in properties for _ in range(NUM_DRAWN)]
     return tuple(

@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 
+from equivtest.cases.values import draw
 from equivtest.families.linear.case import LinearCase
 from equivtest.families.redistribute.case import RedistributeCase
-from equivtest.kit.oracle import expect
-from equivtest.kit.oracle.declared import declared
-from equivtest.kit.oracle.expected import ExpectedTensor
-from equivtest.kit.oracle.rounding import TORCH_CPU
-from equivtest.kit.values import draw
 from equivtest.layout import Layout, Partial, Replicate, Shard
+from equivtest.oracle import expect
+from equivtest.oracle.declared import declared
+from equivtest.oracle.expected import ExpectedTensor
+from equivtest.oracle.rounding import TORCH_CPU
 from equivtest.tensors import DTYPES, Placed, slice_local
 from equivtest.verdicts.claims import equals_unsharded
 from equivtest.verdicts.lean import judge_lean

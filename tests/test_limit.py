@@ -9,22 +9,22 @@ from typing import Any, cast
 
 import pytest
 
-from equivtest import limits
-from equivtest.audit import audit
+from equivtest.base import limits
+from equivtest.cases.case import Case, from_code
 from equivtest.check import check
-from equivtest.chunks import Chunk
 from equivtest.errors import Misuse
 from equivtest.families.zero3.fetch.case import FetchCase
 from equivtest.families.zero3.fetch.strategy import fetch_cases
-from equivtest.kit.case import Case, from_code
-from equivtest.known import KnownFailures
 from equivtest.module import module_property
 from equivtest.property import Property, resolved
+from equivtest.pytest_plugin.suite import shipped
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply
-from equivtest.replay import read_replay, replay
-from equivtest.search import Findings, search
-from equivtest.suite import shipped
+from equivtest.search.audit import audit
+from equivtest.search.chunks import Chunk
+from equivtest.search.known import KnownFailures
+from equivtest.search.replay import read_replay, replay
+from equivtest.search.search import Findings, search
 from equivtest.verdicts.claims import equals_unsharded
 from tests.rank_programs_search import SLOW_S
 from tests.replies import StubPool, right_replies

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import torch
 
+from equivtest.cases.case import Case, from_code
 from equivtest.check import judge_replies
-from equivtest.kit.case import Case, from_code
-from equivtest.kit.oracle import expect
-from equivtest.kit.oracle.expected import Expected
+from equivtest.oracle import expect
+from equivtest.oracle.expected import Expected
 from equivtest.ranks.reply import Reply
 from equivtest.ranks.support import Finding, ended_by
 from equivtest.verdicts.claims import equals_unsharded

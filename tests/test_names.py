@@ -7,10 +7,10 @@ from typing import Any, Protocol, cast
 
 import pytest
 
+from equivtest.cases.names import SUBJECTS, Subject, require_fit, resolve
 from equivtest.errors import Misuse
 from equivtest.families.linear.case import LinearCase
 from equivtest.families.zero3.fetch.case import FetchCase
-from equivtest.kit.names import SUBJECTS, Subject, require_fit, resolve
 
 FETCH = FetchCase(world_size=1)
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from equivtest.cases.case import Case
 from equivtest.check import judge
 from equivtest.families.embedding.case import EmbeddingCase
 from equivtest.families.embedding.ways.case import EmbeddingWaysCase
@@ -15,7 +16,6 @@ from equivtest.families.linear.case import LinearCase
 from equivtest.families.redistribute.case import RedistributeCase
 from equivtest.families.training.data_parallel.case import DataParallelCase
 from equivtest.families.zero3.fetch.case import FetchCase
-from equivtest.kit.case import Case
 from equivtest.property import Property
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.pool import Pool

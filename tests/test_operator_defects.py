@@ -11,8 +11,8 @@ from torch.distributed.tensor import DTensor
 from equivtest.check import judge
 from equivtest.families.operators.case import OperatorCase
 from equivtest.families.operators.case_table import OPERATORS
+from equivtest.pytest_plugin.suite import shipped
 from equivtest.ranks.pool import Pool
-from equivtest.suite import shipped
 from tests.rank_programs_rules import WRONG, planted
 
 SMALLEST = {

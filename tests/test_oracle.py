@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
+from equivtest.cases.case import Case
+from equivtest.cases.values import draw
 from equivtest.errors import Misuse
 from equivtest.families.linear.case import LINEAR_MODES, LinearCase
 from equivtest.families.linear.oracle import sum_linear
 from equivtest.families.zero3.fetch.case import FetchCase
-from equivtest.kit.case import Case
-from equivtest.kit.oracle import expect
-from equivtest.kit.oracle.exact import InexactData, Sum, find_integers, significand_bits, sum_products, sum_terms
-from equivtest.kit.values import draw
 from equivtest.layout import Flat, Replicate
+from equivtest.oracle import expect
+from equivtest.oracle.exact import InexactData, Sum, find_integers, significand_bits, sum_products, sum_terms
 from equivtest.tensors import DTYPES, same_bits
 
 SIZES = (1, 2, 3, 4, 5, 7, 8, 12, 31, 32, 33)
@@ -273,9 +273,9 @@ def test_a_case_class_without_expectations_is_a_misuse_that_says_how_to_register
 
 def test_the_oracle_never_imports_processes_or_subjects():
     program = (
-        "import sys, torch; before = set(sys.modules); from equivtest.kit.parts import modules_of; "
+        "import sys, torch; before = set(sys.modules); from equivtest.cases.parts import modules_of; "
         "modules_of('oracle'), modules_of('collectives'); "
-        "forbidden = ('torch.distributed', 'equivtest.kit.subject', 'equivtest.ranks', 'hypothesis'); "
+        "forbidden = ('torch.distributed', 'equivtest.cases.subject', 'equivtest.ranks', 'hypothesis'); "
         "print([name for name in set(sys.modules) - before "
         "if name.startswith(forbidden) or {'subject', 'defects'} & set(name.split('.'))])"
     )

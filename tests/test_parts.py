@@ -5,10 +5,10 @@ import sys
 
 import pytest
 
-from equivtest.kit.defect import defects
-from equivtest.kit.names import SUBJECTS
-from equivtest.kit.parts import FAMILIES, modules_of, packages
-from equivtest.suite import shipped
+from equivtest.cases.defect import defects
+from equivtest.cases.names import SUBJECTS
+from equivtest.cases.parts import FAMILIES, modules_of, packages
+from equivtest.pytest_plugin.suite import shipped
 
 
 def printed_by(program: str) -> str:
@@ -46,8 +46,8 @@ def test_every_family_with_a_case_says_what_is_right_somewhere() -> None:
     ("call", "wanted", "unwanted"),
     [
         ("", "linear.case", "linear.values"),
-        ("from equivtest.kit.values import draw; draw(case, 0)", "linear.values", "linear.oracle"),
-        ("from equivtest.kit.oracle import expect; expect(case, 0)", "linear.oracle", "linear.subject"),
+        ("from equivtest.cases.values import draw; draw(case, 0)", "linear.values", "linear.oracle"),
+        ("from equivtest.oracle import expect; expect(case, 0)", "linear.oracle", "linear.subject"),
     ],
     ids=["case", "values", "oracle"],
 )
@@ -65,7 +65,7 @@ print(*(name for name in sys.modules if ".families." in name))
 
 
 def test_the_names_of_subjects_cost_no_torch() -> None:
-    program = "import sys, equivtest.kit.names; print({'torch', 'hypothesis'} & sys.modules.keys())"
+    program = "import sys, equivtest.cases.names; print({'torch', 'hypothesis'} & sys.modules.keys())"
 
     assert printed_by(program) == "set()"
 
@@ -73,9 +73,9 @@ def test_the_names_of_subjects_cost_no_torch() -> None:
 def test_a_defect_costs_a_rank_no_verdicts_and_no_hypothesis() -> None:
     program = """
 import sys
-from equivtest.kit.names import resolve
+from equivtest.cases.names import resolve
 resolve("equivtest.families.linear.defects.layers:bias_on_every_rank")
-print({"hypothesis", "equivtest.verdicts", "equivtest.kit.oracle"} & sys.modules.keys())
+print({"hypothesis", "equivtest.verdicts", "equivtest.oracle"} & sys.modules.keys())
 """
 
     assert printed_by(program) == "set()"

@@ -15,11 +15,12 @@ from xml.etree import ElementTree
 import hypothesis  # noqa: F401  (what runs in this process import is dropped behind each, and torch dies of it)
 import pytest
 
-import equivtest.collection
-import equivtest.session
+import equivtest.pytest_plugin.collection
+import equivtest.pytest_plugin.session
 import equivtest.verdicts.claims  # noqa: F401
-from equivtest import known, plugin
-from equivtest.settings import Settings
+from equivtest import plugin
+from equivtest.pytest_plugin.settings import Settings
+from equivtest.search import known
 from tests.fake_suite import PROPERTIES, log_of, make_suite, plugin_args, run_suite
 
 W3 = ("--world-sizes", "3")
@@ -678,7 +679,7 @@ def test_auto_workers_are_xdists_business_without_our_options(pytester: pytest.P
 
 
 def test_default_settings_are_those_of_no_option() -> None:
-    from equivtest.settings import parse
+    from equivtest.pytest_plugin.settings import parse
 
     assert parse({}) == Settings()
 

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from equivtest.cases.case import POISONS
 from equivtest.families.linear.case import LinearCase
 from equivtest.families.zero3.fetch.case import FetchCase
-from equivtest.kit.case import POISONS
 from equivtest.ranks import poison
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply

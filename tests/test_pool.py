@@ -18,7 +18,7 @@ import psutil
 import pytest
 import torch
 
-from equivtest import limits
+from equivtest.base import limits
 from equivtest.errors import BrokenSetup, Misuse
 from equivtest.ranks import scratch
 from equivtest.ranks.backend import Backend

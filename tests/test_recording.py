@@ -13,14 +13,14 @@ from torch.distributed import _functional_collectives as functional
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from equivtest import limits
+from equivtest.base import limits
+from equivtest.cases.case import Case
 from equivtest.families.linear.case import LinearCase
 from equivtest.families.zero3.fetch.case import FetchCase
 from equivtest.families.zero3.fetch.subject import all_gather
-from equivtest.kit.case import Case
-from equivtest.kit.oracle.collectives import expected_collectives
+from equivtest.oracle.collectives import expected_collectives
+from equivtest.ranks.observe.recording import Recorder
 from equivtest.ranks.pool import Pool
-from equivtest.ranks.recording import Recorder
 from equivtest.tensors import same_bits
 from tests.test_visit import as_rank
 

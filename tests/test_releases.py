@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from equivtest.base.lacking import is_allowed
+from equivtest.base.refusal import is_missing
+from equivtest.cases.case import Case
+from equivtest.cases.known import freezes
 from equivtest.families.embedding.ways.case import EmbeddingWaysCase
 from equivtest.families.linear.case import LinearCase
 from equivtest.families.operators.case import OperatorCase
 from equivtest.families.redistribute.case import RedistributeCase
 from equivtest.families.redistribute.known import scatters_no_sum
-from equivtest.kit.case import Case
-from equivtest.kit.known import freezes
-from equivtest.lacking import is_allowed
-from equivtest.pools import is_known_fault
+from equivtest.pytest_plugin.pools import is_known_fault
+from equivtest.pytest_plugin.settings import Settings
 from equivtest.ranks.support import Finding
-from equivtest.refusal import is_missing
-from equivtest.settings import Settings
 from equivtest.verdicts.verdict import Judgement, Verdict
 from tests.operator_coverage import outcome_of
 from tests.operator_releases import beside, swept

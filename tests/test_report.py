@@ -11,11 +11,11 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from equivtest.base.profiles import PROFILES, plan
 from equivtest.errors import BrokenSetup
-from equivtest.handover import Failure, KnownState, Listed, Record
-from equivtest.machine import commit_of, cpu_name, versions_of
-from equivtest.profiles import PROFILES, plan
+from equivtest.pytest_plugin.machine import commit_of, cpu_name, versions_of
 from equivtest.report.files import as_html, write_report
+from equivtest.report.handover import Failure, KnownState, Listed, Record
 from equivtest.report.tally import Tally, case_code
 from equivtest.report.text import on_declined, summarize, totals
 

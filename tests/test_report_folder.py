@@ -16,10 +16,10 @@ from typing import Any
 import hypothesis  # noqa: F401  (what runs in this process import is dropped behind each, and torch dies of it)
 import pytest
 
-import equivtest.session
+import equivtest.pytest_plugin.session
 import equivtest.verdicts.claims  # noqa: F401
+from equivtest.base.files import write_whole
 from equivtest.errors import Misuse
-from equivtest.files import write_whole
 from equivtest.report.folder import ReportFolder
 from tests.fake_suite import log_of, make_suite, plugin_args, run_suite
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from equivtest.captured.folder import CapturedRun
-from equivtest.judging import judge_run
+from equivtest.captured.format.folder import CapturedRun
+from equivtest.captured.judge.run import judge_run
 from equivtest.report.files import write_picture
 from equivtest.report.parts import PartTree, Shown
 from tests.rank_programs_captured import captured, more

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from equivtest.kit.oracle.rounding import (
+from equivtest.oracle.rounding import (
     TORCH_CPU,
     Arithmetic,
     after_additions,

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import pytest
 
-from equivtest.kit.rules import Dims, OneOf, Rule, SomeOf, Within, broken_rules
+from equivtest.cases.rules import Dims, OneOf, Rule, SomeOf, Within, broken_rules
 
 
 @pytest.mark.parametrize(

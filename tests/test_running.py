@@ -12,11 +12,11 @@ from torch import nn
 from torch.nn import functional
 
 from equivtest.families.module.case import with_parameters
-from equivtest.kit.oracle.declared import arithmetic_of
-from equivtest.kit.oracle.exact import InexactData
-from equivtest.kit.oracle.ranged import Parts, Ranged
-from equivtest.kit.oracle.rounding import TORCH_CPU, Bounded
-from equivtest.kit.oracle.running import RunningError
+from equivtest.oracle.declared import arithmetic_of
+from equivtest.oracle.exact import InexactData
+from equivtest.oracle.ranged import Parts, Ranged
+from equivtest.oracle.rounding import TORCH_CPU, Bounded
+from equivtest.oracle.running import RunningError
 from tests.running_modules import (
     ABOVE,
     FEATURES,

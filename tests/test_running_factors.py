@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from equivtest.families.operators import case_table
-from equivtest.kit.oracle import running_factors
-from equivtest.kit.oracle.declared import arithmetic_of
-from equivtest.kit.oracle.exact import InexactData
-from equivtest.kit.oracle.running import RunningError
+from equivtest.oracle import running_factors
+from equivtest.oracle.declared import arithmetic_of
+from equivtest.oracle.exact import InexactData
+from equivtest.oracle.running import RunningError
 
 TRIANGULAR = ("cholesky_inverse", "linalg.inv_ex", "linalg.lu", "linalg.lu_factor_ex", "linalg.qr", "lu_unpack")
 SQUARES = ("cholesky", "linalg.cholesky_ex")

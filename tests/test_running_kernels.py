@@ -13,9 +13,9 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from equivtest.check import one_thread
-from equivtest.kit.oracle.declared import declared
-from equivtest.kit.oracle.rounding import TORCH_CPU, Bounded
-from equivtest.kit.oracle.running import RunningError
+from equivtest.oracle.declared import declared
+from equivtest.oracle.rounding import TORCH_CPU, Bounded
+from equivtest.oracle.running import RunningError
 from tests.bounded_kernels import kernels
 from tests.bounded_ops import Table, new_table, run_round
 from tests.running_modules import Of, of

@@ -12,10 +12,10 @@ from equivtest.check import one_thread
 from equivtest.families.module.case_boundaries import Capture
 from equivtest.families.module.oracle_forced import Forced
 from equivtest.families.module.oracle_held import held_by_one
-from equivtest.kit.oracle.exact import InexactData
-from equivtest.kit.oracle.ranged import Parts, Ranged
-from equivtest.kit.oracle.rounding import TORCH_CPU, Bounded
-from equivtest.kit.oracle.running import RunningError
+from equivtest.oracle.exact import InexactData
+from equivtest.oracle.ranged import Parts, Ranged
+from equivtest.oracle.rounding import TORCH_CPU, Bounded
+from equivtest.oracle.running import RunningError
 from tests.bounded_ops import Margins, Table, new_table
 from tests.bounded_pointwise import FUNCTIONS, LEAST, NARROW, ROWS, Found, backward_kernels, functions, not_judged
 

@@ -14,23 +14,23 @@ import msgspec
 import pytest
 from hypothesis.strategies import SearchStrategy
 
-from equivtest import limits
+from equivtest.base import limits
+from equivtest.cases.case import Case, from_code, from_data
 from equivtest.check import judge_replies
-from equivtest.chunks import Chunk
 from equivtest.errors import Misuse
 from equivtest.families.linear.strategy import linear_cases
 from equivtest.families.module.case import ModuleCase
 from equivtest.families.zero3.fetch.case import FetchCase, RefusedFetchCase
 from equivtest.families.zero3.fetch.strategy import fetch_cases, refused_fetch_cases
-from equivtest.handover import Record
-from equivtest.kit.case import Case, from_code, from_data
-from equivtest.known import Condition, KnownFailure, KnownFailures
 from equivtest.module import module_property
 from equivtest.property import Property, Space
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply
-from equivtest.replay import read_replay, replay
-from equivtest.search import Findings, search
+from equivtest.report.handover import Record
+from equivtest.search.chunks import Chunk
+from equivtest.search.known import Condition, KnownFailure, KnownFailures
+from equivtest.search.replay import read_replay, replay
+from equivtest.search.search import Findings, search
 from equivtest.verdicts.claims import agrees_on_all_ranks, does_not_touch_its_inputs, equals_unsharded, refuses
 from equivtest.verdicts.verdict import Verdict
 from tests.replies import (
@@ -209,7 +209,7 @@ def test_what_a_search_for_one_failure_tries_is_judged_by_its_claim_up_to_its_fi
             judged.append(({verdict.claim for verdict in found}, {verdict.draw for verdict in found}))
         return found
 
-    monkeypatch.setattr("equivtest.search.judge_replies", spy)
+    monkeypatch.setattr("equivtest.search.search.judge_replies", spy)
     pool = cast(Pool, stub(touches_three))
     whole_world = replace(claimed(), cases=lambda space: fetch_cases(space).map(lambda case: replace(case, members=())))
     found = search(whole_world, CHUNK, pool, NOTHING, tmp_path, only=wanted)

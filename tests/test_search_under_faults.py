@@ -10,18 +10,18 @@ from typing import cast
 
 import pytest
 
-import equivtest.search
-from equivtest import limits
-from equivtest.chunks import Chunk
+import equivtest.search.search
+from equivtest.base import limits
+from equivtest.cases.case import Case, from_code
 from equivtest.families.zero3.fetch.case import FetchCase
 from equivtest.families.zero3.fetch.strategy import fetch_cases
-from equivtest.kit.case import Case, from_code
-from equivtest.known import KnownFailures
 from equivtest.property import Property
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Outcome, Reply
 from equivtest.ranks.world import World
-from equivtest.search import Findings, search
+from equivtest.search.chunks import Chunk
+from equivtest.search.known import KnownFailures
+from equivtest.search.search import Findings, search
 from equivtest.verdicts.claims import equals_unsharded
 from tests.replies import StubPool, right_replies
 
@@ -39,7 +39,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 0.0
-        monkeypatch.setattr(equivtest.search, "time", SimpleNamespace(monotonic=lambda: self.now_s))
+        monkeypatch.setattr(equivtest.search.search, "time", SimpleNamespace(monotonic=lambda: self.now_s))
 
 
 def failing_pool(clock: Clock, outcome: Outcome, cost_s: float) -> StubPool:

@@ -7,10 +7,10 @@ import struct
 import pytest
 import torch
 
+from equivtest.cases.values import draw
+from equivtest.cases.values.special import NUM_PATTERNS, NUM_SPECIAL, special_patterns
 from equivtest.families.zero3.fetch.case import FetchCase
-from equivtest.kit.oracle import expect
-from equivtest.kit.values import draw
-from equivtest.kit.values.special import NUM_PATTERNS, NUM_SPECIAL, special_patterns
+from equivtest.oracle import expect
 from equivtest.tensors import DTYPES, as_bits, same_bits
 
 each_dtype = pytest.mark.parametrize("dtype", DTYPES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from equivtest.suite import shipped
+from equivtest.pytest_plugin.suite import shipped
 from tests.findings_index import FOLDER
 
 ROOT = Path(__file__).parents[1]

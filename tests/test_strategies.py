@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from equivtest import limits
+from equivtest.base import limits
+from equivtest.cases import picks
+from equivtest.cases.parts import modules_of
 from equivtest.families.linear.case import REAL_MODES, LinearCase
 from equivtest.families.training.case import CHECKPOINTS
 from equivtest.families.training.sequence.case import MlpCase
 from equivtest.families.training.sequence.known import hidden_is_uneven
 from equivtest.families.zero3.fetch.case import FetchCase
 from equivtest.families.zero3.fetch.strategy import fetch_cases
-from equivtest.kit import picks
-from equivtest.kit.parts import modules_of
 from equivtest.layout import shard_kind
 from equivtest.property import Space
 from tests.drawing import SPACE, STRATEGIES, drawn, run_of, smallest

@@ -9,19 +9,20 @@ from typing import Any
 
 import pytest
 
-from equivtest import NotSupported, limits
-from equivtest.audit import audit
+from equivtest import NotSupported
+from equivtest.base import limits
+from equivtest.cases.case import from_code
 from equivtest.check import check, judge
-from equivtest.chunks import Chunk
 from equivtest.errors import Inconclusive, Misuse
 from equivtest.families.module.case import ModuleCase
-from equivtest.kit.case import from_code
-from equivtest.known import KnownFailures
 from equivtest.module import module_property
 from equivtest.property import Property, Space, resolved
+from equivtest.pytest_plugin.suite import shipped
 from equivtest.ranks.pool import Pool
-from equivtest.search import Findings, search
-from equivtest.suite import shipped
+from equivtest.search.audit import audit
+from equivtest.search.chunks import Chunk
+from equivtest.search.known import KnownFailures
+from equivtest.search.search import Findings, search
 from equivtest.verdicts.verdict import RankRaised
 from tests.commands import Command
 

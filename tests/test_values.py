@@ -14,11 +14,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from equivtest.cases.case import Case
+from equivtest.cases.values import draw
 from equivtest.errors import Misuse
 from equivtest.families.linear.case import LINEAR_MODES, LinearCase, RefusedLinearCase
 from equivtest.families.zero3.fetch.case import FETCH_MODES, FetchCase, RefusedFetchCase
-from equivtest.kit.case import Case
-from equivtest.kit.values import draw
 from equivtest.tensors import DTYPES, SIGNIFICAND_BITS, same_bits
 
 SIZES = (1, 2, 3, 4, 5, 7, 8, 12, 31, 32, 33)

@@ -16,10 +16,10 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from equivtest import layout
+from equivtest.cases.case import Case
+from equivtest.cases.subject import copied
+from equivtest.cases.values import draw
 from equivtest.errors import Misuse
-from equivtest.kit.case import Case
-from equivtest.kit.subject import copied
-from equivtest.kit.values import draw
 from equivtest.layout import Layout
 from equivtest.ranks.visit import hand_out, layout_of, strided, take_answers, touched, visit_draw
 from equivtest.tensors import Placed, slice_local

@@ -12,8 +12,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from equivtest import limits
-from equivtest.collective import Collective
+from equivtest.base import limits
+from equivtest.base.collective import Collective
 from equivtest.layout import Flat, Layout, Partial, Replicate, Shard
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.channel import Channel

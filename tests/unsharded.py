@@ -12,10 +12,10 @@ from pathlib import Path
 
 import torch
 
-from equivtest.kit.case import Case
-from equivtest.kit.oracle import expect_held
-from equivtest.kit.oracle.expected import ExpectedTensor
-from equivtest.kit.values import draw
+from equivtest.cases.case import Case
+from equivtest.cases.values import draw
+from equivtest.oracle import expect_held
+from equivtest.oracle.expected import ExpectedTensor
 from equivtest.tensors import Placed, same_bits, slice_local
 
 

@@ -1,1 +1,1 @@
-"""What is judged: one folder per family, found by its name; see `equivtest.kit.parts`."""
+"""What is judged: one folder per family, found by its name; see `equivtest.cases.parts`."""

@@ -10,11 +10,11 @@ from typing import Annotated, ClassVar
 
 import torch
 
-from equivtest.kit.case import Case, replicated
-from equivtest.kit.case_tensor import CaseTensor
-from equivtest.kit.rules import Within
-from equivtest.kit.values import draw
-from equivtest.kit.values.integers import generator
+from equivtest.cases.case import Case, replicated
+from equivtest.cases.case_tensor import CaseTensor
+from equivtest.cases.rules import Within
+from equivtest.cases.values import draw
+from equivtest.cases.values.integers import generator
 from equivtest.layout import Layout, Shard
 from equivtest.tensors import DTYPES
 

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import torch
 
+from equivtest.cases.values import draw
 from equivtest.errors import Misuse
 from equivtest.fingerprint.case import FUNCTIONS, WIDTHS, FingerprintCase
-from equivtest.kit.oracle.contractions import product
-from equivtest.kit.oracle.declared import declared
-from equivtest.kit.oracle.operands import bound_reduction
-from equivtest.kit.oracle.rounding import Arithmetic, Bounded, unit_roundoff
-from equivtest.kit.values import draw
+from equivtest.oracle.contractions import product
+from equivtest.oracle.declared import declared
+from equivtest.oracle.operands import bound_reduction
+from equivtest.oracle.rounding import Arithmetic, Bounded, unit_roundoff
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.first_cause import first_cause
 from equivtest.ranks.pool import Pool
@@ -266,7 +266,7 @@ def write(found: Sequence[Fingerprint], backend: Backend, world_sizes: Sequence[
         "Signed:",
         '"""',
         "",
-        "from equivtest.kit.oracle.rounding import Arithmetic",
+        "from equivtest.oracle.rounding import Arithmetic",
         "",
         "MEASURED = {",
         *(line for each in kept for line in _entry(each)),

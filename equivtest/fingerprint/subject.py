@@ -10,8 +10,8 @@ from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional
 
+from equivtest.cases.subject import Given
 from equivtest.fingerprint.case import FUNCTIONS, NUM_ROWS, WIDTHS, FingerprintCase
-from equivtest.kit.subject import Given
 from equivtest.tensors import Placed
 
 

@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Iterable
 from pathlib import Path
 
-from equivtest import limits
+from equivtest.base import limits
 
 HARNESS = Path(__file__).parent
 """Frames of files here are the harness's: they say nothing about the subject."""
@@ -40,7 +40,7 @@ def _trace_of(error: BaseException) -> str:
 def _shortened(stack: Iterable[traceback.FrameSummary]) -> traceback.StackSummary:
     """The frames outside the harness; of a run of torch's the first, the last, and those that call collectives."""
     stack = list(stack)
-    frames = [frame for frame in stack if Path(frame.filename).parent != HARNESS] or stack
+    frames = [frame for frame in stack if HARNESS not in Path(frame.filename).parents] or stack
     kept = []
     for inside, run in itertools.groupby(frames, lambda frame: "/torch/" in frame.filename):
         group = list(run)

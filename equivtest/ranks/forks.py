@@ -12,7 +12,7 @@ import os
 import signal
 from typing import NoReturn
 
-from equivtest import limits
+from equivtest.base import limits
 from equivtest.ranks.failure import describe_exception
 
 _DONE = "done"

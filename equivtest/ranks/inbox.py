@@ -10,10 +10,10 @@ from pathlib import Path
 
 import msgspec
 
-from equivtest import limits
+from equivtest.base import limits
 from equivtest.ranks.failure import clip
 from equivtest.ranks.first_cause import first_cause
-from equivtest.ranks.notes import file_of
+from equivtest.ranks.observe.notes import file_of
 from equivtest.ranks.places import describe_places
 from equivtest.ranks.process import Launcher, RankProcess
 from equivtest.ranks.reply import Reply

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from equivtest import limits
+from equivtest.base import limits
 from equivtest.errors import BrokenSetup
 from equivtest.ranks.channel import Channel, close_in_forks
 from equivtest.ranks.messages import Ready, interpreter_command

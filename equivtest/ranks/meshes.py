@@ -10,8 +10,8 @@ import torch
 from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from equivtest.cases.case import Case
 from equivtest.errors import Unsupported
-from equivtest.kit.case import Case
 
 
 def mesh_for(case: Case, device: str) -> DeviceMesh | None:

@@ -86,11 +86,11 @@ BY_MESSAGE = "-"
 
 
 class Visit(msgspec.Struct, frozen=True, tag=True):
-    """Run `subject` on a case, written by `equivtest.kit.case.to_data`.
+    """Run `subject` on a case, written by `equivtest.cases.case.to_data`.
 
     Attributes:
         case_module: Defines the class of the case; imported first.
-        fault: Of a world whose groups spoil collectives, see `equivtest.ranks.faults`.
+        fault: Of a world whose groups spoil collectives, see `equivtest.ranks.observe.faults`.
         watch: The folder in which such a world's ranks note what they compute and exchange, or BY_MESSAGE; '' where
             they do not.
     """

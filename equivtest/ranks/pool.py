@@ -9,16 +9,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import TracebackType
 
-from equivtest import limits
+from equivtest.base import limits
+from equivtest.cases.case import Case
 from equivtest.errors import HostLost, Misuse
-from equivtest.kit.case import Case
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.first_cause import first_cause
-from equivtest.ranks.hub_messages import Config
+from equivtest.ranks.hosts.hub_messages import Config
+from equivtest.ranks.hosts.remote import HubServer
 from equivtest.ranks.launch import Server
 from equivtest.ranks.messages import NO_FAULT, Fault, Ready
 from equivtest.ranks.process import Launcher
-from equivtest.ranks.remote import HubServer
 from equivtest.ranks.reply import Reply
 from equivtest.ranks.support import Finding, Support, as_supported, ended_by
 from equivtest.ranks.world import VISIT, World
@@ -75,8 +75,8 @@ class Pool:
         environment: Added to the environment of the ranks, such as GLIBC_TUNABLES.
         beside: A pool whose server forks the ranks of this one too, while it is open: a server takes seconds to start.
             Not where a process reads from `environment` only when it begins.
-        hub: Path of the socket of a hub (`equivtest.ranks.run_hub`) that ranks on other hosts are had from; '' for
-            ranks of this machine.
+        hub: Path of the socket of a hub (`equivtest.ranks.hosts.run_hub`) that ranks on other hosts are had from; ''
+            for ranks of this machine.
 
     Raises:
         Misuse: torch does not know the backend, or the device is not here.
@@ -143,7 +143,7 @@ class Pool:
     def watch(self, subject: str, case: Case, folder: str, limit_s: float) -> list[Reply]:
         """As `run`, in a world whose ranks note in `folder` what they compute and exchange.
 
-        See `equivtest.ranks.watching`.
+        See `equivtest.ranks.observe.watching`.
         """
         return self._finish(self._begin(subject, case, NO_FAULT, folder), limit_s)
 

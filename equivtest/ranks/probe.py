@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
+from equivtest.base.refusal import in_short, is_refusal
 from equivtest.errors import EquivtestError
-from equivtest.refusal import in_short, is_refusal
 
 
 class ProbeFailed(EquivtestError):

@@ -16,10 +16,10 @@ from typing import IO, TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from equivtest import limits
+from equivtest.base import limits
+from equivtest.base.refusal import is_missing
+from equivtest.cases.case import Case, from_data
 from equivtest.errors import Misuse, NotSupported, Unsupported
-from equivtest.kit.case import Case, from_data
-from equivtest.ranks import faults
 from equivtest.ranks.backend import Backend, choose_device
 from equivtest.ranks.channel import Channel
 from equivtest.ranks.failure import describe_exception, in_one_line
@@ -36,13 +36,13 @@ from equivtest.ranks.messages import (
     Visit,
     decode_request,
 )
-from equivtest.ranks.notes import file_of
+from equivtest.ranks.observe import faults
+from equivtest.ranks.observe.notes import file_of
 from equivtest.ranks.probe import probe_collective, probe_sum
 from equivtest.ranks.reply import Answer, Outcome, Reply
 from equivtest.ranks.stacks import output_file, stacks_file
 from equivtest.ranks.surroundings import Output, die_with_parent, enter, write_stacks_on_signal
 from equivtest.ranks.wire import encode_notes, encode_reply
-from equivtest.refusal import is_missing
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer as Buffer

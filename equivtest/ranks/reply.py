@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from equivtest.collective import Collective
+from equivtest.base.collective import Collective
 from equivtest.tensors import Placed
 
 Outcome = Literal["answered", "raised", "misused", "lost", "timed_out", "not_supported", "declined", "not_in_mesh"]

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from equivtest import limits
+from equivtest.base import limits
 from equivtest.errors import BrokenSetup
 
 _NAME = re.compile(r"equivtest-(\d+)-\w+")

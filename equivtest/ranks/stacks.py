@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from equivtest import limits
+from equivtest.base import limits
 from equivtest.ranks.failure import clip
 
 _STEP_S = 0.01

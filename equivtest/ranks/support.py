@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from equivtest.lacking import PROBED, REDUCING, function_of
+from equivtest.base.lacking import PROBED, REDUCING, function_of
 from equivtest.ranks.first_cause import first_cause
 from equivtest.ranks.places import place_of
 from equivtest.ranks.probe import PROBES

@@ -17,7 +17,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from equivtest import limits
+from equivtest.base import limits
 from equivtest.ranks.channel import Channel
 from equivtest.ranks.messages import Start
 

@@ -13,16 +13,16 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from equivtest import layout
+from equivtest.cases.case import Case
+from equivtest.cases.names import Subject, require_fit, resolve
+from equivtest.cases.values import draw
 from equivtest.errors import Misuse
-from equivtest.kit.case import Case
-from equivtest.kit.names import Subject, require_fit, resolve
-from equivtest.kit.values import draw
 from equivtest.layout import Layout
-from equivtest.ranks import faults
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.meshes import mesh_for, rank_in
+from equivtest.ranks.observe import faults
+from equivtest.ranks.observe.recording import Recorder, is_recordable
 from equivtest.ranks.poison import poisoned
-from equivtest.ranks.recording import Recorder, is_recordable
 from equivtest.ranks.reply import Answer
 from equivtest.tensors import Placed, at_rest, same_bits, slice_local
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 
-from equivtest import limits
+from equivtest.base import limits
 
 
 def warm() -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 import torch
 
-from equivtest import limits
-from equivtest.collective import Collective
+from equivtest.base import limits
+from equivtest.base.collective import Collective
 from equivtest.layout import Layout, parse_placement
 from equivtest.ranks.reply import Answer, Outcome, Reply
 from equivtest.tensors import Placed, at_rest, dtype_name

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from equivtest import limits
+from equivtest.base import limits
+from equivtest.cases.case import Case, to_data
 from equivtest.errors import BrokenSetup, HostLost
-from equivtest.kit.case import Case, to_data
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.first_cause import first_cause
 from equivtest.ranks.inbox import Inbox
@@ -29,7 +29,7 @@ from equivtest.ranks.messages import (
     encode_request,
     import_path,
 )
-from equivtest.ranks.notes import file_of
+from equivtest.ranks.observe.notes import file_of
 from equivtest.ranks.process import Ending, Launcher, RankProcess
 from equivtest.ranks.reply import Reply
 from equivtest.ranks.scratch import Scratch, temporary_roots

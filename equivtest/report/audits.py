@@ -7,8 +7,8 @@ import io
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from equivtest.handover import Audited
 from equivtest.report.columns import aligned
+from equivtest.report.handover import Audited
 
 WAITS = "not audited: the audit waits until the property holds"
 """What is said of a property that fails, whose audit is no error of its own."""

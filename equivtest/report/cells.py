@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from equivtest.profiles import MAX_INCONCLUSIVE, PER_CELL
+from equivtest.base.profiles import MAX_INCONCLUSIVE, PER_CELL
 from equivtest.report.tally import Tally
 from equivtest.verdicts.verdict import CONCLUSIVE
 

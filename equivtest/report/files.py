@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from equivtest.base.files import write_whole
+from equivtest.base.profiles import PROFILES
 from equivtest.errors import BrokenSetup
-from equivtest.files import write_whole
-from equivtest.handover import Audited, KnownState
-from equivtest.profiles import PROFILES
 from equivtest.report import audits, cells, margins
+from equivtest.report.handover import Audited, KnownState
 from equivtest.report.parts import PartTree
 from equivtest.report.tally import Tally
 from equivtest.report.text import headline, summarize, totals

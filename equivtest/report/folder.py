@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from equivtest.base.files import PART
 from equivtest.errors import Misuse
-from equivtest.files import PART
 
 FAILURES = "failures"
 """The folder of replay files within it."""

@@ -57,7 +57,7 @@ class PartTree:
         """Counts one draw.
 
         Args:
-            parts, begins: As of `equivtest.handover.Record`.
+            parts, begins: As of `equivtest.report.handover.Record`.
         """
         for name, margin in parts.items():
             match = NAME.match(name)

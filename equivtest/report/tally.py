@@ -9,9 +9,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from equivtest.handover import Failure, Listed, Record
-from equivtest.lacking import is_allowed
-from equivtest.profiles import ANY, AUDIT_LABEL, wanted_kinds
+from equivtest.base.lacking import is_allowed
+from equivtest.base.profiles import ANY, AUDIT_LABEL, wanted_kinds
+from equivtest.report.handover import Failure, Listed, Record
 from equivtest.report.margins import Key, Margins
 from equivtest.report.parts import PartTree
 from equivtest.verdicts.verdict import CONCLUSIVE, FAILING

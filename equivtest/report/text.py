@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from equivtest.handover import Audited, BackendFault, KnownState
-from equivtest.lacking import RELEASE
-from equivtest.profiles import SHARD_KINDS
+from equivtest.base.lacking import RELEASE
+from equivtest.base.profiles import SHARD_KINDS
 from equivtest.report import cells, margins
 from equivtest.report.audits import in_lines
 from equivtest.report.columns import aligned
+from equivtest.report.handover import Audited, BackendFault, KnownState
 from equivtest.report.tally import Tally
 from equivtest.verdicts.message import on_factors
 from equivtest.verdicts.verdict import FAILING

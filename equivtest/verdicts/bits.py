@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import torch
 
-from equivtest.kit.oracle.expected import ExpectedTensor
 from equivtest.layout import coordinate_of, flat_axis, flat_bounds, local_box
+from equivtest.oracle.expected import ExpectedTensor
 from equivtest.tensors import Placed, as_bits, dtype_name, slice_local
 from equivtest.verdicts.elements import is_partial, unravel
 from equivtest.verdicts.verdict import Mismatch

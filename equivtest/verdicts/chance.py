@@ -14,11 +14,11 @@ from itertools import combinations
 
 import torch
 
-from equivtest import limits
-from equivtest.kit.case import Case
-from equivtest.kit.oracle.chance import DELTA, agreement, count_limits
-from equivtest.kit.oracle.expected import Expected
+from equivtest.base import limits
+from equivtest.cases.case import Case
 from equivtest.layout import replicas
+from equivtest.oracle.chance import DELTA, agreement, count_limits
+from equivtest.oracle.expected import Expected
 from equivtest.ranks.reply import Answers
 from equivtest.verdicts.elements import shape_mismatch
 from equivtest.verdicts.verdict import Judgement, Mismatch

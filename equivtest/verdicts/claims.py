@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from equivtest.kit.case import Case
-from equivtest.kit.oracle.expected import Expected
+from equivtest.cases.case import Case
+from equivtest.oracle.expected import Expected
 from equivtest.ranks.reply import Answers
 from equivtest.verdicts.chance import judge_chance
 from equivtest.verdicts.communication import judge_collectives

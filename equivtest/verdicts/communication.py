@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from equivtest.collective import describe
-from equivtest.kit.case import Case
-from equivtest.kit.oracle.collectives import expected_collectives, without_all_to_all
-from equivtest.kit.oracle.expected import Expected
+from equivtest.base.collective import describe
+from equivtest.cases.case import Case
+from equivtest.oracle.collectives import expected_collectives, without_all_to_all
+from equivtest.oracle.expected import Expected
 from equivtest.ranks.reply import Answers
 from equivtest.verdicts.verdict import Judgement, Mismatch
 
@@ -16,7 +16,7 @@ from equivtest.verdicts.verdict import Judgement, Mismatch
 def judge_collectives(case: Case, expected: Expected, answers: Answers) -> Judgement | None:
     """Kinds, counts and bytes; the order within a phase is the backend's business.
 
-    Nothing is said where no rank could record any: see `equivtest.ranks.recording.is_recordable`.
+    Nothing is said where no rank could record any: see `equivtest.ranks.observe.recording.is_recordable`.
     """
     if all(answer.collectives is None for answer in answers.values()):
         return None

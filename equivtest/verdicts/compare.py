@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from equivtest.cases.case import Case
 from equivtest.errors import Misuse
-from equivtest.kit.case import Case
-from equivtest.kit.oracle.expected import Expected
+from equivtest.oracle.expected import Expected
 from equivtest.ranks.first_cause import first_cause
 from equivtest.ranks.reply import Answer, Reply
 from equivtest.verdicts.claims import Claim, refuses

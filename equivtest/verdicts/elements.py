@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from equivtest.kit.case import in_one_step
-from equivtest.kit.oracle.expected import ExpectedTensor, says_nothing
+from equivtest.cases.case import in_one_step
 from equivtest.layout import Layout, Partial, coordinate_of, divided_dim, flat_axis, flat_bounds, local_box, local_shape
+from equivtest.oracle.expected import ExpectedTensor, says_nothing
 from equivtest.tensors import Placed, assemble, assemble_listed, dtype_name
 from equivtest.verdicts.patterns import Elements, pattern_of
 from equivtest.verdicts.verdict import Mismatch

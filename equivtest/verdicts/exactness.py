@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from equivtest.kit.case import Case
-from equivtest.kit.oracle.expected import Expected, ExpectedTensor
+from equivtest.cases.case import Case
 from equivtest.layout import flat_axis
+from equivtest.oracle.expected import Expected, ExpectedTensor
 from equivtest.ranks.reply import Answers
 from equivtest.tensors import Placed, same_bits
 from equivtest.verdicts.bits import (

@@ -47,9 +47,9 @@ from dataclasses import dataclass
 
 import torch
 
-from equivtest import limits
-from equivtest.kit.oracle.expected import ExpectedTensor
+from equivtest.base import limits
 from equivtest.layout import Layout, flat_axis, replicas
+from equivtest.oracle.expected import ExpectedTensor
 from equivtest.tensors import Placed
 from equivtest.verdicts.elements import Part, is_partial, parts_of
 from equivtest.verdicts.verdict import Mismatch

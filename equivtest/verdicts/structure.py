@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import torch
 
-from equivtest.kit.case import Case
-from equivtest.kit.oracle.expected import Expected
+from equivtest.cases.case import Case
 from equivtest.layout import replicas
+from equivtest.oracle.expected import Expected
 from equivtest.ranks.reply import Answers
 from equivtest.tensors import Placed, as_bits, assemble_listed, places_of, same_bits
 from equivtest.verdicts.bits import in_words

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from equivtest.kit.case import Case
-from equivtest.kit.case_tensor import Role
-from equivtest.kit.oracle.expected import Expected
+from equivtest.cases.case import Case
+from equivtest.cases.case_tensor import Role
 from equivtest.layout import UNTOLD
+from equivtest.oracle.expected import Expected
 from equivtest.ranks.reply import Answers
 from equivtest.tensors import Placed
 from equivtest.verdicts.elements import is_near, is_partial, is_too_wide, judge_values, shape_mismatch

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import ClassVar
 
-from equivtest import limits
+from equivtest.base import limits
+from equivtest.cases.case import Case
 from equivtest.errors import EquivtestError
-from equivtest.kit.case import Case
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from equivtest.kit.case import Case
-from equivtest.kit.oracle.expected import Expected, Twin
+from equivtest.cases.case import Case
+from equivtest.oracle.expected import Expected, Twin
 from equivtest.ranks.reply import Answers
 from equivtest.tensors import Placed
 from equivtest.verdicts.bits import bits_mismatch, no_excuse, where_zeros_were_added

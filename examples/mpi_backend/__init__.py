@@ -8,6 +8,6 @@ from __future__ import annotations
 
 from torch import distributed as dist
 
-from .group import BACKEND, MpiGroup
+from examples.mpi_backend.group import BACKEND, MpiGroup
 
 dist.Backend.register_backend(BACKEND, lambda options, _: MpiGroup(options), extended_api=True, devices=["cpu"])

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
-from .job import world_of
-from .work import Work, begun, no_result, outside
+from examples.mpi_backend.job import world_of
+from examples.mpi_backend.work import Work, begun, no_result, outside
 
 BACKEND = "mpi4py"
 Tensor = torch.Tensor

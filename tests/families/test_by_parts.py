@@ -20,13 +20,13 @@ from equivtest.families.module.case_boundaries import Capture, copied, copied_of
 from equivtest.families.module.oracle_forced import Forced, boundaries
 from equivtest.families.module.oracle_held import Whole, held_by_ranks
 from equivtest.families.module.subject.recording import PartsMet
-from equivtest.kit.oracle import expect
-from equivtest.kit.oracle.declared import arithmetic_of
-from equivtest.kit.oracle.expected import Expected, ExpectedTensor, resolution_of
-from equivtest.kit.oracle.rounding import Bounded
-from equivtest.kit.oracle.running import RunningError
 from equivtest.layout import UNTOLD, Layout, Partial, Replicate, Shard
 from equivtest.module import module_property
+from equivtest.oracle import expect
+from equivtest.oracle.declared import arithmetic_of
+from equivtest.oracle.expected import Expected, ExpectedTensor, resolution_of
+from equivtest.oracle.rounding import Bounded
+from equivtest.oracle.running import RunningError
 from equivtest.property import Space
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Answer, Reply

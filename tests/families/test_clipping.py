@@ -14,8 +14,8 @@ from torch import distributed as dist
 
 from equivtest.families.training.oracle.clipping import clipped, total_norm
 from equivtest.families.training.zero3.subject.clipping import global_norm, scale
-from equivtest.kit.oracle.operations import Found, Operations
-from equivtest.kit.oracle.rounding import TORCH_CPU
+from equivtest.oracle.operations import Found, Operations
+from equivtest.oracle.rounding import TORCH_CPU
 from equivtest.tensors import DTYPES
 
 REAL = {dtype: Operations(dtype, 1, must_be_exact=False, may_be_exact=False) for dtype in DTYPES}

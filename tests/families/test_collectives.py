@@ -15,7 +15,8 @@ import torch
 from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from equivtest import limits
+from equivtest.base import limits
+from equivtest.cases.values import draw
 from equivtest.check import one_thread
 from equivtest.errors import Unsupported
 from equivtest.families.collectives import subject
@@ -23,12 +24,11 @@ from equivtest.families.collectives.case import BITWISE, BUNDLES, CALLS, OPERAND
 from equivtest.families.collectives.oracle import add_at_limits
 from equivtest.families.collectives.strategy import LARGE_NUMELS, NUMELS, collectives_cases
 from equivtest.families.collectives.subject import FUNCTIONS, CollectiveRaised, collectives
-from equivtest.kit.oracle import expect
-from equivtest.kit.oracle.exact import InexactData
-from equivtest.kit.oracle.operands import reduce_exactly
-from equivtest.kit.values import draw
+from equivtest.oracle import expect
+from equivtest.oracle.exact import InexactData
+from equivtest.oracle.operands import reduce_exactly
 from equivtest.property import Space
-from equivtest.suite import shipped
+from equivtest.pytest_plugin.suite import shipped
 from equivtest.tensors import DTYPES, same_bits
 from tests.drawing import drawn
 from tests.families.refusing import refuses
@@ -186,7 +186,7 @@ def test_every_answer_has_right_bits_and_is_judged_by_equality(dtype: str) -> No
 
 
 def test_an_average_by_a_reciprocal_that_is_too_far_off_is_bounded() -> None:
-    """Of seven ranks, in float32: see `equivtest.kit.oracle.averages`."""
+    """Of seven ranks, in float32: see `equivtest.oracle.averages`."""
     tensors = expect(CollectivesCase(world_size=7, collectives=("all_reduce_avg", "all_reduce_sum")), 0).tensors
 
     assert tensors["all_reduce_avg"].allowed is not None and tensors["all_reduce_avg"].bits is None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from equivtest.blame import with_fault
 from equivtest.check import check, judge
+from equivtest.diagnose.blame import with_fault
 from equivtest.errors import Misuse
 from equivtest.families.module.case import ModuleCase
 from equivtest.families.module.case_facts import call_builder, in_dtype

@@ -15,15 +15,15 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from equivtest import limits
+from equivtest.base import limits
+from equivtest.cases.case import from_code, from_data, to_data
 from equivtest.check import judge_replies, one_thread
 from equivtest.errors import Misuse
-from equivtest.kit.case import from_code, from_data, to_data
-from equivtest.kit.oracle import expect
+from equivtest.oracle import expect
 from equivtest.property import Space
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.pool import Pool
-from equivtest.replay import read_replay, replay, write_replay
+from equivtest.search.replay import read_replay, replay, write_replay
 from tests.drawing import PROPERTIES, SPACE, STRATEGIES, drawn, each, family_of, run_of, smallest
 from tests.replies import StubPool, raised, right_replies
 from tests.unsharded import errors_beside

@@ -12,10 +12,10 @@ from equivtest.check import judge, one_thread
 from equivtest.errors import Misuse
 from equivtest.families.cross_entropy.case import CrossEntropyCase, RefusedCrossEntropyCase
 from equivtest.families.cross_entropy.values import draw_target
-from equivtest.kit.oracle import expect
-from equivtest.kit.oracle.losses import log_softmax
-from equivtest.kit.oracle.rounding import TORCH_CPU
 from equivtest.layout import Layout, Replicate, Shard
+from equivtest.oracle import expect
+from equivtest.oracle.losses import log_softmax
+from equivtest.oracle.rounding import TORCH_CPU
 from equivtest.ranks.pool import Pool
 from equivtest.tensors import DTYPES
 from equivtest.verdicts.elements import is_too_wide

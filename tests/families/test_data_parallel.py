@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from equivtest.cases.values import draw
 from equivtest.errors import Misuse
 from equivtest.families.training.case import EXACT_MODES
 from equivtest.families.training.data_parallel.case import STYLES, DataParallelCase
@@ -20,13 +21,12 @@ from equivtest.families.training.data_parallel.case_refused import RefusedShardi
 from equivtest.families.training.subject import Mlp
 from equivtest.families.training.zero3.subject.layer import Layer
 from equivtest.families.zero3.fetch.subject import Fetch, PartitionedParameter
-from equivtest.kit.oracle import expect, expect_held
-from equivtest.kit.oracle.averages import Averages, reciprocal_is_near
-from equivtest.kit.oracle.collectives import expected_collectives
-from equivtest.kit.oracle.exact import InexactData
-from equivtest.kit.oracle.operations import Operations
-from equivtest.kit.values import draw
 from equivtest.layout import Flat, Replicate, Shard
+from equivtest.oracle import expect, expect_held
+from equivtest.oracle.averages import Averages, reciprocal_is_near
+from equivtest.oracle.collectives import expected_collectives
+from equivtest.oracle.exact import InexactData
+from equivtest.oracle.operations import Operations
 from equivtest.tensors import DTYPES
 from equivtest.verdicts.elements import is_too_wide
 from tests.families.refusing import refuses

@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 import torch
 
-from equivtest import limits
+from equivtest.base import limits
+from equivtest.cases.case import from_code, from_data, to_data
+from equivtest.cases.values import draw
 from equivtest.check import check, judge
-from equivtest.chunks import Chunk, chunk_cases
 from equivtest.errors import Misuse
 from equivtest.families.module.case import ModuleCase
-from equivtest.kit.case import from_code, from_data, to_data
-from equivtest.kit.oracle import expect
-from equivtest.kit.values import draw
-from equivtest.known import KnownFailures
 from equivtest.module import module_property
+from equivtest.oracle import expect
 from equivtest.property import Property, Space, resolved
 from equivtest.ranks.pool import Pool
-from equivtest.search import Findings, search
+from equivtest.search.chunks import Chunk, chunk_cases
+from equivtest.search.known import KnownFailures
+from equivtest.search.search import Findings, search
 from equivtest.verdicts.verdict import ValueMismatch
 from tests.drawing import SPACE, drawn, smallest
 

@@ -12,16 +12,16 @@ import pytest
 import torch
 from torch import nn
 
+from equivtest.cases.values import draw
 from equivtest.check import expected_of, judge
 from equivtest.families.dropout.case import CHANCE_BITS, DropoutCase
-from equivtest.kit.oracle import expect
-from equivtest.kit.oracle.chance import agreement, count_limits
-from equivtest.kit.oracle.collectives import expected_collectives
-from equivtest.kit.values import draw
-from equivtest.known import SHIPPED, KnownFailures
 from equivtest.layout import Layout, Replicate, Shard
+from equivtest.oracle import expect
+from equivtest.oracle.chance import agreement, count_limits
+from equivtest.oracle.collectives import expected_collectives
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Answer, Reply
+from equivtest.search.known import SHIPPED, KnownFailures
 from equivtest.tensors import DTYPES, Placed, slice_local
 from equivtest.verdicts.claims import (
     Claim,

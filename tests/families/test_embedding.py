@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import torch
 
+from equivtest.cases.values import draw
 from equivtest.families.embedding.case import MISFITS, EmbeddingCase, RefusedEmbeddingCase
 from equivtest.families.embedding.known import has_empty_part
 from equivtest.families.embedding.oracle import bound_gradient
 from equivtest.families.embedding.values import draw_ids
-from equivtest.kit.oracle import expect
-from equivtest.kit.oracle.collectives import expected_collectives
-from equivtest.kit.oracle.rounding import TORCH_CPU
-from equivtest.kit.values import draw
 from equivtest.layout import shard_bounds
+from equivtest.oracle import expect
+from equivtest.oracle.collectives import expected_collectives
+from equivtest.oracle.rounding import TORCH_CPU
 from equivtest.tensors import DTYPES
 from equivtest.verdicts.elements import is_too_wide
 from tests.drawing import SPACE, STRATEGIES, drawn

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 
+from equivtest.cases.values import draw
+from equivtest.cases.values.special import special_patterns
 from equivtest.check import declared, judge_replies
 from equivtest.families.embedding.ways.case import EmbeddingWaysCase, of_style
-from equivtest.kit.oracle import expect, expect_held
-from equivtest.kit.oracle.collectives import expected_collectives
-from equivtest.kit.oracle.expected import Expected
-from equivtest.kit.oracle.rounding import TORCH_CPU
-from equivtest.kit.values import draw
-from equivtest.kit.values.special import special_patterns
 from equivtest.layout import Layout, Replicate, Shard
+from equivtest.oracle import expect, expect_held
+from equivtest.oracle.collectives import expected_collectives
+from equivtest.oracle.expected import Expected
+from equivtest.oracle.rounding import TORCH_CPU
 from equivtest.ranks.reply import Reply
 from equivtest.tensors import same_bits
 from equivtest.verdicts.claims import both_ways_agree

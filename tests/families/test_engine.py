@@ -8,12 +8,12 @@ import sys
 
 import pytest
 
+from equivtest.cases.values import draw
 from equivtest.errors import Misuse
 from equivtest.families.training.deepspeed.case import EVERYTHING, OF_STAGE_3, REDUCE_BUCKET_NUMEL, EngineCase
 from equivtest.families.training.deepspeed.known import leaf_input_requires_grad
-from equivtest.kit.oracle import expect
-from equivtest.kit.values import draw
 from equivtest.layout import Layout, Partial, Replicate, Shard
+from equivtest.oracle import expect
 from tests.drawing import run_of
 
 SIZES = ("persistence_numel", "prefetch_numel", "reuse_numel", "live_numel", "reduce_bucket_numel")
@@ -148,7 +148,7 @@ def test_a_third_of_what_is_trained_is_clipped_and_nothing_else() -> None:
 
 
 def test_the_command_knows_the_case_without_any_property() -> None:
-    program = "from equivtest.kit.case import from_code; print(type(from_code('EngineCase(world_size=1)')).__name__)"
+    program = "from equivtest.cases.case import from_code; print(type(from_code('EngineCase(world_size=1)')).__name__)"
     shown = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
 
     assert shown == "EngineCase\n"

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from equivtest.families.training.deepspeed.oracle import clipped
-from equivtest.kit.oracle.rounding import TORCH_CPU, Bounded, Operand
+from equivtest.oracle.rounding import TORCH_CPU, Bounded, Operand
 
 FLOAT32 = TORCH_CPU["float32"]
 RANKS = 3

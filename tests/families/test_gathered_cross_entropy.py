@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from equivtest.collective import Collective
+from equivtest.base.collective import Collective
+from equivtest.cases.values import draw
 from equivtest.families.cross_entropy.gathered.case import GatheredCrossEntropyCase, RefusedGatheredCrossEntropyCase
 from equivtest.families.cross_entropy.gathered.known import may_count_unequally
-from equivtest.kit.oracle import expect
-from equivtest.kit.oracle.collectives import expected_collectives
-from equivtest.kit.values import draw
 from equivtest.layout import Layout, Replicate, Shard
+from equivtest.oracle import expect
+from equivtest.oracle.collectives import expected_collectives
 from equivtest.tensors import DTYPES
 from equivtest.verdicts.elements import is_too_wide
 from tests.drawing import run_of

@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 import torch
 
-from equivtest import limits
-from equivtest.audit import audit
+from equivtest.base import limits
 from equivtest.check import check, judge
-from equivtest.chunks import Chunk
 from equivtest.errors import Misuse
 from equivtest.families.module.case import ModuleCase
 from equivtest.families.module.subject.tracing import NONE, code_words, read_places
-from equivtest.known import KnownFailures
 from equivtest.module import module_property
 from equivtest.ranks.pool import Pool
-from equivtest.search import search
+from equivtest.search.audit import audit
+from equivtest.search.chunks import Chunk
+from equivtest.search.known import KnownFailures
+from equivtest.search.search import search
 from equivtest.tensors import DTYPES
 from equivtest.verdicts.verdict import ClaimFailed, ShapeMismatch, ValueMismatch
 

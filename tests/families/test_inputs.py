@@ -9,20 +9,21 @@ import pytest
 import torch
 
 import equivtest
-from equivtest import ids, limits, mask, module_property, positions, real, targets
-from equivtest.audit import audit
+from equivtest import ids, mask, module_property, positions, real, targets
+from equivtest.base import limits
+from equivtest.cases.case import from_code, from_data, to_data
+from equivtest.cases.values import draw
 from equivtest.check import check, judge
-from equivtest.chunks import Chunk
 from equivtest.errors import Misuse
 from equivtest.families.module.case import ModuleCase
 from equivtest.families.module.case_inputs import kind_of, make_whole_numbers
-from equivtest.kit.case import from_code, from_data, to_data
-from equivtest.kit.oracle import expect
-from equivtest.kit.values import draw
-from equivtest.known import KnownFailures
+from equivtest.oracle import expect
 from equivtest.property import Property, Space
 from equivtest.ranks.pool import Pool
-from equivtest.search import Findings, search
+from equivtest.search.audit import audit
+from equivtest.search.chunks import Chunk
+from equivtest.search.known import KnownFailures
+from equivtest.search.search import Findings, search
 from equivtest.verdicts.verdict import ValueMismatch
 from tests.drawing import drawn
 

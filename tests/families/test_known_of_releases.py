@@ -12,6 +12,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from equivtest.cases import subject
+from equivtest.cases.case import Case
 from equivtest.errors import Unsupported
 from equivtest.families.collectives.case import CollectivesCase
 from equivtest.families.operators.case import OperatorCase
@@ -21,12 +23,10 @@ from equivtest.families.redistribute.case_refused import RefusedRedistributeCase
 from equivtest.families.redistribute.prepared.case import PreparedCase
 from equivtest.families.redistribute.subject import NO_PARTIAL, move_by_torch
 from equivtest.families.training.sequence.case import MlpCase
-from equivtest.kit import subject
-from equivtest.kit.case import Case
-from equivtest.known import asked
 from equivtest.module import module_property
 from equivtest.property import Space, resolved
 from equivtest.ranks.pool import Pool
+from equivtest.search.known import asked
 
 
 def says(case: Case, name: str) -> bool:

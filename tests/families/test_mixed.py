@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from equivtest.cases.values import draw
 from equivtest.families.training.mixed.case import NARROW, MixedCase
-from equivtest.kit.oracle import expect
-from equivtest.kit.oracle.averages import Averages
-from equivtest.kit.oracle.exact import InexactData
-from equivtest.kit.oracle.operations import Operations
-from equivtest.kit.values import draw
+from equivtest.oracle import expect
+from equivtest.oracle.averages import Averages
+from equivtest.oracle.exact import InexactData
+from equivtest.oracle.operations import Operations
 from tests.drawing import run_of
 from tests.families.refusing import refuses
 from tests.families.unsharded_training import ALL, BOTH

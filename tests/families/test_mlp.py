@@ -7,14 +7,14 @@ import dataclasses
 import pytest
 import torch
 
+from equivtest.cases.values import draw
 from equivtest.errors import Misuse
 from equivtest.families.training.case import EXACT_MODES
 from equivtest.families.training.sequence.case import MlpCase
 from equivtest.families.training.values.exact_plan import choose_plan
-from equivtest.kit.oracle import expect, expect_held
-from equivtest.kit.oracle.exact import find_integers
-from equivtest.kit.values import draw
 from equivtest.layout import Replicate, Shard
+from equivtest.oracle import expect, expect_held
+from equivtest.oracle.exact import find_integers
 from equivtest.tensors import DTYPES, SIGNIFICAND_BITS
 from tests.families.unsharded_training import ALL, BOTH, train
 from tests.unsharded import held_of

@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 import torch
 
-from equivtest import limits
+from equivtest.base import limits
+from equivtest.cases.values import draw
 from equivtest.check import check, judge
-from equivtest.chunks import Chunk
 from equivtest.errors import Misuse
 from equivtest.families.module.case import ModuleCase, call_builder
-from equivtest.kit.oracle import expect
-from equivtest.kit.values import draw
-from equivtest.known import KnownFailures
 from equivtest.module import module_property
+from equivtest.oracle import expect
 from equivtest.property import Space, resolved
 from equivtest.ranks.pool import Pool
-from equivtest.search import search
+from equivtest.search.chunks import Chunk
+from equivtest.search.known import KnownFailures
+from equivtest.search.search import search
 from equivtest.verdicts.verdict import RankRaised, ShapeMismatch, ValueMismatch
 from tests.drawing import drawn
 

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
+from equivtest.cases.values import draw
 from equivtest.families.norm.case import NORMS, NormCase
 from equivtest.families.norm.known import num_frozen, num_trained
 from equivtest.families.norm.oracle.norms import norm, norm_grad_weight, norm_grad_x
-from equivtest.kit.oracle import expect
-from equivtest.kit.oracle.rounding import TORCH_CPU
-from equivtest.kit.values import draw
 from equivtest.layout import Layout, Replicate, Shard
+from equivtest.oracle import expect
+from equivtest.oracle.rounding import TORCH_CPU
 from equivtest.tensors import DTYPES
 from equivtest.verdicts.elements import is_too_wide
 from tests.drawing import SPACE, STRATEGIES, drawn

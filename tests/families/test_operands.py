@@ -13,8 +13,8 @@ from equivtest.families.module.case_boundaries import Capture
 from equivtest.families.module.oracle_apart import TakesApart
 from equivtest.families.module.oracle_forced import Forced
 from equivtest.families.module.oracle_held import held_by_one
-from equivtest.kit.oracle.rounding import TORCH_CPU, Bounded
-from equivtest.kit.oracle.running import RunningError
+from equivtest.oracle.rounding import TORCH_CPU, Bounded
+from equivtest.oracle.running import RunningError
 
 Tensors = dict[str, torch.Tensor]
 

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from equivtest.cases.case import from_code
+from equivtest.cases.values import draw
 from equivtest.check import check, judge
 from equivtest.errors import Misuse
 from equivtest.families.operators.chains.case import (
@@ -22,12 +24,10 @@ from equivtest.families.operators.chains.case import (
     ChainCase,
 )
 from equivtest.families.operators.chains.strategy import chain_cases
-from equivtest.kit.case import from_code
-from equivtest.kit.oracle import expect
-from equivtest.kit.values import draw
+from equivtest.oracle import expect
 from equivtest.property import Space
+from equivtest.pytest_plugin.suite import shipped
 from equivtest.ranks.pool import Pool
-from equivtest.suite import shipped
 from tests.drawing import drawn
 from tests.rank_programs_contexts import PLANTED
 

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from equivtest import limits
+from equivtest.base import limits
+from equivtest.cases.case import from_code
+from equivtest.cases.values import draw
 from equivtest.check import check, judge, one_thread
 from equivtest.errors import Misuse
 from equivtest.families.operators import strategy
@@ -18,11 +20,9 @@ from equivtest.families.operators.known import gathers_in_front_of, keeps_placem
 from equivtest.families.operators.oracle import expect_operators, judged_how
 from equivtest.families.operators.strategy import operator_cases
 from equivtest.families.operators.subject import REFUSALS
-from equivtest.kit.case import from_code
-from equivtest.kit.oracle import expect, expect_held
-from equivtest.kit.oracle.running import RunningError
-from equivtest.kit.values import draw
 from equivtest.layout import Layout, Replicate, Shard
+from equivtest.oracle import expect, expect_held
+from equivtest.oracle.running import RunningError
 from equivtest.property import Space
 from equivtest.ranks.pool import Pool
 from equivtest.tensors import Placed

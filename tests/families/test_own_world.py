@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from equivtest import limits
-from equivtest.audit import audit
+from equivtest.base import limits
 from equivtest.check import check
-from equivtest.chunks import Chunk
 from equivtest.errors import Misuse
 from equivtest.families.module.case import ModuleCase
-from equivtest.known import KnownFailures
 from equivtest.module import module_property
 from equivtest.property import Space
 from equivtest.ranks.pool import Pool
-from equivtest.search import search
+from equivtest.search.audit import audit
+from equivtest.search.chunks import Chunk
+from equivtest.search.known import KnownFailures
+from equivtest.search.search import search
 from equivtest.verdicts.verdict import RankRaised, ValueMismatch
 from tests.drawing import drawn
 

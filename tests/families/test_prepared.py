@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch.distributed.tensor import parallel
 
-from equivtest.collective import Collective
+from equivtest.base.collective import Collective
+from equivtest.cases.values import draw
 from equivtest.errors import Unsupported
 from equivtest.families.redistribute.prepared.case import PreparedCase
 from equivtest.families.redistribute.prepared.subject import plan_of
-from equivtest.kit.oracle import expect
-from equivtest.kit.oracle.collectives import expected_collectives
-from equivtest.kit.values import draw
 from equivtest.layout import Layout, Replicate, Shard
+from equivtest.oracle import expect
+from equivtest.oracle.collectives import expected_collectives
 from tests.families.refusing import refuses
 
 

@@ -9,13 +9,13 @@ from fractions import Fraction
 import pytest
 import torch
 
+from equivtest.cases.values import draw
+from equivtest.cases.values.integers import generator
+from equivtest.cases.values.real import nearly_normal
 from equivtest.families.linear.case import REAL_MODES, LinearCase
 from equivtest.families.linear.oracle.real import partial_magnitudes
 from equivtest.families.linear.values.real import pairs_of
-from equivtest.kit.oracle import expect
-from equivtest.kit.values import draw
-from equivtest.kit.values.integers import generator
-from equivtest.kit.values.real import nearly_normal
+from equivtest.oracle import expect
 from equivtest.tensors import DTYPES, same_bits
 from equivtest.verdicts.elements import is_too_wide
 

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from equivtest import limits
+from equivtest.base import limits
+from equivtest.cases.operands import stacked
+from equivtest.cases.values import draw
 from equivtest.families.redistribute.case import ROADS, RedistributeCase
 from equivtest.families.redistribute.case_refused import RefusedRedistributeCase
 from equivtest.families.redistribute.known import (
@@ -20,12 +22,10 @@ from equivtest.families.redistribute.known import (
     mixes_reductions,
 )
 from equivtest.families.redistribute.oracle import reduce_operands
-from equivtest.kit.operands import stacked
-from equivtest.kit.oracle import expect
-from equivtest.kit.oracle.collectives import expected_collectives
-from equivtest.kit.oracle.exact import InexactData
-from equivtest.kit.values import draw
 from equivtest.layout import Layout, Partial, Replicate, Shard, local_shape
+from equivtest.oracle import expect
+from equivtest.oracle.collectives import expected_collectives
+from equivtest.oracle.exact import InexactData
 from equivtest.property import Space
 from equivtest.tensors import DTYPES
 from tests.drawing import STRATEGIES, drawn

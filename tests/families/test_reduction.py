@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 
+from equivtest.cases.values import draw
 from equivtest.check import one_thread
 from equivtest.families.reduction.case import OPS, SOFTMAXES, ReductionCase
-from equivtest.kit.oracle import expect
-from equivtest.kit.oracle.collectives import expected_collectives
-from equivtest.kit.oracle.reductions import log_softmax, log_softmax_grad, mean, norm, norm_grad, softmax, softmax_grad
-from equivtest.kit.oracle.rounding import TORCH_CPU
-from equivtest.kit.values import draw
 from equivtest.layout import Layout, Replicate, Shard
+from equivtest.oracle import expect
+from equivtest.oracle.collectives import expected_collectives
+from equivtest.oracle.reductions import log_softmax, log_softmax_grad, mean, norm, norm_grad, softmax, softmax_grad
+from equivtest.oracle.rounding import TORCH_CPU
 from equivtest.tensors import DTYPES
 from equivtest.verdicts.elements import is_too_wide
 from tests.drawing import run_of

@@ -11,16 +11,16 @@ import pytest
 import torch
 from hypothesis import find
 
+from equivtest.cases.case import at_step
+from equivtest.cases.values import draw
 from equivtest.check import judge
 from equivtest.errors import Misuse
 from equivtest.families.module.case import PARTS_OF_WHOLE, ModuleCase
 from equivtest.families.module.case_facts import call_builder, with_parameters
 from equivtest.families.module.case_inputs import make_whole_numbers
 from equivtest.families.module.case_steps import base_of, called_optimizer, updated
-from equivtest.kit.case import at_step
-from equivtest.kit.oracle import expect
-from equivtest.kit.values import draw
 from equivtest.module import ids, module_property, targets
+from equivtest.oracle import expect
 from equivtest.property import Space
 from equivtest.ranks.pool import Pool
 from equivtest.tensors import DTYPES

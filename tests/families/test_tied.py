@@ -18,7 +18,7 @@ from equivtest.families.training.sequence.case import MlpCase
 from equivtest.families.training.two_axes.case import TwoAxisCase
 from equivtest.families.training.zero3.subject.engine import Engine
 from equivtest.families.zero3.fetch.subject import Fetch, PartitionedParameter, Status
-from equivtest.kit.oracle import expect
+from equivtest.oracle import expect
 from tests.drawing import run_of
 from tests.families.refusing import refuses
 from tests.families.unsharded_training import BOTH, train

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from equivtest.cases.case import Case
 from equivtest.check import default_claims, judge_replies
-from equivtest.kit.case import Case
-from equivtest.kit.oracle import expect_held
-from equivtest.kit.oracle.held import whole
 from equivtest.layout import Layout, Partial, Replicate, Shard
+from equivtest.oracle import expect_held
+from equivtest.oracle.held import whole
 from equivtest.ranks.reply import Answer, Reply
 from equivtest.tensors import Placed
 from equivtest.verdicts.claims import (

@@ -13,8 +13,8 @@ from equivtest.errors import Misuse
 from equivtest.families.training.two_axes.case import TWO_AXIS_STYLES, TwoAxisCase
 from equivtest.families.training.two_axes.known import has_rank_without_hidden
 from equivtest.families.training.two_axes.strategy import two_axis_meshes
-from equivtest.kit.oracle.collectives import expected_collectives
 from equivtest.layout import Replicate, Shard, local_box
+from equivtest.oracle.collectives import expected_collectives
 from equivtest.ranks.pool import Pool
 from equivtest.verdicts.claims import trains_like_unsharded, uses_only_collectives
 from tests.families.refusing import refuses

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from equivtest.families.linear.case import LINEAR_MODES, LinearCase
-from equivtest.kit.oracle import expect
+from equivtest.oracle import expect
 
 CASE = LinearCase(
     world_size=1, style="rowwise", leading=(2, 3), in_features=5, out_features=4, bias=True,

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from equivtest import limits
+from equivtest.base import limits
+from equivtest.cases.values import draw
 from equivtest.families.zero3.fetch.subject import (
     DtypeError,
     Fetcher,
@@ -26,10 +27,9 @@ from equivtest.families.zero3.lifecycle.subject.memory import Meter
 from equivtest.families.zero3.lifecycle.subject.store import NeverSavedError, Store
 from equivtest.families.zero3.lifecycle.values import budget
 from equivtest.families.zero3.subject.gradients import Gradients
-from equivtest.kit.oracle import expect
-from equivtest.kit.oracle.collectives import expected_collectives
-from equivtest.kit.oracle.exact import InexactData
-from equivtest.kit.values import draw
+from equivtest.oracle import expect
+from equivtest.oracle.collectives import expected_collectives
+from equivtest.oracle.exact import InexactData
 from equivtest.property import Space
 from equivtest.tensors import SIGNIFICAND_BITS
 from equivtest.verdicts.claims import gradients_equal_unsharded

@@ -6,9 +6,9 @@ import functools
 
 import torch
 
+from equivtest.cases.values import draw
 from equivtest.families.collectives.case import BITWISE, OPERANDS, CollectivesCase
 from equivtest.families.collectives.oracle import arrange
-from equivtest.kit.values import draw
 from tests.unsharded import unsharded
 
 

@@ -6,8 +6,8 @@ import functools
 
 import torch
 
+from equivtest.cases.values import draw
 from equivtest.families.redistribute.case import RedistributeCase
-from equivtest.kit.values import draw
 from tests.unsharded import unsharded
 
 

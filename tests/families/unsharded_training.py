@@ -8,11 +8,11 @@ from collections.abc import Mapping
 import torch
 from torch.nn import functional
 
+from equivtest.cases.case import at_step
+from equivtest.cases.values import draw
 from equivtest.families.training.case import PerceptronCase
 from equivtest.families.training.deepspeed.case import EngineCase
 from equivtest.families.training.mixed.case import MixedCase
-from equivtest.kit.case import at_step
-from equivtest.kit.values import draw
 from equivtest.tensors import DTYPES
 from tests.unsharded import unsharded
 

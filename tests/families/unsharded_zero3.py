@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from equivtest.cases.values import draw
 from equivtest.families.zero3.fetch.case import FetchCase
 from equivtest.families.zero3.lifecycle.case import LEARNING_RATE, LifecycleCase
 from equivtest.families.zero3.lifecycle.oracle.model import moments
-from equivtest.kit.values import draw
 from tests.unsharded import unsharded
 
 

@@ -12,9 +12,9 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
-from equivtest.kit.case import Case, replicated, require
-from equivtest.kit.case_tensor import CaseTensor
-from equivtest.kit.rules import OneOf, Within
+from equivtest.cases.case import Case, replicated, require
+from equivtest.cases.case_tensor import CaseTensor
+from equivtest.cases.rules import OneOf, Within
 from equivtest.layout import Layout, Shard
 
 OPERANDS = {

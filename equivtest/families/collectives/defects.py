@@ -9,11 +9,11 @@ from dataclasses import replace
 import torch
 from torch import distributed as dist
 
+from equivtest.cases.defect import defect, run_with
+from equivtest.cases.names import Subject
 from equivtest.families.collectives.case import Call, CollectivesCase
 from equivtest.families.collectives.subject import REDUCE_OPS, begin, run_collectives
 from equivtest.families.collectives.subject_room import Begin, Begun, Room, first, parts
-from equivtest.kit.defect import defect, run_with
-from equivtest.kit.names import Subject
 
 Spoil = Callable[[Room, torch.Tensor], torch.Tensor]
 

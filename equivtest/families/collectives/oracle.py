@@ -2,7 +2,7 @@
 
 Letters: w ranks, n elements of one size.
 
-What is copied keeps every bit.  Reductions: `equivtest.kit.oracle.operands`.
+What is copied keeps every bit.  Reductions: `equivtest.oracle.operands`.
 
 Source: torch.distributed, the docstrings of the collectives (2.13.0).
 """
@@ -14,12 +14,12 @@ from dataclasses import replace
 
 import torch
 
+from equivtest.cases.values import draw
 from equivtest.families.collectives.case import BITWISE, FACTOR, CollectivesCase
-from equivtest.kit.oracle import expect
-from equivtest.kit.oracle.exact import InexactData
-from equivtest.kit.oracle.expected import COPIED, Expected, ExpectedTensor
-from equivtest.kit.oracle.operands import Reduced, join_bits, reduce_exactly
-from equivtest.kit.values import draw
+from equivtest.oracle import expect
+from equivtest.oracle.exact import InexactData
+from equivtest.oracle.expected import COPIED, Expected, ExpectedTensor
+from equivtest.oracle.operands import Reduced, join_bits, reduce_exactly
 from equivtest.tensors import SIGNIFICAND_BITS
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
+from equivtest.cases.picks import pick, pick_run
 from equivtest.families.collectives.case import BUNDLES, WAITS, CollectivesCase
-from equivtest.kit.picks import pick, pick_run
 from equivtest.property import Space
 
 NUMELS = (1, 2, 3, 7, 8, 9, 31, 32, 33, 0, 1000, 1025)

@@ -22,12 +22,12 @@ from torch import distributed as dist
 from torch.distributed import _functional_collectives as functional
 from torch.distributed.device_mesh import DeviceMesh
 
+from equivtest.base.refusal import is_refusal
+from equivtest.cases.subject import Given
 from equivtest.errors import Unsupported
 from equivtest.families.collectives.case import BITWISE, FACTOR, OPERANDS, Call, CollectivesCase
 from equivtest.families.collectives.subject_pairs import OBJECTS, PAIRS, barrier, monitored_barrier
 from equivtest.families.collectives.subject_room import Begin, Begun, Room, cut, empties, first, padded, parts, rows
-from equivtest.kit.subject import Given
-from equivtest.refusal import is_refusal
 from equivtest.tensors import SIGNIFICAND_BITS, Placed, as_bits
 
 REDUCE_OPS = {op: getattr(dist.ReduceOp, op.upper()) for op in OPERANDS if op not in ("", "premul")}

@@ -24,10 +24,10 @@ import math
 
 import torch
 
+from equivtest.cases.values import draw
+from equivtest.cases.values.integers import generator, odd_floor, odd_integers, signs
+from equivtest.cases.values.special import draw_special
 from equivtest.families.collectives.case import CollectivesCase
-from equivtest.kit.values import draw
-from equivtest.kit.values.integers import generator, odd_floor, odd_integers, signs
-from equivtest.kit.values.special import draw_special
 from equivtest.tensors import DTYPES, SIGNIFICAND_BITS
 
 MAX_FACTORS = 8

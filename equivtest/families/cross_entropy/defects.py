@@ -14,9 +14,9 @@ import torch.distributed as dist
 from torch.distributed import ReduceOp
 from torch.distributed.device_mesh import DeviceMesh
 
+from equivtest.cases.defect import answers_of, defect
+from equivtest.cases.subject import Answers, Given, under_contract
 from equivtest.families.cross_entropy.case import CrossEntropyCase
-from equivtest.kit.defect import answers_of, defect
-from equivtest.kit.subject import Answers, Given, under_contract
 from equivtest.layout import shard_bounds
 
 

@@ -1,6 +1,6 @@
 """One cross entropy over divided classes: the float64 reference and how far a correct subject may be off.
 
-Bounds: `equivtest.kit.oracle.losses`.
+Bounds: `equivtest.oracle.losses`.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from collections.abc import Mapping
 
 import torch
 
-from equivtest.collective import Collective
+from equivtest.base.collective import Collective
+from equivtest.cases.values import draw
 from equivtest.families.cross_entropy.case import CrossEntropyCase
-from equivtest.kit.oracle import expect
-from equivtest.kit.oracle.collectives import Collectives, expected_collectives
-from equivtest.kit.oracle.declared import arithmetic_of
-from equivtest.kit.oracle.expected import Expected, ExpectedTensor
-from equivtest.kit.oracle.losses import Targets, log_softmax, nll, nll_grad
-from equivtest.kit.oracle.rounding import Bounded
-from equivtest.kit.values import draw
+from equivtest.oracle import expect
+from equivtest.oracle.collectives import Collectives, expected_collectives
+from equivtest.oracle.declared import arithmetic_of
+from equivtest.oracle.expected import Expected, ExpectedTensor
+from equivtest.oracle.losses import Targets, log_softmax, nll, nll_grad
+from equivtest.oracle.rounding import Bounded
 from equivtest.tensors import DTYPES
 
 

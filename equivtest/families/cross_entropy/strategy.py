@@ -7,14 +7,14 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
+from equivtest.cases.case import Shape, fields_of
+from equivtest.cases.picks import edge_sizes, pick, pick_gradients, pick_run, pick_values
 from equivtest.families.cross_entropy.case import MISFITS, REDUCTIONS, CrossEntropyCase, RefusedCrossEntropyCase
 from equivtest.families.cross_entropy.gathered.case import (
     GATHERED_MISFITS,
     GatheredCrossEntropyCase,
     RefusedGatheredCrossEntropyCase,
 )
-from equivtest.kit.case import Shape, fields_of
-from equivtest.kit.picks import edge_sizes, pick, pick_gradients, pick_run, pick_values
 from equivtest.property import Space
 
 CROSS_ENTROPY_MODES = (("real",), ("peaked",), *[("real", "peaked", "real", "peaked")] * 16)

@@ -15,9 +15,9 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.functional import cross_entropy
 
+from equivtest.cases.subject import Answers, Given, as_dtensor, run_backward, under_contract
 from equivtest.families.cross_entropy.case import CrossEntropyCase, RefusedCrossEntropyCase
 from equivtest.families.cross_entropy.gathered.case import GatheredCrossEntropyCase
-from equivtest.kit.subject import Answers, Given, as_dtensor, run_backward, under_contract
 
 Loss = Callable[[CrossEntropyCase, torch.Tensor, Given], torch.Tensor]
 """Takes a case, its logits, and what else is given: targets and weights, plain or as DTensors."""

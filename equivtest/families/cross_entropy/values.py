@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import torch
 
+from equivtest.cases.values import draw
+from equivtest.cases.values.integers import generator, hash_of, odd_integers, permutation, signs
+from equivtest.cases.values.real import nearly_normal, without_subnormals
 from equivtest.families.cross_entropy.case import CrossEntropyCase, RefusedCrossEntropyCase
-from equivtest.kit.values import draw
-from equivtest.kit.values.integers import generator, hash_of, odd_integers, permutation, signs
-from equivtest.kit.values.real import nearly_normal, without_subnormals
 from equivtest.tensors import DTYPES
 
 _SCALES = {"x": (1.0, 0.3, 4.0), "cotangent": (1.0, 0.1, 3.0)}

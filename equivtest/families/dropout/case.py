@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from equivtest import limits
-from equivtest.kit.activation import X_ALONE, ActivationCase
-from equivtest.kit.case import Shape, replicated, require
-from equivtest.kit.case_tensor import CaseTensor
-from equivtest.kit.rules import Dims, OneOf, Within
+from equivtest.base import limits
+from equivtest.cases.activation import X_ALONE, ActivationCase
+from equivtest.cases.case import Shape, replicated, require
+from equivtest.cases.case_tensor import CaseTensor
+from equivtest.cases.rules import Dims, OneOf, Within
 from equivtest.layout import Layout, Replicate, Shard, local_shape, parse_placement
 
 DROPOUT_STYLES = ("dtensor", "sequence_parallel")

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
+from equivtest.cases.defect import answers_of, defect
+from equivtest.cases.subject import Answers, Given
 from equivtest.families.dropout.case import DropoutCase
 from equivtest.families.dropout.subject import dropout_answers, parallel_dropout
-from equivtest.kit.defect import answers_of, defect
-from equivtest.kit.subject import Answers, Given
 
 
 @dataclass

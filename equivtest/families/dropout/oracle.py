@@ -17,15 +17,15 @@ import math
 
 import torch
 
+from equivtest.cases.values import draw
 from equivtest.families.dropout.case import DropoutCase
-from equivtest.kit.oracle import expect, expect_held
-from equivtest.kit.oracle.collectives import Collectives, expected_collectives
-from equivtest.kit.oracle.declared import arithmetic_of
-from equivtest.kit.oracle.expected import Expected, ExpectedTensor
-from equivtest.kit.oracle.held import Held, put_together
-from equivtest.kit.oracle.operations import Found
-from equivtest.kit.oracle.rounding import U_REFERENCE, bounded, growth, store
-from equivtest.kit.values import draw
+from equivtest.oracle import expect, expect_held
+from equivtest.oracle.collectives import Collectives, expected_collectives
+from equivtest.oracle.declared import arithmetic_of
+from equivtest.oracle.expected import Expected, ExpectedTensor
+from equivtest.oracle.held import Held, put_together
+from equivtest.oracle.operations import Found
+from equivtest.oracle.rounding import U_REFERENCE, bounded, growth, store
 
 _GIVEN = {"output": "x", "grad.x": "cotangent"}
 

@@ -18,8 +18,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor._random import is_rng_supported_mesh, manual_seed
 from torch.distributed.tensor.parallel import SequenceParallel, parallelize_module
 
+from equivtest.cases.subject import Answers, Given, as_dtensor, run_backward, under_contract
 from equivtest.families.dropout.case import DropoutCase
-from equivtest.kit.subject import Answers, Given, as_dtensor, run_backward, under_contract
 from equivtest.layout import Shard
 
 

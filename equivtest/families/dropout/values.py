@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from equivtest.cases.values import draw
+from equivtest.cases.values.integers import generator, hash_of, odd_integers
+from equivtest.cases.values.real import nearly_normal, without_subnormals
+from equivtest.cases.values.special import draw_special
 from equivtest.families.dropout.case import DropoutCase
-from equivtest.kit.values import draw
-from equivtest.kit.values.integers import generator, hash_of, odd_integers
-from equivtest.kit.values.real import nearly_normal, without_subnormals
-from equivtest.kit.values.special import draw_special
 from equivtest.tensors import DTYPES
 
 _SCALES = {"x": (1.0, 0.25, 3.0), "cotangent": (1.0, 0.1, 3.0)}
@@ -21,7 +21,7 @@ def draw_dropout(case: DropoutCase, index: int) -> dict[str, torch.Tensor]:
     Modes, the first two without zeros, so that what is dropped shows:
         dense: Odd integers of random sign up to 63, divided by 4.
         real: Nearly normal numbers of several scales.
-        special: One special value between -0.0 and odd integers; see `equivtest.kit.values.special`.
+        special: One special value between -0.0 and odd integers; see `equivtest.cases.values.special`.
     """
     mode, seed = case.values[index]
     given = {}

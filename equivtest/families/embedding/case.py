@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from equivtest import limits
-from equivtest.kit.case import Case, Refused, Shape, replicated, require
-from equivtest.kit.case_tensor import CaseTensor
-from equivtest.kit.rules import Dims, OneOf, Within
+from equivtest.base import limits
+from equivtest.cases.case import Case, Refused, Shape, replicated, require
+from equivtest.cases.case_tensor import CaseTensor
+from equivtest.cases.rules import Dims, OneOf, Within
 from equivtest.layout import Layout, Replicate, Shard, parse_placement, shard_bounds
 
 STYLES = ("colwise", "rowwise")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from equivtest.families.embedding.case import EmbeddingCase
-from equivtest.kit.oracle.collectives import Collectives, distribute_parameters, expected_collectives, redistribute
 from equivtest.layout import Partial, Placement, Replicate, Shard
+from equivtest.oracle.collectives import Collectives, distribute_parameters, expected_collectives, redistribute
 from equivtest.tensors import DTYPES
 
 _IDS_BYTES = {"int64": 8, "int32": 4}

@@ -12,10 +12,10 @@ from torch.distributed.tensor import DTensor, Partial, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.nn import functional
 
+from equivtest.cases.defect import defect, run_with
+from equivtest.cases.subject import Answers, Given
 from equivtest.families.embedding.case import EmbeddingCase
 from equivtest.families.embedding.subject import run_embedding
-from equivtest.kit.defect import defect, run_with
-from equivtest.kit.subject import Answers, Given
 from equivtest.layout import shard_bounds
 
 # ------------------------------------------------------------------------------------------------

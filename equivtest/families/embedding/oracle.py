@@ -8,35 +8,27 @@ Nothing is computed in the forward, so real values are equal too, to the last bi
 that an all_reduce adds by rows, where a backend may flush what is subnormal.  Of the gradient,
 derived here: n_v numbers take n_v - 1 additions, in any order and divided among ranks in any way,
 since adding zeros rounds nothing (what additions cost:
-`equivtest.kit.oracle.rounding.after_additions`).  A sum may be kept in the storage dtype, so that each
+`equivtest.oracle.rounding.after_additions`).  A sum may be kept in the storage dtype, so that each
 addition is rounded there, after one of the accumulator where that is wider.  A gradient scaled by
 1 / n_v rounds that factor and each product, and stores the first product before anything is added;
 where n_v is a power of two none of these rounds.
 
 Source: torch.nn.Embedding and embedding_dense_backward_cpu in ATen/native/Embedding.cpp (2.13.0),
 which adds row by row into the gradient; Higham, Accuracy and Stability of Numerical Algorithms,
-2nd ed., section 4.2.  Exactness: `equivtest.kit.oracle.exact`.
+2nd ed., section 4.2.  Exactness: `equivtest.oracle.exact`.
 """
 
 from __future__ import annotations
 
 import torch
 
+from equivtest.cases.values import draw
 from equivtest.families.embedding.case import REAL_MODE, EmbeddingCase
-from equivtest.kit.oracle import expect
-from equivtest.kit.oracle.declared import arithmetic_of, smallest_kept
-from equivtest.kit.oracle.exact import Scaled, find_integers, significand_bits, sum_products
-from equivtest.kit.oracle.expected import COPIED, Expected, ExpectedTensor
-from equivtest.kit.oracle.rounding import (
-    U_REFERENCE,
-    Arithmetic,
-    Bounded,
-    after_additions,
-    bounded,
-    growth,
-    where_finite,
-)
-from equivtest.kit.values import draw
+from equivtest.oracle import expect
+from equivtest.oracle.declared import arithmetic_of, smallest_kept
+from equivtest.oracle.exact import Scaled, find_integers, significand_bits, sum_products
+from equivtest.oracle.expected import COPIED, Expected, ExpectedTensor
+from equivtest.oracle.rounding import U_REFERENCE, Arithmetic, Bounded, after_additions, bounded, growth, where_finite
 from equivtest.tensors import DTYPES
 
 

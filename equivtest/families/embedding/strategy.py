@@ -7,9 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
-from equivtest.families.embedding.case import MISFITS, NO_PADDING, EmbeddingCase, RefusedEmbeddingCase
-from equivtest.families.embedding.ways.case import EmbeddingWaysCase
-from equivtest.kit.picks import (
+from equivtest.cases.picks import (
     NUM_LEADING_DIMS,
     REFUSED_MODES,
     edge_sizes,
@@ -20,6 +18,8 @@ from equivtest.kit.picks import (
     pick_values,
     pick_x_is_dtensor,
 )
+from equivtest.families.embedding.case import MISFITS, NO_PADDING, EmbeddingCase, RefusedEmbeddingCase
+from equivtest.families.embedding.ways.case import EmbeddingWaysCase
 from equivtest.layout import Shard, parse_placement
 from equivtest.property import Space
 

@@ -14,9 +14,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from equivtest.families.embedding.case import NO_PADDING, EmbeddingCase, RefusedEmbeddingCase
-from equivtest.families.embedding.ways.case import EmbeddingWaysCase, of_style
-from equivtest.kit.subject import (
+from equivtest.cases.subject import (
     Answers,
     Given,
     as_dtensor,
@@ -25,6 +23,8 @@ from equivtest.kit.subject import (
     torch_placement,
     under_contract,
 )
+from equivtest.families.embedding.case import NO_PADDING, EmbeddingCase, RefusedEmbeddingCase
+from equivtest.families.embedding.ways.case import EmbeddingWaysCase, of_style
 
 PLANS: dict[str, type[ColwiseParallel] | type[RowwiseParallel]] = {
     "colwise": ColwiseParallel,

@@ -15,11 +15,11 @@ import math
 
 import torch
 
+from equivtest.cases.values import draw
+from equivtest.cases.values.integers import generator, hash_of, odd_floor, odd_integers, permutation, signs
+from equivtest.cases.values.real import nearly_normal, without_subnormals
+from equivtest.cases.values.special import draw_special
 from equivtest.families.embedding.case import REAL_MODE, EmbeddingCase, RefusedEmbeddingCase
-from equivtest.kit.values import draw
-from equivtest.kit.values.integers import generator, hash_of, odd_floor, odd_integers, permutation, signs
-from equivtest.kit.values.real import nearly_normal, without_subnormals
-from equivtest.kit.values.special import draw_special
 from equivtest.tensors import DTYPES, SIGNIFICAND_BITS
 
 _SHARE_ADDED = 16
@@ -34,7 +34,7 @@ def draw_embedding(case: EmbeddingCase, index: int) -> dict[str, torch.Tensor]:
             tells which row and column was looked up.
         dense: It holds odd integers of random sign and up to p bits.
         special: One of signed zeros, infinities, NaN, subnormals and extremes, the one that has the
-            number `seed`, between -0.0 and odd integers; see `equivtest.kit.values.special`.
+            number `seed`, between -0.0 and odd integers; see `equivtest.cases.values.special`.
         real: Nearly normal numbers, those of the cotangent too; never zero.
 
     In the first three the cotangent holds odd integers whose sums are exact.  Where its sums are

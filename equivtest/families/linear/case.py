@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from equivtest import limits
-from equivtest.kit.activation import ActivationCase
-from equivtest.kit.case import Refused, Shape, replicated, require
-from equivtest.kit.case_tensor import CaseTensor
-from equivtest.kit.rules import Dims, OneOf, SomeOf, Within
+from equivtest.base import limits
+from equivtest.cases.activation import ActivationCase
+from equivtest.cases.case import Refused, Shape, replicated, require
+from equivtest.cases.case_tensor import CaseTensor
+from equivtest.cases.rules import Dims, OneOf, SomeOf, Within
 from equivtest.layout import Layout, Replicate, Shard, parse_placement
 
 STYLES = ("colwise", "rowwise")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from equivtest.families.linear.case import LinearCase
-from equivtest.kit.oracle.collectives import Collectives, distribute_parameters, expected_collectives, redistribute
 from equivtest.layout import Partial, Placement, Replicate, Shard
+from equivtest.oracle.collectives import Collectives, distribute_parameters, expected_collectives, redistribute
 
 
 @expected_collectives.register

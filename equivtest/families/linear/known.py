@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from equivtest.layout import Shard, parse_placement
 
 if TYPE_CHECKING:
+    from equivtest.cases.case import Shape
     from equivtest.families.linear.case import LinearCase
-    from equivtest.kit.case import Shape
 
 
 def last_leading(case: LinearCase) -> int:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
-from equivtest.families.linear.case import LINEAR_MODES as EXACT_MODES
-from equivtest.families.linear.case import REAL_MODES, REFUSALS, LinearCase, RefusedLinearCase
-from equivtest.kit.picks import (
+from equivtest.cases.picks import (
     NUM_LEADING_DIMS,
     REFUSED_MODES,
     edge_sizes,
@@ -18,6 +16,8 @@ from equivtest.kit.picks import (
     pick_values,
     pick_x_is_dtensor,
 )
+from equivtest.families.linear.case import LINEAR_MODES as EXACT_MODES
+from equivtest.families.linear.case import REAL_MODES, REFUSALS, LinearCase, RefusedLinearCase
 from equivtest.property import Space
 
 LINEAR_MODES = (

@@ -11,8 +11,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+from equivtest.cases.subject import Answers, Given, as_dtensor, run_backward, torch_placement, under_contract
 from equivtest.families.linear.case import LinearCase
-from equivtest.kit.subject import Answers, Given, as_dtensor, run_backward, torch_placement, under_contract
 
 
 def colwise_linear(case: LinearCase, mesh: DeviceMesh, given: Given) -> Answers:

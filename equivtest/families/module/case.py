@@ -11,6 +11,9 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Annotated, ClassVar
 
+from equivtest.cases.case import Shape, at_step, require
+from equivtest.cases.case_tensor import CaseTensor, Role
+from equivtest.cases.rules import OneOf, Within
 from equivtest.families.module.case_axes import AxesCase
 from equivtest.families.module.case_boundaries import boundaries_of
 from equivtest.families.module.case_facts import Fact, Facts, Program, call_builder, facts_of, with_parameters
@@ -28,9 +31,6 @@ from equivtest.families.module.case_rows import other_sizes, outputs_have_rows
 from equivtest.families.module.case_state import STATES, WHOLE_BATCH, require_state
 from equivtest.families.module.case_steps import TOTAL_NORM, StepCase, updated
 from equivtest.families.module.case_world import WorldCase
-from equivtest.kit.case import Shape, at_step, require
-from equivtest.kit.case_tensor import CaseTensor, Role
-from equivtest.kit.rules import OneOf, Within
 from equivtest.layout import Layout, Shard, local_shape
 
 __all__ = ["ModuleCase", "call_builder", "with_parameters"]

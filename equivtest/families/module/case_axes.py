@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from equivtest.kit.case import Case, Shape, replicated, require
+from equivtest.cases.case import Case, Shape, replicated, require
 from equivtest.layout import Layout, Placement, Replicate, Shard, coordinate_of
 
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from equivtest.captured.micro_batches import at_micro_batch
+from equivtest.cases.case import Shape
+from equivtest.cases.case_tensor import CaseTensor
 from equivtest.families.module.case import ModuleCase
 from equivtest.families.module.case_facts import Facts
+from equivtest.families.module.case_micro_batches import at_micro_batch
 from equivtest.families.module.case_state import OWN_ROWS
-from equivtest.kit.case import Shape
-from equivtest.kit.case_tensor import CaseTensor
 
 OWN = ("inputs", "sizes", "started", "with_gradient")
 """What each micro-batch may have otherwise."""

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import nn
 
+from equivtest.base.importing import load_named, require_arguments
+from equivtest.cases.case import Shape, require
 from equivtest.errors import Misuse, NotSupported, ReferenceRefuses
 from equivtest.families.module.case_inputs import REAL, make_whole_numbers
 from equivtest.families.module.case_names import remember_names
 from equivtest.families.module.case_outputs import OUTPUT, named_outputs
-from equivtest.importing import load_named, require_arguments
-from equivtest.kit.case import Shape, require
 from equivtest.tensors import DTYPES, dtype_name
 
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import torch
 
+from equivtest.cases.case import Shape, require
 from equivtest.errors import Misuse
-from equivtest.kit.case import Shape, require
 
 BATCH = "batch"
 """The size along which a batch is divided among the ranks, where an input has it as its first dim."""

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
+from equivtest.base.importing import closest
 from equivtest.errors import Misuse
-from equivtest.importing import closest
 
 OUTPUT = "output"
 

@@ -6,9 +6,9 @@ import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
+from equivtest.cases.case import Shape, require
 from equivtest.errors import Misuse
 from equivtest.families.module.case_facts import Program, facts_of
-from equivtest.kit.case import Shape, require
 
 NUM_COMPARED = 2
 """Other batches that decide: one of fewer rows and one of more, if the module takes them."""

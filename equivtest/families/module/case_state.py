@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from equivtest.cases.case import require
 from equivtest.errors import PropertyMisuse
 from equivtest.families.module.case_facts import Program, call, call_builder, facts_of, in_dtype, made_inputs
-from equivtest.kit.case import require
 
 if TYPE_CHECKING:
     from equivtest.families.module.case import ModuleCase

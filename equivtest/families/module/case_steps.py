@@ -11,10 +11,10 @@ from typing import Annotated, cast
 import torch
 from torch import nn
 
+from equivtest.base.importing import load_named, require_arguments
+from equivtest.cases.case import Case, require
+from equivtest.cases.rules import OneOf, Within
 from equivtest.errors import Misuse
-from equivtest.importing import load_named, require_arguments
-from equivtest.kit.case import Case, require
-from equivtest.kit.rules import OneOf, Within
 
 TOTAL_NORM = "output.total_norm"
 

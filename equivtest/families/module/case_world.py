@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from equivtest.kit.case import Case, require
+from equivtest.cases.case import Case, require
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import torch
 
-from equivtest import limits
+from equivtest.base import limits
+from equivtest.cases.values import draw
 from equivtest.errors import NotSupported, ReferenceRefuses
 from equivtest.families.module.case import REAL_MODE, ModuleCase
 from equivtest.families.module.case_boundaries import Capture, is_boundary
@@ -20,11 +21,10 @@ from equivtest.families.module.oracle_held import HeldAt, held_by_one, held_of_p
 from equivtest.families.module.oracle_steps import expect_steps, scaled
 from equivtest.families.module.oracle_unsharded import Tensors, reduced, run_module, split
 from equivtest.families.module.oracle_within import ran_within_bounds, within_bounds
-from equivtest.kit.oracle import expect, expect_held
-from equivtest.kit.oracle.expected import Expected, ExpectedTensor, resolution_of
-from equivtest.kit.oracle.held import Held, put_together
-from equivtest.kit.oracle.operations import Found
-from equivtest.kit.values import draw
+from equivtest.oracle import expect, expect_held
+from equivtest.oracle.expected import Expected, ExpectedTensor, resolution_of
+from equivtest.oracle.held import Held, put_together
+from equivtest.oracle.operations import Found
 
 
 @expect.register

@@ -8,16 +8,16 @@ from typing import NamedTuple
 
 import torch
 
-from equivtest.captured.micro_batches import at_micro_batch, split_micro_batch
 from equivtest.families.module.case_captured import CapturedCase
+from equivtest.families.module.case_micro_batches import at_micro_batch, split_micro_batch
 from equivtest.families.module.oracle import answered
 from equivtest.families.module.oracle_factors import Ran, rounds_factors, without_factors
 from equivtest.families.module.oracle_held import held_of_parts
 from equivtest.families.module.oracle_steps import added_up, scaled
 from equivtest.families.module.oracle_unsharded import Tensors, reduced
 from equivtest.families.module.oracle_within import ran_within_bounds, within_bounds
-from equivtest.kit.oracle.expected import Expected, ExpectedTensor
-from equivtest.kit.oracle.held import Held, put_together
+from equivtest.oracle.expected import Expected, ExpectedTensor
+from equivtest.oracle.held import Held, put_together
 
 
 class MicroBatch(NamedTuple):

@@ -9,17 +9,17 @@ from dataclasses import replace
 
 import torch
 
+from equivtest.cases.values import draw
 from equivtest.errors import Misuse, NotSupported, ReferenceRefuses
 from equivtest.families.module.case import EXACT_MODE, MEAN_OF_PARTS, ModuleCase
 from equivtest.families.module.case_inputs import REAL
 from equivtest.families.module.oracle_unsharded import Tensors, make_unsharded, run_parts, split, sum_of
 from equivtest.families.module.values import VARIANTS, bounds_of
-from equivtest.kit.oracle.averages import Averages, reciprocal_is_near
-from equivtest.kit.oracle.certificate import Certificate
-from equivtest.kit.oracle.exact import InexactData
-from equivtest.kit.oracle.operations import Found, Operations
-from equivtest.kit.oracle.places import Places
-from equivtest.kit.values import draw
+from equivtest.oracle.averages import Averages, reciprocal_is_near
+from equivtest.oracle.certificate import Certificate
+from equivtest.oracle.exact import InexactData
+from equivtest.oracle.operations import Found, Operations
+from equivtest.oracle.places import Places
 from equivtest.tensors import DTYPES
 
 EXACT = "equal: the unsharded module in float64, no operation of which can round these values"

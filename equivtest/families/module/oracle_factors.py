@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from equivtest import limits
-from equivtest.captured.micro_batches import split_micro_batch
+from equivtest.base import limits
 from equivtest.families.module.case_boundaries import is_boundary
+from equivtest.families.module.case_micro_batches import split_micro_batch
 from equivtest.families.module.oracle_held import HeldAt, Whole, is_agreed
-from equivtest.kit.oracle.expected import Expected, ExpectedTensor, says_nothing
-from equivtest.kit.oracle.rounding import Bounded
+from equivtest.oracle.expected import Expected, ExpectedTensor, says_nothing
+from equivtest.oracle.rounding import Bounded
 
 if TYPE_CHECKING:
     from equivtest.families.module.oracle_forced import Forced

@@ -17,18 +17,18 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from equivtest import limits
+from equivtest.base import limits
 from equivtest.families.module.case import ModuleCase
 from equivtest.families.module.case_boundaries import BOUNDARY, Boundaries, Choice
 from equivtest.families.module.oracle_factors import GRADIENT, SCALED, Multiple, divided, multiple_of
 from equivtest.families.module.oracle_held import HeldAt, Whole, is_agreed
-from equivtest.kit.oracle.expected import ExpectedTensor, resolution_of, says_nothing
-from equivtest.kit.oracle.ranged import Parts, Ranged
-from equivtest.kit.oracle.rounding import Bounded
 from equivtest.layout import Layout, Partial, Shard
+from equivtest.oracle.expected import ExpectedTensor, resolution_of, says_nothing
+from equivtest.oracle.ranged import Parts, Ranged
+from equivtest.oracle.rounding import Bounded
 
 if TYPE_CHECKING:
-    from equivtest.kit.oracle.running import RunningError
+    from equivtest.oracle.running import RunningError
 
 
 class Forced(Boundaries):

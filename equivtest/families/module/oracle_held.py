@@ -22,9 +22,9 @@ from typing import NamedTuple
 import torch
 
 from equivtest.families.module.case import ModuleCase
-from equivtest.kit.oracle.held import Held, put_together
-from equivtest.kit.oracle.rounding import Bounded
 from equivtest.layout import UNTOLD, Layout, Partial, Placement, Replicate, Shard, local_box, local_shape
+from equivtest.oracle.held import Held, put_together
+from equivtest.oracle.rounding import Bounded
 from equivtest.tensors import Placed, assemble
 
 Shape = tuple[int, ...]

@@ -14,21 +14,21 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from equivtest.cases.case import at_step
 from equivtest.errors import Misuse
 from equivtest.families.module.case import ModuleCase
 from equivtest.families.module.case_facts import call_builder, in_dtype, with_parameters
 from equivtest.families.module.case_steps import TOTAL_NORM, base_of, called_optimizer, updated
 from equivtest.families.module.oracle_factors import SCALED
-from equivtest.kit.case import at_step
-from equivtest.kit.oracle.declared import arithmetic_of
-from equivtest.kit.oracle.exact import InexactData
-from equivtest.kit.oracle.expected import COPIED, Expected, ExpectedTensor, resolution_of, says_nothing
-from equivtest.kit.oracle.held import Held, put_together
-from equivtest.kit.oracle.ranged import Parts, Ranged
+from equivtest.oracle.declared import arithmetic_of
+from equivtest.oracle.exact import InexactData
+from equivtest.oracle.expected import COPIED, Expected, ExpectedTensor, resolution_of, says_nothing
+from equivtest.oracle.held import Held, put_together
+from equivtest.oracle.ranged import Parts, Ranged
 from equivtest.tensors import DTYPES
 
 if TYPE_CHECKING:
-    from equivtest.kit.oracle.running import RunningError
+    from equivtest.oracle.running import RunningError
 
 Tensors = Mapping[str, torch.Tensor]
 Once = Callable[[ModuleCase, int, Tensors, "Held | None"], Expected]
@@ -210,7 +210,7 @@ def left_of(
 
 
 def _counted(case: ModuleCase) -> RunningError:
-    from equivtest.kit.oracle.running import RunningError  # torch's decompositions take a second to import
+    from equivtest.oracle.running import RunningError  # torch's decompositions take a second to import
 
     return RunningError(arithmetic_of(case.dtype), case.num_shares)
 

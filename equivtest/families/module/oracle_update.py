@@ -11,10 +11,10 @@ import torch
 from equivtest.errors import Misuse
 from equivtest.families.module.case import ModuleCase
 from equivtest.families.module.oracle_steps import follow, left_of, within
-from equivtest.kit.oracle.declared import arithmetic_of
-from equivtest.kit.oracle.expected import COPIED, ExpectedTensor, resolution_of
-from equivtest.kit.oracle.ranged import Ranged
 from equivtest.layout import Layout, Replicate
+from equivtest.oracle.declared import arithmetic_of
+from equivtest.oracle.expected import COPIED, ExpectedTensor, resolution_of
+from equivtest.oracle.ranged import Ranged
 from equivtest.tensors import dtype_name
 
 FOLLOWED = (
@@ -53,7 +53,7 @@ def expect_update(
     Raises:
         Misuse: there is no such optimizer, or it does not take these options.
     """
-    from equivtest.kit.oracle.running import RunningError  # torch's decompositions take a second to import
+    from equivtest.oracle.running import RunningError  # torch's decompositions take a second to import
 
     if optimizer not in FOLLOWED:
         raise Misuse(f"optimizer {optimizer[:40]!r} is none of {', '.join(FOLLOWED)}, of which updates are followed")

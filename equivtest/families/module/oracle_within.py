@@ -18,15 +18,15 @@ from equivtest.families.module.oracle_apart import TakesApart
 from equivtest.families.module.oracle_forced import Forced
 from equivtest.families.module.oracle_held import HeldAt
 from equivtest.families.module.oracle_unsharded import Answers, Tensors, run_parts, split
-from equivtest.kit.oracle.declared import arithmetic_of
-from equivtest.kit.oracle.exact import InexactData
-from equivtest.kit.oracle.expected import COPIED
-from equivtest.kit.oracle.operations import Found
-from equivtest.kit.oracle.places import Places
-from equivtest.kit.oracle.ranged import Ranged
+from equivtest.oracle.declared import arithmetic_of
+from equivtest.oracle.exact import InexactData
+from equivtest.oracle.expected import COPIED
+from equivtest.oracle.operations import Found
+from equivtest.oracle.places import Places
+from equivtest.oracle.ranged import Ranged
 
 if TYPE_CHECKING:
-    from equivtest.kit.oracle.running import RunningError
+    from equivtest.oracle.running import RunningError
 
 
 class Ran(NamedTuple):
@@ -59,7 +59,7 @@ def ran_within_bounds(
         buffers: What takes the place of the module's buffers in each part, by name.
         takes_factors: As of `Forced`.
     """
-    from equivtest.kit.oracle.running import RunningError  # torch's decompositions take a second to import
+    from equivtest.oracle.running import RunningError  # torch's decompositions take a second to import
 
     places = Places()
     num_ranks = math.prod(case.mesh_of_part) if held and case.is_divided else case.num_shares  # that compute a part

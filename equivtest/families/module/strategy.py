@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
+from equivtest.cases.case import Shape
+from equivtest.cases.picks import pick, pick_run
 from equivtest.families.module.case import ModuleCase
-from equivtest.kit.case import Shape
-from equivtest.kit.picks import pick, pick_run
 from equivtest.property import Space
 
 MODULE_MODES = {mode: tuple((mode,) * num for num in (1, 2, 3)) for mode in ModuleCase.VALUE_MODES}

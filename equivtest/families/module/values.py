@@ -6,13 +6,13 @@ import math
 
 import torch
 
+from equivtest.cases.case import Shape
+from equivtest.cases.values import draw
+from equivtest.cases.values.integers import generator, odd_integers
+from equivtest.cases.values.real import nearly_normal
 from equivtest.families.module.case import PARTS_OF_WHOLE, REAL_MODE, ModuleCase
 from equivtest.families.module.case_inputs import REAL, make_whole_numbers
 from equivtest.families.module.case_steps import base_of
-from equivtest.kit.case import Shape
-from equivtest.kit.values import draw
-from equivtest.kit.values.integers import generator, odd_integers
-from equivtest.kit.values.real import nearly_normal
 from equivtest.tensors import DTYPES
 
 VARIANTS = 3

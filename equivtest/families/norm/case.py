@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from equivtest import limits
-from equivtest.kit.activation import ActivationCase
-from equivtest.kit.case import Shape, replicated, require
-from equivtest.kit.case_tensor import CaseTensor
-from equivtest.kit.rules import Dims, OneOf, Within
+from equivtest.base import limits
+from equivtest.cases.activation import ActivationCase
+from equivtest.cases.case import Shape, replicated, require
+from equivtest.cases.case_tensor import CaseTensor
+from equivtest.cases.rules import Dims, OneOf, Within
 from equivtest.layout import Layout, Shard
 
 NORMS = ("layer_norm", "rms_norm")

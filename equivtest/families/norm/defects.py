@@ -7,10 +7,10 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from equivtest.cases.defect import defect
+from equivtest.cases.subject import Answers, Given
 from equivtest.families.norm.case import NormCase
 from equivtest.families.norm.subject import run_norm, sequence_layer_norm
-from equivtest.kit.defect import defect
-from equivtest.kit.subject import Answers, Given
 from equivtest.layout import Layout, Replicate
 from equivtest.tensors import Placed
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
+from equivtest.cases.picks import LARGE_DIMS, NUM_SEQUENCE_DIMS, pick, pick_gradients, pick_run, pick_shape
 from equivtest.families.norm.case import PARAMETERS, NormCase
-from equivtest.kit.picks import LARGE_DIMS, NUM_SEQUENCE_DIMS, pick, pick_gradients, pick_run, pick_shape
 from equivtest.property import Space
 
 NORM_MODES = (("real",), *[("real", "real", "real")] * 9)

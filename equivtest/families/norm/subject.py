@@ -11,8 +11,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import SequenceParallel, parallelize_module
 
+from equivtest.cases.subject import Answers, Given, as_dtensor, run_backward, under_contract
 from equivtest.families.norm.case import NormCase
-from equivtest.kit.subject import Answers, Given, as_dtensor, run_backward, under_contract
 
 
 def sequence_layer_norm(case: NormCase, mesh: DeviceMesh, given: Given) -> Answers:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from equivtest.cases.values import draw
+from equivtest.cases.values.integers import generator, hash_of, permutation, signs
+from equivtest.cases.values.real import nearly_normal, without_subnormals
 from equivtest.families.norm.case import NormCase
-from equivtest.kit.values import draw
-from equivtest.kit.values.integers import generator, hash_of, permutation, signs
-from equivtest.kit.values.real import nearly_normal, without_subnormals
 from equivtest.tensors import DTYPES
 
 _SCALES = {"x": (1.0, 0.1, 3.0), "weight": (1.0, 0.5), "bias": (1.0, 0.2), "cotangent": (1.0, 0.1, 3.0)}

@@ -6,14 +6,14 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
-from equivtest import limits
+from equivtest.base import limits
+from equivtest.cases.case import Case, Shape, replicated, require
+from equivtest.cases.case_tensor import CaseTensor
+from equivtest.cases.operands import partial_axes, stacked
+from equivtest.cases.rules import Dims, OneOf
 from equivtest.families.operators.case_forms import Argument
 from equivtest.families.operators.case_operator import BOOLS, FLOATS, INDEX, WHOLE, Operator
 from equivtest.families.operators.case_table import OPERATORS, Result, results_of, run
-from equivtest.kit.case import Case, Shape, replicated, require
-from equivtest.kit.case_tensor import CaseTensor
-from equivtest.kit.operands import partial_axes, stacked
-from equivtest.kit.rules import Dims, OneOf
 from equivtest.layout import Layout, Partial, parse_placement, shard_kind
 
 EXACT_MODE, REAL_MODE = "dense", "real"

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import torch
 
+from equivtest.cases.case import Shape
 from equivtest.families.operators.case_forms import Form, Signature, Signatures, along
 from equivtest.families.operators.case_operator import (
     BIDIAGONAL,
@@ -24,7 +25,6 @@ from equivtest.families.operators.case_operator import (
     Operator,
     chooses,
 )
-from equivtest.kit.case import Shape
 
 
 def _square(shape: Shape) -> Shape:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from equivtest.cases.case import Shape
 from equivtest.families.operators.case_forms import (
     Arguments,
     Form,
@@ -17,7 +18,6 @@ from equivtest.families.operators.case_forms import (
     pairs,
     products,
 )
-from equivtest.kit.case import Shape
 
 
 def reshapes(shape: Shape) -> list[Arguments]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from equivtest.kit.case import Shape
+from equivtest.cases.case import Shape
 
 Argument = int | float | bool | str | tuple[int, ...] | None
 Arguments = tuple[tuple[str, Argument], ...]

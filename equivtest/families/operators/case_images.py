@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from equivtest.cases.case import Shape
 from equivtest.families.operators.case_forms import Form, Signature, Signatures, along, each
 from equivtest.families.operators.case_operator import ANY, SIGNS, chooses, rounded
-from equivtest.kit.case import Shape
 
 Results = tuple[torch.Tensor, ...]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from equivtest.cases.case import Shape
 from equivtest.families.operators.case_arguments import reshapes
 from equivtest.families.operators.case_forms import Signature, Signatures, each, either, moved, numbers, pairs
 from equivtest.families.operators.case_operator import (
@@ -18,7 +19,6 @@ from equivtest.families.operators.case_operator import (
     chooses,
     rounded,
 )
-from equivtest.kit.case import Shape
 
 _OF_ONE: tuple[tuple[str, Call, str], ...] = (
     ("acosh", torch.acosh, ABOVE), ("i0", torch.i0, ANY), ("special.i0e", torch.special.i0e, ANY),

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from equivtest.cases.case import Shape
 from equivtest.families.operators import (
     case_algebra,
     case_chance,
@@ -27,7 +28,6 @@ from equivtest.families.operators import (
 )
 from equivtest.families.operators.case_forms import Arguments, Signature, Signatures
 from equivtest.families.operators.case_operator import BOOLS, INDEX, MATRICES, WHOLE, Operator
-from equivtest.kit.case import Shape
 
 OPERATORS: dict[str, Operator] = {
     operator.name: operator

@@ -8,12 +8,12 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from equivtest.cases.defect import defect
+from equivtest.cases.subject import Answers, Given
 from equivtest.families.operators.case import OperatorCase
 from equivtest.families.operators.case_forms import Arguments
 from equivtest.families.operators.case_table import run
 from equivtest.families.operators.subject import call_torch, run_operator
-from equivtest.kit.defect import defect
-from equivtest.kit.subject import Answers, Given
 from equivtest.layout import Layout
 from equivtest.layout import Replicate as Whole
 from equivtest.tensors import Placed

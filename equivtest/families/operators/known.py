@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from equivtest.cases.operands import partial_axes
 from equivtest.families.operators.case_operator import INDEX
-from equivtest.kit.operands import partial_axes
 from equivtest.layout import Layout, Replicate, Shard, local_shape, parse_placement, shard_bounds
 
 if TYPE_CHECKING:
+    from equivtest.cases.case import Shape
     from equivtest.families.operators.case import OperatorCase
-    from equivtest.kit.case import Shape
 
 
 def _local_shapes(case: OperatorCase, shape: Shape, layout: Layout) -> tuple[Shape, ...]:

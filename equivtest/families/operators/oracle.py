@@ -14,22 +14,22 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from equivtest.cases.values import draw
 from equivtest.families.operators.case import EXACT_MODE, REAL_DTYPES, OperatorCase
 from equivtest.families.operators.case_operator import DISTINCT, FLOATS
-from equivtest.kit.oracle import expect, expect_held
-from equivtest.kit.oracle.certificate import Certificate
-from equivtest.kit.oracle.declared import arithmetic_of
-from equivtest.kit.oracle.exact import InexactData
-from equivtest.kit.oracle.expected import Expected, ExpectedTensor
-from equivtest.kit.oracle.held import Held
-from equivtest.kit.oracle.operands import reduce_exactly
-from equivtest.kit.oracle.operations import Found
-from equivtest.kit.values import draw
 from equivtest.layout import Layout
+from equivtest.oracle import expect, expect_held
+from equivtest.oracle.certificate import Certificate
+from equivtest.oracle.declared import arithmetic_of
+from equivtest.oracle.exact import InexactData
+from equivtest.oracle.expected import Expected, ExpectedTensor
+from equivtest.oracle.held import Held
+from equivtest.oracle.operands import reduce_exactly
+from equivtest.oracle.operations import Found
 from equivtest.tensors import DTYPES, SIGNIFICAND_BITS
 
 if TYPE_CHECKING:
-    from equivtest.kit.oracle.running import RunningError
+    from equivtest.oracle.running import RunningError
 
 CHOSEN = "equal: the operator only chooses, among values that are known exactly"
 PROVED = "equal: no operation of the unsharded operator can round these values"
@@ -155,7 +155,7 @@ def _best(case: OperatorCase, given: Tensors, index: int) -> tuple[Founds, str]:
             return found, ""
         reasons.append(found)
     if set(case.dtypes) <= set(REAL_DTYPES):
-        from equivtest.kit.oracle.running import RunningError  # torch's decompositions take a second to import
+        from equivtest.oracle.running import RunningError  # torch's decompositions take a second to import
 
         fewest = min(case.dtypes, key=SIGNIFICAND_BITS.__getitem__)
         counted = RunningError(arithmetic_of(fewest), case.world_size)
@@ -287,7 +287,7 @@ def _bounded(case: OperatorCase, given: Tensors, mode: str, counted: RunningErro
 
 def _exactly_reduced(case: OperatorCase, given: Tensors, number: int) -> torch.Tensor:
     """Returns an operand that is known exactly; the shares that the ranks hold may be larger."""
-    from equivtest.kit.oracle.ranged import Parts
+    from equivtest.oracle.ranged import Parts
 
     whole = _reduced(case, given, number)
     if case.kind_of(number) != FLOATS:

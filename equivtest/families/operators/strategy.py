@@ -11,14 +11,14 @@ import torch
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from equivtest import limits
+from equivtest.base import limits
+from equivtest.cases.case import Shape
+from equivtest.cases.picks import POISON_TABLE, REPEATS, SMALL_SIZES, pick, pick_members, pick_values
 from equivtest.errors import Misuse
 from equivtest.families.operators.case import EXACT_MODE, REAL_DTYPES, REAL_MODE, OperatorCase, Placements
 from equivtest.families.operators.case_forms import Signature, Signatures
 from equivtest.families.operators.case_operator import FLOATS, Operator
 from equivtest.families.operators.case_table import OPERATORS, results_of, signatures_of
-from equivtest.kit.case import Shape
-from equivtest.kit.picks import POISON_TABLE, REPEATS, SMALL_SIZES, pick, pick_members, pick_values
 from equivtest.property import Space
 
 T = TypeVar("T")

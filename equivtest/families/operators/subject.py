@@ -12,10 +12,10 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
+from equivtest.cases.subject import Answers, Given, dtensor_of, own_operand, placements_of
 from equivtest.families.operators.case import OperatorCase
 from equivtest.families.operators.case_forms import Arguments
 from equivtest.families.operators.case_table import run
-from equivtest.kit.subject import Answers, Given, dtensor_of, own_operand, placements_of
 from equivtest.layout import REDUCE_OPS, Layout
 from equivtest.layout import Replicate as Whole
 from equivtest.tensors import Placed

@@ -12,6 +12,11 @@ import math
 
 import torch
 
+from equivtest.cases.case import Shape
+from equivtest.cases.operands import partial_axes
+from equivtest.cases.values import draw
+from equivtest.cases.values.integers import generator, odd_integers, permutation, signs
+from equivtest.cases.values.real import nearly_normal, without_subnormals
 from equivtest.families.operators.case import EXACT_MODE, REAL_MODE, OperatorCase
 from equivtest.families.operators.case_operator import (
     ABOVE,
@@ -29,11 +34,6 @@ from equivtest.families.operators.case_operator import (
     UNIT,
     WHOLE,
 )
-from equivtest.kit.case import Shape
-from equivtest.kit.operands import partial_axes
-from equivtest.kit.values import draw
-from equivtest.kit.values.integers import generator, odd_integers, permutation, signs
-from equivtest.kit.values.real import nearly_normal, without_subnormals
 from equivtest.tensors import DTYPES, SIGNIFICAND_BITS
 
 _LARGEST = {8: 1, 11: 1}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
+from equivtest.cases.case import Refused, require
+from equivtest.cases.rules import OneOf
 from equivtest.families.redistribute.case import RedistributeCase
-from equivtest.kit.case import Refused, require
-from equivtest.kit.rules import OneOf
 
 MISFITS = ("to_partial", "too_many", "too_few", "dim")
 

@@ -9,12 +9,12 @@ from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
+from equivtest.cases.defect import argument_of, defect
+from equivtest.cases.operands import partial_axes
+from equivtest.cases.subject import Answers, Given, placements_of
 from equivtest.families.redistribute.case import RedistributeCase
 from equivtest.families.redistribute.case_refused import RefusedRedistributeCase
 from equivtest.families.redistribute.subject import move_by_torch, run_redistribute
-from equivtest.kit.defect import argument_of, defect
-from equivtest.kit.operands import partial_axes
-from equivtest.kit.subject import Answers, Given, placements_of
 from equivtest.layout import coordinate_of, local_box, shard_bounds
 
 

@@ -1,6 +1,6 @@
 """One redistributed tensor: the same values under another layout, and operands that are reduced.
 
-What no reduction touches is copied: every bit is known.  Reductions: `equivtest.kit.oracle.operands`.
+What no reduction touches is copied: every bit is known.  Reductions: `equivtest.oracle.operands`.
 
 A gradient here is one of the tensor, not of its operands: the cotangent as it is, whatever the
 reduction was.
@@ -15,16 +15,16 @@ import itertools
 
 import torch
 
-from equivtest.collective import Collective
+from equivtest.base.collective import Collective
+from equivtest.cases.operands import partial_axes
+from equivtest.cases.values import draw
 from equivtest.families.redistribute.case import REAL_MODE, RedistributeCase
 from equivtest.families.redistribute.prepared.case import PreparedCase
-from equivtest.kit.operands import partial_axes
-from equivtest.kit.oracle import expect
-from equivtest.kit.oracle.collectives import Collectives, distribute, expected_collectives, redistribute
-from equivtest.kit.oracle.expected import COPIED, Expected, ExpectedTensor
-from equivtest.kit.oracle.operands import Reduced, bound_reduction, reduce_exactly
-from equivtest.kit.values import draw
 from equivtest.layout import Partial, Replicate, parse_placement
+from equivtest.oracle import expect
+from equivtest.oracle.collectives import Collectives, distribute, expected_collectives, redistribute
+from equivtest.oracle.expected import COPIED, Expected, ExpectedTensor
+from equivtest.oracle.operands import Reduced, bound_reduction, reduce_exactly
 
 
 @expect.register

@@ -8,10 +8,8 @@ from functools import cache
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
-from equivtest.families.redistribute.case import RedistributeCase
-from equivtest.families.redistribute.case_refused import MISFITS, RefusedRedistributeCase
-from equivtest.kit.case import Shape
-from equivtest.kit.picks import (
+from equivtest.cases.case import Shape
+from equivtest.cases.picks import (
     POISON_TABLE,
     REFUSED_MODES,
     REPEATS,
@@ -21,6 +19,8 @@ from equivtest.kit.picks import (
     pick_members,
     pick_values,
 )
+from equivtest.families.redistribute.case import RedistributeCase
+from equivtest.families.redistribute.case_refused import MISFITS, RefusedRedistributeCase
 from equivtest.layout import Shard, parse_placement
 from equivtest.property import Space
 

@@ -13,10 +13,8 @@ from torch.distributed import tensor as torch_tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, distribute_tensor
 
-from equivtest.errors import Unsupported
-from equivtest.families.redistribute.case import RedistributeCase
-from equivtest.families.redistribute.case_refused import RefusedRedistributeCase
-from equivtest.kit.subject import (
+from equivtest.base.refusal import is_older
+from equivtest.cases.subject import (
     Answers,
     Given,
     dtensor_of,
@@ -25,7 +23,9 @@ from equivtest.kit.subject import (
     placements_of,
     under_contract,
 )
-from equivtest.refusal import is_older
+from equivtest.errors import Unsupported
+from equivtest.families.redistribute.case import RedistributeCase
+from equivtest.families.redistribute.case_refused import RefusedRedistributeCase
 
 NO_PARTIAL = "redistributing to Partial is for internal use only"
 """Words of DTensor.redistribute in torch/distributed/tensor/_api.py (2.8.0 and 2.13.0)."""

@@ -16,11 +16,11 @@ import math
 
 import torch
 
+from equivtest.cases.values import draw
+from equivtest.cases.values.integers import generator, hash_of, odd_floor, odd_integers, signs
+from equivtest.cases.values.real import nearly_normal, without_subnormals
+from equivtest.cases.values.special import draw_special
 from equivtest.families.redistribute.case import REAL_MODE, RedistributeCase
-from equivtest.kit.values import draw
-from equivtest.kit.values.integers import generator, hash_of, odd_floor, odd_integers, signs
-from equivtest.kit.values.real import nearly_normal, without_subnormals
-from equivtest.kit.values.special import draw_special
 from equivtest.tensors import DTYPES, SIGNIFICAND_BITS
 
 _SCALES = (1.0, 0.1, 3.0)

@@ -9,11 +9,11 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from equivtest import limits
-from equivtest.kit.activation import X_ALONE, ActivationCase
-from equivtest.kit.case import Shape, replicated, require
-from equivtest.kit.case_tensor import CaseTensor
-from equivtest.kit.rules import Dims, OneOf
+from equivtest.base import limits
+from equivtest.cases.activation import X_ALONE, ActivationCase
+from equivtest.cases.case import Shape, replicated, require
+from equivtest.cases.case_tensor import CaseTensor
+from equivtest.cases.rules import Dims, OneOf
 from equivtest.layout import Layout, Partial, Replicate, Shard, parse_placement
 
 SOFTMAXES = ("softmax", "log_softmax")

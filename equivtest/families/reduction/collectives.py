@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from equivtest.families.reduction.case import SOFTMAXES, ReductionCase
-from equivtest.kit.oracle.collectives import Collectives, expected_collectives, redistribute
 from equivtest.layout import Partial, Placement, Replicate, Shard
+from equivtest.oracle.collectives import Collectives, expected_collectives, redistribute
 from equivtest.tensors import DTYPES
 
 _COUNT_BYTES = 8  # of an int64

@@ -6,10 +6,10 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
+from equivtest.cases.defect import argument_of, defect
+from equivtest.cases.subject import Answers, Given
 from equivtest.families.reduction.case import SOFTMAXES, ReductionCase
 from equivtest.families.reduction.subject import Reduce, reduce_by_torch, run_reduction
-from equivtest.kit.defect import argument_of, defect
-from equivtest.kit.subject import Answers, Given
 from equivtest.tensors import Placed
 
 

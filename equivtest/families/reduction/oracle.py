@@ -1,6 +1,6 @@
 """One reduction or softmax: exact where its operands allow that, else the float64 reference and its bound.
 
-Bounds: `equivtest.kit.oracle.reductions`.
+Bounds: `equivtest.oracle.reductions`.
 """
 
 from __future__ import annotations
@@ -9,14 +9,16 @@ from collections.abc import Callable
 
 import torch
 
+from equivtest.cases.values import draw
 from equivtest.families.reduction.case import SOFTMAXES, ReductionCase
-from equivtest.kit.oracle import expect
-from equivtest.kit.oracle.contractions import total
-from equivtest.kit.oracle.declared import arithmetic_of
-from equivtest.kit.oracle.exact import InexactData, Sum, find_integers, sum_terms
-from equivtest.kit.oracle.expected import COPIED, Expected, ExpectedTensor
-from equivtest.kit.oracle.operations import Found
-from equivtest.kit.oracle.reductions import (
+from equivtest.layout import shard_bounds
+from equivtest.oracle import expect
+from equivtest.oracle.contractions import total
+from equivtest.oracle.declared import arithmetic_of
+from equivtest.oracle.exact import InexactData, Sum, find_integers, sum_terms
+from equivtest.oracle.expected import COPIED, Expected, ExpectedTensor
+from equivtest.oracle.operations import Found
+from equivtest.oracle.reductions import (
     amax_grad,
     log_softmax,
     log_softmax_grad,
@@ -27,8 +29,6 @@ from equivtest.kit.oracle.reductions import (
     softmax,
     softmax_grad,
 )
-from equivtest.kit.values import draw
-from equivtest.layout import shard_bounds
 from equivtest.tensors import DTYPES
 
 

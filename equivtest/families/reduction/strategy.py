@@ -7,9 +7,8 @@ from functools import cache
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
-from equivtest.families.reduction.case import OPS, SOFTMAXES, ReductionCase
-from equivtest.kit.case import Shape
-from equivtest.kit.picks import (
+from equivtest.cases.case import Shape
+from equivtest.cases.picks import (
     LARGE_DIMS,
     POISON_TABLE,
     RECORDS,
@@ -21,6 +20,7 @@ from equivtest.kit.picks import (
     pick_members,
     pick_values,
 )
+from equivtest.families.reduction.case import OPS, SOFTMAXES, ReductionCase
 from equivtest.property import Space
 
 REDUCTION_MODES = (("dense",), ("real",), *[("dense", "real", "dense", "real")] * 16)

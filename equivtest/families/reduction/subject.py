@@ -14,8 +14,8 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
+from equivtest.cases.subject import Answers, Given, as_dtensor, run_backward, under_contract
 from equivtest.families.reduction.case import ReductionCase
-from equivtest.kit.subject import Answers, Given, as_dtensor, run_backward, under_contract
 
 Reduce = Callable[[ReductionCase, torch.Tensor], torch.Tensor]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from equivtest.cases.values import draw
+from equivtest.cases.values.integers import generator, hash_of, odd_floor, odd_integers, signs
+from equivtest.cases.values.real import nearly_normal, without_subnormals
 from equivtest.families.reduction.case import ReductionCase
-from equivtest.kit.values import draw
-from equivtest.kit.values.integers import generator, hash_of, odd_floor, odd_integers, signs
-from equivtest.kit.values.real import nearly_normal, without_subnormals
 from equivtest.tensors import DTYPES, SIGNIFICAND_BITS
 
 _LARGEST = (1, 15, 63)  # odd integers of dense values: of the first, half are the largest of them

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from equivtest import limits
-from equivtest.kit.activation import X_ALONE, ActivationCase
-from equivtest.kit.case import Shape, require
-from equivtest.kit.case_tensor import CaseTensor
-from equivtest.kit.rules import Dims, OneOf
+from equivtest.base import limits
+from equivtest.cases.activation import X_ALONE, ActivationCase
+from equivtest.cases.case import Shape, require
+from equivtest.cases.case_tensor import CaseTensor
+from equivtest.cases.rules import Dims, OneOf
 from equivtest.layout import Layout, Shard
 
 FACTORS = (2, -3, 5)

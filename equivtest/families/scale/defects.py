@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch.distributed.tensor import DTensor
 
+from equivtest.cases.defect import argument_of, defect
 from equivtest.families.scale.case import ScaleCase
 from equivtest.families.scale.subject import run_scale
-from equivtest.kit.defect import argument_of, defect
 
 
 @defect(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from equivtest.cases.values import draw
 from equivtest.families.scale.case import ScaleCase
-from equivtest.kit.oracle import expect
-from equivtest.kit.oracle.expected import Expected, ExpectedTensor
-from equivtest.kit.values import draw
+from equivtest.oracle import expect
+from equivtest.oracle.expected import Expected, ExpectedTensor
 from equivtest.tensors import DTYPES
 
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
+from equivtest.cases.subject import Answers, Given, as_dtensor, run_backward, under_contract
 from equivtest.families.scale.case import ScaleCase
-from equivtest.kit.subject import Answers, Given, as_dtensor, run_backward, under_contract
 
 Multiply = Callable[[ScaleCase, torch.Tensor], torch.Tensor]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from equivtest.cases.values import draw
+from equivtest.cases.values.integers import generator, odd_integers
+from equivtest.cases.values.real import nearly_normal, without_subnormals
 from equivtest.families.scale.case import ScaleCase
-from equivtest.kit.values import draw
-from equivtest.kit.values.integers import generator, odd_integers
-from equivtest.kit.values.real import nearly_normal, without_subnormals
 from equivtest.tensors import DTYPES
 
 

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from equivtest import limits
+from equivtest.base import limits
+from equivtest.cases.case import Shape, replicated, require
+from equivtest.cases.case_tensor import CaseTensor, Role
+from equivtest.cases.rules import Dims, OneOf, SomeOf, Within
 from equivtest.families.training.case_steps import TrainingCase
-from equivtest.kit.case import Shape, replicated, require
-from equivtest.kit.case_tensor import CaseTensor, Role
-from equivtest.kit.rules import Dims, OneOf, SomeOf, Within
 from equivtest.layout import Layout
 
 EXACT_MODES = ("dense", "wide-x", "wide-in", "wide-out", "wide-g")

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Annotated
 
-from equivtest.kit.case import Case, require
-from equivtest.kit.rules import OneOf, Within
+from equivtest.cases.case import Case, require
+from equivtest.cases.rules import OneOf, Within
 
 OPTIMIZERS = ("none", "sgd", "adamw")
 NORM_TYPES = ("2", "1", "inf")

@@ -7,9 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
-from equivtest.families.training.case import LAYERS
-from equivtest.families.training.sequence.case import MlpCase
-from equivtest.kit.picks import (
+from equivtest.cases.picks import (
     LARGE_DIMS,
     NUM_SEQUENCE_DIMS,
     POISON_TABLE,
@@ -22,6 +20,8 @@ from equivtest.kit.picks import (
     pick_shape,
     pick_values,
 )
+from equivtest.families.training.case import LAYERS
+from equivtest.families.training.sequence.case import MlpCase
 from equivtest.property import Space
 
 MLP_MODES = (

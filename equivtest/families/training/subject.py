@@ -16,8 +16,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from equivtest.cases.subject import Answers, Given, copied
 from equivtest.families.training.case import LAYERS, PerceptronCase
-from equivtest.kit.subject import Answers, Given, copied
 from equivtest.tensors import DTYPES, Placed
 
 STATE_KEYS = {"momentum": "momentum_buffer", "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated
 
+from equivtest.cases.case import Refused, require
+from equivtest.cases.case_tensor import CaseTensor
+from equivtest.cases.rules import OneOf, Within
 from equivtest.families.cross_entropy.case import CrossEntropyCase
-from equivtest.kit.case import Refused, require
-from equivtest.kit.case_tensor import CaseTensor
-from equivtest.kit.rules import OneOf, Within
 from equivtest.layout import Layout, Shard
 
 SHARES = ("classes", "positions")

@@ -8,11 +8,11 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
+from equivtest.cases.defect import argument_of, defect
+from equivtest.cases.subject import Answers, Given
 from equivtest.families.cross_entropy.case import CrossEntropyCase
 from equivtest.families.cross_entropy.gathered.case import GatheredCrossEntropyCase, RefusedGatheredCrossEntropyCase
 from equivtest.families.cross_entropy.subject import dtensor_cross_entropy, gathered_by_torch, run_loss
-from equivtest.kit.defect import argument_of, defect
-from equivtest.kit.subject import Answers, Given
 from equivtest.layout import shard_bounds
 from equivtest.tensors import Placed
 

@@ -6,7 +6,7 @@ position, W a class's weight, N what a mean divides by, g the cotangent; h the h
     loss    (1 - s) h + s / C sum over classes of -W y        of a mean both over N
     dy      -(1 - s) W_t g at the target, - s / C W g at each class; grad.x = dy - exp(y) sum dy
 
-Derived here.  y is that of `equivtest.kit.oracle.reductions`, of kernels that see whole rows.  The sums
+Derived here.  y is that of `equivtest.oracle.reductions`, of kernels that see whole rows.  The sums
 of nll_loss are kept in the dtype of storage, so that in 16 bits the bound is one of its roundings;
 the sum over classes is accumulated.  All else is one operation after the other, each stored.  What
 dy is off by goes through grad.x = dy - exp(y) sum dy, which is linear in it.
@@ -23,17 +23,17 @@ from dataclasses import replace
 
 import torch
 
+from equivtest.cases.values import draw
 from equivtest.families.cross_entropy.gathered.case import GatheredCrossEntropyCase
 from equivtest.families.cross_entropy.oracle import expect_bounds, targets_of
-from equivtest.kit.oracle import expect
-from equivtest.kit.oracle.collectives import Collectives, expected_collectives, redistribute
-from equivtest.kit.oracle.declared import arithmetic_of
-from equivtest.kit.oracle.expected import Expected
-from equivtest.kit.oracle.losses import Targets, exp_error, nll, rounded, sum_of_weights
-from equivtest.kit.oracle.reductions import log_softmax, log_softmax_grad
-from equivtest.kit.oracle.rounding import U_REFERENCE, Arithmetic, Bounded, growth
-from equivtest.kit.values import draw
 from equivtest.layout import Replicate
+from equivtest.oracle import expect
+from equivtest.oracle.collectives import Collectives, expected_collectives, redistribute
+from equivtest.oracle.declared import arithmetic_of
+from equivtest.oracle.expected import Expected
+from equivtest.oracle.losses import Targets, exp_error, nll, rounded, sum_of_weights
+from equivtest.oracle.reductions import log_softmax, log_softmax_grad
+from equivtest.oracle.rounding import U_REFERENCE, Arithmetic, Bounded, growth
 
 Off = tuple[torch.Tensor, torch.Tensor]
 """A value and what it may be off by."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from equivtest.cases.values import draw
+from equivtest.cases.values.integers import hash_of
 from equivtest.families.cross_entropy.gathered.case import RefusedGatheredCrossEntropyCase
 from equivtest.families.cross_entropy.values import draw_cross_entropy
-from equivtest.kit.values import draw
-from equivtest.kit.values.integers import hash_of
 
 
 @draw.register

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from equivtest.cases.case import fields_of
+from equivtest.cases.case_tensor import CaseTensor
 from equivtest.families.embedding.case import STYLES, EmbeddingCase
-from equivtest.kit.case import fields_of
-from equivtest.kit.case_tensor import CaseTensor
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

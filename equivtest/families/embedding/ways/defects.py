@@ -7,11 +7,11 @@ from typing import Any, cast
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
+from equivtest.cases.defect import defect
+from equivtest.cases.subject import Answers, Given
 from equivtest.families.embedding.defects import Local, Masked, MaskOffByOne, PaddingRowLearns
 from equivtest.families.embedding.subject import PLANS, run_both_ways, run_embedding
 from equivtest.families.embedding.ways.case import EmbeddingWaysCase, of_style
-from equivtest.kit.defect import defect
-from equivtest.kit.subject import Answers, Given
 
 _REAL = (("real", 12),)  # numbers whose sums in other orders, and rounded once, are others, three of them and four
 

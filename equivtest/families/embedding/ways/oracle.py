@@ -24,16 +24,16 @@ from dataclasses import replace
 
 import torch
 
+from equivtest.cases.values import draw
 from equivtest.families.embedding.case import STYLES
 from equivtest.families.embedding.collectives import embedding_collectives
 from equivtest.families.embedding.oracle import expect_embedding, may_round
 from equivtest.families.embedding.ways.case import EmbeddingWaysCase, of_style
-from equivtest.kit.oracle import expect, expect_held
-from equivtest.kit.oracle.collectives import Collectives, expected_collectives
-from equivtest.kit.oracle.declared import arithmetic_of
-from equivtest.kit.oracle.expected import Expected, ExpectedTensor, Twin
-from equivtest.kit.oracle.held import Held, put_together
-from equivtest.kit.values import draw
+from equivtest.oracle import expect, expect_held
+from equivtest.oracle.collectives import Collectives, expected_collectives
+from equivtest.oracle.declared import arithmetic_of
+from equivtest.oracle.expected import Expected, ExpectedTensor, Twin
+from equivtest.oracle.held import Held, put_together
 from equivtest.tensors import DTYPES
 
 

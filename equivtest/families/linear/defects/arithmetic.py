@@ -12,10 +12,10 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.nn import functional
 
+from equivtest.cases.defect import defect, run_with
+from equivtest.cases.subject import Answers, Given
 from equivtest.families.linear.case import LinearCase
 from equivtest.families.linear.subject import run_linear
-from equivtest.kit.defect import defect, run_with
-from equivtest.kit.subject import Answers, Given
 
 _TF32_DROPPED_BITS = 13  # of float32's 23 stored ones
 

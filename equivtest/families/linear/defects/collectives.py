@@ -9,9 +9,9 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import RowwiseParallel
 
+from equivtest.cases.defect import defect, run_with
 from equivtest.families.linear.case import LinearCase
 from equivtest.families.linear.subject import run_linear
-from equivtest.kit.defect import defect, run_with
 
 Given = Mapping[str, torch.Tensor]
 

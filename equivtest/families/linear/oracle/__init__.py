@@ -4,18 +4,19 @@ Letters: T tokens, K in_features, N out_features.  y = x W^T + b with x (T, K), 
 for a cotangent G (T, N): grad.x = G W, grad.weight = G^T x, grad.bias = the sum of G over tokens.
 
 Source: torch.nn.Linear (2.13.0) for the formula; its gradients are derived here, by the chain
-rule.  Exactness: see `equivtest.kit.oracle.exact`.
+rule.  Exactness: see `equivtest.oracle.exact`.
 """
 
 from __future__ import annotations
 
 import torch
 
+from equivtest.cases.values import draw
 from equivtest.families.linear.case import REAL_MODES, LinearCase
 from equivtest.families.linear.oracle.real import expect_real_linear
 from equivtest.families.linear.oracle.unsharded import unsharded_bits
-from equivtest.kit.oracle import expect
-from equivtest.kit.oracle.exact import (
+from equivtest.oracle import expect
+from equivtest.oracle.exact import (
     Scaled,
     Sum,
     bits_of,
@@ -25,8 +26,7 @@ from equivtest.kit.oracle.exact import (
     sum_products,
     sum_terms,
 )
-from equivtest.kit.oracle.expected import Expected, ExpectedTensor
-from equivtest.kit.values import draw
+from equivtest.oracle.expected import Expected, ExpectedTensor
 from equivtest.tensors import DTYPES
 
 

@@ -8,7 +8,7 @@ output (over K) and a colwise layer's grad.x (over N).  Each rank sums its own s
 of the magnitudes of the ranks' partial sums, is known; where a subject does not split it, fewer
 numbers are rounded.  All else is summed by one rank.
 
-Bounds: `equivtest.kit.oracle.contractions`.
+Bounds: `equivtest.oracle.contractions`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import math
 
 import torch
 
-from equivtest import limits
+from equivtest.base import limits
+from equivtest.cases.values import draw
 from equivtest.families.linear.case import LinearCase
-from equivtest.kit.oracle.contractions import linear, linear_grad_bias, linear_grad_weight, linear_grad_x
-from equivtest.kit.oracle.declared import arithmetic_of
-from equivtest.kit.oracle.expected import Expected, ExpectedTensor
-from equivtest.kit.oracle.rounding import Arithmetic, Bounded
-from equivtest.kit.values import draw
 from equivtest.layout import shard_bounds
+from equivtest.oracle.contractions import linear, linear_grad_bias, linear_grad_weight, linear_grad_x
+from equivtest.oracle.declared import arithmetic_of
+from equivtest.oracle.expected import Expected, ExpectedTensor
+from equivtest.oracle.rounding import Arithmetic, Bounded
 
 
 def expect_real_linear(case: LinearCase, index: int) -> Expected:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from equivtest.cases.values import draw
+from equivtest.cases.values.integers import other_dtype
 from equivtest.families.linear.case import REAL_MODES, LinearCase, RefusedLinearCase
 from equivtest.families.linear.values.exact import draw_linear
 from equivtest.families.linear.values.real import draw_real_linear
-from equivtest.kit.values import draw
-from equivtest.kit.values.integers import other_dtype
 
 
 @draw.register

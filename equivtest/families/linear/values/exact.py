@@ -25,9 +25,9 @@ from dataclasses import dataclass
 
 import torch
 
+from equivtest.cases.values.integers import generator, hash_of, odd_floor, odd_integers, permutation, signs
 from equivtest.families.linear.case import LinearCase
 from equivtest.families.linear.values.magnitudes import choose_magnitudes, lowest
-from equivtest.kit.values.integers import generator, hash_of, odd_floor, odd_integers, permutation, signs
 from equivtest.tensors import DTYPES, SIGNIFICAND_BITS
 
 _LOWEST_EXPONENT = -3  # of a tensor's power of two; float16 stays far above its subnormals

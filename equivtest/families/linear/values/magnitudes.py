@@ -11,7 +11,7 @@ import itertools
 import math
 from dataclasses import astuple, dataclass
 
-from equivtest.kit.values.integers import odd_floor
+from equivtest.cases.values.integers import odd_floor
 
 _SCALES = tuple(itertools.product((1.0, 0.5, 2.0, 0.25, 4.0), repeat=2))  # tried around balanced magnitudes
 

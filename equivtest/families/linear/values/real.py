@@ -10,9 +10,9 @@ import math
 
 import torch
 
+from equivtest.cases.values.integers import generator, hash_of
+from equivtest.cases.values.real import nearly_normal
 from equivtest.families.linear.case import LinearCase
-from equivtest.kit.values.integers import generator, hash_of
-from equivtest.kit.values.real import nearly_normal
 from equivtest.layout import shard_bounds
 from equivtest.tensors import DTYPES
 

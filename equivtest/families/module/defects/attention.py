@@ -9,6 +9,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional
 
+from equivtest.cases.defect import defect, run_with
+from equivtest.cases.subject import Answers, Given
 from equivtest.families.module.case import ModuleCase
 from equivtest.families.module.case_attention import HEAD_FEATURES, AttentionBlock
 from equivtest.families.module.subject import run_module
@@ -18,8 +20,6 @@ from equivtest.families.module.subject.attention import (
     sum_gradients,
     sum_over,
 )
-from equivtest.kit.defect import defect, run_with
-from equivtest.kit.subject import Answers, Given
 
 _ATTENTION = ModuleCase(
     world_size=2,

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from equivtest.cases.defect import defect, run_with
+from equivtest.cases.subject import Answers, Given
 from equivtest.families.module.case import ModuleCase
 from equivtest.families.module.subject import Parallelize, run_module
 from equivtest.families.module.subject.decoder import heads_and_hidden_divided
-from equivtest.kit.defect import defect, run_with
-from equivtest.kit.subject import Answers, Given
 
 Spoil = Callable[[torch.Tensor, DeviceMesh], torch.Tensor]
 

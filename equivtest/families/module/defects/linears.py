@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
+from equivtest.cases.defect import argument_of, defect
 from equivtest.families.module.case import ModuleCase
 from equivtest.families.module.case_gated import GatedBlock
 from equivtest.families.module.subject import (
@@ -25,7 +26,6 @@ from equivtest.families.module.subject import (
     tensor_parallel,
 )
 from equivtest.families.redistribute.defects import scale_gradient
-from equivtest.kit.defect import argument_of, defect
 
 _SUBJECT = "equivtest.families.module.subject:"
 _SMALLEST = ModuleCase(

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
+from equivtest.cases.defect import defect, run_with
+from equivtest.cases.subject import Answers, Given
 from equivtest.families.module.case import PARTS_OF_WHOLE, ModuleCase
 from equivtest.families.module.subject import named_in, run_module
 from equivtest.families.module.subject.token_mean import MAX_NORM, TokenMean
-from equivtest.kit.defect import defect, run_with
-from equivtest.kit.subject import Answers, Given
 
 _STEP = "equivtest.families.module.subject.token_mean:"
 _ONE_RANK = ModuleCase(

@@ -24,6 +24,8 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
+from equivtest.base.importing import load_named, require_arguments
+from equivtest.cases.subject import Answers, Given, copied, require_fsdp2, style_named, under_contract
 from equivtest.errors import Misuse, NotSupported
 from equivtest.families.module.case import WHOLE, ModuleCase
 from equivtest.families.module.case_boundaries import Capture
@@ -36,8 +38,6 @@ from equivtest.families.module.subject.backward import run_backward
 from equivtest.families.module.subject.held import held_parameters, places_in, require_whole
 from equivtest.families.module.subject.own_world import world_of
 from equivtest.families.module.subject.steps import clipped, own_step, run_steps
-from equivtest.importing import load_named, require_arguments
-from equivtest.kit.subject import Answers, Given, copied, require_fsdp2, style_named, under_contract
 from equivtest.layout import UNTOLD
 from equivtest.tensors import Placed
 

@@ -8,9 +8,9 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
+from equivtest.cases.subject import Given
 from equivtest.errors import Misuse
 from equivtest.families.module.case import ModuleCase, cotangent_of
-from equivtest.kit.subject import Given
 from equivtest.layout import divided_dim
 
 

@@ -15,13 +15,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
+from equivtest.base.importing import closest, load_named, require_arguments
+from equivtest.cases.case import Shape
+from equivtest.cases.subject import Answers
 from equivtest.errors import Misuse
 from equivtest.families.module.case import ModuleCase
 from equivtest.families.module.case_names import by_own_name, own_names
 from equivtest.families.module.subject.tracing import NONE, WAY_OUT, Place, Places, read_places
-from equivtest.importing import closest, load_named, require_arguments
-from equivtest.kit.case import Shape
-from equivtest.kit.subject import Answers
 from equivtest.layout import UNTOLD
 from equivtest.tensors import DTYPES, Placed
 

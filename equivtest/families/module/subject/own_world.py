@@ -15,9 +15,9 @@ from torch import distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 
+from equivtest.base.importing import load_named, require_arguments
 from equivtest.errors import Misuse, NotSupported
 from equivtest.families.module.case import ModuleCase
-from equivtest.importing import load_named, require_arguments
 
 ADDRESS = "127.0.0.1"
 """The address of a world whose ranks are all on this machine."""

@@ -19,7 +19,6 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
-from equivtest.captured.micro_batches import at_micro_batch
 from equivtest.errors import Misuse
 from equivtest.families.module.case import cotangent_of
 from equivtest.families.module.case_boundaries import (
@@ -30,6 +29,7 @@ from equivtest.families.module.case_boundaries import (
     is_given,
     is_in_backward,
 )
+from equivtest.families.module.case_micro_batches import at_micro_batch
 from equivtest.families.module.case_names import own_names
 from equivtest.families.module.case_outputs import named_outputs
 

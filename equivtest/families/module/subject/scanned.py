@@ -8,7 +8,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from equivtest.kit.subject import style_named
+from equivtest.cases.subject import style_named
 
 
 class ScannedBlock(nn.Module):

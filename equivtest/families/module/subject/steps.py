@@ -11,13 +11,13 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from equivtest.base.importing import load_named, require_arguments
+from equivtest.cases.case import at_step
+from equivtest.cases.subject import Answers, Given, copied
 from equivtest.errors import Misuse
 from equivtest.families.module.case import ModuleCase
 from equivtest.families.module.case_names import own_names
 from equivtest.families.module.case_steps import base_of, called_optimizer, updated
-from equivtest.importing import load_named, require_arguments
-from equivtest.kit.case import at_step
-from equivtest.kit.subject import Answers, Given, copied
 from equivtest.tensors import Placed
 
 Inputs = Mapping[str, torch.Tensor]

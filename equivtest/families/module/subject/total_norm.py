@@ -20,9 +20,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_norm
 
+from equivtest.cases.subject import divide_gradients
 from equivtest.families.module.case_mixture import MAX_NORM
 from equivtest.families.module.subject.mixture import local
-from equivtest.kit.subject import divide_gradients
 
 
 class Clipped:

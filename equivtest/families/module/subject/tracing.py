@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 import torch
 
+from equivtest.cases.case import Shape
 from equivtest.errors import Misuse
 from equivtest.families.module.case_facts import seeded
-from equivtest.kit.case import Shape
 
 ALPHABET = 255
 """Whole numbers up to 256 are exact in bfloat16, which has the fewest bits: IEEE 754-2019 table 3.5 with 8 of them."""

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import torch
 
+from equivtest.cases.values import draw
 from equivtest.families.norm.case import NormCase
 from equivtest.families.norm.oracle.norms import norm, norm_grad_bias, norm_grad_weight, norm_grad_x
-from equivtest.kit.oracle import expect
-from equivtest.kit.oracle.collectives import Collectives, expected_collectives
-from equivtest.kit.oracle.declared import arithmetic_of
-from equivtest.kit.oracle.expected import Expected, ExpectedTensor
-from equivtest.kit.oracle.rounding import Bounded
-from equivtest.kit.values import draw
 from equivtest.layout import shard_bounds
+from equivtest.oracle import expect
+from equivtest.oracle.collectives import Collectives, expected_collectives
+from equivtest.oracle.declared import arithmetic_of
+from equivtest.oracle.expected import Expected, ExpectedTensor
+from equivtest.oracle.rounding import Bounded
 
 
 @expect.register

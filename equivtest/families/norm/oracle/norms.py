@@ -14,7 +14,7 @@ the products (x r - mu r, g' r + b x + c), so that each rounding is of |x| + |mu
 
 In 16 bits torch's CPU kernels save mu and r, which the backward takes, and accumulate the gradients
 of weight and bias over tokens in the storage dtype (what additions cost:
-`equivtest.kit.oracle.rounding.after_additions`); rms_norm stores x r before it multiplies.
+`equivtest.oracle.rounding.after_additions`); rms_norm stores x r before it multiplies.
 
 Source: ATen/native/cpu/layer_norm_kernel.cpp, ATen/native/layer_norm.cpp (2.13.0); Higham, Accuracy
 and Stability of Numerical Algorithms, 2nd ed., sections 1.9 (variance) and 3.1.
@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 import torch
 
-from equivtest.kit.oracle.rounding import Arithmetic, Bounded, after_additions, bounded, gamma, growth, store
+from equivtest.oracle.rounding import Arithmetic, Bounded, after_additions, bounded, gamma, growth, store
 
 
 @dataclass(frozen=True)

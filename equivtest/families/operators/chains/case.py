@@ -10,12 +10,12 @@ from typing import Annotated, Any
 
 import torch
 
+from equivtest.cases.case import Shape, require
+from equivtest.cases.rules import OneOf
 from equivtest.families.operators.case import EXACT_MODE, MAX_AXES, OperatorCase
 from equivtest.families.operators.case_forms import Arguments
 from equivtest.families.operators.case_operator import Operator
 from equivtest.families.operators.case_table import OPERATORS, Result, described, run
-from equivtest.kit.case import Shape, require
-from equivtest.kit.rules import OneOf
 from equivtest.layout import Partial, Placement, parse_placement
 
 MAX_STEPS = 6

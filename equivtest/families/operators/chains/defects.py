@@ -8,12 +8,12 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
+from equivtest.cases.defect import argument_of, defect
+from equivtest.cases.subject import Answers, Given
 from equivtest.families.operators.case_forms import Arguments
 from equivtest.families.operators.chains.case import SPECIALS, THROUGH_LOCAL, ChainCase, Step, run_chain
 from equivtest.families.operators.chains.subject import run_steps, special
 from equivtest.families.operators.subject import run_operator
-from equivtest.kit.defect import argument_of, defect
-from equivtest.kit.subject import Answers, Given
 
 
 @defect(

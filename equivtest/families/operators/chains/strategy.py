@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from equivtest import limits
+from equivtest.base import limits
+from equivtest.cases.case import Shape
+from equivtest.cases.picks import POISON_TABLE, REPEATS, pick, pick_members, pick_values
 from equivtest.families.operators.case import EXACT_MODE, REAL_DTYPES, REAL_MODE, Placements
 from equivtest.families.operators.case_forms import Arguments, Signature
 from equivtest.families.operators.case_operator import FLOATS, INDEX
@@ -30,8 +32,6 @@ from equivtest.families.operators.chains.case import (
     results_of_chain,
 )
 from equivtest.families.operators.strategy import PICKS, placements_of, sizes_of
-from equivtest.kit.case import Shape
-from equivtest.kit.picks import POISON_TABLE, REPEATS, pick, pick_members, pick_values
 from equivtest.layout import Shard, parse_placement
 from equivtest.property import Space
 

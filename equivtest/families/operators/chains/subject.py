@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distr
 from torch.distributed.tensor.experimental import implicit_replication, local_map
 from torch.distributed.tensor.parallel import loss_parallel
 
+from equivtest.cases.subject import Answers, Given, flattened_mesh, placements_of
 from equivtest.families.operators.case_forms import Arguments
 from equivtest.families.operators.chains.case import (
     AUTOCAST,
@@ -38,7 +39,6 @@ from equivtest.families.operators.chains.case import (
     written,
 )
 from equivtest.families.operators.subject import run_operator
-from equivtest.kit.subject import Answers, Given, flattened_mesh, placements_of
 from equivtest.layout import Layout
 
 Divide = Callable[[torch.Tensor, DeviceMesh, list[Placement]], DTensor]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
+from equivtest.cases.case import require
+from equivtest.cases.operands import without_partial
+from equivtest.cases.rules import OneOf
 from equivtest.families.redistribute.case import RedistributeCase
-from equivtest.kit.case import require
-from equivtest.kit.operands import without_partial
-from equivtest.kit.rules import OneOf
 from equivtest.layout import Layout, Partial, Shard, parse_placement
 
 STYLES = ("input", "output", "input_output")

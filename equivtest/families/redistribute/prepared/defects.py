@@ -6,10 +6,10 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import PrepareModuleInput
 
+from equivtest.cases.defect import defect
+from equivtest.cases.subject import Answers, Given, placement_of
 from equivtest.families.redistribute.prepared.case import PreparedCase
 from equivtest.families.redistribute.prepared.subject import prepared_module, run_prepared
-from equivtest.kit.defect import defect
-from equivtest.kit.subject import Answers, Given, placement_of
 from equivtest.layout import Layout, Replicate, Shard, parse_placement, shard_bounds
 from equivtest.tensors import Placed
 

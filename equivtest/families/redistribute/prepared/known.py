@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from equivtest.layout import Shard, local_shape, parse_placement
 
 if TYPE_CHECKING:
+    from equivtest.cases.case import Shape
     from equivtest.families.redistribute.prepared.case import PreparedCase
-    from equivtest.kit.case import Shape
 
 
 def copies_uneven_gradient(case: PreparedCase) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
+from equivtest.cases.picks import edge_sizes, pick, pick_gradients, pick_run
 from equivtest.families.redistribute.prepared.case import STYLES, PreparedCase
-from equivtest.kit.picks import edge_sizes, pick, pick_gradients, pick_run
 from equivtest.layout import Shard, parse_placement
 from equivtest.property import Space
 

@@ -16,9 +16,9 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from equivtest.cases.subject import Answers, Given, own_operand, placement_of, style_named, under_contract
 from equivtest.families.redistribute.prepared.case import PreparedCase
 from equivtest.families.redistribute.subject import as_dtensor, take_cotangent
-from equivtest.kit.subject import Answers, Given, own_operand, placement_of, style_named, under_contract
 from equivtest.layout import parse_placement
 
 

@@ -9,10 +9,10 @@ import math
 from dataclasses import dataclass
 from typing import Annotated
 
+from equivtest.cases.case import Shape, replicated, require
+from equivtest.cases.rules import OneOf, Within
 from equivtest.families.training.case import SCALARS, PerceptronCase, base_of
 from equivtest.families.zero3.fetch.case import FETCH_COLLECTIVES, PADDINGS
-from equivtest.kit.case import Shape, replicated, require
-from equivtest.kit.rules import OneOf, Within
 from equivtest.layout import Flat, Layout, Shard
 
 STYLES = ("ddp", "fsdp2", "zero3")

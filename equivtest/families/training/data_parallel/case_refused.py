@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
+from equivtest.cases.case import Refused, require
+from equivtest.cases.rules import OneOf
 from equivtest.families.training.data_parallel.case import DataParallelCase
-from equivtest.kit.case import Refused, require
-from equivtest.kit.rules import OneOf
 
 MISFITS = ("dim", "placement", "uneven", "not_contiguous")
 

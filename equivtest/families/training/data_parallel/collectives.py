@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from equivtest.collective import Collective
+from equivtest.base.collective import Collective
 from equivtest.families.training.case import LAYERS
 from equivtest.families.training.data_parallel.case import DataParallelCase
-from equivtest.kit.oracle.collectives import Collectives, expected_collectives
+from equivtest.oracle.collectives import Collectives, expected_collectives
 from equivtest.tensors import DTYPES
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
+from equivtest.cases.picks import RECORDS, REFUSED_MODES, pick, pick_values
 from equivtest.families.training.data_parallel.case import DataParallelCase
 from equivtest.families.training.data_parallel.case_refused import MISFITS, RefusedShardingCase
 from equivtest.families.training.strategy import (
@@ -20,7 +21,6 @@ from equivtest.families.training.strategy import (
     _pick_training,
 )
 from equivtest.families.zero3.fetch.case import PADDINGS
-from equivtest.kit.picks import RECORDS, REFUSED_MODES, pick, pick_values
 from equivtest.property import Space
 
 MICRO_BATCHES = (1, 1, 2, 3)

@@ -17,12 +17,12 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Replicate, Shard
 from torch.nn.parallel import DistributedDataParallel
 
+from equivtest.cases.case import at_step
+from equivtest.cases.subject import Answers, Given, require_fsdp2
 from equivtest.families.training.case import LAYERS
 from equivtest.families.training.data_parallel.case import DataParallelCase
 from equivtest.families.training.data_parallel.case_refused import RefusedShardingCase
 from equivtest.families.training.subject import Mlp, PerceptronRun
-from equivtest.kit.case import at_step
-from equivtest.kit.subject import Answers, Given, require_fsdp2
 
 TINY_BUCKET_MIB = 1e-6
 """A bucket of one byte, which every gradient fills by itself."""

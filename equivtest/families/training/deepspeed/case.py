@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Annotated
 
+from equivtest.cases.case import Shape, replicated, require
+from equivtest.cases.rules import OneOf, Within
 from equivtest.families.training.data_parallel.case import DataParallelCase
-from equivtest.kit.case import Shape, replicated, require
-from equivtest.kit.rules import OneOf, Within
 from equivtest.layout import Layout, Partial, flat_axis
 
 EVERYTHING = 1_000_000_000

@@ -27,16 +27,16 @@ from dataclasses import replace
 
 import torch
 
+from equivtest.cases.values import draw
 from equivtest.families.training.case import EXACT_MODES
 from equivtest.families.training.deepspeed.case import EngineCase
 from equivtest.families.training.oracle import Reference, written
-from equivtest.kit.oracle import expect, expect_held
-from equivtest.kit.oracle.averages import Averages
-from equivtest.kit.oracle.expected import Expected
-from equivtest.kit.oracle.held import Held
-from equivtest.kit.oracle.operations import Operations
-from equivtest.kit.oracle.rounding import U_REFERENCE, Arithmetic, Bounded, Operand, bounded, growth
-from equivtest.kit.values import draw
+from equivtest.oracle import expect, expect_held
+from equivtest.oracle.averages import Averages
+from equivtest.oracle.expected import Expected
+from equivtest.oracle.held import Held
+from equivtest.oracle.operations import Operations
+from equivtest.oracle.rounding import U_REFERENCE, Arithmetic, Bounded, Operand, bounded, growth
 
 ADDED_TO_NORM = 1e-6
 SCALING_ROUNDINGS = 4

@@ -10,9 +10,9 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
+from equivtest.cases.picks import pick
 from equivtest.families.training.data_parallel.strategy import data_parallel_cases
 from equivtest.families.training.deepspeed.case import EVERYTHING, OF_STAGE_3, REDUCE_BUCKET_NUMEL, EngineCase
-from equivtest.kit.picks import pick
 from equivtest.property import Space
 
 ENGINE_SIZES = {

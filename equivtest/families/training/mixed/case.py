@@ -6,10 +6,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Annotated
 
+from equivtest.cases.case import require
+from equivtest.cases.rules import OneOf
 from equivtest.families.training.case import base_of
 from equivtest.families.training.data_parallel.case import DataParallelCase
-from equivtest.kit.case import require
-from equivtest.kit.rules import OneOf
 from equivtest.tensors import SIGNIFICAND_BITS
 
 NARROW = ("bfloat16", "float16")

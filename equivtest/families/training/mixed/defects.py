@@ -8,9 +8,9 @@ import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 
+from equivtest.cases.defect import answers_of, defect
 from equivtest.families.training.mixed.case import MixedCase
 from equivtest.families.training.mixed.subject import MixedRun
-from equivtest.kit.defect import answers_of, defect
 from equivtest.tensors import DTYPES
 
 _TWO_SUMS = MixedCase(

@@ -19,16 +19,16 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from equivtest.cases.values import draw
 from equivtest.families.training.case import EXACT_MODES
 from equivtest.families.training.mixed.case import MixedCase
 from equivtest.families.training.oracle import Reference, written
-from equivtest.kit.oracle import expect, expect_held
-from equivtest.kit.oracle.averages import Averages
-from equivtest.kit.oracle.expected import Expected
-from equivtest.kit.oracle.held import Held
-from equivtest.kit.oracle.operations import Found, Operations
-from equivtest.kit.oracle.rounding import Operand, store
-from equivtest.kit.values import draw
+from equivtest.oracle import expect, expect_held
+from equivtest.oracle.averages import Averages
+from equivtest.oracle.expected import Expected
+from equivtest.oracle.held import Held
+from equivtest.oracle.operations import Found, Operations
+from equivtest.oracle.rounding import Operand, store
 from equivtest.tensors import DTYPES
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
+from equivtest.cases.picks import pick
 from equivtest.families.training.data_parallel.strategy import _pick_data_parallel
 from equivtest.families.training.mixed.case import NARROW, MixedCase
-from equivtest.kit.picks import pick
 from equivtest.property import Space
 
 PARAM_DTYPES = ("bfloat16", "bfloat16", "float16")

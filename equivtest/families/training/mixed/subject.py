@@ -8,9 +8,9 @@ from __future__ import annotations
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
+from equivtest.cases.subject import Answers, Given
 from equivtest.families.training.data_parallel.subject import Fsdp2Run
 from equivtest.families.training.mixed.case import MixedCase
-from equivtest.kit.subject import Answers, Given
 from equivtest.tensors import DTYPES
 
 

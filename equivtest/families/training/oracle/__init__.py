@@ -11,7 +11,7 @@ what an operation before it was allowed to be off is not handed on, and nothing 
 steps.  If every operation is right within its bound, so is the whole but for these roundings.
 
 Source: torch.nn.Linear, torch.nn.functional.relu, gelu and silu (2.13.0) for the formulas; the
-gradients are derived here, by the chain rule.  Exactness: see `equivtest.kit.oracle.exact`.
+gradients are derived here, by the chain rule.  Exactness: see `equivtest.oracle.exact`.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from equivtest.cases.case import at_step
+from equivtest.cases.values import draw
 from equivtest.families.training.case import EXACT_MODES, PerceptronCase
 from equivtest.families.training.data_parallel.case import DataParallelCase
 from equivtest.families.training.oracle.clipping import clipped, total_norm
 from equivtest.families.training.oracle.tied import ONE_STORAGE, grad_of_tied, weight_of_out_proj
 from equivtest.families.training.oracle.updates import adamw, sgd_momentum, sgd_parameter
-from equivtest.kit.case import at_step
-from equivtest.kit.oracle import expect, expect_held
-from equivtest.kit.oracle.averages import Averages
-from equivtest.kit.oracle.expected import Expected, ExpectedTensor
-from equivtest.kit.oracle.held import Held, whole
-from equivtest.kit.oracle.operations import Found, Operations
-from equivtest.kit.oracle.rounding import Operand
-from equivtest.kit.values import draw
+from equivtest.oracle import expect, expect_held
+from equivtest.oracle.averages import Averages
+from equivtest.oracle.expected import Expected, ExpectedTensor
+from equivtest.oracle.held import Held, whole
+from equivtest.oracle.operations import Found, Operations
+from equivtest.oracle.rounding import Operand
 
 
 @expect.register

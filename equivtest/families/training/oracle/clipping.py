@@ -4,7 +4,7 @@ Letters: g all elements of all gradients, p the norm's type, N = (sum |g|**p)**(
 allowed; g is multiplied by min(1, c / (N + 1e-6)).
 
 The largest magnitude, p = inf, is one of them: no rounding.  A sum of magnitudes, p = 1, is exact where
-they are integers of few enough bits (`equivtest.kit.oracle.exact`).  Else derived here, for every way that
+they are integers of few enough bits (`equivtest.oracle.exact`).  Else derived here, for every way that
 takes norms of parts and then the norm of these.  In S = sum |g|**p, whose terms have one sign, every
 rounding is relative: each of n terms meets gamma(n, u_a) within a part, and a norm that is stored, being
 the root of a sum, p (u_o + f u_a) where f u_a is what the root itself is off.  Parts are the ranks'
@@ -28,9 +28,9 @@ from dataclasses import replace
 import torch
 
 from equivtest.families.training.oracle.optimizers import Interval
-from equivtest.kit.oracle.exact import Sum, find_integers, sum_terms
-from equivtest.kit.oracle.operations import Found, Operations
-from equivtest.kit.oracle.rounding import Arithmetic, Bounded, bounded, gamma, growth, where_finite
+from equivtest.oracle.exact import Sum, find_integers, sum_terms
+from equivtest.oracle.operations import Found, Operations
+from equivtest.oracle.rounding import Arithmetic, Bounded, bounded, gamma, growth, where_finite
 from equivtest.tensors import DTYPES
 
 EPS = 1e-6

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from equivtest.kit.oracle.rounding import (
+from equivtest.oracle.rounding import (
     SLACK_TERMS,
     U_REFERENCE,
     Arithmetic,

@@ -18,9 +18,9 @@ from dataclasses import replace
 import torch
 
 from equivtest.families.training.case import PerceptronCase
-from equivtest.kit.oracle.averages import Averages
-from equivtest.kit.oracle.exact import InexactData, find_integers
-from equivtest.kit.oracle.operations import Found
+from equivtest.oracle.averages import Averages
+from equivtest.oracle.exact import InexactData, find_integers
+from equivtest.oracle.operations import Found
 
 ONE_STORAGE = Found(torch.tensor(1.0, dtype=torch.float64), None, "equal: one parameter, whatever its places")
 

@@ -12,8 +12,8 @@ import torch
 
 from equivtest.families.training.case import PerceptronCase
 from equivtest.families.training.oracle.optimizers import AdamOptions, SgdOptions, adamw_step, sgd_step
-from equivtest.kit.oracle.operations import Found, Operations
-from equivtest.kit.oracle.rounding import Bounded, Operand
+from equivtest.oracle.operations import Found, Operations
+from equivtest.oracle.rounding import Bounded, Operand
 
 
 def sgd_momentum(

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from equivtest.cases.case import Shape, replicated, require
 from equivtest.families.training.case import PerceptronCase, base_of
-from equivtest.kit.case import Shape, replicated, require
 from equivtest.layout import Layout, Shard
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from equivtest.cases.case import at_step
 from equivtest.families.training.sequence.case import MlpCase
-from equivtest.kit.case import at_step
-from equivtest.kit.oracle.collectives import Collectives, distribute_parameters, expected_collectives, redistribute
 from equivtest.layout import Partial, Replicate
+from equivtest.oracle.collectives import Collectives, distribute_parameters, expected_collectives, redistribute
 
 
 @expected_collectives.register

@@ -7,14 +7,14 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.nn import functional
 
+from equivtest.cases.case import at_step
+from equivtest.cases.defect import answers_of, defect
+from equivtest.cases.subject import Given
 from equivtest.families.linear.defects.layers import swap_between_first_two
 from equivtest.families.training.case import PerceptronCase
 from equivtest.families.training.sequence.case import MlpCase
 from equivtest.families.training.sequence.subject import Run
 from equivtest.families.training.subject import Activation, Mlp
-from equivtest.kit.case import at_step
-from equivtest.kit.defect import answers_of, defect
-from equivtest.kit.subject import Given
 
 
 class _Stale(Run):

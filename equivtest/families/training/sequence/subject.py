@@ -15,10 +15,10 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
+from equivtest.cases.case import at_step
+from equivtest.cases.subject import Answers, Given, as_dtensor, torch_placement
 from equivtest.families.training.sequence.case import MlpCase
 from equivtest.families.training.subject import Mlp, PerceptronRun
-from equivtest.kit.case import at_step
-from equivtest.kit.subject import Answers, Given, as_dtensor, torch_placement
 
 
 def sequence_parallel_mlp(case: MlpCase, mesh: DeviceMesh, given: Given) -> Answers:

@@ -9,9 +9,9 @@ import math
 from dataclasses import dataclass
 from typing import Annotated
 
+from equivtest.cases.case import Shape, require
+from equivtest.cases.rules import Dims, OneOf
 from equivtest.families.training.data_parallel.case import DataParallelCase
-from equivtest.kit.case import Shape, require
-from equivtest.kit.rules import Dims, OneOf
 from equivtest.layout import Layout, Replicate, Shard
 
 TWO_AXIS_STYLES = ("fsdp2_tp", "hsdp")

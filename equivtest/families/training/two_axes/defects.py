@@ -12,10 +12,10 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.distributed.tensor.parallel import ParallelStyle, PrepareModuleOutput, RowwiseParallel
 
+from equivtest.cases.defect import answers_of, defect
 from equivtest.families.training.subject import Mlp
 from equivtest.families.training.two_axes.case import TwoAxisCase
 from equivtest.families.training.two_axes.subject import Fsdp2TpRun, HsdpRun
-from equivtest.kit.defect import answers_of, defect
 
 
 class _DividedByAll(Fsdp2TpRun):

@@ -7,10 +7,10 @@ from functools import cache
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
+from equivtest.cases.case import Shape
+from equivtest.cases.picks import pick
 from equivtest.families.training.data_parallel.strategy import TIES_DRAWN, _pick_data_parallel
 from equivtest.families.training.two_axes.case import TwoAxisCase
-from equivtest.kit.case import Shape
-from equivtest.kit.picks import pick
 from equivtest.property import Space
 
 USE_LOCAL_OUTPUT = (True, False, False)

@@ -15,10 +15,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
+from equivtest.cases.subject import Answers, Given, require_fsdp2
 from equivtest.families.training.data_parallel.subject import Fsdp2Run
 from equivtest.families.training.subject import Mlp
 from equivtest.families.training.two_axes.case import TwoAxisCase
-from equivtest.kit.subject import Answers, Given, require_fsdp2
 
 
 def fsdp2_tp_mlp(case: TwoAxisCase, mesh: DeviceMesh, given: Given) -> Answers:

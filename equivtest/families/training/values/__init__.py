@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from equivtest.cases.values import draw
 from equivtest.families.training.case import PerceptronCase
 from equivtest.families.training.values.exact import draw_mlp
 from equivtest.families.training.values.real import draw_real_mlp
-from equivtest.kit.values import draw
 
 
 @draw.register

@@ -29,10 +29,10 @@ import math
 
 import torch
 
+from equivtest.cases.case import at_step
+from equivtest.cases.values.integers import generator, hash_of, odd_floor, odd_integers, permutation
 from equivtest.families.training.case import PerceptronCase, base_of
 from equivtest.families.training.values.exact_plan import WIDE, Plan, choose_plan
-from equivtest.kit.case import at_step
-from equivtest.kit.values.integers import generator, hash_of, odd_floor, odd_integers, permutation
 from equivtest.tensors import DTYPES, SIGNIFICAND_BITS
 
 _LARGEST_UPDATE = 4  # in units of the parameters, in float16

@@ -9,7 +9,7 @@ import functools
 from dataclasses import dataclass, replace
 from typing import Any
 
-from equivtest.kit.values.integers import odd_floor
+from equivtest.cases.values.integers import odd_floor
 
 WIDE = {"wide-x": "x", "wide-in": "w1", "wide-out": "w2", "wide-g": "g"}
 """Mode -> the magnitude of a plan that takes the whole significand."""

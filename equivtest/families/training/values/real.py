@@ -16,9 +16,9 @@ import math
 
 import torch
 
+from equivtest.cases.values.integers import generator, hash_of, signs
+from equivtest.cases.values.real import nearly_normal, without_subnormals
 from equivtest.families.training.case import PerceptronCase, base_of
-from equivtest.kit.values.integers import generator, hash_of, signs
-from equivtest.kit.values.real import nearly_normal, without_subnormals
 from equivtest.tensors import DTYPES
 
 _SCALES = (1.0, 0.3, 3.0)  # of x, each bias and each cotangent: far from overflow and subnormals in float16

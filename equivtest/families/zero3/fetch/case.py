@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from equivtest.kit.case import Case, Refused, Shape, replicated, require
-from equivtest.kit.case_tensor import CaseTensor
-from equivtest.kit.rules import OneOf
+from equivtest.cases.case import Case, Refused, Shape, replicated, require
+from equivtest.cases.case_tensor import CaseTensor
+from equivtest.cases.rules import OneOf
 from equivtest.layout import Flat, Layout
 
 PADDINGS = ("nan", "large")

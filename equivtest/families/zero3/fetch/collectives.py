@@ -5,9 +5,9 @@ Letters: w ranks, s_i and A_i elements of one partition of parameter i and of al
 
 from __future__ import annotations
 
-from equivtest.collective import Collective
+from equivtest.base.collective import Collective
 from equivtest.families.zero3.fetch.case import FetchCase
-from equivtest.kit.oracle.collectives import Collectives, expected_collectives
+from equivtest.oracle.collectives import Collectives, expected_collectives
 from equivtest.tensors import DTYPES
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from equivtest.cases.values import draw
 from equivtest.families.zero3.fetch.case import FetchCase
-from equivtest.kit.oracle import expect
-from equivtest.kit.oracle.declared import smallest_kept
-from equivtest.kit.oracle.expected import COPIED, Expected, ExpectedTensor
-from equivtest.kit.values import draw
+from equivtest.oracle import expect
+from equivtest.oracle.declared import smallest_kept
+from equivtest.oracle.expected import COPIED, Expected, ExpectedTensor
 
 
 @expect.register

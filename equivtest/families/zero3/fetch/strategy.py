@@ -7,9 +7,9 @@ import math
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
+from equivtest.cases.case import Shape
+from equivtest.cases.picks import RECORDS, REFUSED_MODES, pick, pick_run, pick_shape, pick_values
 from equivtest.families.zero3.fetch.case import PADDINGS, FetchCase, RefusedFetchCase
-from equivtest.kit.case import Shape
-from equivtest.kit.picks import RECORDS, REFUSED_MODES, pick, pick_run, pick_shape, pick_values
 from equivtest.property import Space
 
 FETCH_DRAWS = ("special", "index", "wide", "dense", "special")

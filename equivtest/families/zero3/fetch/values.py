@@ -6,10 +6,10 @@ import math
 
 import torch
 
+from equivtest.cases.values import draw
+from equivtest.cases.values.integers import generator, odd_integers, other_dtype, signs
+from equivtest.cases.values.special import INTEGERS, draw_patterns, draw_special
 from equivtest.families.zero3.fetch.case import FetchCase, RefusedFetchCase
-from equivtest.kit.values import draw
-from equivtest.kit.values.integers import generator, odd_integers, other_dtype, signs
-from equivtest.kit.values.special import INTEGERS, draw_patterns, draw_special
 from equivtest.tensors import DTYPES, SIGNIFICAND_BITS
 
 
@@ -23,7 +23,7 @@ def draw_fetch(case: FetchCase, index: int) -> dict[str, torch.Tensor]:
             tells where it came from.
         wide: All significand bits and all normal exponents of the dtype.
         special: One of signed zeros, infinities, NaN, subnormals and extremes, the one that has the
-            number `seed`, between -0.0 and odd integers; see `equivtest.kit.values.special`.
+            number `seed`, between -0.0 and odd integers; see `equivtest.cases.values.special`.
         every-bit-pattern: All patterns of 16 bits in turn, through all parameters, from `seed` on.
     """
     mode, seed = case.values[index]

@@ -29,10 +29,10 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
+from equivtest.cases.case import Case, Shape, replicated, require
+from equivtest.cases.case_tensor import CaseTensor
+from equivtest.cases.rules import OneOf
 from equivtest.families.zero3.fetch.case import FETCH_COLLECTIVES, PADDINGS
-from equivtest.kit.case import Case, Shape, replicated, require
-from equivtest.kit.case_tensor import CaseTensor
-from equivtest.kit.rules import OneOf
 from equivtest.layout import Flat, Layout, Shard
 
 FETCHES = ("fetch", "launch", "fail")

@@ -7,10 +7,10 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
+from equivtest.cases.picks import pick, pick_run
 from equivtest.families.zero3.fetch.case import PADDINGS
 from equivtest.families.zero3.fetch.strategy import pick_parameter
 from equivtest.families.zero3.lifecycle.case import FETCHES, MAX_OPERATIONS, VERBS, WITHOUT_NAMES, LifecycleCase
-from equivtest.kit.picks import pick, pick_run
 from equivtest.property import Space
 
 LIFECYCLE_MODES = (("dense",), ("index",), ("dense", "index"))

@@ -7,7 +7,7 @@ Cotangents are multiples of w, so that averages over ranks are integers.  In one
 add up to at most w m g, and all gradients between two steps to MAX_OPERATIONS m g at most.  An update
 takes half of that away, so that parameters are integers in units of 1/2: 2 b + MAX_OPERATIONS m g of
 them at most.  All three stay within 2**p, hence every partial sum is a value of the dtype: see
-`equivtest.kit.oracle.exact`, where the oracle proves it of the numbers drawn.
+`equivtest.oracle.exact`, where the oracle proves it of the numbers drawn.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import math
 
 import torch
 
+from equivtest.cases.values import draw
+from equivtest.cases.values.integers import generator, odd_floor, odd_integers, permutation, signs
 from equivtest.families.zero3.lifecycle.case import MAX_OPERATIONS, LifecycleCase
-from equivtest.kit.values import draw
-from equivtest.kit.values.integers import generator, odd_floor, odd_integers, permutation, signs
 from equivtest.tensors import DTYPES, SIGNIFICAND_BITS
 
 LARGEST_QUOTIENT = 99

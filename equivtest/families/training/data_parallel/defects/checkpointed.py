@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from equivtest.cases.defect import answers_of, defect
 from equivtest.families.training.data_parallel.case import DataParallelCase
 from equivtest.families.training.data_parallel.subject import Fsdp2Run
 from equivtest.families.training.subject import Mlp
@@ -15,7 +16,6 @@ from equivtest.families.training.zero3.subject import Zero3Run
 from equivtest.families.training.zero3.subject.engine import Engine
 from equivtest.families.training.zero3.subject.layer import Layer
 from equivtest.families.zero3.fetch.subject import fetch_by_all_gather
-from equivtest.kit.defect import answers_of, defect
 
 _WEIGHTS = ("in_proj.weight", "out_proj.weight")
 

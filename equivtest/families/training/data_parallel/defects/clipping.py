@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from equivtest.cases.defect import answers_of, defect
 from equivtest.families.training.data_parallel.case import DataParallelCase
 from equivtest.families.training.data_parallel.subject import DdpRun
 from equivtest.families.training.two_axes.case import TwoAxisCase
@@ -13,7 +14,6 @@ from equivtest.families.training.two_axes.subject import HsdpRun
 from equivtest.families.training.zero3.subject import Zero3Run
 from equivtest.families.training.zero3.subject.clipping import scale
 from equivtest.families.zero3.fetch.subject import all_gather, fetch_by_all_gather, fetch_by_all_reduce
-from equivtest.kit.defect import answers_of, defect
 
 
 class _Local(Zero3Run):

@@ -9,6 +9,7 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
+from equivtest.cases.defect import answers_of, defect
 from equivtest.families.training.data_parallel.case import DataParallelCase
 from equivtest.families.training.data_parallel.case_refused import RefusedShardingCase
 from equivtest.families.training.data_parallel.subject import DdpRun, Fsdp2Run, RefusedRun
@@ -17,7 +18,6 @@ from equivtest.families.training.zero3.subject.engine import Engine
 from equivtest.families.training.zero3.subject.layer import Layer
 from equivtest.families.zero3.fetch.subject import Status, fetch_by_all_gather, fetch_by_all_reduce
 from equivtest.families.zero3.subject.gradients import Gradients
-from equivtest.kit.defect import answers_of, defect
 
 
 class _Summed(DdpRun):

@@ -8,13 +8,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from equivtest.cases.defect import answers_of, defect
 from equivtest.families.training.data_parallel.case import DataParallelCase
 from equivtest.families.training.data_parallel.subject import DdpRun, Fsdp2Run
 from equivtest.families.training.zero3.subject import Zero3Run
 from equivtest.families.training.zero3.subject.engine import Engine
 from equivtest.families.training.zero3.subject.layer import Layer
 from equivtest.families.zero3.fetch.subject import PartitionedParameter, fetch_by_all_gather, fetch_by_all_reduce
-from equivtest.kit.defect import answers_of, defect
 
 
 def _trained(style: str) -> DataParallelCase:

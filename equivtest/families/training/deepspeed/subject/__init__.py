@@ -19,12 +19,12 @@ from torch import distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from equivtest.cases.subject import Answers, Given
 from equivtest.errors import Unsupported
 from equivtest.families.training.data_parallel.subject import DataParallelRun
 from equivtest.families.training.deepspeed.case import EngineCase
 from equivtest.families.training.deepspeed.subject.fetch import FLAG, joined_deepspeed, restore_linear
 from equivtest.families.training.subject import STATE_KEYS, Mlp
-from equivtest.kit.subject import Answers, Given
 
 TAG = "saved"
 

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
+from equivtest.cases.subject import Answers, Given
 from equivtest.families.training.deepspeed.case import EngineCase
 from equivtest.families.training.deepspeed.subject import DeepSpeedRun, live
 from equivtest.families.training.subject import STATE_KEYS
-from equivtest.kit.subject import Answers, Given
 
 
 def deepspeed_mlp_stages_1_and_2(case: EngineCase, mesh: DeviceMesh, given: Given) -> Answers:

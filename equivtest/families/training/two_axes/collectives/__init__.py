@@ -5,7 +5,7 @@ from __future__ import annotations
 from equivtest.families.training.two_axes.case import TwoAxisCase
 from equivtest.families.training.two_axes.collectives.fsdp2_tp import fsdp2_tp_collectives
 from equivtest.families.training.two_axes.collectives.hsdp import hsdp_collectives
-from equivtest.kit.oracle.collectives import Collectives, expected_collectives
+from equivtest.oracle.collectives import Collectives, expected_collectives
 
 
 @expected_collectives.register

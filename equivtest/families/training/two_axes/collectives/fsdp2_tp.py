@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from equivtest.collective import Collective
+from equivtest.base.collective import Collective
+from equivtest.cases.case import Shape
 from equivtest.families.training.case import LAYERS
 from equivtest.families.training.two_axes.case import TwoAxisCase
 from equivtest.families.training.two_axes.collectives.hsdp import name_group
-from equivtest.kit.case import Shape
-from equivtest.kit.oracle.collectives import Collectives
 from equivtest.layout import shard_bounds
+from equivtest.oracle.collectives import Collectives
 from equivtest.tensors import DTYPES
 
 HIDDEN_DIM = {"in_proj.weight": 0, "in_proj.bias": 0, "out_proj.weight": 1}

@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from equivtest.collective import Collective
+from equivtest.base.collective import Collective
 from equivtest.families.training.case import LAYERS
 from equivtest.families.training.two_axes.case import TwoAxisCase
-from equivtest.kit.oracle.collectives import Collectives
+from equivtest.oracle.collectives import Collectives
 from equivtest.tensors import DTYPES
 
 

@@ -11,13 +11,13 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from equivtest.cases.subject import Answers, Given
 from equivtest.families.training.data_parallel.case import DataParallelCase
 from equivtest.families.training.data_parallel.subject import DataParallelRun
 from equivtest.families.training.subject import Mlp
 from equivtest.families.training.zero3.subject.clipping import global_norm, scale
 from equivtest.families.training.zero3.subject.engine import Engine
 from equivtest.families.zero3.fetch.subject import Fetcher, fetch_by_all_gather, fetch_by_all_reduce
-from equivtest.kit.subject import Answers, Given
 from equivtest.tensors import DTYPES
 
 

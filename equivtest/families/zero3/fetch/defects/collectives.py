@@ -10,6 +10,7 @@ import torch
 from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from equivtest.cases.defect import argument_of, defect
 from equivtest.families.zero3.fetch.case import FetchCase
 from equivtest.families.zero3.fetch.subject import (
     Fetch,
@@ -18,7 +19,6 @@ from equivtest.families.zero3.fetch.subject import (
     fetch_by_all_reduce,
     run_fetch,
 )
-from equivtest.kit.defect import argument_of, defect
 from equivtest.tensors import Placed
 
 Given = Mapping[str, torch.Tensor]

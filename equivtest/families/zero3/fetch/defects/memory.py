@@ -10,6 +10,7 @@ from functools import partial
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
+from equivtest.cases.defect import argument_of, defect
 from equivtest.families.zero3.fetch.case import FetchCase, RefusedFetchCase
 from equivtest.families.zero3.fetch.defects.partitions import Given, Parameters
 from equivtest.families.zero3.fetch.subject import (
@@ -19,7 +20,6 @@ from equivtest.families.zero3.fetch.subject import (
     fetch_by_all_reduce,
     run_fetch,
 )
-from equivtest.kit.defect import argument_of, defect
 from equivtest.tensors import Placed
 
 Answers = dict[str, Placed]

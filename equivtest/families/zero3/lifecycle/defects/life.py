@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
+from equivtest.cases.defect import defect
 from equivtest.families.zero3.fetch.subject import Fetcher, Status, fetch_by_all_gather, fetch_by_all_reduce
 from equivtest.families.zero3.lifecycle.case import LifecycleCase
 from equivtest.families.zero3.lifecycle.subject import Answers, Given, Life
 from equivtest.families.zero3.lifecycle.subject.store import Store, whole_of
 from equivtest.families.zero3.subject.gradients import Gradients
-from equivtest.kit.defect import defect
 
 FETCHERS: dict[str, Fetcher] = {"all_gather": fetch_by_all_gather, "all_reduce": fetch_by_all_reduce}
 

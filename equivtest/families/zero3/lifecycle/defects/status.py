@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from torch.distributed.device_mesh import DeviceMesh
 
+from equivtest.cases.defect import defect
 from equivtest.families.zero3.fetch.subject import (
     Fetch,
     PartitionedParameter,
@@ -18,7 +19,6 @@ from equivtest.families.zero3.lifecycle.case import LifecycleCase
 from equivtest.families.zero3.lifecycle.defects.life import live
 from equivtest.families.zero3.lifecycle.subject import Answers, Given, Life
 from equivtest.families.zero3.lifecycle.subject.store import Store
-from equivtest.kit.defect import defect
 
 # Statuses and refusals.
 

@@ -7,8 +7,8 @@ import torch
 from equivtest.families.zero3.lifecycle.case import REFUSALS, STATUSES, LifecycleCase
 from equivtest.families.zero3.lifecycle.oracle.costs import memory_after
 from equivtest.families.zero3.lifecycle.oracle.model import Moment, moments
-from equivtest.kit.oracle import expect
-from equivtest.kit.oracle.expected import COPIED, Expected, ExpectedTensor
+from equivtest.oracle import expect
+from equivtest.oracle.expected import COPIED, Expected, ExpectedTensor
 
 TOLD = "equal: what the unsharded model says"
 COMPUTED = "equal: integers times a power of two"

@@ -23,10 +23,10 @@ Source: Rajbhandari et al., ZeRO (2020), sections 5.3 and 7.2.2; DeepSpeed PR 54
 
 from __future__ import annotations
 
-from equivtest.collective import Collective
+from equivtest.base.collective import Collective
 from equivtest.families.zero3.lifecycle.case import FETCHES, MEMORY, LifecycleCase
 from equivtest.families.zero3.lifecycle.oracle.model import Moment, moments
-from equivtest.kit.oracle.collectives import Collectives, expected_collectives
+from equivtest.oracle.collectives import Collectives, expected_collectives
 from equivtest.tensors import DTYPES
 
 

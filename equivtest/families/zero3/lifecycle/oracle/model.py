@@ -3,7 +3,7 @@
 Letters: w ranks, c and x a rank's cotangent and factor.  Per use the gradient of a parameter is
 sum(c x) / w over the ranks' rows; a step takes LEARNING_RATE times the sum of gradients away.
 
-Exact where each of these sums is an integer of at most 2**p units: see `equivtest.kit.oracle.exact`.
+Exact where each of these sums is an integer of at most 2**p units: see `equivtest.oracle.exact`.
 
 Source: Rajbhandari et al., ZeRO (2020), section 5.3, for what may be whole when; ZeroParamStatus and
 GatheredParameters in deepspeed/runtime/zero/partition_parameters.py (0.19.8) for statuses, what is
@@ -17,9 +17,9 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from equivtest.cases.values import draw
 from equivtest.families.zero3.lifecycle.case import FETCHES, LEARNING_RATE, LifecycleCase, Operation
-from equivtest.kit.oracle.exact import find_integers, sum_terms
-from equivtest.kit.values import draw
+from equivtest.oracle.exact import find_integers, sum_terms
 from equivtest.tensors import DTYPES
 
 NEEDED = dict.fromkeys((*FETCHES, "load"), "not available") | dict.fromkeys(

@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from equivtest import limits
+from equivtest.base import limits
 
 
 class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -1,0 +1,109 @@
+"""What a backend may be without, by name: the collectives that are probed, and what a run allows to be lacking."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from equivtest.base import limits
+from equivtest.base.importing import suggestion
+from equivtest.errors import Misuse
+
+PROBED = (
+    "all_reduce",
+    "all_gather_into_tensor",
+    "reduce_scatter_tensor",
+    "broadcast",
+    "all_gather",
+    "reduce",
+    "scatter",
+    "all_to_all_single",
+    "all_to_all",
+    "gather",
+    "reduce_scatter",
+    "send_and_receive",
+    "barrier",
+)
+"""Functions of torch.distributed that are probed, by the names of torch 2.12: the first nine are those that subjects,
+DTensor, DDP, FSDP2 and DeepSpeed call."""
+
+FUNCTIONS = (
+    *PROBED,
+    "batched_send_and_receive",
+    "tagged_send_and_receive",
+    "all_gather_object",
+    "gather_object",
+    "broadcast_object_list",
+    "scatter_object_list",
+    "monitored_barrier",
+    "all_to_all_single_uneven",
+    "functional_all_reduce",
+    "functional_all_gather_tensor",
+    "functional_reduce_scatter_tensor",
+    "functional_broadcast",
+    "functional_all_to_all_single",
+    "functional_all_to_all_single_uneven",
+    "int64_all_reduce",
+    "int64_reduce",
+    "int64_reduce_scatter_tensor",
+    "coalesced_all_reduce",
+    "coalesced_all_gather_into_tensor",
+    "coalesced_reduce_scatter_tensor",
+)
+"""Those that are probed, and those that the property `collectives` alone calls, as its cases name them."""
+
+REDUCING = tuple(name for name in FUNCTIONS if name.endswith(("reduce", "reduce_scatter", "reduce_scatter_tensor")))
+REDUCTIONS = ("sum", "max", "min", "avg", "product", "premul", "band", "bor", "bxor")
+"""Behind a function of REDUCING, as in 'all_reduce_avg': of that reduction alone."""
+
+OF_ONE_BACKEND = ("monitored_barrier", "tagged_send_and_receive", *(f"{name}_premul" for name in REDUCING))
+"""What torch documents for one backend alone, gloo or NCCL, or not for NCCL: no run is red if another refuses it.
+
+Source: the docstrings of monitored_barrier, of ReduceOp and of isend in torch.distributed (2.13.0).
+"""
+
+ALL = "all"
+RELEASE = "release"
+"""Stands for what this release of torch, or of a library, has not."""
+
+
+def parse_allowed(names: Iterable[str]) -> frozenset[str]:
+    """What --allow-unsupported names: dtypes, 'dtype:function', 'dtype:function_reduction', RELEASE or ALL.
+
+    Raises:
+        Misuse: a name is none of these.
+    """
+    allowed = frozenset(names)
+    for name in sorted(allowed - {ALL, RELEASE}):
+        dtype, colon, function = name.partition(":")
+        if dtype not in limits.DTYPES:
+            known = [ALL, RELEASE, *limits.DTYPES]
+            raise Misuse(f"--allow-unsupported: unknown dtype {dtype!r} in {name!r}; {suggestion(dtype, known)}")
+        if colon and function_of(function) not in FUNCTIONS:
+            wanted = suggestion(function, list(FUNCTIONS))
+            raise Misuse(f"--allow-unsupported: unknown collective {function!r} in {name!r}; {wanted}")
+    return allowed
+
+
+def is_allowed(lacking: Collection[str], allowed: Collection[str]) -> bool:
+    """Whether a run allows all that a verdict lacks; it allows what is OF_ONE_BACKEND.
+
+    Args:
+        lacking: 'dtype:function' of each collective that the backend refused, or 'dtype:function_reduction' where it
+            refused that reduction alone; empty where a release has not something.
+    """
+    if ALL in allowed:
+        return True
+    if not lacking:
+        return RELEASE in allowed
+    return all(
+        name.partition(":")[2] in OF_ONE_BACKEND
+        or any(wider in allowed for wider in (name, function_of(name), name.partition(":")[0]))
+        for name in lacking
+    )
+
+
+def function_of(name: str) -> str:
+    """The name of a collective without its reduction; 'all_reduce' for 'all_reduce_avg', a dtype before it stays."""
+    function, _, reduction = name.rpartition("_")
+    is_of_one = reduction in REDUCTIONS and function.rpartition(":")[2] in REDUCING
+    return function if is_of_one else name

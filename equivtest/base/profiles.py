@@ -1,0 +1,121 @@
+"""How much a run does: the profiles, and the searches that one property is divided into."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from equivtest.base import limits
+
+SHARD_KINDS = ("even", "uneven", "empty")
+ANY = "any"  # shard kind of every case of a property of refusals
+
+PER_CELL = 20
+"""Conclusive verdicts that a conformance run wants of each claim in each cell."""
+MAX_INCONCLUSIVE = 0.05
+"""The part of a cell's verdicts, inconclusive ones among them, that may be inconclusive: more are drawn until it is."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """How many cases a property of weight 1 gets; the shipped properties weigh 107 together, 123 with DeepSpeed.
+
+    Attributes:
+        single: Cases on one rank; few, since nothing is sharded there.
+        several: Cases on each larger world size.
+        chunk: Most cases in one search: small enough to share out over xdist workers, large
+            enough that starting a world does not matter.
+        world_sizes: Unless --world-sizes says otherwise.
+        repeats: Whether a search is repeated with fresh seeds until the time is up.
+        requires_cells: Whether a cell of the case space without a conclusive verdict is a failure.
+        per_cell: Conclusive verdicts wanted on each claim in every cell, on cases beyond `single` and `several`.
+        audits_alone: Whether nothing runs but each property's audit, whole.
+        is_first_look: Whether what holds may fail in the other profiles, as the summary then says.
+        minutes: Duration of all shipped properties on two quiet cores, as measured; 0 if it was not measured.
+    """
+
+    single: int
+    several: int
+    chunk: int = 30
+    world_sizes: tuple[int, ...] = limits.WORLD_SIZES
+    repeats: bool = False
+    requires_cells: bool = False
+    per_cell: int = 0
+    audits_alone: bool = False
+    is_first_look: bool = False
+    minutes: int = 0
+
+    @property
+    def draws_many(self) -> bool:
+        """Whether a run draws so many cases that it finds what a gate does not."""
+        return self.repeats or self.requires_cells
+
+
+AUDIT_PROFILE = "audit"
+"""What `equivtest audit` runs."""
+AUDIT_LABEL = "audit"
+"""What stands in brackets in the name of a property's audit."""
+
+PROFILES: dict[str, Profile] = {
+    "smoke": Profile(single=1, several=1, is_first_look=True),
+    "gate": Profile(single=1, several=3, minutes=5),
+    "soak": Profile(single=1, several=4, world_sizes=limits.SOAK_WORLD_SIZES, repeats=True),
+    "conformance": Profile(single=10, several=20, requires_cells=True, per_cell=PER_CELL, minutes=25),
+    AUDIT_PROFILE: Profile(single=0, several=0, audits_alone=True),
+}
+
+DEFAULT_PROFILE = "gate"
+SOAK_S = 600.0  # --max-time where it is not given
+
+
+@dataclass(frozen=True)
+class Part:
+    """One search of a property: `num_cases` cases on `world_size` ranks, number `index` there.
+
+    Attributes:
+        per_cell: Its share of the draws that a profile wants in every cell.
+    """
+
+    world_size: int
+    index: int
+    num_cases: int
+    per_cell: int = 0
+
+    @property
+    def cost(self) -> int:
+        """About how long it takes, in no unit: a visit takes longer the more ranks there are."""
+        return self.num_cases * (1 + self.world_size)
+
+    @property
+    def label(self) -> str:
+        """What stands in brackets in the item's name."""
+        return f"w{self.world_size}-{self.index}"
+
+
+def plan(profile: Profile, world_sizes: Iterable[int], weight: int = 1) -> tuple[Part, ...]:
+    """The searches of one property, smallest world first; their sizes differ by one at most."""
+    parts = []
+    for world_size in world_sizes:
+        num_cases = weight * (profile.single if world_size == 1 else profile.several)
+        if not num_cases:
+            continue
+        num_parts = -(-num_cases // profile.chunk)
+        sizes = [num_cases // num_parts + (index < num_cases % num_parts) for index in range(num_parts)]
+        per_cell = -(-profile.per_cell // num_parts)
+        parts += [Part(world_size, index, size, per_cell) for index, size in enumerate(sizes)]
+    return tuple(parts)
+
+
+def wanted_kinds(
+    world_size: int, *, refusals: bool, shards: bool = True, conclusive: Collection[str] = ()
+) -> tuple[str, ...]:
+    """The shard kinds that a conformance run must conclude on, by number of ranks.
+
+    Args:
+        refusals: Whether the property is about cases outside the contract, whose shards do not matter.
+        shards, conclusive: `Property.shards` and `Property.conclusive_shards`.
+    """
+    if refusals:
+        return (ANY,)
+    kinds = SHARD_KINDS if shards and world_size > 1 else ("even",)  # one rank holds everything
+    return tuple(kind for kind in kinds if kind in (conclusive or kinds))

@@ -1,0 +1,1 @@
+"""The files of a captured run, read as if a hostile author had written them."""

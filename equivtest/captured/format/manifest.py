@@ -1,0 +1,161 @@
+"""What one rank says of its part of a run: plain data, versioned, checked when it is read."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+
+from equivtest.base import limits
+from equivtest.captured.format.tensor_file import open_plainly
+from equivtest.errors import Misuse
+
+KIND, VERSION = "equivtest capture", 3
+"""Raised when a reader of the old form would misread the new one."""
+
+Shape = tuple[int, ...]
+
+
+class Parameter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One parameter of the unsharded model; its dtype is written as 'float32'."""
+
+    shape: Shape
+    dtype: str
+    requires_grad: bool
+
+
+class Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One tensor that the rank held.
+
+    Attributes:
+        sha256: Of its bytes in the file of tensors, where its shape and dtype stand.
+        layout: Its placement on each axis of the mesh, '' where nothing is said; empty: it is a plain tensor.
+        order: Which axis divides first, as of `equivtest.layout.Layout`.
+        whole: Global shape, where the tensor says it.
+        is_listed: Whether 'indices.NAME' in the file says where each element lies in the flattened whole.
+    """
+
+    sha256: str
+    layout: tuple[str, ...] = ()
+    order: tuple[int, ...] = ()
+    whole: Shape | None = None
+    requires_grad: bool = False
+    is_listed: bool = False
+
+
+class ParameterGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Parameters that an optimizer updates alike: their names, and its options, as torch.optim has them."""
+
+    parameters: tuple[str, ...]
+    options: dict[str, bool | int | float | tuple[float, ...] | None]
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What one rank says.
+
+    Attributes:
+        run: Hexadecimal digits that all ranks of one run share, and no other run has.
+        mesh: Ranks along each axis, row by row; `axes` are their names, where they have some.
+        batch, batch_axis: As of `equivtest.module.module_property`.
+        part: Name of the submodule that was captured alone; '': the whole model, and nothing here is of another.
+        inputs: Names, in the order in which the model takes them; `positional` of those handed over by place.
+        outputs: As of `module_property`: which were captured.
+        boundaries: Patterns of the names of those parts that were captured.
+        micro_batches: How often the model was called, on inputs of its own and with a backward of its own each time;
+            gradients of parameters are those of all.
+        parameters: The model's fingerprint: those of the unsharded model, by name.
+        autocast: Device and dtype of autocast around the forward, 'cpu:bfloat16'; '': there was none.
+        tensors: What the file of tensors holds: by the names of answers, 'given.ids' of an input, 'cotangent.loss' of
+            what came to an output from outside of the model, and 'before.NAME' of a buffer before the forward; what is
+            of a later micro-batch is 'micro2.given.ids'.
+        size_bytes: Of the file of tensors.
+        optimizer: Name of the class in torch.optim whose update was captured, and nothing else; '': a forward and
+            backward were.  `groups` are its parameters.
+    """
+
+    kind: str = KIND
+    version: int = VERSION
+    run: str
+    rank: int
+    world_size: int
+    mesh: Shape
+    axes: tuple[str, ...]
+    batch: str
+    batch_axis: str
+    part: str
+    inputs: tuple[str, ...]
+    positional: tuple[str, ...]
+    outputs: tuple[str, ...]
+    boundaries: tuple[str, ...]
+    parameters: dict[str, Parameter]
+    autocast: str
+    tensors: dict[str, Tensor]
+    size_bytes: int
+    optimizer: str
+    groups: tuple[ParameterGroup, ...]
+    torch: str
+    equivtest: str
+    micro_batches: int = 1
+    touched: tuple[str, ...] = ()
+
+
+SHARED = (
+    "world_size", "mesh", "axes", "batch", "batch_axis", "part", "inputs", "positional", "outputs", "boundaries",
+    "parameters", "autocast", "optimizer", "groups", "micro_batches",
+)  # fmt: skip
+"""The fields that are the same on all ranks of a run."""
+
+
+def read_manifest(path: Path) -> Manifest:
+    """What the file says.
+
+    Raises:
+        Misuse: it cannot be read, is no manifest, is of another version, or says what cannot be.
+    """
+    with open_plainly(path) as file:
+        data = file.read(limits.MANIFEST_BYTES + 1)
+    if len(data) > limits.MANIFEST_BYTES:
+        raise Misuse(f"manifest {path} has more than {limits.MANIFEST_BYTES} bytes, which no run's has")
+    try:
+        told = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+        kind, version = (msgspec.json.decode(told[key]) for key in ("kind", "version"))
+    except (msgspec.DecodeError, KeyError, RecursionError, UnicodeDecodeError) as error:
+        raise Misuse(f"manifest {path} is cut off, or no manifest of a captured run: {error}") from error
+    if kind != KIND or version != VERSION:
+        raise Misuse(
+            f"manifest {path} is a {str(kind)[:40]!r} of version {str(version)[:9]}, this equivtest reads {KIND!r} of "
+            f"version {VERSION}: judge it with the version that wrote it"
+        )
+    try:
+        manifest = msgspec.json.decode(data, type=Manifest)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise Misuse(f"manifest {path} is broken: {error}") from error
+    _check(path, manifest)
+    return manifest
+
+
+def _check(path: Path, manifest: Manifest) -> None:
+    """Raises Misuse for what no run says: names that would upset a terminal, sizes that cannot be."""
+    texts = (
+        manifest.axes, manifest.inputs, manifest.positional, manifest.outputs, manifest.boundaries, manifest.parameters,
+        manifest.tensors, (manifest.batch, manifest.batch_axis, manifest.part, manifest.autocast, manifest.optimizer),
+        *(text for group in manifest.groups for text in (group.parameters, group.options)),
+    )  # fmt: skip
+    for text in (text for group in texts for text in group):
+        if len(text) > limits.NAME_CHARS or not text.isprintable():
+            raise Misuse(
+                f"manifest {path} holds {text[:40]!r}: a name is printable, of at most {limits.NAME_CHARS} characters"
+            )
+    if not re.fullmatch(r"[0-9a-f]{32}", manifest.run):
+        raise Misuse(f"manifest {path}: a run has 32 hexadecimal digits, got {manifest.run[:40]!r}")
+    sizes = [*manifest.mesh, *(size for each in manifest.parameters.values() for size in each.shape)]
+    sizes += [manifest.rank, manifest.world_size, manifest.size_bytes]
+    sizes += [size for each in manifest.tensors.values() for size in (*(each.whole or ()), *each.order)]
+    if not all(0 <= size < limits.CAPTURED_SIZE for size in sizes) or not 1 <= len(manifest.mesh) <= 2:
+        raise Misuse(f"manifest {path} speaks of sizes that no run has, or of a mesh of {len(manifest.mesh)} axes")
+    unknown = [name for name in manifest.touched if name not in manifest.tensors]
+    if unknown:
+        raise Misuse(f"manifest {path} says that {unknown[0][:40]!r} was touched, and holds no such tensor")
+    if not 1 <= manifest.micro_batches <= max(1, len(manifest.tensors)):
+        raise Misuse(f"manifest {path} speaks of {manifest.micro_batches} micro-batches, and has not a tensor of each")

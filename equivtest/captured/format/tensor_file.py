@@ -1,0 +1,134 @@
+"""Files of tensors in the safetensors format, read as if somebody hostile had written them: nothing in them is run.
+
+safetensors checks that the header is one, and that every byte belongs to exactly one tensor, when it opens a file.
+
+Source: https://huggingface.co/docs/safetensors/index, "Format"; safetensors 0.8.0.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from io import BufferedReader
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from equivtest.base import limits
+from equivtest.errors import Misuse, reason_of, shorten
+
+DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8,
+    "BOOL": torch.bool,
+}  # fmt: skip
+"""The dtypes that a run may hold, by the format's names."""
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+LENGTH_BYTES = 8
+"""The size of the number in front of a header that says how long the header is."""
+
+
+class Entry(NamedTuple):
+    """What a header says of one tensor."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def digest_of(tensor: torch.Tensor) -> str:
+    """SHA-256 of the bytes of a tensor that is contiguous and on the CPU, in hexadecimal digits."""
+    return hashlib.sha256(tensor.detach().reshape(-1).view(torch.uint8).numpy().data).hexdigest()
+
+
+def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> int:
+    """Writes contiguous tensors of the CPU, and gives the size of the file in bytes; `path` has it when it is whole.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    part = path.with_name(f".{path.name}.part")
+    try:
+        save_file({name: tensor.detach() for name, tensor in tensors.items()}, part)
+        part.replace(path)
+    except SafetensorError as error:  # which is how it tells of a disk that is full
+        raise OSError(f"{part}: {error}") from error
+    finally:
+        part.unlink(missing_ok=True)
+    return path.stat().st_size
+
+
+class TensorFile:
+    """A file of tensors whose header has been checked; each tensor is read when it is asked for.
+
+    Attributes:
+        entries: Of each tensor what the header says, by name.
+        size_bytes: Of the file.
+
+    Raises:
+        Misuse: the file cannot be read, is no such file, or is cut off.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with open_plainly(path) as file:
+            self.size_bytes = os.fstat(file.fileno()).st_size
+            length = int.from_bytes(file.read(LENGTH_BYTES), "little")
+        if limits.HEADER_BYTES < length <= self.size_bytes:
+            raise Misuse(f"{path}: its header has {length} bytes, at most {limits.HEADER_BYTES} are read")
+        try:
+            opened: Any = safe_open(path, "pt")
+            slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118  (no mapping)
+            self.entries = {name: Entry(each.get_dtype(), tuple(each.get_shape())) for name, each in slices.items()}
+        except (SafetensorError, OSError) as error:
+            raise Misuse(f"{path} is no safetensors file, cut off or mixed up: {error}") from error
+        self._opened = opened
+        for name, entry in self.entries.items():
+            what = f"{path}: {name[: limits.NAME_CHARS]!r}"
+            if entry.dtype not in DTYPES:
+                raise Misuse(f"{what} is of dtype {entry.dtype[:16]!r}: a run holds {', '.join(DTYPES)}")
+            if len(entry.shape) > limits.CAPTURED_DIMS:
+                raise Misuse(f"{what} has {len(entry.shape)} dims, at most {limits.CAPTURED_DIMS} are judged")
+
+    def read(self, name: str) -> torch.Tensor:
+        """The tensor of that name.
+
+        Raises:
+            Misuse: its bytes are not there any more, or are no values of its dtype.
+        """
+        try:
+            read: torch.Tensor = self._opened.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise Misuse(f"{self.path}: {name} cannot be read any more: {error}") from error
+        largest = int(read.view(torch.uint8).max()) if read.dtype == torch.bool and read.numel() else 0
+        if largest > 1:
+            raise Misuse(f"{self.path}: {name} is of bool and holds a byte of {largest}, neither 0 nor 1")
+        return read
+
+
+@contextmanager
+def open_plainly(path: Path) -> Iterator[BufferedReader]:
+    """A regular file, open for reading; links are not followed, and nothing else is waited for.
+
+    Raises:
+        Misuse: there is none.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError) as error:
+        is_link = path.is_symlink()
+        raise Misuse(
+            f"{path} is a link, which is never followed: put the file itself there"
+            if is_link
+            else f"{shorten(str(path))} cannot be read: {reason_of(error)}"
+        ) from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # open() raises for a folder
+        os.close(descriptor)
+        raise Misuse(f"{path} is no regular file")
+    with open(descriptor, "rb") as file:
+        yield file

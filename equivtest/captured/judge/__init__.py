@@ -1,0 +1,1 @@
+"""Judges the values of a captured run."""

@@ -1,0 +1,1 @@
+"""Writes the tensors that the ranks of a job hold into a folder."""

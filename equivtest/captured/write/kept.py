@@ -1,0 +1,310 @@
+"""What one rank keeps of a module, or of one part of it, in its forwards and backwards, and what it writes of that."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from equivtest import __version__
+from equivtest.base.files import write_whole
+from equivtest.captured.format.folder import INDICES, paths_of
+from equivtest.captured.format.manifest import Manifest, Parameter, ParameterGroup
+from equivtest.captured.format.tensor_file import NAMES, write_tensors
+from equivtest.captured.write.job import Job, Kept, local_of, told_of
+from equivtest.cases.case import require
+from equivtest.errors import Misuse
+from equivtest.families.module.case_boundaries import is_in_backward
+from equivtest.families.module.case_micro_batches import at_micro_batch, split_micro_batch
+from equivtest.families.module.case_names import by_own_name, own_names
+from equivtest.families.module.subject.recording import PartsMet, WholeMet, named_inputs, unwrapped
+from equivtest.ranks.meshes import rank_in
+from equivtest.ranks.visit import layout_of, waited
+from equivtest.tensors import dtype_name, same_bits, slice_local
+
+
+class Keeper:
+    """Keeps what a part of the job's module holds on this rank.
+
+    Args:
+        path: Name of the part in the unsharded module, '' for all of it.
+        folder: Where this rank writes two files.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        path: str,
+        module: nn.Module,
+        folder: Path,
+        boundaries: tuple[str, ...],
+        outputs: tuple[str, ...],
+    ) -> None:
+        self._job, self._path, self._module, self._folder = job, path, module, folder
+        self._boundaries, self._outputs = boundaries, outputs
+        self._prefix = f"{path}." if path else ""
+        self._own_name = own_names(module)
+        self._parameters = by_own_name(module, module.named_parameters())
+        self._shapes = {
+            name.removeprefix(self._prefix): tuple(shape)
+            for name, shape in job.shapes.items()
+            if name.startswith(self._prefix)
+        }
+        self._autocasts: set[str] = set()
+        self._kept: dict[str, Kept] = {}
+        self._twice: list[str] = []
+        self._touched: list[str] = []
+        self._met = ExitStack()
+        self._inputs: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())  # and which are positional
+        self._micro_batches = 1
+        self._optimizer: tuple[str, tuple[ParameterGroup, ...]] = ("", ())
+
+    def begin(self) -> None:
+        """Keeps parameters and buffers, and has the module tell what it does.
+
+        Raises:
+            Misuse: there is another run in the folder, or gradients are left from before.
+        """
+        self._check()
+        for name in self._shapes:
+            self._keep_parameter("param.", name)
+        self._whole = WholeMet(self._module, self._named_inputs, self._outputs, self._keep, self._look_again)
+        self._met.callback(self._whole.remove)
+        self._met.callback(unwrapped(self._module).register_forward_pre_hook(self._keep_buffers_before).remove)
+        self._parts = PartsMet(self._module, self._boundaries, self._keep, self._whole)
+        self._met.enter_context(self._parts)
+
+    def end(self) -> None:
+        """Has the module run as before."""
+        self._met.close()
+
+    def finish(self) -> None:
+        """Keeps the gradients, and the buffers that have changed.
+
+        Raises:
+            Misuse: there was no forward, or not one backward of each.
+        """
+        calls, what = self._whole.num_calls, self._path or "the module"
+        require(calls > 0, f"{what} was called 0 times within the block: run its forward and backward there")
+        require(
+            not self._twice,
+            f"capture is of one backward of each forward, {''.join(self._twice[:1])} was met by a second one: call "
+            "backward once",
+        )
+        self._micro_batches, self._inputs = calls, self._whole.inputs[0]
+        for number, inputs in enumerate(self._whole.inputs, 1):
+            require(
+                inputs == self._inputs,
+                f"{what} was handed {', '.join(inputs[0])} in call {number} within the block, "
+                f"{', '.join(self._inputs[0])} in the first: hand it the same each time, in the same way",
+            )
+        under = [each or "none" for each in sorted(self._autocasts)]
+        require(len(under) == 1, f"{what} was called under autocast {' and '.join(under)} within the block: take one")
+        came = {number for number, name in map(split_micro_batch, self._kept) if name.startswith("cotangent")}
+        left = [number for number in range(1, calls + 1) if number not in came]
+        require(
+            not left,
+            f"no gradient came back to what {what} gave in call {''.join(map(str, left[:1]))} of {calls} within the "
+            "block: call backward of each there, and run what has none outside of the block",
+        )
+        for name in self._shapes:
+            self._keep_parameter("grad.", name)
+            if self._said(name)[1] is None:
+                self._look_again(f"param.{name}", self._said(name)[0])
+        self._keep_buffers_left(calls)
+
+    def write(self) -> None:
+        """Writes this rank's two files, the manifest last."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path, tensors = paths_of(self._folder, self._job.world.rank)
+        files = {name: kept.local for name, kept in self._kept.items()}
+        files |= {INDICES + name: kept.indices for name, kept in self._kept.items() if kept.indices is not None}
+        size_bytes = write_tensors(tensors, files)
+        write_whole(path, msgspec.json.format(msgspec.json.encode(self._manifest(size_bytes)), indent=1))
+
+    def _manifest(self, size_bytes: int) -> Manifest:
+        return Manifest(
+            run=self._job.run,
+            rank=self._job.world.rank,
+            world_size=self._job.world.size,
+            mesh=self._job.mesh_shape,
+            axes=self._job.axes,
+            batch=self._job.batch,
+            batch_axis=self._job.batch_axis,
+            part=self._path,
+            inputs=self._inputs[0],
+            positional=self._inputs[1],
+            outputs=self._outputs,
+            boundaries=self._boundaries,
+            micro_batches=self._micro_batches,
+            parameters={name: self._told(name) for name in self._shapes},
+            autocast="".join(self._autocasts),
+            tensors={name: told_of(kept) for name, kept in self._kept.items()},
+            size_bytes=size_bytes,
+            optimizer=self._optimizer[0],
+            groups=self._optimizer[1],
+            touched=tuple(self._touched),
+            torch=str(torch.__version__),
+            equivtest=__version__,
+        )
+
+    def _require_empty(self) -> None:
+        path, tensors = paths_of(self._folder, self._job.world.rank)
+        taken = next((each for each in (path, tensors) if each.exists() or each.is_symlink()), None)
+        require(taken is None, f"{taken} is there already: capture into an empty folder, or remove that run first")
+
+    def _check(self) -> None:
+        self._require_empty()
+        left = [
+            name for name, each in self._parameters.items() if each.grad is not None and bool(local_of(each.grad).any())
+        ]
+        require(
+            not left,
+            f"parameter {self._prefix}{''.join(left[:1])} has a gradient from before: call zero_grad() before "
+            "the block begins",
+        )
+        own = {id(each) for each in self._parameters.values()}
+        own_name = own_names(self._job.module)
+        everywhere = [
+            (own_name(name), each) for name, each in self._job.module.named_parameters(remove_duplicate=False)
+        ]
+        tied = [name for name, each in everywhere if id(each) in own and not name.startswith(self._prefix)]
+        require(
+            not tied,
+            f"{self._path} shares a parameter with {''.join(tied[:1])}, whose gradient is that of both: name a part "
+            "that holds both, or leave it out of alone=",
+        )
+
+    def _named_inputs(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[dict[str, torch.Tensor], tuple[str, ...]]:
+        if (number := self._whole.num_calls) > 1:
+            self._keep_buffers_left(number - 1)
+            self._parts.begin_again()
+        device = next((each.device.type for each in self._parameters.values()), "cpu")
+        is_on = torch.is_autocast_enabled(device)
+        self._autocasts.add(f"{device}:{dtype_name(torch.get_autocast_dtype(device))}" if is_on else "")
+        return named_inputs(self._module, args, kwargs)
+
+    def _keep_buffers_before(self, *_: object) -> None:
+        """The buffers as a micro-batch finds them, once wrappers have sent them to each other."""
+        if is_in_backward():
+            return
+        for name, buffer in self._module.named_buffers():
+            if (what := self._whole.at(f"before.{self._own_name(name)}")) not in self._kept:
+                self._keep(what, buffer)
+
+    def _keep_buffers_left(self, number: int) -> None:
+        """Those that a micro-batch changed."""
+        for name, buffer in self._module.named_buffers():
+            before = self._kept.get(at_micro_batch(number, f"before.{self._own_name(name)}"))
+            if before is None or not same_bits(before.local, waited(local_of(buffer))):
+                self._keep(at_micro_batch(number, f"buffer.{self._own_name(name)}"), buffer)
+
+    def _keep(self, name: str, tensor: torch.Tensor) -> None:
+        """Copies what this rank has of a tensor; once the limit is passed sizes are counted alone."""
+        if name in self._kept:
+            self._twice.append(name)
+            return
+        layout, order = self._layout_of(name, tensor)
+        whole = tuple(tensor.shape) if isinstance(tensor, DTensor) and layout else None
+        self._add(name, local_of(tensor.detach()), Kept(tensor, layout, order, whole, tensor.requires_grad))
+
+    def _add(self, name: str, local: torch.Tensor, kept: Kept) -> None:
+        require(
+            local.dtype in NAMES,
+            f"{name} is of {dtype_name(local.dtype)}, which a captured run does not hold: leave it out",
+        )
+        self._job.size_bytes += local.nbytes + (0 if kept.indices is None else kept.indices.nbytes)
+        fits = self._job.size_bytes <= self._job.limit_bytes
+        self._kept[name] = kept._replace(local=waited(local) if fits else torch.empty(0, dtype=local.dtype))
+
+    def _look_again(self, name: str, tensor: torch.Tensor) -> None:
+        """Notes whether what the module was handed has other values than it had."""
+        fits = self._job.size_bytes <= self._job.limit_bytes
+        if fits and not same_bits(self._kept[name].local, waited(local_of(tensor.detach()))):
+            self._touched.append(name)
+
+    def _keep_parameter(self, what: str, name: str) -> None:
+        """The parameter, or its gradient where it has one."""
+        tensor = self._said(name)[0]
+        held = tensor if what == "param." else tensor.grad
+        if held is not None:
+            self._keep_of(name, f"{what}{name}", held)
+
+    def _said(self, name: str) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The tensor that a parameter is a part of, and where its elements lie in the whole; None: as it says."""
+        placed = self._job.placed
+        said = placed(self._job.module, self._prefix + name) if placed else None
+        if said is None and name not in self._parameters:
+            raise Misuse(
+                f"the module has no parameter {name}, only {', '.join(self._parameters)}: capture(placed=) says it"
+            )
+        return (self._parameters[name], self._places_on_other_mesh(name)) if said is None else said
+
+    def _places_on_other_mesh(self, name: str) -> torch.Tensor | None:
+        """Returns where elements of a DTensor lie if its mesh is not of the job's axes, such as a flattened mesh."""
+        tensor = self._parameters[name]
+        if not isinstance(tensor, DTensor) or self._axes_of(tensor.device_mesh) is not None:
+            return None
+        whole = torch.arange(tensor.numel()).reshape(tensor.shape)
+        mesh = tensor.device_mesh
+        return slice_local(whole, layout_of(tensor, name), tuple(mesh.shape), rank_in(mesh))
+
+    def _keep_of(self, name: str, what: str, held: torch.Tensor) -> None:
+        """What is divided as a parameter is, by the name `what`."""
+        tensor, indices = self._said(name)
+        if indices is None:
+            self._keep(what, held)
+            return
+        if isinstance(held, DTensor) and isinstance(tensor, DTensor):
+            require(
+                held.placements == tensor.placements,
+                f"parameter {name} is {tensor.placements}, {what} is {held.placements}: redistribute it",
+            )
+        local, indices = local_of(held.detach()), indices.cpu()
+        require(
+            indices.dtype == torch.int64 and indices.shape == local.shape,
+            f"placed, of parameter {name}, must give int64 indices of shape {tuple(local.shape)}, -1 where an element "
+            f"is none of it, got {dtype_name(indices.dtype)} of shape {tuple(indices.shape)}",
+        )
+        is_held = indices >= 0
+        kept = Kept(local, requires_grad=tensor.requires_grad, indices=indices[is_held])
+        self._add(what, waited(local)[is_held], kept)
+
+    def _told(self, name: str) -> Parameter:
+        held = self._kept[f"param.{name}"]
+        return Parameter(tuple(self._shapes[name]), dtype_name(held.local.dtype), held.requires_grad)
+
+    def _layout_of(self, name: str, tensor: torch.Tensor) -> tuple[tuple[str, ...], tuple[int, ...]]:
+        """The placement on each mesh axis, '' where the tensor says nothing; () for a plain tensor."""
+        if not isinstance(tensor, DTensor):
+            return (), ()
+        axes = self._axes_of(tensor.device_mesh)
+        if axes is None:
+            require(
+                split_micro_batch(name)[1].partition(".")[0] not in ("param", "given"),
+                f"{name} is a DTensor on a mesh of {tuple(tensor.device_mesh.shape)} that is no part of the job's, of "
+                f"{self._job.mesh_shape}: capture(mesh=) says the mesh of all ranks",
+            )
+            return (), ()
+        layout = layout_of(tensor, name)
+        texts = dict(zip(axes, map(str, layout.placements), strict=True))
+        return tuple(texts.get(axis, "") for axis in range(len(self._job.mesh_shape))), tuple(
+            axes[axis] for axis in layout.shard_order
+        )
+
+    def _axes_of(self, mesh: DeviceMesh) -> tuple[int, ...] | None:
+        """Which axes of the job's mesh another mesh has; None where it has other ones."""
+        if self._job.mesh is None:
+            return (0,) if mesh.mesh.tolist() == list(range(self._job.world.size)) else None
+        if mesh.ndim == self._job.mesh.ndim:
+            return tuple(range(mesh.ndim)) if torch.equal(mesh.mesh, self._job.mesh.mesh) else None
+        names = mesh.mesh_dim_names or ()
+        return tuple(map(self._job.axes.index, names)) if names and set(names) <= set(self._job.axes) else None

@@ -1,0 +1,99 @@
+"""What one rank keeps of one update of an optimizer: parameters, gradients and state before, and what it leaves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from equivtest.captured.format.folder import AFTER, STATE, STATE_OF
+from equivtest.captured.format.manifest import ParameterGroup
+from equivtest.captured.write.job import Job, local_of
+from equivtest.captured.write.kept import Keeper
+from equivtest.cases.case import require
+from equivtest.errors import Misuse
+
+WAYS = ("foreach", "fused", "capturable", "differentiable")
+"""Options that say how an update is computed, and not what."""
+
+
+class UpdateKeeper(Keeper):
+    """Keeps what the optimizer's step is handed, when it is called, and what it leaves."""
+
+    def __init__(self, job: Job, optimizer: torch.optim.Optimizer, folder: Path) -> None:
+        super().__init__(job, "", job.module, folder, (), ())
+        self._updates = optimizer
+        self._num_steps = 0
+
+    def begin(self) -> None:
+        """Has the optimizer tell what it does.
+
+        Raises:
+            Misuse: there is another run in the folder, or the optimizer updates what is no parameter of the module.
+        """
+        self._require_empty()
+        self._optimizer = type(self._updates).__name__, self._groups()
+        self._met.callback(self._updates.register_step_pre_hook(self._before).remove)
+
+    def finish(self) -> None:
+        """Keeps what is there when the block ends.
+
+        Raises:
+            Misuse: there was not one update.
+        """
+        num = self._num_steps
+        require(num == 1, f"capture_update is of one update, optimizer.step was called {num} times within the block")
+        for name in self._shapes:
+            self._keep_of(name, f"{AFTER}param.{name}", self._said(name)[0])
+        self._keep_state(AFTER)
+
+    def _before(self, *_: object) -> None:
+        self._num_steps += 1
+        if self._num_steps == 1:
+            for name in self._shapes:
+                self._keep_parameter("param.", name)
+                self._keep_parameter("grad.", name)
+            self._keep_state("")
+
+    def _keep_state(self, when: str) -> None:
+        for name in self._shapes:
+            tensor, _ = self._said(name)
+            for key, value in self._updates.state.get(tensor, {}).items():
+                what = f"{when}{STATE}{name}{STATE_OF}{key}"
+                if value is None:
+                    continue
+                value = value if isinstance(value, torch.Tensor) else torch.tensor(float(value))
+                if not value.dim():
+                    self._keep(what, value)
+                    continue
+                is_alike = value.shape == tensor.shape and local_of(value).shape == local_of(tensor).shape
+                require(is_alike, f"the state {key} of parameter {name} is of another shape: updates are elementwise")
+                self._keep_of(name, what, value)
+
+    def _groups(self) -> tuple[ParameterGroup, ...]:
+        """The parameters by their unsharded names, and the options of each group."""
+        said = [(name, id(self._said(name)[0])) for name in self._shapes]
+        known = {place for _, place in said}
+        found = []
+        for group in self._updates.param_groups:
+            own = {id(each) for each in group["params"]}
+            require(own <= known, "the optimizer updates what is no parameter of the module that is captured")
+            options = {name: _plain(name, value) for name, value in group.items() if name not in ("params", *WAYS)}
+            found.append(ParameterGroup(tuple(name for name, place in said if place in own), options))
+        return tuple(found)
+
+
+def _plain(name: str, value: Any) -> bool | int | float | tuple[float, ...] | None:
+    """An option as a manifest has it.
+
+    Raises:
+        Misuse: it is none that it can have.
+    """
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        return float(value)
+    if isinstance(value, tuple | list) and all(isinstance(each, int | float) for each in value):
+        return tuple(float(each) for each in value)
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    raise Misuse(f"option {name} of the optimizer is {str(value)[:40]!r}, which a captured update does not hold")

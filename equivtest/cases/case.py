@@ -1,0 +1,361 @@
+"""What every case is: plain frozen data that fixes one example, and how it is written down."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import math
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, TypeVar
+
+import msgspec
+
+from equivtest.base import limits
+from equivtest.cases.case_tensor import CaseTensor
+from equivtest.cases.parts import modules_of
+from equivtest.cases.rules import OneOf, Within, broken_rules
+from equivtest.errors import Misuse, shorten
+from equivtest.layout import Layout, Replicate, check_layout, shard_kind
+
+SCHEMA_VERSION = 1
+"""Version of a written case; raised when a reader of the old form would misread the new one."""
+
+CASE_TYPES: dict[str, type[Case]] = {}
+"""Every case class by name that was imported so far; `Case.__init_subclass__` fills it."""
+
+C = TypeVar("C", bound="Case")
+Shape = tuple[int, ...]
+
+POISONS = ("large", "nan", "none")
+"""What memory holds that nobody has written to yet; see `equivtest.ranks.poison`."""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Case:
+    """One layout, with one or more draws of values for it.
+
+    A subclass says which tensors there are (`describe_tensors`).  Names are fixed: what the
+    harness gives (`x`, `weight`, `cotangent`) and what a subject answers (`output`, `grad.x`,
+    `param.weight`).  Fields hold numbers, strings, bools and tuples of these, so that `repr` is
+    code and JSON loses nothing.
+
+    A new case is checked in this order: what each field declares of itself (`cases.rules`), what
+    holds between fields (`check_fields`), the shapes and layouts, and what needs these (`check_layouts`).
+
+    Attributes:
+        world_size: Number of ranks, 1 to limits.MAX_WORLD_SIZE.
+        dtype: Name of the dtype of every tensor, one of limits.DTYPES.
+        values: (mode, seed) of each draw; modes are those of the class's VALUE_MODES.
+        poison: What the ranks find in memory that nobody has written to: 'large' finite numbers,
+            'nan', or with 'none' whatever was there.
+        repeats: Whether the ranks run draw 0 once more after the others.
+        records: Whether the ranks record the collectives of the subject; seldom, so that mostly
+            the bare backend is judged.
+        members: Processes of a larger world that make up the mesh, in mesh order, which need not
+            ascend: (3, 1) has rank 0 in process 3.  Those left out form further meshes of the
+            same size, as many as they fill, and run the case at the same time; see `groups`.
+            Empty: the mesh is the world, in order.
+    """
+
+    VALUE_MODES: ClassVar[tuple[str, ...]] = ("dense",)
+
+    world_size: Annotated[int, Within(1, limits.MAX_WORLD_SIZE)]
+    dtype: Annotated[str, OneOf(tuple(limits.DTYPES))] = "float32"
+    values: tuple[tuple[str, int], ...] = (("dense", 0),)
+    poison: Annotated[str, OneOf(POISONS)] = "large"
+    repeats: bool = False
+    records: bool = False
+    members: tuple[int, ...] = ()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        CASE_TYPES[cls.__name__] = cls
+
+    def __post_init__(self) -> None:
+        """Raises Misuse, naming the value and the limit, if this is no valid case."""
+        for message in broken_rules(self):
+            raise Misuse(message)
+        require(len(self.values) > 0, "values must hold at least one (mode, seed)")
+        for mode, seed in self.values:
+            require(mode in self.VALUE_MODES, f"mode must be one of {', '.join(self.VALUE_MODES)}, got {mode!r}")
+            require(seed >= 0, f"a seed must be at least 0, got {seed}")
+        self._check_members()
+        self.check_fields()
+        for name, tensor in self.tensors.items():
+            numel = math.prod(tensor.shape)
+            require(numel <= limits.MAX_NUMEL, f"{name} must have at most {limits.MAX_NUMEL} elements, got {numel}")
+            try:
+                check_layout(tensor.shape, tensor.layout, self.mesh_shape)
+            except ValueError as error:
+                raise Misuse(f"{name}: {error}") from error
+        self.check_layouts()
+
+    def check_fields(self) -> None:
+        """Raises Misuse unless the fields go together; each is right by itself."""
+
+    def check_layouts(self) -> None:
+        """Raises Misuse unless the case is right in what only its tensors show, which all can be laid out."""
+
+    def __repr__(self) -> str:
+        """Code that makes the case again; fields at their default are left out.
+
+        Subclasses pass repr=False to `dataclass` to keep it.
+        """
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        code = [f"{name}={value!r}" for name, value in fields_of(self).items() if value != defaults[name]]
+        return f"{type(self).__name__}({', '.join(code)})"
+
+    def _check_members(self) -> None:
+        if not self.members:
+            return
+        require(
+            len(self.members) == len(set(self.members)) == self.world_size,
+            f"members must be {self.world_size} different processes, one per rank, got {self.members}",
+        )
+        require(
+            all(0 <= process < limits.MAX_WORLD_SIZE for process in self.members),
+            f"members must be in 0..{limits.MAX_WORLD_SIZE - 1}, got {self.members}",
+        )
+        require(len(self.mesh_shape) == 1, f"members go with a mesh of one axis, got {self.mesh_shape}")
+
+    @property
+    def mesh_shape(self) -> Shape:
+        """Ranks along each mesh axis; their product is the world size."""
+        return (self.world_size,)
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """Names of the mesh axes; empty where they have none."""
+        return ()
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """Names of the dtypes that the subject computes in, each once."""
+        return (self.dtype,)
+
+    def is_within(self, dtypes: Collection[str]) -> bool:
+        """Whether a run of these dtypes has the case."""
+        return set(self.dtypes) <= set(dtypes)
+
+    @property
+    def num_processes(self) -> int:
+        """Processes of the smallest world that the case can run in."""
+        return max(self.members) + 1 if self.members else self.world_size
+
+    @property
+    def dtypes_sent(self) -> tuple[str, ...]:
+        """Dtypes of what the ranks send each other."""
+        return (self.dtype,)
+
+    @property
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """Processes of each mesh that runs the case, in mesh order; `members` first.
+
+        Processes that are left over in the end run nothing.
+        """
+        if not self.members:
+            return (tuple(range(self.world_size)),)
+        others = [process for process in range(self.num_processes) if process not in self.members]
+        starts = range(0, len(others) - self.world_size + 1, self.world_size)
+        return (self.members, *(tuple(others[start : start + self.world_size]) for start in starts))
+
+    def name_rank(self, process: int) -> str:
+        """'rank 1 of 2', and where processes have other numbers than ranks 'rank 1 of 2 (process 3)'."""
+        if not self.members:
+            return f"rank {process} of {self.world_size}"
+        group = next((group for group in self.groups if process in group), None)
+        if group is None:
+            return f"process {process} outside of every mesh"
+        return f"rank {group.index(process)} of {self.world_size} (process {process})"
+
+    def describe_tensors(self) -> dict[str, CaseTensor]:
+        """Every tensor by name: those given, then those answered, each in the order of the subject's arguments."""
+        raise NotImplementedError
+
+    @cached_property
+    def tensors(self) -> dict[str, CaseTensor]:
+        """What `describe_tensors` says, which is asked once."""
+        return self.describe_tensors()
+
+    def shapes(self) -> dict[str, Shape]:
+        """Global shape of every tensor that the harness gives or a subject answers."""
+        return {name: tensor.shape for name, tensor in self.tensors.items()}
+
+    def layouts(self) -> dict[str, Layout]:
+        """Contract layout of every one of them."""
+        return {name: tensor.layout for name, tensor in self.tensors.items()}
+
+    def given_names(self) -> tuple[str, ...]:
+        """Names of the tensors that the harness hands to the subject."""
+        return tuple(name for name, tensor in self.tensors.items() if tensor.is_given)
+
+    def answer_names(self) -> tuple[str, ...]:
+        """Names of the tensors that the subject must answer, no more and no fewer."""
+        return tuple(name for name, tensor in self.tensors.items() if tensor.is_answered)
+
+    def given_flags(self) -> dict[str, bool]:
+        """requires_grad of each given tensor."""
+        return {name: tensor.needs_grad for name, tensor in self.tensors.items() if tensor.is_given}
+
+    @property
+    def shard_kind(self) -> str:
+        """The worst of the case's tensors: 'even', 'uneven' or 'empty'."""
+        return self.worst_shard_kind(self.tensors)
+
+    @property
+    def aspects(self) -> frozenset[str]:
+        """Names what the first search on each number of ranks must have in some case: 'even' and 'uneven' shards."""
+        return frozenset({"even" if self.shard_kind == "even" else "uneven"})
+
+    def worst_shard_kind(self, names: Iterable[str]) -> str:
+        """The worst of the tensors of these names: 'even', 'uneven' or 'empty'."""
+        placed = [self.tensors[name] for name in names]
+        kinds = {shard_kind(tensor.shape, tensor.layout, self.mesh_shape) for tensor in placed}
+        return next(kind for kind in ("empty", "uneven", "even") if kind in kinds)
+
+    @property
+    def trains(self) -> bool:
+        """Whether parameters are updated, so that there is a step after the first."""
+        return False
+
+    @property
+    def leaves_gradients(self) -> bool:
+        """Whether some gradient is answered."""
+        return any(tensor.role == "gradient" for tensor in self.tensors.values())
+
+    def fixes_bits(self, draw: int) -> bool:
+        """Whether some answer to that draw has right bits, so that claims about bits have something to judge."""
+        return True
+
+    @property
+    def draws_at_random(self) -> bool:
+        """Whether the answers hang on chance, so that claims about chance have something to judge."""
+        return False
+
+    @property
+    def needs_fresh_ranks(self) -> bool:
+        """Whether the case runs in ranks that ran nothing before and run nothing after it."""
+        return False
+
+    @property
+    def sets_up_its_ranks(self) -> bool:
+        """Whether ranks that decline the case may be left with what they had begun to set up."""
+        return False
+
+    @property
+    def fixes_layouts(self) -> bool:
+        """Whether the contract says how parameters are divided; if not, that is the subject's own affair."""
+        return True
+
+    def without(self, refused: Collection[str]) -> Case | None:
+        """The case less the collectives that a backend refused, 'dtype:name' each; None where there is no such case."""
+        return None
+
+    @property
+    def refusal(self) -> str:
+        """Why the case lies outside the contract, or '' where it lies within."""
+        return ""
+
+
+class Refused:
+    """Marks a case outside of a contract, which every rank must refuse; the first base of its class."""
+
+
+def require(holds: bool, message: str) -> None:  # noqa: FBT001  (reads as a sentence)
+    """Raises Misuse with `message` unless `holds`."""
+    if not holds:
+        raise Misuse(message)
+
+
+def fields_of(case: Case) -> dict[str, Any]:
+    """The fields by name, with which another case can be made."""
+    return {field.name: getattr(case, field.name) for field in dataclasses.fields(case)}
+
+
+def replicated(num_axes: int = 1) -> Layout:
+    """The layout of a tensor that every rank holds whole."""
+    return Layout((Replicate(),) * num_axes)
+
+
+def to_data(case: Case) -> dict[str, Any]:
+    """`case` as JSON-ready data: its class, the schema version, its fields."""
+    return {"schema": SCHEMA_VERSION, "type": type(case).__name__, "fields": msgspec.to_builtins(case)}
+
+
+def from_data(data: Any) -> Case:
+    """The case that `to_data` wrote.
+
+    Raises:
+        Misuse: not such data, of a newer schema, of an unknown class, or no valid case.
+    """
+    require(
+        isinstance(data, dict) and {"schema", "type", "fields"} <= data.keys(),
+        "a written case needs the keys 'schema', 'type' and 'fields'",
+    )
+    require(
+        data["schema"] == SCHEMA_VERSION,
+        f"the case has schema {data['schema']}, this equivtest reads {SCHEMA_VERSION}: use the version that wrote it",
+    )
+    if data["type"] not in list(CASE_TYPES):
+        import_cases()
+    require(
+        isinstance(data["type"], str) and data["type"] in CASE_TYPES,
+        f"unknown case class {data['type']!r}, known: {', '.join(sorted(CASE_TYPES))}; "
+        "--import the package that defines it",
+    )
+    return _convert(data["fields"], CASE_TYPES[data["type"]])
+
+
+def from_code(text: str) -> Case:
+    """The case that `repr` printed, read without running it.
+
+    Raises:
+        Misuse: not a call of a known case class with literal keyword arguments.
+    """
+    try:
+        call = ast.parse(text.strip(), mode="eval").body
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
+            raise ValueError("no call by keywords alone")
+        fields = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
+    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError) as error:
+        why = f" ({error.msg})" if isinstance(error, SyntaxError) else ""
+        raise Misuse(
+            f"not the code of a case: {text!r}{why}; paste what stands behind 'case' in a message, "
+            "such as FetchCase(world_size=2, parameters=((5,),), requires_grad=(True,))"
+        ) from error
+    try:
+        msgspec.json.encode(list(fields.values()))  # as ranks receive it
+    except (ValueError, TypeError, OverflowError) as error:
+        raise Misuse(f"a case holds texts and numbers of at most 64 bits, got {text!r}: {error}") from error
+    return from_data({"schema": SCHEMA_VERSION, "type": call.func.id, "fields": fields})
+
+
+def at_step(step: int, name: str) -> str:
+    """The name of step 1 as of another step: at_step(2, 'output') == 'step2.output'."""
+    return name if step == 1 else f"step{step}.{name}"
+
+
+def in_one_step(name: str) -> str:
+    """The name as of step 1: in_one_step('step2.output') == 'output'."""
+    return re.sub(r"^step\d+\.", "", name)
+
+
+def import_cases() -> None:
+    """Imports the case classes of every family, so that `CASE_TYPES` has them."""
+    for part in ("case", "case_refused"):
+        modules_of(part)
+
+
+def _convert(fields: Any, case_type: type[C]) -> C:
+    known = {field.name for field in dataclasses.fields(case_type)}
+    require(
+        isinstance(fields, dict) and fields.keys() <= known,
+        f"{case_type.__name__} has the fields {', '.join(sorted(known))}, got {fields!r}",
+    )
+    try:
+        return msgspec.convert(fields, case_type)
+    except msgspec.ValidationError as error:
+        raise Misuse(f"not a valid {case_type.__name__}: {shorten(str(error))}") from error

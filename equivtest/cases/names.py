@@ -1,0 +1,66 @@
+"""Subjects by name: code is named across process borders, never sent."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+from equivtest.base.importing import load_named, require_arguments, suggestion
+from equivtest.cases.parts import packages
+from equivtest.errors import Misuse
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor
+
+    from equivtest.tensors import Placed
+
+Subject = Callable[[Any, "DeviceMesh", Mapping[str, "torch.Tensor"]], "Mapping[str, DTensor | Placed | None]"]
+
+SUBJECTS: dict[str, str] = {
+    name: path for package in packages() for name, path in getattr(sys.modules[package], "SUBJECTS", {}).items()
+}
+"""Short name -> 'package.module:function', of every family; a package named with --import may add its own."""
+
+
+def resolve(name: str) -> Subject:
+    """The subject that `name` stands for.
+
+    Args:
+        name: A short registered name, or 'package.module:function'.
+
+    Raises:
+        Misuse: no such name, module or function.
+    """
+    path = SUBJECTS.get(name, name)
+    if ":" not in path:
+        raise Misuse(f"unknown subject {name!r}: {suggestion(name, sorted(SUBJECTS))} Or 'package.module:function'")
+    function = load_named(path, "subject")
+    if not callable(function):
+        raise Misuse(f"subject {name!r} is no function: {function!r}")
+    return cast(Subject, function)
+
+
+def require_fit(function: Subject, case: object) -> None:
+    """Raises Misuse where the subject takes other arguments, or says that it takes cases of another class."""
+    require_arguments(function, "the subject", ("case", "mesh", "given"))
+    wanted = _class_of_cases(function)
+    if wanted is not None and not isinstance(case, wanted):
+        raise Misuse(f"the subject takes a {wanted.__name__}, got a {type(case).__name__}")
+
+
+def _class_of_cases(function: Subject) -> type | None:
+    """That of its first parameter; None where it does not say, or in words that only a type checker reads."""
+    function = inspect.unwrap(function)
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # of what is not written in Python
+        return None
+    found = parameters[0].annotation if parameters else None
+    if isinstance(found, str):
+        found = getattr(function, "__globals__", {}).get(found)
+    return found if isinstance(found, type) and dataclasses.is_dataclass(found) else None  # as every class of cases is

@@ -1,0 +1,157 @@
+"""What the subjects share: answers under their layouts, DTensors made without a collective, the backward."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, _redistribute, parallel
+
+from equivtest import layout
+from equivtest.base.refusal import is_older
+from equivtest.cases.case import Case
+from equivtest.cases.operands import partial_axes
+from equivtest.errors import Unsupported
+from equivtest.tensors import Placed
+
+Given = Mapping[str, torch.Tensor]
+Answers = dict[str, DTensor | Placed | None]
+
+
+def run_backward(output: torch.Tensor, case: Case, mesh: DeviceMesh, cotangent: torch.Tensor) -> None:
+    """Feeds the local cotangent, of the output's shape and layout, to backward."""
+    if output.requires_grad:
+        if isinstance(output, DTensor):
+            cotangent = as_dtensor(cotangent, case, "output", mesh)
+        torch.autograd.backward(output, cotangent)
+
+
+def under_contract(case: Case, found: Mapping[str, torch.Tensor | None]) -> Answers:
+    """Answers by name: DTensors as they are, plain tensors under the layout of the case's contract."""
+    contract = case.layouts()
+    return {
+        name: tensor if tensor is None or isinstance(tensor, DTensor) else Placed(tensor, contract[name])
+        for name, tensor in found.items()
+    }
+
+
+def as_dtensor(local: torch.Tensor, case: Case, name: str, mesh: DeviceMesh) -> DTensor:
+    """The DTensor of the contract's shape and layout of `name`, made without a collective."""
+    given = "cotangent" if name == "output" else name
+    placements = (torch_placement(case, name),)
+    return dtensor_of(
+        local, mesh, placements, case.tensors[name].shape, is_contiguous=case.tensors[given].is_contiguous
+    )
+
+
+def dtensor_of(
+    local: torch.Tensor,
+    mesh: DeviceMesh,
+    placements: Sequence[Placement],
+    shape: tuple[int, ...],
+    *,
+    is_contiguous: bool,
+) -> DTensor:
+    """The DTensor of that global shape, made without a collective.
+
+    Its strides are those of a whole tensor in the harness's memory format: taken from the local tensor they would
+    differ between ranks where a shard is empty or has dims of size 1, and so would the ranks' collectives.
+    """
+    whole = torch.empty(shape, device="meta")
+    if whole.dim() > 1 and not is_contiguous:
+        whole = whole.transpose(-1, -2).contiguous().transpose(-1, -2)
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride())
+
+
+def copied(tensor: torch.Tensor) -> torch.Tensor:
+    """What the tensor holds now, cut off from its gradient, copied without a collective.
+
+    `DTensor.clone` is no such copy: operands of a sum are added up by it, in a collective.
+
+    Source: torch.distributed.tensor (2.13.0), clone of Partial(), which gives Replicate().
+    """
+    if not isinstance(tensor, DTensor):
+        return tensor.detach().clone()
+    local = tensor.to_local().detach().clone()
+    return DTensor.from_local(
+        local, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
+    )
+
+
+@functools.cache
+def flattened_mesh(device_type: str, mesh_shape: tuple[int, ...]) -> DeviceMesh:
+    """A mesh of the whole world, of the ranks in the same order as the harness's, and a mesh of one axis beside it.
+
+    A mesh of its own: a flattened one stays with its root mesh for good.
+    """
+    mesh = init_device_mesh(device_type, mesh_shape, mesh_dim_names=("outer", "inner"))
+    mesh._flatten("both")
+    return mesh
+
+
+def own_operand(given: torch.Tensor, whole: layout.Layout) -> torch.Tensor:
+    """This rank's part of the tensor, a view: the only one of its stack of operands."""
+    return given.detach()[(0,) * len(partial_axes(whole))]
+
+
+def torch_placement(case: Case, name: str) -> Placement:
+    """The contract's placement of `name` in torch's words; the last dim is -1, as users write it."""
+    placement = case.layouts()[name].placements[0]
+    if isinstance(placement, layout.Shard):
+        return Shard(-1 if placement.dim == len(case.shapes()[name]) - 1 else placement.dim)
+    return Replicate()
+
+
+def placements_of(whole: layout.Layout) -> list[Placement]:
+    """The layout in torch's words."""
+    return list(map(placement_of, whole.placements))
+
+
+def placement_of(placement: layout.Placement) -> Placement:
+    """One placement in torch's words."""
+    if isinstance(placement, layout.Shard):
+        return Shard(placement.dim)
+    return Partial(placement.op) if isinstance(placement, layout.Partial) else Replicate()
+
+
+def forget_calls() -> None:
+    """Empties what DTensor keeps of earlier calls.
+
+    In torch 2.8 these are another embedding's mask (finding 87), and how many rows it has (finding 113).
+    """
+    if is_older(torch.__version__):
+        _redistribute._gen_transform_infos.cache_clear()
+    if is_older(torch.__version__, than="2.9"):
+        DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache.cache_clear()
+
+
+def divide_gradients(parameters: Iterable[torch.Tensor]) -> None:
+    """Divides gradients as their parameters: those of uneven shards come back whole, to torch 2.11 (finding 104)."""
+    if is_older(torch.__version__):
+        for each in parameters:
+            if isinstance(each, DTensor) and isinstance(each.grad, DTensor):
+                each.grad = each.grad.redistribute(placements=each.placements)
+
+
+def require_fsdp2(mesh: DeviceMesh) -> None:
+    """Checks that this release's fully_shard runs on the mesh's device.
+
+    Raises:
+        Unsupported: its forward needs `record_event` of torch.cpu.Stream, which has none in 2.6.0 (finding 112).
+    """
+    if mesh.device_type == "cpu" and not hasattr(torch.cpu.Stream, "record_event"):
+        raise Unsupported(f"torch {torch.__version__} runs no FSDP2 on the CPU: torch.cpu.Stream has no record_event")
+
+
+def style_named(name: str) -> Any:
+    """A style of torch.distributed.tensor.parallel that not every release has: 2.6 has no PrepareModuleInputOutput.
+
+    Raises:
+        Unsupported: this release has it not.
+    """
+    if not hasattr(parallel, name):
+        raise Unsupported(f"torch {torch.__version__} has no {name}: it came with a later release")
+    return getattr(parallel, name)

@@ -1,0 +1,39 @@
+"""The values that a case's seeds stand for: the same tensors on every rank and in the parent.
+
+A package with a case class of its own registers how its values are drawn:
+
+    @draw.register
+    def draw_mine(case: MyCase, index: int) -> dict[str, torch.Tensor]: ...
+"""
+
+from __future__ import annotations
+
+import torch
+
+from equivtest.cases.case import Case
+from equivtest.cases.parts import by_case
+from equivtest.errors import Misuse
+
+
+@by_case("values")
+def draw(case: Case, index: int) -> dict[str, torch.Tensor]:
+    """The global tensors that the harness gives for one draw of a case.
+
+    Depends on the draw's (mode, seed), on the name of each tensor and on the fields of the case
+    that fix shapes, dtype and limits; never on torch's global generator.
+
+    Args:
+        index: Which of case.values.
+
+    Returns:
+        name -> global tensor, contiguous, on the CPU, of the case's dtype (a refused case says
+        where it differs), for every one of case.given_names().
+
+    Raises:
+        Misuse: nobody registered how to draw values of this class.
+        IndexError: the case has no such draw.
+    """
+    raise Misuse(
+        f"no values are known for {type(case).__name__}: decorate the function that draws them with "
+        "equivtest.cases.values.draw.register, in the module that defines the class"
+    )

@@ -1,0 +1,79 @@
+"""Values that arithmetic treats in its own way, as bit patterns: what only a copy preserves."""
+
+from __future__ import annotations
+
+import torch
+
+from equivtest.cases.values.integers import odd_integers
+from equivtest.tensors import DTYPES, SIGNIFICAND_BITS
+
+INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""The integers that are as wide as a floating-point number of so many bytes."""
+
+NUM_PATTERNS = 2**16
+"""Bit patterns of a dtype of 16 bits."""
+
+
+def special_patterns(dtype_name: str) -> tuple[int, ...]:
+    """Bit patterns of a dtype, as unsigned integers; NUM_SPECIAL of them, one of each kind by each sign.
+
+    -0.0 and +0.0; infinity; quiet NaN without a payload; quiet NaN of payload 1 and (negative) of all
+    ones; signalling NaN of payload 1 and (negative) of all ones; the smallest and the largest
+    subnormal, the smallest and the largest normal number, 1, and 1 with its last bit set.
+
+    Source: IEEE 754-2019 sections 3.4 (sign, biased exponent, stored significand bits) and 6.2.1:
+    the first stored bit of a quiet NaN is 1, of a signalling one 0.
+    """
+    stored = SIGNIFICAND_BITS[dtype_name] - 1
+    width = DTYPES[dtype_name].itemsize * 8
+    sign, quiet, fractions = 1 << (width - 1), 1 << (stored - 1), (1 << stored) - 1
+    infinity = sign - (1 << stored)
+    one = ((1 << (width - 2 - stored)) - 1) << stored
+    nans = (infinity | quiet | 1, sign | infinity | fractions, infinity | 1, sign | infinity | (quiet - 1))
+    finite = (1, fractions, fractions + 1, infinity - 1, one, one + 1)
+    return (
+        *(sign, 0),
+        *(infinity, sign | infinity),
+        *(infinity | quiet, sign | infinity | quiet),
+        *nans,
+        *(pattern for bits in finite for pattern in (bits, sign | bits)),
+    )
+
+
+NUM_SPECIAL = len(special_patterns("float32"))
+
+
+def draw_special(dtype_name: str, number: int, shape: tuple[int, ...], source: torch.Generator) -> torch.Tensor:
+    """One special value at the first element and at a third of the others; `shape`, global.
+
+    A third of the others is -0.0, the one value that is lost where zeros are added; the rest are odd
+    integers.  One value per draw, so that what fails because of it shrinks to that value alone.
+
+    Args:
+        number: Which of `special_patterns`, again from 0 after the last.
+    """
+    patterns = special_patterns(dtype_name)
+    special, minus_zero = (_as_floats(torch.tensor(_signed(pattern, dtype_name)), dtype_name)
+                           for pattern in (patterns[number % NUM_SPECIAL], patterns[0]))  # fmt: skip
+    kinds = torch.randint(3, shape, generator=source, device="cpu")
+    kinds.view(-1)[:1] = 0
+    ordinary = odd_integers(shape, 1, 2 ** SIGNIFICAND_BITS[dtype_name] - 1, source).to(DTYPES[dtype_name])
+    return torch.where(kinds == 0, special, torch.where(kinds == 1, minus_zero, ordinary))
+
+
+def draw_patterns(dtype_name: str, start: int, shape: tuple[int, ...]) -> torch.Tensor:
+    """Every bit pattern from number `start` on, again from 0 after the last: `shape`, global."""
+    running = (torch.arange(torch.Size(shape).numel(), device="cpu") + start) % NUM_PATTERNS
+    return _as_floats(running, dtype_name).view(shape)
+
+
+def _signed(pattern: int, dtype_name: str) -> int:
+    """The signed integer of the dtype's width that has these bits."""
+    width = DTYPES[dtype_name].itemsize * 8
+    return pattern - (1 << width) if pattern >> (width - 1) else pattern
+
+
+def _as_floats(integers: torch.Tensor, dtype_name: str) -> torch.Tensor:
+    """int64 cut to the dtype's width, and taken for numbers of it."""
+    dtype = DTYPES[dtype_name]
+    return integers.to(INTEGERS[dtype.itemsize]).view(dtype)

@@ -1,0 +1,1 @@
+"""Finds the collective, the kernel or the program that a failure comes from."""

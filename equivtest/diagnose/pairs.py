@@ -1,0 +1,104 @@
+"""Messages from one rank to another, and barriers, of a watched visit: which came otherwise than they were sent, and
+which let a rank through before all had come.
+
+Source: the docstrings of send, recv and barrier in torch/distributed/distributed_c10d.py (2.13.0): messages between two
+ranks are matched by their tag, those of one tag in the order in which they are sent.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from equivtest.diagnose.watched import Event, Group
+from equivtest.oracle.single_collective import Inconsistent, Right, Unjudged
+from equivtest.ranks.observe.moves import BARRIERS, FROM_ANY, flat_tensors
+from equivtest.tensors import dtype_name, same_bits
+
+MESSAGES = ("send", "recv")
+
+Events = Sequence[Sequence[Event]]
+Way = tuple[Group, int, int, int]
+"""The group, and in it who sends, who receives, and by which tag."""
+
+
+def messages(events: Events) -> Iterator[tuple[Event | None, Event]]:
+    """(what was sent, what was received), for each that was received; None where nothing says who sent it."""
+    sent: dict[Way, list[Event]] = defaultdict(list)
+    received: dict[Way, list[Event]] = defaultdict(list)
+    of_anybody = set()
+    for event in itertools.chain(*events):
+        if event.kind not in MESSAGES:
+            continue
+        group, numbers = event.group, event.begun.options["numbers"]
+        own = event.begun.group.index(event.rank)
+        if event.begun.name == FROM_ANY:
+            of_anybody.add((group, own, numbers[-1]))
+        elif event.kind == "send":
+            sent[group, own, numbers[0], numbers[-1]].append(event)
+        else:
+            received[group, numbers[0], own, numbers[-1]].append(event)
+    for (group, source, own, tag), receptions in received.items():
+        sendings = [] if (group, own, tag) in of_anybody else sent[group, source, own, tag]
+        yield from itertools.zip_longest(sendings[: len(receptions)], receptions)
+
+
+def right_message(sending: Event | None) -> list[Right]:
+    """What must arrive of what was sent.
+
+    Raises:
+        Unjudged: it is not known what was on its way.
+    """
+    if sending is None:
+        raise Unjudged("nobody is known to have sent what is received")
+    if sending.end is None:
+        raise Unjudged("nobody waited for what was sent")
+    given = flat_tensors(sending.given)
+    if sending.raised or not all(map(same_bits, given, flat_tensors(sending.got))):
+        raise Unjudged("its operand was changed before it had ended")
+    return [Right(tensor.reshape(-1), is_moved=True) for tensor in given]
+
+
+def require_fit(sending: Event, reception: Event) -> None:
+    """Raises Inconsistent unless one rank receives as many elements, of the same dtype, as the other sends."""
+    held = [_in_words(flat_tensors(event.given)) for event in (sending, reception)]
+    if held[0] != held[1]:
+        raise Inconsistent(f"rank {sending.rank} sends {held[0]}, rank {reception.rank} receives {held[1]}")
+
+
+def _in_words(tensors: Sequence[torch.Tensor]) -> str:
+    return ", ".join(f"{tensor.numel()} elements of {dtype_name(tensor.dtype)}" for tensor in tensors)
+
+
+def barriers(events: Events) -> Iterator[Sequence[Event]]:
+    """The calls of all ranks of a group to one barrier, where all have called it."""
+    called: dict[Group, dict[int, list[Event]]] = defaultdict(lambda: defaultdict(list))
+    for event in itertools.chain(*events):
+        if event.kind in BARRIERS:
+            called[event.group][event.rank].append(event)
+    for (group, _), by_rank in called.items():
+        yield from zip(*(by_rank[rank] for rank in group), strict=False)
+
+
+def opened_early(found: Sequence[Event]) -> tuple[Event, str] | None:
+    """The rank that a barrier let through first, and who had not come yet; None where it waited for all.
+
+    What is compared was noted before a rank called it and after it had waited, so that what looks late was late.
+
+    Raises:
+        Unjudged: the ranks' clocks are not one.
+    """
+    if len({event.begun.options.get("clock") for event in found}) > 1:
+        raise Unjudged("the ranks of the barrier have clocks of several hosts")
+    through = [event for event in found if event.has_results]
+    if not through:
+        return None
+    first = min(through, key=lambda event: event.ended_s)
+    last = max(found, key=lambda event: event.begun.at_s)
+    if first.ended_s >= last.begun.at_s:
+        return None
+    early_ms = 1e3 * (last.begun.at_s - first.ended_s)
+    return first, f"rank {first.rank} was let through {early_ms:.1f} ms before rank {last.rank} had come"

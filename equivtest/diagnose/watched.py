@@ -1,0 +1,152 @@
+"""What a rank has noted of a watched visit, as calls: their operands, their results, and how they are told."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from equivtest.oracle.single_collective import Inconsistent
+from equivtest.ranks.observe.moves import BARRIERS, CALLS, REDUCING, flat_tensors
+from equivtest.ranks.observe.notes import BEGUN, COLLECTIVE, ENDED, Note, file_of, read_notes, unpacked
+from equivtest.tensors import dtype_name
+
+MOST_OPERANDS = 3
+"""How many operands of a call are told."""
+
+
+Group = tuple[tuple[int, ...], str]
+"""The ranks of a process group, and its name, which is the same on all of them."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """What one rank called.
+
+    Attributes:
+        end: How it ended; None where it did not.
+        ordinal: Which of the calls of that name in its phase on that rank, from 1.
+    """
+
+    rank: int
+    begun: Note
+    end: Note | None
+    ordinal: int
+
+    @property
+    def kind(self) -> str:
+        """'all_reduce' for its method, or the operator's name."""
+        name = self.begun.name
+        return CALLS[name].kind if self.begun.kind == COLLECTIVE and name not in BARRIERS else name
+
+    @property
+    def group(self) -> Group:
+        """The group that is called: what goes through one of the same ranks is apart from what goes through another."""
+        return self.begun.group, str(self.begun.options.get("group_name", ""))
+
+    @property
+    def op(self) -> str:
+        """The reduction of a collective that has one; ''."""
+        return str(self.begun.options.get("op", "")) if self.kind in REDUCING else ""
+
+    @property
+    def in_short(self) -> str:
+        """'all_reduce (sum)', or the operator's name."""
+        return f"{self.kind} ({self.op})" if self.op else self.kind
+
+    @property
+    def has_results(self) -> bool:
+        """Whether it ended, and nobody wrote to its operands in the meantime."""
+        return self.end is not None and self.end.moment == ENDED and not self.end.was_changed
+
+    @property
+    def raised(self) -> str:
+        return self.end.error if self.end is not None else ""
+
+    @property
+    def ended_s(self) -> float:
+        """When a barrier had been waited for, on the clock of the rank's host."""
+        assert self.end is not None
+        return self.end.at_s
+
+    @property
+    def given(self) -> Any:
+        return unpacked(self.begun.given)
+
+    @property
+    def got(self) -> Any:
+        assert self.end is not None
+        return unpacked(self.end.got)
+
+
+def read_events(folder: Path, rank: int) -> list[Event]:
+    """What a rank called, in order."""
+    notes = list(read_notes(file_of(folder, rank)))
+    ends = {note.number: note for note in notes if note.moment != BEGUN}
+    counts: Counter[tuple[str, str]] = Counter()
+    events = []
+    for note in notes:
+        if note.moment == BEGUN:
+            call = (note.name, note.options["phase"])
+            counts[call] += 1
+            events.append(Event(rank, note, ends.get(note.number), counts[call]))
+    return events
+
+
+def describe(event: Event) -> str:
+    """A call in words: what, of what, the how manyth, where."""
+    tensors = [each for each in tree_leaves(event.given) if isinstance(each, torch.Tensor)]
+    of = ", ".join(f"{dtype_name(each.dtype)} {tuple(each.shape)}" for each in tensors[:MOST_OPERANDS])
+    what = f"{event.in_short} of {of}" if of else event.in_short
+    on = f" on ranks {', '.join(map(str, event.begun.group))}" if event.begun.group else ""
+    more = ", ..." if len(tensors) > MOST_OPERANDS else ""
+    return f"{what}{more}, call {event.ordinal} of it in the {event.begun.options['phase']}{on}"
+
+
+def items_of(event: Event) -> list[list[torch.Tensor]]:
+    """A collective's operand as `equivtest.oracle.single_collective` takes it."""
+    given, size = event.given, len(event.begun.group)
+    tensors = [given] if isinstance(given, torch.Tensor) else given
+    if event.kind == "all_to_all":
+        sizes = event.begun.options["numbers"]
+        parts = _split(tensors[0], sizes[1] if len(sizes) > 1 else [], size) if _is_one(given) else tensors
+        return [[part.reshape(-1) for part in parts]]
+    if event.kind == "reduce_scatter" and not any(isinstance(item, list) for item in tensors):
+        return [[part.reshape(-1) for part in _split(item, [], size)] for item in tensors]
+    return [[part.reshape(-1) for part in (item if isinstance(item, list) else [item])] for item in tensors]
+
+
+def _is_one(given: Any) -> bool:
+    return isinstance(given, torch.Tensor)
+
+
+def _split(whole: torch.Tensor, sizes: Sequence[int], num: int) -> list[torch.Tensor]:
+    """Parts along the first dim, of these sizes or all alike.
+
+    Raises:
+        Inconsistent: they do not divide it.
+    """
+    if not sizes:
+        flat = whole.reshape(-1)
+        if len(flat) % num:
+            raise Inconsistent(f"{num} ranks do not divide {len(flat)} elements")
+        return list(flat.reshape(num, len(flat) // num).unbind())
+    if sum(sizes) != len(whole) or len(sizes) != num:
+        raise Inconsistent(f"splits of {sizes} do not divide {len(whole)} rows among {num} ranks")
+    return list(torch.split(whole, list(sizes)))
+
+
+def results_of(event: Event) -> list[torch.Tensor]:
+    """A collective's results, those of one item one after the other."""
+    got = event.got
+    if event.kind == "all_to_all":
+        return [torch.cat([part.reshape(-1) for part in flat_tensors(got)])]
+    if event.begun.name == "allgather_coalesced":  # a list for each rank
+        got = [list(parts) for parts in zip(*got, strict=True)]
+    items = [got] if isinstance(got, torch.Tensor) else got
+    return [torch.cat([part.reshape(-1) for part in flat_tensors(item)]) for item in items]

@@ -1,0 +1,113 @@
+"""Bounds of relu, gelu (erf) and silu, forward and backward, element by element.
+
+Letters: x the pre-activation, g the cotangent, u the unit roundoff of accumulation, f the error of
+erf and exp in ulp; one ulp is at most 2 u, relative.  E_x and E_g are what x and g are off by.
+
+Derived here from the textbook forms; kernels may reorder the factors.  Every constant is rounded
+up, so that a form with a multiplication more stays within.
+
+Source: torch/aten/src/ATen/native/cpu/Activation.cpp (2.13.0) for the forms; Higham, Accuracy and
+Stability of Numerical Algorithms, 2nd ed., section 2.2, for the model.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from equivtest.oracle.rounding import Arithmetic, Bounded, Operand, bounded, error_of, store, value_of
+
+
+def relu(x: Operand, arithmetic: Arithmetic) -> Bounded:
+    """max(x, 0): rounds nothing and amplifies no error."""
+    return Bounded(value_of(x).relu(), error_of(x).clone(), "equal: relu computes nothing")
+
+
+def relu_grad(x: Operand, cotangent: Operand, arithmetic: Arithmetic) -> Bounded:
+    """g where x > 0, else 0; where the sign of x is not certain, either may be right."""
+    value, error = value_of(x), error_of(x)
+    g, e_g = value_of(cotangent), error_of(cotangent)
+    passed = value > 0
+    unclear = (value.abs() <= error) & (error > 0)
+    allowed = torch.where(unclear, g.abs() + e_g, torch.where(passed, e_g, 0.0))
+    return Bounded(torch.where(passed, g, 0.0), allowed, "equal: relu's gradient is a copy or zero")
+
+
+def gelu(x: Operand, arithmetic: Arithmetic) -> Bounded:
+    """x (1 + erf(x / sqrt 2)) / 2.
+
+    Derived here.  1 + erf cancels for x < 0, so its error is absolute: 2 f u of erf, u of erf's
+    argument (2 roundings of z, and |z erf'(z)| < 1/2), 2 u of the addition; then two products of
+    at most 2 in magnitude.  Times |x| / 2: below (2 f + 4) u |x|.  |gelu'| < 1.13.
+    """
+    value, error = value_of(x), error_of(x)
+    right = value * torch.special.ndtr(value)
+    found = (2 * arithmetic.libm_ulp + 4) * arithmetic.u_a * value.abs() + 1.13 * error
+    found = store(right, found, arithmetic)
+    derivation = f"(2 x {arithmetic.libm_ulp:g} ulp + 4) roundings of {arithmetic.accumulate} |x|{_one(arithmetic)}"
+    return bounded(right, found, value.abs(), 1, derivation)
+
+
+def gelu_grad(x: Operand, cotangent: Operand, arithmetic: Arithmetic) -> Bounded:
+    """g (Phi(x) + x phi(x)), Phi and phi the normal distribution and its density.
+
+    Derived here.  Phi as in `gelu`.  The exponent -x**2 / 2 is off by x**2 u, so phi by (x**2 +
+    2 f + 3) u, relative.  Sum and product: two roundings more.  |gelu''| < 0.8, |gelu'| < 1.13.
+    """
+    value, e_x = value_of(x), error_of(x)
+    g, e_g = value_of(cotangent), error_of(cotangent)
+    density = torch.exp(-0.5 * value**2) / math.sqrt(2 * math.pi)
+    right = g * (torch.special.ndtr(value) + value * density)
+    spread = 1 + 2 * value.abs() * (1 + value**2) * density
+    found = (4 * arithmetic.libm_ulp + 8) * arithmetic.u_a * spread * (g.abs() + e_g)
+    found = found + 0.8 * e_x * (g.abs() + e_g) + 1.13 * e_g
+    found = store(right, found, arithmetic)
+    derivation = (
+        f"(4 x {arithmetic.libm_ulp:g} ulp + 8) roundings of {arithmetic.accumulate} |g|(1 + 2|x|(1 + x^2) phi)"
+        f"{_one(arithmetic)}"
+    )
+    return bounded(right, found, spread * g.abs(), 1, derivation)
+
+
+def silu(x: Operand, arithmetic: Arithmetic) -> Bounded:
+    """x / (1 + exp(-x)).
+
+    Derived here.  exp is off by 2 f u, and by |x| u where its argument is rounded; addition and
+    quotient by u each, all relative.  Where exp(-x) overflows the quotient is 0, off by at most
+    |x| over the largest number.  |silu'| < 1.1.
+    """
+    value, error = value_of(x), error_of(x)
+    right = value * torch.sigmoid(value)
+    found = (2 * arithmetic.libm_ulp + 4 + value.abs()) * arithmetic.u_a * right.abs() + 1.1 * error
+    found = store(right, found + 2 * value.abs() / arithmetic.largest_a + arithmetic.eta_a, arithmetic)
+    derivation = (
+        f"(2 x {arithmetic.libm_ulp:g} ulp + 4 + |x|) roundings of {arithmetic.accumulate} |y|{_one(arithmetic)}"
+    )
+    return bounded(right, found, (1 + value.abs()) * right.abs(), 1, derivation)
+
+
+def silu_grad(x: Operand, cotangent: Operand, arithmetic: Arithmetic) -> Bounded:
+    """g s (1 + x (1 - s)) with s = 1 / (1 + exp(-x)).
+
+    Derived here.  s is off by (2 f + 2 + |x|) u, relative, hence 1 - s by that times s, absolute;
+    the rest are five roundings.  Where exp(-x) overflows s is 0.  |silu''| <= 0.5, |silu'| < 1.1.
+    """
+    value, e_x = value_of(x), error_of(x)
+    g, e_g = value_of(cotangent), error_of(cotangent)
+    s, rest, size = torch.sigmoid(value), torch.sigmoid(-value), value.abs()
+    right = g * s * (1 + value * rest)
+    f = arithmetic.libm_ulp
+    spread = (4 * f + 8 + size) * s * (1 + size * rest) + 2 * (2 * f + 4 + size) * s * size
+    magnitude = g.abs() + e_g
+    found = arithmetic.u_a * spread * magnitude + 0.5 * e_x * magnitude + 1.1 * e_g
+    found = found + 2 * magnitude * (1 + size) / arithmetic.largest_a + arithmetic.eta_a * (1 + magnitude)
+    found = store(right, found, arithmetic)
+    derivation = (
+        f"(4 x {f:g} ulp + 8 + |x|) roundings of {arithmetic.accumulate} |g| s (1 + |x|(1 - s)){_one(arithmetic)}"
+    )
+    return bounded(right, found, spread * g.abs(), 1, derivation)
+
+
+def _one(arithmetic: Arithmetic) -> str:
+    return f" + 1 of {arithmetic.dtype}"

@@ -1,0 +1,152 @@
+"""Gradients that data parallelism sums over micro-batches and averages over ranks.
+
+Letters: R rows of the whole batch, w ranks, M micro-batches; left (C, R) @ right (R, D) / w.
+
+Exact where the operands are integers (`equivtest.oracle.exact`) and, of each row of the batch, those of
+`left` or those of `right` multiples of w's odd part: then so is every sum of terms, which may be divided
+before or after it is reduced.  A division may be a multiplication by fl(1/w), which is within a relative
+error d of 1/w; a quotient k comes out as k wherever |d| <= u/2, since k (1 + d) is then nearest to k.  In
+float32 that fails first at w = 7.
+
+Else, derived here: each of the w M micro-batches' products is stored, and divided, which is two
+roundings more (the reciprocal and its product) unless w is a power of two.  Then either each rank
+adds its M and w of these sums are reduced, or each micro-batch is reduced and M of these sums are
+added: M - 1 additions in each of w sums and w - 1 of them, or the other way round.  What additions
+cost: `equivtest.oracle.rounding.after_additions`; the wider of the two ways is allowed.  A sum of
+which every term is zero is zero.
+
+Where gradients are reduced in another dtype than they are stored in, a stored product is cast to that,
+which is one rounding more, and all that follows rounds there.  Exact sums must then fit the first dtype
+per micro-batch and the second altogether.
+
+Source: Reducer::mark_variable_ready_dense in torch/csrc/distributed/c10d/reducer.cpp for the
+reciprocal; _get_gradient_divide_factors in torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py,
+which divides by a power of two before and by the rest after (2.13.0); Higham, Accuracy and
+Stability of Numerical Algorithms, 2nd ed., equation 3.5.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+import torch
+
+from equivtest.oracle.declared import arithmetic_of
+from equivtest.oracle.exact import InexactData, Sum, find_integers, sum_products
+from equivtest.oracle.operations import Found, Operations
+from equivtest.oracle.rounding import (
+    Arithmetic,
+    Bounded,
+    after_additions,
+    bounded,
+    gamma,
+    growth,
+    unit_roundoff,
+    where_finite,
+)
+from equivtest.tensors import DTYPES
+
+AVERAGING_ROUNDINGS = 2
+"""How often an average rounds: for the reciprocal of w, and for the product with it."""
+
+
+@dataclass(frozen=True)
+class Averages:
+    """Averages of one step's gradients, `operations` saying in which dtype and how exact.
+
+    Attributes:
+        ranks: w.
+        micro_batches: M.
+        reduced: Name of the dtype in which stored products are added and divided; '': that of `operations`.
+        scalings: Roundings of scaling by other factors than 1/w, whose product that is; None: it is divided by w.
+    """
+
+    operations: Operations
+    ranks: int
+    micro_batches: int
+    reduced: str = ""
+    scalings: int | None = None
+
+    @property
+    def num_scalings(self) -> int:
+        """Roundings of scaling; a division by a power of two has none but where it underflows."""
+        if self.scalings is not None:
+            return self.scalings
+        return AVERAGING_ROUNDINGS if self.ranks & (self.ranks - 1) else 0
+
+    def product(self, left: torch.Tensor, right: torch.Tensor) -> Found:
+        """left (C, R) @ right (R, D) / w; float64, global, rows in the order of the batch."""
+        operations = self.operations
+        if not reciprocal_is_near(self.ranks, operations.arithmetic.accumulate):
+            operations = replace(operations, must_be_exact=False, may_be_exact=False)
+        return operations.choose(lambda: self._exactly(left, right), lambda: self._bounded(left, right))
+
+    def total(self, terms: torch.Tensor) -> Found:
+        """The sum over rows of terms (R, C), divided by w: (C,)."""
+        found = self.product(terms.T, torch.ones((len(terms), 1), dtype=torch.float64))
+        allowed = None if found.allowed is None else found.allowed[:, 0]
+        return replace(found, value=found.value[:, 0], allowed=allowed)
+
+    def _exactly(self, left: torch.Tensor, right: torch.Tensor) -> Sum:
+        factors = find_integers("left", left), find_integers("right", right)
+        odd = self.ranks // (self.ranks & -self.ranks)
+        in_left, in_right = (side.integers % odd == 0 for side in factors)
+        if not bool((in_left.all(0) | in_right.all(1)).all()):
+            raise InexactData(f"gradients are no multiples of {odd}, so that their average over ranks is rounded")
+        dtype = self.operations.dtype
+        found = sum_products("average", *factors, DTYPES[self.reduced or dtype])
+        if self.reduced not in ("", dtype):
+            for block in self._blocks(len(right)):
+                own = find_integers("left", left[:, block]), find_integers("right", right[block])
+                sum_products("gradient of a micro-batch", *own, DTYPES[dtype])
+        return Sum(found.value / self.ranks, found.bits_used)
+
+    def _blocks(self, num_rows: int) -> list[slice]:
+        """The rows behind each stored product."""
+        num_stored = self.ranks * self.micro_batches
+        size = num_rows // num_stored
+        return [slice(size * block, size * (block + 1)) for block in range(num_stored)]
+
+    def _bounded(self, left: torch.Tensor, right: torch.Tensor) -> Bounded:
+        w, num_rows, arithmetic = self.ranks, len(right), self.operations.arithmetic
+        after = arithmetic_of(self.reduced) if self.reduced else arithmetic
+        products = [left[:, block] @ right[block] for block in self._blocks(num_rows)]
+        blocks = torch.stack(products).view(w, self.micro_batches, *products[0].shape)  # (w, M, C, D)
+        num_stored, size = len(products), num_rows // len(products)
+        terms = left.abs() @ right.abs()
+        error = gamma(size, arithmetic.u_a) * terms + num_rows * arithmetic.eta_a
+        num_casts = int(after.dtype != arithmetic.dtype)
+        num_more = num_casts + self.num_scalings
+        grown, eta = growth((1, arithmetic.u_o), (num_more, after.u_o)), max(arithmetic.eta, after.eta)
+        error = error + grown * (blocks.abs().sum((0, 1)) + error)
+        num_underflows = (1 + num_casts + w * max(self.num_scalings, 1)) * num_stored  # divided before it is added
+        error = error + num_underflows * eta * (1 + grown)
+        error = error + (num_stored - 1) * after.eta_r
+        error = self._added(blocks, error, after)
+        error = where_finite(terms + error, min(arithmetic.largest, after.largest), error) / w
+        error = torch.where((left != 0).double() @ (right != 0).double() == 0, 0.0, error)
+        derivation = (
+            f"(gamma({size} roundings of {arithmetic.accumulate}) |left||right| + 1 of {arithmetic.dtype} and "
+            f"{num_more} of {after.dtype} on {num_stored} micro-batches' sums + {num_stored - w} additions of "
+            f"{after.dtype} and {w - 1} of {after.reduce}, or on each micro-batch) / {w}"
+        )
+        return bounded(left @ right / w, error, terms / w, num_rows + 1, derivation)
+
+    def _added(self, blocks: torch.Tensor, error: torch.Tensor, arithmetic: Arithmetic) -> torch.Tensor:
+        """What the sum of stored products (w, M, C, D) is off by; `error` is what they are off by together."""
+        on_a_rank = (1, self.micro_batches - 1, arithmetic.u_o)
+        across_ranks = (0, self.ranks - 1, arithmetic.u_r)
+        total, magnitude, found = blocks.sum((0, 1)), blocks.abs().sum((0, 1)), []
+        for (dim, num_first, u_first), (_, num_last, u_last) in ((on_a_rank, across_ranks), (across_ranks, on_a_rank)):
+            between = blocks.sum(dim).abs().sum(0)
+            reached = after_additions(between, magnitude, error, num_first, u_first)
+            found.append(after_additions(total, between, reached, num_last, u_last))
+        return torch.maximum(*found)
+
+
+def reciprocal_is_near(ranks: int, dtype: str) -> bool:
+    """Whether fl(1 / ranks) is within half a unit roundoff of 1 / ranks, relative."""
+    reciprocal = torch.tensor(1.0, dtype=DTYPES[dtype]) / ranks
+    error = abs(Fraction(float(reciprocal)) * ranks - 1)
+    return 2 * error <= Fraction(unit_roundoff(dtype))

@@ -1,0 +1,193 @@
+"""The proof, operation by operation, that nothing a parallel module may do rounds, on the data it was given.
+
+The unsharded module runs forward and backward once more on magnitudes: on |x|, |parameters| and |cotangent|, in
+float64, where every difference becomes a sum.  By induction, what an operation gives there bounds what it gives on the
+data, and what any of its parts gives: partial sums in any order and of any ranks, and results of operations that were
+done on parts before these were added up, as a sum and a linear map may change places.  If all magnitudes are integers
+times one unit, and at most 2**p of it, then all of these are values of a dtype with p significand bits, and equal;
+`equivtest.oracle.exact` has the reasoning.  Of operations that are not listed here nothing is known, and the data
+are refused.
+
+Source: torch.utils._python_dispatch.TorchDispatchMode (2.13.0), which sees forward and backward below autograd.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from fractions import Fraction
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from equivtest.oracle.exact import InexactData, bits_of, find_integers, significand_bits
+from equivtest.oracle.places import Places
+
+MOVES = frozenset(
+    {
+        "_reshape_alias", "_to_copy", "_unsafe_view", "abs", "alias", "amax", "arange", "as_strided", "cat",
+        "clone", "constant_pad_nd", "contiguous", "copy_", "detach", "embedding", "empty", "empty_like",
+        "empty_strided", "expand", "eye", "flip", "full", "full_like", "gather", "index",
+        "index_select", "lift_fresh", "max", "maximum", "narrow", "new_empty", "new_empty_strided", "new_zeros", "ones",
+        "ones_like", "permute", "pixel_shuffle", "pixel_unshuffle", "relu", "repeat", "roll", "select",
+        "masked_fill", "slice", "split", "split_with_sizes", "squeeze", "squeeze_", "stack", "t", "threshold_backward",
+        "transpose", "tril", "triu", "unbind", "unsafe_split", "unsqueeze", "upsample_nearest1d", "upsample_nearest2d",
+        "upsample_nearest3d", "view", "where", "zero_", "zeros", "zeros_like",
+    }
+)  # fmt: skip
+"""Operations that only move or choose values, no larger in magnitude than what they give on magnitudes."""
+
+SUMS = frozenset(
+    {
+        "add", "add_", "cumsum", "embedding_dense_backward", "index_add", "index_put", "index_put_", "scatter_add",
+        "select_backward", "slice_backward", "sum", "upsample_nearest1d_backward", "upsample_nearest2d_backward",
+        "upsample_nearest3d_backward",
+    }
+)  # fmt: skip
+"""Operations that add elements."""
+
+ADDED_TO = {"addmm": 0, "baddbmm": 0, "addmv": 0, "convolution": 2}
+"""Operations that add products of elements of two tensors to a third, and where it stands among the tensors."""
+
+PRODUCTS = frozenset({"mm", "bmm", "mv", "dot", "mul", "convolution_backward", *ADDED_TO})
+"""Operations that add products of elements of two tensors."""
+
+ON_MAGNITUDES: dict[str, Callable[..., Any]] = {
+    "sub": torch.add,
+    "rsub": torch.add,
+    "neg": torch.clone,
+}
+"""What bounds an operation whose own result on magnitudes does not."""
+
+CHOOSES = frozenset({"amax", "constant_pad_nd", "masked_fill", "max", "maximum", "relu", "where"})
+"""The MOVES whose result is no magnitude where a constant of the module has a sign."""
+
+FILLS = frozenset({"constant_pad_nd", "full", "full_like", "masked_fill", "where"})
+"""The MOVES that put numbers of the module's own into a result; the dtype may not hold these."""
+
+CONVERTS = frozenset({"_to_copy", "to"})
+
+
+class Certificate(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Within it, a module that runs on magnitudes in float64 is proved to be exact in `dtype`.
+
+    Attributes:
+        bits_used: Largest number of bits that any sum took.
+
+    Raises:
+        InexactData: a sum may need more bits than the dtype has, or an operation may round.
+    """
+
+    def __init__(self, dtype: torch.dtype, places: Places | None = None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.dtype = dtype
+        self.places = places or Places()
+        self.bits_used = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        self.places.note()
+        try:
+            return self._proved(func, args, kwargs or {})
+        except InexactData:
+            self.places.refuse()
+            raise
+
+    def _proved(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What an operation gives on magnitudes; whole numbers, such as ids, are the data's own."""
+        name = func.overloadpacket.__name__
+        if not any(map(is_floating, tree_leaves((args, kwargs)))) and not _rounds(func, args, kwargs):
+            return func(*args, **kwargs)
+        if name in CONVERTS:
+            return self._converted(func, args, kwargs)
+        if name not in MOVES | SUMS | PRODUCTS | ON_MAGNITUDES.keys():
+            raise InexactData(f"{name} may round: equality can be asked of sums, products and what moves values alone")
+        if name in MOVES - CHOOSES:
+            return func(*args, **kwargs)
+        args = magnitudes_of(name, args)
+        kwargs = {key: abs(value) if key in ("alpha", "beta") else value for key, value in kwargs.items()}
+        result = ON_MAGNITUDES.get(name, func)(*args, **kwargs)
+        if name not in MOVES or name in FILLS:
+            numbers = [each for each in (*args, *kwargs.values()) if isinstance(each, float)]
+            unit = unit_of(name, [each for each in args if is_floating(each)], numbers)
+            for each in result if isinstance(result, tuple) else (result,):
+                if each is not None:
+                    self._count(name, each, unit)
+        return result
+
+    def _converted(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """To another dtype: the data's own values are chosen by no magnitude, and a narrower one must hold them."""
+        result = func(*args, **kwargs)
+        if not is_floating(result):
+            raise InexactData("a conversion to integers is not known on magnitudes")
+        if is_floating(args[0]) and result.dtype.itemsize < args[0].dtype.itemsize:
+            self._count("a conversion", result, _own_unit(args[0]))
+        return result
+
+    def _count(self, name: str, result: torch.Tensor, unit: int) -> None:
+        """That the dtype holds every magnitude, in units of 2**unit: the module's, and the one it computes in here."""
+        largest = float(result.max()) if result.numel() else 0.0
+        if not math.isfinite(largest):
+            raise InexactData(f"{name} adds up what is not finite")
+        units = math.ceil(Fraction(largest) * 2**-unit)  # of a product of small units more than an int64 holds
+        self.bits_used = max(self.bits_used, bits_of(units))
+        dtype = min(self.dtype, result.dtype, key=significand_bits)
+        bits = significand_bits(dtype)
+        if units > 2**bits or (
+            units == 2**bits and result.dtype != torch.float64
+        ):  # to which more may have been rounded
+            raise InexactData(
+                f"{name} adds up magnitudes of {units} units, and {str(dtype).removeprefix('torch.')} holds "
+                f"{2**bits} exactly"
+            )
+
+
+def _rounds(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether an operation on whole numbers makes numbers that may be rounded: quotients, powers."""
+    return func.overloadpacket.__name__ in ("div", "true_divide", "mean", "pow", "exp", "sqrt", "reciprocal", "log")
+
+
+def magnitudes_of(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments of an operation by their magnitudes; what is written to takes its own in place.
+
+    What came out of the operations before is a magnitude already; a constant of the module need not be.
+    """
+    if name.endswith("_"):
+        args[0].abs_()
+    factors = [_magnitude(each) if _is_factor(name, place, each) else each for place, each in enumerate(args)]
+    return (args[0], *factors[1:]) if name.endswith("_") else tuple(factors)
+
+
+def _is_factor(name: str, place: int, value: object) -> bool:
+    """Whether an argument is multiplied or added: tensors are, numbers only of the first two of arithmetic."""
+    return isinstance(value, torch.Tensor) or (name in ("add", "add_", "mul", "sub", "rsub") and place < 2)
+
+
+def _magnitude(value: Any) -> Any:
+    if is_floating(value):
+        return value.abs()
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return abs(value) if is_number else value
+
+
+def unit_of(name: str, operands: Iterable[torch.Tensor], numbers: Iterable[float]) -> int:
+    """The exponent of a unit, no larger than 1, of every term that an operation adds."""
+    units = [_own_unit(operand) for operand in operands]
+    factor = sum(_own_unit(torch.tensor(number, dtype=torch.float64)) for number in numbers)
+    if name in PRODUCTS:
+        plus = units.pop(ADDED_TO[name]) if len(units) == 3 and name in ADDED_TO else 0
+        return factor + min(plus, sum(units))
+    return factor + min(units, default=0)
+
+
+def _own_unit(operand: torch.Tensor) -> int:
+    """0 for integers, however many powers of two they share: what was added up to them need not share these."""
+    if not bool(operand.isfinite().all()):
+        raise InexactData("an operand is infinite or NaN, of which no sum is exact")
+    return min(0, find_integers("an operand", operand.detach()).exponent)
+
+
+def is_floating(value: object) -> bool:
+    """Whether it is a tensor of floating-point numbers."""
+    return isinstance(value, torch.Tensor) and value.is_floating_point()

@@ -1,0 +1,99 @@
+"""The collectives that a case is documented to take, derived from its layouts.
+
+On one mesh axis, a tensor that goes from one placement to another is documented to take
+
+    Shard(d) -> Replicate    an all_gather of its shard
+    Partial  -> Replicate    an all_reduce of the whole
+    Partial  -> Shard(d)     a reduce_scatter of the whole
+    Shard(d) -> Shard(e)     an all_to_all of its shard; on the CPU, whose gloo has none, an
+                             all_gather of its shard and a chunk
+    Replicate -> Shard(d)    nothing; nor does a placement that stays
+
+and collectives take parts of one size: a dim of n elements that is sharded counts as w shards of
+ceil(n / w).  A mesh of one rank redistributes nothing.
+
+Source: torch.distributed.tensor.DTensor.redistribute, its docstring; Shard._to_replicate_tensor,
+_reduce_shard_tensor and _to_new_shard_dim in placement_types.py for the padding, shard_dim_alltoall
+in _collective_utils.py for the CPU (2.13.0).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from equivtest.base.collective import Collective
+from equivtest.cases.case import Case, Shape
+from equivtest.cases.parts import by_case
+from equivtest.errors import Misuse
+from equivtest.layout import Partial, Placement, Replicate, Shard
+from equivtest.tensors import DTYPES
+
+Collectives = tuple[Collective, ...]
+
+
+@by_case("collectives", "oracle")
+def expected_collectives(case: Case, rank: int) -> Collectives:
+    """What `rank` of the mesh is documented to call for one draw, in order.
+
+    A package with a case class of its own registers its documentation with `expected_collectives.register`.
+
+    Raises:
+        Misuse: nobody registered it for this class.
+    """
+    raise Misuse(
+        f"no collectives are documented for {type(case).__name__}: decorate the function that lists them with "
+        "equivtest.oracle.collectives.expected_collectives.register, in the module that defines the class"
+    )
+
+
+def without_all_to_all(collectives: Collectives) -> Collectives:
+    """The same on a backend that has no all_to_all: an all_gather of as many bytes in its place."""
+    return tuple(
+        Collective("all_gather", call.size_bytes, call.phase) if call.kind == "all_to_all" else call
+        for call in collectives
+    )
+
+
+def distribute_parameters(case: Case, rank: int, names: Iterable[str]) -> list[Collective]:
+    """One collective per parameter; see `distribute`."""
+    parameters, shapes, layouts = [f"param.{name}" for name in names], case.shapes(), case.layouts()
+    return [distribute(case, rank, shapes[name], layouts[name].placements[0]) for name in parameters]
+
+
+def distribute(case: Case, rank: int, shape: Shape, placement: Placement) -> Collective:
+    """A scatter, to which only rank 0 hands in anything, or a broadcast of the whole tensor."""
+    if isinstance(placement, Shard):
+        return Collective("scatter", case.world_size * _shard_bytes(case, shape, placement) if rank == 0 else 0)
+    return Collective("broadcast", _bytes(case, shape))
+
+
+def redistribute(case: Case, shape: Shape, source: Placement, target: Placement, phase: str) -> list[Collective]:
+    """What a tensor of `shape` takes from one placement to another: one collective or none."""
+    if source == target or case.world_size == 1:
+        return []
+    match source, target:
+        case Shard(), Replicate():
+            return [Collective("all_gather", _shard_bytes(case, shape, source), phase)]
+        case Shard(), Shard():
+            size = _shard_bytes(case, _padded(shape, target.dim, case.world_size), source)
+            return [Collective("all_to_all", size, phase)]
+        case Partial(), Replicate():
+            return [Collective("all_reduce", _bytes(case, shape), phase)]
+        case Partial(), Shard():
+            return [Collective("reduce_scatter", case.world_size * _shard_bytes(case, shape, target), phase)]
+    return []
+
+
+def _padded(shape: Shape, dim: int, num_shards: int) -> Shape:
+    """The shape with `dim` filled up to a multiple of the number of shards."""
+    return tuple(-(-size // num_shards) * num_shards if axis == dim else size for axis, size in enumerate(shape))
+
+
+def _shard_bytes(case: Case, shape: Shape, placement: Shard) -> int:
+    """Bytes of the largest shard, which is what each rank hands in."""
+    return _bytes(case, _padded(shape, placement.dim, case.world_size)) // case.world_size
+
+
+def _bytes(case: Case, shape: Shape) -> int:
+    return math.prod(shape) * DTYPES[case.dtype].itemsize

@@ -1,0 +1,221 @@
+"""Bounds of sums: matrix products on one rank or split over several, their gradients, reductions across ranks.
+
+Letters: T tokens, K in_features, N out_features, w ranks; x (T, K), W (N, K), b (N,), cotangent
+G (T, N).  S is the sum of the magnitudes of the terms behind an element, and P the sum of the
+magnitudes of the ranks' partial sums.
+
+Derived here.  A sum of K products, in any order, blocked or not, with or without fused
+multiply-add, is off by gamma(K, u_a) S.  Where the contraction is split over w ranks, each rank
+stores its partial sum, one rounding of the storage dtype, u_o P in all, and a collective adds w of
+them (`equivtest.oracle.rounding.after_additions`).  P is at most S, which is taken where the
+partition is not known.  A sum of which every term is zero is zero: nothing rounds or underflows.
+
+A bias costs a rounding more: a kernel may store the product before it adds the bias.  DTensor
+divides a replicated bias by w where it makes it partial, which rounds too.
+
+Source: Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., equations 3.5 and 3.13;
+torch.distributed.tensor.placement_types, Partial._partition_value (torch 2.13.0).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from equivtest.oracle.rounding import (
+    Arithmetic,
+    Bounded,
+    Operand,
+    after_additions,
+    bounded,
+    error_of,
+    gamma,
+    growth,
+    store,
+    value_of,
+    where_finite,
+)
+
+
+def linear(
+    x: Operand,
+    weight: Operand,
+    bias: Operand | None,
+    arithmetic: Arithmetic,
+    *,
+    ranks: int = 1,
+    partials: torch.Tensor | None = None,
+) -> Bounded:
+    """y = x W^T + b.
+
+    Args:
+        x: (T, K), global.
+        weight: (N, K), global.
+        bias: (N,), global.
+        ranks: Over how many the contraction over K is split.
+        partials: (T, N): sum over the ranks of |partial product|, where the partition is known.
+    """
+    return product(x, _transposed(weight), arithmetic, plus=bias, ranks=ranks, partials=partials, names="|x||W|")
+
+
+def linear_grad_x(
+    cotangent: Operand,
+    weight: Operand,
+    arithmetic: Arithmetic,
+    *,
+    ranks: int = 1,
+    partials: torch.Tensor | None = None,
+) -> Bounded:
+    """G W, (T, K): a contraction over N; arguments as of `linear`, partials (T, K)."""
+    return product(cotangent, weight, arithmetic, ranks=ranks, partials=partials, names="|G||W|")
+
+
+def linear_grad_weight(
+    cotangent: Operand,
+    x: Operand,
+    arithmetic: Arithmetic,
+    *,
+    ranks: int = 1,
+    partials: torch.Tensor | None = None,
+) -> Bounded:
+    """G^T x, (N, K): a contraction over tokens; arguments as of `linear`, partials (N, K)."""
+    return product(_transposed(cotangent), x, arithmetic, ranks=ranks, partials=partials, names="|G||x|")
+
+
+def linear_grad_bias(
+    cotangent: Operand, arithmetic: Arithmetic, *, ranks: int = 1, partials: torch.Tensor | None = None
+) -> Bounded:
+    """The sum of G (T, N) over tokens, (N,)."""
+    return total(cotangent, 0, arithmetic, ranks=ranks, partials=partials, names="|G|")
+
+
+def product(
+    left: Operand,
+    right: Operand,
+    arithmetic: Arithmetic,
+    *,
+    plus: Operand | None = None,
+    ranks: int = 1,
+    partials: torch.Tensor | None = None,
+    names: str = "|left||right|",
+) -> Bounded:
+    """left (R, K) @ right (K, C) + plus (C,), contracted on one rank or split over several."""
+    a, b, e_a, e_b = value_of(left), value_of(right), error_of(left), error_of(right)
+    num_terms = a.shape[-1] + (plus is not None)
+    terms = (a.abs() + e_a) @ (b.abs() + e_b)  # S, the operands' own errors included
+    brought = e_a @ b.abs() + (a.abs() + e_a) @ e_b
+    present = ((a.abs() + e_a) != 0).double() @ ((b.abs() + e_b) != 0).double()  # terms that are not zero
+    sums = _Sums(a @ b, terms, brought, num_terms, partials, present == 0)
+    return _stored(sums, plus, arithmetic, ranks, names)
+
+
+def total(
+    terms: Operand,
+    dim: int | tuple[int, ...],
+    arithmetic: Arithmetic,
+    *,
+    ranks: int = 1,
+    partials: torch.Tensor | None = None,
+    names: str = "|terms|",
+) -> Bounded:
+    """The sum of a tensor over one or more dims, on one rank or split over several."""
+    value, error = value_of(terms), error_of(terms)
+    dims = (dim,) if isinstance(dim, int) else dim
+    num_terms = 1
+    for each in dims:
+        num_terms *= value.shape[each]
+    magnitude = (value.abs() + error).sum(dims)
+    sums = _Sums(value.sum(dims), magnitude, error.sum(dims), num_terms, partials, magnitude == 0)
+    return _stored(sums, None, arithmetic, ranks, names)
+
+
+def all_reduce(operands: torch.Tensor, arithmetic: Arithmetic, *, average: bool = False) -> Bounded:
+    """The sum or average of what the ranks hold; of a reduce_scatter too, whole.
+
+    Derived here: each operand takes part in at most w - 1 additions.  An average divides the sum,
+    or multiplies each operand by 1 / w before or the sum after: two more roundings unless w is a
+    power of two, which only underflow can hurt.  Whether the sum overflows depends on the order.
+
+    Args:
+        operands: (w, ...), what each rank brings, in the tensors' own dtype or wider.
+    """
+    values = operands.to(torch.float64)
+    w = len(values)
+    terms = values.abs().sum(0)
+    is_power_of_two = w & (w - 1) == 0
+    roundings = (w - 1, arithmetic.u_r), (0 if is_power_of_two or not average else 2, arithmetic.u_o)
+    divisor = w if average else 1
+    underflows = (w + 1) * arithmetic.eta if average else 0.0
+    error = growth(*roundings) * terms / divisor + underflows + (w - 1) * arithmetic.eta_r / divisor
+    error = where_finite(terms, arithmetic.largest, error)
+    also = " and 2 of the division" if average and not is_power_of_two else ""
+    derivation = f"{w - 1} additions of {arithmetic.reduce}{also}, on the sum of the ranks' magnitudes"
+    return bounded(values.sum(0) / divisor, error, terms / divisor, w + 1, derivation)
+
+
+class _Sums:
+    """Sums before anything is stored: all float64, one shape.
+
+    Attributes:
+        value: The exact sums.
+        magnitude: S.
+        brought: What the operands' own errors come to.
+        num_terms: Roundings that a term goes through in an accumulator.
+        partials: P, or S where the partition is not known.
+        is_zero: Where every term is zero, so that the sum is.
+    """
+
+    def __init__(
+        self,
+        value: torch.Tensor,
+        magnitude: torch.Tensor,
+        brought: torch.Tensor,
+        num_terms: int,
+        partials: torch.Tensor | None,
+        is_zero: torch.Tensor,
+    ) -> None:
+        self.value, self.magnitude, self.brought, self.num_terms = value, magnitude, brought, num_terms
+        self.is_zero = is_zero
+        self.partials = magnitude if partials is None else partials + brought
+
+
+def _stored(sums: _Sums, plus: Operand | None, arithmetic: Arithmetic, ranks: int, names: str) -> Bounded:
+    zeros = torch.zeros_like(sums.value)
+    bias = zeros if plus is None else zeros + value_of(plus)
+    e_bias = zeros if plus is None else zeros + error_of(plus)
+    magnitude = sums.magnitude + bias.abs() + e_bias
+    error = sums.brought + e_bias + gamma(sums.num_terms, arithmetic.u_a) * magnitude
+    error = error + sums.num_terms * arithmetic.eta_a
+    value = sums.value + bias
+    if ranks == 1:
+        if plus is not None:  # the product may be stored before the bias is added
+            error = store(sums.value, error, arithmetic)
+        error = store(value, error, arithmetic)
+        stored = f"{1 + (plus is not None)} rounding{'s' * (plus is not None)} of {arithmetic.dtype}"
+    else:
+        error = _reduced(sums, bias.abs() + e_bias, error, arithmetic, ranks, has_bias=plus is not None)
+        num_stored = 1 + 2 * (plus is not None)
+        stored = f"{num_stored} of {arithmetic.dtype} and {ranks - 1} of {arithmetic.reduce} on {ranks} ranks' sums"
+    error = where_finite(magnitude + error, arithmetic.largest_a, error)
+    error = torch.where(sums.is_zero & (bias.abs() + e_bias == 0), 0.0, error)
+    derivation = f"gamma({sums.num_terms} roundings of {arithmetic.accumulate}) {names} + {stored}"
+    return bounded(value, error, magnitude, sums.num_terms, derivation)
+
+
+def _reduced(
+    sums: _Sums, bias: torch.Tensor, error: torch.Tensor, arithmetic: Arithmetic, ranks: int, *, has_bias: bool
+) -> torch.Tensor:
+    """The error once every rank has stored its sum, with its share of the bias, and all are added.
+
+    A product is stored once, or twice where a bias is added to it; the bias is divided and stored.
+    """
+    stored = error + growth((1 + has_bias, arithmetic.u_o)) * (sums.partials + error)
+    stored = stored + growth((2, arithmetic.u_o)) * bias + ranks * (1 + 2 * has_bias) * arithmetic.eta
+    stored = stored + (ranks - 1) * arithmetic.eta_r
+    found = after_additions(sums.value, sums.partials, stored, ranks - 1, arithmetic.u_r, beside=bias)
+    return where_finite(sums.partials + bias + found, arithmetic.largest, found)
+
+
+def _transposed(matrix: Operand) -> Operand:
+    if isinstance(matrix, Bounded):
+        return Bounded(matrix.value.T, matrix.allowed.T, matrix.derivation)
+    return matrix.T

@@ -1,0 +1,189 @@
+"""Bounds of log_softmax and of the negative log likelihood, forward and backward, over divided classes.
+
+Letters: P positions, C classes, w ranks; x (P, C) logits, m = max x, d = x - m, s = sum exp d,
+l = log s, y = d - l the logarithm of the softmax, p = exp y; t the target of a position, W its
+weight, g the cotangent; u the roundoff of accumulation, f the error of exp and log in ulp.
+
+    loss = -W y_t        grad.x = (p - onehot t) W g        mean: both over the sum of all W
+
+Derived here.  m is exact.  d is off by u |d|, so exp d by expm1(u |d|), relative, and by 2 f u of
+exp; below the smallest normal number by no more than that.  s is a sum of C terms, of which w parts
+are added by a collective: gamma(C + w) s.  With s off by e, relative, l is off by -log1p(-e), and by
+2 f u |l| of log.  y takes one rounding more, and is stored.  p = exp y is off by expm1 of what y is
+off by: in 16 bits, where y is stored, that is u_o |y|, far more than a rounding of p.  The rest are
+single roundings of storage and one sum over positions.
+
+Of a row whose other exponentials add up to less than 2**-80 nothing is left but the maximum:
+exp 0 = 1 and log 1 = 0 are exact, and so is what is computed from there as long as every result is
+a number of the dtype: `rounded`.
+
+Source: _log_softmax, _nll_loss_forward and _nll_loss_and_log_softmax_backward in
+torch/distributed/tensor/parallel/loss.py (2.13.0): the maximum is taken away first, maximum and sum
+are reduced in the accumulator's dtype, y is stored; C11, F.10.3.1 and F.10.3.7, for exp 0 and
+log 1; Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., sections 2.2 and 4.2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from equivtest.oracle.exact import InexactData, find_integers, sum_terms
+from equivtest.oracle.rounding import Arithmetic, Bounded, bounded, gamma, store, unit_roundoff
+from equivtest.tensors import DTYPES
+
+_NOTHING = 2.0**-80  # beside 1, whatever the order of a sum and however far float64's own exp is off
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What each position looks up.
+
+    Attributes:
+        classes: (P,), int64, a class also where the position is ignored.
+        kept: (P,), bool.
+        weight: (P,), float64, of the class; 1 without weights.
+        has_weight: Whether a product is computed at all.
+    """
+
+    classes: torch.Tensor
+    kept: torch.Tensor
+    weight: torch.Tensor
+    has_weight: bool
+
+
+def log_softmax(x: torch.Tensor, arithmetic: Arithmetic, *, ranks: int) -> Bounded:
+    """y, (P, C), as it is stored; x (P, C), its classes divided among `ranks` ranks."""
+    y = log_of_sum(x, arithmetic, ranks=ranks)
+    return Bounded(y.value, stored(y.value, y.allowed, arithmetic), y.derivation)
+
+
+def log_of_sum(x: torch.Tensor, arithmetic: Arithmetic, *, ranks: int) -> Bounded:
+    """The same, as an accumulator holds it."""
+    x, u, f = x.double(), arithmetic.u_a, arithmetic.libm_ulp
+    peak = x.argmax(1, keepdim=True)
+    apart = x - x.gather(1, peak)  # d
+    e_apart = _rounded(apart, torch.zeros_like(apart), arithmetic.accumulate)
+    others = apart.exp().scatter(1, peak, 0.0)
+    e_others = exp_error(others, e_apart, arithmetic) * (others != 0)
+    rest, e_rest = others.sum(1, keepdim=True), e_others.sum(1, keepdim=True)
+    total = 1 + rest  # s
+    relative = (e_rest + gamma(x.shape[1] + ranks, u) * (total + e_rest)) / total
+    log = rest.log1p()  # l
+    e_log = -torch.log1p(-relative)
+    e_log = e_log + 2 * f * u * (log + e_log)
+    log, e_log = (torch.where(rest + e_rest < _NOTHING, 0.0, tensor) for tensor in (log, e_log))
+    value = apart - log
+    error = _rounded(value, e_apart + e_log, arithmetic.accumulate)
+    derivation = f"gamma({x.shape[1]} + {ranks} roundings of {arithmetic.accumulate}) of the sum of exponentials"
+    return sure(value, error, apart.abs() + log.abs() + 1, x.shape[1], derivation)
+
+
+def nll(y: Bounded, targets: Targets, arithmetic: Arithmetic, reduction: str) -> Bounded:
+    """The loss: (P,) for 'none', else 0-dim; NaN where a mean is one of nothing."""
+    at = targets.classes.unsqueeze(1)
+    picked, error = -y.value.gather(1, at).squeeze(1), y.allowed.gather(1, at).squeeze(1)
+    value = picked * targets.weight
+    if targets.has_weight:
+        error = rounded(value, error * targets.weight, arithmetic)
+    value, error = (torch.where(targets.kept, tensor, 0.0) for tensor in (value, error))
+    num = len(value)
+    magnitude = (value.abs() + error).sum() if reduction != "none" else value.abs()
+    if reduction != "none":
+        value, error = _sum(value, error, arithmetic)
+    if reduction == "mean":
+        total, e_total = sum_of_weights(targets, arithmetic)
+        value, magnitude = value / total, magnitude / total
+        error = rounded(value, (error + value.abs() * e_total) / (total - e_total), arithmetic)
+    error = torch.where(value.isnan(), 0.0, error)
+    return sure(value, error, magnitude, num, f"{y.derivation}, stored in {arithmetic.dtype}, {reduction} over {num}")
+
+
+def nll_grad(y: Bounded, targets: Targets, cotangent: torch.Tensor, arithmetic: Arithmetic, reduction: str) -> Bounded:
+    """grad.x, (P, C); the cotangent is (P,) for 'none', else 0-dim."""
+    given = cotangent.double().expand(len(targets.classes))
+    e_given = torch.zeros_like(given)
+    if reduction == "mean":
+        total, e_total = sum_of_weights(targets, arithmetic)
+        given = given / total
+        e_given = rounded(given, given.abs() * e_total / (total - e_total), arithmetic)
+    if targets.has_weight:
+        given, e_given = given * targets.weight, e_given * targets.weight
+        e_given = rounded(given, e_given, arithmetic)
+    given, e_given = (torch.where(targets.kept, tensor, 0.0).unsqueeze(1) for tensor in (given, e_given))
+    p, e_p = _softmax(y, arithmetic)
+    hits = torch.zeros_like(p).scatter(1, targets.classes.unsqueeze(1), 1.0)
+    vanishes = (hits == 1) & (p < _NOTHING) & (e_p < arithmetic.u_o / 4)  # beside 1, which p - 1 rounds to
+    p, e_p = (torch.where(vanishes, 0.0, tensor) for tensor in (p, e_p))
+    apart = p - hits
+    e_apart = rounded(apart, e_p, arithmetic)
+    value = apart * given
+    error = rounded(value, e_apart * (given.abs() + e_given) + apart.abs() * e_given, arithmetic)
+    error = torch.where(targets.kept.unsqueeze(1), error, 0.0)
+    magnitude = (p * (1 + y.value.abs()) + hits) * given.abs()
+    return sure(value, error, magnitude, p.shape[1], f"{y.derivation}, its exp and 4 roundings of {arithmetic.dtype}")
+
+
+def _softmax(y: Bounded, arithmetic: Arithmetic) -> tuple[torch.Tensor, torch.Tensor]:
+    """exp y, stored, and what it is off by."""
+    p = y.value.exp()
+    error = torch.where((y.value == 0) & (y.allowed == 0), 0.0, exp_error(p, y.allowed, arithmetic))
+    return p, stored(p, error, arithmetic)
+
+
+def rounded(value: torch.Tensor, error: torch.Tensor, arithmetic: Arithmetic) -> torch.Tensor:
+    """The error after one operation that stores its result: none where operands are exact and it is a number."""
+    return torch.where(_is_exact(value, error, arithmetic.dtype), 0.0, store(value, error, arithmetic))
+
+
+def _rounded(value: torch.Tensor, error: torch.Tensor, dtype: str) -> torch.Tensor:
+    """The same of an operation of the accumulator's."""
+    u = unit_roundoff(dtype)
+    found = error + u * (value.abs() + error) + float(torch.finfo(DTYPES[dtype]).tiny)
+    return torch.where(_is_exact(value, error, dtype), 0.0, found)
+
+
+def stored(value: torch.Tensor, error: torch.Tensor, arithmetic: Arithmetic) -> torch.Tensor:
+    """The error once what an accumulator holds is stored, which rounds where that has more bits."""
+    return error if arithmetic.dtype == arithmetic.accumulate else rounded(value, error, arithmetic)
+
+
+def _is_exact(value: torch.Tensor, error: torch.Tensor, dtype: str) -> torch.Tensor:
+    """Where a correctly rounded result is the right one."""
+    return (error == 0) & (value.to(DTYPES[dtype]).double() == value)
+
+
+def exp_error(value: torch.Tensor, error: torch.Tensor, arithmetic: Arithmetic) -> torch.Tensor:
+    """What exp = `value` is off by where its argument is off by `error`."""
+    moved = value * error.expm1()
+    smallest = float(torch.finfo(DTYPES[arithmetic.accumulate]).tiny)
+    return moved + 2 * arithmetic.libm_ulp * arithmetic.u_a * (value + moved) + smallest
+
+
+def _sum(value: torch.Tensor, error: torch.Tensor, arithmetic: Arithmetic) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sum of (P,), stored, and what it is off by; 0-dim."""
+    total, brought = value.sum(), error.sum()
+    if not bool(brought == 0) or not _adds_exactly(value, DTYPES[arithmetic.accumulate]):
+        brought = brought + gamma(len(value), arithmetic.u_a) * (value.abs().sum() + brought)
+    return total, rounded(total, brought, arithmetic)
+
+
+def sum_of_weights(targets: Targets, arithmetic: Arithmetic) -> tuple[torch.Tensor, torch.Tensor]:
+    """By what a mean divides, in the dtype of the tensors: a count, or a sum of weights."""
+    weights = torch.where(targets.kept, targets.weight, 0.0)
+    return _sum(weights, torch.zeros_like(weights), arithmetic)
+
+
+def _adds_exactly(terms: torch.Tensor, dtype: torch.dtype) -> bool:
+    try:
+        sum_terms("sum", find_integers("terms", terms.unsqueeze(1)), dtype)
+    except InexactData:
+        return False
+    return True
+
+
+def sure(value: torch.Tensor, error: torch.Tensor, magnitude: torch.Tensor, num_terms: int, derivation: str) -> Bounded:
+    """As `bounded`, but that a reference which nothing rounds is off by nothing either."""
+    found = bounded(value, error, magnitude, num_terms, derivation)
+    return Bounded(value, torch.where(error == 0, 0.0, found.allowed), derivation)

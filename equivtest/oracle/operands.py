@@ -1,0 +1,119 @@
+"""Operands of a reduction, reduced: exactly where their values allow that, else within a bound.
+
+Letters: k operands of one reduction, u_r and u_o unit roundoffs of a collective's additions and of
+storage.
+
+The largest or smallest of k operands is one of them.  A sum of exact data has one value in any order; so has
+its average where the operands are multiples of k's odd part, or, where a multiplication by fl(1 / k) may
+stand for the division, where that is near enough (`equivtest.oracle.averages`).  A product of powers of two
+is one, as long as no product of some of them leaves the normal numbers.  Of real operands each takes part in
+at most k - 1 rounded additions, in any order and in steps over several axes; averaging rounds a reciprocal
+and a product more for each axis.  These errors prefer no sign but where averaging rounds: every element has
+the same reciprocal's in it.
+
+Source: Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section 4.2.  Exactness of sums:
+`equivtest.oracle.exact`.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from equivtest.oracle.averages import reciprocal_is_near
+from equivtest.oracle.declared import arithmetic_of
+from equivtest.oracle.exact import InexactData, find_integers, largest_of, sum_terms
+from equivtest.oracle.rounding import bounded, growth, where_finite
+from equivtest.tensors import DTYPES
+
+BITWISE = {"band": torch.bitwise_and, "bor": torch.bitwise_or, "bxor": torch.bitwise_xor}
+"""Reductions of whole numbers, bit by bit."""
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """The value of a tensor, float64; its bits where there is one right value; what it may be off by.
+
+    Attributes:
+        is_symmetric: As of `ExpectedTensor`.
+    """
+
+    value: torch.Tensor
+    bits: torch.Tensor | None
+    allowed: torch.Tensor | None
+    derivation: str
+    bits_used: int = 0
+    is_symmetric: bool = False
+
+
+def reduce_exactly(name: str, operands: torch.Tensor, op: str, axes: Sequence[int]) -> Reduced:
+    """Operands (k, *shape) of exact data, reduced to (*shape); an average that is rounded all the same is bounded.
+
+    Args:
+        name: For the message.
+        axes: Ranks of each axis over which is reduced; their product is k.
+
+    Raises:
+        InexactData: a reduction of some of them may be rounded.
+    """
+    if op in ("max", "min"):
+        chosen = operands.amax(0) if op == "max" else operands.amin(0)
+        return Reduced(chosen.double(), chosen, None, f"equal: the {op} of {len(operands)} operands is one of them")
+    if op == "product":
+        return _multiply(name, operands)
+    accumulate = arithmetic_of(_name_of(operands)).accumulate
+    if op == "avg" and not all(reciprocal_is_near(num_ranks, accumulate) for num_ranks in axes):
+        return bound_reduction(operands, op, len(axes))
+    return _add(name, operands, op)
+
+
+def join_bits(op: str, operands: torch.Tensor) -> torch.Tensor:
+    """The 'band', 'bor' or 'bxor' over dim 0 of whole numbers."""
+    joined: torch.Tensor = functools.reduce(BITWISE[op], operands)
+    return joined
+
+
+def _name_of(operands: torch.Tensor) -> str:
+    return next(name for name, dtype in DTYPES.items() if dtype == operands.dtype)
+
+
+def _add(name: str, operands: torch.Tensor, op: str) -> Reduced:
+    num_operands, shape = len(operands), operands.shape[1:]
+    flat = find_integers(name, operands.reshape(num_operands, math.prod(shape)))
+    odd = num_operands // (num_operands & -num_operands)
+    if op == "avg" and bool((flat.integers % odd != 0).any()):
+        raise InexactData(f"{name}: operands are no multiples of {odd}, so that their average is rounded")
+    found = sum_terms(name, flat, operands.dtype)
+    value = found.value.reshape(shape) / (num_operands if op == "avg" else 1)
+    derivation = f"equal: the {op} of {num_operands} integers times a power of two, exact in any order"
+    return Reduced(value, value.to(operands.dtype), None, derivation, found.bits_used)
+
+
+def _multiply(name: str, operands: torch.Tensor) -> Reduced:
+    fractions, exponents = torch.frexp(operands.double())
+    most = largest_of((exponents - 1).abs().sum(0))
+    if bool((fractions.abs() != 0.5).any()) or 2.0**-most < torch.finfo(operands.dtype).tiny:
+        raise InexactData(f"{name}: factors are no powers of two, or their product may be as small as 2**-{most}")
+    value = operands.double().prod(0)
+    derivation = f"equal: the product of {len(operands)} powers of two, exact in any order"
+    return Reduced(value, value.to(operands.dtype), None, derivation)
+
+
+def bound_reduction(operands: torch.Tensor, op: str, num_axes: int) -> Reduced:
+    """Real operands (k, *shape), added or averaged in steps over so many axes."""
+    arithmetic, num_operands = arithmetic_of(_name_of(operands)), len(operands)
+    divisor, num_divisions = (num_operands, 2 * num_axes) if op == "avg" else (1, 0)
+    value, magnitude = operands.double().sum(0) / divisor, operands.double().abs().sum(0) / divisor
+    relative = growth((num_operands - 1, arithmetic.u_r), (num_divisions, arithmetic.u_o))
+    num_additions = num_operands - 1
+    error = relative * magnitude + num_divisions * num_operands * arithmetic.eta + num_additions * arithmetic.eta_r
+    error = where_finite(magnitude * divisor + error, arithmetic.largest, error)
+    divided = f", and {num_divisions} of {arithmetic.dtype} to divide" if num_divisions else ""
+    derivation = f"{num_operands - 1} roundings of {arithmetic.reduce} of the operands' magnitudes{divided}"
+    found = bounded(value, error, magnitude, num_operands, derivation)
+    is_symmetric = arithmetic.rounds_to_nearest and (op == "sum" or num_operands & (num_operands - 1) == 0)
+    return Reduced(found.value, None, found.allowed, found.derivation, is_symmetric=is_symmetric)

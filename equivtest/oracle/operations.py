@@ -1,0 +1,182 @@
+"""One operation at a time: exact where its operands allow that, else within a derived bound.
+
+Operands are matrices (rows, columns) or vectors, float64, global, and hold numbers of the
+subject's dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from equivtest.layout import shard_bounds
+from equivtest.oracle.activations import gelu, gelu_grad, relu, relu_grad, silu, silu_grad
+from equivtest.oracle.contractions import product, total
+from equivtest.oracle.declared import arithmetic_of
+from equivtest.oracle.exact import (
+    InexactData,
+    Scaled,
+    Sum,
+    bits_of,
+    find_integers,
+    largest_of,
+    significand_bits,
+    sum_products,
+    sum_terms,
+)
+from equivtest.oracle.expected import COPIED
+from equivtest.oracle.rounding import Arithmetic, Bounded
+from equivtest.tensors import DTYPES
+
+
+@dataclass(frozen=True)
+class Found:
+    """What an operation gives.
+
+    Attributes:
+        value: float64, global.
+        allowed: Largest error of a correct result per element, float64; None: equal by value.
+        bits_used: Bits that the largest sum of magnitudes takes; 0 where nothing is known of it.
+    """
+
+    value: torch.Tensor
+    allowed: torch.Tensor | None
+    derivation: str
+    bits_used: int = 0
+
+    @classmethod
+    def copy_of(cls, tensor: torch.Tensor) -> Found:
+        """The tensor itself."""
+        return cls(tensor, None, COPIED)
+
+    @classmethod
+    def within(cls, bounded: Bounded) -> Found:
+        """A result that may be off."""
+        return cls(bounded.value, bounded.allowed, bounded.derivation)
+
+    @classmethod
+    def exactly(cls, found: Sum, dtype: torch.dtype) -> Found:
+        """A result that no rounding may change."""
+        bits = significand_bits(dtype)
+        text = f"equal: integers times a power of two, at most {found.bits_used} of {bits} bits"
+        return cls(found.value, None, text, found.bits_used)
+
+
+@dataclass(frozen=True)
+class Operations:
+    """The operations of one step in one dtype, divided among so many ranks.
+
+    Attributes:
+        dtype: Name of the dtype in which every result is stored.
+        must_be_exact: A result that is not exact is the fault of who drew the values.
+        may_be_exact: Whether to look for exactness at all; real numbers have none.
+    """
+
+    dtype: str
+    ranks: int
+    must_be_exact: bool
+    may_be_exact: bool = True
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        """What the kernels and collectives under judgement do."""
+        return arithmetic_of(self.dtype)
+
+    def product(
+        self, left: torch.Tensor, right: torch.Tensor, *, plus: torch.Tensor | None = None, split: str = ""
+    ) -> Found:
+        """left (R, C) @ right (C, D) + plus (D,).
+
+        Args:
+            split: 'contraction': C is divided among the ranks as a sharded dim is, and their sums
+                are reduced; `plus` may be divided too.  'tokens': C is tokens, which a
+                correct plan may gather or divide in any way.  '': on one rank.
+        """
+
+        def exactly() -> Sum:
+            factors, bias = (find_integers("left", left), find_integers("right", right)), None
+            if plus is not None:
+                bias = find_integers("bias", plus)
+            divided_by = self.ranks if split else 1
+            return sum_products("product", *factors, DTYPES[self.dtype], plus=bias, divided_by=divided_by)
+
+        def bounded() -> Bounded:
+            partials = self._partials(left, right) if split == "contraction" else None
+            ranks = self.ranks if split else 1
+            return product(left, right, self.arithmetic, plus=plus, ranks=ranks, partials=partials)
+
+        return self.choose(exactly, bounded)
+
+    def total(self, terms: torch.Tensor) -> Found:
+        """The sum over tokens of terms (T, C), divided among the ranks in any way: (C,)."""
+
+        def exactly() -> Sum:
+            return sum_terms("total", find_integers("terms", terms), DTYPES[self.dtype])
+
+        return self.choose(exactly, lambda: total(terms, 0, self.arithmetic, ranks=self.ranks))
+
+    def activation(self, kind: str, before: torch.Tensor) -> Found:
+        """act(before), element by element."""
+        compute = {"relu": relu, "gelu": gelu, "silu": silu}[kind]
+        return _equal_if_sure(kind, compute(before, self.arithmetic))
+
+    def activation_grad(self, kind: str, before: torch.Tensor, cotangent: torch.Tensor) -> Found:
+        """act'(before) cotangent, element by element; relu's derivative at 0 is 0."""
+        compute = {"relu": relu_grad, "gelu": gelu_grad, "silu": silu_grad}[kind]
+        return _equal_if_sure(kind, compute(before, cotangent, self.arithmetic))
+
+    def weighted_sum(self, terms: Sequence[tuple[float, torch.Tensor]], bounded: Callable[[], Bounded]) -> Found:
+        """The sum of factors times tensors, all of one shape; `bounded` gives it where it is not exact."""
+        return self.choose(lambda: sum_scaled(terms, DTYPES[self.dtype]), bounded)
+
+    def choose(self, exactly: Callable[[], Sum], bounded: Callable[[], Bounded]) -> Found:
+        """The exact result if there is one, else the bounded one.
+
+        Raises:
+            InexactData: it had to be exact.
+        """
+        if self.may_be_exact:
+            try:
+                return Found.exactly(exactly(), DTYPES[self.dtype])
+            except InexactData:
+                if self.must_be_exact:
+                    raise
+        return Found.within(bounded())
+
+    def _partials(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        """Sum over the ranks of |their share of left @ right|."""
+        bounds = [shard_bounds(left.shape[1], self.ranks, rank) for rank in range(self.ranks)]
+        shares = [(left[:, start:stop] @ right[start:stop]).abs() for start, stop in bounds]
+        return torch.stack(shares).sum(0)
+
+
+def sum_scaled(terms: Sequence[tuple[float, torch.Tensor]], dtype: torch.dtype) -> Sum:
+    """The sum of factors times tensors of one shape, exact, and proved exact in `dtype` in any order.
+
+    Raises:
+        InexactData: magnitudes add up to more than 2**p units.
+    """
+    scaled = []
+    for factor, tensor in terms:
+        integers, times = (
+            find_integers("terms", tensor),
+            find_integers("factor", torch.tensor(factor, dtype=torch.float64)),
+        )
+        if bits_of(largest_of(integers.integers)) + bits_of(largest_of(times.integers)) > 60:
+            raise InexactData(f"{factor} times the terms takes more than 60 bits")
+        scaled.append(Scaled(integers.integers * times.integers, integers.exponent + times.exponent))
+    unit = min(term.exponent for term in scaled)
+    counted = [term.in_units(unit) for term in scaled]
+    magnitudes = torch.stack([term.abs().double() for term in counted]).sum(0)
+    bits_used = bits_of(int(magnitudes.max())) if magnitudes.numel() else 1
+    if bits_used > significand_bits(dtype):
+        raise InexactData(f"magnitudes of a weighted sum take {bits_used} bits")
+    total = torch.stack(counted).sum(0)
+    return Sum(torch.ldexp(total.to(torch.float64), torch.tensor(unit)), bits_used)
+
+
+def _equal_if_sure(kind: str, bounded: Bounded) -> Found:
+    """relu of a known operand computes nothing, so that its result must be equal."""
+    return Found(bounded.value, None, bounded.derivation) if kind == "relu" else Found.within(bounded)

@@ -1,0 +1,103 @@
+"""Attention of 16 bits as torch's kernel on the CPU computes it, which stores what a product takes in 16 bits.
+
+A program that takes attention apart in float32, as torch does elsewhere, stores less, but for one thing: backward it
+multiplies by the output before that was stored.  One that divides the keys among the ranks stores each share of it.
+
+Source: ATen/native/cpu/FlashAttentionKernel.cpp, held against torch 2.13.0 by `python -m tests.bounded_ops`:
+cpu_flash_attention rounds the probabilities (qk_reduced_data); cpu_flash_attention_backward these and the gradients of
+the scores (attn_reduced_data, grad_attn_reduced_data), and adds products of blocks of queries to grad_k and grad_v, of
+keys to grad_q, in the tensors' own dtype; the sizes of the blocks are those of flash_attention_kernel_impl.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from equivtest.oracle.running_outs import Kernel, Out
+
+KEYS = 512  # in a block
+QUERIES = ((768, 256), (192, 64), (0, 32))
+"""From so many queries on, blocks of so many."""
+
+
+def attention(
+    kernel: Kernel,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    dropout: float = 0.0,
+    is_causal: bool = False,  # noqa: FBT001, FBT002  (torch's own)
+    *,
+    attn_mask: torch.Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[Out, Out]:
+    """The output, and the logarithm of the sums of exponentials, which `attention_backward` computes anew."""
+    scores = _scores(q, _to_heads_of(q, k), is_causal, attn_mask, scale)
+    found = kernel.stored(_probabilities(scores)) @ _to_heads_of(q, v)
+    return Out(found, is_sum=True), Out(scores.logsumexp(-1), is_whole=True)
+
+
+def attention_backward(
+    kernel: Kernel,
+    g: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    log_sums: torch.Tensor,
+    dropout: float,
+    is_causal: bool,  # noqa: FBT001  (torch's own)
+    *,
+    attn_mask: torch.Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[Out, Out, Out]:
+    """Gradients of queries, keys and values; the output may be what was stored of it, or what was not."""
+    keys, values, factor = _to_heads_of(q, k), _to_heads_of(q, v), _factor(q, scale)
+    p = _probabilities(_scores(q, keys, is_causal, attn_mask, scale))
+    d_scores = p * (g @ values.transpose(-2, -1) - (g * kernel.stored(out)).sum(-1, keepdim=True))
+    stored = kernel.stored(d_scores)
+    grads = stored @ keys, stored.transpose(-2, -1) @ q, kernel.stored(p).transpose(-2, -1) @ g
+    num_queries, heads = q.shape[-2], q.shape[1] // k.shape[1]
+    of_queries = math.ceil(num_queries / next(size for least, size in QUERIES if num_queries >= least)) * heads
+    return (
+        Out(grads[0] * factor, stores=math.ceil(k.shape[-2] / KEYS), is_sum=True),
+        Out(_to_fewer(grads[1] * factor, heads), stores=of_queries, is_sum=True),
+        Out(_to_fewer(grads[2], heads), stores=of_queries, is_sum=True),
+    )
+
+
+def _factor(q: torch.Tensor, scale: float | None) -> float:
+    return 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+
+
+def _scores(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    is_causal: bool,  # noqa: FBT001
+    mask: torch.Tensor | None,
+    scale: float | None,
+) -> torch.Tensor:
+    found = q @ keys.transpose(-2, -1) * _factor(q, scale)
+    if mask is not None:
+        found = found + mask
+    if is_causal:
+        later = torch.ones(q.shape[-2], keys.shape[-2], dtype=torch.bool).tril().logical_not()
+        found = found.masked_fill(later, -math.inf)
+    return found
+
+
+def _probabilities(scores: torch.Tensor) -> torch.Tensor:
+    """None where a query sees no key."""
+    sees_none = (scores == -math.inf).all(-1, keepdim=True)
+    return scores.masked_fill(sees_none, 0.0).softmax(-1).masked_fill(sees_none, 0.0)
+
+
+def _to_heads_of(q: torch.Tensor, each: torch.Tensor) -> torch.Tensor:
+    """Keys or values that some heads share, once for each of these."""
+    return each if each.shape[1] == q.shape[1] else each.repeat_interleave(q.shape[1] // each.shape[1], 1)
+
+
+def _to_fewer(grad: torch.Tensor, heads: int) -> torch.Tensor:
+    return grad if heads == 1 else grad.reshape(grad.shape[0], -1, heads, *grad.shape[2:]).sum(2)

@@ -1,0 +1,80 @@
+"""Complex numbers, as pairs of real ones: what rotary embeddings are often written with.
+
+The error and the magnitude of a complex `Ranged` tensor are complex too, those of its real and of its imaginary part,
+so that whatever moves the value moves them.  What computes is taken apart into real arithmetic, whose rules are those
+of `equivtest.oracle.running_rules`: a product by four products and two sums, as torch's kernels do.
+
+Source: c10/util/complex.h and aten/src/ATen/cpu/vec/vec256/vec256_complex_float.h (torch 2.13.0).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+Pair = tuple[Any, Any]
+"""The real and the imaginary part; each a tensor or a number."""
+
+
+def product(left: Any, right: Any) -> torch.Tensor:
+    (a, b), (c, d) = _pair(left), _pair(right)
+    if not _is_complex(right):
+        return _joined(a * c, b * c)
+    if not _is_complex(left):
+        return _joined(a * c, a * d)
+    return _joined(a * c - b * d, a * d + b * c)
+
+
+def plus(left: Any, right: Any, *, alpha: float = 1) -> torch.Tensor:
+    (a, b), (c, d) = _pair(left), _pair(right)
+    real, imaginary = a + alpha * c, b + alpha * d
+    return _joined(real, imaginary + torch.zeros_like(real))
+
+
+def minus(left: Any, right: Any, *, alpha: float = 1) -> torch.Tensor:
+    return plus(left, right, alpha=-alpha)
+
+
+def polar(length: torch.Tensor, angle: torch.Tensor) -> torch.Tensor:
+    return _joined(length * angle.cos(), length * angle.sin())
+
+
+def conjugate(operand: torch.Tensor) -> torch.Tensor:
+    real, imaginary = _pair(operand)
+    return _joined(real, -imaginary)
+
+
+def _pair(operand: Any) -> Pair:
+    """Real and imaginary part; that of a real number is zero."""
+    if _is_complex(operand):
+        if isinstance(operand, torch.Tensor):
+            return torch.view_as_real(operand).unbind(-1)  # type: ignore[return-value]
+        return operand.real, operand.imag
+    return operand, 0.0
+
+
+def _joined(real: torch.Tensor, imaginary: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_complex(torch.stack([real, imaginary], -1))
+
+
+def _is_complex(operand: Any) -> bool:
+    return isinstance(operand, complex) or (isinstance(operand, torch.Tensor) and operand.is_complex())
+
+
+def has_complex(values: Any) -> bool:
+    """Whether one of these is."""
+    return any(_is_complex(each) for each in values)
+
+
+APART: dict[str, Callable[..., Any]] = {
+    "mul": product, "add": plus, "sub": minus, "polar": polar, "_conj": conjugate, "complex": _joined,
+}  # fmt: skip
+"""By operator, called as torch calls it, of which an operand or the result is complex."""
+
+MAKES = frozenset({"view_as_complex", "polar", "complex"})
+"""Operations whose result is complex, of real operands."""
+
+VIEWS = frozenset({"view_as_complex", "view_as_real"})
+"""Operations that view pairs as numbers and numbers as pairs."""

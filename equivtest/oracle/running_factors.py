@@ -1,0 +1,92 @@
+"""Factors and inverses of matrices, where LAPACK computes them without a rounding: see `equivtest.oracle.running`.
+
+Derived here.  Let U be upper triangular, of -1, 0 and 1, with ones on its diagonal, and M = (2 I - |U|)^-1 the sum of
+the powers of |U| - I.  Elimination of U finds each pivot where it is, and nothing below it; that of its transpose
+divides by ones; Householder's vectors of U are zero.  Substitution adds whole numbers of at most M, the product of the
+inverse with its transpose such of at most M M', and Cholesky's algorithm of U'U such of at most 2 |U|'|U|.  Where the
+significand has room for them no step rounds, in any order.
+
+A diagonal matrix of powers of two, none twice by magnitude, is its own singular values but for their order and sign.
+
+Source: LAPACK 3.12, xGETRF, xGETRS, xTRTRI, xLARFG, xPOTRF, xPOTRI and xGESDD, which torch calls on the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from equivtest.oracle.exact import InexactData
+from equivtest.oracle.ranged import Parts
+from equivtest.oracle.running_roundings import chosen
+
+LARGEST_POWER = 2.0**10
+_OF_TRIANGLES = ("cholesky_inverse", "linalg_inv_ex", "linalg_lu", "linalg_lu_factor_ex", "linalg_qr")
+
+
+def _is_simple(matrices: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether each is such a U, with room for what is added up in a dtype."""
+    if matrices.shape[-1] != matrices.shape[-2]:
+        return False
+    ones = torch.eye(matrices.shape[-1], dtype=torch.float64)
+    sizes = matrices.abs()
+    is_unit = torch.equal(matrices.triu(), matrices) and bool((sizes.diagonal(dim1=-2, dim2=-1) == 1).all())
+    if not is_unit or not bool(((sizes == 0) | (sizes == 1)).all()) or bool((matrices * ones < 0).any()):
+        return False
+    powers = torch.linalg.solve_triangular(2 * ones - sizes, ones.expand(sizes.shape), upper=True, unitriangular=True)
+    return float((powers @ powers.mT).sum()) < 1 / torch.finfo(dtype).eps
+
+
+def _has_simple_root(matrices: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether each is U'U of such a U."""
+    roots, failed = torch.linalg.cholesky_ex(matrices, upper=True)
+    return not bool(failed.any()) and torch.equal(roots.mT @ roots, matrices) and _is_simple(roots, dtype)
+
+
+def _is_diagonal(matrices: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether each is such a diagonal matrix, of powers that have inverses."""
+    sizes = matrices.diagonal(dim1=-2, dim2=-1).abs()
+    if not torch.equal(torch.diag_embed(sizes), matrices.abs()) or not bool((torch.frexp(sizes)[0] == 0.5).all()):
+        return False
+    ordered = sizes.sort(-1).values
+    is_near = bool(((sizes <= LARGEST_POWER) & (sizes >= 1 / LARGEST_POWER)).all())
+    return is_near and bool((ordered[..., 1:] > ordered[..., :-1]).all())
+
+
+def _exactly(name: str, is_exact: Callable[[torch.Tensor, torch.dtype], bool]) -> Callable[..., Any]:
+    """torch's own, of matrices on which no step of it rounds; looked up when torch calls it: 2.15 has no `cholesky`."""
+
+    def rule(matrices: torch.Tensor, *how: Any, **named: Any) -> Any:
+        a = Parts.of(matrices)
+        if bool(a.error.any()) or not is_exact(a.value.double(), a.value.dtype):
+            raise InexactData(f"of {name} no bound is known, but of matrices on which no step of it rounds")
+        found = getattr(torch.ops.aten, name)(a.value, *how, **named)
+        return _as_it_is(found) if isinstance(found, torch.Tensor) else tuple(map(_as_it_is, found))
+
+    return rule
+
+
+def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
+    """Wrapped without an error, where it is of numbers that may have one."""
+    return Parts.of(tensor).wrapped() if tensor.is_floating_point() else tensor
+
+
+def unpacked(factors: torch.Tensor, pivots: torch.Tensor, *which: bool) -> tuple[torch.Tensor, ...]:
+    """The order of rows, the lower and the upper factor of square matrices, which are held in one matrix."""
+    a = Parts.of(factors)
+    order, lower, upper = torch.lu_unpack(a.value, pivots, *which)
+    if not lower.numel() == upper.numel() == a.value.numel():
+        raise InexactData("of lu_unpack no bound is known, but of both factors of square matrices")
+    off = (torch.zeros_like(order, dtype=torch.float64), a.error.tril(-1), a.error.triu())
+    return tuple(chosen(value, error).wrapped() for value, error in zip((order, lower, upper), off, strict=True))
+
+
+FACTORED: dict[str, Callable[..., Any]] = {
+    **{name: _exactly(name, _is_simple) for name in _OF_TRIANGLES},
+    **{name: _exactly(name, _has_simple_root) for name in ("cholesky", "linalg_cholesky_ex")},
+    "linalg_pinv": _exactly("linalg_pinv", _is_diagonal),
+    "lu_unpack": unpacked,
+}
+"""By operator, called as torch calls it."""

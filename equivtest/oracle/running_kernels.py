@@ -1,0 +1,141 @@
+"""Kernels that compute in `accumulate` and store what comes out in fewer bits: torch's on the CPU, in 16 bits.
+
+Each is computed on operands that were made as wide as `accumulate`, by the rules of that dtype, and what comes out is
+stored: once, or as often as the kernel adds to it in the tensor's own dtype.  What a kernel stores in between, it says.
+A kernel that is not named here may store whatever torch's decomposition of it computes, and adds up in 16 bits.
+
+Read in ATen/native, where each is named; LogSoftmaxKernelImpl.h as torch 2.13.0 installs it.  Each was held against
+torch 2.13.0's own results by `python -m tests.bounded_ops`, those of which no file is named by that alone.
+
+    products                cpu/BlasKernel.cpp, gemm_notrans_, gemm_transb_ and the like: sums of opmath_t, stored once
+    softmax                 cpu/SoftMaxKernel.cpp: the tails of _vec_softmax store the exponentials as scalar_t;
+                            cpu/LogSoftmaxKernelImpl.h: serial_vec_log_softmax_lastdim_range stores the sum of the
+                            exponentials, then its logarithm, as scalar_t; backward the sum is taken to be stored
+    layer norm              cpu/layer_norm_kernel.cpp: mean and rstd are stored as the weight is, and
+                            layer_norm_backward_frame adds each row to the gradients of weight and bias as scalar_t
+    losses                  LossNLL.cpp: nll_loss_out_frame adds sixteen at a time as scalar_t
+    embeddings              cpu/BlasKernel.cpp: cpublas_axpy_impl adds a row as scalar_t
+    attention               `equivtest.oracle.running_attention`
+    pointwise functions     `equivtest.oracle.running_pointwise`
+    others                  sums and means: computed in opmath_t, stored once; a squared difference is stored, squared
+                            and stored again
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from equivtest.oracle.running_attention import attention, attention_backward
+from equivtest.oracle.running_outs import Kernel, Out
+from equivtest.oracle.running_pointwise import BACKWARD, FORWARD, MEAN, SUM
+
+LEVEL = 16  # terms that a level of nll_loss_out_frame's cascade adds before it hands them on
+
+
+Computes = Callable[..., Any]
+"""Takes a call and its wide operands, and returns one `Out`, or several."""
+
+
+def _whole(kernel: Kernel, *args: Any, **kwargs: Any) -> Any:
+    found = kernel.func(*args, **kwargs)
+    if isinstance(found, tuple):
+        return tuple(Out(each, is_whole=True) for each in found)
+    return Out(found, is_whole=True)
+
+
+def _sum(kernel: Kernel, *args: Any, **kwargs: Any) -> Out:
+    return Out(kernel.func(*args, **kwargs), is_sum=True)
+
+
+def _sum_and_more(kernel: Kernel, *args: Any, **kwargs: Any) -> Out:
+    """A product and what is added: stored between them, or each share of what is added, and then the whole."""
+    return Out(kernel.func(*args, **kwargs), stores=2, is_sum=True)
+
+
+def _log_softmax(kernel: Kernel, x: torch.Tensor, dim: int, half_to_float: bool) -> Out:  # noqa: FBT001  (torch's own)
+    apart = x - x.amax(dim, keepdim=True)
+    total = kernel.stored(apart.exp().sum(dim, keepdim=True))
+    return Out(apart - kernel.stored(total.log()), is_whole=True)
+
+
+def _log_softmax_backward(kernel: Kernel, g: torch.Tensor, y: torch.Tensor, dim: int, dtype: torch.dtype) -> Out:
+    return Out(g - y.exp() * kernel.stored(g.sum(dim, keepdim=True)))
+
+
+def _softmax(kernel: Kernel, x: torch.Tensor, dim: int, half_to_float: bool) -> Out:  # noqa: FBT001  (torch's own)
+    """The exponentials are stored before they are divided, where they lie along another dim than the last."""
+    return Out(
+        kernel.func(x, dim, half_to_float), stores=1 if dim % max(x.dim(), 1) == x.dim() - 1 else 2, is_whole=True
+    )
+
+
+def _softmax_backward(kernel: Kernel, g: torch.Tensor, y: torch.Tensor, dim: int, dtype: torch.dtype) -> Out:
+    return Out((g - kernel.stored((g * y).sum(dim, keepdim=True))) * y)
+
+
+def _layer_norm_backward(kernel: Kernel, g: torch.Tensor, x: torch.Tensor, shape: Any, *args: Any) -> tuple[Out, ...]:
+    """Rows are added to the gradients of weight and bias one after the other, in the dtype of the rows."""
+    rows = max(g.numel() // max(math.prod(shape), 1), 1)
+    dx, *others = kernel.func(g, x, shape, *args)
+    return Out(dx), *(Out(each, stores=rows, one_by_one=True, is_sum=True, dtype=kernel.dtype) for each in others)
+
+
+def _nll_loss(
+    kernel: Kernel, x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, reduction: int, ignored: int
+) -> tuple[Out, Out]:
+    """Products with weights, sums, and the division by a number that is stored; adding to zero rounds nothing."""
+    loss, total = kernel.func(x, target, weight, reduction, ignored)
+    added, num, weighted = 0, target.numel(), int(weight is not None)
+    while num > 1 and reduction in (SUM, MEAN):
+        added, num = added + min(num, LEVEL), math.ceil(num / LEVEL)
+    counted = added if weighted else int(target.numel() > 2 / torch.finfo(kernel.dtype).eps)
+    divided = (1 + counted) * int(reduction == MEAN)
+    return Out(loss, max(added + weighted + divided, 1), is_sum=True), Out(total, max(counted, 1), is_sum=True)
+
+
+def _nll_loss_backward(kernel: Kernel, *args: Any) -> Out:
+    return Out(kernel.func(*args), stores=2)
+
+
+def _squares(kernel: Kernel, x: torch.Tensor, y: torch.Tensor, reduction: int = MEAN) -> Out:
+    """Stores the difference, then its square, then adds up."""
+    return Out(kernel.func(x, y, reduction), stores=4, is_sum=True)
+
+
+def _embedding_backward(
+    kernel: Kernel,
+    g: torch.Tensor,
+    ids: torch.Tensor,
+    rows: int,
+    padding: int,
+    by_frequency: bool,  # noqa: FBT001  (torch's own)
+) -> Out:
+    found = kernel.func(g, ids, rows, padding, by_frequency)
+    times = torch.bincount(ids.flatten(), minlength=rows).clamp(min=1) + int(by_frequency)
+    return Out(found, stores=times[:, None], one_by_one=not by_frequency, is_sum=True)
+
+
+KERNELS: dict[str, Computes] = {
+    **dict.fromkeys(("mm", "bmm", "mv", "dot", "sum", "mean", "cumsum", "linalg_vector_norm"), _sum),
+    **dict.fromkeys(("addmm", "baddbmm", "addmv"), _sum_and_more),
+    **dict.fromkeys(
+        (
+            "elu", "glu", "hardsigmoid", "hardswish", "leaky_relu", "log_sigmoid_forward", "mish", "native_layer_norm",
+            "sigmoid", "silu", "softshrink", "tanh", "var", "var_mean",
+        ),
+        _whole,
+    ),
+    **FORWARD,
+    **BACKWARD,
+    "_softmax": _softmax, "_log_softmax": _log_softmax, "_log_softmax_backward_data": _log_softmax_backward,
+    "_softmax_backward_data": _softmax_backward, "native_layer_norm_backward": _layer_norm_backward,
+    "nll_loss_forward": _nll_loss, "nll_loss_backward": _nll_loss_backward, "mse_loss": _squares,
+    "embedding_dense_backward": _embedding_backward,
+    "_scaled_dot_product_flash_attention_for_cpu": attention,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": attention_backward,
+}  # fmt: skip
+"""By operator."""

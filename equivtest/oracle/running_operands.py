@@ -1,0 +1,103 @@
+"""What operations are handed, values, errors and magnitudes alike: see `equivtest.oracle.running`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from equivtest.oracle.ranged import Parts, Ranged
+
+NESTED = (tuple, list, dict)
+
+
+def leaves(tree: Any) -> list[Any]:
+    """What lies in tuples, lists and dicts, in order; torch's pytree, which knows more, takes several times as long."""
+    if not isinstance(tree, NESTED):
+        return [tree]
+    found: list[Any] = []
+    for each in tree.values() if isinstance(tree, dict) else tree:
+        if isinstance(each, NESTED):
+            found += leaves(each)
+        else:
+            found.append(each)
+    return found
+
+
+def mapped(change: Callable[[Any], Any], tree: Any) -> Any:
+    """The same tuples, lists and dicts with each leaf changed."""
+    if type(tree) in (tuple, list):
+        return type(tree)([mapped(change, each) for each in tree])
+    return {name: mapped(change, each) for name, each in tree.items()} if type(tree) is dict else change(tree)
+
+
+def is_floating(value: object) -> bool:
+    """Whether it is a tensor of floating-point numbers, or of pairs of these."""
+    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+def is_whole(dtype: torch.dtype | None) -> bool:
+    """Whether a dtype that an operation is asked for has whole numbers alone."""
+    return dtype is not None and not dtype.is_floating_point and not dtype.is_complex
+
+
+def narrowest(tree: Any) -> torch.dtype | None:
+    """The dtype of 16 bits among the tensors', which torch's decompositions would compute in more; None: none is."""
+    dtypes = [each.dtype for each in leaves(tree) if is_floating(each)]
+    return next((dtype for dtype in dtypes if dtype.itemsize < torch.float32.itemsize), None)
+
+
+def widened(value: Any, narrow: torch.dtype, wide: torch.dtype) -> Any:
+    """Operands, and dtypes that are asked for, of more bits; no value changes."""
+    if value is narrow:
+        return wide
+    if not is_floating(value) or value.dtype != narrow:
+        return value
+    if not isinstance(value, Ranged):
+        return value.to(wide)
+    wider = Parts.of(value)._replace(value=value.value.to(wide)).wrapped()
+    wider.origin.is_constant = value.origin.is_constant
+    return wider
+
+
+def moved(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Each of the three is moved alike; what was made before the module ran stays what it is, views of it too."""
+    if not any(isinstance(each, Ranged) for each in leaves((args, kwargs))):
+        return func(*args, **kwargs)
+    value, error, magnitude = of_each(func, args, kwargs, kwargs)
+    origin = args[0].origin if isinstance(args[0], Ranged) else None
+    if isinstance(value, torch.Tensor):
+        return Ranged(value, error, magnitude, origin)
+    return type(value)(Ranged(v, e, m, origin) for v, e, m in zip(value, error, magnitude, strict=True))
+
+
+def of_each(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: dict[str, Any]) -> list[Any]:
+    """What an operation makes of the values, and, with the factors' sizes, of the errors and of the magnitudes."""
+    return [
+        func(*mapped(partial(_part, place=place), args), **mapped(partial(_part, place=place), how))
+        for place, how in enumerate((kwargs, sizes, sizes))
+    ]
+
+
+def _part(value: Any, *, place: int) -> Any:
+    """Returns one of a tensor's three parts."""
+    return Parts.of(value)[place] if is_floating(value) else value
+
+
+def joined(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Joins several tensors; some may hold integers, which every program has alike."""
+    parts = [Parts.of(each) for each in args[0]]
+    return Ranged(*(func([each[place] for each in parts], *args[1:], **kwargs) for place in range(3)))
+
+
+def ones(args: tuple[Any, ...]) -> Any:
+    """What counts terms where they are added up, elementwise."""
+    return mapped(
+        lambda each: torch.ones_like(values_of(each), dtype=torch.float64) if is_floating(each) else each, args
+    )
+
+
+def values_of(tree: Any) -> Any:
+    return mapped(lambda each: each.value if isinstance(each, Ranged) else each, tree)

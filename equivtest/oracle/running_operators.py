@@ -1,0 +1,42 @@
+"""Which of torch's operators need no rule of their own, by name: see `equivtest.oracle.running`."""
+
+from __future__ import annotations
+
+MOVES = frozenset(
+    {
+        "_reshape_alias", "_unsafe_view", "alias", "as_strided", "clone", "contiguous", "detach", "diagonal",
+        "embedding", "expand", "flip", "gather", "index", "index_select", "lift_fresh", "narrow", "permute", "repeat",
+        "roll", "select", "select_backward", "slice", "slice_backward", "split", "split_with_sizes", "squeeze",
+        "t", "transpose", "tril", "triu", "unbind", "unsqueeze", "upsample_nearest1d", "upsample_nearest2d",
+        "upsample_nearest3d", "view",
+    }
+)  # fmt: skip
+"""Operations that only move values, or put them between zeros."""
+
+SUMS = frozenset({"cumsum", "index_add", "index_put", "_unsafe_index_put", "scatter_add"})
+"""Operations that add elements where other operands, of integers, say."""
+
+PUTS = frozenset({"index_copy", "scatter", "select_scatter", "slice_scatter"})
+"""Operations that put some elements between others."""
+
+MADE = frozenset(
+    {
+        "arange", "empty", "empty_like", "empty_strided", "eye", "full", "full_like", "new_empty", "new_empty_strided",
+        "new_full", "new_ones", "new_zeros", "ones", "ones_like", "scalar_tensor", "zeros", "zeros_like",
+    }
+)  # fmt: skip
+"""Operations whose result hangs on no value."""
+
+UNKNOWN = frozenset({"equal", "_local_scalar_dense"})
+"""Operations whose result is a number or a bool of Python, on which the module may decide."""
+
+UNKNOWN_IN_FLOAT64 = frozenset({"hardsigmoid_backward"})
+"""An operation whose float64 kernel takes a sixth in float32 (torch 2.13.0; finding 42)."""
+
+WORDS = {"_local_scalar_dense": "item()"}
+"""Operators by the names that a person knows them by."""
+
+FACTORS = {"alpha", "beta"}
+COMPARES = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
+SETS = {"zero": 0.0, "fill": None, "copy": None}
+"""Operations in place that take what they write as it is."""

@@ -1,0 +1,370 @@
+"""What each operation makes of the distances that come in, and what its own roundings add.
+
+Letters: v the value of the unsharded module, e how far a correct program's may be from it, m the magnitude of its
+shares (`equivtest.oracle.ranged`); n how many terms a sum has; own(m, n) what n roundings beside a few spare ones
+make of m, once in the program and once in the unsharded module (`equivtest.oracle.running_roundings`).
+
+    a product              e = e_a (|v_b| + e_b) + |v_a| e_b,  m = m_a m_b,  and own(m, n) where it is summed
+    a sum                  e = sum of e,  m = sum of m,  and own(m, n)
+    f that rises or falls  e = the larger of |f(v + e) - f(v)| and |f(v - e) - f(v)|,  and own(|f| + e)
+    a maximum, a relu      e of the operands, as no maximum moves further than they do
+
+Derived here: a program of any order of summation, on any ranks, rounds each partial result once, and each is a sum of
+some terms or shares, so at most m.  What is not linear takes the sum of all shares, so that m begins anew there.
+
+Source: Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., sections 3.1 and 3.3 (running error analysis).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from equivtest.oracle.ranged import Parts, Ranged
+from equivtest.oracle.running_roundings import Roundings, chosen
+
+Rule = Callable[..., Parts]
+Curve = Callable[[torch.Tensor], torch.Tensor]
+
+
+def add(r: Roundings, left: Any, right: Any, *, alpha: float = 1, num: int = 0) -> Parts:
+    """After `num` roundings of the sum, beside its own; infinite where a term is.
+
+    Of a term that all ranks hold each may add its part to its share of the other.
+    """
+    a, b = Parts.of(left), Parts.of(right)
+    value = torch.add(_plain(left), _plain(right), alpha=alpha)
+    magnitude = a.magnitude + abs(alpha) * b.magnitude
+    error = a.error + abs(alpha) * b.error + torch.maximum(r.divided(a), abs(alpha) * r.divided(b))
+    found = r.rounded(
+        value, error, magnitude, num, added=torch.maximum(a.reach, abs(alpha) * b.reach).expand(value.shape)
+    )
+    if bool((infinite := value.isinf()).any()):
+        masked = infinite & ((a.value.isinf() & (a.error == 0)) | (b.value.isinf() & (b.error == 0)))
+        found = found._replace(error=torch.where(masked, 0.0, found.error))
+    return _beside(_beside(found, a, b, abs(alpha)), b._replace(magnitude=b.magnitude * abs(alpha)), a, 1.0)
+
+
+def _beside(found: Parts, large: Parts, small: Parts, factor: float) -> Parts:
+    """The sum, where it is but the larger of the two: a mask of torch.finfo(dtype).min and a score.
+
+    Its magnitude is no reason to think that it overflows: nothing that is added moves it by half an ulp.  It may be
+    held in shares, one a rank, which is some ulps of it.  A softmax makes zero of it, however far it is off.
+    """
+    finfo = torch.finfo(found.value.dtype)
+    is_huge = (large.size > finfo.max / 2**10).expand(found.value.shape)
+    if not bool(is_huge.any()):
+        return found
+    vanishes = 8 * factor * small.magnitude < finfo.eps * large.size
+    is_known = large.error <= 2**10 * finfo.eps * large.size
+    is_alone = is_huge & vanishes & is_known & found.value.isfinite()
+    error = large.error + 8 * finfo.eps * large.size
+    return found._replace(
+        error=torch.where(is_alone, error, found.error),
+        magnitude=torch.where(is_alone, large.size + error, found.magnitude),
+    )
+
+
+def exact_where(name: str, args: Sequence[Any], found: Parts) -> Parts:
+    """The same of a constant, not off where nothing is rounded: sums that come out, products with 0, 1 and -1.
+
+    Every program makes such a constant alike; what is given may be held in shares, and is added up with roundings.
+    """
+    value, operands = found.value, [_plain(each) for each in args[:2]]
+    if name in ("add", "sub", "rsub") and len(args) == 2:
+        one, two = operands if name != "rsub" else (operands[1], operands[0])
+        two = -two if name != "add" else two
+        is_exact = (value - one == two) & (value - two == one)
+    elif name == "mul":
+        units = [torch.as_tensor(each).double().abs() for each in operands]
+        is_exact = (((units[0] == 0) | (units[0] == 1)) | ((units[1] == 0) | (units[1] == 1))).expand(value.shape)
+    elif name == "to":
+        is_exact = value.double() == operands[0].double()
+    elif name == "neg":
+        is_exact = torch.ones_like(value, dtype=torch.bool)
+    else:
+        return found
+    is_exact = is_exact & value.isfinite() & all_exact(args)
+    size = value.double().abs()
+    return Parts(value, torch.where(is_exact, 0.0, found.error), torch.where(is_exact, size, found.magnitude))
+
+
+def all_exact(args: Sequence[Any]) -> torch.Tensor:
+    """Where no operand is off, elementwise."""
+    errors = [Parts.of(each).error for each in args if isinstance(each, torch.Tensor)]
+    return functools.reduce(torch.logical_and, [error == 0 for error in errors], torch.ones((), dtype=torch.bool))
+
+
+def sub(r: Roundings, left: Any, right: Any, *, alpha: float = 1) -> Parts:
+    return add(r, left, right, alpha=-alpha)
+
+
+def rsub(r: Roundings, left: Any, right: Any, *, alpha: float = 1) -> Parts:
+    return add(r, right, left, alpha=-alpha)
+
+
+def mul(r: Roundings, left: Any, right: Any) -> Parts:
+    a, b = Parts.of(left), Parts.of(right)
+    error = _times(a.error, b.reach) + _times(b.error, a.size)
+    found = r.rounded(torch.mul(_plain(left), _plain(right)), error, a.magnitude * b.magnitude)
+    if r.arithmetic.flushes_subnormals:
+        return found
+    rounds_nothing = (_is_unit(left) | _is_unit(right)) & found.value.isfinite()
+    return found._replace(error=torch.where(rounds_nothing, error, found.error))
+
+
+def _is_unit(operand: Any) -> torch.Tensor:
+    """True where a value is certainly 0, 1 or -1, as in a mask.  Ranks may hold shares of a tensor that was given."""
+    a = Parts.of(operand)
+    is_given = isinstance(operand, Ranged) and not operand.origin.is_constant
+    return (a.error == 0) & ((a.size == 0) | (a.size == 1)) & (not is_given)
+
+
+def matmul(r: Roundings, left: Any, right: Any) -> Parts:
+    """mm, bmm, mv, dot: over the last dim of the left one."""
+    a, b = Parts.of(left), Parts.of(right)
+    error = torch.matmul(a.error, b.reach) + torch.matmul(a.size, b.error)
+    value, magnitude = torch.matmul(_plain(left), _plain(right)), torch.matmul(a.magnitude, b.magnitude)
+    return r.summed(value, error, magnitude, left.shape[-1])
+
+
+def _times(error: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
+    """Nothing where nothing is off, of infinity too."""
+    return torch.where(error == 0, 0.0, error * size)
+
+
+def addmm(r: Roundings, plus: Any, left: Any, right: Any, *, beta: float = 1, alpha: float = 1) -> Parts:
+    """And baddbmm, addmv: the products may be added one after the other to what is there, as MKL's do."""
+    product = matmul(r, left, right).wrapped()
+    if alpha != 1:
+        product = mul(r, product, alpha).wrapped()
+    return add(r, plus if beta == 1 else mul(r, plus, beta).wrapped(), product, num=left.shape[-1])
+
+
+def div(r: Roundings, left: Any, right: Any) -> Parts:
+    """The divisor's shares are added before."""
+    a, b = Parts.of(left), Parts.of(right)
+    least = b.size - b.error
+    value = torch.div(_plain(left), _plain(right))
+    error = (a.error + _times(b.error, value.double().abs())) / least
+    sure = (least > 0).expand(value.shape)
+    return r.rounded(value, torch.where(sure, error, math.inf), torch.where(sure, a.magnitude / least, math.inf))
+
+
+def larger(r: Roundings, left: Any, right: Any) -> Parts:
+    a, b = Parts.of(left), Parts.of(right)
+    return chosen(torch.maximum(a.value, b.value), _error_of_one(a.value.double() - b.value.double(), a, b))
+
+
+def smaller(r: Roundings, left: Any, right: Any) -> Parts:
+    a, b = Parts.of(left), Parts.of(right)
+    return chosen(torch.minimum(a.value, b.value), _error_of_one(b.value.double() - a.value.double(), a, b))
+
+
+def _error_of_one(lead: torch.Tensor, one: Parts, two: Parts) -> torch.Tensor:
+    """The error of the tensor that certainly leads, the larger error if neither does."""
+    certain = torch.where(lead > 0, one.error, two.error)
+    return torch.where(lead.abs() > one.error + two.error, certain, torch.maximum(one.error, two.error))
+
+
+def relu(r: Roundings, operand: Any) -> Parts:
+    a = Parts.of(operand)
+    return chosen(a.value.relu(), torch.where(a.value < -a.error, 0.0, a.error))
+
+
+def absolute(r: Roundings, operand: Any) -> Parts:
+    a = Parts.of(operand)
+    return chosen(a.value.abs(), a.error.clone())
+
+
+def sign(r: Roundings, operand: Any) -> Parts:
+    a = Parts.of(operand)
+    return chosen(a.value.sign(), torch.where((a.size <= a.error) & (a.error > 0), 2.0, 0.0))
+
+
+def threshold_backward(r: Roundings, cotangent: Any, operand: Any, threshold: float) -> Parts:
+    """The cotangent where the operand is neither smaller nor equal: of NaN too.
+
+    Source: threshold_kernel of ATen/native/cpu/Activation.cpp (2.13.0), which compares in float32 in 16 bits; another
+    device may store the threshold.
+    """
+    a = Parts.of(operand)
+    return passed(cotangent, ~(a.value.double() <= threshold), is_near(a, threshold, _off_if_stored(threshold, a)))
+
+
+def passed(operand: Any, passes: torch.Tensor, unclear: torch.Tensor) -> Parts:
+    """The operand if it passes, zero if it does not; either of the two if that is not certain."""
+    g = Parts.of(operand)
+    error = torch.where(unclear, g.reach, torch.where(passes, g.error, 0.0))
+    return Parts(torch.where(passes, g.value, 0.0), error, torch.where(passes | unclear, g.magnitude, 0.0))
+
+
+def is_near(a: Parts, limit: float, off: float = 0.0) -> torch.Tensor:
+    """True where the operand of a correct program may lie on the other side of a limit, which may be off too."""
+    error = a.error + off
+    return ((a.value.double() - limit).abs() <= error) & (error > 0)
+
+
+def _off_if_stored(limit: float, a: Parts) -> float:
+    return abs(float(torch.tensor(limit, dtype=torch.float64).to(a.value.dtype)) - limit)
+
+
+def shrink(r: Roundings, operand: Any, lambd: float = 0.5) -> Parts:
+    """The operand itself, outside of [-lambd, lambd]."""
+    return shrink_backward(r, operand, operand, lambd)
+
+
+def shrink_backward(r: Roundings, cotangent: Any, operand: Any, lambd: float) -> Parts:
+    """The cotangent outside of [-lambd, lambd].
+
+    Source: hardshrink_kernel and shrink_backward_kernel of ATen/native/cpu/Activation.cpp (2.13.0), which store lambd.
+    """
+    a = Parts.of(operand)
+    size = a._replace(value=a.value.abs())
+    return passed(cotangent, size.value.double() > lambd, is_near(size, lambd, _off_if_stored(lambd, a)))
+
+
+def where(r: Roundings, condition: torch.Tensor, left: Any, right: Any) -> Parts:
+    a, b = Parts.of(left), Parts.of(right)
+    value = torch.where(condition, _plain(left), _plain(right))
+    return Parts(value, torch.where(condition, a.error, b.error), torch.where(condition, a.magnitude, b.magnitude))
+
+
+def power(r: Roundings, operand: Any, exponent: Any) -> Parts:
+    """The operand to a number n: |(v + d)**n - v**n| is at most (|v| + e)**n - |v|**n for n = 1, 2, 3, ..."""
+    a, n = Parts.of(operand), float(exponent)
+    if n >= 1 and n.is_integer():
+        return r.rounded(a.value**exponent, a.reach**n - a.size**n, a.reach**n, int(n), stores=int(n))
+    if n == 0:
+        return chosen(a.value**exponent, torch.zeros_like(a.error))
+    if n <= -1 and n.is_integer():
+        return _negative_power(r, a, exponent)
+    found = curve(r, operand, lambda x: x**exponent, above=0.0, stores=2 if n == -0.5 else 1)
+    return _with_number_stored(found, a, lambda x, number: x**number, n)
+
+
+def _negative_power(r: Roundings, a: Parts, exponent: Any) -> Parts:
+    """1 over a product of several factors: zero where the product may overflow, anything where it may underflow.
+
+    Source: pow_tensor_scalar_kernel of ATen/native/cpu/PowKernel.cpp (2.13.0), which in bfloat16 stores the square.
+    """
+    num, least = -int(exponent), a.size - a.error
+    value, largest = a.value**exponent, torch.where(least > 0, least**-num, math.inf)
+    error = torch.where(a.error == 0, 0.0, largest - a.size**-num)
+    if num > 1:
+        finfo = torch.finfo(a.value.dtype)
+        error = error + torch.where(a.reach**num > finfo.max, value.double().abs(), 0.0)
+        error = torch.where(least**num < finfo.smallest_normal, math.inf, error)
+    return r.rounded(value, error.nan_to_num(nan=math.inf), largest, num, stores=num)
+
+
+def _with_number_stored(
+    found: Parts, a: Parts, f: Callable[[torch.Tensor, float], torch.Tensor], number: float
+) -> Parts:
+    """f(a, number), whether a program stores the number as the tensor is or does not.
+
+    Source: pow_tensor_scalar_kernel of ATen/native/cpu/PowKernel.cpp, and at::pow of a number and a tensor (2.13.0).
+    """
+    stored = float(torch.tensor(number, dtype=torch.float64).to(found.value.dtype))
+    ends = [a.value.double() + sign * a.error for sign in (-1, 0, 1)]
+    apart = torch.stack([(f(x, number) - f(x, stored)).abs().nan_to_num(nan=0.0) for x in ends]).amax(0)
+    apart = torch.where(found.value.isfinite(), apart, 0.0)
+    return found._replace(error=found.error + apart, magnitude=found.magnitude + apart)
+
+
+def power_of(r: Roundings, base: float, exponent: Any) -> Parts:
+    """A number above zero to the operand: it rises or falls all the way."""
+    found = curve(r, exponent, lambda x: torch.pow(base, x))
+    return _with_number_stored(found, Parts.of(exponent), lambda x, number: torch.pow(number, x), base)
+
+
+def curve(r: Roundings, operand: Any, f: Curve, *, above: float = -math.inf, stores: int = 1) -> Parts:
+    """f, which rises or falls all the way where it is defined, for x > above."""
+    a = Parts.of(operand)
+    right, low, high = a.value.double(), a.value - a.error, a.value + a.error
+    error = torch.maximum((f(high) - f(right)).abs(), (f(low) - f(right)).abs())
+    error = torch.where((low > above) | (above == -math.inf), error.nan_to_num(nan=math.inf), math.inf)
+    error = torch.where(a.error == 0, 0.0, error)
+    value = f(a.value)
+    return r.rounded(value, error, value.double().abs() + error, r.of_curve, stores=stores)
+
+
+def sigmoid(r: Roundings, operand: Any) -> Parts:
+    """s = 1 / (1 + exp(-x)), and zero where the exponential overflows.
+
+    Where x was rounded before, the exponential is off by |x| roundings, and s by (1 - s) |x|, as s' = s (1 - s).
+    """
+    a = Parts.of(operand)
+    found = curve(r, operand, torch.sigmoid)
+    rest = torch.sigmoid(a.error - a.value.double())  # 1 - s at most
+    factor = 1 + torch.where(rest == 0, 0.0, a.reach * rest)
+    return r.rounded(found.value, found.error + 2 / r.arithmetic.largest_a, found.magnitude * factor)
+
+
+def rsqrt(r: Roundings, operand: Any) -> Parts:
+    """1 over the root, which is stored in 16 bits where torch computes without vectors: UnaryOpsKernel.cpp (2.13.0)."""
+    return curve(r, operand, torch.rsqrt, above=0.0, stores=2)
+
+
+def clamp(r: Roundings, operand: Any, *limits: Any, **named: Any) -> Parts:
+    """No smaller than a limit, no larger than another; a number is stored as the operand is."""
+    low, high = (*limits, None, None)[:2]
+    found = operand
+    for limit, change in ((named.get("min", low), larger), (named.get("max", high), smaller)):
+        if limit is not None:
+            plain = limit if isinstance(limit, torch.Tensor) else torch.tensor(limit).to(operand.dtype)
+            found = change(r, found, plain).wrapped()
+    return Parts.of(found)
+
+
+def steps(r: Roundings, operand: Any, f: Curve) -> Parts:
+    """floor and the like: the same whole number unless a step lies within what it is off."""
+    a = Parts.of(operand)
+    value = f(a.value)
+    apart = [(f(each) - value.double()).abs() for each in (a.value.double() + a.error, a.value.double() - a.error)]
+    return chosen(value, torch.where(a.error == 0, 0.0, torch.maximum(*apart).nan_to_num(nan=math.inf)))
+
+
+def wave(r: Roundings, operand: Any, f: Curve) -> Parts:
+    """sin and cos: no steeper than 1."""
+    a = Parts.of(operand)
+    value = f(a.value)
+    return r.rounded(value, a.error.clamp(max=2.0), value.double().abs() + 1, r.of_curve)
+
+
+def _plain(operand: Any) -> Any:
+    """The value as the module computes with it: numbers stay numbers, which decide no dtype."""
+    return Parts.of(operand).value if isinstance(operand, torch.Tensor) else operand
+
+
+def _curve(f: Curve, above: float = -math.inf) -> Rule:
+    return lambda r, operand: curve(r, operand, f, above=above)
+
+
+def _steps(f: Curve) -> Rule:
+    return lambda r, operand: steps(r, operand, f)
+
+
+def _wave(f: Curve) -> Rule:
+    return lambda r, operand: wave(r, operand, f)
+
+
+RULES: dict[str, Rule] = {
+    "add": add, "sub": sub, "rsub": rsub, "mul": mul, "div": div, "neg": lambda r, x: mul(r, x, -1),
+    "mm": matmul, "bmm": matmul, "mv": matmul, "dot": matmul, "addmm": addmm, "baddbmm": addmm, "addmv": addmm,
+    "maximum": larger, "minimum": smaller, "relu": relu, "threshold_backward": threshold_backward, "where": where,
+    "hardshrink": shrink, "hardshrink_backward": shrink_backward, "softshrink_backward": shrink_backward,
+    "abs": absolute, "sign": sign, "sgn": sign, "exp": _curve(torch.exp), "log": _curve(torch.log, 0.0),
+    "sqrt": _curve(torch.sqrt, 0.0), "rsqrt": rsqrt, "erf": _curve(torch.erf),
+    "tanh": _curve(torch.tanh), "sigmoid": sigmoid, "expm1": _curve(torch.expm1), "log1p": _curve(torch.log1p, -1.0),
+    "sin": _wave(torch.sin), "cos": _wave(torch.cos), "pow": power, "reciprocal": lambda r, x: div(r, 1, x),
+    "square": lambda r, x: mul(r, x, x), "exp2": _curve(torch.exp2), "log2": _curve(torch.log2, 0.0),
+    "log10": _curve(torch.log10, 0.0), "sinh": _curve(torch.sinh), "asinh": _curve(torch.asinh),
+    "atan": _curve(torch.atan), "erfc": _curve(torch.erfc), "floor": _steps(torch.floor), "ceil": _steps(torch.ceil),
+    "trunc": _steps(torch.trunc), "round": _steps(torch.round),
+}  # fmt: skip
+"""By operator, called with its operands in order."""

@@ -1,0 +1,109 @@
+"""Rules of sums, means, maxima and variances: see `equivtest.oracle.running_rules`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from equivtest.oracle.ranged import Parts
+from equivtest.oracle.rounding import SLACK_TERMS, U_REFERENCE
+from equivtest.oracle.running_roundings import Roundings, chosen
+from equivtest.oracle.running_rules import div, sub
+
+Dims = int | Sequence[int] | None
+
+
+def total(r: Roundings, operand: Any, *, dim: Dims = None, keepdim: bool = False, dtype: Any = None) -> Parts:
+    a = Parts.of(operand)
+    dims = dims_of(a.value, dim)
+    value, error, magnitude = (part.sum(dims, keepdim) if dims else part.clone() for part in a)
+    if dtype is not None:
+        value = a.value.to(dtype).sum(dims, keepdim)
+    return r.summed(value, error, magnitude, count_of(a.value, dims))
+
+
+def mean(r: Roundings, operand: Any, *, dim: Dims = None, keepdim: bool = False, dtype: Any = None) -> Parts:
+    value = Parts.of(operand).value
+    count = count_of(value, dims_of(value, dim))
+    return div(r, total(r, operand, dim=dim, keepdim=keepdim, dtype=dtype).wrapped(), float(count))
+
+
+def amax(r: Roundings, operand: Any, *, dim: Dims = (), keepdim: bool = False) -> Parts:
+    """Between the largest of v - e and the largest of v + e, each rounded once here: what is far below has no say."""
+    a = Parts.of(operand)
+    dims = dims_of(a.value, dim)
+    value, most = a.value.amax(dims, keepdim), a.error.amax(dims, keepdim)
+    low, high = (each.amax(dims, keepdim) for each in (a.value - a.error, a.value + a.error))
+    error = torch.maximum(high - value, value - low) + 2 * U_REFERENCE * value.double().abs()
+    return chosen(value, torch.where(most == 0, 0.0, error.nan_to_num(nan=math.inf)))
+
+
+def var_mean(
+    r: Roundings,
+    operand: Any,
+    *,
+    dim: Dims = None,
+    correction: float | None = 1,
+    unbiased: bool = True,
+    keepdim: bool = False,
+) -> tuple[Parts, Parts]:
+    """Whatever the algorithm, squares of at most |x| + A are added up: see `equivtest.families.norm.oracle.norms`."""
+    a = Parts.of(operand)
+    dims = dims_of(a.value, dim)
+    num = count_of(a.value, dims)
+    correction = (1 if correction is None else correction) if unbiased else 0
+    divisor = max(num - correction, 0)
+    centre = mean(r, operand, dim=dims, keepdim=True)
+    apart, e_apart = (a.value.double() - centre.value).abs(), a.error + centre.error
+    brought = (2 * apart * e_apart + e_apart.square()).sum(dims, keepdim) / divisor
+    size = a.reach + a.reach.mean(dims, keepdim=True)
+    spread = size.square().sum(dims, keepdim) / divisor
+    value = a.value.var(dims, correction=correction, keepdim=keepdim)
+    error = (brought + r.own(Parts(value, brought, spread), num, added=spread)).nan_to_num(nan=math.inf)
+    return chosen(value, error), mean(r, operand, dim=dims, keepdim=keepdim)
+
+
+def softmax(r: Roundings, operand: Any, dim: int, half_to_float: bool = False) -> Parts:  # noqa: FBT001, FBT002
+    """Between what it is where the term is larger and all others are smaller, and the other way round.
+
+    A softmax rises with its own term, falls with every other, and does not change with what is added to all of them, as
+    the maximum that is taken away first.  It is at most 1.
+
+    Derived here.  With p the softmax and e what a term is off by, p exp(e) / (p exp(e) + sum of the others' p exp(-e)).
+    """
+    a = Parts.of(operand)
+    if not a.value.numel():
+        return chosen(torch._softmax(a.value, dim, half_to_float), torch.zeros_like(a.error))
+    alone = a._replace(error=torch.zeros_like(a.error))
+    largest = amax(r, alone.wrapped(), dim=[dim], keepdim=True)
+    off = a.error + sub(r, alone.wrapped(), largest.wrapped()).error  # rounded as it is taken away
+    logarithm = a.value.double().log_softmax(dim)  # of which what underflows here may not, where it is off by much
+    p = logarithm.exp()
+    more, less = (torch.where(a.value == -math.inf, 0.0, (logarithm + sign * off).exp()) for sign in (1, -1))
+    high = more / (more + less.sum(dim, keepdim=True) - less)
+    low = less / (less + more.sum(dim, keepdim=True) - more)
+    error = torch.maximum(high.nan_to_num(nan=1.0) - p, p - low.nan_to_num(nan=0.0)).clamp(0.0, 1.0)
+    num = a.value.shape[dim] if a.value.dim() else 1
+    error = torch.where(p.isnan(), math.inf, error + (num + SLACK_TERMS) * U_REFERENCE * (a.value != -math.inf))
+    return r.rounded(torch._softmax(a.value, dim, half_to_float), error, p + error, 2 * r.of_curve + num + 1)
+
+
+def dims_of(value: torch.Tensor, dim: Dims) -> tuple[int, ...]:
+    """The dims that are meant; none stands for all."""
+    if dim is None or (not isinstance(dim, int) and not len(dim)):
+        return tuple(range(value.dim()))
+    return (dim,) if isinstance(dim, int) else tuple(dim)
+
+
+def count_of(value: torch.Tensor, dims: Sequence[int]) -> int:
+    return math.prod(value.shape[dim] for dim in dims)
+
+
+REDUCTIONS: dict[str, Callable[..., Any]] = {
+    "sum": total, "mean": mean, "amax": amax, "var_mean": var_mean, "_softmax": softmax,
+    "var": lambda r, operand, **how: var_mean(r, operand, **how)[0],
+}  # fmt: skip
+"""By operator, called with the operand, and all else by name."""

@@ -1,0 +1,106 @@
+"""What one operator of torch must give of operands that are known bit by bit.
+
+Computed once more on the CPU, with every rounding counted (`equivtest.oracle.running`): the bound holds of any
+correct kernel, in the dtype in which the backend says that its kernels compute.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+from equivtest.oracle.declared import declared_of
+from equivtest.oracle.exact import InexactData
+from equivtest.oracle.ranged import Ranged
+from equivtest.oracle.single_collective import Right, Unjudged
+from equivtest.tensors import dtype_name
+
+
+def right_of_operation(name: str, args: list[Any], kwargs: dict[str, Any]) -> list[Right]:
+    """What an operator must return, then what it must leave in the operands that it writes to, tensor by tensor.
+
+    Of a tensor of complex numbers what is right is that of its pairs of real ones: see `as_pairs`.
+
+    Args:
+        name: As torch prints an operator: 'aten.mm.default'.
+
+    Raises:
+        Unjudged: of such an operator no bound is known.
+    """
+    from equivtest.oracle.running import RunningError  # torch's decompositions take a second to import
+
+    func = operator_of(name)
+    coarsest = _coarsest(tree_leaves((args, kwargs)))
+    if coarsest is None:
+        found = func(*args, **kwargs)
+        return [Right(as_pairs(each)) for each in tree_leaves((found, written(func, args, kwargs))) if _is_tensor(each)]
+    record = declared_of(dtype_name(coarsest))
+    if record is None:
+        raise Unjudged(f"no arithmetic of {dtype_name(coarsest)} is declared")
+    counted = RunningError(record, 1)
+    given = tree_map(lambda each: counted.exactly(each) if _is_float(each) else each, (args, kwargs))
+    try:
+        with counted:
+            found = func(*given[0], **given[1])
+            results = [as_pairs(each) for each in tree_leaves((found, written(func, *given))) if _is_tensor(each)]
+    except (InexactData, RuntimeError, TypeError, NotImplementedError) as error:  # of operators without a rule
+        raise Unjudged(str(error)) from error
+    if counted.undecided:
+        raise Unjudged(counted.undecided)
+    return [_right(counted, each) for each in results]
+
+
+def as_pairs(tensor: torch.Tensor) -> torch.Tensor:
+    """Complex numbers as pairs of real ones, along a last dim of size 2; any other tensor as it is."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def raised_on_cpu(name: str, args: list[Any], kwargs: dict[str, Any]) -> str:
+    """What the operator raises of these operands on the CPU too; '' where it raises nothing."""
+    try:
+        operator_of(name)(*args, **kwargs)
+    except Exception as error:  # torch's own
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def operator_of(name: str) -> Any:
+    """torch's operator of that name."""
+    _, packet, overload = name.split(".")
+    return getattr(getattr(torch.ops.aten, packet), overload)
+
+
+def written(func: Any, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
+    """The arguments that the operator writes to."""
+    arguments = func._schema.arguments
+    named = dict(zip((argument.name for argument in arguments), args, strict=False)) | kwargs
+    return [named[each.name] for each in arguments if each.name in named and _is_written(each)]
+
+
+def _is_written(argument: Any) -> bool:
+    return argument.alias_info is not None and argument.alias_info.is_write
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+def _coarsest(values: list[Any]) -> torch.dtype | None:
+    """The floating dtype of the fewest bits, of tensors or asked for, complex ones too; None where there is none."""
+    found = {value.dtype.to_real() for value in values if _is_float(value)}
+    found |= {value for value in values if isinstance(value, torch.dtype) and value.is_floating_point}
+    return max(found, key=lambda dtype: torch.finfo(dtype).eps, default=None)
+
+
+def _right(counted: Any, tensor: torch.Tensor) -> Right:
+    if not isinstance(tensor, Ranged):
+        return Right(tensor)
+    bound = counted.bounded(tensor)
+    return Right(bound.value, torch.where(bound.value.isfinite(), bound.allowed, math.inf))

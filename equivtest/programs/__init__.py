@@ -1,0 +1,1 @@
+"""Finds the cases of a user's program that can be judged."""

@@ -1,0 +1,1 @@
+"""The options, items and session of a run under pytest."""

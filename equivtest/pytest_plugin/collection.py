@@ -1,0 +1,104 @@
+"""Which items there are: those of every property, and their order."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import pytest
+
+from equivtest.base.profiles import plan
+from equivtest.errors import Misuse
+from equivtest.pytest_plugin.items import AbsentItem, AuditItem, KnownFailureItem, MisuseItem, PropertyItem, SearchItem
+from equivtest.pytest_plugin.options import settings_of
+from equivtest.pytest_plugin.settings import check_subjects
+from equivtest.report.handover import Listed
+
+if TYPE_CHECKING:
+    from equivtest.property import Property
+
+properties_key = pytest.StashKey[dict[str, tuple[str, str]]]()
+"""Node id -> (name, subject) of every property that was seen, judged or not."""
+
+
+def collect_property(collector: pytest.Module, name: str, prop: Property) -> list[pytest.Item]:
+    """The items of a module-level property; none where --subjects leaves it out."""
+    settings = settings_of(collector.config)
+    seen = collector.config.stash.setdefault(properties_key, {})
+    seen[f"{collector.nodeid}::{name}"] = (name, prop.subject)
+    subject = settings.judged_subject(name, prop)
+    if subject is None:
+        return []
+    if prop.absent:
+        return [AbsentItem.from_parent(collector, name=f"{name}[absent]", reason=prop.absent)]
+    if prop.incomplete and settings.profile.draws_many and not settings.subjects:
+        reason = f"{name} is left out: {prop.incomplete}; --subjects {name} runs it"
+        return [AbsentItem.from_parent(collector, name=f"{name}[left out]", reason=reason, incomplete=True)]
+    prop = dataclasses.replace(prop, subject=subject)
+    world_sizes = prop.among(settings.world_sizes)
+    items: list[pytest.Item] = []
+    if others := [size for size in settings.world_sizes if size not in world_sizes]:
+        on, off = (", ".join(map(str, sizes)) for sizes in (prop.world_sizes, others))
+        reason = f"{name} is for {on} ranks, so not for {off}"
+        item_name = f"{name}[left out on {off}]"
+        items.append(AbsentItem.from_parent(collector, name=item_name, reason=reason, incomplete=True))
+    items += [
+        SearchItem.from_parent(collector, name=f"{name}[{part.label}]", prop=prop, property_name=name, part=part)
+        for part in (
+            *plan(settings.profile, world_sizes, prop.weight),
+            *plan(settings.profile, settings.pinned_sizes(prop)),
+        )
+    ]
+    if settings.audits_property(prop):
+        items.append(AuditItem.from_parent(collector, name=f"{name}[audit]", prop=prop, property_name=name))
+    if settings.profile.audits_alone:
+        return items
+    claims = {claim.name for claim in prop.claims}
+    for entry in settings.known.of(subject):
+        if entry.claim in claims:
+            item_name = f"{name}[known-{entry.number}]"
+            items.append(
+                KnownFailureItem.from_parent(collector, name=item_name, nodeid=entry.id, prop=prop, entry=entry)
+            )
+    return items
+
+
+def arrange(session: pytest.Session, items: list[pytest.Item]) -> None:
+    """Orders our items by world size, behind all others, so that each process keeps few worlds.
+
+    Raises:
+        UsageError: --subjects names no property; under xdist an item says so instead, since
+            only what an item reports reaches the controller.
+    """
+    seen = session.config.stash.get(properties_key, {})
+    if not seen:
+        return
+    try:
+        check_subjects(settings_of(session.config), seen.values())
+    except Misuse as error:
+        if not hasattr(session.config, "workerinput"):
+            raise pytest.UsageError(f"equivtest: {error}") from None
+        items[:] = [MisuseItem.from_parent(session, name="options", message=str(error))]
+        return
+    others = [item for item in items if not isinstance(item, KnownFailureItem | PropertyItem)]
+    known = {item.nodeid: item for item in items if isinstance(item, KnownFailureItem)}
+    of_properties = [item for item in items if isinstance(item, PropertyItem)]
+    items[:] = [*others, *sorted([*known.values(), *of_properties], key=_world_size)]
+
+
+def manifest(session: pytest.Session) -> list[Listed]:
+    """Every property of the session."""
+    firsts: dict[tuple[str, str], PropertyItem] = {}
+    for item in session.items:
+        if isinstance(item, PropertyItem):
+            firsts.setdefault(item.property_id, item)
+    return [item.listed for item in firsts.values()]
+
+
+def _world_size(item: pytest.Item) -> int:
+    if isinstance(item, AuditItem):
+        return 2  # its first cases'
+    if isinstance(item, SearchItem):
+        return item.part.world_size
+    assert isinstance(item, KnownFailureItem)
+    return item.entry.case.world_size

@@ -1,0 +1,56 @@
+"""The `ranks` fixture, for tests of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import pytest
+
+from equivtest.base import limits
+from equivtest.property import require_limit
+from equivtest.pytest_plugin.pools import pool_of
+
+if TYPE_CHECKING:
+    from equivtest.cases.case import Case
+    from equivtest.ranks.reply import Reply
+    from equivtest.verdicts.claims import Claim
+    from equivtest.verdicts.verdict import Verdict
+
+
+class Ranks:
+    """The ranks of this pytest process, started when first needed."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def run(self, subject: str, case: Case, *, limit_s: float = limits.CASE_S) -> Sequence[Reply]:
+        """Every rank's reply to `case`, by rank.
+
+        Args:
+            limit_s: Seconds that the visit may take.
+        """
+        require_limit(limit_s)
+        return pool_of(self._config).run(subject, case, limit_s=limit_s, keep_if_all_raised=bool(case.refusal))
+
+    def check(
+        self,
+        subject: str,
+        case: Case,
+        claims: Sequence[Claim] | None = None,
+        *,
+        like: str = "",
+        limit_s: float = limits.CASE_S,
+    ) -> list[Verdict]:
+        """Runs `case` and raises unless every claim holds, as `equivtest.check.check` does.
+
+        Args:
+            claims: By default those that `equivtest check` judges.
+            like: The name of the property whose claims they are to be, for a subject of one's own.
+            limit_s: Seconds that the visit may take.
+        """
+        from equivtest.check import check
+        from equivtest.pytest_plugin.suite import claims_of
+
+        chosen = claims or claims_of(subject, case, like)
+        return check(subject, case, pool_of(self._config), chosen, limit_s=limit_s)

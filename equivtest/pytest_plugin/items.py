@@ -1,0 +1,314 @@
+"""What pytest runs: a search of a property, a known failure, or what stands for items that cannot be run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from equivtest.base.profiles import AUDIT_LABEL, Part
+from equivtest.errors import BrokenSetup, Misuse
+from equivtest.pytest_plugin.options import settings_of, soak_seed
+from equivtest.pytest_plugin.pools import pool_of, take_faults
+from equivtest.pytest_plugin.settings import Settings
+from equivtest.report.audits import WAITS
+from equivtest.report.folder import FAILURES
+from equivtest.report.handover import Failure, Handover, KnownState, Listed, Record, Searched
+from equivtest.search.known import KnownFailure
+from equivtest.verdicts.verdict import CONCLUSIVE, FAILING
+
+if TYPE_CHECKING:
+    from equivtest.property import Property
+    from equivtest.search.search import Findings
+
+FAILURES_DIR = Path(".equivtest") / FAILURES
+"""Where replay files go, below the folder that pytest was started in, or below --report."""
+
+
+class PlainFailure(Exception):
+    """A failure whose text is all there is to show."""
+
+
+class EquivtestItem(pytest.Item):
+    """An item whose `handover` travels with the report of its call."""
+
+    ends_session = False
+    """True if a Misuse concerns every item."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.handover = Handover()
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], *args: Any, **kwargs: Any) -> Any:
+        if isinstance(excinfo.value, PlainFailure):
+            return str(excinfo.value)
+        return super().repr_failure(excinfo, *args, **kwargs)
+
+    def reportinfo(self) -> tuple[Path, None, str]:
+        return self.path, None, self.name
+
+    def hand_over(self, **fields: Any) -> None:
+        """Adds to what the controller is told; what was there before is kept."""
+        self.handover = msgspec.structs.replace(self.handover, **fields)
+
+    def runtest(self) -> None:
+        """Runs the item; it fails, too, where a probe on its way has found the backend wrong."""
+        try:
+            self._perform_or_explain()
+        except (PlainFailure, pytest.skip.Exception, pytest.xfail.Exception, pytest.fail.Exception) as ended:
+            self._fail_on_faults(str(ended))
+            raise
+        self._fail_on_faults("")
+
+    def _fail_on_faults(self, also: str) -> None:
+        if faults := take_faults(self.config):
+            self.hand_over(faults=faults)
+            raise PlainFailure("\n".join([*(fault.text for fault in faults), also]).rstrip()) from None
+
+    def _perform_or_explain(self) -> None:
+        """Performs; what makes every further item pointless ends the session, a mistake in a property does not."""
+        from equivtest.check import one_thread
+
+        try:
+            with one_thread():
+                self.perform()
+        except (Misuse, BrokenSetup) as error:
+            message = f"{type(error).__name__}: {error}"
+            if isinstance(error, BrokenSetup) or self.ends_session:
+                self.handover = Handover(fatal=message)
+            else:
+                self.hand_over(misuse=message)
+            raise PlainFailure(message) from None
+
+    def perform(self) -> None:
+        """Does what the item is for, and hands over what came of it."""
+        raise NotImplementedError
+
+
+class PropertyItem(EquivtestItem):
+    """An item about one property, without which nothing is said of its claims."""
+
+    label: str
+    """What stands in brackets in its name."""
+
+    def __init__(self, *, prop: Property, property_name: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.prop, self.property_name = prop, property_name
+
+    @property
+    def property_id(self) -> tuple[str, str]:
+        """The file and the name of the property."""
+        return self.nodeid.partition("::")[0], self.property_name
+
+    @property
+    def listed(self) -> Listed:
+        """The property, with the labels of all its items in the session."""
+        items = [item for item in self.session.items if isinstance(item, PropertyItem)]
+        prop, (path, name) = self.prop, self.property_id
+        return Listed(
+            path=path,
+            name=name,
+            subject=prop.subject,
+            statement=prop.statement,
+            source=prop.source,
+            claims=tuple(claim.name for claim in prop.claims),
+            of_any_dtype=tuple(claim.name for claim in prop.claims if not claim.by_dtype),
+            conclusive_dtypes=tuple(prop.conclusive_dtypes),
+            conclusive_shards=tuple(prop.conclusive_shards),
+            shards=prop.shards,
+            has_audit=settings_of(self.config).audits_property(prop),
+            planned=tuple(item.label for item in items if item.property_id == self.property_id),
+        )
+
+    def hand_over_findings(self, **found: Any) -> None:
+        """Hands over fields of `Searched`."""
+        start = pool_of(self.config).start
+        self.hand_over(searched=Searched(listed=self.listed, label=self.label, start=start, **found))
+
+
+class SearchItem(PropertyItem):
+    """One search of a property: a part of its cases, on one world size."""
+
+    def __init__(self, *, part: Part, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.part, self.label = part, part.label
+
+    def perform(self) -> None:
+        records: list[Record] = []
+        failures: list[Failure] = []
+        for findings in self._searches(settings_of(self.config)):
+            records += findings.records
+            failures += findings.failures
+            left_out = findings.left_out
+            self.hand_over_findings(records=tuple(records), failures=tuple(failures), left_out=dict(left_out))
+            if findings.misuse:
+                raise Misuse(findings.misuse)
+        kinds = {kind for record in records for kind in record.verdicts.values()}
+        if failures or kinds.intersection(FAILING):
+            found = dict.fromkeys(f"{failure.claim}: {failure.kind}" for failure in failures)
+            raise PlainFailure("\n".join(found) or "a claim does not hold")
+        if not records:
+            where = f", none can be in {', '.join(left_out)}" if left_out else ""
+            pytest.skip(f"not run: no case was judged{where}")
+        if not kinds.intersection(CONCLUSIVE):
+            pytest.skip(f"no conclusive verdict: {', '.join(sorted(kinds))}")
+
+    def _searches(self, settings: Settings) -> Iterator[Findings]:
+        """One search; in a soak, searches with fresh seeds for this item's share of the time."""
+        from equivtest.search.chunks import Chunk
+        from equivtest.search.search import search
+
+        part, world_sizes = self.part, self.prop.among(settings.world_sizes)
+        until_s = time.monotonic() + settings.max_time_s * _workers(self.config) * self._share()
+        for seed in seeds(self.config, settings):
+            chunk = Chunk(
+                part.world_size, settings.dtypes, part.index, part.num_cases, seed, part.per_cell, world_sizes
+            )
+            yield search(self.prop, chunk, pool_of(self.config), settings.known, failures_dir(self.config))
+            if not settings.profile.repeats or time.monotonic() > until_s:
+                return
+
+    def _share(self) -> float:
+        """The part of a soak's time that is this item's: as much as its cases cost once, beside all others'.
+
+        So a soak keeps the proportions of the other profiles, however long it lasts.
+        """
+        searches = [item.part for item in self.session.items if isinstance(item, SearchItem)]
+        return self.part.cost / sum(part.cost for part in searches)
+
+
+class AuditItem(PropertyItem):
+    """Whether the property's claims see its collectives: without it a green might be one that nothing turns red."""
+
+    label = AUDIT_LABEL
+
+    def perform(self) -> None:
+        from equivtest.search.audit import audit
+
+        settings = settings_of(self.config)
+        found = audit(
+            self.prop,
+            pool_of(self.config),
+            settings.known,
+            self.prop.among(settings.world_sizes),
+            settings.dtypes,
+            is_thorough=settings.profile.audits_alone,
+        )
+        self.hand_over_findings(audit=found.as_data(self.property_name))
+        if found.problem or (found.waits and settings.profile.audits_alone):
+            raise Misuse(found.problem or found.waits)
+        if found.waits:
+            pytest.skip(WAITS)
+        if not found.cases:
+            pytest.skip("not audited: the property held in no case on several ranks that was tried")
+
+
+class KnownFailureItem(EquivtestItem):
+    """The smallest case of a known failure: it must still fail as the entry says, where that was seen."""
+
+    def __init__(self, *, prop: Property, entry: KnownFailure, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.prop, self.entry = prop, entry
+
+    def perform(self) -> None:
+        entry = self.entry
+        state, ended = self._try()
+        known = KnownState(
+            id=entry.id,
+            claim=entry.claim,
+            kind=entry.kind,
+            case=repr(entry.case),
+            reason=entry.reason,
+            link=entry.link,
+            state=state,
+        )
+        self.hand_over(known=known)
+        if ended is not None:
+            raise ended
+
+    def _try(self) -> tuple[str, BaseException | None]:
+        """The entry's state, and the exception with which the item ends if it does not pass."""
+        from equivtest.check import judge
+
+        entry = self.entry
+        settings = settings_of(self.config)
+        if entry.case.world_size not in settings.world_sizes or not entry.case.is_within(settings.dtypes):
+            return "not run", pytest.skip.Exception(f"{entry.case!r} is outside --world-sizes or --dtypes")
+        claims = [claim for claim in self.prop.claims if claim.name == entry.claim]
+        found = judge(entry.subject, entry.case, pool_of(self.config), claims, limit_s=self.prop.limit_s)
+        kinds = {verdict.kind for verdict in found}
+        if entry.kind in kinds:
+            return "still fails", pytest.xfail.Exception(f"{entry.reason} {entry.link}".strip())
+        if kinds == {"not_supported"}:
+            return "not supported", pytest.skip.Exception("not supported by this backend")
+        if not kinds.intersection(CONCLUSIVE):
+            reason = f"no conclusive verdict: {', '.join(sorted(kinds)) or 'none at all'}"
+            return "open", pytest.skip.Exception(reason)
+        if failing := sorted(kinds.intersection(FAILING)):
+            others = [settings.known.match(entry.subject, entry.claim, entry.case, kind) for kind in failing]
+            if others[0] is not None and all(others):  # a list of the user's own knows how it fails on this backend
+                return "fails otherwise", pytest.xfail.Exception(others[0].reason)
+            way_out = (
+                f"correct the entry {entry.id}"
+                if settings.expects(entry)
+                else f"{entry.id} was found on gloo and the CPU: add an entry of this kind to a list of your own, "
+                "--known-failures shipped,FILE"
+            )
+            reason = f"fails as {', '.join(failing)}, not as {entry.kind}: {way_out}"
+            return "fails otherwise", PlainFailure(reason)
+        if not settings.expects(entry):
+            return "holds on this backend", None
+        return "no longer fails", PlainFailure(
+            f"no longer fails: remove the entry {entry.id}, or make it stricter\n"
+            f"  claim     {entry.claim} ({entry.kind})\n  case      {entry.case!r}\n  reason    {entry.reason}"
+        )
+
+
+class AbsentItem(EquivtestItem):
+    """Stands for every item of a property that is not run: its subject is not installed, or the property incomplete."""
+
+    def __init__(self, *, reason: str, incomplete: bool = False, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.reason, self.incomplete = reason, incomplete
+
+    def perform(self) -> None:
+        self.hand_over(absent=self.reason, incomplete=self.incomplete)
+        pytest.skip(f"not run: {self.reason}")
+
+
+class MisuseItem(EquivtestItem):
+    """Stands for every item where an xdist worker finds that the options make no sense."""
+
+    ends_session = True
+
+    def __init__(self, *, message: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.message = message
+
+    def perform(self) -> None:
+        raise Misuse(self.message)
+
+
+def failures_dir(config: pytest.Config) -> Path:
+    """Where this run's replay files go."""
+    report_dir = settings_of(config).report_dir
+    return report_dir / FAILURES if report_dir else config.invocation_params.dir / FAILURES_DIR
+
+
+def seeds(config: pytest.Config, settings: Settings) -> Iterator[str]:
+    """The seed texts of one item's searches: one fixed, or in a soak as many as asked."""
+    if not settings.profile.repeats:
+        yield "gate"
+        return
+    count = 0
+    while True:
+        yield f"{soak_seed(config)}-{count}"
+        count += 1
+
+
+def _workers(config: pytest.Config) -> int:
+    return int(getattr(config, "workerinput", {}).get("workercount", 1))

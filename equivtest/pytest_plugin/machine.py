@@ -1,0 +1,74 @@
+"""What a run ran on and what was judged: hardware, releases and commits, for whoever compares it with another."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+
+from equivtest.base import limits
+from equivtest.pytest_plugin.suite import version_of
+
+
+def machine_facts(device: str) -> dict[str, object]:
+    """The machine in words: `device` is the type of device that the tensors lived on."""
+    return {
+        "platform": platform.platform(),
+        "cpu": cpu_name(),
+        "cores": num_cores(),
+        "accelerators": accelerator_names(device),
+    }
+
+
+def num_cores() -> int:
+    """Returns how many cores this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cpu_name() -> str:
+    """As the kernel names it, or its architecture."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "") or platform.processor() or platform.machine()
+
+
+def accelerator_names(device: str) -> list[str]:
+    """As torch's module of that type of device names them; imports torch where it is not the CPU."""
+    if device == "cpu":
+        return []
+    import torch
+
+    try:
+        module = torch.get_device_module(device)
+        return [str(module.get_device_name(index)) for index in range(module.device_count())]
+    except Exception as error:  # a vendor's module need not have names, and no report may be lost for one
+        return [f"{device}, without a name: {error}"]
+
+
+def versions_of(modules: Iterable[str]) -> list[str]:
+    """'name release' of the distribution that each module comes from, 'name unknown' where it was not installed."""
+    owners = metadata.packages_distributions()
+    tops = dict.fromkeys(module.partition(".")[0] for module in modules)
+    return [f"{name} {version_of(name)}" for top in tops for name in dict.fromkeys(owners.get(top, [top]))]
+
+
+def commit_of(folder: Path) -> str:
+    """The commit that is checked out in a folder, '-dirty' behind it where files differ from it; '' without git."""
+    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=limits.GIT_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def own_commit() -> str:
+    """The commit of equivtest where it runs from its repository; '' where it was installed from a wheel."""
+    repository = Path(__file__).resolve().parents[2]
+    return commit_of(repository) if (repository / ".git").exists() else ""

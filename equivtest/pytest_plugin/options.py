@@ -1,0 +1,97 @@
+"""The options of a run, as pytest knows them.
+
+They are added by a conftest.py (`from equivtest.options import pytest_addoption`) or by
+`-p equivtest.options`, and not by the plugin that every pytest of the environment loads: names
+like --device and --backend are taken by other projects' conftest files (Triton's has --device),
+and a second plugin that adds the same name stops pytest.
+"""
+
+from __future__ import annotations
+
+import secrets
+from weakref import WeakSet
+
+import pytest
+
+from equivtest.base.profiles import DEFAULT_PROFILE, PROFILES, SOAK_S
+from equivtest.pytest_plugin.settings import Settings, parse
+
+HELP: dict[str, str] = {
+    "profile": f"How much to run: {', '.join(PROFILES)} (default {DEFAULT_PROFILE}).",
+    "backend": "Backend of torch.distributed that is judged (default gloo).",
+    "device": "Device type that the tensors live on (default cpu).",
+    "import": "Module that every process imports first, such as a vendor's backend; may be repeated.",
+    "start": "How ranks begin: forkserver forks them, spawn executes each, auto (the default) forks where that works.",
+    "arithmetic": "package.module:NAME of what the backend declares of its roundings (default: torch's CPU and gloo).",
+    "listen": "[HOST]:PORT to listen at for ranks on other hosts, which torchrun -m equivtest.rank --connect starts; "
+    "EQUIVTEST_SECRET or EQUIVTEST_SECRET_FILE holds a secret that both know (default: ranks live on this machine).",
+    "world-sizes": "Numbers of ranks (default 1,2,3,4, in a soak to 8); failures are shrunk to as few of them as fail, "
+    "failures on several ranks to two at least.",
+    "dtypes": "Dtypes to draw from (default float32,float64,bfloat16,float16).",
+    "subjects": "Judge these alone; NAME=package.module:function judges another implementation as NAME.",
+    "known-failures": "Files of known failures (default shipped, the list that comes with equivtest), or none.",
+    "allow-unsupported": "What the backend may refuse without the run being red: dtypes, dtype:collective such as "
+    "float16:all_reduce, or float16:all_reduce_avg for one reduction, release for what this torch has not, or all.",
+    "report": "Directory for report.html, junit.xml, verdicts.jsonl, cells.csv, audit.csv, summary.txt, "
+    "environment.json; those that an earlier run left there are removed. "
+    "Under pytest write --report=DIR: it takes a path that stands alone for a folder of tests.",
+    "audit": "on (default) or off: whether a few cases of each property run with a collective in which no rank hears "
+    "of another, which its claims must reject; without that, nothing may have been able to turn a green red.",
+    "max-time": f"Seconds that --profile soak lasts (default {SOAK_S:.0f}).",
+}
+"""Option -> help, for pytest and for the command alike."""
+
+_METAVARS = {
+    "import": "MODULE",
+    "arithmetic": "NAME",
+    "listen": "[HOST]:PORT",
+    "report": "DIR",
+    "known-failures": "FILES",
+    "audit": "on|off",
+    "allow-unsupported": "NAMES",
+    "max-time": "SECONDS",
+}
+_done: WeakSet[pytest.Parser] = WeakSet()
+_settings_key = pytest.StashKey[Settings]()
+_seed_key = pytest.StashKey[str]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds the options, once however often it is called."""
+    if parser in _done:
+        return
+    _done.add(parser)
+    group = parser.getgroup("equivtest", "equivtest: parallel computations against the unsharded one")
+    for name, text in HELP.items():
+        group.addoption(
+            f"--{name}",
+            dest=_dest(name),
+            action="append" if name == "import" else "store",
+            default=[] if name == "import" else None,
+            metavar=_METAVARS.get(name, name.upper().replace("-", "_")),
+            help=text,
+        )
+
+
+def _dest(name: str) -> str:
+    return "equivtest_" + name.replace("-", "_")
+
+
+def settings_of(config: pytest.Config) -> Settings:
+    """The settings of this run; the defaults where the options were not added.
+
+    Raises:
+        Misuse: a value is not allowed.
+    """
+    if _settings_key not in config.stash:
+        raw = {name.replace("-", "_"): getattr(config.option, _dest(name), None) for name in HELP}
+        config.stash[_settings_key] = parse(raw)
+    return config.stash[_settings_key]
+
+
+def soak_seed(config: pytest.Config) -> str:
+    """The fresh seed of this run's soak: the controller's, which xdist workers are given."""
+    if _seed_key not in config.stash:
+        given = getattr(config, "workerinput", {}).get("equivtest_seed")
+        config.stash[_seed_key] = str(given or secrets.token_hex(4))
+    return config.stash[_seed_key]

@@ -1,0 +1,191 @@
+"""The one pool of a pytest process: made when first needed, closed however the run ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import pytest
+
+from equivtest.base import limits
+from equivtest.errors import Misuse
+from equivtest.pytest_plugin.options import settings_of
+from equivtest.pytest_plugin.suite import properties_dir
+from equivtest.ranks.surroundings import end_with_starter
+from equivtest.report.handover import BackendFault
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from equivtest.pytest_plugin.settings import Settings
+    from equivtest.ranks.hosts.run_hub import RunHub
+    from equivtest.ranks.pool import Pool
+    from equivtest.ranks.support import Finding
+
+KIND_OF_FAULT = {"wrong": "value", "raised": "raised", "hung": "timed_out", "died": "lost"}
+"""What a probe found wrong -> the kind of verdict on a case of the collective alone."""
+
+_pool_key = pytest.StashKey["Pool"]()
+_hub_key = pytest.StashKey["RunHub"]()
+_slots_key = pytest.StashKey[dict[str, int]]()
+_workers_key = pytest.StashKey[list[Any]]()
+
+
+def pool_of(config: pytest.Config) -> Pool:
+    """Returns this process's pool on the backend that the options name; its ranks have run no other file's programs."""
+    if _pool_key not in config.stash:
+        if hasattr(config, "workerinput"):
+            # First: what follows imports torch for seconds.  The worker's ranks then see its end of their pipes close
+            # and end too.  Without this a worker lives for seconds after its controller was killed; so it does with a
+            # signal that it may ignore, as SIGHUP under nohup.
+            end_with_starter()
+        else:
+            end_orderly_on_sigterm(config)
+        from equivtest.ranks.pool import Pool
+
+        config.stash[_pool_key] = Pool(settings_of(config).make_backend(), hub=hub_path(config))
+    pool = config.stash[_pool_key]
+    pool.serve(_running_file(config))
+    return pool
+
+
+def _running_file(config: pytest.Config) -> str:
+    """Returns the path of the user's file whose test runs now; '' for properties and known failures of the package.
+
+    Source: "PYTEST_CURRENT_TEST environment variable" of pytest's documentation (9.0).
+    """
+    path = config.rootpath / os.environ.get("PYTEST_CURRENT_TEST", "").partition("::")[0]
+    return str(path) if path.is_file() and path.parent != properties_dir() else ""
+
+
+def open_hub(config: pytest.Config) -> None:
+    """Listens for ranks on other hosts, where the options say so; raises Misuse or BrokenSetup."""
+    address = settings_of(config).listen
+    if address is not None:
+        from equivtest.ranks.hosts.run_hub import RunHub
+        from equivtest.ranks.hosts.secret import read_secret
+
+        config.stash[_hub_key] = RunHub(address, read_secret())
+
+
+def _hub_of(config: pytest.Config) -> RunHub | None:
+    return config.stash.get(_hub_key, None)
+
+
+def hub_path(config: pytest.Config) -> str:
+    """Where this process finds the run's hub, its own or that of its controller; '' where the run has none."""
+    hub = _hub_of(config)
+    return str(getattr(config, "workerinput", {}).get("equivtest_hub", "")) if hub is None else hub.path
+
+
+def await_hosts(config: pytest.Config, tell: Callable[[str], object]) -> None:
+    """Returns when all slots of the run's hub are connected, after having told how they do that.
+
+    Raises:
+        BrokenSetup: they are not in time.
+        Misuse: there are too few for the run.
+    """
+    hub = _hub_of(config)
+    if hub is None:
+        return
+    tell(
+        f"equivtest listens at port {hub.port}; on each host, within {limits.HOSTS_S:g} s: torchrun ... "
+        f"-m equivtest.rank --connect HOST:{hub.port}"
+    )
+    slots = hub.slots()
+    config.stash[_slots_key] = slots
+    tell(f"equivtest hosts: {', '.join(f'{name} with {num}' for name, num in slots.items())}")
+    num, largest = sum(slots.values()), max(settings_of(config).world_sizes)
+    if largest > num:
+        sizes = ",".join(str(size) for size in settings_of(config).world_sizes if size <= num)
+        raise Misuse(
+            f"--world-sizes: {largest} ranks are wanted, {num} are connected: start torchrun with more, or say {sizes}"
+        )
+
+
+def hosts_of(config: pytest.Config) -> dict[str, int]:
+    """How many slots each other host had when the run began; none where ranks live on this machine."""
+    return config.stash.get(_slots_key, {})
+
+
+def host_events(config: pytest.Config) -> list[str]:
+    """What was lost, refused or silent among the hosts of the run, a line each."""
+    hub = _hub_of(config)
+    return [] if hub is None else hub.events()
+
+
+def close_hub(config: pytest.Config) -> None:
+    """Lets the hosts go."""
+    hub = _hub_of(config)
+    if hub is not None:
+        del config.stash[_hub_key]
+        hub.close()
+
+
+def take_faults(config: pytest.Config) -> tuple[BackendFault, ...]:
+    """What this process's pool has found wrong with the backend since the last call, but for what is known.
+
+    A rank that has died after it had answered is told as well: what ends a process, such as a thread of the backend's,
+    may do so late.
+    """
+    pool = config.stash.get(_pool_key, None)
+    if pool is None:
+        return ()
+    settings = settings_of(config)
+    faults = [fault for fault in pool.take_faults() if not is_known_fault(fault, settings)]
+    deaths = [BackendFault("", text) for text in pool.take_deaths()]
+    return (*(BackendFault(fault.collective, str(fault)) for fault in faults), *deaths)
+
+
+def is_known_fault(fault: Finding, settings: Settings) -> bool:
+    """Whether the collective that was probed is known to fail as the subject `collectives`, where that was seen."""
+    from equivtest.cases.case import from_code
+
+    code = f"CollectivesCase(world_size={fault.world_size}, dtype={fault.dtype!r}, collectives=({fault.name!r},))"
+    try:
+        case = from_code(code)
+    except Misuse:  # a probe of what the subject does not call
+        return False
+    entry = settings.known.match("collectives", "equals_unsharded", case, KIND_OF_FAULT[fault.kind])
+    return entry is not None and settings.expects(entry)
+
+
+def close_pool(config: pytest.Config) -> None:
+    """Ends every rank of this process's pool, if there is one."""
+    pool = config.stash.get(_pool_key, None)
+    if pool is not None:
+        del config.stash[_pool_key]
+        pool.close()
+
+
+def end_orderly_on_sigterm(config: pytest.Config) -> None:
+    """Makes SIGTERM end the run as Ctrl-C in a terminal does, instead of leaving ranks behind.
+
+    Only in the main thread, and only where nobody else handles the signal.  xdist's workers get
+    what a terminal would have sent them: without it execnet first waits 5 s for what they do.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        return
+    signal.signal(signal.SIGTERM, lambda number, frame: _interrupt(config))
+    config.add_cleanup(lambda: _restore(signal.SIGTERM))
+
+
+def remember_worker(config: pytest.Config, node: Any) -> None:
+    """Tells of an xdist worker that this process controls."""
+    config.stash.setdefault(_workers_key, []).append(node)
+
+
+def _interrupt(config: pytest.Config) -> NoReturn:
+    for node in config.stash.get(_workers_key, []):
+        process = getattr(getattr(node.gateway, "_io", None), "popen", None)  # of execnet 2.1; elsewhere it waits
+        if process is not None:
+            process.send_signal(signal.SIGINT)
+    raise KeyboardInterrupt("SIGTERM")
+
+
+def _restore(number: signal.Signals) -> None:
+    signal.signal(number, signal.SIG_DFL)

@@ -1,0 +1,102 @@
+"""One run of pytest over properties, as `equivtest run` and `equivtest audit` ask for it."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from equivtest.base import limits
+from equivtest.errors import Misuse, shorten
+
+SUITE_INI = Path(__file__).with_name("suite.ini")
+
+
+def run_properties(raw: dict[str, Any], paths: list[Path], workers: str, keyword: str | None, flags: list[str]) -> int:
+    """Runs pytest on what the options name; every option is tried first, so that a mistake is one line.
+
+    Args:
+        raw: The options of a run as they were given, by name; None where one was not.
+        workers: How many processes of pytest-xdist, or "auto".
+        keyword: pytest's -k.
+        flags: Further arguments of pytest.
+
+    Returns:
+        0 where every claim holds, 1 where one fails, else 2.
+
+    Raises:
+        Misuse: an option has a value that it cannot have, or nothing is selected.
+    """
+    if workers not in ("auto", "logical") and not re.fullmatch(r"\d{1,3}", workers):
+        raise Misuse(f"-n: expected a number or auto, got {workers!r}: the most is {limits.MAX_WORKERS}")
+    if keyword:
+        _check_keyword(keyword)
+    for path in paths:
+        if not os.path.exists(path):  # Path.exists raises if the path is too long
+            raise Misuse(f"no such file or folder: {shorten(str(path))}")
+    args = _pytest_args(raw, _check(raw, paths), workers)
+    return _run_pytest(args + flags + (["-k", keyword] if keyword else []))
+
+
+def _check_keyword(keyword: str) -> None:
+    """Raises Misuse if pytest cannot parse -k; otherwise each xdist worker would crash on it."""
+    from _pytest.mark.expression import Expression
+
+    try:
+        Expression.compile(keyword)
+    except Exception as error:  # its class is another one in each release
+        raise Misuse(f"-k: pytest cannot read {keyword!r}: {error}; combine parts of names by and, or, not") from error
+
+
+def _check(raw: dict[str, Any], paths: list[Path]) -> list[Path]:
+    """Tries every option before pytest starts, so that a mistake is one line; the folders to run."""
+    from equivtest.pytest_plugin import settings, suite
+
+    chosen = settings.parse(raw)
+    settings.check(chosen)
+    if paths:
+        return [path.resolve() for path in paths]
+    folder = suite.properties_dir()
+    if chosen.subjects:
+        properties = suite.load_properties(folder)
+        settings.check_subjects(chosen, [(name, prop.subject) for name, prop in properties.items()])
+    return [folder]
+
+
+def _pytest_args(raw: dict[str, Any], paths: list[Path], workers: str) -> list[str]:
+    """pytest's arguments: nothing of the caller's folder counts, and nothing is left in it."""
+    root = paths[0] if paths[0].is_dir() else paths[0].parent
+    args = [f"-c{SUITE_INI}", f"--rootdir={root.parent}", f"--confcutdir={root}", "--import-mode=importlib"]
+    args += ["-p", "no:cacheprovider", "-p", "equivtest.options", "--assert=plain", f"-n{workers}", "-rfEX"]
+    if not _has_entry_point():
+        args += ["-p", "equivtest.plugin"]
+    for name, value in raw.items():
+        values = value if isinstance(value, list) else [value] if value is not None else []
+        args += [f"--{name.replace('_', '-')}={text}" for text in values]
+    return args + [str(path) for path in paths]
+
+
+def _has_entry_point() -> bool:
+    return any(point.value == "equivtest.plugin" for point in metadata.entry_points(group="pytest11"))
+
+
+def _run_pytest(args: list[str]) -> int:
+    """pytest's exit code as ours; the environment is the caller's again afterwards."""
+    import pytest
+
+    before = dict(os.environ)
+    with tempfile.TemporaryDirectory(prefix="equivtest-") as scratch:
+        os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", scratch)  # not the caller's folder
+        for name in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS"):
+            os.environ.pop(name, None)  # those are for the caller's own tests
+        try:
+            code = int(pytest.main(args))
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+    if code == pytest.ExitCode.NO_TESTS_COLLECTED:
+        raise Misuse("nothing was selected: no property lies under these paths, or -k leaves none; see equivtest list")
+    return code if code in (0, 1) else 2

@@ -1,0 +1,320 @@
+"""What a run is asked to do: read from options, checked as a whole before any process starts."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import os
+import re
+import tempfile
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from equivtest.base import limits
+from equivtest.base.importing import load_named, suggestion
+from equivtest.base.lacking import ALL, RELEASE, parse_allowed
+from equivtest.base.profiles import DEFAULT_PROFILE, PROFILES, SOAK_S, Profile
+from equivtest.base.refusal import is_older
+from equivtest.errors import Misuse, reason_of, shorten
+
+if TYPE_CHECKING:
+    from equivtest.property import Property
+    from equivtest.ranks.backend import Backend
+    from equivtest.search.known import KnownFailure, KnownFailures
+
+SHIPPED_LIST = "shipped"
+"""Stands for the known failures that come with the package."""
+NO_LIST = "none"
+TORCHS_OWN = ("gloo", "nccl")
+"""Backends that come with torch, so that what they refuse a release has not."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The options of a run, as values.
+
+    Attributes:
+        subjects: (name of a property or its subject, what to judge under it); empty means all.
+        known_failures: Files, SHIPPED_LIST among them for the one that comes with the package.
+        start: How ranks begin, see `Backend`.
+        arithmetic: 'package.module:NAME' of the backend's own arithmetic; '' for torch's on the CPU.
+        listen: Host and port to listen at for ranks on other hosts; None where ranks live on this machine.
+        audits: Whether each property is audited (`equivtest.search.audit`).
+        max_time_s: Seconds a soak lasts.
+        allowed: What may be lacking, see `equivtest.base.lacking`.
+    """
+
+    profile_name: str = DEFAULT_PROFILE
+    backend: str = "gloo"
+    device: str = "cpu"
+    imports: tuple[str, ...] = ()
+    start: str = "auto"
+    arithmetic: str = ""
+    listen: tuple[str, int] | None = None
+    world_sizes: tuple[int, ...] = limits.WORLD_SIZES
+    dtypes: tuple[str, ...] = limits.DTYPES
+    subjects: tuple[tuple[str, str], ...] = ()
+    known_failures: tuple[str, ...] = (SHIPPED_LIST,)
+    report_dir: Path | None = None
+    audits: bool = True
+    max_time_s: float = SOAK_S
+    allowed: frozenset[str] = frozenset()
+
+    @property
+    def profile(self) -> Profile:
+        return PROFILES[self.profile_name]
+
+    @cached_property
+    def known(self) -> KnownFailures:
+        """The known failures of this run.
+
+        Raises:
+            Misuse: a file cannot be read or holds a mistake.
+        """
+        from equivtest.search.known import SHIPPED, KnownFailures
+
+        return KnownFailures.load(*(SHIPPED if name == SHIPPED_LIST else Path(name) for name in self.known_failures))
+
+    @property
+    def declared(self) -> dict[str, Any]:
+        """What the backend declares of its arithmetic, field by field, by dtype."""
+        from equivtest.oracle.declared import load_arithmetics
+
+        return {dtype: dataclasses.asdict(record) for dtype, record in load_arithmetics(self.arithmetic).items()}
+
+    @property
+    def excused(self) -> frozenset[str]:
+        """What may be lacking: `allowed`, with RELEASE also all that an older release's own gloo or NCCL refuses.
+
+        gloo's all_to_all is such a one: it came after torch 2.8.0 (pull request 165435 of pytorch, of 2026).
+        """
+        if RELEASE in self.allowed and self.backend in TORCHS_OWN and is_older(metadata.version("torch")):
+            return self.allowed | {ALL}
+        return self.allowed
+
+    def expects(self, known: KnownFailure) -> bool:
+        """Whether a known failure must still fail: the shipped ones were found with gloo on the CPU."""
+        return not known.is_shipped or (self.backend, self.device) == ("gloo", "cpu")
+
+    def make_backend(self) -> Backend:
+        """The backend of this run; raises Misuse or BrokenSetup where it cannot work."""
+        from equivtest.ranks.backend import Backend
+
+        return Backend(self.backend, self.device, self.imports, self.start, self.arithmetic)
+
+    def pinned_sizes(self, prop: Property) -> tuple[int, ...]:
+        """World sizes that only examples of the property have, beyond those of the profile.
+
+        Examples on more ranks than the profile has run if nothing limits the ranks: neither --world-sizes, nor the
+        number of devices or of hosts' slots, and if the run draws more than a first look.
+        """
+        is_limited = self.world_sizes != self.profile.world_sizes or self.device != "cpu" or self.listen is not None
+        if is_limited or self.profile.several < 2:
+            return ()
+        return tuple(sorted({case.world_size for case in prop.examples if case.world_size > max(self.world_sizes)}))
+
+    def audits_property(self, prop: Property) -> bool:
+        """Whether this run audits a property: on one rank nobody hears of another, and a refusal has no collective."""
+        return self.audits and not prop.refuses_only and max(prop.among(self.world_sizes), default=1) > 1
+
+    def judged_subject(self, name: str, prop: Property) -> str | None:
+        """What to judge under the property of that name: its subject, another, or nothing."""
+        if not self.subjects:
+            return prop.subject
+        for wanted, implementation in self.subjects:
+            if wanted in (name, prop.subject):
+                return prop.subject if implementation == wanted else implementation
+        return None
+
+
+def parse(raw: Mapping[str, Any]) -> Settings:
+    """The settings that the options' texts stand for.
+
+    Args:
+        raw: Option name with underscores -> text, list of texts, number, or None where not given.
+
+    Raises:
+        Misuse: naming the option, the value and what is allowed.
+    """
+    given = {name: value for name, value in raw.items() if value not in (None, [], ())}
+    profile_name = str(given.get("profile", DEFAULT_PROFILE))
+    if profile_name not in PROFILES:
+        raise Misuse(f"--profile: unknown profile {profile_name!r}; use one of {', '.join(PROFILES)}")
+    world_sizes = _world_sizes(given.get("world_sizes"), PROFILES[profile_name].world_sizes)
+    if PROFILES[profile_name].audits_alone and max(world_sizes) == 1:
+        raise Misuse("--world-sizes: an audit needs two ranks or more, since one hears of no other: add 2, got 1 alone")
+    max_time_s = _seconds(given["max_time"]) if "max_time" in given else SOAK_S
+    if "max_time" in given and not PROFILES[profile_name].repeats:
+        raise Misuse(f"--max-time goes with --profile soak only, not with {profile_name}")
+    return Settings(
+        profile_name=profile_name,
+        backend=str(given.get("backend", "gloo")),
+        device=str(given.get("device", "cpu")),
+        imports=tuple(given.get("import", ())),
+        start=_start(str(given.get("start", "auto"))),
+        arithmetic=str(given.get("arithmetic", "")),
+        listen=_listen(given.get("listen")),
+        world_sizes=world_sizes,
+        dtypes=_dtypes(given.get("dtypes")),
+        subjects=tuple(_subject(text) for text in _split(given.get("subjects"), "--subjects")),
+        known_failures=_known_failures(given.get("known_failures")),
+        report_dir=Path(given["report"]).absolute() if "report" in given else None,
+        audits=_audits(given.get("audit", "on"), PROFILES[profile_name]),
+        max_time_s=max_time_s,
+        allowed=parse_allowed(_split(given.get("allow_unsupported"), "--allow-unsupported")),
+    )
+
+
+def check(settings: Settings) -> None:
+    """Tries what can fail later: imports, backend, device, known failures, report directory.
+
+    Raises:
+        Misuse, BrokenSetup: with one line that says what does not work.
+    """
+    _check_starter(settings)
+    if settings.listen is not None:
+        from equivtest.ranks.hosts.secret import read_secret
+
+        read_secret()
+    elif (settings.backend, settings.device, settings.imports) != ("gloo", "cpu", ()):
+        settings.make_backend().validate()  # imports torch, which takes seconds: not for what every torch has
+    if settings.arithmetic:
+        from equivtest.oracle.declared import require_declared
+
+        require_declared(settings.arithmetic, settings.dtypes)
+    _ = settings.known
+    if settings.report_dir is not None:
+        _check_writable(settings.report_dir)
+
+
+def check_subjects(settings: Settings, properties: Iterable[tuple[str, str]]) -> None:
+    """Raises Misuse where --subjects names none of the `properties`, pairs (name, subject), or what is not there."""
+    known = sorted({name for pair in properties for name in pair})
+    for wanted, implementation in settings.subjects:
+        if wanted not in known:
+            raise Misuse(f"--subjects: no property judges {wanted!r}; {suggestion(wanted, known)}")
+        if implementation != wanted and not callable(found := load_named(implementation, "--subjects:")):
+            raise Misuse(f"--subjects: {implementation!r} is no function: {found!r}")
+
+
+def _split(text: str | None, option: str) -> list[str]:
+    if text is None:
+        return []
+    parts = [part.strip() for part in text.split(",")]
+    if not all(parts):
+        raise Misuse(f"{option}: expected values separated by commas, got {text!r}")
+    return list(dict.fromkeys(parts))
+
+
+def _world_sizes(text: str | None, default: tuple[int, ...]) -> tuple[int, ...]:
+    sizes = []
+    for part in _split(text, "--world-sizes"):
+        if not (re.fullmatch(r"\d{1,4}", part) and 1 <= int(part) <= limits.MAX_WORLD_SIZE):
+            raise Misuse(f"--world-sizes: a world size must be in 1..{limits.MAX_WORLD_SIZE}, got {part!r}")
+        sizes.append(int(part))
+    return tuple(sorted(set(sizes))) or default
+
+
+def _dtypes(text: str | None) -> tuple[str, ...]:
+    names = _split(text, "--dtypes")
+    for name in names:
+        if name not in limits.DTYPES:
+            raise Misuse(f"--dtypes: unknown dtype {name!r}; use some of {', '.join(limits.DTYPES)}")
+    return tuple(names) or limits.DTYPES
+
+
+def _start(text: str) -> str:
+    from equivtest.ranks.backend import STARTS
+
+    if text not in STARTS:
+        raise Misuse(f"--start: unknown start {text!r}; use one of {', '.join(STARTS)}")
+    return text
+
+
+def _listen(text: object) -> tuple[str, int] | None:
+    if text is None:
+        return None
+    from equivtest.ranks.hosts.hub_messages import parse_address
+
+    return parse_address(str(text), "--listen")
+
+
+def _check_starter(settings: Settings) -> None:
+    """Raises Misuse in a process of torchrun's: each would make the whole run once more."""
+    rank, size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    is_of_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
+    if is_of_torchrun or (rank and size and settings.listen is None):
+        if os.environ.get("LOCAL_RANK", "0") != "0":
+            time.sleep(limits.STOP_S)  # torchrun ends the others where one has failed: one says it for all
+        starter = "torchrun" if is_of_torchrun else "RANK and WORLD_SIZE"
+        raise Misuse(
+            f"{starter} makes this process rank {rank} of {size}, and each would make a run of its own: start "
+            "equivtest run --listen :29600 once, without it, and on each host torchrun ... -m equivtest.rank --connect "
+            "HOST:29600; docs/hosts.md"
+        )
+
+
+def _subject(text: str) -> tuple[str, str]:
+    name, equals, implementation = (part.strip() for part in text.partition("="))
+    if not name or (equals and ":" not in implementation):
+        raise Misuse(f"--subjects: expected NAME or NAME=package.module:function, got {text!r}")
+    return name, implementation or name
+
+
+def _known_failures(text: str | None) -> tuple[str, ...]:
+    names = _split(text, "--known-failures")
+    if names == [NO_LIST]:
+        return ()
+    for name in names:
+        if name != SHIPPED_LIST and not os.path.isfile(name):
+            raise Misuse(
+                f"--known-failures: no such file: {shorten(name)} ({SHIPPED_LIST!r} stands for the list that comes "
+                f"with equivtest; {NO_LIST!r}, alone, for none)"
+            )
+    return tuple(names) or (SHIPPED_LIST,)
+
+
+def _audits(text: str, profile: Profile) -> bool:
+    if text not in ("on", "off"):
+        raise Misuse(f"--audit: expected on or off, got {text!r}")
+    if text == "off" and profile.audits_alone:
+        raise Misuse("--audit off leaves nothing to run: the profile audit runs nothing else")
+    return text == "on"
+
+
+def _seconds(text: object) -> float:
+    try:
+        seconds = float(str(text))
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < float("inf"):
+        raise Misuse(f"--max-time: expected seconds greater than 0, got {text!r}")
+    return seconds
+
+
+def check_file(path: Path, option: str) -> None:
+    """Raises Misuse if no file can be written to `path`, before the work whose result it takes."""
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        with tempfile.TemporaryFile(dir=path.parent), contextlib.suppress(FileNotFoundError):
+            path.lstat()
+    except (OSError, ValueError) as error:
+        raise Misuse(
+            f"{option}: {shorten(str(path))} cannot be written: {reason_of(error)}; name another file"
+        ) from error
+
+
+def _check_writable(directory: Path) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except (OSError, ValueError) as error:
+        raise Misuse(f"--report: cannot write to {shorten(str(directory))}: {reason_of(error)}") from error

@@ -1,0 +1,84 @@
+"""The properties that come with the package: where they are, and what they say."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from equivtest.base.importing import suggestion
+from equivtest.errors import BrokenSetup, Misuse
+
+if TYPE_CHECKING:
+    from equivtest.cases.case import Case
+    from equivtest.property import Property
+    from equivtest.verdicts.claims import Claim
+
+
+def properties_dir() -> Path:
+    """The folder of properties: inside the package in a wheel, beside it in a checkout.
+
+    Raises:
+        BrokenSetup: neither is there.
+    """
+    package = Path(__file__).resolve().parents[1]
+    for folder in (package / "properties", package.parent / "properties"):
+        if any(folder.glob("test_*.py")):
+            return folder
+    raise BrokenSetup(f"no properties in {package} or beside it: install equivtest again")
+
+
+def load_properties(folder: Path) -> dict[str, Property]:
+    """Every module-level Property of a folder's test files, by its name there."""
+    from equivtest.property import Property
+
+    found: dict[str, Property] = {}
+    for path in sorted(folder.glob("test_*.py")):
+        spec = importlib.util.spec_from_file_location(f"equivtest_suite.{path.stem}", path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        found |= {name: value for name, value in vars(module).items() if isinstance(value, Property)}
+    return found
+
+
+def claims_of(subject: str, case: Case, like: str = "") -> tuple[Claim, ...]:
+    """What is claimed of a subject on a case: by the properties that come with the package, if one judges it.
+
+    Args:
+        like: The name of the property whose claims they are to be, for a subject of one's own.
+
+    Raises:
+        Misuse: no property has that name, or it is about refusals and the case is none, or the other way round.
+    """
+    from equivtest.check import default_claims
+
+    properties = shipped()
+    if like and like not in properties:
+        raise Misuse(f"--like: no property is called {like!r}; {suggestion(like, list(properties))}")
+    if like and properties[like].refuses_only != bool(case.refusal):
+        kind = "refusals" if properties[like].refuses_only else "cases within the contract"
+        raise Misuse(f"--like: {like} is about {kind}, which {case!r} is not; name another property")
+    if like:
+        return properties[like].claims
+    judging = (prop for prop in properties.values() if prop.subject == subject)
+    found = [claim for prop in judging if prop.refuses_only == bool(case.refusal) for claim in prop.claims]
+    return tuple(dict.fromkeys(found)) or default_claims(case)
+
+
+@functools.cache
+def shipped() -> Mapping[str, Property]:
+    """The properties that come with the package, by name; read once, as all their files run for it."""
+    return MappingProxyType(load_properties(properties_dir()))
+
+
+def version_of(distribution: str) -> str:
+    """The installed release, or 'unknown'; imports nothing."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return "unknown"

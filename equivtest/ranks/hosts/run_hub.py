@@ -1,0 +1,138 @@
+"""The hub of a run as its owner sees it: started, asked, ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+from collections.abc import Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from equivtest.base import limits
+from equivtest.errors import BrokenSetup, Misuse, reason_of
+from equivtest.ranks.channel import close_in_forks
+from equivtest.ranks.hosts import hub_messages as messages
+from equivtest.ranks.hosts.hub import CLOSE
+from equivtest.ranks.hosts.remote import HubDoor
+from equivtest.ranks.hosts.secret import FILE_VARIABLE, VARIABLE, read_secret
+from equivtest.ranks.launch import execute
+from equivtest.ranks.scratch import Scratch, sweep
+
+if TYPE_CHECKING:
+    from equivtest.ranks.backend import Backend
+    from equivtest.ranks.pool import Pool
+
+
+class RunHub:
+    """A hub, for as long as this object is open.
+
+    Args:
+        address: Host and port to listen at; '' for all of this machine's addresses, 0 for any free port.
+
+    Attributes:
+        path: Of the socket that pools of this machine connect to.
+        port: That it listens at.
+
+    Raises:
+        Misuse: it cannot listen there.
+        BrokenSetup: it cannot be started.
+    """
+
+    def __init__(self, address: tuple[str, int], secret: bytes) -> None:
+        host, port = address
+        try:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            listener = socket.create_server((host, port), family=family, backlog=limits.UNKNOWN_PEERS)
+        except (OSError, ValueError) as error:  # ValueError: a name that no host has
+            raise Misuse(f"--listen: cannot listen at {host}:{port}: {reason_of(error)}") from error
+        self.port: int = listener.getsockname()[1]
+        sweep()
+        self._scratch = Scratch()
+        self.path = str(self._scratch.path / "hub")
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        close_in_forks(self._control)
+        door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            with listener, theirs, door:
+                door.bind(self.path)
+                door.listen()
+                self._process = self._execute(listener, door, theirs)
+            self._control.sendall(secret)
+        except OSError as error:
+            self._control.close()
+            self._scratch.remove()
+            raise BrokenSetup(f"cannot start the hub for ranks on other hosts: {error}") from error
+
+    def _execute(self, *passed: socket.socket) -> subprocess.Popen[bytes]:
+        fds = tuple(each.fileno() for each in passed)
+        arguments = (*fds, os.getpid())
+        hidden = (VARIABLE, FILE_VARIABLE)
+        environment = {name: value for name, value in os.environ.items() if name not in hidden}
+        code = f"from equivtest.ranks.hosts.hub import main; main(*{arguments!r})"
+        return execute(code, self._scratch.path / "output-hub", environment, fds)
+
+    def __enter__(self) -> RunHub:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def slots(self) -> dict[str, int]:
+        """How many slots each host has, once all are connected.
+
+        Raises:
+            BrokenSetup: they are not within limits.HOSTS_S.
+        """
+        answer = self._ask(messages.AskSlots())
+        assert isinstance(answer, messages.Slots)
+        return answer.of
+
+    def events(self) -> list[str]:
+        """What was lost, refused or silent so far, a line each."""
+        with contextlib.suppress(BrokenSetup):
+            answer = self._ask(messages.AskEvents())
+            assert isinstance(answer, messages.Events)
+            return answer.lines
+        return ["the hub for ranks on other hosts has ended"]
+
+    def _ask(self, question: messages.FromPool) -> messages.ToPool:
+        door = HubDoor(self.path)
+        with contextlib.closing(door):
+            door.send(question)
+            return door.receive()[0]
+
+    def close(self) -> None:
+        """Says farewell to the hosts and ends the hub; a second call does nothing."""
+        with contextlib.suppress(OSError):
+            self._control.sendall(CLOSE)
+        self._control.close()
+        try:
+            self._process.wait(limits.STOP_S + limits.FLUSH_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._scratch.remove()
+
+
+@contextlib.contextmanager
+def pool_on_hosts(backend: Backend, listen: str) -> Iterator[Pool]:
+    """A pool whose ranks live on the hosts that connect to the address `listen`, or on this machine where it is ''.
+
+    Raises:
+        Misuse: `listen` is no address, or there is no secret; or as of `Pool`.
+        BrokenSetup: nobody connects in time.
+    """
+    from equivtest.ranks.pool import Pool
+
+    if not listen:
+        with Pool(backend) as pool:
+            yield pool
+        return
+    with RunHub(messages.parse_address(listen, "--listen"), read_secret()) as hub:
+        hub.slots()
+        with Pool(backend, hub=hub.path) as pool:
+            yield pool

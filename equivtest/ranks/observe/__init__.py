@@ -1,0 +1,1 @@
+"""Records, spoils or watches the collectives of a rank while a subject runs."""

@@ -1,0 +1,312 @@
+"""A process group that spoils one collective: what an audit plants below every call of a program.
+
+It is a subclass of torch's ProcessGroup in Python around a group of the real backend, so that it also sees what
+DistributedDataParallel's reducer and FSDP2 call from C++.  Without a planned fault it only notes what is called.
+
+Source: torch/csrc/distributed/c10d/PyProcessGroup.hpp and torch/distributed/distributed_c10d.py,
+_new_process_group_helper (2.13.0).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+import torch
+from torch import distributed as dist
+from torch.distributed import distributed_c10d
+
+from equivtest.base.collective import Collective
+from equivtest.errors import EquivtestError
+from equivtest.ranks.messages import FAULTS, Fault
+from equivtest.ranks.observe.moves import BARRIERS, CALLS, FROM_ANY, Call, flat_tensors
+from equivtest.ranks.observe.watching import Watch
+
+BACKEND = "equivtest_faults"
+"""The name under which torch knows the group."""
+
+
+class CannotSpoil(EquivtestError):
+    """The backend does not bring one rank's operand to another, which says nothing of the subject."""
+
+
+@dataclass
+class Visit:
+    """One run of a subject on this rank: the fault that is planned for it, and what it has called."""
+
+    fault: Fault = field(default_factory=Fault)
+    called: list[Collective] = field(default_factory=list)
+    is_known: bool = False  # whether the groups of this rank are those of this module
+    watch: Watch | None = None
+
+
+_visit = Visit()
+_lock = threading.Lock()  # a backward calls from a thread of its own
+
+
+def plan(fault: Fault) -> None:
+    """From now on, until it is called again, each run of a subject has this fault."""
+    _visit.fault = fault
+    begin()
+
+
+@contextmanager
+def watched(file: IO[bytes] | None) -> Iterator[None]:
+    """What this rank computes and exchanges is noted in that file, as long as it lasts; nothing if there is none."""
+    if file is None:
+        yield
+        return
+    _visit.watch = Watch(file)
+    try:
+        yield
+    finally:
+        _visit.watch.close()
+        _visit.watch = None
+
+
+def operations() -> AbstractContextManager[Any]:
+    """Within it local operations are noted, where this rank is watched."""
+    return nullcontext() if _visit.watch is None else _visit.watch.operations()
+
+
+def begin() -> None:
+    """A subject's run begins: collectives are counted from 0."""
+    _visit.called = []
+
+
+def called() -> tuple[Collective, ...] | None:
+    """What this run has called so far, in order; None where this rank's groups are not those of this module."""
+    return tuple(_visit.called) if _visit.is_known else None
+
+
+def register(backend: str, device: str) -> str:
+    """Tells torch of the group around groups of `backend`; gives the name to ask torch for."""
+
+    def make(options: Any, _: object) -> FaultyGroup:
+        return FaultyGroup(backend, options)
+
+    _visit.is_known = True
+    dist.Backend.register_backend(BACKEND, make, extended_api=True, devices=list(dict.fromkeys(("cpu", device))))
+    return BACKEND
+
+
+_Group: Any = dist.ProcessGroup  # torch's stub lists other constructors than the class has
+
+
+class FaultyGroup(_Group):  # type: ignore[misc]
+    """A process group that hands every call on to one of the real backend, but for the planned one.
+
+    Args:
+        backend: Name of the real one.
+        options: torch's, of the group that is to be made.
+    """
+
+    def __init__(self, backend: str, options: Any) -> None:
+        super().__init__(options.group_rank, options.group_size)
+        self._name = options.group_id
+        self._description = ""
+        self._num_calls = 0
+        place = (options.group_size, options.group_rank, options.global_ranks_in_group)
+        name: Any = f"{options.group_id} within"
+        self._inner, _ = distributed_c10d._new_process_group_helper(
+            *place, backend, options.store, name, timeout=options.timeout
+        )
+
+    @property
+    def group_name(self) -> str:
+        return str(self._name)
+
+    @property
+    def group_desc(self) -> str:
+        return self._description
+
+    def _set_group_desc(self, description: str) -> None:
+        self._description = description
+
+    def getBackendName(self) -> str:
+        return BACKEND
+
+    def _get_sequence_number_for_group(self) -> int:
+        """How many collectives were called, spoiled ones too."""
+        return self._num_calls
+
+    def _end_coalescing(self, *arguments: Any) -> Work:
+        work = self._inner._end_coalescing(*arguments)
+        return work if _visit.watch is None else _visit.watch.coalesced(work)
+
+    def _call(self, name: str, arguments: Sequence[Any], named: dict[str, Any]) -> Any:
+        """One call: handed on, or spoiled where it is the planned one; that of one rank alone is not counted."""
+        call = CALLS[name]
+
+        def hand_on(arguments: Sequence[Any]) -> Work:
+            return getattr(self._inner, name)(*arguments, **named)
+
+        if _visit.watch is not None:
+            self._num_calls += 1
+            return _visit.watch.collective(self, name, call, arguments, hand_on, named)
+        if self.size() == 1:
+            self._num_calls += 1
+            return hand_on(arguments)
+        with _lock:
+            self._num_calls += 1
+            index = len(_visit.called)
+            _visit.called.append(self._seen(call, arguments))
+        fault = _visit.fault
+
+        if fault.index != index:
+            return hand_on(arguments)
+        with torch.no_grad():
+            return _SPOILED[fault.kind](self, call, hand_on, arguments)
+
+    def _seen(self, call: Call, arguments: Sequence[Any]) -> Collective:
+        size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in flat_tensors(call.operands(arguments)))
+        phase = "backward" if torch._C._current_graph_task_id() != -1 else "forward"
+        return Collective(call.kind, size_bytes, phase, self._in_words())
+
+    def _in_words(self) -> str:
+        """'mesh_tp' where a mesh has named the group, else how many ranks it has."""
+        return self._description if self._description.startswith("mesh_") else f"{self.size()} ranks"
+
+
+Work = Any
+HandOn = Callable[[Sequence[Any]], Work]
+"""The same call of the real group, with these arguments."""
+
+
+def _own_operand(group: FaultyGroup, call: Call, hand_on: HandOn, arguments: Sequence[Any]) -> Work:
+    """Nothing is sent: the rank takes its own operand for everyone's."""
+    call.repeat_own(arguments, group.rank(), group.size())
+    return _done(group, call, arguments)
+
+
+def _dropped(group: FaultyGroup, call: Call, hand_on: HandOn, arguments: Sequence[Any]) -> Work:
+    """Nothing is sent: what the rank gave is what it gets."""
+    call.keep_own(arguments, group.rank())
+    return _done(group, call, arguments)
+
+
+def _poisoned(group: FaultyGroup, call: Call, hand_on: HandOn, arguments: Sequence[Any]) -> Work:
+    """Nothing is sent, and the rank gets what nobody can have meant."""
+    for tensor in flat_tensors(call.results(arguments)):
+        tensor.fill_(torch.nan if tensor.is_floating_point() else _odd_one(tensor.dtype))
+    return _done(group, call, arguments)
+
+
+def _odd_one(dtype: torch.dtype) -> int:
+    """-1, or the largest number of a dtype without signs."""
+    return -1 if dtype.is_signed else 1 if dtype is torch.bool else torch.iinfo(dtype).max
+
+
+def _doubled(group: FaultyGroup, call: Call, hand_on: HandOn, arguments: Sequence[Any]) -> Work:
+    """Each operand counts twice."""
+    _wait(hand_on(arguments))
+    for tensor in flat_tensors(call.results(arguments)):
+        tensor.mul_(2)
+    return _done(group, call, arguments)
+
+
+def _another_operand(group: FaultyGroup, call: Call, hand_on: HandOn, arguments: Sequence[Any]) -> Work:
+    """The group's first rank gives what its second gives, or zeros where theirs are not of one size."""
+    operands = flat_tensors(call.operands(arguments))
+    try:
+        others = [_of_second_rank(group, tensor) for tensor in operands]
+    except Exception as error:  # a backend may raise anything
+        raise CannotSpoil(f"{type(error).__name__}: {error}") from error
+    given = call.giving(arguments, others if group.rank() == 0 else operands)
+    _wait(hand_on(given))
+    return _done(group, call, given)
+
+
+def _of_second_rank(group: FaultyGroup, tensor: torch.Tensor) -> torch.Tensor:
+    """What the group's second rank holds in its tensor; every rank of the group calls this at once."""
+    inner = group._inner
+    sizes = torch.tensor([tensor.numel(), -tensor.numel()], device=tensor.device)
+    options: Any = dist.AllreduceOptions()
+    options.reduceOp = dist.ReduceOp.MAX
+    _wait(inner.allreduce([sizes], options))
+    if int(sizes[0]) != -int(sizes[1]):
+        return torch.zeros_like(tensor)
+    operand = tensor.detach().clone(memory_format=torch.contiguous_format)
+    options = dist.BroadcastOptions()
+    options.rootRank, options.rootTensor = 1, 0
+    _wait(inner.broadcast([operand], options))
+    return operand
+
+
+class Taken(dist.Work):
+    """A message from anybody that has come, as it seems, from the next rank."""
+
+    def __init__(self, group: FaultyGroup) -> None:
+        super().__init__()
+        self._source: int = (group.rank() + 1) % group.size()
+
+    def wait(self, *args: Any) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+    def is_success(self) -> bool:
+        return True
+
+    def _source_rank(self) -> int:
+        return self._source
+
+
+_SPOILED = dict(zip(FAULTS, (_own_operand, _another_operand, _dropped, _poisoned, _doubled), strict=True))
+
+
+def _wait(work: Work) -> None:
+    if work is not None:
+        work.wait()
+
+
+def _done(group: FaultyGroup, call: Call, arguments: Sequence[Any]) -> Work:
+    """A work that has ended, with the results as its value: DistributedDataParallel takes them from there."""
+    if call is CALLS[FROM_ANY]:
+        return Taken(group)
+    future: Any = torch.futures.Future()
+    future.set_result(flat_tensors(call.results(arguments)))
+    bindings: Any = torch._C._distributed_c10d
+    return bindings._create_work_from_future(future)
+
+
+def _method(name: str) -> Callable[..., Work]:
+    def method(self: FaultyGroup, *arguments: Any, **named: Any) -> Work:
+        return self._call(name, arguments, named)
+
+    return method
+
+
+def _handed_on(name: str) -> Callable[..., Any]:
+    def method(self: FaultyGroup, *arguments: Any, **named: Any) -> Any:
+        return getattr(self._inner, name)(*arguments, **named)
+
+    return method
+
+
+def _barrier(name: str) -> Callable[..., Any]:
+    def method(self: FaultyGroup, *arguments: Any, **named: Any) -> Any:
+        def hand_on() -> Any:
+            return getattr(self._inner, name)(*arguments, **named)
+
+        return hand_on() if _visit.watch is None else _visit.watch.barrier(self, name, hand_on)
+
+    return method
+
+
+HANDED_ON = (
+    "_start_coalescing", "_set_sequence_number_for_group",
+    "_wait_for_pending_works", "_get_backend", "abort", "shutdown",
+)  # fmt: skip
+"""Methods that call no collective, and which the group itself would look for in a backend that it has not."""
+
+for _name in CALLS.keys() & set(dir(dist.ProcessGroup)):
+    setattr(FaultyGroup, _name, _method(_name))
+for _name in set(BARRIERS) & set(dir(dist.ProcessGroup)):
+    setattr(FaultyGroup, _name, _barrier(_name))
+for _name in set(HANDED_ON) & set(dir(dist.ProcessGroup)):
+    setattr(FaultyGroup, _name, _handed_on(_name))

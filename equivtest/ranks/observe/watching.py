@@ -1,0 +1,306 @@
+"""Watches what a rank computes and exchanges in one visit, and notes it with all operands.
+
+A visit is watched where somebody asks whose fault a failure is (`equivtest.diagnose.blame`).  A collective is noted
+when it is called and again when it has been waited for, a local operation when it begins and when it has ended: what
+never ends is in the notes too.
+
+Source: torch.utils._python_dispatch.TorchDispatchMode (2.13.0) for local operations, those of a backward among them;
+collectives are seen by `equivtest.ranks.observe.faults`, as DistributedDataParallel calls them from C++.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import MappingProxyType
+from typing import IO, Any
+
+import torch
+from torch import distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, is_traceable_wrapper_subclass_type
+from torch.utils._pytree import tree_leaves
+
+from equivtest.base import limits
+from equivtest.ranks.observe.moves import Call, factor_of, flat_tensors
+from equivtest.ranks.observe.notes import BEGUN, COLLECTIVE, ENDED, OPERATION, RAISED, Note, packed, write_note
+from equivtest.tensors import same_bits
+
+UNSEEN = ("empty", "as_strided", "set_", "resize", "detach", "alias")
+"""Parts of the names of operators whose results are no values, or hang on how operands lie in memory."""
+
+REDUCTIONS = {
+    getattr(dist.ReduceOp, op): op.lower() for op in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
+} | {dist.ReduceOp.PREMUL_SUM: "premul"}
+
+
+class Watch:
+    """The notes of this rank on one visit.
+
+    Args:
+        file: Where they go; the watch closes it.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.numbers = itertools.count()
+        self._lock = threading.Lock()  # a backward, and what follows a collective, run in threads of their own
+        self._unended: list[Callable[[], None]] = []
+
+    def close(self) -> None:
+        self._file.close()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so much is noted that further operations are left out."""
+        return self._file.closed or self._file.tell() > limits.WATCHED_BYTES
+
+    def note(self, **fields: Any) -> None:
+        with self._lock:
+            if not self._file.closed:  # a collective that nobody waited for may end late
+                write_note(Note(**fields), self._file)
+
+    def operations(self) -> AbstractContextManager[Any]:
+        """Within it, local operations are noted."""
+        return Operations(self)
+
+    # Collectives.
+
+    def collective(
+        self,
+        group: Any,
+        name: str,
+        call: Call,
+        arguments: Sequence[Any],
+        hand_on: Callable[[Sequence[Any]], Any],
+        named: Mapping[str, Any] = MappingProxyType({}),
+    ) -> Any:
+        """Calls one of the real group, and notes it; the work's results are noted once they have been waited for.
+
+        Args:
+            named: What it is told by name, which `hand_on` adds by itself.
+        """
+        with _disable_current_modes():
+            number = next(self.numbers)
+            operands = call.operands(arguments)
+            held = [tensor.detach().clone() for tensor in flat_tensors(operands)]
+            room = [tensor.numel() for tensor in flat_tensors(call.results(arguments))]
+            self.note(
+                number=number,
+                moment=BEGUN,
+                kind=COLLECTIVE,
+                name=name,
+                given=packed(operands),
+                group=tuple(dist.get_process_group_ranks(group)),
+                options={**_options_of([*arguments, *_in_order(named)]), "group_name": group.group_name, "room": room},
+            )
+            try:
+                work = hand_on(arguments)
+            except Exception as error:
+                self.note(number=number, moment=RAISED, error=_in_short(error))
+                raise
+        is_in_place = call.operand == call.result or _overlap(operands, call.results(arguments))
+
+        def end() -> None:
+            now = flat_tensors(operands)
+            was_changed = not is_in_place and not all(map(same_bits, held, now))
+            self.note(number=number, moment=ENDED, got=packed(call.results(arguments)), was_changed=was_changed)
+
+        if work is None:  # one of several that are coalesced
+            self._unended.append(end)
+            return None
+        return Watched(work, [end], lambda error: self.note(number=number, moment=RAISED, error=_in_short(error)))
+
+    def barrier(self, group: Any, name: str, hand_on: Callable[[], Any]) -> Any:
+        """Calls one of the real group, and notes when; its end, when somebody has waited for it."""
+        number = next(self.numbers)
+        self.note(
+            number=number,
+            moment=BEGUN,
+            kind=COLLECTIVE,
+            name=name,
+            given=[],
+            group=tuple(dist.get_process_group_ranks(group)),
+            options={**_phase(), "clock": _clock(), "group_name": group.group_name},
+            at_s=time.monotonic(),
+        )
+
+        def failed(error: Exception) -> None:
+            self.note(number=number, moment=RAISED, error=_in_short(error))
+
+        def end() -> None:
+            self.note(number=number, moment=ENDED, got=[], at_s=time.monotonic())
+
+        try:
+            work = hand_on()
+        except Exception as error:
+            failed(error)
+            raise
+        if work is None:  # monitored_barrier, which has waited
+            end()
+            return None
+        return Watched(work, [end], failed)
+
+    def coalesced(self, work: Any) -> Any:
+        """The work of what was called since coalescing began."""
+        ends, self._unended = self._unended, []
+        return work if work is None else Watched(work, ends, lambda error: None)
+
+
+class Watched(dist.Work):
+    """A work of the real group; what it left is noted when somebody has waited for it."""
+
+    def __init__(self, work: Any, ends: Sequence[Callable[[], None]], failed: Callable[[Exception], None]) -> None:
+        super().__init__()
+        self._work, self._ends, self._failed = work, list(ends), failed
+
+    def _end(self) -> None:
+        ends, self._ends = self._ends, []
+        with _disable_current_modes(), torch.no_grad():
+            for end in ends:
+                end()
+
+    def wait(self, *args: Any) -> bool:
+        try:
+            done = self._work.wait(*args)
+        except Exception as error:
+            self._failed(error)
+            raise
+        self._end()
+        return bool(done)
+
+    def get_future(self) -> Any:
+        def ended(future: Any) -> Any:
+            value = future.value()
+            self._end()
+            return value
+
+        return self._work.get_future().then(ended)
+
+    def is_completed(self) -> bool:
+        is_done = bool(self._work.is_completed())
+        if is_done and self._work.exception() is None:  # its results may be written to before somebody waits for it
+            self._end()
+        return is_done
+
+    def is_success(self) -> bool:
+        return bool(self._work.is_success())
+
+    def exception(self) -> Any:
+        return self._work.exception()
+
+    def result(self) -> Any:
+        return self._work.result()
+
+    def synchronize(self) -> None:
+        self._work.synchronize()
+
+    def _source_rank(self) -> int:
+        return int(self._work._source_rank())
+
+
+def _options_of(arguments: Sequence[Any]) -> dict[str, Any]:
+    """What a collective is told beside its operands: its reduction, its root, how it divides, its peer, the phase."""
+    found: dict[str, Any] = _phase()
+    for argument in arguments:
+        operation = getattr(argument, "reduceOp", None)
+        if operation is not None:
+            found["op"] = next((word for op, word in REDUCTIONS.items() if operation == op), "unknown")
+            if found["op"] == "premul":
+                found["factor"] = factor_of(operation)
+        if hasattr(argument, "rootRank"):
+            found["root"] = argument.rootRank
+    found["numbers"] = packed([argument for argument in arguments[1:] if _isnumbers(argument)])
+    return found
+
+
+def _in_order(named: Mapping[str, Any]) -> list[Any]:
+    """What is told by name, a peer before a tag, as `send` and `recv` of a group have them."""
+    return [named[name] for name in sorted(named, key=lambda name: (name == "tag", name))]
+
+
+def _isnumbers(argument: Any) -> bool:
+    """Whether it is the sizes of splits, or a peer or a tag."""
+    if isinstance(argument, list | tuple):
+        return all(isinstance(part, int) for part in argument)
+    return isinstance(argument, int)
+
+
+def _phase() -> dict[str, Any]:
+    return {"phase": "backward" if torch._C._current_graph_task_id() != -1 else "forward"}
+
+
+def _clock() -> str:
+    """Whose monotonic clock this rank has: that of the boot of its host."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
+def _overlap(operands: Any, results: Any) -> bool:
+    """Whether a collective writes where its operand lies."""
+    given = {tensor.untyped_storage().data_ptr() for tensor in flat_tensors(operands)}
+    return any(tensor.untyped_storage().data_ptr() in given for tensor in flat_tensors(results))
+
+
+def _in_short(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"[: limits.OUTPUT_CHARS]
+
+
+class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes each of torch's own operators on plain tensors, below the DTensor's."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._watch = watch
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if any(is_traceable_wrapper_subclass_type(kind) for kind in types):
+            return NotImplemented
+        if not _is_seen(func) or not _is_computed(types, (args, kwargs)) or self._watch.is_full:
+            return func(*args, **(kwargs or {}))
+        return self._watched(func, args, kwargs or {})
+
+    def _watched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        watch, number = self._watch, next(self._watch.numbers)
+        written, kept = _by_use(func, args, kwargs)
+        before = packed(kept)
+        given = packed([args, list(kwargs.items())])
+        watch.note(number=number, moment=BEGUN, kind=OPERATION, name=str(func), given=given, options=_phase())
+        try:
+            found = func(*args, **kwargs)
+        except Exception as error:
+            watch.note(number=number, moment=RAISED, error=_in_short(error))
+            raise
+        got = packed([found, written])
+        watch.note(number=number, moment=ENDED, got=got, was_changed=packed(kept) != before)
+        return found
+
+
+def _by_use(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], list[Any]]:
+    """The arguments that an operator writes to, in the order of its schema, and all others."""
+    arguments = func._schema.arguments
+    named = dict(zip((argument.name for argument in arguments), args, strict=False)) | kwargs
+    used: tuple[list[Any], list[Any]] = ([], [])
+    for argument in arguments:
+        is_kept = argument.alias_info is None or not argument.alias_info.is_write
+        used[is_kept].extend([named[argument.name]] if argument.name in named else [])
+    return used
+
+
+def _is_computed(types: Sequence[type], given: Any) -> bool:
+    """Whether an operation has values, as those on fake tensors and on "meta" have not."""
+    has_fakes = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+    is_plain = all(kind in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) for kind in types)
+    return is_plain and not has_fakes and not any(getattr(each, "is_meta", False) for each in tree_leaves(given))
+
+
+def _is_seen(func: Any) -> bool:
+    """Whether an operator is torch's own, and what it gives hangs on nothing but the values of its operands."""
+    name = func.overloadpacket.__name__
+    is_random = torch.Tag.nondeterministic_seeded in func.tags
+    return func.namespace == "aten" and not is_random and not any(part in name for part in UNSEEN)

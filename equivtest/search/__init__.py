@@ -1,0 +1,1 @@
+"""Draws cases, runs and judges them, and shrinks a case that fails."""

@@ -1,0 +1,234 @@
+"""Whether a green could have been red: what a property's claims say when a collective is spoiled.
+
+On a few cases each collective that the subject calls is spoiled in turn, below the calls of torch's own wrappers too:
+each rank takes its own operand for everyone's, or one rank gives another's, or nothing is sent, or what is sent counts
+twice (`equivtest.ranks.observe.faults`).  Where no claim rejects the first two, the answers do not hang on what other
+ranks gave; a property of which that is so at every collective has shown nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from equivtest.base import limits
+from equivtest.base.collective import Collective
+from equivtest.cases.case import Case
+from equivtest.check import judge_replies
+from equivtest.errors import Misuse
+from equivtest.oracle.declared import load_arithmetics
+from equivtest.property import Property, Space, resolved
+from equivtest.ranks.messages import FAULTS, NO_FAULT, Fault
+from equivtest.ranks.observe.moves import REDUCING, WITHOUT_OPERAND_OF_ALL
+from equivtest.ranks.pool import Pool
+from equivtest.ranks.reply import Reply
+from equivtest.report.handover import AuditRow
+from equivtest.search.audited import DECISIVE, Audit, Site, decisive
+from equivtest.search.chunks import Chunk, draw_cases
+from equivtest.search.known import KnownFailures
+from equivtest.verdicts.compare import UNABLE
+from equivtest.verdicts.verdict import WHOLE_RUN
+
+CANNOT = "CannotSpoil"
+"""The class of `equivtest.ranks.observe.faults`, as a rank's traceback names it."""
+
+ANSWERED = ("answered", "not_in_mesh")
+"""Outcomes of a rank that came to its end."""
+
+SEED = "audit"
+SPOILED_TIMES = 3
+"""How often as long as without a fault a visit with one may take."""
+
+
+def audit(
+    prop: Property,
+    pool: Pool,
+    known: KnownFailures,
+    world_sizes: Iterable[int],
+    dtypes: tuple[str, ...],
+    *,
+    is_thorough: bool = False,
+) -> Audit:
+    """Spoils the collectives of a property's subject and notes which claims reject it.
+
+    Args:
+        world_sizes: At least one of several ranks; that of one is left out.
+        is_thorough: Every kind of fault on every case, for a table; otherwise each site only until a claim rejects a
+            decisive fault there, at most limits.AUDIT_VISITS visits, and none after the first fault that hangs.
+
+    Raises:
+        BrokenSetup: ranks cannot start.
+        Misuse: the subject breaks its contract with the harness without any fault.
+    """
+    started_s = time.monotonic()
+    sizes = sorted(size for size in world_sizes if size > 1)
+    prop = resolved(prop, pool, Space(tuple(sizes), dtypes))
+    running = _Running(prop, pool, known, Audit(prop.subject, prop.without_collectives), is_thorough)
+    for case in _cases(prop, sizes, dtypes):
+        if running.is_enough:
+            break
+        running.audit_case(case)
+    running.found.seconds = time.monotonic() - started_s
+    return running.found
+
+
+def _cases(prop: Property, world_sizes: Iterable[int], dtypes: tuple[str, ...]) -> Iterator[Case]:
+    """A few cases of each world size, one draw of values each, in which nothing but values is judged."""
+    for size in world_sizes:
+        if not prop.is_empty(Space((size,), dtypes)):
+            yield from _drawn(prop, size, dtypes)
+
+
+def _drawn(prop: Property, world_size: int, dtypes: tuple[str, ...]) -> list[Case]:
+    cases = draw_cases(prop, Chunk(world_size, dtypes, 0, limits.AUDIT_CASES, SEED), limits.AUDIT_CASES)
+    plain = [replace(case, values=case.values[:1], repeats=False, records=False, members=()) for case in cases]
+    return list(dict.fromkeys(case for case in plain if not case.refusal))
+
+
+@dataclass
+class _Running:
+    """An audit under way."""
+
+    prop: Property
+    pool: Pool
+    known: KnownFailures
+    found: Audit
+    is_thorough: bool
+    visits: int = 0
+    spoiled_limit_s: float = limits.AUDIT_CASE_S
+
+    @property
+    def is_enough(self) -> bool:
+        """True once further cases would say nothing new, or cost too much."""
+        if self.is_thorough:
+            return False
+        if self.found.hung:
+            return True
+        sites, unseen = self.found.sites, self.found.unseen
+        wanted = limits.AUDIT_CASES if sites and not unseen else 2 * limits.AUDIT_CASES
+        is_shown = len(unseen) < len(sites)
+        if not is_shown and self.found.cases < limits.AUDIT_CASES:
+            return False
+        return self.visits >= limits.AUDIT_VISITS or (is_shown and self.found.cases >= wanted)
+
+    def audit_case(self, case: Case) -> None:
+        """Notes what comes of each fault in the case; nothing where the subject does not hold without one."""
+        if self.known.forbids_run(self.prop.subject, case):
+            return
+        self._run(case, NO_FAULT)  # a first run may make groups
+        replies = self._run(case, NO_FAULT)
+        failing = self._failures(case, replies)
+        calls = _calls(replies)
+        self.spoiled_limit_s = _limit_of_spoiled(self.prop.limit_s, replies)
+        if "declined" in failing:
+            self.found.declined.append(next(reply.error_text for reply in replies if reply.outcome == "declined"))
+        if failing.keys() & {*UNABLE}:
+            return
+        if calls is None or any(self.known.match(self.prop.subject, claim, case) is None for claim in failing):
+            claim, kind = next(iter(failing.items()), ("answers", "none"))
+            self.found.left_out.append(f"{claim}: {kind} in {case!r}")
+            return
+        self.found.cases += 1
+        for fault, site in self._faults(case, calls):
+            if self.is_thorough or not (self.found.hung or self._is_settled(site)):
+                self._spoil(case, fault, site, failing)
+
+    def _is_settled(self, site: Site) -> bool:
+        is_seen = site in self.found.sites and site not in self.found.unseen
+        return is_seen or self.visits >= limits.AUDIT_VISITS * self.found.cases
+
+    def _faults(self, case: Case, calls: Sequence[Collective]) -> Iterator[tuple[Fault, Site]]:
+        """Every fault that is to be tried in the case, the decisive ones first."""
+        sites: dict[Site, list[int]] = {}
+        for index, call in enumerate(calls):
+            sites.setdefault(_site(case, call), []).append(index)
+        for kind in FAULTS:
+            for site, indices in sites.items():
+                if is_possible(kind, site.kind) if self.is_thorough else kind in decisive(site.kind):
+                    for index in representatives(indices, [calls[index].size_bytes for index in indices]):
+                        yield Fault(kind, index), site
+
+    def _spoil(self, case: Case, fault: Fault, site: Site, failing: Mapping[str, str]) -> None:
+        """One visit with a fault; `failing` are the claims that fail without it.
+
+        A visit that could not be spoiled says nothing of claims, and one that timed out says something only if the
+        case without the fault answers in the same time again.
+        """
+        row = self.found.rows.setdefault((site, fault.kind), AuditRow(collective=str(site), fault=fault.kind))
+        replies = self._run(case, fault)
+        self.visits += 1
+        is_concluded = not any(reply.outcome in UNABLE or CANNOT in reply.detail for reply in replies)
+        if any(reply.outcome not in ANSWERED for reply in replies):
+            again = self._run(case, NO_FAULT)  # new ranks make their groups before the next fault counts calls
+            if any(reply.outcome == "timed_out" for reply in replies):
+                is_concluded &= _answered_within(self.spoiled_limit_s, again)
+                self.found.hung = self.found.hung or (str(site) if is_concluded else "")
+        if is_concluded:
+            rejecting = self._failures(case, replies, is_spoiled=True).keys() - failing.keys()
+            row.runs += 1
+            row.rejected += bool(rejecting)
+            row.by = dict(Counter(row.by) + Counter(rejecting))
+
+    def _run(self, case: Case, fault: Fault) -> list[Reply]:
+        limit_s = self.prop.limit_s if fault == NO_FAULT else self.spoiled_limit_s
+        return self.pool.run(self.prop.subject, case, limit_s=limit_s, fault=fault)
+
+    def _failures(self, case: Case, replies: Sequence[Reply], *, is_spoiled: bool = False) -> dict[str, str]:
+        """Claim -> kind of its failure; where the run itself failed, that kind twice."""
+        try:
+            arithmetics = load_arithmetics(self.pool.backend.arithmetic)
+            verdicts = judge_replies(self.prop.subject, case, replies, self.prop.claims, arithmetics)
+        except Misuse:
+            if is_spoiled:  # what a spoiled collective makes of an answer may be none
+                return {"misuse": "misuse"}
+            raise
+        ended = [verdict.kind for verdict in verdicts if verdict.kind in (*WHOLE_RUN, *UNABLE)]
+        if ended:
+            return {str(ended[0]): ended[0]}
+        return {verdict.claim: verdict.kind for verdict in verdicts if verdict.failed}
+
+
+def _answered_within(limit_s: float, replies: Sequence[Reply]) -> bool:
+    return all(reply.outcome in ANSWERED and reply.busy_s < limit_s for reply in replies)
+
+
+def _limit_of_spoiled(limit_s: float, replies: Sequence[Reply]) -> float:
+    """For a visit with a fault, in seconds: several times what it took without, so that no slow one seems to hang."""
+    took_s = max(reply.busy_s for reply in replies)
+    return min(limit_s, max(limits.in_proportion(limits.AUDIT_CASE_S, limit_s), SPOILED_TIMES * took_s))
+
+
+def _calls(replies: Sequence[Reply]) -> tuple[Collective, ...] | None:
+    """What the first rank that takes part called; None where it did not answer."""
+    answers = next((reply.answers for reply in replies if reply.answers), None)
+    return None if answers is None else answers[0].collectives
+
+
+def representatives(indices: Sequence[int], sizes: Sequence[int], num: int = limits.AUDIT_CALLS) -> list[int]:
+    """At most `num` of the calls of one kind: the first, the last, one between, and the first of each other size.
+
+    What is called first may serve a set-up alone, and what is of another size is called for another reason.
+    """
+    chosen = {indices[0], indices[-1], indices[(len(indices) - 1) // 2]}
+    seen = {size for index, size in zip(indices, sizes, strict=True) if index in chosen}
+    for index, size in zip(indices, sizes, strict=True):
+        if size not in seen and len(chosen) < num:
+            chosen.add(index)
+            seen.add(size)
+    return sorted(chosen)
+
+
+def _site(case: Case, call: Collective) -> Site:
+    group = "mesh" if call.group == f"{case.world_size} ranks" else call.group
+    return Site(call.kind, call.phase, group)
+
+
+def is_possible(fault: str, kind: str) -> bool:
+    """True if a fault changes anything about collectives of that kind."""
+    if fault == "doubled":
+        return kind in REDUCING
+    if fault in DECISIVE:
+        return kind not in WITHOUT_OPERAND_OF_ALL
+    return True

@@ -1,0 +1,126 @@
+"""What an audit of a property has shown: where its subject calls collectives, and which of them a claim sees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from equivtest.ranks.messages import FAULTS
+from equivtest.ranks.observe.moves import WITHOUT_OPERAND_OF_ALL
+from equivtest.report.handover import Audited, AuditRow
+
+DECISIVE = FAULTS[:2]
+"""Faults after which a result hangs on fewer ranks' operands, and on nothing else.
+
+That a claim rejects a sum that is too small, too large or NaN says only that a result is looked at: where every rank
+has the same batch, the average of equal gradients is one of them, and no claim misses the others."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a subject calls a collective; a subject calls it there once or more.
+
+    Attributes:
+        group: 'mesh', or the name of the mesh's axis, or how many ranks.
+    """
+
+    kind: str
+    phase: str
+    group: str
+
+    def __str__(self) -> str:
+        on = "" if self.group == "mesh" else f" on {self.group}"
+        return f"{self.kind} in the {self.phase}{on}"
+
+
+@dataclass
+class Audit:
+    """What an audit of a property has shown.
+
+    Attributes:
+        cases: Cases on which the subject held without a fault, but for known failures.
+        left_out: The first failure of each case on which it did not, as 'claim: kind in case'.
+        declined: Why its program does not support the others that were tried, once for each.
+        rows: (site, kind of fault) -> what came of it.
+        hung: The first site at which a fault hung the program, which ended the audit; '' if none did.
+        without_collectives: The property's reason why none is called, or ''.
+    """
+
+    subject: str
+    without_collectives: str = ""
+    cases: int = 0
+    left_out: list[str] = field(default_factory=list)
+    declined: list[str] = field(default_factory=list)
+    rows: dict[tuple[Site, str], AuditRow] = field(default_factory=dict)
+    hung: str = ""
+    seconds: float = 0.0
+
+    @property
+    def sites(self) -> list[Site]:
+        """Where a collective was called, in order of first sight."""
+        return list(dict.fromkeys(site for site, _ in self.rows))
+
+    @property
+    def unseen(self) -> list[Site]:
+        """Sites at which no claim rejected a decisive fault in any run."""
+        return [site for site in self.sites if not any(self.is_rejected(site, kind) for kind in decisive(site.kind))]
+
+    def is_rejected(self, site: Site, kind: str) -> bool:
+        """True if some claim rejected that fault there in some run."""
+        row = self.rows.get((site, kind))
+        return row is not None and row.rejected > 0
+
+    @property
+    def waits(self) -> str:
+        """Why the audit waits until the property holds; '' if the property held in some case."""
+        if self.cases or not self.left_out:
+            return ""
+        return (
+            f"{self.subject}: not audited: it failed in all {len(self.left_out)} cases on several ranks in which its "
+            f"collectives were watched, first {self.left_out[0]}. See equivtest check, or say --audit off"
+        )
+
+    @property
+    def problem(self) -> str:
+        """Why the claims that hold show nothing, and the way out; '' where they do, or where no case could be tried."""
+        if self.declined and not self.cases and not self.left_out:
+            return (
+                f"{self.subject}: not audited: the program supports none of {len(self.declined)} cases on several "
+                f"ranks that were drawn: {self.declined[0]}: have cases drawn that it supports, such as by "
+                "world_sizes=, x_shapes= or sizes="
+            )
+        if not self.cases or (not self.rows and self.without_collectives):
+            return ""
+        held = f"{self.subject} held in {self.cases} case{'s' * (self.cases != 1)} on several ranks although"
+        if not self.rows:
+            return (
+                f"{held} it called no collective: nothing shows that it is parallel. See that the plan names parts "
+                "that the module has and that its library found the process group; where no collective is needed, "
+                "say why: without_collectives='...' of module_property or of Property"
+            )
+        if self.unseen != self.sites:
+            return ""
+        sites = ", ".join(map(str, self.sites))
+        return (
+            f"{held} no rank heard of another ({sites}): when each rank took its own operand for that of every rank, "
+            "no claim failed. Where every rank has the same batch, divide it: module_property(..., "
+            "batch='mean of parts') or 'sum of parts'"
+        )
+
+    def as_data(self, name: str) -> Audited:
+        """Plain data, for the report of the property of that name."""
+        return Audited(
+            property=name,
+            cases=self.cases,
+            rows=tuple(self.rows.values()),
+            unseen=tuple(map(str, self.unseen)),
+            reason=self.without_collectives,
+            problem=self.problem,
+            waits=self.waits,
+            hung=self.hung,
+            seconds=round(self.seconds, 2),
+        )
+
+
+def decisive(kind: str) -> tuple[str, ...]:
+    """The faults at a collective of that kind which show, when a claim rejects one, that other ranks matter."""
+    return ("dropped",) if kind in WITHOUT_OPERAND_OF_ALL else DECISIVE

@@ -1,0 +1,120 @@
+"""Which cases a search runs: one chunk of a property's case space, drawn before anything runs.
+
+Cases come from a seed of ours and from nothing else (`equivtest.search.local_constants`, and no setting of a profile
+that somebody loaded), so that a commit draws the same ones everywhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import hypothesis
+from hypothesis import HealthCheck, Phase, Verbosity
+from hypothesis.errors import Unsatisfiable
+from hypothesis.strategies import SearchStrategy
+
+from equivtest.base import limits
+from equivtest.cases.case import Case
+from equivtest.property import Property, Space
+from equivtest.search.local_constants import no_local_constants
+
+SETTINGS: dict[str, Any] = {
+    "backend": "hypothesis",
+    "database": None,
+    "deadline": None,
+    "derandomize": False,
+    "print_blob": False,
+    "report_multiple_bugs": False,
+    "suppress_health_check": list(HealthCheck),
+    "verbosity": Verbosity.quiet,
+}
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """One part of a property's case space: one world size, so many cases, one seed.
+
+    Attributes:
+        seed: 'gate' for the fixed cases of this commit, anything else for others.
+        per_cell: Conclusive verdicts that every claim is to get in each cell, by further cases
+            (`equivtest.search.filling`).
+        world_sizes: All world sizes of the run, among them those that a failure is shrunk to.
+    """
+
+    world_size: int
+    dtypes: tuple[str, ...]
+    index: int
+    num_cases: int
+    seed: str = "gate"
+    per_cell: int = 0
+    world_sizes: tuple[int, ...] = limits.WORLD_SIZES
+
+    @property
+    def smaller_world_sizes(self) -> list[int]:
+        """The world sizes that a failure of the chunk is shrunk to, ascending.
+
+        One rank is never among them: it exchanges nothing, so a failure on one rank has another cause.
+        """
+        return sorted(size for size in self.world_sizes if 1 < size < self.world_size)
+
+    @property
+    def space(self) -> Space:
+        """What the chunk's cases are drawn from."""
+        return Space((self.world_size,), self.dtypes)
+
+
+def seed_of(prop: Property, chunk: Chunk) -> int:
+    """A chunk's seed: depends on nothing but the property, the chunk and its seed text."""
+    claims = ",".join(claim.name for claim in prop.claims)
+    text = f"{chunk.seed}|{prop.subject}|{claims}|{chunk.world_size}|{chunk.index}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+
+
+def chunk_cases(prop: Property, chunk: Chunk) -> list[Case]:
+    """The chunk's cases, each once: the property's examples, drawn ones, and one of each aspect that is missing.
+
+    Examples and aspects are of chunk 0 alone.
+    """
+    examples = [case for case in prop.examples if chunk.index == 0 and case.world_size == chunk.world_size]
+    cases = [case for case in examples if case.is_within(chunk.dtypes)] + draw_cases(prop, chunk, chunk.num_cases)
+    return list(dict.fromkeys(cases + ([] if chunk.index else _of_missing_aspects(prop, chunk, cases))))
+
+
+def _of_missing_aspects(prop: Property, chunk: Chunk, cases: Iterable[Case]) -> list[Case]:
+    seen = {aspect for case in cases for aspect in case.aspects}
+    further: list[Case] = []
+    for aspect in prop.aspects_of(chunk.space):
+        if aspect not in seen:
+            having = prop.cases(chunk.space).filter(partial(_has, aspect))
+            with contextlib.suppress(Unsatisfiable):  # no case of the space has it
+                further += _drawn(having, seed_of(prop, replace(chunk, seed=f"{chunk.seed}, {aspect}")), 1)
+            seen.update(*(case.aspects for case in further))
+    return further
+
+
+def _has(aspect: str, case: Case) -> bool:
+    return aspect in case.aspects
+
+
+def draw_cases(prop: Property, chunk: Chunk, num_cases: int) -> list[Case]:
+    """So many cases of the chunk's space and seed, in the order in which Hypothesis draws them."""
+    return _drawn(prop.cases(chunk.space), seed_of(prop, chunk), num_cases)
+
+
+def _drawn(strategy: SearchStrategy[Case], seed: int, num_cases: int) -> list[Case]:
+    cases = []
+
+    @hypothesis.seed(seed)
+    @hypothesis.settings(max_examples=num_cases, phases=[Phase.generate], **SETTINGS)
+    @hypothesis.given(strategy)
+    def keep(case: Case) -> None:
+        cases.append(case)
+
+    with no_local_constants():
+        keep()
+    return cases

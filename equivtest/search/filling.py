@@ -1,0 +1,148 @@
+"""Adds cases to a search where its own say too little of a cell of the case space.
+
+A cell is a dtype, a kind of shards and a claim.  Before anything runs, cases are drawn and those kept that
+help a cell which is short of draws; once all were judged, cells are told of which too many verdicts were
+inconclusive, and more are drawn for these, which may be others on another machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
+from typing import Any
+
+from equivtest.base.profiles import ANY, MAX_INCONCLUSIVE, wanted_kinds
+from equivtest.cases.case import Case
+from equivtest.errors import Misuse
+from equivtest.property import Property
+from equivtest.report.handover import Record
+from equivtest.search.chunks import Chunk, draw_cases
+from equivtest.verdicts.claims import Claim
+from equivtest.verdicts.verdict import CONCLUSIVE
+
+BATCH = 50
+"""Cases that are drawn at a time to fill cells."""
+PATIENCE = 4
+"""Batches in a row that may help no cell; some cells need what one case in a hundred is, others cannot be had."""
+
+HOPELESS = 3 * MAX_INCONCLUSIVE
+"""The part of a cell's verdicts that is inconclusive by what its cases are, not by chance; of twice `per_cell`."""
+
+Cell = tuple[str, str, str]
+"""(dtype, shard kind, claim); the dtype is '' for a claim that is not wanted in each."""
+
+IsJudged = Callable[[Case, str], bool]
+"""Whether a case will be judged on the claim of that name, not known to fail; else it fills no cell."""
+
+
+def always(case: Case, claim: str) -> bool:
+    """Returns True for every claim on every case."""
+    return True
+
+
+def fill(
+    prop: Property, chunk: Chunk, cases: Collection[Case], missing: Counter[Cell], is_judged: IsJudged = always
+) -> list[Case]:
+    """Draws cases beside `cases`; each has a claim judged in a cell that is short of draws.
+
+    Args:
+        missing: How many draws each cell is short of.
+    """
+    seen, helpless, batch = set(cases), 0, 0
+    found: list[Case] = []
+    while missing and helpless < PATIENCE:
+        batch, helpless = batch + 1, helpless + 1
+        short = replace(chunk, seed=f"{chunk.seed}, batch {batch}", dtypes=_dtypes_of(missing, chunk))
+        for drawn in draw_cases(prop, short, BATCH):
+            case = _flagged(prop, drawn, missing, is_judged)
+            draws = draws_by_cell(prop, case, is_judged) if case.is_within(chunk.dtypes) else Counter[Cell]()
+            if case not in seen and missing.keys() & draws.keys():
+                helpless = 0
+                seen.add(case)
+                missing = missing - draws  # which keeps what is above zero alone
+                found.append(case)
+    return found
+
+
+def short_of_draws(prop: Property, chunk: Chunk, cases: Iterable[Case], is_judged: IsJudged = always) -> Counter[Cell]:
+    """How many draws each wanted cell lacks of the chunk's `per_cell`."""
+    missing = Counter(dict.fromkeys(cells_of(prop, chunk), chunk.per_cell))
+    for case in cases:
+        missing -= draws_by_cell(prop, case, is_judged)
+    return missing
+
+
+def short_of_conclusions(prop: Property, chunk: Chunk, records: Iterable[Record]) -> Counter[Cell]:
+    """How many draws each wanted cell lacks, were all that are added to conclude; never more than `per_cell` at once.
+
+    A cell is to have `per_cell` conclusive verdicts, where it has any: some draws of which a claim speaks leave
+    it nothing to judge.  Its inconclusive ones are to be few, MAX_INCONCLUSIVE of all, unless they are so many
+    that it is no chance.
+    """
+    conclusive, inconclusive = Counter[Cell](), Counter[Cell]()
+    for record in records:
+        for claim in prop.claims:
+            cell = _cell(prop, record.dtype, record.shard_kind, claim)
+            verdict = record.verdicts.get(claim.name)
+            conclusive[cell] += verdict in CONCLUSIVE
+            inconclusive[cell] += verdict == "inconclusive"
+    missing = Counter[Cell]()
+    for cell in cells_of(prop, chunk) & (conclusive + inconclusive).keys():
+        total = conclusive[cell] + inconclusive[cell]
+        if total >= 2 * chunk.per_cell and inconclusive[cell] > HOPELESS * total:
+            continue
+        wanted = max(chunk.per_cell, math.ceil(inconclusive[cell] * (1 / MAX_INCONCLUSIVE - 1)))
+        missing[cell] = min(wanted - conclusive[cell], chunk.per_cell)
+    return +missing
+
+
+def _flagged(prop: Property, case: Case, missing: Iterable[Cell], is_judged: Callable[[Case, str], bool]) -> Case:
+    """The case; recorded, repeated or measured where a claim is judged then in a cell that is short of draws.
+
+    Some claims are judged on one visit in eight, and some cells hold one case in a hundred: too few are both.
+    """
+    for claim in prop.claims:
+        if claim.flag and not getattr(case, claim.flag) and _cell(prop, case.dtype, case.shard_kind, claim) in missing:
+            mark: dict[str, Any] = {claim.flag: True}
+            with contextlib.suppress(Misuse):  # collectives are documented of some cases alone
+                flagged = replace(case, **mark)
+                case = flagged if is_judged(flagged, claim.name) else case
+    return case
+
+
+def _dtypes_of(missing: Iterable[Cell], chunk: Chunk) -> tuple[str, ...]:
+    """The chunk's dtypes in which some cell is short of draws; all where one is that has none."""
+    short = {dtype for dtype, _, _ in missing}
+    return tuple(dtype for dtype in chunk.dtypes if dtype in short or "" in short)
+
+
+def cells_of(prop: Property, chunk: Chunk) -> set[Cell]:
+    """Every cell in which the chunk may have cases, and a conformance run wants conclusions."""
+    kinds = wanted_kinds(
+        chunk.world_size, refusals=prop.refuses_only, shards=prop.shards, conclusive=prop.conclusive_shards
+    )
+    wanted, left_out = prop.conclusive_dtypes or chunk.dtypes, prop.left_out(chunk.space)
+    dtypes = [dtype for dtype in chunk.dtypes if dtype in wanted and dtype not in left_out]
+    return {
+        (dtype if claim.by_dtype else "", kind, claim.name)
+        for dtype in dtypes
+        for kind in kinds
+        for claim in prop.claims
+    }
+
+
+def draws_by_cell(prop: Property, case: Case, is_judged: Callable[[Case, str], bool] = always) -> Counter[Cell]:
+    """How many draws of a case each claim is judged on, by its cell."""
+    found = Counter[Cell]()
+    for claim in prop.claims:
+        judged = sum(claim.applies(case, draw) for draw in range(len(case.values)))
+        if judged and is_judged(case, claim.name):
+            found[_cell(prop, case.dtype, case.shard_kind, claim)] = judged
+    return found
+
+
+def _cell(prop: Property, dtype: str, shard_kind: str, claim: Claim) -> Cell:
+    return dtype if claim.by_dtype else "", ANY if prop.refuses_only else shard_kind, claim.name

@@ -1,0 +1,273 @@
+"""Known failures, read from a file: which claims are known to fail on which cases."""
+
+from __future__ import annotations
+
+import operator
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
+from importlib import import_module, metadata
+from importlib.util import find_spec
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import msgspec
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+from equivtest.base.importing import closest
+from equivtest.cases.case import Case, from_code
+from equivtest.cases.names import SUBJECTS
+from equivtest.errors import Misuse
+from equivtest.verdicts.verdict import FAILING, WHOLE_RUN
+
+SHIPPED = Path(__file__).parents[1] / "known_failures.toml"
+"""The file that comes with the package."""
+
+OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "in": lambda value, right: value in right,
+    "contains": lambda value, right: right in value,
+}
+
+
+def asked(case: Case, name: str) -> Callable[[Case], Any] | None:
+    """Returns what `where` means by a name: a field or property of the case, or a predicate; None where it is neither.
+
+    Predicates are the public functions of a module `known` beside the class of the case, or beside one that it inherits
+    from, the nearest first: what is asked for the sake of a known failure alone is no part of the case.
+    """
+    of_class = getattr(type(case), name, None)
+    if name in case.__dataclass_fields__ or (of_class is not None and not callable(of_class)):
+        return operator.attrgetter(name)
+    packages = (each.__module__.rpartition(".")[0] for each in type(case).__mro__)
+    return next((found[name] for package in packages if name in (found := _predicates(package))), None)
+
+
+@cache
+def _predicates(package: str) -> dict[str, Callable[[Case], Any]]:
+    """Those that lie in a package of ours, by name."""
+    module = f"{package}.known"
+    if not package.startswith("equivtest.") or not find_spec(module):
+        return {}
+    functions = vars(import_module(module)).items()
+    public = ((name, each) for name, each in functions if not name.startswith("_"))
+    return {name: each for name, each in public if isinstance(each, FunctionType) and each.__module__ == module}
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What is known of the case by a name, compared with a literal or with what is known of it by another name."""
+
+    field: str
+    op: str
+    right: Any
+    right_is_field: bool = False
+
+    def holds(self, case: Case) -> bool:
+        """Whether `case` meets it; a case of which nothing is known by that name does not.
+
+        Raises:
+            TypeError: the two sides cannot be compared.
+        """
+        left, right = asked(case, self.field), asked(case, self.right) if self.right_is_field else None
+        if left is None or (self.right_is_field and right is None):
+            return False
+        return bool(OPERATORS[self.op](_plain(left(case)), _plain(right(case) if right else self.right)))
+
+
+@dataclass(frozen=True)
+class KnownFailure:
+    """One entry; `number` counts the entries of its subject from 1, in the order of files and in them.
+
+    `findings` are numbers of files in findings/ of this repository; `reason` names them at its end.
+    """
+
+    subject: str
+    claim: str
+    kind: str
+    where: tuple[Condition, ...]
+    case: Case
+    reason: str
+    link: str = ""
+    versions: tuple[tuple[str, str], ...] = ()
+    number: int = 1
+    is_shipped: bool = False
+    findings: tuple[int, ...] = ()
+
+    @property
+    def id(self) -> str:
+        """How the entry is named in a report."""
+        return f"known_failures::{self.subject}::{self.number}"
+
+    @cached_property
+    def active(self) -> bool:
+        """Whether the installed releases are those that the entry is about."""
+        return all(_is_installed(name, specifier) for name, specifier in self.versions)
+
+    def covers(self, case: Case) -> bool:
+        """Whether all its conditions hold of `case`.
+
+        Raises:
+            Misuse: a condition compares what cannot be compared.
+        """
+        try:
+            return all(condition.holds(case) for condition in self.where)
+        except TypeError as error:
+            raise Misuse(f"{self.id}: where: {error}") from error
+
+
+@dataclass(frozen=True)
+class KnownFailures:
+    """The active entries of some files, in order."""
+
+    entries: tuple[KnownFailure, ...] = field(default=())
+
+    @classmethod
+    def load(cls, *paths: Path) -> KnownFailures:
+        """Reads files.
+
+        Raises:
+            Misuse: one cannot be read, or holds a mistake; names the entry and the field.
+        """
+        return cls(tuple(entry for entry in read_entries(*paths) if entry.active))
+
+    def of(self, subject: str) -> tuple[KnownFailure, ...]:
+        """The entries about `subject`."""
+        return tuple(entry for entry in self.entries if entry.subject == subject)
+
+    def match(self, subject: str, claim: str, case: Case, kind: str | None = None) -> KnownFailure | None:
+        """The first entry that says `claim` fails on `case` (as `kind`, where given), or None."""
+        found = (e for e in self.of(subject) if e.claim == claim or e.kind in WHOLE_RUN)
+        return next((e for e in found if kind in (None, e.kind) and e.covers(case)), None)
+
+    def forbids_run(self, subject: str, case: Case) -> KnownFailure | None:
+        """The first entry for which `case` is not to be run at all, or None."""
+        return next((e for e in self.of(subject) if e.kind in WHOLE_RUN and e.covers(case)), None)
+
+
+def read_entries(*paths: Path) -> list[KnownFailure]:
+    """Every entry of some files, of whatever releases; raises as `KnownFailures.load`."""
+    numbers: Counter[str] = Counter()
+    return [entry for path in paths for entry in _read(path, numbers)]
+
+
+def _read(path: Path, numbers: Counter[str]) -> list[KnownFailure]:
+    """Every entry of a file; `numbers` counts those of each subject."""
+    try:
+        data = tomllib.loads(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise Misuse(f"known failures: cannot read {path}: {error}") from error
+    listed = data.pop("known_failure", [])
+    if data or not isinstance(listed, list):
+        raise Misuse(f"known failures: {path}: expected [[known_failure]] entries alone, got {', '.join(data)}")
+    claims = _known_claims() if listed else ()
+    entries = []
+    for position, raw in enumerate(listed, start=1):
+        try:
+            entry = _entry(raw, numbers, claims)
+        except (Misuse, msgspec.ValidationError) as error:
+            raise Misuse(f"known failures: {path}: entry {position}: {error}") from error
+        entries.append(replace(entry, is_shipped=path == SHIPPED))
+    return entries
+
+
+class _Raw(msgspec.Struct, forbid_unknown_fields=True):
+    subject: str
+    claim: str
+    kind: str
+    where: list[tuple[str, str, Any]]
+    case: str
+    reason: str
+    link: str = ""
+    versions: dict[str, str] = {}
+    findings: list[int] = []
+
+
+def _entry(data: object, numbers: Counter[str], claims: Collection[str]) -> KnownFailure:
+    raw = msgspec.convert(data, _Raw)
+    for name in ("subject", "claim", "reason"):
+        if not getattr(raw, name).strip():
+            raise Misuse(f"{name}: must not be empty")
+    is_known = ":" in raw.subject or raw.subject in SUBJECTS
+    if not is_known and (close := closest(raw.subject, SUBJECTS, likeness=0.8)):
+        raise Misuse(f"subject: no subject is called {raw.subject!r}; did you mean {close!r}?")
+    if raw.claim not in claims:
+        raise Misuse(f"claim: must be one of {', '.join(claims)}, got {raw.claim!r}")
+    if raw.kind not in FAILING:
+        raise Misuse(f"kind: must be one of {', '.join(FAILING)}, got {raw.kind!r}")
+    for name, specifier in raw.versions.items():
+        try:
+            SpecifierSet(specifier)
+        except InvalidSpecifier as error:
+            raise Misuse(f"versions: {name}: {error}") from error
+    try:
+        case = from_code(raw.case)
+    except Misuse as error:
+        raise Misuse(f"case: {error}") from error
+    where = tuple(_condition(row, case) for row in raw.where)
+    numbers[raw.subject] += 1
+    entry = KnownFailure(
+        raw.subject, raw.claim, raw.kind, where, case, _reason(raw), raw.link,
+        tuple(raw.versions.items()), numbers[raw.subject], findings=tuple(raw.findings),
+    )  # fmt: skip
+    if not entry.covers(case):
+        raise Misuse("where: does not hold of the entry's own case")
+    return entry
+
+
+def _reason(raw: _Raw) -> str:
+    """The reason, and which findings tell more."""
+    numbers = " and ".join(map(str, raw.findings))
+    return f"{raw.reason} (finding{'s' * (len(raw.findings) > 1)} {numbers})" if numbers else raw.reason
+
+
+def _condition(row: tuple[str, str, Any], case: Case) -> Condition:
+    name, op, right = row
+    if op not in OPERATORS:
+        raise Misuse(f"where: operator must be one of {' '.join(OPERATORS)}, got {op!r}")
+    _check_field(name, case)
+    if not isinstance(right, dict):
+        return Condition(name, op, right)
+    if right.keys() != {"field"}:
+        raise Misuse(f"where: right side must be a literal or {{field = 'NAME'}}, got {right!r}")
+    _check_field(right["field"], case)
+    return Condition(name, op, right["field"], right_is_field=True)
+
+
+def _check_field(name: object, case: Case) -> None:
+    if not isinstance(name, str) or name.startswith("_") or not asked(case, name):
+        raise Misuse(f"where: {type(case).__name__} has no field, property or predicate {name!r}")
+
+
+def _plain(value: Any) -> Any:
+    """Tuples as lists, so that a tuple of the case equals the list of the file."""
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _is_installed(name: str, specifier: str) -> bool:
+    version = _installed_version(name)
+    return bool(version) and SpecifierSet(specifier).contains(version, prereleases=True)
+
+
+@cache
+def _installed_version(name: str) -> str:
+    """'' where it is not installed; asked once, since the package's whole description is read for it each time."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _known_claims() -> tuple[str, ...]:
+    """Every claim's name; they take torch, so that they are not imported for a file without entries."""
+    from equivtest.verdicts.claims import CLAIMS
+
+    return tuple(CLAIMS)

@@ -1,0 +1,352 @@
+"""Search one chunk of the case space: draw, run, judge every claim, shrink what fails.
+
+All claims are judged from one run of each case; then each failing (claim, kind) is shrunk
+alone, so that no failure masks another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import hypothesis
+from hypothesis import Phase
+
+from equivtest.base import limits
+from equivtest.cases.case import Case
+from equivtest.check import judge_replies, raise_for
+from equivtest.diagnose.blame import is_alike, with_fault
+from equivtest.errors import Misuse
+from equivtest.oracle.declared import load_arithmetics
+from equivtest.property import Property, resolved
+from equivtest.ranks.inbox import silence
+from equivtest.ranks.pool import Pool
+from equivtest.ranks.reply import Reply
+from equivtest.report.handover import Failure, Record
+from equivtest.search.chunks import SETTINGS, Chunk, chunk_cases, seed_of
+from equivtest.search.filling import fill, short_of_conclusions, short_of_draws
+from equivtest.search.known import KnownFailures
+from equivtest.search.local_constants import no_local_constants
+from equivtest.search.records import records_of
+from equivtest.search.replay import write_replay
+from equivtest.verdicts.message import write_message
+from equivtest.verdicts.verdict import WHOLE_RUN, ClaimFailed, Judgement, Verdict
+
+ROUNDS = 30
+"""How often a search that fills cells is extended at most: a cell that is often inconclusive needs more than once."""
+
+Target = tuple[str, str]
+"""(claim, kind) of a failure."""
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a search has found.
+
+    Attributes:
+        records: One per case and draw.
+        failures: One per failing (claim, kind), shrunk.
+        seconds: Wall-clock time of the search.
+        misuse: The mistake in the subject or the property that ended the search before its end; '' where none did.
+        left_out: Dtypes of the chunk in which no case of the property can be judged, each with the reason or ''.
+    """
+
+    records: list[Record]
+    failures: list[Failure]
+    seconds: float
+    misuse: str = ""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+
+
+def never(case: Case) -> bool:
+    """Returns False for every case: the default `is_enough`."""
+    return False
+
+
+def search(
+    prop: Property,
+    chunk: Chunk,
+    pool: Pool,
+    known: KnownFailures,
+    failures_dir: Path,
+    *,
+    only: Target | None = None,
+    is_enough: Callable[[Case], bool] = never,
+) -> Findings:
+    """Judges every case of a chunk and shrinks what fails.
+
+    A Misuse raised by the subject or the property stops the search; findings so far are still returned.
+
+    Args:
+        failures_dir: Where replay files go; made when there is one to write.
+        only: The one (claim, kind) of interest: its first failure ends the run, nothing else is shrunk, and its
+            message has no line on what ran before or failed first, and none on whose fault it is.
+        is_enough: Whether a failing case is small enough, for shrinking to end there.
+    """
+    started_s = time.monotonic()
+    running = _Search(prop, chunk, pool, known, only, is_enough)
+    misuse = running.run()
+    failures = []
+    for target in running.targets():
+        if only in (None, target):
+            smallest = running.confirmed(running.shrink(target))
+            explained = smallest if only else with_fault(running.explained(smallest), pool, prop.claims)
+            failures.append(_write_up(explained, pool, failures_dir))
+    return Findings(running.records, failures, time.monotonic() - started_s, misuse, running.left_out)
+
+
+def _write_up(smallest: Verdict, pool: Pool, failures_dir: Path) -> Failure:
+    path = write_replay(smallest, pool.backend, failures_dir)
+    return Failure(
+        subject=smallest.subject,
+        claim=smallest.claim,
+        kind=smallest.kind,
+        message=write_message(smallest, replay=str(path)),
+        replay=str(path),
+        case=repr(smallest.case),
+    )
+
+
+class _Enough(BaseException):
+    """Ends Hypothesis at a failure: it catches what is an Exception, and passes on all else."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        super().__init__()
+        self.verdict = verdict
+
+
+@dataclass
+class _Search:
+    """One search under way: what each case has shown so far."""
+
+    prop: Property
+    chunk: Chunk
+    pool: Pool
+    known: KnownFailures
+    only: Target | None = None
+    is_enough: Callable[[Case], bool] = never
+    failing: dict[Target, Verdict] = field(default_factory=dict)
+    seen: dict[Case, dict[Target, Verdict]] = field(default_factory=dict)
+    records: list[Record] = field(default_factory=list)
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    broken_runs: int = 0
+
+    def run(self) -> str:
+        """Runs the chunk's cases; the mistake that ended it before its end, or ''."""
+        try:
+            self.prop = resolved(self.prop, self.pool, self.chunk.space)
+            self.left_out = self.prop.left_out(self.chunk.space)
+            if self.prop.is_empty(self.chunk.space):
+                return ""
+            cases = chunk_cases(self.prop, self.chunk)
+            if self.chunk.per_cell:
+                self.judge_and_fill(cases)
+            else:
+                self.judge_cases(cases)
+        except Misuse as error:
+            return str(error)
+        return ""
+
+    def judge_and_fill(self, cases: list[Case]) -> None:
+        """Runs the cases and further ones, until the chunk's cells have their conclusions or ROUNDS are over."""
+        missing = short_of_draws(self.prop, self.chunk, cases, self._is_judged)
+        self.judge_cases(cases + fill(self.prop, self.chunk, cases, missing, self._is_judged))
+        for number in range(1, ROUNDS + 1):
+            missing = short_of_conclusions(self.prop, self.chunk, self.records)
+            chunk = replace(self.chunk, seed=f"{self.chunk.seed}, round {number}")
+            further = fill(self.prop, chunk, self.seen, missing, self._is_judged)
+            if not further or self.broken_runs >= limits.BROKEN_RUNS:
+                break
+            self.judge_cases(further)
+
+    def judge_cases(self, cases: Sequence[Case]) -> None:
+        """Runs the cases in order, up to the first failure of `only`; keeps records of those known not to run too.
+
+        Where the backend refuses one collective of a case, what is left of it runs afterwards.
+        """
+        barred = {case: entry for case in cases if (entry := self.known.forbids_run(self.prop.subject, case))}
+        for case, entry in barred.items():
+            verdict = Verdict(
+                claim=entry.claim,
+                subject=self.prop.subject,
+                case=case,
+                judgement=Judgement("known"),
+                known=entry.reason,
+            )
+            self.records += records_of(case, [verdict], [])
+        left: list[Case] = []
+        for case, replies in self._runs([case for case in cases if case not in barred]):
+            verdicts = self.judge(case, replies)
+            left += rest_of(case, replies)
+            self.records += records_of(case, verdicts, replies)
+            self.broken_runs += any(verdict.kind in WHOLE_RUN for verdict in verdicts)
+            if self.broken_runs >= limits.BROKEN_RUNS or self.only in self.failing:
+                return
+        if further := [case for case in dict.fromkeys(left) if case not in self.seen]:
+            self.judge_cases(further)
+
+    def _runs(self, cases: Sequence[Case]) -> Iterable[tuple[Case, list[Reply]]]:
+        """Each case with its replies; where one failure ends it, none ahead, whose world would end with it."""
+        if self.only is None:
+            return self.pool.run_all(self.prop.subject, cases, limit_s=self.prop.limit_s)
+        return ((case, self._run(case, "")) for case in cases)
+
+    def explained(self, smallest: Verdict) -> Verdict:
+        """The smallest failure, with its history, and with the first one if that concerns another tensor."""
+        first = self.failing[smallest.claim, smallest.kind]
+        if first.first_tensor != smallest.first_tensor:
+            text = f"{first.first_tensor} was the first wrong tensor, in {first.case!r}: see if both have one cause"
+            smallest = replace(smallest, shrunk_from=text)
+        return self.with_history(smallest)
+
+    def with_history(self, failure: Verdict) -> Verdict:
+        """The failure, with a line on its history where its case shows nothing alone in new ranks.
+
+        A run that timed out has less time alone, see `_run`: where it takes longer, nothing is said.
+        """
+        case = failure.case
+        earlier = [
+            ran for ran in list(self.seen)[: list(self.seen).index(case)] if ran.num_processes == case.num_processes
+        ]
+        self.pool.renew(case.num_processes)
+        try:
+            verdicts = self._verdicts(case, self._run(case, failure.kind))
+        except Misuse:
+            return failure
+        if any(is_alike(verdict, failure) for verdict in verdicts):
+            return failure
+        what = "is declined" if any(verdict.kind == "declined" for verdict in verdicts) else "holds"
+        first = f", the first of them {earlier[0]!r}" if earlier else ": those of earlier searches"
+        visits = f"{len(earlier)} earlier visits of this search in worlds of that size"
+        return replace(failure, history=f"{what} alone in new ranks; failed after {visits}{first}")
+
+    def _run(self, case: Case, kind: str) -> list[Reply]:
+        """One more run of a case, on the way to a failure of that kind; each that hangs costs its limit."""
+        limit_s = self.prop.limit_s
+        if kind == "timed_out":
+            limit_s = limits.in_proportion(limits.SHRINK_CASE_S, limit_s)
+        replies = self.pool.run(self.prop.subject, case, limit_s=limit_s, keep_if_all_raised=bool(case.refusal))
+        said, told = silence(limit_s), silence(limit_s) + _of_tries(limit_s, self.prop.limit_s)
+        return [replace(reply, detail=reply.detail.replace(said, told, 1)) for reply in replies]
+
+    def judge(self, case: Case, replies: Sequence[Reply], only: Target | None = None) -> list[Verdict]:
+        """Every verdict on one run, or those of the claim of `only`; failures are remembered, known ones set apart."""
+        verdicts = [self._unless_known(verdict) for verdict in self._verdicts(case, replies, only)]
+        self.seen[case] = {}
+        for verdict in verdicts:
+            if verdict.failed:
+                target = (verdict.claim, verdict.kind)
+                self.seen[case].setdefault(target, verdict)
+                self.failing.setdefault(target, verdict)
+        return verdicts
+
+    def _is_judged(self, case: Case, claim: str) -> bool:
+        return self.known.match(self.prop.subject, claim, case) is None
+
+    def _verdicts(self, case: Case, replies: Sequence[Reply], only: Target | None = None) -> list[Verdict]:
+        claims = [claim for claim in self.prop.claims if only is None or claim.name == only[0]]
+        arithmetics = load_arithmetics(self.pool.backend.arithmetic)
+        verdicts = judge_replies(self.prop.subject, case, replies, claims, arithmetics, until=only)
+        return [replace(verdict, limit_s=self.prop.limit_s) for verdict in verdicts]
+
+    def _unless_known(self, verdict: Verdict) -> Verdict:
+        if not verdict.failed:
+            return verdict
+        entry = self.known.match(verdict.subject, verdict.claim, verdict.case, verdict.kind)
+        if entry is None:
+            return verdict
+        judgement = replace(verdict.judgement, kind="known", mismatches=())
+        return replace(verdict, judgement=judgement, known=entry.reason)
+
+    def targets(self) -> Iterator[Target]:
+        """Each failing (claim, kind) once, those that come up while others are shrunk included."""
+        done: set[Target] = set()
+        while waiting := [target for target in self.failing if target not in done]:
+            done.add(waiting[0])
+            yield waiting[0]
+
+    def shrink(self, target: Target) -> Verdict:
+        """The smallest failure of that claim and kind that is found within limits.SHRINK_S, or more of slow visits.
+
+        Smaller worlds of several ranks are searched first, then the failure's own world is shrunk in; the other way
+        round where something is enough.
+        """
+        until_s = time.monotonic() + limits.SHRINK_S * max(1.0, self.prop.limit_s / limits.CASE_S)
+        found = self.failing[target]
+        if self.is_enough is not never:
+            found = found if self.is_enough(found.case) else self._find(target, self.chunk, until_s) or found
+            if self.is_enough(found.case):
+                return found
+        for world_size in self.chunk.smaller_world_sizes:
+            chunk = replace(self.chunk, world_size=world_size, num_cases=limits.SHRINK_TRIES)
+            smallest = self._find(target, chunk, until_s)
+            if smallest is not None:
+                return smallest
+        return self._find(target, self.chunk, until_s) or found
+
+    def confirmed(self, smallest: Verdict) -> Verdict:
+        """The smallest failure; a time-out of visits that are slow by right, where it is one with all their time too.
+
+        Else what was found first, as smaller cases had less time.
+        """
+        first = self.failing[smallest.claim, smallest.kind]
+        if smallest.kind != "timed_out" or smallest is first or self.prop.limit_s <= limits.CASE_S:
+            return smallest
+        with contextlib.suppress(Misuse):
+            replies = self.pool.run(self.prop.subject, smallest.case, limit_s=self.prop.limit_s)
+            found = self._verdicts(smallest.case, replies)
+            return next((verdict for verdict in found if verdict.kind == smallest.kind), first)
+        return first
+
+    def _find(self, target: Target, chunk: Chunk, until_s: float) -> Verdict | None:
+        """The smallest failure that Hypothesis finds among the cases of `chunk`, if the property has any there."""
+
+        def holds(case: Case) -> None:
+            verdict = self._look(case, target, until_s)
+            if verdict is not None and self.is_enough(case):
+                raise _Enough(verdict)
+            if verdict is not None:
+                raise_for(verdict)
+
+        settings = hypothesis.settings(max_examples=chunk.num_cases, phases=[Phase.generate, Phase.shrink], **SETTINGS)
+        try:
+            judged = hypothesis.given(self.prop.cases(chunk.space))(holds)
+            with no_local_constants():
+                hypothesis.seed(seed_of(self.prop, chunk))(settings(judged))()
+        except _Enough as found:
+            return found.verdict
+        except ClaimFailed as failure:
+            return failure.verdict
+        except Misuse:  # the property refuses so small a world
+            return None
+        return None
+
+    def _look(self, case: Case, target: Target, until_s: float) -> Verdict | None:
+        """The failure that `case` shows, if any; past the time limit only remembered ones."""
+        if case not in self.seen:
+            if time.monotonic() > until_s or self.known.forbids_run(self.prop.subject, case):
+                return None
+            self.seen[case] = {}
+            with contextlib.suppress(Misuse):  # a smaller case on which the subject's answer is none: not this failure
+                self.judge(case, self._run(case, target[1]), self.only)
+        return self.seen[case].get(target)
+
+
+def _of_tries(limit_s: float, of_a_run_s: float) -> str:
+    """What a limit that is shorter than a run's is told with."""
+    if limit_s == of_a_run_s:
+        return ""
+    return (
+        f", which is all that a try is given while a time-out is shrunk; a run gives {of_a_run_s:g} s, in which the "
+        "case that it was shrunk from had not answered"
+    )
+
+
+def rest_of(case: Case, replies: Sequence[Reply]) -> list[Case]:
+    """The case less the collectives that the backend refused: a list of one case, or empty."""
+    refused = {name for reply in replies for name in reply.lacking}
+    rest = case.without(refused) if refused else None
+    return [] if rest is None else [rest]
