@@ -59,15 +59,15 @@ lint: $(INSTALLED)  ## Ruff, mypy and plain English, changing nothing; BASE=main
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m tests.plain
-	$(BIN)/python -m tests.plain --change $(BASE)
+	$(BIN)/python -m studies.plain
+	$(BIN)/python -m studies.plain --change $(BASE)
 
 format: $(INSTALLED)  ## Ruff's format and its safe fixes
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 bench: $(INSTALLED)  ## Speed of the harness, and of its peers on the same work
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m studies.speed
 
 reference: $(INSTALLED)  ## What you may import, from its docstrings: build/reference/index.html
 	$(BIN)/pdoc --docformat google --output-directory build/reference $(PUBLIC)

@@ -44,7 +44,7 @@ def clipped(
 norm_of_one_mesh_by_largest = clipped("mixture", "on_one_mesh", "in_one_call_by_largest", math.inf, world_sizes=FULL)
 
 # The same on several meshes, empty on some ranks too, beside experts of each rank's own and parameters of one pipeline
-# stage.  The other norm of each is among the right ones of `tests.step_defects`.
+# stage.  The other norm of each is among the right ones of `studies.step_defects`.
 norm_of_groups_by_root = clipped("grouped_with_empty_shards", "over_meshes", "by_groups_by_root", 2)
 
 # An infinity on one rank alone, the last, keeps every rank from its update.

@@ -1,7 +1,7 @@
 """The parts of a family, found by its name: a family is a folder of `equivtest/families/`, and no list names it.
 
-A family has a `case` module and further ones beside it: `strategy`, `values`, `oracle`, `collectives`, `subject` and
-`defects`, as far as there is something to say.  Any other folder within it is a variant of the family: what
+A family has a `case` module and further ones beside it: `strategy`, `values`, `oracle`, `collectives` and
+`subject`, as far as there is something to say.  Any other folder within it is a variant of the family: what
 the variant lacks, it has from the folder above.
 """
 
@@ -81,7 +81,7 @@ def _packages_below(package: ModuleType) -> Iterator[str]:
             yield from _packages_below(importlib.import_module(module.name))
 
 
-PARTS = ("collectives", "defects", "oracle", "subject", "values")
+PARTS = ("collectives", "oracle", "subject", "values")
 """The parts that may be folders; any other folder within a family is a variant of it."""
 
 

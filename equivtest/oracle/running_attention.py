@@ -3,7 +3,7 @@
 A program that takes attention apart in float32, as torch does elsewhere, stores less, but for one thing: backward it
 multiplies by the output before that was stored.  One that divides the keys among the ranks stores each share of it.
 
-Source: ATen/native/cpu/FlashAttentionKernel.cpp, held against torch 2.13.0 by `python -m tests.bounded_ops`:
+Source: ATen/native/cpu/FlashAttentionKernel.cpp, held against torch 2.13.0 by `python -m studies.bounded_ops`:
 cpu_flash_attention rounds the probabilities (qk_reduced_data); cpu_flash_attention_backward these and the gradients of
 the scores (attn_reduced_data, grad_attn_reduced_data), and adds products of blocks of queries to grad_k and grad_v, of
 keys to grad_q, in the tensors' own dtype; the sizes of the blocks are those of flash_attention_kernel_impl.

@@ -5,7 +5,7 @@ stored: once, or as often as the kernel adds to it in the tensor's own dtype.  W
 A kernel that is not named here may store whatever torch's decomposition of it computes, and adds up in 16 bits.
 
 Read in ATen/native, where each is named; LogSoftmaxKernelImpl.h as torch 2.13.0 installs it.  Each was held against
-torch 2.13.0's own results by `python -m tests.bounded_ops`, those of which no file is named by that alone.
+torch 2.13.0's own results by `python -m studies.bounded_ops`, those of which no file is named by that alone.
 
     products                cpu/BlasKernel.cpp, gemm_notrans_, gemm_transb_ and the like: sums of opmath_t, stored once
     softmax                 cpu/SoftMaxKernel.cpp: the tails of _vec_softmax store the exponentials as scalar_t;

@@ -11,7 +11,7 @@ Each function here says which results its kernel stores in 16 bits before the la
 Numbers such as a limit or 1 / n are stored too where each result is.
 
 Source: ATen/native/cpu/Activation.cpp, BinaryOpsKernel.cpp and PointwiseOpsKernel.cpp, GatedLinearUnit.cpp and Loss.cpp
-in ATen/native, of torch's main branch.  `python -m tests.bounded_ops` compares each bound with the results of torch
+in ATen/native, of torch's main branch.  `python -m studies.bounded_ops` compares each bound with the results of torch
 2.13.0 on every number that the dtype has.
 """
 

@@ -9,7 +9,7 @@ Derived here.  A sum of some of the shares, or of their terms, is at most that o
 ones, (m + |v|) / 2 with m the sum of magnitudes (`equivtest.oracle.rounding.after_additions`).
 
 Source: at::opmath_type and at::acc_type of torch 2.13.0, which kernels of 16 bits compute in; for each of the products,
-sums and curves of `equivtest.oracle.running_rules` measured by `python -m tests.bounded_ops`.
+sums and curves of `equivtest.oracle.running_rules` measured by `python -m studies.bounded_ops`.
 """
 
 from __future__ import annotations

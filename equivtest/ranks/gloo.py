@@ -4,7 +4,7 @@ By default two threads of a group take collectives off its queue.  After each on
 a string that both share, under no lock: ProcessGroupGloo::runLoop, as read in the library of torch 2.13.0.
 libstdc++ keeps names of up to 15 characters within the string; ALLGATHER_COALESCED, that of a functional
 all_gather, lies in memory of its own, which two threads at once free twice.  Finding 39 has a program
-without equivtest that dies of it, and `tests/test_gloo.py` fails on the day when it no longer does.
+without equivtest that dies of it, and `tests/ranks/test_gloo.py` fails on the day when it no longer does.
 """
 
 from __future__ import annotations

@@ -143,6 +143,6 @@ def test_a_mean_of_nothing_is_nan_and_its_gradient_zero() -> None:
 )
 def test_the_loss_that_defects_are_made_from_is_right(case: CrossEntropyCase, pool: Pool) -> None:
     """Where torch's own is not, too."""
-    verdicts = judge("equivtest.families.cross_entropy.defects:own_cross_entropy", case, pool)
+    verdicts = judge("tests.defects.cross_entropy:own_cross_entropy", case, pool)
 
     assert {verdict.kind for verdict in verdicts} == {"holds"}

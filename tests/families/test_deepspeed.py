@@ -117,7 +117,7 @@ def test_clipped_gradients_train_right(stage: int, pool: Pool) -> None:
 @pytest.mark.parametrize("program", ["by_the_norm_of_a_rank", "by_the_largest_element", "not_at_all"])
 def test_gradients_clipped_otherwise_are_rejected(program: str, stage: int, pool: Pool) -> None:
     """In the first update, and in nothing before it."""
-    subject = f"tests.rank_programs_deepspeed:{program}"
+    subject = f"tests.programs.deepspeed:{program}"
     verdicts = judge(subject, dataclasses.replace(CLIPPED, stage=stage), pool, training.CLAIMS)
 
     failed = [verdict for verdict in verdicts if verdict.failed]
@@ -158,7 +158,7 @@ def test_a_weight_of_two_layers_trains_right(tied: str, stage: int, pool: Pool) 
     [("with_one_use_of_a_tied_weight", "gradients_equal_unsharded"), ("with_a_weight_untied", "equals_unsharded")],
 )
 def test_a_weight_of_two_layers_that_is_not_one_is_rejected(program: str, claim: str, stage: int, pool: Pool) -> None:
-    subject = f"tests.rank_programs_deepspeed:{program}"
+    subject = f"tests.programs.deepspeed:{program}"
     verdicts = judge(subject, dataclasses.replace(TIED, stage=stage), pool, training.CLAIMS)
 
     failed = {(verdict.claim, verdict.kind) for verdict in verdicts if verdict.failed}
@@ -188,7 +188,7 @@ def test_gradients_that_are_scaled_before_they_are_reduced_train_right(
 @pytest.mark.ranks
 @pytest.mark.parametrize("stage", [1, 2])
 def test_gradients_that_are_scaled_before_alone_are_rejected(stage: int, pool: Pool) -> None:
-    subject = "tests.rank_programs_deepspeed:scaled_before_alone"
+    subject = "tests.programs.deepspeed:scaled_before_alone"
     verdicts = judge(subject, dataclasses.replace(SCALED, stage=stage), pool, training.CLAIMS)
 
     assert ("gradients_equal_unsharded", "value") in {(v.claim, v.kind) for v in verdicts if v.failed}
@@ -218,7 +218,7 @@ def test_training_goes_on_from_what_a_fresh_engine_loads(fields: dict[str, objec
 @pytest.mark.parametrize("program", ["loading_nothing", "loading_no_states"])
 def test_training_that_goes_on_from_anything_else_is_rejected(program: str, stage: int, pool: Pool) -> None:
     """In the step after the load, and in nothing before it."""
-    subject = f"tests.rank_programs_deepspeed:{program}"
+    subject = f"tests.programs.deepspeed:{program}"
     verdicts = judge(subject, dataclasses.replace(SAVED, stage=stage), pool, training.CLAIMS)
 
     failed = [verdict for verdict in verdicts if verdict.failed]

@@ -280,7 +280,7 @@ def test_a_seed_that_all_ranks_share_does_where_the_shard_is_folded_in(pool: Poo
     """Right is possible where torch on the CPU is known to fail."""
     case = case_of(seeding="same")
     with Pool(beside=pool) as fresh:
-        own = judge("tests.rank_programs_dropout:own_dropout", case, fresh, [equals_unsharded, drops_at_random])
+        own = judge("tests.programs.dropout:own_dropout", case, fresh, [equals_unsharded, drops_at_random])
         torch_s = judge("parallel_dropout", case, fresh, [equals_unsharded, drops_at_random])
 
     assert [verdict.kind for verdict in own] == ["holds", "holds"]

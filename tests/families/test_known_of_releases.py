@@ -209,8 +209,8 @@ def test_fsdp2_is_lacking_where_the_streams_of_the_cpu_record_no_event(
 def test_steps_are_asked_of_in_the_dtypes_that_they_have(pool: Pool) -> None:
     """Where a release lacks what is asked for, no dtype answers."""
     prop = module_property(
-        "tests.rank_programs_batch:mlp",
-        "tests.rank_programs_batch:lacking",
+        "tests.programs.batch:mlp",
+        "tests.programs.batch:lacking",
         [(2, 3)],
         optimizer="equivtest.families.module.case_mixture:sgd",
     )

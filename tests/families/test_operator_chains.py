@@ -29,7 +29,7 @@ from equivtest.property import Space
 from equivtest.pytest_plugin.suite import shipped
 from equivtest.ranks.pool import Pool
 from tests.drawing import drawn
-from tests.rank_programs_contexts import PLANTED
+from tests.programs.contexts import PLANTED
 
 TWICE = (("mul", ("x0",), (("other", 2.0),)), ("mul", ("y0",), (("other", -3),)))
 
@@ -123,7 +123,7 @@ def test_what_a_context_changes_is_expected() -> None:
 def test_a_wrong_context_or_step_is_rejected_where_torchs_own_holds(name: str, pool: Pool) -> None:
     case, claims = PLANTED[name], shipped()["dtensor_operator_chains"].claims
 
-    assert any(verdict.failed for verdict in judge(f"tests.rank_programs_contexts:{name}", case, pool, claims))
+    assert any(verdict.failed for verdict in judge(f"tests.programs.contexts:{name}", case, pool, claims))
     assert {verdict.kind for verdict in judge("dtensor_operator_chains", case, pool, claims)} == {"holds"}
 
 

@@ -1,0 +1,1 @@
+"""Measurements and tables, each printed by a command: `python -m studies.NAME`."""

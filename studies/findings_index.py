@@ -1,0 +1,100 @@
+"""The table of findings/README.md: printed from the findings and from the known failures.
+
+python -m studies.findings_index            prints it
+python -m studies.findings_index --write    puts it into findings/README.md
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from equivtest.search.known import SHIPPED
+
+FOLDER = Path(__file__).parents[1] / "findings"
+INDEX = FOLDER / "README.md"
+BEGIN, END = "<!-- python -m studies.findings_index --write -->\n", "<!-- end -->\n"
+FIELDS = ("Project", "Releases", "Effect", "Upstream")
+EFFECTS = ("silent", "raised", "hang", "crash", "no defect")
+HEADER = "| finding | project | releases | effect | known failures | reported upstream |\n|---|---|---|---|---|---|\n"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One file of findings/: its number, what its first line says, and the four fields below it."""
+
+    path: Path
+    number: int
+    title: str
+    fields: dict[str, str]
+
+    @property
+    def effects(self) -> list[str]:
+        """What its program does: some of EFFECTS."""
+        return self.fields["Effect"].split(", ")
+
+    @property
+    def reports(self) -> list[str]:
+        """Links to reports of this very defect; empty where none was found."""
+        upstream = self.fields["Upstream"]
+        return [] if upstream.startswith("no") else re.findall(r"\[[^]]+\]\([^)]+\)", upstream)
+
+
+def read(path: Path) -> Finding:
+    """Raises ValueError where the first lines of a finding are not as they must be."""
+    first, _, *lines = path.read_text("utf-8").split("\n")
+    title = re.fullmatch(r"# (\d+)\. (.+)", first)
+    names = [re.fullmatch(r"- \*\*(\w+)\*\*: (.+)", line) for line in lines[: len(FIELDS)]]
+    if title is None or tuple(found and found[1] for found in names) != FIELDS:
+        raise ValueError(f"{path.name}: must begin with '# NUMBER. TITLE' and the fields {', '.join(FIELDS)}")
+    return Finding(path, int(title[1]), title[2], {found[1]: found[2] for found in names if found})
+
+
+def read_all() -> list[Finding]:
+    """Every finding, by number."""
+    return sorted((read(path) for path in FOLDER.glob("[0-9]*.md")), key=lambda finding: finding.number)
+
+
+def known_failures() -> list[dict[str, object]]:
+    """Every entry of the shipped known failures, whatever releases are installed."""
+    entries: list[dict[str, object]] = tomllib.loads(SHIPPED.read_text("utf-8"))["known_failure"]
+    return entries
+
+
+def table() -> str:
+    """The index: one line per finding."""
+    subjects: dict[int, Counter[str]] = {finding.number: Counter() for finding in read_all()}
+    for entry in known_failures():
+        for number in entry.get("findings", ()):
+            subjects[number][str(entry["subject"])] += 1
+    return HEADER + "".join(_line(finding, subjects[finding.number]) for finding in read_all())
+
+
+def _line(finding: Finding, subjects: Counter[str]) -> str:
+    entries = ", ".join(f"`{name}` {count}" for name, count in sorted(subjects.items()))
+    cells = (
+        f"[{finding.number}. {finding.title}]({finding.path.name})",
+        finding.fields["Project"],
+        finding.fields["Releases"],
+        finding.fields["Effect"],
+        entries or "none",
+        ", ".join(finding.reports) or finding.fields["Upstream"].partition(" (")[0].partition(":")[0],
+    )
+    return f"| {' | '.join(cells)} |\n"
+
+
+def indexed(text: str) -> str:
+    """The text of the index with the table as it must be."""
+    before, _, rest = text.partition(BEGIN)
+    return before + BEGIN + "\n" + table() + "\n" + END + rest.partition(END)[2]
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--write"]:
+        INDEX.write_text(indexed(INDEX.read_text("utf-8")), "utf-8")
+    else:
+        sys.stdout.write(table())

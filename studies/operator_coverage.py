@@ -1,0 +1,248 @@
+"""How each operator of DTensors is judged: a sweep that can be ended, gone on with, and shared, and its table.
+
+    python -m studies.operator_coverage FILE [--cases 20] [--seed 0] [--shard 1/2] [OPERATOR ...]
+    python -m studies.operator_coverage FILE [FILE ...] --table
+
+The first adds one line of JSON per operator to FILE, but for those that it has already; a failure that is not known is
+told as soon as it is met.  The second prints what the files say together: of every operator of torch's list for which
+DTensor has a strategy how many draws were found equal (`=`) or within a bound (`~`), of how many nothing was concluded
+(`?`), how many were refused on every rank alike (`R`), failed as is known (`K`) or failed (`X`), forward and in the
+gradient.  `python -m studies.releases table --swept` puts files of several releases of torch beside each other, case by
+case.
+
+Source: torch.distributed.tensor._ops.strategy_validation.get_registered_op_names (2.13.0).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from packaging.version import Version
+
+from equivtest.base import limits
+from equivtest.check import expected_of, judge_replies, one_thread
+from equivtest.errors import Misuse
+from equivtest.families.operators.case import OperatorCase
+from equivtest.families.operators.case_table import OPERATORS, results_of, signatures_of
+from equivtest.families.operators.oracle import text_of
+from equivtest.families.operators.strategy import operator_cases
+from equivtest.property import Space
+from equivtest.ranks.pool import Pool
+from equivtest.ranks.reply import Reply
+from equivtest.search.known import SHIPPED, KnownFailures
+from equivtest.verdicts.claims import agrees_on_all_ranks, equals_unsharded, gradients_equal_unsharded
+from equivtest.verdicts.elements import is_too_wide
+from equivtest.verdicts.verdict import Verdict
+from studies.json_lines import lines_of
+from tests.drawing import drawn
+
+DIRECTIONS = ("forward", "gradient")
+CLAIMS = {"forward": equals_unsharded, "gradient": gradients_equal_unsharded}
+KINDS = ("replicate", "shard", "partial")
+LOUD = {"raised": "raises", "timed_out": "hangs", "lost": "ends its process", "not_supported": "not supported"}
+"""Kind of a verdict on a whole run -> what the operator does."""
+KNOWN = KnownFailures.load(SHIPPED)
+SUBJECT = "dtensor_operators"
+
+ROWS_OF = {
+    "nn.functional.relu": "relu",
+    "zero_": "zero in place",
+    "view_as_real": "view_as_complex",
+    "max_pool2d_with_indices_backward": "nn.functional.max_pool2d",
+}
+"""Operators of torch's list that are judged under another name, or in the call of another one."""
+
+Signs = Iterator[tuple[str, str, str]]
+
+
+def kind_of(case: OperatorCase) -> str:
+    """The worst placement of an operand."""
+    texts = [text for placements in case.placements for text in placements]
+    return next((kind for kind in ("partial", "shard") if any(text.startswith(kind) for text in texts)), "replicate")
+
+
+def is_known(verdict: Verdict) -> bool:
+    return bool(KNOWN.match(verdict.subject, verdict.claim, verdict.case, verdict.kind))
+
+
+def signs_of(case: OperatorCase, replies: list[Reply], verdicts: list[Verdict]) -> Signs:
+    """(direction, sign, reason) of each draw."""
+    failed = [verdict for verdict in verdicts if verdict.failed]
+    worst = "X" if any(not is_known(verdict) for verdict in failed) else "K"
+    if any(reply.outcome not in ("answered", "not_in_mesh") for reply in replies):
+        yield "forward", worst, ""
+        return
+    for draw in range(len(case.values)):
+        with one_thread():
+            tensors = expected_of(case, draw, replies)[0].tensors
+        for direction, claim in CLAIMS.items():
+            named = {
+                name: each for name, each in tensors.items() if name.startswith("grad.") == (direction == "gradient")
+            }
+            if not named:
+                continue
+            reason = next((each.derivation for each in named.values() if is_too_wide(each)), "")
+            if any(verdict.draw == draw and verdict.claim == claim.name for verdict in failed):
+                yield direction, worst, ""
+            elif any("refused" in name for name in named):
+                refusals = [bytes(each.value.to(torch.uint8).tolist()) for name, each in named.items() if "ref" in name]
+                yield direction, "R", text_of(torch.tensor(list(refusals[0])))
+            elif reason:
+                yield direction, "?", reason
+            else:
+                yield direction, "=" if all(each.allowed is None for each in named.values()) else "~", ""
+
+
+def outcome_of(verdicts: list[Verdict], signs: set[tuple[str, str]]) -> tuple[str, str]:
+    """What became of a case, and of what tensor or in which words: of several things the first that is no gradient's.
+
+    "holds" is whatever is neither wrong nor refused: of some draws nothing may be concluded.  A failure counts whether
+    it is known or not: what is known of one release may be mended in another.
+
+    Args:
+        signs: (direction, sign) of its draws.
+    """
+    for verdict in verdicts:
+        if verdict.kind in LOUD:
+            return LOUD[verdict.kind], verdict.detail.partition("\n")[0]
+    wrong = [verdict for verdict in verdicts if verdict.failed]
+    for verdict in sorted(wrong, key=lambda each: each.claim == gradients_equal_unsharded.name):
+        what = "wrong gradient" if verdict.claim == gradients_equal_unsharded.name else "wrong"
+        return what, f"{verdict.kind}: {verdict.judgement.mismatches[:1]}"
+    if ("forward", "R") in signs:
+        return "refused", ""
+    if ("gradient", "R") in signs:
+        return "gradient refused", ""
+    return "holds", ""
+
+
+def judged(name: str, num_cases: int, seed: int, pool: Pool) -> dict[str, Any]:
+    """What a line of the file says of an operator."""
+    begun_s, counts, reasons, failures = time.monotonic(), Counter[str](), defaultdict[str, Counter[str]](Counter), []
+    verdicts_of: Counter[str] = Counter()
+    outcomes: dict[str, tuple[str, str]] = {}
+    space = Space(limits.WORLD_SIZES, limits.DTYPES)
+    for case in drawn(operator_cases(space, operators=(name,)), num_cases, number=seed):
+        replies = pool.run(SUBJECT, case)
+        verdicts = judge_replies(SUBJECT, case, replies, (*CLAIMS.values(), agrees_on_all_ranks))
+        verdicts_of.update(verdict.kind for verdict in verdicts)
+        signs = list(signs_of(case, replies, verdicts))
+        for direction, sign, reason in signs:
+            counts[f"{direction} {kind_of(case)} {sign}"] += 1
+            if sign in "?R":
+                reasons[f"{direction} {sign}"][reason[:160]] += 1
+        outcomes[repr(case)] = outcome_of(verdicts, {(direction, sign) for direction, sign, _ in signs})
+        for verdict in verdicts:
+            if verdict.failed and not is_known(verdict):
+                mismatches = verdict.judgement.mismatches
+                what = mismatches[0] if mismatches else verdict.detail[:300]
+                failures.append(f"{verdict.claim} {verdict.kind} {case!r} {what}")
+                print(f"  {failures[-1]}", file=sys.stderr, flush=True)
+    return {
+        "torch": Version(torch.__version__).public,
+        "operator": name,
+        "seed": seed,
+        "cases": num_cases,
+        "seconds": round(time.monotonic() - begun_s, 1),
+        "counts": counts,
+        "verdicts": verdicts_of,
+        "reasons": {key: dict(texts.most_common(3)) for key, texts in reasons.items()},
+        "failures": failures,
+        "outcomes": outcomes,
+    }
+
+
+def sweep(file: Path, names: Iterable[str], num_cases: int, seed: int) -> None:
+    """Judges what the file does not have from this seed; tells what the installed torch does not take."""
+    done = {(line["operator"], line["seed"]) for line in lines_of(file)} if file.exists() else set()
+    with Pool() as pool, file.open("a", encoding="utf-8") as out:
+        for name in names:
+            if (name, seed) not in done:
+                try:
+                    line = judged(name, num_cases, seed, pool)
+                except Misuse as error:
+                    print(f"  {error}", file=sys.stderr, flush=True)
+                    continue
+                out.write(json.dumps(line) + "\n")
+                out.flush()
+
+
+def has_gradient(name: str) -> bool:
+    """Whether the unsharded operator has one."""
+    shapes: tuple[tuple[int, ...], ...] = ((2,), (2, 2), (2, 2, 2), ())
+    signature = next(found for shape in shapes for found in signatures_of(name, shape))
+    dtypes = ("float64",) * len(signature.shapes)
+    return any(result.operands for result in results_of(name, signature.shapes, signature.arguments, dtypes))
+
+
+def table(lines: list[dict[str, Any]]) -> Iterator[str]:
+    """A row per operator of torch's list, and how many are judged."""
+    from torch.distributed.tensor._ops.strategy_validation import get_registered_op_names
+
+    counts: dict[str, Counter[tuple[str, str]]] = defaultdict(Counter)
+    reasons: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    for line in lines:
+        for key, num in line["counts"].items():
+            direction, _, sign = key.split(" ")
+            counts[line["operator"]][direction, sign] += num
+        for key, texts in line["reasons"].items():
+            reasons[line["operator"], key.split(" ")[0]].update(texts)
+    registered = get_registered_op_names()
+    rows = {name: ROWS_OF.get(name, name) for name in registered}
+    rows |= {name: name for name in OPERATORS if name not in rows.values()}
+    yield "| operator | forward | gradient |"
+    yield "| --- | --- | --- |"
+    judged, left, refused = (defaultdict[str, list[str]](list) for _ in range(3))
+    for name, row in rows.items():
+        cells = [name]
+        for direction in DIRECTIONS:
+            signs = {sign: counts[row][direction, sign] for sign in "=~?RKX"}
+            if direction == "gradient" and not (row in OPERATORS and has_gradient(row)):
+                cells.append("none")
+                continue
+            cells.append(" ".join(f"{sign}{num}" for sign, num in signs.items() if num))
+            [(reason, _)] = reasons[row, direction].most_common(1) or [("no draw", 0)]
+            kept = judged if any(signs[sign] for sign in "=~K") else refused if signs["R"] else left
+            if name in registered:
+                kept[direction].append(f"`{name}`: {reason}")
+        yield f"| {' | '.join(cells)} |"
+    for direction in DIRECTIONS:
+        num, of = len(judged[direction]), len(judged[direction]) + len(left[direction])
+        yield f"{direction}: {num} of {of} are judged ({100 * num / of:.1f} %); not judged, and refused by DTensor:"
+        yield from (f"- {text}" for text in [*left[direction], *refused[direction]])
+    num_verdicts, num_failures = (
+        sum(num for line in lines for num in line["verdicts"].values()),
+        sum(len(line["failures"]) for line in lines),
+    )
+    yield f"{num_verdicts} verdicts, {num_failures} fail"
+
+
+def main(texts: list[str]) -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("names", nargs="+", metavar="FILE or OPERATOR")
+    parser.add_argument("--cases", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--shard", default="1/1")
+    parser.add_argument("--table", action="store_true")
+    given = parser.parse_intermixed_args(texts)
+    warnings.simplefilter("ignore")
+    if given.table:
+        print("\n".join(table(lines_of(*map(Path, given.names)))))
+        return
+    torch.set_num_threads(1)
+    number, num = map(int, given.shard.split("/"))
+    names = given.names[1:] or list(OPERATORS)[number - 1 :: num]
+    sweep(Path(given.names[0]), names, given.cases, given.seed)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,140 @@
+"""Which wrong rules of DTensor are found, in what smallest case, and how soon, beside torch's own validation.
+
+    python -m studies.operator_defects [--beside] [NAME ...]
+
+`time` is that of the search until a claim rejects the defect, `smallest` what that is shrunk to.  With --beside torch's
+`strategy_validation` is asked about the same operator with the same rule planted: it is red where it finds more wrong
+rules than without.
+
+Source: torch.distributed.tensor._ops.strategy_validation.compare_operator (2.13.0), on samples of torch's own list.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from equivtest.check import judge
+from equivtest.families.operators.strategy import operator_cases
+from equivtest.property import Property, Space
+from equivtest.pytest_plugin.suite import shipped
+from equivtest.ranks.pool import Pool
+from equivtest.search.chunks import Chunk
+from equivtest.search.known import SHIPPED, KnownFailures
+from equivtest.search.search import search
+from tests.drawing import drawn
+from tests.programs.rules import WRONG, WrongRule, planted
+
+DTYPES = ("float32", "float64")
+MAX_CASES = 200
+KNOWN = KnownFailures.load(SHIPPED)
+
+
+def property_of(name: str) -> Property:
+    """The shipped property about the defect, of the operator that it is planted in."""
+    one = (WRONG[name].operator,)
+    return replace(
+        shipped()["dtensor_operators"],
+        subject=f"tests.programs.rules:{name}",
+        cases=lambda space: operator_cases(space, operators=one),
+    )
+
+
+def known_of(name: str) -> KnownFailures:
+    subject = f"tests.programs.rules:{name}"
+    return KnownFailures(tuple(replace(entry, subject=subject) for entry in KNOWN.of("dtensor_operators")))
+
+
+def found(name: str, pool: Pool) -> tuple[str, float, int]:
+    """(what rejects it and the smallest case, seconds until it was rejected, cases until then)."""
+    prop, known, begun_s = property_of(name), known_of(name), time.monotonic()
+    space = Space((WRONG[name].world_size,), DTYPES)
+    for number, case in enumerate(drawn(prop.cases(space), MAX_CASES), 1):
+        for verdict in judge(prop.subject, case, pool, prop.claims):
+            if verdict.failed and not known.match(verdict.subject, verdict.claim, verdict.case, verdict.kind):
+                return f"{verdict.claim} {verdict.kind}", time.monotonic() - begun_s, number
+    return "GREEN", time.monotonic() - begun_s, MAX_CASES
+
+
+def smallest(name: str, target: tuple[str, str], pool: Pool) -> str:
+    """What a search comes to that looks for that claim and kind."""
+    with TemporaryDirectory() as folder:
+        for index in range(3):
+            chunk = Chunk(WRONG[name].world_size, DTYPES, index, MAX_CASES)
+            findings = search(property_of(name), chunk, pool, known_of(name), Path(folder), only=target)
+            if findings.failures:
+                return str(findings.failures[0].case)
+    return "?"
+
+
+def validated(wrong: WrongRule) -> str:
+    """What torch's validation says with and without the rule: how many of its own rules it finds wrong."""
+    import torch.testing._internal.common_methods_invocations as common_ops
+    from torch.distributed.tensor._ops import strategy_validation as validation
+    from torch.testing._internal.opinfo import core as opinfo_core
+
+    if not dist.is_initialized():  # two ranks that it simulates, as its command does, and samples that they divide
+        dist.init_process_group("fake", rank=0, world_size=2)
+        for module in (opinfo_core, common_ops):
+            module.L, module.M, module.S, module.XS = 24, 12, 4, 2
+
+    def count() -> Any:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            stats = validation.compare_operator(
+                wrong.listed or wrong.operator.partition(" ")[0], max_samples=12, incorrect_only=True
+            )
+        return len(stats.false_positives) if stats.total_samples else None
+
+    try:
+        without = count()
+        with planted(wrong):
+            beside = count()
+    except Exception as error:
+        return f"raises {type(error).__name__}"
+    if without is None:
+        return "not asked"
+    return f"{'red' if beside > without else 'green'} ({without} -> {beside})"
+
+
+def rows(names: list[str], *, beside: bool) -> Iterator[str]:
+    yield "| defect | what is wrong | operator | rejected by | cases | seconds | smallest case | torch's validation |"
+    yield "|" + " --- |" * 8
+    with Pool() as pool:
+        for name in names:
+            wrong = WRONG[name]
+            how, seconds, num = found(name, pool)
+            case = "" if how == "GREEN" else smallest(name, tuple(how.split(" ")), pool)  # type: ignore[arg-type]
+            torch_says = validated(wrong) if beside else ""
+            cells = (name, wrong.kind, wrong.operator, how, str(num), f"{seconds:.1f}", f"`{case}`", torch_says)
+            yield f"| {' | '.join(cells)} |"
+
+
+def main(texts: list[str]) -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--beside", action="store_true")
+    given = parser.parse_args(texts)
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    lines = []
+    for line in rows(given.names or list(WRONG), beside=given.beside):
+        print(line, flush=True)
+        lines.append(line)
+    num_red = sum("| GREEN |" not in line for line in lines[2:])
+    print(f"{num_red} of {len(lines) - 2} are red")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,100 @@
+"""Two ways to compute one thing, timed turn by turn in the same ranks: seconds, and ratios within each turn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from equivtest.cases.case import Case
+from equivtest.families.embedding.case import STYLES
+from equivtest.families.embedding.ways.case import EmbeddingWaysCase
+from equivtest.ranks.pool import Pool
+from studies.speed.measure import Spread, require_answers
+from studies.speed.rank_timing import FETCH_PARTS, FETCHES, ManyParameters
+
+VISIT = "studies.speed.rank_timing:visit_timed"
+WORLD_SIZES = (2, 4)
+OUTPUT_LAYOUTS = {"whole": "replicate", "sequence": "shard(1)", "hidden": "shard(2)"}
+"""What an embedding's output (batch, sequence, hidden) is sharded on."""
+
+NUM_PARAMETERS = 200
+NUMELS = {10: 20, 1_000: 20, 100_000: 5}
+"""Elements of each parameter that is fetched -> how often that is timed for each repetition asked for."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One part of the work at one setting.
+
+    Attributes:
+        setting: What is computed, in words.
+        part: 'forward', 'submit', ...
+        seconds: Way -> of the slowest rank.
+        ratio: Of the second way over the first, turn by turn.
+    """
+
+    setting: str
+    world_size: int
+    part: str
+    seconds: dict[str, Spread]
+    ratio: Spread
+
+
+def embedding_case(world_size: int, output: str, *, records: bool = False) -> EmbeddingWaysCase:
+    """2 sequences of 128 tokens, 4,096 ids, 256 features, float32; `output` is one of OUTPUT_LAYOUTS."""
+    return EmbeddingWaysCase(
+        world_size=world_size, leading=(2, 128), num_embeddings=4096, embedding_dim=256,
+        output_layout=OUTPUT_LAYOUTS[output], values=(("real", 0),), poison="none", records=records,
+    )  # fmt: skip
+
+
+def measure_embeddings(repeats: int) -> list[Compared]:
+    """Forward and backward by columns and by rows, for every layout of the output."""
+    found = []
+    with Pool(max_worlds=1, visit=VISIT) as pool:
+        for world_size in WORLD_SIZES:
+            for output in OUTPUT_LAYOUTS:
+                times_s = _times(pool, "time_embeddings", embedding_case(world_size, output), repeats)
+                found += _compare(output, world_size, ("forward", "backward"), STYLES, times_s)
+    return found
+
+
+def measure_fetches(repeats: int) -> list[Compared]:
+    """200 parameters fetched at once by all_gather and by all_reduce, for every size of them."""
+    found = []
+    with Pool(max_worlds=1, visit=VISIT) as pool:
+        for world_size in WORLD_SIZES:
+            for numel, num_timed in NUMELS.items():
+                case = ManyParameters(
+                    world_size=world_size,
+                    poison="none",
+                    num_parameters=NUM_PARAMETERS,
+                    numel=numel,
+                    num_timed=num_timed,
+                )
+                times_s = _times(pool, "time_fetches", case, repeats)
+                found += _compare(f"{numel:,} elements", world_size, FETCH_PARTS, tuple(FETCHES), times_s)
+    return found
+
+
+def _times(pool: Pool, function: str, case: Case, repeats: int) -> torch.Tensor:
+    """Of the slowest rank: (times, ways, parts), seconds."""
+    found = []
+    for _ in range(repeats):
+        replies = pool.run(f"studies.speed.rank_timing:{function}", case)
+        require_answers(function, case, replies)
+        found.append(torch.stack([reply.answers[0].tensors["times"].local for reply in replies]).amax(0))
+    return torch.cat(found)
+
+
+def _compare(
+    setting: str, world_size: int, parts: Sequence[str], ways: Sequence[str], times_s: torch.Tensor
+) -> list[Compared]:
+    compared = []
+    for number, part in enumerate(parts):
+        first_s, second_s = times_s[:, 0, number], times_s[:, 1, number]
+        seconds = dict(zip(ways, (Spread.of(first_s.tolist()), Spread.of(second_s.tolist())), strict=True))
+        compared.append(Compared(setting, world_size, part, seconds, Spread.of((second_s / first_s).tolist())))
+    return compared

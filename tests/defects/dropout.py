@@ -1,0 +1,172 @@
+"""Dropouts that are wrong in one way each: all but the last of our own, and right but for that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from equivtest.cases.subject import Answers, Given
+from equivtest.families.dropout.case import DropoutCase
+from equivtest.families.dropout.subject import dropout_answers, parallel_dropout
+from tests.defects.defect import answers_of, defect
+
+
+@dataclass
+class OwnDropout:
+    """A dropout on local tensors; its methods are what a defect changes."""
+
+    case: DropoutCase
+    mesh: DeviceMesh
+    given: Given
+    source: torch.Generator = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.source = torch.Generator(device=self.mesh.device_type).manual_seed(self.seed())
+
+    def answers(self) -> Answers:
+        x = self.given["x"].detach().requires_grad_("x" in self.case.requires_grad)
+        mask = self.mask(x)
+        output = _Masked.apply(x, mask, self.mask_of_backward(x, mask), self.scale())  # type: ignore[no-untyped-call]
+        if output.requires_grad:
+            output.backward(self.given["cotangent"])
+        return dropout_answers(self.case, x, output)
+
+    def seed(self) -> int:
+        """Another one for each part, from one that all ranks share."""
+        return int(self.given["seeds"]) + self.part
+
+    @property
+    def part(self) -> int:
+        return self.mesh.get_local_rank() if self.case.is_sharded else 0
+
+    def mask(self, x: torch.Tensor) -> torch.Tensor:
+        """What is left."""
+        if self.case.is_identity:
+            return torch.ones_like(x, dtype=torch.bool)
+        return torch.rand(x.shape, generator=self.source, device=x.device) < self.chance()
+
+    def chance(self) -> float:
+        """The chance of an element to be left."""
+        return 1 - self.case.p
+
+    def mask_of_backward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return mask
+
+    def scale(self) -> float:
+        return 1.0 if self.case.is_identity or self.case.p == 1 else 1 / (1 - self.case.p)
+
+
+class _Masked(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, mask: torch.Tensor, back: torch.Tensor, scale: float) -> torch.Tensor:
+        ctx.save_for_backward(back)
+        ctx.scale = scale
+        return x.mul(scale).where(mask, 0)
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        return cotangent.mul(ctx.scale).where(ctx.saved_tensors[0], 0), None, None, None
+
+
+class _AnotherInBackward(OwnDropout):
+    """The backward draws what is dropped once more."""
+
+    def mask_of_backward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return self.mask(x)
+
+
+another_mask_in_backward = defect(
+    replaces="parallel_dropout",
+    family="state across calls",
+    claim="gradients_equal_unsharded",
+    smallest=DropoutCase(world_size=1, values=(("dense", 1),)),
+    why="of one element the two masks differ half of the time",
+)(answers_of(_AnotherInBackward))
+
+
+class _NotScaled(OwnDropout):
+    """What is left is not divided by 1 - p."""
+
+    def scale(self) -> float:
+        return 1.0
+
+
+not_scaled = defect(
+    replaces="parallel_dropout",
+    family="wrong divisor or wrong group",
+    claim="equals_unsharded",
+    smallest=DropoutCase(world_size=1, requires_grad=(), values=(("dense", 6),)),
+    why="one element that is left",
+)(answers_of(_NotScaled))
+
+
+class _SameInEach(OwnDropout):
+    """Each rank draws for its part what rank 0 draws."""
+
+    def seed(self) -> int:
+        return self.case.values[0][1]
+
+
+same_mask_in_each_shard = defect(
+    replaces="parallel_dropout",
+    family="chance that is none",
+    claim="drops_at_random",
+    kind="chance",
+    smallest=DropoutCase(world_size=2, shape=(2, 56), layout="shard(0)", requires_grad=()),
+    why="two ranks need the 56 elements each of which the claim speaks",
+)(answers_of(_SameInEach))
+
+
+class _Apart(OwnDropout):
+    """Each rank draws by its number, also where all hold the same."""
+
+    @property
+    def part(self) -> int:
+        return self.mesh.get_local_rank()
+
+
+replicas_that_draw_apart = defect(
+    replaces="parallel_dropout",
+    family="replicas that differ",
+    claim="agrees_on_all_ranks",
+    kind="replica",
+    smallest=DropoutCase(world_size=2, requires_grad=(), values=(("dense", 2),)),
+    why="of one element two ranks differ half of the time",
+)(answers_of(_Apart))
+
+
+class _NothingDropped(OwnDropout):
+    """All is left where chance should decide, and scaled by 1 / (1 - p) all the same."""
+
+    def chance(self) -> float:
+        return 1.0 if self.case.drops_some else super().chance()
+
+
+nothing_dropped = defect(
+    replaces="parallel_dropout",
+    family="chance that is none",
+    claim="drops_at_random",
+    kind="chance",
+    smallest=DropoutCase(world_size=1, shape=(56,), requires_grad=()),
+    why="the 56 elements of which the claim speaks",
+)(answers_of(_NothingDropped))
+
+
+@defect(
+    replaces="parallel_dropout",
+    family="flags",
+    claim="equals_unsharded",
+    smallest=DropoutCase(world_size=1, training=False, requires_grad=()),
+    why="one element is doubled or dropped",
+)
+def drops_in_eval(case: DropoutCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """torch's own, but in training mode also where the module is not."""
+    return parallel_dropout(_in_training(case), mesh, given)
+
+
+def _in_training(case: DropoutCase) -> DropoutCase:
+    """The case in training mode, in which its values have no say."""
+    return replace(case, training=True, values=(("dense", 0),))

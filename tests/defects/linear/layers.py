@@ -1,0 +1,162 @@
+"""Linear layers under tensor parallelism that are wrong in one way each."""
+
+from __future__ import annotations
+
+import torch
+from torch import distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+from torch.nn import functional
+
+from equivtest.cases.subject import Answers, Given
+from equivtest.families.linear.case import LinearCase
+from equivtest.families.linear.subject import run_linear
+from equivtest.layout import local_shape
+from equivtest.tensors import Placed
+from tests.defects.defect import defect, run_with
+
+
+class _BiasOnEveryRank(nn.Linear):
+    """Rowwise: each rank adds the whole bias to its partial output, so the sum holds it w times."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert isinstance(x, DTensor) and isinstance(self.weight, DTensor)
+        bias = self.bias.to_local() if isinstance(self.bias, DTensor) else None
+        partial = functional.linear(x.to_local(), self.weight.to_local(), bias)
+        return DTensor.from_local(partial, x.device_mesh, [Partial()], run_check=False)
+
+
+bias_on_every_rank = defect(
+    replaces="rowwise_linear",
+    family="a partial value taken for the whole",
+    claim="equals_unsharded",
+    smallest=LinearCase(world_size=2, style="rowwise", bias=True),
+    why="one rank adds it once; two add it twice",
+)(run_with(run_linear, RowwiseParallel, _BiasOnEveryRank))
+
+
+class _InputGradientNotReduced(nn.Linear):
+    """Colwise: each rank's share of the input gradient is taken for the whole."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert isinstance(x, DTensor) and isinstance(self.weight, DTensor)
+        bias = self.bias.to_local() if isinstance(self.bias, DTensor) else None
+        whole = x.to_local(grad_placements=[Replicate()])  # right: [Partial()]
+        local = functional.linear(whole, self.weight.to_local(), bias)
+        shape = torch.Size((*x.shape[:-1], self.weight.shape[0]))
+        stride = torch.empty(shape, device="meta").stride()
+        return DTensor.from_local(local, x.device_mesh, [Shard(-1)], run_check=False, shape=shape, stride=stride)
+
+
+input_gradient_not_reduced = defect(
+    replaces="colwise_linear",
+    family="a reduction missing in the backward",
+    claim="gradients_equal_unsharded",
+    smallest=LinearCase(world_size=2, style="colwise", requires_grad=("x",)),
+    why="the second rank holds no out feature, so its share of the gradient is zero",
+)(run_with(run_linear, ColwiseParallel, _InputGradientNotReduced))
+
+
+@defect(
+    replaces="colwise_linear",
+    family="shard order",
+    claim="gradients_equal_unsharded",
+    smallest=LinearCase(world_size=2, style="colwise", out_features=2, requires_grad=("weight",)),
+    why="two ranks need one out feature each",
+)
+def weight_gradient_shards_swapped(case: LinearCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """Colwise: ranks 0 and 1 hold each other's weight gradient, where their shards are of one size."""
+    answers = run_linear(case, mesh, given, ColwiseParallel)
+    gradient = answers.get("grad.weight")
+    shapes = [local_shape(case.shapes()["weight"], case.layouts()["param.weight"], case.mesh_shape, rank)
+              for rank in range(min(2, case.world_size))]  # fmt: skip
+    if isinstance(gradient, DTensor) and len(shapes) == 2 and shapes[0] == shapes[1]:
+        swap_between_first_two(gradient.to_local(), mesh)
+    return answers
+
+
+def swap_between_first_two(tensor: torch.Tensor, mesh: DeviceMesh) -> None:
+    """Ranks 0 and 1 of the mesh exchange what they hold in `tensor`, of one shape on both; others do nothing."""
+    rank, group, processes = mesh.get_local_rank(), mesh.get_group(), mesh.mesh.flatten().tolist()
+    if rank > 1:
+        return
+    other = torch.empty_like(tensor)
+    for sender in (0, 1):
+        if rank == sender:
+            dist.send(tensor.contiguous(), processes[1 - sender], group=group)
+        else:
+            dist.recv(other, processes[sender], group=group)
+    tensor.copy_(other)
+
+
+@defect(
+    replaces="rowwise_linear",
+    family="layout of gradients",
+    claim="keeps_layout_of_parameter",
+    kind="layout",
+    smallest=LinearCase(world_size=1, style="rowwise", requires_grad=("weight",)),
+    why="the layout is wrong on a mesh of one rank too",
+)
+def weight_gradient_replicated(case: LinearCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """Rowwise: the weight gradient, right in value, is whole on every rank instead of sharded."""
+    answers = run_linear(case, mesh, given, RowwiseParallel)
+    gradient = answers.get("grad.weight")
+    if isinstance(gradient, DTensor):
+        answers["grad.weight"] = gradient.redistribute(placements=[Replicate()])
+    return answers
+
+
+@defect(
+    replaces="rowwise_linear",
+    family="inputs modified",
+    claim="does_not_touch_its_inputs",
+    kind="touched",
+    smallest=LinearCase(world_size=1, style="rowwise", requires_grad=()),
+    why="one rank and one element suffice",
+)
+def cotangent_scaled_in_place(case: LinearCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """Rowwise: the cotangent is scaled in place once the backward is done with it."""
+    answers = run_linear(case, mesh, given, RowwiseParallel)
+    given["cotangent"].mul_(2)
+    return answers
+
+
+@defect(
+    replaces="rowwise_linear",
+    family="replicas that differ",
+    claim="agrees_on_all_ranks",
+    kind="replica",
+    smallest=LinearCase(world_size=2, style="rowwise"),
+    why="two ranks are needed to differ",
+)
+def output_differs_on_last_rank(case: LinearCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """Rowwise: the last rank's first output element is one ulp off."""
+    answers = run_linear(case, mesh, given, RowwiseParallel)
+    output = answers["output"]
+    assert output is not None
+    local = output.local if isinstance(output, Placed) else output.to_local()
+    if case.world_size > 1 and mesh.get_local_rank() == case.world_size - 1 and local.numel():
+        first = local.detach().view(-1)[:1]
+        first.copy_(torch.nextafter(first, torch.full_like(first, torch.inf)))
+    return answers
+
+
+@defect(
+    replaces="rowwise_linear",
+    family="a way of its own for one rank",
+    claim="is_the_identity_for_one_rank",
+    kind="bits",
+    smallest=LinearCase(world_size=1, style="rowwise", requires_grad=()),
+    why="one product of two factors that share the 24 bits of float32 has more than the 8 of bfloat16",
+)
+def rounds_on_one_rank(case: LinearCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """Rowwise: one rank alone takes a way of its own, on which the output is rounded to bfloat16."""
+    answers = run_linear(case, mesh, given, RowwiseParallel)
+    output = answers["output"]
+    assert output is not None
+    local = (output.local if isinstance(output, Placed) else output.to_local()).detach()
+    if case.world_size == 1:
+        local.copy_(local.to(torch.bfloat16))
+    return answers

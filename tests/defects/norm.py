@@ -1,0 +1,72 @@
+"""Norms under sequence parallelism that are wrong in one way each."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from equivtest.cases.subject import Answers, Given
+from equivtest.families.norm.case import NormCase
+from equivtest.families.norm.subject import run_norm, sequence_layer_norm
+from equivtest.layout import Layout, Replicate
+from equivtest.tensors import Placed
+from tests.defects.defect import defect
+
+
+@defect(
+    replaces="sequence_layer_norm",
+    family="a reduction missing in the backward",
+    claim="gradients_equal_unsharded",
+    smallest=NormCase(
+        world_size=2, norm="layer_norm", leading=(2,), parameters=("weight", "bias"), requires_grad=("bias",)
+    ),
+    why="two ranks need one token each, since torch gathers a shorter sequence",
+)
+def gradient_of_own_tokens(case: NormCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """layer_norm: each rank's share of the gradients of weight and bias is taken for the whole."""
+    answers = sequence_layer_norm(case, mesh, given)
+    for name in case.parameters:
+        gradient = answers.get(f"grad.{name}")
+        if isinstance(gradient, DTensor):
+            answers[f"grad.{name}"] = Placed(gradient.to_local(), Layout((Replicate(),)))
+    return answers
+
+
+@defect(
+    replaces="sequence_rms_norm",
+    family="eps at another place",
+    claim="equals_unsharded",
+    smallest=NormCase(world_size=1, norm="rms_norm", requires_grad=(), values=(("real", 1),)),
+    why="of mean square q, values are off by eps / sqrt(q) of themselves, by right by eps / 2 q: the same at a quarter",
+)
+def eps_outside_the_root(case: NormCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """rms_norm: eps is added to the root of the mean square, not to the mean square."""
+    return run_norm(case, mesh, given, _EpsOutside(case.features, case.eps, bool(case.parameters), device="meta"))
+
+
+class _EpsOutside(nn.RMSNorm):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert self.eps is not None
+        normed = x / (x.pow(2).mean(-1, keepdim=True).sqrt() + self.eps)
+        return normed if self.weight is None else normed * self.weight
+
+
+@defect(
+    replaces="sequence_rms_norm",
+    family="another dim",
+    claim="equals_unsharded",
+    smallest=NormCase(world_size=1, norm="rms_norm", requires_grad=()),
+    why="of a single token each feature would become a sign",
+)
+def moments_of_a_feature(case: NormCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """rms_norm: the mean square is taken over the first dim of the activation, not over the features."""
+    return run_norm(case, mesh, given, _OverFirstDim(case.features, case.eps, bool(case.parameters), device="meta"))
+
+
+class _OverFirstDim(nn.RMSNorm):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert self.eps is not None
+        normed = x / (x.pow(2).mean(0, keepdim=True) + self.eps).sqrt()
+        return normed if self.weight is None else normed * self.weight

@@ -1,0 +1,131 @@
+"""Clipping by the norm of all gradients that is wrong in one way each."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from equivtest.families.training.data_parallel.case import DataParallelCase
+from equivtest.families.training.data_parallel.subject import DdpRun
+from equivtest.families.training.two_axes.case import TwoAxisCase
+from equivtest.families.training.two_axes.subject import HsdpRun
+from equivtest.families.training.zero3.subject import Zero3Run
+from equivtest.families.training.zero3.subject.clipping import scale
+from equivtest.families.zero3.fetch.subject import all_gather, fetch_by_all_gather, fetch_by_all_reduce
+from tests.defects.defect import answers_of, defect
+
+
+class _Local(Zero3Run):
+    """ZeRO-3 that clips each rank's partitions by their own norm."""
+
+    def global_norm(self, gradients: list[torch.Tensor]) -> torch.Tensor:
+        elements = torch.cat([*gradients, gradients[0].new_zeros(1)])
+        norm: torch.Tensor = torch.linalg.vector_norm(elements, float(self.case.norm_type))
+        return norm
+
+
+clipped_by_local_norm = defect(
+    replaces="zero3_mlp_all_gather",
+    family="a partial value taken for the whole",
+    claim="trains_like_unsharded",
+    smallest=DataParallelCase(
+        world_size=2, style="zero3", requires_grad=("out_proj.weight",), optimizer="sgd", steps=2, clip_norm=1.0
+    ),
+    why="one rank's norm is that of all; of two, the second holds nothing of one element",
+)(answers_of(_Local, fetch_by_all_gather))
+
+
+class _Rootless(Zero3Run):
+    """ZeRO-3 that divides by the sum of squares, whose root it answers."""
+
+    def clip(self) -> torch.Tensor:
+        gradients = [view.grad for view in self.views.values() if view.grad is not None]
+        norm = self.global_norm(gradients)
+        power = 1.0 if self.case.norm_type == "inf" else float(self.case.norm_type)
+        scale(gradients, norm.pow(power), self.case.clip_norm)
+        return norm
+
+
+clipped_without_root = defect(
+    replaces="zero3_mlp_all_reduce",
+    family="wrong divisor or wrong group",
+    claim="trains_like_unsharded",
+    smallest=DataParallelCase(
+        world_size=1, style="zero3", requires_grad=("out_proj.weight",), optimizer="sgd", steps=2, clip_norm=1.0
+    ),
+    why="the gradient of one weight is 4 or more, clipped to 1; its square divides by 16",
+)(answers_of(_Rootless, fetch_by_all_reduce))
+
+
+class _TooLate(DdpRun):
+    """DDP whose gradients are clipped once they have been used."""
+
+    def update(self, optimizer: torch.optim.Optimizer, step: int) -> None:
+        optimizer.step()
+        self.keep_clipped(step)
+
+
+clipped_after_the_update = defect(
+    replaces="ddp_mlp",
+    family="state across steps",
+    claim="trains_like_unsharded",
+    smallest=DataParallelCase(
+        world_size=1, requires_grad=("out_proj.weight",), optimizer="sgd", steps=2, clip_norm=1.0
+    ),
+    why="one rank and one weight whose gradient is more than 1",
+)(answers_of(_TooLate))
+
+
+class _ScaledUp(DdpRun):
+    """DDP that scales gradients to the norm that they must not exceed, smaller ones too."""
+
+    def clip(self) -> torch.Tensor:
+        gradients = [self.model.get_parameter(name).grad for name in self.case.trained_names()]
+        present = [gradient for gradient in gradients if gradient is not None]
+        norm = nn.utils.get_total_norm(present, float(self.case.norm_type))
+        for gradient in present:
+            gradient.mul_(self.case.clip_norm / (norm + 1e-6))
+        return norm
+
+
+scaled_up_to_the_norm = defect(
+    replaces="ddp_mlp",
+    family="a term missing",
+    claim="trains_like_unsharded",
+    smallest=DataParallelCase(
+        world_size=1, requires_grad=("out_proj.weight",), optimizer="sgd", steps=2, clip_norm=16.0
+    ),
+    why="one rank and one weight whose gradient is less than 16",
+)(answers_of(_ScaledUp))
+
+
+class _Replicas(HsdpRun):
+    """HSDP whose norm adds what every rank holds, replicas of a shard once per rank."""
+
+    def clip(self) -> torch.Tensor:
+        gradients = [self.gradient(name) for name in self.case.trained_names()]
+        held = [gradient.to_local() for gradient in gradients if isinstance(gradient, DTensor)]
+        elements, p = torch.cat([local.reshape(-1) for local in held]).double(), float(self.case.norm_type)
+        norms = elements.new_empty(self.case.world_size)
+        all_gather(norms, torch.linalg.vector_norm(torch.cat([elements, elements.new_zeros(1)]), p).reshape(1))
+        norm: torch.Tensor = torch.linalg.vector_norm(norms, p).to(held[0].dtype)
+        scale(held, norm, self.case.clip_norm)
+        return norm
+
+
+replicas_counted_in_the_norm = defect(
+    replaces="hsdp_mlp",
+    family="a partial value taken for the whole",
+    claim="trains_like_unsharded",
+    smallest=TwoAxisCase(
+        world_size=4,
+        mesh=(2, 2),
+        style="hsdp",
+        requires_grad=("out_proj.weight",),
+        optimizer="sgd",
+        steps=2,
+        clip_norm=1.0,
+    ),
+    why="a weight of one element that two ranks hold alike; two would do, but such a mesh is seldom drawn",
+)(answers_of(_Replicas))

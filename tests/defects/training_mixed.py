@@ -1,0 +1,97 @@
+"""Mixed precision under FSDP2 that is wrong in one way each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.tensor import DTensor
+
+from equivtest.families.training.mixed.case import MixedCase
+from equivtest.families.training.mixed.subject import MixedRun
+from equivtest.tensors import DTYPES
+from tests.defects.defect import answers_of, defect
+
+_TWO_SUMS = MixedCase(
+    world_size=1,
+    reduce_dtype="float32",
+    biases=("out_proj",),
+    requires_grad=("out_proj.bias",),
+    micro_batches=2,
+    values=(("wide-g", 1),),
+)
+
+
+class _ReducedNarrow(MixedRun):
+    """FSDP2 that adds and reduces gradients in the dtype that they were computed in."""
+
+    def policy(self) -> MixedPrecisionPolicy:
+        return replace(super().policy(), reduce_dtype=None)
+
+
+reduced_in_the_dtype_of_parameters = defect(
+    replaces="fsdp2_mixed_mlp",
+    family="a reduction in fewer bits",
+    claim="gradients_equal_unsharded",
+    smallest=_TWO_SUMS,
+    why="one sum is rounded nowhere; of two that each take eight bits one is in larger units",
+)(answers_of(_ReducedNarrow))
+
+
+class _NeverCast(MixedRun):
+    """FSDP2 that casts neither parameters nor inputs; what it gives has the right dtype."""
+
+    def policy(self) -> MixedPrecisionPolicy:
+        return replace(super().policy(), param_dtype=None)
+
+
+computed_in_the_dtype_of_masters = defect(
+    replaces="fsdp2_mixed_mlp",
+    family="flags",
+    claim="equals_unsharded",
+    kind="shape",
+    smallest=MixedCase(world_size=1, output_dtype="float32", requires_grad=("out_proj.weight",)),
+    why="the layer takes float32; nothing need be trained, no gradient be reduced",
+)(answers_of(_NeverCast))
+
+
+class _NarrowMasters(MixedRun):
+    """FSDP2 whose parameters, float32 by name, hold after each update no more than layers compute with."""
+
+    def update(self, optimizer: torch.optim.Optimizer, step: int) -> None:
+        super().update(optimizer, step)
+        for name in self.case.trained_names():
+            master = self.model.get_parameter(name)
+            assert isinstance(master, DTensor)
+            local = master.to_local().detach()
+            local.copy_(local.to(DTYPES[self.case.param_dtype]))
+
+
+masters_kept_narrow = defect(
+    replaces="fsdp2_mixed_mlp",
+    family="rounded on its way",
+    claim="trains_like_unsharded",
+    smallest=MixedCase(world_size=1, requires_grad=("out_proj.weight",), optimizer="sgd", steps=2, lr=0.1),
+    why="one weight; with a power of two for a learning rate, what an update leaves would fit",
+)(answers_of(_NarrowMasters))
+
+
+class _NarrowGradients(MixedRun):
+    """FSDP2 that reduces in float32, and then rounds the average to what layers compute with."""
+
+    def gradient(self, name: str) -> torch.Tensor | None:
+        gradient = super().gradient(name)
+        if isinstance(gradient, DTensor):
+            local = gradient.to_local()
+            local.copy_(local.to(DTYPES[self.case.param_dtype]))
+        return gradient
+
+
+gradients_kept_narrow = defect(
+    replaces="fsdp2_mixed_mlp",
+    family="rounded on its way",
+    claim="gradients_equal_unsharded",
+    smallest=_TWO_SUMS,
+    why="as of a reduction in fewer bits: the sum takes more than eight bits",
+)(answers_of(_NarrowGradients))

@@ -1,0 +1,185 @@
+"""Data parallelism on a mesh of two axes that is wrong in one way each."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+import torch
+from torch import distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor.parallel import ParallelStyle, PrepareModuleOutput, RowwiseParallel
+
+from equivtest.families.training.subject import Mlp
+from equivtest.families.training.two_axes.case import TwoAxisCase
+from equivtest.families.training.two_axes.subject import Fsdp2TpRun, HsdpRun
+from tests.defects.defect import answers_of, defect
+
+
+class _DividedByAll(Fsdp2TpRun):
+    """Tensor parallelism under FSDP2 whose gradients are divided by the whole world's size."""
+
+    def build(self) -> nn.Module:
+        model = super().build()
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.set_gradient_divide_factor(float(self.case.world_size))
+        return model
+
+
+averaged_over_every_rank = defect(
+    replaces="fsdp2_tp_mlp",
+    family="wrong divisor or wrong group",
+    claim="gradients_equal_unsharded",
+    smallest=TwoAxisCase(
+        world_size=2, mesh=(1, 2), hidden_features=2, biases=("out_proj",), requires_grad=("out_proj.bias",)
+    ),
+    why="two ranks of one row, whose gradient is no average; each has a hidden feature, as torch needs it",
+)(answers_of(_DividedByAll))
+
+
+class _Unstrided(Fsdp2TpRun):
+    """Tensor parallelism under FSDP2 that says of its parameters that the first axis divides first."""
+
+    def keep(self, name: str, tensor: torch.Tensor | None) -> None:
+        if isinstance(tensor, DTensor) and name == "param.in_proj.weight":
+            tensor = on_mesh(tensor, tensor.device_mesh, (Shard(0), Shard(0)))
+        super().keep(name, tensor)
+
+
+strided_shards_taken_for_plain_ones = defect(
+    replaces="fsdp2_tp_mlp",
+    family="shard order",
+    claim="equals_unsharded",
+    smallest=TwoAxisCase(world_size=4, mesh=(2, 2), hidden_features=4, requires_grad=("out_proj.weight",)),
+    why="four ranks need one hidden feature each for two of them to be at each other's place",
+)(answers_of(_Unstrided))
+
+
+class _Unreduced(HsdpRun):
+    """HSDP whose gradients are averaged along the shards' axis and never along the replicas'."""
+
+    def build(self) -> nn.Module:
+        return self.shard(Mlp(self.case, self.given), self.mesh["shard"])
+
+    def keep(self, name: str, tensor: torch.Tensor | None) -> None:
+        """As if it had been reduced."""
+        if isinstance(tensor, DTensor) and tensor.dim() and tensor.device_mesh.ndim == 1:
+            tensor = on_mesh(tensor, self.mesh, (Replicate(), *tensor.placements))
+        super().keep(name, tensor)
+
+
+replicas_not_reduced = defect(
+    replaces="hsdp_mlp",
+    family="a reduction missing in the backward",
+    claim="gradients_equal_unsharded",
+    smallest=TwoAxisCase(
+        world_size=2, mesh=(2, 1), style="hsdp", biases=("out_proj",), requires_grad=("out_proj.bias",)
+    ),
+    why="two replicas, each with a row of its own",
+)(answers_of(_Unreduced))
+
+
+def on_mesh(tensor: DTensor, mesh: DeviceMesh, placements: tuple[Placement, ...]) -> DTensor:
+    """What this rank holds, under another mesh and other placements."""
+    local = tensor.to_local().detach()
+    made = DTensor.from_local(local, mesh, placements, run_check=False, shape=tensor.shape, stride=tensor.stride())
+    made.requires_grad_(tensor.requires_grad)
+    return made
+
+
+class _Released(HsdpRun):
+    """Parameters that are to be kept between forward and backward are released, and gathered once more."""
+
+    def build(self) -> nn.Module:
+        model = super().build()
+        self.parallel.set_reshard_after_forward(reshard_after_forward=True)
+        return model
+
+
+released_all_the_same = defect(
+    replaces="hsdp_mlp",
+    family="other collectives than documented",
+    claim="uses_only_collectives",
+    kind="collectives",
+    smallest=TwoAxisCase(
+        world_size=2, mesh=(1, 2), style="hsdp", reshards=False, requires_grad=("out_proj.weight",), records=True
+    ),
+    why="two ranks share each parameter; one rank gathers nothing",
+)(answers_of(_Released))
+
+
+class _Syncing(Fsdp2TpRun):
+    """Gradients that are to be added up on each rank are reduced after each micro-batch, and these sums added."""
+
+    def synchronization(self, *, is_last: bool) -> AbstractContextManager[None]:
+        return super().synchronization(is_last=True)
+
+
+reduced_in_every_micro_batch = defect(
+    replaces="fsdp2_tp_mlp",
+    family="other collectives than documented",
+    claim="uses_only_collectives",
+    kind="collectives",
+    smallest=TwoAxisCase(world_size=2, mesh=(2, 1), micro_batches=2, requires_grad=("out_proj.weight",), records=True),
+    why="two ranks share each parameter, and the first of two micro-batches reduces nothing",
+)(answers_of(_Syncing))
+
+
+class _AtOnce(Fsdp2TpRun):
+    """The model is fully sharded as a whole, its layers forgotten: all parameters are whole at the same time."""
+
+    def shard(self, model: Mlp, mesh: DeviceMesh) -> nn.Module:
+        self.parallel = fully_shard(model, mesh=mesh, reshard_after_forward=self.case.reshards)
+        return model
+
+
+layers_gathered_at_once = defect(
+    replaces="fsdp2_tp_mlp",
+    family="other collectives than documented",
+    claim="uses_only_collectives",
+    kind="collectives",
+    smallest=TwoAxisCase(world_size=2, mesh=(2, 1), requires_grad=("out_proj.weight",), records=True),
+    why="two ranks share each parameter; one rank gathers nothing",
+)(answers_of(_AtOnce))
+
+
+class _Scattered(Fsdp2TpRun):
+    """The output's sum is scattered along its features, as if one were to go on from there, and gathered again."""
+
+    def plan(self) -> dict[str, ParallelStyle]:
+        scattered = RowwiseParallel(output_layouts=Shard(-1), use_local_output=False)
+        whole = PrepareModuleOutput(output_layouts=Shard(-1), desired_output_layouts=Replicate())
+        return super().plan() | {"out_proj": scattered, "": whole}
+
+
+output_scattered_and_gathered = defect(
+    replaces="fsdp2_tp_mlp",
+    family="other collectives than documented",
+    claim="uses_only_collectives",
+    kind="collectives",
+    smallest=TwoAxisCase(
+        world_size=2, mesh=(1, 2), hidden_features=2, requires_grad=("out_proj.weight",), records=True
+    ),
+    why="two ranks of a row, each with a hidden feature, as torch needs it",
+)(answers_of(_Scattered))
+
+
+class _Sent(Fsdp2TpRun):
+    """The first rank of each row sends the others the rows of the batch that they have already."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        dist.broadcast(x.detach().clone(), group=self.mesh["tp"].get_group(), group_src=0)
+        return super().forward(x)
+
+
+input_sent_along_the_row = defect(
+    replaces="fsdp2_tp_mlp",
+    family="other collectives than documented",
+    claim="uses_only_collectives",
+    kind="collectives",
+    smallest=TwoAxisCase(world_size=1, requires_grad=("out_proj.weight",), records=True),
+    why="a row of one rank sends too",
+)(answers_of(_Sent))

@@ -1,0 +1,126 @@
+"""Fetches and layers that take the wrong group, or other collectives than they are documented to take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from torch import distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from equivtest.families.zero3.fetch.case import FetchCase
+from equivtest.families.zero3.fetch.subject import (
+    Fetch,
+    PartitionedParameter,
+    fetch_by_all_gather,
+    fetch_by_all_reduce,
+    run_fetch,
+)
+from equivtest.tensors import Placed
+from tests.defects.defect import argument_of, defect
+
+Given = Mapping[str, torch.Tensor]
+Parameters = Sequence[PartitionedParameter]
+
+
+class _Delegate:
+    """A mesh in all but what a subclass changes."""
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        self._mesh = mesh
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._mesh, name)
+
+
+class _RankOfTheWorld(_Delegate):
+    def get_local_rank(self) -> int:
+        return dist.get_rank()  # right: the rank in the mesh
+
+
+class _GroupOfTheWorld(_Delegate):
+    def get_group(self) -> dist.ProcessGroup | None:
+        return dist.group.WORLD  # right: the mesh's
+
+
+@defect(
+    replaces="zero3_fetch_all_gather",
+    family="wrong divisor or wrong group",
+    claim="equals_unsharded",
+    smallest=FetchCase(world_size=1, parameters=((1,),), members=(1,)),
+    why="rank 0 of a mesh must be another process than 0, which takes a second process, not a second rank",
+)
+def global_rank_for_mesh_rank(case: FetchCase, mesh: DeviceMesh, given: Given) -> dict[str, Placed]:
+    """all_gather: a process keeps the partition of its number in the world; right where the mesh is the world."""
+    return run_fetch(case, cast(DeviceMesh, _RankOfTheWorld(mesh)), given, fetch_by_all_gather)
+
+
+@defect(
+    replaces="zero3_fetch_all_reduce",
+    family="wrong divisor or wrong group",
+    claim="equals_unsharded",
+    smallest=FetchCase(world_size=1, parameters=((1,),), members=(1,)),
+    why="two meshes of one rank each add up what is the other's",
+)
+def world_group_for_mesh_group(case: FetchCase, mesh: DeviceMesh, given: Given) -> dict[str, Placed]:
+    """all_reduce: the sum is taken over the world; right where the mesh is the world."""
+    return run_fetch(case, cast(DeviceMesh, _GroupOfTheWorld(mesh)), given, fetch_by_all_reduce)
+
+
+@defect(
+    replaces="zero3_fetch_all_reduce",
+    family="wrong divisor or wrong group",
+    claim="equals_unsharded",
+    smallest=FetchCase(world_size=2, parameters=((1,),)),
+    why="one rank's sum is its average",
+)
+@argument_of(run_fetch)
+def parameters_averaged(parameters: Parameters, mesh: DeviceMesh) -> Fetch:
+    """all_reduce: the average over the ranks is taken for the sum."""
+    fetching = fetch_by_all_reduce(parameters, mesh)
+
+    def finish() -> None:
+        for parameter in parameters:
+            assert parameter.whole is not None
+            parameter.whole.div_(mesh.size())
+
+    return replace(fetching, finish=finish)
+
+
+@defect(
+    replaces="zero3_fetch_all_gather",
+    family="other collectives than documented",
+    claim="uses_only_collectives",
+    kind="collectives",
+    smallest=FetchCase(world_size=1, parameters=((1,),), collective="all_gather", records=True),
+    why="one rank calls the barrier too",
+)
+def barrier_after_fetch(case: FetchCase, mesh: DeviceMesh, given: Given) -> dict[str, Placed]:
+    """all_gather: every fetch ends with a barrier that nobody needs."""
+    answers = run_fetch(case, mesh, given, fetch_by_all_gather)
+    dist.barrier(group=mesh.get_group())
+    return answers
+
+
+@defect(
+    replaces="zero3_fetch_all_gather",
+    family="other collectives than documented",
+    claim="uses_only_collectives",
+    kind="collectives",
+    smallest=FetchCase(
+        world_size=1, parameters=((1,), (1,)), requires_grad=(True, True), collective="all_gather", records=True
+    ),
+    why="one parameter takes one collective; two of them two, on one rank too",
+)
+@argument_of(run_fetch)
+def one_collective_per_parameter(parameters: Parameters, mesh: DeviceMesh) -> Fetch:
+    """all_gather: parameters are gathered one by one instead of together."""
+    fetches = [fetch_by_all_gather([parameter], mesh) for parameter in parameters]
+
+    def finish() -> None:
+        for each in fetches:
+            each.wait()
+
+    return Fetch(parameters, None, finish)

@@ -1,0 +1,401 @@
+"""An audit: whether the claims of a property see a collective that does nothing, or something else."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from equivtest.base import limits
+from equivtest.families.zero3.fetch.case import FetchCase
+from equivtest.module import module_property
+from equivtest.property import Property
+from equivtest.pytest_plugin.suite import shipped
+from equivtest.ranks.messages import FAULTS, Fault
+from equivtest.ranks.pool import Pool
+from equivtest.ranks.reply import Reply
+from equivtest.report import audits
+from equivtest.report.handover import AuditRow
+from equivtest.search.audit import audit, is_possible, representatives
+from equivtest.search.audited import Audit, Site
+from equivtest.search.known import KnownFailures
+from tests.commands import Command, Ended
+from tests.engine.fake_suite import log_of, make_suite, run_suite
+
+ROOT = Path(__file__).parents[2]
+PROGRAMS = "tests.programs.audit:"
+MODULES = "tests.programs.module:"
+FETCH = "zero3_fetch_all_gather"
+
+
+def of_fetch(subject: str = FETCH) -> Property:
+    """The property of a fetch, of another subject."""
+    subject = subject if subject == FETCH else PROGRAMS + subject
+    return replace(shipped()[FETCH], subject=subject)
+
+
+def audited(prop: Property, pool: Pool, *, is_thorough: bool = False) -> Audit:
+    return audit(prop, pool, KnownFailures(), (1, 2), limits.DTYPES, is_thorough=is_thorough)
+
+
+# What an audit says.
+
+
+@pytest.mark.ranks
+def test_the_collectives_of_a_right_subject_are_seen(pool: Pool) -> None:
+    found = audited(of_fetch(), pool)
+
+    assert (found.problem, found.unseen, found.cases > 0) == ("", [], True)
+    assert [str(site) for site in found.sites] == ["all_gather in the forward"]
+
+
+@pytest.mark.ranks
+def test_a_subject_without_collectives_shows_nothing(pool: Pool) -> None:
+    problem = audited(of_fetch("without_collectives"), pool).problem
+
+    assert "although it called no collective: nothing shows that it is parallel" in problem
+    assert "say why: without_collectives='...'" in problem
+
+
+@pytest.mark.ranks
+def test_a_reason_why_no_collective_is_needed_is_taken(pool: Pool) -> None:
+    found = audited(replace(of_fetch("without_collectives"), without_collectives="each rank has all"), pool)
+
+    assert (found.problem, found.rows) == ("", {})
+
+
+@pytest.mark.ranks
+def test_a_collective_that_no_claim_sees_shows_nothing(pool: Pool) -> None:
+    """Not even where a reason says that none is needed: one is called."""
+    prop = replace(of_fetch("with_an_idle_collective"), without_collectives="each rank has all")
+
+    assert "although no rank heard of another (all_reduce in the forward): when each rank took its own operand" in (
+        audited(prop, pool).problem
+    )
+
+
+@pytest.mark.ranks
+def test_a_message_from_anybody_is_not_seen_by_its_being_spoiled(pool: Pool) -> None:
+    """Whoever waits for it is told who sent it, as without a fault."""
+    found = audit(of_fetch("with_an_idle_message"), pool, KnownFailures(), (2,), ("float32",))
+
+    assert "no rank heard of another (recv in the forward)" in found.problem
+    assert any(row.runs for row in found.rows.values())
+
+
+@pytest.mark.ranks
+def test_one_collective_that_is_seen_is_enough_and_the_others_are_named(pool: Pool) -> None:
+    found = audited(of_fetch("with_an_idle_broadcast"), pool)
+
+    assert (found.problem, [str(site) for site in found.unseen]) == ("", ["broadcast in the forward"])
+
+
+@pytest.mark.ranks
+def test_an_exception_rejects_a_collective_too(pool: Pool) -> None:
+    found = audited(of_fetch("raises_on_another_sum"), pool)
+
+    assert found.problem == "" and {name for row in found.rows.values() for name in row.by} == {"raised"}
+
+
+@pytest.mark.ranks
+def test_gradients_that_nobody_needed_to_reduce_show_nothing(pool: Pool) -> None:
+    """Every rank has the same batch: an average of equal gradients is what each rank had."""
+    prop = module_property(MODULES + "mlp", MODULES + "ddp", x_shapes=[(2, 3)], batch="whole")
+    prop = replace(prop, subject=PROGRAMS + "averaged_by_hand")
+    found = audit(prop, pool, KnownFailures(), (2,), ("float64",))
+
+    assert "no rank heard of another (all_reduce in the backward): when each rank took its own operand" in found.problem
+    assert "batch='mean of parts'" in found.problem
+
+
+@pytest.mark.ranks
+def test_a_thorough_audit_tries_each_fault_on_each_case(pool: Pool) -> None:
+    found = audited(of_fetch(), pool, is_thorough=True)
+    runs = {kind: row.runs for (_, kind), row in found.rows.items()}
+
+    assert runs == dict.fromkeys(FAULTS[:-1], found.cases)
+    assert all(row.rejected == row.runs for row in found.rows.values())
+
+
+@pytest.mark.ranks
+def test_what_ddp_calls_from_its_reducer_is_seen(pool: Pool) -> None:
+    prop = shipped()["ddp_mlp"]
+
+    assert "all_reduce in the backward" in map(str, audited(prop, pool).sites)
+
+
+REDUCED = "reduce_scatter in the backward"
+
+
+def audited_fsdp2(pool: Pool, batch: str) -> Audit:
+    prop = module_property(MODULES + "mlp", MODULES + "fsdp2", x_shapes=[(2, 3)], batch=batch)
+    return audit(prop, pool, KnownFailures(), (2,), ("float64",))
+
+
+@pytest.mark.ranks
+def test_what_fsdp2_calls_itself_is_seen(pool: Pool) -> None:
+    """Of a batch that is divided: that each rank's gradients reach the others."""
+    found = audited_fsdp2(pool, "mean of parts")
+    rejected = {row.fault: row.rejected for row in found.rows.values() if row.collective == REDUCED}
+
+    assert (found.problem, found.unseen) == ("", [])
+    assert rejected["own operand"] > 0, rejected
+
+
+@pytest.mark.ranks
+def test_gradients_that_fsdp2_reduces_of_one_batch_are_named(pool: Pool) -> None:
+    """Every rank has it whole, so that the mean of all is what each had; the parameters are gathered all the same."""
+    found = audited_fsdp2(pool, "whole")
+
+    assert "all_gather in the forward" in map(str, found.sites)
+    assert (found.problem, [str(site) for site in found.unseen]) == ("", [REDUCED])
+
+
+@pytest.mark.ranks
+def test_cases_that_fail_without_a_fault_are_not_audited(pool: Pool) -> None:
+    """Here in their values: what is red needs no audit, and no advice of one."""
+    found = audited(of_fetch("off_by_one"), pool)
+
+    assert (found.cases, found.rows) == (0, {})
+    assert not found.problem and "not audited: it failed in all" in found.waits and "--audit off" in found.waits
+    assert "first equals_unsharded: value in FetchCase(world_size=2" in found.waits
+
+
+@pytest.mark.ranks
+def test_audit_ends_at_the_first_fault_that_hangs_the_program(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hang is a failure of a run, so the collective is seen; further ones would only cost their limits."""
+    monkeypatch.setattr(limits, "AUDIT_CASE_S", 2.0)
+    outcomes: list[str] = []
+    run = Pool.run
+
+    def noted(*args: Any, **fields: Any) -> list[Reply]:
+        replies = run(*args, **fields)
+        outcomes.extend({reply.outcome for reply in replies})
+        return replies
+
+    monkeypatch.setattr(Pool, "run", noted)
+    found = audit(of_fetch("loops_until_all_are_done"), pool, KnownFailures(), (2,), ("float32",))
+
+    assert outcomes.count("timed_out") == 1
+    assert (found.problem, found.unseen, found.hung) == ("", [], "all_reduce in the forward")
+    assert "spoiling all_reduce in the forward hung the program" in audits.in_lines([found.as_data("p")])[-1]
+
+
+# What each fault does, on two ranks.
+
+RIGHT = [[3, 1, 2, 11, 2, 10, 20], [3, 1, 2, 22, 2, 11, 21]]
+"""Of each rank: all_reduce, all_gather, reduce_scatter, broadcast from rank 1, all_to_all."""
+
+
+def each(pool: Pool, fault: Fault) -> list[list[float]]:
+    replies = pool.run(PROGRAMS + "calls_each", FetchCase(world_size=2), fault=fault)
+    return [reply.answers[0].tensors["param.0"].local.tolist() for reply in replies]
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("kind", "index", "changed"),
+    [
+        ("dropped", -1, ({}, {})),
+        ("own operand", 0, ({0: 2}, {0: 4})),
+        ("own operand", 1, ({2: 1}, {1: 2})),
+        ("own operand", 2, ({3: 2}, {3: 40})),
+        ("own operand", 4, ({6: 11}, {5: 20})),
+        ("dropped", 0, ({0: 1}, {0: 2})),
+        ("dropped", 1, ({2: 0}, {1: 0})),
+        ("dropped", 2, ({3: 1}, {3: 20})),
+        ("dropped", 3, ({4: 1}, {})),
+        ("dropped", 4, ({6: 11}, {5: 20})),
+        ("another operand", 0, ({0: 4}, {0: 4})),
+        ("another operand", 1, ({1: 2}, {1: 2})),
+        ("another operand", 2, ({3: 20}, {3: 40})),
+        ("another operand", 4, ({5: 20}, {5: 21})),
+        ("doubled", 0, ({0: 6}, {0: 6})),
+        ("doubled", 2, ({3: 22}, {3: 44})),
+    ],
+)
+def test_a_fault_spoils_one_collective(
+    pool: Pool, kind: str, index: int, changed: tuple[dict[int, float], dict[int, float]]
+) -> None:
+    """That one alone, on both ranks."""
+    right = [
+        [changes.get(place, value) for place, value in enumerate(row)]
+        for row, changes in zip(RIGHT, changed, strict=True)
+    ]
+
+    assert each(pool, Fault(kind, index)) == right
+
+
+@pytest.mark.ranks
+def test_poison_is_in_every_element_of_the_result(pool: Pool) -> None:
+    poisoned = torch.tensor(each(pool, Fault("poisoned", 1))).isnan()
+
+    assert poisoned.tolist() == [[False, True, True, False, False, False, False]] * 2
+
+
+@pytest.mark.ranks
+def test_a_world_without_faults_tells_of_no_collective(pool: Pool) -> None:
+    bare = pool.run(PROGRAMS + "calls_each", FetchCase(world_size=2))
+    watched = pool.run(PROGRAMS + "calls_each", FetchCase(world_size=2), fault=Fault())
+    kinds = [call.kind for call in watched[0].answers[0].collectives or ()]
+
+    assert bare[0].answers[0].collectives is None
+    assert kinds == ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all"]
+
+
+@pytest.mark.ranks
+def test_a_fault_that_cannot_be_planted_says_nothing_of_claims(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its visits are not counted as rejected."""
+    monkeypatch.setattr("equivtest.search.audit.CANNOT", "Traceback")  # as if every exception were that of planting
+    found = audited(of_fetch("raises_on_another_sum"), pool)
+
+    assert [row.runs for row in found.rows.values()] == [0] * len(found.rows)
+
+
+@pytest.mark.ranks
+def test_a_group_of_one_rank_has_nothing_to_spoil(pool: Pool) -> None:
+    replies = pool.run("zero3_fetch_all_gather", FetchCase(world_size=1), fault=Fault("another operand", 0))
+
+    assert (replies[0].outcome, replies[0].answers[0].collectives) == ("answered", ())
+
+
+# What is told.
+
+
+def test_only_sums_are_doubled_and_only_what_every_rank_gives_is_exchanged() -> None:
+    assert [is_possible(kind, "broadcast") for kind in FAULTS] == [False, False, True, True, False]
+    assert [is_possible(kind, "all_reduce") for kind in FAULTS] == [True] * 5
+
+
+def found_of(**rejected: int) -> Audit:
+    """An audit in which that many of two runs were rejected, by the site's kind."""
+    rows = {}
+    for kind, count in rejected.items():
+        site = Site(kind, "forward", "mesh")
+        row = AuditRow(collective=str(site), fault="own operand", runs=2, rejected=count)
+        rows[site, "own operand"] = row
+    return Audit("mine", cases=2, rows=rows)
+
+
+@pytest.mark.parametrize(
+    ("num_calls", "chosen"), [(1, [0]), (2, [0, 1]), (3, [0, 1, 2]), (4, [0, 1, 3]), (20, [0, 9, 19])]
+)
+def test_of_many_calls_the_first_and_the_last_are_spoiled(num_calls: int, chosen: list[int]) -> None:
+    assert representatives(range(num_calls), [4] * num_calls) == chosen
+
+
+def test_of_calls_of_several_sizes_one_of_each_is_spoiled() -> None:
+    """A count of tokens that is gathered between larger tensors is called for another reason."""
+    assert representatives(range(10, 20), [4, 4, 4, 4, 4, 4, 8, 8, 16, 4]) == [10, 14, 16, 18, 19]
+    assert representatives(range(20), range(20)) == [0, 1, 2, 3, 9, 19]
+
+
+def test_poison_alone_does_not_count() -> None:
+    """That NaN is rejected shows that a result is looked at, not that it had to be another."""
+    found = found_of(all_reduce=0)
+    found.rows[Site("all_reduce", "forward", "mesh"), "poisoned"] = AuditRow(
+        collective="all_reduce in the forward", fault="poisoned", runs=2, rejected=2
+    )
+
+    assert "shows nothing" in audits.in_lines([found.as_data("p")])[0]
+
+
+def test_a_table_has_a_row_for_each_fault_of_each_collective() -> None:
+    lines = audits.as_csv([found_of(all_reduce=1, broadcast=0).as_data("p")]).splitlines()
+
+    assert lines[1:] == [
+        "p,all_reduce in the forward,own operand,2,1,no claim",
+        "p,broadcast in the forward,own operand,2,0,no claim",
+    ]
+
+
+# In a run.
+
+SUITE = """
+from dataclasses import replace
+from equivtest.check import DEFAULT_CLAIMS
+from equivtest.pytest_plugin.suite import load_properties, properties_dir
+
+prop = load_properties(properties_dir())["zero3_fetch_all_gather"]
+mine = replace(prop, subject="{subject}", examples=(), claims=(DEFAULT_CLAIMS[0], DEFAULT_CLAIMS[2]))
+del prop
+"""
+
+
+def write_property(folder: Path, subject: str) -> str:
+    """Writes a property of a fetch by that subject into a folder; the folder."""
+    (folder / "test_mine.py").write_text(SUITE.format(subject=subject))
+    return str(folder)
+
+
+@pytest.mark.ranks
+def test_a_property_that_could_not_be_red_ends_as_misuse(command: Command, tmp_path: Path) -> None:
+    mine, report = write_property(tmp_path, PROGRAMS + "without_collectives"), tmp_path / "report"
+    ended = command(ROOT, "run", mine, "-n0", "--world-sizes=2", f"--report={report}")
+    claims = [line for line in ended.stdout.splitlines() if line.startswith("open ")]
+
+    assert ended.code == 2 and "it called no collective: nothing shows that it is parallel" in ended.stdout
+    assert len(claims) == 1 and "equals_unsharded" not in ended.stdout.partition("open ")[0]
+    assert "none was called" in (report / "audit.csv").read_text()
+
+
+def run_of_off_by_one(command: Command, folder: Path, *args: str) -> Ended:
+    mine = write_property(folder, PROGRAMS + "off_by_one")
+    return command(ROOT, "run", mine, "-n0", "--profile=smoke", "--world-sizes=2", "--dtypes=float32", *args)
+
+
+@pytest.mark.ranks
+def test_audit_of_a_wrong_program_is_no_failure_of_its_own(command: Command, tmp_path: Path) -> None:
+    ended = run_of_off_by_one(command, tmp_path)
+
+    assert ended.code == 1 and "Misuse" not in ended.stdout and "mine[audit]" not in ended.stdout
+    assert ended.stdout.count("audit   mine: not audited: the audit waits until the property holds") == 1
+
+
+@pytest.mark.ranks
+def test_run_is_red_when_only_the_audit_meets_the_failure(command: Command, tmp_path: Path) -> None:
+    ended = run_of_off_by_one(command, tmp_path, "-k", "audit")
+
+    assert ended.code == 2 and "nothing is shown: " in ended.stdout
+    assert "not audited: it failed in all" in ended.stdout
+
+
+def test_a_run_that_is_not_audited_says_so(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "mine")
+    result = run_suite(pytester, "--audit=off", "--report=out")
+    environment = json.loads((pytester.path / "out" / "environment.json").read_text())
+
+    assert (result.ret, environment["audit"]) == (0, "off") and "; not audited" in result.stdout.str()
+
+
+@pytest.mark.parametrize(("keyword", "told"), [("w2", [": mine"]), ("mine", [])])
+def test_a_run_whose_selection_leaves_the_audit_out_says_so(
+    pytester: pytest.Pytester, keyword: str, told: list[str]
+) -> None:
+    make_suite(pytester, "mine")
+    result = run_suite(pytester, "--audit=on", "-k", keyword)
+    line = "audit   left out by the selection, so that a green may show nothing"
+
+    assert [row.removeprefix(line) for row in result.outlines if row.startswith("audit ")] == told
+    assert result.ret == 0 and ("audit mine" in log_of(pytester)) != bool(told)
+
+
+def test_an_audit_on_one_rank_is_refused_with_the_reason(command: Command, tmp_path: Path) -> None:
+    ended = command(ROOT, "audit", write_property(tmp_path, FETCH), "-n0", "--world-sizes=1")
+
+    assert (ended.code, ended.stdout) == (2, "")
+    assert ended.stderr.startswith(
+        "equivtest: --world-sizes: an audit needs two ranks or more, since one hears of no other"
+    )
+
+
+@pytest.mark.ranks
+def test_the_command_prints_collectives_beside_claims(command: Command, tmp_path: Path) -> None:
+    ended = command(ROOT, "audit", write_property(tmp_path, "zero3_fetch_all_gather"), "-n0", "--world-sizes=2")
+    row = next(line for line in ended.stdout.splitlines() if "all_gather in the forward" in line and "dropped" in line)
+
+    assert ended.code == 0 and "equals_unsharded" in row and "properties: 1, cases: " in ended.stdout

@@ -1,0 +1,213 @@
+"""Whose fault a failure is: each call of a watched visit, judged from its own operands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from equivtest.cases.case import Case
+from equivtest.check import judge_replies
+from equivtest.diagnose.blame import DECLINED, HELD, blame
+from equivtest.diagnose.calls import first_wrong
+from equivtest.families.collectives.case import CollectivesCase
+from equivtest.families.linear.case import LinearCase
+from equivtest.families.module.case import ModuleCase
+from equivtest.families.zero3.fetch.case import FetchCase
+from equivtest.oracle.single_collective import Inconsistent, Right, Unjudged, premultiplied, right_results
+from equivtest.oracle.single_operation import right_of_operation
+from equivtest.ranks.backend import Backend
+from equivtest.ranks.pool import Pool
+from equivtest.ranks.reply import Reply
+from equivtest.verdicts.verdict import Judgement, Verdict
+from tests.programs.planted import FAULT
+
+LINEAR = LinearCase(world_size=2, style="rowwise", in_features=4, out_features=3, dtype="float16")
+FETCH = FetchCase(world_size=2, parameters=((5,),), requires_grad=(True,), collective="all_gather")
+PROGRAMS = "tests.programs.blame:"
+
+
+def told(subject: str, case: Case, pool: Pool, kind: str = "value") -> str:
+    """Whose fault it is that the subject fails on the case."""
+
+    def is_shown_by(replies: Sequence[Reply]) -> bool:
+        return any(verdict.failed for verdict in judge_replies(subject, case, replies))
+
+    return blame(Verdict(claim="", subject=subject, case=case, judgement=Judgement(kind)), pool, is_shown_by)
+
+
+# Of ranks.
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("fault", "subject", "case", "layer"),
+    [
+        ("swapped_gather", "zero3_fetch_all_gather", FETCH, "collective: all_gather of float32 (3,), call 1 of it"),
+        ("drops_rank", "rowwise_linear", LINEAR, "collective: all_reduce (sum) of float16 (1, 3), call 1 of it"),
+        ("raises_attribute", "zero3_fetch_all_gather", FETCH, HELD),
+    ],
+)
+def test_a_collective_is_named_where_it_is_called(pool: Pool, fault: str, subject: str, case: Case, layer: str) -> None:
+    """And another's fault is not this failure's."""
+    with Pool(
+        Backend("planted", imports=("tests.programs.planted",)), environment={FAULT: fault}, beside=pool
+    ) as wrong:
+        assert told(subject, case, wrong).startswith(layer)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("subject", "case", "layer"),
+    [
+        ("on_a_wrong_kernel", LINEAR, "kernel: aten.mm.default of float16 ("),
+        ("with_another_reduction", FETCH, "parallelization: all_reduce (sum) of float32 (1,), call 1 of it in the f"),
+        ("with_an_operand_changed", FETCH, "parallelization: every call is right from its operands: 2 collectives "),
+    ],
+)  # fmt: skip
+def test_what_the_backend_does_right_is_not_blamed_on_it(pool: Pool, subject: str, case: Case, layer: str) -> None:
+    """A reduction that the ranks do not agree on, and an operand that changed under way, are the subject's."""
+    assert told(PROGRAMS + subject, case, pool).startswith(layer)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("subject", "difference"),
+    [
+        ("gathers_rows_of_its_own", "the ranks give 1 and 2 elements to one all_gather"),
+        ("sends_more_than_is_awaited", "the ranks give 3 elements to rank 0, which has room for 2"),
+        ("broadcasts_more_than_is_awaited", "the ranks give 1 and 2 elements to one broadcast"),
+    ],
+)
+def test_ranks_that_give_unequal_shapes_are_the_fault_of_the_program(pool: Pool, subject: str, difference: str) -> None:
+    """Whether the collective then raises, hangs or leaves wrong values."""
+    fault = told(PROGRAMS + subject, FETCH, pool, "timed_out")
+
+    assert fault.startswith("parallelization: ") and difference in fault
+
+
+@pytest.mark.ranks
+def test_backend_that_refuses_a_documented_gather_of_uneven_tensors_is_named(pool: Pool) -> None:
+    """Each rank has room for what every rank gives, which torch documents as supported."""
+    fault = told(PROGRAMS + "gathers_rows_into_room_for_all", FETCH, pool, "raised")
+
+    assert fault.startswith("collective: all_gather of float32 (") and "invalid tensor size" in fault
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("subject", ["through_two_groups", "from_anybody", "told_by_name", "looked_after"])
+def test_however_ranks_exchange_what_comes_as_it_was_sent_is_right(pool: Pool, subject: str) -> None:
+    """Groups of the same ranks are apart, and each rank may call them in an order of its own."""
+    assert told(PROGRAMS + subject, FETCH, pool).startswith("parallelization: every call is right from its operands")
+
+
+@pytest.mark.ranks
+def test_what_is_declined_when_it_is_watched_has_not_held(pool: Pool) -> None:
+    here = "tests.programs.unsupported:"
+    case = ModuleCase(world_size=2, build="tests.programs.module:mlp", parallelize=f"{here}never", x_shape=(2, 3))
+
+    assert told("module", case, pool) == DECLINED
+
+
+DEVIATING = Backend("planted", imports=("tests.programs.deviating",))
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("fault", "name", "layer"),
+    [
+        ("loses_tails", "batched_send_and_receive", "collective: recv of float32 (9,), call 1 of it"),
+        ("opens_early", "barrier", "collective: barrier, call 1 of it"),
+    ],
+)
+def test_messages_and_barriers_are_judged_by_themselves(pool: Pool, fault: str, name: str, layer: str) -> None:
+    """On a busy machine who is let through too early may come to it too late, and try again."""
+    case = CollectivesCase(world_size=2, collectives=(name,), numels=(9,))
+    with Pool(DEVIATING, environment={FAULT: fault}, beside=pool) as wrong:
+        assert any(told("collectives", case, wrong).startswith(layer) for _ in range(5))
+
+
+# Of single calls.
+
+
+def items(*values: float, dtype: torch.dtype = torch.float32) -> list[list[torch.Tensor]]:
+    """The operand of a rank that gives one tensor."""
+    return [[torch.tensor(values, dtype=dtype)]]
+
+
+def found(kind: str, op: str, operands: Any, rank: int = 0, root: int | None = None) -> list[float]:
+    right = right_results(kind, op, operands, rank, root)
+    assert right is not None
+    return [value for each in right for value in each.value.tolist()]
+
+
+def test_what_is_right_of_a_collective_hangs_on_its_operands_alone() -> None:
+    operands = [items(1, -2), items(3, 4)]
+    divided = [[[torch.tensor([1.0]), torch.tensor([2.0, 5.0])]], [[torch.tensor([3.0]), torch.tensor([4.0, 6.0])]]]
+
+    assert found("all_reduce", "sum", operands) == [4, 2] and found("all_reduce", "min", operands) == [1, -2]
+    assert found("all_gather", "", operands) == [1, -2, 3, 4] and found("broadcast", "", operands, root=1) == [3, 4]
+    assert found("reduce_scatter", "sum", divided, rank=1) == [6, 11]
+    assert found("all_to_all", "", divided, rank=1) == [2, 5, 4, 6]
+    assert right_results("reduce", "sum", operands, 0, 1) is None
+
+
+def test_integers_wrap_around_and_bits_are_combined() -> None:
+    operands = [items(100, 6, dtype=torch.int8), items(100, 3, dtype=torch.int8)]
+
+    assert found("all_reduce", "sum", operands) == [-56, 9] and found("all_reduce", "bxor", operands) == [0, 5]
+
+
+def test_operands_are_multiplied_first_where_no_product_is_rounded() -> None:
+    assert premultiplied(items(3, -1), 0.5)[0][0].tolist() == [1.5, -0.5]
+    with pytest.raises(Unjudged, match=r"of products with 0\.1 that are rounded nothing is known"):
+        premultiplied(items(3), 0.1)
+
+
+def test_operands_that_do_not_fit_are_nobodys_right() -> None:
+    with pytest.raises(Inconsistent, match="the ranks give 1, 2 elements to one all_reduce"):
+        right_results("all_reduce", "sum", [items(1), items(1, 2)], 0, None)
+    with pytest.raises(Unjudged, match="of the reduction unknown of float32 nothing is known"):
+        right_results("all_reduce", "unknown", [items(1), items(2)], 0, None)
+
+
+def test_real_numbers_may_be_added_in_any_order() -> None:
+    """Of three terms the last bit hangs on the order, and an error of a unit more is one."""
+    terms = [items(value) for value in (1.0, 2.0**-24, 2.0**-24)]
+    right = right_results("all_reduce", "sum", terms, 0, None)
+    assert right is not None
+
+    assert all(first_wrong([torch.tensor([value])], right) == "" for value in (1.0, 1.0 + 2.0**-23))
+    assert first_wrong([torch.tensor([1.0 + 2.0**-21])], right).endswith("allowed at (0,), 1 of 1 wrong")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_one_wrong_element_of_a_product_is_found(dtype: torch.dtype) -> None:
+    left, right = torch.randn(3, 4, dtype=dtype), torch.randn(4, 2, dtype=dtype)
+    expected, result = right_of_operation("aten.mm.default", [left, right], {}), left @ right
+    off = torch.tensor([[0.0, 0.0], [0.0, 0.1], [0.0, 0.0]], dtype=dtype)
+
+    assert first_wrong([result], expected) == ""
+    assert "at (1, 1), 1 of 6 wrong" in first_wrong([result + off], expected)
+
+
+def test_what_an_operator_writes_to_is_judged_too() -> None:
+    """Of one in place what it returns is what it wrote to."""
+    right = right_of_operation("aten.add_.Tensor", [torch.ones(2), torch.ones(2)], {})
+
+    assert first_wrong([torch.full((2,), 2.0)] * 2, right) == ""
+    assert first_wrong([torch.full((2,), 2.0), torch.ones(2)], right).endswith("at (0,), 2 of 2 wrong")
+
+
+def test_an_operator_without_a_bound_is_not_judged() -> None:
+    with pytest.raises(Unjudged, match="no bound is known"):
+        right_of_operation("aten.nextafter.default", [torch.ones(2), torch.zeros(2)], {})
+
+
+def test_moved_values_keep_their_bits() -> None:
+    right = [Right(torch.tensor([-0.0, 1.0]), is_moved=True)]
+
+    assert first_wrong([torch.tensor([-0.0, 1.0])], right) == ""
+    assert first_wrong([torch.tensor([0.0, 1.0])], right) == "0.0 for -0.0 at (0,), 1 of 2 wrong"

@@ -1,0 +1,238 @@
+"""Chunks: the same cases everywhere."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from equivtest.base import limits
+from equivtest.cases.case import Case
+from equivtest.families.zero3.fetch.case import FetchCase
+from equivtest.families.zero3.fetch.strategy import fetch_cases
+from equivtest.module import module_property
+from equivtest.property import Property, Space
+from equivtest.search import local_constants
+from equivtest.search.chunks import Chunk, chunk_cases, seed_of
+from equivtest.search.local_constants import no_local_constants
+from equivtest.verdicts.claims import agrees_on_all_ranks, equals_unsharded
+from studies.gate_draws import LARGE, lines_of_draws, lines_of_run, make_up_modules, mixed_suite
+from tests.drawing import STRATEGIES, drawn
+
+CHUNK = Chunk(2, limits.DTYPES, 0, 20)
+
+
+def claimed(subject: str = "mine:fetch", **fields: Any) -> Property:
+    """A property of fetches; no module may hold one, or pytest would run it."""
+    made = Property(
+        subject, "Fetched parameters are right.", "nowhere", fetch_cases, (equals_unsharded, agrees_on_all_ranks)
+    )
+    return replace(made, **fields)
+
+
+MINE = """
+import zlib
+from hypothesis import strategies as st
+from equivtest.families.zero3.fetch.case import FetchCase
+from equivtest.property import Property
+from equivtest.verdicts.claims import equals_unsharded
+
+
+def cases(space):
+    drawn = st.tuples(st.integers(), st.floats(), st.text(), st.binary())
+    return st.builds(
+        FetchCase,
+        world_size=st.sampled_from(space.world_sizes),
+        dtype=st.sampled_from(space.dtypes),
+        parameters=st.tuples(st.tuples(st.integers(1, 999))),
+        values=drawn.map(lambda values: (("dense", zlib.crc32(repr(values).encode())),)),
+    )
+
+
+mine = Property("mine:fetch", "It is.", "here", cases, (equals_unsharded,), weight=10)
+"""
+"""A property of somebody's own, whose strategy draws integers, floats, strings and bytes."""
+
+
+LIFECYCLE: dict[str, Any] = {
+    "files": "test_zero3_lifecycle.py",
+    "subjects": ("zero3_lifecycle_all_gather", "zero3_lifecycle_all_reduce"),
+}
+
+
+@functools.cache
+def drawn_alone() -> list[str]:
+    """What a process draws that loads one file of properties and nothing else of anybody's."""
+    return lines_of_draws(Path(__file__).parents[1], **LIFECYCLE)
+
+
+def import_made_up(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Imports modules full of constants, for as long as the test takes."""
+    monkeypatch.syspath_prepend(folder)
+    for name in make_up_modules(folder):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        importlib.import_module(name)
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["shipped", "of somebody's own"])
+def test_a_property_draws_the_same_cases_whatever_else_is_imported(tmp_path: Path, *, own: bool) -> None:
+    """One file of properties alone, and beside all others and local modules full of constants."""
+    made_up = make_up_modules(tmp_path)
+    folder = tmp_path / "own"
+    folder.mkdir()
+    (folder / "test_mine.py").write_text(MINE)
+    where = {"folder": str(folder)} if own else {}
+    subjects = ("mine:fetch",) if own else LIFECYCLE["subjects"]
+    alone = lines_of_draws(folder, files="test_mine.py", subjects=subjects, **where) if own else drawn_alone()
+    among_others = lines_of_draws(tmp_path, subjects=subjects, imports=made_up, hash_seed=7, **where)
+
+    assert len(alone) > 30 and alone == among_others
+
+
+def test_every_strategy_draws_the_same_cases_once_others_modules_are_imported(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """In one process, from one to the other."""
+    chunk = Chunk(3, limits.DTYPES, 1, 15)
+    props = {name: claimed(cases=cases) for name, cases in STRATEGIES.items()}
+    before = {name: chunk_cases(prop, chunk) for name, prop in props.items()}
+    import_made_up(monkeypatch, tmp_path)
+
+    assert {name for name, prop in props.items() if chunk_cases(prop, chunk) != before[name]} == set()
+
+
+def test_others_draw_their_constants_as_before(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of the same integers, though ours were drawn without."""
+
+    def cases(space: Space) -> SearchStrategy[Case]:
+        return integers.map(lambda number: FetchCase(world_size=2, values=(("dense", number),)))
+
+    integers = st.integers(0, 2**60)
+    import_made_up(monkeypatch, tmp_path)
+    ours = {
+        seed for case in chunk_cases(claimed(cases=cases), replace(CHUNK, num_cases=1000)) for _, seed in case.values
+    }
+
+    assert not ours & set(LARGE) and set(drawn(integers, 1000)) & set(LARGE)
+
+
+def test_a_profile_of_somebody_elses_changes_no_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even one that draws by another backend, which is not there."""
+    before = chunk_cases(claimed(), CHUNK)
+    chosen = hypothesis.settings.get_current_profile_name()
+    monkeypatch.setitem(importlib.import_module(local_constants.HOME).AVAILABLE_PROVIDERS, "another", "nobody.Has")
+    hypothesis.settings.register_profile("another", backend="another", derandomize=True, max_examples=1)
+    hypothesis.settings.load_profile("another")
+    try:
+        assert chunk_cases(claimed(), CHUNK) == before
+    finally:
+        hypothesis.settings.load_profile(chosen)
+
+
+def test_a_hypothesis_that_keeps_its_constants_elsewhere_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This one does not; one from before it drew constants has nothing to be told of."""
+    home = importlib.import_module(local_constants.HOME)
+    monkeypatch.delattr(home, local_constants.FINDER)
+    with pytest.warns(UserWarning, match="may depend on what else is imported"), no_local_constants():
+        pass
+
+    monkeypatch.setattr(hypothesis, "__version_info__", (6, 131, 0))
+    with no_local_constants():
+        assert not hasattr(home, local_constants.FINDER)
+
+
+@pytest.mark.ranks
+def test_a_run_judges_the_cases_that_are_drawn(tmp_path: Path) -> None:
+    """Beside modules full of constants, in a worker of xdist; this very process draws without."""
+    make_up_modules(tmp_path)
+    mixed = mixed_suite(tmp_path, LIFECYCLE["files"])
+    judged = lines_of_run(tmp_path, 1, mixed, "--world-sizes=2", subjects=LIFECYCLE["subjects"])
+    drawn_of_two = [line for line in drawn_alone() if json.loads(line)[1]["fields"].get("world_size") == 2]
+
+    assert len(judged) > 10 and judged == drawn_of_two
+
+
+@pytest.mark.parametrize(
+    ("prop", "chunk"),
+    [
+        (claimed(), replace(CHUNK, index=1)),
+        (claimed(), replace(CHUNK, world_size=3)),
+        (claimed(), replace(CHUNK, seed="another")),
+        (claimed("mine:other"), CHUNK),
+        (claimed(claims=(equals_unsharded,)), CHUNK),
+    ],
+    ids=["chunk", "world size", "seed", "subject", "claims"],
+)
+def test_what_differs_draws_other_cases(prop: Property, chunk: Chunk) -> None:
+    """By another seed: their parameters differ too, not only what the chunk fixes."""
+    here, there = ({fetch.parameters for fetch in fetches(*of)} for of in ((claimed(), CHUNK), (prop, chunk)))
+
+    assert seed_of(prop, chunk) != seed_of(claimed(), CHUNK)
+    assert len(here & there) < len(here) / 2
+
+
+def fetches(prop: Property, chunk: Chunk) -> list[FetchCase]:
+    return [case for case in chunk_cases(prop, chunk) if isinstance(case, FetchCase)]
+
+
+def test_a_chunk_draws_the_same_cases_twice() -> None:
+    """In its own world size and dtypes, and each once."""
+    cases = chunk_cases(claimed(), replace(CHUNK, dtypes=("float64",)))
+
+    assert cases == chunk_cases(claimed(), replace(CHUNK, dtypes=("float64",)))
+    assert {(case.world_size, case.dtype) for case in cases} == {(2, "float64")}
+    assert len(cases) == len(set(cases)) > 10
+
+
+def test_the_examples_come_first_in_chunk_0() -> None:
+    """Those of its world size and dtypes."""
+    wanted = FetchCase(world_size=2, parameters=((77,),))
+    others = (FetchCase(world_size=3, parameters=((77,),)), replace(wanted, dtype="float16"))
+    prop = claimed(examples=(others[0], wanted, others[1]))
+    chunk = replace(CHUNK, dtypes=("float32", "float64"))
+
+    assert chunk_cases(prop, chunk)[0] == wanted
+    assert not set(others) & set(chunk_cases(prop, chunk))
+    assert wanted not in chunk_cases(prop, replace(chunk, index=1))
+
+
+def aspects_of(prop: Property, chunk: Chunk) -> set[str]:
+    return {aspect for case in chunk_cases(prop, chunk) for aspect in case.aspects}
+
+
+def test_first_chunk_has_even_and_uneven_shards_when_one_case_is_drawn() -> None:
+    one = replace(CHUNK, num_cases=1)
+
+    assert aspects_of(claimed(), one) == {"even", "uneven"} and len(chunk_cases(claimed(), one)) == 2
+    assert len(chunk_cases(claimed(), replace(one, index=1))) == 1
+    assert len(chunk_cases(claimed(), replace(one, world_size=1))) == 1
+
+
+def test_first_chunk_adds_no_case_when_examples_have_every_aspect() -> None:
+    examples = (FetchCase(world_size=2, parameters=((4,),)), FetchCase(world_size=2, parameters=((5,),)))
+
+    assert len(chunk_cases(claimed(examples=examples), replace(CHUNK, num_cases=1))) == 3
+
+
+def test_property_whose_shards_are_all_even_draws_no_further_case() -> None:
+    one = FetchCase(world_size=2, parameters=((4,),))
+
+    assert chunk_cases(claimed(cases=lambda space: st.just(one)), replace(CHUNK, num_cases=1)) == [one]
+
+
+@pytest.mark.parametrize(("batch", "even"), [("whole", (4, 2)), ("mean of parts", (8, 2))])
+def test_first_chunk_has_every_mesh_and_uneven_rows_of_a_module(batch: str, even: tuple[int, int]) -> None:
+    prop = module_property("torch.nn:Identity", "mine:same", (even, (5, 2)), batch=batch, axes=("dp", "tp"))
+    cases = chunk_cases(prop, Chunk(4, ("float32",), 0, 1))
+
+    assert {case.mesh_shape for case in cases} == {(4, 1), (2, 2), (1, 4)}
+    assert {case.shapes()["x"] for case in cases} == {even, (5, 2)} and len(cases) <= 4

@@ -1,0 +1,319 @@
+"""The audit: every defect is rejected by the property of the subject that it replaces, and shrunk.
+
+A property that lets a defect pass proves nothing.  With EQUIVTEST_DEFECT_TABLE=FILE each audit
+adds its row to that file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from equivtest.base import limits
+from equivtest.cases.case import Case, from_code
+from equivtest.cases.names import require_fit, resolve
+from equivtest.check import judge
+from equivtest.errors import Misuse
+from equivtest.families.collectives.case import CollectivesCase
+from equivtest.families.cross_entropy.case import CrossEntropyCase
+from equivtest.families.dropout.case import DropoutCase
+from equivtest.families.embedding.case import EmbeddingCase
+from equivtest.families.linear.case import LinearCase
+from equivtest.families.module.case import ModuleCase
+from equivtest.families.norm.case import NormCase
+from equivtest.families.operators.case import OperatorCase
+from equivtest.families.operators.chains.case import ChainCase
+from equivtest.families.operators.strategy import operator_cases
+from equivtest.families.redistribute.case import RedistributeCase
+from equivtest.families.reduction.case import ReductionCase
+from equivtest.families.training.case import PerceptronCase
+from equivtest.families.zero3.fetch.case import FetchCase
+from equivtest.families.zero3.lifecycle.case import LifecycleCase
+from equivtest.property import Property
+from equivtest.pytest_plugin.suite import shipped
+from equivtest.ranks.pool import Pool
+from equivtest.search.chunks import Chunk
+from equivtest.search.known import SHIPPED, KnownFailures
+from equivtest.search.search import search
+from tests.defects.defect import Defect, defects
+
+FAMILIES = {
+    "a cache keyed too coarsely",
+    "a collective not waited for",
+    "a copy left behind",
+    "a limit of size",
+    "a partial value taken for the whole",
+    "a reduction in fewer bits",
+    "a reduction missing",
+    "a reduction missing in the backward",
+    "a term added on every rank",
+    "a sum in another order",
+    "a sum in other bits",
+    "a step left out",
+    "a stride ignored",
+    "a term missing",
+    "one element off by one ulp",
+    "operands in fewer bits",
+    "a way of its own for one rank",
+    "another dim",
+    "another reduction",
+    "another root",
+    "chance that is none",
+    "eps at another place",
+    "flags",
+    "ids at the edge of a shard",
+    "inputs modified",
+    "layout of gradients",
+    "memory given back too soon",
+    "mean of means",
+    "memory kept",
+    "misfits accepted",
+    "other collectives than documented",
+    "ranks that diverge",
+    "replicas that differ",
+    "rounded on its way",
+    "shard order",
+    "size not a multiple of the world size",
+    "special values replaced",
+    "state across calls",
+    "state across steps",
+    "state after a failure",
+    "state after a release",
+    "uninitialised memory reaches a value",
+    "wrong divisor or wrong group",
+}
+"""The kinds of real bug that the suite is known to find."""
+
+KNOWN = KnownFailures.load(SHIPPED)
+TABLE = os.environ.get("EQUIVTEST_DEFECT_TABLE", "")
+COLUMNS = ("defect", "family", "claim", "kind", "smallest found", "seconds")
+
+
+def folder_of(defect: Defect) -> str:
+    """The family, or variant of one, in which the defect is written: 'embedding' or 'embedding_ways'."""
+    return defect.subject.partition(":")[0].split(".")[2]
+
+
+each_defect = pytest.mark.parametrize("defect", defects(), ids=lambda defect: f"{folder_of(defect)}-{defect.name}")
+
+
+def property_of(defect: Defect) -> Property:
+    """The shipped property that must reject the defect, about the defect in place of its subject."""
+    build, parallelize = (getattr(defect.smallest, name, "") for name in ("build", "parallelize"))
+    prop = next(
+        p
+        for p in shipped().values()
+        if p.subject == defect.replaces
+        and defect.claim in [c.name for c in p.claims]
+        and build in ("", p.source)
+        and p.statement.startswith(parallelize)
+    )
+    prop = dataclasses.replace(prop, subject=defect.subject)
+    if type(defect.smallest) is OperatorCase:  # of some hundred operators a search would hardly draw the one
+        one = (defect.smallest.operator,)
+        return dataclasses.replace(prop, cases=lambda space: operator_cases(space, operators=one))
+    return prop
+
+
+def known_of(defect: Defect) -> KnownFailures:
+    """What torch gets wrong in the subject that the defect replaces, it gets wrong in the defect."""
+    entries = KNOWN.of(defect.replaces)
+    return KnownFailures(tuple(dataclasses.replace(entry, subject=defect.subject) for entry in entries))
+
+
+INDICES = range(4)
+"""Of searches, which draw other cases each."""
+
+ASKED_FIRST = {
+    name: index
+    for index, names in enumerate(
+        (
+            "",
+            """
+            gradient_added_in_float64 gradients_of_own_rows group_of_the_world loss_of_own_tokens
+            masters_kept_narrow mesh_axes_swapped one_product_dropped partitioned_once_per_place
+            parts_to_the_next_rank replicas_counted_in_the_norm second_fetch_finds_the_first_buffer
+            smoothing_over_own_classes strided_shards_taken_for_plain_ones
+            whole_kept_after_the_recomputation
+            """,
+            """
+            asked_for_in_own_order averaged_instead_of_summed bias_of_every_share clipped_by_local_norm
+            columns_answered_for_rows features_of_next_rank first_rank_put_last
+            gradient_left_out_of_dtensors gradient_left_partial in_flight_after_failure
+            momentum_not_carried only_the_first_rank_steps parameters_left_out_of_the_recomputation
+            plain_targets_taken recomputed_with_the_parameters_of_step_1 replicas_not_reduced
+            root_from_one scaled_by_all_features second_micro_batch_overwrites shorter_shard_not_copied
+            ties_get_all unused_layer_updated
+            """,
+            """
+            average_of_shares bias_gradient_of_own_tokens clipped_without_root columns_gathered_as_rows
+            copied_once_per_place dim_from_the_end_overlooked first_id_of_a_part_missing
+            first_two_swapped gathered_by_a_sum gradient_added_backwards gradient_of_the_second_use_lost
+            ignored_are_smoothed maximum_added mean_of_token_means output_reduced_whole
+            output_shards_swapped promoted_to_the_first replicas_that_draw_apart
+            stale_whole_after_update updated_once_per_place weight_gradient_shards_swapped
+            """,
+        )
+    )
+    for name in names.split()
+}
+"""Of a defect the search that comes to the smallest case soonest; the others are asked where that one does not."""
+
+
+def audit(defect: Defect, pool: Pool, directory: Path) -> tuple[list[str], dict[str, Any] | None]:
+    """What else failed in the worlds before; the failure in the first world that rejects the defect as it should.
+
+    Drawn cases alone must do it: the property's examples are left out, and of a claim that is judged on few visits
+    each case is marked that can be.  The first world is that of the
+    case derived by hand; shrinking looks in smaller ones too, and ends where a case is as small as that one, unless
+    the table is asked for: it takes half as long again to find that no further step makes a case smaller.  Where it
+    ends in a larger one, from which no single step leads on, searches with other draws are asked.
+    """
+
+    def is_enough(case: Case) -> bool:
+        return not TABLE and is_near(case, defect)
+
+    prop, known = marked(property_of(defect), defect.claim), known_of(defect)
+    target = (defect.claim, defect.kind)
+    others: list[str] = []
+    indices = sorted(INDICES, key=lambda index: index != ASKED_FIRST.get(defect.name, 0))
+    for world_size, index in itertools.product((defect.smallest.world_size, defect.smallest.world_size + 1), indices):
+        chunk = Chunk(world_size, limits.DTYPES, index, 25)
+        findings = search(prop, chunk, pool, known, directory, only=target, is_enough=is_enough)
+        if findings.failures and (index == indices[-1] or is_near(from_code(findings.failures[0].case), defect)):
+            return others, findings.failures[0]
+        assert not findings.misuse, f"{folder_of(defect)}: {findings.misuse}"
+        others += [f"{claim} {kind}" for record in findings.records for claim, kind in record.verdicts.items()]
+    return [text for text in dict.fromkeys(others) if not text.endswith(("holds", "known"))], None
+
+
+def marked(prop: Property, claim_name: str) -> Property:
+    """The property without its examples, each of its cases recorded, repeated or measured as the claim needs it."""
+    [flag] = {claim.flag for claim in prop.claims if claim.name == claim_name}
+
+    def mark(case: Case) -> Case:
+        fields: dict[str, Any] = {flag: True}
+        try:
+            return dataclasses.replace(case, **fields)
+        except Misuse:  # collectives are documented of some cases alone
+            return case
+
+    cases = prop.cases
+    return dataclasses.replace(prop, examples=(), cases=lambda space: cases(space).map(mark) if flag else cases(space))
+
+
+def sizes(case: Case) -> list[int]:
+    """What shrinking makes small."""
+    if isinstance(case, LinearCase):
+        return [case.world_size, math.prod(case.leading), case.in_features, case.out_features]
+    if isinstance(case, PerceptronCase):
+        features = [case.in_features, case.hidden_features, case.out_features]
+        num_tokens = math.prod(case.batch) // case.num_averaged
+        return [case.world_size, num_tokens, *features, case.steps]
+    if isinstance(case, EmbeddingCase):
+        return [case.world_size, math.prod(case.leading), case.num_embeddings, case.embedding_dim]
+    if isinstance(case, NormCase):
+        return [case.world_size, math.prod(case.leading), case.features]
+    if isinstance(case, ModuleCase):
+        return [case.world_size, math.prod(case.x_shape), case.largest]
+    if isinstance(case, CrossEntropyCase):
+        return [case.world_size, case.num_positions, case.num_classes]
+    if isinstance(case, DropoutCase | ReductionCase | RedistributeCase):
+        return [case.world_size, math.prod(case.shape)]
+    if isinstance(case, ChainCase):
+        return [case.world_size, len(case.steps), *map(math.prod, case.operands)]
+    if isinstance(case, OperatorCase):
+        return [case.world_size, *map(math.prod, case.operands)]
+    if isinstance(case, CollectivesCase):
+        return [case.world_size, sum(case.numels), len(case.numels), len(case.collectives)]
+    if isinstance(case, LifecycleCase):
+        num_operations, num_parameters = len(case.operations), len(case.parameters)
+        return [case.world_size, num_operations, num_parameters, *(math.prod(shape) for shape in case.parameters)]
+    if isinstance(case, FetchCase):
+        return [case.world_size, len(case.parameters), *(math.prod(shape) for shape in case.parameters)]
+    shapes = case.shapes()
+    return [case.world_size, *(math.prod(shapes[name]) for name in case.given_names())]
+
+
+def is_near(case: Case, defect: Defect) -> bool:
+    """Whether no size of the case differs by more than one from the one derived by hand."""
+    return all(abs(a - e) <= 1 for a, e in zip(sizes(case), sizes(defect.smallest), strict=False))
+
+
+def add_row(defect: Defect, smallest: str, seconds: float) -> None:
+    if not TABLE:
+        return
+    row = (defect.name, defect.family, defect.claim, defect.kind, f"`{smallest}`", f"{seconds:.1f}")
+    with Path(TABLE).open("a", encoding="utf-8") as table:
+        if table.tell() == 0:
+            table.write(f"| {' | '.join(COLUMNS)} |\n|{' --- |' * len(COLUMNS)}\n")
+        table.write(f"| {' | '.join(row)} |\n")
+
+
+@pytest.mark.ranks
+@each_defect
+def test_the_property_rejects_the_defect_in_a_smallest_case(defect: Defect, pool: Pool, tmp_path: Path) -> None:
+    """Under exactly its claim and kind, in a case no larger than the one derived by hand by more than one."""
+    begun_s = time.monotonic()
+    others, failure = audit(defect, pool, tmp_path)
+
+    assert failure is not None, f"{folder_of(defect)}: found only {others}"
+    add_row(defect, failure.case, time.monotonic() - begun_s)
+    assert is_near(from_code(failure.case), defect), f"{folder_of(defect)}: {failure.case}: {defect.why}"
+
+
+@pytest.mark.ranks
+@each_defect
+def test_the_defect_shows_in_the_case_derived_by_hand(defect: Defect, pool: Pool) -> None:
+    """`smallest` fails with the claim and kind of its record."""
+    verdicts = judge(defect.subject, defect.smallest, pool, property_of(defect).claims)
+
+    failed = {(verdict.claim, verdict.kind) for verdict in verdicts}
+    assert (defect.claim, defect.kind) in failed, folder_of(defect)
+
+
+@pytest.mark.ranks
+@each_defect
+def test_the_real_subject_is_right_in_the_case_derived_by_hand(defect: Defect, pool: Pool) -> None:
+    """Every claim holds there, but for what torch is known to get wrong."""
+    verdicts = judge(defect.replaces, defect.smallest, pool, property_of(defect).claims)
+
+    wrong = [v for v in verdicts if v.kind != "holds" and not KNOWN.match(v.subject, v.claim, v.case, v.kind)]
+    assert not wrong, folder_of(defect)
+    assert any(v.claim == defect.claim and v.kind == "holds" for v in verdicts), folder_of(defect)
+
+
+def test_every_family_of_bugs_has_its_defect() -> None:
+    """No family without a defect, no defect without a family."""
+    assert {defect.family for defect in defects()} == FAMILIES
+
+
+@each_defect
+def test_a_defect_is_a_subject_that_says_what_is_wrong(defect: Defect) -> None:
+    """Its name resolves to a function with a docstring, which takes the case derived by hand and no other."""
+    subject = resolve(defect.subject)
+
+    assert subject.__doc__, folder_of(defect)
+    require_fit(subject, defect.smallest)
+    with pytest.raises(Misuse, match="the subject takes a"):
+        require_fit(subject, next(other for other in OTHERS if not isinstance(defect.smallest, type(other))))
+
+
+OTHERS = (LinearCase(world_size=1, style="rowwise"), FetchCase(world_size=1, parameters=((1,),)))
+
+
+def test_names_of_defects_are_unique() -> None:
+    """The table has one row per defect."""
+    assert len({defect.name for defect in defects()}) == len(defects())
+
+
+def test_a_search_is_asked_first_for_defects_that_there_are() -> None:
+    assert ASKED_FIRST.keys() <= {defect.name for defect in defects()}
+    assert set(ASKED_FIRST.values()) <= set(INDICES)

@@ -1,0 +1,319 @@
+"""What README.md and docs/ show: every Python file is run, every command is read, every output is a real one.
+
+A block of Python begins with the path of its file; all of them are written into one folder, and the commands run there.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from equivtest.cli import app
+from tests.commands import Command, as_in
+from tests.programs.planted import FAULT
+
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+MODULE, SUBJECT, TRAINING = ROOT / "docs/module.md", ROOT / "docs/subject.md", ROOT / "docs/training.md"
+CAPTURE, PROGRAMS = ROOT / "docs/capture.md", ROOT / "docs/programs.md"
+DOCUMENTS = (README, *sorted((ROOT / "docs").glob("*.md")))
+LINKED = (*DOCUMENTS, *(ROOT / name for name in ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md")))
+OTHER_COMMANDS = ("pip install equivtest", "pytest -n auto -p equivtest.options", "torchrun --nproc-per-node")
+LIMIT_S = 300  # a run of a fetch takes ten seconds alone
+
+WRONG = """
+import torch
+import torch.distributed as dist
+
+from equivtest.tensors import Placed
+from mypackage.parallel import my_fetch
+
+
+def unpadded(case, mesh, given):
+    answers = my_fetch(case, mesh, given)
+    for index, name in enumerate(case.given_names()):
+        part = given[name].detach().flatten().tensor_split(mesh.size())[mesh.get_local_rank()]
+        answers[f"partition.{index}"] = Placed(part.clone(), answers[f"partition.{index}"].layout)
+    return answers
+
+
+def without_flags(case, mesh, given):
+    answers = my_fetch(case, mesh, given)
+    return {name: Placed(answer.local.detach(), answer.layout) for name, answer in answers.items()}
+
+
+def two_collectives(case, mesh, given):
+    dist.all_reduce(torch.zeros(1), group=mesh.get_group())
+    return my_fetch(case, mesh, given)
+
+
+def in_place(case, mesh, given):
+    answers = my_fetch(case, mesh, given)
+    with torch.no_grad():
+        given["param.0"].zero_()
+    return answers
+"""
+"""Fetches that each lack one of the four things in docs/subject.md, in the order of its table."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command ended with, and what it printed."""
+
+    code: int
+    text: str
+
+    def shows(self, block: str) -> bool:
+        """Whether the lines of `block` are printed in this order; '...' stands for anything, in a line too."""
+        lines = iter(self.text.splitlines())
+        return all(any(_fits(shown, line) for line in lines) for shown in block.splitlines() if shown != "...")
+
+
+def _fits(shown: str, line: str) -> bool:
+    return re.fullmatch(re.escape(shown.rstrip()).replace(re.escape("..."), ".*"), line.rstrip()) is not None
+
+
+def fenced(path: Path, language: str) -> list[str]:
+    """The blocks of a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", path.read_text("utf-8"), flags=re.M | re.S)
+
+
+def shown(path: Path, beginning: str, part: str = "") -> str:
+    """The one block of output that begins so, and has `part` in it."""
+    (block,) = (block for block in fenced(path, "text") if block.startswith(beginning) and part in block)
+    return block
+
+
+def python_files() -> Iterator[tuple[str, str]]:
+    """Path and text of every block of Python."""
+    for path in DOCUMENTS:
+        for block in fenced(path, "python"):
+            yield block.partition("\n")[0].removeprefix("# "), block
+
+
+def commands() -> Iterator[str]:
+    """Every command that some document shows: in a block of its own, indented or within a line."""
+    for path in DOCUMENTS:
+        text = path.read_text("utf-8")
+        for block in fenced(path, "sh"):
+            yield from block.splitlines()
+        yield from re.findall(r"^ {4}((?:equivtest|make) .*)$", text, flags=re.M)
+        yield from re.findall(r"`((?:equivtest|make) [^`\n ]+ [^`\n]+)`", text)
+
+
+def quoted_case(path: Path, beginning: str) -> str:
+    """The case within the quotes of the command that begins so."""
+    (command,) = (line for block in fenced(path, "sh") for line in block.splitlines() if line.startswith(beginning))
+    return shlex.split(command)[-1]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with all that the documents have a reader write."""
+    folder = tmp_path_factory.mktemp("reader")
+    for name, text in (*python_files(), ("mypackage/wrong.py", WRONG)):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text, "utf-8")
+    return folder
+
+
+CHEAP = ("-n0", "--known-failures=none", "--audit=off")
+"""What makes `equivtest run` one process, without the known failures, which other tests run."""
+SMOKE = ("--profile=smoke", "--dtypes=float32")
+LIKE = ("--like", "zero3_fetch_all_reduce")
+
+
+def in_process(folder: Path, command: Command, *args: str) -> Outcome:
+    """A command in `folder`, in this process."""
+    ended = command(folder, *args)
+    return Outcome(ended.code, ended.stdout + ended.stderr)
+
+
+def test_the_first_screen_has_both_commands_that_set_everything_up() -> None:
+    first = README.read_text("utf-8").splitlines()[:10]
+
+    assert [line.split()[:2] for line in first if line.startswith("    ")] == [["make", "gate"], ["make", "test"]]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_every_block_says_what_it_is(path: Path) -> None:
+    fences = re.findall(r"^```(.*)$", path.read_text("utf-8"), flags=re.M)
+
+    assert set(fences[::2]) <= {"python", "sh", "text"} and not any(fences[1::2])
+
+
+def test_every_python_block_is_a_file_of_its_own() -> None:
+    names = [name for name, _ in python_files()]
+
+    assert len(names) == len(set(names)) and all(re.fullmatch(r"(mypackage/)?\w+\.py", name) for name in names)
+
+
+def test_what_documents_import_is_in_the_reference() -> None:
+    """`make reference` writes down what may be imported."""
+    listed = re.search(r"^PUBLIC := (.*?[^\\])$", (ROOT / "Makefile").read_text("utf-8"), flags=re.M | re.S)
+    assert listed
+    public = {"equivtest", *listed[1].replace("\\", "").split()}
+    imported = {name for _, text in python_files() for name in re.findall(r"^from (equivtest[.\w]*)", text, flags=re.M)}
+
+    assert imported and imported <= public
+    assert all(importlib.util.find_spec(name) for name in public)
+
+
+@pytest.mark.parametrize("command", sorted(set(commands())))
+def test_every_command_is_understood(command: str) -> None:
+    program, *args = shlex.split(command, comments=True)
+    if program == "equivtest":
+        subcommands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+        subcommands[args[0]].make_context(args[0], args[1:])
+    elif program == "make":
+        assert re.search(rf"^{args[0]}:", (ROOT / "Makefile").read_text("utf-8"), flags=re.M)
+    else:
+        assert command.startswith(OTHER_COMMANDS)
+
+
+@pytest.mark.parametrize("path", LINKED, ids=lambda path: path.name)
+def test_every_link_leads_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text("utf-8")):
+        if target.startswith("http"):
+            continue
+        name, _, anchor = target.partition("#")
+        linked = (path.parent / name).resolve() if name else path
+        assert linked.exists(), target
+        assert not anchor or anchor in _anchors(linked), target
+
+
+def _anchors(path: Path) -> set[str]:
+    """The headings as GitHub turns them into anchors."""
+    headings = re.findall(r"^#+ (.*)$", path.read_text("utf-8"), flags=re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_python_file_is_imported(folder: Path) -> None:
+    """But those of clients, whose packages `make clients` installs."""
+    with as_in(folder):
+        for name, text in python_files():
+            if re.search(r"^(import|from) transformers\b", text, flags=re.M) or "transformers_llama" in text:
+                continue
+            module = importlib.import_module(name.removesuffix(".py").replace("/", "."))
+            assert module.__file__ == str(folder / name)
+
+
+@pytest.mark.ranks
+def test_cases_print_what_the_documents_show(folder: Path, command: Command) -> None:
+    fetch = quoted_case(SUBJECT, "equivtest check")
+    step = quoted_case(TRAINING, "equivtest check")
+    checks = [
+        (1, shown(README, "RankRaised"), ["module", shown(README, "RankRaised").rpartition("  case      ")[2].strip()]),
+        (1, shown(MODULE, "ValueMismatch"), ["module", quoted_case(MODULE, "equivtest check")]),
+        (0, shown(SUBJECT, "mypackage.parallel"), [*LIKE, "mypackage.parallel:my_fetch", fetch]),
+        (1, shown(TRAINING, "ValueMismatch"), ["module", step]),
+        (0, "", ["module", step.replace("mean_of_means", "token_mean")]),
+    ]
+
+    for code, block, args in checks:
+        outcome = in_process(folder, command, "check", *args)
+        assert outcome.code == code and outcome.shows(block), outcome.text
+
+
+def test_a_captured_job_is_judged_as_shown(
+    folder: Path, command: Command, alone: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On one rank; the second time its last layer gives more than it should."""
+    judge = next(each for each in fenced(CAPTURE, "sh")[0].splitlines() if each.startswith("equivtest"))
+    for code, block in ((0, shown(CAPTURE, "run: ")), (1, shown(CAPTURE, "ValueMismatch"))):
+        with as_in(folder):
+            job = importlib.import_module("mypackage.job")
+            if code:
+                monkeypatch.setattr(job, "tensor_parallel", _with_more(job.tensor_parallel))
+            job.train("run")
+        outcome = in_process(folder, command, *shlex.split(judge)[1:])
+        assert outcome.code == code and outcome.shows(block), outcome.text
+        shutil.rmtree(folder / "run")
+
+
+def _with_more(parallelize: Any) -> Any:
+    def wrong(module: Any, mesh: Any) -> Any:
+        parallel = parallelize(module, mesh)
+        parallel.get_submodule("2").register_forward_hook(lambda _, __, given: given * 1.125)
+        return parallel
+
+    return wrong
+
+
+@pytest.mark.ranks
+def test_a_fetch_that_lacks_something_is_told_so_in_these_words(folder: Path, command: Command) -> None:
+    messages = re.findall(r"^\| \*\*.* \| `(.*)` \|$", SUBJECT.read_text("utf-8"), flags=re.M)
+    fetch = quoted_case(SUBJECT, "equivtest check")
+    outcomes = []
+    for name, message in zip(re.findall(r"^def (\w+)", WRONG, flags=re.M), messages, strict=True):
+        outcomes.append(in_process(folder, command, "check", *LIKE, f"mypackage.wrong:{name}", fetch))
+        assert outcomes[-1].code == 1 and outcomes[-1].shows(message), outcomes[-1].text
+
+    assert outcomes[1].shows("  expected  requires_grad True\n  actual    requires_grad False")
+    assert outcomes[3].shows("  actual    values have changed")
+
+
+@pytest.mark.ranks
+def test_the_readers_module_is_green(folder: Path) -> None:
+    """In a process of its own."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "equivtest.cli", "run", *CHEAP, "test_models.py"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT_S,
+    )
+    outcome = Outcome(ended.returncode, ended.stdout + ended.stderr)
+
+    assert outcome.code == 0 and outcome.shows(shown(README, "0 failed, 0 known", "of 5 claims")), outcome.text
+
+
+@pytest.mark.ranks
+def test_what_a_program_does_not_support_is_told_as_shown(folder: Path, command: Command) -> None:
+    outcome = in_process(folder, command, "run", *CHEAP, *SMOKE, "test_features.py")
+
+    assert outcome.code == 0 and outcome.shows(shown(PROGRAMS, "program block")), outcome.text
+
+
+@pytest.mark.ranks
+def test_a_fetch_takes_the_place_of_the_shipped_one(folder: Path, command: Command) -> None:
+    """On fewer ranks and in one dtype, which is cheaper; what is shown is the same."""
+    right, wrong = shown(README, "0 failed, 0 known", "of 8 claims").splitlines()
+    message = shown(README, "ValueMismatch")
+    planted = message.split(": ")[1]
+
+    args = ["run", *CHEAP, *SMOKE, "--world-sizes=1,2", "-k", "not refuses", "--subjects"]
+    green = in_process(folder, command, *args, "zero3_fetch_all_reduce=mypackage.parallel:my_fetch")
+    red = in_process(folder, command, *args, f"zero3_fetch_all_reduce={planted}")
+
+    assert green.code == 0 and green.shows(right), green.text
+    assert red.code == 1 and red.shows(message.replace("replay .equivtest", "replay ....equivtest")), red.text
+    assert red.shows(wrong), red.text
+
+
+@pytest.mark.ranks
+def test_a_wrong_backend_is_named_in_the_first_line(
+    folder: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FAULT, "swapped_gather")
+    backend = ["--backend=planted", "--import=tests.programs.planted"]
+
+    args = ["run", *CHEAP, *SMOKE, "--world-sizes=2", "--subjects=zero3_fetch_all_gather", *backend]
+    outcome = in_process(folder, command, *args)
+
+    assert outcome.code == 1 and outcome.shows(shown(README, "equivtest: the backend")), outcome.text

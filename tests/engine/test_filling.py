@@ -1,0 +1,235 @@
+"""Cells: enough draws in every one, and more where too few conclude."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis.strategies import SearchStrategy
+
+from equivtest.cases.case import Case
+from equivtest.families.redistribute.strategy import redistribute_cases
+from equivtest.families.training.data_parallel.strategy import data_parallel_cases
+from equivtest.families.zero3.fetch.case import FetchCase
+from equivtest.families.zero3.fetch.strategy import refused_fetch_cases
+from equivtest.property import Property, Space
+from equivtest.report.handover import Record
+from equivtest.search.chunks import Chunk, chunk_cases
+from equivtest.search.filling import (
+    BATCH,
+    PATIENCE,
+    Cell,
+    IsJudged,
+    always,
+    cells_of,
+    draws_by_cell,
+    fill,
+    short_of_conclusions,
+    short_of_draws,
+)
+from equivtest.verdicts.claims import (
+    equals_unsharded,
+    is_the_identity_for_one_rank,
+    refuses,
+    repeats_itself,
+    uses_only_collectives,
+)
+from tests.engine.test_chunks import CHUNK, claimed
+from tests.engine.test_report import record
+
+
+def filled_cases(prop: Property, chunk: Chunk, is_judged: IsJudged = always) -> list[Case]:
+    """A chunk's cases, and those that fill its cells."""
+    cases = chunk_cases(prop, chunk)
+    return cases + fill(prop, chunk, cases, short_of_draws(prop, chunk, cases, is_judged), is_judged)
+
+
+def filled(prop: Property, per_cell: int = 9, **fields: Any) -> Counter[Cell]:
+    """Draws by cell of a chunk of one case, and of those that fill its cells."""
+    found = Counter[Cell]()
+    for case in filled_cases(prop, replace(CHUNK, num_cases=1, per_cell=per_cell, **fields)):
+        found += draws_by_cell(prop, case)
+    return found
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize(
+    "prop",
+    [
+        claimed(claims=(equals_unsharded, repeats_itself)),
+        claimed(cases=refused_fetch_cases, claims=(refuses,)),
+        claimed(cases=lambda space: data_parallel_cases(space, style="ddp"), claims=(equals_unsharded,), shards=False),
+        claimed(conclusive_dtypes=("float64",), claims=(equals_unsharded,)),
+    ],
+    ids=["fetches", "refusals", "without shards", "one dtype"],
+)
+def test_every_cell_gets_its_draws(prop: Property, world_size: int) -> None:
+    """A claim that is judged on some visits only gets them over all dtypes together."""
+    found = filled(prop, world_size=world_size)
+
+    assert min(found[cell] for cell in cells_of(prop, replace(CHUNK, world_size=world_size))) >= 9
+
+
+def test_a_dtype_in_which_no_case_can_be_judged_has_no_cell() -> None:
+    """Cases are drawn in the dtypes of cells that are short, and of one that is left out there are none to draw."""
+    prop = replace(claimed(claims=(equals_unsharded,)), leaves_out=lambda space: dict.fromkeys(space.dtypes[:1], ""))
+
+    cells = cells_of(prop, CHUNK)
+
+    assert {dtype for dtype, _, _ in cells} == set(CHUNK.dtypes[1:])
+
+
+def test_cells_without_cases_end_the_filling() -> None:
+    """On two ranks nothing is judged of one rank."""
+    found = filled(claimed(claims=(equals_unsharded, is_the_identity_for_one_rank)))
+
+    assert {claim for _, _, claim in found} == {"equals_unsharded"}
+
+
+def test_only_cases_that_help_a_cell_are_kept() -> None:
+    """About as many as there are cells to fill, of several draws each."""
+    cases = filled_cases(claimed(), replace(CHUNK, num_cases=1, per_cell=9))
+
+    assert 3 * 4 < len(cases) < 9 * 3 * 4 and len(cases) == len(set(cases))
+
+
+def is_small(case: Case, claim: str) -> bool:
+    """All claims on fetches of few parameters, and all but one on any."""
+    assert isinstance(case, FetchCase)
+    return len(case.parameters) < 3 or claim != "equals_unsharded"
+
+
+def test_a_claim_that_is_known_to_fail_fills_its_cells_with_other_cases() -> None:
+    """What the same cases say of another claim counts: those that help no cell are not added."""
+    prop, chunk = claimed(), replace(CHUNK, num_cases=1, per_cell=9)
+    found, of_all = Counter[Cell](), Counter[Cell]()
+    for case in filled_cases(prop, chunk, is_small):
+        found += draws_by_cell(prop, case, is_small)
+        of_all += draws_by_cell(prop, case)
+
+    assert min(found[cell] for cell in cells_of(prop, chunk)) >= 9
+    assert found != of_all
+    assert {cell[2] for cell in of_all if of_all[cell] > found[cell]} == {"equals_unsharded"}
+
+
+def test_a_cell_that_one_case_in_a_hundred_helps_is_filled() -> None:
+    """Though batches of cases help none; drawn in the dtypes alone that are short of draws."""
+    prop, chunk = claimed(claims=(equals_unsharded,)), replace(CHUNK, num_cases=1, per_cell=1)
+    found = Counter[Cell]()
+
+    def is_rare(case: Case, claim: str) -> bool:
+        assert isinstance(case, FetchCase)
+        return case.dtype != "float16" or case.values[0][1] < 2
+
+    for case in filled_cases(prop, chunk, is_rare):
+        found += draws_by_cell(prop, case, is_rare)
+
+    assert min(found[cell] for cell in cells_of(prop, chunk)) >= 1
+
+
+def test_a_claim_that_is_judged_on_marked_cases_marks_those_that_it_lacks() -> None:
+    """As few as it needs; none is drawn marked, and those of which no collectives are documented stay as they are."""
+    prop = claimed(cases=unmarked, claims=(equals_unsharded, uses_only_collectives))
+    cases = filled_cases(prop, replace(CHUNK, world_size=4, num_cases=20, per_cell=9))
+    recorded = [case for case in cases if case.records]
+    draws = Counter(case.shard_kind for case in recorded for _ in case.values)
+    most = max(len(case.values) for case in cases)
+
+    assert all(9 <= draws[kind] < 9 + most for kind in ("even", "uneven", "empty"))
+    assert not any(len(case.mesh_shape) > 1 for case in recorded)
+    assert any(len(case.mesh_shape) > 1 for case in cases)
+
+
+def unmarked(space: Space) -> SearchStrategy[Case]:
+    """Redistributions, on one axis and two, none of them recorded."""
+    return redistribute_cases(space).map(lambda case: replace(case, records=False))
+
+
+def test_a_mark_with_which_a_claim_is_known_to_fail_is_not_made() -> None:
+    """The case then says what it can say without."""
+
+    def is_judged(case: Case, claim: str) -> bool:
+        return not case.records
+
+    prop = claimed(cases=unmarked, claims=(equals_unsharded, uses_only_collectives))
+    cases = filled_cases(prop, replace(CHUNK, num_cases=1, per_cell=9), is_judged)
+
+    assert len(cases) > 12 and not any(case.records for case in cases)
+
+
+def test_cells_that_cannot_be_had_end_the_filling_within_the_budget() -> None:
+    asked: list[Case] = []
+
+    def is_never(case: Case, claim: str) -> bool:
+        asked.append(case)
+        return False
+
+    cases = filled_cases(claimed(claims=(equals_unsharded,)), replace(CHUNK, per_cell=9), is_never)
+
+    assert len(cases) <= CHUNK.num_cases
+    assert PATIENCE * BATCH / 2 < len(asked) - len(cases) <= PATIENCE * BATCH
+
+
+def test_shards_of_which_no_conclusion_is_wanted_have_no_cell() -> None:
+    prop = claimed(conclusive_shards=("even", "uneven"))
+
+    assert {kind for _, kind, _ in cells_of(prop, CHUNK)} == {"even", "uneven"}
+    assert {kind for _, kind, _ in cells_of(claimed(), CHUNK)} == {"even", "uneven", "empty"}
+
+
+def verdicts_of(kinds: dict[str, int], **fields: Any) -> list[Record]:
+    """So many records of each kind of verdict, in one cell."""
+    place = {"dtype": "float16", "shard_kind": "empty"} | fields
+    return [record(verdicts={"equals_unsharded": kind}, **place) for kind in Counter(kinds).elements()]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "short"),
+    [
+        ({"holds": 9}, 0),
+        ({"holds": 19, "inconclusive": 1}, 0),
+        ({"holds": 18, "inconclusive": 1}, 1),
+        ({"holds": 30, "value": 3, "inconclusive": 2}, 5),
+        ({"known": 9, "not_supported": 9}, 0),
+        ({"holds": 10, "known": 30, "inconclusive": 1}, 9),
+        ({"inconclusive": 9}, 9),
+        ({"holds": 14, "inconclusive": 4}, 0),
+        ({"holds": 7}, 2),
+    ],
+)
+def test_a_cell_of_too_many_inconclusive_verdicts_is_short_of_conclusions(kinds: dict[str, int], short: int) -> None:
+    """One in twenty may be so; a failure concludes, and what is known says nothing.  Nine are asked for at once.
+
+    Three in twenty is no chance; and a claim may find nothing to judge in a draw of which it speaks.
+    """
+    prop, chunk = claimed(claims=(equals_unsharded,)), replace(CHUNK, per_cell=9)
+    wanted = {("float16", "empty", "equals_unsharded"): short} if short else {}
+
+    assert dict(short_of_conclusions(prop, chunk, verdicts_of(kinds))) == wanted
+
+
+def test_a_cell_with_an_inconclusive_verdict_gets_the_conclusions_that_are_wanted() -> None:
+    found = short_of_conclusions(claimed(), replace(CHUNK, per_cell=30), verdicts_of({"holds": 20, "inconclusive": 1}))
+
+    assert list(found.values()) == [10]
+
+
+def test_verdicts_of_other_cells_do_not_make_up_for_it() -> None:
+    """Of another dtype, or of other shards."""
+    records = verdicts_of({"holds": 99}, dtype="float32") + verdicts_of({"holds": 99}, shard_kind="even")
+
+    found = short_of_conclusions(claimed(), replace(CHUNK, per_cell=30), records + verdicts_of({"inconclusive": 1}))
+
+    assert found.total() == 30
+
+
+def test_what_is_drawn_for_short_cells_is_new_and_helps_them() -> None:
+    prop, missing = claimed(claims=(equals_unsharded,)), Counter({("float16", "empty", "equals_unsharded"): 12})
+    before = filled_cases(prop, replace(CHUNK, per_cell=9))
+    further = fill(prop, replace(CHUNK, seed="round 1"), before, missing)
+
+    assert sum(len(case.values) for case in further) >= 12
+    assert {(case.dtype, case.shard_kind) for case in further} == {("float16", "empty")}
+    assert not set(further) & set(before)

@@ -1,0 +1,158 @@
+"""What had run before: draws that are run again, worlds that are renewed, failures that need a past."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from equivtest.base import limits
+from equivtest.cases.case import Case
+from equivtest.families.zero3.fetch.case import FetchCase
+from equivtest.families.zero3.fetch.strategy import fetch_cases
+from equivtest.property import Property
+from equivtest.ranks.pool import Pool
+from equivtest.ranks.reply import Reply
+from equivtest.search.chunks import Chunk
+from equivtest.search.known import KnownFailures
+from equivtest.search.search import Findings, Target, search
+from equivtest.verdicts.claims import does_not_touch_its_inputs, equals_unsharded
+from tests.replies import StubPool, on_all_ranks, right_replies
+
+COUNTS = "tests.programs.memory:counts_calls"
+CASE = FetchCase(world_size=2, dtype="float64", values=(("dense", 0), ("dense", 1), ("dense", 2)))
+
+
+@pytest.fixture(scope="module")
+def pool(pool: Pool) -> Iterator[Pool]:
+    """Ranks that have run nothing else."""
+    with Pool(beside=pool) as own:
+        yield own
+
+
+def calls(pool: Pool, case: FetchCase) -> list[int]:
+    """What the first rank counts: its calls at each draw, then at the repeat if there is one."""
+    answers = pool.run(COUNTS, case)[0].answers
+    counted = [answer.tensors["param.0"] for answer in answers]
+    return [int(placed.local) for placed in [*counted, *answers[0].again.values()]]
+
+
+@pytest.mark.ranks
+def test_the_first_draw_is_run_again_after_all_others_in_the_same_processes(pool: Pool) -> None:
+    """Only where the case says so; new ranks begin to count anew."""
+    pool.renew(2)
+    assert calls(pool, CASE) == [1, 2, 3]
+    assert calls(pool, replace(CASE, repeats=True)) == [4, 5, 6, 7]
+    pool.renew(2)
+    assert calls(pool, CASE) == [1, 2, 3]
+
+
+@pytest.mark.ranks
+def test_renewing_leaves_other_worlds_be(pool: Pool) -> None:
+    """And a world that was never started needs no renewing."""
+    one = replace(CASE, world_size=1, values=(("dense", 0),))
+    [before] = calls(pool, one)
+    pool.renew(2)
+    pool.renew(3)
+
+    assert calls(pool, one) == [before + 1]
+
+
+class Remembering(StubPool):
+    """A pool whose second and later visits of a world fail, until the world is renewed."""
+
+    def __init__(self) -> None:
+        super().__init__(self._answer)
+        self.visits: dict[int, int] = {}
+
+    def _answer(self, case: Case) -> list[Reply]:
+        self.visits[case.world_size] = self.visits.get(case.world_size, 0) + 1
+        assert isinstance(case, FetchCase)
+        has_elements = bool(right_replies(case)[0].answers[0].tensors["param.0"].local.numel())
+        if self.visits[case.world_size] < 3 or not has_elements:
+            return right_replies(case)
+        return on_all_ranks(case, "param.0", lambda local: local * 0 + 0.5)
+
+    def renew(self, world_size: int) -> None:
+        super().renew(world_size)
+        self.visits[world_size] = 0
+
+
+def run(pool: StubPool, directory: Path, only: Target | None = None) -> Findings:
+    prop = Property("mine:fetch", "It is.", "nowhere", fetch_cases, (equals_unsharded,))
+    chunk = Chunk(1, limits.DTYPES, 0, 10)
+    return search(prop, chunk, pool, KnownFailures(), directory, only=only)  # type: ignore[arg-type]
+
+
+def test_a_failure_that_needs_a_past_says_so(tmp_path: Path) -> None:
+    """How many visits came before it in its world, and the first of them."""
+    pool = Remembering()
+    [failure] = run(pool, tmp_path).failures
+    [line] = [line for line in failure.message.splitlines() if line.strip().startswith("history")]
+
+    assert "holds alone in new ranks; failed after" in line and repr(pool.seen[0]) in line
+    assert pool.renewed == [1] and repr(pool.seen[-1]) == failure.case
+
+
+def test_a_failure_that_needs_none_has_no_history(tmp_path: Path) -> None:
+    pool = StubPool(lambda case: on_all_ranks(case, "param.0", lambda local: local * 0 + 0.5))
+    [failure] = run(pool, tmp_path).failures
+
+    assert "history" not in failure.message and pool.renewed == [1]
+
+
+def test_a_failure_whose_new_ranks_find_a_mistake_is_told_without_a_history(tmp_path: Path) -> None:
+    def answer(case: Case) -> list[Reply]:
+        if pool.renewed:
+            return [Reply(rank=rank, outcome="misused", error_text="no dict") for rank in range(case.world_size)]
+        return on_all_ranks(case, "param.0", lambda local: local * 0 + 0.5)
+
+    pool = StubPool(answer)
+    [failure] = run(pool, tmp_path).failures
+
+    assert "history" not in failure.message and pool.renewed == [1]
+
+
+def test_the_one_failure_of_interest_is_not_run_again(tmp_path: Path) -> None:
+    """An audit asks for its case, not for what ran before."""
+    pool = StubPool(lambda case: on_all_ranks(case, "param.0", lambda local: local * 0 + 0.5))
+    [failure] = run(pool, tmp_path, only=("equals_unsharded", "value")).failures
+
+    assert failure.kind == "value" and pool.renewed == []
+
+
+@pytest.mark.ranks
+def test_a_real_subject_that_keeps_state_between_visits_is_told_apart(pool: Pool, tmp_path: Path) -> None:
+    """Alone in new ranks its smallest case, of one draw, is its first call."""
+    subject = "tests.programs.memory:touches_from_the_third_call_on"
+    prop = Property(subject, "It is.", "nowhere", fetch_cases, (does_not_touch_its_inputs,))
+    [failure] = search(prop, Chunk(1, ("float32",), 0, 8), pool, KnownFailures(), tmp_path).failures
+
+    assert (failure.kind, "holds alone in new ranks" in failure.message) == ("touched", True)
+
+
+BREAKS = ["raised", "lost", "timed_out"]
+
+
+@pytest.mark.parametrize("outcome", BREAKS)
+def test_a_run_that_breaks_alone_too_has_no_history(tmp_path: Path, outcome: str) -> None:
+    """It is run once more, as any failure; which of its ranks breaks how may differ."""
+    outcomes = iter([outcome] * (limits.BROKEN_RUNS - 1))
+    pool = StubPool(lambda case: [Reply(rank=rank, outcome=next(outcomes, "lost")) for rank in range(case.world_size)])  # type: ignore[arg-type]
+    failures = run(pool, tmp_path).failures
+
+    assert len(failures) == len(pool.renewed) and not any("history" in failure.message for failure in failures)
+
+
+@pytest.mark.parametrize("outcome", BREAKS)
+def test_a_run_that_breaks_only_after_others_says_so(tmp_path: Path, outcome: str) -> None:
+    """What the others left in the processes is the first thing to look for."""
+    visits = iter(range(1000))
+    pool = StubPool(
+        lambda case: [Reply(rank=0, outcome=outcome)] if next(visits) == 3 else right_replies(case)  # type: ignore[arg-type]
+    )
+    [failure] = run(pool, tmp_path).failures
+
+    assert "holds alone in new ranks; failed after 3 earlier visits" in failure.message

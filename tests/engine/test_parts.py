@@ -1,0 +1,81 @@
+"""Families are found by their folders, and each part is imported when it is first asked for."""
+
+import subprocess
+import sys
+
+import pytest
+
+from equivtest.cases.names import SUBJECTS
+from equivtest.cases.parts import FAMILIES, modules_of, packages
+from equivtest.pytest_plugin.suite import shipped
+from tests.defects.defect import defects
+
+
+def printed_by(program: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=120
+    ).stdout.strip()
+
+
+def family_of(name: str) -> str:
+    return name.removeprefix(f"{FAMILIES}.").partition(".")[0]
+
+
+def test_a_folder_of_a_family_is_a_variant_unless_it_is_a_part() -> None:
+    found = {name.removeprefix(f"{FAMILIES}.") for name in packages()}
+
+    assert {"collectives", "embedding", "embedding.ways", "training.two_axes"} <= found
+    assert found.isdisjoint({"training.two_axes.collectives", "linear.values", "module.subject"})
+
+
+def test_every_subject_of_a_shipped_property_is_one_of_a_family() -> None:
+    used = {prop.subject for prop in shipped().values() if ":" not in prop.subject}
+
+    assert used == SUBJECTS.keys()
+
+
+def test_every_family_with_a_case_says_what_is_right_somewhere() -> None:
+    """A variant may have it from the family that it belongs to."""
+    families = {family_of(module.__name__) for module in modules_of("case")}
+
+    assert families == {family_of(module.__name__) for module in modules_of("oracle")}
+    assert families == {family_of(type(defect.smallest).__module__) for defect in defects()}
+
+
+@pytest.mark.parametrize(
+    ("call", "wanted", "unwanted"),
+    [
+        ("", "linear.case", "linear.values"),
+        ("from equivtest.cases.values import draw; draw(case, 0)", "linear.values", "linear.oracle"),
+        ("from equivtest.oracle import expect; expect(case, 0)", "linear.oracle", "linear.subject"),
+    ],
+    ids=["case", "values", "oracle"],
+)
+def test_a_part_is_imported_when_it_is_asked_for(call: str, wanted: str, unwanted: str) -> None:
+    program = f"""
+import sys
+from equivtest.families.linear.case import LinearCase
+case = LinearCase(world_size=1, style="rowwise")
+{call}
+print(*(name for name in sys.modules if ".families." in name))
+"""
+    loaded = printed_by(program).split()
+
+    assert f"{FAMILIES}.{wanted}" in loaded and f"{FAMILIES}.{unwanted}" not in loaded
+
+
+def test_the_names_of_subjects_cost_no_torch() -> None:
+    program = "import sys, equivtest.cases.names; print({'torch', 'hypothesis'} & sys.modules.keys())"
+
+    assert printed_by(program) == "set()"
+
+
+def test_a_defect_costs_a_rank_no_verdicts_and_no_hypothesis() -> None:
+    program = """
+import sys
+from equivtest.cases.names import resolve
+resolve("tests.defects.linear.layers:bias_on_every_rank")
+print({"hypothesis", "equivtest.verdicts", "equivtest.oracle"} & sys.modules.keys())
+"""
+
+    assert printed_by(program) == "set()"

@@ -1,0 +1,703 @@
+"""The plugin: items, claims as tests, options, known failures, exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from xml.etree import ElementTree
+
+import hypothesis  # noqa: F401  (what runs in this process import is dropped behind each, and torch dies of it)
+import pytest
+
+import equivtest.pytest_plugin.collection
+import equivtest.pytest_plugin.session
+import equivtest.verdicts.claims  # noqa: F401
+from equivtest import plugin
+from equivtest.pytest_plugin.settings import Settings
+from equivtest.search import known
+from tests.engine.fake_suite import PROPERTIES, log_of, make_suite, plugin_args, run_suite
+
+W3 = ("--world-sizes", "3")
+UNKNOWN = "--known-failures=none"  # of a process of its own, which the shipped ones would make import torch
+
+
+def test_run_without_properties_shows_nothing_of_us(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("def test_it(): pass")
+
+    result = run_suite(pytester)
+
+    assert result.ret == 0
+    assert "equivtest" not in re.sub("plugins: .*|rootdir: .*", "", result.stdout.str())
+
+
+def test_run_without_properties_imports_no_torch(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("import sys\ndef test_it(): assert 'torch' not in sys.modules")
+
+    assert run_suite(pytester, subprocess=True).ret == 0
+
+
+def test_property_needs_no_options(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a")
+    conftest = pytester.path / "conftest.py"
+    conftest.write_text(conftest.read_text().replace("from equivtest.options import pytest_addoption", ""))
+
+    result = run_suite(pytester, "-v")
+
+    result.stdout.fnmatch_lines(["test_fake.py::a::equals_unsharded PASSED*"])
+
+
+def test_items_are_named_by_property_world_size_and_index(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a")
+
+    result = run_suite(pytester, "--collect-only", "-q", "--profile=conformance", *W3)
+
+    result.stdout.fnmatch_lines(["test_fake.py::a[[]w3-0]"])
+
+
+def test_what_fails_is_shrunk_to_the_world_sizes_of_the_run(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a")
+
+    run_suite(pytester, "--world-sizes", "2,3")
+
+    assert [line for line in log_of(pytester) if "shrinks" in line] == ["shrinks to (2, 3)"] * 2
+
+
+def test_items_are_ordered_by_world_size_behind_other_tests(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a", "b")
+    pytester.makepyfile(test_later="def test_it(): pass")
+
+    result = run_suite(pytester, "--collect-only", "-q", "--world-sizes", "2,1")
+
+    names = [line.split("::")[1] for line in result.outlines if "::" in line]
+    assert names == ["test_it", "a[w1-0]", "b[w1-0]", "a[w2-0]", "b[w2-0]"]
+
+
+def test_dash_k_chooses_searches(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a")
+
+    run_suite(pytester, "-k", "w2")
+
+    assert [line for line in log_of(pytester) if "search" in line] == ["search a w2 gate"]
+
+
+def test_every_claim_is_a_test_of_its_own(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a")
+
+    result = run_suite(pytester, "-v", *W3)
+
+    result.stdout.fnmatch_lines(
+        ["test_fake.py::a::equals_unsharded PASSED*", "test_fake.py::a::agrees_on_all_ranks PASSED*"]
+    )
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_claims_end_alike_with_and_without_xdist(pytester: pytest.Pytester, workers: str) -> None:
+    make_suite(pytester, "a", "b_wrong")
+
+    result = run_suite(pytester, UNKNOWN, "-n", workers, subprocess=True)
+
+    # 8 searches and 4 claims, of which a search and its claim fail
+    result.assert_outcomes(passed=10, failed=2)
+
+
+def test_a_failing_search_names_claim_and_kind_and_its_claim_shows_the_whole_message(pytester: pytest.Pytester) -> None:
+    """The other claim of the property has passed."""
+    make_suite(pytester, "a_wrong")
+
+    result = run_suite(pytester, "-v")
+
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*::a_wrong::equals_unsharded FAILED*", "*::a_wrong::agrees_on_all_ranks PASSED*"])
+    result.stdout.fnmatch_lines(["*a_wrong[[]w3-0]*", "equals_unsharded: value", "*a_wrong: equals_unsharded*"])
+    result.stdout.fnmatch_lines(["ValueMismatch: a_wrong: output differs from *", "  where *rank 2 of 3"])
+
+
+def test_property_without_a_case_is_not_run(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a_silent")
+
+    result = run_suite(pytester, "-rs")
+
+    result.assert_outcomes(skipped=6)
+    result.stdout.fnmatch_lines(["SKIPPED * not run: no case was judged"])
+
+
+def test_claims_of_a_property_that_did_not_finish_are_open(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a_crashes")
+
+    result = run_suite(pytester, "-rs")
+
+    result.assert_outcomes(passed=3, failed=1, skipped=2)
+    result.stdout.fnmatch_lines(["SKIPPED * not finished: 3 of 4 searches ended"])
+
+
+def test_claims_of_a_property_that_never_began_are_open(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a_wrong", "b")
+
+    result = run_suite(pytester, "-x", "-v", "-n1", "--maxschedchunk=1", UNKNOWN, *W3, subprocess=True)
+
+    result.stdout.fnmatch_lines(["test_fake.py::b::equals_unsharded SKIPPED*"])
+
+
+def test_run_without_a_conclusive_verdict_is_no_success(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a_inconclusive")
+
+    result = run_suite(pytester)
+
+    assert result.ret == 2
+    result.stdout.fnmatch_lines(["equivtest: no verdict of this run is conclusive: nothing is proven"])
+
+
+def test_what_is_not_supported_is_red_and_named_first(pytester: pytest.Pytester) -> None:
+    """In every profile: other claims hold, so that the run has shown something."""
+    make_suite(pytester, "a_not_supported", "b")
+
+    result = run_suite(pytester, "--dtypes=float16,float32")
+
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(
+        [
+            "*= equivtest =*",
+            "equivtest: not supported: * verdicts, for want of float16 all_reduce, float32 all_reduce: this run is no "
+            "pass. --dtypes leaves a dtype out, --allow-unsupported float16:all_reduce,float32:all_reduce names *",
+        ],
+        consecutive=True,
+    )
+
+
+@pytest.mark.parametrize("profile", ["gate", "conformance"])
+@pytest.mark.parametrize(
+    ("allowed", "code"), [("all", 0), ("float16,float32:all_reduce", 0), ("float16", 1), ("float32:broadcast", 1)]
+)
+def test_what_is_allowed_to_be_lacking_is_not_red(
+    pytester: pytest.Pytester, profile: str, allowed: str, code: int
+) -> None:
+    """Nor a hole in a conformance run."""
+    make_suite(pytester, "a_not_supported", "b")
+
+    args = (f"--profile={profile}", "--dtypes=float16,float32", f"--allow-unsupported={allowed}")
+
+    assert run_suite(pytester, *args).ret == code
+
+
+def test_all_that_is_allowed_to_be_lacking_shows_nothing(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a_not_supported")
+
+    result = run_suite(pytester, "--allow-unsupported=all")
+
+    assert result.ret == 2
+    result.stdout.fnmatch_lines(["equivtest: no verdict of this run is conclusive: nothing is proven"])
+
+
+@pytest.mark.parametrize(("subjects", "code"), [(("a_leftout", "b"), 0), (("a_leftout",), 2)])
+def test_a_property_that_no_dtype_of_the_run_can_judge_is_left_out(
+    pytester: pytest.Pytester, subjects: tuple[str, ...], code: int
+) -> None:
+    """And is no mistake; where nothing else is judged, nothing is proven."""
+    make_suite(pytester, *subjects)
+
+    result = run_suite(pytester, "--dtypes=bfloat16")
+
+    assert result.ret == code
+    result.stdout.fnmatch_lines(["dtypes  a_leftout: left out bfloat16: no case can be judged there"])
+    if code:
+        result.stdout.fnmatch_lines(
+            ["equivtest: nothing was judged: nothing is proven; a_leftout: no case can be judged in bfloat16"]
+        )
+
+
+def test_a_run_of_absent_properties_is_no_success(pytester: pytest.Pytester) -> None:
+    """Unless other tests of the session have said something."""
+    make_suite(pytester, "a")
+    pytester.makepyfile(
+        test_fake=PROPERTIES.replace("cases=None", "cases=None, requires='no_such_package'") + "a = make('a')"
+    )
+    alone = run_suite(pytester)
+    pytester.makepyfile(test_other="def test_it(): pass")
+
+    assert alone.ret == 2 and run_suite(pytester).ret == 0
+    alone.stdout.fnmatch_lines(["equivtest: nothing was judged: nothing is proven; no_such_package is not installed*"])
+
+
+@pytest.mark.parametrize(("options", "code"), [(("--profile=gate",), 0), (("--profile=soak", "--max-time=1"), 2)])
+def test_an_incomplete_property_is_left_out_of_runs_of_many_cases_in_words(
+    pytester: pytest.Pytester, options: tuple[str, ...], code: int
+) -> None:
+    make_suite(pytester, "a")
+    pytester.makepyfile(
+        test_fake=PROPERTIES.replace("cases=None", "cases=None, incomplete='some fail'") + "a = make('a')"
+    )
+    left = run_suite(pytester, *options)
+    named = run_suite(pytester, *options, "--subjects=a")
+
+    assert (left.ret, named.ret) == (code, 0)
+    assert ("a is left out: some fail; --subjects a runs it" in left.stdout.str()) == bool(code)
+
+
+@pytest.mark.parametrize(("world_sizes", "judged"), [("1,2,3", "(1, 2)"), ("3", "")])
+def test_a_property_is_left_out_in_words_where_its_subject_does_not_run(
+    pytester: pytest.Pytester, world_sizes: str, judged: str
+) -> None:
+    make_suite(pytester, "a")
+    pytester.makepyfile(test_fake=PROPERTIES.replace("cases=None", "cases=None, world_sizes=(1, 2)") + "a = make('a')")
+
+    result = run_suite(pytester, f"--world-sizes={world_sizes}")
+
+    searches = [line for line in log_of(pytester) if line.startswith(("search", "shrinks"))]
+    assert result.ret == (0 if judged else 2) and "a is for 1, 2 ranks, so not for 3" in result.stdout.str()
+    assert searches == ["search a w1 gate", "shrinks to (1, 2)", "search a w2 gate", "shrinks to (1, 2)"] * bool(judged)
+
+
+def test_a_report_says_which_properties_are_incomplete_and_left_out(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a", "b")
+    incomplete = PROPERTIES.replace("cases=None", "cases=None, incomplete='some fail' if subject == 'a' else ''")
+    pytester.makepyfile(test_fake=incomplete + "a = make('a')\nb = make('b')")
+
+    result = run_suite(pytester, "--profile=soak", "--max-time=1", "--report=out")
+
+    line = "left    a is left out: some fail; --subjects a runs it"
+    assert line in result.outlines and line in (pytester.path / "out" / "summary.txt").read_text().splitlines()
+
+
+def test_known_failures_alone_are_reported_as_xfailed(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a_known", "b")
+
+    result = run_suite(pytester, *W3)
+
+    result.assert_outcomes(passed=3, skipped=1, xfailed=2)
+
+
+def test_junit_has_one_case_per_claim(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a_wrong")
+
+    run_suite(pytester, "--junitxml=j.xml")
+
+    cases = ElementTree.parse(pytester.path / "j.xml").iter("testcase")
+    claims = [(case.get("name"), len(case)) for case in cases if case.get("classname") == "test_fake.a_wrong"]
+    assert claims == [("equals_unsharded", 1), ("agrees_on_all_ranks", 0)]
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_what_no_item_can_survive_ends_the_session(pytester: pytest.Pytester, workers: str) -> None:
+    make_suite(pytester, "a_broken")
+
+    result = run_suite(pytester, UNKNOWN, "-n", workers, subprocess=True)
+
+    assert result.ret == 2
+    assert result.stdout.str().count("BrokenSetup: no rank started") == 1
+    assert "Traceback" not in result.stdout.str() + result.stderr.str()
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize(("other", "code"), [("b", 2), ("b_wrong", 1)])
+def test_a_mistake_in_one_property_fails_its_items_alone(
+    pytester: pytest.Pytester, other: str, code: int, workers: str
+) -> None:
+    """In one line; the exit code is that of misuse unless a claim fails."""
+    make_suite(pytester, "a_misused", other)
+
+    result = run_suite(pytester, UNKNOWN, "-n", workers, subprocess=True)
+
+    assert result.ret == code
+    assert result.outlines.count("Misuse: the subject answers a name that nobody asked for") == 1
+    assert f"search {other} w3 gate" in log_of(pytester)
+    assert "Traceback" not in result.stdout.str() + result.stderr.str()
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_what_was_found_before_a_mistake_is_told_with_it(pytester: pytest.Pytester, workers: str) -> None:
+    """The search that it ended counts as not ended."""
+    make_suite(pytester, "a_wrong_and_misused")
+
+    result = run_suite(pytester, UNKNOWN, "-n", workers, subprocess=True)
+
+    assert result.ret == 1
+    result.stdout.fnmatch_lines_random([
+        "Misuse: the subject answers a name that nobody asked for",
+        "ValueMismatch: a_wrong_and_misused: output differs from the oracle",
+    ])  # fmt: skip
+    assert "not finished: 3 of 4 searches ended" in result.stdout.str()
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--profile=fast"], "--profile: unknown profile 'fast'; use one of smoke, gate, soak, conformance, audit"),
+        (["--world-sizes=2,0"], "--world-sizes: a world size must be in 1..64, got '0'"),
+        (["--world-sizes=65"], "--world-sizes: a world size must be in 1..64, got '65'"),
+        (["--world-sizes=two"], "--world-sizes: a world size must be in 1..64, got 'two'"),
+        (["--dtypes=int8"], "--dtypes: unknown dtype 'int8'; *"),
+        (["--dtypes=float32,,float64"], "--dtypes: expected values separated by commas, *"),
+        (["--subjects=b"], "--subjects: no property judges 'b'; use one of a"),
+        (["--subjects=a=b"], "--subjects: expected NAME or NAME=package.module:function, got 'a=b'"),
+        (["--known-failures=no.toml"], "--known-failures: no such file: no.toml *"),
+        (["--known-failures=conftest.py"], "known failures: cannot read *"),
+        (["--max-time=5"], "--max-time goes with --profile soak only, *"),
+        (["--profile=soak", "--max-time=-1"], "--max-time: expected seconds greater than 0, got '-1'"),
+        (["--report=conftest.py"], "--report: cannot write to *"),
+        (["--start=thread"], "--start: unknown start 'thread'; use one of auto, forkserver, spawn"),
+        (["--backend=nope"], "torch has no backend 'nope' here"),
+    ],
+)
+def test_misuse_is_one_line_before_anything_runs(pytester: pytest.Pytester, args: list[str], message: str) -> None:
+    make_suite(pytester, "a")
+
+    result = run_suite(pytester, *args)
+
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"ERROR: equivtest: {message}"])
+    assert log_of(pytester) == []
+
+
+def test_unknown_subject_under_xdist_ends_the_session(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a")
+
+    result = run_suite(pytester, "--subjects=b", "-n1", UNKNOWN, subprocess=True)
+
+    assert result.ret == 2
+    result.stdout.fnmatch_lines(["*equivtest: Misuse: --subjects: no property judges 'b'; use one of a*"])
+
+
+def test_subjects_choose_properties(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a", "b")
+
+    run_suite(pytester, "--subjects=b", *W3)
+
+    assert [line for line in log_of(pytester) if "search" in line] == ["search b w3 gate"]
+
+
+def test_another_implementation_is_judged_under_a_property(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a")
+
+    result = run_suite(pytester, "--subjects=a=os.path:join", "-v", *W3)
+
+    assert "search os.path:join w3 gate" in log_of(pytester)
+    result.stdout.fnmatch_lines(["test_fake.py::a::equals_unsharded PASSED*"])
+
+
+@pytest.mark.parametrize("profile", ["smoke", "gate"])
+def test_summary_of_smoke_ends_with_a_line_that_it_is_a_first_look(pytester: pytest.Pytester, profile: str) -> None:
+    make_suite(pytester, "a")
+    result = run_suite(pytester, f"--profile={profile}", "--report=out")
+    told = [line for line in result.outlines if line.startswith("smoke is a first look")]
+    written = (pytester.path / "out" / "summary.txt").read_text().splitlines()
+
+    assert len(told) == (profile == "smoke") and (written[-1:] == told) == (profile == "smoke")
+
+
+def test_options_may_be_added_twice(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a")
+
+    assert run_suite(pytester, "-p", "equivtest.options", "--profile=smoke").ret == 0
+
+
+def test_header_says_what_the_run_is_about(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a")
+
+    result = run_suite(pytester, "--known-failures=none", *W3)
+
+    result.stdout.fnmatch_lines(
+        ["equivtest *: torch 2*, backend gloo on cpu, 0 known failures", "equivtest profile gate: fixed seeds; *s 3; *"]
+    )
+
+
+def test_header_says_how_long_the_shipped_properties_take(pytester: pytest.Pytester) -> None:
+    run = [sys.executable, "-m", "equivtest.cli", "run", "-n0", "--audit=off", "-k", "refuses and w1"]
+
+    shipped = pytester.run(*run, "--profile=gate", "--subjects=zero3_fetch_all_reduce")
+
+    shipped.stdout.fnmatch_lines([
+        "equivtest profile gate: *",
+        "equivtest duration: about 5 minutes for all shipped properties on two quiet cores, as measured; * cores here",
+    ])  # fmt: skip
+
+
+def test_header_of_other_properties_has_no_duration(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a")
+
+    assert "equivtest duration" not in run_suite(pytester, "--known-failures=none", *W3).stdout.str()
+
+
+def test_report_and_terminal_say_how_ranks_were_started_and_why(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a")
+
+    result = run_suite(pytester, "--report=out", *W3)
+
+    why = "spawn (a fork runs no backward: threads)"
+    assert json.loads((pytester.path / "out" / "environment.json").read_text())["start"] == why
+    result.stdout.fnmatch_lines([f"start   {why}"])
+
+
+def test_a_start_that_is_asked_for_reaches_ranks_and_stands_in_the_header(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a")
+
+    result = run_suite(pytester, "--report=out", "--start=forkserver", *W3)
+
+    assert json.loads((pytester.path / "out" / "environment.json").read_text())["start"] == "forkserver"
+    result.stdout.fnmatch_lines(["equivtest *: torch 2*, backend gloo on cpu, start forkserver, * known failures"])
+    assert "start   " not in result.stdout.str()
+
+
+def test_conformance_requires_every_cell(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a_even")
+
+    result = run_suite(pytester, "--profile=conformance", "--world-sizes=1,2", "--dtypes=float32")
+
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(
+        ["*required cells without a conclusion:", "  world size 2, float32, uneven shards: no case"]
+    )
+
+
+def test_conformance_passes_with_every_cell(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a")
+
+    result = run_suite(pytester, "--profile=conformance", "-v")
+
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["test_fake.py::a::coverage PASSED*"])
+
+
+def test_soak_repeats_with_fresh_seeds_until_the_time_is_up(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a_slow")
+
+    result = run_suite(pytester, "--profile=soak", "--max-time=0.4", "--world-sizes=2,3")
+
+    seeds = [line.split()[-1] for line in log_of(pytester) if "w3" in line]
+    seed = re.search("fresh seed (\\w+), 0 s", result.stdout.str())
+    assert seed is not None
+    assert len(seeds) > 1
+    assert seeds == [f"{seed[1]}-{count}" for count in range(len(seeds))]
+
+
+def test_soak_has_one_seed_for_all_workers(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a_slow", "b_slow")
+
+    run_suite(pytester, "--profile=soak", "--max-time=0.1", "-n2", UNKNOWN, subprocess=True)
+
+    assert len({line.split()[-1].partition("-")[0] for line in log_of(pytester) if "search" in line}) == 1
+
+
+def test_report_has_every_file(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a_wrong")
+
+    run_suite(pytester, "--report=out")
+
+    found = {path.name for path in (pytester.path / "out").iterdir()}
+    assert found == {
+        "audit.csv", "cells.csv", "verdicts.jsonl", "junit.xml", "summary.txt", "report.html", "environment.json",
+    }  # fmt: skip
+
+
+def test_junitxml_of_the_user_wins(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a")
+
+    run_suite(pytester, "--report=out", "--junitxml=mine.xml", *W3)
+
+    assert (pytester.path / "mine.xml").exists()
+    assert not (pytester.path / "out" / "junit.xml").exists()
+
+
+def test_report_that_cannot_be_written_is_told_before_anything_runs(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a")
+    (pytester.path / "out" / "summary.txt").mkdir(parents=True)
+
+    result = run_suite(pytester, "--report=out", *W3)
+
+    assert result.ret == pytest.ExitCode.USAGE_ERROR and log_of(pytester) == []
+    result.stderr.fnmatch_lines(["ERROR: equivtest: --report: cannot replace *summary.txt: Is a directory; remove it"])
+
+
+def test_report_that_cannot_be_written_in_the_end_is_no_success(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a")
+    pytester.makepyfile(
+        test_disk="""
+        from pathlib import Path
+
+        def test_it():
+            Path("out/summary.txt").unlink()
+            Path("out/summary.txt").mkdir()
+        """
+    )
+
+    result = run_suite(pytester, "--report=out", *W3)
+
+    assert result.ret == 2
+    result.stdout.fnmatch_lines(["equivtest: cannot write *summary.txt: Is a directory"])
+
+
+def test_one_pool_is_opened_and_closed(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a", "b")
+
+    run_suite(pytester)
+
+    assert [line for line in log_of(pytester) if "pool o" in line or "pool c" in line] == ["pool opened", "pool closed"]
+
+
+def test_pool_serves_one_file_after_the_other(pytester: pytest.Pytester) -> None:
+    """What one file's programs change in their ranks is not there for the next file's."""
+    make_suite(pytester, "a")
+    (pytester.path / "test_other.py").write_text((pytester.path / "test_fake.py").read_text())
+
+    run_suite(pytester, *W3)
+
+    served = [line for line in log_of(pytester) if "serves" in line]
+    assert list(dict.fromkeys(served)) == ["pool serves test_fake.py", "pool serves test_other.py"]
+
+
+def test_sigterm_closes_the_pool(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a_hangs")
+    command = [sys.executable, "-m", "pytest", *plugin_args(), "-n0", UNKNOWN, *W3]
+    process = subprocess.Popen(command, cwd=pytester.path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    _wait_for("hanging", pytester)
+
+    process.send_signal(signal.SIGTERM)
+
+    assert process.wait(timeout=20) == pytest.ExitCode.INTERRUPTED
+    assert "pool closed" in log_of(pytester)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux's")
+@pytest.mark.parametrize("prefix", [[], ["nohup"]], ids=["", "nohup"])
+def test_killed_controller_takes_its_workers_along(prefix: list[str], pytester: pytest.Pytester) -> None:
+    """Also where nohup has them all ignore SIGHUP."""
+    make_suite(pytester, "a_hangs")
+    command = [*prefix, sys.executable, "-m", "pytest", *plugin_args(), "-n1", UNKNOWN, *W3]
+    process = subprocess.Popen(command, cwd=pytester.path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    _wait_for("hanging", pytester)
+    workers = _children(process.pid)
+
+    process.kill()
+    process.wait(timeout=20)
+
+    until_s = time.monotonic() + 2
+    while any(_is_alive(pid) for pid in workers) and time.monotonic() < until_s:
+        time.sleep(0.02)
+    assert workers
+    assert not any(_is_alive(pid) for pid in workers)
+
+
+def test_ranks_fixture_runs_a_case(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a")
+    pytester.makepyfile(
+        test_mine="""
+        from types import SimpleNamespace
+
+        def test_mine(ranks):
+            assert ranks.run("mine:linear", SimpleNamespace(refusal="")) == ["reply"]
+            assert ranks.run("mine:linear", SimpleNamespace(refusal=""), limit_s=3.0) == ["reply within 3.0 s"]
+        """
+    )
+
+    run_suite(pytester, "test_mine.py").assert_outcomes(passed=1)
+
+
+KNOWN = """
+[[known_failure]]
+subject = "a"
+claim = "equals_unsharded"
+kind = "layout"
+where = []
+case = "LinearCase(world_size=3, style='rowwise', {fields})"
+reason = "torch does it so"
+"""
+
+
+@pytest.mark.parametrize(
+    ("fields", "world_size", "outcomes", "line"),
+    [
+        ("bias=False", 3, {"xfailed": 1}, "XFAIL known_failures::a::1 - torch does it so"),
+        ("bias=True", 3, {"failed": 1}, "no longer fails: remove the entry known_failures::a::1, or make it stricter"),
+        ("bias=True, in_features=2", 3, {"skipped": 1}, "SKIPPED*no conclusive verdict: inconclusive"),
+        ("bias=False", 2, {"skipped": 1}, "SKIPPED*is outside --world-sizes or --dtypes"),
+    ],
+    ids=["still fails", "no longer fails", "inconclusive: it may fail still", "not run"],
+)
+def test_a_known_failure_ends_as_its_smallest_case_does(
+    pytester: pytest.Pytester, fields: str, world_size: int, outcomes: dict[str, int], line: str
+) -> None:
+    make_suite(pytester, "a")
+    (pytester.path / "known.toml").write_text(KNOWN.format(fields=fields))
+
+    result = run_suite(pytester, "--known-failures=known.toml", "-rxs", f"--world-sizes={world_size}")
+
+    assert result.ret == (1 if "failed" in outcomes else 0)
+    result.assert_outcomes(passed=3, **outcomes)
+    result.stdout.fnmatch_lines([line])
+
+
+def test_a_known_failure_that_fails_otherwise_is_red_unless_a_list_knows_it(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A vendor says in a list of his own how torch's mistake shows on his device."""
+    make_suite(pytester, "a")
+    entry = KNOWN.format(fields="bias=False")
+    (pytester.path / "shipped.toml").write_text(entry.replace('kind = "layout"', 'kind = "value"'))
+    (pytester.path / "own.toml").write_text(entry)
+    monkeypatch.setattr(known, "SHIPPED", pytester.path / "shipped.toml")
+
+    own = "--known-failures=shipped,own.toml"
+    alone, beside = (run_suite(pytester, "--device=cuda", "-rx", *lists, *W3) for lists in ((), (own,)))
+
+    alone.assert_outcomes(passed=3, failed=1)
+    alone.stdout.fnmatch_lines(["fails as layout, not as value: *add an entry of this kind to a list of your own*"])
+    beside.assert_outcomes(passed=3, xfailed=2)
+
+
+def test_shipped_known_failure_that_holds_on_another_backend_passes(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was found with gloo on the CPU; what another backend or device gets right is no news about the entry."""
+    make_suite(pytester, "a")
+    (pytester.path / "known.toml").write_text(KNOWN.format(fields="bias=True"))
+    monkeypatch.setattr(known, "SHIPPED", pytester.path / "known.toml")
+
+    result = run_suite(pytester, "--device=cuda", "-rA", *W3)
+
+    result.assert_outcomes(passed=4)
+    result.stdout.fnmatch_lines(["PASSED known_failures::a::1"])
+
+
+@pytest.mark.parametrize(("cores", "workers"), [(1, 1), (2, 2), (4, 4), (6, 3), (64, 32)])
+def test_auto_workers_leave_cores_for_ranks(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, cores: int, workers: int
+) -> None:
+    config = pytester.parseconfig("-p", "equivtest.options")
+    monkeypatch.delenv("PYTEST_XDIST_AUTO_NUM_WORKERS", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)), raising=False)
+
+    assert plugin.pytest_xdist_auto_num_workers(config) == workers
+
+
+def test_auto_workers_are_xdists_business_without_our_options(pytester: pytest.Pytester) -> None:
+    assert plugin.pytest_xdist_auto_num_workers(pytester.parseconfig()) is None
+
+
+def test_default_settings_are_those_of_no_option() -> None:
+    from equivtest.pytest_plugin.settings import parse
+
+    assert parse({}) == Settings()
+
+
+def _wait_for(line: str, pytester: pytest.Pytester) -> None:
+    until_s = time.monotonic() + 30
+    while line not in log_of(pytester):
+        assert time.monotonic() < until_s, f"{line!r} never came"
+        time.sleep(0.02)
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def _is_alive(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    try:
+        return stat.read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

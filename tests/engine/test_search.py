@@ -1,0 +1,601 @@
+"""The search: every failure by itself, the smallest case of each."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import pytest
+from hypothesis.strategies import SearchStrategy
+
+from equivtest.base import limits
+from equivtest.cases.case import Case, from_code, from_data
+from equivtest.check import judge_replies
+from equivtest.errors import Misuse
+from equivtest.families.linear.strategy import linear_cases
+from equivtest.families.module.case import ModuleCase
+from equivtest.families.zero3.fetch.case import FetchCase, RefusedFetchCase
+from equivtest.families.zero3.fetch.strategy import fetch_cases, refused_fetch_cases
+from equivtest.module import module_property
+from equivtest.property import Property, Space
+from equivtest.ranks.pool import Pool
+from equivtest.ranks.reply import Reply
+from equivtest.report.handover import Record
+from equivtest.search.chunks import Chunk
+from equivtest.search.known import Condition, KnownFailure, KnownFailures
+from equivtest.search.replay import read_replay, replay
+from equivtest.search.search import Findings, search
+from equivtest.verdicts.claims import agrees_on_all_ranks, does_not_touch_its_inputs, equals_unsharded, refuses
+from equivtest.verdicts.verdict import Verdict
+from tests.replies import (
+    StubPool,
+    change_answer,
+    drop_tensor,
+    raised,
+    right_replies,
+    set_element,
+)
+
+CLAIMS = (equals_unsharded, agrees_on_all_ranks, does_not_touch_its_inputs)
+CHUNK = Chunk(2, limits.DTYPES, 0, 20)
+NOTHING = KnownFailures()
+SMALLEST = FetchCase(world_size=1)
+Change = Callable[[FetchCase, list[Reply]], list[Reply]]
+
+
+def claimed(subject: str = "mine:fetch", **fields: Any) -> Property:
+    """A property of fetches; no module may hold one, or pytest would run it."""
+    made = Property(subject, "Fetched parameters are right.", "nowhere", fetch_cases, CLAIMS)
+    return replace(made, **fields)
+
+
+def wrong_second_value(case: FetchCase, replies: list[Reply]) -> list[Reply]:
+    """The second parameter's first element is NaN on rank 0, where there is one."""
+    if len(case.parameters) < 2 or not math.prod(case.parameters[1]):
+        return replies
+    return set_element(replies, 0, "param.1", (0,) * len(case.parameters[1]), float("nan"))
+
+
+def misused_for_three(case: FetchCase, replies: list[Reply]) -> list[Reply]:
+    """Rank 0 breaks its contract with the harness where there are three parameters."""
+    broken = replace(replies[0], outcome="misused", answers=(), error_text="a subject must return a dict")
+    return [broken, *replies[1:]] if len(case.parameters) > 2 else replies
+
+
+def missing_third(case: FetchCase, replies: list[Reply]) -> list[Reply]:
+    """Rank 0 lacks the third parameter, where there is one."""
+    return drop_tensor(replies, 0, "param.2") if len(case.parameters) > 2 else replies
+
+
+def touches_three(case: FetchCase, replies: list[Reply]) -> list[Reply]:
+    """Rank 0 touches a first parameter of at least three elements."""
+    if math.prod(case.parameters[0]) < 3:
+        return replies
+    return change_answer(replies, 0, lambda answer: replace(answer, touched=("param.0: values have changed",)))
+
+
+def stub(*changes: Change, from_world: int = 1) -> StubPool:
+    """Right replies to which every change was made, in worlds of at least that size."""
+
+    def answer(case: Case) -> list[Reply]:
+        assert isinstance(case, FetchCase)
+        replies = right_replies(case)
+        for change in changes if case.world_size >= from_world else ():
+            replies = change(case, replies)
+        return replies
+
+    return StubPool(answer)
+
+
+def one_draw(prop: Property) -> Property:
+    """The property over cases of one draw in the whole world: changes are made to the first, on process 0."""
+
+    def simpler(case: Case) -> Case:
+        return replace(case, values=case.values[:1], members=())
+
+    return replace(prop, cases=lambda space: prop.cases(space).map(simpler))
+
+
+def run(
+    pool: StubPool, tmp_path: Path, *, chunk: Chunk = CHUNK, known: KnownFailures = NOTHING, **fields: Any
+) -> Findings:
+    """A search of cases of one draw by `claimed(**fields)`."""
+    return search(one_draw(claimed(**fields)), chunk, cast(Pool, pool), known, tmp_path)
+
+
+def targets(findings: Findings) -> set[tuple[str, str]]:
+    return {(failure.claim, failure.kind) for failure in findings.failures}
+
+
+def shrunk(findings: Findings, claim: str) -> FetchCase:
+    """The case of the one failure of that claim."""
+    [case] = [from_code(failure.case) for failure in findings.failures if failure.claim == claim]
+    assert isinstance(case, FetchCase)
+    return case
+
+
+def entry(claim: str, kind: str, *where: Condition, case: Case = SMALLEST) -> KnownFailure:
+    return KnownFailure("mine:fetch", claim, kind, where, case, "known since then")
+
+
+# What is found.
+
+
+def test_where_all_is_right_nothing_is_found(tmp_path: Path) -> None:
+    """Every case was run once and has its record; no file is written."""
+    pool = stub()
+    findings = run(pool, tmp_path / "failures")
+
+    assert findings.failures == [] and len(findings.records) == len(pool.seen) == len(set(pool.seen))
+    assert {kind for record in findings.records for kind in record.verdicts.values()} == {"holds"}
+    assert not (tmp_path / "failures").exists()
+
+
+def test_two_failures_are_found_and_shrunk_each_alone(tmp_path: Path) -> None:
+    """Neither one's smallest case shows the other."""
+    findings = run(stub(wrong_second_value, touches_three), tmp_path, chunk=replace(CHUNK, world_size=1))
+
+    assert {"equals_unsharded", "does_not_touch_its_inputs"} <= {claim for claim, _ in targets(findings)}
+    assert shrunk(findings, "equals_unsharded").parameters == ((1,), (1,))
+    assert shrunk(findings, "does_not_touch_its_inputs").parameters == ((3,),)
+
+
+def test_what_is_found_before_a_mistake_of_the_subject_is_told_with_it(tmp_path: Path) -> None:
+    """The mistake ends the search; the failure is shrunk past further cases of it."""
+    pool = stub(wrong_second_value, misused_for_three)
+    first = FetchCase(world_size=1, parameters=((2,), (3,)), requires_grad=(True, True))
+    second = FetchCase(world_size=1, parameters=((2,), (3,), (1,)), requires_grad=(True, True, True))
+    findings = run(pool, tmp_path, chunk=replace(CHUNK, world_size=1), examples=(first, second))
+
+    assert findings.misuse == "mine:fetch: a subject must return a dict"
+    assert shrunk(findings, "equals_unsharded").parameters == ((1,), (1,))
+    assert pool.seen[:2] == [first, second] and len(findings.records) == 1
+    assert any(len(case.parameters) > 2 for case in pool.seen[2:])
+    assert not run(stub(), tmp_path).misuse
+
+
+def test_a_property_that_refuses_smaller_worlds_is_shrunk_in_its_own(tmp_path: Path) -> None:
+    def cases(space: Space) -> SearchStrategy[FetchCase]:
+        if 2 in space.world_sizes:
+            raise Misuse("three ranks at least")
+        return fetch_cases(space)
+
+    findings = run(stub(touches_three), tmp_path, chunk=replace(CHUNK, world_size=3), cases=cases)
+
+    assert shrunk(findings, "does_not_touch_its_inputs").world_size == 3 and not findings.misuse
+
+
+def test_a_search_for_one_failure_ends_at_its_first_and_shrinks_no_other(tmp_path: Path) -> None:
+    """Of the same two: what is left of the chunk is not run."""
+    everything = run(stub(wrong_second_value, touches_three), tmp_path)
+    prop = one_draw(claimed())
+    pool = cast(Pool, stub(wrong_second_value, touches_three))
+    found = search(prop, CHUNK, pool, NOTHING, tmp_path, only=("does_not_touch_its_inputs", "touched"))
+
+    assert targets(everything) > targets(found) == {("does_not_touch_its_inputs", "touched")}
+    assert shrunk(found, "does_not_touch_its_inputs") == shrunk(everything, "does_not_touch_its_inputs")
+    assert 0 < len(found.records) < len(everything.records)
+
+
+@pytest.mark.ranks
+def test_a_search_for_one_failure_leaves_its_ranks_alive(pool: Pool, tmp_path: Path) -> None:
+    """No case runs ahead of the one that ends it."""
+    wanted, case = ("equals_unsharded", "value"), FetchCase(world_size=2)
+    prop = claimed("tests.defects.zero3_fetch.collectives:parameters_averaged")
+    with Pool(beside=pool) as new:
+        new.run("zero3_fetch_all_gather", case)
+        before = new._worlds[2].pids
+        found = search(prop, CHUNK, new, NOTHING, tmp_path, only=wanted, is_enough=lambda case: True)
+
+        assert targets(found) == {wanted} and new._worlds[2].pids == before
+
+
+def test_what_a_search_for_one_failure_tries_is_judged_by_its_claim_up_to_its_first_draw(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its cases before are judged whole."""
+    wanted = ("does_not_touch_its_inputs", "touched")
+    judged: list[tuple[set[str], set[int]]] = []
+
+    def spy(*args: Any, until: Any) -> list[Verdict]:
+        found = judge_replies(*args, until=until)
+        if until == wanted and any(verdict.failed for verdict in found):
+            judged.append(({verdict.claim for verdict in found}, {verdict.draw for verdict in found}))
+        return found
+
+    monkeypatch.setattr("equivtest.search.search.judge_replies", spy)
+    pool = cast(Pool, stub(touches_three))
+    whole_world = replace(claimed(), cases=lambda space: fetch_cases(space).map(lambda case: replace(case, members=())))
+    found = search(whole_world, CHUNK, pool, NOTHING, tmp_path, only=wanted)
+
+    assert judged and all(of == ({wanted[0]}, {0}) for of in judged)
+    assert len(found.records[-1].verdicts) > 1 and targets(found) == {wanted}
+
+
+def test_a_search_that_knows_what_is_enough_ends_there(tmp_path: Path) -> None:
+    """At the first case that is, in the world of the failure."""
+    pool = stub(touches_three)
+
+    def is_enough(case: Case) -> bool:
+        return isinstance(case, FetchCase) and len(case.parameters) < 3 and math.prod(case.parameters[0]) in (4, 5)
+
+    wanted = ("does_not_touch_its_inputs", "touched")
+    found = search(one_draw(claimed()), CHUNK, cast(Pool, pool), NOTHING, tmp_path, only=wanted, is_enough=is_enough)
+
+    assert sum(is_enough(case) for case in pool.seen) == 1
+    assert shrunk(found, "does_not_touch_its_inputs") == pool.seen[-1]
+    assert {case.world_size for case in pool.seen} == {2}
+
+
+def test_a_world_in_which_nothing_is_enough_is_left_for_smaller_ones(tmp_path: Path) -> None:
+    wanted = ("does_not_touch_its_inputs", "touched")
+    pool = cast(Pool, stub(touches_three))
+    found = search(
+        one_draw(claimed()),
+        replace(CHUNK, world_size=3),
+        pool,
+        NOTHING,
+        tmp_path,
+        only=wanted,
+        is_enough=lambda case: case.world_size == 2,
+    )
+
+    assert shrunk(found, "does_not_touch_its_inputs").world_size == 2
+
+
+def test_two_kinds_of_one_claim_are_found_and_shrunk_each_alone(tmp_path: Path) -> None:
+    """A missing tensor, which hides values in the same case, and a wrong value."""
+    findings = run(stub(wrong_second_value, missing_third), tmp_path, claims=(equals_unsharded,))
+    numbers = {f.kind: len(cast(FetchCase, from_code(f.case)).parameters) for f in findings.failures}
+
+    assert numbers == {"value": 2, "shape": 3}
+
+
+def test_a_failure_is_plain_data_with_its_message_and_file(tmp_path: Path) -> None:
+    """The file is the one that the message names."""
+    [failure] = run(stub(touches_three), tmp_path).failures
+
+    assert failure.message.startswith("InputTouched: mine:fetch: param.0")
+    assert failure.message.endswith(f"equivtest replay {failure.replay}")
+    assert Path(failure.replay).parent == tmp_path
+
+
+def test_a_failure_of_an_example_alone_is_reported_as_it_is(tmp_path: Path) -> None:
+    """The strategy does not draw it, so it cannot be shrunk."""
+    odd = FetchCase(world_size=2, parameters=((77,),))
+    pool = stub(lambda case, replies: touches_three(case, replies) if case.parameters == odd.parameters else replies)
+    [failure] = run(pool, tmp_path, examples=(odd,)).failures
+
+    assert from_code(failure.case) == odd
+
+
+# Known failures.
+
+
+@pytest.mark.parametrize("neighbour", [touches_three, missing_third], ids=["another claim", "another kind"])
+def test_a_known_failure_is_set_apart_from_its_neighbour(tmp_path: Path, neighbour: Change) -> None:
+    """It is recorded as known with its reason; what fails beside it is found all the same."""
+    known = KnownFailures((entry("equals_unsharded", "value"), entry("agrees_on_all_ranks", "replica")))
+    findings = run(stub(wrong_second_value, neighbour), tmp_path, known=known)
+    records = [record for record in findings.records if record.verdicts["equals_unsharded"] == "known"]
+
+    assert targets(findings) == {
+        ("does_not_touch_its_inputs", "touched") if neighbour is touches_three else ("equals_unsharded", "shape")
+    }
+    assert records and all(record.known["equals_unsharded"] == "known since then" for record in records)
+
+
+def test_entries_of_two_kinds_about_one_claim_both_count(tmp_path: Path) -> None:
+    """The second entry is found though the first covers the case too."""
+    known = KnownFailures(
+        (
+            entry("equals_unsharded", "shape"),
+            entry("equals_unsharded", "value"),
+            entry("agrees_on_all_ranks", "replica"),
+        )
+    )
+
+    findings = run(stub(wrong_second_value), tmp_path, known=known)
+
+    assert findings.records and not findings.misuse and findings.failures == []
+
+
+def test_a_known_failure_of_some_cases_leaves_the_others(tmp_path: Path) -> None:
+    """Shrinking does not end in a case that is known to fail."""
+    where = Condition("world_size", "==", 1)
+    known = KnownFailures((entry("does_not_touch_its_inputs", "touched", where),))
+    findings = run(stub(touches_three), tmp_path, known=known)
+
+    assert shrunk(findings, "does_not_touch_its_inputs").world_size == 2
+
+
+@pytest.mark.parametrize("kind", ["raised", "lost", "timed_out"])
+def test_a_barred_case_is_not_run(tmp_path: Path, kind: str) -> None:
+    """Neither in the search nor while shrinking; its record says why."""
+    known = KnownFailures((entry("equals_unsharded", kind, Condition("dtype", "==", "float32")),))
+    pool = stub(touches_three)
+    findings = run(pool, tmp_path, known=known)
+    barred = [record for record in findings.records if record.dtype == "float32"]
+
+    assert {case.dtype for case in pool.seen} == set(limits.DTYPES) - {"float32"}
+    assert barred and all(record.verdicts == {"equals_unsharded": "known"} for record in barred)
+    assert all(record.known == {"equals_unsharded": "known since then"} for record in barred)
+    assert shrunk(findings, "does_not_touch_its_inputs").dtype == "float64"
+
+
+# Shrinking.
+
+
+def test_shrinking_looks_in_smaller_worlds_first(tmp_path: Path) -> None:
+    """In 2, where it fails; never in 3."""
+    pool = stub(touches_three, from_world=2)
+    findings = run(pool, tmp_path, chunk=replace(CHUNK, world_size=4))
+    visited = list(dict.fromkeys(case.world_size for case in pool.seen))
+
+    assert visited == [4, 2]
+    assert shrunk(findings, "does_not_touch_its_inputs") == FetchCase(world_size=2, parameters=((3,),))
+
+
+def test_failure_on_several_ranks_stays_on_several_when_one_rank_fails_otherwise(tmp_path: Path) -> None:
+    """Both failures have the same claim and kind; only the one on two ranks has the cause of the first."""
+
+    def on_one_rank(case: FetchCase, replies: list[Reply]) -> list[Reply]:
+        return set_element(replies, 0, "param.0", (0,) * len(case.parameters[0]), float("nan"))
+
+    def answer(case: Case) -> list[Reply]:
+        assert isinstance(case, FetchCase)
+        change = on_one_rank if case.world_size == 1 else wrong_second_value
+        return change(case, right_replies(case))
+
+    findings = run(StubPool(answer), tmp_path, chunk=replace(CHUNK, dtypes=("float32",)))
+
+    assert shrunk(findings, "equals_unsharded") == FetchCase(
+        world_size=2, parameters=((1,), (1,)), requires_grad=(True, True)
+    )
+
+
+def test_message_names_first_wrong_tensor_when_smallest_case_has_another(tmp_path: Path) -> None:
+    """The first case has a wrong second parameter alone, the smallest a wrong first one."""
+
+    def wrong_first_value(case: FetchCase, replies: list[Reply]) -> list[Reply]:
+        return set_element(replies, 0, "param.0", (0,), float("nan")) if len(case.parameters) == 1 else replies
+
+    example = FetchCase(world_size=2, parameters=((2,), (3,)), requires_grad=(True, True))
+    fields: dict[str, Any] = {"examples": (example,), "claims": (equals_unsharded,)}
+    [slid] = run(stub(wrong_second_value, wrong_first_value), tmp_path, **fields).failures
+    [same] = run(stub(wrong_second_value), tmp_path, **fields).failures
+
+    assert f"  at first  param.1 was the first wrong tensor, in {example!r}: see" in slid.message
+    assert "at first" not in same.message
+
+
+def test_shrinking_keeps_to_the_world_sizes_and_dtypes_of_the_run(tmp_path: Path) -> None:
+    """Though it fails on one rank too, and the first dtype would be simpler."""
+    pool = stub(touches_three)
+    chunk = replace(CHUNK, world_size=4, world_sizes=(4, 2), dtypes=("bfloat16", "float16"))
+    findings = run(pool, tmp_path, chunk=chunk)
+
+    assert {(case.world_size, case.dtype) for case in pool.seen} == {
+        (size, dtype) for size in (2, 4) for dtype in chunk.dtypes
+    }
+    assert shrunk(findings, "does_not_touch_its_inputs") == FetchCase(
+        world_size=2, dtype="bfloat16", parameters=((3,),)
+    )
+
+
+def test_a_property_is_not_asked_for_cases_of_world_sizes_that_the_run_leaves_out(tmp_path: Path) -> None:
+    """It may have none there, and need not say so by Misuse."""
+
+    def cases_of_three(space: Space) -> SearchStrategy[Case]:
+        return {(3,): fetch_cases(space)}[space.world_sizes]
+
+    findings = run(
+        stub(touches_three), tmp_path, chunk=replace(CHUNK, world_size=3, world_sizes=(3,)), cases=cases_of_three
+    )
+
+    assert shrunk(findings, "does_not_touch_its_inputs") == FetchCase(world_size=3, parameters=((3,),))
+
+
+def test_a_module_is_shrunk_to_shapes_that_its_property_names(tmp_path: Path) -> None:
+    """In the world sizes of the run."""
+    shapes = ((7, 2), (5, 3), (1, 4))
+    prop = one_draw(module_property("torch.nn:Identity", "mine:whole", shapes, batch="whole"))
+    pool = StubPool(lambda case: set_element(right_replies(case), 0, "output", (0, 0), float("nan")))
+    chunk = replace(CHUNK, world_size=3, world_sizes=(2, 3))
+    findings = search(prop, chunk, cast(Pool, pool), NOTHING, tmp_path)
+    seen = [case for case in pool.seen if isinstance(case, ModuleCase)]
+    [smallest] = {from_code(failure.case) for failure in findings.failures if failure.kind == "value"}
+
+    assert {case.x_shape for case in seen} <= set(shapes) and {case.world_size for case in seen} == {2, 3}
+    assert isinstance(smallest, ModuleCase) and (smallest.x_shape, smallest.world_size) == ((7, 2), 2)
+
+
+def test_a_failure_of_its_own_world_alone_is_shrunk_there(tmp_path: Path) -> None:
+    """After every smaller world of several ranks was tried, with fewer cases."""
+    pool = stub(touches_three, from_world=3)
+    findings = run(pool, tmp_path, chunk=replace(CHUNK, world_size=3))
+    tried = [case.world_size for case in pool.seen]
+
+    assert shrunk(findings, "does_not_touch_its_inputs") == FetchCase(world_size=3, parameters=((3,),))
+    assert not tried.count(1) and 0 < tried.count(2) <= limits.SHRINK_TRIES
+
+
+def test_a_failure_met_while_another_is_shrunk_is_reported_too(tmp_path: Path) -> None:
+    """It shows in worlds of two ranks alone, where the search itself never goes."""
+
+    def wrong_on_two(case: FetchCase, replies: list[Reply]) -> list[Reply]:
+        return drop_tensor(replies, 0, "param.0") if case.world_size == 2 else replies
+
+    findings = run(stub(touches_three, wrong_on_two), tmp_path, chunk=replace(CHUNK, world_size=3))
+
+    assert {("does_not_touch_its_inputs", "touched"), ("equals_unsharded", "shape")} <= targets(findings)
+
+
+def test_past_the_time_limit_only_remembered_results_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No case is run any more but the failure's own, in new ranks; and it is one that was seen."""
+    monkeypatch.setattr(limits, "SHRINK_S", -1.0)
+    pool = stub(touches_three)
+    [failure] = run(pool, tmp_path).failures
+
+    assert len(pool.limits_s) == len(pool.renewed) == 1
+    assert from_code(failure.case) == pool.seen[-1] and pool.seen[-1] in pool.seen[:-1]
+
+
+def test_a_case_is_not_run_again(tmp_path: Path) -> None:
+    """Failures are shrunk from what all have seen; at the end each runs once more in new ranks."""
+    pool = stub(wrong_second_value, touches_three)
+    failures = run(pool, tmp_path).failures
+
+    assert len(pool.renewed) == len(failures)
+    assert len(pool.seen) == len(set(pool.seen)) + len(failures)
+
+
+@pytest.mark.parametrize(("outcome", "limit_s"), [("timed_out", limits.SHRINK_CASE_S), ("lost", limits.CASE_S)])
+def test_a_time_out_is_shrunk_under_a_shorter_limit(tmp_path: Path, outcome: str, limit_s: float) -> None:
+    """Every try costs the limit."""
+    pool = StubPool(lambda case: [Reply(rank=0, outcome=outcome), *right_replies(case)[1:]])  # type: ignore[arg-type]
+    [failure] = run(pool, tmp_path).failures
+
+    assert failure.kind == outcome and set(pool.limits_s) == {limit_s}
+
+
+def test_a_shrunk_time_out_tells_the_limit_of_a_run(tmp_path: Path) -> None:
+    """What did not answer in 5 s while it was shrunk might have done so later."""
+    silent = Reply(rank=0, outcome="timed_out", detail="no answer within 5 s\nstacks")
+    pool = StubPool(lambda case: [silent, *right_replies(case)[1:]])
+    [failure] = run(pool, tmp_path, chunk=replace(CHUNK, world_size=3)).failures
+
+    assert (
+        "  no answer within 5 s, which is all that a try is given while a time-out is shrunk; a run gives 60 s, in "
+        "which the case that it was shrunk from had not answered\n  stacks\n" in failure.message
+    )
+
+
+def test_a_search_of_broken_runs_is_cut_short(tmp_path: Path) -> None:
+    """Each costs a world; the failure is reported, and shrunk."""
+    pool = StubPool(lambda case: [raised(rank) for rank in range(case.world_size)])
+    findings = run(pool, tmp_path)
+
+    assert len(findings.records) == limits.BROKEN_RUNS
+    assert targets(findings) == {("equals_unsharded", "raised")}
+    assert shrunk(findings, "equals_unsharded") == FetchCase(world_size=2)
+
+
+def test_refused_cases_may_keep_their_world(tmp_path: Path) -> None:
+    """While shrinking too, where an error on every rank is what should come."""
+    pool = StubPool(lambda case: [Reply(rank=rank, outcome="answered") for rank in range(case.world_size)])
+    [failure] = run(pool, tmp_path, cases=refused_fetch_cases, claims=(refuses,)).failures
+
+    assert failure.kind == "not_refused" and isinstance(from_code(failure.case), RefusedFetchCase)
+    assert pool.kept and all(pool.kept)
+
+
+# Records.
+
+
+def test_a_record_tells_the_case_and_its_place(tmp_path: Path) -> None:
+    """One per draw, plain data, with every claim's kind and margin."""
+    pool = StubPool(right_replies)
+    findings = search(claimed(), replace(CHUNK, num_cases=3), cast(Pool, pool), NOTHING, tmp_path)
+    first = findings.records[0]
+    case = pool.seen[0]
+
+    assert len(findings.records) == sum(len(case.values) for case in pool.seen)
+    assert (first.draw, first.mode, first.seed) == (0, *case.values[0])
+    assert (first.world_size, first.dtype, first.shard_kind) == (2, case.dtype, case.shard_kind)
+    assert first.margins == {claim.name: 0.0 for claim in CLAIMS}
+    assert from_data(msgspec.json.decode(msgspec.json.encode(first), type=Record).case) == case
+
+
+def test_a_record_of_real_values_tells_the_margin_of_each_tensor(tmp_path: Path) -> None:
+    """Right values rounded once: some margin, below one; exact values have none."""
+    prop = claimed(cases=lambda space: linear_cases(space, style="colwise"))
+    records = search(prop, CHUNK, cast(Pool, StubPool(right_replies)), NOTHING, tmp_path).records
+    margins = {mode: [r.tensor_margins for r in records if r.mode == mode] for mode in ("dense", "real")}
+
+    assert margins["dense"] and not any(margins["dense"])
+    assert all(0 <= found["output"] <= 1 for found in margins["real"]) and margins["real"]
+
+
+@pytest.mark.parametrize(("num_open", "num_cells_open"), [(3, 0), (10**6, 12)], ids=["a few", "all"])
+def test_cells_that_are_often_inconclusive_are_judged_on_further_cases(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_open: int, num_cells_open: int
+) -> None:
+    """Until few of their verdicts are; the search ends where that is not to be had."""
+    rest = iter([True] * num_open)
+    monkeypatch.setattr("equivtest.verdicts.values.is_too_wide", lambda expected: next(rest, False))
+    prop = claimed(cases=lambda space: linear_cases(space, style="colwise"), claims=(equals_unsharded,))
+    chunk = replace(CHUNK, num_cases=1, per_cell=9)
+    records = search(prop, chunk, cast(Pool, StubPool(right_replies)), NOTHING, tmp_path).records
+    verdicts = Counter((r.dtype, r.shard_kind, r.verdicts["equals_unsharded"]) for r in records)
+    places = {place[:2] for place in verdicts}
+    open_places = {p for p in places if 19 * verdicts[(*p, "inconclusive")] > verdicts[(*p, "holds")]}
+
+    judged = [sum(verdicts[(*place, kind)] for kind in ("holds", "inconclusive")) for place in places]
+
+    assert len(places) == 12 and len(open_places) == num_cells_open
+    assert min(verdicts[(*place, "inconclusive" if num_cells_open else "holds")] for place in places) >= 9
+    assert min(judged) >= (18 if num_cells_open else 9) and max(judged) < 60
+
+
+def test_a_search_of_broken_runs_is_not_extended(tmp_path: Path) -> None:
+    """What was cut short has cells that lack conclusions."""
+    pool = StubPool(lambda case: [raised(rank) for rank in range(case.world_size)])
+    findings = run(pool, tmp_path, chunk=replace(CHUNK, num_cases=1, per_cell=9))
+
+    assert len(findings.records) == limits.BROKEN_RUNS
+
+
+def test_an_infinite_margin_is_written_as_a_number(tmp_path: Path) -> None:
+    """JSON has no infinity."""
+    findings = run(stub(wrong_second_value), tmp_path)
+
+    assert max(record.margins["equals_unsharded"] for record in findings.records) == sys.float_info.max
+    assert b"null" not in msgspec.json.encode(findings.records)
+
+
+def test_what_is_not_supported_is_recorded_and_is_no_failure(tmp_path: Path) -> None:
+    """Nor does it hold."""
+    pool = StubPool(
+        lambda case: [Reply(rank=r, outcome="not_supported", error_text="no") for r in range(case.world_size)]
+    )
+    findings = run(pool, tmp_path)
+
+    assert findings.failures == []
+    assert {tuple(record.verdicts.items()) for record in findings.records} == {(("equals_unsharded", "not_supported"),)}
+    assert {record.lacking for record in findings.records} == {"no"}
+
+
+# On real ranks.
+
+
+@pytest.mark.ranks
+def test_two_bugs_of_a_real_subject_are_found_shrunk_and_shown_again(pool: Pool, tmp_path: Path) -> None:
+    """From a property to replay files, each of which fails again, and holds of a right subject."""
+    findings = search(claimed("tests.programs.search:two_bugs"), CHUNK, pool, NOTHING, tmp_path)
+
+    assert targets(findings) == {("equals_unsharded", "value"), ("does_not_touch_its_inputs", "touched")}
+    assert shrunk(findings, "equals_unsharded") == FetchCase(
+        world_size=2, parameters=((1,), (1,)), requires_grad=(True, True)
+    )
+    assert shrunk(findings, "does_not_touch_its_inputs") == FetchCase(world_size=2, parameters=((3,),))
+    for failure in findings.failures:
+        data = read_replay(Path(failure.replay))
+        assert replay(data, pool)[0]
+        assert not replay(data | {"subject": "zero3_fetch_all_gather"}, pool)[0]
+
+
+@pytest.mark.ranks
+def test_a_right_subject_passes_the_same_search(pool: Pool, tmp_path: Path) -> None:
+    """No failure is made up."""
+    chunk = replace(CHUNK, num_cases=5)
+    findings = search(claimed("zero3_fetch_all_reduce"), chunk, pool, NOTHING, tmp_path)
+
+    assert findings.records and not findings.misuse and findings.failures == []
+    assert all(0 < record.busy_s < 60 for record in findings.records)

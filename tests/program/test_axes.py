@@ -1,0 +1,207 @@
+"""Meshes of two named axes: a batch is divided along one of them, and gradients are those of all its parts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from equivtest.base import limits
+from equivtest.check import check, judge
+from equivtest.errors import Misuse
+from equivtest.families.module.case import ModuleCase
+from equivtest.families.module.case_axes import mesh_along, meshes_of
+from equivtest.module import module_property
+from equivtest.oracle import expect
+from equivtest.property import Space, resolved
+from equivtest.ranks.pool import Pool
+from equivtest.search.audit import audit
+from equivtest.search.chunks import Chunk
+from equivtest.search.known import KnownFailures
+from equivtest.search.search import search
+from equivtest.verdicts.verdict import ValueMismatch
+from tests.drawing import drawn
+
+HERE, MLP = "tests.programs.axes:", "tests.programs.held:mlp"
+AXES = ("dp", "tp")
+MESHES = [mesh for size in (1, 2, 3, 4) for mesh in meshes_of(size, 2)]
+
+
+def case_of(parallelize: str, mesh: tuple[int, int], **fields: Any) -> ModuleCase:
+    """Of two rows for each part of the batch, divided along "dp" unless said otherwise."""
+    parts = mesh[AXES.index(fields.get("batch_axis") or "dp")]
+    world_size = mesh[0] * mesh[1]
+    common = {"build": MLP, "batch": "mean of parts", "x_shape": (2 * parts, 3), "axes": AXES, "repeats": True}
+    common["values"] = (("dense", 0), ("dense", 1))
+    return ModuleCase(parallelize=HERE + parallelize, world_size=world_size, mesh=mesh, **common | fields)
+
+
+def deep_case(parallelize: str, mesh: tuple[int, int], **fields: Any) -> ModuleCase:
+    """Judged part by part."""
+    fields |= {"build": HERE + "deep", "by_parts": True, "values": (("real", 0), ("real", 1))}
+    return case_of(parallelize, mesh, **fields)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize("parallelize", ["fsdp2_tp", "ddp_megatron", "by_hand"])
+def test_rows_along_one_axis_and_layers_along_the_other_hold(
+    pool: Pool, parallelize: str, mesh: tuple[int, int]
+) -> None:
+    """On every mesh; parameters are DTensors of both axes, of one, or plain."""
+    for dtype in limits.DTYPES:
+        verdicts = check("module", case_of(parallelize, mesh, dtype=dtype), pool)
+        assert {verdict.kind for verdict in verdicts} == {"holds"}
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize("parallelize", ["tensor_parallel", "whole_on_dp", "fsdp2_tp"])
+def test_a_whole_batch_is_the_same_on_both(pool: Pool, parallelize: str, mesh: tuple[int, int]) -> None:
+    verdicts = check("module", case_of(parallelize, mesh, batch="whole", x_shape=(2, 3)), pool)
+
+    assert {verdict.kind for verdict in verdicts} == {"holds"}
+
+
+@pytest.mark.ranks
+def test_the_batch_may_be_divided_along_the_second(pool: Pool) -> None:
+    case = case_of("along_the_other_axis", (1, 3), batch_axis="tp")
+    assert [layout.placements for layout in {case.layouts()["x"]}] == [case.rows_layout.placements]
+    assert (case.num_parts, case.rows, case.ranks_of_part(2)) == (3, (2, 2, 2), (2,))
+
+    right = ModuleCase(
+        build=MLP, parallelize=HERE + "fsdp2_along_tp", world_size=4, mesh=(2, 2), axes=AXES, batch_axis="tp",
+        batch="mean of parts", x_shape=(3, 3),
+    )  # fmt: skip
+    assert {verdict.kind for verdict in check("module", right, pool)} == {"holds"}
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("parallelize", "tensor"),
+    [
+        ("along_the_other_axis", r"grad\.0\.weight"),
+        ("along_both", r"grad\.0\.weight"),
+        ("not_at_all", r"grad\.0\.weight"),
+        ("of_the_whole_world", "output"),
+    ],
+)
+def test_what_is_reduced_along_a_wrong_axis_is_found(pool: Pool, parallelize: str, tensor: str) -> None:
+    with pytest.raises(ValueMismatch, match=rf"module: {tensor} differs from the oracle"):
+        check("module", case_of(parallelize, (2, 2)), pool)
+
+
+@pytest.mark.ranks
+def test_what_is_rounded_is_bounded_by_the_ranks_of_both(pool: Pool) -> None:
+    case = case_of("fsdp2_tp", (2, 2), values=(("real", 0), ("real", 1)), dtype="float64")
+
+    assert {verdict.kind for verdict in check("module", case, pool)} == {"holds"}
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("parallelize", "mesh"),
+    [("deep_fsdp2_tp", (2, 2)), ("deep_fsdp2_tp", (2, 1)), ("deep_megatron", (2, 2)), ("deep_megatron", (1, 2))],
+    ids=str,
+)
+def test_each_part_of_a_deep_module_holds_on_each_part_of_the_batch(
+    pool: Pool, parallelize: str, mesh: tuple[int, int]
+) -> None:
+    """Within a part of the batch, ranks along the other axis hold shards and operands of what is between."""
+    for dtype in limits.DTYPES:
+        kinds = {verdict.kind for verdict in check("module", deep_case(parallelize, mesh, dtype=dtype), pool)}
+        assert kinds == {"holds"} or (dtype == "bfloat16" and kinds == {"holds", "inconclusive"})
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("parallelize", "boundary", "rank"),
+    [("deep_with_a_wrong_norm", r"2\.norm", "2"), ("deep_with_a_bias_of_every_rank", r"1\.down", "0")],
+)
+def test_the_first_wrong_part_is_named(pool: Pool, parallelize: str, boundary: str, rank: str) -> None:
+    with pytest.raises(ValueMismatch, match=rf"boundary\.{boundary} differs(.|\n)*rank {rank} of 4"):
+        check("module", deep_case(parallelize, (2, 2), dtype="float32"), pool)
+
+
+def test_the_reference_runs_on_each_part_once() -> None:
+    """Rows and gradients are those of a mesh of one axis of as many parts."""
+    case = case_of("fsdp2_tp", (2, 2))
+    alone = ModuleCase(build=MLP, parallelize="", world_size=2, batch="mean of parts", x_shape=(4, 3))
+    found = expect(case, 0).tensors
+
+    assert case.rows == alone.rows == (2, 2) and found.keys() == expect(alone, 0).tensors.keys()
+    assert [case.ranks_of_part(part) for part in (0, 1)] == [(0, 1), (2, 3)]
+    assert found["output"].value.shape == (4, 2)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("parallelize", ["fsdp2_tp", "ddp_megatron"])
+def test_a_property_of_two_axes_holds_and_could_be_red(pool: Pool, tmp_path: Path, parallelize: str) -> None:
+    """Who reduces gradients along the first has rows of its own there, without being told."""
+    prop = module_property(MLP, HERE + parallelize, [(2, 3), (3, 3), (4, 3)], axes=AXES)
+    found = search(prop, Chunk(4, limits.DTYPES, 0, 8), pool, KnownFailures(), tmp_path)
+    audited = audit(prop, pool, KnownFailures(), (4,), ("float32",))
+
+    assert not found.misuse and found.records and not found.failures
+    assert not audited.problem
+
+
+@pytest.mark.ranks
+def test_meshes_of_every_shape_are_drawn(pool: Pool) -> None:
+    """Those on which the batch cannot be divided are left out."""
+    space = Space((1, 2, 4), limits.DTYPES)
+    prop = resolved(module_property(MLP, HERE + "fsdp2_tp", [(2, 3), (3, 3)], axes=AXES), pool, space)
+    cases = drawn(prop.cases(space), 200)
+
+    assert {case.batch for case in cases} == {"mean of parts"}
+    assert {case.mesh for case in cases} == {(1, 1), (2, 1), (1, 2), (2, 2), (1, 4)}
+    assert not any(case.members for case in cases)
+
+
+@pytest.mark.ranks
+def test_no_mesh_that_can_be_divided_is_a_mistake(pool: Pool) -> None:
+    prop = module_property(MLP, HERE + "by_hand", [(1, 3)], axes=AXES, batch="mean of parts")
+
+    assert {case.mesh for case in drawn(prop.cases(Space((2,), ("float32",))), 20)} == {(1, 2)}
+    with pytest.raises(Misuse, match="cannot be divided among 2 ranks"):
+        judge("module", case_of("by_hand", (2, 1), x_shape=(1, 3)), pool)
+
+
+def test_meshes_are_every_product() -> None:
+    assert meshes_of(4, 2) == ((4, 1), (2, 2), (1, 4))
+    assert meshes_of(3, 1) == ((3,),) and meshes_of(3, 0) == ((),)
+    assert meshes_of(2, 3) == ((2, 1, 1), (1, 2, 1), (1, 1, 2))
+    assert (mesh_along(4, AXES, ""), mesh_along(4, AXES, "tp"), mesh_along(4, (), "")) == ((4, 1), (1, 4), ())
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"mesh": (2, 1), "axes": ()}, r"mesh must say how many ranks lie along each of axes \(\), got \(2, 1\)"),
+        ({"mesh": (2,)}, "along each of axes"),
+        ({"mesh": (2, 2)}, r"mesh must have 2 ranks, got \(2, 2\)"),
+        ({"mesh": (2, 0)}, "along each of axes"),
+        ({"axes": ("dp", "dp")}, r"axes must be names, each once, such as \('dp', 'tp'\), got \('dp', 'dp'\)"),
+        ({"axes": ("dp", "t p")}, "axes must be names"),
+        ({"batch_axis": "pp"}, "batch_axis must be one of axes dp, tp, got 'pp'"),
+        ({"members": (1, 0)}, "members go with a mesh of one axis"),
+    ],
+)
+def test_what_is_no_mesh_is_told(fields: dict[str, Any], message: str) -> None:
+    fields = {"mesh": (2, 1), "axes": AXES} | fields
+    with pytest.raises(Misuse, match=message):
+        ModuleCase(build=MLP, parallelize="", world_size=2, x_shape=(2, 3), **fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"axes": ("dp", "dp")}, "axes must be names, each once"),
+        ({"axes": AXES, "batch_axis": "pp"}, "batch_axis must be one of axes dp, tp, got 'pp'"),
+        ({"batch_axis": "dp"}, "batch_axis must be one of axes none, got 'dp'"),
+    ],
+)
+def test_what_is_no_property_is_told(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(Misuse, match=message):
+        module_property(MLP, HERE + "by_hand", [(2, 3)], **fields)

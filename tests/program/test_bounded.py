@@ -1,0 +1,116 @@
+"""Modules of which the bound says nothing: from where on, and what would do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from equivtest.errors import Misuse
+from equivtest.families.module.case import ModuleCase
+from equivtest.module import module_property, real
+from equivtest.programs.bounded import reason_in
+from equivtest.property import Space
+
+HERE = "tests.programs.module:"
+
+
+STEPS = "tests.programs.steps:"
+STEP = "tests.programs.steps:never_called"
+
+
+def told(
+    build: str, shape: tuple[int, ...], dtype: str, *, where: str = HERE, batch: str = "whole", **fields: Any
+) -> str:
+    prop = module_property(where + build, HERE + "whole", (shape,), batch=batch, **fields)
+    with pytest.raises(Misuse) as raised:
+        prop.cases(Space((1,), (dtype,)))
+    return str(raised.value)
+
+
+def test_a_bound_that_grows_from_layer_to_layer_is_told_with_the_layer_where_it_ends() -> None:
+    """In no dtype would it do, by parts it would."""
+    message = told("deep", (2, 3), "float32", by_parts=False)
+
+    assert (
+        "may come to more than 0.1 of output; the bound says nothing from what 6.0 gives on (nor would float64 do): "
+        "say by_parts=True, or nothing of it, for each part to be judged by itself; or judge a smaller part" in message
+    )
+
+
+def test_a_bound_that_ends_in_the_backward_is_told_with_the_part_and_the_dtype_that_would_do() -> None:
+    message = told("encoder_layer", (1, 3, 4), "float32", by_parts=False)
+
+    assert (
+        "more than 0.1 of grad.x; the bound says nothing from the gradient that comes back to norm1:input on: say "
+        "by_parts=True, or nothing of it, for each part to be judged by itself; or take float64, in which it would do "
+        "(--dtypes float64); or judge a smaller part" in message
+    )
+
+
+def test_a_part_of_which_the_bound_says_nothing_is_named() -> None:
+    message = told("encoder_layer", (1, 3, 4), "bfloat16")
+
+    assert (
+        "of grad.x; the first part of which the bound says nothing is what self_attn[0] gives: take float64, in which "
+        "it would do (--dtypes float64); or judge a smaller part" in message
+    )
+
+
+def test_smaller_shape_that_would_do_is_named() -> None:
+    """No dtype is wider, and a step is not judged by parts."""
+    message = told("chaotic", (4, 60, 2), "float64", step=STEP)
+
+    assert "take x of shape (4, 1, 2), in float64, in which it would do; or judge a smaller part" in message
+
+
+def test_smaller_sizes_keep_a_row_for_each_micro_batch() -> None:
+    sizes, inputs = {"batch": (8,), "place": (60,)}, {"input": real(("batch", "place", 2))}
+    prop = module_property(
+        HERE + "chaotic", HERE + "whole", inputs=inputs, sizes=sizes, batch="parts of the whole", step=STEP,
+        micro_batches=2,
+    )  # fmt: skip
+    with pytest.raises(Misuse, match=r"take input of shape \(8, 1, 2\), in float64, in which it would do"):
+        prop.cases(Space((2,), ("float64",)))
+
+
+def test_dtype_that_shows_an_update_is_named() -> None:
+    message = told("perceptron", (2, 3), "float32", where=STEPS, optimizer=f"{STEPS}small_sgd")
+
+    assert "so that nobody would see it missing: take float64, in which it would do (--dtypes float64)" in message
+
+
+@pytest.mark.parametrize("batch", ["whole", "parts of the whole"])
+def test_dtypes_of_a_step_are_named_in_16_bits(batch: str) -> None:
+    message = told("squares", (2, 3), "bfloat16", where=STEPS, step=STEP, batch=batch)
+
+    assert message == (
+        f"{STEPS}squares: your step is judged as a whole, in float32 or float64, got bfloat16: take --dtypes "
+        "float32,float64, in which it would do"
+    )
+
+
+def test_updates_in_16_bits_of_a_divided_batch_are_judged_by_parts() -> None:
+    prop = module_property(
+        f"{STEPS}perceptron", f"{STEPS}columns_and_rows", [(2, 3)], batch="mean of parts", optimizer=f"{STEPS}large_sgd"
+    )
+
+    assert prop.leaves_out is not None and prop.leaves_out(Space((1,), ("bfloat16",))) == {}
+
+
+def test_run_without_a_fitting_dtype_says_which_would_do() -> None:
+    prop = module_property(f"{STEPS}squares", HERE + "whole", [(2, 3)], batch="whole", step=STEP)
+
+    assert prop.leaves_out is not None
+    assert "take --dtypes float32,float64" in prop.leaves_out(Space((1,), ("bfloat16",)))["bfloat16"]
+
+
+def test_reason_of_an_inconclusive_case_names_what_would_do() -> None:
+    case = ModuleCase(
+        build=f"{STEPS}perceptron", parallelize=HERE + "whole", world_size=1, x_shape=(2, 3), values=(("real", 0),),
+        optimizer=f"{STEPS}small_sgd",
+    )  # fmt: skip
+
+    assert "take float64, in which it would do (--dtypes float64)" in reason_in(case)
+    assert reason_in(replace(case, dtype="float64")) == ""

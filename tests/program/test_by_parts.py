@@ -1,0 +1,638 @@
+"""Modules judged part by part, from what the ranks held where each begins."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from equivtest.check import check, judge, judge_replies
+from equivtest.errors import Misuse
+from equivtest.families.module.case import ModuleCase
+from equivtest.families.module.case_boundaries import Capture, copied, copied_of, is_boundary
+from equivtest.families.module.oracle_forced import Forced, boundaries
+from equivtest.families.module.oracle_held import Whole, held_by_ranks
+from equivtest.families.module.subject.recording import PartsMet
+from equivtest.layout import UNTOLD, Layout, Partial, Replicate, Shard
+from equivtest.module import module_property
+from equivtest.oracle import expect
+from equivtest.oracle.declared import arithmetic_of
+from equivtest.oracle.expected import Expected, ExpectedTensor, resolution_of
+from equivtest.oracle.rounding import Bounded
+from equivtest.oracle.running import RunningError
+from equivtest.property import Space
+from equivtest.ranks.pool import Pool
+from equivtest.ranks.reply import Answer, Reply
+from equivtest.tensors import Placed
+from equivtest.verdicts.elements import is_too_wide
+from equivtest.verdicts.message import write_message
+from equivtest.verdicts.values import judge_tensors
+from equivtest.verdicts.verdict import Judgement, Mismatch, Verdict
+from tests.programs import parts as parts_programs
+
+HERE = "tests.programs.parts:"
+DECODER = "equivtest.families.module.subject.decoder:"
+
+
+def case_of(build: str, parallelize: str, **fields: object) -> ModuleCase:
+    where = [name if ":" in name else HERE + name for name in (build, parallelize)]
+    made = {"world_size": 2, "x_shape": (1, 3, 24), "values": (("real", 0),), "by_parts": True, **fields}
+    return ModuleCase(build=where[0], parallelize=where[1], **made)  # type: ignore[arg-type]
+
+
+def failed(case: ModuleCase, pool: Pool) -> list[Verdict]:
+    return [verdict for verdict in judge("module", case, pool) if verdict.failed]
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("parallelize", "world_size", "dtype", "batch"),
+    [
+        ("heads_and_hidden_divided", 4, "bfloat16", "whole"),
+        ("heads_and_hidden_divided", 3, "float16", "whole"),
+        ("heads_and_hidden_divided", 4, "float32", "whole"),
+        ("layers_sharded", 2, "bfloat16", "mean of parts"),
+        ("layers_sharded", 3, "float64", "mean of parts"),
+    ],
+)
+def test_a_deep_module_holds_in_every_dtype(
+    pool: Pool, parallelize: str, world_size: int, dtype: str, batch: str
+) -> None:
+    rows = 1 if batch == "whole" else world_size
+    case = case_of(
+        "deep", DECODER + parallelize, world_size=world_size, dtype=dtype, batch=batch, x_shape=(rows, 3, 24)
+    )
+    verdicts = check("module", case, pool)
+
+    judged = {name for verdict in verdicts for name in verdict.judgement.agreeing}
+    assert {verdict.kind for verdict in verdicts} == {"holds"}
+    assert set(filter(is_boundary, case.answer_names())) <= judged
+
+
+def test_what_was_met_is_let_go_of() -> None:
+    """A tensor's hooks hold what met it, which no garbage collector sees."""
+    case = case_of("twice", "twice_divided", x_shape=(2, 6))
+    expect(case, 0)
+    gc.collect()
+    before = num_tensors()
+    expect(replace(case, values=(("real", 1),)), 0)
+    gc.collect()
+
+    assert num_tensors() == before
+
+
+def num_tensors() -> int:
+    return sum(issubclass(type(each), torch.Tensor) for each in gc.get_objects())
+
+
+def test_without_parts_the_same_module_is_too_deep() -> None:
+    case = replace(case_of("deep", DECODER + "heads_and_hidden_divided", dtype="float64"), by_parts=False)
+
+    assert is_too_wide(expect(case, 0).tensors["grad.x"])
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("parallelize", "first", "dtype"),
+    [
+        ("halved", "boundary.layers.3", "bfloat16"),
+        ("zeros_of_one", "boundary.layers.3.mlp.gate", "float32"),
+        ("swapped", "boundary.layers.3.mlp.gate", "bfloat16"),
+        ("doubled", "grad.boundary.layers.2.attention.key", "float32"),
+        ("more", "boundary.layers.5.attention.out", "bfloat16"),
+        ("more", "boundary.layers.5.attention.out", "float64"),
+        ("zeros_of_one", "boundary.layers.3.mlp.gate", "float64"),
+        ("doubled", "grad.boundary.layers.2.attention.key", "float64"),
+    ],
+)
+def test_the_first_wrong_part_is_named(pool: Pool, parallelize: str, first: str, dtype: str) -> None:
+    """Half of the right value on two ranks looks like operands of a sum, until it is added to what is whole.
+
+    So do zeros on one rank beside the right value on the other, until they are multiplied.
+    """
+    verdict, *_ = failed(case_of("deep", parallelize, dtype=dtype), pool)
+
+    assert (verdict.kind, verdict.judgement.mismatches[0].tensor) == ("value", first)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+@pytest.mark.parametrize(
+    ("build", "parallelize"),
+    [("twice", "twice_divided"), ("merged", "merged_divided"), ("partly_used", "partly_summed")],
+)
+def test_nothing_that_was_held_is_right_whatever_it_is(pool: Pool, build: str, parallelize: str, dtype: str) -> None:
+    """Each tensor of right answers, spoilt on all ranks or on one, and nothing that follows from it, is red."""
+    case = case_of(build, parallelize, x_shape=(2, 6), dtype=dtype)
+    replies = pool.run("module", case)
+    names = list(replies[0].answers[0].tensors)
+
+    unseen = [
+        (name, ranks)
+        for name in names
+        for ranks in ((0, 1), (1,))
+        if not any(verdict.failed for verdict in judge_replies("module", case, spoilt(replies, name, ranks)))
+    ]
+    assert len(names) >= 12 and not unseen
+
+
+def another(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor * 1.5 + 0.5 * tensor.abs().max()
+
+
+def spoilt(
+    replies: list[Reply],
+    name: str,
+    ranks: tuple[int, ...],
+    change: Callable[[torch.Tensor], torch.Tensor] = another,
+) -> list[Reply]:
+    """The same replies, but for a tensor that is another one on these ranks."""
+    found = []
+    for reply in replies:
+        answer = reply.answers[0]
+        placed = answer.tensors[name]
+        tensors = {**answer.tensors, name: replace(placed, local=change(placed.local))}
+        found.append(replace(reply, answers=(replace(answer, tensors=tensors),)) if reply.rank in ranks else reply)
+    return found
+
+
+@pytest.mark.ranks
+def test_what_a_part_hands_on_is_the_same_tensor(pool: Pool) -> None:
+    """What is added to it in place is added to what the part gave."""
+    case = case_of("adds_in_place", "nothing_divided", x_shape=(2, 24))
+
+    assert {verdict.kind for verdict in check("module", case, pool)} == {"holds"}
+
+
+def test_a_copy_of_what_a_part_hands_on_needs_the_gradient_that_it_needed() -> None:
+    x = torch.ones(2, requires_grad=True)
+    with torch.no_grad():
+        copy = copied_of((x, 1), {id(x)})
+
+    assert isinstance(copy, tuple) and copy[0] is not x and copy[0].requires_grad and copy[1] == 1
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("build", ["hands_on", "hands_on_by_name"])
+def test_shares_of_what_a_part_hands_on_are_judged_as_they_are_rounded(pool: Pool, build: str) -> None:
+    """A third in bfloat16 is off by more than the products that follow in float32."""
+    case = case_of(build, "shares_handed_on", world_size=3, dtype="bfloat16", x_shape=(2, 24))
+    verdicts = check("module", case, pool)
+    verdict, *_ = failed(replace(case, parallelize=HERE + "whole_rows_handed_on"), pool)
+
+    assert {verdict.kind for verdict in verdicts} == {"holds"}
+    assert {"boundary.same", "grad.boundary.number"} <= {
+        name for verdict in verdicts for name in verdict.judgement.agreeing
+    }
+    assert verdict.judgement.mismatches[0].tensor in ("boundary.same", "output")
+
+
+@pytest.mark.ranks
+def test_what_is_computed_again_in_the_backward_is_judged(pool: Pool) -> None:
+    case = case_of("checkpointed", "hidden_divided", dtype="float32")
+
+    assert {verdict.kind for verdict in check("module", case, pool)} == {"holds"}
+
+
+@pytest.mark.ranks
+def test_a_part_that_runs_twice_is_judged_twice(pool: Pool) -> None:
+    case = case_of("twice", "twice_divided", x_shape=(2, 6))
+    held, *_ = check("module", case, pool)
+    verdict, *_ = failed(replace(case, parallelize=HERE + "twice_wrong"), pool)
+
+    assert {"boundary.inner[0]", "boundary.inner[1]", "boundary.inner.down#2"} <= set(held.judgement.agreeing)
+    assert verdict.judgement.mismatches[0].tensor == "boundary.inner.down#2"
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_merged_projections_hold_their_columns_in_an_order_of_their_own(pool: Pool, world_size: int) -> None:
+    case = case_of("merged", "merged_divided", x_shape=(2, 6), world_size=world_size)
+    verdicts = check("module", case, pool)
+
+    assert {verdict.kind for verdict in verdicts} == {"holds"}
+    assert "boundary.down" in verdicts[0].judgement.agreeing
+    assert "boundary.both" not in verdicts[0].judgement.agreeing
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("parallelize", "kind"), [("partly_summed", "holds"), ("partly_unsummed", "value")], ids=["right", "not summed"]
+)
+def test_a_gradient_is_whole_in_some_features_and_a_share_in_the_others(
+    pool: Pool, parallelize: str, kind: str
+) -> None:
+    """Of the others each rank uses its part; what is never summed shows in the weight's gradient."""
+    verdicts = judge("module", case_of("partly_used", parallelize, x_shape=(2, 6)), pool)
+
+    assert {verdict.kind for verdict in verdicts if verdict.claim == "gradients_equal_unsharded"} == {kind}
+    assert "grad.boundary.both" not in verdicts[1].judgement.agreeing
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+@pytest.mark.parametrize(
+    ("build", "parts"),
+    [
+        ("two_users", ["a:input", "b:input"]),
+        ("one_user_twice", ["a:input", "a#2:input"]),
+        ("user_and_residual", ["norm:input"]),
+        ("three_users", ["a:input", "b:input"]),
+    ],
+)
+def test_each_user_of_a_tensor_has_its_own_gradient(pool: Pool, build: str, parts: list[str], dtype: str) -> None:
+    """A parallel part that wraps its input gets back the gradient of its own use, not that of all users."""
+    case = case_of(build, "users_parallel", x_shape=(2, 4, 6), dtype=dtype)
+    verdicts = check("module", case, pool)
+
+    agreeing = {name for verdict in verdicts for name in verdict.judgement.agreeing}
+    assert {verdict.kind for verdict in verdicts} == {"holds"}
+    assert {f"grad.boundary.{part}" for part in parts} <= agreeing
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("build", ["two_users", "in_place"])
+def test_plain_users_of_a_tensor_hold(pool: Pool, build: str) -> None:
+    verdicts = check("module", case_of(build, "nothing_divided", x_shape=(2, 4, 6)), pool)
+
+    assert {verdict.kind for verdict in verdicts} == {"holds"}
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_wrong_gradient_of_one_user_of_a_tensor_is_red(pool: Pool, dtype: str) -> None:
+    verdict, *_ = failed(case_of("two_users", "one_path_doubled", x_shape=(2, 4, 6), dtype=dtype), pool)
+
+    assert verdict.judgement.mismatches[0].tensor == "grad.boundary.first"
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("parallelize", "dtype", "factor"),
+    [("factor_of_4", "float64", 4), ("factor_of_4", "bfloat16", 4), ("factor_of_3", "bfloat16", 3)],
+)
+def test_factor_that_the_program_takes_out_is_reported(pool: Pool, parallelize: str, dtype: str, factor: float) -> None:
+    """A program may scale its loss, and divide its gradients later."""
+    verdicts = check("module", case_of("three_users", parallelize, x_shape=(2, 4, 6), dtype=dtype), pool)
+
+    factors = {name: each for verdict in verdicts for name, each in verdict.judgement.factors.items()}
+    assert {verdict.kind for verdict in verdicts} == {"holds"}
+    assert factors == dict.fromkeys(
+        (f"grad.boundary.{part}" for part in ("a", "a:input", "b", "b:input", "first")), factor
+    )
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+@pytest.mark.parametrize(
+    ("parallelize", "build"),
+    [
+        ("factor_left_in", "three_users"),
+        ("factor_left_in_one_parameter", "three_users"),
+        ("factor_on_one_rank", "three_users"),
+        ("factor_taken_out_on_one_rank", "three_users"),
+        ("factor_on_one_path", "three_users"),
+        ("factor_near_1", "three_users"),
+        ("factor_on_a_small_path", "small_path"),
+    ],
+)
+def test_factor_that_comes_out_or_cannot_be_seen_to_stay_in_is_red(
+    pool: Pool, parallelize: str, build: str, dtype: str
+) -> None:
+    verdicts = failed(case_of(build, parallelize, x_shape=(2, 4, 6), dtype=dtype), pool)
+
+    assert ("gradients_equal_unsharded", "value") in [(verdict.claim, verdict.kind) for verdict in verdicts]
+
+
+@pytest.mark.ranks
+def test_factor_in_one_gradient_of_one_rank_is_red(pool: Pool) -> None:
+    """On all ranks it is a factor that is taken out at once."""
+    case = case_of("three_users", "users_parallel", x_shape=(2, 4, 6))
+    replies, name = pool.run("module", case), "grad.boundary.first"
+    kinds = {
+        ranks: {verdict.kind for verdict in judge_replies("module", case, spoilt(replies, name, ranks, twice))}
+        for ranks in ((0, 1), (1,))
+    }
+
+    assert kinds[0, 1] == {"holds"} and "value" in kinds[1,]
+
+
+@pytest.mark.ranks
+def test_zeros_of_a_gradient_are_no_factor(pool: Pool) -> None:
+    case = case_of("three_users", "users_parallel", x_shape=(2, 4, 6))
+    replies = spoilt(pool.run("module", case), "grad.boundary.first", (0, 1), torch.zeros_like)
+
+    assert "value" in {verdict.kind for verdict in judge_replies("module", case, replies)}
+
+
+def twice(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor * 2
+
+
+def test_part_that_writes_to_its_input_leaves_the_gradient_right() -> None:
+    module = parts_programs.in_place()
+    x = torch.linspace(-1, 1, 24).reshape(4, 6)
+    module(x).sum().backward()
+    right = {name: parameter.grad for name, parameter in module.named_parameters() if parameter.grad is not None}
+    module.zero_grad()
+    with Capture(module):
+        module(x).sum().backward()
+
+    torch.testing.assert_close({name: module.get_parameter(name).grad for name in right}, right, rtol=0, atol=0)
+
+
+def test_captured_parts_have_the_names_of_the_unsharded_parts() -> None:
+    """A run that happened elsewhere is judged beside the unsharded module, name by name."""
+    captured: dict[str, torch.Tensor] = {}
+    for module in (parts_programs.three_users(), parts_programs.one_user_twice()):
+        x = torch.linspace(-1, 1, 24).reshape(4, 6)
+        with Capture(module) as capture:
+            module(x).sum().backward()
+        captured.clear()
+        whole = Mock(at=lambda name: name, is_given=lambda tensor: False)
+        with PartsMet(module, ("*",), lambda name, tensor: captured.update({name: copied(tensor)}), whole):
+            module(x).sum().backward()
+
+        torch.testing.assert_close(captured, capture.named(), rtol=0, atol=0)
+
+
+VALUE = torch.arange(12, dtype=torch.float64).reshape(2, 6)
+COLUMN = torch.arange(6)
+
+
+@pytest.mark.parametrize(
+    ("locals_", "layout"),
+    [
+        ([VALUE, VALUE], Layout((Replicate(),))),
+        ([VALUE[:1], VALUE[1:]], Layout((Shard(0),))),
+        ([VALUE[:, :3], VALUE[:, 3:]], Layout((Shard(1),))),
+        ([VALUE - 1, torch.ones(2, 6, dtype=torch.float64)], Layout((Partial("sum"),))),
+        ([VALUE, torch.zeros(2, 6, dtype=torch.float64)], Layout((Partial("sum"),))),
+        ([VALUE[:, [0, 5]], VALUE[:, [1, 4, 2, 3]]], None),
+        ([VALUE * (COLUMN < 4) + 3 * (COLUMN > 3), VALUE - 3 * (COLUMN > 3)], None),
+    ],
+)
+def test_the_layout_of_plain_tensors_is_inferred(locals_: list[torch.Tensor], layout: Layout | None) -> None:
+    placed = {rank: {"name": Placed(local, UNTOLD)} for rank, local in enumerate(locals_)}
+    right = Bounded(VALUE, torch.full_like(VALUE, 0.25))
+    whole = held_by_ranks(case_of("deep", "halved"), placed, 0)("name", right)
+
+    assert whole is not None and whole.layout == layout
+    torch.testing.assert_close(whole.value, VALUE)
+
+
+def test_of_slices_that_fit_in_each_others_places_it_is_not_known_which_is_which() -> None:
+    """What follows may hang on either, as a gradient does that is a product with one of two columns that are close."""
+    right = VALUE.clone()
+    right[:, 4] = right[:, 1] + 0.125
+    placed = {rank: {"name": Placed(right[:, places], UNTOLD)} for rank, places in enumerate(([5, 4], [1, 0, 2, 3]))}
+    whole = held_by_ranks(case_of("deep", "halved"), placed, 0)("name", Bounded(right, torch.full_like(VALUE, 0.25)))
+
+    assert whole is not None and whole.layout is None and whole.spread is not None
+    torch.testing.assert_close(whole.value, right)
+    torch.testing.assert_close(whole.spread, 0.125 * ((COLUMN == 1) | (COLUMN == 4)).double().expand(2, 6))
+
+
+def test_of_layouts_that_agree_within_a_wide_bound_the_nearest_is_meant() -> None:
+    """Either rank's share alone is within the bound too."""
+    placed = {rank: {"name": Placed(VALUE * share, UNTOLD)} for rank, share in enumerate((0.75, 0.25))}
+    right = Bounded(VALUE, torch.full_like(VALUE, 10.0))
+    whole = held_by_ranks(case_of("deep", "halved"), placed, 0)("name", right)
+
+    assert whole is not None and whole.layout == Layout((Partial("sum"),))
+
+
+ROWS = torch.arange(24, dtype=torch.float64).reshape(2, 12)
+OTHERS = ROWS + 100
+DIVIDED = {"batch": "mean of parts", "x_shape": (2, 3, 24)}
+
+
+def held_of_first(locals_: list[torch.Tensor], value: torch.Tensor) -> Whole | None:
+    """What is meant by what the ranks of a divided batch held, where this is right of the first one's rows."""
+    placed = {rank: {"name": Placed(local[None], UNTOLD)} for rank, local in enumerate(locals_)}
+    case = case_of("deep", DECODER + "layers_sharded", **DIVIDED)
+    return held_by_ranks(case, placed, 0)("name", Bounded(value, torch.full_like(value, 0.25)))
+
+
+@pytest.mark.parametrize(
+    "locals_",
+    [
+        [torch.stack([OTHERS[1], ROWS[1]]), torch.stack([OTHERS[0], ROWS[0]])],
+        [torch.stack([OTHERS[1], ROWS[1], ROWS[0]]), OTHERS[:1]],
+        [ROWS, OTHERS[:1]],
+    ],
+    ids=["exchanged", "more than others", "as many by chance"],
+)
+def test_rows_that_other_ranks_compute_are_followed_and_nothing_is_said_of_where(locals_: list[torch.Tensor]) -> None:
+    """As tokens go to the ranks of their experts; what comes back is judged where each has its own."""
+    whole = held_of_first(locals_, ROWS)
+
+    assert whole is not None and whole.layout is None and whole.spread is None
+    torch.testing.assert_close(whole.value, ROWS)
+
+
+@pytest.mark.parametrize(
+    "own",
+    [ROWS, ROWS + 1, ROWS.flip(0), ROWS.roll(1, dims=1), ROWS.roll(1, dims=0)],
+    ids=["right", "wrong", "rows in another order", "features in another order", "rows rolled"],
+)
+def test_a_rank_is_judged_by_its_own_rows_where_they_are_with_nobody_else(own: torch.Tensor) -> None:
+    whole = held_of_first([own, OTHERS], ROWS)
+
+    assert whole is not None and whole.layout is not None and torch.equal(whole.value, own)
+
+
+def test_columns_are_no_rows_that_go_to_other_ranks() -> None:
+    own = torch.stack([OTHERS[0], ROWS[1]], dim=1)
+    whole = held_of_first([own, torch.stack([ROWS[0], OTHERS[1]], dim=1)], ROWS.T)
+
+    assert whole is not None and whole.layout is not None and torch.equal(whole.value, own)
+
+
+def test_what_is_taken_over_is_a_copy_of_what_was_held() -> None:
+    """Gradients are added up in place."""
+    forced = Forced(nn.Identity(), RunningError(arithmetic_of("float64"), ranks=2), lambda *_: None)
+    taken = forced._parts(Whole(VALUE, None, None, None), VALUE.dtype)
+
+    assert torch.equal(taken.value, VALUE) and taken.value.data_ptr() != VALUE.data_ptr()
+
+
+@pytest.mark.parametrize("shape", [(6,), (6, 1)], ids=str)
+def test_numbers_that_are_alone_in_their_rows_are_not_looked_for_among_others(shape: tuple[int, ...]) -> None:
+    """One or a few agree by chance."""
+    numbers = torch.arange(6, dtype=torch.float64).reshape(shape)
+    whole = held_of_first([numbers + 1, numbers], numbers)
+
+    assert whole is not None and whole.layout is not None
+
+
+@pytest.mark.parametrize("locals_", [[ROWS + 1, OTHERS[:1]], [OTHERS[:1], ROWS + 1]])
+def test_rows_that_nobody_holds_are_not_followed(locals_: list[torch.Tensor]) -> None:
+    assert held_of_first(locals_, ROWS) is None
+
+
+@pytest.mark.parametrize(("wrong", "judged"), [((), []), ((1,), ["boundary.layers.0"])], ids=["right", "one is wrong"])
+def test_of_different_shapes_of_the_parts_of_a_batch_only_a_wrong_one_is_told(
+    wrong: tuple[int, ...], judged: list[str]
+) -> None:
+    """Each part routes other numbers of tokens to an expert."""
+    name, rows = "boundary.layers.0", Layout((Shard(0),))
+    runs: Any = [
+        Mock(layouts={name: rows}, open=set(), factors={}, wrong={name} if place in wrong else set())
+        for place in (0, 1)
+    ]
+    for run, number in zip(runs, (2, 3), strict=True):
+        run.found = {name: Bounded(torch.ones(number, 24), torch.zeros(number, 24))}
+    found = boundaries(case_of("deep", DECODER + "layers_sharded", **DIVIDED), runs)
+
+    assert list(found) == judged and all(each.value.shape == (2, 3, 24) for each in found.values())
+
+
+def test_numbers_in_an_order_of_their_own_are_matched() -> None:
+    """Where the nearest of one is the only one of another."""
+    right = Bounded(torch.tensor([1.0, 1.2], dtype=torch.float64), torch.tensor([0.15, 0.15], dtype=torch.float64))
+    held = (torch.tensor([number], dtype=torch.float64) for number in (1.06, 0.9))
+    placed = {rank: {"name": Placed(local, UNTOLD)} for rank, local in enumerate(held)}
+    whole = held_by_ranks(case_of("deep", "halved"), placed, 0)("name", right)
+
+    assert whole is not None and whole.layout is None and whole.value.tolist() == [0.9, 1.06]
+
+
+def test_a_mask_that_is_infinite_is_whole_on_every_rank() -> None:
+    mask = torch.zeros(2, 6).double().masked_fill(torch.ones(2, 6).triu(1).bool(), -torch.inf)
+    placed = {rank: {"name": Placed(mask, UNTOLD)} for rank in range(2)}
+    right = Bounded(mask, torch.where(mask.isinf(), torch.inf, 0.0))
+    whole = held_by_ranks(case_of("deep", "halved"), placed, 0)("name", right)
+
+    assert whole is not None and whole.layout == Layout((Replicate(),)) and whole.spread is None
+
+
+def test_what_agrees_in_no_layout_is_what_comes_nearest() -> None:
+    placed = {rank: {"name": Placed(VALUE + 1, UNTOLD)} for rank in range(2)}
+    whole = held_by_ranks(case_of("deep", "halved"), placed, 0)("name", Bounded(VALUE, torch.full_like(VALUE, 0.25)))
+
+    assert whole is not None and whole.layout == Layout((Replicate(),)) and whole.value.equal(VALUE + 1)
+
+
+@pytest.mark.parametrize("fields", [{"values": (("dense", 0),)}, {"x_shape": (3, 3, 24), "batch": "mean of parts"}])
+def test_parts_are_judged_on_real_values_and_equal_rows(fields: dict[str, object]) -> None:
+    with pytest.raises(Misuse, match=r"by_parts (goes with real values|needs as many rows on every rank), got"):
+        case_of("deep", "halved", **fields)
+
+
+def test_a_module_is_judged_by_parts_where_nothing_else_says_something() -> None:
+    prop = module_property(HERE + "deep", DECODER + "heads_and_hidden_divided", ((1, 2, 24),), batch="whole")
+
+    assert prop.cases is not None
+    assert prop.leaves_out is not None and prop.leaves_out(Space((1,), ("float32", "bfloat16"))) == {}
+
+
+def test_a_module_that_is_not_to_be_judged_by_parts_is_too_deep() -> None:
+    prop = module_property(
+        HERE + "deep", DECODER + "heads_and_hidden_divided", ((1, 2, 24),), batch="whole", by_parts=False
+    )
+
+    with pytest.raises(Misuse, match=r"deep: in float32, with x of shape .*judge (a smaller part|what is before)"):
+        prop.cases(Space((1,), ("float32",)))
+
+
+def test_what_replicas_are_apart_is_not_known_of_what_follows() -> None:
+    locals_ = [VALUE, VALUE + 0.125 * (VALUE == 3)]
+    placed = {rank: {"name": Placed(local, Layout((Replicate(),)))} for rank, local in enumerate(locals_)}
+    whole = held_by_ranks(case_of("deep", "halved"), placed, 0)("name", Bounded(VALUE, torch.full_like(VALUE, 0.25)))
+
+    assert whole is not None and whole.spread is not None
+    torch.testing.assert_close(whole.spread, 0.125 * (VALUE == 3).double())
+
+
+@pytest.mark.parametrize(("is_inner", "kind"), [(True, "holds"), (False, "inconclusive")])
+def test_a_boundary_that_says_nothing_leaves_nothing_open(*, is_inner: bool, kind: str) -> None:
+    case = case_of("deep", "halved", world_size=1)
+    right = ExpectedTensor(VALUE, VALUE + 100, Layout((Replicate(),)), "float64", "", is_inner=is_inner)
+    answers = {0: Answer({"boundary.name": Placed(VALUE, UNTOLD)}, {}, ())}
+
+    judgement = judge_tensors(case, Expected({"boundary.name": right}, {}), answers, ["boundary.name"])
+
+    assert judgement.kind == kind and ("boundary.name" in judgement.margins) != is_inner
+
+
+@pytest.mark.parametrize(
+    ("factor", "allowed", "kind"),
+    [(1.05, 10.0, "holds"), (1.2, 10.0, "inconclusive"), (1.05, torch.inf, "holds"), (3.0, 10.0, "value")],
+)
+def test_what_is_near_is_concluded_on_though_its_bound_says_nothing(factor: float, allowed: float, kind: str) -> None:
+    bound = torch.full_like(VALUE, allowed)
+    right = ExpectedTensor(VALUE, bound, Layout((Replicate(),)), "float64", "", resolution=resolution_of(VALUE))
+    answers = {0: Answer({"name": Placed(VALUE * factor, UNTOLD)}, {}, ())}
+
+    judgement = judge_tensors(case_of("deep", "halved", world_size=1), Expected({"name": right}, {}), answers, ["name"])
+
+    assert judgement.kind == kind and ("name" in judgement.agreeing) == (kind == "holds")
+
+
+def test_nothing_is_near_infinity_or_to_no_change() -> None:
+    assert resolution_of(VALUE.clone().fill_(torch.inf)) is None
+    assert resolution_of(VALUE, change=torch.zeros_like(VALUE)) is None
+
+
+def test_what_checkpointing_computes_again_is_not_kept() -> None:
+    class CheckpointedScale(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Sequential(Steps(), nn.Softplus())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = checkpoint(self.inner, x, use_reentrant=False)
+            return result
+
+    class Steps(nn.Module):
+        runs = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.runs += 1
+            return x.sin() + self.runs
+
+    module = CheckpointedScale()
+    capture = Capture(module)
+    x = torch.zeros(2, requires_grad=True)
+    module(x * 1).sum().backward()
+
+    assert module.inner[0].runs == 2 and capture.values["inner.0"].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(("num", "told"), [(16, "0, 1"), (17, " and 1 others agree")])
+def test_a_message_names_the_first_of_many_tensors(num: int, told: str) -> None:
+    judgement = Judgement("value", (Mismatch("name", 0, "1", "2"),), tuple(map(str, range(num))))
+    verdict = Verdict(
+        claim="equals_unsharded", subject="module", case=case_of("deep", "halved"), judgement=judgement, draw=0
+    )
+    text = write_message(verdict)
+
+    assert told in text and ("others agree" in text) == (num > 16)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(("parallelize", "wrong"), [("out_divided", ""), ("query_of_one_rank", "grad.0.query")])
+def test_an_operand_that_is_expanded_is_met_element_by_element(pool: Pool, parallelize: str, wrong: str) -> None:
+    """What the ranks held cannot be written into a tensor whose elements share their place in memory."""
+    case = case_of("pooled", parallelize, x_shape=(2, 3, 24))
+    found = [each for each in judge("module", case, pool) if each.kind != "skipped"]
+
+    assert any(each.claim == "gradients_equal_unsharded" for each in found)
+    assert {each.judgement.mismatches[0].tensor for each in found if each.failed} == ({wrong} if wrong else set())
+
+
+@pytest.mark.ranks
+def test_a_rank_that_has_nothing_of_a_sum_is_not_called_wrong_for_its_zeros(pool: Pool) -> None:
+    """Nobody owes what goes into attention: rank 0 has all of it here, and rank 1 zeros."""
+    verdicts = judge("module", case_of("pooled", "on_the_first_rank", x_shape=(2, 3, 24)), pool)
+
+    assert [each.claim for each in verdicts if each.failed] == []
+    assert {each.kind for each in verdicts if each.claim == "gradients_equal_unsharded"} == {"holds"}

@@ -1,0 +1,514 @@
+"""Runs that happened elsewhere: what is captured, what is judged of it, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import equivtest
+from equivtest.captured.format.folder import CapturedRun
+from equivtest.captured.format.tensor_file import DTYPES, LENGTH_BYTES, TensorFile, digest_of, write_tensors
+from equivtest.captured.judge.inputs import made_whole
+from equivtest.captured.judge.pair import compare_runs
+from equivtest.captured.judge.run import Judged, describe, judge_run
+from equivtest.errors import Misuse
+from equivtest.families.module.case import ModuleCase
+from equivtest.layout import Layout, Replicate, Shard
+from equivtest.ranks.pool import Pool
+from equivtest.tensors import Placed
+from tests.commands import Command
+from tests.programs.captured import (
+    Flat,
+    cancelling,
+    captured,
+    factor_left_in,
+    factor_taken_out,
+    model,
+    more,
+    placed,
+    step,
+    tied,
+)
+
+HERE = "tests.programs.captured:"
+JSON, TENSORS = "rank-00000.json", "rank-00000.safetensors"
+
+
+def judged(folder: Path, reference: str = HERE + "blocks") -> Judged:
+    return judge_run(CapturedRun(folder), reference)
+
+
+def first_wrong(of: Judged) -> str:
+    return of.failed[0].judgement.mismatches[0].tensor
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("captured") / "run"
+    captured(folder)
+    return folder
+
+
+def test_factor_that_a_job_takes_out_is_reported(tmp_path: Path) -> None:
+    captured(tmp_path / "run", factor_taken_out)
+    found = judged(tmp_path / "run")
+
+    assert {verdict.kind for verdict in found.verdicts} == {"holds"}
+    assert "  factor    4 in the backward, taken out again: grad.boundary." in describe(found)
+
+
+def test_factor_that_a_job_leaves_in_is_red(tmp_path: Path) -> None:
+    captured(tmp_path / "run", factor_left_in)
+
+    assert first_wrong(judged(tmp_path / "run")) == "grad.boundary.1"
+
+
+@pytest.fixture
+def copy(run: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(run, tmp_path / "copy"))
+
+
+def test_a_right_step_holds_with_the_buffers_that_it_had(run: Path) -> None:
+    found = judged(run)
+
+    assert {verdict.kind for verdict in found.verdicts} == {"holds"}
+    assert found.coverage() == "16 of 16 boundaries judged"
+
+
+def test_a_wrong_part_is_named_and_the_other_run_holds(run: Path, tmp_path: Path) -> None:
+    captured(tmp_path / "wrong", more)
+    right, wrong = judged(run), judged(tmp_path / "wrong")
+
+    assert first_wrong(wrong) == "boundary.1.down"
+    assert compare_runs(right, wrong) == f"wrong: {tmp_path / 'wrong'}; {run} holds"
+
+
+@pytest.mark.parametrize(
+    ("part", "factor", "words", "open_"),
+    [
+        (1, 1.125, "boundary.1 differs from the oracle", ""),
+        (0, 1.25, "equals_unsharded inconclusive: no bound says something of", ", 1 whose bound says nothing"),
+        (0, 1.0, "run: equals_unsharded, gradients_equal_unsharded, does_not_touch_its_inputs hold", ""),
+    ],
+)
+def test_what_follows_a_boundary_whose_bound_says_nothing_is_judged(
+    tmp_path: Path, part: int, factor: float, words: str, open_: str
+) -> None:
+    """It is concluded on itself where what was held is near."""
+    module = cancelling()
+    module[part].register_forward_hook(lambda _, __, given: given * factor)  # type: ignore[index]
+    with equivtest.capture(module, tmp_path / "run"):
+        step(module)
+    text = describe(judged(tmp_path / "run", HERE + "cancelling"))
+
+    assert words in text.splitlines()[0] + text.splitlines()[1]
+    assert f"of 3 boundaries judged{open_}" in text and ("whose bound" in text) == bool(open_)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(("subject", "first"), [("captured_on_ranks", ""), ("wrong_on_ranks", "boundary.0")])
+def test_ranks_that_divide_a_module_are_judged(pool: Pool, run: Path, tmp_path: Path, subject: str, first: str) -> None:
+    """What two ranks halve looks like operands of a sum until it is added to what is whole."""
+    folder = tmp_path / "ranks"
+    case = ModuleCase(world_size=2, build=HERE + "blocks", parallelize=str(folder), x_shape=(1, 4))
+    pool.run(HERE + subject, case)
+    found = judged(folder)
+
+    assert (first_wrong(found) if found.failed else "") == first
+    assert first or compare_runs(judged(run), found).startswith("both hold: ")
+
+
+@pytest.mark.ranks
+def test_parameters_on_a_flattened_mesh_are_judged(pool: Pool, tmp_path: Path) -> None:
+    case = ModuleCase(world_size=4, build=HERE + "blocks", parallelize=str(tmp_path / "ranks"), x_shape=(1, 4))
+    pool.run(HERE + "captured_on_flattened_mesh", case)
+    found = judged(tmp_path / "ranks")
+
+    assert {verdict.kind for verdict in found.verdicts} == {"holds"}
+    assert {"grad.0.up.weight", "grad.1.down.bias"} <= {*found.verdicts[1].judgement.agreeing}
+
+
+def test_parts_within_wrappers_keep_their_names(tmp_path: Path) -> None:
+    module = model()
+    module[1] = nn.DataParallel(module[1])  # type: ignore[operator]
+    with equivtest.capture(module, tmp_path / "run"):
+        step(module)
+    found = judged(tmp_path / "run")
+
+    assert {verdict.kind for verdict in found.verdicts} == {"holds"}
+    assert found.coverage() == "16 of 16 boundaries judged"
+
+
+def test_run_of_a_wrapper_names_the_part_to_capture(tmp_path: Path) -> None:
+    module = nn.Sequential(nn.DataParallel(model()))
+    with equivtest.capture(module, tmp_path / "run"):
+        step(module)
+
+    with pytest.raises(Misuse, match=r"it has no parameter .*, but 0\.0\.down\.bias: capture .*capture\(module\.0, "):
+        judged(tmp_path / "run")
+
+
+def test_what_runs_under_autocast_is_judged_under_it(tmp_path: Path) -> None:
+    for name, spoil in (("right", lambda module: None), ("wrong", more)):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            captured(tmp_path / name, spoil)
+    right, wrong = judged(tmp_path / "right"), judged(tmp_path / "wrong")
+
+    assert {verdict.kind for verdict in right.verdicts} == {"holds"}
+    assert right.expected.tensors["boundary.1.down"].dtype == "bfloat16"
+    assert first_wrong(wrong) == "boundary.1.down"
+
+
+def test_autocast_of_another_device_is_refused(copy: Path) -> None:
+    path = copy / JSON
+    path.write_text(path.read_text().replace('"autocast": ""', '"autocast": "cuda:bfloat16"'))
+
+    with pytest.raises(Misuse, match="autocast, cuda:bfloat16, which rounds elsewhere"):
+        judged(copy)
+
+
+def test_capturing_changes_no_bit_of_the_step(tmp_path: Path) -> None:
+    alone = model()
+    step(alone)
+    gradients = [each.grad for each in captured(tmp_path / "run").parameters()]
+
+    assert all(torch.equal(one.grad, other) for one, other in zip(alone.parameters(), gradients, strict=True))  # type: ignore[arg-type]
+
+
+class Sending(nn.Module):
+    """Sends buffers to all ranks before each forward, as DistributedDataParallel does; here they become 0.25."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module = model()
+
+    def forward(self, input: torch.Tensor) -> Any:
+        for buffer in self.module.buffers():
+            buffer.fill_(0.25)
+        return self.module(input)
+
+
+def test_buffers_are_those_that_the_forward_finds_when_a_wrapper_has_sent_them(tmp_path: Path) -> None:
+    module = Sending()
+    with equivtest.capture(module, tmp_path / "run"):
+        step(module)
+
+    assert not judged(tmp_path / "run").failed
+
+
+def test_what_the_forward_changes_of_its_inputs_and_parameters_is_told(tmp_path: Path) -> None:
+    module = model()
+    x = torch.ones(3, 4)
+
+    def change(*_: object) -> None:
+        x.data.zero_()
+        module.get_parameter("1.down.bias").data.zero_()
+
+    module.register_forward_hook(change)
+    with equivtest.capture(module, tmp_path / "run"):
+        module(x).sum().backward()
+    found = judged(tmp_path / "run")
+
+    assert found.failed[-1].claim == "does_not_touch_its_inputs"
+    assert [each.tensor for each in found.failed[-1].judgement.mismatches] == ["given.input", "param.1.down.bias"]
+
+
+def test_parts_that_make_no_whole_are_named_rank_by_rank(run: Path) -> None:
+    rows, whole = Layout((Shard(0),)), Layout((Replicate(),))
+    held = {
+        0: {"param.bias": Placed(torch.ones(2), rows)},
+        1: {"param.bias": Placed(torch.ones(4).double(), whole)},
+        2: {},
+    }
+
+    with pytest.raises(Misuse) as raised:
+        made_whole(CapturedRun(run), held, "param.bias", (4,), "parameter bias")
+    parts = "rank 0 (2,) float32 shard(0), rank 1 (4,) float64 replicate, rank 2 has none"
+    assert str(raised.value).endswith(f"the ranks' parts of parameter bias make no whole of (4,): {parts}")
+
+
+def test_chosen_parts_keep_their_names(run: Path, tmp_path: Path) -> None:
+    captured(tmp_path / "run", boundaries=("1", "1.up"))
+    names, few = ({*CapturedRun(each).held[0]} for each in (run, tmp_path / "run"))
+
+    assert {name for name in few if "boundary" in name} == {
+        f"{grad}boundary.{name}" for grad in ("", "grad.") for name in ("0", "1", "1.up")
+    }
+    assert few < names and not judged(tmp_path / "run").failed
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"limit_bytes": 100}, "would write .* KiB, at most 100 B are written: name fewer parts"),
+        ({"batch": "parts"}, "batch must be one of whole, mean of parts, sum of parts or None"),
+        ({"batch_axis": "dp"}, "batch_axis must be one of axes none"),
+    ],
+)
+def test_what_cannot_be_captured_is_said_and_nothing_is_written(
+    tmp_path: Path, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(Misuse, match=words):
+        captured(tmp_path / "run", **options)
+
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (lambda module: None, "called 0 times"),
+        (lambda module: module(torch.ones(1, 4), 2.0), "handed shift='2.0'"),
+    ],
+)
+def test_a_block_without_a_forward_of_tensors_is_refused(
+    tmp_path: Path, body: Callable[[Any], object], words: str
+) -> None:
+    module = model()[0]  # type: ignore[index]
+    with pytest.raises(Misuse, match=words), equivtest.capture(module, tmp_path / "run"):
+        body(module)
+
+
+def test_a_second_capture_and_gradients_from_before_are_refused(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(Misuse, match="is there already"):
+        captured(run)
+    with pytest.raises(Misuse, match=r"0.up.weight has a gradient from before"):
+        captured(tmp_path / "run", step)
+
+
+def edited(folder: Path, change: Callable[[dict[str, Any]], object], name: str = JSON) -> None:
+    data = json.loads((folder / name).read_bytes())
+    change(data)
+    (folder / name).write_text(json.dumps(data))
+
+
+def header_edited(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    data = (folder / TENSORS).read_bytes()
+    length = int.from_bytes(data[:LENGTH_BYTES], "little")
+    header = json.loads(data[LENGTH_BYTES : LENGTH_BYTES + length])
+    change(header)
+    text = json.dumps(header).encode().ljust(length)
+    (folder / TENSORS).write_bytes(len(text).to_bytes(LENGTH_BYTES, "little") + text + data[LENGTH_BYTES + length :])
+    edited(folder, lambda told: told.update(size_bytes=(folder / TENSORS).stat().st_size))
+
+
+def second_rank(folder: Path, **fields: object) -> None:
+    """Another rank's files, made of the first's."""
+    for name in (JSON, TENSORS):
+        shutil.copy(folder / name, folder / name.replace("00000", "00001"))
+    edited(folder, lambda told: told.update(world_size=2, mesh=[2]))
+    edited(
+        folder, lambda told: told.update({"world_size": 2, "mesh": [2], "rank": 1, **fields}), JSON.replace("0.", "1.")
+    )
+
+
+class Evil:
+    """What runs where somebody unpickles it."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, ("ran",)
+
+
+def flipped(folder: Path) -> None:
+    data = bytearray((folder / TENSORS).read_bytes())
+    data[-1] ^= 1
+    (folder / TENSORS).write_bytes(data)
+
+
+def linked(folder: Path) -> None:
+    (folder / TENSORS).rename(folder / "elsewhere")
+    (folder / TENSORS).symlink_to("elsewhere")
+
+
+def cut(folder: Path, name: str) -> None:
+    (folder / name).write_bytes((folder / name).read_bytes()[:-9])
+
+
+def says(**fields: object) -> Callable[[Path], None]:
+    """Has the manifest say something else."""
+    return lambda folder: edited(folder, lambda told: told.update(fields))
+
+
+def header_says(name: str, **fields: object) -> Callable[[Path], None]:
+    """Has the header of the tensors say something else of one."""
+    return lambda folder: header_edited(folder, lambda header: header[name].update(fields))
+
+
+def holds(data: bytes, name: str = JSON) -> Callable[[Path], object]:
+    """Has a file hold other bytes."""
+    return lambda folder: (folder / name).write_bytes(data)
+
+
+def without(*names: str) -> Callable[[Path], None]:
+    """Removes files."""
+    return lambda folder: [(folder / name).unlink() for name in names] and None
+
+
+def gap(folder: Path) -> None:
+    second_rank(folder)
+    without(JSON, TENSORS)(folder)
+
+
+def piped(folder: Path) -> None:
+    (folder / JSON).unlink()
+    os.mkfifo(folder / JSON)
+
+
+def laid_out(folder: Path) -> None:
+    edited(folder, lambda told: told["tensors"]["output"].update(layout=["shard(7)"]))
+
+
+def renamed(folder: Path) -> None:
+    header_edited(folder, lambda header: header.update(other=header.pop("output")))
+
+
+def shared(folder: Path) -> None:
+    header_edited(folder, lambda header: header.update(output=header["given.input"]))
+
+
+HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no folder": (shutil.rmtree, "is no folder that can be read"),
+    "empty": (without(JSON, TENSORS), "holds no captured run"),
+    "one file alone": (without(TENSORS), "rank-00000.safetensors is missing"),
+    "a missing rank": (says(world_size=2, mesh=[2]), "holds 1 ranks, and the run has 2"),
+    "a gap": (gap, "rank-00000.json is missing"),
+    "two runs": (lambda folder: second_rank(folder, run="f" * 32), "mixed from two runs"),
+    "a renamed rank": (lambda folder: second_rank(folder, rank=0), "is of rank 0: files of ranks were renamed"),
+    "a touched unknown": (
+        lambda folder: edited(folder, lambda told: told.update(touched=["x"])),
+        "that 'x' was touched",
+    ),
+    "other words": (lambda folder: second_rank(folder, batch="sum of parts"), "say different batch"),
+    "a huge world": (says(world_size=2**62), "sizes that no run has"),
+    "a newer version": (says(version=4), "of version 4, this equivtest reads"),
+    "another kind": (says(kind="x"), "is a 'x' of version 3"),
+    "an unknown field": (says(path="/etc"), "unknown field `path`"),
+    "an unknown batch": (says(batch="x"), "batch must be one of"),
+    "a pickle for a manifest": (holds(pickle.dumps(Evil())), "no manifest"),
+    "a deep manifest": (holds(b"[" * 10**5), "no manifest"),
+    "a cut manifest": (lambda folder: cut(folder, JSON), "is cut off"),
+    "escapes": (says(inputs=["\x1b[2J"]), r"holds '\\x1b\[2J': a name is printable"),
+    "no run id": (says(run="../.."), "32 hexadecimal digits"),
+    "a layout of nothing": (laid_out, "of 2 dims cannot be shard"),
+    "a pickle for tensors": (holds(pickle.dumps(Evil()), TENSORS), "no safetensors file"),
+    "cut tensors": (lambda folder: cut(folder, TENSORS), "is no safetensors file, cut off or mixed up"),
+    "a link": (linked, "is a link, which is never followed"),
+    "a pipe": (piped, "is no regular file"),
+    "a huge shape": (header_says("output", shape=[2**40, 2**40]), "overflow computing buffer size"),
+    "a negative size": (header_says("output", shape=[-3, -4]), "expected usize"),
+    "an unknown dtype": (header_says("output", dtype="F8"), "unknown variant `F8`"),
+    "a dtype of no run": (header_says("output", dtype="U32"), "is of dtype 'U32': a run holds F64, F32"),
+    "shared bytes": (shared, "invalid offset for tensor"),
+    "tensors of others": (renamed, "'other' is in one"),
+    "other bytes": (flipped, "other bytes than its rank wrote"),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_folder_that_is_no_whole_run_is_refused_in_words(copy: Path, what: str) -> None:
+    spoil, words = HOSTILE[what]
+    spoil(copy)
+    with pytest.raises(Misuse, match=words):
+        judged(copy)
+
+    assert not Path("ran").exists()
+
+
+def test_the_contract_of_the_batch_decides_what_is_right(copy: Path) -> None:
+    """Both ranks hold the same here, and the whole of the parameters' gradients, which are no means of two parts."""
+    second_rank(copy)
+    assert not judged(copy).failed
+    for name in (JSON, JSON.replace("0.", "1.")):
+        edited(copy, lambda told: told.update(batch="sum of parts"), name)
+
+    assert first_wrong(judged(copy)) == "grad.0.up.weight"
+
+
+def test_another_model_is_refused_and_one_that_nobody_wrote_too(run: Path) -> None:
+    with pytest.raises(Misuse, match=r"another model than .*others: it has no parameter 1.bias"):
+        judged(run, HERE + "others")
+    with pytest.raises(Misuse, match="cannot be imported"):
+        judged(run, "tests.nowhere:blocks")
+
+
+def test_parts_captured_alone_are_judged_each_by_itself(tmp_path: Path, command: Command) -> None:
+    """Within the second block its last layer is wrong; the first block does not know."""
+    captured(tmp_path / "run", more, alone=("?",))
+    ended = command(tmp_path, "judge", "run", "--reference", HERE + "blocks")
+
+    assert ended.code == 1 and ended.stdout.splitlines()[-1] == "run: 1 of 2 parts hold, 1 are wrong, 0 not judged"
+    assert "run/0: equals_unsharded, gradients_equal_unsharded" in ended.stdout
+    assert "ValueMismatch: run/1: boundary.down differs" in ended.stdout
+
+
+def test_a_parameter_within_another_tensor_is_placed_by_a_function(tmp_path: Path) -> None:
+    module, shapes = Flat(), {"weight": (4, 4), "bias": (4,)}
+    with equivtest.capture(module, tmp_path / "run", placed=placed, shapes=shapes):
+        step(module)
+    found = judged(tmp_path / "run", HERE + "single")
+
+    assert {verdict.kind for verdict in found.verdicts} == {"holds"}
+    assert {"grad.weight", "grad.bias"} <= {*found.verdicts[1].judgement.agreeing}
+
+
+def test_a_part_that_shares_a_parameter_is_not_captured_alone(tmp_path: Path) -> None:
+    with (
+        pytest.raises(Misuse, match=r"1 shares a parameter with 0.up.weight"),
+        equivtest.capture(tied(), tmp_path / "run", alone=["1"]),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("name", "batch", "words"),
+    [
+        ("given.input", "whole", "ranks 0 and 1 were handed different input, and the batch is 'whole'"),
+        ("before.0.scale", "mean of parts", "ranks 0 and 1 hold different values of buffer 0.scale, which the forward"),
+    ],
+)
+def test_ranks_that_began_with_other_values_are_refused(copy: Path, name: str, batch: str, words: str) -> None:
+    """Unless each has rows of its own, or the forward changes the buffer from these."""
+    second_rank(copy)
+    second = copy / TENSORS.replace("0.", "1.")
+    file = TensorFile(second)
+    tensors = {each: file.read(each) for each in file.entries}
+    tensors[name].reshape(-1)[0] += 1
+    write_tensors(second, tensors)
+    digest = digest_of(tensors[name])
+    edited(copy, lambda told: told["tensors"][name].update(sha256=digest), JSON.replace("0.", "1."))
+    for each in (JSON, JSON.replace("0.", "1.")):
+        edited(copy, lambda told: told.update(batch=batch), each)
+
+    with pytest.raises(Misuse, match=words):
+        judged(copy)
+
+
+def test_a_file_of_tensors_gives_back_every_dtype(tmp_path: Path) -> None:
+    tensors = {name: torch.tensor([[1, 0], [0, 1]]).to(dtype) for name, dtype in DTYPES.items()}
+    tensors |= {"none": torch.empty(0, 3), "number": torch.tensor(2.5)}
+    size_bytes = write_tensors(tmp_path / "file", tensors)
+    read = TensorFile(tmp_path / "file")
+
+    assert size_bytes == (tmp_path / "file").stat().st_size
+    assert all(torch.equal(read.read(name), tensor) for name, tensor in tensors.items())
+
+
+def test_the_command_ends_as_others_do(run: Path, copy: Path, tmp_path: Path, command: Command) -> None:
+    captured(tmp_path / "wrong", more)
+    reference = ["--reference", HERE + "blocks"]
+    green, red = (command(tmp_path, "judge", str(each), *reference) for each in (run, tmp_path / "wrong"))
+    two = command(tmp_path, "judge", str(run), str(tmp_path / "wrong"), *reference)
+    refused = command(tmp_path, "judge", str(tmp_path / "nowhere"), *reference)
+
+    assert (green.code, red.code, two.code, refused.code) == (0, 1, 1, 2)
+    assert red.stdout.startswith(f"ValueMismatch: {tmp_path / 'wrong'}: boundary.1.down differs from the oracle\n")
+    assert "Traceback" not in refused.stderr and refused.stderr.count("\n") == 1

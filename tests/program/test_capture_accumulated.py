@@ -1,0 +1,226 @@
+"""Several forwards and backwards in one captured block, whose gradients add up."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import equivtest
+from equivtest.captured.format.folder import CapturedRun
+from equivtest.captured.judge.pair import compare_runs
+from equivtest.captured.judge.run import Judged, describe, judge_run
+from equivtest.errors import Misuse
+from equivtest.families.module.case import ModuleCase
+from equivtest.families.module.oracle_steps import added_up
+from equivtest.oracle.declared import arithmetic_of
+from equivtest.oracle.running import RunningError
+from equivtest.ranks.pool import Pool
+from tests.programs.captured import model
+
+HERE = "tests.programs.captured:"
+ROWS = (3, 2, 4)
+
+
+def judged(folder: Path, reference: str = HERE + "blocks") -> Judged:
+    return judge_run(CapturedRun(folder), reference)
+
+
+def first_wrong(of: Judged) -> str:
+    return of.failed[0].judgement.mismatches[0].tensor
+
+
+def inputs(rows: Sequence[int] = ROWS) -> list[torch.Tensor]:
+    return [torch.randn(num, 4, generator=torch.Generator().manual_seed(num)) for num in rows]
+
+
+class Around(nn.Sequential):
+    """Its first part runs before the second and after."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self[0](self[1](self[0](x)))
+        return found
+
+
+def loss_of(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    loss: torch.Tensor = module(x).square().sum() / sum(ROWS)
+    return loss
+
+
+def one_by_one(module: nn.Module, dtype: torch.dtype = torch.float32) -> None:
+    for x in inputs():
+        loss_of(module, x.to(dtype)).backward()
+
+
+def all_forwards_first(module: nn.Module) -> None:
+    for loss in [loss_of(module, x) for x in inputs()]:
+        loss.backward()
+
+
+def captured(folder: Path, body: Callable[[nn.Module], object], module: nn.Module | None = None) -> Path:
+    module = model() if module is None else module
+    with equivtest.capture(module, folder):
+        body(module)
+    return folder
+
+
+def forgetting(module: nn.Module) -> None:
+    """The gradients of the first micro-batch are lost."""
+    for x in inputs():
+        loss_of(module, x).backward()
+        if len(x) == ROWS[0]:
+            module.zero_grad()
+
+
+def twice(module: nn.Module) -> None:
+    """Those of the last are twice as large."""
+    for x in inputs():
+        before = {name: each.grad.clone() for name, each in module.named_parameters() if each.grad is not None}
+        loss_of(module, x).backward()
+        if len(x) == ROWS[-1]:
+            for name, each in module.named_parameters():
+                assert each.grad is not None
+                each.grad += each.grad - before[name]
+
+
+def more_in_the_second() -> nn.Module:
+    """A part gives an eighth more in one micro-batch."""
+    module = model()
+    hook: Any = lambda _, __, given: given * (1.125 if len(given) == ROWS[1] else 1.0)  # noqa: E731
+    module.get_submodule("1.down").register_forward_hook(hook)
+    return module
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_micro_batches_of_other_sizes_hold_in_any_order_of_forwards_and_backwards(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
+    found = judged(captured(tmp_path / "run", lambda module: one_by_one(module, dtype), model().to(dtype)))
+
+    assert {verdict.kind for verdict in found.verdicts} == {"holds"}
+    assert describe(found).endswith(", 3 micro-batches; 48 of 48 boundaries judged")
+    if dtype == torch.float32:
+        later = judged(captured(tmp_path / "later", all_forwards_first))
+        assert compare_runs(found, later).startswith("both hold: ")
+
+
+@pytest.mark.parametrize("body", [forgetting, twice])
+def test_a_gradient_that_is_not_added_up_is_wrong(tmp_path: Path, body: Callable[[nn.Module], object]) -> None:
+    assert first_wrong(judged(captured(tmp_path / "run", body))) == "grad.0.up.weight"
+
+
+def test_a_part_that_is_wrong_in_one_micro_batch_is_named_with_its_number(tmp_path: Path) -> None:
+    assert first_wrong(judged(captured(tmp_path / "run", one_by_one, more_in_the_second()))) == "micro2.boundary.1.down"
+
+
+def test_buffers_that_each_forward_changes_are_judged_after_each(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    folder = captured(tmp_path / "run", one_by_one, module)
+    found = judged(folder, HERE + "normed")
+
+    assert (
+        not found.failed and {"buffer.1.running_mean", "micro3.buffer.1.running_mean"} <= found.expected.tensors.keys()
+    )
+
+
+def test_a_part_that_is_used_twice_is_judged_alone(tmp_path: Path) -> None:
+    module = Around(*model().children())
+    with equivtest.capture(module, tmp_path / "run", alone=("0",)):
+        loss_of(module, inputs()[0]).backward()
+
+    assert judged(tmp_path / "run" / "0").coverage() == "12 of 12 boundaries judged"
+
+
+def test_what_checkpointing_computes_once_more_is_no_micro_batch(tmp_path: Path) -> None:
+    module = model()
+    with equivtest.capture(module, tmp_path / "run"):
+        x = inputs()[0].requires_grad_()
+        given = torch.utils.checkpoint.checkpoint(module, x, use_reentrant=False)
+        given.square().sum().backward()
+    found = judged(tmp_path / "run")
+
+    assert not found.failed and found.run.manifest.micro_batches == 1
+
+
+def test_what_is_stored_after_each_addition_is_within_the_bound_and_beyond_that_of_one_sum() -> None:
+    """Each addend after the first is less than half an ulp of the sum, and is lost."""
+    small = 2.0**-9 * 0.99
+    shares = torch.tensor([[1.0, *[small] * 63], [-0.5, *[-small / 2] * 63]]).bfloat16()
+    exact = shares.double().sum(0)
+    on_each_rank_first = functools.reduce(torch.add, shares.unbind(1)).sum()
+    counted = RunningError(arithmetic_of("bfloat16"), len(shares))
+    value = exact.bfloat16()
+    stack = counted.roundings.summed(value, (value.double() - exact).abs(), shares.double().abs().sum(0), 0).wrapped()
+    with counted:
+        total = stack.sum(0)
+    ratios = [
+        (on_each_rank_first.double() - bound.value).abs() / bound.allowed
+        for bound in (counted.bounded(total), counted.bounded(added_up(counted, total, 64)))
+    ]
+
+    assert ratios[0] > 1 > ratios[1] > 0.1
+
+
+def ends_without_backward(module: nn.Module) -> None:
+    one_by_one(module)
+    with torch.no_grad():
+        module(inputs()[0])
+
+
+def partly_under_autocast(module: nn.Module) -> None:
+    one_by_one(module)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        one_by_one(module)
+
+
+def handed_otherwise(module: nn.Module) -> None:
+    one_by_one(module)
+    loss: torch.Tensor = module(input=inputs()[0]).sum()
+    loss.backward()
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (ends_without_backward, r"gave in call 4 of 4 within the block: call backward of each there, and run what has"),
+        (partly_under_autocast, r"was called under autocast none and cpu:bfloat16 within the block"),
+        (handed_otherwise, r"was handed input in call 4 within the block, input in the first: .* in the same way"),
+    ],
+)
+def test_calls_that_are_no_micro_batches_are_refused(
+    tmp_path: Path, body: Callable[[nn.Module], object], words: str
+) -> None:
+    with pytest.raises(Misuse, match=words):
+        captured(tmp_path / "run", body)
+
+
+def test_a_manifest_that_speaks_of_more_micro_batches_than_there_are_is_refused(tmp_path: Path) -> None:
+    path = captured(tmp_path / "run", one_by_one) / "rank-00000.json"
+    told = json.loads(path.read_bytes())
+    for number, words in (
+        (4, "wrote no given.input"),
+        (10**9, "speaks of 1000000000 micro-batches"),
+        (0, "of 0 micro"),
+    ):
+        path.write_text(json.dumps({**copy.deepcopy(told), "micro_batches": number}))
+        with pytest.raises(Misuse, match=words):
+            judged(tmp_path / "run")
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("subject", ["accumulated_at_once", "accumulated_each_time", "accumulated_on_one_rank"])
+def test_ranks_with_rows_of_their_own_may_add_up_before_or_after(pool: Pool, tmp_path: Path, subject: str) -> None:
+    case = ModuleCase(world_size=2, build=HERE + "blocks", parallelize=str(tmp_path / "run"), x_shape=(1, 4))
+    pool.run(HERE + subject, case)
+    found = judged(tmp_path / "run")
+
+    assert (first_wrong(found) if found.failed else "") == ("grad.0.up.weight" if "one_rank" in subject else "")
+    assert found.run.manifest.micro_batches == len(ROWS)

@@ -1,0 +1,314 @@
+"""A batch that is divided among the ranks: whatever reduces gradients rightly holds, what reduces none is named."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from equivtest.base import limits
+from equivtest.cases.case import from_code, from_data, to_data
+from equivtest.cases.values import draw
+from equivtest.check import check, judge
+from equivtest.errors import Misuse
+from equivtest.families.module.case import ModuleCase
+from equivtest.module import module_property
+from equivtest.oracle import expect
+from equivtest.property import Property, Space, resolved
+from equivtest.ranks.pool import Pool
+from equivtest.search.chunks import Chunk, chunk_cases
+from equivtest.search.known import KnownFailures
+from equivtest.search.search import Findings, search
+from equivtest.verdicts.verdict import ValueMismatch
+from tests.drawing import SPACE, drawn, smallest
+
+HERE = "tests.programs.batch:"
+SHAPES = ((2, 3), (5, 3))
+MEAN, SUM = "mean of parts", "sum of parts"
+
+
+def case_of(build: str = "mlp", parallelize: str = "ddp", **fields: Any) -> ModuleCase:
+    """Five rows on two ranks, three of them on the first, unless said otherwise."""
+    fields = {"world_size": 2, "x_shape": (5, 3), "batch": MEAN} | fields
+    return ModuleCase(build=HERE + build, parallelize=HERE + parallelize, **fields)
+
+
+def claimed(build: str, parallelize: str, **given: Any) -> Property:
+    """A property of it; no module may hold one, or pytest would run it."""
+    return module_property(HERE + build, HERE + parallelize, SHAPES, **given)
+
+
+def searched(prop: Property, pool: Pool, directory: Path, world_size: int = 2) -> Findings:
+    """What ten cases show."""
+    return search(prop, Chunk(world_size, limits.DTYPES, 0, 10), pool, KnownFailures(), directory)
+
+
+def failing(found: Findings) -> set[tuple[str, str]]:
+    assert not found.misuse and len(found.records) >= 10
+    return {(failure.claim, failure.kind) for failure in found.failures}
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    "parallelize",
+    [
+        "ddp_without_synchronization",
+        "ddp_with_a_hook_that_reduces_nothing",
+        "ddp_that_ignores_a_parameter",
+        "fsdp2_that_reduces_nothing",
+    ],
+)
+def test_gradients_that_are_not_reduced_are_found(pool: Pool, tmp_path: Path, parallelize: str) -> None:
+    """By one line: that torch reduces gradients is seen in what `parallelize` makes."""
+    found = failing(searched(claimed("mlp", parallelize), pool, tmp_path))
+
+    assert ("gradients_equal_unsharded", "value") in found
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("build", "parallelize"),
+    [
+        *(("mlp", name) for name in ("ddp", "ddp_of_layers", "fsdp2", "fsdp2_of_layers", "replicated")),
+        *(("curved", name) for name in ("ddp", "fsdp2")),
+    ],
+)
+def test_what_averages_gradients_holds(
+    pool: Pool, tmp_path: Path, build: str, parallelize: str, world_size: int
+) -> None:
+    """On integers and on real numbers, of rows that the ranks share evenly and unevenly."""
+    found = searched(claimed(build, parallelize), pool, tmp_path, world_size)
+
+    assert failing(found) == set()
+    assert {record.case["fields"]["batch"] for record in found.records} == {MEAN}
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("parallelize", ["ddp_that_sums", "fsdp2_that_sums"])
+def test_gradients_that_are_summed_are_wrong_unless_that_is_said(pool: Pool, tmp_path: Path, parallelize: str) -> None:
+    """DDP and fully_shard document that they average."""
+    unsaid = searched(claimed("mlp", parallelize), pool, tmp_path)
+    said = searched(claimed("mlp", parallelize, batch=SUM), pool, tmp_path)
+
+    assert failing(unsaid) == {("gradients_equal_unsharded", "value")} and failing(said) == set()
+
+
+@pytest.mark.ranks
+def test_what_averages_is_wrong_where_sums_are_meant(pool: Pool) -> None:
+    with pytest.raises(ValueMismatch, match=r"module: grad\.0\.weight differs from the oracle"):
+        check("module", case_of(batch=SUM), pool)
+
+
+@pytest.mark.ranks
+def test_mixed_precision_declines_dtypes_other_than_its_output_dtype(pool: Pool) -> None:
+    kinds = {
+        dtype: {
+            verdict.kind
+            for verdict in judge("module", case_of(parallelize="fsdp2_that_gives_float32", dtype=dtype), pool)
+        }
+        for dtype in ("float32", "float64", "bfloat16")
+    }
+
+    assert kinds == {"float32": {"holds"}, "float64": {"declined"}, "bfloat16": {"declined"}}
+
+
+@pytest.mark.ranks
+def test_a_bucket_that_waits_for_a_gradient_that_never_comes_is_found(pool: Pool) -> None:
+    """DistributedDataParallel is silent until the next forward where nobody has it look for what is not used."""
+    with pytest.raises(ValueMismatch, match=r"module: grad\.used\.weight differs from the oracle"):
+        check("module", case_of("spare", "ddp"), pool)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("parallelize", ["ddp_of_layers", "fsdp2"])
+def test_a_parameter_that_nothing_uses_is_no_failure(pool: Pool, parallelize: str) -> None:
+    assert {verdict.kind for verdict in check("module", case_of("spare", parallelize), pool)} == {"holds"}
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_a_number_of_each_part_counts_as_a_row(pool: Pool, world_size: int) -> None:
+    """As a loss is one; of x of one dim, too."""
+    case = case_of("one_number", world_size=world_size, x_shape=(5,))
+
+    assert case.shapes()["output"] == (world_size,)
+    assert {verdict.kind for verdict in check("module", case, pool)} == {"holds"}
+
+
+@pytest.mark.ranks
+def test_rows_that_hang_on_each_other_are_those_of_a_rank(pool: Pool) -> None:
+    """Whatever the module mixes, it mixes what it is handed."""
+    case = case_of("ranked", world_size=3, dtype="float64", values=(("real", 0),))
+
+    assert {verdict.kind for verdict in check("module", case, pool)} == {"holds"}
+
+
+@pytest.mark.ranks
+def test_seven_ranks_may_multiply_by_a_rounded_seventh(pool: Pool) -> None:
+    """In float32 that is too far off for equality."""
+    case = case_of(world_size=7, x_shape=(7, 3))
+
+    assert {verdict.kind for verdict in check("module", case, pool)} == {"holds"}
+    assert expect(case, 0).tensors["grad.0.weight"].allowed is not None
+
+
+@pytest.mark.parametrize(("batch", "divisor"), [(MEAN, 3), (SUM, 1)])
+def test_the_reference_is_the_unsharded_module_on_each_part(batch: str, divisor: int) -> None:
+    """Its softmax is over the rows of a part; gradients of parameters are added up, those of x are of its rows."""
+    case = case_of("ranked", batch=batch, world_size=3, dtype="float64", values=(("real", 0),))
+    given = draw(case, 0)
+    found = expect(case, 0).tensors
+    weight = given["linear.weight"].clone().requires_grad_()
+    x, outputs = given["x"].clone().requires_grad_(), []
+    for rows in (slice(0, 2), slice(2, 4), slice(4, 5)):
+        outputs.append(torch.nn.functional.linear(x[rows], weight, given["linear.bias"]).softmax(0))
+        outputs[-1].backward(given["cotangent"][rows], retain_graph=True)
+
+    assert weight.grad is not None and x.grad is not None
+    assert torch.allclose(found["output"].value, torch.cat(outputs).detach(), rtol=1e-12)
+    assert torch.allclose(found["grad.x"].value, x.grad, rtol=1e-12, atol=1e-15)
+    assert torch.allclose(found["grad.linear.weight"].value, weight.grad / divisor, rtol=1e-12, atol=1e-15)
+
+
+def test_sums_over_all_parts_must_fit_a_dtype() -> None:
+    """One part of sixty rows would."""
+    with pytest.raises(Misuse, match="bfloat16 holds 256 exactly"):
+        expect(case_of(x_shape=(36, 3), dtype="bfloat16", world_size=2, batch=SUM), 0)
+
+
+@pytest.mark.parametrize(
+    ("build", "fields", "message"),
+    [
+        (
+            "mlp",
+            {"x_shape": (1, 3)},
+            r"\(1, 3\) cannot be divided among 2 ranks, .* take one of 2 rows, such as \(2, 3\)",
+        ),
+        ("mlp", {"x_shape": (4, 3), "world_size": 3}, r"\(4, 3\) cannot be divided among 3 ranks, as torch.chunk div"),
+        ("mlp", {"x_shape": ()}, r"x of shape \(\) cannot be divided among 2 ranks"),
+        ("doubled", {}, r"give outputs of shapes \(6, 3\), \(4, 3\), .*: take an x_shape whose rows they share evenly"),
+        (
+            "mlp",
+            {"batch": "parts"},
+            "batch must be one of whole, mean of parts, sum of parts, parts of the whole, got 'parts'",
+        ),
+    ],
+)
+def test_what_is_no_divided_case_is_told(build: str, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(Misuse, match=message):
+        case_of(build, **fields)
+
+
+def test_a_shape_is_left_out_where_a_rank_would_have_no_row() -> None:
+    prop = module_property(HERE + "mlp", HERE + "ddp", ((1, 3), (2, 3), (4, 3), (5, 3)), batch=MEAN)
+    shapes = {(case.world_size, case.x_shape) for case in drawn(prop.cases(Space((1, 2, 3, 4), limits.DTYPES)), 300)}
+
+    assert shapes == {
+        *((1, shape) for shape in [(1, 3), (2, 3), (4, 3), (5, 3)]),
+        *((2, shape) for shape in [(2, 3), (4, 3), (5, 3)]),
+        *((3, shape) for shape in [(5, 3)]),
+        *((4, shape) for shape in [(4, 3)]),
+    }
+
+
+@pytest.mark.ranks
+def test_a_world_for_which_no_shape_has_rows_is_told_in_one_line(pool: Pool, tmp_path: Path) -> None:
+    prop = module_property(HERE + "mlp", HERE + "ddp", ((1, 3), (4, 3)))
+    found = searched(prop, pool, tmp_path, world_size=3)
+
+    assert found.misuse.startswith("no x of x_shapes (1, 3), (4, 3) can be divided: x of shape (1, 3) cannot be")
+    assert found.misuse.endswith("take one of 3 rows, such as (3, 3), or batch='whole'") and "\n" not in found.misuse
+
+
+@pytest.mark.ranks
+def test_ranks_that_do_not_agree_on_what_they_are_are_told(pool: Pool, tmp_path: Path) -> None:
+    found = searched(claimed("mlp", "sharded_on_one_rank_alone"), pool, tmp_path)
+
+    assert "makes modules that reduce their gradients on ranks [0] of 2 alone" in found.misuse
+
+
+@pytest.mark.ranks
+def test_what_cannot_be_asked_is_told(pool: Pool) -> None:
+    with pytest.raises(Misuse, match="batch:missing' cannot be imported"):
+        resolved(claimed("mlp", "missing"), pool)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("parallelize", "told", "detail"),
+    [
+        (
+            "raises_on_the_last_rank",
+            r"rank 1 of 2 raised RuntimeError: no room for the shards\. Mend that",
+            r'tests/programs/batch.py", line \d+, in raises_on_the_last_rank',
+        ),
+        ("hangs", "rank 0 of 2 did not answer", r'tests/programs/batch.py", line \d+ in hangs'),
+        ("ends_the_last_rank", "rank 1 of 2 ended", "its output:\n  no library to load"),
+    ],
+)
+def test_ranks_that_do_not_say_whether_they_reduce_gradients_are_no_whole_batch(
+    pool: Pool, parallelize: str, told: str, detail: str
+) -> None:
+    """The first line has the way out; those below show the line of the program, or what the rank printed."""
+    with pytest.raises(Misuse, match=f"{told}.*batch='whole'.*\n") as caught:
+        resolved(claimed("mlp", parallelize, limit_s=5.0), pool)
+    assert re.search(detail, str(caught.value).partition("\n")[2])
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("given", "batch"), [({}, MEAN), ({"batch": "whole"}, "whole"), ({"batch": SUM}, SUM)], ids=["none", "whole", "sum"]
+)
+def test_what_is_said_counts_for_more_than_what_is_seen(pool: Pool, given: dict[str, Any], batch: str) -> None:
+    prop = resolved(claimed("mlp", "fsdp2", **given), pool)
+
+    assert {case.batch for case in chunk_cases(prop, Chunk(2, limits.DTYPES, 0, 5))} == {batch}  # type: ignore[attr-defined]
+    assert resolved(prop, pool) is prop
+
+
+@pytest.mark.ranks
+def test_data_parallelism_over_fewer_ranks_than_all_keeps_the_batch_whole(pool: Pool) -> None:
+    """Ranks of one group of tensor parallelism have the same rows."""
+    space = Space((4,), limits.DTYPES)
+    prop = resolved(claimed("mlp", "fsdp2_over_tensor_parallelism"), pool, space)
+
+    assert {case.batch for case in chunk_cases(prop, Chunk(4, limits.DTYPES, 0, 5))} == {"whole"}  # type: ignore[attr-defined]
+
+
+@pytest.mark.ranks
+def test_ranks_are_asked_once(monkeypatch: pytest.MonkeyPatch, pool: Pool) -> None:
+    prop = claimed("mlp", "ddp_of_layers")
+    resolved(prop, pool)
+    monkeypatch.setattr(pool, "run", None)
+
+    assert resolved(prop, pool).resolve is None
+
+
+@pytest.mark.ranks
+def test_a_rank_that_gives_a_dtensor_of_rows_is_told(pool: Pool) -> None:
+    with pytest.raises(
+        Misuse, match=r"each rank must give its own rows as a plain tensor, got .*: call to_local on it"
+    ):
+        judge("module", case_of(parallelize="dtensor_of_rows"), pool)
+
+
+def test_a_divided_case_prints_as_code() -> None:
+    assert from_code(repr(case_of(batch=SUM))) == case_of(batch=SUM)
+
+
+def test_of_a_batch_no_batch_is_made_up() -> None:
+    with pytest.raises(Misuse, match=r"batch must be one of .* or None, got 'mean'"):
+        module_property(HERE + "mlp", HERE + "ddp", SHAPES, batch="mean")
+
+
+def test_a_divided_batch_shrinks_to_one_row_and_survives_json() -> None:
+    names = {"build": "torch.nn:Identity", "parallelize": "mine:whole", "batch": MEAN}
+    shapes = ((1,), (64,), (64, 2))
+    strategy = module_property(names["build"], names["parallelize"], shapes, batch=MEAN).cases(SPACE)
+
+    assert smallest(strategy) == ModuleCase(world_size=1, **names)
+    assert all(from_data(to_data(case)) == case for case in drawn(strategy, 20))

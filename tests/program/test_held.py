@@ -1,0 +1,253 @@
+"""Parameters held as plain tensors: which elements a rank holds is read off, and what is wrong there is named."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from equivtest.base import limits
+from equivtest.check import check, judge
+from equivtest.errors import Misuse
+from equivtest.families.module.case import ModuleCase
+from equivtest.families.module.subject.tracing import NONE, code_words, read_places
+from equivtest.module import module_property
+from equivtest.ranks.pool import Pool
+from equivtest.search.audit import audit
+from equivtest.search.chunks import Chunk
+from equivtest.search.known import KnownFailures
+from equivtest.search.search import search
+from equivtest.tensors import DTYPES
+from equivtest.verdicts.verdict import ClaimFailed, ShapeMismatch, ValueMismatch
+
+HERE = "tests.programs.held:"
+FSDP1 = ("fsdp1", "fsdp1_flat", "fsdp1_by_layer")
+
+
+def case_of(build: str, parallelize: str, **fields: Any) -> ModuleCase:
+    """Two ranks, unless said otherwise; a batch of two rows, or of two for each rank."""
+    world_size = fields.setdefault("world_size", 2)
+    divided = {"batch": "mean of parts", "x_shape": (2 * world_size, 3)}
+    own = divided if parallelize.startswith("fsdp1") else {"x_shape": (2 if build == "mlp" else 1, 3)}
+    fields = {"values": (("dense", 0), ("dense", 1)), "repeats": True} | own | fields
+    return ModuleCase(build=HERE + build, parallelize=HERE + parallelize, **fields)
+
+
+def values_of(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
+    """Of each parameter what it would be told that a rank holds all of it."""
+    return {name: torch.arange(math.prod(shape)).reshape(shape) for name, shape in shapes.items()}
+
+
+SHAPES = {"weight": (4, 3), "bias": (4,)}
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("dtype", limits.DTYPES)
+@pytest.mark.parametrize("world_size", limits.WORLD_SIZES)
+@pytest.mark.parametrize(
+    ("build", "parallelize"),
+    [
+        ("mlp", "megatron"),
+        ("mlp", "padded"),
+        ("mlp", "under_other_names"),
+        ("mixer", "heads"),
+        ("separate", "merged"),
+        *(("mlp", name) for name in FSDP1),
+    ],
+)
+def test_what_is_right_holds(pool: Pool, build: str, parallelize: str, world_size: int, dtype: str) -> None:
+    """Rows, columns, heads, padding and flat parameters: exactly."""
+    case = case_of(build, parallelize, world_size=world_size, dtype=dtype)
+
+    assert {verdict.kind for verdict in check("module", case, pool)} == {"holds"}
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("parallelize", "error", "message"),
+    [
+        ("swapped", ValueMismatch, r"output differs from the oracle(.|\n)*param\.0\.weight, .* agree"),
+        ("stale", ShapeMismatch, r"param\.2\.weight has(.|\n)*8 of 16 elements on no rank, the first \(0, 4\)"),
+        (
+            "stale_later",
+            ValueMismatch,
+            r"param\.2\.weight differs(.|\n)*rank 1 of 2, .*global \(0, 4\) of(.|\n)*rank 1 o",
+        ),
+        ("left_over", ShapeMismatch, r"param\.0\.weight has(.|\n)*6 of 24 elements on no rank, the first \(6, 0\)"),
+        ("drifting", ValueMismatch, r"grad\.2\.bias differs(.|\n)*by elements(.|\n)*rank 1 only"),
+        ("fsdp1_unreduced", ValueMismatch, r"grad\.0\.weight differs(.|\n)*global \(\d, \d\) of \(8, 3\), by elements"),
+    ],
+)
+def test_what_is_wrong_is_named(pool: Pool, parallelize: str, error: type[ClaimFailed], message: str) -> None:
+    with pytest.raises(error, match=message):
+        check("module", case_of("mlp", parallelize), pool)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("parallelize", ["drifting", "fsdp1_unreduced"])
+def test_what_is_wrong_is_so_on_three_ranks_too(pool: Pool, parallelize: str) -> None:
+    with pytest.raises(ValueMismatch, match="claim     gradients_equal_unsharded"):
+        check("module", case_of("mlp", parallelize, world_size=3), pool)
+
+
+@pytest.mark.ranks
+def test_replicas_of_elements_must_have_the_same_bits(pool: Pool) -> None:
+    verdicts = {verdict.claim: verdict for verdict in judge("module", case_of("mlp", "drifting"), pool)}
+    mismatch = verdicts["agrees_on_all_ranks"].judgement.mismatches[0]
+
+    assert (mismatch.tensor, mismatch.rank, mismatch.extent) == ("grad.2.bias", 1, "ranks 0 and 1")
+    assert (mismatch.local_index, mismatch.global_index) == ((0,), (0,))
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("parallelize", "message"),
+    [
+        (
+            "scaled",
+            r"which elements parameter 2\.bias holds .* of its 2 local ones 2, .* are computed from values, or .*",
+        ),
+        (
+            "by_size",
+            r"parameter 0\.weight holds cannot be read off: .* module_property\(\.\.\., placed='package\.module",
+        ),
+        ("other_forms", "does not make the same tensors, of the same shapes, each time: say what each rank holds"),
+    ],
+)
+def test_what_cannot_be_read_off_is_told(pool: Pool, parallelize: str, message: str) -> None:
+    with pytest.raises(Misuse, match=message):
+        judge("module", case_of("mlp", parallelize), pool)
+
+
+@pytest.mark.ranks
+def test_what_a_user_says_is_taken(pool: Pool) -> None:
+    """Nothing is read off then; None where the name says it."""
+    case = case_of("mlp", "megatron", placed=HERE + "rows_and_columns", world_size=3)
+
+    assert {verdict.kind for verdict in check("module", case, pool)} == {"holds"}
+
+
+@pytest.mark.ranks
+def test_a_wrong_place_that_a_user_says_is_a_wrong_value(pool: Pool) -> None:
+    with pytest.raises(
+        ValueMismatch, match=r"param\.0\.weight differs(.|\n)*local \(0, 0\), global \(3, 0\) of \(8, 3\)"
+    ):
+        check("module", case_of("mlp", "megatron", placed=HERE + "rows_in_reverse"), pool)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("placed", "message"),
+    [
+        ("beyond", r"param\.0\.weight: indices must be int64 of shape \(4, 3\), 0 to 23, got .* 13 to 24"),
+        ("indices_alone", r"of parameter 0\.weight, must give None or a tensor and its indices, got Tensor"),
+        ("too_few", r"int64 of its shape \(4, 3\), -1 where an element is none of 0\.weight, got .* \(1, 3\)"),
+        ("missing", "placed 'tests.programs.held:missing' cannot be imported"),
+        ("mlp", r"placed .* must take \(module, name\), but takes \(\)"),
+    ],
+)
+def test_what_is_no_place_is_told(pool: Pool, placed: str, message: str) -> None:
+    with pytest.raises(Misuse, match=message):
+        judge("module", case_of("mlp", "megatron", placed=HERE + placed), pool)
+
+
+@pytest.mark.ranks
+def test_a_parameter_of_another_name_is_told_with_the_name_that_is_like_it(pool: Pool) -> None:
+    message = (
+        r"has no parameter 0\.weight, and of its 5 the name 0\.2\.weight is most like it: say what each rank holds"
+    )
+    with pytest.raises(Misuse, match=message):
+        judge("module", case_of("mlp", "under_other_names", placed=HERE + "nothing_said"), pool)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("parallelize", ["megatron", "fsdp1_flat"])
+def test_they_are_judged_on_real_values_part_by_part(pool: Pool, parallelize: str) -> None:
+    case = case_of("mlp", parallelize, dtype="bfloat16", by_parts=True, values=(("real", 0), ("real", 1)))
+
+    assert {verdict.kind for verdict in check("module", case, pool)} <= {"holds", "inconclusive"}
+    assert "holds" in {verdict.kind for verdict in check("module", case, pool)}
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(("build", "parallelize"), [("mlp", "megatron"), ("mlp", "fsdp1_flat"), ("separate", "merged")])
+def test_a_property_of_them_holds_and_could_be_red(pool: Pool, tmp_path: Path, build: str, parallelize: str) -> None:
+    """Of flat parameters each rank has rows of its own, without being told."""
+    prop = module_property(HERE + build, HERE + parallelize, ((1, 3), (2, 3), (3, 3), (4, 3)))
+    found = search(prop, Chunk(2, limits.DTYPES, 0, 8), pool, KnownFailures(), tmp_path)
+    audited = audit(prop, pool, KnownFailures(), (2,), ("float32",))
+
+    assert not found.misuse and found.records and not found.failures
+    assert not audited.problem and not audited.unseen
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("parallelize", ["megatron", "fsdp1", "fsdp1_flat"])
+def test_steps_of_training_update_what_each_rank_holds(pool: Pool, parallelize: str) -> None:
+    """Parameters and states of an optimizer are those of its elements."""
+    steps = {"optimizer": HERE + "adamw", "steps": 2, "values": (("real", 0),)}
+    verdicts = {verdict.claim: verdict.kind for verdict in check("module", case_of("mlp", parallelize, **steps), pool)}
+
+    assert set(verdicts.values()) == {"holds"} and "trains_like_unsharded" in verdicts
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("parallelize", ["megatron", "fsdp1", "fsdp1_flat"])
+def test_a_norm_of_what_one_rank_holds_is_not_taken_for_the_whole(pool: Pool, parallelize: str) -> None:
+    steps = {"optimizer": HERE + "adamw", "max_norm": 0.5, "values": (("real", 0),)}
+    with pytest.raises(Misuse, match="clip_grad_norm_ takes it for the whole: write a step that clips"):
+        judge("module", case_of("mlp", parallelize, **steps), pool)
+
+
+@pytest.mark.parametrize("num", [1, 16, 1016, 1017, 5000])
+def test_words_are_all_different_and_exact_in_every_dtype(num: int) -> None:
+    words = code_words(num)
+
+    assert len(set(zip(*words.tolist(), strict=True))) == num
+    assert all(torch.equal(words.to(dtype).double(), words) for dtype in DTYPES.values())
+    assert all(bool((sign * run > 0).all()) for sign, run in zip((1, -1, 1), words, strict=False))
+    assert 255 ** len(words) >= 64 * num
+
+
+def test_what_is_moved_is_found_wherever_it_lies() -> None:
+    """Flattened with padding, permuted; and what is no element of any."""
+    flat = lambda whole: torch.cat([whole["bias"], torch.full((2,), 42.0), whole["weight"].mT.flatten()])  # noqa: E731
+    places = read_places(SHAPES, lambda whole: {"flat": flat(whole), "own": torch.randn(3)}, "it")
+
+    assert {name: [place.holder for place in found] for name, found in places.items()} == {
+        "weight": ["flat"],
+        "bias": ["flat"],
+    }
+    right = values_of(SHAPES)
+    assert places["weight"][0].indices.tolist() == [NONE] * 6 + right["weight"].mT.flatten().tolist()
+    assert places["bias"][0].indices.tolist() == [*right["bias"].tolist(), *[NONE] * 14]
+
+
+def test_an_element_that_is_held_twice_is_found_twice() -> None:
+    """As halves that were tied."""
+    places = read_places(SHAPES, lambda whole: {"one": whole["weight"], "two": whole["weight"][:1]}, "it")
+
+    assert [place.holder for place in places["weight"]] == ["one", "two"]
+    assert torch.equal(places["weight"][1].indices, torch.arange(3).reshape(1, 3))
+    assert places["bias"] == ()
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda weight: weight * 2,
+        lambda weight: -weight,
+        lambda weight: weight + 1,
+        lambda weight: weight.abs(),
+        lambda weight: weight.flip(0) + weight,
+        lambda weight: torch.where(weight == weight.max(), weight + 0.5, weight),
+        lambda weight: weight.round(decimals=-1),
+    ],
+)
+def test_what_is_computed_is_no_element(compute: Any) -> None:
+    with pytest.raises(Misuse, match="cannot be read off"):
+        read_places(SHAPES, lambda whole: {"weight": compute(whole["weight"]), "bias": whole["bias"]}, "it")

@@ -1,0 +1,362 @@
+"""Modules with inputs of any kind and outputs of any form: what is right holds, what is wrong is named, and where."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import equivtest
+from equivtest import ids, mask, module_property, positions, real, targets
+from equivtest.base import limits
+from equivtest.cases.case import from_code, from_data, to_data
+from equivtest.cases.values import draw
+from equivtest.check import check, judge
+from equivtest.errors import Misuse
+from equivtest.families.module.case import ModuleCase
+from equivtest.families.module.case_inputs import kind_of, make_whole_numbers
+from equivtest.oracle import expect
+from equivtest.property import Property, Space
+from equivtest.ranks.pool import Pool
+from equivtest.search.audit import audit
+from equivtest.search.chunks import Chunk
+from equivtest.search.known import KnownFailures
+from equivtest.search.search import Findings, search
+from equivtest.verdicts.verdict import ValueMismatch
+from tests.drawing import drawn
+
+HERE = "tests.programs.inputs:"
+LOOKED = {"ids": ids(11, ("batch", "seq")), "mask": mask(("batch", "seq")), "x": real(("batch", "seq", 4))}
+MODEL = {
+    "ids": ids(11, ("batch", "seq")),
+    "mask": mask(("batch", "seq"), dtype="int64"),
+    "positions": positions(("seq",), below=8),
+    "labels": targets(11, ("batch", "seq")),
+}
+REAL = (("real", 0),)
+
+
+def case_of(build: str, parallelize: str, inputs: dict[str, Any] | None = None, **fields: Any) -> ModuleCase:
+    """Two ranks, three rows of two, unless said otherwise."""
+    written = tuple((name, each.kind, each.shape) for name, each in (inputs or {}).items())
+    fields = {"world_size": 2, "inputs": written, "sizes": (("batch", 3), ("seq", 2))} | fields
+    return ModuleCase(build=HERE + build, parallelize=HERE + parallelize, **fields)
+
+
+def model_case(parallelize: str, **fields: Any) -> ModuleCase:
+    fields = {"dtype": "float64", "values": REAL, "outputs": ("loss", "logits"), "batch": "mean of parts"} | fields
+    fields = {"state": "own rows"} | fields
+    return case_of("model", parallelize, MODEL, **fields)
+
+
+def searched(prop: Property, pool: Pool, directory: Path, world_size: int = 2) -> Findings:
+    """What six cases show."""
+    return search(prop, Chunk(world_size, limits.DTYPES, 0, 6), pool, KnownFailures(), directory)
+
+
+def failing(found: Findings) -> set[tuple[str, str]]:
+    assert not found.misuse and len(found.records) >= 6, found.misuse
+    return {(failure.claim, failure.kind) for failure in found.failures}
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("parallelize", ["rows_of_the_table", "ddp", "fsdp2"])
+def test_inputs_by_name_and_outputs_in_a_dict_hold_on_integers(pool: Pool, tmp_path: Path, parallelize: str) -> None:
+    """In every dtype, for equality; ids above the middle and below it, a whole number among the outputs."""
+    prop = module_property(HERE + "looked", HERE + parallelize, inputs=LOOKED, positional=("ids",))
+    found = searched(prop, pool, tmp_path)
+
+    assert failing(found) == set()
+    fields = [record.case["fields"] for record in found.records]
+    assert {each["values"][0][0] for each in fields} == {"dense"}
+    assert {each["batch"] for each in fields} == {"whole" if parallelize == "rows_of_the_table" else "mean of parts"}
+
+
+@pytest.mark.ranks
+def test_gradients_that_are_not_reduced_are_found(pool: Pool, tmp_path: Path) -> None:
+    prop = module_property(HERE + "looked", HERE + "unsynchronized", inputs=LOOKED)
+
+    assert ("gradients_equal_unsharded", "value") in failing(searched(prop, pool, tmp_path))
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("parallelize", "batch", "seed"), [("searching", "mean of parts", 0), ("model_tensor_parallel", "whole", 11)]
+)
+def test_a_model_with_a_loss_holds(pool: Pool, parallelize: str, batch: str, seed: int) -> None:
+    """Tied, frozen, unused and whole-number parameters, buffers that change, a norm in float32, a mask of finfo.min."""
+    case = model_case(parallelize, batch=batch, values=(("real", seed),))
+
+    assert {verdict.kind for verdict in check("module", case, pool)} == {"holds"}
+    assert {"output.loss", "output.logits", "buffer.counter", "buffer.mean"} < set(case.answer_names())
+    assert not any(name.startswith("cotangent") for name in case.given_names())
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("parallelize", "error", "message"),
+    [
+        ("thawed", ValueMismatch, r"grad\.places\.weight differs"),
+        ("untied", ValueMismatch, r"grad\.table\.weight differs"),
+        ("stale", ValueMismatch, r"buffer\.mean differs"),
+        ("unsynchronized", ValueMismatch, r"grad\.\S+ differs"),
+    ],
+)
+def test_what_is_wrong_with_a_model_is_named(
+    pool: Pool, parallelize: str, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        check("module", model_case(parallelize), pool)
+
+
+def test_the_reference_of_a_model_is_its_loss_on_each_part() -> None:
+    """Two rows and one: buffers and losses are each rank's own, gradients are averaged."""
+    case = model_case("searching")
+    found, given = expect(case, 0).tensors, draw(case, 0)
+
+    assert found["output.loss"].value.shape == (2,) and found["output.logits"].value.shape == (3, 2, 11)
+    assert found["buffer.counter"].value.tolist() == [1, 1] and found["buffer.counter"].dtype == "int64"
+    assert found["buffer.mean"].value.shape == (2, 6)
+    assert found["grad.places.weight"].may_be_none and found["grad.spare.weight"].may_be_none
+    assert found["param.places.weight"].requires_grad is False and found["param.table.weight"].requires_grad
+    assert set(given) == {
+        *MODEL, "table.weight", "places.weight", "scale", "query.weight", "query.bias", "spare.weight", "spare.bias"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("batch", ["whole", "mean of parts"])
+def test_what_is_frozen_has_no_gradient_and_is_handed_out_so(batch: str) -> None:
+    case = model_case("searching", batch=batch)
+
+    assert case.given_flags()["table.weight"] and not case.given_flags()["places.weight"]
+    assert not expect(case, 0).tensors["grad.places.weight"].value.any()
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("build", ["batch_norm", "batch_norm_in_eval"])
+def test_a_batch_norm_is_judged_with_what_it_remembers(pool: Pool, build: str) -> None:
+    """In training each rank remembers its own rows."""
+    fields: dict[str, Any] = {"x_shape": (5, 3), "inputs": (), "sizes": (), "dtype": "float64", "values": REAL}
+    case = case_of(build, "ddp", batch="mean of parts", **fields)
+    changed = {name for name in case.answer_names() if name.startswith("buffer.")}
+
+    assert {verdict.kind for verdict in check("module", case, pool)} == {"holds"}
+    names = {"buffer.norm.running_mean", "buffer.norm.running_var", "buffer.norm.num_batches_tracked"}
+    assert changed == (names if build == "batch_norm" else set())
+
+
+@pytest.mark.ranks
+def test_a_router_that_asks_how_many_rows_there_are_holds(pool: Pool) -> None:
+    """Where its choice is certain it is judged."""
+    case = case_of("router", "ddp", x_shape=(5, 6), inputs=(), sizes=(), dtype="float64", values=REAL, batch="whole")
+
+    assert expect(case, 0).tensors["output"].allowed is not None
+    assert float(expect(case, 0).tensors["output"].allowed.max()) < 1e-10  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (
+            "decides",
+            r"of item\(\) no bound is known, in inner, at .*inputs.py:\d+, `return x \* .*item\(\).*`: "
+            "decide on tensors",
+        ),
+        (
+            "squeezed",
+            r"of hardsigmoid_backward no bound is known.*, in the backward of what is in inner, at .*"
+            r"tests/programs/inputs.py:\d+, `return functional.hardsigmoid\(x\)`: leave it out",
+        ),
+        (
+            "ties",
+            r"in float64, .*: undecided: argmax, in inner, at .*inputs.py:\d+, .*, compares what may",
+        ),
+    ],
+)
+def test_a_refusal_says_which_operation_where_and_what_to_do(build: str, message: str) -> None:
+    prop = module_property(HERE + build, HERE + "whole", ((2, 3),), batch="whole")
+    with pytest.raises(Misuse, match=message):
+        prop.cases(Space((1,), ("float64",)))
+
+
+def test_an_attention_that_asks_for_its_own_kernel_is_taken_apart() -> None:
+    case = case_of("flash", "whole", x_shape=(1, 1, 3, 4), inputs=(), sizes=(), dtype="float64", values=REAL)
+
+    assert float(expect(case, 0).tensors["output"].allowed.max()) < 1e-12  # type: ignore[union-attr]
+
+
+TORCHS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "encoder_layer": (
+        {"src": real(("batch", "seq", 6)), "src_key_padding_mask": mask(("batch", "seq"), hides=True)},
+        {"positional": ("src",)},
+    ),
+    "heads": (
+        {name: real(("batch", "seq", 6)) for name in ("query", "key", "value")}
+        | {"key_padding_mask": mask(("batch", "seq"), hides=True)},
+        {},
+    ),
+    "cell": ({"input": real(("batch", 3)), "hx": real(("batch", 4))}, {}),
+    "lstm": ({"input": real(("batch", "seq", 3))}, {"outputs": ("0",)}),
+}
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("build", "parallelize"),
+    [("encoder_layer", "fsdp2"), ("heads", "average_over_ranks"), ("cell", "ddp"), ("lstm", "average_over_ranks")],
+)
+def test_modules_of_torch_hold(pool: Pool, tmp_path: Path, build: str, parallelize: str) -> None:
+    inputs, named = TORCHS[build]
+    batch = "whole" if parallelize == "average_over_ranks" else None
+    prop = module_property(HERE + build, HERE + parallelize, inputs=inputs, batch=batch, **named)
+
+    assert failing(searched(prop, pool, tmp_path)) == set()
+
+
+@pytest.mark.ranks
+def test_the_audit_reaches_inputs_by_name(pool: Pool) -> None:
+    """Rows of ids, of masks and of x are each rank's own, so that a sum that is missing shows."""
+    prop = module_property(HERE + "looked", HERE + "ddp", inputs=LOOKED)
+    found = audit(prop, pool, KnownFailures(), [2], ("float32", "float64"))
+
+    unseen = [site.phase for site in found.unseen]
+    assert found.cases and not found.problem and {site.phase for site in found.sites} == {"forward", "backward"}
+    assert "backward" not in unseen, unseen
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "a module takes x_shapes, .*, or inputs=.*, got neither"),
+        ({"inputs": LOOKED, "x_shapes": ((2, 3),)}, "got both"),
+        ({"inputs": {"ids": (2, 3)}}, r"input ids must be made by real, ids, mask, .*, got \(2, 3\)"),
+        ({"inputs": {}}, "inputs must name one input at least"),
+        (
+            {"inputs": LOOKED, "sizes": {"sec": (1,)}},
+            r"sizes must be named in shapes of inputs, got sec: did you mean 'seq'\?",
+        ),
+        ({"inputs": LOOKED, "sizes": {"seq": ()}}, r"sizes of seq must be numbers of at least 1, .*, got \(\)"),
+        ({"inputs": LOOKED, "sizes": {"seq": 2}}, r"sizes of seq must be .*, such as sizes={'seq': \(2, 3\)}, got 2"),
+        ({"x_shapes": ((2, 3),), "sizes": {"seq": (1,)}}, "sizes and positional go with inputs"),
+        ({"x_shapes": (2, 3)}, r"x_shapes must hold shapes, .*, got \(2, 3\): write \[\(2, 3\)\] for one shape"),
+        ({"x_shapes": "ab"}, "x_shapes must hold shapes, .* got 'ab'"),
+        ({"x_shapes": [("batch", 3)]}, r"must hold numbers, got \('batch', 3\): names of sizes go with inputs="),
+        (
+            {"inputs": LOOKED, "outputs": "logits"},
+            r"outputs must hold names, such as outputs=\('logits',\), got 'logits'",
+        ),
+        ({"inputs": LOOKED, "positional": "ids"}, r"positional must hold names, such as positional=\('ids',\), got"),
+        ({"inputs": LOOKED, "axes": "dp"}, r"axes must hold names, such as axes=\('dp',\), got 'dp'"),
+    ],
+)
+def test_what_is_no_property_is_told(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(Misuse, match=message):
+        module_property(HERE + "looked", HERE + "ddp", **given)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "fields", "message"),
+    [
+        (LOOKED, {"sizes": (("batch", 2),)}, r"sizes must say how large seq are, got"),
+        (LOOKED, {"positional": ("id",)}, "positional must name inputs, got id; they are ids, mask, x"),
+        (
+            LOOKED,
+            {"outputs": ("logit",)},
+            "gives output.logits, output.pair.0, output.pair.1, nothing at logit: did you",
+        ),
+        (LOOKED, {"outputs": ("nobody",)}, "nothing at nobody: outputs may hold 'logits', 'pair.0', 'pair.1'"),
+        (LOOKED, {"loss": "logits"}, "loss must be an output that is one number .*, got 'logits'; such are none"),
+        (LOOKED | {"x": real((4,))}, {"sizes": (("batch", 1), ("seq", 2)), "batch": "mean of parts"}, "batch of 1 can"),
+        ({"x": real((3, "batch"))}, {"batch": "mean of parts"}, r"along the first dim alone, x is of \(3, 'batch'\)"),
+        ({"x": real((3, 4))}, {"batch": "mean of parts"}, "no input has 'batch' as its first dim"),
+        ({"ids": ids(11, ("batch",)), "linear.weight": real((3,))}, {}, "may not be called linear.weight"),
+        ({"ids": ids(11, ("batch",))}, {}, "the unsharded module does not take ids of shape .*: TypeError: .*mask"),
+        (
+            {"idz": ids(11, ("batch",))},
+            {},
+            "keyword argument 'idz'; idz is handed over by name: call it as the forward does, or name it in positional",
+        ),
+    ],
+)
+def test_what_is_no_case_is_told(inputs: dict[str, Any], fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(Misuse, match=message):
+        case_of("looked", "ddp", inputs, **fields)
+
+
+def test_what_values_give_its_shape_is_told() -> None:
+    inputs = {"x": real((9,)), "mask": mask((9,))}
+    with pytest.raises(Misuse, match=r"output\.1 has shape .* or .*, as its inputs' values will have it: .*outputs="):
+        case_of("shaped_by_values", "whole", inputs)
+    assert list(case_of("shaped_by_values", "whole", inputs, outputs=("0",)).facts.outputs) == ["output.0"]
+
+
+@pytest.mark.ranks
+def test_what_the_parallel_module_gives_must_be_what_the_unsharded_one_gives(pool: Pool) -> None:
+    with pytest.raises(Misuse, match=r"output\.cache is no tensor, got object: name those outputs that"):
+        judge("module", model_case("searching", outputs=()), pool)
+
+
+def test_a_case_with_inputs_is_plain_data() -> None:
+    case = model_case("searching")
+
+    assert from_code(repr(case)) == case == from_data(to_data(case))
+
+
+def test_each_size_is_drawn_by_itself_and_all_together() -> None:
+    sizes = {"batch": (2, 4), "seq": (1, 3)}
+    prop = module_property(HERE + "looked", HERE + "rows_of_the_table", inputs=LOOKED, sizes=sizes, batch="whole")
+    found = {case.sizes for case in drawn(prop.cases(Space((2,), ("float32",))), 60)}
+
+    assert {tuple(dict(each).values()) for each in found} == {(2, 1), (4, 1), (2, 3), (4, 3)}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_ids_reach_both_ends_and_no_row_is_hidden(seed: int) -> None:
+    source = torch.Generator().manual_seed(seed)
+    found = {
+        kind: make_whole_numbers(kind, (3, 4), 1, source)
+        for kind in ("ids(5)", "mask", "mask(hides, int64)", "targets(5, -1)", "positions", "positions(9)")
+    }
+
+    counts = found["ids(5)"].flatten().bincount()
+    assert len(counts) == 5 and int(counts.max() - counts.min()) <= 1
+    assert found["mask"][:, 0].all() and not found["mask"].all() and not found["mask(hides, int64)"][:, 0].any()
+    assert (found["targets(5, -1)"][:, -1] >= 0).all()
+    assert found["positions"].tolist() == [[0, 1, 2, 3]] * 3
+    assert (found["positions(9)"].diff() == 1).all() and int(found["positions(9)"].max()) < 9
+
+
+def test_each_rank_has_a_target_that_counts() -> None:
+    """Of targets of one dim, too, one for each row of the batch."""
+    source = torch.Generator().manual_seed(0)
+    found = [make_whole_numbers("targets(5, -100)", (9,), 3, source) for _ in range(20)]
+
+    assert all((each[::3] >= 0).all() for each in found) and any((each < 0).any() for each in found)
+
+
+@pytest.mark.parametrize("kind", ["targets(5, -100)", "mask", "mask(hides)"])
+@pytest.mark.parametrize(("shape", "rows_per_rank"), [((4, 3), 2), ((2, 4), 2), ((4,), 2), ((4, 2), 0), ((4,), 0)])
+def test_ranks_never_have_equal_numbers_of_elements_that_count(
+    kind: str, shape: tuple[int, ...], rows_per_rank: int
+) -> None:
+    """Neither of the halves of the rows nor of those of the last dim; equal ones hide a mean of means."""
+    source = torch.Generator().manual_seed(0)
+    for _ in range(40):
+        drawn = make_whole_numbers(kind, shape, rows_per_rank, source, num_ranks=2)
+        counts = drawn >= 0 if kind.startswith("targets") else drawn ^ ("hides" in kind)
+        assert all(len({int(half.sum()) for half in counts.chunk(2, dim)}) == 2 for dim in (0, -1))
+
+
+@pytest.mark.parametrize("kind", ["id(3)", "ids", "ids(0)", "ids(3, hides)", "mask(hide)", "targets(3)", "real(2)", ""])
+def test_what_is_no_kind_is_told(kind: str) -> None:
+    with pytest.raises(Misuse, match="unknown kind of input"):
+        kind_of(kind)
+
+
+def test_equivtest_itself_exports_the_door() -> None:
+    for name in ("ids", "mask", "module_property", "positions", "real", "targets"):
+        assert callable(getattr(equivtest, name))
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = equivtest.no_such_name  # type: ignore[attr-defined]

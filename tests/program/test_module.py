@@ -1,0 +1,328 @@
+"""A module of somebody's own: whatever parallelizes it rightly holds, what does not is named."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from equivtest.base import limits
+from equivtest.cases.values import draw
+from equivtest.check import check, judge
+from equivtest.errors import Misuse
+from equivtest.families.module.case import ModuleCase, call_builder
+from equivtest.module import module_property
+from equivtest.oracle import expect
+from equivtest.property import Space, resolved
+from equivtest.ranks.pool import Pool
+from equivtest.search.chunks import Chunk
+from equivtest.search.known import KnownFailures
+from equivtest.search.search import search
+from equivtest.verdicts.verdict import RankRaised, ShapeMismatch, ValueMismatch
+from tests.drawing import drawn
+
+HERE = "tests.programs.module:"
+
+
+def case_of(build: str = "mlp", parallelize: str = "tensor_parallel", **fields: Any) -> ModuleCase:
+    """Two ranks, an x of two rows, unless said otherwise."""
+    fields = {"world_size": 2, "x_shape": (2, 3)} | fields
+    return ModuleCase(build=HERE + build, parallelize=HERE + parallelize, **fields)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("dtype", limits.DTYPES)
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize(
+    ("build", "parallelize"),
+    [
+        ("mlp", "tensor_parallel"),
+        ("mlp", "fsdp2"),
+        ("mlp", "ddp"),
+        ("mlp", "with_hooks"),
+        ("tied", "fsdp2"),
+        ("tied", "ddp"),
+    ],
+)
+def test_what_is_right_holds(pool: Pool, build: str, parallelize: str, world_size: int, dtype: str) -> None:
+    """Divided, gathered or replicated: gradients that are averaged over equal rows, too."""
+    case = case_of(build, parallelize, world_size=world_size, dtype=dtype, values=(("dense", 0), ("dense", 1)))
+
+    assert {verdict.kind for verdict in check("module", case, pool)} == {"holds"}
+
+
+@pytest.mark.ranks
+def test_another_function_is_refuted(pool: Pool) -> None:
+    with pytest.raises(ValueMismatch, match="module: output differs from the oracle"):
+        check("module", case_of(parallelize="without_relu"), pool)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("parallelize", "message"),
+    [
+        ("sharded_output", "must give its output whole on every rank, got .*Shard.*: redistribute it"),
+        ("nothing", "must return the parallel module, got NoneType: return it"),
+        ("whole", "no collective ran, forward or backward, on 2 ranks that each had the whole batch"),
+        ("misspelt", "nothing made the module parallel: its plan may name parts that the module does not have"),
+        ("marked", "nothing made the module parallel"),
+        ("with_optimizer", "no collective ran, .* where each rank is to have rows of its own, say batch='mean of"),
+        ("without_mesh", r"must take \(module, mesh\), but takes .*: too many positional arguments"),
+        ("with_aside", "the parallel module must give one tensor, got tuple"),
+        ("missing", "parallelize 'tests.programs.module:missing' cannot be imported"),
+    ],
+)
+def test_what_cannot_be_judged_is_told(pool: Pool, parallelize: str, message: str) -> None:
+    with pytest.raises(Misuse, match=message):
+        judge("module", case_of(parallelize=parallelize), pool)
+
+
+@pytest.mark.ranks
+def test_a_part_of_a_gradient_is_no_wrong_value(pool: Pool) -> None:
+    """Of a parameter that is whole: nobody knows which part it is."""
+    with pytest.raises(
+        Misuse, match=r"gradient of weight is held as .* \(2, 3\), .* \(4, 3\): a shard must be a DTensor"
+    ):
+        judge("module", case_of("linear", "gradients_in_parts"), pool)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("parallelize", ["ddp_that_finds_unused", "fsdp2", "tensor_parallel_in_part"])
+def test_a_parameter_that_nothing_uses_has_no_gradient(pool: Pool, parallelize: str) -> None:
+    """None, or zeros: which one torch leaves hangs on the wrapper."""
+    case = case_of("spare", parallelize, values=(("dense", 0), ("dense", 1)), repeats=True)
+
+    assert {verdict.kind for verdict in check("module", case, pool)} == {"holds"}
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("parallelize", ["gradient_of_the_unused", "gradient_of_the_unused_on_one_rank"])
+def test_a_gradient_of_a_parameter_that_nothing_uses_is_found(pool: Pool, parallelize: str) -> None:
+    with pytest.raises(ValueMismatch, match=r"module: grad\.spare\.bias differs from the oracle"):
+        check("module", case_of("spare", parallelize), pool)
+
+
+@pytest.mark.ranks
+def test_a_gradient_that_is_missing_is_found(pool: Pool) -> None:
+    """Where the unsharded module has one."""
+    message = r"grad\.used\.bias(.|\n)*this rank has no gradient of used\.bias(.|\n)*way out   the unsharded .* has one"
+    with pytest.raises(ShapeMismatch, match=message):
+        check("module", case_of("spare", "without_a_gradient"), pool)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("parallelize", "message"),
+    [
+        (
+            "local_columns",
+            r"output is of shape \(2, 2\), and the unsharded module's of \(2, 4\): it is what this rank has of that "
+            r"divided along dim 1: gather it \(all_gather, full_tensor\(\) of a DTensor, output_layouts=.*\)\n",
+        ),
+        ("local_rows", r"\(1, 4\), .* divided along dim 0: .*, or, .* rows of its own, say batch='mean of parts'\n"),
+        ("flat", r"\(8,\), and the unsharded module's of \(2, 4\): give what the unsharded module gives, whole, on"),
+        (
+            "summed",
+            r"of shape \(\), and the unsharded module's of \(2, 4\): give what the unsharded module gives, whole",
+        ),
+    ],
+)
+def test_an_output_of_another_shape_is_told_with_the_part_that_it_is(
+    pool: Pool, parallelize: str, message: str
+) -> None:
+    """It is no misuse, so that it is shrunk."""
+    with pytest.raises(RankRaised, match=message):
+        check("module", case_of("linear", parallelize), pool)
+
+
+@pytest.mark.parametrize(
+    ("build", "fields", "message"),
+    [
+        ("missing", {}, "build 'tests.programs.module:missing' cannot be imported"),
+        ("no_module", {}, "must give an nn.Module, got int"),
+        ("needs_sizes", {}, r"must take \(\), but takes \(.*: missing a required argument"),
+        ("named_x", {}, "a parameter may not be called x: rename it"),
+        ("mlp", {"x_shape": (2, 5)}, r"does not take an x of shape \(2, 5\)"),
+        ("mlp", {"x_shape": (0, 3)}, r"x_shape must be at least 1, got \(0, 3\)"),
+        ("mlp", {"largest": 2}, "largest must be odd, got 2"),
+        ("mlp", {"dtype": "bfloat16", "values": (("real", 0),)}, "must be of float32 or float64, got bfloat16"),
+    ],
+)
+def test_what_is_no_case_is_told(build: str, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(Misuse, match=message):
+        case_of(build, **fields)
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        (case_of("norm"), "native_layer_norm may round"),
+        (
+            case_of(dtype="bfloat16", largest=7),
+            "holds 256 exactly, in 2, at .*: take smaller sizes or leave this dtype out",
+        ),
+    ],
+    ids=["an operation that rounds", "too many bits"],
+)
+def test_values_that_could_round_are_refused(case: ModuleCase, message: str) -> None:
+    with pytest.raises(Misuse, match=message):
+        expect(case, 0)
+
+
+def test_the_reference_is_the_unsharded_module() -> None:
+    """Its gradients too; a weight that is used twice is one parameter."""
+    case = case_of("tied")
+    x, weight, cotangent = (draw(case, 0)[name].double() for name in ("x", "first.weight", "cotangent"))
+    found = expect(case, 0).tensors
+
+    assert set(found) == {"output", "param.first.weight", "grad.x", "grad.first.weight"}
+    assert torch.equal(found["output"].value, x @ weight.T @ weight.T)
+    assert torch.equal(found["grad.x"].value, cotangent @ weight @ weight)
+    assert torch.equal(found["grad.first.weight"].value, cotangent.T @ (x @ weight.T) + (cotangent @ weight).T @ x)
+
+
+def test_a_dtype_gets_the_shapes_whose_sums_it_holds() -> None:
+    """bfloat16 holds 256, which sums over sixty rows exceed."""
+    prop = module_property(HERE + "mlp", HERE + "tensor_parallel", ((2, 3), (60, 3)))
+    cases = drawn(prop.cases(Space((2,), limits.DTYPES)), 200)
+
+    assert {case.x_shape for case in cases if case.dtype == "bfloat16"} == {(2, 3)}
+    assert {case.dtype for case in cases if case.x_shape == (60, 3)} == {"float32", "float64", "float16"}
+
+
+def test_one_tensor_needs_no_name() -> None:
+    with pytest.raises(Misuse, match="gives output, nothing at logits: leave outputs out, as it gives one tensor"):
+        case_of(outputs=("logits",))
+
+
+@pytest.mark.parametrize("x_shapes", [(2, 3), (), 5])
+def test_one_shape_is_not_taken_for_shapes(x_shapes: Any) -> None:
+    with pytest.raises(Misuse, match=r"x_shapes must hold shapes, .* got "):
+        module_property(HERE + "mlp", HERE + "tensor_parallel", x_shapes)
+
+
+def test_a_module_that_rounds_is_drawn_on_real_values_where_bounds_say_something() -> None:
+    """As a whole, and part by part in 16 bits; integers it would round, too."""
+    prop = module_property(HERE + "norm", HERE + "whole", ((2, 3),), conclusive_dtypes=("float64",))
+    cases = drawn(prop.cases(Space((2,), limits.DTYPES)), 100)
+
+    assert {case.dtype for case in cases if not case.by_parts} == {"float32", "float64"}
+    assert {case.dtype for case in cases if case.by_parts} == {"bfloat16", "float16"}
+    assert prop.conclusive_dtypes == ("float64",)
+    assert {mode for case in cases for mode, _ in case.values} == {"real"}
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (
+            "dropout",
+            r"with x of shape .*: bernoulli_ draws at random, .*, at .*dropout\.py:\d+, `.*`: leave it out of",
+        ),
+        ("deep", "the roundings of a correct module may come to more than 0.1 of .*; or judge a smaller part"),
+    ],
+)
+def test_a_module_of_which_nothing_can_be_concluded_has_no_property(build: str, message: str) -> None:
+    with pytest.raises(Misuse, match=message):
+        module_property(HERE + build, HERE + "whole", ((2, 3),), by_parts=False).cases(Space((1,), limits.DTYPES))
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("dtypes", "judged", "left_out"),
+    [
+        (("bfloat16",), set(), ("bfloat16",)),
+        (("float64", "bfloat16"), {"float64"}, ("bfloat16",)),
+        (("float64",), {"float64"}, ()),
+    ],
+)
+def test_dtypes_in_which_a_module_cannot_be_judged_are_left_out(
+    pool: Pool, tmp_path: Path, dtypes: tuple[str, ...], judged: set[str], left_out: tuple[str, ...]
+) -> None:
+    """Be it all that a run has: in others it can be."""
+    prop = module_property(HERE + "norm", HERE + "whole", ((2, 3),), by_parts=False)
+    found = search(prop, Chunk(1, dtypes, 0, 3), pool, KnownFailures(), tmp_path)
+
+    assert (found.misuse, tuple(found.left_out)) == ("", left_out)
+    assert {record.dtype for record in found.records} == judged
+
+
+@pytest.mark.ranks
+def test_a_module_that_no_dtype_can_judge_is_a_mistake(pool: Pool, tmp_path: Path) -> None:
+    prop = module_property(HERE + "deep", HERE + "whole", ((2, 3),), by_parts=False)
+    found = search(prop, Chunk(1, ("bfloat16",), 0, 3), pool, KnownFailures(), tmp_path)
+
+    assert found.misuse and not found.left_out
+
+
+def test_a_module_that_rounds_has_no_property_in_16_bits_alone_unless_by_parts() -> None:
+    with pytest.raises(Misuse, match="native_layer_norm may round"):
+        module_property(HERE + "norm", HERE + "whole", ((2, 3),), by_parts=False).cases(Space((1,), ("bfloat16",)))
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("parallelize", ["ddp", "fsdp2", "tensor_parallel"])
+def test_what_rounds_is_judged_within_bounds(pool: Pool, parallelize: str, world_size: int, dtype: str) -> None:
+    case = case_of("curved", parallelize, world_size=world_size, dtype=dtype, values=(("real", 0), ("real", 1)))
+
+    assert {verdict.kind for verdict in check("module", case, pool)} == {"holds"}
+
+
+def test_what_a_builder_draws_is_the_same_every_time() -> None:
+    """In the parent and on every rank."""
+    first = call_builder(HERE + "noisy").get_buffer("noise")
+    torch.rand(1)  # as a process may that has done something else
+    state = torch.get_rng_state()
+    second = call_builder(HERE + "noisy").get_buffer("noise")
+
+    assert torch.equal(first, second) and torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_module_may_make_its_mask_itself() -> None:
+    """On the CPU, when its shapes are asked for on no device."""
+    case = case_of("masked", dtype="float64", values=(("real", 0),))
+
+    assert expect(case, 0).tensors["output"].value.shape == (2, 3)
+
+
+@pytest.mark.ranks
+def test_what_rounds_and_is_another_function_is_refuted(pool: Pool) -> None:
+    case = case_of("curved", "with_another_gelu", dtype="float64", values=(("real", 0),))
+
+    with pytest.raises(ValueMismatch, match=r"module: output differs from the oracle(.|\n)*running error of"):
+        check("module", case, pool)
+
+
+@pytest.mark.parametrize(
+    ("build", "refused"),
+    [("filled_beyond_float16", {"float16"}), ("filled_beyond_float32", {"float32", "bfloat16", "float16"})],
+)
+@pytest.mark.parametrize("batch", ["whole", "mean of parts"])
+def test_dtype_that_the_unsharded_module_does_not_take_is_left_out(build: str, refused: set[str], batch: str) -> None:
+    prop, space = module_property(HERE + build, f"{HERE}ddp", [(2, 3)], batch=batch), Space((2,), limits.DTYPES)
+    left_out = prop.left_out(space)
+
+    assert left_out.keys() == refused
+    assert all(re.search(f"not take .* in {dtype}: .* without overflow", why) for dtype, why in left_out.items())
+    assert {case.dtype for case in drawn(prop.cases(space), 20)} == {*limits.DTYPES} - refused
+
+
+def test_dtype_that_is_refused_is_named_if_there_is_no_other() -> None:
+    prop = module_property(f"{HERE}filled_beyond_float32", f"{HERE}ddp", [(2, 3)], batch="whole")
+
+    with pytest.raises(Misuse, match=r"does not take an x of shape \(2, 3\) in float16: RuntimeError"):
+        prop.cases(Space((2,), ("float16",)))
+
+
+@pytest.mark.ranks
+def test_ranks_are_asked_in_a_dtype_that_the_unsharded_module_takes(pool: Pool) -> None:
+    prop = module_property(f"{HERE}filled_beyond_float32", f"{HERE}ddp", [(2, 3)])
+
+    assert {case.batch for case in drawn(resolved(prop, pool).cases(Space((2,), limits.DTYPES)), 2)} == {
+        "mean of parts"
+    }

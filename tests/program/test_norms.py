@@ -1,0 +1,32 @@
+"""Steps that clip by the norm of all gradients: that of other gradients is rejected, and a scaler that skips alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from equivtest.check import judge
+from equivtest.ranks.pool import Pool
+from studies.step_defects import norm_case
+from tests.programs.wrong_norms import RIGHT_NORMS
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("wrong", "mesh", "tensor"),
+    [
+        ("ReplicasOfGroupsCounted", (1, 2), "output.total_norm"),
+        ("OwnNormOfStages", (2, 1), "output.total_norm"),
+        ("OwnLargest", (1, 2), "output.total_norm"),
+        ("OwnOverflow", (1, 2), "step2.param.whole"),
+    ],
+)
+def test_a_norm_of_other_gradients_is_named(pool: Pool, wrong: str, mesh: tuple[int, int], tensor: str) -> None:
+    verdicts = judge("module", norm_case(wrong, mesh), pool)
+
+    assert tensor in {each.tensor for verdict in verdicts for each in verdict.judgement.mismatches}
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("right", RIGHT_NORMS)
+def test_the_norm_of_all_gradients_is_right(pool: Pool, right: str) -> None:
+    assert {verdict.kind for verdict in judge("module", norm_case(right, (2, 2)), pool)} == {"holds"}

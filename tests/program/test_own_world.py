@@ -1,0 +1,123 @@
+"""Programs with groups of their own: the world they need, set up and torn down, or fresh ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from equivtest.base import limits
+from equivtest.check import check
+from equivtest.errors import Misuse
+from equivtest.families.module.case import ModuleCase
+from equivtest.module import module_property
+from equivtest.property import Space
+from equivtest.ranks.pool import Pool
+from equivtest.search.audit import audit
+from equivtest.search.chunks import Chunk
+from equivtest.search.known import KnownFailures
+from equivtest.search.search import search
+from equivtest.verdicts.verdict import RankRaised, ValueMismatch
+from tests.drawing import drawn
+
+HERE = "tests.programs.world:"
+SET_UP, TEAR_DOWN = {"set_up": HERE + "initialize"}, {"tear_down": HERE + "destroy"}
+
+
+def case_of(parallelize: str, **fields: Any) -> ModuleCase:
+    """Two draws, the first of them twice, on two ranks unless said otherwise."""
+    fields = {"world_size": 2, "x_shape": (2, 3), "needs_world": True, "repeats": True} | fields
+    values = (("dense", 0), ("dense", 1))
+    return ModuleCase(build=HERE + "mlp", parallelize=HERE + parallelize, values=values, **fields)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("world_size", limits.WORLD_SIZES)
+@pytest.mark.parametrize("fields", [SET_UP | TEAR_DOWN, SET_UP], ids=["torn down", "in fresh ranks"])
+def test_a_library_is_set_up_for_each_case(pool: Pool, fields: dict[str, str], world_size: int) -> None:
+    """It refuses to be set up twice."""
+    for _ in range(2):
+        verdicts = check("module", case_of("library", world_size=world_size, **fields), pool)
+        assert {verdict.kind for verdict in verdicts} == {"holds"}
+
+
+@pytest.mark.ranks
+def test_nothing_is_left_of_what_is_never_torn_down(pool: Pool) -> None:
+    """The next case finds the library as it was before."""
+    check("module", case_of("library", **SET_UP), pool)
+
+    with pytest.raises(RankRaised, match="tensor parallelism is not initialized"):
+        check("module", case_of("library"), pool)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("world_size", limits.WORLD_SIZES)
+def test_the_environment_tells_the_truth_for_as_long_as_it_is_asked(pool: Pool, world_size: int) -> None:
+    """Who a rank is, and where a store of all ranks is served; to nobody else."""
+    check("module", case_of("asks_its_environment", world_size=world_size), pool)
+    check("module", case_of("asks_in_vain", world_size=world_size, needs_world=False), pool)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_default_group_bound_at_import_is_the_world(pool: Pool, world_size: int) -> None:
+    verdicts = check("module", case_of("leaves_its_group_out", world_size=world_size, needs_world=False), pool)
+
+    assert {verdict.kind for verdict in verdicts} == {"holds"}
+
+
+def test_cases_of_a_module_property_run_on_the_whole_world() -> None:
+    """A mesh within a larger world would have another group than the default one."""
+    prop = module_property(HERE + "mlp", HERE + "leaves_its_group_out", [(2, 3)], batch="whole")
+
+    assert not any(case.members for case in drawn(prop.cases(Space((2,), ("float32",))), 100))
+
+
+@pytest.mark.ranks
+def test_what_is_set_up_wrongly_is_found(pool: Pool) -> None:
+    fields = {"set_up": HERE + "initialize_wrongly", "tear_down": HERE + "forget"}
+
+    with pytest.raises(ValueMismatch, match=r"module: output differs(.|\n)*param\.0\.weight, param\.2\.weight agree"):
+        check("module", case_of("library", **fields), pool)
+
+
+@pytest.mark.ranks
+def test_a_program_does_not_decline_what_it_has_answered(pool: Pool) -> None:
+    fields = SET_UP | {"tear_down": HERE + "declines_late"}
+
+    with pytest.raises(Misuse, match="raised NotSupported when the case had been run: what was run already: have"):
+        check("module", case_of("library", **fields), pool)
+
+
+@pytest.mark.ranks
+def test_a_program_that_raises_is_told_whatever_its_tear_down_does(pool: Pool) -> None:
+    fields = SET_UP | {"tear_down": HERE + "raises_too"}
+
+    with pytest.raises(RankRaised, match="RuntimeError: it cannot be made"):
+        check("module", case_of("raises", **fields), pool)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("tear_down", [TEAR_DOWN, {}], ids=["torn down", "in fresh ranks"])
+def test_a_property_of_a_library_holds_and_could_be_red(pool: Pool, tmp_path: Path, tear_down: dict[str, str]) -> None:
+    """Its group's collectives are audited as the mesh's are."""
+    prop = module_property(HERE + "mlp", HERE + "library", [(2, 3)], **SET_UP, **tear_down)
+    found = search(prop, Chunk(2, limits.DTYPES, 0, 3), pool, KnownFailures(), tmp_path)
+    audited = audit(prop, pool, KnownFailures(), (2,), ("float32",))
+
+    assert not found.misuse and found.records and not found.failures
+    assert audited.sites and not audited.unseen
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"needs_world": False, **SET_UP}, "set_up and tear_down go with needs_world=True"),
+        ({"needs_world": False, **TEAR_DOWN}, "set_up and tear_down go with needs_world=True"),
+        ({"members": (1, 0)}, r"a program that needs the world has no members, got \(1, 0\)"),
+    ],
+)
+def test_what_is_no_case_is_told(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(Misuse, match=message):
+        case_of("library", **fields)

@@ -1,0 +1,126 @@
+"""What a step reports beside rows and numbers, and steps that only evaluate."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from equivtest.check import judge
+from equivtest.errors import Misuse
+from equivtest.families.module.case import PARTS_OF_WHOLE, ModuleCase
+from equivtest.module import ids, module_property, real
+from equivtest.oracle import expect
+from equivtest.property import Property, Space
+from equivtest.ranks.pool import Pool
+from tests.drawing import smallest
+
+HERE = "tests.programs.metrics:"
+TWO_RANKS = Space((2,), ("float32", "float64"))
+
+
+def step_of(step: str = "trains", **fields: Any) -> ModuleCase:
+    fields = {"world_size": 2, "optimizer": f"{HERE}sgd", "build": f"{HERE}metered", "num_rows": 2} | fields
+    return ModuleCase(
+        parallelize=f"{HERE}replicated",
+        inputs=(("x", "real", ("batch", 3)), ("kind", "ids(2)", ("batch",))),
+        sizes=(("batch", fields.pop("num_rows")),),
+        batch=PARTS_OF_WHOLE,
+        step=HERE + step,
+        values=(("real", 0),),
+        **fields,
+    )
+
+
+def wrong_tensors(case: ModuleCase, pool: Pool) -> set[str]:
+    verdicts = judge("module", case, pool)
+    return {mismatch.tensor for verdict in verdicts for mismatch in verdict.judgement.mismatches}
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("num_rows", [2, 3, 5])
+def test_tensor_of_fixed_size_is_that_of_the_whole_batch(pool: Pool, num_rows: int) -> None:
+    """Two numbers in one tensor are not the rows of a batch of two."""
+    assert wrong_tensors(step_of(num_rows=num_rows), pool) == set()
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("num_rows", [2, 3])
+@pytest.mark.parametrize("name", ["sums", "counts"])
+def test_tensor_of_fixed_size_that_is_not_reduced_is_wrong(pool: Pool, name: str, num_rows: int) -> None:
+    assert f"output.{name}" in wrong_tensors(step_of(f"trains_with_own_{name}", num_rows=num_rows), pool)
+
+
+@pytest.mark.ranks
+def test_constant_factor_of_a_steps_gradients_is_named(pool: Pool) -> None:
+    """On real numbers, whose sums over the ranks round otherwise than the oracle's."""
+    verdicts = judge("module", step_of("trains_twice_as_much", num_rows=5), pool)
+    patterns = {mismatch.pattern for verdict in verdicts for mismatch in verdict.judgement.mismatches}
+
+    assert patterns == {"actual / expected = 2.000 at every wrong element"}
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        ("followed", r"output\.starts must have the same shape .* \(3,\) on 2 rows and"),
+        ("of_two_rows", r"whether output\.own of shape \(2,\) has the 2 rows of the batch is unknown"),
+    ],
+)
+def test_output_that_is_neither_rows_nor_fixed_raises_misuse(build: str, message: str) -> None:
+    with pytest.raises(Misuse, match=message):
+        ModuleCase(
+            world_size=2, build=HERE + build, parallelize=f"{HERE}replicated", x_shape=(2, 3),
+            step=f"{HERE}trains", batch=PARTS_OF_WHOLE, values=(("real", 0),),
+        )  # fmt: skip
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("num_rows", [2, 3])
+def test_step_that_evaluates_has_no_gradients(pool: Pool, num_rows: int) -> None:
+    case = step_of("evaluates", build=f"{HERE}evaluated", optimizer="", num_rows=num_rows)
+
+    assert wrong_tensors(case, pool) == set()
+    assert all(each.may_be_none for name, each in expect(case, 0).tensors.items() if name.startswith("grad."))
+
+
+@pytest.mark.ranks
+def test_step_that_evaluates_its_own_rows_alone_is_wrong(pool: Pool) -> None:
+    """It calls no collective."""
+    case = step_of("evaluates_own_rows", build=f"{HERE}evaluated", optimizer="", num_rows=3)
+
+    assert wrong_tensors(case, pool) == {"output.loss", "output.sums", "output.counts"}
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("build", ["evaluated", "counted"])
+def test_module_without_gradients_is_judged_without_a_step(pool: Pool, build: str) -> None:
+    case = replace(step_of(build=HERE + build, num_rows=3), batch="mean of parts", step="", optimizer="")
+
+    assert wrong_tensors(replace(case, parallelize=f"{HERE}same"), pool) == set()
+    assert wrong_tensors(replace(case, parallelize=f"{HERE}shifted"), pool) >= {"output.counts"}
+
+
+@pytest.mark.parametrize("build", ["evaluated", "counted"])
+def test_property_of_an_evaluation_has_cases(build: str) -> None:
+    case = smallest(evaluation(build).cases(TWO_RANKS), lambda _: True)
+
+    assert case.step and not case.by_parts
+
+
+def test_step_with_gradients_and_no_loss_is_refused_in_words() -> None:
+    with pytest.raises(Misuse, match=r"a step needs a loss, .* without gradients, as under torch.no_grad"):
+        evaluation("metered", outputs=("sums",)).cases(TWO_RANKS)
+
+
+def evaluation(build: str, **fields: Any) -> Property:
+    return module_property(
+        HERE + build,
+        f"{HERE}same",
+        inputs={"x": real(("batch", 3)), "kind": ids(2, ("batch",))},
+        sizes={"batch": (2,)},
+        step=f"{HERE}evaluates",
+        batch=PARTS_OF_WHOLE,
+        **fields,
+    )

@@ -1,0 +1,279 @@
+"""What a program says that it does not support: counted, no failure and no proof; and where it may not say so."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from equivtest import NotSupported
+from equivtest.base import limits
+from equivtest.cases.case import from_code
+from equivtest.check import check, judge
+from equivtest.errors import Inconclusive, Misuse
+from equivtest.families.module.case import ModuleCase
+from equivtest.module import module_property
+from equivtest.property import Property, Space, resolved
+from equivtest.pytest_plugin.suite import shipped
+from equivtest.ranks.pool import Pool
+from equivtest.search.audit import audit
+from equivtest.search.chunks import Chunk
+from equivtest.search.known import KnownFailures
+from equivtest.search.search import Findings, search
+from equivtest.verdicts.verdict import RankRaised
+from tests.commands import Command
+
+HERE = "tests.programs.unsupported:"
+STEPPED = {"step": HERE + "step", "values": (("real", 0),)}
+MEAN = "mean of parts"
+SHAPES = [(2, 3), (3, 3), (5, 3)]
+
+
+def case_of(parallelize: str, world_size: int = 2, **fields: Any) -> ModuleCase:
+    fields = {"build": "tests.programs.module:mlp", "x_shape": (5, 3)} | fields
+    return ModuleCase(parallelize=HERE + parallelize, world_size=world_size, **fields)
+
+
+def claimed(parallelize: str, build: str = "tests.programs.module:mlp", **given: Any) -> Property:
+    """A property of it; no module may hold one, or pytest would run it."""
+    given = {"x_shapes": SHAPES, "batch": "whole"} | given
+    return module_property(build, HERE + parallelize, **given)
+
+
+def searched(pool: Pool, folder: Path, prop: Property, world_size: int = 2) -> Findings:
+    return search(prop, Chunk(world_size, ("float32",), 0, 12), pool, KnownFailures(), folder)
+
+
+def kinds_of(found: Findings) -> set[str]:
+    return {kind for record in found.records for kind in record.verdicts.values()}
+
+
+# What is declined.
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("parallelize", "fields", "reason"),
+    [
+        ("divides", {"world_size": 3}, "8 features do not divide among 3 ranks"),
+        ("of_few_rows", {}, "5 rows do not fit"),
+        ("of_few_rows_backward", {}, "5 rows do not fit"),
+        (
+            "right",
+            {"world_size": 3, "needs_world": True, "set_up": HERE + "set_up", "tear_down": HERE + "tear_down"},
+            "no groups of three",
+        ),
+        ("replicates_on_two", {"build": HERE + "with_loss", "batch": "parts of the whole"} | STEPPED, "no steps yet"),
+    ],
+    ids=["parallelize", "forward", "backward", "set_up", "step"],
+)
+def test_wherever_a_program_says_so_the_case_is_neither_right_nor_wrong(
+    pool: Pool, parallelize: str, fields: dict[str, Any], reason: str
+) -> None:
+    case = case_of(parallelize, **({"members": ()} | fields))
+    [verdict] = judge("module", case, pool)
+
+    assert (verdict.kind, verdict.failed) == ("declined", False)
+    assert verdict.detail.startswith(f"rank 0 of {case.world_size} does not support the case: {reason}")
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("parallelize", "reason"),
+    [
+        ("without_a_reason", "NotSupported, which says no reason"),
+        ("at_length", "no heads, no heads, .*, no h[^\n]{0,9}"),
+    ],
+)
+def test_a_reason_is_one_line_of_the_summary(pool: Pool, parallelize: str, reason: str) -> None:
+    [verdict] = judge("module", case_of(parallelize), pool)
+    said = verdict.detail.splitlines()[0].partition("does not support the case: ")[2]
+
+    assert re.fullmatch(reason, said) and len(said) <= limits.REASON_CHARS
+
+
+@pytest.mark.ranks
+def test_ranks_of_a_slow_program_have_longer_to_say_so(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each after as much work as the program takes."""
+    monkeypatch.setattr(limits, "REFUSAL_GRACE_S", 0.5)
+    kinds = [{v.kind for v in judge("module", case_of("one_after_the_other"), pool, limit_s=s)} for s in (60, 300)]
+
+    assert kinds == [{"raised"}, {"declined"}]
+
+
+@pytest.mark.ranks
+def test_ranks_that_declined_in_step_live_on(pool: Pool) -> None:
+    judge("module", case_of("of_few_rows"), pool)
+    before = pool._worlds[2].pids
+
+    assert {verdict.kind for verdict in check("module", case_of("of_few_rows", x_shape=(2, 3)), pool)} == {"holds"}
+    assert pool._worlds[2].pids == before
+
+
+@pytest.mark.ranks
+def test_ranks_that_declined_at_other_points_are_replaced(pool: Pool) -> None:
+    """Else a collective of the next case would meet what one of them had begun."""
+    assert {verdict.kind for verdict in judge("module", case_of("out_of_step"), pool)} == {"declined"}
+    assert {verdict.kind for verdict in check("module", case_of("right"), pool)} == {"holds"}
+
+
+@pytest.mark.ranks
+def test_ranks_that_were_set_up_halfway_are_replaced(pool: Pool) -> None:
+    """Else the next case would find there what cannot be set up twice."""
+    given = {"needs_world": True, "set_up": HERE + "set_up_halfway", "tear_down": HERE + "tear_down", "members": ()}
+    kinds = [{verdict.kind for verdict in judge("module", case_of("right", **given), pool)} for _ in range(2)]
+
+    assert kinds == [{"declined"}, {"declined"}]
+
+
+@pytest.mark.ranks
+def test_what_is_declined_where_one_case_is_checked_is_no_pass(pool: Pool) -> None:
+    with pytest.raises(Inconclusive, match=r"nothing was shown .* does not support the case: 8 features do not divide"):
+        check("module", case_of("divides", 3), pool)
+
+
+@pytest.mark.ranks
+def test_a_search_counts_what_is_declined_and_why(pool: Pool, tmp_path: Path) -> None:
+    found = searched(pool, tmp_path, claimed("of_few_rows"))
+
+    assert (found.failures, found.misuse, kinds_of(found)) == ([], "", {"holds", "declined"})
+    assert {record.declined for record in found.records} == {None, "5 rows do not fit"}
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(("world_size", "batch"), [(2, MEAN), (3, "whole")])
+def test_a_program_that_declines_to_be_asked_is_asked_no_more(
+    pool: Pool, tmp_path: Path, world_size: int, batch: str
+) -> None:
+    """Of how rows are handed out: it declines each case of that world size."""
+    found = searched(pool, tmp_path, claimed("replicates_on_two", batch=None), world_size)
+
+    assert found.misuse == "" and {record.case["fields"].get("batch", "whole") for record in found.records} == {batch}
+    assert kinds_of(found) == ({"holds"} if world_size == 2 else {"declined"})
+
+
+@pytest.mark.ranks
+def test_on_several_axes_a_program_that_declines_to_be_asked_is_misuse(pool: Pool) -> None:
+    """On another mesh of as many ranks it may not decline, and nobody knows how rows are handed out there."""
+    prop = claimed("replicates_on_two", batch=None, axes=("dp", "tp"))
+
+    with pytest.raises(
+        Misuse, match=r"does not support the mesh \(3, 1\) on which it was asked: three are one too many"
+    ):
+        resolved(prop, pool, Space((3,), limits.DTYPES))
+
+
+# What is a failure, or a mistake.
+
+
+@pytest.mark.ranks
+def test_what_some_ranks_alone_decline_is_a_failure_that_names_them(pool: Pool) -> None:
+    said = r"rank 0 of 3 raised NotSupported: must be raised on every rank: raised on 0, not on 1, 2: 8 features"
+
+    with pytest.raises(RankRaised, match=rf"{said}(.|\n)*rank 1 did not answer(.|\n)*rank 2 did not answer"):
+        check("module", case_of("divides_as_rank_0_knows", 3), pool)
+
+
+@pytest.mark.ranks
+def test_an_exception_of_the_same_name_is_none_of_ours(pool: Pool) -> None:
+    with pytest.raises(RankRaised, match="raised NotSupported: not ours"):
+        check("module", case_of("with_a_foreign_word"), pool)
+
+
+@pytest.mark.ranks
+def test_a_failure_is_never_shrunk_to_what_is_declined(pool: Pool, tmp_path: Path) -> None:
+    found = searched(pool, tmp_path, claimed("wrong_of_two_rows", x_shapes=[(1, 3), (2, 3), (5, 3)]))
+    cases = [from_code(failure.case) for failure in found.failures]
+
+    assert "declined" in kinds_of(found) and cases
+    assert {case.x_shape for case in cases if isinstance(case, ModuleCase)} == {(2, 3)}
+
+
+@pytest.mark.parametrize(
+    ("build", "given", "who"),
+    [
+        ("refusing", {}, "build '.*:refusing' raised NotSupported: no such module"),
+        ("looking", {}, "raised OfFewRows: 8 rows"),
+        ("looking", {"batch": MEAN}, "raised OfFewRows: 4 rows"),
+        ("looking", {"batch": MEAN, "axes": ("dp", "tp"), "x_shapes": [(2, 3), (5, 3)]}, "raised OfFewRows: 5 rows"),
+        ("looking", {"by_parts": True}, "raised OfFewRows: 8 rows"),
+        ("looking_backward", {}, "raised NotSupported: 8 rows"),
+    ],
+)
+def test_a_reference_may_not_say_so(build: str, given: dict[str, Any], who: str) -> None:
+    """Not of one shape of several either, or one mesh, which would be left out in silence."""
+    prop = claimed("right", HERE + build, **({"x_shapes": [(2, 3), (8, 3)]} | given))
+
+    with pytest.raises(Misuse, match=f"{who}.*: the reference defines what is to be computed"):
+        prop.cases(Space((2,), ("float32",)))
+
+
+def test_a_reason_is_owed() -> None:
+    with pytest.raises(TypeError, match="reason"):
+        NotSupported()  # type: ignore[call-arg]
+
+
+# Audits.
+
+
+@pytest.mark.ranks
+def test_a_spoiled_collective_that_a_program_declines_was_not_seen(pool: Pool) -> None:
+    prop = replace(shipped()["zero3_fetch_all_gather"], subject=HERE + "where_the_sum_is_another")
+    found = audit(prop, pool, KnownFailures(), (2,), ("float32",))
+
+    assert "no rank heard of another (all_reduce in the forward)" in found.problem
+    assert all(row.rejected == 0 for row in found.rows.values())
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(("parallelize", "num_cases"), [("never", 0), ("divides", 4)])
+def test_what_a_program_declines_is_not_audited(pool: Pool, parallelize: str, num_cases: int) -> None:
+    """Where that is every case, the property has shown nothing."""
+    found = audit(claimed(parallelize), pool, KnownFailures(), (2, 3), ("float32",))
+
+    assert bool(found.declined) and (found.cases > 0) == (num_cases > 0)
+    assert ("supports none of" in found.problem) == (num_cases == 0)
+
+
+# Whole runs.
+
+SUITE = """
+from equivtest.module import module_property
+
+mine = module_property(
+    "tests.programs.module:mlp", "tests.programs.unsupported:{}", {}, batch="whole"
+)
+"""
+
+
+def run_of(command: Command, folder: Path, parallelize: str, *args: str) -> tuple[int, str]:
+    """Exit code and output of a small run of a property."""
+    (folder / "test_mine.py").write_text(SUITE.format(parallelize, SHAPES))
+    options = ("--profile=smoke", "--dtypes=float32", "--known-failures=none", "-n0")
+    ended = command(folder, "run", "test_mine.py", *options, *args)
+    return ended.code, ended.stdout
+
+
+@pytest.mark.ranks
+def test_a_run_is_not_red_for_what_its_program_declines(command: Command, tmp_path: Path) -> None:
+    code, told = run_of(command, tmp_path, "divides", "--world-sizes=1,2,3", "--report=report")
+    lines = [line for line in told.splitlines() if line.startswith("program ")]
+
+    assert code == 0 and len(lines) == 1
+    assert "program mine: does not support" in lines[0] and "8 features do not divide among 3 ranks (" in lines[0]
+    assert "8 features do not divide among 3 ranks" in (tmp_path / "report" / "report.html").read_text()
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("audited", ["on", "off"])
+def test_a_run_whose_program_declines_all_on_several_ranks_shows_nothing(
+    command: Command, tmp_path: Path, audited: str
+) -> None:
+    """Though it holds on one rank."""
+    code, told = run_of(command, tmp_path, "never", "--world-sizes=1,2", f"--audit={audited}")
+
+    assert code == 2 and "mine: the program supports no case on several ranks that was tried: several ranks are" in told
+    assert re.search(r"; of (\d) claims \1 open$", told, re.MULTILINE)

@@ -1,0 +1,1 @@
+"""Programs that ranks run in tests, right ones and wrong ones."""

@@ -1,0 +1,33 @@
+"""What a vendor's module brings: a device, for which the next backward of a process starts a thread.
+
+From then on torch refuses a backward to what is forked from there.
+"""
+
+from __future__ import annotations
+
+import os
+
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend as register_device
+
+from tests.programs.tiny import visit
+
+__all__ = ["visit"]
+
+BY_FAKE_MODE = "EQUIVTEST_TEST_BY_FAKE_MODE"
+"""Environment variable: if set, the device comes with the first fake tensors, as eight do where torch is built for
+CUDA and finds no card: FakeTensorMode.__enter__ calls torch._C._ensureCUDADeviceGuardSet (2.15.0)."""
+
+_enter = FakeTensorMode.__enter__
+
+
+def _bring_device(mode: FakeTensorMode) -> FakeTensorMode:
+    FakeTensorMode.__enter__ = _enter
+    register_device("toaster")
+    return _enter(mode)
+
+
+if BY_FAKE_MODE in os.environ:
+    FakeTensorMode.__enter__ = _bring_device
+else:
+    register_device("toaster")

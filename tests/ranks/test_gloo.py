@@ -1,0 +1,71 @@
+"""Groups of gloo: one worker each in ranks, and what two do to torch."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from equivtest.families.zero3.fetch.case import FetchCase
+from equivtest.ranks.gloo import WORKERS
+from equivtest.ranks.pool import Pool
+
+COUNTS = "tests.programs.groups:counts_gloo_workers"
+ROOT = Path(__file__).parents[2]
+DEATHS = {-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS}
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("environment", [{}, {"GLOO_SOCKET_IFNAME": "lo"}], ids=["by name", "by interface"])
+def test_a_rank_has_one_worker_for_each_of_its_groups(pool: Pool, environment: dict[str, str]) -> None:
+    """The world's, and that of a mesh in another order."""
+    numbers = {}
+    with Pool(environment=environment, beside=pool) as new:
+        for members in ((), (1, 0)):
+            replies = new.run(COUNTS, FetchCase(world_size=2, parameters=((1,),), members=members))
+            assert {reply.outcome for reply in replies} == {"answered"}, replies[0].detail
+            numbers[members] = [float(reply.answers[0].tensors["param.0"].local) for reply in replies]
+
+    assert numbers == {(): [WORKERS] * 2, (1, 0): [2 * WORKERS] * 2}
+
+
+@pytest.mark.ranks
+def test_what_a_rank_sends_through_takes_no_core_from_a_sender(pool: Pool) -> None:
+    """The thread that runs its program, and that of gloo."""
+    with Pool(beside=pool) as new:
+        new.run("zero3_fetch_all_gather", FetchCase(world_size=2))
+        tasks = [task for pid in new._worlds[2].pids for task in Path(f"/proc/{pid}/task").iterdir()]
+        policies = {
+            (task / "comm").read_text().strip(): os.sched_getscheduler(int(task.name))
+            for task in tasks
+            if task.name == task.parts[2] or "gloo" in (task / "comm").read_text()
+        }
+
+    assert len(policies) >= 2 and set(policies.values()) == {os.SCHED_BATCH}
+
+
+def hammer(seconds: float, workers: int) -> subprocess.CompletedProcess[str]:
+    """A process of its own, of torch alone."""
+    command = [sys.executable, "-m", "studies.gloo_workers", str(seconds), str(workers)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds + 60, check=False)
+
+
+def test_torch_with_two_workers_still_frees_a_string_twice() -> None:
+    """A known failure: where it is over, groups may have as many workers as torch gives them."""
+    ended = hammer(90, workers=2)
+
+    assert ended.returncode in DEATHS, (
+        f"finding 39 is over: take equivtest/ranks/gloo.py away. {ended.returncode} {ended.stdout} {ended.stderr}"
+    )
+
+
+def test_with_one_worker_the_same_program_survives() -> None:
+    """Several times as many collectives as two survive."""
+    ended = hammer(5, workers=1)
+
+    assert ended.returncode == 0, ended.stderr
+    assert int(ended.stdout.split()[-2]) > 5_000

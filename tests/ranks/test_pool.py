@@ -1,0 +1,572 @@
+"""Rank processes: answered, raised, lost, silent; and nothing left behind."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from equivtest.base import limits
+from equivtest.errors import BrokenSetup, Misuse
+from equivtest.ranks import scratch
+from equivtest.ranks.backend import Backend
+from equivtest.ranks.first_cause import first_cause
+from equivtest.ranks.pool import USERS, Pool
+from equivtest.ranks.reply import Reply
+from equivtest.ranks.scratch import Scratch, scratch_directories, scratch_roots, sweep
+from tests.programs.tiny import PlainCase
+
+pytestmark = pytest.mark.ranks
+VISIT = "tests.programs.tiny:visit"
+THREADS = "tests.programs.threads:visit"
+BY_FAKE_MODE = "EQUIVTEST_TEST_BY_FAKE_MODE"
+TWO = PlainCase(world_size=2)
+HERE = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    with Pool(visit=VISIT) as pool:
+        yield pool
+
+
+def outcomes(replies: list[Reply]) -> list[str]:
+    return [reply.outcome for reply in replies]
+
+
+def pids(pool: Pool, world_size: int = 2) -> list[float]:
+    """The process ids of the living world, as its ranks say."""
+    replies = pool.run("trivial", PlainCase(world_size=world_size))
+    return [reply.answers[0].tensors["output"].local.item() for reply in replies]
+
+
+def blamed(replies: list[Reply]) -> Reply:
+    cause = first_cause(replies)
+    assert cause is not None
+    return cause
+
+
+def scratch_of(pid: int) -> list[Path]:
+    return [path for path in scratch_directories() if path.name.startswith(f"equivtest-{pid}-")]
+
+
+def become_true(condition: Callable[[], bool], limit_s: float) -> bool:
+    deadline_s = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() > deadline_s:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_every_rank_answers(pool: Pool, world_size: int) -> None:
+    """A collective over the world counts its ranks; replies come by rank."""
+    replies = pool.run("counts", PlainCase(world_size=world_size))
+    assert [reply.rank for reply in replies] == list(range(world_size))
+    assert [reply.answers[0].tensors["output"].local.item() for reply in replies] == [world_size] * world_size
+    assert all(0 < reply.busy_s < 60 and reply.at_s <= time.monotonic() for reply in replies)
+
+
+def test_a_world_is_reused(pool: Pool) -> None:
+    """Two cases of one world size run in the same processes."""
+    assert pids(pool) == pids(pool)
+
+
+@pytest.mark.parametrize("subject", ["raises_alone", "raises_late"])
+@pytest.mark.parametrize("culprit", [0, 1, 2])
+def test_the_rank_that_raised_is_named(pool: Pool, subject: str, culprit: int) -> None:
+    """The culprit comes first with its traceback, its peers end with the grace, the next case passes."""
+    begun_s = time.monotonic()
+    cause = blamed(pool.run(subject, PlainCase(world_size=3, culprit=culprit)))
+    assert time.monotonic() - begun_s < 5
+    assert (cause.rank, cause.outcome, cause.error_type) == (culprit, "raised", "ValueError")
+    assert "the culprit's own words" in cause.error_text and "in raises_alone" in cause.detail
+    assert outcomes(pool.run("counts", PlainCase(world_size=3))) == ["answered"] * 3
+
+
+@pytest.mark.parametrize(
+    ("subject", "ending"),
+    [
+        ("killed", "killed by SIGKILL"),
+        ("exits_0", "exited with code 0"),
+        ("exits_3", "exited with code 3"),
+        ("crashes", "killed by SIGSEGV"),
+    ],
+)
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_the_rank_that_ended_is_named(pool: Pool, subject: str, ending: str, culprit: int) -> None:
+    """A lost rank comes first with its signal or exit code, and the next case passes."""
+    cause = blamed(pool.run(subject, PlainCase(world_size=2, culprit=culprit)))
+    assert (cause.rank, cause.outcome, cause.error_text) == (culprit, "lost", ending)
+    assert outcomes(pool.run("counts", TWO)) == ["answered"] * 2
+
+
+def test_a_lost_rank_leaves_its_last_words(pool: Pool) -> None:
+    """What a rank printed before it exited, and the stack at which it crashed, are in the detail."""
+    assert "last words" in blamed(pool.run("exits_3", TWO)).detail
+    assert "in crashes" in blamed(pool.run("crashes", TWO)).detail
+
+
+@pytest.mark.parametrize(
+    ("subject", "culprit", "silent"), [("hangs_in_python", 0, [0, 1]), ("hangs_in_collective", 0, [1])]
+)
+def test_silent_ranks_show_their_stacks(pool: Pool, subject: str, culprit: int, silent: list[int]) -> None:
+    """Ranks that hang, in Python or in a collective, time out with stacks that name the function."""
+    replies = pool.run(subject, PlainCase(world_size=2, culprit=culprit), limit_s=0.5)
+    assert [reply.rank for reply in replies if reply.outcome == "timed_out"] == silent
+    for rank in silent:
+        assert f"in {subject}" in replies[rank].detail and "_watch" not in replies[rank].detail
+    assert "no answer within 0.5 s" in blamed(replies).error_text
+    assert outcomes(pool.run("counts", TWO)) == ["answered"] * 2
+
+
+def test_of_hanging_ranks_the_one_outside_the_collective_is_blamed(pool: Pool) -> None:
+    """The peers of a rank that loops only wait for it."""
+    assert blamed(pool.run("hangs_in_python", PlainCase(world_size=2, culprit=1), limit_s=0.5)).rank == 1
+
+
+@pytest.mark.parametrize(
+    ("subject", "error_type", "text"),
+    [
+        ("raises_unspeakably", "Unspeakable", "(its __str__ raised RuntimeError)"),
+        ("raises_surrogates", "ValueError", "no text: \\udc80"),
+        ("no_such_subject", "KeyError", "'no_such_subject'"),
+    ],
+)
+def test_any_exception_arrives(pool: Pool, subject: str, error_type: str, text: str) -> None:
+    """An exception arrives as text though it cannot be printed, pickled or encoded."""
+    cause = blamed(pool.run(subject, TWO))
+    assert (cause.outcome, cause.error_type, cause.error_text) == ("raised", error_type, text)
+
+
+def test_misuse_is_told_apart(pool: Pool) -> None:
+    """A subject that breaks its contract with the harness has not raised, but was misused."""
+    assert outcomes(pool.run("misuses", TWO)) == ["misused"] * 2
+
+
+def test_a_second_answer_is_harmless(pool: Pool) -> None:
+    """Of two replies to one request the first counts; late ones and old ones are dropped."""
+    before = pids(pool)
+    assert all("early" in reply.error_text for reply in pool.run("answers_twice", TWO))
+    assert pids(pool) == before
+    assert [reply.error_text for reply in pool.run("trivial", TWO)] == ["", ""]
+
+
+def test_nonsense_from_a_rank_is_a_lost_rank(pool: Pool) -> None:
+    """A message that cannot be read counts as a failure of the rank that sent it."""
+    assert "cannot be read" in blamed(pool.run("talks_nonsense", TWO)).error_text
+    assert outcomes(pool.run("counts", TWO)) == ["answered"] * 2
+
+
+def test_a_rank_that_closes_its_connection_is_lost(pool: Pool) -> None:
+    """A rank can not go on unseen: without its connection it ends at once."""
+    assert outcomes(pool.run("stays_mute", TWO)) == ["lost"] * 2
+
+
+def test_large_replies_leave_no_file(pool: Pool) -> None:
+    """Tensors beyond limits.SHARED_BYTES arrive whole, and only the usual files stay."""
+    numel = limits.SHARED_BYTES
+    replies = pool.run("large", PlainCase(world_size=2, numel=numel))
+    for rank, reply in enumerate(replies):
+        expected = torch.arange(numel, dtype=torch.float64) + rank
+        assert reply.answers[0].tensors["output"].local.equal(expected)
+    assert not [file for path in scratch_of(os.getpid()) for file in path.glob("reply-*")]
+
+
+def test_what_a_rank_prints_is_bounded(pool: Pool) -> None:
+    """A chatty rank fills no memory: the next request starts its output again."""
+    assert outcomes(pool.run("prints_much", TWO)) == ["answered"] * 2
+    pool.run("trivial", TWO)
+    sizes = [file.stat().st_size for path in scratch_of(os.getpid()) for file in path.glob("output-[0-9]")]
+    assert sizes and max(sizes) < 10_000
+
+
+def test_a_rank_that_ends_between_cases_is_replaced(pool: Pool) -> None:
+    """A rank that answered and then ended does not fail the next case."""
+    assert outcomes(pool.run("ends_later", TWO)) == ["answered"] * 2
+    time.sleep(0.5)
+    assert outcomes(pool.run("counts", TWO)) == ["answered"] * 2
+
+
+def test_what_a_rank_forked_goes_with_it(pool: Pool) -> None:
+    """Children of a rank are killed with its world."""
+    children = [int(reply.error_text.removeprefix("child ")) for reply in pool.run("forks", TWO)]
+    assert become_true(lambda: not any(is_at_work(child) for child in children), 2)
+
+
+def test_temporary_files_of_a_killed_rank_go_with_its_world(pool: Pool) -> None:
+    """They lie on the disk that temporary files go to, in a folder that the world removes, however full memory is."""
+    lost = blamed(pool.run("killed_with_a_temporary_folder", TWO))
+    (folder,) = (Path(line) for line in lost.detail.splitlines() if "checkpoint-" in line)
+    assert folder.is_relative_to(tempfile.gettempdir()) and folder.parent != Path(tempfile.gettempdir())
+    assert become_true(lambda: not folder.parent.exists(), 30)
+
+
+def test_a_disk_that_stands_still_delays_no_answer(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Directories of a dead world are removed aside, yet before its pool is closed."""
+    moves_again, remove = threading.Event(), scratch._remove
+    monkeypatch.setattr(scratch, "_remove", lambda path: (moves_again.wait(5), remove(path)))
+
+    with Pool(visit=VISIT, beside=pool) as delayed:
+        before = scratch_of(os.getpid())
+        assert blamed(delayed.run("raises_alone", TWO)).outcome == "raised"  # which would never come
+        assert len(scratch_of(os.getpid())) > len(before)
+        moves_again.set()
+
+    assert not set(scratch_of(os.getpid())) - set(before)
+
+
+def test_ranks_see_the_parents_environment_of_their_start(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Variables set after the server was started reach the worlds started from then on."""
+    monkeypatch.setenv("EQUIVTEST_TEST", "5")
+    pool.run("raises_everywhere", TWO)
+    assert pool.run("sees_environment", TWO)[0].answers[0].tensors["output"].local.item() == 5
+
+
+def test_the_parents_environment_stays_as_it_was(pool: Pool) -> None:
+    """What is set for ranks and server does not leak into this process."""
+    before = dict(os.environ)
+    pool.run("raises_everywhere", TWO)
+    pool.run("trivial", TWO)
+    assert dict(os.environ) == before
+
+
+def test_a_uniform_refusal_keeps_the_world(pool: Pool) -> None:
+    """Where every rank raised and they are still in step, the same processes go on."""
+    before = pids(pool)
+    assert outcomes(pool.run("raises_everywhere", TWO, keep_if_all_raised=True)) == ["raised"] * 2
+    assert pids(pool) == before
+
+
+def test_ranks_out_of_step_are_replaced(pool: Pool) -> None:
+    """Where every rank raised but one left a collective behind, the probe finds it."""
+    before = pids(pool)
+    assert outcomes(pool.run("raises_out_of_step", TWO, keep_if_all_raised=True)) == ["raised"] * 2
+    assert not set(pids(pool)) & set(before)
+
+
+def test_without_being_asked_to_a_world_is_not_kept(pool: Pool) -> None:
+    """After a failure that nobody expected all processes are new."""
+    before = pids(pool)
+    pool.run("raises_everywhere", TWO)
+    assert not set(pids(pool)) & set(before)
+
+
+@pytest.mark.parametrize("dtype", limits.DTYPES)
+def test_gloo_supports_every_dtype(pool: Pool, dtype: str) -> None:
+    """The probe of gloo on the CPU finds nothing missing."""
+    assert outcomes(pool.run("trivial", PlainCase(world_size=2, dtype=dtype))) == ["answered"] * 2
+
+
+def test_what_the_backend_does_wrong_is_told_by_name(pool: Pool) -> None:
+    """A group that does nothing is wrong, by name, and no excuse: cases run on it as on any other."""
+    with Pool(Backend("fake"), visit=VISIT, beside=pool) as wrong:
+        pytest.importorskip("torch.testing._internal.distributed.fake_pg")
+        assert outcomes(wrong.run("trivial", TWO)) == ["answered"] * 2
+        assert "all_reduce of float32 on 2 ranks is wrong: rank 0: expected [2.0, 1.0, 2.0], got [1.0, 1.0, 0.0]" in {
+            str(fault) for fault in wrong.faults
+        }
+        assert wrong.take_faults() == wrong.faults and wrong.take_faults() == []
+
+
+def test_all_cases_come_in_order_whatever_fails(pool: Pool) -> None:
+    """run_all yields each case with its replies, over world sizes and failures."""
+    cases = [PlainCase(world_size=size, culprit=0) for size in (2, 3, 2)]
+    seen = [(case, outcomes(replies)[0]) for case, replies in pool.run_all("killed", cases)]
+    assert seen == [(case, "lost") for case in cases]
+    assert list(pool.run_all("trivial", [])) == []
+
+
+def test_ranks_work_while_the_parent_judges(pool: Pool) -> None:
+    """The next case has been sent when one is yielded: its replies are older than the judging."""
+    stamps = []
+    for _, replies in pool.run_all("trivial", [TWO, TWO, TWO]):
+        stamps.append((replies[0].at_s, time.monotonic()))
+        time.sleep(0.2)
+    assert stamps[1][0] < stamps[0][1] + 0.2
+
+
+def test_a_refused_case_keeps_its_world(pool: Pool) -> None:
+    """run_all treats a case with a refusal as one that every rank should raise on."""
+    before = pids(pool)
+    refused = PlainCase(world_size=2, refused="too odd")
+    assert [outcomes(replies) for _, replies in pool.run_all("raises_everywhere", [refused])] == [["raised"] * 2]
+    assert pids(pool) == before
+
+
+def test_leaving_run_all_early_leaves_nothing_running(pool: Pool) -> None:
+    """A generator that is closed abandons the case under way; the pool lives on."""
+    cases = pool.run_all("hangs_in_python", [PlainCase(world_size=1), PlainCase(world_size=2)])
+    list(zip(range(0), cases, strict=False))
+    running = pool.run_all("trivial", [TWO, TWO])
+    next(running)
+    running.close()
+    assert outcomes(pool.run("counts", TWO)) == ["answered"] * 2
+
+
+def test_the_world_used_longest_ago_ends(pool: Pool) -> None:
+    """A pool of two worlds ends the first when a third is needed."""
+    with Pool(visit=VISIT, max_worlds=2, beside=pool) as small:
+        first = pids(small, 1)
+        kept = pids(small, 2)
+        pids(small, 3)
+        assert not psutil.pid_exists(int(first[0]))
+        assert pids(small, 2) == kept
+
+
+def test_only_another_owner_gets_new_ranks(pool: Pool) -> None:
+    found = []
+    with Pool(visit=VISIT, beside=pool) as own:
+        for owner in ("test_first.py", "test_first.py", "test_second.py"):
+            own.serve(owner)
+            found.append(pids(own))
+
+    assert found[0] == found[1] and not {*found[1]} & {*found[2]}
+
+
+@pytest.mark.parametrize("module", USERS)
+def test_preloaded_module_can_be_imported(module: str) -> None:
+    """The server imports what it can and says nothing of the rest."""
+    assert importlib.util.find_spec(module)
+
+
+def test_a_pool_beside_another_has_ranks_of_its_own_from_the_same_server(pool: Pool) -> None:
+    """Which still forks when that pool is closed."""
+    with Pool(visit=VISIT, beside=pool) as other:
+        found = {*pids(pool), *pids(other)}
+        servers = {psutil.Process(int(pid)).ppid() for pid in found}
+    pool.renew(2)
+
+    assert (len(found), len(servers)) == (4, 1)
+    assert outcomes(pool.run("trivial", TWO)) == ["answered"] * 2
+
+
+def test_a_closed_pool_leaves_nothing() -> None:
+    """After close there is no process, no directory and no thread more than before."""
+    children = {child.pid for child in psutil.Process().children(recursive=True)}
+    directories, threads = scratch_of(os.getpid()), psutil.Process().num_threads()
+    descriptors = psutil.Process().num_fds()
+    pool = Pool(visit=VISIT)
+    pool.run("killed", TWO)
+    pool.run("trivial", TWO)
+    pool.close()
+    pool.close()
+    assert {child.pid for child in psutil.Process().children(recursive=True)} == children
+    assert scratch_of(os.getpid()) == directories
+    assert psutil.Process().num_threads() == threads and psutil.Process().num_fds() == descriptors
+    with pytest.raises(Misuse, match="closed"):
+        pool.run("trivial", TWO)
+
+
+def test_a_dead_server_is_replaced() -> None:
+    """When the server that forks ranks is killed, the next case starts another one."""
+    with Pool(visit=VISIT) as pool:
+        server = psutil.Process(int(pids(pool)[0])).parent()
+        assert server is not None
+        server.kill()
+        time.sleep(0.2)
+        assert outcomes(pool.run("counts", TWO)) == ["answered"] * 2
+
+
+def test_a_pool_is_not_for_a_forked_child(pool: Pool) -> None:
+    """In a forked child the pool refuses, and the parent's ranks are unharmed."""
+    before = pids(pool)
+    child = os.fork()
+    if child == 0:
+        try:
+            pool.close()
+            pool.run("trivial", TWO)
+        except Misuse:
+            os._exit(42)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 42
+    assert pids(pool) == before
+
+
+def is_at_work(pid: int) -> bool:
+    """Whether the process still runs; one that waits for init to bury it does not."""
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def start_script(tmp_path: Path, text: str) -> subprocess.Popen[str]:
+    script = tmp_path / "script.py"
+    script.write_text(text)
+    environment = {**os.environ, "PYTHONPATH": str(HERE)}
+    return subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environment)
+
+
+@pytest.mark.parametrize("subject", ["hangs_in_collective", "hangs_in_python"])
+def test_ranks_end_with_a_killed_parent(tmp_path: Path, subject: str) -> None:
+    """After SIGKILL of the parent its ranks, the server and the scratch directories are gone."""
+    text = (
+        "from equivtest.ranks.pool import Pool\nfrom tests.programs.tiny import PlainCase\n"
+        f"pool = Pool(visit={VISIT!r})\npool.run('trivial', PlainCase(world_size=1))\n"
+        f"pool.run('trivial', PlainCase(world_size=2))\nprint('up', flush=True)\n"
+        f"pool.run({subject!r}, PlainCase(world_size=2))\n"
+    )
+    with start_script(tmp_path, text) as parent:
+        assert parent.stdout is not None and parent.stdout.readline() == "up\n"
+        time.sleep(0.2)
+        family = psutil.Process(parent.pid).children(recursive=True)
+        assert len(family) == 4  # the server, an idle rank, two at work
+        parent.send_signal(signal.SIGKILL)
+    assert become_true(lambda: not any(is_at_work(child.pid) for child in family), 2)
+    assert become_true(lambda: scratch_of(parent.pid) == [], 2)
+
+
+def test_a_pool_keeps_its_directories_when_the_server_of_another_one_loses_its_connection(pool: Pool) -> None:
+    """Its ranks rendezvous there when they make groups, and write their stacks."""
+    with Pool(visit=VISIT) as other:
+        assert outcomes(pool.run("counts", TWO)) == ["answered"] * 2
+        other.run("counts", TWO)
+        before = [path for path in scratch_of(os.getpid()) if path.exists()]
+        server = other._server
+        server._control.shutdown(socket.SHUT_RDWR)
+        server._process.wait(5)
+        assert all(path.exists() for path in before)
+
+
+def test_a_script_without_a_guard_runs_once(tmp_path: Path) -> None:
+    """Ranks never run the user's script again; at exit everything ends by itself."""
+    text = (
+        "print('here', flush=True)\n"
+        "from equivtest.ranks.pool import Pool\nfrom tests.programs.tiny import PlainCase\n"
+        f"pool = Pool(visit={VISIT!r})\nprint(pool.run('says_main', PlainCase(world_size=2))[0].error_text)\n"
+    )
+    with start_script(tmp_path, text) as parent:
+        output, _ = parent.communicate(timeout=60)
+    assert output.splitlines() == ["here", "no file"]
+    assert parent.returncode == 0 and scratch_of(parent.pid) == []
+
+
+def test_ranks_are_executed_where_a_fork_runs_no_backward() -> None:
+    """A module that they import has brought a device, for which the server's backward has started a thread."""
+    with Pool(visit=THREADS) as pool:
+        assert outcomes(pool.run("runs_backward", TWO)) == ["answered"] * 2
+        assert pool.start.startswith("spawn (") and "autograd's threading in combination with fork" in pool.start
+
+
+def test_ranks_that_must_be_forked_say_that_they_cannot_be() -> None:
+    with Pool(Backend(start="forkserver"), visit=THREADS) as pool, pytest.raises(BrokenSetup) as caught:
+        pool.run("runs_backward", TWO)
+    message = str(caught.value)
+    assert "a fork runs no backward (RuntimeError: Unable to handle autograd's threading" in message
+    assert "2 threads" in message and "let start be spawn" in message
+
+
+def test_devices_that_come_with_fake_tensors_do_not_keep_ranks_from_being_forked() -> None:
+    """The server runs its first backward before the first fake tensor."""
+    with Pool(Backend(start="forkserver"), visit=THREADS, environment={BY_FAKE_MODE: "1"}) as pool:
+        assert outcomes(pool.run("runs_backward", TWO)) == ["answered"] * 2
+        assert pool.start == "forkserver"
+
+
+def test_no_default_argument_is_a_group_of_the_warming() -> None:
+    """Ranks would find it there, and torch would not: it was destroyed."""
+    text = (
+        "import gc, types\nfrom equivtest.ranks.warm import warm\nwarm()\ngc.unfreeze()\n"
+        "from torch.distributed import ProcessGroup\n"
+        "functions = [each for each in gc.get_objects() if isinstance(each, types.FunctionType)]\n"
+        "bound = [each for each in functions if any(isinstance(it, ProcessGroup) for it in each.__defaults__ or ())]\n"
+        "print(len(functions) > 1000, *bound)\n"
+    )
+
+    output = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=True).stdout
+
+    assert output.split() == ["True"]
+
+
+def test_executed_ranks_have_time_to_import_torch_one_beside_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Pool(Backend(start="spawn"), visit=VISIT) as pool:
+        pool.run("counts", PlainCase(world_size=1))
+        monkeypatch.setattr(limits, "START_S", 0.7)  # less than an import takes
+        assert outcomes(pool.run("counts", TWO)) == ["answered"] * 2
+
+
+def test_spawned_ranks_do_the_same() -> None:
+    """Executed instead of forked, ranks answer, raise and are replaced all the same."""
+    with Pool(Backend(start="spawn"), visit=VISIT) as pool:
+        assert outcomes(pool.run("counts", TWO)) == ["answered"] * 2
+        assert blamed(pool.run("killed", PlainCase(world_size=2, culprit=1))).error_text == "killed by SIGKILL"
+
+
+@pytest.mark.parametrize(
+    ("backend", "message"),
+    [
+        (Backend("glue"), r"no backend 'glue' here; available: .*gloo"),
+        (Backend("undefined"), "no backend 'undefined'"),
+        (Backend("cuda:gloo"), "serves cuda, not device 'cpu'"),
+        (Backend(device="toaster"), r"no device 'toaster'; here: cpu"),
+        (Backend(device="meta"), "no device 'meta' is available here"),
+        (Backend(device="cpu:0"), "must not have an index"),
+        (Backend(imports=("no_such_vendor",)), "cannot import 'no_such_vendor': ModuleNotFoundError.*installed here"),
+        (Backend(imports=("./vendor.py",)), "cannot import './vendor.py': .*installed here"),
+        (Backend(imports=("",)), "cannot import '': .*installed here"),
+        (Backend(start="thread"), "start must be one of auto, forkserver, spawn"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else f"{value.name}-{value.device}-{value.imports}-{value.start}",
+)
+def test_a_backend_that_is_not_there_is_refused(backend: Backend, message: str) -> None:
+    """Before any process starts, the parent names the value and what there is."""
+    with pytest.raises(Misuse, match=message):
+        Pool(backend, visit=VISIT)
+
+
+@pytest.mark.parametrize("content", ["raise RuntimeError('no driver')", "import no_such_driver"])
+def test_a_vendors_module_that_raises_is_to_be_mended(
+    content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is there: the way out is not to name another one."""
+    (tmp_path / "raising_vendor.py").write_text(content)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    with pytest.raises(Misuse, match=r"cannot import 'raising_vendor'.*driver.*; mend what it raises, or leave"):
+        Backend(imports=("raising_vendor",)).validate()
+
+
+def test_a_backend_may_differ_by_device() -> None:
+    """torch's own form, one backend per device, is understood."""
+    Backend("cpu:gloo,cuda:gloo").validate()
+
+
+@pytest.mark.parametrize(
+    ("visit", "message"),
+    [("no_such_module:visit", "ModuleNotFoundError: No module named"), ("math:visit", "AttributeError")],
+)
+def test_a_world_that_cannot_start_says_why(visit: str, message: str) -> None:
+    """The first rank's traceback is in the error, and nothing is left."""
+    with Pool(visit=visit) as pool, pytest.raises(BrokenSetup, match=message):
+        pool.run("trivial", TWO)
+
+
+@pytest.mark.parametrize("room", [limits.SCRATCH_BYTES, 2**62], ids=["room", "no-room"])
+def test_stale_directories_are_swept(monkeypatch: pytest.MonkeyPatch, room: int) -> None:
+    """Directories of ended processes go, also where nothing new would fit; those of living ones stay."""
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    stale = scratch_roots()[0] / f"equivtest-{ended.pid}-abcdefgh"
+    stale.mkdir()
+    monkeypatch.setattr(limits, "SCRATCH_BYTES", room)
+    (stale / "rendezvous").touch()
+    mine = Scratch()
+    sweep()
+    assert not stale.exists() and mine.path.exists()
+    mine.remove()
+    assert not mine.path.exists()

@@ -1,0 +1,260 @@
+"""Messages between the parent and its ranks."""
+
+from __future__ import annotations
+
+import re
+import socket
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from equivtest.base import limits
+from equivtest.base.collective import Collective
+from equivtest.layout import Flat, Layout, Partial, Replicate, Shard
+from equivtest.ranks.backend import Backend
+from equivtest.ranks.channel import Channel
+from equivtest.ranks.failure import clip, describe_exception
+from equivtest.ranks.messages import Probe, Start, Stop, Support, Visit, decode_request, encode_request
+from equivtest.ranks.reply import Answer, Reply
+from equivtest.ranks.wire import decode_message, encode_reply
+from equivtest.tensors import Placed, same_bits
+from tests.programs.tiny import Unspeakable
+
+DTYPES = ("float64", "float32", "bfloat16", "float16", "int64", "int32", "uint8", "bool", "complex64", "float8_e4m3fn")
+LAYOUTS = (
+    Layout((Shard(0), Shard(0)), shard_order=(1, 0)),
+    Layout((Flat(12),)),
+    Layout((Partial("avg"), Replicate())),
+    Layout(()),
+)
+
+
+def random_bits(shape: tuple[int, ...], dtype: str, seed: int) -> torch.Tensor:
+    """Any bits at all, NaN payloads and signed zeros among them; 0 and 1 only for bool."""
+    generator = torch.Generator().manual_seed(seed)
+    wanted = getattr(torch, dtype)
+    if wanted == torch.bool:
+        return torch.randint(0, 2, shape, generator=generator).bool()
+    width = torch.empty((), dtype=wanted).element_size()
+    numel = torch.Size(shape).numel()
+    return torch.randint(0, 256, (numel * width,), generator=generator).to(torch.uint8).view(wanted).reshape(shape)
+
+
+def round_trip(reply: Reply, scratch: Path, request_id: int = 7) -> Reply:
+    received_id, received = decode_message(encode_reply(request_id, reply, scratch))
+    assert received_id == request_id
+    return received
+
+
+@pytest.mark.parametrize("found", [None, (), (Collective("all_gather", 12, "backward", "processes 0, 1"),)])
+def test_collectives_arrive_as_they_were_recorded(found: tuple[Collective, ...] | None, tmp_path: Path) -> None:
+    """That nothing was recorded is another thing than that nothing was called."""
+    reply = Reply(rank=0, outcome="answered", answers=(Answer({}, collectives=found),))
+
+    assert round_trip(reply, tmp_path).answers[0].collectives == found
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    shape=st.lists(st.sampled_from((0, 1, 2, 3, 5)), max_size=4).map(tuple),
+    seed=st.sampled_from(range(100)),
+    layout=st.sampled_from(LAYOUTS),
+)
+def test_tensors_keep_every_bit(dtype: str, shape: tuple[int, ...], seed: int, layout: Layout, tmp_path: Path) -> None:
+    """A tensor of any shape and dtype arrives with its bits, layout and global shape."""
+    tensor = random_bits(shape, dtype, seed)
+    odd = torch.zeros(3, dtype=torch.uint8)  # shifts what follows off its alignment
+    sent = Answer({"odd": Placed(odd, LAYOUTS[3]), "it": Placed(tensor, layout, (7, *shape))}, {"it": True}, ("x",))
+    (received,) = round_trip(Reply(rank=3, outcome="answered", answers=(sent,)), tmp_path).answers
+    placed = received.tensors["it"]
+    assert (placed.local.dtype, placed.local.shape) == (tensor.dtype, tensor.shape)
+    assert placed.local.reshape(-1).view(torch.uint8).equal(tensor.reshape(-1).view(torch.uint8))
+    assert (placed.layout, placed.global_shape) == (layout, (7, *shape))
+    assert (received.requires_grad, received.touched) == ({"it": True}, ("x",))
+
+
+def test_the_answer_to_a_repeat_arrives_beside_the_first(tmp_path: Path) -> None:
+    """With its own bits."""
+    first, second = random_bits((3,), "bfloat16", 1), random_bits((3,), "bfloat16", 2)
+    sent = Answer({"x": Placed(first, LAYOUTS[3])}, again={"x": Placed(second, LAYOUTS[3])})
+    (received,) = round_trip(Reply(rank=0, outcome="answered", answers=(sent,)), tmp_path).answers
+
+    assert same_bits(received.tensors["x"].local, first) and same_bits(received.again["x"].local, second)
+
+
+def test_a_view_arrives_as_its_own_elements(tmp_path: Path) -> None:
+    """Of a transposed, sliced tensor that needs a gradient only the elements are sent."""
+    tensor = torch.arange(12.0).reshape(3, 4).requires_grad_()
+    placed = Placed(tensor.t()[1:3], LAYOUTS[3])
+    received = (
+        round_trip(Reply(rank=0, outcome="answered", answers=(Answer({"x": placed}),)), tmp_path)
+        .answers[0]
+        .tensors["x"]
+    )
+    assert same_bits(received.local, tensor.t()[1:3].detach())
+
+
+def test_large_replies_leave_no_file(tmp_path: Path) -> None:
+    """Beyond limits.SHARED_BYTES the message stays small, and its file is gone once read."""
+    tensor = random_bits((limits.SHARED_BYTES // 4 + 1,), "float32", 1)
+    message = encode_reply(
+        1, Reply(rank=0, outcome="answered", answers=(Answer({"x": Placed(tensor, LAYOUTS[3])}),)), tmp_path
+    )
+    assert len(message) < 1000 and len(list(tmp_path.iterdir())) == 1
+    received = decode_message(message)[1].answers[0].tensors["x"].local
+    assert list(tmp_path.iterdir()) == [] and same_bits(received, tensor)
+
+
+def test_a_received_tensor_can_be_written(tmp_path: Path) -> None:
+    """Received memory is private and writable, small or large."""
+    for numel in (1, limits.SHARED_BYTES):
+        tensor = torch.ones(numel)
+        reply = Reply(rank=0, outcome="answered", answers=(Answer({"x": Placed(tensor, LAYOUTS[3])}),))
+        received = round_trip(reply, tmp_path).answers[0].tensors["x"].local
+        received += 1
+        assert received.sum() == 2 * numel
+
+
+def test_failures_keep_their_texts(tmp_path: Path) -> None:
+    """A reply without tensors arrives equal in all its fields."""
+    reply = Reply(
+        rank=2,
+        outcome="raised",
+        error_type="ValueError",
+        error_text="text",
+        detail="trace",
+        at_s=1.5,
+        busy_s=0.25,
+        lacking=("float16:all_reduce",),
+    )
+    assert round_trip(reply, tmp_path) == reply
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"",
+        b"\xc1",
+        msgspec.msgpack.encode([1, 2]),
+        msgspec.msgpack.encode(
+            [
+                7,
+                0,
+                "answered",
+                [[{"x": [0, "float9", [1], [], [], None]}, {}, []]],
+                "",
+                "",
+                "",
+                0.0,
+                0.0,
+                [],
+                b"1234",
+                "",
+            ]
+        ),
+        msgspec.msgpack.encode(
+            [
+                7,
+                0,
+                "answered",
+                [[{"x": [0, "int64", [9], [], [], None]}, {}, []]],
+                "",
+                "",
+                "",
+                0.0,
+                0.0,
+                [],
+                b"1234",
+                "",
+            ]
+        ),
+    ],
+    ids=["empty", "no msgpack", "other struct", "no such dtype", "beyond the payload"],
+)
+def test_a_broken_message_is_a_value_error(message: bytes) -> None:
+    """Whatever bytes come, reading them raises ValueError at worst."""
+    with pytest.raises(ValueError, match=r".+"):
+        decode_message(message)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        Start(1, 2, Backend(imports=("a",)), "m:f", "/scratch", [(b"\xff", b"\xfe")], [b"/p\xff"], b"/"),
+        Visit(3, "rowwise_linear", "m", {"schema": 1, "fields": {"leading": [1, 2]}}),
+        Probe(4),
+        Support(5, "all_reduce", "bfloat16"),
+        Stop(),
+    ],
+)
+def test_requests_arrive_equal(request_: Start | Visit | Probe | Support | Stop) -> None:
+    """Every request is read back as it was written."""
+    assert decode_request(encode_request(request_)) == request_
+
+
+def test_a_channel_keeps_messages_apart() -> None:
+    """Messages come out whole and in order, however the bytes were cut; then the end is told."""
+    left, right = socket.socketpair()
+    sender, receiver = Channel(left, send_limit_s=1), Channel(right)
+    assert receiver.receive_available() == []
+    for message in (b"", b"one", bytes(50_000)):
+        sender.send(message)
+    sender.close()
+    assert receiver.receive_available() == [b"", b"one", bytes(50_000)]
+    with pytest.raises(EOFError):
+        receiver.receive_available()
+    with pytest.raises(EOFError):
+        receiver.receive()
+    receiver.close()
+
+
+def test_a_channel_does_not_wait_for_half_a_message() -> None:
+    """Half a message is nothing yet, and is not lost."""
+    left, right = socket.socketpair()
+    receiver = Channel(right)
+    with left:
+        left.sendall((4).to_bytes(8, "little") + b"ab")
+        assert receiver.receive_available() == []
+        left.sendall(b"cd")
+        assert receiver.receive_available() == [b"abcd"]
+    receiver.close()
+
+
+def test_sending_to_a_deaf_rank_ends() -> None:
+    """A message that is not taken within the limit raises OSError."""
+    left, right = socket.socketpair()
+    sender = Channel(left, send_limit_s=0.05)
+    with right, pytest.raises(OSError, match="timed out"):
+        sender.send(bytes(10_000_000))
+    sender.close()
+
+
+def test_any_exception_has_a_description() -> None:
+    """Type, text and traceback are there even where str() of the exception raises."""
+    kind, text, trace = describe_exception(Unspeakable())
+    assert (kind, text) == ("Unspeakable", "(its __str__ raised RuntimeError)")
+    assert "Unspeakable" in trace
+
+
+def test_texts_are_bounded_and_printable() -> None:
+    """A long text keeps its head and its end; what is no text is spelled out."""
+    text = clip("head" + "x" * 10 * limits.OUTPUT_CHARS + "tail\udc80")
+    assert text.startswith("head") and text.endswith("tail\\udc80") and len(text) < limits.OUTPUT_CHARS + 100
+
+
+def test_a_traceback_shows_the_ends_of_a_way_through_torch() -> None:
+    """Its own frames, and of each run of torch's the first and the last."""
+    layer = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    try:
+        layer(torch.ones(1, 3))
+    except RuntimeError as error:
+        trace = describe_exception(error)[2]
+
+    files = re.findall(r'File "(.+)", line', trace)
+    assert files[0] == __file__ and sum("/torch/" in file for file in files) == 2
+    assert "more of torch)" in trace and "torch/nn/modules/linear.py" in files[-1]

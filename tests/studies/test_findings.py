@@ -1,0 +1,68 @@
+"""Findings: every known failure names one, every one is in the index, and the index is as its command prints it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from equivtest.search.known import SHIPPED, KnownFailures
+from studies.findings_index import EFFECTS, FOLDER, INDEX, indexed, known_failures, read, read_all
+
+
+def test_every_known_failure_names_findings_that_exist() -> None:
+    numbers = {finding.number for finding in read_all()}
+
+    for entry in known_failures():
+        assert entry.get("findings"), f"{entry['subject']}, {entry['claim']}: no finding: {entry['reason']}"
+        assert set(entry["findings"]) <= numbers, entry["findings"]  # type: ignore[call-overload]
+
+
+def test_findings_are_numbered_without_gaps_by_the_names_of_their_files() -> None:
+    findings = read_all()
+
+    assert [finding.number for finding in findings] == list(range(1, len(findings) + 1))
+    assert all(finding.path.name.startswith(f"{finding.number:02}-") for finding in findings)
+
+
+def test_effects_are_among_those_that_the_index_explains() -> None:
+    for finding in read_all():
+        assert set(finding.effects) <= set(EFFECTS), finding.path.name
+
+
+def test_a_finding_without_a_report_says_what_was_searched_for() -> None:
+    for finding in read_all():
+        none = finding.fields["Upstream"].startswith(("none found (searched for: ", "not reported: "))
+        assert bool(finding.reports) != none, finding.path.name
+
+
+def test_the_index_is_as_its_command_prints_it() -> None:
+    text = INDEX.read_text("utf-8")
+
+    assert text == indexed(text), "run python -m studies.findings_index --write"
+
+
+def test_links_between_findings_lead_somewhere() -> None:
+    for path in FOLDER.glob("*.md"):
+        for target in _links(path):
+            assert (FOLDER / target).is_file(), f"{path.name}: {target}"
+
+
+def _links(path: Path) -> list[str]:
+    parts = path.read_text("utf-8").split("](")[1:]
+    return [target for part in parts if not (target := part.partition(")")[0]).startswith("http")]
+
+
+@pytest.mark.parametrize("text", ["# Title\n", "# 1. Title\n\n- **Project**: torch\n- **Effect**: silent\n"])
+def test_a_finding_without_its_first_lines_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "01-title.md"
+    path.write_text(text)
+
+    with pytest.raises(ValueError, match=r"01-title\.md: must begin with '# NUMBER\. TITLE'"):
+        read(path)
+
+
+def test_reasons_end_with_the_findings_that_tell_more() -> None:
+    entry = KnownFailures.load(SHIPPED).of("module")[-1]
+
+    assert entry.findings == (41,) and entry.reason.endswith("(finding 41)")

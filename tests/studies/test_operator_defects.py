@@ -1,0 +1,50 @@
+"""Rules of DTensor that are planted wrong: of each kind there is one, and some are seen to be rejected.
+
+All are sought by `python -m studies.operator_defects`.
+"""
+
+from __future__ import annotations
+
+import pytest
+from torch.distributed.tensor import DTensor
+
+from equivtest.check import judge
+from equivtest.families.operators.case import OperatorCase
+from equivtest.families.operators.case_table import OPERATORS
+from equivtest.pytest_plugin.suite import shipped
+from equivtest.ranks.pool import Pool
+from tests.programs.rules import WRONG, planted
+
+SMALLEST = {
+    "gradient_on_every_rank": OperatorCase(world_size=2, operator="sum", requires_grad=(0,)),
+    "first_rank_says_all": OperatorCase(
+        world_size=2, operator="all of bools", values=(("dense", 23),), placements=(("shard(0)",),)
+    ),
+    "extrema_not_swapped": OperatorCase(world_size=2, operator="neg", placements=(("partial(max)",),)),
+}
+"""The fewest seconds of all; each of another kind."""
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("name", SMALLEST)
+def test_a_planted_rule_is_rejected_where_torchs_own_holds(name: str, pool: Pool) -> None:
+    case, claims = SMALLEST[name], shipped()["dtensor_operators"].claims
+
+    assert any(verdict.failed for verdict in judge(f"tests.programs.rules:{name}", case, pool, claims))
+    assert not any(verdict.failed for verdict in judge("dtensor_operators", case, pool, claims))
+
+
+def test_forty_rules_and_more_are_wrong_in_ten_ways_and_more_in_operators_of_the_table() -> None:
+    assert len(WRONG) >= 40 and len({wrong.kind for wrong in WRONG.values()}) >= 10
+    assert {wrong.operator for wrong in WRONG.values()} <= OPERATORS.keys()
+
+
+def test_a_planted_rule_is_gone_afterwards() -> None:
+    propagator = DTensor._op_dispatcher.sharding_propagator
+    wrong = WRONG["own_parts_softmax"]
+    [op] = wrong.ops
+    before = propagator.op_strategy_funcs[op]
+    with planted(wrong):
+        assert propagator.op_strategy_funcs[op] is not before
+
+    assert propagator.op_strategy_funcs[op] is before
