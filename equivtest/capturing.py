@@ -22,10 +22,10 @@ from equivtest.captured.write.kept import Keeper
 from equivtest.captured.write.kept_update import UpdateKeeper
 from equivtest.cases.case import Shape, require
 from equivtest.errors import Misuse
-from equivtest.families.module.case import BATCHES, MEAN_OF_PARTS, PARTS_OF_WHOLE, WHOLE
-from equivtest.families.module.case_boundaries import parts_of
-from equivtest.families.module.case_names import by_own_name
-from equivtest.families.module.subject import is_data_parallel
+from equivtest.programs.boundaries import parts_of
+from equivtest.programs.case import BATCHES, MEAN_OF_PARTS, PARTS_OF_WHOLE, WHOLE
+from equivtest.programs.names import by_own_name
+from equivtest.programs.run.module import is_data_parallel
 
 
 @contextmanager

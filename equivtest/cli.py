@@ -208,7 +208,7 @@ def check(
     from equivtest.check import judge, require_conclusion
     from equivtest.diagnose.blame import with_fault
     from equivtest.oracle.declared import require_declared
-    from equivtest.programs.bounded import reason_in
+    from equivtest.programs.bounds import reason_in
     from equivtest.property import require_limit
     from equivtest.pytest_plugin.suite import claims_of
     from equivtest.ranks.backend import Backend

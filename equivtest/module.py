@@ -11,18 +11,11 @@ from equivtest.base import limits
 from equivtest.cases.case import require
 from equivtest.check import DEFAULT_CLAIMS
 from equivtest.errors import Misuse
-from equivtest.families.module.case import (
-    BATCHES,
-    MEAN_OF_PARTS,
-    PARTS_OF_WHOLE,
-    REAL_DTYPES,
-    WHOLE,
-    ModuleCase,
-)
-from equivtest.families.module.case_axes import mesh_along, require_axes
-from equivtest.families.module.case_inputs import Input, ids, mask, positions, real, sizes_in, targets, written
-from equivtest.families.module.case_state import STATES
-from equivtest.programs.door import Door, Fields, combinations, judged_layouts, refusals, tried
+from equivtest.programs.candidates import Door, Fields, combinations, judged_layouts, refusals, tried
+from equivtest.programs.case import BATCHES, MEAN_OF_PARTS, PARTS_OF_WHOLE, REAL_DTYPES, WHOLE, ModuleCase
+from equivtest.programs.inputs import Input, ids, mask, positions, real, sizes_in, targets, written
+from equivtest.programs.mesh import mesh_along, require_axes
+from equivtest.programs.state import STATES
 from equivtest.property import Property, Space
 from equivtest.ranks.first_cause import first_cause
 from equivtest.verdicts.claims import keeps_layout_of_parameter, repeats_itself, trains_like_unsharded
@@ -40,7 +33,7 @@ if TYPE_CHECKING:
 CLAIMS = (*(claim for claim in DEFAULT_CLAIMS if claim is not keeps_layout_of_parameter), repeats_itself)
 """What is claimed of a module; how it divides its parameters is its own affair."""
 
-CONTRACT_OF = "equivtest.families.module.subject:contract_of"
+CONTRACT_OF = "equivtest.programs.run.module:contract_of"
 
 
 def module_property(
@@ -317,7 +310,7 @@ def _agreed(case: ModuleCase, replies: Sequence[Reply]) -> str:
 
 
 def _cases(door: Door, batch: str, space: Space) -> SearchStrategy[ModuleCase]:
-    from equivtest.families.module.strategy import module_cases
+    from equivtest.programs.strategy import module_cases
 
     layouts = {size: judged_layouts(door, batch, size, space.dtypes) for size in space.world_sizes}
     return module_cases(space, partial(door.make, batch=batch), door.varied, layouts)

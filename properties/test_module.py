@@ -6,11 +6,11 @@ first at what is added on every rank, before or after the sum over the ranks.
 
 from __future__ import annotations
 
-from equivtest.families.module.case import ModuleCase
 from equivtest.module import ids, module_property, targets
+from equivtest.programs.case import ModuleCase
 
-BUILD = "equivtest.families.module.case_gated:gated_block"
-PARALLELIZE = "equivtest.families.module.subject:tensor_parallel"
+BUILD = "equivtest.programs.examples.gated:gated_block"
+PARALLELIZE = "equivtest.programs.examples.plans:tensor_parallel"
 
 gated_block = module_property(
     BUILD,
@@ -19,7 +19,7 @@ gated_block = module_property(
     examples=[ModuleCase(world_size=4, build=BUILD, parallelize=PARALLELIZE, x_shape=(2, 3, 2), largest=3)],
 )
 
-SEQUENCE_PARALLEL = "equivtest.families.module.subject:sequence_parallel"
+SEQUENCE_PARALLEL = "equivtest.programs.examples.plans:sequence_parallel"
 
 # Tokens that the ranks share evenly, unevenly, and so that some go without.
 sequence_parallel_block = module_property(
@@ -29,8 +29,8 @@ sequence_parallel_block = module_property(
     examples=[ModuleCase(world_size=4, build=BUILD, parallelize=SEQUENCE_PARALLEL, x_shape=(5, 2), largest=3)],
 )
 
-ATTENTION = "equivtest.families.module.case_attention:attention_block"
-HEADS_DIVIDED = "equivtest.families.module.subject.attention:heads_divided"
+ATTENTION = "equivtest.programs.examples.attention:attention_block"
+HEADS_DIVIDED = "equivtest.programs.examples.attention_plan:heads_divided"
 
 # Norms and softmaxes round, so that this one is judged on real numbers, within a bound.
 attention_block = module_property(
@@ -50,19 +50,19 @@ attention_block = module_property(
     conclusive_dtypes=("float64",),
 )
 
-DECODER = "equivtest.families.module.case_decoder:decoder"
+DECODER = "equivtest.programs.examples.decoder:decoder"
 
 # Too deep for a bound of the whole, and so judged layer by layer and part by part, in every dtype.
 decoder = module_property(
     DECODER,
-    "equivtest.families.module.subject.decoder:heads_and_hidden_divided",
+    "equivtest.programs.examples.decoder_plan:heads_and_hidden_divided",
     x_shapes=((1, 2, 24), (2, 2, 24), (1, 3, 24)),
     by_parts=True,
     world_sizes=(1, 2, 3, 4, 6, 12),  # the divisors of its twelve heads
 )
 
-DATA_PARALLEL = "equivtest.families.module.subject:data_parallel"
-FULLY_SHARDED = "equivtest.families.module.subject:fully_sharded"
+DATA_PARALLEL = "equivtest.programs.examples.plans:data_parallel"
+FULLY_SHARDED = "equivtest.programs.examples.plans:fully_sharded"
 
 # Under data parallelism each rank has rows of its own, as many as the others or not; nobody need say so.
 # Of six ranks and of eight too: (15, 2) gives one of eight fewer rows than the others.
@@ -82,11 +82,11 @@ fully_sharded_block = module_property(
     examples=[ModuleCase(world_size=4, build=BUILD, parallelize=FULLY_SHARDED, x_shape=(7, 2), batch="mean of parts")],
 )
 
-TOKEN_MEAN = "equivtest.families.module.subject.token_mean:"
+TOKEN_MEAN = "equivtest.programs.examples.token_mean:"
 
 # A whole step: loss, gradients and update are of the mean over all tokens, unevenly cut over ranks and micro-batches.
 token_mean_step = module_property(
-    "equivtest.families.module.case_next_token:next_token",
+    "equivtest.programs.examples.next_token:next_token",
     FULLY_SHARDED,
     inputs={"ids": ids(7, ("batch", "seq")), "targets": targets(7, ("batch", "seq"))},
     sizes={"batch": (2, 3, 4, 5, 6, 7, 8), "seq": (2,)},

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import math
 
-from equivtest.families.module.case_mixture import AXES, MAX_NORM, SIZES
 from equivtest.module import module_property
+from equivtest.programs.examples.mixture import AXES, MAX_NORM, SIZES
 from equivtest.property import Property
 
-FAMILY = "equivtest.families.module."
-MIXTURE = f"{FAMILY}case_mixture:"
-SUBJECT = f"{FAMILY}subject."
+EXAMPLES = "equivtest.programs.examples."
+MIXTURE = f"{EXAMPLES}mixture:"
 
 
 FULL = (1, 2, 3, 4)
@@ -27,11 +26,11 @@ def clipped(
     """Steps on meshes of two axes, each of which asks torch for the norm in another way."""
     return module_property(
         f"{MIXTURE}{build}",
-        f"{SUBJECT}mixture:{parallelize}",
+        f"{EXAMPLES}mixture_plan:{parallelize}",
         x_shapes=[(SIZES[build],)],
         axes=AXES,
         optimizer=f"{MIXTURE}sgd",
-        step=f"{SUBJECT}total_norm:{step}",
+        step=f"{EXAMPLES}total_norm:{step}",
         max_norm=MAX_NORM,
         norm_type=norm_type,
         world_sizes=world_sizes,

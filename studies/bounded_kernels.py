@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn import functional as F
 
-from equivtest.families.module.oracle_apart import TakesApart
 from equivtest.oracle.declared import arithmetic_of
 from equivtest.oracle.rounding import Bounded
 from equivtest.oracle.running import RunningError
+from equivtest.programs.oracle.apart import TakesApart
 
 if TYPE_CHECKING:
     from studies.bounded_ops import Draw

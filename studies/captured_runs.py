@@ -23,7 +23,7 @@ from equivtest.captured.format.folder import CapturedRun
 from equivtest.captured.judge.run import judge_run
 from equivtest.check import judge
 from equivtest.errors import EquivtestError
-from equivtest.families.module.case import ModuleCase
+from equivtest.programs.case import ModuleCase
 from equivtest.ranks.pool import Pool
 from studies.captured_model import SPOILS
 from tests.programs.captured import captured

@@ -23,11 +23,11 @@ from equivtest import ids, targets
 from equivtest.cases.values import draw
 from equivtest.check import judge_replies
 from equivtest.errors import Misuse
-from equivtest.families.module.case import ModuleCase, call_builder, with_parameters
-from equivtest.families.module.case_inputs import written
-from equivtest.families.module.oracle_unsharded import run_parts, split
 from equivtest.module import CLAIMS
 from equivtest.oracle.held import put_together
+from equivtest.programs.case import ModuleCase, call_builder, with_parameters
+from equivtest.programs.inputs import written
+from equivtest.programs.oracle.unsharded import run_parts, split
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply

@@ -29,11 +29,11 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from equivtest.check import one_thread
-from equivtest.families.module.case import ModuleCase
-from equivtest.families.module.case_boundaries import CHOSEN, is_boundary, is_operand
-from equivtest.families.module.case_steps import base_of
 from equivtest.module import CLAIMS
 from equivtest.oracle import expect_held
+from equivtest.programs.boundaries import CHOSEN, is_boundary, is_operand
+from equivtest.programs.case import ModuleCase
+from equivtest.programs.steps import base_of
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply

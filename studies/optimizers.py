@@ -1,6 +1,6 @@
 """Every optimizer of torch.optim in every form, ten updates: python -m studies.optimizers [NAME ...].
 
-The bound is that of `equivtest.families.module.oracle_update`, from what was held before each update.  'by forms': how
+The bound is that of `equivtest.programs.oracle.update`, from what was held before each update.  'by forms': how
 far the form is from the single-tensor form after ten updates; 'thawed': whether a parameter that is frozen for three
 updates, and the one beside it, are what they are alone; 'sharded': how far DTensors on 2 and on 3 ranks are from whole
 tensors, NaN where they are refused: not at all, but where a kernel takes elements by the register, or adds them up.
@@ -15,17 +15,17 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from equivtest.families.module.case import ModuleCase
-from equivtest.families.module.oracle_update import FOLLOWED, Held, expect_update
 from equivtest.families.zero3.fetch.case import FetchCase
+from equivtest.programs.case import ModuleCase
+from equivtest.programs.oracle.update import FOLLOWED, Held, expect_update
 from equivtest.ranks.pool import Pool
 from tests.programs.optimizers import OPTIONS, SHAPES, STEPS, Setting, drawn, settings, trained
 
 NAMES = [f"p{number}" for number in range(len(SHAPES))]
 CASE = ModuleCase(
     world_size=1,
-    build="equivtest.families.module.case_gated:gated_block",
-    parallelize="equivtest.families.module.subject:tensor_parallel",
+    build="equivtest.programs.examples.gated:gated_block",
+    parallelize="equivtest.programs.examples.plans:tensor_parallel",
     x_shape=(1, 2),
 )
 

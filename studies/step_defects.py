@@ -13,14 +13,14 @@ import time
 from collections.abc import Iterator
 
 from equivtest.check import judge
-from equivtest.families.module.case import PARTS_OF_WHOLE, ModuleCase
-from equivtest.families.module.case_mixture import AXES, MAX_NORM, SIZES
+from equivtest.programs.case import PARTS_OF_WHOLE, ModuleCase
+from equivtest.programs.examples.mixture import AXES, MAX_NORM, SIZES
 from equivtest.ranks.pool import Pool
 from tests.programs.wrong_norms import RIGHT_NORMS, WRONG_NORMS
 from tests.programs.wrong_steps import WRONG
 
 MESHES = ((1, 1), (1, 2), (2, 1), (1, 3), (3, 1), (2, 2), (1, 4), (4, 1))
-MODEL, SUBJECT = "equivtest.families.module.subject.token_mean:", "equivtest.families.module.subject:"
+MODEL, SUBJECT = "equivtest.programs.examples.token_mean:", "equivtest.programs.examples.plans:"
 
 
 def cases(name: str, *, shards: bool) -> Iterator[ModuleCase]:
@@ -29,7 +29,7 @@ def cases(name: str, *, shards: bool) -> Iterator[ModuleCase]:
         if all(-(-batch // world_size) * rank < batch for rank in range(world_size)):  # as torch.chunk divides
             yield ModuleCase(
                 world_size=world_size,
-                build="equivtest.families.module.case_next_token:next_token",
+                build="equivtest.programs.examples.next_token:next_token",
                 parallelize=f"{SUBJECT}{'fully_sharded' if shards else 'data_parallel'}",
                 inputs=(("ids", "ids(7)", ("batch", "seq")), ("targets", "targets(7, -100)", ("batch", "seq"))),
                 sizes=(("batch", batch), ("seq", 2)),
@@ -56,10 +56,10 @@ def norm_case(name: str, mesh: tuple[int, int], seed: int = 0) -> ModuleCase:
         world_size=math.prod(mesh),
         mesh=mesh,
         axes=AXES,
-        build=f"equivtest.families.module.case_mixture:{step.build}",
-        parallelize=f"equivtest.families.module.subject.mixture:{step.parallelize}",
+        build=f"equivtest.programs.examples.mixture:{step.build}",
+        parallelize=f"equivtest.programs.examples.mixture_plan:{step.parallelize}",
         x_shape=(SIZES[step.build],),
-        optimizer="equivtest.families.module.case_mixture:sgd",
+        optimizer="equivtest.programs.examples.mixture:sgd",
         step=f"tests.programs.wrong_norms:run_{name}",
         steps=3,
         max_norm=MAX_NORM,

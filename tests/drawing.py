@@ -30,7 +30,8 @@ def _strategy_of(prop: Property) -> Hashable:
 
 def family_of(name: str) -> str:
     """The folder of the family, or of its variant, that the property's subject lies in."""
-    return SUBJECTS[PROPERTIES[name].subject].removeprefix(f"{FAMILIES}.").partition(".subject")[0]
+    folder = SUBJECTS[PROPERTIES[name].subject].partition(".subject")[0].partition(".run")[0]
+    return folder.removeprefix(f"{FAMILIES}.").removeprefix("equivtest.")
 
 
 _SHIPPED = shipped()

@@ -2,7 +2,7 @@
 
 A family has a `case` module and further ones beside it: `strategy`, `values`, `oracle`, `collectives` and
 `subject`, as far as there is something to say.  Any other folder within it is a variant of the family: what
-the variant lacks, it has from the folder above.
+the variant lacks, it has from the folder above.  Users' programs have their parts in `equivtest/programs/`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 FAMILIES = "equivtest.families"
+PROGRAMS = "equivtest.programs"
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -54,9 +55,9 @@ def by_case(*parts: str) -> Callable[[Callable[Concatenate[Any, P], R]], ByCase[
 
 @functools.cache
 def packages() -> tuple[str, ...]:
-    """The families and their variants, by full name; imports only the folders themselves."""
-    families = importlib.import_module(FAMILIES)
-    return tuple(_packages_below(families))
+    """The families and their variants, and the programs, by full name; imports only the folders themselves."""
+    families, programs = map(importlib.import_module, (FAMILIES, PROGRAMS))
+    return (*_packages_below(families), programs.__name__)
 
 
 @functools.cache
@@ -90,7 +91,7 @@ def _load(case_type: type, parts: tuple[str, ...]) -> None:
     """Imports those parts of the families of a class and of all that it derives from, as far as they have them."""
     for base in case_type.__mro__:
         package = base.__module__.rpartition(".")[0]
-        while package.startswith(f"{FAMILIES}."):
+        while package == PROGRAMS or package.startswith(f"{FAMILIES}."):
             for part in parts:
                 if importlib.util.find_spec(f"{package}.{part}") is not None:
                     importlib.import_module(f"{package}.{part}")

@@ -18,11 +18,11 @@ from torch import nn
 
 TORCH = str(Path(torch.__file__).parent)
 OWN = str(Path(__file__).parents[1])
-CALLER = f"{OWN}/families/module/case_facts.py"
+CALLER = f"{OWN}/programs/reference.py"
 NOT_THE_USERS = (
     f"{OWN}/oracle/",
-    f"{OWN}/families/module/oracle",
-    f"{OWN}/families/module/case_boundaries.py",
+    f"{OWN}/programs/oracle/",
+    f"{OWN}/programs/boundaries.py",
     CALLER,
 )
 

@@ -23,7 +23,7 @@ from equivtest.ranks.reply import Reply
 from equivtest.ranks.support import Finding, Support, as_supported, ended_by
 from equivtest.ranks.world import VISIT, World
 
-USERS = ("equivtest.families.module.subject", "equivtest.families.module.values")
+USERS = ("equivtest.programs.run.module", "equivtest.programs.values")
 """What ranks import for a user's module: once in the server, since each file of a user has ranks of its own."""
 
 

@@ -9,8 +9,8 @@ from functools import partial
 from hypothesis import strategies as st
 
 from equivtest import ids, module_property, targets
-from equivtest.families.module.case import ModuleCase
-from equivtest.families.module.case_inputs import Input
+from equivtest.programs.case import ModuleCase
+from equivtest.programs.inputs import Input
 from equivtest.property import Property, Space
 from tests.clients.engines import MAX_NORM, SETTINGS
 

@@ -13,7 +13,7 @@ import hypothesis  # noqa: F401  (see test_cli.py)
 import pytest
 import typer
 
-import equivtest.families.module.subject
+import equivtest.programs.run.module
 import equivtest.verdicts.claims  # noqa: F401
 from equivtest import cli, errors
 from equivtest.cases.case import to_data

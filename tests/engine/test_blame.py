@@ -14,10 +14,10 @@ from equivtest.diagnose.blame import DECLINED, HELD, blame
 from equivtest.diagnose.calls import first_wrong
 from equivtest.families.collectives.case import CollectivesCase
 from equivtest.families.linear.case import LinearCase
-from equivtest.families.module.case import ModuleCase
 from equivtest.families.zero3.fetch.case import FetchCase
 from equivtest.oracle.single_collective import Inconsistent, Right, Unjudged, premultiplied, right_results
 from equivtest.oracle.single_operation import right_of_operation
+from equivtest.programs.case import ModuleCase
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply

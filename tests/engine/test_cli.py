@@ -11,12 +11,12 @@ from pathlib import Path
 import hypothesis  # noqa: F401  (what runs in this process import is dropped behind each, and torch dies of it)
 import pytest
 
-import equivtest.families.module.subject
+import equivtest.programs.run.module
 import equivtest.verdicts.claims  # noqa: F401
 from equivtest import cli
 from equivtest.cases.case import to_data
 from equivtest.families.linear.case import LinearCase
-from equivtest.families.module.case import ModuleCase
+from equivtest.programs.case import ModuleCase
 from equivtest.pytest_plugin import suite
 from equivtest.verdicts.verdict import Judgement, Verdict
 from tests.engine.fake_suite import log_of, make_suite

@@ -26,7 +26,6 @@ from equivtest.families.cross_entropy.case import CrossEntropyCase
 from equivtest.families.dropout.case import DropoutCase
 from equivtest.families.embedding.case import EmbeddingCase
 from equivtest.families.linear.case import LinearCase
-from equivtest.families.module.case import ModuleCase
 from equivtest.families.norm.case import NormCase
 from equivtest.families.operators.case import OperatorCase
 from equivtest.families.operators.chains.case import ChainCase
@@ -36,6 +35,7 @@ from equivtest.families.reduction.case import ReductionCase
 from equivtest.families.training.case import PerceptronCase
 from equivtest.families.zero3.fetch.case import FetchCase
 from equivtest.families.zero3.lifecycle.case import LifecycleCase
+from equivtest.programs.case import ModuleCase
 from equivtest.property import Property
 from equivtest.pytest_plugin.suite import shipped
 from equivtest.ranks.pool import Pool

@@ -19,10 +19,10 @@ from equivtest.cases.case import Case, from_code, from_data
 from equivtest.check import judge_replies
 from equivtest.errors import Misuse
 from equivtest.families.linear.strategy import linear_cases
-from equivtest.families.module.case import ModuleCase
 from equivtest.families.zero3.fetch.case import FetchCase, RefusedFetchCase
 from equivtest.families.zero3.fetch.strategy import fetch_cases, refused_fetch_cases
 from equivtest.module import module_property
+from equivtest.programs.case import ModuleCase
 from equivtest.property import Property, Space
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply

@@ -212,6 +212,6 @@ def test_steps_are_asked_of_in_the_dtypes_that_they_have(pool: Pool) -> None:
         "tests.programs.batch:mlp",
         "tests.programs.batch:lacking",
         [(2, 3)],
-        optimizer="equivtest.families.module.case_mixture:sgd",
+        optimizer="equivtest.programs.examples.mixture:sgd",
     )
     assert resolved(prop, pool, Space((2,), ("bfloat16", "float32"))).resolve is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.func import functional_call
 
-from equivtest.families.module.case import ModuleCase, call_builder
+from equivtest.programs.case import ModuleCase, call_builder
 from tests.unsharded import answers_of, unsharded
 
 

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from equivtest.families.module.case import with_parameters
 from equivtest.oracle.declared import arithmetic_of
 from equivtest.oracle.rounding import Bounded
 from equivtest.oracle.running import RunningError
+from equivtest.programs.case import with_parameters
 from tests.oracle.running_modules import FEATURES, SummedOtherwise
 
 Tensors = dict[str, torch.Tensor]

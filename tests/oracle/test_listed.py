@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from equivtest.families.module.case import ModuleCase
 from equivtest.layout import UNTOLD, Layout, Replicate, Shard
 from equivtest.oracle.expected import Expected, ExpectedTensor
 from equivtest.oracle.held import put_together
+from equivtest.programs.case import ModuleCase
 from equivtest.ranks.reply import Answer, Reply
 from equivtest.ranks.wire import decode_message, encode_reply
 from equivtest.tensors import Placed, assemble_listed, same_bits

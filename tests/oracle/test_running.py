@@ -11,12 +11,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from equivtest.families.module.case import with_parameters
 from equivtest.oracle.declared import arithmetic_of
 from equivtest.oracle.exact import InexactData
 from equivtest.oracle.ranged import Parts, Ranged
 from equivtest.oracle.rounding import TORCH_CPU, Bounded
 from equivtest.oracle.running import RunningError
+from equivtest.programs.case import with_parameters
 from tests.oracle.running_modules import (
     ABOVE,
     FEATURES,

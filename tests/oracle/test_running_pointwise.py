@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from equivtest.check import one_thread
-from equivtest.families.module.case_boundaries import Capture
-from equivtest.families.module.oracle_forced import Forced
-from equivtest.families.module.oracle_held import held_by_one
 from equivtest.oracle.exact import InexactData
 from equivtest.oracle.ranged import Parts, Ranged
 from equivtest.oracle.rounding import TORCH_CPU, Bounded
 from equivtest.oracle.running import RunningError
+from equivtest.programs.boundaries import Capture
+from equivtest.programs.oracle.forced import Forced
+from equivtest.programs.oracle.held import held_by_one
 from studies.bounded_ops import Margins, Table, new_table
 from studies.bounded_pointwise import FUNCTIONS, LEAST, NARROW, ROWS, Found, backward_kernels, functions, not_judged
 

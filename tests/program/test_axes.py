@@ -10,10 +10,10 @@ import pytest
 from equivtest.base import limits
 from equivtest.check import check, judge
 from equivtest.errors import Misuse
-from equivtest.families.module.case import ModuleCase
-from equivtest.families.module.case_axes import mesh_along, meshes_of
 from equivtest.module import module_property
 from equivtest.oracle import expect
+from equivtest.programs.case import ModuleCase
+from equivtest.programs.mesh import mesh_along, meshes_of
 from equivtest.property import Space, resolved
 from equivtest.ranks.pool import Pool
 from equivtest.search.audit import audit

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from equivtest.errors import Misuse
-from equivtest.families.module.case import ModuleCase
 from equivtest.module import module_property, real
-from equivtest.programs.bounded import reason_in
+from equivtest.programs.bounds import reason_in
+from equivtest.programs.case import ModuleCase
 from equivtest.property import Space
 
 HERE = "tests.programs.module:"

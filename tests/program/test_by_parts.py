@@ -15,11 +15,6 @@ from torch.utils.checkpoint import checkpoint
 
 from equivtest.check import check, judge, judge_replies
 from equivtest.errors import Misuse
-from equivtest.families.module.case import ModuleCase
-from equivtest.families.module.case_boundaries import Capture, copied, copied_of, is_boundary
-from equivtest.families.module.oracle_forced import Forced, boundaries
-from equivtest.families.module.oracle_held import Whole, held_by_ranks
-from equivtest.families.module.subject.recording import PartsMet
 from equivtest.layout import UNTOLD, Layout, Partial, Replicate, Shard
 from equivtest.module import module_property
 from equivtest.oracle import expect
@@ -27,6 +22,11 @@ from equivtest.oracle.declared import arithmetic_of
 from equivtest.oracle.expected import Expected, ExpectedTensor, resolution_of
 from equivtest.oracle.rounding import Bounded
 from equivtest.oracle.running import RunningError
+from equivtest.programs.boundaries import Capture, copied, copied_of, is_boundary
+from equivtest.programs.case import ModuleCase
+from equivtest.programs.oracle.forced import Forced, boundaries
+from equivtest.programs.oracle.held import Whole, held_by_ranks
+from equivtest.programs.run.recording import PartsMet
 from equivtest.property import Space
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Answer, Reply
@@ -38,7 +38,7 @@ from equivtest.verdicts.verdict import Judgement, Mismatch, Verdict
 from tests.programs import parts as parts_programs
 
 HERE = "tests.programs.parts:"
-DECODER = "equivtest.families.module.subject.decoder:"
+DECODER = "equivtest.programs.examples.decoder_plan:"
 
 
 def case_of(build: str, parallelize: str, **fields: object) -> ModuleCase:

@@ -21,8 +21,8 @@ from equivtest.captured.judge.inputs import made_whole
 from equivtest.captured.judge.pair import compare_runs
 from equivtest.captured.judge.run import Judged, describe, judge_run
 from equivtest.errors import Misuse
-from equivtest.families.module.case import ModuleCase
 from equivtest.layout import Layout, Replicate, Shard
+from equivtest.programs.case import ModuleCase
 from equivtest.ranks.pool import Pool
 from equivtest.tensors import Placed
 from tests.commands import Command

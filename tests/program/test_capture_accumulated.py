@@ -18,10 +18,10 @@ from equivtest.captured.format.folder import CapturedRun
 from equivtest.captured.judge.pair import compare_runs
 from equivtest.captured.judge.run import Judged, describe, judge_run
 from equivtest.errors import Misuse
-from equivtest.families.module.case import ModuleCase
-from equivtest.families.module.oracle_steps import added_up
 from equivtest.oracle.declared import arithmetic_of
 from equivtest.oracle.running import RunningError
+from equivtest.programs.case import ModuleCase
+from equivtest.programs.oracle.steps import added_up
 from equivtest.ranks.pool import Pool
 from tests.programs.captured import model
 

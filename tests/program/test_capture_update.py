@@ -16,8 +16,8 @@ from equivtest.captured.format.folder import CapturedRun
 from equivtest.captured.judge.pair import compare_runs
 from equivtest.captured.judge.run import Judged, describe, judge_run
 from equivtest.errors import Misuse
-from equivtest.families.module.case import ModuleCase
-from equivtest.families.module.oracle_update import FOLLOWED
+from equivtest.programs.case import ModuleCase
+from equivtest.programs.oracle.update import FOLLOWED
 from equivtest.ranks.pool import Pool
 from tests.programs.captured import model, step
 

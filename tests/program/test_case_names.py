@@ -9,10 +9,10 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from equivtest.check import check
-from equivtest.families.module.case import ModuleCase
-from equivtest.families.module.case_boundaries import parts_of
-from equivtest.families.module.case_facts import call_builder
-from equivtest.families.module.case_names import by_own_name
+from equivtest.programs.boundaries import parts_of
+from equivtest.programs.case import ModuleCase
+from equivtest.programs.names import by_own_name
+from equivtest.programs.reference import call_builder
 from equivtest.ranks.pool import Pool
 from equivtest.verdicts.verdict import ValueMismatch
 from tests.programs.wrapped import Around

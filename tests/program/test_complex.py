@@ -7,8 +7,8 @@ import pytest
 from equivtest.check import check, judge
 from equivtest.diagnose.blame import with_fault
 from equivtest.errors import Misuse
-from equivtest.families.module.case import ModuleCase
-from equivtest.families.module.case_facts import call_builder, in_dtype
+from equivtest.programs.case import ModuleCase
+from equivtest.programs.reference import call_builder, in_dtype
 from equivtest.ranks.pool import Pool
 from equivtest.verdicts.verdict import Verdict
 

@@ -14,9 +14,9 @@ from equivtest.cases.case import from_code, from_data, to_data
 from equivtest.cases.values import draw
 from equivtest.check import check, judge
 from equivtest.errors import Misuse
-from equivtest.families.module.case import ModuleCase
 from equivtest.module import module_property
 from equivtest.oracle import expect
+from equivtest.programs.case import ModuleCase
 from equivtest.property import Property, Space, resolved
 from equivtest.ranks.pool import Pool
 from equivtest.search.chunks import Chunk, chunk_cases

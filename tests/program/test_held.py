@@ -13,9 +13,9 @@ import torch
 from equivtest.base import limits
 from equivtest.check import check, judge
 from equivtest.errors import Misuse
-from equivtest.families.module.case import ModuleCase
-from equivtest.families.module.subject.tracing import NONE, code_words, read_places
 from equivtest.module import module_property
+from equivtest.programs.case import ModuleCase
+from equivtest.programs.run.tracing import NONE, code_words, read_places
 from equivtest.ranks.pool import Pool
 from equivtest.search.audit import audit
 from equivtest.search.chunks import Chunk

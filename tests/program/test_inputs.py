@@ -15,9 +15,9 @@ from equivtest.cases.case import from_code, from_data, to_data
 from equivtest.cases.values import draw
 from equivtest.check import check, judge
 from equivtest.errors import Misuse
-from equivtest.families.module.case import ModuleCase
-from equivtest.families.module.case_inputs import kind_of, make_whole_numbers
 from equivtest.oracle import expect
+from equivtest.programs.case import ModuleCase
+from equivtest.programs.inputs import kind_of, make_whole_numbers
 from equivtest.property import Property, Space
 from equivtest.ranks.pool import Pool
 from equivtest.search.audit import audit

@@ -13,9 +13,9 @@ from equivtest.base import limits
 from equivtest.cases.values import draw
 from equivtest.check import check, judge
 from equivtest.errors import Misuse
-from equivtest.families.module.case import ModuleCase, call_builder
 from equivtest.module import module_property
 from equivtest.oracle import expect
+from equivtest.programs.case import ModuleCase, call_builder
 from equivtest.property import Space, resolved
 from equivtest.ranks.pool import Pool
 from equivtest.search.chunks import Chunk

@@ -9,12 +9,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from equivtest.families.module.case_boundaries import Capture
-from equivtest.families.module.oracle_apart import TakesApart
-from equivtest.families.module.oracle_forced import Forced
-from equivtest.families.module.oracle_held import held_by_one
 from equivtest.oracle.rounding import TORCH_CPU, Bounded
 from equivtest.oracle.running import RunningError
+from equivtest.programs.boundaries import Capture
+from equivtest.programs.oracle.apart import TakesApart
+from equivtest.programs.oracle.forced import Forced
+from equivtest.programs.oracle.held import held_by_one
 
 Tensors = dict[str, torch.Tensor]
 

@@ -10,8 +10,8 @@ import pytest
 from equivtest.base import limits
 from equivtest.check import check
 from equivtest.errors import Misuse
-from equivtest.families.module.case import ModuleCase
 from equivtest.module import module_property
+from equivtest.programs.case import ModuleCase
 from equivtest.property import Space
 from equivtest.ranks.pool import Pool
 from equivtest.search.audit import audit

@@ -9,9 +9,9 @@ import pytest
 
 from equivtest.check import judge
 from equivtest.errors import Misuse
-from equivtest.families.module.case import PARTS_OF_WHOLE, ModuleCase
 from equivtest.module import ids, module_property, real
 from equivtest.oracle import expect
+from equivtest.programs.case import PARTS_OF_WHOLE, ModuleCase
 from equivtest.property import Property, Space
 from equivtest.ranks.pool import Pool
 from tests.drawing import smallest

@@ -15,12 +15,12 @@ from equivtest.cases.case import at_step
 from equivtest.cases.values import draw
 from equivtest.check import judge
 from equivtest.errors import Misuse
-from equivtest.families.module.case import PARTS_OF_WHOLE, ModuleCase
-from equivtest.families.module.case_facts import call_builder, with_parameters
-from equivtest.families.module.case_inputs import make_whole_numbers
-from equivtest.families.module.case_steps import base_of, called_optimizer, updated
 from equivtest.module import ids, module_property, targets
 from equivtest.oracle import expect
+from equivtest.programs.case import PARTS_OF_WHOLE, ModuleCase
+from equivtest.programs.inputs import make_whole_numbers
+from equivtest.programs.reference import call_builder, with_parameters
+from equivtest.programs.steps import base_of, called_optimizer, updated
 from equivtest.property import Space
 from equivtest.ranks.pool import Pool
 from equivtest.tensors import DTYPES
@@ -28,8 +28,8 @@ from equivtest.verdicts.verdict import Verdict
 from tests.programs import steps as programs
 
 HERE = "tests.programs.steps:"
-SUBJECT = "equivtest.families.module.subject:"
-TOKEN_MEAN = "equivtest.families.module.subject.token_mean:"
+SUBJECT = "equivtest.programs.examples.plans:"
+TOKEN_MEAN = "equivtest.programs.examples.token_mean:"
 PERCEPTRON: dict[str, Any] = {
     "build": f"{HERE}perceptron",
     "parallelize": f"{HERE}columns_and_rows",
@@ -40,7 +40,7 @@ PERCEPTRON: dict[str, Any] = {
     "steps": 2,
 }
 TOKENS: dict[str, Any] = {
-    "build": "equivtest.families.module.case_next_token:next_token",
+    "build": "equivtest.programs.examples.next_token:next_token",
     "parallelize": f"{SUBJECT}data_parallel",
     "inputs": (("ids", "ids(7)", ("batch", "seq")), ("targets", "targets(7, -100)", ("batch", "seq"))),
     "sizes": (("batch", 5), ("seq", 3)),
@@ -86,7 +86,7 @@ def test_a_step_over_all_tokens_is_that_of_the_whole_batch(
 def test_a_step_that_is_wrong_is_named_at_the_first_thing_that_is(
     pool: Pool, wrong: str, world_size: int, first: str
 ) -> None:
-    made = {**TOKENS, "step": f"tests.defects.module.token_mean:step_{wrong}"}
+    made = {**TOKENS, "step": f"tests.defects.programs.token_mean:step_{wrong}"}
     made["parallelize"] = f"{SUBJECT}fully_sharded"
     verdicts = failed(ModuleCase(world_size=world_size, **made), pool)
 
@@ -128,7 +128,7 @@ def test_asgd_for_many_tensors_rounds_its_rate_to_another_float32() -> None:
 
 def worst_of(case: ModuleCase, real: str, num_steps: int) -> float:
     """The largest share of its allowance that an update of torch's own takes."""
-    from equivtest.families.module.oracle_steps import Optimizer
+    from equivtest.programs.oracle.steps import Optimizer
 
     source = torch.Generator().manual_seed(3)
     parameters = {name: tensor for name, tensor in draw(case, 0).items() if name in case.parameter_names()}
@@ -180,8 +180,8 @@ def test_a_frozen_parameter_stays_as_it_is(pool: Pool) -> None:
 @pytest.mark.ranks
 def test_a_deep_module_is_trained_part_by_part(pool: Pool) -> None:
     case = ModuleCase(
-        build="equivtest.families.module.case_decoder:decoder",
-        parallelize="equivtest.families.module.subject.decoder:heads_and_hidden_divided",
+        build="equivtest.programs.examples.decoder:decoder",
+        parallelize="equivtest.programs.examples.decoder_plan:heads_and_hidden_divided",
         x_shape=(1, 3, 24),
         world_size=2,
         dtype="bfloat16",

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from torch.distributed.fsdp import _fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from equivtest.families.module.case_told import NAMES
-from equivtest.families.module.case_told_steps import BOTH_WAYS, REPLICATED, SHARDED
-from equivtest.families.module.subject.fsdp2_told import TELLS
-from equivtest.families.module.subject.told_steps import TOLD_BOTH_WAYS, TOLD_SHARDED
+from tests.wrappers.branches import NAMES
+from tests.wrappers.branches_in_steps import BOTH_WAYS, REPLICATED, SHARDED
+from tests.wrappers.fsdp2 import TELLS
+from tests.wrappers.steps import TOLD_BOTH_WAYS, TOLD_SHARDED
 
 IN_STEPS = {
     "FSDPModule.set_reshard_after_backward(reshard_after_backward)",

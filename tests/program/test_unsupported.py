@@ -14,8 +14,8 @@ from equivtest.base import limits
 from equivtest.cases.case import from_code
 from equivtest.check import check, judge
 from equivtest.errors import Inconclusive, Misuse
-from equivtest.families.module.case import ModuleCase
 from equivtest.module import module_property
+from equivtest.programs.case import ModuleCase
 from equivtest.property import Property, Space, resolved
 from equivtest.pytest_plugin.suite import shipped
 from equivtest.ranks.pool import Pool

@@ -8,7 +8,7 @@ import pytest
 
 from equivtest.check import check
 from equivtest.errors import Misuse
-from equivtest.families.module.case import ModuleCase
+from equivtest.programs.case import ModuleCase
 from equivtest.ranks.pool import Pool
 from equivtest.verdicts.verdict import ShapeMismatch
 

@@ -9,11 +9,11 @@ from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from equivtest.cases.subject import Answers
-from equivtest.families.module.case import ModuleCase
-from equivtest.families.module.subject import run_module
 from equivtest.families.zero3.fetch.case import FetchCase
 from equivtest.families.zero3.fetch.subject import zero3_fetch_all_gather
 from equivtest.layout import Layout, Replicate
+from equivtest.programs.case import ModuleCase
+from equivtest.programs.run.module import run_module
 from equivtest.tensors import Placed, slice_local
 
 Given = Mapping[str, torch.Tensor]

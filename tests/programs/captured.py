@@ -15,7 +15,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import equivtest
 from equivtest.cases.subject import Answers, Given
-from equivtest.families.module.case import ModuleCase
+from equivtest.programs.case import ModuleCase
 from equivtest.tensors import Placed
 
 

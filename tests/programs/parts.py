@@ -20,9 +20,9 @@ from torch.distributed.tensor.parallel import (
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from equivtest.families.module.case_decoder import Decoder, GatedLinear
-from equivtest.families.module.subject.attention import sum_gradients, sum_over
-from tests.defects.module.decoder import spoiled
+from equivtest.programs.examples.attention_plan import sum_gradients, sum_over
+from equivtest.programs.examples.decoder import Decoder, GatedLinear
+from tests.defects.programs.decoder import spoiled
 
 
 def deep() -> nn.Module:

@@ -11,8 +11,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from equivtest.families.module.case_next_token import NextToken
-from equivtest.families.module.subject.token_mean import token_mean
+from equivtest.programs.examples.next_token import NextToken
+from equivtest.programs.examples.token_mean import token_mean
 
 
 def columns_and_rows(module: nn.Module, mesh: DeviceMesh) -> nn.Module:

@@ -11,9 +11,9 @@ from torch import distributed
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_norm
 
-from equivtest.families.module.case_mixture import MAX_NORM
-from equivtest.families.module.subject.mixture import local
-from equivtest.families.module.subject.total_norm import ByGroups, InOneCall, Scaled
+from equivtest.programs.examples.mixture import MAX_NORM
+from equivtest.programs.examples.mixture_plan import local
+from equivtest.programs.examples.total_norm import ByGroups, InOneCall, Scaled
 
 
 class Groups(ByGroups):

@@ -9,8 +9,8 @@ from typing import ClassVar
 import torch
 from torch import distributed
 
-from equivtest.families.module.subject.token_mean import MAX_NORM, Report, TokenMean, clip
-from tests.defects.module import token_mean as shipped
+from equivtest.programs.examples.token_mean import MAX_NORM, Report, TokenMean, clip
+from tests.defects.programs import token_mean as shipped
 
 
 class Step(TokenMean):

@@ -6,17 +6,17 @@ of its own, whose name says which.
 
 from __future__ import annotations
 
-from equivtest.families.module.case_mixture import AXES
 from equivtest.module import module_property, real
+from equivtest.programs.examples.mixture import AXES
 from equivtest.property import Property
 
-FAMILY = "equivtest.families.module."
-TOLD, STEPS, SUBJECT = f"{FAMILY}case_told:", f"{FAMILY}case_told_steps:", f"{FAMILY}subject."
+HERE = "tests.wrappers."
+TOLD, STEPS = f"{HERE}branches:", f"{HERE}branches_in_steps:"
 
 # FSDP2 told everything that its documentation names, a branch of the module for each; some are divided by their twelve
 # columns, which FSDP2 does evenly or not at all.
 fsdp2_told = module_property(
-    f"{TOLD}branches", f"{SUBJECT}fsdp2_told:told", x_shapes=[(7, 2)], needs_world=True, world_sizes=(1, 2, 3, 4)
+    f"{TOLD}branches", f"{HERE}fsdp2:told", x_shapes=[(7, 2)], needs_world=True, world_sizes=(1, 2, 3, 4)
 )
 
 
@@ -24,11 +24,11 @@ def told_in_steps(build: str, parallelize: str, step: str, *, axes: tuple[str, .
     """Two steps of two micro-batches; between the steps the optimizer's state is handed to another one."""
     return module_property(
         f"{STEPS}{build}",
-        f"{SUBJECT}told_steps:{parallelize}",
+        f"{HERE}steps:{parallelize}",
         inputs={"x": real(("batch", 2))},
         sizes={"batch": (8, 10, 12, 14)},  # of 8 three ranks have 3, 3 and 2 rows, each two micro-batches
         optimizer=f"{STEPS}momentum",
-        step=f"{SUBJECT}told_steps:{step}",
+        step=f"{HERE}steps:{step}",
         micro_batches=2,
         axes=axes,
     )

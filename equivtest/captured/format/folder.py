@@ -17,8 +17,8 @@ import torch
 from equivtest.captured.format.manifest import SHARED, Manifest, Tensor, read_manifest
 from equivtest.captured.format.tensor_file import TensorFile, digest_of
 from equivtest.errors import Misuse, reason_of, shorten
-from equivtest.families.module.case_micro_batches import split_micro_batch
 from equivtest.layout import Flat, Layout, Placement, Replicate, Shard, parse_placement
+from equivtest.programs.micro_batches import split_micro_batch
 from equivtest.tensors import Placed
 
 RANK = re.compile(r"rank-(\d{5})\.(?:json|safetensors)", flags=re.A)

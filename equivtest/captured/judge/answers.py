@@ -9,13 +9,13 @@ import torch
 from equivtest.captured.format.folder import CapturedRun, RankHeld
 from equivtest.captured.judge.inputs import buffers, case_of, cotangent, is_whole, made_whole, started_in
 from equivtest.cases.case import require
-from equivtest.families.module.case import cotangent_of
-from equivtest.families.module.case_boundaries import is_boundary
-from equivtest.families.module.case_captured import CapturedCase
-from equivtest.families.module.case_micro_batches import at_micro_batch, split_micro_batch
-from equivtest.families.module.case_outputs import OUTPUT
-from equivtest.families.module.oracle_accumulated import MicroBatch
 from equivtest.layout import UNTOLD
+from equivtest.programs.boundaries import is_boundary
+from equivtest.programs.captured import CapturedCase
+from equivtest.programs.case import cotangent_of
+from equivtest.programs.micro_batches import at_micro_batch, split_micro_batch
+from equivtest.programs.oracle.accumulated import MicroBatch
+from equivtest.programs.outputs import OUTPUT
 from equivtest.tensors import Placed
 
 Held = dict[int, dict[str, Placed]]

@@ -10,13 +10,13 @@ from equivtest.base import limits
 from equivtest.captured.format.folder import CapturedRun, RankHeld
 from equivtest.captured.format.manifest import Manifest
 from equivtest.cases.case import Shape, require
-from equivtest.families.module.case import WHOLE, cotangent_of
-from equivtest.families.module.case_captured import CapturedCase
-from equivtest.families.module.case_facts import call_builder
-from equivtest.families.module.case_inputs import BATCH, IGNORED, REAL
-from equivtest.families.module.case_outputs import OUTPUT
 from equivtest.layout import UNTOLD, Layout, Replicate, coordinate_of
 from equivtest.oracle.held import Held, put_together
+from equivtest.programs.captured import CapturedCase
+from equivtest.programs.case import WHOLE, cotangent_of
+from equivtest.programs.inputs import BATCH, IGNORED, REAL
+from equivtest.programs.outputs import OUTPUT
+from equivtest.programs.reference import call_builder
 from equivtest.tensors import Placed, dtype_name, same_bits
 from equivtest.verdicts.message import few
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 from equivtest.captured.judge.inputs import COTANGENT
 from equivtest.captured.judge.run import Judged, is_boundary_of_any
 from equivtest.cases.case import require
-from equivtest.families.module.case_micro_batches import split_micro_batch
 from equivtest.oracle.held import put_together
+from equivtest.programs.micro_batches import split_micro_batch
 from equivtest.tensors import same_bits
 
 

@@ -27,13 +27,13 @@ from equivtest.captured.judge.update import expect_captured_update
 from equivtest.cases.case import require
 from equivtest.check import one_thread, require_conclusion
 from equivtest.errors import EquivtestError
-from equivtest.families.module.case import ModuleCase
-from equivtest.families.module.case_boundaries import CHOSEN, is_boundary
-from equivtest.families.module.case_facts import call_builder
-from equivtest.families.module.case_micro_batches import split_micro_batch
-from equivtest.families.module.oracle_accumulated import expect_accumulated
 from equivtest.oracle.declared import declared, load_arithmetics
 from equivtest.oracle.expected import Expected
+from equivtest.programs.boundaries import CHOSEN, is_boundary
+from equivtest.programs.case import ModuleCase
+from equivtest.programs.micro_batches import split_micro_batch
+from equivtest.programs.oracle.accumulated import expect_accumulated
+from equivtest.programs.reference import call_builder
 from equivtest.ranks.reply import Answer, Reply
 from equivtest.report.parts import PartTree
 from equivtest.verdicts.claims import (

@@ -9,10 +9,10 @@ import torch
 from equivtest.captured.format.folder import AFTER, STATE, STATE_OF, CapturedRun
 from equivtest.captured.judge.inputs import made_whole
 from equivtest.cases.case import Shape, require
-from equivtest.families.module.case_captured import UpdateCase
-from equivtest.families.module.oracle_update import Held, expect_update
 from equivtest.layout import Layout, Replicate
 from equivtest.oracle.expected import Expected
+from equivtest.programs.captured import UpdateCase
+from equivtest.programs.oracle.update import Held, expect_update
 from equivtest.tensors import Placed
 
 Answers = dict[int, dict[str, Placed]]

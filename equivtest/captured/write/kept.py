@@ -20,10 +20,10 @@ from equivtest.captured.format.tensor_file import NAMES, write_tensors
 from equivtest.captured.write.job import Job, Kept, local_of, told_of
 from equivtest.cases.case import require
 from equivtest.errors import Misuse
-from equivtest.families.module.case_boundaries import is_in_backward
-from equivtest.families.module.case_micro_batches import at_micro_batch, split_micro_batch
-from equivtest.families.module.case_names import by_own_name, own_names
-from equivtest.families.module.subject.recording import PartsMet, WholeMet, named_inputs, unwrapped
+from equivtest.programs.boundaries import is_in_backward
+from equivtest.programs.micro_batches import at_micro_batch, split_micro_batch
+from equivtest.programs.names import by_own_name, own_names
+from equivtest.programs.run.recording import PartsMet, WholeMet, named_inputs, unwrapped
 from equivtest.ranks.meshes import rank_in
 from equivtest.ranks.visit import layout_of, waited
 from equivtest.tensors import dtype_name, same_bits, slice_local

@@ -1,0 +1,357 @@
+"""What goes in and out of a module's parts: the tensors that each submodule gives, and the gradients that come back.
+
+Within a part, what goes into an attention is met as well, and into a choice of the largest; and what that chose.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+from torch.utils.hooks import RemovableHandle
+
+from equivtest.programs.names import own_names
+from equivtest.programs.reference import Fact, Program, call, call_builder, facts_of, in_dtype, made_inputs
+from equivtest.tensors import dtype_name
+
+BOUNDARY, INPUT, OUTPUT, CHOSEN = "boundary.", ":input", ":output", ":chosen"
+
+
+class Function(NamedTuple):
+    """A function whose operands are met where a part calls it, and what it gives, unless it chooses among them."""
+
+    name: str
+    operands: tuple[str, ...]
+    chooses: bool = False
+
+
+TOPK = Function(":topk", ("input",), chooses=True)
+FUNCTIONS: dict[Callable[..., Any], Function] = {
+    functional.scaled_dot_product_attention: Function(":attention", ("query", "key", "value")),
+    torch.topk: TOPK,
+    torch.Tensor.topk: TOPK,
+}
+if hasattr(torch, "_grouped_mm"):  # torch 2.6 has no products by group
+    FUNCTIONS[torch._grouped_mm] = Function(":grouped", ("self",))
+
+
+Choice = Callable[[torch.Tensor], Any]
+"""What `torch.topk` makes of an operand."""
+
+
+def is_boundary(name: str) -> bool:
+    """Whether an answer is what a part gave, or the gradient that came back to it."""
+    return name.removeprefix("grad.").startswith(BOUNDARY)
+
+
+def is_operand(name: str) -> bool:
+    """Whether an answer is what went into one of `FUNCTIONS` or came out of it, or what was chosen."""
+    return is_boundary(name) and any(function.name in name for function in FUNCTIONS.values())
+
+
+def parts_of(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The submodules by the names of the unsharded module, each once, the outermost of wrappers; not the whole."""
+    own_name, seen = own_names(module), {""}
+    for name, part in module.named_modules():
+        if (own := own_name(name)) not in seen:
+            seen.add(own)
+            yield own, part
+
+
+def tensors_of(path: str, number: int, given: object, what: str = "") -> list[tuple[str, torch.Tensor]]:
+    """The floating-point tensors of what a part gave, or was handed, in its `number`-th call, from 0, by name.
+
+    'layers.1', and 'layers.1#2' when it was called before; 'layers.1[0]' where there are several leaves; of what it was
+    handed 'layers.1:input'.
+    """
+    leaves = tree_leaves(given)
+    call = (f"{path}#{number + 1}" if number else path) + what
+    return [
+        (call if len(leaves) == 1 else f"{call}[{place}]", leaf)
+        for place, leaf in enumerate(leaves)
+        if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
+    ]
+
+
+class Known(NamedTuple):
+    """A tensor that has names.
+
+    Attributes:
+        reference: Gives the tensor; None when it is gone.
+        value: Name of its value.
+        gradient: Name of the gradient of all its uses; '' if each part that takes it has a gradient with its own name.
+        is_owed: True if a part gave it or took it, False if a function alone did.
+    """
+
+    reference: Callable[[], torch.Tensor | None]
+    value: str
+    gradient: str
+    is_owed: bool
+
+
+class Boundaries(TorchFunctionMode):
+    """Meets what goes into every part of a module and comes out of it, once: of what is handed on, when it came out.
+
+    What nothing computed, as the inputs of the module itself, is not met where it goes in.  What goes into `FUNCTIONS`
+    that a part calls is met within it as a mode.
+
+    If no part gave a tensor, each part that takes the tensor takes a view.  The view's gradient comes from this part
+    alone, not from other users of the tensor.  A parallel part may wrap its input, as SequenceParallel wraps a plain
+    tensor as a DTensor, and the wrapper's gradient comes from the part alone, too.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self._calls: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
+        self._running: list[str] = []  # the parts that run, the innermost last
+        self._known: dict[int, Known] = {}  # by id
+        self._hooks: list[RemovableHandle] = []
+        for path, part in parts_of(module):
+            before, after = functools.partial(self._before, path), functools.partial(self._after, path)
+            self._hooks.append(part.register_forward_pre_hook(before, with_kwargs=True))
+            self._hooks.append(part.register_forward_hook(after, with_kwargs=True))
+
+    def __exit__(self, *raised: object) -> None:
+        super().__exit__(*raised)  # type: ignore[no-untyped-call]
+        self.remove()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if (function := FUNCTIONS.get(func)) and self._running and not torch.compiler.is_compiling():
+            places = dict(zip(function.operands, args, strict=False))
+            own = {name: self.apart(each) for name, each in {**places, **kwargs}.items() if name in function.operands}
+            operands = [own[name] for name in function.operands]
+            args = (*(own[name] for name in places), *args[len(places) :])
+            kwargs = {name: own.get(name, each) for name, each in kwargs.items()}
+            path, calls = self._running[-1], self._calls[self.is_again]
+            number = calls[path + function.name]
+            calls[path + function.name] += 1
+            self._meet_all(path, number, operands, function.name)
+            for name, operand in tensors_of(path, number, operands, function.name) if function.chooses else ():
+                others = {name: each for name, each in kwargs.items() if name not in function.operands}
+                dim = int(kwargs.get("dim", args[2] if len(args) > 2 else -1))
+                choice: Choice = lambda given: func(given, *args[1:], **others)  # noqa: B023, E731  (called at once)
+                return self.choose(name + CHOSEN, operand, dim, choice)
+            given = func(*args, **kwargs)
+            self._meet_all(path, number, given, function.name + OUTPUT)
+            return given
+        return func(*args, **kwargs)
+
+    def begin_again(self) -> None:
+        """Forgets what was met and how often, as the module is called once more, on other inputs."""
+        self._calls = Counter(), Counter()
+        self._running.clear()
+        self._known.clear()
+
+    def remove(self) -> None:
+        """Has the module run as before, and lets go of what was met, whose hooks hold this in turn."""
+        for hook in self._hooks:
+            hook.remove()
+        self._known.clear()
+
+    def meet(self, name: str, tensor: torch.Tensor) -> None:
+        """Handles the value of a tensor."""
+        raise NotImplementedError
+
+    def meet_gradient(self, name: str, tensor: torch.Tensor) -> None:
+        """Handles the gradient that comes back to a tensor, by a hook."""
+        raise NotImplementedError
+
+    def owe_nothing(self, name: str) -> None:
+        """Notes an operand of a function, which another program need not call as the unsharded module does."""
+
+    def refer_to(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor | None]:
+        """Returns a function that gives the tensor, and keeps it alive, so that no other tensor gets its id."""
+        return lambda: tensor
+
+    def is_given(self, tensor: torch.Tensor, what: str) -> bool:
+        """Returns True if nothing within the module computed the tensor."""
+        return is_given(tensor, what)
+
+    def apart(self, operand: Any) -> Any:
+        """What a function is handed in the place of an operand: the operand itself."""
+        return operand
+
+    def is_apart(self, name: str, tensor: torch.Tensor) -> bool:
+        """Whether a tensor that a part gives as it was handed it is copied, and so met a second time, by this name."""
+        return False
+
+    def choose(self, name: str, operand: torch.Tensor, dim: int, choice: Choice) -> Any:
+        """The largest along a dim, and their indices."""
+        return choice(operand)
+
+    @property
+    def is_again(self) -> bool:
+        """Whether checkpointing computes it once more, in the backward."""
+        return is_in_backward()
+
+    def _before(self, path: str, part: nn.Module, args: object, kwargs: object) -> Any:
+        leaves, how = tree_flatten((args, kwargs))
+        views = self._take_all(path, self._calls[self.is_again][path], leaves)
+        self._running.append(path)
+        return tree_unflatten([views.get(id(leaf), leaf) for leaf in leaves], how) if views else None
+
+    def _after(self, path: str, part: nn.Module, args: object, kwargs: object, given: object) -> object:
+        calls = self._calls[self.is_again]
+        calls[path] += 1
+        if path in self._running:  # else checkpointing ended it before its end
+            del self._running[self._running.index(path) :]
+        number, handed = calls[path] - 1, {id(each) for each in tree_leaves((args, kwargs))}
+        same = [(name, each) for name, each in tensors_of(path, number, given) if id(each) in handed]
+        apart = {id(each) for name, each in same if self.is_apart(name, each)}
+        own = copied_of(given, apart) if apart else given
+        self._meet_all(path, number, own, "")
+        return own if apart else None
+
+    def _take_all(self, path: str, number: int, leaves: list[Any]) -> dict[int, torch.Tensor]:
+        """Meets what a part takes; returns the views that it takes instead, by id of the tensor.
+
+        A tensor that a part takes at several places of one call stays as it is: some modules ask whether two inputs are
+        the same tensor, as nn.MultiheadAttention does (torch 2.13.0), and a parallel module may wrap each place.
+        """
+        views: dict[int, torch.Tensor] = {}
+        num_places = Counter(map(id, leaves))
+        for name, tensor in tensors_of(path, number, leaves, INPUT):
+            known = self._known_as(tensor)
+            if known is None or not known.is_owed:
+                if self.is_given(tensor, INPUT):
+                    continue
+                known = Known(self.refer_to(tensor), name, "", is_owed=True)
+            self._see(path, tensor, known)
+            if not known.gradient and num_places[id(tensor)] == 1 and torch.is_grad_enabled():
+                views[id(tensor)] = view = view_of(tensor)
+                self._known[id(view)] = Known(self.refer_to(view), known.value, "", is_owed=True)
+                self._see(path, view, self._known[id(view)]._replace(gradient=name))
+        return views
+
+    def _meet_all(self, path: str, number: int, given: object, what: str) -> None:
+        """Meets the outputs of a part, or the operands or outputs of a function, which a part may give or take, too."""
+        for name, tensor in tensors_of(path, number, given, what):
+            known = self._known_as(tensor)
+            if known is None or (not what and not known.is_owed):
+                if self.is_given(tensor, what):
+                    continue
+                known = Known(self.refer_to(tensor), name, name, is_owed=not what)
+            self._see(path, tensor, known if known.gradient else known._replace(gradient=name))
+
+    def _known_as(self, tensor: torch.Tensor) -> Known | None:
+        known = self._known.get(id(tensor))
+        return known if known is not None and known.reference() is tensor else None
+
+    def _see(self, path: str, tensor: torch.Tensor, known: Known) -> None:
+        """Meets a tensor under the names that it did not have before."""
+        before, self._known[id(tensor)] = self._known_as(tensor), known
+        if not known.is_owed:
+            self.owe_nothing(known.value)
+        if before is None or before.value != known.value:
+            self.meet(known.value, tensor)
+        if known.gradient and tensor.requires_grad and (before is None or before.gradient != known.gradient):
+            self.meet_gradient(known.gradient, tensor)
+
+
+def view_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the whole tensor as a view: autograd keeps the view's gradient apart from other users of the tensor.
+
+    If a part writes to the view, it writes to the tensor, and autograd knows.  A copy or detach() would lose the write
+    or its gradient.  Tensor.view_as refuses uneven shards of a DTensor (torch 2.13.0); transpose asks for no sizes.
+    """
+    return tensor.transpose(0, 0)
+
+
+def copied_of(given: object, chosen: Collection[int]) -> object:
+    """What an unsharded part gives, with a copy of each tensor that is chosen by its id.
+
+    A parallel part may give another tensor there, as an expert that hands its tokens on, each rank its share of them.
+    """
+    with torch.enable_grad():  # what needs a gradient goes on to need one
+        return tree_map_only(torch.Tensor, lambda each: each.clone() if id(each) in chosen else each, given)
+
+
+def is_in_backward() -> bool:
+    """Whether a backward runs, in which checkpointing computes once more."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def is_given(tensor: torch.Tensor, what: str) -> bool:
+    """Whether nothing computed what goes in; what is only chosen by may be cut off from its gradient."""
+    return tensor.grad_fn is None and (what == INPUT or tensor.requires_grad)
+
+
+def copied(tensor: torch.Tensor) -> torch.Tensor:
+    """What was on its way has come, and what is written to the tensor later leaves the copy as it is."""
+    return tensor.detach().clone()
+
+
+class Capture(Boundaries):
+    """Keeps what goes in and comes out, and the gradients that come back, in one forward and backward.
+
+    What checkpointing computes once more in the backward is not kept again.
+
+    Attributes:
+        values, gradients: By name, what `keep` made of them.
+    """
+
+    def __init__(self, module: nn.Module, keep: Callable[[torch.Tensor], Any] = copied) -> None:
+        super().__init__(module)
+        self.values: dict[str, Any] = {}
+        self.gradients: dict[str, Any] = {}
+        self._keep = keep
+
+    def meet(self, name: str, tensor: torch.Tensor) -> None:
+        if not self.is_again:
+            self.values[name] = self._keep(tensor)
+
+    def meet_gradient(self, name: str, tensor: torch.Tensor) -> None:
+        if not self.is_again:
+            tensor.register_hook(functools.partial(self._came_back, name))  # type: ignore[no-untyped-call]
+
+    def choose(self, name: str, operand: torch.Tensor, dim: int, choice: Choice) -> Any:
+        found = choice(operand)
+        if not self.is_again:
+            self.values[name] = self._keep(found[1])
+        return found
+
+    def named(self) -> dict[str, Any]:
+        """All that is kept, by the names of answers."""
+        values = {f"{BOUNDARY}{name}": value for name, value in self.values.items()}
+        return values | {f"grad.{BOUNDARY}{name}": gradient for name, gradient in self.gradients.items()}
+
+    def _came_back(self, name: str, gradient: torch.Tensor) -> None:
+        self.gradients[name] = self._keep(gradient)
+
+
+class Facts(Capture):
+    """Keeps the shape and dtype of what goes in and comes out, and of the gradients that would come back."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(
+            module, lambda tensor: Fact(tuple(tensor.shape), dtype_name(tensor.dtype), tensor.requires_grad)
+        )
+
+    def meet_gradient(self, name: str, tensor: torch.Tensor) -> None:
+        self.gradients[name] = self._keep(tensor)
+
+    def is_apart(self, name: str, tensor: torch.Tensor) -> bool:
+        return True
+
+
+@functools.lru_cache(maxsize=256)
+def boundaries_of(program: Program) -> Mapping[str, Fact]:
+    """Facts of all boundaries of an unsharded module, values and gradients, by the names of answers.
+
+    Raises:
+        Misuse: as of `facts_of`.
+    """
+    facts_of(program)  # which says what does not fit
+    module = in_dtype(call_builder(program.build), program.dtype)
+    capture = Facts(module)
+    with torch.random.fork_rng(devices=[]), capture:
+        call(module, program.positional, made_inputs(program, torch.Generator().manual_seed(0)))
+        return capture.named()

@@ -1,0 +1,158 @@
+"""Whether the bound of a module says something; where it does not: from where on, and what to do about it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from equivtest.base import limits
+from equivtest.cases.case import Case
+from equivtest.cases.values import draw
+from equivtest.errors import Misuse
+from equivtest.oracle import expect
+from equivtest.oracle.expected import says_nothing
+from equivtest.oracle.rounding import Bounded
+from equivtest.programs.boundaries import BOUNDARY, CHOSEN
+from equivtest.programs.case import ModuleCase
+from equivtest.programs.inputs import BATCH
+from equivtest.programs.oracle.steps import NOT_SEEN
+from equivtest.programs.oracle.within import ran_within_bounds
+from equivtest.verdicts.elements import is_too_wide
+
+WIDEST = "float64"
+"""The dtype with the narrowest bounds."""
+
+ALL_BEFORE = "; of all that comes before the bound says something"
+
+
+class TooWide(Misuse):
+    """Nothing can be concluded in a case; `explained` adds where that begins, and what would do.
+
+    Attributes:
+        what: The reason, in words.
+        way_out: What else a caller can do.
+        first: The first part, in the order of the run, with a bound that says nothing; '' if no part was judged, None
+            if the reason is another than a bound.
+    """
+
+    def __init__(self, case: ModuleCase, what: str, way_out: str, first: str | None = None) -> None:
+        self.case, self.what, self.way_out, self.first = case, what, way_out, first
+        super().__init__(self.told())
+
+    def told(self, where: str = "", ways: str = "") -> str:
+        """The message, with what has been found out besides."""
+        case = self.case
+        return f"{case.build}: in {case.dtype}, with {case.takes}{self.what}{where}: {ways}{self.way_out}"
+
+
+def require_bounds(case: ModuleCase) -> None:
+    """Raises Misuse where some answer may be off by so much that nothing is to be concluded."""
+    tensors = expect(case, 0).tensors
+    wide = [name for name, tensor in tensors.items() if is_too_wide(tensor)]
+    answers = [name for name in wide if not tensors[name].is_inner]
+    if not answers:
+        return
+    undecided = next((name for name in wide if tensors[name].derivation.startswith("undecided: ")), None)
+    if undecided:
+        what = f": {tensors[undecided].derivation}: a correct module may choose otherwise"
+        raise TooWide(case, what, "judge what is before the choice and what is behind it")
+    if unseen := next((name for name in answers if tensors[name].derivation == NOT_SEEN), None):
+        what = f", of {unseen} nothing can be concluded: {NOT_SEEN}"
+        raise TooWide(case, what, "take a larger learning rate, or leave this dtype out")
+    what = f", the roundings of a correct module may come to more than {limits.TOO_WIDE:g} of {answers[0]}"
+    way_out = (
+        "judge a smaller part (or anything where torch.finfo(dtype).min in a mask may overflow, or equal numbers are "
+        "compared)"
+    )
+    raise TooWide(case, what, way_out, wide[0] if wide[0] != answers[0] else "")
+
+
+def reason_in(case: Case) -> str:
+    """Why nothing can be concluded in a case of a module, and what would do; '' of any other case."""
+    if isinstance(case, ModuleCase):
+        try:
+            require_bounds(case)
+        except Misuse as error:
+            return explained(error)
+    return ""
+
+
+def explained(error: Misuse) -> str:
+    """The message of a refusal, with where it begins, and dtypes and shapes that were tried and would do."""
+    return error.told(*_looked_into(error.case, error.first)) if isinstance(error, TooWide) else str(error)
+
+
+@functools.lru_cache(maxsize=64)
+def _looked_into(case: ModuleCase, first: str | None) -> tuple[str, str]:
+    """Where the bound begins to say nothing, and the ways around it, by trying."""
+    ways = ""
+    if not case.by_parts and would_do(case, by_parts=True):
+        ways += "say by_parts=True, or nothing of it, for each part to be judged by itself; or "
+    others = [dtype for dtype in (WIDEST,) if dtype != case.dtype]
+    dtypes = [dtype for dtype in others if would_do(case, dtype=dtype)]
+    ways += "".join(f"take {dtype}, in which it would do (--dtypes {dtype}); or " for dtype in dtypes)
+    nor = [dtype for dtype in others if dtype not in dtypes]
+    where = "" if first is None else _where(case, first)
+    if not ways:
+        smaller = next((each for each in _smaller(case) if would_do(each)), None)
+        ways = "" if smaller is None else f"take {smaller.takes}, in {smaller.dtype}, in which it would do; or "
+        nor += ["the smallest shapes"] * (smaller is None)
+    return where + f" (nor would {' or '.join(nor)} do)" * bool(nor), ways
+
+
+def _where(case: ModuleCase, first: str) -> str:
+    try:
+        first = first or ("" if case.by_parts else _first_wide(case))
+    except Misuse:  # what the parts compute cannot be followed one by one
+        first = ""
+    if first and case.by_parts:
+        return f"; the first part of which the bound says nothing is {_in_words(first)}"
+    return f"; the bound says nothing from {_in_words(first)} on" if first else ALL_BEFORE
+
+
+def _smaller(case: ModuleCase) -> Iterator[ModuleCase]:
+    """The case with one size after the other, then all, as small as it can be; in its dtype, and in the widest.
+
+    The last dim of one x is the module's own, as features are.
+    """
+    fewest = case.micro_batches * (case.num_parts if case.has_own_rows else 1)
+    whole = dict(case.sizes) if case.inputs else {str(dim): size for dim, size in enumerate(case.x_shape)}
+    rows = BATCH if case.inputs else "0"
+    names = list(whole) if case.inputs else list(whole)[:-1]
+    least = {name: fewest if name == rows else 1 for name in names}
+    for sizes in [{**whole, name: size} for name, size in least.items()] + [{**whole, **least}]:
+        fields: dict[str, Any] = {"x_shape": tuple(sizes.values())}
+        fields = {"sizes": tuple(sizes.items())} if case.inputs else fields
+        for dtype in dict.fromkeys((case.dtype, WIDEST)):
+            with contextlib.suppress(Misuse):  # there may be no such case
+                yield replace(case, dtype=dtype, **fields)
+
+
+def would_do(case: ModuleCase, **fields: Any) -> bool:
+    """True if something can be concluded in the case, with other fields."""
+    try:
+        require_bounds(replace(case, **fields))
+    except Misuse:  # of the bound, or there is no such case
+        return False
+    return True
+
+
+def _first_wide(case: ModuleCase) -> str:
+    """The first boundary between parts, in the order of the run, of which the bound of the whole says nothing."""
+    found: list[str] = []
+
+    def note(name: str, right: Bounded) -> None:
+        if not found and not name.endswith(CHOSEN) and says_nothing(right.value, right.allowed):
+            found.append(name)
+
+    ran_within_bounds(case, draw(case, 0), [note] * (case.num_parts if case.is_divided else 1))
+    return next(iter(found), "")
+
+
+def _in_words(boundary: str) -> str:
+    """What a boundary is."""
+    name = boundary.removeprefix("grad.").removeprefix(BOUNDARY)
+    return f"the gradient that comes back to {name}" if boundary.startswith("grad.") else f"what {name} gives"

@@ -1,0 +1,93 @@
+"""A module that ran elsewhere, in the forwards and backwards of one step of somebody's own job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from equivtest.cases.case import Shape
+from equivtest.cases.case_tensor import CaseTensor
+from equivtest.programs.case import ModuleCase
+from equivtest.programs.micro_batches import at_micro_batch
+from equivtest.programs.reference import Facts
+from equivtest.programs.state import OWN_ROWS
+
+OWN = ("inputs", "sizes", "started", "with_gradient")
+"""What each micro-batch may have otherwise."""
+
+
+@dataclass(frozen=True)
+class StartedFacts(Facts):
+    """Facts of a module whose backward was started by what came to its outputs.
+
+    Attributes:
+        started: The outputs to which a gradient came from outside of the module.
+    """
+
+    started: tuple[str, ...] = ()
+
+    @property
+    def roots(self) -> tuple[str, ...]:
+        return self.started
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class CapturedCase(ModuleCase):
+    """The values are those that the ranks held, so that none are drawn, and `parallelize` is never called.
+
+    Attributes:
+        started: The outputs to which a gradient came from outside of the module; it is given as a cotangent.
+        with_gradient: The inputs of which there is a gradient.
+        further: What each micro-batch after the first has of its own, see `OWN`; gradients of parameters are those of
+            all, added up.
+    """
+
+    started: tuple[str, ...] = ()
+    with_gradient: tuple[str, ...] = ()
+    further: tuple[tuple[Any, ...], ...] = ()
+    state: str = OWN_ROWS
+
+    @property
+    def facts(self) -> Facts:
+        facts = super().facts
+        return StartedFacts(facts.outputs, facts.parameters, facts.buffers, "", self.started)
+
+    @property
+    def past_open(self) -> bool:
+        return True
+
+    def real_names(self) -> tuple[str, ...]:
+        return self.with_gradient
+
+    def with_further(self, others: Sequence[CapturedCase]) -> CapturedCase:
+        """This micro-batch and others after it."""
+        return replace(self, further=tuple(tuple(getattr(each, name) for name in OWN) for each in others))
+
+    def is_of_all(self, name: str) -> bool:
+        """Whether a tensor is of a parameter, and so of all micro-batches."""
+        return name.removeprefix("param.").removeprefix("grad.") in self.parameter_names()
+
+    def describe_tensors(self) -> dict[str, CaseTensor]:
+        """Those of every micro-batch; of parameters once."""
+        tensors = super().describe_tensors()
+        for number, own in enumerate(self.further, 2):
+            one = replace(self, further=(), **dict(zip(OWN, own, strict=True)))
+            tensors |= {
+                at_micro_batch(number, name): tensor for name, tensor in one.tensors.items() if not self.is_of_all(name)
+            }
+        return tensors
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class UpdateCase(ModuleCase):
+    """One update of somebody's own optimizer, in which nothing runs forward.
+
+    Attributes:
+        left: Name and shape of each tensor that the update leaves.
+    """
+
+    left: tuple[tuple[str, Shape], ...] = ()
+
+    def describe_tensors(self) -> dict[str, CaseTensor]:
+        return {name: CaseTensor(shape, self.whole_layout, "trained") for name, shape in self.left}

@@ -1,0 +1,454 @@
+"""A module of anybody's own, unsharded and parallelized, each made by a function that is named.
+
+The unsharded one is the reference: it says how many parameters there are, of what shapes, and what comes out.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Annotated, ClassVar
+
+from equivtest.cases.case import Shape, at_step, require
+from equivtest.cases.case_tensor import CaseTensor, Role
+from equivtest.cases.rules import OneOf, Within
+from equivtest.layout import Layout, Shard, local_shape
+from equivtest.programs.boundaries import boundaries_of
+from equivtest.programs.inputs import BATCH, REAL, Written, has_rows, in_numbers, kind_of, sizes_in
+from equivtest.programs.mesh import AxesCase
+from equivtest.programs.outputs import OUTPUT
+from equivtest.programs.reference import Fact, Facts, Program, call_builder, facts_of, with_parameters
+from equivtest.programs.rows import other_sizes, outputs_have_rows
+from equivtest.programs.state import STATES, WHOLE_BATCH, require_state
+from equivtest.programs.steps import TOTAL_NORM, StepCase, updated
+from equivtest.programs.world import WorldCase
+
+__all__ = ["ModuleCase", "call_builder", "with_parameters"]
+
+EXACT_MODE, REAL_MODE = "dense", "real"
+
+BATCHES = ("whole", "mean of parts", "sum of parts", "parts of the whole")
+"""Every rank has the whole batch; or its own rows, and gradients are averaged or added up, or those of the whole."""
+
+WHOLE, MEAN_OF_PARTS, SUM_OF_PARTS, PARTS_OF_WHOLE = BATCHES
+
+ROWS = Layout((Shard(0),))
+"""How ranks with rows of their own hold what has the rows of the batch."""
+
+LARGEST = {"float32": (1, 3), "float64": (1, 3, 7), "bfloat16": (1,), "float16": (1,)}
+"""Magnitudes up to which the strategy draws odd integers, by dtype: few bits are full soon."""
+
+REAL_DTYPES = ("float32", "float64")
+"""The dtypes of real numbers: kernels of 16 bits also round what they keep for themselves, and no module tells that."""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ModuleCase(AxesCase, StepCase, WorldCase):
+    """y = f(x), and the gradients of x and of every parameter, given a cotangent of y.
+
+    Values are odd integers, on which the reference is exact where f adds and multiplies (the oracle
+    refuses data that some operation could round), or real numbers, on which it has a bound.
+
+    A module of one x has x_shape alone.  Any other names its inputs:
+
+        ModuleCase(..., inputs=(("ids", "ids(11)", ("batch", "seq")),), sizes=(("batch", 2), ("seq", 3)))
+
+    Attributes:
+        build: 'package.module:NAME' of a function without arguments that makes the unsharded
+            module; what of it requires a gradient is trained.
+        parallelize: 'package.module:NAME' of a function (module, mesh) -> module.
+        x_shape: Of the input, global; at least one element.
+        largest: Largest magnitude of x and of the parameters where they are integers; odd.
+        batch: 'whole': every rank is handed the whole x, and gives the whole output.  'mean of parts': every rank is
+            handed its own rows, one at least, as torch.chunk divides them; it gives what the unsharded module gives on
+            these alone, and a parameter's gradient is the mean over the ranks of what they come to.  'sum of parts':
+            it is their sum.  'parts of the whole': every rank is handed its own rows, and `step` leaves the gradients,
+            and reports the numbers, that the unsharded module gives on the whole batch.  Of named inputs those are
+            divided whose first dim is 'batch'.
+        inputs: (name, kind, shape) of each, see `equivtest.programs.inputs`; empty: one x.
+        sizes: (name, size) of each name in the shapes of `inputs`.
+        positional: Those of `inputs` that are handed over by place, in order; all others by name.
+        outputs: Which of several outputs are judged, by the way to them; empty: all.
+        loss: The one of them from which backward starts, with 1; '': `Facts.loss`.
+        by_parts: Whether every part of the module is judged by itself, from what the ranks held where it begins: see
+            `equivtest.programs.oracle.forced`.  Of real values alone; a divided batch has as many rows on
+            every rank.
+        placed: 'package.module:NAME' of a function (parallel module, name of a parameter) -> (tensor, indices), which
+            says what this rank holds of it: of each local element its place in the flattened whole, -1 where it has
+            none; or None where the tensor of that name says it.  '': it is read off.
+        state: Which contract a module fulfils whose forward changes buffers, in a divided batch.  'own rows': each rank
+            has the unsharded module's buffers after its own rows.  'whole batch': every rank has its buffers after the
+            whole batch, and outputs are the rows of what it gives on the whole batch.  '': both are the same.
+        zero_or_none: Patterns (`fnmatch`) of the names of parameters and inputs whose gradient may be None if the
+            unsharded module's is zero in every element.
+    """
+
+    VALUE_MODES: ClassVar[tuple[str, ...]] = (EXACT_MODE, REAL_MODE)
+
+    build: str
+    parallelize: str
+    x_shape: Annotated[Shape, Within(1)] = (1,)
+    largest: Annotated[int, Within(1)] = 1
+    batch: Annotated[str, OneOf(BATCHES)] = WHOLE
+    inputs: Written = ()
+    sizes: tuple[tuple[str, int], ...] = ()
+    positional: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    loss: str = ""
+    by_parts: bool = False
+    placed: str = ""
+    state: Annotated[str, OneOf(("", *STATES))] = ""
+    zero_or_none: tuple[str, ...] = ()
+
+    def check_fields(self) -> None:
+        require(self.largest % 2 == 1, f"largest must be odd, got {self.largest}")
+        require(
+            self.dtype in REAL_DTYPES or self.by_parts or all(mode == EXACT_MODE for mode, _ in self.values),
+            f"real values of a module must be of {' or '.join(REAL_DTYPES)}, got {self.dtype}: judge it by_parts",
+        )
+        require(
+            not self.by_parts or all(mode == REAL_MODE for mode, _ in self.values),
+            f"by_parts goes with real values, got {self.values}: take (('real', 0),)",
+        )
+        self.check_world()
+        self._check_inputs()
+        self._check_zero_or_none()
+        self.check_axes()
+        self.check_steps()
+        self._check_real_steps()
+        if self.has_own_rows:
+            require_parts(self)
+            require(
+                not self.by_parts or len(set(self.rows)) == 1,
+                f"by_parts needs as many rows on every rank, got {self.rows}: take a multiple of {self.num_parts}",
+            )
+            require_state(self)
+
+    def _check_inputs(self) -> None:
+        sizes, names = dict(self.sizes), [name for name, _, _ in self.inputs]
+        require(len(set(names)) == len(names), f"inputs must have names of their own, got {', '.join(names)}")
+        missing = [size for size in sizes_in(self.inputs) if size not in sizes]
+        require(not missing, f"sizes must say how large {' and '.join(missing)} are, got {self.sizes}")
+        require(all(size >= 1 for size in sizes.values()), f"sizes must be at least 1, got {self.sizes}")
+        unknown = [name for name in self.positional if name not in names]
+        require(not unknown, f"positional must name inputs, got {', '.join(unknown)}; they are {', '.join(names)}")
+        for name, kind, shape in self.inputs:
+            kind_of(kind)
+            require(
+                not self.has_own_rows or BATCH not in shape[1:],
+                f"a batch can be divided along the first dim alone, {name} is of {shape}: batch='whole', or a module "
+                "that transposes it",
+            )
+
+    def _check_zero_or_none(self) -> None:
+        names = (*self.parameter_names(), *self.real_names()) if self.zero_or_none else ()
+        unknown = [pattern for pattern in self.zero_or_none if not any(fnmatchcase(name, pattern) for name in names)]
+        require(
+            not unknown,
+            f"zero_or_none must name parameters or inputs with a gradient, {unknown[:1]} matches none of "
+            f"{', '.join(names)}",
+        )
+
+    def accepts_none(self, answer: str) -> bool:
+        """True if no gradient is as good as zeros for this answer."""
+        what, _, name = answer.partition(".")
+        return what == "grad" and any(fnmatchcase(name, pattern) for pattern in self.zero_or_none)
+
+    def _check_real_steps(self) -> None:
+        require(
+            not self.is_stepped or all(mode == REAL_MODE for mode, _ in self.values),
+            f"steps are judged on real values, got {self.values}: take (('real', 0),)",
+        )
+        require(
+            not self.step or self.batch in (WHOLE, PARTS_OF_WHOLE),
+            f"a step goes with batch='whole' or 'parts of the whole', got {self.batch!r}",
+        )
+        require(
+            bool(self.step) or self.batch != PARTS_OF_WHOLE,
+            "parts of the whole need a step, which knows of what its loss is a part",
+        )
+        require(
+            not (self.step and self.by_parts),
+            "a step cannot be judged by_parts: nobody knows how often it runs a part; leave by_parts out, or have "
+            "equivtest.capture write what a run of it holds",
+        )
+        if self.max_norm:
+            require(
+                TOTAL_NORM not in self.facts.outputs,
+                f"{self.build} gives total_norm, as a step does that clips: rename it, or leave it out by outputs=",
+            )
+        if self.step and self.max_norm:
+            require(
+                OUTPUT not in self.facts.outputs,
+                f"{self.build} must give its loss by a name, {{'loss': loss}}, as total_norm is reported beside it",
+            )
+        if self.step:
+            require(
+                bool(self.facts.loss) or not self.facts.roots,
+                f"{self.build}: a step needs a loss, with {self.takes} there is none; to evaluate, give outputs "
+                "without gradients, as under torch.no_grad()",
+            )
+        if self.steps > 1:
+            changed = list(self.facts.buffers)
+            require(
+                not changed,
+                f"{self.build}: buffer {''.join(changed[:1])} changes from step to step, which is not judged: "
+                "steps=1, or call eval() on what changes it",
+            )
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether the unsharded module runs on each rank's rows by themselves."""
+        return self.batch in (MEAN_OF_PARTS, SUM_OF_PARTS) and self.state != WHOLE_BATCH
+
+    @property
+    def has_own_rows(self) -> bool:
+        """Whether each rank is handed its own rows of the batch."""
+        return self.batch != WHOLE
+
+    @property
+    def past_open(self) -> bool:
+        """Whether what follows a boundary without a bound is judged; see `oracle_forced.Forced`."""
+        return False
+
+    @property
+    def fixes_layouts(self) -> bool:
+        return False
+
+    @property
+    def shard_kind(self) -> str:
+        """That of a batch is no layout of the module's."""
+        return "even"
+
+    @property
+    def aspects(self) -> frozenset[str]:
+        """The mesh, and whether the sizes that ranks may divide are multiples of their number."""
+        sizes = tuple(size for _, size in self.sizes) or self.x_shape[:-1]
+        sizes, parts = ((self.num_rows,), self.num_parts) if self.has_own_rows else (sizes, self.world_size)
+        is_even = all(size % parts == 0 for size in sizes)
+        return frozenset({"even" if is_even else "uneven", f"mesh {self.mesh_shape}"})
+
+    @property
+    def takes(self) -> str:
+        """What the unsharded module is handed, in words."""
+        return self.program_of(self.num_rows).takes
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the batch; 1 where there is none."""
+        if self.inputs:
+            return dict(self.sizes).get(BATCH, 1)
+        return self.x_shape[0] if self.x_shape else 1
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """Rows of each part of the batch, as torch.chunk divides it; all rows where it is whole.
+
+        Source: torch.chunk (2.13.0).
+        """
+        if not self.has_own_rows:
+            return (self.num_rows,)
+        return tuple(local_shape((self.num_rows,), ROWS, (self.num_parts,), part)[0] for part in range(self.num_parts))
+
+    def program_of(self, num_rows: int) -> Program:
+        """The unsharded module on so many rows of the batch."""
+        if not self.inputs:
+            shape = (num_rows, *self.x_shape[1:]) if self.x_shape else ()
+            written: tuple[tuple[str, str, Shape], ...] = (("x", REAL, shape),)
+            positional: tuple[str, ...] = ("x",)
+        else:
+            sizes = {**dict(self.sizes), BATCH: num_rows}
+            written = tuple((name, kind, in_numbers(shape, sizes)) for name, kind, shape in self.inputs)
+            positional = self.positional
+        return Program(self.build, written, positional, self.outputs, self.loss, self.dtype, not self.inputs)
+
+    @property
+    def facts(self) -> Facts:
+        """Facts of `program`."""
+        return facts_of(self.program)
+
+    @property
+    def program(self) -> Program:
+        """The unsharded module on the whole batch, or on the first rank's rows if it runs rank by rank."""
+        return self.program_of(self.rows[0] if self.is_divided else self.num_rows)
+
+    def input_shapes(self) -> dict[str, Shape]:
+        """Shapes of the whole inputs, by name."""
+        return {name: shape for name, _, shape in self.program_of(self.num_rows).inputs}
+
+    def kinds(self) -> dict[str, str]:
+        """Kinds of the inputs, by name."""
+        return {name: kind for name, kind, _ in self.inputs} or {"x": REAL}
+
+    def real_names(self) -> tuple[str, ...]:
+        """The inputs that get gradients; a step of one's own may scale these."""
+        return () if self.step else tuple(name for name, kind in self.kinds().items() if kind == REAL)
+
+    def row_names(self) -> tuple[str, ...]:
+        """The inputs that have the rows of the batch."""
+        return tuple(name for name, _, shape in self.inputs if has_rows(shape)) if self.inputs else ("x",)
+
+    def divided_names(self) -> tuple[str, ...]:
+        """The inputs whose rows are divided among the ranks."""
+        return self.row_names() if self.has_own_rows else ()
+
+    def parameter_names(self) -> tuple[str, ...]:
+        """Names of the unsharded module's parameters, as `named_parameters` lists them: a tied one once."""
+        return tuple(self.facts.parameters)
+
+    def boundaries(self) -> Mapping[str, Fact]:
+        """Facts of all boundaries, values and gradients, by name, if each part is judged alone."""
+        return boundaries_of(self.program) if self.by_parts else {}
+
+    def stacked_names(self) -> tuple[str, ...]:
+        """Answers that each rank of a divided batch has for itself, numbers too: stacked in a new first dim."""
+        if not self.is_divided:
+            return ()
+        own = [f"grad.{name}" for name in self.real_names() if name not in self.divided_names()]
+        numbers = [name for name, fact in self.facts.outputs.items() if not fact.shape]
+        return (*own, *numbers, *(f"buffer.{name}" for name in self.facts.buffers))
+
+    def describe_tensors(self) -> dict[str, CaseTensor]:
+        """The tensors of every step. Parameters are whole: how the parallel module divides them is its own affair."""
+        given, answers = self._given_once(), self._answered_once()
+        taken = sorted(given.keys() & answers.keys())
+        require(not taken, f"{self.build}: {''.join(taken[:1])} is an output and a parameter: rename one")
+        parameters = self.facts.parameters
+        handed = {name: tensor for name, tensor in given.items() if name not in parameters}
+        computed = {name: tensor for name, tensor in answers.items() if name.removeprefix("param.") not in parameters}
+        for step in range(1, self.steps + 1):
+            if step > 1:
+                given |= {at_step(step, name): tensor for name, tensor in handed.items()}
+                answers |= {at_step(step, name): replace(tensor, role="trained") for name, tensor in computed.items()}
+            if self.trains:
+                answers |= {
+                    updated(step, name): self._whole(fact.shape, "trained") for name, fact in parameters.items()
+                }
+        return given | answers
+
+    def _whole(self, shape: Shape, role: Role = "given") -> CaseTensor:
+        return CaseTensor(shape, self.whole_layout, role)
+
+    def _placed(self, shape: Shape, *, has_rows: bool, role: Role = "given") -> CaseTensor:
+        return CaseTensor(shape, self.rows_layout if has_rows else self.whole_layout, role)
+
+    def _given_once(self) -> dict[str, CaseTensor]:
+        """What is handed over for one forward and backward."""
+        facts, divided, real = self.facts, self.divided_names(), self.real_names()
+        given = {
+            name: replace(self._placed(shape, has_rows=name in divided), needs_grad=name in real)
+            for name, shape in self.input_shapes().items()
+        }
+        given |= {
+            name: replace(self._whole(fact.shape), needs_grad=fact.requires_grad)
+            for name, fact in facts.parameters.items()
+        }
+        if not facts.loss:
+            outputs = self._output_shapes()
+            given |= {
+                cotangent_of(name): self._placed(outputs[name], has_rows=self.has_own_rows) for name in facts.roots
+            }
+        return given
+
+    def _answered_once(self) -> dict[str, CaseTensor]:
+        """What one forward and backward leave."""
+        facts, divided, shapes = self.facts, self.divided_names(), self.input_shapes()
+        with_rows = self.outputs_with_rows()
+        answers = {
+            name: self._placed(shape, has_rows=self.is_divided or name in with_rows, role="output")
+            for name, shape in self._output_shapes().items()
+        }
+        if self.max_norm:
+            answers[TOTAL_NORM] = self._whole((), "output")
+        answers |= {f"param.{name}": self._whole(fact.shape, "state") for name, fact in facts.parameters.items()}
+        for name in self.real_names():  # each rank has a gradient of its own of what all are handed
+            is_own = self.is_divided and name not in divided
+            shape = (self.num_parts, *shapes[name]) if is_own else shapes[name]
+            answers[f"grad.{name}"] = self._placed(shape, has_rows=self.has_own_rows, role="gradient")
+        answers |= {f"grad.{name}": self._whole(fact.shape, "gradient") for name, fact in facts.parameters.items()}
+        answers |= {f"buffer.{name}": self._of_each(fact.shape, "state") for name, fact in facts.buffers.items()}
+        for name, fact in self.boundaries().items():
+            answers[name] = self._of_each(fact.shape, "gradient" if name.startswith("grad.") else "state")
+        return answers
+
+    def _of_each(self, shape: Shape, role: Role) -> CaseTensor:
+        """What each rank of a divided batch has one of its own of, in a new first dim."""
+        shape = (self.num_parts, *shape) if self.is_divided else shape
+        return self._placed(shape, has_rows=self.is_divided, role=role)
+
+    def outputs_with_rows(self) -> tuple[str, ...]:
+        """Names the outputs of the whole batch that ranks give their own rows of.
+
+        Raises:
+            Misuse: An output's shape follows the batch in another way.
+        """
+        if self.is_divided or not self.has_own_rows:
+            return ()
+        others = tuple((size, self.program_of(size)) for size in other_sizes(self.num_rows, self.rows))
+        batch = self.num_rows, self.program_of(self.num_rows)
+        found = outputs_have_rows(batch, others, is_divided=self.num_parts > 1)
+        return tuple(name for name, has_rows in found.items() if has_rows)
+
+    def _output_shapes(self) -> dict[str, Shape]:
+        if self.is_divided:
+            return whole_outputs(self)
+        return {name: fact.shape for name, fact in self.facts.outputs.items()}
+
+
+def cotangent_of(output: str) -> str:
+    """'cotangent.1' of 'output.1'."""
+    return "cotangent" + output.removeprefix(OUTPUT)
+
+
+def require_parts(case: ModuleCase) -> None:
+    """Raises Misuse unless each rank has rows of the batch, and their outputs are tensors, divided likewise."""
+    can_be_divided = bool(case.inputs) or bool(case.x_shape)
+    require(
+        not case.inputs or bool(case.divided_names()),
+        f"no input has {BATCH!r} as its first dim, so that no rank has rows of its own: say which dim that is, "
+        "or batch='whole'",
+    )
+    what = f"{BATCH} of {case.num_rows}" if case.inputs else f"x of shape {case.x_shape}"
+    way_out = f"take one of {case.num_parts} rows, such as {(case.num_parts, *case.x_shape[1:])}"
+    way_out = f"take a multiple of {case.num_parts}" if case.inputs else way_out
+    require(
+        can_be_divided and all(case.rows),
+        f"{what} cannot be divided among {case.num_parts} ranks, as torch.chunk divides, so that each has a "
+        f"row: {way_out}, or batch='whole'",
+    )
+    if case.is_divided:
+        whole_outputs(case)
+
+
+def whole_outputs(case: ModuleCase) -> dict[str, Shape]:
+    """Shapes of the outputs of all ranks' rows, one below the other, a number as one row.
+
+    Raises:
+        Misuse: the module does not take a rank's rows, or no tensor that is divided by rows has such parts.
+    """
+    return _whole_outputs(tuple(case.program_of(num_rows) for num_rows in case.rows), case.takes)
+
+
+@functools.lru_cache(maxsize=256)
+def _whole_outputs(programs: tuple[Program, ...], takes: str) -> dict[str, Shape]:
+    by_rank: list[Mapping[str, Fact]] = [facts_of(program).outputs for program in programs]
+    wholes = {}
+    for name in by_rank[0]:
+        require(
+            all(outputs.keys() == by_rank[0].keys() for outputs in by_rank),
+            f"{programs[0].build}: on parts of {takes} it gives different outputs: batch='whole'",
+        )
+        parts = [outputs[name].shape or (1,) for outputs in by_rank]
+        whole = (sum(shape[0] for shape in parts), *parts[0][1:])
+        divided = [local_shape(whole, ROWS, (len(parts),), rank) for rank in range(len(parts))]
+        what = "outputs" if name == OUTPUT else f"{name}s"
+        require(
+            parts == divided,
+            f"{programs[0].build}: of {takes}, divided among {len(parts)} ranks, they give {what} of shapes "
+            f"{', '.join(map(str, parts))}, which is no tensor divided by rows: take an x_shape whose rows they share "
+            "evenly, or batch='whole'",
+        )
+        wholes[name] = whole
+    return wholes

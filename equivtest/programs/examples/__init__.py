@@ -1,0 +1,1 @@
+"""Programs that the shipped properties judge, and ways to make them parallel."""

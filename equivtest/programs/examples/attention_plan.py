@@ -1,0 +1,100 @@
+"""The heads of a block of attention, divided among the ranks by hand.
+
+Source: Vaswani et al., Attention Is All You Need (2017), section 3.2, normalized first as in Xiong et al., On Layer
+Normalization in the Transformer Architecture (2020); Shoeybi et al., Megatron-LM (2019), section 3, for the division:
+one sum over the ranks forward, one backward.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn import functional
+
+from equivtest.programs.examples.attention import HEAD_FEATURES, AttentionBlock
+
+Group = dist.ProcessGroup
+
+
+class DividedBlock(AttentionBlock):
+    """Each rank computes its own heads, and its share of what is added to x.  Parameters stay whole on every rank."""
+
+    group: Group
+    features: slice
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        share = self.share(sum_gradients(self.norm(x), self.group))
+        output: torch.Tensor = x + sum_over(share, self.group) + self.out.bias
+        return output
+
+    def share(self, x: torch.Tensor) -> torch.Tensor:
+        """This rank's heads' part of the output, without the bias."""
+        return functional.linear(self.attend(x, self.features), self.out.weight[:, self.features])
+
+
+def heads_divided(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Divides the heads as torch.chunk does, and sums the gradients of what each rank used a part of."""
+    assert isinstance(block, AttentionBlock)
+    divide(block, mesh)
+    block.__class__ = DividedBlock
+    return block
+
+
+def divide(block: AttentionBlock, mesh: DeviceMesh) -> None:
+    """What a divided block has beside its parameters: its group, this rank's features, and hooks of gradients."""
+    group, num_features = mesh.get_group(), block.out.in_features
+    each = -(-num_features // HEAD_FEATURES // mesh.size()) * HEAD_FEATURES
+    start = min(each * mesh.get_local_rank(), num_features)
+    block.features = slice(start, min(start + each, num_features))  # type: ignore[assignment]
+    block.group = group  # type: ignore[assignment]
+    used_in_part = [block.out.weight, *block.query.parameters(), *block.key.parameters(), *block.value.parameters()]
+    for parameter in used_in_part:
+        parameter.register_hook(lambda gradient: reduced(gradient, group))  # type: ignore[no-untyped-call]
+
+
+def reduced(tensor: torch.Tensor, group: Group) -> torch.Tensor:
+    """The sum over the ranks, in new memory."""
+    summed = tensor.contiguous().clone()
+    dist.all_reduce(summed, group=group)
+    return summed
+
+
+class _SumOver(torch.autograd.Function):
+    """Sums forward; the gradient of the sum is that of each term."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, group: Group) -> torch.Tensor:
+        return reduced(tensor, group)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradients[0], None
+
+
+class _SumGradients(torch.autograd.Function):
+    """Hands on forward; what comes back is each rank's share of the gradient, and is summed."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, group: Group) -> torch.Tensor:
+        ctx.group = group
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return reduced(gradients[0], ctx.group), None
+
+
+def sum_over(tensor: torch.Tensor, group: Group) -> torch.Tensor:
+    """The sum over the ranks of their shares."""
+    summed: torch.Tensor = _SumOver.apply(tensor, group)  # type: ignore[no-untyped-call]
+    return summed
+
+
+def sum_gradients(tensor: torch.Tensor, group: Group) -> torch.Tensor:
+    """Returns the tensor itself; every rank uses a part of it."""
+    handed: torch.Tensor = _SumGradients.apply(tensor, group)  # type: ignore[no-untyped-call]
+    return handed

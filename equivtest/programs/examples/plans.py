@@ -1,0 +1,67 @@
+"""Ways to make the examples parallel.
+
+Source of the plans for two linear layers: torch/distributed/tensor/parallel/style.py (2.13.0), ColwiseParallel and
+RowwiseParallel.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+from equivtest.cases.subject import require_fsdp2, style_named
+
+
+def tensor_parallel(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Hidden features divided among the ranks, one all_reduce forward.
+
+    They stay DTensors in between: of plain tensors torch takes the global size to be local size times ranks.
+    """
+    divided = ColwiseParallel(use_local_output=False)
+    return parallelize_module(block, mesh, {"gate": divided, "up": divided, "down": RowwiseParallel()})
+
+
+def sequence_parallel(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Tokens divided around the layers, hidden features within: gathered before, reduced and scattered behind.
+
+    The block is handed all tokens and hands on all; what is added to x is added to each rank's own.
+    """
+    tokens = Shard(0)
+    prepared = style_named("PrepareModuleInputOutput")(
+        input_layouts=Replicate(),
+        desired_input_layouts=tokens,
+        use_local_input=False,
+        output_layouts=tokens,
+        desired_output_layouts=Replicate(),
+    )
+    divided = ColwiseParallel(input_layouts=tokens, use_local_output=False)
+    summed = RowwiseParallel(output_layouts=tokens, use_local_output=False)
+    layered = parallelize_module(block, mesh, {"gate": divided, "up": divided, "down": summed})
+    return parallelize_module(layered, mesh, prepared)  # "" in one plan is no module in torch 2.8
+
+
+def data_parallel(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """The whole block on every rank, for rows of its own; gradients averaged by DistributedDataParallel."""
+    return DistributedDataParallel(block, process_group=mesh.get_group())
+
+
+def fully_sharded(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """The same by FSDP2: parameters divided on dim 0, gathered for the forward and again for the backward."""
+    require_fsdp2(mesh)
+    sharded: nn.Module = fully_shard(block, mesh=mesh)  # type: ignore[assignment]  # of both classes
+    return sharded
+
+
+def divided_by_two(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Gradients are added up, halved, doubled and averaged; on one rank torch halves them twice, finding 75."""
+    sharded: Any = fully_shard(block, mesh=mesh)
+    sharded.set_force_sum_reduction_for_comms(True)
+    sharded.set_gradient_divide_factor(2.0)
+    sharded.set_all_reduce_hook(lambda reduced: reduced.div_(mesh.size() / 2))
+    return cast("nn.Module", sharded)

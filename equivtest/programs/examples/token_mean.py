@@ -1,0 +1,127 @@
+"""A step of training whose loss is the mean over all tokens of the whole batch, however it is cut.
+
+Ranks, and micro-batches of a rank, have different numbers of tokens that count, so that no mean of their means is it.
+The gradient of a sum over tokens is the sum of those of its parts: each rank goes backward from the sum of its own
+tokens, divided by how many there are on all ranks, times the ranks over which its gradients are averaged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import distributed, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from equivtest.programs.examples.next_token import IGNORED
+
+MAX_NORM = 0.5
+
+MicroBatch = dict[str, torch.Tensor]
+Report = dict[str, torch.Tensor]
+
+
+def adamw(module: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(module.parameters(), lr=0.05)
+
+
+class TokenMean:
+    """One step: gradients reduced once, after the last micro-batch, clipped by the norm of all, and the update.
+
+    Attributes:
+        own: How many targets count in each micro-batch of this rank.
+        num_tokens: How many count on all ranks.
+        losses: The sum over each micro-batch, so far.
+    """
+
+    def __init__(
+        self, module: Any, mesh: DeviceMesh, micro_batches: Sequence[MicroBatch], optimizer: torch.optim.Optimizer
+    ) -> None:
+        self.module, self.mesh, self.micro_batches, self.optimizer = module, mesh, micro_batches, optimizer
+        self.own = torch.stack([tokens_in(each) for each in micro_batches])
+        self.num_tokens = self.counted()
+        self.losses: list[torch.Tensor] = []
+
+    @classmethod
+    def step(cls, *given: Any) -> Report:
+        """Runs it, called as a step of a case is."""
+        return cls(*given).run()
+
+    def run(self) -> Report:
+        """Runs it."""
+        self.begin()
+        for number, each in enumerate(self.micro_batches):
+            reduces_gradients(self.module, self.reduces(number))
+            loss = self.module(**each, reduction="sum")["loss"]
+            self.backward(number, self.scaled(number, loss))
+            self.losses.append(loss.detach())
+        self.reduce()
+        norm = self.clipped()
+        self.update()
+        return {"loss": self.reported(), "total_norm": norm}
+
+    def summed(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor itself, which holds the sum over the ranks then."""
+        distributed.all_reduce(tensor, group=self.mesh.get_group())
+        return tensor
+
+    def counted(self) -> torch.Tensor:
+        """What the sum of all losses is divided by."""
+        return self.summed(self.own.sum())
+
+    def begin(self) -> None:
+        """Forgets the gradients of the step before."""
+        self.optimizer.zero_grad()
+
+    def reduces(self, number: int) -> bool:
+        """Whether the backward of a micro-batch reduces the gradients over the ranks."""
+        return number == len(self.micro_batches) - 1
+
+    def scaled(self, number: int, loss: torch.Tensor) -> torch.Tensor:
+        """What a micro-batch goes backward from."""
+        return loss * self.mesh.size() / self.num_tokens
+
+    def backward(self, number: int, loss: torch.Tensor) -> None:
+        """Goes backward from what `scaled` gave."""
+        torch.autograd.backward(loss)
+
+    def reduce(self) -> None:
+        """Nothing is left to reduce after the last micro-batch."""
+
+    def clipped(self) -> torch.Tensor:
+        """The norm of all gradients, which are clipped."""
+        return clip(self.module)
+
+    def update(self) -> None:
+        """Updates the parameters."""
+        self.optimizer.step()
+
+    def reported(self) -> torch.Tensor:
+        """The loss over all tokens."""
+        return self.summed(torch.stack(self.losses).sum()) / self.num_tokens
+
+
+token_mean = TokenMean.step
+
+
+def tokens_in(micro_batch: MicroBatch) -> torch.Tensor:
+    """How many targets count."""
+    return (micro_batch["targets"] != IGNORED).sum()
+
+
+def reduces_gradients(module: Any, is_last: bool) -> None:  # noqa: FBT001
+    """Has the next backward reduce the gradients over the ranks, or not."""
+    if isinstance(module, FSDPModule):
+        module.set_requires_gradient_sync(is_last)
+    if isinstance(module, DistributedDataParallel):
+        module.require_backward_grad_sync = is_last
+
+
+def clip(module: nn.Module) -> torch.Tensor:
+    """The norm of all gradients before they are clipped, whole on every rank."""
+    norm = torch.nn.utils.clip_grad_norm_(module.parameters(), MAX_NORM)
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm

@@ -1,0 +1,207 @@
+"""Steps of training that clip by the norm of all gradients, whatever part of them each rank holds.
+
+DTensors of one mesh torch clips in one call.  DTensors of several meshes beside plain tensors, of which some ranks hold
+some, it refuses; they are clipped as torchtitan clips experts beside other parameters: a norm for each group that
+divides them alike, made whole over that group, then the norm of these norms.
+
+Source: torch.nn.utils.clip_grad_norm_, get_total_norm and clip_grads_with_norm_, torch.amp.GradScaler (2.13.0);
+torchtitan/distributed/utils.py, clip_grad_norm_ and _clip_grad_norm_with_ep.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import distributed
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_norm
+
+from equivtest.cases.subject import divide_gradients
+from equivtest.programs.examples.mixture import MAX_NORM
+from equivtest.programs.examples.mixture_plan import local
+
+
+class Clipped:
+    """One step: forward, backward, clipping, update.
+
+    Attributes:
+        norm_type: 1, 2 or math.inf.
+        foreach: Whether torch takes several gradients in one operation; each step does otherwise than the one before.
+        raises: Whether torch is asked to raise where the norm is not finite.
+    """
+
+    norm_type: ClassVar[float] = 2.0
+
+    def __init__(self, module: Any, mesh: DeviceMesh, micro_batches: Any, optimizer: torch.optim.Optimizer) -> None:
+        self.module, self.mesh, self.optimizer = module, mesh, optimizer
+        (self.batch,) = micro_batches
+        self.number: int = getattr(module, "num_steps", 0)
+        module.num_steps = self.number + 1
+        self.foreach = (False, True, None)[self.number % 3]
+        self.raises = self.number % 2 == 1
+        self.like = next(module.parameters())  # torch's norm of no gradients is of float32, on the CPU
+
+    @classmethod
+    def by(cls, norm_type: float) -> Callable[..., dict[str, torch.Tensor]]:
+        """The step with another norm."""
+        kind: type[Clipped] = type(cls.__name__, (cls,), {"norm_type": norm_type})
+        return kind.step
+
+    @classmethod
+    def step(cls, *given: Any) -> dict[str, torch.Tensor]:
+        """Runs it, called as a step of a case is."""
+        return cls(*given).run()
+
+    def run(self) -> dict[str, torch.Tensor]:
+        """Runs it."""
+        self.optimizer.zero_grad()
+        loss = self.module(**self.batch)["loss"]
+        torch.autograd.backward(loss)
+        divide_gradients(self.module.parameters())
+        norm = self.clip()
+        self.optimizer.step()
+        return {"loss": loss.detach(), "total_norm": norm}
+
+    def clip(self) -> torch.Tensor:
+        """The norm of all gradients, which are clipped."""
+        raise NotImplementedError
+
+    def norm_of(self, tensors: list[torch.Tensor]) -> torch.Tensor:
+        """Returns the norm of what this rank holds, and of DTensors as a whole."""
+        kept = [each for each in tensors if each.numel()]  # of no elements there is no largest
+        norm = get_total_norm(kept, self.norm_type, foreach=self.foreach)
+        return (norm.full_tensor() if isinstance(norm, DTensor) else norm).to(self.like.device, self.like.dtype)
+
+
+class InOneCall(Clipped):
+    """Clips DTensors on one mesh by `clip_grad_norm_`, or by the two functions that it is made of."""
+
+    def clip(self) -> torch.Tensor:
+        parameters = list(self.module.parameters())
+        if self.raises:
+            gradients = [each.grad for each in parameters if each.grad is not None]
+            norm = get_total_norm(gradients, self.norm_type, error_if_nonfinite=True, foreach=self.foreach)
+            clip_grads_with_norm_(parameters, MAX_NORM, norm, foreach=self.foreach)
+        else:
+            norm = clip_grad_norm_(parameters, MAX_NORM, self.norm_type, foreach=self.foreach)
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+
+class ByGroups(Clipped):
+    """Clips DTensors on several meshes, and plain tensors."""
+
+    def clip(self) -> torch.Tensor:
+        total = self.combined(self.norms())
+        for alike in (*self.on_meshes(parameters=True).values(), self.plain()):
+            clip_grads_with_norm_(alike, MAX_NORM, total, foreach=self.foreach)
+        return total
+
+    def norms(self) -> list[torch.Tensor]:
+        """Returns the norm of each mesh, of each group, and last of what all ranks hold alike."""
+        on_meshes = [self.norm_of(gradients) for gradients in self.on_meshes().values()]
+        in_groups = [self.over_group(gradients, group) for group, gradients in self.in_groups().items()]
+        return [*on_meshes, *in_groups, self.norm_of(self.on_all_ranks())]
+
+    def graded(self) -> dict[str, torch.Tensor]:
+        """The parameters that have a gradient, by name."""
+        return {name: each for name, each in self.module.named_parameters() if each.grad is not None}
+
+    def on_meshes(self, *, parameters: bool = False) -> dict[DeviceMesh, list[torch.Tensor]]:
+        """Gradients that are DTensors, or their parameters, by mesh."""
+        found: dict[DeviceMesh, list[torch.Tensor]] = {}
+        for each in self.graded().values():
+            if isinstance(each, DTensor):
+                found.setdefault(each.device_mesh, []).append(each if parameters else cast("torch.Tensor", each.grad))
+        return found
+
+    def plain(self) -> list[torch.Tensor]:
+        """The parameters that are no DTensors."""
+        return [each for each in self.graded().values() if not isinstance(each, DTensor)]
+
+    def in_groups(self) -> dict[distributed.ProcessGroup, list[torch.Tensor]]:
+        """Gradients of plain tensors of which no two ranks of a group hold the same; of some ranks none."""
+        found: dict[distributed.ProcessGroup, list[torch.Tensor]] = {}
+        graded = self.graded()
+        for name, group in self.module.groups.items():
+            own = found.setdefault(group, [])
+            if name in graded:
+                own.append(cast("torch.Tensor", graded[name].grad))
+        return found
+
+    def on_all_ranks(self) -> list[torch.Tensor]:
+        """Gradients of plain tensors that all ranks hold alike."""
+        alike = {name: each for name, each in self.graded().items() if name not in self.module.groups}
+        return [cast("torch.Tensor", each.grad) for each in alike.values() if not isinstance(each, DTensor)]
+
+    def over_group(self, gradients: list[torch.Tensor], group: distributed.ProcessGroup) -> torch.Tensor:
+        """The norm of what all ranks of a group hold."""
+        own = self.norm_of(gradients)
+        if math.isinf(self.norm_type):
+            distributed.all_reduce(own, distributed.ReduceOp.MAX, group=group)
+            return own
+        power = own**self.norm_type
+        distributed.all_reduce(power, group=group)
+        return power ** (1 / self.norm_type)
+
+    def combined(self, norms: list[torch.Tensor]) -> torch.Tensor:
+        """The norm of the norms of disjoint parts."""
+        return self.norm_of(norms)
+
+
+class Scaled(InOneCall):
+    """By torch's GradScaler, which meets an infinity on one rank alone before it meets the gradients themselves."""
+
+    def run(self) -> dict[str, torch.Tensor]:
+        scaler = torch.amp.GradScaler(self.mesh.device_type, init_scale=2.0**10)
+        loss = self.module(**self.batch)["loss"]
+        self.attempt(scaler, loss, overflows=True)
+        norm = self.attempt(scaler, loss, overflows=False)
+        return {"loss": loss.detach(), "total_norm": norm}
+
+    def attempt(self, scaler: torch.amp.GradScaler, loss: torch.Tensor, *, overflows: bool) -> torch.Tensor:
+        """Backward, clipping and update, which is skipped on every rank where one gradient is infinite."""
+        self.optimizer.zero_grad()
+        torch.autograd.backward(scaler.scale(loss), retain_graph=overflows)
+        divide_gradients(self.module.parameters())
+        if overflows:
+            self.overflow()
+        self.unscale(scaler)
+        norm = self.refused(loss) if overflows and self.raises else self.clip()
+        self.update(scaler)
+        return norm
+
+    def refused(self, norm: torch.Tensor) -> torch.Tensor:
+        """The norm, where torch raises on every rank, as it is asked to, since one gradient is infinite.
+
+        Raises:
+            AssertionError: it does not.
+        """
+        try:
+            self.clip()
+        except RuntimeError:
+            return norm
+        raise AssertionError("error_if_nonfinite=True, a gradient is infinite, and get_total_norm did not raise")
+
+    def overflow(self) -> None:
+        """One element of a gradient, on one rank; in each step of another parameter."""
+        parameter = self.module.get_parameter(("both", "tensor", "data")[self.number % 3])
+        if self.mesh.get_rank() == self.mesh.mesh.max():
+            local(parameter.grad)[-1, -1] = math.inf
+
+    def unscale(self, scaler: torch.amp.GradScaler) -> None:
+        """Divides the gradients by the scale, and finds out whether one is infinite, on any rank."""
+        scaler.unscale_(self.optimizer)
+
+    def update(self, scaler: torch.amp.GradScaler) -> None:
+        """Updates the parameters unless a gradient is infinite, and halves the scale where one is."""
+        scaler.step(self.optimizer)
+        scaler.update()
+
+
+in_one_call_by_root, in_one_call_by_largest = InOneCall.step, InOneCall.by(math.inf)
+by_groups_by_root, by_groups_by_largest = ByGroups.step, ByGroups.by(math.inf)
+scaled = Scaled.step

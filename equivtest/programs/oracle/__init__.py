@@ -1,0 +1,178 @@
+"""What a module of anybody's own gives: the unsharded one in float64, on data that nothing rounds or on real ones."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from equivtest.base import limits
+from equivtest.cases.values import draw
+from equivtest.errors import NotSupported, ReferenceRefuses
+from equivtest.oracle import expect, expect_held
+from equivtest.oracle.expected import Expected, ExpectedTensor, resolution_of
+from equivtest.oracle.held import Held, put_together
+from equivtest.oracle.operations import Found
+from equivtest.programs.boundaries import Capture, is_boundary
+from equivtest.programs.case import REAL_MODE, ModuleCase
+from equivtest.programs.oracle.exact import EXACT, exactly, prove_exact
+from equivtest.programs.oracle.factors import GRADIENT, rounds_factors, without_factors
+from equivtest.programs.oracle.forced import Forced, boundaries
+from equivtest.programs.oracle.held import HeldAt, held_by_one, held_of_parts
+from equivtest.programs.oracle.steps import expect_steps, scaled
+from equivtest.programs.oracle.unsharded import Tensors, reduced, run_module, split
+from equivtest.programs.oracle.within import ran_within_bounds, within_bounds
+from equivtest.programs.reference import call_builder, in_dtype, with_parameters
+
+
+@expect.register
+def expect_module(case: ModuleCase, index: int) -> Expected:
+    """Output, parameters and gradients of the unsharded module; of a divided batch it runs on each part by itself.
+
+    Where each part of the module is judged by itself: as if the ranks held what one process holds.
+
+    Raises:
+        Misuse: an operation of the module could round the integers of this case, or is one of which no bound is known.
+        ReferenceRefuses: the module says that it does not support something.
+    """
+    return _expected_of(case, index, None)
+
+
+@expect_held.register
+def expect_module_held(case: ModuleCase, index: int, held: Held) -> Expected:
+    """As `expect_module`; where the case says so each part of the module from what the ranks held where it begins."""
+    return _expected_of(case, index, held)
+
+
+def _expected_of(case: ModuleCase, index: int, held: Held | None) -> Expected:
+    drawn = draw(case, index)
+    try:
+        return expect_steps(case, index, drawn, held, _once) if case.is_stepped else _once(case, index, drawn, held)
+    except NotSupported as error:
+        raise ReferenceRefuses(
+            f"{case.build}: the unsharded module, in {case.dtype}, with {case.takes},", error
+        ) from error
+
+
+def _once(case: ModuleCase, index: int, drawn: Tensors, held: Held | None) -> Expected:
+    """What one forward and backward comes to."""
+    if case.by_parts and held is not None:
+        return _by_parts(case, drawn, held)
+    if case.by_parts:
+        by_one = [_held_by_one(case, part) for part in split(case, drawn)]
+        return answered(case, drawn, *_within_bounds(case, drawn, by_one))
+    given = {name: _in_float64(tensor) for name, tensor in drawn.items()}
+    if case.values[index][0] == REAL_MODE:
+        expected = _expected(case, given, _within_bounds(case, drawn)[0], {})
+        return replace(expected, tensors=measured(expected.tensors))
+    bits_used = prove_exact(case)
+    return _expected(case, given, exactly(case, given), {"all": bits_used})
+
+
+def _held_by_one(case: ModuleCase, given: Tensors) -> HeldAt:
+    """What one process holds that runs the unsharded module."""
+    module = with_parameters(
+        in_dtype(call_builder(case.build), case.dtype), {name: given[name] for name in case.parameter_names()}
+    )
+    with Capture(module) as capture:
+        run_module(case, module, given)
+    return held_by_one(capture.named())
+
+
+def _by_parts(case: ModuleCase, drawn: Tensors, held: Held) -> Expected:
+    """Every answer of the case, and what is right of each boundary that was held."""
+
+    def ran(takes_factors: bool) -> tuple[Expected, Sequence[Forced]]:  # noqa: FBT001
+        found, runs = _within_bounds(case, drawn, held_of_parts(case, held), takes_factors=takes_factors)
+        return answered(case, drawn, found, runs), runs
+
+    return without_factors(ran, lambda name, shape: put_together(held, name, shape, case.mesh_shape))
+
+
+def answered(case: ModuleCase, drawn: Tensors, found: Mapping[str, Found], runs: Sequence[Forced]) -> Expected:
+    """Every answer of a case that is judged by parts."""
+    given = {name: _in_float64(tensor) for name, tensor in drawn.items()}
+    expected = _expected(case, given, found, {})
+    answers = {
+        name: replace(each, resolution=resolution_of(each.value, each.scale))
+        for name, each in measured(expected.tensors).items()
+    }
+    return replace(expected, tensors=boundaries(case, runs) | answers)
+
+
+def _expected(case: ModuleCase, given: Tensors, found: Mapping[str, Found], bits_used: Mapping[str, int]) -> Expected:
+    """Every answer but boundaries: what is not found is zero, as what no gradient reaches; parameters are copies."""
+    tensors, layouts, shapes, dtypes = {}, case.layouts(), case.shapes(), _dtypes(case)
+    flags: dict[str, bool | None] = {**case.given_flags()}
+    flags |= {name: None if case.step else fact.requires_grad for name, fact in case.facts.outputs.items()}
+    for name in itertools.filterfalse(is_boundary, case.answer_names()):
+        zeros = Found(torch.zeros(shapes[name], dtype=torch.float64), None, EXACT)
+        right = found.get(name, zeros)
+        if name.startswith("param."):
+            right = Found.copy_of(given[name.removeprefix("param.")])
+        tensors[name] = ExpectedTensor(
+            value=right.value,
+            allowed=right.allowed,
+            layout=layouts[name],
+            dtype=dtypes.get(name, case.dtype),
+            derivation=right.derivation,
+            requires_grad=flags.get(name.removeprefix("param.")),
+            may_be_none=name.startswith("grad.") and name not in found,
+        )
+        if case.accepts_none(name) and tensors[name].is_zero:
+            tensors[name] = replace(tensors[name], may_be_none=True)
+    return Expected(tensors, bits_used)
+
+
+def _dtypes(case: ModuleCase) -> dict[str, str]:
+    """Dtypes of those answers that have another than the case's."""
+    facts = case.facts
+    found = {**facts.outputs, **{f"buffer.{name}": fact for name, fact in facts.buffers.items()}}
+    return {name: fact.dtype for name, fact in found.items() if fact.dtype}
+
+
+def _in_float64(tensor: torch.Tensor) -> torch.Tensor:
+    """Whole numbers stay what they are."""
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def _within_bounds(
+    case: ModuleCase, given: Tensors, held: Sequence[HeldAt] = (), *, takes_factors: bool = False
+) -> tuple[dict[str, Found], list[Forced]]:
+    """What the module gives on real numbers, and how far a correct parallel one may be off.
+
+    Given what was held of each part of the batch, the module's parts are judged by themselves.
+
+    It runs in the case's own dtype: what a module computes may hang on that, as the default eps of nn.RMSNorm does.
+    """
+    ran = ran_within_bounds(case, given, held, takes_factors=takes_factors)
+    with ran.counted:
+        found = ran.rows | {name: reduced(case, stack) for name, stack in ran.stacks.items()}
+    rounds = rounds_factors(ran.runs)
+    found = {
+        name: scaled(ran.counted, tensor) if case.step or (rounds and name.startswith(GRADIENT)) else tensor
+        for name, tensor in found.items()
+    }
+    return {name: within_bounds(ran.counted, tensor) for name, tensor in found.items()}, ran.runs
+
+
+def measured(tensors: Mapping[str, ExpectedTensor]) -> dict[str, ExpectedTensor]:
+    """The same, where gradients that are zero but for roundings are measured by a small part of the others.
+
+    A softmax does not change with what is added to all its terms, such as a bias of the keys: of such a parameter the
+    gradient is zero in exact arithmetic, and staying within its bound shows that nothing was added to it.
+    """
+    gradients = [tensor.value.flatten() for name, tensor in tensors.items() if name.startswith("grad.")]
+    if not gradients:
+        return dict(tensors)
+    scale = limits.ZERO_BESIDE * float(torch.cat(gradients).square().mean().sqrt())
+    return {name: replace(each, scale=scale) if _is_zero(name, each) else each for name, each in tensors.items()}
+
+
+def _is_zero(name: str, tensor: ExpectedTensor) -> bool:
+    """Whether a gradient is no further from zero than it may be off."""
+    return (
+        name.startswith("grad.") and tensor.allowed is not None and bool((tensor.value.abs() <= tensor.allowed).all())
+    )

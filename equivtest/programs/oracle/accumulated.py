@@ -1,0 +1,75 @@
+"""What is right of several forwards and backwards whose gradients add up, each on inputs of its own."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from equivtest.oracle.expected import Expected, ExpectedTensor
+from equivtest.oracle.held import Held, put_together
+from equivtest.programs.captured import CapturedCase
+from equivtest.programs.micro_batches import at_micro_batch, split_micro_batch
+from equivtest.programs.oracle import answered
+from equivtest.programs.oracle.factors import Ran, rounds_factors, without_factors
+from equivtest.programs.oracle.held import held_of_parts
+from equivtest.programs.oracle.steps import added_up, scaled
+from equivtest.programs.oracle.unsharded import Tensors, reduced
+from equivtest.programs.oracle.within import ran_within_bounds, within_bounds
+
+
+class MicroBatch(NamedTuple):
+    """One forward and backward.
+
+    Attributes:
+        given: Whole inputs, parameters and cotangents, by name.
+        held: What each rank answered, by the names of the first micro-batch.
+        buffers: What takes the place of the module's buffers in each part of the batch, by name.
+    """
+
+    case: CapturedCase
+    given: Tensors
+    held: Held
+    buffers: Sequence[Tensors]
+
+
+def expect_accumulated(micro_batches: Sequence[MicroBatch]) -> Expected:
+    """Every answer of the micro-batches, by the names of `CapturedCase.further`.
+
+    Gradients of all parts of the batch are added up in any order, over the micro-batches or over the ranks first.
+    """
+
+    def held(name: str, shape: tuple[int, ...]) -> torch.Tensor | None:
+        number, own = split_micro_batch(name)
+        each = micro_batches[number - 1]
+        return put_together(each.held, own, shape, each.case.mesh_shape)
+
+    return without_factors(functools.partial(_accumulated, micro_batches), held)
+
+
+def _accumulated(micro_batches: Sequence[MicroBatch], takes_factors: bool) -> Ran:  # noqa: FBT001
+    ran = [
+        ran_within_bounds(
+            each.case, each.given, held_of_parts(each.case, each.held), each.buffers, takes_factors=takes_factors
+        )
+        for each in micro_batches
+    ]
+    counted, case = ran[-1].counted, micro_batches[0].case
+    counted.undecided = next((each.counted.undecided for each in ran if each.counted.undecided), "")
+    with counted:
+        sums = {
+            name: reduced(case, torch.cat([each.stacks[name] for each in ran if name in each.stacks]))
+            for name in dict.fromkeys(name for each in ran for name in each.stacks)
+        }
+    if rounds_factors([run for each in ran for run in each.runs]):
+        sums = {name: scaled(counted, total) for name, total in sums.items()}
+    totals = {name: within_bounds(counted, added_up(counted, total, len(ran))) for name, total in sums.items()}
+    found: dict[str, ExpectedTensor] = {}
+    for number, (each, own) in enumerate(zip(micro_batches, ran, strict=True), 1):
+        rows = {name: within_bounds(own.counted, tensor) for name, tensor in own.rows.items()}
+        right = answered(each.case, each.given, rows | totals, own.runs).tensors
+        names = [name for name in right if number == 1 or not each.case.is_of_all(name)]
+        found |= {at_micro_batch(number, name): right[name] for name in names}
+    return Expected(found, {}), [run for own in ran for run in own.runs]

@@ -1,0 +1,154 @@
+"""Constant factors in a backward: a program may scale its loss, and divide its gradients later.
+
+The gradient at a boundary is then a multiple of the unsharded gradient, on all ranks.  The oracle accepts a factor only
+if the program shows that it has taken the factor out again.  It computes everything twice: once from the ranks' values
+as they are, with the factor left in, and once from the values divided by the factor.  Each gradient that the factor
+reaches, of a parameter, an input or a boundary, has to tell the two apart.  Each gradient of a parameter or an input
+has to agree with the second.  So these stay red: a factor that is left in, a factor on one of two paths or on one of
+several ranks, and a factor so near to 1 that a bound cannot see it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from equivtest.base import limits
+from equivtest.oracle.expected import Expected, ExpectedTensor, says_nothing
+from equivtest.oracle.rounding import Bounded
+from equivtest.programs.boundaries import is_boundary
+from equivtest.programs.micro_batches import split_micro_batch
+from equivtest.programs.oracle.held import HeldAt, Whole, is_agreed
+
+if TYPE_CHECKING:
+    from equivtest.programs.oracle.forced import Forced
+
+GRADIENT = "grad."
+LARGEST_DENOMINATOR = 64
+"""Denominator of a simple factor: covers numbers of ranks, micro-batches and rows, times any power of two."""
+
+SCALED = 4
+"""Roundings of a share that a step scales before it is added up.
+
+Derived here.  Of a mean over n a rank that has m of the terms may divide its sum by n, by m and multiply by m / n, or
+multiply by ranks / n where ranks are averaged later: a quotient that is rounded once, and three products at most.
+"""
+
+Ran = tuple[Expected, Sequence["Forced"]]
+"""The answers of the reference, and its runs."""
+
+HeldOf = Callable[[str, tuple[int, ...]], torch.Tensor | None]
+"""(name of an answer, its global shape) -> what the ranks held, put together; None if it is not whole."""
+
+
+class Multiple(NamedTuple):
+    """A multiple of the right values that the ranks held.
+
+    Attributes:
+        right: The right values times the factor.
+        whole: What the ranks held.
+    """
+
+    factor: float
+    right: Bounded
+    whole: Whole
+
+
+def multiple_of(held: HeldAt, name: str, whole: Whole, right: Bounded, rounded: torch.Tensor) -> Multiple | None:
+    """The multiple of the right values that the ranks held; None if no factor fits.
+
+    A simple factor is tried first: in 16 bits the ratio of norms is off by a rounding.
+
+    Args:
+        rounded: How far the values may be off besides if a program rounds as it scales them.
+    """
+    if says_nothing(right.value, right.allowed, share=limits.STILL_SHOWS):
+        return None
+    ratio = float(whole.value.double().norm() / right.value.norm())
+    if not 0 < ratio < math.inf:
+        return None
+    for factor in dict.fromkeys((_simple(ratio), ratio)):
+        allowed = right.allowed if is_exact(factor) else right.allowed + rounded
+        multiple = Bounded(right.value * factor, allowed * factor, right.derivation)
+        found = held(name, multiple)
+        if factor != 1 and found is not None and is_agreed(found, multiple):
+            return Multiple(factor, multiple, found)
+    return None
+
+
+def _simple(ratio: float) -> float:
+    share, exponent = math.frexp(ratio)
+    return float(Fraction(share).limit_denominator(LARGEST_DENOMINATOR) * Fraction(2) ** exponent)
+
+
+def is_exact(factor: float) -> bool:
+    """True for a power of two, by which scaling rounds nothing."""
+    return math.frexp(factor)[0] == 0.5
+
+
+def rounds_factors(runs: Sequence[Forced]) -> bool:
+    """True if a program rounds as it takes factors out."""
+    return not all(is_exact(factor) for run in runs for factor in run.factors.values())
+
+
+def divided(whole: Whole, factor: float) -> Whole:
+    """Divides the ranks' values by the factor, float64."""
+    spread, magnitude = (None if each is None else each / factor for each in (whole.spread, whole.magnitude))
+    return whole._replace(value=whole.value.double() / factor, spread=spread, magnitude=magnitude)
+
+
+def without_factors(ran: Callable[[bool], Ran], held: HeldOf) -> Expected:
+    """Returns the answers of the reference; without the factors in the backward if the program takes them out again.
+
+    Args:
+        ran: (True if factors are divided out) -> answers and runs.
+    """
+    expected, left_in = ran(False)  # noqa: FBT003
+    wrong = {name for run in left_in for name in run.wrong}
+    if not wrong or not all(name.startswith(GRADIENT) for name in wrong):
+        return expected
+    other, taken_out = ran(True)  # noqa: FBT003
+    if any(run.wrong for run in taken_out) or not any(run.factors for run in taken_out):
+        return expected
+    are_told_apart = all(_tells_apart(*runs) for runs in zip(left_in, taken_out, strict=True))
+    return other if are_told_apart and _is_taken_out(expected.tensors, other.tensors, held) else expected
+
+
+def _tells_apart(left_in: Forced, taken_out: Forced) -> bool:
+    """True unless a boundary agrees with both, though a factor reaches it: its bound is too wide to show the factor."""
+    both = left_in.agreed.keys() & taken_out.agreed.keys()
+    return all(
+        torch.equal(left_in.agreed[name].value, taken_out.agreed[name].value) or _is_zero(taken_out.agreed[name])
+        for name in both
+    )
+
+
+def _is_taken_out(left_in: Mapping[str, ExpectedTensor], taken_out: Mapping[str, ExpectedTensor], held: HeldOf) -> bool:
+    """True if each gradient of a parameter or an input agrees with what is right without the factor, and shows it."""
+    for name, right in taken_out.items():
+        if not (own := split_micro_batch(name)[1]).startswith(GRADIENT) or is_boundary(own):
+            continue
+        value = held(name, tuple(right.value.shape))
+        if value is None and right.may_be_none:
+            continue
+        if value is None or not _agrees(value, right):
+            return False
+        is_reached = not torch.equal(left_in[name].value, right.value)
+        if is_reached and not _is_zero(right) and _agrees(value, left_in[name]):
+            return False
+    return True
+
+
+def _agrees(value: torch.Tensor, right: ExpectedTensor) -> bool:
+    error = (value.double() - right.value).abs()
+    is_within = error <= (0.0 if right.allowed is None else right.allowed)
+    return bool((is_within if right.resolution is None else is_within | (error <= right.resolution)).all())
+
+
+def _is_zero(right: Bounded | ExpectedTensor) -> bool:
+    """True if the right value is zero within its bound, and so is each multiple."""
+    return right.allowed is None or bool((right.value.abs() <= right.allowed).all())

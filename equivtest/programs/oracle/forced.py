@@ -1,0 +1,219 @@
+"""The unsharded module once more, which at the end of each of its parts goes on from what the ranks held there.
+
+Worst-case bounds grow from layer to layer.  Here they need not: what a part gives is bounded from what the ranks held
+where it begins, forward and backward, so that each bound is that of the part's own operations, however deep the module
+is and however few bits its dtype has.  What the ranks held is taken over only where its bound is less than
+limits.STILL_SHOWS of the values; else the bound goes on growing.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+from equivtest.base import limits
+from equivtest.layout import Layout, Partial, Shard
+from equivtest.oracle.expected import ExpectedTensor, resolution_of, says_nothing
+from equivtest.oracle.ranged import Parts, Ranged
+from equivtest.oracle.rounding import Bounded
+from equivtest.programs.boundaries import BOUNDARY, Boundaries, Choice
+from equivtest.programs.case import ModuleCase
+from equivtest.programs.oracle.factors import GRADIENT, SCALED, Multiple, divided, multiple_of
+from equivtest.programs.oracle.held import HeldAt, Whole, is_agreed
+
+if TYPE_CHECKING:
+    from equivtest.oracle.running import RunningError
+
+
+class Forced(Boundaries):
+    """Has the parts of a module go on from what was held.
+
+    Attributes:
+        found: What is right of each boundary that was held, by its answer's name, in the order of the run.
+        layouts: Of those, under which the ranks held it.
+        open: Those that were taken over although their bound says nothing.
+        wrong: Those at which what was held is not within its bound.
+        factors: Factor of each gradient that the ranks held a multiple of, if factors are divided out.
+        agreed: What is right of each boundary from whose held values, within their bound, the run goes on.
+
+    Args:
+        past_open: Whether a boundary is taken over too whose bound says nothing, where no value had to decide on its
+            layout: what follows is judged, and what is wrong at that boundary alone stays open.
+        takes_factors: Whether a gradient may be a multiple of the right one: the run goes on from it, divided.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        counted: RunningError,
+        held: HeldAt,
+        *,
+        past_open: bool = False,
+        takes_factors: bool = False,
+    ) -> None:
+        super().__init__(module)
+        self.found: dict[str, Bounded] = {}
+        self.layouts: dict[str, Layout] = {}
+        self.open: set[str] = set()
+        self.wrong: set[str] = set()
+        self.factors: dict[str, float] = {}
+        self.agreed: dict[str, Bounded] = {}
+        self._operands: set[str] = set()
+        self._counted = counted
+        self._held = held
+        self._past_open = past_open
+        self._takes_factors = takes_factors
+
+    def meet(self, name: str, tensor: torch.Tensor) -> None:
+        """Has the tensor hold what the ranks held."""
+        held = self._judged(f"{BOUNDARY}{name}", tensor)
+        if held is not None and isinstance(tensor, Ranged):
+            with _disable_current_modes():
+                for part, new in zip(Parts.of(tensor), held, strict=True):
+                    part.copy_(new)
+
+    def meet_gradient(self, name: str, tensor: torch.Tensor) -> None:
+        """Has the gradient that comes back be what came back in the ranks."""
+        tensor.register_hook(functools.partial(self._came_back, f"grad.{BOUNDARY}{name}"))  # type: ignore[no-untyped-call]
+
+    def owe_nothing(self, name: str) -> None:
+        """Has an operand go on from what the ranks held only if that is right."""
+        self._operands |= {f"{BOUNDARY}{name}", f"grad.{BOUNDARY}{name}"}
+
+    def apart(self, operand: Any) -> Any:
+        """A copy of an operand several of whose elements lie in one place in memory: each is to hold what was held."""
+        is_shared = isinstance(operand, torch.Tensor) and any(
+            size > 1 and stride == 0 for size, stride in zip(operand.shape, operand.stride(), strict=True)
+        )
+        return operand.clone(memory_format=torch.contiguous_format) if is_shared else operand
+
+    def is_apart(self, name: str, tensor: torch.Tensor) -> bool:
+        """Where the ranks' part has given a tensor of its own."""
+        with _disable_current_modes():
+            parts = Parts.of(tensor)
+            return self._held(f"{BOUNDARY}{name}", Bounded(parts.value.double(), parts.error)) is not None
+
+    def choose(self, name: str, operand: torch.Tensor, dim: int, choice: Choice) -> Any:
+        """What the ranks chose, where they chose the largest of what they held, and of equal ones any.
+
+        Source: torch.topk (2.13.0), which does not say which of equal ones it takes.
+        """
+        held = None
+        if isinstance(operand, Ranged) and not bool(operand.error.any()):
+            with _disable_current_modes():
+                held = self._chosen(name, operand.value, dim, choice(operand.value))
+        return choice(operand) if held is None else torch.return_types.topk((operand.gather(dim, held), held))
+
+    def _chosen(self, name: str, value: torch.Tensor, dim: int, own: Any) -> torch.Tensor | None:
+        """The indices that were held, where what they take is as large as the reference's own, each taken once."""
+        anything = torch.full(own.indices.shape, float(value.shape[dim]), dtype=torch.float64)
+        whole = self._held(f"{BOUNDARY}{name}", Bounded(own.indices.double(), anything))
+        if whole is None or whole.value.dtype != own.indices.dtype or whole.spread is not None:
+            return None
+        places = whole.value.sort(dim).values
+        is_legal = bool(((places >= 0) & (places < value.shape[dim])).all()) and bool((places.diff(dim=dim) > 0).all())
+        if not is_legal:
+            return None
+        taken, best = value.gather(dim, whole.value).sort(dim).values, own.values.sort(dim).values
+        return whole.value.clone() if taken.equal(best) else None
+
+    def _came_back(self, name: str, gradient: torch.Tensor) -> torch.Tensor | None:
+        held = self._judged(name, gradient)
+        with _disable_current_modes():
+            return None if held is None else held.wrapped()
+
+    def _judged(self, name: str, computed: torch.Tensor) -> Parts | None:
+        """What was held, to go on from, now that it is judged; None where nothing was, or the bound says nothing."""
+        with _disable_current_modes():
+            parts = Parts.of(computed)
+            right = replace(self._counted.bounded(parts.wrapped()), derivation=self._derivation())
+            whole = self._held(name, right)
+            multiple = None if whole is None else self._multiple(name, whole, right, parts)
+            if multiple is not None:
+                self.factors[name], right, whole = multiple
+            is_right = whole is not None and is_agreed(whole, right)
+            if whole is None or (name in self._operands and not is_right):
+                return None
+            if whole.layout is not None and name not in self.found:
+                self.found[name], self.layouts[name] = right, whole.layout
+                if not is_right:
+                    self.wrong.add(name)
+            is_lost = says_nothing(right.value, right.allowed, share=limits.STILL_SHOWS) and not _is_near(whole, right)
+            if is_lost and self._past_open and whole.is_told:
+                self.open.add(name)
+                is_lost = False
+            if is_lost:
+                return None
+            if is_right and multiple is None:
+                self.agreed[name] = right
+            return self._parts(whole if multiple is None else divided(whole, multiple.factor), computed.dtype)
+
+    def _multiple(self, name: str, whole: Whole, right: Bounded, parts: Parts) -> Multiple | None:
+        if not self._takes_factors or not name.startswith(GRADIENT) or is_agreed(whole, right):
+            return None
+        return multiple_of(self._held, name, whole, right, self._counted.roundings.own(parts, SCALED))
+
+    def _derivation(self) -> str:
+        if self._counted.undecided:
+            return self._counted.undecided
+        return "running error of this part alone, from what the ranks held of the parts before"
+
+    def _parts(self, whole: Whole, dtype: torch.dtype) -> Parts:
+        value = whole.value.to(dtype, copy=True)  # gradients may be added up in place
+        if whole.magnitude is not None:
+            off = (whole.value - value.double()).abs()
+            return self._counted.roundings.summed(value, off, whole.magnitude, 0)
+        spread = (whole.value.double() - value.double()).abs().nan_to_num(nan=0.0)  # a factor may round
+        spread = spread if whole.spread is None else spread + whole.spread
+        return Parts(value, spread, value.double().abs() + spread)
+
+
+def _is_near(whole: Whole, right: Bounded) -> bool:
+    """Whether what was held is as near to the right value as would have shown that it is right."""
+    resolution = resolution_of(right.value)
+    return resolution is not None and bool(((whole.value.double() - right.value).abs() <= resolution).all())
+
+
+def _certainty(layout: Layout) -> tuple[int, int]:
+    """Zeros agree with more layouts than others, and are taken for replicas: where parts differ, the others tell."""
+    kinds = [type(placement) for placement in layout.placements]
+    return kinds.count(Partial), kinds.count(Shard)
+
+
+def boundaries(case: ModuleCase, runs: Sequence[Forced]) -> dict[str, ExpectedTensor]:
+    """What is right of each boundary that was held, in the order of the run, those of all parts of a divided batch.
+
+    Where only some ranks of those held one, nothing is said of the others'; nor of any where their shapes are different
+    ones, as those of the tokens that an expert gets, and all are right.
+    """
+    facts, found = case.boundaries(), {}
+    for name in dict.fromkeys(name for run in runs for name in run.found):
+        held = [run for run in runs if name in run.found]
+        if len({run.found[name].value.shape for run in held}) > 1:
+            held = [run for run in held if name in run.wrong][:1]
+        if not held:
+            continue
+        right = held[0].found[name]
+        layout = max((run.layouts[name] for run in held), key=_certainty)
+        anything = Bounded(torch.zeros_like(right.value), torch.full_like(right.value, torch.inf))
+        stack = [run.found[name] if run in held else anything for run in runs]
+        value, allowed = torch.stack([each.value for each in stack]), torch.stack([each.allowed for each in stack])
+        found[name] = ExpectedTensor(
+            value=value if case.is_divided else value[0],
+            allowed=allowed if case.is_divided else allowed[0],
+            layout=layout,
+            dtype=facts[name].dtype,
+            derivation=right.derivation,
+            may_be_none=True,
+            is_inner=all(name not in run.open for run in runs),
+            is_part=True,
+            factor=next((run.factors[name] for run in held if name in run.factors), 1.0),
+            resolution=resolution_of(value if case.is_divided else value[0]),
+        )
+    return found

@@ -1,0 +1,258 @@
+"""What the ranks held of a tensor within a module, put together: under the layout that they say or that is inferred.
+
+A DTensor says which part of the whole each rank holds.  Of a plain tensor that is inferred: a layout of `_candidates`
+under which the ranks' tensors agree with the reference, the first whose replicas have the same bits, else the nearest,
+as several may agree where a bound is wide; or some slices of a dim whole and the others operands of a sum, as of a
+projection that gives what all ranks use and what each uses its part of; or any order of the slices of one dim.  Of a
+divided batch a rank's rows may be with other ranks, among theirs, as tokens go to the ranks of their experts.  A wrong
+guess hides nothing: what it takes for right agrees with the reference, so that all that follows is judged from right
+values, while the ranks go on from what they really hold.  They differ at the first part that does not map the one to
+the other, at the latest in the outputs and in the gradients of inputs and parameters, of which the case says what they
+are.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+
+from equivtest.layout import UNTOLD, Layout, Partial, Placement, Replicate, Shard, local_box, local_shape
+from equivtest.oracle.held import Held, put_together
+from equivtest.oracle.rounding import Bounded
+from equivtest.programs.case import ModuleCase
+from equivtest.tensors import Placed, assemble
+
+Shape = tuple[int, ...]
+LARGEST_MATCH = 2**22  # elements that the slices of a dim are compared in, at most
+SMALLEST_ROW = 8  # elements of a row that is looked for among others', of which fewer may agree by chance
+
+
+class Whole(NamedTuple):
+    """What the ranks held of one tensor, put together.
+
+    Attributes:
+        value: In the dtype that they held it in; float64 where it is the sum of operands.
+        spread: How far from `value` is what some rank held, or what may be meant as well, float64; None: nowhere.
+        magnitude: Of the operands, where it is their sum; else None.
+        layout: Under which they held it; None: no layout, the slices of a dim in an order of their own.
+        is_told: Whether the ranks say so, or no other layout has tensors of these shapes, so that no value decided it.
+    """
+
+    value: torch.Tensor
+    spread: torch.Tensor | None
+    magnitude: torch.Tensor | None
+    layout: Layout | None
+    is_told: bool = True
+
+
+HeldAt = Callable[[str, Bounded], Whole | None]
+"""What was held by a name, given what is right; None where nobody, or not everybody, held anything, or in no layout."""
+
+
+def held_of_parts(case: ModuleCase, held: Held) -> list[HeldAt]:
+    """What the ranks of a case held, of each part of the batch; a batch that is whole is one."""
+    return [held_by_ranks(case, held, part) for part in range(case.num_parts if case.is_divided else 1)]
+
+
+def held_by_ranks(case: ModuleCase, held: Held, part: int) -> HeldAt:
+    """What the ranks of a case held; of a divided batch what those held that ran this part of it."""
+    if not case.is_divided:
+        return lambda name, right: _whole({rank: each.get(name) for rank, each in held.items()}, case.mesh_shape, right)
+    ranks = case.ranks_of_part(part)
+    if len(ranks) == 1:
+        return lambda name, right: _own(
+            {rank: _of_part(each.get(name)) for rank, each in held.items()}, ranks[0], right, case.rows_layout
+        )
+
+    def held_at(name: str, right: Bounded) -> Whole | None:
+        placed = {number: _of_part(held[rank].get(name)) for number, rank in enumerate(ranks)}
+        whole = _whole(placed, case.mesh_of_part, right)
+        if whole is None or whole.layout is None:
+            return whole
+        return whole._replace(layout=case.stacked(whole.layout))
+
+    return held_at
+
+
+def _own(placed: Mapping[int, Placed | None], rank: int, right: Bounded, rows: Layout) -> Whole | None:
+    """What the only rank with these rows of a divided batch held; or other ranks, where it has handed rows to them.
+
+    Where ranks have different numbers of rows, a wrong value of a rank's own may be one of another rank's rows.
+    """
+    held = {each: own for each, own in placed.items() if own is not None}
+    own, is_even = held.get(rank), len({each.local.shape for each in held.values()}) == 1
+    if own is not None and own.local.shape == right.value.shape:
+        whole = Whole(own.local, None, None, rows)
+        if is_agreed(whole, right):
+            return whole if is_even else whole._replace(layout=None, is_told=False)
+        if is_even:
+            return _exchanged(held, rank, right) or whole
+    return _exchanged(held, rank, right)
+
+
+def _of_part(placed: Placed | None) -> Placed | None:
+    """What is one row of those of all parts of a batch."""
+    return None if placed is None else replace(placed, local=placed.local[0])
+
+
+def held_by_one(values: Mapping[str, torch.Tensor]) -> HeldAt:
+    """What one process held that ran the unsharded module."""
+
+    def held_at(name: str, right: Bounded) -> Whole | None:
+        value = values.get(name)
+        return None if value is None else Whole(value, None, None, Layout((Replicate(),)))
+
+    return held_at
+
+
+def _whole(placed: Mapping[int, Placed | None], mesh_shape: Shape, right: Bounded) -> Whole | None:
+    """What the ranks held, under the layout that they say or that is inferred."""
+    held = {rank: each for rank, each in placed.items() if each is not None}
+    layouts = {each.layout for each in held.values()}
+    if len(held) < len(placed) or len(layouts) != 1:
+        return None
+    if (layout := layouts.pop()) != UNTOLD:
+        return _under(layout, held, mesh_shape, right)
+    found = [
+        _under(layout, held, mesh_shape, right) for layout in _candidates(held, mesh_shape, tuple(right.value.shape))
+    ]
+    wholes = [whole._replace(is_told=1 in (len(found), len(held))) for whole in found if whole is not None]
+    agreeing = [whole for whole in wholes if is_agreed(whole, right)]
+    certain = next((whole for whole in agreeing if whole.spread is None and whole.magnitude is None), None)
+    if certain is not None:
+        return certain
+    sliced = _slice_by_slice(held, mesh_shape, right)
+    agreeing += [] if sliced is None else [sliced]
+    nearest = min(agreeing or wholes, key=lambda whole: ratio_of(whole, right), default=None)
+    return nearest if agreeing else _in_any_order(held, right) or nearest
+
+
+def _candidates(held: Mapping[int, Placed], mesh_shape: Shape, shape: Shape) -> Iterator[Layout]:
+    """The layouts under which tensors of such shapes may be held: whole, divided along a dim, operands of a sum."""
+    choices: list[Placement] = [Replicate(), *map(Shard, range(len(shape))), Partial("sum")]
+    for placements in itertools.product(choices, repeat=len(mesh_shape)):
+        layout = Layout(placements)
+        if all(local_shape(shape, layout, mesh_shape, rank) == each.local.shape for rank, each in held.items()):
+            yield layout
+
+
+def _under(layout: Layout, held: Mapping[int, Placed], mesh_shape: Shape, right: Bounded) -> Whole | None:
+    """What the ranks held under a layout; None where their tensors do not fit it."""
+    placed = {rank: {"": Placed(each.local, layout)} for rank, each in held.items()}
+    value = put_together(placed, "", tuple(right.value.shape), mesh_shape)
+    if value is None:
+        return None
+    if any(isinstance(placement, Partial) for placement in layout.placements):
+        sizes = {rank: each.local.double().abs() for rank, each in held.items()}
+        magnitude = assemble(sizes, tuple(right.value.shape), layout, mesh_shape).tensor
+        return Whole(value, None, magnitude, layout)
+    return Whole(value, _spread(value, held, layout, mesh_shape), None, layout)
+
+
+def _spread(value: torch.Tensor, held: Mapping[int, Placed], layout: Layout, mesh_shape: Shape) -> torch.Tensor | None:
+    """How far replicas are apart, as global elements."""
+    spread = torch.zeros(value.shape, dtype=torch.float64)
+    for rank, each in held.items():
+        box = local_box(tuple(value.shape), layout, mesh_shape, rank)
+        window = tuple(slice(start, stop) for start, stop in box)
+        apart = (each.local.double() - value[window].double()).abs().nan_to_num(nan=math.inf)
+        apart = torch.where(each.local == value[window], 0.0, apart)  # of infinities as well
+        spread[window] = torch.maximum(spread[window], apart)
+    return spread if bool(spread.any()) else None
+
+
+def ratio_of(whole: Whole, right: Bounded) -> float:
+    """The largest error over its allowance."""
+    error = (whole.value.double() - right.value).abs()
+    ratio = torch.where((error == 0) | right.allowed.isinf(), 0.0, error / right.allowed)
+    return float(ratio.nan_to_num(nan=math.inf).max()) if ratio.numel() else 0.0
+
+
+def is_agreed(whole: Whole, right: Bounded) -> bool:
+    """Whether what every rank held is right, of replicas each: zeros beside the whole are shares of a sum."""
+    error = (whole.value.double() - right.value).abs() + (0.0 if whole.spread is None else whole.spread)
+    return bool(((error <= right.allowed) | right.allowed.isinf()).all())
+
+
+def _in_any_order(held: Mapping[int, Placed], right: Bounded) -> Whole | None:
+    """The whole whose slices along some dim the ranks hold, each once, in whatever order: merged projections, heads."""
+    for dim, size in enumerate(right.value.shape):
+        slices = _slices(held, dim, tuple(right.value.shape))
+        found = None if slices is None or len(slices) != size else _matched(slices, dim, right)
+        if found is not None:
+            return found
+    return None
+
+
+def _exchanged(held: Mapping[int, Placed], rank: int, right: Bounded) -> Whole | None:
+    """The rows of a rank wherever they are among those that all ranks hold, some of them at least with another rank."""
+    shape = tuple(right.value.shape)
+    for dim, size in enumerate(shape[:-1]):
+        slices = _slices(held, dim, shape)
+        if slices is None or not size or len(slices) < size or math.prod(shape) < size * SMALLEST_ROW:
+            continue
+        found = _matched(slices, dim, right)
+        own = _slices({rank: held[rank]}, dim, shape) if rank in held else None
+        if found is not None and (own is None or len(own) != size or _matched(own, dim, right) is None):
+            return found
+    return None
+
+
+def _slices(held: Mapping[int, Placed], dim: int, shape: Shape) -> torch.Tensor | None:
+    """All slices along a dim, in a first dim; None where they are none of such a whole, or too many to compare."""
+    shapes = [tuple(each.local.shape) for each in held.values()]
+    others = shape[:dim] + shape[dim + 1 :]
+    if not shapes or any(len(each) != len(shape) or each[:dim] + each[dim + 1 :] != others for each in shapes):
+        return None
+    if sum(each[dim] for each in shapes) * math.prod(shape) > LARGEST_MATCH:
+        return None
+    return torch.cat([each.local.movedim(dim, 0) for each in held.values()])
+
+
+def _slice_by_slice(held: Mapping[int, Placed], mesh_shape: Shape, right: Bounded) -> Whole | None:
+    """The whole where along some dim each slice is the same on all ranks, or is their sum, as agrees with `right`."""
+    shape = tuple(right.value.shape)
+    if len(mesh_shape) > 1 or any(tuple(each.local.shape) != shape for each in held.values()):
+        return None
+    operands = torch.stack([each.local.double() for each in held.values()])
+    is_same = (operands == operands[0]).all(0) & ((operands[0] - right.value).abs() <= right.allowed)
+    is_sum = (operands.sum(0) - right.value).abs() <= right.allowed
+    for dim in range(len(shape)):
+        others = [each for each in range(len(shape)) if each != dim]
+        same, added = (each.all(others, keepdim=True) if others else each for each in (is_same, is_sum))
+        if bool((same | added).all()):
+            value = torch.where(same, operands[0], operands.sum(0))
+            magnitude = torch.where(same, operands[0].abs(), operands.abs().sum(0))
+            return Whole(value, None, magnitude, None, is_told=False)
+    return None
+
+
+def _matched(slices: torch.Tensor, dim: int, right: Bounded) -> Whole | None:
+    """The whole of those slices that are those of `right` along a dim, each taken once; None where one is missing.
+
+    Of two that are equal within their bounds nobody can say which is which: how far one is from the other is spread.
+    Those that fewest fit are matched first, with the nearest.
+    """
+    value, allowed = right.value.movedim(dim, 0), right.allowed.movedim(dim, 0)
+    wide, number = slices.double(), math.prod(value.shape[1:])
+    errors = [(wide - each).abs().reshape(len(slices), number) for each in value]
+    fits = [(error <= bound.reshape(number)).all(1) for error, bound in zip(errors, allowed, strict=True)]
+    free, places = torch.ones(len(slices), dtype=torch.bool), [0] * len(value)
+    for row in sorted(range(len(value)), key=lambda row: int(fits[row].sum())):
+        candidates = fits[row] & free
+        if not bool(candidates.any()):
+            return None
+        furthest = errors[row].amax(1) if number else torch.zeros(len(slices), dtype=torch.float64)
+        places[row] = int(furthest.where(candidates, torch.inf).argmin())
+        free[places[row]] = False
+    spread = torch.zeros(value.shape, dtype=torch.float64)
+    for row, place in enumerate(places):
+        spread[row] = (wide[fits[row]] - wide[place]).abs().amax(0).nan_to_num(nan=math.inf)
+    found = slices[places].movedim(0, dim).contiguous()
+    off = spread.movedim(0, dim).contiguous() if bool(spread.any()) else None
+    return Whole(found, off, None, None, is_told=False)

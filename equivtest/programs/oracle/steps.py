@@ -1,0 +1,227 @@
+"""Steps of training, each from what the ranks really held after the one before.
+
+The gradients of a step are those of the unsharded module, whose parameters are what the ranks hold; an update is that
+of the unsharded optimizer, from the gradients that the ranks hold.  So no bound grows from step to step but that of
+what the optimizer keeps for itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from equivtest.cases.case import at_step
+from equivtest.errors import Misuse
+from equivtest.oracle.declared import arithmetic_of
+from equivtest.oracle.exact import InexactData
+from equivtest.oracle.expected import COPIED, Expected, ExpectedTensor, resolution_of, says_nothing
+from equivtest.oracle.held import Held, put_together
+from equivtest.oracle.ranged import Parts, Ranged
+from equivtest.programs.case import ModuleCase
+from equivtest.programs.oracle.factors import SCALED
+from equivtest.programs.reference import call_builder, in_dtype, with_parameters
+from equivtest.programs.steps import TOTAL_NORM, base_of, called_optimizer, updated
+from equivtest.tensors import DTYPES
+
+if TYPE_CHECKING:
+    from equivtest.oracle.running import RunningError
+
+Tensors = Mapping[str, torch.Tensor]
+Once = Callable[[ModuleCase, int, Tensors, "Held | None"], Expected]
+
+NORMED = 4
+"""Roundings of each gradient's norm, which is a root and then a power again; of a sum of such the same, relative to it.
+
+Source: torch.nn.utils.get_total_norm (2.13.0), the norm of the gradients' norms.
+"""
+
+NOT_SEEN = "the update is less than what storing the parameter may round, so that nobody would see it missing"
+
+
+def expect_steps(case: ModuleCase, index: int, drawn: Tensors, held: Held | None, once: Once) -> Expected:
+    """What every step computes and leaves.
+
+    Args:
+        held: What the ranks answered; None: what is right, from one step to the next.
+        once: What is right of one forward and backward, see `equivtest.programs.oracle`.
+    """
+    alone = replace(case, optimizer="", steps=1, max_norm=0.0)
+    parameters = {name: drawn[name] for name in case.parameter_names()}
+    optimizer = Optimizer(case, parameters) if case.optimizer else None
+    found: dict[str, ExpectedTensor] = {}
+    for step in range(1, case.steps + 1):
+        inputs = {name: drawn[at_step(step, name)] for name in alone.given_names() if name not in parameters}
+        right = {**once(alone, index, {**inputs, **parameters}, _of_step(held, step)).tensors}
+        if case.max_norm:
+            right |= _clipped(case, right)
+        copies = () if step == 1 else tuple(f"param.{name}" for name in parameters)
+        found |= {at_step(step, name): each for name, each in right.items() if name not in copies}
+        if optimizer is not None:
+            gradients = {
+                name: _gradient(case, held, at_step(step, f"grad.{name}"), right[f"grad.{name}"]) for name in parameters
+            }
+            left = {updated(step, name): each for name, each in optimizer.update(parameters, gradients).items()}
+            found |= left
+            parameters = {
+                name: _held_or_right(case, held, updated(step, name), left[updated(step, name)]) for name in parameters
+            }
+    return Expected(found, {})
+
+
+def scaled(counted: RunningError, tensor: torch.Tensor, num: int = SCALED) -> torch.Tensor:
+    """The same of a program that rounds each share so many times more; called outside of the mode."""
+    if not isinstance(tensor, Ranged):
+        return tensor
+    parts = Parts.of(tensor)
+    return parts._replace(error=parts.error + counted.roundings.own(parts, num)).wrapped()
+
+
+def added_up(counted: RunningError, tensor: torch.Tensor, num: int) -> torch.Tensor:
+    """The sum of `num` micro-batches' gradients, as a program may add them up; called outside of the mode."""
+    if not isinstance(tensor, Ranged) or num == 1:
+        return tensor
+    parts = Parts.of(tensor)
+    return parts._replace(error=parts.error + counted.roundings.one_by_one(parts, num)).wrapped()
+
+
+def _of_step(held: Held | None, step: int) -> Held | None:
+    """What the ranks answered of a step, by the names of the first."""
+    if held is None:
+        return None
+    return {
+        rank: {base_of(name): placed for name, placed in answers.items() if at_step(step, base_of(name)) == name}
+        for rank, answers in held.items()
+    }
+
+
+def _held_or_right(case: ModuleCase, held: Held | None, name: str, right: ExpectedTensor) -> torch.Tensor:
+    """What the ranks held; what is right where they held nothing that is whole, which another claim tells."""
+    found = None if held is None else put_together(held, name, tuple(right.value.shape), case.mesh_shape)
+    return (right.value if found is None else found).to(DTYPES[case.dtype])
+
+
+def _gradient(case: ModuleCase, held: Held | None, name: str, right: ExpectedTensor) -> torch.Tensor | None:
+    """The same of a gradient: None where it reaches nothing, and no rank holds an element of it."""
+    placed = [] if held is None else [tensors.get(name) for tensors in held.values()]
+    if right.may_be_none and not any(each is not None and each.local.numel() for each in placed):
+        return None
+    return _held_or_right(case, held, name, right)
+
+
+def _clipped(case: ModuleCase, right: Mapping[str, ExpectedTensor]) -> dict[str, ExpectedTensor]:
+    """The total norm of the gradients, and the gradients clipped.
+
+    Source: torch.nn.utils.clip_grad_norm_ (2.13.0): each is multiplied by max_norm / (norm + 1e-6), if that is below 1.
+    """
+    counted = _counted(case)
+    names = [f"grad.{name}" for name in case.parameter_names() if not right[f"grad.{name}"].may_be_none]
+    gradients = [_ranged(case, right[name]) for name in names]
+    like = ExpectedTensor(torch.zeros((), dtype=torch.float64), None, case.layouts()[TOTAL_NORM], case.dtype, "")
+    if not any(gradient.numel() for gradient in gradients):
+        return {TOTAL_NORM: like}
+    with counted:
+        norm = _norm(case, gradients)
+    total = scaled(counted, norm, NORMED)
+    with counted:
+        factor = torch.clamp(case.max_norm / (total + 1e-6), max=1.0)
+        clipped = [gradient * factor for gradient in gradients]
+    found = {name: within(counted, each, right[name]) for name, each in zip(names, clipped, strict=True)}
+    return found | {TOTAL_NORM: within(counted, total, like)}
+
+
+def _norm(case: ModuleCase, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The norm of all elements at once; torch takes that of each gradient first, see NORMED."""
+    if math.isinf(case.norm_type):
+        return torch.stack([gradient.abs().amax() for gradient in gradients if gradient.numel()]).amax()
+    powers = torch.stack([gradient.abs().pow(int(case.norm_type)).sum() for gradient in gradients]).sum()
+    return powers.sqrt() if case.norm_type == 2 else powers
+
+
+class Optimizer:
+    """The unsharded optimizer by its own code for one tensor after the other, each operation's roundings counted."""
+
+    def __init__(self, case: ModuleCase, parameters: Tensors) -> None:
+        self._case, self._counted = case, _counted(case)
+        module = in_dtype(call_builder(case.build), case.dtype)
+        given = {name: self._counted.exactly(value) for name, value in parameters.items()}
+        with self._counted:
+            with_parameters(module, given)
+            self._optimizer = called_optimizer(case.optimizer, module)
+        self._parameters = {name: each for name, each in module.named_parameters() if name in parameters}
+
+    def update(self, parameters: Tensors, gradients: Mapping[str, torch.Tensor | None]) -> dict[str, ExpectedTensor]:
+        """What one step makes of the parameters, given what the ranks hold."""
+        for name, parameter in self._parameters.items():
+            for part, new in zip(Parts.of(parameter), Parts.of(parameters[name]), strict=True):
+                part.copy_(new)
+        follow(self._counted, self._case.optimizer, self._optimizer, self._parameters, gradients)
+        return {name: self._left(name, parameters[name], gradients[name]) for name in parameters}
+
+    def _left(self, name: str, before: torch.Tensor, gradient: torch.Tensor | None) -> ExpectedTensor:
+        case, parameter = self._case, self._parameters[name]
+        like = ExpectedTensor(
+            before.double(), None, case.layouts()[updated(1, name)], case.dtype, COPIED, parameter.requires_grad
+        )
+        return like if gradient is None else left_of(self._counted, parameter, gradient, like)
+
+
+def follow(
+    counted: RunningError,
+    name: str,
+    optimizer: torch.optim.Optimizer,
+    parameters: Tensors,
+    gradients: Mapping[str, torch.Tensor | None],
+) -> None:
+    """Has an optimizer take one step from these gradients, each operation's roundings counted.
+
+    Raises:
+        Misuse: it does what cannot be followed.
+    """
+    given = {name: None if gradient is None else counted.exactly(gradient) for name, gradient in gradients.items()}
+    for group in optimizer.param_groups:
+        group |= {way: False for way in ("foreach", "fused", "capturable") if way in group}
+    try:
+        with counted:
+            for each, parameter in parameters.items():
+                parameter.grad = given[each]
+            optimizer.step()
+    except InexactData as error:
+        raise Misuse(f"optimizer {name}: {error}: take one that is made of other operations") from error
+    except Exception as error:  # an arbitrary optimizer's
+        raise Misuse(
+            f"optimizer {name} cannot be followed operation by operation: {type(error).__name__}: {error}: take another"
+        ) from error
+
+
+def left_of(
+    counted: RunningError, parameter: torch.Tensor, gradient: torch.Tensor, before: ExpectedTensor
+) -> ExpectedTensor:
+    """What an update leaves of a parameter, which was `before`."""
+    right = within(counted, parameter, before)
+    change = right.value - before.value
+    if bool(gradient.any()) and right.allowed is not None and says_nothing(change, right.allowed):
+        near = resolution_of(right.value, change=change)
+        return replace(right, is_open=True, derivation=NOT_SEEN, resolution=near)
+    return right
+
+
+def _counted(case: ModuleCase) -> RunningError:
+    from equivtest.oracle.running import RunningError  # torch's decompositions take a second to import
+
+    return RunningError(arithmetic_of(case.dtype), case.num_shares)
+
+
+def _ranged(case: ModuleCase, right: ExpectedTensor) -> Ranged:
+    value = right.value.to(DTYPES[case.dtype])
+    allowed = torch.zeros_like(right.value) if right.allowed is None else right.allowed
+    return Parts(value, allowed, value.double().abs() + allowed).wrapped()
+
+
+def within(counted: RunningError, tensor: torch.Tensor, like: ExpectedTensor) -> ExpectedTensor:
+    found = counted.bounded(tensor)
+    near = None if like.resolution is None else resolution_of(found.value, like.scale)
+    return replace(like, value=found.value, allowed=found.allowed, derivation=found.derivation, resolution=near)

@@ -1,0 +1,93 @@
+"""The unsharded module, run on what each part of a batch is handed, and what the parts come to together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+from equivtest.programs.case import MEAN_OF_PARTS, ModuleCase, cotangent_of
+from equivtest.programs.outputs import named_outputs
+from equivtest.programs.reference import call, call_builder, with_parameters
+from equivtest.tensors import slice_local
+
+Tensors = Mapping[str, torch.Tensor]
+Answers = dict[str, torch.Tensor]
+
+
+def split(case: ModuleCase, given: Tensors) -> list[dict[str, torch.Tensor]]:
+    """What the unsharded module runs on: copies of all, or of what each rank is handed of a divided batch."""
+    if not case.is_divided:
+        return [{name: tensor.clone() for name, tensor in given.items()}]
+    layouts = case.layouts()
+    return [
+        {name: slice_local(tensor, layouts[name], case.mesh_shape, rank) for name, tensor in given.items()}
+        for rank in (case.ranks_of_part(part)[0] for part in range(case.num_parts))
+    ]
+
+
+def run_parts(case: ModuleCase, modules: Sequence[nn.Module], parts: Sequence[Tensors]) -> tuple[Answers, Answers]:
+    """What has the rows of the batch, one part below the other; and parameters' gradients, stacked.
+
+    A gradient that reaches some parts alone is zero in the others.
+    """
+    answers = [run_module(case, module, part) for module, part in zip(modules, parts, strict=True)]
+    likes = {name: tensor for answer in answers for name, tensor in answer.items()}
+    stacked = case.stacked_names()
+    rows, stacks = {}, {}
+    with torch.no_grad():
+        for name, like in likes.items():
+            is_sum = name.startswith("grad.") and name.removeprefix("grad.") in case.parameter_names()
+            given = [part.get(name.removeprefix("grad."), like) for part in parts]
+            found = [
+                answer[name] if name in answer else torch.zeros(each.shape, dtype=like.dtype)
+                for answer, each in zip(answers, given, strict=True)
+            ]
+            if is_sum:
+                stacks[name] = torch.stack(found)
+            elif name in stacked:
+                rows[name] = torch.stack(found)
+            else:
+                rows[name] = _below(found) if case.is_divided else found[0]
+    return rows, stacks
+
+
+def _below(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """One tensor of all their rows."""
+    return torch.cat(list(parts))
+
+
+def sum_of(stack: torch.Tensor) -> torch.Tensor:
+    """Over dim 0; of one alone nothing is added."""
+    return stack.sum(0) if len(stack) > 1 else stack[0]
+
+
+def reduced(case: ModuleCase, stack: torch.Tensor) -> torch.Tensor:
+    """The parts' sum or mean, added up in any order, divided before or after."""
+    return sum_of(stack) / case.num_parts if case.batch == MEAN_OF_PARTS else sum_of(stack)
+
+
+def make_unsharded(case: ModuleCase, given: Tensors) -> nn.Module:
+    """The unsharded module in float64, with the given parameters."""
+    module = call_builder(case.build).double()
+    return with_parameters(module, {name: given[name] for name in case.parameter_names()})
+
+
+def run_module(case: ModuleCase, module: nn.Module, given: Tensors) -> Answers:
+    """What the module gives and its backward leaves, by name: no gradient where none came."""
+    inputs = {name: given[name].requires_grad_() if name in case.real_names() else given[name] for name in case.kinds()}
+    positional = case.positional if case.inputs else tuple(inputs)
+    outputs = named_outputs(call(module, positional, inputs), case.outputs, case.build)
+    facts = case.facts
+    roots = {name: outputs[name] for name in facts.roots}
+    if roots:
+        cotangents = [
+            torch.ones_like(root) if facts.loss else given[cotangent_of(name)].reshape(root.shape).to(root.dtype)
+            for name, root in roots.items()
+        ]
+        torch.autograd.backward(list(roots.values()), cotangents)
+    grads = {name: parameter.grad for name, parameter in module.named_parameters() if parameter.is_floating_point()}
+    grads |= {name: inputs[name].grad for name in case.real_names()}
+    found = {f"grad.{name}": grad for name, grad in grads.items() if grad is not None}
+    return {**outputs, **found, **{f"buffer.{name}": module.get_buffer(name) for name in facts.buffers}}

@@ -1,0 +1,113 @@
+"""One update of an optimizer, from the parameters, the gradients and the state that the ranks held before it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from equivtest.errors import Misuse
+from equivtest.layout import Layout, Replicate
+from equivtest.oracle.declared import arithmetic_of
+from equivtest.oracle.expected import COPIED, ExpectedTensor, resolution_of
+from equivtest.oracle.ranged import Ranged
+from equivtest.programs.case import ModuleCase
+from equivtest.programs.oracle.steps import follow, left_of, within
+from equivtest.tensors import dtype_name
+
+FOLLOWED = (
+    "ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "SGD",
+)  # fmt: skip
+"""The optimizers of torch.optim that are elementwise and made of operations whose bounds are known."""
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+class Held(NamedTuple):
+    """What the ranks held of one parameter, put together.
+
+    Attributes:
+        gradient: None where there was none.
+        state: As `torch.optim.Optimizer.state` has it; empty before the first update.
+    """
+
+    value: torch.Tensor
+    gradient: torch.Tensor | None
+    state: Tensors
+
+
+def expect_update(
+    case: ModuleCase,
+    optimizer: str,
+    groups: Sequence[tuple[Sequence[str], Mapping[str, Any]]],
+    held: Mapping[str, Held],
+) -> dict[str, tuple[ExpectedTensor, dict[str, ExpectedTensor]]]:
+    """What is right of each parameter after the update, and of its state, by name.
+
+    Args:
+        optimizer: Name of the class in torch.optim, one of FOLLOWED.
+        groups: Names of parameters, and the options with which they are updated.
+
+    Raises:
+        Misuse: there is no such optimizer, or it does not take these options.
+    """
+    from equivtest.oracle.running import RunningError  # torch's decompositions take a second to import
+
+    if optimizer not in FOLLOWED:
+        raise Misuse(f"optimizer {optimizer[:40]!r} is none of {', '.join(FOLLOWED)}, of which updates are followed")
+    kind = getattr(torch.optim, optimizer)
+    for _, options in groups:
+        _require_options(kind, options)
+    counted = RunningError(arithmetic_of(case.dtype), 1)  # each rank updates its own elements
+    parameters = {name: counted.exactly(each.value).requires_grad_() for name, each in held.items()}
+    with counted:
+        made: torch.optim.Optimizer = kind(
+            [{"params": [parameters[name] for name in names], **options} for names, options in groups]
+        )
+    for name, parameter in parameters.items():
+        if of := held[name].state:
+            made.state[parameter] = {
+                key: counted.exactly(each) if each.dim() else each.clone() for key, each in of.items()
+            }
+    updated = [name for names, _ in groups for name in names]
+    follow(
+        counted, optimizer, made, {name: parameters[name] for name in updated},
+        {name: held[name].gradient for name in updated},
+    )  # fmt: skip
+    found = {}
+    for name, each in held.items():
+        like = _like(case, each.value)
+        gradient = each.gradient if name in updated else None
+        right = like if gradient is None else left_of(counted, parameters[name], gradient, like)
+        state: Tensors = each.state if gradient is None else made.state.get(parameters[name], {})
+        found[name] = right, {key: _state_of(case, counted, value) for key, value in state.items()}
+    return found
+
+
+def _require_options(kind: Any, options: Mapping[str, Any]) -> None:
+    """Raises Misuse unless an optimizer has such options, and takes these values of them."""
+    known = kind([torch.zeros(1, requires_grad=True)]).defaults
+    if unknown := [option for option in options if option not in known]:
+        raise Misuse(f"optimizer {kind.__name__} has no option {unknown[0][:40]!r}")
+    taken = inspect.signature(kind).parameters
+    try:
+        kind([torch.zeros(1, requires_grad=True)], **{name: each for name, each in options.items() if name in taken})
+    except (TypeError, ValueError) as error:
+        raise Misuse(f"optimizer {kind.__name__} does not take the options of the run: {error}") from error
+
+
+def _like(case: ModuleCase, value: torch.Tensor) -> ExpectedTensor:
+    layout = Layout((Replicate(),) * len(case.mesh_shape))
+    return ExpectedTensor(value.detach().double(), None, layout, dtype_name(value.dtype), COPIED)
+
+
+def _state_of(case: ModuleCase, counted: Any, value: torch.Tensor) -> ExpectedTensor:
+    """A number, such as how many steps there were, is the same for everybody."""
+    if not isinstance(value, Ranged):
+        return _like(case, value)
+    right = within(counted, value, _like(case, value.value))
+    return ExpectedTensor(
+        right.value, right.allowed, right.layout, right.dtype, right.derivation, resolution=resolution_of(right.value)
+    )

@@ -1,0 +1,305 @@
+"""What there is to know of an unsharded module before it is judged: what it gives, what it holds, of what shapes."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import nn
+
+from equivtest.base.importing import load_named, require_arguments
+from equivtest.cases.case import Shape, require
+from equivtest.errors import Misuse, NotSupported, ReferenceRefuses
+from equivtest.programs.inputs import REAL, make_whole_numbers
+from equivtest.programs.names import remember_names
+from equivtest.programs.outputs import OUTPUT, named_outputs
+from equivtest.tensors import DTYPES, dtype_name
+
+
+class Program(NamedTuple):
+    """An unsharded module and what it is handed.
+
+    Attributes:
+        inputs: (name, kind, shape) of each, shapes in numbers.
+        dtype: Name of the dtype that it is run in.
+        is_short: Whether it is written as an x alone.
+    """
+
+    build: str
+    inputs: tuple[tuple[str, str, Shape], ...]
+    positional: tuple[str, ...]
+    outputs: tuple[str, ...]
+    loss: str
+    dtype: str
+    is_short: bool
+
+    @property
+    def takes(self) -> str:
+        """What it is handed, in words."""
+        if self.is_short:
+            return f"x of shape {self.inputs[0][2]}"
+        return ", ".join(f"{name} of shape {shape}" for name, _, shape in self.inputs)
+
+
+class Fact(NamedTuple):
+    """What is known of one tensor.
+
+    Attributes:
+        dtype: Its name; '': that of the case.
+    """
+
+    shape: Shape
+    dtype: str = ""
+    requires_grad: bool = True
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a module holds and gives, by name.
+
+    Attributes:
+        parameters: Of floating-point numbers; those of integers stay as they are built.
+        buffers: Those that the forward changes.
+        loss: The output that backward starts from, with 1; '': from each that has a gradient, with its cotangent.
+    """
+
+    outputs: Mapping[str, Fact]
+    parameters: Mapping[str, Fact]
+    buffers: Mapping[str, Fact]
+    loss: str
+
+    @property
+    def roots(self) -> tuple[str, ...]:
+        """The outputs that backward starts from."""
+        with_gradient = tuple(name for name, fact in self.outputs.items() if fact.requires_grad)
+        return (self.loss,) if self.loss else with_gradient
+
+
+@functools.lru_cache(maxsize=256)
+def facts_of(program: Program) -> Facts:
+    """What an unsharded module is.
+
+    Raises:
+        Misuse: it cannot be built, does not take such inputs, or gives something that cannot be judged.
+        ReferenceRefuses: it says that it does not support them.
+    """
+    first, second = (_run(program, seed) for seed in (0, 1))
+    for name, fact in first.outputs.items():
+        other = second.outputs.get(name)
+        if other is None or other.shape != fact.shape:
+            has = "none" if other is None else f"shape {other.shape}"
+            raise Misuse(
+                f"{program.build}, with {program.takes}: {name} has shape {fact.shape} or {has}, as its inputs' values "
+                "will have it: name those outputs that are to be judged, outputs=('logits',)"
+            )
+    return first
+
+
+def refusal_in(program: Program, dtype: str) -> str:
+    """Says why the unsharded module does not run in that dtype; '' if it does."""
+    try:
+        facts_of(program._replace(dtype=dtype))
+    except Misuse as error:
+        return str(error)
+    return ""
+
+
+def _run(program: Program, seed: int) -> Facts:
+    module = call_builder(program.build)
+    parameters = _parameters(program, module)
+    module = in_dtype(module, program.dtype)
+    source = torch.Generator().manual_seed(seed)
+    before = {name: (buffer, buffer.clone(), buffer._version) for name, buffer in module.named_buffers()}
+    try:
+        with torch.random.fork_rng(devices=[]):
+            given = call(module, program.positional, made_inputs(program, source))
+    except NotSupported as error:
+        raise ReferenceRefuses(
+            f"{program.build}: the unsharded module, in {program.dtype}, with {program.takes},", error
+        ) from error
+    except Exception as error:
+        short = f"an x of shape {program.inputs[0][2]}" if program.is_short else program.takes
+        by_name = [name for name, _, _ in program.inputs if name not in program.positional and not program.is_short]
+        way_out = ""
+        if by_name and isinstance(error, TypeError):
+            way_out = f"; {by_name[0]} is handed over by name: call it as the forward does, or name it in positional"
+        raise Misuse(
+            f"{program.build}: the unsharded module does not take {short} in {program.dtype}: {type(error).__name__}: "
+            f"{error}{way_out}"
+        ) from error
+    named = named_outputs(given, program.outputs, program.build)
+    _require_real(program, named)
+    outputs = {name: _fact(tensor, program.dtype) for name, tensor in named.items()}
+    changed = {
+        name: buffer for name, buffer in module.named_buffers() if name in before and _is_changed(buffer, *before[name])
+    }
+    _require_real(program, {f"buffer {name}, which the forward changes,": each for name, each in changed.items()})
+    buffers = {name: _fact(buffer, program.dtype) for name, buffer in changed.items()}
+    return Facts(outputs, parameters, buffers, _loss_in(program, outputs))
+
+
+def made_inputs(program: Program, source: torch.Generator) -> dict[str, torch.Tensor]:
+    """Any values of the inputs' kinds."""
+    made = {}
+    for name, kind, shape in program.inputs:
+        if kind == REAL:
+            value = torch.randn(shape, generator=source, dtype=torch.float64)
+            made[name] = value.to(DTYPES[program.dtype]).requires_grad_()
+        else:
+            made[name] = make_whole_numbers(kind, shape, 1, source)
+    return made
+
+
+def _fact(tensor: torch.Tensor, dtype: str) -> Fact:
+    name = dtype_name(tensor.dtype)
+    is_own = tensor.is_floating_point() and (not dtype or name == dtype)
+    return Fact(tuple(tensor.shape), "" if is_own else name, tensor.requires_grad)
+
+
+def _is_changed(buffer: torch.Tensor, same: torch.Tensor, values: torch.Tensor, version: int) -> bool:
+    return buffer is not same or buffer._version != version or not torch.equal(buffer, values)
+
+
+def _require_real(program: Program, tensors: Mapping[str, torch.Tensor]) -> None:
+    for name, tensor in tensors.items():
+        require(
+            not tensor.is_complex(),
+            f"{program.build}: {name} is of {dtype_name(tensor.dtype)}, and complex numbers are judged within a module "
+            "alone: let it be torch.view_as_real of them, or name the outputs that are judged, outputs=('logits',)",
+        )
+
+
+def _parameters(program: Program, module: nn.Module) -> dict[str, Fact]:
+    """As `named_parameters` lists them: a tied one once."""
+    _require_real(program, {f"parameter {name}": each for name, each in module.named_parameters()})
+    found = {
+        name: Fact(tuple(parameter.shape), "", parameter.requires_grad)
+        for name, parameter in module.named_parameters()
+        if parameter.is_floating_point()
+    }
+    reserved = sorted({*(name for name, _, _ in program.inputs), OUTPUT, "cotangent"} & found.keys())
+    if reserved:
+        raise Misuse(f"{program.build}: a parameter may not be called {reserved[0]}: rename it")
+    return found
+
+
+def _loss_in(program: Program, outputs: Mapping[str, Fact]) -> str:
+    """The output that is a loss: that which is named so, or one number alone of a module with named inputs."""
+    numbers = [name for name, fact in outputs.items() if not fact.shape and fact.requires_grad]
+    if program.loss:
+        wanted = OUTPUT if program.loss == OUTPUT else f"{OUTPUT}.{program.loss}"
+        require(
+            wanted in numbers,
+            f"{program.build}: loss must be an output that is one number and has a gradient, got {program.loss!r}; "
+            f"such are {', '.join(numbers) or 'none'}",
+        )
+        return wanted
+    if f"{OUTPUT}.loss" in numbers:
+        return f"{OUTPUT}.loss"
+    return OUTPUT if OUTPUT in numbers and not program.is_short else ""
+
+
+def call(module: nn.Module, positional: tuple[str, ...], inputs: Mapping[str, torch.Tensor]) -> object:
+    """What the module gives on the inputs, those of `positional` by place, the others by name."""
+    others = {name: value for name, value in inputs.items() if name not in positional}
+    given: object = module(*(inputs[name] for name in positional), **others)
+    return given
+
+
+def in_dtype(module: nn.Module, dtype: str) -> nn.Module:
+    """The module, its real parameters and buffers in the dtype of that name, all others as they are built.
+
+    `nn.Module.to` would make complex buffers real, and what is imaginary of them is lost; these methods leave them.
+
+    Source: torch.nn.Module.to, float, double, half and bfloat16 (2.13.0).
+    """
+    casts = {"float32": module.float, "float64": module.double, "float16": module.half, "bfloat16": module.bfloat16}
+    return casts[dtype]()
+
+
+def call_builder(build: str) -> nn.Module:
+    """The unsharded module, as its function makes it.
+
+    'package.module:NAME#layers.3' is that submodule alone: its parameters and buffers are zeros, and no other is made,
+    but where it has tensors that are neither.  'package.module:NAME##bfloat16', and '...#layers.3#bfloat16', runs under
+    autocast to that dtype.
+
+    Raises:
+        Misuse: there is no such function, it raises, or it makes no module, or none that has the submodule.
+        ReferenceRefuses: it says that it does not support something.
+    """
+    whole, autocast = build.split("#")[:2], build.split("#")[2:]
+    module = _built(*whole)
+    for dtype in autocast:
+        forward: Any = torch.autocast("cpu", dtype=DTYPES[dtype])(module.forward)
+        module.forward = forward
+    return remember_names(module)
+
+
+def _built(name: str, part: str = "") -> nn.Module:
+    function = cast("Callable[[], object]", load_named(name, "build"))
+    require_arguments(function, f"build {name!r}", ())
+    if part and (alone := _alone(function, part)) is not None:
+        return alone
+    try:
+        with seeded():  # what it draws, such as a buffer, is to be the same on every rank
+            module = function()
+    except NotSupported as error:
+        raise ReferenceRefuses(f"build {name!r}", error) from error
+    except Exception as error:
+        raise Misuse(f"build {name!r} raised {type(error).__name__}: {error}") from error
+    if not isinstance(module, nn.Module):
+        raise Misuse(f"build {name!r} must give an nn.Module, got {type(module).__name__}")
+    try:
+        return module.get_submodule(part)
+    except AttributeError as error:
+        raise Misuse(f"build {name!r} gives a module without {part}: {error}") from error
+
+
+@contextlib.contextmanager
+def seeded() -> Iterator[None]:
+    """What is drawn within is the same each time; what the CPU draws afterwards is not changed by it.
+
+    torch.manual_seed notes from where it was called, once for each kind of device that is not there, and that takes
+    longer than to make a small module.  Source: _lazy_call of torch/cuda/__init__.py (2.13.0).
+    """
+    with torch.random.fork_rng(devices=[]):
+        if torch.accelerator.is_available():
+            torch.manual_seed(0)
+        else:
+            torch.default_generator.manual_seed(0)
+        yield
+
+
+def _alone(function: Callable[[], object], part: str) -> nn.Module | None:
+    """The submodule, without the memory of the others; None where it cannot be made so."""
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            module = cast("nn.Module", function()).get_submodule(part)
+    except Exception:  # an arbitrary function's, which may ask for values
+        return None
+    attributes = [each for owner in module.modules() for each in vars(owner).values()]
+    if any(isinstance(each, torch.Tensor) for each in attributes):
+        return None
+    module.to_empty(device="cpu")
+    with torch.no_grad():
+        for tensor in (*module.parameters(), *module.buffers()):
+            tensor.zero_()
+    return module
+
+
+def with_parameters(module: nn.Module, given: Mapping[str, torch.Tensor]) -> nn.Module:
+    """The module with `given` in place of its parameters, by name, frozen where it has them so; tied ones stay tied."""
+    names = dict(module.named_parameters())
+    made = {
+        id(names[name]): nn.Parameter(tensor, requires_grad=names[name].requires_grad) for name, tensor in given.items()
+    }
+    for name, parameter in list(module.named_parameters(remove_duplicate=False)):
+        if id(parameter) in made:
+            owner, _, last = name.rpartition(".")
+            setattr(module.get_submodule(owner), last, made[id(parameter)])
+    return module

@@ -1,0 +1,72 @@
+"""Which outputs of an unsharded module have the rows of its batch."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+
+from equivtest.cases.case import Shape, require
+from equivtest.errors import Misuse
+from equivtest.programs.reference import Program, facts_of
+
+NUM_COMPARED = 2
+"""Other batches that decide: one of fewer rows and one of more, if the module takes them."""
+
+Sized = tuple[int, Program]
+"""A number of rows, and the module on a batch of so many."""
+
+
+@functools.lru_cache(maxsize=256)
+def outputs_have_rows(batch: Sized, others: tuple[Sized, ...], *, is_divided: bool) -> Mapping[str, bool]:
+    """Tells of each output whether its first dim is the batch's, by the shapes it has on batches of other sizes.
+
+    Args:
+        others: Batches to compare with, the first ones that the module takes.
+        is_divided: Whether ranks have different rows, so that the answer matters.
+
+    Raises:
+        Misuse: An output's shape follows the batch in another way, or the module takes no other batch.
+    """
+    num_rows, program = batch
+    shapes = {num_rows: _shapes(program)}
+    shapes |= dict(itertools.islice(_taken(others), NUM_COMPARED))
+    answers = {}
+    for name, shape in shapes[num_rows].items():
+        by_size = {size: found[name] for size, found in shapes.items() if name in found}
+        is_fixed = set(by_size.values()) == {shape}
+        has_rows = all(found[:1] == (size,) for size, found in by_size.items())
+        require(
+            not (is_fixed and has_rows and is_divided),
+            f"{program.build}: whether {name} of shape {shape} has the {num_rows} rows of the batch is unknown, as the "
+            "module takes no other number of rows: name other outputs by outputs=, or have it take such batches",
+        )
+        require(
+            is_fixed or has_rows,
+            f"{program.build}: the first dim of {name} must be the batch's rows, or {name} must have the same shape on "
+            f"every batch, got {_in_words(by_size)}: name other outputs by outputs=",
+        )
+        answers[name] = has_rows
+    return answers
+
+
+def other_sizes(num_rows: int, rows: Sequence[int]) -> tuple[int, ...]:
+    """Gives numbers of rows to compare with, those that a rank has first."""
+    sizes = (min(rows), num_rows + 1, 2 * num_rows, num_rows - 1, 1)
+    return tuple(size for size in dict.fromkeys(sizes) if size not in (0, num_rows))
+
+
+def _taken(batches: Sequence[Sized]) -> Iterator[tuple[int, dict[str, Shape]]]:
+    for size, program in batches:
+        try:
+            yield size, _shapes(program)
+        except Misuse:  # the module does not take so many rows
+            continue
+
+
+def _shapes(program: Program) -> dict[str, Shape]:
+    return {name: fact.shape for name, fact in facts_of(program).outputs.items()}
+
+
+def _in_words(by_size: Mapping[int, Shape]) -> str:
+    return " and ".join(f"{shape} on {size} rows" for size, shape in sorted(by_size.items()))

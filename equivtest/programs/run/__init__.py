@@ -1,0 +1,1 @@
+"""Runs a user's program on a rank."""

@@ -1,0 +1,72 @@
+"""The backward of a parallel module: from what it gives, which must be whole, or a rank's own rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate
+
+from equivtest.cases.subject import Given
+from equivtest.errors import Misuse
+from equivtest.layout import divided_dim
+from equivtest.programs.case import ModuleCase, cotangent_of
+
+
+def run_backward(case: ModuleCase, mesh: DeviceMesh, outputs: Mapping[str, torch.Tensor], given: Given) -> None:
+    """From the loss with 1, or from every output that has a gradient with its cotangent.
+
+    Raises:
+        Misuse: an output is a DTensor that no rank holds whole, or one of a divided batch.
+        ValueError: an output has another shape than the unsharded module's.
+    """
+    roots = {name: outputs[name] for name in case.facts.roots if outputs[name].requires_grad}
+    cotangents = {
+        name: torch.ones((), device=root.device) if case.facts.loss else given[cotangent_of(name)]
+        for name, root in roots.items()
+    }
+    if roots:
+        likes = [_like(case, mesh, name, root, cotangents[name]) for name, root in roots.items()]
+        torch.autograd.backward(list(roots.values()), likes)
+
+
+def _like(case: ModuleCase, mesh: DeviceMesh, name: str, output: torch.Tensor, cotangent: torch.Tensor) -> torch.Tensor:
+    """This rank's cotangent as what the output is: a tensor, or a DTensor that every rank holds whole."""
+    cotangent = cotangent.to(output.dtype)
+    if not isinstance(output, DTensor):
+        cotangent = cotangent if output.dim() or cotangent.numel() != 1 else cotangent.reshape(())
+        _require_shape(case, mesh, name, tuple(output.shape), tuple(cotangent.shape))
+        return cotangent
+    if case.has_own_rows:
+        raise Misuse(
+            f"{case.parallelize}: of a divided batch each rank must give its own rows as a plain tensor, got a DTensor "
+            f"of {output.placements}: call to_local on it"
+        )
+    if any(not placement.is_replicate() for placement in output.placements):
+        raise Misuse(
+            f"the parallel module must give its output whole on every rank, got {output.placements}: redistribute it"
+        )
+    _require_shape(case, mesh, name, tuple(output.shape), tuple(cotangent.shape))
+    return DTensor.from_local(cotangent, output.device_mesh, [Replicate()] * output.device_mesh.ndim, run_check=False)
+
+
+def _require_shape(
+    case: ModuleCase, mesh: DeviceMesh, name: str, shape: tuple[int, ...], right: tuple[int, ...]
+) -> None:
+    """Raises what a wrong program raises: it is no misuse, so that the smallest case that shows it is looked for."""
+    if shape == right:
+        return
+    rank = 0
+    for place, size in zip(mesh.get_coordinate() or (), case.mesh_shape, strict=False):
+        rank = rank * size + place
+    dim = divided_dim(right, shape, case.mesh_shape, rank)
+    is_own = "this rank's rows of " if case.has_own_rows else ""
+    said = f"{case.parallelize}: {name} is of shape {shape}, and {is_own}the unsharded module's of {right}"
+    if dim is None:
+        raise ValueError(f"{said}: give what the unsharded module gives, whole, on every rank")
+    rows = ", or, where each rank is to have rows of its own, say batch='mean of parts'"
+    raise ValueError(
+        f"{said}: it is what this rank has of that divided along dim {dim}: gather it (all_gather, full_tensor() of a "
+        f"DTensor, output_layouts=Replicate() in a plan){'' if dim or case.has_own_rows else rows}"
+    )

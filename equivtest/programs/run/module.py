@@ -1,0 +1,249 @@
+"""A user's module, parallelized, in one forward and backward."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.distributed import distributed_c10d
+from torch.distributed._composable.contract import _get_registry
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from equivtest.base.importing import load_named, require_arguments
+from equivtest.cases.subject import Answers, Given, copied, under_contract
+from equivtest.errors import Misuse, NotSupported
+from equivtest.layout import UNTOLD
+from equivtest.programs.boundaries import Capture
+from equivtest.programs.case import WHOLE, ModuleCase
+from equivtest.programs.names import by_own_name
+from equivtest.programs.outputs import OUTPUT, named_outputs
+from equivtest.programs.reference import call, call_builder, in_dtype, with_parameters
+from equivtest.programs.run.backward import run_backward
+from equivtest.programs.run.parameters import held_parameters, places_in, require_whole
+from equivtest.programs.run.steps import clipped, own_step, run_steps
+from equivtest.programs.run.world import world_of
+from equivtest.programs.state import require_own_norms
+from equivtest.programs.steps import TOTAL_NORM
+from equivtest.tensors import Placed
+
+Parallelize = Callable[[nn.Module, DeviceMesh], nn.Module]
+
+
+def module(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """What the case's function makes of the unsharded module, on this rank."""
+    with world_of(case, mesh):
+        return run_module(case, mesh, given, named_in(case))
+
+
+def contract_of(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """1 as the first answer where the case's function makes what reduces its gradients, else 0; none is run."""
+    with world_of(case, mesh):
+        reduces = is_data_parallel(make_parallel(case, mesh, given, named_in(case)), mesh.size())
+    return {case.answer_names()[0]: Placed(torch.tensor(float(reduces)), case.whole_layout)}
+
+
+def named_in(case: ModuleCase) -> Parallelize:
+    """The case's function."""
+    return cast("Parallelize", load_named(case.parallelize, "parallelize"))
+
+
+def is_data_parallel(parallel: nn.Module, num_ranks: int) -> bool:
+    """Whether torch reduces the gradients of the module or of a part of it over all ranks, each with rows of its own.
+
+    Not where it does so over fewer: the other axis of their mesh is that of tensor parallelism, say, whose ranks have
+    the same rows.
+
+    Source: torch.nn.parallel, torch.distributed.fsdp and torch.distributed._composable (2.13.0), of which the last
+    keeps in a registry what was applied to a module.
+    """
+    return any(num_ranks in _sizes_of_data_parallelism(part, num_ranks) for part in parallel.modules())
+
+
+def _sizes_of_data_parallelism(part: nn.Module, num_ranks: int) -> list[int]:
+    """Over how many ranks torch reduces the gradients of a part; over all where torch does not tell."""
+    if isinstance(part, DistributedDataParallel | FullyShardedDataParallel):
+        return [num_ranks if part.process_group is None else part.process_group.size()]
+    if isinstance(part, FSDPModule):
+        state: Any = part._get_fsdp_state()
+        groups = getattr(state, "_fsdp_param_groups", None)
+        groups = [getattr(state, "_fsdp_param_group", None)] if groups is None else groups
+        return [group.mesh_info.mesh.size() for group in groups if group is not None]
+    return [num_ranks] if "replicate" in (_get_registry(part) or ()) else []
+
+
+def run_module(case: ModuleCase, mesh: DeviceMesh, given: Given, parallelize: Parallelize) -> Answers:
+    """Builds the module whole with the given parameters, parallelizes it, and runs it: once, or in steps."""
+    whole = _make_whole(case, mesh, given)
+    handed = dict(whole.named_parameters())
+    parallel = _parallelized(case, mesh, whole, parallelize)
+    require_own_norms(case, parallel)
+    places = places_in(case, mesh, parallel, handed, lambda values: make_parallel(case, mesh, values, parallelize))
+    held = functools.partial(held_parameters, case, mesh, parallel, places)
+    if not case.is_stepped:
+        return _run_once(case, mesh, parallel, held, given)
+    return run_steps(case, parallel, given, functools.partial(_run_once, case, mesh, parallel, held), held)
+
+
+def _run_once(
+    case: ModuleCase,
+    mesh: DeviceMesh,
+    parallel: nn.Module,
+    held: Callable[[], Answers],
+    given: Given,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> Answers:
+    """One forward and backward, or one step of the case's own."""
+    capture = Capture(parallel, copied) if case.by_parts else None
+    numbers = _numbers_of_collectives()
+    inputs = {
+        name: given[name].detach().requires_grad_() if name in case.real_names() else given[name]
+        for name in case.kinds()
+    }
+    with capture or nullcontext():
+        if case.step:
+            outputs = _outputs(case, own_step(case, mesh, parallel, inputs, optimizer))
+        else:
+            positional = case.positional if case.inputs else tuple(inputs)
+            outputs = _outputs(case, call(parallel, positional, inputs))
+            run_backward(case, mesh, outputs, given)
+            outputs |= {TOTAL_NORM: clipped(case, parallel)} if case.max_norm else {}
+    parameters = held()
+    if _must_communicate(case) and numbers and numbers == _numbers_of_collectives():
+        raise Misuse(
+            f"{case.parallelize}: no collective ran, forward or backward, on {case.world_size} ranks that each had the "
+            "whole batch, so that nothing made the module parallel: its plan may name parts that the module does not "
+            "have; where each rank is to have rows of its own, say batch='mean of parts'"
+        )
+    found: dict[str, torch.Tensor | None] = {**outputs}
+    found |= {f"grad.{name}": inputs[name].grad for name in case.real_names()}
+    found |= _buffers(case, parallel)
+    for name in case.stacked_names():
+        own = found[name]
+        found[name] = None if own is None else own.unsqueeze(0)
+    return under_contract(case, _on_mesh(case, found)) | parameters | (_boundaries(case, capture) if capture else {})
+
+
+def _on_mesh(case: ModuleCase, found: Mapping[str, torch.Tensor | None]) -> dict[str, torch.Tensor | None]:
+    """Replaces a DTensor on some axes of the mesh alone, where it is whole, by what this rank has of it."""
+    return {
+        name: tensor.to_local()
+        if isinstance(tensor, DTensor)
+        and tensor.device_mesh.ndim != len(case.mesh_shape)
+        and all(placement.is_replicate() for placement in tensor.placements)
+        else tensor
+        for name, tensor in found.items()
+    }
+
+
+def _boundaries(case: ModuleCase, capture: Capture) -> Answers:
+    """What this rank's parts held, of those that the unsharded module has; of a plain tensor nobody says what it is."""
+    names = set(case.answer_names())
+    return {name: _told(case, tensor) for name, tensor in capture.named().items() if name in names}
+
+
+def _told(case: ModuleCase, tensor: torch.Tensor) -> DTensor | Placed:
+    """A DTensor on some axes of the mesh alone says nothing of the others."""
+    if isinstance(tensor, DTensor):
+        if tensor.device_mesh.ndim == len(case.mesh_shape) and not case.is_divided:
+            return tensor
+        tensor = tensor.to_local()
+    return Placed(tensor.unsqueeze(0) if case.is_divided else tensor, UNTOLD)
+
+
+def _outputs(case: ModuleCase, given: object) -> dict[str, torch.Tensor]:
+    """What the parallel module gives, by name, which must be what the unsharded one gives.
+
+    Raises:
+        Misuse: it is not.
+    """
+    expected = [*case.facts.outputs, *([TOTAL_NORM] if case.step and case.max_norm else [])]
+    who = f"{case.step}: the step" if case.step else f"{case.parallelize}: the parallel module"
+    if expected == [OUTPUT] and not isinstance(given, torch.Tensor):
+        raise Misuse(f"{who} must give one tensor, got {type(given).__name__}")
+    chosen = (*case.outputs, "total_norm") if case.step and case.max_norm and case.outputs else case.outputs
+    outputs = named_outputs(given, chosen, case.step or case.parallelize)
+    if sorted(outputs) != sorted(expected):
+        raise Misuse(f"{who} must give {', '.join(expected)}, as the unsharded module does, got {', '.join(outputs)}")
+    return outputs
+
+
+def _buffers(case: ModuleCase, parallel: nn.Module) -> dict[str, torch.Tensor | None]:
+    """Those that the unsharded module's forward changes.
+
+    Raises:
+        Misuse: the parallel module has one of them not, or a part of it.
+    """
+    held = by_own_name(parallel, parallel.named_buffers())
+    found: dict[str, torch.Tensor | None] = {}
+    for name, fact in case.facts.buffers.items():
+        if name not in held:
+            raise Misuse(
+                f"{case.parallelize}: the parallel module has no buffer {name}, which the unsharded one's forward "
+                f"changes, only {', '.join(held) or 'none'}: keep the names of the unsharded module"
+            )
+        require_whole(case, f"buffer {name}", held[name], fact.shape)
+        found[f"buffer.{name}"] = held[name]
+    return found
+
+
+def make_parallel(case: ModuleCase, mesh: DeviceMesh, given: Given, parallelize: Parallelize) -> nn.Module:
+    """The unsharded module with the given parameters, parallelized."""
+    return _parallelized(case, mesh, _make_whole(case, mesh, given), parallelize)
+
+
+def _make_whole(case: ModuleCase, mesh: DeviceMesh, given: Given) -> nn.Module:
+    whole = in_dtype(call_builder(case.build), case.dtype).to(mesh.device_type)
+    values = {name: given[name].detach() for name in case.parameter_names()}
+    return with_parameters(whole, {name: value.clone() for name, value in values.items()} if case.trains else values)
+
+
+def _parallelized(case: ModuleCase, mesh: DeviceMesh, whole: nn.Module, parallelize: Parallelize) -> nn.Module:
+    require_arguments(parallelize, f"parallelize {case.parallelize!r}", ("module", "mesh"))
+    parallel = parallelize(whole, mesh)
+    if not isinstance(parallel, nn.Module):
+        raise Misuse(f"{case.parallelize} must return the parallel module, got {type(parallel).__name__}: return it")
+    _require_output_dtype(case, parallel)
+    return parallel
+
+
+def _require_output_dtype(case: ModuleCase, parallel: nn.Module) -> None:
+    """Declines the case if the program's mixed precision casts its outputs to a dtype other than the case's.
+
+    Source: MixedPrecisionPolicy.output_dtype in torch/distributed/fsdp/_fully_shard/_fsdp_api.py (2.13.0).
+
+    Raises:
+        NotSupported: it does, whatever the dtype of the parameters.
+    """
+    if not isinstance(parallel, FSDPModule):
+        return
+    state: Any = parallel._get_fsdp_state()
+    output_dtype = state._mp_policy.output_dtype
+    if output_dtype not in (None, getattr(torch, case.dtype)):
+        raise NotSupported(
+            f"{case.parallelize}: its MixedPrecisionPolicy has output_dtype={output_dtype}, so that it gives no "
+            f"{case.dtype}: judge it with --dtypes {str(output_dtype).removeprefix('torch.')}"
+        )
+
+
+def _must_communicate(case: ModuleCase) -> bool:
+    """Whether ranks that have the whole batch compute it alone unless they communicate.
+
+    They may along an axis of one rank.  Ranks with rows of their own that never communicate give other values.
+    """
+    return min(case.mesh_shape) > 1 and case.batch == WHOLE and bool(case.parameter_names())
+
+
+def _numbers_of_collectives() -> list[int]:
+    """How many have been called on each of the process's groups; empty where a backend does not count."""
+    groups: list[Any] = list(distributed_c10d._world.pg_map)
+    try:
+        return [group._get_sequence_number_for_group() for group in groups]
+    except (RuntimeError, NotImplementedError):
+        return []

@@ -1,0 +1,247 @@
+"""What a rank holds of each parameter of the unsharded module, and of its gradient: by name, or element by element.
+
+A DTensor says which part of the whole it is, and a tensor that `parallelize` left in its place is the whole.  Which
+elements all others hold is read off, see `tracing` beside this module, or a function of the user's says it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
+
+from equivtest.base.importing import closest, load_named, require_arguments
+from equivtest.cases.case import Shape
+from equivtest.cases.subject import Answers
+from equivtest.errors import Misuse
+from equivtest.layout import UNTOLD
+from equivtest.programs.case import ModuleCase
+from equivtest.programs.names import by_own_name, own_names
+from equivtest.programs.run.tracing import NONE, WAY_OUT, Place, Places, read_places
+from equivtest.tensors import DTYPES, Placed
+
+Parallelize = Callable[[Mapping[str, torch.Tensor]], nn.Module]
+"""From whole parameters by name the parallel module."""
+
+_read: dict[tuple[object, ...], Places] = {}
+"""What was read off on this rank, by what it hangs on."""
+
+
+def places_in(
+    case: ModuleCase, mesh: DeviceMesh, parallel: nn.Module, handed: Mapping[str, nn.Parameter], make: Parallelize
+) -> Places | None:
+    """What this rank holds of parameters that no DTensor places; None where all are whole, in their place.
+
+    Whether that is so hangs on what the module is made of, never on values, so that ranks agree on it: reading off
+    parallelizes, which may communicate.
+
+    Args:
+        handed: The parameters of the module that was parallelized.
+
+    Raises:
+        Misuse: it cannot be read off.
+    """
+    if case.placed or _is_by_name(case, mesh, parallel, handed):
+        return None
+    key = (case.build, case.parallelize, case.dtype, mesh)
+    if key not in _read:
+        shapes = {name: fact.shape for name, fact in case.facts.parameters.items()}
+
+        def make_locals(whole: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+            filled = {name: tensor.to(mesh.device_type, DTYPES[case.dtype]) for name, tensor in whole.items()}
+            made = make(filled)
+            own_name, named = own_names(made), made.named_parameters()
+            return {name: _local(each) for name, each in named if not _is_placed(case, mesh, own_name(name), each)}
+
+        _read[key] = read_places(shapes, make_locals, case.parallelize)
+    return _read[key]
+
+
+def _is_by_name(case: ModuleCase, mesh: DeviceMesh, parallel: nn.Module, handed: Mapping[str, nn.Parameter]) -> bool:
+    """Whether every parameter has its name, and is a DTensor of the mesh or the whole that was handed in.
+
+    FullyShardedDataParallel keeps the parameters and has them be others' storage.
+    """
+    if any(isinstance(part, FullyShardedDataParallel) for part in parallel.modules()):
+        return False
+    found = by_own_name(parallel, parallel.named_parameters())
+    return all(
+        name in found
+        and (
+            (found[name] is handed[name] and tuple(found[name].shape) == fact.shape)
+            or _is_placed(case, mesh, name, found[name])
+        )
+        for name, fact in case.facts.parameters.items()
+    )
+
+
+def _is_placed(case: ModuleCase, mesh: DeviceMesh, name: str, tensor: torch.Tensor) -> bool:
+    """Whether it is the DTensor, on the mesh, of a parameter of the unsharded module, and its placements say all.
+
+    A strided shard on a mesh of one axis is of a merged projection, each part of it divided by itself: it is read off.
+    """
+    fact = case.facts.parameters.get(name)
+    return (
+        isinstance(tensor, DTensor)
+        and fact is not None
+        and tuple(tensor.shape) == fact.shape
+        and (tensor.device_mesh is mesh or torch.equal(tensor.device_mesh.mesh, mesh.mesh))
+        and (mesh.ndim > 1 or not any(type(each).__name__ == "_StridedShard" for each in tensor.placements))
+    )
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+class Part(NamedTuple):
+    """Some elements of a parameter, 1-D or of the holder's shape, and of its gradient."""
+
+    value: torch.Tensor
+    gradient: torch.Tensor | None
+    indices: torch.Tensor
+
+
+def held_parameters(case: ModuleCase, mesh: DeviceMesh, parallel: nn.Module, places: Places | None) -> Answers:
+    """Every parameter and its gradient as this rank holds them.
+
+    Raises:
+        Misuse: something else is held than was read off, or a gradient has another shape than its parameter.
+    """
+    tensors = dict(parallel.named_parameters())
+    named = by_own_name(parallel, tensors.items())
+    answers: Answers = {}
+    for name in case.parameter_names():
+        if case.placed:
+            parts = _told(case, parallel, name)
+        elif places is None or (name in named and _is_placed(case, mesh, name, named[name])):
+            parts = None
+        else:
+            parts = [_part(case, place, tensors) for place in places[name]]
+        if parts is None:
+            answers |= _by_name(case, name, named)
+        else:
+            answers |= _by_elements(case, name, parts)
+    return answers
+
+
+def _by_name(case: ModuleCase, name: str, found: Mapping[str, nn.Parameter]) -> Answers:
+    if name not in found:
+        near = closest(name, found, likeness=0)
+        others = f"and of its {len(found)} the name {near} is most like it" if near else "and no other"
+        raise Misuse(f"{case.parallelize}: the parallel module has no parameter {name}, {others}: {WAY_OUT}")
+    tensor = found[name]
+    require_whole(case, f"parameter {name}", tensor, case.shapes()[name])
+    require_whole(case, f"gradient of {name}", tensor.grad, case.shapes()[name])
+    layout = case.layouts()[f"param.{name}"]
+    return {
+        answer: each if each is None or isinstance(each, DTensor) else Placed(each, layout)
+        for answer, each in ((f"param.{name}", tensor), (f"grad.{name}", tensor.grad))
+    }
+
+
+def _by_elements(case: ModuleCase, name: str, parts: list[Part]) -> Answers:
+    """One tensor of all that is held: of no element where that is nothing."""
+    requires_grad = case.facts.parameters[name].requires_grad
+    if not parts:
+        none = torch.empty(0, dtype=DTYPES[case.dtype])
+        parts = [Part(none.requires_grad_(requires_grad), none.detach(), torch.empty(0, dtype=torch.int64))]
+    if len(parts) > 1:
+        parts = [Part(each.value.flatten(), _flat(each.gradient), each.indices.flatten()) for each in parts]
+    if len(dtypes := {each.value.dtype for each in parts}) > 1:
+        raise Misuse(
+            f"{case.parallelize}: parameter {name} is held in {' and '.join(sorted(map(str, dtypes)))}: hold it in one"
+        )
+    indices, value = _joined([each.indices for each in parts]), _joined([each.value for each in parts])
+    gradient = None
+    if any(each.gradient is not None for each in parts):  # where some part has none nothing reached it
+        gradient = _joined([torch.zeros_like(each.value) if each.gradient is None else each.gradient for each in parts])
+    return {
+        f"param.{name}": Placed(value, UNTOLD, indices=indices),
+        f"grad.{name}": None if gradient is None else Placed(gradient, UNTOLD, indices=indices),
+    }
+
+
+def _flat(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    return None if tensor is None else tensor.flatten()
+
+
+def _joined(tensors: list[torch.Tensor]) -> torch.Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+
+
+def _part(case: ModuleCase, place: Place, tensors: Mapping[str, torch.Tensor]) -> Part:
+    """What a place holds after the run.
+
+    Raises:
+        Misuse: that is no longer what was read off.
+    """
+    holder = tensors.get(place.holder)
+    shape = None if holder is None else tuple(_local(holder).shape)
+    if holder is None or shape != tuple(place.indices.shape):
+        raise Misuse(
+            f"{case.parallelize}: parameter {place.holder} was of shape {tuple(place.indices.shape)} when it was made, "
+            f"and is {'gone' if shape is None else f'of shape {shape}'} after a forward and backward: {WAY_OUT}"
+        )
+    return _elements(case, place.holder, holder, place.indices)
+
+
+def _elements(case: ModuleCase, name: str, tensor: torch.Tensor, indices: torch.Tensor) -> Part:
+    """Those elements of a tensor that have an index; all in its shape where all have one."""
+    gradient = tensor.grad
+    if isinstance(gradient, DTensor) and isinstance(tensor, DTensor) and gradient.placements != tensor.placements:
+        raise Misuse(
+            f"{case.parallelize}: parameter {name} is {tensor.placements}, its gradient {gradient.placements}: "
+            "redistribute the gradient"
+        )
+    local = _local(tensor)
+    gradient = None if gradient is None else _local(gradient)
+    if gradient is not None and gradient.shape != local.shape:
+        raise Misuse(
+            f"{case.parallelize}: parameter {name} is held as shape {tuple(local.shape)}, its gradient as "
+            f"{tuple(gradient.shape)}: they must be of one shape"
+        )
+    is_held = indices != NONE
+    if bool(is_held.all()):
+        return Part(local, gradient, indices)
+    value = local.detach()[is_held].requires_grad_(tensor.requires_grad)
+    return Part(value, None if gradient is None else gradient[is_held], indices[is_held])
+
+
+def _told(case: ModuleCase, parallel: nn.Module, name: str) -> list[Part] | None:
+    """What the user's function says; None where it says nothing of that parameter.
+
+    Raises:
+        Misuse: it is no tensor and the places of its elements.
+    """
+    function = cast("Callable[[nn.Module, str], Any]", load_named(case.placed, "placed"))
+    require_arguments(function, f"placed {case.placed!r}", ("module", "name"))
+    told = function(parallel, name)
+    if told is None:
+        return None
+    is_pair = isinstance(told, tuple) and len(told) == 2 and all(isinstance(each, torch.Tensor) for each in told)
+    what = f"{case.placed}, of parameter {name}, must give None or a tensor and its indices"
+    if not is_pair:
+        raise Misuse(f"{what}, got {type(told).__name__}")
+    tensor, indices = told
+    if indices.dtype != torch.int64 or indices.shape != _local(tensor).shape:
+        raise Misuse(
+            f"{what}, int64 of its shape {tuple(_local(tensor).shape)}, -1 where an element is none of {name}, got "
+            f"{indices.dtype} of shape {tuple(indices.shape)}"
+        )
+    return [_elements(case, name, tensor, indices.cpu())]
+
+
+def require_whole(case: ModuleCase, what: str, tensor: torch.Tensor | None, shape: Shape) -> None:
+    """Raises Misuse for a plain tensor of another shape, of which nobody knows what part of the whole it is."""
+    if tensor is None or isinstance(tensor, DTensor) or tensor.shape == shape:
+        return
+    raise Misuse(
+        f"{case.parallelize}: {what} is held as a plain tensor of shape {tuple(tensor.shape)}, the unsharded one has "
+        f"{shape}: a shard must be a DTensor, which says where it lies (DTensor.from_local makes one), or {WAY_OUT}"
+    )

@@ -1,0 +1,128 @@
+"""What a rank does in steps of training: the harness's own step, or one that somebody wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import cast
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from equivtest.base.importing import load_named, require_arguments
+from equivtest.cases.case import at_step
+from equivtest.cases.subject import Answers, Given, copied
+from equivtest.errors import Misuse
+from equivtest.programs.case import ModuleCase
+from equivtest.programs.names import own_names
+from equivtest.programs.steps import base_of, called_optimizer, updated
+from equivtest.tensors import Placed
+
+Inputs = Mapping[str, torch.Tensor]
+Once = Callable[[Given, torch.optim.Optimizer | None], Answers]
+Held = Callable[[], Answers]
+
+
+def run_steps(case: ModuleCase, parallel: nn.Module, given: Given, once: Once, held: Held) -> Answers:
+    """Every step of a case.
+
+    Args:
+        once: One forward and backward, or one step of the case's own, on the inputs of a step.
+        held: What this rank holds of parameters and gradients now.
+    """
+    optimizer = called_optimizer(case.optimizer, parallel) if case.optimizer else None
+    before = _parameters(case, held())
+    found: Answers = {}
+    for step in range(1, case.steps + 1):
+        if not case.step:
+            parallel.zero_grad(set_to_none=True)
+        left = once({**given, **inputs_of(case, given, step)}, optimizer)
+        found |= {at_step(step, name): _copied(answer) for name, answer in left.items() if name not in before}
+        if optimizer is not None:
+            if not case.step:
+                optimizer.step()
+            left = _parameters(case, held())
+            found |= {updated(step, name): left[f"param.{name}"] for name in case.parameter_names()}
+    if optimizer is None:
+        before = _parameters(case, held())  # which no optimizer may have changed
+    return before | found
+
+
+def _parameters(case: ModuleCase, held: Answers) -> Answers:
+    """Copies of the parameters' values."""
+    names = [f"param.{name}" for name in case.parameter_names()]
+    return {name: _copied(held[name]) for name in names}
+
+
+def inputs_of(case: ModuleCase, given: Given, step: int) -> Given:
+    """What is handed out in a step, by the names of the first."""
+    names = [name for name in case.given_names() if base_of(name) == name and name not in case.parameter_names()]
+    return {name: given[at_step(step, name)] for name in names}
+
+
+def own_step(
+    case: ModuleCase,
+    mesh: DeviceMesh,
+    parallel: nn.Module,
+    inputs: Inputs,
+    optimizer: torch.optim.Optimizer | None,
+) -> object:
+    """What the case's step reports."""
+    function = cast("Callable[..., object]", load_named(case.step, "step"))
+    require_arguments(function, f"step {case.step!r}", ("module", "mesh", "micro_batches", "optimizer"))
+    return function(parallel, mesh, micro_batches_of(case, inputs), optimizer)
+
+
+def micro_batches_of(case: ModuleCase, inputs: Inputs) -> list[dict[str, torch.Tensor]]:
+    """The inputs of a rank, cut along their rows as evenly as they can be; what has no rows is whole in each.
+
+    Every rank has as many, and a row at least in each: what reduces gradients in every backward would hang otherwise.
+    """
+    num = min(case.micro_batches, *case.rows)
+    cut = {name: inputs[name].tensor_split(num) for name in case.row_names() if inputs[name].dim()}
+    return [
+        {name: cut[name][number] if name in cut else value for name, value in inputs.items()} for number in range(num)
+    ]
+
+
+def clipped(case: ModuleCase, parallel: nn.Module) -> torch.Tensor:
+    """The norm of all gradients, which are clipped.
+
+    Raises:
+        Misuse: a rank holds a part of a parameter as a plain tensor, and would clip by the norm of what it has itself;
+            or torch does not take the gradients together.
+    """
+    facts, own_name = case.facts.parameters, own_names(parallel)
+    way_out = "write a step that clips as its library does, module_property(..., step='package.module:function')"
+    meshes = set()
+    for name, parameter in parallel.named_parameters():
+        fact = facts.get(own_name(name))
+        if not isinstance(parameter, DTensor) and (fact is None or tuple(parameter.shape) != fact.shape):
+            raise Misuse(
+                f"{case.parallelize}: parameter {name} is a plain tensor of shape {tuple(parameter.shape)}: "
+                f"clip_grad_norm_ takes it for the whole: {way_out}"
+            )
+        if parameter.grad is not None:
+            meshes.add(parameter.device_mesh if isinstance(parameter, DTensor) else None)
+    if len(meshes) > 1:
+        raise Misuse(
+            f"{case.parallelize}: of its parameters some are DTensors and some are plain, or of several meshes, which "
+            f"clip_grad_norm_ does not take together: {way_out}"
+        )
+    norm = torch.nn.utils.clip_grad_norm_(parallel.parameters(), case.max_norm, case.norm_type)
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+
+def _copied(held: DTensor | Placed | None) -> DTensor | Placed | None:
+    """What no later step changes."""
+    if held is None:
+        return None
+    if isinstance(held, Placed):
+        return replace(held, local=_with_need(held.local))
+    return cast("DTensor", _with_need(held))
+
+
+def _with_need(tensor: torch.Tensor) -> torch.Tensor:
+    return copied(tensor).requires_grad_(tensor.requires_grad)

@@ -1,0 +1,137 @@
+"""Which elements of the whole parameters a rank holds: read off what `parallelize` makes of numbers that all differ.
+
+Each element of each parameter has a word of its own: a number for each of two runs or more.  In every run the whole
+parameters hold the words' numbers, and `parallelize` makes of them what it makes.  What it only moves, cuts and puts
+together is then known by its word, element by element, whatever tensor it lies in.  The numbers are whole and at most
+255 in magnitude, exact in every dtype; in one run they are positive, in the next negative.  What is the same in all
+runs is therefore no element, but padding, or a parameter of the parallel module's own.  Words are few among those that
+there could be, so that what was computed from one hardly ever is another.
+
+The real run has no part in this: a wrong value finds itself no other place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import torch
+
+from equivtest.cases.case import Shape
+from equivtest.errors import Misuse
+from equivtest.programs.reference import seeded
+
+ALPHABET = 255
+"""Whole numbers up to 256 are exact in bfloat16, which has the fewest bits: IEEE 754-2019 table 3.5 with 8 of them."""
+
+SPARSENESS = 64
+"""How many words there could be, for each that there is, at least."""
+
+NONE = -1
+"""Stands for an element of a holder that is no element of a parameter."""
+
+
+class Place(NamedTuple):
+    """What one tensor of the parallel module holds of one parameter.
+
+    Attributes:
+        holder: Its name there.
+        indices: Of each of its local elements the place in the flattened parameter, NONE where there is none.
+    """
+
+    holder: str
+    indices: torch.Tensor
+
+
+Places = Mapping[str, tuple[Place, ...]]
+"""By the unsharded module's names of parameters: all that this rank holds of each."""
+
+Make = Callable[[Mapping[str, torch.Tensor]], Mapping[str, torch.Tensor]]
+"""From whole parameters by name the local tensors that the module holds, parallelized, by name."""
+
+
+def read_places(shapes: Mapping[str, Shape], make: Make, who: str) -> Places:
+    """Where the elements of parameters of these shapes lie on this rank.
+
+    Raises:
+        Misuse: something is computed from them, or not the same is made each time.
+    """
+    sizes = [math.prod(shape) for shape in shapes.values()]
+    if not sum(sizes):
+        return dict.fromkeys(shapes, ())
+    words = code_words(sum(sizes))
+    runs = []
+    for numbers in words:
+        parts = numbers.split(sizes)
+        with seeded():  # what is drawn is the same in all runs
+            held = make({name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)})
+        runs.append({name: tensor.detach().double().cpu() for name, tensor in held.items()})
+    forms = [{name: tensor.shape for name, tensor in run.items()} for run in runs]
+    if any(form != forms[0] for form in forms):
+        raise Misuse(f"{who} does not make the same tensors, of the same shapes, each time: {WAY_OUT}")
+    numbers_of = {name: _read(words, torch.stack([run[name] for run in runs]), name, who) for name in runs[0]}
+    places, start = {}, 0
+    for name, size in zip(shapes, sizes, strict=True):
+        stop = start + size
+        found = {
+            holder: torch.where((numbers >= start) & (numbers < stop), numbers - start, NONE)
+            for holder, numbers in numbers_of.items()
+        }
+        places[name] = tuple(Place(holder, each) for holder, each in found.items() if bool((each != NONE).any()))
+        start = stop
+    return places
+
+
+def code_words(num: int) -> torch.Tensor:
+    """The words of so many elements: (runs, num), float64, a run's numbers all positive or all negative.
+
+    They are spread evenly over those that there could be: number i has i * step modulo their number, a step by the
+    golden ratio that shares no factor with it.
+    """
+    num_runs = 2
+    while ALPHABET**num_runs < SPARSENESS * num:
+        num_runs += 1
+    total = ALPHABET**num_runs
+    step = round(total * (math.sqrt(5) - 1) / 2)
+    while math.gcd(step, total) != 1:
+        step += 1
+    keys = (torch.arange(num) * step + total // 3) % total
+    digits = [keys // ALPHABET**run % ALPHABET for run in range(num_runs)]
+    return torch.stack([(-1) ** run * (1 + digit) for run, digit in enumerate(digits)]).double()
+
+
+def _read(words: torch.Tensor, held: torch.Tensor, name: str, who: str) -> torch.Tensor:
+    """Which element, by number, each local one is; NONE where it is none.
+
+    Args:
+        held: Of every run, one below the other.
+
+    Raises:
+        Misuse: some are neither an element nor the same in all runs.
+    """
+    keys, order = _keys(words).sort()
+    numbers = order[torch.searchsorted(keys, _keys(held)).clamp(max=len(keys) - 1)]
+    is_element = (words[:, numbers] == held).all(0)
+    is_same = ((held == held[0]) | (held.isnan() & held[0].isnan())).all(0)
+    is_computed = ~is_element & ~is_same
+    if bool(is_computed.any()):
+        first = tuple(is_computed.nonzero()[0].tolist())
+        raise Misuse(
+            f"{who}: which elements parameter {name} holds cannot be read off: of its {held[0].numel()} local ones "
+            f"{int(is_computed.sum())}, the first {first}, are computed from values, or are never written: {WAY_OUT}"
+        )
+    return torch.where(is_element, numbers, NONE)
+
+
+def _keys(numbers: torch.Tensor) -> torch.Tensor:
+    """One whole number for each word, from 0; anything where there is none."""
+    digits = (numbers.nan_to_num().abs() - 1).clamp(0, ALPHABET - 1).long()
+    return torch.stack([digit * ALPHABET**run for run, digit in enumerate(digits)]).sum(0)
+
+
+WAY_OUT = (
+    "say what each rank holds: module_property(..., placed='package.module:function'), of a function "
+    "(parallel module, name of a parameter) -> (tensor, indices)"
+)
+"""The way out where elements cannot be read off."""

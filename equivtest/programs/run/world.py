@@ -1,0 +1,102 @@
+"""What a program finds that needs the world: the environment as under torchrun, and groups that it sets up itself.
+
+Source of the names: "Environment Variables" of torch.distributed.run (2.13.0).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any, cast
+
+from torch import distributed as dist
+from torch.distributed import distributed_c10d
+from torch.distributed.device_mesh import DeviceMesh
+
+from equivtest.base.importing import load_named, require_arguments
+from equivtest.errors import Misuse, NotSupported
+from equivtest.programs.case import ModuleCase
+
+ADDRESS = "127.0.0.1"
+"""The address of a world whose ranks are all on this machine."""
+PORT_KEY = "equivtest/master_port"
+
+_set_up: set[str] = set()
+"""What was set up in this process and is never torn down."""
+
+
+@contextlib.contextmanager
+def world_of(case: ModuleCase, mesh: DeviceMesh) -> Iterator[None]:
+    """Has the program find the world that it needs, set up; afterwards torn down, and the environment as it was.
+
+    A program that cannot be torn down is set up once: its ranks are fresh ones, which run no other case.
+    """
+    if not case.needs_world:
+        yield
+        return
+    before = dict(os.environ)
+    os.environ.update(_environment())
+    try:
+        if case.set_up not in _set_up:
+            _call(case.set_up, "set_up", mesh)
+        if not case.tear_down:
+            _set_up.add(case.set_up)
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(Exception):  # of a program that has failed already
+                _call(case.tear_down, "tear_down", mesh)
+            raise
+        try:
+            _call(case.tear_down, "tear_down", mesh)
+        except NotSupported as error:
+            raise Misuse(
+                f"tear_down {case.tear_down!r} raised NotSupported when the case had been run: {error}: have set_up, "
+                "parallelize or the forward raise it, before there is an answer"
+            ) from error
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _call(name: str, what: str, mesh: DeviceMesh) -> None:
+    """Calls what the case names, if it names something."""
+    if name:
+        function = cast("Callable[[DeviceMesh], object]", load_named(name, what))
+        require_arguments(function, f"{what} {name!r}", ("mesh",))
+        function(mesh)
+
+
+@cache
+def _environment() -> dict[str, str]:
+    """What torchrun tells a process of a world; where a rank on another host lives, it has been told."""
+    rank, size = str(dist.get_rank()), str(dist.get_world_size())
+    here = {"LOCAL_RANK": rank, "GROUP_RANK": "0", "LOCAL_WORLD_SIZE": size}
+    return (here if _host() is None else {name: os.environ[name] for name in here}) | {
+        "RANK": rank,
+        "WORLD_SIZE": size,
+        "MASTER_ADDR": _host() or ADDRESS,
+        "MASTER_PORT": str(_store().port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+
+
+@cache
+def _store() -> Any:
+    """The store at MASTER_PORT, which rank 0 serves, kept for as long as the process lives."""
+    told, served = distributed_c10d._get_default_store(), dist.TCPStore  # type: ignore[attr-defined]
+    if dist.get_rank():
+        return served(_host() or ADDRESS, int(told.get(PORT_KEY)), is_master=False)
+    store = served(_host() or ADDRESS, 0, is_master=True, wait_for_workers=False)
+    told.set(PORT_KEY, str(store.port))
+    return store
+
+
+def _host() -> str | None:
+    """Where the ranks of the world meet rank 0; None where they meet in a file, being all on this machine."""
+    store: Any = distributed_c10d._get_default_store()
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return getattr(store, "host", None)

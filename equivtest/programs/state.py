@@ -1,0 +1,121 @@
+"""What the buffers of a rank with its own rows follow, if the forward changes them: its rows or the whole batch."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from equivtest.cases.case import require
+from equivtest.errors import PropertyMisuse
+from equivtest.programs.reference import Program, call, call_builder, facts_of, in_dtype, made_inputs
+
+if TYPE_CHECKING:
+    from equivtest.programs.case import ModuleCase
+
+STATES = ("own rows", "whole batch")
+"""The contracts of `ModuleCase.state`."""
+
+OWN_ROWS, WHOLE_BATCH = STATES
+
+OWN_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+"""Modules whose statistics are documented to be those of a rank's own rows.
+
+Source: torch.nn.parallel.DistributedDataParallel, torch.nn.SyncBatchNorm.convert_sync_batchnorm (2.13.0).
+"""
+
+NUM_SEEDS = 2
+
+
+def require_state(case: ModuleCase) -> None:
+    """Raises Misuse unless the contract of the state goes with the case, which must name one if the two differ.
+
+    Raises:
+        Misuse: The contract does not go with what the module takes and gives.
+        PropertyMisuse: No contract is named, and the two differ.
+    """
+    if case.step:
+        require(
+            case.state != OWN_ROWS,
+            f"{case.step}: a step's state is that of the whole batch, got state={OWN_ROWS!r}: leave state out, or have "
+            "batch='mean of parts' judge one forward and backward",
+        )
+    elif case.state == WHOLE_BATCH:
+        outputs = [name for name in case.facts.outputs if name not in case.outputs_with_rows()]
+        inputs = [name for name in case.real_names() if name not in case.divided_names()]
+        require(
+            not outputs and not inputs,
+            f"{case.build}: with state={WHOLE_BATCH!r} {', '.join(outputs + inputs)} must have the rows of the batch, "
+            "as a rank's own number or gradient is not the unsharded module's on the whole batch: name other outputs, "
+            "outputs=('logits',), or write a step, which reports what is of the whole batch",
+        )
+    elif case.state == "" and case.num_parts > 1 and case.facts.buffers:
+        _require_same_state(case)
+
+
+def _require_same_state(case: ModuleCase) -> None:
+    """Raises PropertyMisuse if some rows leave other buffers than the whole batch does."""
+    whole = case.program_of(case.num_rows)
+    parts = [case.program_of(size) for size in sorted({1, *case.rows})]
+    for name in (name for part in parts for name in differing_buffers(part, whole, case.row_names())):
+        raise PropertyMisuse(unnamed(f"{case.build}: buffer {name} follows the rows of the batch"))
+
+
+def require_own_norms(case: ModuleCase, parallel: nn.Module) -> None:
+    """Raises PropertyMisuse if a parallel module has another batch norm than torch's and no contract is named.
+
+    The statistics of SyncBatchNorm, and of classes of other libraries that derive from it or from BatchNorm, may be
+    those of all ranks' rows.
+    """
+    if not case.is_divided or case.state or case.num_parts == 1:
+        return
+    for name, norm in parallel.named_modules():
+        if isinstance(norm, _BatchNorm) and type(norm) not in OWN_NORMS and norm.training:
+            raise PropertyMisuse(unnamed(f"{case.parallelize}: {name} is a {type(norm).__name__}"))
+
+
+def unnamed(what: str) -> str:
+    """Says that a property must name a contract, and which there are."""
+    return (
+        f"{what}, and each rank has its own rows: say state={OWN_ROWS!r} if each rank's buffers follow its own rows, "
+        f"or state={WHOLE_BATCH!r} if every rank's buffers follow the rows of all ranks, as those of SyncBatchNorm do"
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def differing_buffers(part: Program, whole: Program, row_names: tuple[str, ...]) -> tuple[str, ...]:
+    """Names the buffers that the first rows of a batch leave otherwise than the whole batch does.
+
+    Those of OWN_NORMS are left out.  None differ if the module does not take so few rows.
+    """
+    num_rows = {name: shape[0] for name, _, shape in part.inputs if name in row_names}
+    names = []
+    for seed in range(NUM_SEEDS):
+        given = made_inputs(whole, torch.Generator().manual_seed(seed))
+        first = {name: each[: num_rows[name]] if name in num_rows else each for name, each in given.items()}
+        try:
+            of_part, of_whole = _called(part, first), _called(whole, given)
+        except Exception:  # an arbitrary module's
+            return ()
+        names += [
+            name
+            for name in facts_of(whole).buffers
+            if not _is_same(of_part.get_buffer(name), of_whole.get_buffer(name))
+            and type(of_whole.get_submodule(name.rpartition(".")[0])) not in OWN_NORMS
+        ]
+    return tuple(dict.fromkeys(names))
+
+
+def _called(program: Program, inputs: Mapping[str, torch.Tensor]) -> nn.Module:
+    module = in_dtype(call_builder(program.build), program.dtype)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        call(module, program.positional, inputs)
+    return module
+
+
+def _is_same(buffer: torch.Tensor, other: torch.Tensor) -> bool:
+    return buffer.shape == other.shape and torch.equal(buffer.nan_to_num(), other.nan_to_num())

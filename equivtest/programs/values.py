@@ -1,0 +1,69 @@
+"""Values of somebody's own module."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from equivtest.cases.case import Shape
+from equivtest.cases.values import draw
+from equivtest.cases.values.integers import generator, odd_integers
+from equivtest.cases.values.real import nearly_normal
+from equivtest.programs.case import PARTS_OF_WHOLE, REAL_MODE, ModuleCase
+from equivtest.programs.inputs import REAL, make_whole_numbers
+from equivtest.programs.steps import base_of
+from equivtest.tensors import DTYPES
+
+VARIANTS = 3
+
+
+@draw.register
+def draw_module(case: ModuleCase, index: int) -> dict[str, torch.Tensor]:
+    """The inputs, the parameters and the cotangents, as the draw's mode says.
+
+    Modes:
+        dense: Odd integers of random sign, up to `largest`; of the cotangent +1 or -1.
+        real: Nearly normal numbers; parameters of two dims and more divided by the root of the terms that they are
+            summed with, as layers are initialised; those of one dim, which may be scales, of 0.5 to 1.5 in magnitude.
+
+    Of integers the cotangent, and parameters of one dim, which may be biases, are multiplied by the world size, so that
+    dividing by it is exact.  Ids, masks and the like are then one of VARIANTS draws, as
+    what they choose says how many terms are added up: each of them is proved not to round.
+
+    Source: Partial._partition_value in torch.distributed.tensor.placement_types (2.13.0): what every rank holds whole
+    is divided by the number of ranks where it is added to a partial tensor.  Data parallelism divides gradients by it.
+    """
+    (mode, seed), shapes, kinds = case.values[index], case.shapes(), case.kinds()
+    given = {}
+    for name in case.given_names():
+        source = generator(mode, seed, name)
+        if (kind := kinds.get(base_of(name), REAL)) != REAL:
+            source = source if mode == REAL_MODE else generator(mode, seed % VARIANTS, name)
+            rows_per_rank = 0 if case.batch == PARTS_OF_WHOLE else case.rows[0]
+            num_ranks = case.num_parts if case.has_own_rows and case.num_parts > 1 else case.world_size
+            given[name] = make_whole_numbers(kind, shapes[name], rows_per_rank, source, num_ranks)
+            continue
+        if mode == REAL_MODE:
+            value = _draw_real(shapes[name], source, is_parameter=name in case.parameter_names())
+        else:
+            largest, factor = bounds_of(case, name)
+            value = odd_integers(shapes[name], 1, largest, source) * factor
+        given[name] = value.to(DTYPES[case.dtype])
+    return given
+
+
+def _draw_real(shape: Shape, source: torch.Generator, *, is_parameter: bool) -> torch.Tensor:
+    value = nearly_normal(shape, source)
+    if not is_parameter:
+        return value
+    if len(shape) >= 2:
+        return value / math.sqrt(max(1, math.prod(shape[1:])))
+    return value.sign() + value / 6  # nearly_normal is at most 3
+
+
+def bounds_of(case: ModuleCase, name: str) -> tuple[int, int]:
+    """The largest integer that a given tensor holds, and what all its integers are multiplied by."""
+    is_cotangent = name.partition(".")[0] == "cotangent" and name not in case.parameter_names()
+    divisible = is_cotangent or (len(case.shapes()[name]) == 1 and name in case.parameter_names())
+    return 1 if is_cotangent else case.largest, case.world_size if divisible else 1

@@ -1,0 +1,108 @@
+"""Blocks of attention that are wrong in one way each, their heads divided among the ranks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn import functional
+
+from equivtest.cases.subject import Answers, Given
+from equivtest.programs.case import ModuleCase
+from equivtest.programs.examples.attention import HEAD_FEATURES, AttentionBlock
+from equivtest.programs.examples.attention_plan import DividedBlock, divide, sum_gradients, sum_over
+from equivtest.programs.run.module import run_module
+from tests.defects.defect import defect, run_with
+
+_ATTENTION = ModuleCase(
+    world_size=2,
+    dtype="float64",
+    build="equivtest.programs.examples.attention:attention_block",
+    parallelize="equivtest.programs.examples.attention_plan:heads_divided",
+    x_shape=(1, 6),
+    values=(("real", 0),),
+)
+_WHY = "one rank has the whole sum; the sizes of the module are its own"
+
+
+def _run_as(case: ModuleCase, mesh: DeviceMesh, given: Given, kind: type[DividedBlock]) -> Answers:
+    """Runs the block with its heads divided, as a block of another kind."""
+
+    def parallelize(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
+        assert isinstance(block, AttentionBlock)
+        divide(block, mesh)
+        block.__class__ = kind
+        return block
+
+    return run_module(case, mesh, given, parallelize)
+
+
+class _BiasOfEveryShare(DividedBlock):
+    """Each rank adds the output's bias to its share, before the shares are summed."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        share = self.share(sum_gradients(self.norm(x), self.group)) + self.out.bias
+        return x + sum_over(share, self.group)
+
+
+bias_of_every_share = defect(
+    replaces="module",
+    family="a term added on every rank",
+    claim="equals_unsharded",
+    smallest=_ATTENTION,
+    why=_WHY,
+)(run_with(_run_as, _BiasOfEveryShare))
+
+
+class _GradientOfOwnHeads(DividedBlock):
+    """What comes back to the norm, and to x, is that of the rank's own heads alone."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + sum_over(self.share(self.norm(x)), self.group) + self.out.bias
+
+
+gradient_of_own_heads = defect(
+    replaces="module",
+    family="a reduction missing in the backward",
+    claim="gradients_equal_unsharded",
+    smallest=_ATTENTION,
+    why="of one token a head gathers its value, whose gradient the norm gets; one rank has all heads",
+)(run_with(_run_as, _GradientOfOwnHeads))
+
+
+class _ScaledByAllFeatures(DividedBlock):
+    """Scores are scaled by the features that the rank holds, not by those of a head: right on no division of one."""
+
+    def gather(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        scale = (query.shape[-3] * HEAD_FEATURES) ** -0.5
+        return functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale)
+
+
+scaled_by_all_features = defect(
+    replaces="module",
+    family="wrong divisor or wrong group",
+    claim="equals_unsharded",
+    smallest=replace(_ATTENTION, world_size=1, x_shape=(2, 6)),
+    why="a softmax of one token is 1 whatever the scale; one rank has all features",
+)(run_with(_run_as, _ScaledByAllFeatures))
+
+
+class _NormOfOwnFeatures(DividedBlock):
+    """The moments of a token are those of the features of the rank's own heads."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        own = x[..., self.features] if self.features.start < self.features.stop else x
+        variance, mean = torch.var_mean(own, dim=-1, correction=0, keepdim=True)
+        normed = (x - mean) * torch.rsqrt(variance + self.norm.eps) * self.norm.weight + self.norm.bias
+        return x + sum_over(self.share(sum_gradients(normed, self.group)), self.group) + self.out.bias
+
+
+norm_of_own_features = defect(
+    replaces="module",
+    family="a partial value taken for the whole",
+    claim="equals_unsharded",
+    smallest=_ATTENTION,
+    why=_WHY,
+)(run_with(_run_as, _NormOfOwnFeatures))

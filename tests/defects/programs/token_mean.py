@@ -1,0 +1,127 @@
+"""Steps of training that are wrong in one way each, their batch divided among ranks and micro-batches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from equivtest.cases.subject import Answers, Given
+from equivtest.programs.case import PARTS_OF_WHOLE, ModuleCase
+from equivtest.programs.examples.token_mean import MAX_NORM, TokenMean
+from equivtest.programs.run.module import named_in, run_module
+from tests.defects.defect import defect, run_with
+
+_STEP = "equivtest.programs.examples.token_mean:"
+_ONE_RANK = ModuleCase(
+    world_size=1,
+    build="equivtest.programs.examples.next_token:next_token",
+    parallelize="equivtest.programs.examples.plans:fully_sharded",
+    inputs=(("ids", "ids(7)", ("batch", "seq")), ("targets", "targets(7, -100)", ("batch", "seq"))),
+    sizes=(("batch", 2), ("seq", 2)),
+    batch=PARTS_OF_WHOLE,
+    optimizer=f"{_STEP}adamw",
+    step=f"{_STEP}token_mean",
+    steps=2,
+    micro_batches=2,
+    max_norm=MAX_NORM,
+    values=(("real", 0),),
+)
+_TWO_RANKS = replace(_ONE_RANK, world_size=2)
+
+
+class MeanOfMeans(TokenMean):
+    """Each micro-batch goes backward from the mean over its own tokens; these means are averaged."""
+
+    def scaled(self, number: int, loss: torch.Tensor) -> torch.Tensor:
+        return loss / self.own[number].clamp(min=1) / len(self.own)
+
+
+class FirstReduced(TokenMean):
+    """Gradients are reduced after the first micro-batch, and no more."""
+
+    def reduces(self, number: int) -> bool:
+        return number == 0
+
+
+class GradientsKept(TokenMean):
+    """What the step before left in the gradients is added to."""
+
+    def begin(self) -> None:
+        pass
+
+
+class OwnReported(TokenMean):
+    """The loss that is reported is that of the rank's own tokens."""
+
+    def reported(self) -> torch.Tensor:
+        return torch.stack(self.losses).sum() / self.own.sum().clamp(min=1)
+
+
+class OwnNorm(TokenMean):
+    """Each rank clips its shards of the gradients by their norm."""
+
+    def clipped(self) -> torch.Tensor:
+        gradients = [each.grad.to_local() for each in self.module.parameters()]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        for gradient in gradients:
+            gradient.mul_((MAX_NORM / (norm + 1e-6)).clamp(max=1.0))
+        return norm
+
+
+def __getattr__(name: str) -> Any:
+    """The step 'step_NAME' of a class, by which a case names it."""
+    kind = globals().get(name.removeprefix("step_"))
+    if kind is None or not name.startswith("step_"):
+        raise AttributeError(name)
+    return kind.step
+
+
+def _run(case: ModuleCase, mesh: DeviceMesh, given: Given, kind: type[TokenMean]) -> Answers:
+    return run_module(replace(case, step=f"{kind.__module__}:step_{kind.__name__}"), mesh, given, named_in(case))
+
+
+_TWO_ROWS = "two micro-batches need two rows; the sizes of the module are its own"
+_TWO_RANKS_WITH_A_ROW = "one rank has all there is, and each of two must have a row"
+
+mean_of_token_means = defect(
+    replaces="module",
+    claim="gradients_equal_unsharded",
+    family="mean of means",
+    smallest=replace(_ONE_RANK, values=(("real", 2),)),
+    why=_TWO_ROWS,
+)(run_with(_run, MeanOfMeans))
+
+last_micro_batch_not_reduced = defect(
+    replaces="module",
+    claim="gradients_equal_unsharded",
+    family="a reduction missing",
+    smallest=_ONE_RANK,
+    why=_TWO_ROWS,
+)(run_with(_run, FirstReduced))
+
+gradients_kept = defect(
+    replaces="module",
+    claim="trains_like_unsharded",
+    family="state across steps",
+    smallest=_ONE_RANK,
+    why="the first step has nothing to keep; the property's batches have two rows at least",
+)(run_with(_run, GradientsKept))
+
+loss_of_own_tokens = defect(
+    replaces="module",
+    claim="equals_unsharded",
+    family="a reduction missing",
+    smallest=_TWO_RANKS,
+    why=_TWO_RANKS_WITH_A_ROW,
+)(run_with(_run, OwnReported))
+
+norm_of_own_shards = defect(
+    replaces="module",
+    claim="gradients_equal_unsharded",
+    family="wrong divisor or wrong group",
+    smallest=_TWO_RANKS,
+    why=_TWO_RANKS_WITH_A_ROW,
+)(run_with(_run, OwnNorm))
