@@ -34,7 +34,10 @@ def load_named(name: str, what: str) -> object:
         module = importlib.import_module(module_name)
     except Exception as error:  # somebody's module may raise anything
         if isinstance(error, ModuleNotFoundError) and _is_within(error.name or "", module_name):
-            raise Misuse(f"{said}: {error}{_near_modules(error.name or '')}; write package.module:NAME") from error
+            moved = "; modules of equivtest have moved, see CHANGELOG.md" * module_name.startswith("equivtest.")
+            raise Misuse(
+                f"{said}: {error}{_near_modules(error.name or '')}{moved}; write package.module:NAME"
+            ) from error
         if not module_name or module_name.startswith("."):
             raise Misuse(f"{said}: {error}; write package.module:NAME") from error
         raise Misuse(f"{said}: {type(error).__name__}: {error}; mend its module") from error

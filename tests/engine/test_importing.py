@@ -74,6 +74,13 @@ def test_a_misspelt_module_is_told_with_the_one_that_it_is_like(here: Path) -> N
     )
 
 
+def test_missing_module_of_equivtest_names_the_changelog() -> None:
+    """Replay files and cases written before a move name the old module."""
+    message = told("equivtest.families.module.case_gated:gated_block")
+
+    assert "modules of equivtest have moved, see CHANGELOG.md; write package.module:NAME" in message
+
+
 def test_what_is_within_no_package_is_not_looked_for(here: Path) -> None:
     (here / "near_by.py").write_text("")
 
