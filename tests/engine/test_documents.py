@@ -28,7 +28,7 @@ from tests.programs.planted import FAULT
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 MODULE, SUBJECT, TRAINING = ROOT / "docs/module.md", ROOT / "docs/subject.md", ROOT / "docs/training.md"
-CAPTURE, PROGRAMS = ROOT / "docs/capture.md", ROOT / "docs/programs.md"
+CAPTURE, PROGRAMS, BACKEND = ROOT / "docs/capture.md", ROOT / "docs/programs.md", ROOT / "docs/backend.md"
 DOCUMENTS = (README, *sorted((ROOT / "docs").glob("*.md")))
 LINKED = (*DOCUMENTS, *(ROOT / name for name in ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md")))
 OTHER_COMMANDS = ("pip install equivtest", "pytest -n auto -p equivtest.options", "torchrun --nproc-per-node")
@@ -216,7 +216,7 @@ def test_cases_print_what_the_documents_show(folder: Path, command: Command) -> 
     fetch = quoted_case(SUBJECT, "equivtest check")
     step = quoted_case(TRAINING, "equivtest check")
     checks = [
-        (1, shown(README, "RankRaised"), ["module", shown(README, "RankRaised").rpartition("  case      ")[2].strip()]),
+        (1, shown(MODULE, "RankRaised"), ["module", shown(MODULE, "RankRaised").rpartition("  case      ")[2].strip()]),
         (1, shown(MODULE, "ValueMismatch"), ["module", quoted_case(MODULE, "equivtest check")]),
         (0, shown(SUBJECT, "mypackage.parallel"), [*LIKE, "mypackage.parallel:my_fetch", fetch]),
         (1, shown(TRAINING, "ValueMismatch"), ["module", step]),
@@ -280,7 +280,7 @@ def test_the_readers_module_is_green(folder: Path) -> None:
     )
     outcome = Outcome(ended.returncode, ended.stdout + ended.stderr)
 
-    assert outcome.code == 0 and outcome.shows(shown(README, "0 failed, 0 known", "of 5 claims")), outcome.text
+    assert outcome.code == 0 and outcome.shows(shown(MODULE, "0 failed, 0 known", "of 5 claims")), outcome.text
 
 
 @pytest.mark.ranks
@@ -293,7 +293,7 @@ def test_what_a_program_does_not_support_is_told_as_shown(folder: Path, command:
 @pytest.mark.ranks
 def test_a_fetch_takes_the_place_of_the_shipped_one(folder: Path, command: Command) -> None:
     """On fewer ranks and in one dtype, which is cheaper; what is shown is the same."""
-    right, wrong = shown(README, "0 failed, 0 known", "of 8 claims").splitlines()
+    right, wrong = shown(SUBJECT, "0 failed, 0 known", "of 8 claims").splitlines()
     message = shown(README, "ValueMismatch")
     planted = message.split(": ")[1]
 
@@ -316,4 +316,4 @@ def test_a_wrong_backend_is_named_in_the_first_line(
     args = ["run", *CHEAP, *SMOKE, "--world-sizes=2", "--subjects=zero3_fetch_all_gather", *backend]
     outcome = in_process(folder, command, *args)
 
-    assert outcome.code == 1 and outcome.shows(shown(README, "equivtest: the backend")), outcome.text
+    assert outcome.code == 1 and outcome.shows(shown(BACKEND, "equivtest: the backend")), outcome.text
