@@ -16,6 +16,7 @@ from equivtest.cases.names import SUBJECTS
 from equivtest.cases.parts import FAMILIES
 from equivtest.property import Property, Space
 from equivtest.pytest_plugin.suite import shipped
+from equivtest.search.local_constants import no_local_constants
 
 SPACE = Space(limits.WORLD_SIZES, limits.DTYPES)
 
@@ -70,7 +71,8 @@ def drawn(strategy: SearchStrategy[C], num: int, *, number: int = 0) -> list[C]:
     def keep(case: C) -> None:
         cases.append(case)
 
-    keep()
+    with no_local_constants():
+        keep()
     return cases
 
 

@@ -158,7 +158,7 @@ def test_gradients_that_fsdp2_reduces_of_one_batch_are_named(pool: Pool) -> None
 @pytest.mark.ranks
 def test_cases_that_fail_without_a_fault_are_not_audited(pool: Pool) -> None:
     """Here in their values: what is red needs no audit, and no advice of one."""
-    found = audited(of_fetch("off_by_one"), pool)
+    found = audited(of_fetch("wrong_everywhere"), pool)
 
     assert (found.cases, found.rows) == (0, {})
     assert not found.problem and "not audited: it failed in all" in found.waits and "--audit off" in found.waits
@@ -343,14 +343,14 @@ def test_a_property_that_could_not_be_red_ends_as_misuse(command: Command, tmp_p
     assert "none was called" in (report / "audit.csv").read_text()
 
 
-def run_of_off_by_one(command: Command, folder: Path, *args: str) -> Ended:
-    mine = write_property(folder, PROGRAMS + "off_by_one")
+def run_of_a_wrong_fetch(command: Command, folder: Path, *args: str) -> Ended:
+    mine = write_property(folder, PROGRAMS + "wrong_everywhere")
     return command(ROOT, "run", mine, "-n0", "--profile=smoke", "--world-sizes=2", "--dtypes=float32", *args)
 
 
 @pytest.mark.ranks
 def test_audit_of_a_wrong_program_is_no_failure_of_its_own(command: Command, tmp_path: Path) -> None:
-    ended = run_of_off_by_one(command, tmp_path)
+    ended = run_of_a_wrong_fetch(command, tmp_path)
 
     assert ended.code == 1 and "Misuse" not in ended.stdout and "mine[audit]" not in ended.stdout
     assert ended.stdout.count("audit   mine: not audited: the audit waits until the property holds") == 1
@@ -358,7 +358,7 @@ def test_audit_of_a_wrong_program_is_no_failure_of_its_own(command: Command, tmp
 
 @pytest.mark.ranks
 def test_run_is_red_when_only_the_audit_meets_the_failure(command: Command, tmp_path: Path) -> None:
-    ended = run_of_off_by_one(command, tmp_path, "-k", "audit")
+    ended = run_of_a_wrong_fetch(command, tmp_path, "-k", "audit")
 
     assert ended.code == 2 and "nothing is shown: " in ended.stdout
     assert "not audited: it failed in all" in ended.stdout

@@ -128,7 +128,7 @@ def known_of(defect: Defect) -> KnownFailures:
     return KnownFailures(tuple(dataclasses.replace(entry, subject=defect.subject) for entry in entries))
 
 
-INDICES = range(4)
+INDICES = range(12)
 """Of searches, which draw other cases each."""
 
 ASKED_FIRST = {

@@ -33,7 +33,11 @@ WITHIN = [name for name in PROPERTIES if name not in REFUSED]
 IN_ALL_DTYPES = [name for name in WITHIN if not PROPERTIES[name].conclusive_dtypes]
 DIVIDED_OTHERWISE = ("module", "embedding.ways", "operators", "operators.chains")
 DIVIDED = [name for name in IN_ALL_DTYPES if PROPERTIES[name].shards and family_of(name) not in DIVIDED_OTHERWISE]
-ON_ANY_MEMBERS = [name for name in WITHIN if family_of(name) not in ("training.two_axes", "training.deepspeed")]
+ON_ANY_MEMBERS = [
+    name for name in WITHIN if family_of(name) not in ("training.two_axes", "training.deepspeed", "programs")
+]
+"""Cases of two axes, of DeepSpeed and of users' programs run on the whole world."""
+
 COMPUTED = [name for name in WITHIN if family_of(name) not in ("dropout", "operators", "operators.chains")]
 """No two runs drop alike; what is right of an operator is torch's own unsharded run."""
 

@@ -7,7 +7,7 @@ import functools
 import torch
 
 from equivtest.cases.values import draw
-from equivtest.families.collectives.case import BITWISE, OPERANDS, CollectivesCase
+from equivtest.families.collectives.case import BITWISE, CollectivesCase
 from equivtest.families.collectives.oracle import arrange
 from tests.unsharded import unsharded
 
@@ -20,7 +20,7 @@ def unsharded_collectives(case: CollectivesCase, index: int) -> dict[str, torch.
     joins |= {op: getattr(torch, f"bitwise_{op[1:]}") for op in BITWISE}
     answers = {}
     for call in case.calls:
-        whole, join = given[OPERANDS[call.op]], joins.get(call.op, torch.add)
+        whole, join = given[call.operand], joins.get(call.op, torch.add)
         dtype = whole.dtype
         whole = whole.long() if call.op in BITWISE else whole
         whole = whole if join is None else functools.reduce(join, whole / 2 if call.op == "premul" else whole).to(dtype)

@@ -74,12 +74,12 @@ def loops_until_all_are_done(case: FetchCase, mesh: DeviceMesh, given: Given) ->
     return without_collectives(case, mesh, given)
 
 
-def off_by_one(case: FetchCase, mesh: DeviceMesh, given: Given) -> dict[str, Placed]:
-    """A fetch of wrong values."""
+def wrong_everywhere(case: FetchCase, mesh: DeviceMesh, given: Given) -> dict[str, Placed]:
+    """Fetches values of the other sign, less one."""
     found = without_collectives(case, mesh, given)
     with torch.no_grad():
         for placed in found.values():
-            placed.local.add_(1)
+            placed.local.neg_().sub_(1)
     return found
 
 

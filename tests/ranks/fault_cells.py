@@ -55,11 +55,12 @@ NAMINGS = {
     "crashes": Naming("lost", "killed by SIGSEGV(.|\n)*in crashes"),
     "lacks_memory": Naming("raised", "allocate memory"),
     "eats_memory": Naming("raised|lost", "MemoryError|exited with code 1|killed by SIG(KILL|ABRT|SEGV)"),
-    "hangs": Naming("timed_out", r"rank.* {culprit}\b.* in hangs \(tests/programs/faults.py:\d+\)"),
-    "hangs_in_c": Naming("timed_out", r"rank {culprit} is in hangs_in_c \(tests/programs/faults.py:\d+\)"),
+    "hangs": Naming("timed_out", r"rank.* {culprit}\b.* in hangs \(faults.py:\d+\)"),
+    "hangs_in_c": Naming("timed_out", r"rank {culprit} is in hangs_in_c \(faults.py:\d+\)"),
     "is_stopped": Naming("timed_out", "the process is stopped"),
     "enters_alone": Naming(
-        "timed_out", r"rank {culprit} is in all_gather_into_tensor \(fault_.*in enters_alone\)\nranks? .* answered"
+        "timed_out",
+        r"rank {culprit} is in all_gather_into_tensor \(faults.py:\d+ in enters_alone\)\nranks? .* answered",
     ),
     "enters_other": Naming(
         "timed_out", r"in different collectives: .*rank {culprit} in all_gather_into_tensor", peer=True
