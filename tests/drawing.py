@@ -52,7 +52,8 @@ def each(names: Iterable[str]) -> pytest.MarkDecorator:
 def run_of(name: str) -> tuple[Any, ...]:
     """The 240 cases of a whole run: one search, from a seed of its own, for each world size."""
     spaces = {world_size: Space((world_size,), limits.DTYPES) for world_size in limits.WORLD_SIZES}
-    return tuple(case for number, space in spaces.items() for case in drawn(STRATEGIES[name](space), 60, number=number))
+    with no_local_constants():
+        return tuple(case for n, space in spaces.items() for case in drawn(STRATEGIES[name](space), 60, number=n))
 
 
 def drawn(strategy: SearchStrategy[C], num: int, *, number: int = 0) -> list[C]:
@@ -71,8 +72,7 @@ def drawn(strategy: SearchStrategy[C], num: int, *, number: int = 0) -> list[C]:
     def keep(case: C) -> None:
         cases.append(case)
 
-    with no_local_constants():
-        keep()
+    keep()
     return cases
 
 
