@@ -72,14 +72,7 @@ def ran_within_bounds(
         places.watch(module)
         _with_buffers(module, counted, case.facts.buffers)
     runs = [
-        Forced(
-            module,
-            counted,
-            each,
-            past_open=case.past_open,
-            takes_factors=takes_factors or bool(case.step),
-            owes_parts=not case.step,
-        )
+        Forced(module, counted, each, past_open=case.past_open, takes_factors=takes_factors)
         for module, each in zip(modules, held, strict=False)
     ]
     try:
