@@ -88,7 +88,7 @@ def unnamed(what: str) -> str:
 
 @functools.lru_cache(maxsize=256)
 def differing_buffers(part: Program, whole: Program, row_names: tuple[str, ...]) -> tuple[str, ...]:
-    """Names the buffers that the first rows of a batch leave otherwise than the whole batch does.
+    """Names the buffers that the first or the last rows of a batch leave otherwise than the whole batch does.
 
     Those of OWN_NORMS are left out.  None differ if the module does not take so few rows.
     """
@@ -97,14 +97,15 @@ def differing_buffers(part: Program, whole: Program, row_names: tuple[str, ...])
     for seed in range(NUM_SEEDS):
         given = made_inputs(whole, torch.Generator().manual_seed(seed))
         first = {name: each[: num_rows[name]] if name in num_rows else each for name, each in given.items()}
+        last = {name: each[-num_rows[name] :] if name in num_rows else each for name, each in given.items()}
         try:
-            of_part, of_whole = _called(part, first), _called(whole, given)
+            of_parts, of_whole = [_called(part, first), _called(part, last)], _called(whole, given)
         except Exception:  # an arbitrary module's
             return ()
         names += [
             name
             for name in facts_of(whole).buffers
-            if not _is_same(of_part.get_buffer(name), of_whole.get_buffer(name))
+            if not all(_is_same(each.get_buffer(name), of_whole.get_buffer(name)) for each in of_parts)
             and type(of_whole.get_submodule(name.rpartition(".")[0])) not in OWN_NORMS
         ]
     return tuple(dict.fromkeys(names))

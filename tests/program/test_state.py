@@ -151,3 +151,10 @@ def property_of(build: str, **fields: Any) -> Property:
         batch="mean of parts",
         **fields,
     )
+
+
+def test_state_that_follows_the_first_row_must_be_named() -> None:
+    prop = module_property(f"{HERE}first", f"{HERE}own_rows", x_shapes=[(4, 3)], batch="mean of parts")
+
+    with pytest.raises(Misuse, match=r"state='own rows' .* state='whole batch'"):
+        prop.cases(Space((2,), ("float32",)))

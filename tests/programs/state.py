@@ -43,6 +43,24 @@ class Counting(Stateful):
         return output
 
 
+class First(nn.Module):
+    """Keeps the first row of the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+        self.register_buffer("first", torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.get_buffer("first").copy_(x.detach()[0])
+        output: torch.Tensor = self.layer(x)
+        return output
+
+
+def first() -> nn.Module:
+    return First()
+
+
 def counting() -> nn.Module:
     return Counting()
 
