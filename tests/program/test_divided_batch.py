@@ -117,6 +117,13 @@ def test_mixed_precision_declines_dtypes_other_than_its_output_dtype(pool: Pool)
 
 
 @pytest.mark.ranks
+def test_mixed_precision_is_judged_if_the_reference_has_its_output_dtype(pool: Pool) -> None:
+    case = case_of("widened", "fsdp2_that_gives_float32", dtype="bfloat16")
+
+    assert {verdict.kind for verdict in judge("module", case, pool)} == {"holds"}
+
+
+@pytest.mark.ranks
 def test_a_bucket_that_waits_for_a_gradient_that_never_comes_is_found(pool: Pool) -> None:
     """DistributedDataParallel is silent until the next forward where nobody has it look for what is not used."""
     with pytest.raises(ValueMismatch, match=r"module: grad\.used\.weight differs from the oracle"):

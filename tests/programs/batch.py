@@ -149,6 +149,18 @@ def fsdp2_that_sums(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return parallel
 
 
+class Widened(nn.Sequential):
+    """Gives float32 in every dtype."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide: torch.Tensor = super().forward(x).float()
+        return wide
+
+
+def widened() -> nn.Module:
+    return Widened(nn.Linear(3, 2))
+
+
 def fsdp2_that_gives_float32(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return fully_shard(module, mesh=mesh, mp_policy=MixedPrecisionPolicy(output_dtype=torch.float32))
 

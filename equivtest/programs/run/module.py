@@ -214,7 +214,7 @@ def _parallelized(case: ModuleCase, mesh: DeviceMesh, whole: nn.Module, parallel
 
 
 def _require_output_dtype(case: ModuleCase, parallel: nn.Module) -> None:
-    """Declines the case if the program's mixed precision casts its outputs to a dtype other than the case's.
+    """Declines the case if the program's mixed precision casts its outputs to a dtype other than the reference's.
 
     Source: MixedPrecisionPolicy.output_dtype in torch/distributed/fsdp/_fully_shard/_fsdp_api.py (2.13.0).
 
@@ -225,10 +225,11 @@ def _require_output_dtype(case: ModuleCase, parallel: nn.Module) -> None:
         return
     state: Any = parallel._get_fsdp_state()
     output_dtype = state._mp_policy.output_dtype
-    if output_dtype not in (None, getattr(torch, case.dtype)):
+    expected = {getattr(torch, fact.dtype or case.dtype) for fact in case.facts.outputs.values()}
+    if output_dtype is not None and any(each.is_floating_point and each != output_dtype for each in expected):
         raise NotSupported(
-            f"{case.parallelize}: its MixedPrecisionPolicy has output_dtype={output_dtype}, so that it gives no "
-            f"{case.dtype}: judge it with --dtypes {str(output_dtype).removeprefix('torch.')}"
+            f"{case.parallelize}: its MixedPrecisionPolicy has output_dtype={output_dtype}, and the unsharded module "
+            f"in {case.dtype} gives another: judge it with --dtypes {str(output_dtype).removeprefix('torch.')}"
         )
 
 
