@@ -11,7 +11,7 @@ from equivtest.report.columns import aligned
 from equivtest.report.handover import Audited
 
 WAITS = "not audited: the audit waits until the property holds"
-"""What is said of a property that fails, whose audit is no error of its own."""
+"""The line for a property that fails: its audit adds no second error."""
 
 HEAD = ("property", "collective", "fault", "runs", "rejected", "by")
 
