@@ -1,7 +1,8 @@
 """The structure of the package: `python -m studies.structure [CHECKOUT]`.
 
-A room is a folder at the top level, and a module that lies loose there is a room of its own.  The floor of a room is
-the length of the longest chain of imports below it.
+A room is a folder at the top level, or a loose module there.  The floor of a room is the length of the longest chain of
+imports below it.  The path of a value is the modules that it enters as an argument, call by call; a return is a call
+into a module that the path has left.
 """
 
 from __future__ import annotations
@@ -11,6 +12,16 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+
+PATHS = {
+    "a captured run": ("captured.judge.run", "judge_run", "run"),
+    "a case of a program, in the oracle": ("programs.oracle", "expect_module_held", "case"),
+    "a case of a program, on a rank": ("programs.run.module", "run_module", "case"),
+}
+"""Value -> the module, function and parameter where its path begins."""
+
+GROUND = ("base", "cases", "errors", "layout", "tensors")
+"""Rooms that every module knows, so that a path does not enter them."""
 
 Imports = Mapping[str, frozenset[str]]
 """Module -> the modules of the package that it imports at run time; names without 'equivtest.'."""
@@ -89,6 +100,113 @@ def num_floors(arrows: Mapping[str, Iterable[str]]) -> int:
     return max(height(name, frozenset()) for name in arrows)
 
 
+class Walk:
+    """The path of a value: the calls that carry it or a result of it, each function once, as the source orders them.
+
+    Attributes:
+        modules: The module of each function that the value enters; neighbours differ.
+    """
+
+    def __init__(self, package: Path) -> None:
+        trees = {_name_of(path.relative_to(package)): ast.parse(path.read_text()) for path in package.rglob("*.py")}
+        self._functions = {
+            (module, node.name): node
+            for module, tree in trees.items()
+            for node in tree.body
+            if isinstance(node, ast.FunctionDef)
+        }
+        self._origins = {module: dict(_origins_in(tree)) for module, tree in trees.items()}
+        self._seen: set[tuple[str, str]] = set()
+        self.modules: list[str] = []
+
+    @property
+    def num_returns(self) -> int:
+        """The number of calls into a module that the path has left."""
+        return len(self.modules) - len(set(self.modules))
+
+    def follow(self, module: str, function: str, *parameters: str) -> None:
+        """Walks through a function into which these parameters carry the value; without any, all do."""
+        if self.modules[-1:] != [module]:
+            self.modules.append(module)
+        if (module, function) in self._seen:
+            return
+        self._seen.add((module, function))
+        node = self._functions[module, function]
+        carriers = _computed_from(set(parameters or _parameters_of(node)), node)
+        for call in _calls_in(node):
+            arguments = [*call.args, *(each.value for each in call.keywords)]
+            if any(_mentions(each, carriers) for each in (*arguments, call.func)):
+                for callee in (call.func, *arguments):
+                    self._enter(module, callee, call, carriers)
+
+    def _enter(self, module: str, callee: ast.expr, call: ast.Call, carriers: set[str]) -> None:
+        place = self._place_of(module, callee)
+        if place is None:
+            return
+        by_place = zip(_parameters_of(self._functions[place]), call.args, strict=False)
+        passed = [*by_place, *((f"{each.arg}", each.value) for each in call.keywords)] if callee is call.func else []
+        self.follow(*place, *(name for name, each in passed if _mentions(each, carriers)))
+
+    def _place_of(self, module: str, callee: ast.expr) -> tuple[str, str] | None:
+        """The module and name of a function that the path enters; methods and the GROUND are not followed."""
+        if not isinstance(callee, ast.Name):
+            return None
+        place = self._origins[module].get(callee.id, (module, callee.id))
+        return place if place in self._functions and room_of(place[0]) not in GROUND else None
+
+
+def _origins_in(tree: ast.Module) -> Iterator[tuple[str, tuple[str, str]]]:
+    """Yields each name imported from the package, with the module and the name there."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and f"{node.module}".startswith("equivtest."):
+            for alias in node.names:
+                yield alias.asname or alias.name, (f"{node.module}".removeprefix("equivtest."), alias.name)
+
+
+def _parameters_of(node: ast.FunctionDef) -> list[str]:
+    return [each.arg for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+
+
+def _calls_in(node: ast.AST) -> Iterator[ast.Call]:
+    """Yields the calls in the order in which they run: arguments before the call."""
+    for child in ast.iter_child_nodes(node):
+        yield from _calls_in(child)
+    if isinstance(node, ast.Call):
+        yield node
+
+
+def _mentions(node: ast.AST, names: set[str]) -> bool:
+    return any(isinstance(each, ast.Name) and each.id in names for each in ast.walk(node))
+
+
+def _computed_from(names: set[str], function: ast.FunctionDef) -> set[str]:
+    """The names in a function that are computed from these, which are among them."""
+    steps = [(target, value) for node in ast.walk(function) for target, value in _bindings_of(node)]
+    while found := {
+        each.id for target, value in steps if _mentions(value, names) for each in ast.walk(target)
+        if isinstance(each, ast.Name)
+    } - names:  # fmt: skip
+        names = names | found
+    return names
+
+
+def _bindings_of(node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
+    if isinstance(node, ast.Assign):
+        yield from ((target, node.value) for target in node.targets)
+    elif isinstance(node, ast.For | ast.comprehension):
+        yield node.target, node.iter
+    elif isinstance(node, ast.AnnAssign | ast.AugAssign | ast.NamedExpr) and node.value:
+        yield node.target, node.value
+
+
+def path_lines(package: Path) -> Iterator[str]:
+    """Yields a line for each path of `PATHS`."""
+    for value, start in PATHS.items():
+        walk = Walk(package)
+        walk.follow(*start)
+        yield f"path of {value}: {len(set(walk.modules))} modules, {walk.num_returns} returns"
+
+
 def lines_of(package: Path) -> list[str]:
     """The lines that the command prints."""
     imports = imports_of_package(package)
@@ -108,6 +226,7 @@ def lines_of(package: Path) -> list[str]:
         f"{between(imports, rooms).total()} imports between rooms",
         f"{within} imports within a family, {across} between families",
         f"{len(circles(imports))} modules and {len(circles(arrows))} rooms in a circle",
+        *path_lines(package),
     ]
 
 
