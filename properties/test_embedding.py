@@ -10,14 +10,11 @@ from functools import partial
 
 from equivtest.check import DEFAULT_CLAIMS
 from equivtest.families.embedding.case import EmbeddingCase
-from equivtest.families.embedding.strategy import embedding_cases, embedding_ways_cases, refused_embedding_cases
-from equivtest.families.embedding.ways.case import EmbeddingWaysCase
+from equivtest.families.embedding.strategy import embedding_cases, refused_embedding_cases
 from equivtest.property import Property
 from equivtest.verdicts.claims import (
-    both_ways_agree,
     is_exact_but_for_added_zeros,
     is_exact_without_reduction,
-    keeps_layout_of_parameter,
     refuses,
     repeats_itself,
     uses_only_collectives,
@@ -59,21 +56,6 @@ rowwise_embedding = Property(
                       padding_idx=2, values=ALL_MODES, records=True),
     ),
     weight=4,
-)  # fmt: skip
-
-embedding_both_ways = Property(
-    subject="embedding_both_ways",
-    statement="nn.Embedding gives the same under RowwiseParallel as under ColwiseParallel.",
-    source=f"{COLWISE}; {ROWWISE}",
-    cases=embedding_ways_cases,
-    # Not the layouts: these belong to each style, and are claimed of each.
-    claims=(*(claim for claim in CLAIMS if claim is not keeps_layout_of_parameter), both_ways_agree),
-    examples=(
-        # A token embedding of Llama under sequence parallelism, over four ranks.
-        EmbeddingWaysCase(world_size=4, leading=(2, 8), num_embeddings=16, embedding_dim=8, output_layout="shard(1)",
-                          values=ALL_MODES, records=True),
-    ),
-    weight=3,
 )  # fmt: skip
 
 colwise_embedding_refuses = Property(

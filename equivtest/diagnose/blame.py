@@ -25,7 +25,7 @@ from equivtest.ranks.reply import Reply
 from equivtest.verdicts.claims import Claim
 from equivtest.verdicts.verdict import WHOLE_RUN, Verdict
 
-OF_VALUES = ("value", "bits", "replica", "repeat", "ways", "touched", "raised", "lost", "timed_out")
+OF_VALUES = ("value", "bits", "replica", "repeat", "touched", "raised", "lost", "timed_out")
 """Kinds of failure behind which a wrong collective or a wrong kernel may be; all others are of what the ranks call."""
 
 HELD = "unknown: the case held when its calls were watched"

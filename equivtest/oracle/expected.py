@@ -106,27 +106,11 @@ def resolution_of(value: torch.Tensor, scale: float = 0.0, change: torch.Tensor 
 
 
 @dataclass(frozen=True)
-class Twin:
-    """What a tensor must be like that is answered twice, computed in two ways.
-
-    Attributes:
-        other: Name of the one that was computed in the other way.
-        right: As the ranks hold that one, put together; None where their answers make no whole.
-        zeros_added: Whether only the first went through an all_reduce that adds zeros.
-    """
-
-    other: str
-    right: ExpectedTensor | None
-    zeros_added: bool = False
-
-
-@dataclass(frozen=True)
 class Expected:
     """Every tensor that a subject must answer for one draw, by name.
 
     Attributes:
         bits_used: name -> bits that the largest sum of magnitudes behind it takes.
-        twins: name -> what the tensor must be like too, where another is to be the same.
         drops: name -> with which probability each element is zero, whatever becomes of the others.
         again: The same of the draw's second run, by a backend that may have added in another order then; None: what
             is answered has the bits of the first.
@@ -134,6 +118,5 @@ class Expected:
 
     tensors: Mapping[str, ExpectedTensor]
     bits_used: Mapping[str, int]
-    twins: Mapping[str, Twin] = field(default_factory=dict)
     drops: Mapping[str, float] = field(default_factory=dict)
     again: Expected | None = None

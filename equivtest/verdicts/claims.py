@@ -18,7 +18,6 @@ from equivtest.verdicts.exactness import judge_bits, judge_bits_but_for_zeros, j
 from equivtest.verdicts.structure import judge_parameter_layouts, judge_replicas, judge_touched
 from equivtest.verdicts.values import judge_gradients, judge_memory, judge_outputs, judge_training
 from equivtest.verdicts.verdict import Judgement
-from equivtest.verdicts.ways import judge_ways
 
 
 def always(case: Case, draw: int) -> bool:
@@ -84,12 +83,6 @@ does_not_touch_its_inputs = Claim(
     "does_not_touch_its_inputs",
     "what the harness handed out has its bits and flags; parameters keep requires_grad",
     judge_touched,
-)
-both_ways_agree = Claim(
-    "both_ways_agree",
-    "what is computed in two ways is the same by both, as the ranks hold it: bit by bit, but that -0.0 may be +0.0 and "
-    "a NaN any other where one of them added zeros; sums within what two orders of summation may be apart",
-    judge_ways,
 )
 drops_at_random = Claim(
     "drops_at_random",
@@ -161,7 +154,7 @@ CLAIMS = {
     for claim in (
         equals_unsharded, gradients_equal_unsharded, agrees_on_all_ranks, keeps_layout_of_parameter,
         trains_like_unsharded, does_not_touch_its_inputs, is_exact_without_reduction, is_exact_but_for_added_zeros,
-        is_the_identity_for_one_rank, repeats_itself, both_ways_agree, drops_at_random, uses_only_collectives,
+        is_the_identity_for_one_rank, repeats_itself, drops_at_random, uses_only_collectives,
         uses_only_documented_memory, refuses,
     )
 }  # fmt: skip

@@ -176,10 +176,6 @@ class RepeatMismatch(ClaimFailed, kind="repeat", headline="{tensor} is not the s
     """The same case, run again in the same processes, gave other bits."""
 
 
-class WaysMismatch(ClaimFailed, kind="ways", headline="{tensor} is not what the other way gives"):
-    """Two ways of computing one thing gave different values."""
-
-
 class ChanceMismatch(
     ClaimFailed,
     kind="chance",

@@ -12,7 +12,7 @@ Source: Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from equivtest.base.collective import PHASES, Collective
 from equivtest.families.embedding.case import STYLES
@@ -63,7 +63,7 @@ def measure_communication() -> list[Sent]:
 
 
 def _measure(pool: Pool, world_size: int, output: str, style: str) -> list[Sent]:
-    case = embedding_case(world_size, output, records=True).of_style(style)
+    case = replace(embedding_case(world_size, output), style=style, records=True)
     replies = pool.run(f"{style}_embedding", case)
     require_answers(style, case, replies)
     recorded = replies[0].answers[0].collectives or ()

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from equivtest.cases.case import Case
-from equivtest.families.embedding.case import STYLES
-from equivtest.families.embedding.ways.case import EmbeddingWaysCase
+from equivtest.families.embedding.case import STYLES, EmbeddingCase
 from equivtest.ranks.pool import Pool
 from studies.speed.measure import Spread, require_answers
 from studies.speed.rank_timing import FETCH_PARTS, FETCHES, ManyParameters
@@ -42,11 +41,11 @@ class Compared:
     ratio: Spread
 
 
-def embedding_case(world_size: int, output: str, *, records: bool = False) -> EmbeddingWaysCase:
+def embedding_case(world_size: int, output: str) -> EmbeddingCase:
     """2 sequences of 128 tokens, 4,096 ids, 256 features, float32; `output` is one of OUTPUT_LAYOUTS."""
-    return EmbeddingWaysCase(
-        world_size=world_size, leading=(2, 128), num_embeddings=4096, embedding_dim=256,
-        output_layout=OUTPUT_LAYOUTS[output], values=(("real", 0),), poison="none", records=records,
+    return EmbeddingCase(
+        world_size=world_size, style="rowwise", leading=(2, 128), num_embeddings=4096, embedding_dim=256,
+        output_layout=OUTPUT_LAYOUTS[output], values=(("real", 0),), poison="none",
     )  # fmt: skip
 
 

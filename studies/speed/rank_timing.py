@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -17,9 +17,8 @@ from equivtest.cases.case import Case, replicated
 from equivtest.cases.case_tensor import CaseTensor
 from equivtest.cases.names import resolve
 from equivtest.cases.subject import torch_placement
-from equivtest.families.embedding.case import STYLES
+from equivtest.families.embedding.case import STYLES, EmbeddingCase
 from equivtest.families.embedding.subject import PLANS, make_embedding
-from equivtest.families.embedding.ways.case import EmbeddingWaysCase
 from equivtest.families.zero3.fetch.subject import Fetcher, fetch_by_all_gather, fetch_by_all_reduce, partition, release
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.meshes import mesh_for
@@ -60,13 +59,13 @@ def in_turns(timed: Mapping[str, Callable[[], list[float]]], num_timed: int) -> 
 # Embeddings
 
 
-def time_embeddings(case: EmbeddingWaysCase, mesh: DeviceMesh) -> torch.Tensor:
+def time_embeddings(case: EmbeddingCase, mesh: DeviceMesh) -> torch.Tensor:
     """Seconds of forward and backward by each of STYLES: (NUM_TIMED, 2, 2)."""
     return in_turns({style: _embedding(case, mesh, style) for style in STYLES}, NUM_TIMED)
 
 
-def _embedding(case: EmbeddingWaysCase, mesh: DeviceMesh, style: str) -> Callable[[], list[float]]:
-    alone = case.of_style(style)
+def _embedding(case: EmbeddingCase, mesh: DeviceMesh, style: str) -> Callable[[], list[float]]:
+    alone = replace(case, style=style)
     given = hand_out(alone, 0, mesh)
     layouts = [torch_placement(alone, name) for name in ("ids", "output")]
     plan = PLANS[style](input_layouts=layouts[0], output_layouts=layouts[1])

@@ -99,7 +99,7 @@ def part_of(module: str) -> str:
 
 
 def family_of(module: str) -> str:
-    """'embedding' for families.embedding.ways.case; '' outside of the families."""
+    """'training' for families.training.two_axes.case; '' outside of the families."""
     names = module.split(".")
     return names[1] if names[0] == "families" and len(names) > 1 else ""
 

@@ -17,7 +17,6 @@ from equivtest.verdicts.claims import (
     CLAIMS,
     Claim,
     agrees_on_all_ranks,
-    both_ways_agree,
     does_not_touch_its_inputs,
     equals_unsharded,
     gradients_equal_unsharded,
@@ -45,9 +44,7 @@ from tests.replies import (
 
 WHOLE = Layout((Replicate(),))
 BITS = (is_exact_without_reduction, is_exact_but_for_added_zeros, is_the_identity_for_one_rank)
-JUDGED = [
-    c for c in CLAIMS.values() if c not in (refuses, repeats_itself, both_ways_agree, uses_only_collectives, *BITS)
-]
+JUDGED = [c for c in CLAIMS.values() if c not in (refuses, repeats_itself, uses_only_collectives, *BITS)]
 
 
 def judge(claim: Claim, replies: Sequence[Reply], case: Case = LINEAR) -> Judgement:
@@ -324,7 +321,6 @@ def test_the_table_names_every_claim_once() -> None:
         "is_exact_but_for_added_zeros",
         "is_the_identity_for_one_rank",
         "repeats_itself",
-        "both_ways_agree",
         "drops_at_random",
         "uses_only_collectives",
         "uses_only_documented_memory",

@@ -24,7 +24,7 @@ def family_of(name: str) -> str:
 def test_a_folder_of_a_family_is_a_variant_unless_it_is_a_part() -> None:
     found = {name.removeprefix(f"{FAMILIES}.") for name in packages()}
 
-    assert {"collectives", "embedding", "embedding.ways", "training.two_axes"} <= found
+    assert {"collectives", "embedding", "training.two_axes"} <= found
     assert found.isdisjoint({"training.two_axes.collectives", "linear.values", "training.zero3.subject"})
 
 

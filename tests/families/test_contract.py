@@ -31,7 +31,7 @@ from tests.unsharded import errors_beside
 REFUSED = [name for name, prop in PROPERTIES.items() if prop.refuses_only]
 WITHIN = [name for name in PROPERTIES if name not in REFUSED]
 IN_ALL_DTYPES = [name for name in WITHIN if not PROPERTIES[name].conclusive_dtypes]
-DIVIDED_OTHERWISE = ("module", "embedding.ways", "operators", "operators.chains")
+DIVIDED_OTHERWISE = ("module", "operators", "operators.chains")
 DIVIDED = [name for name in IN_ALL_DTYPES if PROPERTIES[name].shards and family_of(name) not in DIVIDED_OTHERWISE]
 ON_ANY_MEMBERS = [
     name for name in WITHIN if family_of(name) not in ("training.two_axes", "training.deepspeed", "programs")

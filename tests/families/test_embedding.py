@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -11,14 +12,16 @@ import pytest
 import torch
 
 from equivtest.cases.values import draw
-from equivtest.families.embedding.case import MISFITS, EmbeddingCase, RefusedEmbeddingCase
+from equivtest.families.embedding.case import MISFITS, STYLES, EmbeddingCase, RefusedEmbeddingCase
 from equivtest.families.embedding.known import has_empty_part
 from equivtest.families.embedding.oracle import bound_gradient
 from equivtest.families.embedding.values import draw_ids
 from equivtest.layout import shard_bounds
 from equivtest.oracle import expect
 from equivtest.oracle.collectives import expected_collectives
+from equivtest.oracle.held import put_together
 from equivtest.oracle.rounding import TORCH_CPU
+from equivtest.ranks.pool import Pool
 from equivtest.tensors import DTYPES
 from equivtest.verdicts.elements import is_too_wide
 from tests.drawing import SPACE, STRATEGIES, drawn
@@ -189,6 +192,26 @@ def test_another_gradient_is_beyond_the_bound(dtype: str, change: Callable[..., 
     )
 
     assert bool(((wrong.value - right.value).abs() > right.allowed).any())
+
+
+@pytest.mark.ranks
+def test_rowwise_equals_colwise(pool: Pool) -> None:
+    """Both copy rows of one table and add gradients in token order: equal, whatever values are drawn."""
+    case = case_of(output_layout="shard(1)", leading=(2, 6), values=(("dense", 0), ("index", 1), ("real", 3)))
+    right = {name: tensor for name, tensor in case.tensors.items() if tensor.is_answered}
+    assert right.keys() == {"output", "param.weight", "grad.weight"}
+
+    replies = {style: pool.run(f"{style}_embedding", replace(case, style=style)) for style in STYLES}
+    for index, (name, tensor) in itertools.product(range(3), right.items()):
+        by_rows, by_columns = (
+            put_together(
+                {rank: reply.answers[index].tensors for rank, reply in enumerate(replies[style])},
+                name, tensor.shape, case.mesh_shape,
+            )
+            for style in STYLES
+        )  # fmt: skip
+        assert by_rows is not None and by_columns is not None
+        assert torch.equal(by_rows, by_columns), (name, case.values[index])
 
 
 # ------------------------------------------------------------------------------------------------

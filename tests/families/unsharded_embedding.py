@@ -6,7 +6,6 @@ import torch
 from torch.nn import functional
 
 from equivtest.families.embedding.case import NO_PADDING, EmbeddingCase
-from equivtest.families.embedding.ways.case import EmbeddingWaysCase, of_style
 from tests.unsharded import answers_of, unsharded
 
 
@@ -16,13 +15,3 @@ def unsharded_embedding(case: EmbeddingCase, index: int) -> dict[str, torch.Tens
     options = {"padding_idx": None if case.padding_idx == NO_PADDING else case.padding_idx}
     options |= {"scale_grad_by_freq": case.scale_grad_by_freq}
     return answers_of(case, index, lambda given: functional.embedding(given["ids"], given["weight"], **options))
-
-
-@unsharded.register
-def unsharded_embedding_ways(case: EmbeddingWaysCase, index: int) -> dict[str, torch.Tensor]:
-    """The same for both ways."""
-    return {
-        of_style(name, style): tensor
-        for style in case.styles
-        for name, tensor in unsharded_embedding(case.of_style(style), index).items()
-    }

@@ -11,7 +11,6 @@ import pytest
 from equivtest.cases.case import Case
 from equivtest.check import judge
 from equivtest.families.embedding.case import EmbeddingCase
-from equivtest.families.embedding.ways.case import EmbeddingWaysCase
 from equivtest.families.linear.case import LinearCase
 from equivtest.families.redistribute.case import RedistributeCase
 from equivtest.families.training.data_parallel.case import DataParallelCase
@@ -40,16 +39,9 @@ SUBNORMALS = (10, 11, 12, 13)
 SPECIAL = tuple(("special", number) for number in SUBNORMALS)
 FETCH = FetchCase(world_size=3, parameters=((5, 3),), requires_grad=(True,), collective="all_reduce", values=SPECIAL)
 BUT_FOR_ZEROS = {"equals_unsharded": "value", "is_exact_but_for_added_zeros": "bits"}
-TABLE = {
-    "requires_grad": (),
-    "world_size": 3,
-    "leading": (7,),
-    "num_embeddings": 5,
-    "embedding_dim": 4,
-    "values": SPECIAL,
-}
-ROWS = EmbeddingCase(style="rowwise", **TABLE)
-BOTH_WAYS = EmbeddingWaysCase(style="rowwise", **TABLE)
+ROWS = EmbeddingCase(
+    world_size=3, style="rowwise", leading=(7,), num_embeddings=5, embedding_dim=4, requires_grad=(), values=SPECIAL
+)
 
 
 @contextmanager
@@ -110,7 +102,6 @@ def test_exact_data_has_the_same_bits_in_every_order(varying: Pool) -> None:
             BUT_FOR_ZEROS,
         ),
         (test_embedding.rowwise_embedding, ROWS, BUT_FOR_ZEROS),
-        (test_embedding.embedding_both_ways, BOTH_WAYS, {"equals_unsharded": "value", "both_ways_agree": "ways"}),
     ],
 )
 def test_flushed_subnormals_are_a_failure_unless_they_are_declared(

@@ -12,7 +12,7 @@ from equivtest.base.lacking import is_allowed
 from equivtest.base.refusal import is_missing
 from equivtest.cases.case import Case
 from equivtest.cases.known import freezes
-from equivtest.families.embedding.ways.case import EmbeddingWaysCase
+from equivtest.families.embedding.case import EmbeddingCase
 from equivtest.families.linear.case import LinearCase
 from equivtest.families.operators.case import OperatorCase
 from equivtest.families.redistribute.case import RedistributeCase
@@ -92,8 +92,8 @@ def test_a_probe_that_finds_what_is_known_of_the_collective_is_no_fault(
     [
         (LinearCase(world_size=1, style="colwise", requires_grad=("x",)), True),
         (LinearCase(world_size=1, style="colwise", requires_grad=("x", "weight")), False),
-        (EmbeddingWaysCase(world_size=1, requires_grad=()), True),
-        (EmbeddingWaysCase(world_size=1), False),
+        (EmbeddingCase(world_size=1, style="rowwise", requires_grad=()), True),
+        (EmbeddingCase(world_size=1, style="rowwise"), False),
     ],
 )
 def test_a_case_freezes_a_parameter_that_needs_no_gradient(case: Case, *, expected: bool) -> None:

@@ -19,13 +19,10 @@ from equivtest.cases.picks import (
     pick_x_is_dtensor,
 )
 from equivtest.families.embedding.case import MISFITS, NO_PADDING, EmbeddingCase, RefusedEmbeddingCase
-from equivtest.families.embedding.ways.case import EmbeddingWaysCase
-from equivtest.layout import Shard, parse_placement
 from equivtest.property import Space
 
 EMBEDDING_MODES = (("dense",), ("index",), ("special",), ("real",), *[("dense", "index", "special", "real")] * 16)
 PADDED = (False, False, True)
-DIVISIONS = ("any", "any", "even", "uneven")
 
 
 @st.composite
@@ -35,36 +32,6 @@ def embedding_cases(draw: DrawFn, space: Space, *, style: str) -> EmbeddingCase:
     Shrinks to one draw of dense values, one token, one id, one feature, everything replicated.
     """
     return EmbeddingCase(style=style, **_pick_all(draw, space))
-
-
-@st.composite
-def embedding_ways_cases(draw: DrawFn, space: Space) -> EmbeddingWaysCase:
-    """Cases of one embedding computed by rows and by columns; shrinks as `embedding_cases`.
-
-    Half the time no dim that is divided leaves a rank empty: seldom do all of them happen not to.
-    """
-    fields = _pick_all(draw, space)
-    style, division = pick(draw, "style", ("rowwise", "colwise")), pick(draw, "division", DIVISIONS)
-    if division != "any":
-        fields |= _evened(fields)
-    if division == "uneven":
-        fields["num_embeddings"] += fields["world_size"] - 1
-    return EmbeddingWaysCase(**fields, style=style)
-
-
-def _evened(fields: dict[str, Any]) -> dict[str, Any]:
-    """Both dims of the table, and those of ids and output that are sharded, at the next multiple of the ranks."""
-    world_size, leading = fields["world_size"], list(fields["leading"])
-    for name in ("input_layout", "output_layout"):
-        placement = parse_placement(fields[name])
-        if isinstance(placement, Shard) and placement.dim < len(leading):
-            leading[placement.dim] = _next_multiple(leading[placement.dim], world_size)
-    table = {name: _next_multiple(fields[name], world_size) for name in ("num_embeddings", "embedding_dim")}
-    return {**table, "leading": tuple(leading)}
-
-
-def _next_multiple(size: int, divisor: int) -> int:
-    return -(-size // divisor) * divisor
 
 
 def _pick_all(draw: DrawFn, space: Space) -> dict[str, Any]:

@@ -7,8 +7,6 @@ nn.Embedding computes, forward and backward; they differ in what a rank holds an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -24,7 +22,6 @@ from equivtest.cases.subject import (
     under_contract,
 )
 from equivtest.families.embedding.case import NO_PADDING, EmbeddingCase, RefusedEmbeddingCase
-from equivtest.families.embedding.ways.case import EmbeddingWaysCase, of_style
 
 PLANS: dict[str, type[ColwiseParallel] | type[RowwiseParallel]] = {
     "colwise": ColwiseParallel,
@@ -41,23 +38,6 @@ def colwise_embedding(case: EmbeddingCase, mesh: DeviceMesh, given: Given) -> An
 def rowwise_embedding(case: EmbeddingCase, mesh: DeviceMesh, given: Given) -> Answers:
     """nn.Embedding, its weight (V, D) sharded on V: ids of other ranks are masked, outputs are added."""
     return run_embedding(case, mesh, given, RowwiseParallel)
-
-
-def embedding_both_ways(case: EmbeddingWaysCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Both, one after the other, on the same ids, table and cotangent."""
-    return run_both_ways(case, mesh, given)
-
-
-def run_both_ways(
-    case: EmbeddingWaysCase, mesh: DeviceMesh, given: Given, modules: Mapping[str, type[nn.Embedding]] | None = None
-) -> Answers:
-    """Forward and backward of both embeddings, on this rank; of a module of its own where a style has one."""
-    answers: Answers = {}
-    for style in case.styles:
-        module = (modules or {}).get(style, nn.Embedding)
-        found = run_embedding(case.of_style(style), mesh, given, PLANS[style], module)
-        answers |= {of_style(name, style): tensor for name, tensor in found.items()}
-    return answers
 
 
 def run_embedding(

@@ -1,1 +1,0 @@
-"""One embedding divided in two ways, beside each other."""
