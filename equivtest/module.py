@@ -114,6 +114,7 @@ def module_property(
         by_parts: Whether each submodule is judged by itself, from what the ranks held where it begins, so that a bound
             says something however deep the module is: on real numbers, in every dtype.  None: only in those dtypes in
             which the bound of the whole module says nothing, and only where integers judge the module in no dtype.
+            In a `step` the submodules are not judged: what the ranks held there makes the bounds of all else narrow.
         axes: Names of the axes of the mesh that `parallelize` is handed, such as ('dp', 'tp'): meshes of every shape
             are drawn, sizes of 1 among them.  Empty: one axis without a name.
         batch_axis: The axis along which a divided batch is divided; along the others all ranks have the same rows.

@@ -289,6 +289,12 @@ def copied(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().clone()
 
 
+def answers_of(values: Mapping[str, Any], gradients: Mapping[str, Any]) -> dict[str, Any]:
+    """Values and gradients by the names of answers."""
+    found = {f"{BOUNDARY}{name}": value for name, value in values.items()}
+    return found | {f"grad.{BOUNDARY}{name}": gradient for name, gradient in gradients.items()}
+
+
 class Capture(Boundaries):
     """Keeps what goes in and comes out, and the gradients that come back, in one forward and backward.
 
@@ -310,7 +316,7 @@ class Capture(Boundaries):
 
     def meet_gradient(self, name: str, tensor: torch.Tensor) -> None:
         if not self.is_again:
-            tensor.register_hook(functools.partial(self._came_back, name))  # type: ignore[no-untyped-call]
+            tensor.register_hook(functools.partial(self._came_back, self.gradients, name))  # type: ignore[no-untyped-call]
 
     def choose(self, name: str, operand: torch.Tensor, dim: int, choice: Choice) -> Any:
         found = choice(operand)
@@ -320,11 +326,10 @@ class Capture(Boundaries):
 
     def named(self) -> dict[str, Any]:
         """All that is kept, by the names of answers."""
-        values = {f"{BOUNDARY}{name}": value for name, value in self.values.items()}
-        return values | {f"grad.{BOUNDARY}{name}": gradient for name, gradient in self.gradients.items()}
+        return answers_of(self.values, self.gradients)
 
-    def _came_back(self, name: str, gradient: torch.Tensor) -> None:
-        self.gradients[name] = self._keep(gradient)
+    def _came_back(self, gradients: dict[str, Any], name: str, gradient: torch.Tensor) -> None:
+        gradients[name] = self._keep(gradient)
 
 
 class Facts(Capture):

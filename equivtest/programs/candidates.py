@@ -59,8 +59,8 @@ class Door(NamedTuple):
 
     @property
     def tries_parts(self) -> bool:
-        """Whether cases are judged by parts: a step of the user's only if the property says so, and it is refused."""
-        return bool(self.by_parts) or (self.by_parts is None and not dict(self.fields).get("step"))
+        """Whether cases are judged by parts, or may be."""
+        return self.by_parts is not False
 
     @property
     def shortest(self) -> dict[str, int]:
@@ -196,14 +196,14 @@ def _tried_on(
 
 
 def _too_narrow(door: Door, make: Callable[..., ModuleCase], dtypes: Sequence[str], layouts: Sequence[Any]) -> Misuse:
-    """Says that a step is not judged in these dtypes, and in which it is, by trying."""
+    """Says that a step is not judged as a whole in these dtypes, and in which it is, by trying."""
     fields = [(dtype, layout) for dtype in REAL_DTYPES for layout in layouts]
     would = dict.fromkeys(dtype for dtype, layout in fields if would_do(make(dtype=dtype, **{door.varied: layout})))
     way_out = f"take --dtypes {','.join(would)}, in which it would do" if would else "judge a smaller module"
     nor = "" if would else ", and neither says something here"
     return Misuse(
-        f"{door.build}: your step is judged as a whole, in {' or '.join(REAL_DTYPES)}, got {', '.join(dtypes)}{nor}: "
-        f"{way_out}"
+        f"{door.build}: with by_parts=False a step is judged as a whole, in {' or '.join(REAL_DTYPES)}, got "
+        f"{', '.join(dtypes)}{nor}: {way_out}; or leave by_parts out"
     )
 
 

@@ -74,7 +74,7 @@ class ModuleCase(AxesCase, StepCase, WorldCase):
         loss: The one of them from which backward starts, with 1; '': `Facts.loss`.
         by_parts: Whether every part of the module is judged by itself, from what the ranks held where it begins: see
             `equivtest.programs.oracle.forced`.  Of real values alone; a divided batch has as many rows on
-            every rank.
+            every rank.  In a step the parts are not judged: they only make the bounds of all else narrow.
         placed: 'package.module:NAME' of a function (parallel module, name of a parameter) -> (tensor, indices), which
             says what this rank holds of it: of each local element its place in the flattened whole, -1 where it has
             none; or None where the tensor of that name says it.  '': it is read off.
@@ -168,11 +168,6 @@ class ModuleCase(AxesCase, StepCase, WorldCase):
         require(
             bool(self.step) or self.batch != PARTS_OF_WHOLE,
             "parts of the whole need a step, which knows of what its loss is a part",
-        )
-        require(
-            not (self.step and self.by_parts),
-            "a step cannot be judged by_parts: nobody knows how often it runs a part; leave by_parts out, or have "
-            "equivtest.capture write what a run of it holds",
         )
         if self.max_norm:
             require(

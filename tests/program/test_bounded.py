@@ -59,8 +59,8 @@ def test_a_part_of_which_the_bound_says_nothing_is_named() -> None:
 
 
 def test_smaller_shape_that_would_do_is_named() -> None:
-    """No dtype is wider, and a step is not judged by parts."""
-    message = told("chaotic", (4, 60, 2), "float64", step=STEP)
+    """No dtype is wider, and one part is all that the module has."""
+    message = told("chaos", (4, 60, 2), "float64", step=STEP)
 
     assert "take x of shape (4, 1, 2), in float64, in which it would do; or judge a smaller part" in message
 
@@ -68,7 +68,7 @@ def test_smaller_shape_that_would_do_is_named() -> None:
 def test_smaller_sizes_keep_a_row_for_each_micro_batch() -> None:
     sizes, inputs = {"batch": (8,), "place": (60,)}, {"input": real(("batch", "place", 2))}
     prop = module_property(
-        HERE + "chaotic", HERE + "whole", inputs=inputs, sizes=sizes, batch="parts of the whole", step=STEP,
+        HERE + "chaos", HERE + "whole", inputs=inputs, sizes=sizes, batch="parts of the whole", step=STEP,
         micro_batches=2,
     )  # fmt: skip
     with pytest.raises(Misuse, match=r"take input of shape \(8, 1, 2\), in float64, in which it would do"):
@@ -83,12 +83,18 @@ def test_dtype_that_shows_an_update_is_named() -> None:
 
 @pytest.mark.parametrize("batch", ["whole", "parts of the whole"])
 def test_dtypes_of_a_step_are_named_in_16_bits(batch: str) -> None:
-    message = told("squares", (2, 3), "bfloat16", where=STEPS, step=STEP, batch=batch)
+    message = told("squares", (2, 3), "bfloat16", where=STEPS, step=STEP, batch=batch, by_parts=False)
 
     assert message == (
-        f"{STEPS}squares: your step is judged as a whole, in float32 or float64, got bfloat16: take --dtypes "
-        "float32,float64, in which it would do"
+        f"{STEPS}squares: with by_parts=False a step is judged as a whole, in float32 or float64, got bfloat16: take "
+        "--dtypes float32,float64, in which it would do; or leave by_parts out"
     )
+
+
+def test_step_in_16_bits_is_judged_by_parts() -> None:
+    prop = module_property(f"{STEPS}squares", HERE + "whole", [(2, 3)], batch="whole", step=STEP)
+
+    assert prop.leaves_out is not None and prop.leaves_out(Space((1,), ("bfloat16", "float16"))) == {}
 
 
 def test_updates_in_16_bits_of_a_divided_batch_are_judged_by_parts() -> None:
@@ -100,7 +106,7 @@ def test_updates_in_16_bits_of_a_divided_batch_are_judged_by_parts() -> None:
 
 
 def test_run_without_a_fitting_dtype_says_which_would_do() -> None:
-    prop = module_property(f"{STEPS}squares", HERE + "whole", [(2, 3)], batch="whole", step=STEP)
+    prop = module_property(f"{STEPS}squares", HERE + "whole", [(2, 3)], batch="whole", step=STEP, by_parts=False)
 
     assert prop.leaves_out is not None
     assert "take --dtypes float32,float64" in prop.leaves_out(Space((1,), ("bfloat16",)))["bfloat16"]

@@ -211,7 +211,6 @@ def test_of_an_update_that_nobody_would_see_nothing_is_concluded() -> None:
         ({"batch": PARTS_OF_WHOLE}, "parts of the whole need a step"),
         ({"step": f"{TOKEN_MEAN}token_mean"}, "a step needs a loss"),
         ({"step": f"{TOKEN_MEAN}token_mean", "batch": "sum of parts"}, "a step goes with batch='whole'"),
-        ({"step": f"{TOKEN_MEAN}token_mean", "by_parts": True}, "cannot be judged by_parts"),
         ({"build": f"{HERE}with_batch_norm"}, "buffer 1.running_mean changes from step to step"),
         ({"build": f"{HERE}with_total_norm", "max_norm": 1.0}, "gives total_norm, as a step does that clips"),
         ({**TOKENS, "build": f"{HERE}loss_alone"}, "must give its loss by a name, {'loss': loss}"),

@@ -122,6 +122,17 @@ class Chaotic(nn.Module):
         return {"loss": state.mean()}
 
 
+class Chaos(nn.Linear):
+    """The same in one part."""
+
+    def forward(self, input: torch.Tensor) -> dict[str, torch.Tensor]:  # type: ignore[override]
+        return Chaotic().forward(super().forward(input))
+
+
+def chaos() -> nn.Module:
+    return Chaos(2, 2)
+
+
 def chaotic() -> nn.Module:
     return nn.Sequential(nn.Linear(2, 2), Chaotic())
 

@@ -82,7 +82,10 @@ def _held_by_one(case: ModuleCase, given: Tensors) -> HeldAt:
 
 
 def _by_parts(case: ModuleCase, drawn: Tensors, held: Held) -> Expected:
-    """Every answer of the case, and what is right of each boundary that was held."""
+    """Every answer of the case; and the right value of each boundary with values of the ranks, unless it is a step."""
+
+    if case.step:
+        return answered(case, drawn, _within_bounds(case, drawn, held_of_parts(case, held))[0], ())
 
     def ran(takes_factors: bool) -> tuple[Expected, Sequence[Forced]]:  # noqa: FBT001
         found, runs = _within_bounds(case, drawn, held_of_parts(case, held), takes_factors=takes_factors)

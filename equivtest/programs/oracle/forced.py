@@ -46,6 +46,8 @@ class Forced(Boundaries):
         past_open: Whether a boundary is taken over too whose bound says nothing, where no value had to decide on its
             layout: what follows is judged, and what is wrong at that boundary alone stays open.
         takes_factors: Whether a gradient may be a multiple of the right one: the run goes on from it, divided.
+        owes_parts: False if no part owes a right value, as in a step that runs the module as it likes.  The run then
+            goes on from what the ranks held as long as all of it is right, and from nothing after that.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Forced(Boundaries):
         *,
         past_open: bool = False,
         takes_factors: bool = False,
+        owes_parts: bool = True,
     ) -> None:
         super().__init__(module)
         self.found: dict[str, Bounded] = {}
@@ -69,6 +72,8 @@ class Forced(Boundaries):
         self._held = held
         self._past_open = past_open
         self._takes_factors = takes_factors
+        self._owes_parts = owes_parts
+        self._is_astray = False
 
     def meet(self, name: str, tensor: torch.Tensor) -> None:
         """Has the tensor hold what the ranks held."""
@@ -138,7 +143,9 @@ class Forced(Boundaries):
             if multiple is not None:
                 self.factors[name], right, whole = multiple
             is_right = whole is not None and is_agreed(whole, right)
-            if whole is None or (name in self._operands and not is_right):
+            is_owed = self._owes_parts and name not in self._operands
+            self._is_astray |= not (self._owes_parts or whole is None or is_right or name in self._operands)
+            if whole is None or self._is_astray or not (is_right or is_owed):
                 return None
             if whole.layout is not None and name not in self.found:
                 self.found[name], self.layouts[name] = right, whole.layout

@@ -72,7 +72,14 @@ def ran_within_bounds(
         places.watch(module)
         _with_buffers(module, counted, case.facts.buffers)
     runs = [
-        Forced(module, counted, each, past_open=case.past_open, takes_factors=takes_factors)
+        Forced(
+            module,
+            counted,
+            each,
+            past_open=case.past_open,
+            takes_factors=takes_factors or bool(case.step),
+            owes_parts=not case.step,
+        )
         for module, each in zip(modules, held, strict=False)
     ]
     try:

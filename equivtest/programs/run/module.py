@@ -26,8 +26,9 @@ from equivtest.programs.names import by_own_name
 from equivtest.programs.outputs import OUTPUT, named_outputs
 from equivtest.programs.reference import call, call_builder, in_dtype, with_parameters
 from equivtest.programs.run.backward import run_backward
+from equivtest.programs.run.forwards import CapturedForwards
 from equivtest.programs.run.parameters import held_parameters, places_in, require_whole
-from equivtest.programs.run.steps import clipped, own_step, run_steps
+from equivtest.programs.run.steps import clipped, num_micro_batches, own_step, run_steps
 from equivtest.programs.run.world import world_of
 from equivtest.programs.state import require_own_norms
 from equivtest.programs.steps import TOTAL_NORM
@@ -100,7 +101,7 @@ def _run_once(
     optimizer: torch.optim.Optimizer | None = None,
 ) -> Answers:
     """One forward and backward, or one step of the case's own."""
-    capture = Capture(parallel, copied) if case.by_parts else None
+    capture = _capture_of(case, parallel) if case.by_parts else None
     numbers = _numbers_of_collectives()
     inputs = {
         name: given[name].detach().requires_grad_() if name in case.real_names() else given[name]
@@ -140,6 +141,10 @@ def _on_mesh(case: ModuleCase, found: Mapping[str, torch.Tensor | None]) -> dict
         else tensor
         for name, tensor in found.items()
     }
+
+
+def _capture_of(case: ModuleCase, parallel: nn.Module) -> Capture:
+    return CapturedForwards(parallel, num_micro_batches(case)) if case.step else Capture(parallel, copied)
 
 
 def _boundaries(case: ModuleCase, capture: Capture) -> Answers:

@@ -80,11 +80,15 @@ def micro_batches_of(case: ModuleCase, inputs: Inputs) -> list[dict[str, torch.T
 
     Every rank has as many, and a row at least in each: what reduces gradients in every backward would hang otherwise.
     """
-    num = min(case.micro_batches, *case.rows)
+    num = num_micro_batches(case)
     cut = {name: inputs[name].tensor_split(num) for name in case.row_names() if inputs[name].dim()}
     return [
         {name: cut[name][number] if name in cut else value for name, value in inputs.items()} for number in range(num)
     ]
+
+
+def num_micro_batches(case: ModuleCase) -> int:
+    return min(case.micro_batches, *case.rows)
 
 
 def clipped(case: ModuleCase, parallel: nn.Module) -> torch.Tensor:

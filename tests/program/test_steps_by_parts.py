@@ -1,0 +1,107 @@
+"""Steps on a deep model: tensors that the ranks held within the model make the bounds narrow, and are not judged."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import find
+
+from equivtest.check import judge
+from equivtest.module import ids, module_property, targets
+from equivtest.programs.case import PARTS_OF_WHOLE, WHOLE, ModuleCase
+from equivtest.property import Space
+from equivtest.ranks.pool import Pool
+
+HERE = "tests.programs.deep_steps:"
+STEP = f"{HERE}run_"
+INPUTS = (("ids", "ids(7)", ("batch", "seq")), ("targets", "targets(7, -100)", ("batch", "seq")))
+DTYPES = ("float32", "bfloat16")
+
+
+def stepped(step: str, parallelize: str = f"{HERE}replicated", **fields: Any) -> ModuleCase:
+    made: dict[str, Any] = {
+        "world_size": 2, "build": f"{HERE}deep", "inputs": INPUTS, "sizes": (("batch", 4), ("seq", 3)), "steps": 2,
+        "batch": PARTS_OF_WHOLE, "optimizer": f"{HERE}sgd", "micro_batches": 2, "by_parts": True,
+        "values": (("real", 1),),
+    }  # fmt: skip
+    return ModuleCase(step=step if ":" in step else STEP + step, parallelize=parallelize, **{**made, **fields})
+
+
+def kinds(case: ModuleCase, pool: Pool) -> dict[str, str]:
+    return {verdict.claim: verdict.kind for verdict in judge("module", case, pool)}
+
+
+RIGHT_STEPS = {
+    "replicated": stepped("Step"),
+    "one rank": stepped("Step", world_size=1),
+    "fully sharded": stepped("Step", "equivtest.programs.examples.plans:fully_sharded"),
+    "tensor parallel": stepped("Whole", f"{HERE}hidden_divided", batch=WHOLE),
+    "warmed up": stepped("WarmedUp"),
+    "reversed": stepped("Reversed"),
+}
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", RIGHT_STEPS)
+def test_right_step_of_a_deep_model_holds(pool: Pool, name: str, dtype: str) -> None:
+    case = replace(RIGHT_STEPS[name], dtype=dtype)
+
+    assert set(kinds(case, pool).values()) == {"holds"}
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "MeanOfMeans", "FirstReduced", "NeverReduced", "DividedTwice", "RanksForgotten", "LastDropped",
+        "scaled_in_one_layer", "norm_wrong_in_one_layer",
+    ],
+)  # fmt: skip
+def test_wrong_step_of_a_deep_model_is_red(pool: Pool, wrong: str, dtype: str) -> None:
+    step, parallelize = ("Step", wrong) if wrong[0].islower() else (wrong, "replicated")
+    case = stepped(step, f"{HERE}{parallelize}", dtype=dtype)
+
+    assert kinds(case, pool)["gradients_equal_unsharded"] == "value"
+
+
+@pytest.mark.ranks
+def test_wrong_step_of_divided_layers_is_red(pool: Pool) -> None:
+    case = stepped("WholeTooSmall", f"{HERE}hidden_divided", batch=WHOLE, dtype="bfloat16")
+
+    assert kinds(case, pool)["gradients_equal_unsharded"] == "value"
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("wrong", ["MeanOfMeans", "FirstReduced", "DividedTwice", "LastDropped", "OwnReported"])
+def test_step_that_is_red_as_a_whole_is_red_by_parts(pool: Pool, wrong: str) -> None:
+    case = stepped(
+        f"tests.programs.wrong_steps:run_{wrong}", build="equivtest.programs.examples.next_token:next_token",
+        optimizer="equivtest.programs.examples.token_mean:adamw", max_norm=0.5, values=(("real", 2),),
+    )  # fmt: skip
+    as_a_whole = kinds(replace(case, by_parts=False), pool)
+
+    assert "value" in as_a_whole.values()
+    assert kinds(case, pool) == as_a_whole
+
+
+@pytest.mark.ranks
+def test_step_that_runs_the_module_otherwise_is_not_red_for_its_parts(pool: Pool) -> None:
+    found = kinds(stepped("OnceMore"), pool)
+    of_wrong = kinds(stepped("OnceMoreTooSmall"), pool)
+
+    assert "value" not in found.values()
+    assert of_wrong["gradients_equal_unsharded"] == "inconclusive"
+
+
+def test_deep_model_is_judged_by_parts_where_nothing_else_concludes() -> None:
+    inputs = {"ids": ids(7, ("batch", "seq")), "targets": targets(7, ("batch", "seq"))}
+    prop = module_property(
+        f"{HERE}deep", f"{HERE}replicated", inputs=inputs, sizes={"batch": (4,), "seq": (3,)},
+        optimizer=f"{HERE}sgd", step=f"{STEP}Step", batch=PARTS_OF_WHOLE,
+    )  # fmt: skip
+
+    assert find(prop.cases(Space((1,), ("float32",))), lambda case: True).by_parts

@@ -1,0 +1,170 @@
+"""A deep model of the next token that is trained in steps, parallelized rightly and wrongly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn, optim
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+from equivtest.programs.examples.next_token import FEATURES, IGNORED, VOCAB
+from equivtest.programs.examples.token_mean import Report, TokenMean
+
+NUM_LAYERS, HIDDEN = 4, 12
+
+
+class Layer(nn.Module):
+    """y = x + down(gelu(up(norm(x))))."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(FEATURES)
+        self.up, self.down = nn.Linear(FEATURES, HIDDEN), nn.Linear(HIDDEN, FEATURES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        added: torch.Tensor = self.down(functional.gelu(self.up(self.norm(x))))
+        return x + added
+
+
+class Deep(nn.Module):
+    """The cross entropy of the next token, by layers on a residual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCAB, FEATURES)
+        self.layers = nn.ModuleList(Layer() for _ in range(NUM_LAYERS))
+        self.norm, self.head = nn.LayerNorm(FEATURES), nn.Linear(FEATURES, VOCAB)
+
+    def forward(self, ids: torch.Tensor, targets: torch.Tensor, reduction: str = "mean") -> dict[str, torch.Tensor]:
+        x = self.embedding(ids)
+        for layer in self.layers:
+            x = layer(x)
+        logits = self.head(self.norm(x)).flatten(0, -2)
+        loss = functional.cross_entropy(logits, targets.flatten(), ignore_index=IGNORED, reduction=reduction)
+        return {"loss": loss}
+
+
+def deep() -> nn.Module:
+    return Deep()
+
+
+def sgd(module: nn.Module) -> optim.Optimizer:
+    return optim.SGD(module.parameters(), lr=0.5)
+
+
+def replicated(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    return DistributedDataParallel(module, process_group=mesh.get_group())
+
+
+def hidden_divided(module: Any, mesh: DeviceMesh) -> nn.Module:
+    plan = {f"layers.{each}.up": ColwiseParallel() for each in range(NUM_LAYERS)}
+    plan |= {f"layers.{each}.down": RowwiseParallel() for each in range(NUM_LAYERS)}
+    return parallelize_module(module, mesh, plan)
+
+
+class Scaled(torch.autograd.Function):
+    """The tensor itself, whose gradient is 1.5 times as large."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return gradients[0] * 1.5
+
+
+class NormWithoutMean(torch.autograd.Function):
+    """The norm itself, whose gradient of x leaves out what the mean and the variance give."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+        centred = x - x.mean(-1, keepdim=True)
+        inverse = (x.var(-1, correction=0, keepdim=True) + eps).rsqrt()
+        ctx.save_for_backward(centred * inverse, inverse, weight)
+        return functional.layer_norm(x, (x.shape[-1],), weight, bias, eps)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        normed, inverse, weight = ctx.saved_tensors
+        gradient = gradients[0]
+        of_weight, of_bias = (gradient * normed).flatten(0, -2).sum(0), gradient.flatten(0, -2).sum(0)
+        return gradient * weight * inverse, of_weight, of_bias, None
+
+
+def scaled_in_one_layer(module: Any, mesh: DeviceMesh) -> nn.Module:
+    module.layers[2].down.register_forward_hook(lambda part, args, given: Scaled.apply(given))
+    return replicated(module, mesh)
+
+
+def norm_wrong_in_one_layer(module: Any, mesh: DeviceMesh) -> nn.Module:
+    norm = module.layers[2].norm
+    norm.forward = lambda x: NormWithoutMean.apply(x, norm.weight, norm.bias, norm.eps)
+    return replicated(module, mesh)
+
+
+class Whole(TokenMean):
+    """Each rank has all rows, so that nothing is reduced."""
+
+    def counted(self) -> torch.Tensor:
+        return self.own.sum()
+
+    def scaled(self, number: int, loss: torch.Tensor) -> torch.Tensor:
+        return loss / self.num_tokens
+
+    def reported(self) -> torch.Tensor:
+        return torch.stack(self.losses).sum() / self.num_tokens
+
+
+class WholeTooSmall(Whole):
+    def scaled(self, number: int, loss: torch.Tensor) -> torch.Tensor:
+        return super().scaled(number, loss) / 2
+
+
+class WarmedUp(TokenMean):
+    """The module runs once more, without gradients."""
+
+    def begin(self) -> None:
+        super().begin()
+        with torch.no_grad():
+            self.module(**self.micro_batches[0])
+
+
+class Reversed(TokenMean):
+    """The last micro-batch comes first."""
+
+    def __init__(self, module: Any, mesh: DeviceMesh, micro_batches: Any, optimizer: Any) -> None:
+        super().__init__(module, mesh, micro_batches[::-1], optimizer)
+
+
+class OnceMore(TokenMean):
+    """The module runs once more, with gradients that nothing uses."""
+
+    def begin(self) -> None:
+        super().begin()
+        self.module(**self.micro_batches[0])
+
+
+class OnceMoreTooSmall(OnceMore):
+    def scaled(self, number: int, loss: torch.Tensor) -> torch.Tensor:
+        return super().scaled(number, loss) / 2
+
+
+OWN = (Whole, WholeTooSmall, WarmedUp, Reversed, OnceMore, OnceMoreTooSmall)
+STEPS = {"Step": TokenMean, **{kind.__name__: kind for kind in OWN}}
+
+
+def __getattr__(name: str) -> Callable[..., Report]:
+    """The step 'run_NAME' of a class, which does not clip."""
+    from tests.programs.wrong_steps import WRONG  # which makes cases, and those make this module's models
+
+    kind = {**WRONG, **STEPS}.get(name.removeprefix("run_"))
+    if kind is None or not name.startswith("run_"):
+        raise AttributeError(name)
+    without: type[TokenMean] = type(kind.__name__, (kind,), {"clipped": lambda self: torch.zeros(())})
+    return lambda *given: {"loss": without.step(*given)["loss"]}
