@@ -44,6 +44,8 @@ class ExpectedTensor:
             again.
         resolution: Largest error per element, float64, at which ranks are near enough to show that they are right where
             the bound is too wide, or staying within it shows nothing: see `resolution_of`; None: no error is.
+        takes_wider: True if the answer may be of any dtype that holds every number of `dtype`, or of integers, and is
+            judged by its value: what a step reports.
     """
 
     value: torch.Tensor
@@ -63,6 +65,7 @@ class ExpectedTensor:
     is_part: bool = False
     factor: float = 1.0
     resolution: torch.Tensor | None = None
+    takes_wider: bool = False
 
     @property
     def is_zero(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from numbers import Real
 
 import torch
 
@@ -13,12 +14,15 @@ from equivtest.errors import Misuse
 OUTPUT = "output"
 
 
-def named_outputs(given: object, chosen: Sequence[str], who: str) -> dict[str, torch.Tensor]:
+def named_outputs(
+    given: object, chosen: Sequence[str], who: str, *, takes_numbers: bool = False
+) -> dict[str, torch.Tensor]:
     """The tensors in what a module gives: 'output', or 'output.' and the way to each; None is none.
 
     Args:
         chosen: Ways of those that are judged, or of what holds them; empty for all.
         who: The module, for messages.
+        takes_numbers: True if a number of Python or NumPy is as good as a tensor.
 
     Raises:
         Misuse: something is no tensor, or there is nothing where `chosen` says.
@@ -27,6 +31,8 @@ def named_outputs(given: object, chosen: Sequence[str], who: str) -> dict[str, t
     for name, leaf in _leaves(OUTPUT, given):
         if not _is_chosen(name, chosen):
             continue
+        if takes_numbers and isinstance(leaf, Real):
+            leaf = torch.tensor(float(leaf), dtype=torch.float64)
         if not isinstance(leaf, torch.Tensor):
             raise Misuse(
                 f"{who}: {name} is no tensor, got {type(leaf).__name__}: name those outputs that are to be judged, "

@@ -70,7 +70,7 @@ def shape_mismatch(
             return Mismatch(name, rank, expected=str(expected.layout), actual=f"{placed.layout}: {error}")
         if placed.global_shape not in (None, global_shape):
             right, actual = f"global {global_shape}", f"global {placed.global_shape}"
-        elif placed.local.shape != shape or dtype_name(placed.local.dtype) != expected.dtype:
+        elif placed.local.shape != shape or not _is_dtype_right(placed.local.dtype, expected):
             right = f"local {shape} {expected.dtype}"
             actual = f"local {tuple(placed.local.shape)} {dtype_name(placed.local.dtype)}"
         else:
@@ -82,6 +82,21 @@ def shape_mismatch(
     return _mixed_operands(name, answers) or (
         None if expected.may_be_none else _unheld(name, answers, mesh_shape, global_shape)
     )
+
+
+def _is_dtype_right(actual: torch.dtype, expected: ExpectedTensor) -> bool:
+    """True if the answer's dtype is the expected one, or if the answer may be wider and is.
+
+    A program that rounds less than in the expected dtype stays within the same bound.  A narrower dtype rounds once
+    more than the bound counts.
+
+    Source: torch.promote_types (2.13.0), which gives the smallest dtype that holds both.
+    """
+    right: torch.dtype = getattr(torch, expected.dtype)
+    if not expected.takes_wider or actual.is_complex != right.is_complex:
+        return actual == right
+    is_whole = not (actual.is_floating_point or actual.is_complex)
+    return is_whole or torch.promote_types(actual, right) == actual
 
 
 def _missing(name: str, rank: int, expected: ExpectedTensor) -> Mismatch:
@@ -110,7 +125,8 @@ def _fitted(name: str, placed: Placed, expected: ExpectedTensor, shape: Shape, m
         is_parameters = in_one_step(name).startswith(("param.", "grad."))
         also = ", or give a DTensor, which says that it is a part" if is_parameters else ""
         return f"{local} is what this rank has of {shape} divided along dim {dim}: gather it{also}"
-    return f"give it in {expected.dtype}, as the unsharded computation does" if local == shape else ""
+    also = ", or in a wider dtype" if expected.takes_wider else ""
+    return f"give it in {expected.dtype}, as the unsharded computation does{also}" if local == shape else ""
 
 
 def _unheld(name: str, answers: Mapping[int, Placed | None], mesh_shape: Shape, global_shape: Shape) -> Mismatch | None:

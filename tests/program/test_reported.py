@@ -11,7 +11,7 @@ from equivtest.check import judge
 from equivtest.errors import Misuse
 from equivtest.module import ids, module_property, real
 from equivtest.oracle import expect
-from equivtest.programs.case import PARTS_OF_WHOLE, ModuleCase
+from equivtest.programs.case import PARTS_OF_WHOLE, REAL_DTYPES, ModuleCase
 from equivtest.property import Property, Space
 from equivtest.ranks.pool import Pool
 from tests.drawing import smallest
@@ -59,6 +59,31 @@ def test_constant_factor_of_a_steps_gradients_is_named(pool: Pool) -> None:
     patterns = {mismatch.pattern for verdict in verdicts for mismatch in verdict.judgement.mismatches}
 
     assert patterns == {"actual / expected = 2.000 at every wrong element"}
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
+@pytest.mark.parametrize("form", ["float64", "numbers", "one_element"])
+def test_report_is_judged_by_its_value(pool: Pool, form: str, dtype: str) -> None:
+    case = step_of(f"reports_{form}", dtype=dtype, num_rows=4, by_parts=dtype not in REAL_DTYPES)
+
+    assert wrong_tensors(case, pool) == set()
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(("form", "dtype"), [("float32", "float64"), ("bfloat16", "float16"), ("bfloat16", "float32")])
+def test_report_in_a_narrower_dtype_is_wrong(pool: Pool, form: str, dtype: str) -> None:
+    case = step_of(f"reports_{form}", dtype=dtype, num_rows=4, by_parts=dtype not in REAL_DTYPES)
+
+    assert "output.loss" in wrong_tensors(case, pool)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("form", ["integers", "doubled"])
+def test_other_value_in_a_wider_dtype_is_wrong(pool: Pool, form: str) -> None:
+    case = step_of(f"reports_{form}", dtype="bfloat16", num_rows=4, by_parts=True)
+
+    assert {"output.loss", "output.squares"} <= wrong_tensors(case, pool)
 
 
 @pytest.mark.parametrize(

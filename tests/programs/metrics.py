@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import distributed as dist
@@ -141,6 +142,25 @@ def trains(
     (left["loss"] * share * mesh.size()).backward()
     optimizer.step()
     return _reported(left, share, mesh, summed)
+
+
+REPORTS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "float32": lambda tensor: tensor.float(),
+    "float64": lambda tensor: tensor.double(),
+    "bfloat16": lambda tensor: tensor.bfloat16(),
+    "numbers": lambda tensor: tensor if tensor.dim() else tensor.item(),
+    "one_element": lambda tensor: tensor if tensor.dim() else tensor.reshape(1),
+    "integers": lambda tensor: tensor.int(),
+    "doubled": lambda tensor: 2 * tensor.double(),
+}
+
+
+def __getattr__(name: str) -> Callable[..., dict[str, Any]]:
+    """The step 'reports_NAME', which reports in another form."""
+    reported = REPORTS.get(name.removeprefix("reports_"))
+    if reported is None or not name.startswith("reports_"):
+        raise AttributeError(name)
+    return lambda *args: {key: reported(tensor) for key, tensor in trains(*args).items()}
 
 
 def trains_twice_as_much(

@@ -121,6 +121,7 @@ def _expected(case: ModuleCase, given: Tensors, found: Mapping[str, Found], bits
             layout=layouts[name],
             dtype=dtypes.get(name, case.dtype),
             derivation=right.derivation,
+            takes_wider=bool(case.step) and name in case.facts.outputs,
             requires_grad=flags.get(name.removeprefix("param.")),
             may_be_none=name.startswith("grad.") and name not in found,
         )

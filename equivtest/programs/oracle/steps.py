@@ -120,7 +120,8 @@ def _clipped(case: ModuleCase, right: Mapping[str, ExpectedTensor]) -> dict[str,
     counted = _counted(case)
     names = [f"grad.{name}" for name in case.parameter_names() if not right[f"grad.{name}"].may_be_none]
     gradients = [_ranged(case, right[name]) for name in names]
-    like = ExpectedTensor(torch.zeros((), dtype=torch.float64), None, case.layouts()[TOTAL_NORM], case.dtype, "")
+    zero, layout = torch.zeros((), dtype=torch.float64), case.layouts()[TOTAL_NORM]
+    like = ExpectedTensor(zero, None, layout, case.dtype, "", takes_wider=bool(case.step))
     if not any(gradient.numel() for gradient in gradients):
         return {TOTAL_NORM: like}
     with counted:

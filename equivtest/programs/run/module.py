@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from numbers import Real
 from typing import Any, cast
 
 import torch
@@ -170,13 +172,22 @@ def _outputs(case: ModuleCase, given: object) -> dict[str, torch.Tensor]:
     """
     expected = [*case.facts.outputs, *([TOTAL_NORM] if case.step and case.max_norm else [])]
     who = f"{case.step}: the step" if case.step else f"{case.parallelize}: the parallel module"
-    if expected == [OUTPUT] and not isinstance(given, torch.Tensor):
+    if expected == [OUTPUT] and not isinstance(given, (torch.Tensor, Real) if case.step else torch.Tensor):
         raise Misuse(f"{who} must give one tensor, got {type(given).__name__}")
     chosen = (*case.outputs, "total_norm") if case.step and case.max_norm and case.outputs else case.outputs
-    outputs = named_outputs(given, chosen, case.step or case.parallelize)
+    outputs = named_outputs(given, chosen, case.step or case.parallelize, takes_numbers=bool(case.step))
     if sorted(outputs) != sorted(expected):
         raise Misuse(f"{who} must give {', '.join(expected)}, as the unsharded module does, got {', '.join(outputs)}")
-    return outputs
+    if not case.step:
+        return outputs
+    shapes = case.shapes()
+    return {name: _of_one_element(tensor, shapes[name]) for name, tensor in outputs.items()}
+
+
+def _of_one_element(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """A reported number in the shape that the unsharded module gives it in, with no dims or with dims of size 1."""
+    is_number = tensor.numel() == math.prod(shape) == 1 and not isinstance(tensor, DTensor)
+    return tensor.reshape(shape) if is_number else tensor
 
 
 def _buffers(case: ModuleCase, parallel: nn.Module) -> dict[str, torch.Tensor | None]:
