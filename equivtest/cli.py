@@ -258,8 +258,8 @@ def judge_(
     it begins.  Parts that were captured alone are judged one after the other, or as many at once as --jobs says.
     """
     from equivtest.captured.format.folder import CapturedRun, parts_in
-    from equivtest.captured.judge.pair import compare_runs
-    from equivtest.captured.judge.run import describe, judge_parts, judge_run
+    from equivtest.captured.judge.report import compare_runs, describe
+    from equivtest.captured.judge.run import judge_parts, judge_run
     from equivtest.pytest_plugin.settings import check_file
     from equivtest.report.files import write_picture
 

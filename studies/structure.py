@@ -8,9 +8,10 @@ into a module that the path has left.
 from __future__ import annotations
 
 import ast
+import itertools
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 PATHS = {
@@ -119,11 +120,6 @@ class Walk:
         self._seen: set[tuple[str, str]] = set()
         self.modules: list[str] = []
 
-    @property
-    def num_returns(self) -> int:
-        """The number of calls into a module that the path has left."""
-        return len(self.modules) - len(set(self.modules))
-
     def follow(self, module: str, function: str, *parameters: str) -> None:
         """Walks through a function into which these parameters carry the value; without any, all do."""
         if self.modules[-1:] != [module]:
@@ -199,12 +195,22 @@ def _bindings_of(node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
         yield node.target, node.value
 
 
+def num_returns(path: Sequence[str]) -> int:
+    """The number of calls into a module that a path has left."""
+    return len(path) - len(set(path))
+
+
 def path_lines(package: Path) -> Iterator[str]:
     """Yields a line for each path of `PATHS`."""
     for value, start in PATHS.items():
         walk = Walk(package)
         walk.follow(*start)
-        yield f"path of {value}: {len(set(walk.modules))} modules, {walk.num_returns} returns"
+        rooms = itertools.groupby(name for name in walk.modules if room_of(name) == room_of(start[0]))
+        own = [name for name, _ in rooms]
+        yield (
+            f"path of {value}: {len(set(walk.modules))} modules, {num_returns(walk.modules)} returns; in its room: "
+            f"{len(set(own))}, {num_returns(own)}"
+        )
 
 
 def lines_of(package: Path) -> list[str]:

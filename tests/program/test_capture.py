@@ -17,9 +17,9 @@ from torch import nn
 import equivtest
 from equivtest.captured.format.folder import CapturedRun
 from equivtest.captured.format.tensor_file import DTYPES, LENGTH_BYTES, TensorFile, digest_of, write_tensors
-from equivtest.captured.judge.inputs import made_whole
-from equivtest.captured.judge.pair import compare_runs
-from equivtest.captured.judge.run import Judged, describe, judge_run
+from equivtest.captured.judge.evidence import unsharded
+from equivtest.captured.judge.report import Judged, compare_runs, describe
+from equivtest.captured.judge.run import judge_run
 from equivtest.errors import Misuse
 from equivtest.layout import Layout, Replicate, Shard
 from equivtest.programs.case import ModuleCase
@@ -96,7 +96,7 @@ def test_a_wrong_part_is_named_and_the_other_run_holds(run: Path, tmp_path: Path
     ("part", "factor", "words", "open_"),
     [
         (1, 1.125, "boundary.1 differs from the oracle", ""),
-        (0, 1.25, "equals_unsharded inconclusive: no bound says something of", ", 1 whose bound says nothing"),
+        (0, 1.25, "equals_unsharded inconclusive: no bound decides", ", 1 with too wide a bound"),
         (0, 1.0, "run: equals_unsharded, gradients_equal_unsharded, does_not_touch_its_inputs hold", ""),
     ],
 )
@@ -111,7 +111,7 @@ def test_what_follows_a_boundary_whose_bound_says_nothing_is_judged(
     text = describe(judged(tmp_path / "run", HERE + "cancelling"))
 
     assert words in text.splitlines()[0] + text.splitlines()[1]
-    assert f"of 3 boundaries judged{open_}" in text and ("whose bound" in text) == bool(open_)
+    assert f"of 3 boundaries judged{open_}" in text and ("too wide" in text) == bool(open_)
 
 
 @pytest.mark.ranks
@@ -164,7 +164,7 @@ def test_what_runs_under_autocast_is_judged_under_it(tmp_path: Path) -> None:
     right, wrong = judged(tmp_path / "right"), judged(tmp_path / "wrong")
 
     assert {verdict.kind for verdict in right.verdicts} == {"holds"}
-    assert right.expected.tensors["boundary.1.down"].dtype == "bfloat16"
+    assert right.evidence.expected.tensors["boundary.1.down"].dtype == "bfloat16"
     assert first_wrong(wrong) == "boundary.1.down"
 
 
@@ -231,14 +231,14 @@ def test_parts_that_make_no_whole_are_named_rank_by_rank(run: Path) -> None:
     }
 
     with pytest.raises(Misuse) as raised:
-        made_whole(CapturedRun(run), held, "param.bias", (4,), "parameter bias")
+        unsharded(CapturedRun(run), held, "param.bias", (4,), "parameter bias")
     parts = "rank 0 (2,) float32 shard(0), rank 1 (4,) float64 replicate, rank 2 has none"
     assert str(raised.value).endswith(f"the ranks' parts of parameter bias make no whole of (4,): {parts}")
 
 
 def test_chosen_parts_keep_their_names(run: Path, tmp_path: Path) -> None:
     captured(tmp_path / "run", boundaries=("1", "1.up"))
-    names, few = ({*CapturedRun(each).held[0]} for each in (run, tmp_path / "run"))
+    names, few = ({*CapturedRun(each).ranks[0]} for each in (run, tmp_path / "run"))
 
     assert {name for name in few if "boundary" in name} == {
         f"{grad}boundary.{name}" for grad in ("", "grad.") for name in ("0", "1", "1.up")
@@ -471,7 +471,7 @@ def test_a_part_that_shares_a_parameter_is_not_captured_alone(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("name", "batch", "words"),
     [
-        ("given.input", "whole", "ranks 0 and 1 were handed different input, and the batch is 'whole'"),
+        ("given.input", "whole", "ranks 0 and 1 took different input, and the batch is 'whole'"),
         ("before.0.scale", "mean of parts", "ranks 0 and 1 hold different values of buffer 0.scale, which the forward"),
     ],
 )

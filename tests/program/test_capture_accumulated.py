@@ -15,8 +15,8 @@ from torch import nn
 
 import equivtest
 from equivtest.captured.format.folder import CapturedRun
-from equivtest.captured.judge.pair import compare_runs
-from equivtest.captured.judge.run import Judged, describe, judge_run
+from equivtest.captured.judge.report import Judged, compare_runs, describe
+from equivtest.captured.judge.run import judge_run
 from equivtest.errors import Misuse
 from equivtest.oracle.declared import arithmetic_of
 from equivtest.oracle.running import RunningError
@@ -127,7 +127,8 @@ def test_buffers_that_each_forward_changes_are_judged_after_each(tmp_path: Path)
     found = judged(folder, HERE + "normed")
 
     assert (
-        not found.failed and {"buffer.1.running_mean", "micro3.buffer.1.running_mean"} <= found.expected.tensors.keys()
+        not found.failed
+        and {"buffer.1.running_mean", "micro3.buffer.1.running_mean"} <= found.evidence.expected.tensors.keys()
     )
 
 

@@ -13,8 +13,8 @@ from torch import nn
 
 import equivtest
 from equivtest.captured.format.folder import CapturedRun
-from equivtest.captured.judge.pair import compare_runs
-from equivtest.captured.judge.run import Judged, describe, judge_run
+from equivtest.captured.judge.report import Judged, compare_runs, describe
+from equivtest.captured.judge.run import judge_run
 from equivtest.errors import Misuse
 from equivtest.programs.case import ModuleCase
 from equivtest.programs.oracle.update import FOLLOWED

@@ -1,6 +1,6 @@
-"""The folder of a captured run: which files lie there, whether they are of one run, and what each rank held.
+"""The folder of a captured run: checks that its files are of one run, and reads the tensors of each rank.
 
-Nothing in a manifest names a file: each rank's files have fixed names, and no other file is opened.
+A manifest never names a file: each rank's files have fixed names, and no other file is opened.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ RANK = re.compile(r"rank-(\d{5})\.(?:json|safetensors)", flags=re.A)
 """Name of a file of a rank."""
 
 AFTER, STATE, STATE_OF = "step1.", "state.", ":"
-"""What the names of an update's results and an optimizer's state are made of: 'step1.state.up.weight:exp_avg'."""
+"""Parts of the names of an update's results and an optimizer's state: 'step1.state.up.weight:exp_avg'."""
 
 INDICES = "indices."
-"""What precedes the name of a tensor in the name of the list of where its elements lie."""
+"""Prefix of the name of a list that says where the elements of a tensor lie."""
 
 
 def paths_of(folder: Path, rank: int) -> tuple[Path, Path]:
@@ -37,16 +37,16 @@ def paths_of(folder: Path, rank: int) -> tuple[Path, Path]:
 
 
 def parameter_of(name: str) -> str:
-    """The parameter of which a tensor is the value, the gradient or a part of the optimizer's state; '' of others."""
-    what, _, parameter = name.removeprefix(AFTER).partition(".")
-    return parameter.partition(STATE_OF)[0] if what in ("param", "grad", "state") else ""
+    """The parameter whose value, gradient or optimizer state a tensor is; '' of other tensors."""
+    kind, _, parameter = name.removeprefix(AFTER).partition(".")
+    return parameter.partition(STATE_OF)[0] if kind in ("param", "grad", "state") else ""
 
 
-class RankHeld(Mapping[str, Placed]):
-    """What one rank held, by the names of answers; each tensor is read when it is asked for.
+class CapturedRank(Mapping[str, Placed]):
+    """The tensors of one rank, by the names of answers; each is read on demand.
 
     Attributes:
-        manifest: What the rank says.
+        manifest: The rank's manifest.
     """
 
     def __init__(self, folder: Path, rank: int) -> None:
@@ -54,21 +54,21 @@ class RankHeld(Mapping[str, Placed]):
         self.manifest = read_manifest(path)
         self._file = TensorFile(tensors)
         self._check(path)
-        self._names = {name: name for name in self.manifest.tensors}  # as they are asked for, and in the file
+        self._names = {name: name for name in self.manifest.tensors}  # name of the answer -> name in the file
 
-    def of_micro_batch(self, number: int) -> RankHeld:
-        """What the rank held in one forward and backward, by the names of the first; of parameters what it held."""
-        found = copy.copy(self)
+    def of_micro_batch(self, number: int) -> CapturedRank:
+        """Selects the tensors of one forward and backward, by the names of the first, and all tensors of parameters."""
+        rank = copy.copy(self)
         split = {name: split_micro_batch(name) for name in self.manifest.tensors}
-        found._names = {
+        rank._names = {
             base: name
             for name, (own, base) in split.items()
             if own == number or (own == 1 and parameter_of(base) in self.manifest.parameters)
         }
-        return found
+        return rank
 
-    def told(self, name: str) -> Tensor:
-        """What the rank says of a tensor."""
+    def entry(self, name: str) -> Tensor:
+        """The manifest's entry of a tensor."""
         return self.manifest.tensors[self._names[name]]
 
     def __getitem__(self, name: str) -> Placed:
@@ -84,23 +84,22 @@ class RankHeld(Mapping[str, Placed]):
         return name in self._names
 
     def placed(self, name: str, plain: Layout | None) -> Placed:
-        """The tensor under the layout that it says, or under `plain` where it says none; None means that nobody knows.
+        """Reads a tensor with its layout; a plain tensor gets the layout `plain`, or an unknown one.
 
         Raises:
-            Misuse: its bytes are others than were written, or say what cannot be.
+            Misuse: its bytes are not the bytes that were written, or its indices lie outside of the parameter.
         """
-        told = self.told(name)
-        name = self._names[name]
+        entry, name = self.entry(name), self._names[name]
         local = self._file.read(name)
-        if digest_of(local) != told.sha256:
+        if digest_of(local) != entry.sha256:
             raise Misuse(f"{self._file.path}: {name} has other bytes than its rank wrote: copy the file again")
-        if told.is_listed:
-            return Placed(local, Layout(()), indices=self._indices(name, local))
-        if not told.layout:
+        if entry.is_listed:
+            return Placed(local, Layout(()), indices=self._indices(name))
+        if not entry.layout:
             return Placed(local, Layout(()) if plain is None else plain)
-        return Placed(local, layout_of(told), told.whole)
+        return Placed(local, layout_of(entry), entry.whole)
 
-    def _indices(self, name: str, local: torch.Tensor) -> torch.Tensor:
+    def _indices(self, name: str) -> torch.Tensor:
         indices = self._file.read(INDICES + name)
         numel = math.prod(self.manifest.parameters[parameter_of(name)].shape)
         if indices.numel() and not 0 <= int(indices.min()) <= int(indices.max()) < numel:
@@ -108,55 +107,53 @@ class RankHeld(Mapping[str, Placed]):
         return indices
 
     def _check(self, path: Path) -> None:
-        """Raises Misuse unless the two files name the same tensors, and each tensor can be what they say of it."""
+        """Raises Misuse unless both files have the same tensors, and the manifest's entries fit the tensors."""
         file, manifest = self._file, self.manifest
         if file.size_bytes != manifest.size_bytes:
             raise Misuse(
                 f"{file.path} has {file.size_bytes} bytes, its rank wrote {manifest.size_bytes}: it is cut off, or of "
                 "another run"
             )
-        lists = {INDICES + name for name, told in manifest.tensors.items() if told.is_listed}
+        lists = {INDICES + name for name, entry in manifest.tensors.items() if entry.is_listed}
         differing = sorted((manifest.tensors.keys() | lists) ^ file.entries.keys())
         if differing:
             raise Misuse(
                 f"{file.path} and {path.name} do not hold the same tensors: {differing[0][:80]!r} is in one alone"
             )
-        for name, told in manifest.tensors.items():
-            _check_tensor(f"{path}: {name}", told, file.entries[name].shape, len(manifest.mesh))
-            listed = file.entries.get(INDICES + name)
+        for name, entry in manifest.tensors.items():
+            shape = file.entries[name].shape
+            _check_tensor(f"{path}: {name}", entry, shape, len(manifest.mesh))
             is_parameter = parameter_of(name) in manifest.parameters
-            if told.is_listed and (
-                listed is None or (listed.dtype, listed.shape) != ("I64", file.entries[name].shape) or not is_parameter
-            ):
+            if entry.is_listed and not (is_parameter and file.entries[INDICES + name] == ("I64", shape)):
                 raise Misuse(f"{path}: {INDICES}{name} must be int64 of the shape of a parameter, {name}")
 
 
-def _check_tensor(what: str, told: Tensor, shape: tuple[int, ...], num_axes: int) -> None:
+def _check_tensor(where: str, entry: Tensor, shape: tuple[int, ...], num_axes: int) -> None:
     """Raises Misuse for a layout that no tensor of such a shape has on such a mesh."""
-    if not told.layout:
+    if not entry.layout:
         return
-    if len(told.layout) != num_axes or (told.whole is not None and len(told.whole) != len(shape)):
-        raise Misuse(f"{what} has a layout of {len(told.layout)} axes, the mesh has {num_axes}")
-    placements = [parse_placement(text) for text in told.layout if text]
+    if len(entry.layout) != num_axes or (entry.whole is not None and len(entry.whole) != len(shape)):
+        raise Misuse(f"{where} has a layout of {len(entry.layout)} axes, the mesh has {num_axes}")
+    placements = [parse_placement(text) for text in entry.layout if text]
     if any(isinstance(each, Flat) or (isinstance(each, Shard) and each.dim >= len(shape)) for each in placements):
-        raise Misuse(f"{what} of {len(shape)} dims cannot be {', '.join(told.layout)}")
-    sharded = [axis for axis, text in enumerate(told.layout) if text.startswith("shard")]
-    if told.order and sorted(told.order) != sharded:
-        raise Misuse(f"{what}: the order {told.order} must name each sharded axis of {', '.join(told.layout)} once")
+        raise Misuse(f"{where} of {len(shape)} dims cannot be {', '.join(entry.layout)}")
+    sharded = [axis for axis, text in enumerate(entry.layout) if text.startswith("shard")]
+    if entry.order and sorted(entry.order) != sharded:
+        raise Misuse(f"{where}: the order {entry.order} must name each sharded axis of {', '.join(entry.layout)} once")
 
 
-def layout_of(told: Tensor) -> Layout:
-    """What a tensor says of its layout; on axes of which it says nothing it is the same."""
-    placements: list[Placement] = [parse_placement(text) if text else Replicate() for text in told.layout]
-    return Layout(tuple(placements), told.order)
+def layout_of(entry: Tensor) -> Layout:
+    """The layout of an entry; a tensor is replicated along an axis without a placement."""
+    placements: list[Placement] = [parse_placement(text) if text else Replicate() for text in entry.layout]
+    return Layout(tuple(placements), entry.order)
 
 
 class CapturedRun:
-    """What all ranks of one run held; every file has been checked, and no tensor has been read.
+    """The files of all ranks of one run, checked; no tensor has been read.
 
     Attributes:
-        folder: Where it lies.
-        held: Of each rank, by number.
+        folder: The folder of the files.
+        ranks: The tensors of each rank, by number.
 
     Raises:
         Misuse: a file is missing, broken or of another run.
@@ -164,29 +161,29 @@ class CapturedRun:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.held = {rank: RankHeld(folder, rank) for rank in _ranks_in(folder)}
-        _check_run(folder, {rank: held.manifest for rank, held in self.held.items()})
+        self.ranks = {rank: CapturedRank(folder, rank) for rank in _ranks_in(folder)}
+        _check_run(folder, {number: rank.manifest for number, rank in self.ranks.items()})
 
     def micro_batches(self) -> list[CapturedRun]:
-        """Each forward and backward by itself, as a run of which there is no other."""
-        found = []
+        """Each forward and backward as a run with one alone."""
+        runs = []
         for number in range(1, self.manifest.micro_batches + 1):
-            one = copy.copy(self)
-            one.held = {rank: held.of_micro_batch(number) for rank, held in self.held.items()}
-            found.append(one)
-        return found
+            run = copy.copy(self)
+            run.ranks = {each: rank.of_micro_batch(number) for each, rank in self.ranks.items()}
+            runs.append(run)
+        return runs
 
     @property
     def manifest(self) -> Manifest:
-        """Rank 0's manifest, whose `SHARED` fields are those of all ranks."""
-        return self.held[0].manifest
+        """Rank 0's manifest; its `SHARED` fields are the same on all ranks."""
+        return self.ranks[0].manifest
 
 
 def parts_in(folder: Path) -> list[Path]:
-    """The folders within, of parts that were captured alone; none where the folder is of one run itself.
+    """The folders of submodules that were captured alone; none if the folder has a run.
 
     Raises:
-        Misuse: it cannot be read.
+        Misuse: the folder cannot be read.
     """
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
@@ -194,8 +191,8 @@ def parts_in(folder: Path) -> list[Path]:
         raise Misuse(f"{shorten(str(folder))} is no folder that can be read: {reason_of(error)}") from error
     if any(RANK.fullmatch(entry.name) for entry in entries):
         return []
-    found = [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
-    return [each for each in found if each.name.isprintable() and any(map(os.path.lexists, paths_of(each, 0)))]
+    folders = [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
+    return [each for each in folders if each.name.isprintable() and any(map(os.path.lexists, paths_of(each, 0)))]
 
 
 def _ranks_in(folder: Path) -> list[int]:
@@ -208,8 +205,7 @@ def _ranks_in(folder: Path) -> list[int]:
         names = {path.name for path in folder.iterdir()}
     except (OSError, ValueError) as error:
         raise Misuse(f"{shorten(str(folder))} is no folder that can be read: {reason_of(error)}") from error
-    found = [RANK.fullmatch(name) for name in names]
-    ranks = sorted({int(match[1]) for match in found if match})
+    ranks = sorted({int(match[1]) for name in names if (match := RANK.fullmatch(name))})
     if not ranks:
         raise Misuse(f"{folder} holds no captured run: no rank-00000.json; equivtest.capture writes one on every rank")
     for rank in range(ranks[-1] + 1):
@@ -220,7 +216,7 @@ def _ranks_in(folder: Path) -> list[int]:
 
 
 def _check_run(folder: Path, manifests: Mapping[int, Manifest]) -> None:
-    """Raises Misuse unless the manifests are those of all ranks of one run."""
+    """Raises Misuse unless each rank of one run has its manifest here."""
     first = manifests[0]
     for rank, manifest in manifests.items():
         if manifest.rank != rank:
