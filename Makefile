@@ -42,7 +42,7 @@ deepspeed: deepspeed-installed  ## The properties of the real DeepSpeed; VERSION
 
 release-installed: $(RELEASE)/.installed
 
-release: release-installed  ## The gate on another release of torch, VERSION=2.8.0; PROFILE=smoke is a first look
+release: release-installed  ## The gate on another release of torch, VERSION=2.15.0; PROFILE=smoke is a first look
 	$(RELEASE)/bin/equivtest run --profile $(PROFILE) --allow-unsupported release --report report/torch-$(VERSION)
 
 clients-installed: $(INSTALLED) $(CLIENTS)/.installed
@@ -100,7 +100,7 @@ $(DEEPSPEED)/.installed: constraints-deepspeed.txt
 
 # An environment of its own, since torch brings libraries of its own: 6 GB for one that is built for CUDA.
 $(RELEASE)/.installed: pyproject.toml constraints.txt
-	test -n "$(VERSION)" || { echo 'name a release of torch: make release VERSION=2.8.0' >&2; exit 2; }
+	test -n "$(VERSION)" || { echo 'name a release of torch: make release VERSION=2.15.0' >&2; exit 2; }
 	$(PYTHON) -m venv $(RELEASE)
 	sed -E '/^(torch|setuptools|sympy)==/d' constraints.txt > $(RELEASE)/constraints.txt
 	$(RELEASE)/bin/python -m pip install --quiet -c $(RELEASE)/constraints.txt torch==$(VERSION) -e '.[bench]'

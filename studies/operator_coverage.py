@@ -7,8 +7,7 @@ The first adds one line of JSON per operator to FILE, but for those that it has 
 told as soon as it is met.  The second prints what the files say together: of every operator of torch's list for which
 DTensor has a strategy how many draws were found equal (`=`) or within a bound (`~`), of how many nothing was concluded
 (`?`), how many were refused on every rank alike (`R`), failed as is known (`K`) or failed (`X`), forward and in the
-gradient.  `python -m studies.releases table --swept` puts files of several releases of torch beside each other, case by
-case.
+gradient.
 
 Source: torch.distributed.tensor._ops.strategy_validation.get_registered_op_names (2.13.0).
 """

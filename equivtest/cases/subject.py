@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, _redistribute, parallel
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from equivtest import layout
-from equivtest.base.refusal import is_older
 from equivtest.cases.case import Case
 from equivtest.cases.operands import partial_axes
-from equivtest.errors import Unsupported
 from equivtest.tensors import Placed
 
 Given = Mapping[str, torch.Tensor]
@@ -115,43 +112,3 @@ def placement_of(placement: layout.Placement) -> Placement:
     if isinstance(placement, layout.Shard):
         return Shard(placement.dim)
     return Partial(placement.op) if isinstance(placement, layout.Partial) else Replicate()
-
-
-def forget_calls() -> None:
-    """Empties what DTensor keeps of earlier calls.
-
-    In torch 2.8 these are another embedding's mask (finding 87), and how many rows it has (finding 113).
-    """
-    if is_older(torch.__version__):
-        _redistribute._gen_transform_infos.cache_clear()
-    if is_older(torch.__version__, than="2.9"):
-        DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache.cache_clear()
-
-
-def divide_gradients(parameters: Iterable[torch.Tensor]) -> None:
-    """Divides gradients as their parameters: those of uneven shards come back whole, to torch 2.11 (finding 104)."""
-    if is_older(torch.__version__):
-        for each in parameters:
-            if isinstance(each, DTensor) and isinstance(each.grad, DTensor):
-                each.grad = each.grad.redistribute(placements=each.placements)
-
-
-def require_fsdp2(mesh: DeviceMesh) -> None:
-    """Checks that this release's fully_shard runs on the mesh's device.
-
-    Raises:
-        Unsupported: its forward needs `record_event` of torch.cpu.Stream, which has none in 2.6.0 (finding 112).
-    """
-    if mesh.device_type == "cpu" and not hasattr(torch.cpu.Stream, "record_event"):
-        raise Unsupported(f"torch {torch.__version__} runs no FSDP2 on the CPU: torch.cpu.Stream has no record_event")
-
-
-def style_named(name: str) -> Any:
-    """A style of torch.distributed.tensor.parallel that not every release has: 2.6 has no PrepareModuleInputOutput.
-
-    Raises:
-        Unsupported: this release has it not.
-    """
-    if not hasattr(parallel, name):
-        raise Unsupported(f"torch {torch.__version__} has no {name}: it came with a later release")
-    return getattr(parallel, name)

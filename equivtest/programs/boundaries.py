@@ -37,9 +37,8 @@ FUNCTIONS: dict[Callable[..., Any], Function] = {
     functional.scaled_dot_product_attention: Function(":attention", ("query", "key", "value")),
     torch.topk: TOPK,
     torch.Tensor.topk: TOPK,
+    torch._grouped_mm: Function(":grouped", ("self",)),
 }
-if hasattr(torch, "_grouped_mm"):  # torch 2.6 has no products by group
-    FUNCTIONS[torch._grouped_mm] = Function(":grouped", ("self",))
 
 
 Choice = Callable[[torch.Tensor], Any]

@@ -56,7 +56,6 @@ PARTS = {
 PARTS_OF_KIT = {
     "cases.case": "case",
     "cases.activation": "case",
-    "cases.known": "known",
     "cases.picks": "strategy",
     "cases.values": "values",
     "oracle": "oracle",

@@ -287,6 +287,14 @@ def test_data_parallelism_over_fewer_ranks_than_all_keeps_the_batch_whole(pool: 
 
 
 @pytest.mark.ranks
+def test_unsupported_parallelization_resolves(pool: Pool) -> None:
+    """No dtype answers if torch lacks what `parallelize` uses."""
+    prop = claimed("mlp", "lacking", optimizer="equivtest.programs.examples.mixture:sgd")
+
+    assert resolved(prop, pool, Space((2,), ("bfloat16", "float32"))).resolve is None
+
+
+@pytest.mark.ranks
 def test_ranks_are_asked_once(monkeypatch: pytest.MonkeyPatch, pool: Pool) -> None:
     prop = claimed("mlp", "ddp_of_layers")
     resolved(prop, pool)

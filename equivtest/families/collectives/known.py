@@ -22,26 +22,6 @@ def scatters_strides(case: CollectivesCase) -> bool:
     return _hands_strides_to(case, "scatter")
 
 
-def gathers_strides(case: CollectivesCase) -> bool:
-    """Whether elements that are apart are gathered by one rank."""
-    return _hands_strides_to(case, "gather")
-
-
-def gathers_strides_functionally(case: CollectivesCase) -> bool:
-    """Whether elements that are apart are handed to the functional all_gather."""
-    return _hands_strides_to(case, "functional_all_gather_tensor")
-
-
-def scatters_no_sum(case: CollectivesCase) -> bool:
-    """Whether a call scatters another reduction than the sum."""
-    return any("reduce_scatter" in call.function and call.op != "sum" for call in case.calls)
-
-
-def scatters_scaled_sum(case: CollectivesCase) -> bool:
-    """Whether a call scatters a sum of scaled operands, which differs from the sum on one rank too."""
-    return any("reduce_scatter" in call.function and call.op == "premul" for call in case.calls)
-
-
 def _hands_strides_to(case: CollectivesCase, *functions: str) -> bool:
     is_apart = case.stride > 1 and max(case.numels) > 1
     return is_apart and any(call.function in functions for call in case.calls)

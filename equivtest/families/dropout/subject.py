@@ -15,7 +15,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor._random import is_rng_supported_mesh, manual_seed
+from torch.distributed.tensor._random import manual_seed
 from torch.distributed.tensor.parallel import SequenceParallel, parallelize_module
 
 from equivtest.cases.subject import Answers, Given, as_dtensor, run_backward, under_contract
@@ -51,7 +51,6 @@ def seeded(mesh: DeviceMesh, seed: int) -> Iterator[None]:
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="DTensor (random operators|manual_seed)", category=UserWarning)
-        if is_rng_supported_mesh(mesh):  # manual_seed asks so itself, but in torch 2.6
-            manual_seed(seed, mesh)
+        manual_seed(seed, mesh)
         torch.manual_seed(seed)
         yield

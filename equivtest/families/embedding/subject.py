@@ -16,7 +16,6 @@ from equivtest.cases.subject import (
     Answers,
     Given,
     as_dtensor,
-    forget_calls,
     run_backward,
     torch_placement,
     under_contract,
@@ -48,7 +47,6 @@ def run_embedding(
     module: type[nn.Embedding] = nn.Embedding,
 ) -> Answers:
     """Forward and backward of one parallelized embedding, on this rank."""
-    forget_calls()
     plan = style(
         input_layouts=torch_placement(case, "ids"),
         output_layouts=torch_placement(case, "output"),

@@ -80,21 +80,6 @@ def has_partial(case: OperatorCase) -> bool:
     return any(partial_axes(case.operand_layout(number)) for number in range(len(case.operands)))
 
 
-def scatters_no_sum(case: OperatorCase) -> bool:
-    """Whether on an axis of several ranks one operand is partial by another reduction than the sum, and one divided."""
-    numbers = range(len(case.operands))
-    axes = {
-        axis
-        for number in numbers
-        if case.reduction(number)[0] not in ("", "sum")
-        for axis in partial_axes(case.operand_layout(number))
-    }
-    return any(
-        case.mesh_shape[axis] > 1 and any(case.placements[number][axis].startswith("shard") for number in numbers)
-        for axis in axes
-    )
-
-
 def leaves_nothing_to_reduce(case: OperatorCase) -> bool:
     """Whether some rank has no elements along a dim that is reduced; along any, where none is named."""
     num_dims, dim = len(case.operands[0]), case.dim

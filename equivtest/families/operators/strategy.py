@@ -210,7 +210,7 @@ def _pick_shape(draw: DrawFn, world_size: int, operator: Operator) -> Shape:
 def _simplest(name: str) -> Signatures:
     """Returns signatures of an operator that does not take the shape drawn, such as one without elements.
 
-    There are none where the installed torch does not take it at all: 2.8.0 has no derivative of `aminmax`.
+    There are none if the installed torch does not take the operator at all.
     """
     shapes: tuple[Shape, ...] = ((2,), (2, 2), (2, 2, 2), ())
     return next((found for shape in shapes if (found := signatures_of(name, shape))), ())

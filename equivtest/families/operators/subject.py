@@ -26,7 +26,6 @@ Call = Callable[[OperatorCase, tuple[DTensor, ...], Arguments], tuple[Any, ...]]
 REFUSALS: tuple[tuple[type[Exception], str], ...] = (
     (NotImplementedError, "does not have a sharding strategy registered"),
     (NotImplementedError, "does not support cross-mesh operation"),
-    (NotImplementedError, "with Partial placement is not implemented"),  # split, torch 2.8
     (RuntimeError, "in-place operations that require placement changes are not supported"),
     (RuntimeError, "is not supported for in-place operations"),
     (RuntimeError, "without redistribution"),

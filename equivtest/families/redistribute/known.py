@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from equivtest.layout import Layout, Partial, Replicate, Shard, local_box, shard_bounds, shard_kind
+from equivtest.layout import Layout, Partial, Replicate, Shard, local_box, shard_bounds
 
 if TYPE_CHECKING:
     from equivtest.families.redistribute.case import RedistributeCase
@@ -28,59 +28,6 @@ def mixes_reductions(case: RedistributeCase) -> bool:
         isinstance(old, Partial) and isinstance(new, Partial) and old != new and num_ranks > 1
         for old, new, num_ranks in pairs
     )
-
-
-def scatters_no_sum(case: RedistributeCase) -> bool:
-    """Whether on an axis of several ranks what is partial by another reduction than the sum becomes a shard."""
-    return _scatters_no_sum(case, case.operand_layout("x"), case.tensors["output"].layout)
-
-
-def gradient_scatters_no_sum(case: RedistributeCase) -> bool:
-    """The same of the cotangent on its way to the gradient's layout."""
-    return bool(case.requires_grad) and _scatters_no_sum(case, case.cotangent_layout, case.gradient_layout)
-
-
-def _scatters_no_sum(case: RedistributeCase, source: Layout, target: Layout) -> bool:
-    return any(
-        isinstance(old, Partial) and old.op != "sum" and isinstance(new, Shard) and num_ranks > 1
-        for old, new, num_ranks in zip(source.placements, target.placements, case.mesh_shape, strict=True)
-    )
-
-
-def gradient_is_partial(case: RedistributeCase) -> bool:
-    """Whether source and cotangent are both partial on some axis."""
-    return bool(case.requires_grad) and _meets_partial(case, fewest=1)
-
-
-def gradient_has_shares(case: RedistributeCase) -> bool:
-    """Whether they are so on an axis of several ranks, each of which holds a share."""
-    return bool(case.requires_grad) and _meets_partial(case, fewest=2)
-
-
-def _has_matrix(case: RedistributeCase) -> bool:
-    """Whether swapping the last two dims in memory changes the strides."""
-    return len(case.shape) > 1 and min(case.shape[-2:]) > 1
-
-
-def _meets_partial(case: RedistributeCase, fewest: int) -> bool:
-    pairs = zip(case.operand_layout("x").placements, case.cotangent_layout.placements, case.mesh_shape, strict=True)
-    return any(isinstance(x, Partial) and isinstance(g, Partial) and num >= fewest for x, g, num in pairs)
-
-
-def copies_uneven_gradient(case: RedistributeCase) -> bool:
-    """Whether autograd copies the gradient of a DTensor, divided unevenly, since it has other strides than x."""
-    return _copies_gradient(case) and shard_kind(case.shape, case.operand_layout("x"), case.mesh_shape) != "even"
-
-
-def copies_partial_gradient(case: RedistributeCase) -> bool:
-    """The same of a gradient that is partial."""
-    return _copies_gradient(case) and gradient_is_partial(case)
-
-
-def _copies_gradient(case: RedistributeCase) -> bool:
-    """Whether the gradient of a DTensor has other strides than x: the last two dims of one are swapped in memory."""
-    is_leaf = not case.leaves_as_plain_tensor and bool(case.requires_grad)
-    return is_leaf and case.x_contiguous != case.cotangent_contiguous and _has_matrix(case)
 
 
 def gathers_nested_shards_flat(case: RedistributeCase) -> bool:

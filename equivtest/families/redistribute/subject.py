@@ -13,7 +13,6 @@ from torch.distributed import tensor as torch_tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, distribute_tensor
 
-from equivtest.base.refusal import is_older
 from equivtest.cases.subject import (
     Answers,
     Given,
@@ -23,12 +22,8 @@ from equivtest.cases.subject import (
     placements_of,
     under_contract,
 )
-from equivtest.errors import Unsupported
 from equivtest.families.redistribute.case import RedistributeCase
 from equivtest.families.redistribute.case_refused import RefusedRedistributeCase
-
-NO_PARTIAL = "redistributing to Partial is for internal use only"
-"""Words of DTensor.redistribute in torch/distributed/tensor/_api.py (2.8.0 and 2.13.0)."""
 
 Move = Callable[[RedistributeCase, DTensor], DTensor]
 """Takes a DTensor from the case's source to its target."""
@@ -40,18 +35,8 @@ def redistribute(case: RedistributeCase, mesh: DeviceMesh, given: Given) -> Answ
 
 
 def move_by_torch(case: RedistributeCase, x: DTensor) -> DTensor:
-    """DTensor.redistribute itself.
-
-    Raises:
-        Unsupported: an axis is to stay partial, and this release refuses every partial placement, as 2.8.0 does.
-    """
-    try:
-        return x.redistribute(placements=asked_placements(case), async_op=case.async_op)
-    except RuntimeError as error:
-        stays_partial = not case.refusal and any(text.startswith("partial") for text in case.target)
-        if stays_partial and NO_PARTIAL in str(error) and is_older(torch.__version__):
-            raise Unsupported(f"torch {torch.__version__} redistributes to nothing that stays partial") from error
-        raise
+    """DTensor.redistribute itself."""
+    return x.redistribute(placements=asked_placements(case), async_op=case.async_op)
 
 
 def run_redistribute(case: RedistributeCase, mesh: DeviceMesh, given: Given, move: Move) -> Answers:

@@ -15,11 +15,6 @@ def shared_size(case: ReductionCase) -> int:
     return case.shape[case.placement.dim] if isinstance(case.placement, Shard) else 0
 
 
-def is_uneven(case: ReductionCase) -> bool:
-    """Whether ranks hold different amounts of x."""
-    return case.worst_shard_kind(("x",)) != "even"
-
-
 def has_empty_shard(case: ReductionCase) -> bool:
     """Whether some rank has no element of x."""
     return case.worst_shard_kind(("x",)) == "empty"

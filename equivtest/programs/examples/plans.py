@@ -12,10 +12,13 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInputOutput,
+    RowwiseParallel,
+    parallelize_module,
+)
 from torch.nn.parallel import DistributedDataParallel
-
-from equivtest.cases.subject import require_fsdp2, style_named
 
 
 def tensor_parallel(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
@@ -33,7 +36,7 @@ def sequence_parallel(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
     The block is handed all tokens and hands on all; what is added to x is added to each rank's own.
     """
     tokens = Shard(0)
-    prepared = style_named("PrepareModuleInputOutput")(
+    prepared = PrepareModuleInputOutput(
         input_layouts=Replicate(),
         desired_input_layouts=tokens,
         use_local_input=False,
@@ -43,7 +46,7 @@ def sequence_parallel(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
     divided = ColwiseParallel(input_layouts=tokens, use_local_output=False)
     summed = RowwiseParallel(output_layouts=tokens, use_local_output=False)
     layered = parallelize_module(block, mesh, {"gate": divided, "up": divided, "down": summed})
-    return parallelize_module(layered, mesh, prepared)  # "" in one plan is no module in torch 2.8
+    return parallelize_module(layered, mesh, prepared)
 
 
 def data_parallel(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
@@ -53,7 +56,6 @@ def data_parallel(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 def fully_sharded(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """The same by FSDP2: parameters divided on dim 0, gathered for the forward and again for the backward."""
-    require_fsdp2(mesh)
     sharded: nn.Module = fully_shard(block, mesh=mesh)  # type: ignore[assignment]  # of both classes
     return sharded
 

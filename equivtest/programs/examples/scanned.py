@@ -6,9 +6,12 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-
-from equivtest.cases.subject import style_named
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInputOutput,
+    RowwiseParallel,
+    parallelize_module,
+)
 
 
 class ScannedBlock(nn.Module):
@@ -55,7 +58,7 @@ def tokens_divided(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """Tokens divided among the ranks; all ranks have the places."""
     assert isinstance(block, PickedBlock)
     block.place = distribute_tensor(block.place, mesh, [Replicate()])
-    prepared = style_named("PrepareModuleInputOutput")(
+    prepared = PrepareModuleInputOutput(
         input_layouts=Replicate(),
         desired_input_layouts=Shard(0),
         use_local_input=False,

@@ -20,7 +20,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_norm
 
-from equivtest.cases.subject import divide_gradients
 from equivtest.programs.examples.mixture import MAX_NORM
 from equivtest.programs.examples.mixture_plan import local
 
@@ -61,7 +60,6 @@ class Clipped:
         self.optimizer.zero_grad()
         loss = self.module(**self.batch)["loss"]
         torch.autograd.backward(loss)
-        divide_gradients(self.module.parameters())
         norm = self.clip()
         self.optimizer.step()
         return {"loss": loss.detach(), "total_norm": norm}
@@ -166,7 +164,6 @@ class Scaled(InOneCall):
         """Backward, clipping and update, which is skipped on every rank where one gradient is infinite."""
         self.optimizer.zero_grad()
         torch.autograd.backward(scaler.scale(loss), retain_graph=overflows)
-        divide_gradients(self.module.parameters())
         if overflows:
             self.overflow()
         self.unscale(scaler)

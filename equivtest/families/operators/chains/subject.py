@@ -110,13 +110,12 @@ def special(step: Step, x: torch.Tensor) -> torch.Tensor:
 def mapped(step: Step, x: DTensor, gradient: tuple[Placement, ...] | None = None) -> torch.Tensor:
     """What each rank holds times a number, by `local_map`, which redistributes first."""
     factor, placements = factor_of(step), tuple(placements_of(Layout(placements_named(step))))
-    told: dict[str, Any] = {} if gradient is None else {"in_grad_placements": (gradient,)}  # torch 2.6 takes none
     call = local_map(
         lambda local: local * factor,
         out_placements=list(placements),
         in_placements=(placements,),
         redistribute_inputs=True,
-        **told,
+        in_grad_placements=None if gradient is None else (gradient,),
     )
     found: torch.Tensor = call(x)
     return found

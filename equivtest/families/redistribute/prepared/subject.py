@@ -12,11 +12,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import (
     ParallelStyle,
     PrepareModuleInput,
+    PrepareModuleInputOutput,
     PrepareModuleOutput,
     parallelize_module,
 )
 
-from equivtest.cases.subject import Answers, Given, own_operand, placement_of, style_named, under_contract
+from equivtest.cases.subject import Answers, Given, own_operand, placement_of, under_contract
 from equivtest.families.redistribute.prepared.case import PreparedCase
 from equivtest.families.redistribute.subject import as_dtensor, take_cotangent
 from equivtest.layout import parse_placement
@@ -41,8 +42,8 @@ def plan_of(case: PreparedCase) -> ParallelStyle:
         layouts = {"input_layouts": given, "desired_input_layouts": wanted}  # type: ignore[dict-item]
     if case.style == "input":
         return PrepareModuleInput(**layouts, use_local_output=case.use_local_output)  # type: ignore[arg-type]
-    style: ParallelStyle = style_named("PrepareModuleInputOutput")(
-        **layouts,
+    style: ParallelStyle = PrepareModuleInputOutput(
+        **layouts,  # type: ignore[arg-type]
         use_local_input=case.use_local_input,
         output_layouts=wanted,
         desired_output_layouts=last,

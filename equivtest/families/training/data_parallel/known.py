@@ -9,11 +9,6 @@ if TYPE_CHECKING:
     from equivtest.families.training.data_parallel.case import DataParallelCase
 
 
-def num_scattered(case: DataParallelCase) -> int:
-    """Among how many ranks a gradient is scattered while it is reduced."""
-    return case.world_size
-
-
 def is_folded_by_a_view_alone(case: DataParallelCase) -> bool:
     """Whether in_proj's product takes another road for x than for a view of x, which has other strides.
 

@@ -18,7 +18,7 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.nn.parallel import DistributedDataParallel
 
 from equivtest.cases.case import at_step
-from equivtest.cases.subject import Answers, Given, require_fsdp2
+from equivtest.cases.subject import Answers, Given
 from equivtest.families.training.case import LAYERS
 from equivtest.families.training.data_parallel.case import DataParallelCase
 from equivtest.families.training.data_parallel.case_refused import RefusedShardingCase
@@ -107,7 +107,6 @@ class Fsdp2Run(DataParallelRun):
         for group in [layers] if self.case.tied else [[layer] for layer in layers]:
             self.shard_together(group, mesh)
         self.parallel = self.shard_together(model, mesh)
-        require_fsdp2(mesh)  # behind the sharding, which refuses what it must on every device
         return model
 
     def shard_together(self, modules: Any, mesh: DeviceMesh) -> FSDPModule:

@@ -10,11 +10,6 @@ if TYPE_CHECKING:
     from equivtest.families.training.two_axes.case import TwoAxisCase
 
 
-def num_scattered(case: TwoAxisCase) -> int:
-    """Among how many ranks a gradient is scattered while it is reduced."""
-    return case.mesh[0] if case.style == "fsdp2_tp" else case.mesh[1]
-
-
 def has_rank_without_hidden(case: TwoAxisCase) -> bool:
     """Whether the hidden features run out before the ranks that they are divided among do."""
     start, stop = shard_bounds(case.hidden_features, case.num_hidden_parts, case.num_hidden_parts - 1)

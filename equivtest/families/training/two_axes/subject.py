@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
-from equivtest.cases.subject import Answers, Given, require_fsdp2
+from equivtest.cases.subject import Answers, Given
 from equivtest.families.training.data_parallel.subject import Fsdp2Run
 from equivtest.families.training.subject import Mlp
 from equivtest.families.training.two_axes.case import TwoAxisCase
@@ -51,7 +51,6 @@ class Fsdp2TpRun(Fsdp2Run):
         super().__init__(case, named_mesh(mesh.device_type, case.mesh_shape, ("dp", "tp")), given)
 
     def build(self) -> nn.Module:
-        require_fsdp2(self.mesh)
         model = Mlp(self.case, self.given)
         parallelize_module(model, self.mesh["tp"], self.plan())
         return self.shard(model, self.mesh["dp"])
