@@ -20,10 +20,12 @@ import json
 import statistics
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+import psutil
 import torch
 from torch import nn
 from torch.nn.utils import parametrize
@@ -42,7 +44,6 @@ from equivtest.verdicts.claims import trains_like_unsharded
 from equivtest.verdicts.compare import compare
 from studies.client_defects import INPUTS, LIMIT_S, first_of
 from studies.json_lines import lines_of
-from studies.spent import cpu_s
 from tests.clients.language_models import build
 
 BUILD = "tests.programs.clients:"
@@ -52,6 +53,16 @@ HOW = (("tensor_parallel", 2), ("tensor_parallel", 3), ("tensor_parallel", 4), (
 DTYPES = ("bfloat16", "float16", "float32")
 AT_ONCE = 5
 """Seeds of a cell in a row: a run that is cut off has as many of each, but for five."""
+
+
+def cpu_s() -> float:
+    """CPU seconds of this process and of all processes below it, including those that ended and were waited for."""
+    total = 0.0
+    me = psutil.Process()
+    for process in (me, *me.children(recursive=True)):
+        with suppress(psutil.Error):  # it ended after it was listed
+            total += sum(process.cpu_times()[:4])
+    return total
 
 
 class Repeated(nn.Module):
