@@ -1,4 +1,4 @@
-"""What every rank of anybody's job held in its forwards and backwards, written into a folder for `equivtest judge`."""
+"""Captures a step of your job on every rank, in a folder for `equivtest judge`."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from torch.distributed.tensor import DTensor
 from equivtest.base import limits
 from equivtest.captured.write.group import Group
 from equivtest.captured.write.job import Job, PlacedBy, axes_of, shape_of
-from equivtest.captured.write.kept import Keeper
-from equivtest.captured.write.kept_update import UpdateKeeper
+from equivtest.captured.write.keeper import Keeper
+from equivtest.captured.write.update_keeper import UpdateKeeper
 from equivtest.cases.case import Shape, require
 from equivtest.errors import Misuse
 from equivtest.programs.boundaries import parts_of
@@ -43,34 +43,32 @@ def capture(
     alone: Sequence[str] = (),
     limit_bytes: int = limits.CAPTURED_BYTES,
 ) -> Iterator[None]:
-    """Writes what this rank holds in the forward and backward of `module` that run within the block.
+    """Writes this rank's tensors of the forward and backward of `module` that run within the block.
 
-    Where the module is called several times each call is a micro-batch with a backward of its own, and gradients add
-    up.  Every rank of the job enters and leaves the block, and calls the module as often.  Gradients are read where the
-    block ends, so that it ends before they are clipped or the parameters are updated.  Nothing is written where it
-    raises.
+    If the block calls the module several times, each call is a micro-batch with its backward, and gradients add up.
+    Every rank of the job enters and leaves the block, and makes the same number of calls.  Gradients are read when the
+    block ends, so end it before you clip them or update the parameters.  A block that raises writes no file.
 
     Args:
         module: The parallel module, as the job calls it.
-        folder: Where each rank writes two files of its own; hosts without a common folder collect them afterwards.
-        boundaries: Patterns (`fnmatch`) of the names of those submodules whose tensors are kept, by the unsharded
-            module's names, such as 'layers.*.mlp'.
-        outputs: Which of several outputs are kept, as of `module_property`; empty: all.
-        batch: As of `module_property`: 'whole', 'mean of parts' or 'sum of parts'; None: 'mean of parts' where
+        folder: Each rank writes two files into it; collect them afterwards if hosts share no folder.
+        boundaries: Patterns (`fnmatch`) of the names of the submodules to capture, in the unsharded module's names,
+            such as 'layers.*.mlp'.
+        outputs: Names of the outputs to capture, as in `module_property`; empty: all.
+        batch: As in `module_property`: 'whole', 'mean of parts' or 'sum of parts'; None: 'mean of parts' if
             DistributedDataParallel, fully_shard or the like is in the module, else 'whole'.
-        batch_axis: Along which axis of the mesh a divided batch is divided; '': the first.
-        mesh: Of all ranks of the job; None: that of the module's DTensors, else all ranks along one axis.
-        placed: Says of a parameter that is held as a plain tensor which elements of the whole a rank has, as of
-            `module_property`, here as a function.  Without it a plain parameter is the whole.
-        shapes: Of the unsharded module's parameters, where the parallel one does not say them: by name.
-        alone: Patterns of the names of submodules that are captured each by itself, into a folder of its name in
-            `folder`, and nothing else: each is then judged alone, so that the whole never has to fit into memory.  What
-            the module computes between them is not judged.
-        limit_bytes: What one rank writes at most.
+        batch_axis: The axis of the mesh that divides a divided batch; '': the first.
+        mesh: The mesh of all ranks of the job; None: the mesh of the module's DTensors, else all ranks along one axis.
+        placed: A function that says which elements of the whole a rank has of a plain parameter, as in
+            `module_property`.  Without it a plain parameter is the whole.
+        shapes: Shapes of the unsharded module's parameters by name, if the parallel module does not show them.
+        alone: Patterns of the names of submodules to capture alone, each into a folder of its name in `folder`.  Each
+            is judged alone, so that the whole need not fit into memory.  The computation between them is not judged.
+        limit_bytes: The most bytes that one rank writes.
 
     Raises:
-        Misuse: there is another run in the folder, gradients are left from before, the module is not called, some call
-            has not one backward or takes what is no tensor, or a rank would write more than the limit.
+        Misuse: the folder has another run, gradients are left from before, the module is not called, a call has no
+            backward or two or takes an argument that is no tensor, or a rank would write more than the limit.
     """
     require(isinstance(module, nn.Module), f"capture takes the module that the job calls, got {type(module).__name__}")
     job = _job_of(module, batch, batch_axis, mesh, placed, shapes, limit_bytes)
@@ -97,20 +95,20 @@ def capture_update(
     shapes: Mapping[str, Shape] | None = None,
     limit_bytes: int = limits.CAPTURED_BYTES,
 ) -> Iterator[None]:
-    """Writes what this rank holds in the one `optimizer.step()` that runs within the block.
+    """Writes this rank's tensors of the one `optimizer.step()` that runs within the block.
 
-    That is its part of the parameters, the gradients and the optimizer's state when the update begins, so after
-    accumulation, unscaling and clipping, and the parameters and the state when the block ends.  Every rank of the job
-    enters and leaves the block.
+    When the update begins, so after accumulation, unscaling and clipping, it copies this rank's shards of parameters,
+    gradients and the optimizer's state.  When the block ends it copies parameters and state again.  Every rank of the
+    job enters and leaves the block.
 
     Args:
-        module: The parallel module, whose parameters are updated.
-        optimizer: One of torch.optim, as it is called, and no wrapper of one.
-        folder, mesh, placed, shapes, limit_bytes: As of `capture`; another folder than that of a forward and backward.
+        module: The parallel module; the optimizer updates its parameters.
+        optimizer: A torch.optim.Optimizer, not a wrapper around one.
+        folder, mesh, placed, shapes, limit_bytes: As in `capture`; a forward and backward need another folder.
 
     Raises:
-        Misuse: there is another run in the folder, there is not one update, or it is none that a folder holds, or a
-            rank would write more than the limit.
+        Misuse: the folder has another run, the step does not run exactly once, a folder cannot hold the optimizer's
+            options or state, or a rank would write more than the limit.
     """
     require(
         isinstance(optimizer, torch.optim.Optimizer),
@@ -123,7 +121,6 @@ def capture_update(
 
 @contextmanager
 def _kept(job: Job, folder: Path, keepers: Sequence[Keeper]) -> Iterator[None]:
-    """Has each keep what runs within the block, and write it."""
     try:
         for keeper in keepers:
             keeper.begin()
@@ -151,17 +148,17 @@ def _job_of(
     shapes: Mapping[str, Shape] | None,
     limit_bytes: int,
 ) -> Job:
-    """What the options say of the job, and what its module does.
+    """Describes the job by the options and its module.
 
     Raises:
-        Misuse: an option says what cannot be.
+        Misuse: an option does not fit the job.
     """
     parameters, world = by_own_name(module, module.named_parameters()), Group()
     mesh = mesh or _widest_mesh(parameters.values())
     ranks = None if mesh is None else mesh.mesh.flatten().tolist()
     require(
         ranks is None or ranks == list(range(world.size)),
-        f"mesh must have all {world.size} ranks of the job in order, got {ranks}: capture(mesh=) says it",
+        f"mesh must have all {world.size} ranks of the job in order, got {ranks}: pass it as capture(mesh=)",
     )
     axes = axes_of(mesh)
     require(
@@ -169,8 +166,8 @@ def _job_of(
         f"batch_axis must be one of axes {', '.join(axes) or 'none'}, got {batch_axis!r}",
     )
     divides = is_data_parallel(module, shape_of(mesh, world)[axes.index(batch_axis) if batch_axis else 0])
-    known = [each for each in BATCHES if each != PARTS_OF_WHOLE]
-    require(batch is None or batch in known, f"batch must be one of {', '.join(known)} or None, got {batch!r}")
+    batches = [each for each in BATCHES if each != PARTS_OF_WHOLE]
+    require(batch is None or batch in batches, f"batch must be one of {', '.join(batches)} or None, got {batch!r}")
     return Job(
         module=module,
         world=world,
@@ -185,19 +182,19 @@ def _job_of(
 
 
 def _agree(job: Job, folder: Path, problem: str) -> None:
-    """Says how much all ranks are about to write.
+    """Prints how much all ranks will write.
 
     Raises:
-        Misuse: some rank has a problem, or would write more than the limit; on every rank alike, so that none waits.
+        Misuse: a rank has a problem, or would write more than the limit; every rank raises, so that none waits.
     """
-    told = job.world.all_of((job.size_bytes, problem))
-    sizes, problems = [size for size, _ in told], [(rank, text) for rank, (_, text) in enumerate(told) if text]
+    ranks = job.world.all_of((job.size_bytes, problem))
+    sizes, problems = [size for size, _ in ranks], [(rank, text) for rank, (_, text) in enumerate(ranks) if text]
     require(not problems, "".join(f"rank {rank}: {text}" for rank, text in problems[:1]))
     largest = sizes.index(max(sizes))
     require(
         max(sizes) <= job.limit_bytes,
-        f"rank {largest} would write {_in_words(max(sizes))}, at most {_in_words(job.limit_bytes)} are written: name "
-        "fewer parts, capture(boundaries=['layers.0.*']), or say limit_bytes=",
+        f"rank {largest} would write {_in_words(max(sizes))}, the limit is {_in_words(job.limit_bytes)}: name fewer "
+        "submodules, capture(boundaries=['layers.0.*']), or raise limit_bytes=",
     )
     if job.world.rank == 0:
         sys.stderr.write(

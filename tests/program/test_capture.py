@@ -249,7 +249,7 @@ def test_chosen_parts_keep_their_names(run: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"limit_bytes": 100}, "would write .* KiB, at most 100 B are written: name fewer parts"),
+        ({"limit_bytes": 100}, "would write .* KiB, the limit is 100 B: name fewer submodules"),
         ({"batch": "parts"}, "batch must be one of whole, mean of parts, sum of parts or None"),
         ({"batch_axis": "dp"}, "batch_axis must be one of axes none"),
     ],

@@ -191,9 +191,12 @@ def handed_otherwise(module: nn.Module) -> None:
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        (ends_without_backward, r"gave in call 4 of 4 within the block: call backward of each there, and run what has"),
+        (
+            ends_without_backward,
+            r"no gradient reached the outputs of call 4 of 4 .*: call backward for each forward there, and run",
+        ),
         (partly_under_autocast, r"was called under autocast none and cpu:bfloat16 within the block"),
-        (handed_otherwise, r"was handed input in call 4 within the block, input in the first: .* in the same way"),
+        (handed_otherwise, r"took input in call 4 within the block, input in the first: .* in the same way"),
     ],
 )
 def test_calls_that_are_no_micro_batches_are_refused(

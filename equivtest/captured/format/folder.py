@@ -28,7 +28,7 @@ AFTER, STATE, STATE_OF = "step1.", "state.", ":"
 """Parts of the names of an update's results and an optimizer's state: 'step1.state.up.weight:exp_avg'."""
 
 INDICES = "indices."
-"""Prefix of the name of a list that says where the elements of a tensor lie."""
+"""Prefix of the name of the list with the places of a tensor's elements."""
 
 
 def paths_of(folder: Path, rank: int) -> tuple[Path, Path]:

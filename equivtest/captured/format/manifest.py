@@ -1,4 +1,4 @@
-"""What one rank says of its part of a run: plain data, versioned, checked when it is read."""
+"""The manifest that one rank writes: plain data, versioned, checked when it is read."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Parameter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One tensor that the rank held.
+    """One tensor of the rank.
 
     Attributes:
         sha256: Of its bytes in the file of tensors, where its shape and dtype stand.
-        layout: Its placement on each axis of the mesh, '' where nothing is said; empty: it is a plain tensor.
-        order: Which axis divides first, as of `equivtest.layout.Layout`.
-        whole: Global shape, where the tensor says it.
-        is_listed: Whether 'indices.NAME' in the file says where each element lies in the flattened whole.
+        layout: Its placement on each axis of the mesh, '' if unknown; empty for a plain tensor.
+        order: The axes in the order of sharding, as in `equivtest.layout.Layout`.
+        whole: Global shape, if known.
+        is_listed: Whether 'indices.NAME' in the file has the place of each element in the flattened whole.
     """
 
     sha256: str
@@ -45,33 +45,33 @@ class Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ParameterGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Parameters that an optimizer updates alike: their names, and its options, as torch.optim has them."""
+    """One of an optimizer's param_groups: names of parameters, and options."""
 
     parameters: tuple[str, ...]
     options: dict[str, bool | int | float | tuple[float, ...] | None]
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What one rank says.
+    """The manifest of one rank.
 
     Attributes:
-        run: Hexadecimal digits that all ranks of one run share, and no other run has.
-        mesh: Ranks along each axis, row by row; `axes` are their names, where they have some.
-        batch, batch_axis: As of `equivtest.module.module_property`.
-        part: Name of the submodule that was captured alone; '': the whole model, and nothing here is of another.
-        inputs: Names, in the order in which the model takes them; `positional` of those handed over by place.
-        outputs: As of `module_property`: which were captured.
-        boundaries: Patterns of the names of those parts that were captured.
-        micro_batches: How often the model was called, on inputs of its own and with a backward of its own each time;
-            gradients of parameters are those of all.
-        parameters: The model's fingerprint: those of the unsharded model, by name.
-        autocast: Device and dtype of autocast around the forward, 'cpu:bfloat16'; '': there was none.
-        tensors: What the file of tensors holds: by the names of answers, 'given.ids' of an input, 'cotangent.loss' of
-            what came to an output from outside of the model, and 'before.NAME' of a buffer before the forward; what is
-            of a later micro-batch is 'micro2.given.ids'.
-        size_bytes: Of the file of tensors.
-        optimizer: Name of the class in torch.optim whose update was captured, and nothing else; '': a forward and
-            backward were.  `groups` are its parameters.
+        run: Hexadecimal digits that identify the run.
+        mesh: Ranks along each axis, row by row; `axes` are their names, if they have names.
+        batch, batch_axis: As in `equivtest.module.module_property`.
+        part: Name of the submodule that was captured alone; '': the whole model.
+        inputs: Names, in the order in which the model takes them; `positional`: those passed by position.
+        outputs: As in `module_property`: names of the captured outputs.
+        boundaries: Patterns of the names of the captured submodules.
+        micro_batches: The number of calls of the model, each with other inputs and a backward; gradients of parameters
+            are sums over all calls.
+        parameters: The parameters of the unsharded model, by name.
+        autocast: Device and dtype of autocast around the forward, 'cpu:bfloat16'; '' without autocast.
+        tensors: Entries of the file of tensors, by the names of answers; 'given.ids' is an input, 'cotangent.loss' the
+            gradient that came to an output from outside of the model, 'before.NAME' a buffer before the forward, and
+            'micro2.given.ids' an input of the second micro-batch.
+        size_bytes: Size of the file of tensors.
+        optimizer: Name of the class in torch.optim, of a captured update; '' of captured forwards and backwards.
+            `groups` are its parameters.
     """
 
     kind: str = KIND
@@ -108,18 +108,18 @@ SHARED = (
 
 
 def read_manifest(path: Path) -> Manifest:
-    """What the file says.
+    """Reads and checks a manifest.
 
     Raises:
-        Misuse: it cannot be read, is no manifest, is of another version, or says what cannot be.
+        Misuse: it cannot be read, is no manifest, has another version, or no run can have written it.
     """
     with open_plainly(path) as file:
         data = file.read(limits.MANIFEST_BYTES + 1)
     if len(data) > limits.MANIFEST_BYTES:
         raise Misuse(f"manifest {path} has more than {limits.MANIFEST_BYTES} bytes, which no run's has")
     try:
-        told = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
-        kind, version = (msgspec.json.decode(told[key]) for key in ("kind", "version"))
+        fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+        kind, version = (msgspec.json.decode(fields[key]) for key in ("kind", "version"))
     except (msgspec.DecodeError, KeyError, RecursionError, UnicodeDecodeError) as error:
         raise Misuse(f"manifest {path} is cut off, or no manifest of a captured run: {error}") from error
     if kind != KIND or version != VERSION:
@@ -136,7 +136,7 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def _check(path: Path, manifest: Manifest) -> None:
-    """Raises Misuse for what no run says: names that would upset a terminal, sizes that cannot be."""
+    """Raises Misuse for names that would upset a terminal, and for sizes that no run has."""
     texts = (
         manifest.axes, manifest.inputs, manifest.positional, manifest.outputs, manifest.boundaries, manifest.parameters,
         manifest.tensors, (manifest.batch, manifest.batch_axis, manifest.part, manifest.autocast, manifest.optimizer),

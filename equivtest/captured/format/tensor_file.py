@@ -1,4 +1,4 @@
-"""Files of tensors in the safetensors format, read as if somebody hostile had written them: nothing in them is run.
+"""Files of tensors in the safetensors format, read as if an attacker had written them: nothing in them is executed.
 
 safetensors checks that the header is one, and that every byte belongs to exactly one tensor, when it opens a file.
 
@@ -35,7 +35,7 @@ LENGTH_BYTES = 8
 
 
 class Entry(NamedTuple):
-    """What a header says of one tensor."""
+    """A header's entry of one tensor."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -47,7 +47,7 @@ def digest_of(tensor: torch.Tensor) -> str:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> int:
-    """Writes contiguous tensors of the CPU, and gives the size of the file in bytes; `path` has it when it is whole.
+    """Writes contiguous tensors of the CPU and returns the size of the file in bytes; `path` appears once complete.
 
     Raises:
         OSError: it cannot be written.
@@ -56,7 +56,7 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> int:
     try:
         save_file({name: tensor.detach() for name, tensor in tensors.items()}, part)
         part.replace(path)
-    except SafetensorError as error:  # which is how it tells of a disk that is full
+    except SafetensorError as error:  # safetensors raises it for a full disk
         raise OSError(f"{part}: {error}") from error
     finally:
         part.unlink(missing_ok=True)
@@ -64,11 +64,11 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> int:
 
 
 class TensorFile:
-    """A file of tensors whose header has been checked; each tensor is read when it is asked for.
+    """A file of tensors with a checked header; each tensor is read on demand.
 
     Attributes:
-        entries: Of each tensor what the header says, by name.
-        size_bytes: Of the file.
+        entries: The header's entry of each tensor, by name.
+        size_bytes: Size of the file.
 
     Raises:
         Misuse: the file cannot be read, is no such file, or is cut off.

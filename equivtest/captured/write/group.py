@@ -8,7 +8,7 @@ from torch import distributed
 
 
 class Group:
-    """All ranks of the job; this process alone where it has no process group."""
+    """All ranks of the job; without a process group, this process alone."""
 
     def __init__(self) -> None:
         self._is_alone = not (distributed.is_available() and distributed.is_initialized())
@@ -16,12 +16,12 @@ class Group:
         self.size = 1 if self._is_alone else distributed.get_world_size()
 
     def from_first(self, text: str) -> str:
-        """What rank 0 says."""
+        """Returns rank 0's text."""
         return str(self.all_of(text)[0])
 
     def all_of(self, value: Any) -> list[Any]:
-        """What each rank says."""
-        found = [value] * self.size
+        """Returns each rank's value."""
+        values = [value] * self.size
         if not self._is_alone:
-            distributed.all_gather_object(found, value)
-        return found
+            distributed.all_gather_object(values, value)
+        return values

@@ -1,4 +1,4 @@
-"""What a job is that is captured, and what one of its ranks keeps of one tensor."""
+"""A job that is captured, and the copy that a rank keeps of one tensor."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from equivtest.captured.format.tensor_file import digest_of
 from equivtest.captured.write.group import Group
 
 PlacedBy = Callable[[nn.Module, str], "tuple[torch.Tensor, torch.Tensor] | None"]
-"""(module, name of a parameter) -> what this rank holds of it, and of each element its place in the flattened whole."""
+"""(module, name of a parameter) -> this rank's shard, and the place of each element in the flattened whole."""
 
 
 class Kept(NamedTuple):
-    """A copy of one tensor on the CPU, and what its rank says of it."""
+    """A copy of one tensor on the CPU, with the fields of its entry in the manifest."""
 
     local: torch.Tensor
     layout: tuple[str, ...] = ()
@@ -32,14 +32,14 @@ class Kept(NamedTuple):
 
 @dataclass
 class Job:
-    """What all that is captured in one block has in common.
+    """The properties of a job that all its keepers share.
 
     Attributes:
         module: The whole parallel module.
-        run: As of `Manifest`.
+        run: As in `Manifest`.
         axes: Names of the mesh's axes; `mesh_shape` ranks along each.
-        placed, shapes: As of `equivtest.capturing.capture`.
-        size_bytes: Of what is kept so far, or would be without the limit.
+        placed, shapes: As in `equivtest.capturing.capture`.
+        size_bytes: Size of all copies so far; the limit does not end the count.
     """
 
     module: nn.Module
@@ -67,16 +67,16 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def axes_of(mesh: DeviceMesh | None) -> tuple[str, ...]:
-    """Names of its axes; none where they have none."""
+    """The names of a mesh's axes, if they have names."""
     return tuple(mesh.mesh_dim_names or ()) if mesh else ()
 
 
 def shape_of(mesh: DeviceMesh | None, world: Group) -> Shape:
-    """Ranks along each axis; all along one where there is no mesh."""
+    """Ranks along each axis; without a mesh, all ranks along one."""
     return tuple(mesh.shape) if mesh else (world.size,)
 
 
-def told_of(kept: Kept) -> Tensor:
+def entry_of(kept: Kept) -> Tensor:
     return Tensor(
         sha256=digest_of(kept.local),
         layout=kept.layout,

@@ -1,4 +1,4 @@
-"""What one rank keeps of one update of an optimizer: parameters, gradients and state before, and what it leaves."""
+"""Copies parameters, gradients and optimizer state before and after one update on one rank."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import torch
 from equivtest.captured.format.folder import AFTER, STATE, STATE_OF
 from equivtest.captured.format.manifest import ParameterGroup
 from equivtest.captured.write.job import Job, local_of
-from equivtest.captured.write.kept import Keeper
+from equivtest.captured.write.keeper import Keeper
 from equivtest.cases.case import require
 from equivtest.errors import Misuse
 
 WAYS = ("foreach", "fused", "capturable", "differentiable")
-"""Options that say how an update is computed, and not what."""
+"""Options that choose an implementation and leave the update the same."""
 
 
 class UpdateKeeper(Keeper):
-    """Keeps what the optimizer's step is handed, when it is called, and what it leaves."""
+    """Keeps the operands of the optimizer's step when it is called, and its results."""
 
     def __init__(self, job: Job, optimizer: torch.optim.Optimizer, folder: Path) -> None:
         super().__init__(job, "", job.module, folder, (), ())
@@ -27,25 +27,25 @@ class UpdateKeeper(Keeper):
         self._num_steps = 0
 
     def begin(self) -> None:
-        """Has the optimizer tell what it does.
+        """Records the optimizer's groups and hooks into its step.
 
         Raises:
-            Misuse: there is another run in the folder, or the optimizer updates what is no parameter of the module.
+            Misuse: the folder has another run, or the optimizer updates a tensor that is no parameter of the module.
         """
         self._require_empty()
         self._optimizer = type(self._updates).__name__, self._groups()
-        self._met.callback(self._updates.register_step_pre_hook(self._before).remove)
+        self._hooks.callback(self._updates.register_step_pre_hook(self._before).remove)
 
     def finish(self) -> None:
-        """Keeps what is there when the block ends.
+        """Keeps the results of the update.
 
         Raises:
-            Misuse: there was not one update.
+            Misuse: the step did not run exactly once.
         """
         num = self._num_steps
-        require(num == 1, f"capture_update is of one update, optimizer.step was called {num} times within the block")
+        require(num == 1, f"capture_update takes one update, optimizer.step was called {num} times within the block")
         for name in self._shapes:
-            self._keep_of(name, f"{AFTER}param.{name}", self._said(name)[0])
+            self._keep_like(name, f"{AFTER}param.{name}", self._shard_of(name)[0])
         self._keep_state(AFTER)
 
     def _before(self, *_: object) -> None:
@@ -58,7 +58,7 @@ class UpdateKeeper(Keeper):
 
     def _keep_state(self, when: str) -> None:
         for name in self._shapes:
-            tensor, _ = self._said(name)
+            tensor, _ = self._shard_of(name)
             for key, value in self._updates.state.get(tensor, {}).items():
                 what = f"{when}{STATE}{name}{STATE_OF}{key}"
                 if value is None:
@@ -68,27 +68,30 @@ class UpdateKeeper(Keeper):
                     self._keep(what, value)
                     continue
                 is_alike = value.shape == tensor.shape and local_of(value).shape == local_of(tensor).shape
-                require(is_alike, f"the state {key} of parameter {name} is of another shape: updates are elementwise")
-                self._keep_of(name, what, value)
+                require(
+                    is_alike,
+                    f"the state {key} of parameter {name} has another shape: only elementwise updates are captured",
+                )
+                self._keep_like(name, what, value)
 
     def _groups(self) -> tuple[ParameterGroup, ...]:
         """The parameters by their unsharded names, and the options of each group."""
-        said = [(name, id(self._said(name)[0])) for name in self._shapes]
-        known = {place for _, place in said}
-        found = []
+        parameters = [(name, id(self._shard_of(name)[0])) for name in self._shapes]
+        known = {place for _, place in parameters}
+        groups = []
         for group in self._updates.param_groups:
             own = {id(each) for each in group["params"]}
-            require(own <= known, "the optimizer updates what is no parameter of the module that is captured")
+            require(own <= known, "the optimizer updates a tensor that is no parameter of the captured module")
             options = {name: _plain(name, value) for name, value in group.items() if name not in ("params", *WAYS)}
-            found.append(ParameterGroup(tuple(name for name, place in said if place in own), options))
-        return tuple(found)
+            groups.append(ParameterGroup(tuple(name for name, place in parameters if place in own), options))
+        return tuple(groups)
 
 
 def _plain(name: str, value: Any) -> bool | int | float | tuple[float, ...] | None:
-    """An option as a manifest has it.
+    """Converts an option for the manifest.
 
     Raises:
-        Misuse: it is none that it can have.
+        Misuse: a manifest cannot hold it.
     """
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         return float(value)
@@ -96,4 +99,4 @@ def _plain(name: str, value: Any) -> bool | int | float | tuple[float, ...] | No
         return tuple(float(each) for each in value)
     if value is None or isinstance(value, bool | int | float):
         return value
-    raise Misuse(f"option {name} of the optimizer is {str(value)[:40]!r}, which a captured update does not hold")
+    raise Misuse(f"option {name} of the optimizer is {str(value)[:40]!r}, which a captured update cannot hold")

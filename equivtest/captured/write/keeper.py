@@ -1,4 +1,4 @@
-"""What one rank keeps of a module, or of one part of it, in its forwards and backwards, and what it writes of that."""
+"""Copies the tensors of a module, or of a submodule, in its forwards and backwards on one rank, and writes them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from equivtest.base.files import write_whole
 from equivtest.captured.format.folder import INDICES, paths_of
 from equivtest.captured.format.manifest import Manifest, Parameter, ParameterGroup
 from equivtest.captured.format.tensor_file import NAMES, write_tensors
-from equivtest.captured.write.job import Job, Kept, local_of, told_of
+from equivtest.captured.write.job import Job, Kept, entry_of, local_of
 from equivtest.cases.case import require
 from equivtest.errors import Misuse
 from equivtest.programs.boundaries import is_in_backward
@@ -30,11 +30,11 @@ from equivtest.tensors import dtype_name, same_bits, slice_local
 
 
 class Keeper:
-    """Keeps what a part of the job's module holds on this rank.
+    """Keeps the tensors of a submodule of the job's module on this rank.
 
     Args:
-        path: Name of the part in the unsharded module, '' for all of it.
-        folder: Where this rank writes two files.
+        path: Name of the submodule in the unsharded module, '' for the whole module.
+        folder: Folder for the two files of this rank.
     """
 
     def __init__(
@@ -60,32 +60,32 @@ class Keeper:
         self._kept: dict[str, Kept] = {}
         self._twice: list[str] = []
         self._touched: list[str] = []
-        self._met = ExitStack()
+        self._hooks = ExitStack()
         self._inputs: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())  # and which are positional
         self._micro_batches = 1
         self._optimizer: tuple[str, tuple[ParameterGroup, ...]] = ("", ())
 
     def begin(self) -> None:
-        """Keeps parameters and buffers, and has the module tell what it does.
+        """Keeps parameters and buffers, and hooks into the module.
 
         Raises:
-            Misuse: there is another run in the folder, or gradients are left from before.
+            Misuse: the folder has another run, or gradients are left from before.
         """
         self._check()
         for name in self._shapes:
             self._keep_parameter("param.", name)
         self._whole = WholeMet(self._module, self._named_inputs, self._outputs, self._keep, self._look_again)
-        self._met.callback(self._whole.remove)
-        self._met.callback(unwrapped(self._module).register_forward_pre_hook(self._keep_buffers_before).remove)
+        self._hooks.callback(self._whole.remove)
+        self._hooks.callback(unwrapped(self._module).register_forward_pre_hook(self._keep_buffers_before).remove)
         self._parts = PartsMet(self._module, self._boundaries, self._keep, self._whole)
-        self._met.enter_context(self._parts)
+        self._hooks.enter_context(self._parts)
 
     def end(self) -> None:
-        """Has the module run as before."""
-        self._met.close()
+        """Removes the hooks."""
+        self._hooks.close()
 
     def finish(self) -> None:
-        """Keeps the gradients, and the buffers that have changed.
+        """Keeps gradients and changed buffers.
 
         Raises:
             Misuse: there was no forward, or not one backward of each.
@@ -94,29 +94,32 @@ class Keeper:
         require(calls > 0, f"{what} was called 0 times within the block: run its forward and backward there")
         require(
             not self._twice,
-            f"capture is of one backward of each forward, {''.join(self._twice[:1])} was met by a second one: call "
+            f"capture allows one backward per forward; a second backward reached {''.join(self._twice[:1])}: call "
             "backward once",
         )
         self._micro_batches, self._inputs = calls, self._whole.inputs[0]
         for number, inputs in enumerate(self._whole.inputs, 1):
             require(
                 inputs == self._inputs,
-                f"{what} was handed {', '.join(inputs[0])} in call {number} within the block, "
-                f"{', '.join(self._inputs[0])} in the first: hand it the same each time, in the same way",
+                f"{what} took {', '.join(inputs[0])} in call {number} within the block, "
+                f"{', '.join(self._inputs[0])} in the first: pass the same inputs each time, in the same way",
             )
-        under = [each or "none" for each in sorted(self._autocasts)]
-        require(len(under) == 1, f"{what} was called under autocast {' and '.join(under)} within the block: take one")
-        came = {number for number, name in map(split_micro_batch, self._kept) if name.startswith("cotangent")}
-        left = [number for number in range(1, calls + 1) if number not in came]
+        autocasts = [each or "none" for each in sorted(self._autocasts)]
         require(
-            not left,
-            f"no gradient came back to what {what} gave in call {''.join(map(str, left[:1]))} of {calls} within the "
-            "block: call backward of each there, and run what has none outside of the block",
+            len(autocasts) == 1,
+            f"{what} was called under autocast {' and '.join(autocasts)} within the block: use one",
+        )
+        finished = {number for number, name in map(split_micro_batch, self._kept) if name.startswith("cotangent")}
+        open_ = [number for number in range(1, calls + 1) if number not in finished]
+        require(
+            not open_,
+            f"no gradient reached the outputs of call {''.join(map(str, open_[:1]))} of {calls} of {what} within the "
+            "block: call backward for each forward there, and run a forward without backward outside of the block",
         )
         for name in self._shapes:
             self._keep_parameter("grad.", name)
-            if self._said(name)[1] is None:
-                self._look_again(f"param.{name}", self._said(name)[0])
+            if self._shard_of(name)[1] is None:
+                self._look_again(f"param.{name}", self._shard_of(name)[0])
         self._keep_buffers_left(calls)
 
     def write(self) -> None:
@@ -143,9 +146,9 @@ class Keeper:
             outputs=self._outputs,
             boundaries=self._boundaries,
             micro_batches=self._micro_batches,
-            parameters={name: self._told(name) for name in self._shapes},
+            parameters={name: self._parameter(name) for name in self._shapes},
             autocast="".join(self._autocasts),
-            tensors={name: told_of(kept) for name, kept in self._kept.items()},
+            tensors={name: entry_of(kept) for name, kept in self._kept.items()},
             size_bytes=size_bytes,
             optimizer=self._optimizer[0],
             groups=self._optimizer[1],
@@ -169,16 +172,14 @@ class Keeper:
             f"parameter {self._prefix}{''.join(left[:1])} has a gradient from before: call zero_grad() before "
             "the block begins",
         )
-        own = {id(each) for each in self._parameters.values()}
-        own_name = own_names(self._job.module)
-        everywhere = [
-            (own_name(name), each) for name, each in self._job.module.named_parameters(remove_duplicate=False)
-        ]
-        tied = [name for name, each in everywhere if id(each) in own and not name.startswith(self._prefix)]
+        ids, unsharded_name = {id(each) for each in self._parameters.values()}, own_names(self._job.module)
+        parameters = self._job.module.named_parameters(remove_duplicate=False)
+        names = [unsharded_name(name) for name, each in parameters if id(each) in ids]
+        tied = [name for name in names if not name.startswith(self._prefix)]
         require(
             not tied,
-            f"{self._path} shares a parameter with {''.join(tied[:1])}, whose gradient is that of both: name a part "
-            "that holds both, or leave it out of alone=",
+            f"{self._path} shares a parameter with {''.join(tied[:1])}, and the gradient is the sum of both: name a "
+            "submodule that holds both, or leave it out of alone=",
         )
 
     def _named_inputs(
@@ -193,7 +194,7 @@ class Keeper:
         return named_inputs(self._module, args, kwargs)
 
     def _keep_buffers_before(self, *_: object) -> None:
-        """The buffers as a micro-batch finds them, once wrappers have sent them to each other."""
+        """Keeps the buffers that a micro-batch begins with, after wrappers have broadcast them."""
         if is_in_backward():
             return
         for name, buffer in self._module.named_buffers():
@@ -201,14 +202,14 @@ class Keeper:
                 self._keep(what, buffer)
 
     def _keep_buffers_left(self, number: int) -> None:
-        """Those that a micro-batch changed."""
+        """Keeps the buffers that a micro-batch changed."""
         for name, buffer in self._module.named_buffers():
             before = self._kept.get(at_micro_batch(number, f"before.{self._own_name(name)}"))
             if before is None or not same_bits(before.local, waited(local_of(buffer))):
                 self._keep(at_micro_batch(number, f"buffer.{self._own_name(name)}"), buffer)
 
     def _keep(self, name: str, tensor: torch.Tensor) -> None:
-        """Copies what this rank has of a tensor; once the limit is passed sizes are counted alone."""
+        """Copies this rank's shard of a tensor; beyond the limit it counts the size alone."""
         if name in self._kept:
             self._twice.append(name)
             return
@@ -219,34 +220,34 @@ class Keeper:
     def _add(self, name: str, local: torch.Tensor, kept: Kept) -> None:
         require(
             local.dtype in NAMES,
-            f"{name} is of {dtype_name(local.dtype)}, which a captured run does not hold: leave it out",
+            f"{name} has dtype {dtype_name(local.dtype)}, which a captured run cannot hold: leave it out",
         )
         self._job.size_bytes += local.nbytes + (0 if kept.indices is None else kept.indices.nbytes)
         fits = self._job.size_bytes <= self._job.limit_bytes
         self._kept[name] = kept._replace(local=waited(local) if fits else torch.empty(0, dtype=local.dtype))
 
     def _look_again(self, name: str, tensor: torch.Tensor) -> None:
-        """Notes whether what the module was handed has other values than it had."""
+        """Records whether a tensor that the module took has changed."""
         fits = self._job.size_bytes <= self._job.limit_bytes
         if fits and not same_bits(self._kept[name].local, waited(local_of(tensor.detach()))):
             self._touched.append(name)
 
     def _keep_parameter(self, what: str, name: str) -> None:
-        """The parameter, or its gradient where it has one."""
-        tensor = self._said(name)[0]
-        held = tensor if what == "param." else tensor.grad
-        if held is not None:
-            self._keep_of(name, f"{what}{name}", held)
+        """Keeps the parameter, or its gradient if there is one."""
+        tensor = self._shard_of(name)[0]
+        kept = tensor if what == "param." else tensor.grad
+        if kept is not None:
+            self._keep_like(name, f"{what}{name}", kept)
 
-    def _said(self, name: str) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The tensor that a parameter is a part of, and where its elements lie in the whole; None: as it says."""
+    def _shard_of(self, name: str) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The shard of a parameter, and the places of its elements in the whole; None: its layout says them."""
         placed = self._job.placed
-        said = placed(self._job.module, self._prefix + name) if placed else None
-        if said is None and name not in self._parameters:
+        shard = placed(self._job.module, self._prefix + name) if placed else None
+        if shard is None and name not in self._parameters:
             raise Misuse(
                 f"the module has no parameter {name}, only {', '.join(self._parameters)}: capture(placed=) says it"
             )
-        return (self._parameters[name], self._places_on_other_mesh(name)) if said is None else said
+        return (self._parameters[name], self._places_on_other_mesh(name)) if shard is None else shard
 
     def _places_on_other_mesh(self, name: str) -> torch.Tensor | None:
         """Returns where elements of a DTensor lie if its mesh is not of the job's axes, such as a flattened mesh."""
@@ -257,41 +258,41 @@ class Keeper:
         mesh = tensor.device_mesh
         return slice_local(whole, layout_of(tensor, name), tuple(mesh.shape), rank_in(mesh))
 
-    def _keep_of(self, name: str, what: str, held: torch.Tensor) -> None:
-        """What is divided as a parameter is, by the name `what`."""
-        tensor, indices = self._said(name)
+    def _keep_like(self, name: str, what: str, other: torch.Tensor) -> None:
+        """Keeps a tensor with the shards of a parameter, by the name `what`."""
+        tensor, indices = self._shard_of(name)
         if indices is None:
-            self._keep(what, held)
+            self._keep(what, other)
             return
-        if isinstance(held, DTensor) and isinstance(tensor, DTensor):
+        if isinstance(other, DTensor) and isinstance(tensor, DTensor):
             require(
-                held.placements == tensor.placements,
-                f"parameter {name} is {tensor.placements}, {what} is {held.placements}: redistribute it",
+                other.placements == tensor.placements,
+                f"parameter {name} is {tensor.placements}, {what} is {other.placements}: redistribute it",
             )
-        local, indices = local_of(held.detach()), indices.cpu()
+        local, indices = local_of(other.detach()), indices.cpu()
         require(
             indices.dtype == torch.int64 and indices.shape == local.shape,
-            f"placed, of parameter {name}, must give int64 indices of shape {tuple(local.shape)}, -1 where an element "
-            f"is none of it, got {dtype_name(indices.dtype)} of shape {tuple(indices.shape)}",
+            f"placed must return int64 indices of shape {tuple(local.shape)} for parameter {name}, -1 for padding, "
+            f"got {dtype_name(indices.dtype)} of shape {tuple(indices.shape)}",
         )
-        is_held = indices >= 0
-        kept = Kept(local, requires_grad=tensor.requires_grad, indices=indices[is_held])
-        self._add(what, waited(local)[is_held], kept)
+        is_element = indices >= 0
+        kept = Kept(local, requires_grad=tensor.requires_grad, indices=indices[is_element])
+        self._add(what, waited(local)[is_element], kept)
 
-    def _told(self, name: str) -> Parameter:
-        held = self._kept[f"param.{name}"]
-        return Parameter(tuple(self._shapes[name]), dtype_name(held.local.dtype), held.requires_grad)
+    def _parameter(self, name: str) -> Parameter:
+        kept = self._kept[f"param.{name}"]
+        return Parameter(tuple(self._shapes[name]), dtype_name(kept.local.dtype), kept.requires_grad)
 
     def _layout_of(self, name: str, tensor: torch.Tensor) -> tuple[tuple[str, ...], tuple[int, ...]]:
-        """The placement on each mesh axis, '' where the tensor says nothing; () for a plain tensor."""
+        """The placement on each axis of the job's mesh, '' if unknown, and the order; () for a plain tensor."""
         if not isinstance(tensor, DTensor):
             return (), ()
         axes = self._axes_of(tensor.device_mesh)
         if axes is None:
             require(
                 split_micro_batch(name)[1].partition(".")[0] not in ("param", "given"),
-                f"{name} is a DTensor on a mesh of {tuple(tensor.device_mesh.shape)} that is no part of the job's, of "
-                f"{self._job.mesh_shape}: capture(mesh=) says the mesh of all ranks",
+                f"{name} is a DTensor on a mesh of {tuple(tensor.device_mesh.shape)}, which is not in the job's mesh "
+                f"of {self._job.mesh_shape}: pass the mesh of all ranks, capture(mesh=)",
             )
             return (), ()
         layout = layout_of(tensor, name)
@@ -301,7 +302,7 @@ class Keeper:
         )
 
     def _axes_of(self, mesh: DeviceMesh) -> tuple[int, ...] | None:
-        """Which axes of the job's mesh another mesh has; None where it has other ones."""
+        """The axes of the job's mesh that another mesh has; None if it has other axes."""
         if self._job.mesh is None:
             return (0,) if mesh.mesh.tolist() == list(range(self._job.world.size)) else None
         if mesh.ndim == self._job.mesh.ndim:
