@@ -10,7 +10,7 @@ RELEASE := .releases/$(VERSION)
 CLIENTS := .clients
 PROFILE ?= gate
 BASE ?= HEAD
-PUBLIC := equivtest.module equivtest.capturing equivtest.check equivtest.errors equivtest.property equivtest.layout \
+PUBLIC := equivtest.module equivtest.capturing equivtest.errors equivtest.property equivtest.layout \
 	equivtest.tensors equivtest.cases.case equivtest.oracle.rounding
 
 SHELL := bash

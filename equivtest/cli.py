@@ -205,7 +205,6 @@ def check(
     made of any: values, gradients, replicas, layouts, inputs, training, recorded collectives, refusals.
     """
     from equivtest.cases.case import from_code
-    from equivtest.check import judge, require_conclusion
     from equivtest.diagnose.blame import with_fault
     from equivtest.oracle.declared import require_declared
     from equivtest.programs.bounds import reason_in
@@ -213,6 +212,7 @@ def check(
     from equivtest.pytest_plugin.suite import claims_of
     from equivtest.ranks.backend import Backend
     from equivtest.ranks.hosts.run_hub import pool_on_hosts
+    from equivtest.verdicts.judging import judge, require_conclusion
     from equivtest.verdicts.message import on_factors, write_message
 
     chosen = Backend(backend, device, tuple(imports or ()), start, arithmetic)

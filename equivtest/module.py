@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from equivtest.base import limits
 from equivtest.cases.case import require
-from equivtest.check import DEFAULT_CLAIMS
 from equivtest.errors import Misuse
 from equivtest.programs.candidates import Door, Fields, combinations, judged_layouts, refusals, tried
 from equivtest.programs.case import BATCHES, MEAN_OF_PARTS, PARTS_OF_WHOLE, REAL_DTYPES, WHOLE, ModuleCase
@@ -19,6 +18,7 @@ from equivtest.programs.state import STATES
 from equivtest.property import Property, Space
 from equivtest.ranks.first_cause import first_cause
 from equivtest.verdicts.claims import keeps_layout_of_parameter, repeats_itself, trains_like_unsharded
+from equivtest.verdicts.judging import DEFAULT_CLAIMS
 
 __all__ = ["Input", "ids", "mask", "module_property", "positions", "real", "targets"]
 

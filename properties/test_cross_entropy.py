@@ -7,7 +7,6 @@ maximum, or target, lies on another rank, then at positions that are to be ignor
 from __future__ import annotations
 
 from equivtest.base import limits
-from equivtest.check import DEFAULT_CLAIMS
 from equivtest.families.cross_entropy.case import CrossEntropyCase
 from equivtest.families.cross_entropy.gathered.case import GatheredCrossEntropyCase
 from equivtest.families.cross_entropy.strategy import (
@@ -18,6 +17,7 @@ from equivtest.families.cross_entropy.strategy import (
 )
 from equivtest.property import Property
 from equivtest.verdicts.claims import refuses, repeats_itself, uses_only_collectives
+from equivtest.verdicts.judging import DEFAULT_CLAIMS
 
 SOURCE = "torch/distributed/tensor/parallel/loss.py, loss_parallel (2.13.0)"
 ALL_MODES = (("real", 0), ("peaked", 1), ("real", 2), ("peaked", 3), ("real", 4))

@@ -9,7 +9,6 @@ from __future__ import annotations
 from functools import partial
 
 from equivtest.base import limits
-from equivtest.check import DEFAULT_CLAIMS
 from equivtest.families.training.data_parallel.case import DataParallelCase
 from equivtest.families.training.data_parallel.case_refused import RefusedShardingCase
 from equivtest.families.training.data_parallel.strategy import data_parallel_cases, refused_sharding_cases
@@ -19,6 +18,7 @@ from equivtest.families.training.two_axes.case import TwoAxisCase
 from equivtest.families.training.two_axes.strategy import two_axis_cases
 from equivtest.property import Property
 from equivtest.verdicts.claims import refuses, repeats_itself, trains_like_unsharded, uses_only_collectives
+from equivtest.verdicts.judging import DEFAULT_CLAIMS
 
 CLAIMS = (*DEFAULT_CLAIMS, trains_like_unsharded, repeats_itself)
 ZERO3 = "Rajbhandari et al., ZeRO (2020), sections 5.3 and 7.2.2; deepspeed/runtime/zero/stage3.py (0.19.8)"

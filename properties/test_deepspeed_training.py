@@ -5,10 +5,10 @@ Which release is judged is whichever is installed.
 
 from __future__ import annotations
 
-from equivtest.check import DEFAULT_CLAIMS
 from equivtest.families.training.deepspeed.strategy import engine_cases, whole_engine_cases
 from equivtest.property import Property
 from equivtest.verdicts.claims import repeats_itself, trains_like_unsharded
+from equivtest.verdicts.judging import DEFAULT_CLAIMS
 
 SOURCE = "deepspeed/runtime/engine.py and runtime/zero/stage3.py (0.19.8)"
 CLAIMS = (*DEFAULT_CLAIMS, trains_like_unsharded, repeats_itself)

@@ -7,7 +7,6 @@ generators are seeded, then at the mask that the backward takes.
 from __future__ import annotations
 
 from equivtest.base import limits
-from equivtest.check import DEFAULT_CLAIMS
 from equivtest.families.dropout.case import DropoutCase
 from equivtest.families.dropout.strategy import dropout_cases
 from equivtest.property import Property
@@ -17,6 +16,7 @@ from equivtest.verdicts.claims import (
     repeats_itself,
     uses_only_collectives,
 )
+from equivtest.verdicts.judging import DEFAULT_CLAIMS
 
 
 def on_all_ranks() -> tuple[DropoutCase, ...]:

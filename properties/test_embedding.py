@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from functools import partial
 
-from equivtest.check import DEFAULT_CLAIMS
 from equivtest.families.embedding.case import EmbeddingCase
 from equivtest.families.embedding.strategy import embedding_cases, refused_embedding_cases
 from equivtest.property import Property
@@ -19,6 +18,7 @@ from equivtest.verdicts.claims import (
     repeats_itself,
     uses_only_collectives,
 )
+from equivtest.verdicts.judging import DEFAULT_CLAIMS
 
 COLWISE = "torch/distributed/tensor/parallel/style.py, class ColwiseParallel (2.13.0)"
 ROWWISE = (

@@ -9,11 +9,11 @@ from __future__ import annotations
 from functools import partial
 
 from equivtest.base import limits
-from equivtest.check import DEFAULT_CLAIMS
 from equivtest.families.norm.case import NormCase
 from equivtest.families.norm.strategy import norm_cases
 from equivtest.property import Property
 from equivtest.verdicts.claims import repeats_itself, uses_only_collectives
+from equivtest.verdicts.judging import DEFAULT_CLAIMS
 
 SOURCE = "torch/distributed/tensor/parallel/style.py, class SequenceParallel (2.13.0)"
 ON_OWN_TOKENS = "each rank norms its own tokens, and answers its operand of the sum that the gradient is"

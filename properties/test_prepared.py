@@ -6,11 +6,11 @@ shards, whose global size a plain tensor does not tell.
 
 from __future__ import annotations
 
-from equivtest.check import DEFAULT_CLAIMS
 from equivtest.families.redistribute.prepared.case import PreparedCase
 from equivtest.families.redistribute.prepared.strategy import prepared_cases
 from equivtest.property import Property
 from equivtest.verdicts.claims import is_exact_without_reduction, repeats_itself, uses_only_collectives
+from equivtest.verdicts.judging import DEFAULT_CLAIMS
 
 prepared_module = Property(
     subject="prepared_module",

@@ -7,7 +7,6 @@ that was not removed, then at the order of shards and of mesh axes, then at what
 from __future__ import annotations
 
 from equivtest.base.limits import DTYPES
-from equivtest.check import DEFAULT_CLAIMS
 from equivtest.families.redistribute.case import RedistributeCase
 from equivtest.families.redistribute.strategy import redistribute_cases, refused_redistribute_cases
 from equivtest.property import Property
@@ -18,6 +17,7 @@ from equivtest.verdicts.claims import (
     repeats_itself,
     uses_only_collectives,
 )
+from equivtest.verdicts.judging import DEFAULT_CLAIMS
 
 ALL_MODES = (("dense", 0), ("index", 1), ("special", 2), ("real", 3))
 

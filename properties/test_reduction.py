@@ -6,11 +6,11 @@ live: look first at shards of unequal size, then at what a partial result is tak
 
 from __future__ import annotations
 
-from equivtest.check import DEFAULT_CLAIMS
 from equivtest.families.reduction.case import ReductionCase
 from equivtest.families.reduction.strategy import reduction_cases
 from equivtest.property import Property
 from equivtest.verdicts.claims import repeats_itself, uses_only_collectives
+from equivtest.verdicts.judging import DEFAULT_CLAIMS
 
 reduction = Property(
     subject="reduction",

@@ -5,11 +5,11 @@ A failure here means that torch multiplies a divided tensor by another number th
 
 from __future__ import annotations
 
-from equivtest.check import DEFAULT_CLAIMS
 from equivtest.families.scale.case import ScaleCase
 from equivtest.families.scale.strategy import scale_cases
 from equivtest.property import Property
 from equivtest.verdicts.claims import is_exact_without_reduction, repeats_itself
+from equivtest.verdicts.judging import DEFAULT_CLAIMS
 
 scale = Property(
     subject="scale",

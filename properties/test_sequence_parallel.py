@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 from equivtest.base import limits
-from equivtest.check import DEFAULT_CLAIMS
 from equivtest.families.training.sequence.case import MlpCase
 from equivtest.families.training.strategy import mlp_cases, training_cases
 from equivtest.property import Property
 from equivtest.verdicts.claims import repeats_itself, trains_like_unsharded, uses_only_collectives
+from equivtest.verdicts.judging import DEFAULT_CLAIMS
 
 SOURCE = (
     "torch/distributed/tensor/parallel/style.py, classes ColwiseParallel and RowwiseParallel, put together "

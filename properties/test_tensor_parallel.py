@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from functools import partial
 
-from equivtest.check import DEFAULT_CLAIMS
 from equivtest.families.linear.case import LinearCase
 from equivtest.families.linear.strategy import linear_cases, refused_linear_cases
 from equivtest.property import Property
@@ -18,6 +17,7 @@ from equivtest.verdicts.claims import (
     repeats_itself,
     uses_only_collectives,
 )
+from equivtest.verdicts.judging import DEFAULT_CLAIMS
 
 COLWISE = "torch/distributed/tensor/parallel/style.py, class ColwiseParallel (2.13.0)"
 ROWWISE = "torch/distributed/tensor/parallel/style.py, class RowwiseParallel (2.13.0)"

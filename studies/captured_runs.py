@@ -21,10 +21,10 @@ from pathlib import Path
 
 from equivtest.captured.format.folder import CapturedRun
 from equivtest.captured.judge.run import judge_run
-from equivtest.check import judge
 from equivtest.errors import EquivtestError
 from equivtest.programs.case import ModuleCase
 from equivtest.ranks.pool import Pool
+from equivtest.verdicts.judging import judge
 from studies.captured_model import SPOILS
 from tests.programs.captured import captured
 

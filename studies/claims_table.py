@@ -6,10 +6,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from equivtest.check import DEFAULT_CLAIMS
 from equivtest.property import Property
 from equivtest.pytest_plugin.suite import shipped
 from equivtest.verdicts.claims import CLAIMS
+from equivtest.verdicts.judging import DEFAULT_CLAIMS
 
 PATH = Path(__file__).parents[1] / "properties" / "README.md"
 BEGIN, END = "<!-- python -m studies.claims_table --write -->", "<!-- end of what is written by it -->"

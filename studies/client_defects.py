@@ -21,7 +21,6 @@ from torch import nn
 
 from equivtest import ids, targets
 from equivtest.cases.values import draw
-from equivtest.check import judge_replies
 from equivtest.errors import Misuse
 from equivtest.module import CLAIMS
 from equivtest.oracle.held import put_together
@@ -32,6 +31,7 @@ from equivtest.ranks.backend import Backend
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply
 from equivtest.tensors import DTYPES
+from equivtest.verdicts.judging import judge_replies
 from equivtest.verdicts.verdict import Verdict
 
 HERE = "tests.programs.clients:"

@@ -30,7 +30,6 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from equivtest.check import one_thread
 from equivtest.module import CLAIMS
 from equivtest.oracle import expect_held
 from equivtest.programs.boundaries import CHOSEN, is_boundary, is_operand
@@ -42,6 +41,7 @@ from equivtest.ranks.reply import Reply
 from equivtest.tensors import Placed
 from equivtest.verdicts.claims import trains_like_unsharded
 from equivtest.verdicts.compare import compare
+from equivtest.verdicts.judging import one_thread
 from studies.client_defects import INPUTS, LIMIT_S, first_of
 from studies.json_lines import lines_of
 from tests.clients.language_models import build

@@ -28,7 +28,6 @@ import torch
 
 from equivtest.base import limits
 from equivtest.cases.case import Case
-from equivtest.check import judge_replies, one_thread
 from equivtest.families.training.mixed.case import MixedCase
 from equivtest.layout import Partial, flat_axis, local_shape
 from equivtest.property import Property
@@ -38,6 +37,7 @@ from equivtest.ranks.reply import Reply
 from equivtest.search.chunks import Chunk, chunk_cases
 from equivtest.search.known import SHIPPED, KnownFailures
 from equivtest.tensors import Placed, slice_local
+from equivtest.verdicts.judging import judge_replies, one_thread
 from studies.detection_table import KINDS, Row, write_tables
 from tests.defects.defect import defects
 from tests.engine.test_defects import known_of, property_of

@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 
 from equivtest.base import limits
 from equivtest.cases.case import Case
-from equivtest.check import judge_replies
 from equivtest.diagnose.blame import blame
 from equivtest.pytest_plugin.suite import shipped
 from equivtest.ranks.backend import Backend
@@ -25,6 +24,7 @@ from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply
 from equivtest.search.chunks import Chunk, draw_cases
 from equivtest.search.known import SHIPPED, KnownFailures
+from equivtest.verdicts.judging import judge_replies
 from equivtest.verdicts.verdict import Verdict
 from tests.defects.defect import defects
 from tests.programs.kernels import KERNEL

@@ -28,7 +28,6 @@ import torch
 from packaging.version import Version
 
 from equivtest.base import limits
-from equivtest.check import expected_of, judge_replies, one_thread
 from equivtest.errors import Misuse
 from equivtest.families.operators.case import OperatorCase
 from equivtest.families.operators.case_table import OPERATORS, results_of, signatures_of
@@ -40,6 +39,7 @@ from equivtest.ranks.reply import Reply
 from equivtest.search.known import SHIPPED, KnownFailures
 from equivtest.verdicts.claims import agrees_on_all_ranks, equals_unsharded, gradients_equal_unsharded
 from equivtest.verdicts.elements import is_too_wide
+from equivtest.verdicts.judging import expected_of, judge_replies, one_thread
 from equivtest.verdicts.verdict import Verdict
 from studies.json_lines import lines_of
 from tests.drawing import drawn

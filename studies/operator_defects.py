@@ -26,7 +26,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from equivtest.check import judge
 from equivtest.families.operators.strategy import operator_cases
 from equivtest.property import Property, Space
 from equivtest.pytest_plugin.suite import shipped
@@ -34,6 +33,7 @@ from equivtest.ranks.pool import Pool
 from equivtest.search.chunks import Chunk
 from equivtest.search.known import SHIPPED, KnownFailures
 from equivtest.search.search import search
+from equivtest.verdicts.judging import judge
 from tests.drawing import drawn
 from tests.programs.rules import WRONG, WrongRule, planted
 

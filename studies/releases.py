@@ -16,12 +16,12 @@ from pathlib import Path
 import torch
 from packaging.version import Version
 
-from equivtest.check import judge
 from equivtest.errors import Misuse
 from equivtest.property import Property
 from equivtest.pytest_plugin.suite import shipped
 from equivtest.ranks.pool import Pool
 from equivtest.search.known import SHIPPED, KnownFailure, read_entries
+from equivtest.verdicts.judging import judge
 from equivtest.verdicts.verdict import FAILING
 from studies.json_lines import lines_of
 

@@ -12,10 +12,10 @@ import sys
 import time
 from collections.abc import Iterator
 
-from equivtest.check import judge
 from equivtest.programs.case import PARTS_OF_WHOLE, ModuleCase
 from equivtest.programs.examples.mixture import AXES, MAX_NORM, SIZES
 from equivtest.ranks.pool import Pool
+from equivtest.verdicts.judging import judge
 from tests.programs.wrong_norms import RIGHT_NORMS, WRONG_NORMS
 from tests.programs.wrong_steps import WRONG
 

@@ -14,7 +14,7 @@ from equivtest.pytest_plugin.pools import pool_of
 from equivtest.ranks.pool import Pool
 from tests.commands import Command
 
-torch.set_num_threads(1)  # the others would wait for work in a loop, see `equivtest.check.one_thread`
+torch.set_num_threads(1)  # the others would wait for work in a loop, see `equivtest.verdicts.judging.one_thread`
 gc.set_threshold(50_000)  # a search makes so many short-lived objects that a tenth of its time went into looking
 
 

@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from equivtest.base import limits
-from equivtest.check import judge_replies, one_thread
 from equivtest.diagnose.calls import Judged, judge_collectives, judge_operations
 from equivtest.diagnose.watched import read_events
 from equivtest.errors import EquivtestError, Misuse
@@ -23,6 +22,7 @@ from equivtest.ranks.first_cause import first_cause
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply
 from equivtest.verdicts.claims import Claim
+from equivtest.verdicts.judging import judge_replies, one_thread
 from equivtest.verdicts.verdict import WHOLE_RUN, Verdict
 
 OF_VALUES = ("value", "bits", "replica", "repeat", "touched", "raised", "lost", "timed_out")

@@ -42,15 +42,15 @@ class Ranks:
         like: str = "",
         limit_s: float = limits.CASE_S,
     ) -> list[Verdict]:
-        """Runs `case` and raises unless every claim holds, as `equivtest.check.check` does.
+        """Runs `case` and raises unless every claim holds, as `equivtest.verdicts.judging.check` does.
 
         Args:
             claims: By default those that `equivtest check` judges.
             like: The name of the property whose claims they are to be, for a subject of one's own.
             limit_s: Seconds that the visit may take.
         """
-        from equivtest.check import check
         from equivtest.pytest_plugin.suite import claims_of
+        from equivtest.verdicts.judging import check
 
         chosen = claims or claims_of(subject, case, like)
         return check(subject, case, pool_of(self._config), chosen, limit_s=limit_s)

@@ -71,7 +71,7 @@ class EquivtestItem(pytest.Item):
 
     def _perform_or_explain(self) -> None:
         """Performs; what makes every further item pointless ends the session, a mistake in a property does not."""
-        from equivtest.check import one_thread
+        from equivtest.verdicts.judging import one_thread
 
         try:
             with one_thread():
@@ -232,7 +232,7 @@ class KnownFailureItem(EquivtestItem):
 
     def _try(self) -> tuple[str, BaseException | None]:
         """The entry's state, and the exception with which the item ends if it does not pass."""
-        from equivtest.check import judge
+        from equivtest.verdicts.judging import judge
 
         entry = self.entry
         settings = settings_of(self.config)

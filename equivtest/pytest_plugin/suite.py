@@ -55,7 +55,7 @@ def claims_of(subject: str, case: Case, like: str = "") -> tuple[Claim, ...]:
     Raises:
         Misuse: no property has that name, or it is about refusals and the case is none, or the other way round.
     """
-    from equivtest.check import default_claims
+    from equivtest.verdicts.judging import default_claims
 
     properties = shipped()
     if like and like not in properties:

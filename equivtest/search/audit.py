@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from equivtest.base import limits
 from equivtest.base.collective import Collective
 from equivtest.cases.case import Case
-from equivtest.check import judge_replies
 from equivtest.errors import Misuse
 from equivtest.oracle.declared import load_arithmetics
 from equivtest.property import Property, Space, resolved
@@ -29,6 +28,7 @@ from equivtest.search.audited import DECISIVE, Audit, Site, decisive
 from equivtest.search.chunks import Chunk, draw_cases
 from equivtest.search.known import KnownFailures
 from equivtest.verdicts.compare import UNABLE
+from equivtest.verdicts.judging import judge_replies
 from equivtest.verdicts.verdict import WHOLE_RUN
 
 CANNOT = "CannotSpoil"

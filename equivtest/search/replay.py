@@ -14,12 +14,12 @@ from equivtest.base import limits
 from equivtest.base.files import write_whole
 from equivtest.base.importing import suggestion
 from equivtest.cases.case import from_data, to_data
-from equivtest.check import judge, require_conclusion
 from equivtest.errors import Misuse, reason_of, shorten
 from equivtest.property import require_limit
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.pool import Pool
 from equivtest.verdicts.claims import CLAIMS
+from equivtest.verdicts.judging import judge, require_conclusion
 from equivtest.verdicts.message import write_message
 from equivtest.verdicts.verdict import Verdict
 

@@ -17,7 +17,6 @@ from hypothesis import Phase
 
 from equivtest.base import limits
 from equivtest.cases.case import Case
-from equivtest.check import judge_replies, raise_for
 from equivtest.diagnose.blame import is_alike, with_fault
 from equivtest.errors import Misuse
 from equivtest.oracle.declared import load_arithmetics
@@ -32,6 +31,7 @@ from equivtest.search.known import KnownFailures
 from equivtest.search.local_constants import no_local_constants
 from equivtest.search.records import records_of
 from equivtest.search.replay import write_replay
+from equivtest.verdicts.judging import judge_replies, raise_for
 from equivtest.verdicts.message import write_message
 from equivtest.verdicts.verdict import WHOLE_RUN, ClaimFailed, Judgement, Verdict
 

@@ -23,7 +23,7 @@ server.close()
 """,
     "first verdict": """
 from equivtest.families.linear.case import LinearCase
-from equivtest.check import check
+from equivtest.verdicts.judging import check
 from equivtest.ranks.pool import Pool
 with Pool() as pool:
     check("colwise_linear", LinearCase(world_size=2, style="colwise", out_features=2), pool)

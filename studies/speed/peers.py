@@ -19,10 +19,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from equivtest.cases.case import Case
-from equivtest.check import judge_replies
 from equivtest.oracle import expect
 from equivtest.property import Property
 from equivtest.ranks.pool import Pool
+from equivtest.verdicts.judging import judge_replies
 from studies.speed.measure import RankFailed, Spread, draw_cases, main_properties, require_answers, seconds_of
 from studies.speed.throughput import VISIT, run_bare
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 from equivtest.base import limits
 from equivtest.cases.case import Case
-from equivtest.check import expected_of
 from equivtest.property import Property
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply
 from equivtest.search.chunks import Chunk, chunk_cases
 from equivtest.verdicts.compare import compare
+from equivtest.verdicts.judging import expected_of
 from studies.speed.measure import draw_cases, main_properties, require_answers, seconds_of
 from studies.speed.programs import PARTS
 

@@ -14,9 +14,9 @@ import typer
 
 from equivtest.base import limits
 from equivtest.cases.case import Case
-from equivtest.check import judge_replies
 from equivtest.property import Property
 from equivtest.ranks.pool import Pool
+from equivtest.verdicts.judging import judge_replies
 from studies.speed.measure import RankFailed, Spread, draw_cases, main_properties, require_answers, seconds_of
 from studies.speed.programs import CaseList
 

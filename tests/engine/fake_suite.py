@@ -144,7 +144,7 @@ fake("equivtest.search.chunks", Chunk=Chunk)
 fake("equivtest.search.search", Findings=Findings, search=search)
 fake("equivtest.ranks.pool", Pool=Pool)
 fake("equivtest.ranks.backend", Backend=Backend, STARTS=("auto", "forkserver", "spawn"))
-fake("equivtest.check", judge=judge, one_thread=nullcontext)
+fake("equivtest.verdicts.judging", judge=judge, one_thread=nullcontext)
 fake("equivtest.search.audit", audit=audit)
 """
 

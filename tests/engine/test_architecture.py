@@ -22,7 +22,7 @@ FLOORS = (
     ("cases",),
     ("oracle", "ranks"),
     ("families", "fingerprint", "rank", "verdicts"),
-    ("check", "programs", "report"),
+    ("programs", "report", "verdicts.judging"),
     ("captured", "diagnose", "module"),
     ("capturing", "search"),
     ("pytest_plugin",),

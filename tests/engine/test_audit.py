@@ -317,7 +317,7 @@ def test_a_table_has_a_row_for_each_fault_of_each_collective() -> None:
 
 SUITE = """
 from dataclasses import replace
-from equivtest.check import DEFAULT_CLAIMS
+from equivtest.verdicts.judging import DEFAULT_CLAIMS
 from equivtest.pytest_plugin.suite import load_properties, properties_dir
 
 prop = load_properties(properties_dir())["zero3_fetch_all_gather"]

@@ -10,7 +10,6 @@ import torch
 
 from equivtest.cases.case import Case
 from equivtest.cases.values.special import special_patterns
-from equivtest.check import judge_replies
 from equivtest.families.linear.case import LinearCase
 from equivtest.families.zero3.fetch.case import FetchCase
 from equivtest.layout import Layout, Partial
@@ -28,6 +27,7 @@ from equivtest.verdicts.claims import (
     is_the_identity_for_one_rank,
     repeats_itself,
 )
+from equivtest.verdicts.judging import judge_replies
 from equivtest.verdicts.message import write_message
 from equivtest.verdicts.verdict import Verdict
 from tests.replies import LINEAR, answers_of, change_answer, on_all_ranks, right_replies, set_element, set_tensor

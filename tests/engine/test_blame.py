@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from equivtest.cases.case import Case
-from equivtest.check import judge_replies
 from equivtest.diagnose.blame import DECLINED, HELD, blame
 from equivtest.diagnose.calls import first_wrong
 from equivtest.families.collectives.case import CollectivesCase
@@ -21,6 +20,7 @@ from equivtest.programs.case import ModuleCase
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply
+from equivtest.verdicts.judging import judge_replies
 from equivtest.verdicts.verdict import Judgement, Verdict
 from tests.programs.planted import FAULT
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from equivtest.check import DEFAULT_CLAIMS, check, judge, judge_replies, raise_for, require_conclusion
 from equivtest.errors import BrokenSetup, Inconclusive
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply
 from equivtest.verdicts.claims import equals_unsharded, keeps_layout_of_parameter, trains_like_unsharded
+from equivtest.verdicts.judging import DEFAULT_CLAIMS, check, judge, judge_replies, raise_for, require_conclusion
 from equivtest.verdicts.verdict import (
     FAILING,
     KINDS,

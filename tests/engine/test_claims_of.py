@@ -7,12 +7,12 @@ from typing import cast
 import pytest
 
 from equivtest.cases.case import Case
-from equivtest.check import default_claims
 from equivtest.errors import Misuse
 from equivtest.families.zero3.fetch.case import FetchCase, RefusedFetchCase
 from equivtest.pytest_plugin import fixture
 from equivtest.pytest_plugin.suite import claims_of, shipped
 from equivtest.verdicts.claims import equals_unsharded
+from equivtest.verdicts.judging import default_claims
 
 FETCH = FetchCase(world_size=1, values=(("special", 0),), collective="all_gather")
 REFUSED = RefusedFetchCase(world_size=2, misfit="in_flight")
@@ -53,7 +53,7 @@ def test_a_property_that_is_none_is_told_with_the_nearest() -> None:
 def test_the_fixture_judges_the_same_claims(monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless it is handed others."""
     monkeypatch.setattr(fixture, "pool_of", lambda config: None)
-    monkeypatch.setattr("equivtest.check.check", lambda subject, case, pool, claims, **fields: claims)
+    monkeypatch.setattr("equivtest.verdicts.judging.check", lambda subject, case, pool, claims, **fields: claims)
     ranks = fixture.Ranks(cast(pytest.Config, None))
 
     assert ranks.check(OWN, FETCH, like="zero3_fetch_all_reduce") == claims_of(OWN, FETCH, "zero3_fetch_all_reduce")

@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from equivtest.check import judge_replies
 from equivtest.families.linear.case import LinearCase
 from equivtest.layout import Layout, Replicate
 from equivtest.oracle import expect
 from equivtest.oracle.expected import Expected
 from equivtest.verdicts.claims import equals_unsharded, gradients_equal_unsharded
+from equivtest.verdicts.judging import judge_replies
 from equivtest.verdicts.message import write_message
 from equivtest.verdicts.verdict import Judgement
 from tests.replies import LINEAR, answers_of, right_replies, set_element, set_tensor

@@ -290,7 +290,7 @@ def test_check_tells_what_holds_what_fails_and_what_is_open(
         Verdict(claim=claim, subject="mine", case=LINEAR, judgement=Judgement(kind))
         for kind, claim in zip(kinds, names, strict=True)
     ]
-    monkeypatch.setattr("equivtest.check.judge", lambda *args, **fields: verdicts)
+    monkeypatch.setattr("equivtest.verdicts.judging.judge", lambda *args, **fields: verdicts)
     monkeypatch.setattr("equivtest.diagnose.blame.with_fault", lambda verdict, *args: verdict)
 
     assert cli.check("mine", repr(LINEAR)) == code

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from equivtest.cases.case import Case
-from equivtest.check import DEFAULT_CLAIMS, judge_replies
 from equivtest.errors import Misuse
 from equivtest.oracle import expect
 from equivtest.ranks.reply import Outcome, Reply
@@ -19,6 +18,7 @@ from equivtest.verdicts.claims import (
     refuses,
 )
 from equivtest.verdicts.compare import compare
+from equivtest.verdicts.judging import DEFAULT_CLAIMS, judge_replies
 from equivtest.verdicts.verdict import Verdict
 from tests.replies import LINEAR, REFUSED, change_answer, raised, right_replies, set_element
 

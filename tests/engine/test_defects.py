@@ -19,7 +19,6 @@ import pytest
 from equivtest.base import limits
 from equivtest.cases.case import Case, from_code
 from equivtest.cases.names import require_fit, resolve
-from equivtest.check import judge
 from equivtest.errors import Misuse
 from equivtest.families.collectives.case import CollectivesCase
 from equivtest.families.cross_entropy.case import CrossEntropyCase
@@ -42,6 +41,7 @@ from equivtest.ranks.pool import Pool
 from equivtest.search.chunks import Chunk
 from equivtest.search.known import SHIPPED, KnownFailures
 from equivtest.search.search import search
+from equivtest.verdicts.judging import judge
 from tests.defects.defect import Defect, defects
 
 FAMILIES = {

@@ -16,11 +16,11 @@ import pytest
 from equivtest.base import limits
 from equivtest.cases.case import Case
 from equivtest.cases.parts import modules_of
-from equivtest.check import judge_replies
 from equivtest.property import Space
 from equivtest.pytest_plugin.suite import shipped
 from equivtest.ranks.pool import Pool
 from equivtest.search.known import SHIPPED, KnownFailure, KnownFailures
+from equivtest.verdicts.judging import judge_replies
 from equivtest.verdicts.verdict import WHOLE_RUN
 
 ENTRIES = [entry for entry in KnownFailures.load(SHIPPED).entries if entry.kind in WHOLE_RUN]

@@ -11,7 +11,6 @@ import pytest
 
 from equivtest.base import limits
 from equivtest.cases.case import Case, from_code
-from equivtest.check import check
 from equivtest.errors import Misuse
 from equivtest.families.zero3.fetch.case import FetchCase
 from equivtest.families.zero3.fetch.strategy import fetch_cases
@@ -26,6 +25,7 @@ from equivtest.search.known import KnownFailures
 from equivtest.search.replay import read_replay, replay
 from equivtest.search.search import Findings, search
 from equivtest.verdicts.claims import equals_unsharded
+from equivtest.verdicts.judging import check
 from tests.programs.search import SLOW_S
 from tests.replies import StubPool, right_replies
 

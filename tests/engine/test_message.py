@@ -7,13 +7,13 @@ from dataclasses import replace
 import torch
 
 from equivtest.cases.case import Case, from_code
-from equivtest.check import judge_replies
 from equivtest.oracle import expect
 from equivtest.oracle.expected import Expected
 from equivtest.ranks.reply import Reply
 from equivtest.ranks.support import Finding, ended_by
 from equivtest.verdicts.claims import equals_unsharded
 from equivtest.verdicts.compare import compare
+from equivtest.verdicts.judging import judge_replies
 from equivtest.verdicts.message import write_message
 from equivtest.verdicts.verdict import Verdict
 from tests.replies import FETCH, LINEAR, change_answer, on_all_ranks, raised, right_replies, set_element, set_tensor

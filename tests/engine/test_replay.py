@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from equivtest.cases.case import from_data
-from equivtest.check import judge_replies
 from equivtest.errors import Misuse
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply
 from equivtest.search.replay import backend_of, read_replay, replay, write_replay
+from equivtest.verdicts.judging import judge_replies
 from equivtest.verdicts.message import write_message
 from tests.replies import LINEAR, StubPool, drop_tensor, on_all_ranks, raised, right_replies
 

@@ -16,7 +16,6 @@ from hypothesis.strategies import SearchStrategy
 
 from equivtest.base import limits
 from equivtest.cases.case import Case, from_code, from_data
-from equivtest.check import judge_replies
 from equivtest.errors import Misuse
 from equivtest.families.linear.strategy import linear_cases
 from equivtest.families.zero3.fetch.case import FetchCase, RefusedFetchCase
@@ -32,6 +31,7 @@ from equivtest.search.known import Condition, KnownFailure, KnownFailures
 from equivtest.search.replay import read_replay, replay
 from equivtest.search.search import Findings, search
 from equivtest.verdicts.claims import agrees_on_all_ranks, does_not_touch_its_inputs, equals_unsharded, refuses
+from equivtest.verdicts.judging import judge_replies
 from equivtest.verdicts.verdict import Verdict
 from tests.replies import (
     StubPool,

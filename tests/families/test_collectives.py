@@ -17,7 +17,6 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from equivtest.base import limits
 from equivtest.cases.values import draw
-from equivtest.check import one_thread
 from equivtest.errors import Unsupported
 from equivtest.families.collectives import subject
 from equivtest.families.collectives.case import BITWISE, BUNDLES, CALLS, OPERANDS, WAITS, CollectivesCase
@@ -30,6 +29,7 @@ from equivtest.oracle.operands import reduce_exactly
 from equivtest.property import Space
 from equivtest.pytest_plugin.suite import shipped
 from equivtest.tensors import DTYPES, same_bits
+from equivtest.verdicts.judging import one_thread
 from tests.drawing import drawn
 from tests.families.refusing import refuses
 

@@ -17,13 +17,13 @@ import pytest
 
 from equivtest.base import limits
 from equivtest.cases.case import from_code, from_data, to_data
-from equivtest.check import judge_replies, one_thread
 from equivtest.errors import Misuse
 from equivtest.oracle import expect
 from equivtest.property import Space
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.pool import Pool
 from equivtest.search.replay import read_replay, replay, write_replay
+from equivtest.verdicts.judging import judge_replies, one_thread
 from tests.drawing import PROPERTIES, SPACE, STRATEGIES, drawn, each, family_of, run_of, smallest
 from tests.replies import StubPool, raised, right_replies
 from tests.unsharded import errors_beside

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from equivtest.check import judge, one_thread
 from equivtest.errors import Misuse
 from equivtest.families.cross_entropy.case import CrossEntropyCase, RefusedCrossEntropyCase
 from equivtest.families.cross_entropy.values import draw_target
@@ -19,6 +18,7 @@ from equivtest.oracle.rounding import TORCH_CPU
 from equivtest.ranks.pool import Pool
 from equivtest.tensors import DTYPES
 from equivtest.verdicts.elements import is_too_wide
+from equivtest.verdicts.judging import judge, one_thread
 from tests.families.refusing import refuses
 
 each_dtype = pytest.mark.parametrize("dtype", DTYPES)

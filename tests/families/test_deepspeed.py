@@ -10,12 +10,12 @@ import pytest
 
 from equivtest.base.collective import Collective
 from equivtest.cases.names import SUBJECTS
-from equivtest.check import judge
 from equivtest.families.training.deepspeed.case import EVERYTHING, EngineCase
 from equivtest.families.zero3.fetch.case import FetchCase
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply
 from equivtest.search.known import SHIPPED, KnownFailures
+from equivtest.verdicts.judging import judge
 from properties import test_deepspeed as suite
 from properties import test_deepspeed_training as training
 

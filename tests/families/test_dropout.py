@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from equivtest.cases.values import draw
-from equivtest.check import expected_of, judge
 from equivtest.families.dropout.case import CHANCE_BITS, DropoutCase
 from equivtest.layout import Layout, Replicate, Shard
 from equivtest.oracle import expect
@@ -30,6 +29,7 @@ from equivtest.verdicts.claims import (
     equals_unsharded,
     gradients_equal_unsharded,
 )
+from equivtest.verdicts.judging import expected_of, judge
 from equivtest.verdicts.verdict import Judgement
 from tests.families.refusing import refuses
 

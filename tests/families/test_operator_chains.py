@@ -11,7 +11,6 @@ import torch
 
 from equivtest.cases.case import from_code
 from equivtest.cases.values import draw
-from equivtest.check import check, judge
 from equivtest.errors import Misuse
 from equivtest.families.operators.chains.case import (
     CONTEXTS,
@@ -28,6 +27,7 @@ from equivtest.oracle import expect
 from equivtest.property import Space
 from equivtest.pytest_plugin.suite import shipped
 from equivtest.ranks.pool import Pool
+from equivtest.verdicts.judging import check, judge
 from tests.drawing import drawn
 from tests.programs.contexts import PLANTED
 

@@ -11,7 +11,6 @@ import torch
 from equivtest.base import limits
 from equivtest.cases.case import from_code
 from equivtest.cases.values import draw
-from equivtest.check import check, judge, one_thread
 from equivtest.errors import Misuse
 from equivtest.families.operators import strategy
 from equivtest.families.operators.case import OperatorCase
@@ -27,6 +26,7 @@ from equivtest.property import Space
 from equivtest.ranks.pool import Pool
 from equivtest.tensors import Placed
 from equivtest.verdicts.elements import is_too_wide
+from equivtest.verdicts.judging import check, judge, one_thread
 from tests.drawing import STRATEGIES, drawn
 
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from equivtest.cases.values import draw
-from equivtest.check import one_thread
 from equivtest.families.reduction.case import OPS, SOFTMAXES, ReductionCase
 from equivtest.layout import Layout, Replicate, Shard
 from equivtest.oracle import expect
@@ -17,6 +16,7 @@ from equivtest.oracle.reductions import log_softmax, log_softmax_grad, mean, nor
 from equivtest.oracle.rounding import TORCH_CPU
 from equivtest.tensors import DTYPES
 from equivtest.verdicts.elements import is_too_wide
+from equivtest.verdicts.judging import one_thread
 from tests.drawing import run_of
 from tests.families.refusing import refuses
 from tests.unsharded import errors_beside

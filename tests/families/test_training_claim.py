@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from equivtest.cases.case import Case
-from equivtest.check import default_claims, judge_replies
 from equivtest.layout import Layout, Partial, Replicate, Shard
 from equivtest.oracle import expect_held
 from equivtest.oracle.held import whole
@@ -22,6 +21,7 @@ from equivtest.verdicts.claims import (
     keeps_layout_of_parameter,
     trains_like_unsharded,
 )
+from equivtest.verdicts.judging import default_claims, judge_replies
 from tests.families.test_mlp import mlp_case, training_case
 from tests.families.unsharded_training import train
 from tests.replies import answers_of, drop_tensor, set_element, set_tensor

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from equivtest.check import DEFAULT_CLAIMS, judge
 from equivtest.errors import Misuse
 from equivtest.families.training.two_axes.case import TWO_AXIS_STYLES, TwoAxisCase
 from equivtest.families.training.two_axes.known import has_rank_without_hidden
@@ -17,6 +16,7 @@ from equivtest.layout import Replicate, Shard, local_box
 from equivtest.oracle.collectives import expected_collectives
 from equivtest.ranks.pool import Pool
 from equivtest.verdicts.claims import trains_like_unsharded, uses_only_collectives
+from equivtest.verdicts.judging import DEFAULT_CLAIMS, judge
 from tests.families.refusing import refuses
 from tests.families.unsharded_training import ALL, BOTH
 

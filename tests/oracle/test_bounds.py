@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from equivtest.check import one_thread
 from equivtest.families.training.oracle import optimizers
 from equivtest.oracle import activations, contractions
 from equivtest.oracle.rounding import TORCH_CPU, Bounded
 from equivtest.tensors import DTYPES
+from equivtest.verdicts.judging import one_thread
 from studies.bounded_ops import Margins, Table, new_table, run_round, show
 
 each_dtype = pytest.mark.parametrize("dtype", DTYPES)

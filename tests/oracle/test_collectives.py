@@ -11,13 +11,13 @@ import pytest
 
 from equivtest.base.collective import Collective, describe
 from equivtest.cases.case import Case
-from equivtest.check import judge_replies
 from equivtest.errors import Misuse
 from equivtest.families.linear.case import LinearCase
 from equivtest.families.zero3.fetch.case import FetchCase
 from equivtest.oracle.collectives import expected_collectives, without_all_to_all
 from equivtest.ranks.reply import Reply
 from equivtest.verdicts.claims import uses_only_collectives
+from equivtest.verdicts.judging import judge_replies
 from equivtest.verdicts.message import write_message
 from equivtest.verdicts.verdict import Verdict
 from tests.replies import FETCH, LINEAR, change_answer, right_replies

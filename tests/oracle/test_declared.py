@@ -12,7 +12,6 @@ import torch
 
 from equivtest import cli
 from equivtest.cases.case import Case
-from equivtest.check import judge, judge_replies
 from equivtest.errors import Misuse
 from equivtest.families.training.mixed.case import MixedCase
 from equivtest.oracle.declared import arithmetic_of, declared, load_arithmetics
@@ -23,6 +22,7 @@ from equivtest.ranks.backend import Backend
 from equivtest.ranks.pool import Pool
 from equivtest.search.chunks import Chunk, chunk_cases
 from equivtest.search.filling import fill, short_of_draws
+from equivtest.verdicts.judging import judge, judge_replies
 from properties import test_data_parallel
 from tests.replies import LINEAR, StubPool, on_all_ranks, right_replies
 

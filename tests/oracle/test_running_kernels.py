@@ -12,10 +12,10 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from equivtest.check import one_thread
 from equivtest.oracle.declared import declared
 from equivtest.oracle.rounding import TORCH_CPU, Bounded
 from equivtest.oracle.running import RunningError
+from equivtest.verdicts.judging import one_thread
 from studies.bounded_kernels import kernels
 from studies.bounded_ops import Table, new_table, run_round
 from tests.oracle.running_modules import Of, of

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from equivtest.check import one_thread
 from equivtest.oracle.exact import InexactData
 from equivtest.oracle.ranged import Parts, Ranged
 from equivtest.oracle.rounding import TORCH_CPU, Bounded
@@ -16,6 +15,7 @@ from equivtest.oracle.running import RunningError
 from equivtest.programs.boundaries import Capture
 from equivtest.programs.oracle.forced import Forced
 from equivtest.programs.oracle.held import held_by_one
+from equivtest.verdicts.judging import one_thread
 from studies.bounded_ops import Margins, Table, new_table
 from studies.bounded_pointwise import FUNCTIONS, LEAST, NARROW, ROWS, Found, backward_kernels, functions, not_judged
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from equivtest.base import limits
-from equivtest.check import check, judge
 from equivtest.errors import Misuse
 from equivtest.module import module_property
 from equivtest.oracle import expect
@@ -20,6 +19,7 @@ from equivtest.search.audit import audit
 from equivtest.search.chunks import Chunk
 from equivtest.search.known import KnownFailures
 from equivtest.search.search import search
+from equivtest.verdicts.judging import check, judge
 from equivtest.verdicts.verdict import ValueMismatch
 from tests.drawing import drawn
 

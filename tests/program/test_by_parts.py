@@ -13,7 +13,6 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from equivtest.check import check, judge, judge_replies
 from equivtest.errors import Misuse
 from equivtest.layout import UNTOLD, Layout, Partial, Replicate, Shard
 from equivtest.module import module_property
@@ -32,6 +31,7 @@ from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Answer, Reply
 from equivtest.tensors import Placed
 from equivtest.verdicts.elements import is_too_wide
+from equivtest.verdicts.judging import check, judge, judge_replies
 from equivtest.verdicts.message import write_message
 from equivtest.verdicts.values import judge_tensors
 from equivtest.verdicts.verdict import Judgement, Mismatch, Verdict

@@ -8,12 +8,12 @@ import pytest
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-from equivtest.check import check
 from equivtest.programs.boundaries import parts_of
 from equivtest.programs.case import ModuleCase
 from equivtest.programs.names import by_own_name
 from equivtest.programs.reference import call_builder
 from equivtest.ranks.pool import Pool
+from equivtest.verdicts.judging import check
 from equivtest.verdicts.verdict import ValueMismatch
 from tests.programs.wrapped import Around
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from equivtest.check import check, judge
 from equivtest.diagnose.blame import with_fault
 from equivtest.errors import Misuse
 from equivtest.programs.case import ModuleCase
 from equivtest.programs.reference import call_builder, in_dtype
 from equivtest.ranks.pool import Pool
+from equivtest.verdicts.judging import check, judge
 from equivtest.verdicts.verdict import Verdict
 
 HERE = "tests.programs.complex:"

@@ -12,7 +12,6 @@ import torch
 from equivtest.base import limits
 from equivtest.cases.case import from_code, from_data, to_data
 from equivtest.cases.values import draw
-from equivtest.check import check, judge
 from equivtest.errors import Misuse
 from equivtest.module import module_property
 from equivtest.oracle import expect
@@ -22,6 +21,7 @@ from equivtest.ranks.pool import Pool
 from equivtest.search.chunks import Chunk, chunk_cases
 from equivtest.search.known import KnownFailures
 from equivtest.search.search import Findings, search
+from equivtest.verdicts.judging import check, judge
 from equivtest.verdicts.verdict import ValueMismatch
 from tests.drawing import SPACE, drawn, smallest
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from equivtest.base import limits
-from equivtest.check import check, judge
 from equivtest.errors import Misuse
 from equivtest.module import module_property
 from equivtest.programs.case import ModuleCase
@@ -22,6 +21,7 @@ from equivtest.search.chunks import Chunk
 from equivtest.search.known import KnownFailures
 from equivtest.search.search import search
 from equivtest.tensors import DTYPES
+from equivtest.verdicts.judging import check, judge
 from equivtest.verdicts.verdict import ClaimFailed, ShapeMismatch, ValueMismatch
 
 HERE = "tests.programs.held:"

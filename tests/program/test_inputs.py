@@ -13,7 +13,6 @@ from equivtest import ids, mask, module_property, positions, real, targets
 from equivtest.base import limits
 from equivtest.cases.case import from_code, from_data, to_data
 from equivtest.cases.values import draw
-from equivtest.check import check, judge
 from equivtest.errors import Misuse
 from equivtest.oracle import expect
 from equivtest.programs.case import ModuleCase
@@ -24,6 +23,7 @@ from equivtest.search.audit import audit
 from equivtest.search.chunks import Chunk
 from equivtest.search.known import KnownFailures
 from equivtest.search.search import Findings, search
+from equivtest.verdicts.judging import check, judge
 from equivtest.verdicts.verdict import ValueMismatch
 from tests.drawing import drawn
 

@@ -11,7 +11,6 @@ import torch
 
 from equivtest.base import limits
 from equivtest.cases.values import draw
-from equivtest.check import check, judge
 from equivtest.errors import Misuse
 from equivtest.module import module_property
 from equivtest.oracle import expect
@@ -21,6 +20,7 @@ from equivtest.ranks.pool import Pool
 from equivtest.search.chunks import Chunk
 from equivtest.search.known import KnownFailures
 from equivtest.search.search import search
+from equivtest.verdicts.judging import check, judge
 from equivtest.verdicts.verdict import RankRaised, ShapeMismatch, ValueMismatch
 from tests.drawing import drawn
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from equivtest.check import judge
 from equivtest.ranks.pool import Pool
+from equivtest.verdicts.judging import judge
 from studies.step_defects import norm_case
 from tests.programs.wrong_norms import RIGHT_NORMS
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from equivtest.check import judge
 from equivtest.errors import Misuse
 from equivtest.module import ids, module_property, real
 from equivtest.oracle import expect
 from equivtest.programs.case import PARTS_OF_WHOLE, REAL_DTYPES, ModuleCase
 from equivtest.property import Property, Space
 from equivtest.ranks.pool import Pool
+from equivtest.verdicts.judging import judge
 from tests.drawing import smallest
 
 HERE = "tests.programs.metrics:"

@@ -13,7 +13,6 @@ from hypothesis import find
 
 from equivtest.cases.case import at_step
 from equivtest.cases.values import draw
-from equivtest.check import judge
 from equivtest.errors import Misuse
 from equivtest.module import ids, module_property, targets
 from equivtest.oracle import expect
@@ -24,6 +23,7 @@ from equivtest.programs.steps import base_of, called_optimizer, updated
 from equivtest.property import Space
 from equivtest.ranks.pool import Pool
 from equivtest.tensors import DTYPES
+from equivtest.verdicts.judging import judge
 from equivtest.verdicts.verdict import Verdict
 from tests.programs import steps as programs
 

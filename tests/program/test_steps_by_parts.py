@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import find
 
-from equivtest.check import judge
 from equivtest.module import ids, module_property, targets
 from equivtest.programs.case import PARTS_OF_WHOLE, WHOLE, ModuleCase
 from equivtest.property import Space
 from equivtest.ranks.pool import Pool
+from equivtest.verdicts.judging import judge
 
 HERE = "tests.programs.deep_steps:"
 STEP = f"{HERE}run_"

@@ -12,7 +12,6 @@ import pytest
 from equivtest import NotSupported
 from equivtest.base import limits
 from equivtest.cases.case import from_code
-from equivtest.check import check, judge
 from equivtest.errors import Inconclusive, Misuse
 from equivtest.module import module_property
 from equivtest.programs.case import ModuleCase
@@ -23,6 +22,7 @@ from equivtest.search.audit import audit
 from equivtest.search.chunks import Chunk
 from equivtest.search.known import KnownFailures
 from equivtest.search.search import Findings, search
+from equivtest.verdicts.judging import check, judge
 from equivtest.verdicts.verdict import RankRaised
 from tests.commands import Command
 

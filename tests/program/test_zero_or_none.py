@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from equivtest.check import check
 from equivtest.errors import Misuse
 from equivtest.programs.case import ModuleCase
 from equivtest.ranks.pool import Pool
+from equivtest.verdicts.judging import check
 from equivtest.verdicts.verdict import ShapeMismatch
 
 HERE = "tests.programs.experts:"

@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 
 from equivtest.cases.case import Case
-from equivtest.check import check
 from equivtest.families.linear.case import LinearCase
 from equivtest.families.training.data_parallel.case import DataParallelCase
 from equivtest.families.zero3.fetch.case import FetchCase
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.pool import Pool
+from equivtest.verdicts.judging import check
 from equivtest.verdicts.verdict import ValueMismatch
 from tests.programs.backend import OFF_BY_ONE
 

@@ -17,7 +17,6 @@ from equivtest.base import limits
 from equivtest.base.lacking import FUNCTIONS, PROBED, function_of, is_allowed, parse_allowed
 from equivtest.base.refusal import is_refusal
 from equivtest.cases.case import Case
-from equivtest.check import check, judge
 from equivtest.errors import BrokenSetup, Misuse
 from equivtest.families.collectives.case import BUNDLES, CALLS, CollectivesCase
 from equivtest.families.linear.case import LinearCase
@@ -35,6 +34,7 @@ from equivtest.report.text import on_faults
 from equivtest.search.chunks import Chunk
 from equivtest.search.known import KnownFailures
 from equivtest.search.search import search
+from equivtest.verdicts.judging import check, judge
 from equivtest.verdicts.verdict import RankRaised
 from tests.commands import Command, Ended
 from tests.programs.faults import FaultCase

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from torch import distributed as dist
 
-from equivtest.check import DEFAULT_CLAIMS, judge, judge_replies
 from equivtest.errors import Misuse, Unsupported
 from equivtest.families.linear.case import LinearCase
 from equivtest.families.zero3.fetch.case import FetchCase, RefusedFetchCase
@@ -22,6 +21,7 @@ from equivtest.ranks.reply import Reply
 from equivtest.ranks.wire import decode_message
 from equivtest.verdicts.claims import Claim, refuses
 from equivtest.verdicts.compare import compare
+from equivtest.verdicts.judging import DEFAULT_CLAIMS, judge, judge_replies
 from equivtest.verdicts.message import write_message
 from equivtest.verdicts.verdict import Judgement
 from tests.replies import change_answer, raised, right_replies, set_element

@@ -11,10 +11,10 @@ from importlib.util import find_spec
 
 import pytest
 
-from equivtest.check import judge
 from equivtest.families.collectives.case import CALLS, CollectivesCase
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.pool import Pool
+from equivtest.verdicts.judging import judge
 from examples.mpi_backend.pmi import Job
 from examples.mpi_backend.work import Work, _begun, begun, no_result
 

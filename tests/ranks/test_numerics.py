@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 
 from equivtest.cases.case import Case
-from equivtest.check import judge
 from equivtest.families.embedding.case import EmbeddingCase
 from equivtest.families.linear.case import LinearCase
 from equivtest.families.redistribute.case import RedistributeCase
@@ -19,6 +18,7 @@ from equivtest.property import Property
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.pool import Pool
 from equivtest.verdicts.claims import equals_unsharded
+from equivtest.verdicts.judging import judge
 from properties import test_data_parallel, test_embedding, test_redistribute, test_tensor_parallel, test_zero3_fetch
 from tests.programs.numerics import NUMERICS
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 import pytest
 from torch.distributed.tensor import DTensor
 
-from equivtest.check import judge
 from equivtest.families.operators.case import OperatorCase
 from equivtest.families.operators.case_table import OPERATORS
 from equivtest.pytest_plugin.suite import shipped
 from equivtest.ranks.pool import Pool
+from equivtest.verdicts.judging import judge
 from tests.programs.rules import WRONG, planted
 
 SMALLEST = {

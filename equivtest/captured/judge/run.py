@@ -14,7 +14,6 @@ from equivtest.captured.judge.evidence import forwards_in
 from equivtest.captured.judge.report import Judged, describe
 from equivtest.captured.judge.update import update_in
 from equivtest.cases.case import require
-from equivtest.check import one_thread, require_conclusion
 from equivtest.errors import EquivtestError
 from equivtest.oracle.declared import declared, load_arithmetics
 from equivtest.programs.micro_batches import split_micro_batch
@@ -31,6 +30,7 @@ from equivtest.verdicts.claims import (
     trains_like_unsharded,
 )
 from equivtest.verdicts.compare import compare
+from equivtest.verdicts.judging import one_thread, require_conclusion
 
 AUTOCAST = ("bfloat16", "float16")
 UPDATE_CLAIMS: tuple[Claim, ...] = (trains_like_unsharded, agrees_on_all_ranks)
