@@ -62,26 +62,26 @@ def kill_server(host: Host, chance: random.Random) -> Trouble:
 
 def cut(host: Host, chance: random.Random) -> Trouble:
     host.cut()
-    return Trouble("cut for 15 s", [host.address, "nothing was heard of it for 10 s"], 15.0, host.mend)
+    return Trouble("cut for 15 s", [host.address, "it was silent for 10 s"], 15.0, host.mend)
 
 
 def delay(host: Host, chance: random.Random) -> Trouble:
     seconds = chance.uniform(4.5, 6.5)
     host.cut()
-    return Trouble(f"cut for {seconds:.1f} s", [host.address, "was not heard for"], seconds, host.mend)
+    return Trouble(f"cut for {seconds:.1f} s", [host.address, "was silent for"], seconds, host.mend)
 
 
 def stop_slot(host: Host, chance: random.Random) -> Trouble:
     victim = one_of(chance, host.slots)
     host.kill(victim, signal.SIGSTOP)
-    words = [f"process {victim.pid} on ", host.address, "was not heard for"]
+    words = [f"process {victim.pid} on ", host.address, "was silent for"]
     return Trouble(f"slot {victim.pid} stopped for 5 s", words, 5.0, lambda: host.kill(victim, signal.SIGCONT))
 
 
 def stop_slot_long(host: Host, chance: random.Random) -> Trouble:
     victim = one_of(chance, host.slots)
     host.kill(victim, signal.SIGSTOP)
-    words = [f"process {victim.pid} on ", host.address, "nothing was heard of it for 10 s"]
+    words = [f"process {victim.pid} on ", host.address, "it was silent for 10 s"]
     return Trouble(f"slot {victim.pid} stopped for 13 s", words, 13.0, lambda: host.kill(victim, signal.SIGCONT))
 
 

@@ -1,4 +1,4 @@
-"""A backend is a name, a device and what to import first: any that torch knows, and no fall-back."""
+"""Names a backend, its device and the modules to import first; nothing falls back to another backend."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class Backend:
     """Where the ranks run.
 
     Attributes:
-        name: Of the process group's backend, as for torch.distributed.init_process_group.
-        device: Of the tensors: 'cpu', 'cuda' or a vendor's; an index is not part of it.
+        name: Name of the process group's backend, as for torch.distributed.init_process_group.
+        device: Type of the tensors' device, such as 'cpu' or 'cuda', without an index.
         imports: Modules that every rank imports first, such as a vendor's torch backend.
-        start: 'forkserver' forks ranks from a server that has imported torch; 'spawn' executes
-            a new interpreter for each, as accelerators need it; 'auto' forks on the CPU, where a fork of
-            the server can run a backward.
-        arithmetic: 'package.module:NAME' of what it declares of its roundings, by which real values
-            are judged; '' stands for torch's kernels on the CPU and gloo.
+        start: 'forkserver' forks ranks from a server that has imported torch. 'spawn' starts a new
+            interpreter for each rank, as accelerators require. 'auto' forks on the CPU if a fork of the
+            server can run a backward.
+        arithmetic: 'package.module:NAME' of the declaration of the backend's roundings, which bounds real
+            values; '' for torch's kernels on the CPU and gloo.
     """
 
     name: str = "gloo"
@@ -41,10 +41,10 @@ class Backend:
             object.__setattr__(self, "start", "spawn")
 
     def validate(self) -> None:
-        """Asks torch, in this process, whether it knows the backend and has the device.
+        """Checks in this process that torch knows the backend and has the device.
 
         Raises:
-            Misuse: it does not; the message says what there is.
+            Misuse: torch lacks one of them; the message lists what is available.
         """
         if self.start not in STARTS:
             raise Misuse(f"start must be one of {', '.join(STARTS)}, got {self.start!r}")
@@ -60,7 +60,7 @@ def _import(module: str) -> None:
     except Exception as error:  # a vendor's module may raise anything
         is_missing = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
         is_missing = is_missing or not all(part.isidentifier() for part in module.split("."))
-        way_out = "give the name of a module that is installed here" if is_missing else "mend what it raises"
+        way_out = "name a module that is installed here" if is_missing else "fix what it raises"
         raise Misuse(
             f"cannot import {module!r}: {type(error).__name__}: {error}; {way_out}, or leave the import out"
         ) from error
@@ -72,15 +72,15 @@ def _check_device(device: str) -> None:
     try:
         kind = torch.device(device)
     except RuntimeError as error:
-        raise Misuse(f"torch knows no device {device!r}; {_devices_here()}") from error
+        raise Misuse(f"torch has no device type {device!r}; {_devices_here()}") from error
     if kind.index is not None:
-        raise Misuse(f"device must not have an index, got {device!r}: each rank takes its own; say {kind.type!r}")
+        raise Misuse(f"device must not have an index, got {device!r}: each rank takes its own; use {kind.type!r}")
     if kind.type != "cpu" and not _is_available(kind.type):
         raise Misuse(f"no device {device!r} is available here; {_devices_here()}")
 
 
 def _is_available(kind: str) -> bool:
-    """Whether torch has a working device of this kind, by the kind's own module."""
+    """Asks the device type's own module whether a device works."""
     import torch
 
     try:
@@ -98,9 +98,9 @@ def _devices_here() -> str:
 
 
 def _check_name(name: str, device: str) -> None:
-    """Raises Misuse unless torch has every backend that `name` lists and one serves the device.
+    """Raises Misuse unless torch has every backend in `name` and one of them serves the device.
 
-    `name` is 'gloo' or, by device, 'cpu:gloo,cuda:nccl'.
+    `name` is one backend, such as 'gloo', or a list by device, such as 'cpu:gloo,cuda:nccl'.
     """
     import torch.distributed as dist
 
@@ -122,7 +122,7 @@ def _check_name(name: str, device: str) -> None:
 
 
 def choose_device(backend: Backend, rank: int) -> torch.device:
-    """The device of one rank, made current: devices are dealt out in turn."""
+    """Returns the device of one rank and makes it current; ranks take the devices in turn."""
     import torch
 
     if backend.device == "cpu":

@@ -1,4 +1,4 @@
-"""Whole messages over a socket, each as its length and its bytes."""
+"""Sends whole messages over a socket, each as its length and its bytes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Channel:
     """One end of a two-way connection.
 
     Args:
-        end: A connected stream socket; it belongs to the channel from here on.
-        send_limit_s: For one message to be taken; None waits for ever.
+        end: A connected stream socket, which the channel then owns.
+        send_limit_s: Time for the other end to accept one message; None waits for ever.
     """
 
     def __init__(self, end: socket.socket, send_limit_s: float | None = None) -> None:
@@ -33,17 +33,17 @@ class Channel:
         """Sends one message.
 
         Raises:
-            OSError: the other end is gone, or did not take it within the limit.
+            OSError: the other end is gone, or did not accept the message within the limit.
         """
         self._end.settimeout(self._send_limit_s)
         self._end.sendall(len(message).to_bytes(_LENGTH_BYTES, "little") + message)  # one call: one wake-up
 
     def receive(self, limit_s: float | None = None) -> bytes:
-        """The next message, waited for.
+        """Waits for the next message and returns it.
 
         Raises:
             EOFError: the other end is closed.
-            OSError: nothing came for `limit_s`.
+            OSError: no message came within `limit_s`.
         """
         while (message := self._take()) is None:
             self._end.settimeout(limit_s)
@@ -51,10 +51,10 @@ class Channel:
         return message
 
     def receive_available(self) -> list[bytes]:
-        """The messages that have arrived whole, without waiting; maybe none.
+        """Returns the messages that have arrived whole, without waiting; maybe none.
 
         Raises:
-            EOFError: the other end is closed and all it sent has been taken.
+            EOFError: the other end is closed and no message is left.
         """
         self._end.settimeout(0)
         closed = False
@@ -73,7 +73,6 @@ class Channel:
         return messages
 
     def close(self) -> None:
-        """Closes this end."""
         self._end.close()
 
     def _fill(self) -> None:
@@ -98,9 +97,9 @@ class Channel:
 
 
 def close_in_forks(end: socket.socket) -> None:
-    """Has `end` closed in every child that this process forks.
+    """Closes `end` in every child that this process forks.
 
-    Or the other end would not notice that this process is gone while such a child lives.
+    Otherwise the other end would not notice the end of this process while such a child lives.
     """
     _not_for_forks.add(end)
 

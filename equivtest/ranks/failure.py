@@ -1,4 +1,4 @@
-"""An exception as text, whatever exception it is."""
+"""Describes any exception as text."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 from equivtest.base import limits
 
 HARNESS = Path(__file__).parent
-"""Frames of files here are the harness's: they say nothing about the subject."""
+"""Frames in these files belong to the harness, so tracebacks leave them out."""
 
 COLLECTIVES = ("torch/distributed/distributed_c10d.py", "torch/distributed/_functional_collectives.py")
-"""Where collectives are called: see `equivtest.ranks.places`."""
+"""Files with the functions that call collectives, see `equivtest.ranks.places`."""
 
 
 def describe_exception(error: BaseException) -> tuple[str, str, str]:
-    """(type name, text, traceback), each printable and of bounded length."""
+    """Returns (type name, text, traceback), each printable and of bounded length."""
     try:
         text = str(error)
     except Exception as second:  # the subject's __str__ may raise anything
@@ -26,7 +26,7 @@ def describe_exception(error: BaseException) -> tuple[str, str, str]:
 
 
 def _trace_of(error: BaseException) -> str:
-    """The traceback without the harness's own frames, without most of torch's and without marks under the lines."""
+    """Formats the traceback without the harness's frames, most of torch's frames and the marks under the lines."""
     trace = traceback.TracebackException.from_exception(error)
     links: list[traceback.TracebackException | None] = [trace]
     while links:
@@ -38,7 +38,7 @@ def _trace_of(error: BaseException) -> str:
 
 
 def _shortened(stack: Iterable[traceback.FrameSummary]) -> traceback.StackSummary:
-    """The frames outside the harness; of a run of torch's the first, the last, and those that call collectives."""
+    """Keeps frames outside the harness; of consecutive torch frames the first, the last and calls of collectives."""
     stack = list(stack)
     frames = [frame for frame in stack if HARNESS not in Path(frame.filename).parents] or stack
     kept = []
@@ -54,13 +54,13 @@ def _shortened(stack: Iterable[traceback.FrameSummary]) -> traceback.StackSummar
 
 
 def in_one_line(text: str, num_chars: int = limits.REASON_CHARS) -> str:
-    """`text` without line breaks, its end left out where it exceeds so many characters."""
+    """Joins the lines of `text` and cuts the end if it exceeds `num_chars` characters."""
     line = " ".join(text.split())
     return line if len(line) <= num_chars else f"{line[: num_chars - 3]}..."
 
 
 def clip(text: str, num_chars: int = limits.OUTPUT_CHARS) -> str:
-    """`text` as valid UTF-8, its middle left out where it exceeds so many characters."""
+    """Returns `text` as valid UTF-8; cuts the middle if it exceeds `num_chars` characters."""
     text = text.encode("utf-8", "backslashreplace").decode()
     left_out = len(text) - num_chars
     if left_out <= 0:

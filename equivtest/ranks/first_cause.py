@@ -1,4 +1,4 @@
-"""Which rank failed by itself first, among those that failed."""
+"""Finds the rank whose failure caused the others."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ LOST_ITS_PEER = (
     "timeout caused pair closure",
     "communicator was aborted",
 )
-"""What gloo, NCCL and torch's stores say of a rank that did nothing wrong; lower case."""
+"""Phrases, in lower case, with which gloo, NCCL and torch's stores report that another rank is gone."""
 
 FAILED = ("raised", "misused", "lost", "timed_out")
 
 
 def first_cause(replies: Sequence[Reply]) -> Reply | None:
-    """The reply of the rank that failed first and by itself, or None where none failed.
+    """Returns the reply of the rank that caused the failure, or None if no rank failed.
 
-    Ranks that were silent come after those that raised or were lost, then those that only lost
-    their peer, then those that wait for one in a collective; among these the earliest counts.
+    Ranks that raised or were lost come first, then silent ranks, then ranks that only lost their peer,
+    then ranks that wait in a collective. Among equals the earliest counts.
     """
     failed = [reply for reply in replies if reply.outcome in FAILED]
     return min(failed, key=lambda reply: (_remoteness(reply), reply.at_s, reply.rank), default=None)
 
 
 def _remoteness(reply: Reply) -> int:
-    """0 for a cause, more for what only follows from another rank's failure."""
+    """Returns 0 for a cause, and more for a consequence of another rank's failure."""
     if reply.outcome == "timed_out":
         place = place_of(reply.detail)
         return 3 if place is not None and place.collective else 1

@@ -1,8 +1,8 @@
-"""Whether a process that is forked from this one can run a backward, which torch refuses it behind threads.
+"""Tests if a process forked from this one can run a backward, which torch refuses after it has started threads.
 
-The first backward of a process starts a thread for each device that torch then knows but the CPU, a vendor's and
-a graphics card's alike; a backward that calls another, some sixty deep, starts one as well.  From then on torch
-raises in every process that is forked from it.  Source: Engine::start_device_threads and
+The first backward of a process starts a thread for each device that torch then knows, except the CPU: for a vendor's
+device and for a graphics card alike.  A backward that calls another about sixty levels deep starts one as well.  From
+then on torch raises in every process forked from it.  Source: Engine::start_device_threads and
 Engine::add_thread_pool_task of torch/csrc/autograd/engine.cpp (2.13.0).
 """
 
@@ -19,9 +19,9 @@ _DONE = "done"
 
 
 def why_forks_fail() -> str:
-    """Why a fork of this process runs no backward, with the number of threads here; '' where it does.
+    """Explains why a fork of this process cannot run a backward, with the number of threads here; '' if it can.
 
-    One that hangs is killed after limits.FORK_S, by a timer of its own: this process may end meanwhile.
+    A fork that hangs is killed after limits.FORK_S by its own timer, because this process may end first.
     """
     read, write = os.pipe()
     pid = os.fork()
@@ -37,7 +37,7 @@ def why_forks_fail() -> str:
 
 
 def _try_backward(write: int) -> NoReturn:
-    """In the child: writes what came of a backward; never returns."""
+    """Runs in the child: writes the outcome of a backward; never returns."""
     try:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
@@ -53,7 +53,7 @@ def _run_backward() -> str:
     try:
         x = torch.ones(2, 2, device="cpu", requires_grad=True)
         torch.autograd.backward((x @ x).sum())
-    except Exception as error:  # torch's own, or that of a vendor's module
+    except Exception as error:  # from torch or from a vendor's module
         kind, text, _ = describe_exception(error)
         return f"{kind}: {text}"
     return _DONE

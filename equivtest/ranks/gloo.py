@@ -1,10 +1,10 @@
-"""Groups of gloo with one worker thread each, since with two torch may free a string twice.
+"""Gives each gloo group one worker thread, because with two torch may free a string twice.
 
-By default two threads of a group take collectives off its queue.  After each one a thread assigns its name to
-a string that both share, under no lock: ProcessGroupGloo::runLoop, as read in the library of torch 2.13.0.
-libstdc++ keeps names of up to 15 characters within the string; ALLGATHER_COALESCED, that of a functional
-all_gather, lies in memory of its own, which two threads at once free twice.  Finding 39 has a program
-without equivtest that dies of it, and `tests/ranks/test_gloo.py` fails on the day when it no longer does.
+By default two threads of a group take collectives off its queue.  After each collective a thread assigns the
+collective's name to a string that both threads share, without a lock: ProcessGroupGloo::runLoop, as read in the library
+of torch 2.13.0.  libstdc++ keeps names of up to 15 characters within the string.  ALLGATHER_COALESCED, the name of a
+functional all_gather, is longer and lies on the heap, where two threads at once free it twice.  Finding 39 has a
+program without equivtest that crashes; `tests/ranks/test_gloo.py` fails once torch has mended this.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from datetime import timedelta
 from typing import Any
 
 WORKERS = 1
-"""Threads of each group that run collectives; torch takes two for each network interface (2.13.0)."""
+"""Threads of each group that run collectives; torch starts two for each network interface (2.13.0)."""
 TIMEOUT = timedelta(minutes=30)
 """Torch's default for a group of gloo."""
 
 
 def let_senders_finish() -> None:
-    """From now on a thread of this process that wakes up does not take the core from one that runs; Linux alone can.
+    """Stops threads of this process from taking the core from a running thread when they wake up, on Linux.
 
-    Gloo's own thread tries the lock of a connection again and again, as long as another thread sends under it:
-    Pair::handleEvents of gloo/transport/tcp/pair.cc, as read in the library of torch 2.13.0.  Where ranks share
-    cores, what is sent wakes its receiver, which takes the core from the sender within the lock: the sender's own
-    gloo thread then tried for a fifth of the time that a run took of its processors.
+    Gloo's own thread tries a connection's lock again and again while another thread sends under that lock:
+    Pair::handleEvents of gloo/transport/tcp/pair.cc, as read in the library of torch 2.13.0.  If ranks share
+    cores, each message wakes its receiver, which takes the core from the sender while the sender has the lock.
+    The sender's gloo thread then spun for a fifth of a run's processor time.
 
     Source: sched(7), SCHED_BATCH.
     """
@@ -36,10 +36,10 @@ def let_senders_finish() -> None:
 
 
 def use_few_workers() -> None:
-    """From now on this process makes every group of gloo with so few; nothing happens where torch has no gloo.
+    """Creates every later gloo group of this process with WORKERS threads; does nothing if torch has no gloo.
 
-    torch.distributed passes a timeout on to gloo and no options, so that gloo's class is told here; groups
-    that are made with options stay as they are asked for.
+    torch.distributed passes gloo a timeout and no options, so this wraps the constructor of gloo's class.  Groups
+    that are made with options keep them.
     """
     from torch import distributed as dist
 
@@ -64,7 +64,7 @@ def _options(group: Any, timeout: timedelta) -> Any:
 
 
 def _devices(group: Any) -> list[Any]:
-    """As torch chooses them: of the interfaces that are named, or the one of the machine's name."""
+    """Chooses devices as torch does: the interfaces in GLOO_SOCKET_IFNAME, or the machine's default."""
     interfaces = os.environ.get("GLOO_SOCKET_IFNAME", "")
     if interfaces:
         return [group.create_device(interface=name) for name in interfaces.split(",") if name]

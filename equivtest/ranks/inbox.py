@@ -1,4 +1,4 @@
-"""Waiting for the replies to one request: one per rank, within a limit, whatever the ranks do."""
+"""Waits for the replies to one request: one per rank, within a limit, whatever the ranks do."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from equivtest.ranks.stacks import tidy
 from equivtest.ranks.wire import decode_message
 
 BROKE_OFF = ("raised", "misused", "lost", "declined")
-"""Outcomes after which the other ranks have only the grace left."""
+"""Outcomes after which the other ranks have only the grace period left."""
 
 
 def silence(limit_s: float) -> str:
-    """What a rank that did not answer is told with."""
+    """Returns the error text of a rank that did not answer."""
     return f"no answer within {limit_s:g} s"
 
 
 class Inbox:
-    """The replies to one request as they come in.
+    """Collects the replies to one request as they arrive.
 
     Args:
         ranks: The processes, by rank.
-        request_id: Replies to other requests are dropped.
-        server: That has forked them.
-        grace_s: What the other ranks are given once one has failed.
-        noun: What the world's numbers are called, see `describe_places`.
-        notes: Folder for what watched ranks on other hosts send.
+        request_id: Id of the request; replies to other requests are dropped.
+        server: Launcher that started the ranks.
+        grace_s: Time that the other ranks have after the first failure.
+        noun: Name of a process in messages, see `describe_places`.
+        notes: Folder for the notes that watched ranks on other hosts send.
     """
 
     def __init__(
@@ -57,16 +57,16 @@ class Inbox:
         self._notes = Path(notes)
         self._noun = noun
         self._replies: dict[int, Reply] = {}
-        self._closed: set[int] = set()  # ranks whose connection has ended
+        self._closed: set[int] = set()  # ranks with a closed connection
 
     def await_replies(self, limit_s: float) -> list[Reply]:
-        """One reply per rank, by rank; after `limit_s`, or the grace, silent ranks have timed out.
+        """Returns one reply per rank, by rank; ranks silent after `limit_s`, or after the grace, have timed out.
 
-        The first cause's detail tells where the other ranks were.
+        The detail of the first cause says where the other ranks were.
         """
         deadline_s = time.monotonic() + limit_s
         failed = False
-        with selectors.PollSelector() as selector:  # unlike epoll it takes no descriptor
+        with selectors.PollSelector() as selector:  # unlike epoll it needs no descriptor
             for rank, process in enumerate(self._ranks):
                 selector.register(process.channel, selectors.EVENT_READ, rank)
                 selector.register(process.end, selectors.EVENT_READ, rank)
@@ -80,7 +80,7 @@ class Inbox:
                     self._listen(selector, key)
                 if not failed and (first := self._first_failure()):
                     failed = True
-                    if first.lacking or first.outcome == "declined":  # every rank should say so by itself
+                    if first.lacking or first.outcome == "declined":  # every rank should say so itself
                         self._grace_s = limits.in_proportion(limits.REFUSAL_GRACE_S, limit_s)
                     deadline_s = min(deadline_s, time.monotonic() + self._grace_s)
         self._give_up(limit_s)
@@ -88,13 +88,13 @@ class Inbox:
         return [self._replies[rank] for rank in range(len(self._ranks))]
 
     def _first_failure(self) -> Reply | None:
-        """The reply that came first of those that failed, declined or were refused a collective."""
+        """Returns the first reply that failed, declined or lacks a collective."""
         return next((reply for reply in self._replies.values() if reply.outcome in BROKE_OFF or reply.lacking), None)
 
     def _listen(self, selector: selectors.BaseSelector, key: selectors.SelectorKey) -> None:
-        """Takes what a rank has sent, or notes its end.
+        """Reads the messages of a rank, or records its end.
 
-        Where the server has died, nobody reports the end: then the connection tells.
+        If the server has died, no process reports the end; then the closed connection shows it.
         """
         rank: int = key.data
         process = self._ranks[rank]
@@ -111,7 +111,7 @@ class Inbox:
             self._replies.setdefault(rank, self._lost(rank))
 
     def _receive(self, rank: int) -> None:
-        """Takes the messages that have arrived; the first reply to the request counts."""
+        """Reads the messages that have arrived; only the first reply to the request counts."""
         process = self._ranks[rank]
         for message in process.channel.receive_available():
             try:
@@ -138,11 +138,11 @@ class Inbox:
         return Reply(rank=rank, outcome="lost", error_text=words, detail=clip("\n".join(parts)), at_s=ending.at_s)
 
     def _give_up(self, limit_s: float) -> None:
-        """Declares the silent ranks timed out, with their stacks; those that have just ended, lost."""
+        """Records silent ranks as timed out, with their stacks, and ranks that have just ended as lost."""
         for rank in self._silent():
             process = self._ranks[rank]
             closed = rank in self._closed
-            ended = process.wait(limits.STOP_S if closed else 0.0)  # its death may be under way
+            ended = process.wait(limits.STOP_S if closed else 0.0)  # it may be ending now
             if ended and (closed or process.ending(time.monotonic()).is_certain):
                 self._replies[rank] = self._lost(rank)
         silent = self._silent()
@@ -164,7 +164,7 @@ class Inbox:
         return [rank for rank in range(len(self._ranks)) if rank not in self._replies]
 
     def _explain(self) -> None:
-        """Adds to the first cause how long was waited for it, and where every rank was."""
+        """Adds to the first cause the time limit that it exceeded, and the place of every rank."""
         replies = list(self._replies.values())
         cause = first_cause(replies)
         if cause is None:

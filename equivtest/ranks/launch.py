@@ -1,4 +1,4 @@
-"""The parent's side of the server that forks ranks on this machine."""
+"""Starts and controls, from the parent, the server that forks ranks on this machine."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ _WAY_OUT = "use fewer ranks, free memory, or raise the limits on processes and o
 
 
 class Server:
-    """The process that ranks of this machine are forked from.
+    """Controls the process that forks the ranks of this machine.
 
     Starting returns at once; the first fork waits until the server is ready.
 
     Args:
         start: See `Backend`.
-        imports: Modules that must be importable there.
-        preload: Modules that are imported where they can be.
-        environment: Added to the environment of the server and its ranks, for what is read
-            only when a process begins.
+        imports: Modules that the server must be able to import.
+        preload: Modules that the server imports if it can.
+        environment: Variables added for the server and its ranks, for settings that a process reads
+            only at its start.
 
     Attributes:
-        ready: Its first word: how it starts ranks; None before the first rank.
+        ready: The server's first message: how it starts ranks; None before the first rank.
     """
 
     is_local = True
@@ -79,14 +79,13 @@ class Server:
 
     @property
     def alive(self) -> bool:
-        """Whether ranks can still be forked."""
         return self._process.poll() is None
 
     def fork_ranks(self, world_size: int, scratch: Sequence[Path]) -> Iterator[RankProcess]:
-        """As `Launcher` has it, one after the other.
+        """Forks the ranks of a world one after the other, see `Launcher.fork_ranks`.
 
         Raises:
-            BrokenSetup: the server does not come up, has died, or the system forks no more.
+            BrokenSetup: the server does not start or has died, or the system cannot fork.
         """
         own, temporary = scratch
         surroundings = {**os.environb, **temporary_files_in(temporary)}
@@ -105,11 +104,11 @@ class Server:
             )
 
     def fork(self, channel: socket.socket) -> Forked:
-        """A new rank at the other end of `channel`, which stays the caller's to close.
+        """Forks a rank at the other end of `channel`; the caller still closes `channel`.
 
         Raises:
-            BrokenSetup: as of `fork_ranks`.
-            OSError: no descriptor is free here.
+            BrokenSetup: see `fork_ranks`.
+            OSError: this process has no free descriptor.
         """
         with contextlib.ExitStack() as if_it_fails:
             end_r, end_w = os.pipe()
@@ -120,14 +119,14 @@ class Server:
         return Forked(pid, end_r)
 
     def take_stacks(self, ranks: Mapping[int, RankProcess]) -> dict[int, str]:
-        """The Python stacks of running ranks, by rank."""
+        """Returns the Python stacks of running ranks, by rank."""
         return take_stacks({rank: (process.pid, process.stacks) for rank, process in ranks.items()})
 
     def await_certainty(self, ranks: Sequence[RankProcess]) -> None:
-        """Returns at once: this machine is there."""
+        """Returns at once, since this machine cannot be cut off."""
 
     def _request(self, channel: int, end: int) -> int:
-        """Has a rank forked; gives its process id."""
+        """Asks the server for a rank and returns its process id."""
         self._control.settimeout(limits.START_S)
         try:
             self._wait_until_ready()
@@ -158,8 +157,8 @@ class Server:
         return f"the server that forks ranks does not answer ({reason}); its output:\n{output}"
 
     def close(self) -> None:
-        """Ends the server and the ranks it still has; a second call does nothing."""
-        with contextlib.suppress(OSError):  # it has ended by itself
+        """Ends the server and its remaining ranks; a second call does nothing."""
+        with contextlib.suppress(OSError):  # it has already ended
             self._control.sendall(CLOSE)
         self._control.close()
         try:
@@ -173,7 +172,7 @@ class Server:
 def execute(
     code: str, output: Path, environment: Mapping[str, str], passed: tuple[int, ...]
 ) -> subprocess.Popen[bytes]:
-    """Runs `code` in an interpreter of its own, which gets these descriptors and writes what it says to `output`."""
+    """Runs `code` in a new interpreter with these descriptors and writes its output to `output`."""
     with output.open("wb") as file:
         return subprocess.Popen(
             interpreter_command(code),

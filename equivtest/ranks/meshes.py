@@ -1,4 +1,4 @@
-"""Meshes, made once per process by all processes together, whether they are part of them or not."""
+"""Makes each mesh once per process; all processes take part in making it, members or not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from equivtest.errors import Unsupported
 
 
 def mesh_for(case: Case, device: str) -> DeviceMesh | None:
-    """The mesh on which this process runs `case`, or None where it takes no part; see `mesh_of`."""
+    """Returns the mesh on which this process runs `case`, or None if it takes no part; see `mesh_of`."""
     return mesh_of(device, case.mesh_shape, case.groups if case.members else (), case.axes)
 
 
@@ -26,20 +26,21 @@ def mesh_of(
     groups: tuple[tuple[int, ...], ...] = (),
     axes: tuple[str, ...] = (),
 ) -> DeviceMesh | None:
-    """The mesh of that shape that has this process, or None; made once, by all processes together.
+    """Returns the mesh of this shape with this process, or None; all processes make it together, once.
 
     Args:
         groups: Processes of each mesh, in mesh order; empty: one mesh of the whole world.
-        axes: Names of the axes of that one; empty: none.
+        axes: Names of the axes of the mesh of the whole world; empty: no names.
 
     Raises:
         Unsupported: a mesh is not ascending, and this torch sorts the processes of every group.
 
-    DeviceMesh(device, [3, 1]) makes a group of sorted processes: its collectives go by ranks 1, 0
-    where the mesh's coordinates are 0, 1, and a DTensor holds the wrong shards (2.13.0).
+    DeviceMesh(device, [3, 1]) makes a sorted group: its collectives use ranks 1, 0 at the mesh's coordinates
+    0, 1, and a DTensor has the wrong shards (2.13.0).
 
-    Processes in no mesh make a group as well, which runs nothing: torch waits for ever where later programs make groups
-    with `use_local_synchronization`, as FSDP2 does, and some processes are in fewer groups than others (finding 81).
+    Processes outside all meshes make a group as well, which runs nothing.  Otherwise some processes are in fewer
+    groups than others.  Then torch waits for ever if a later program makes groups with `use_local_synchronization`, as
+    FSDP2 does (finding 81).
     """
     kind = torch.device(device).type
     if not groups:
@@ -51,16 +52,16 @@ def mesh_of(
 
 
 def _new_group(processes: tuple[int, ...]) -> dist.ProcessGroup:
-    """A group with the processes in this order; an argument for that came with torch 2.13."""
+    """Makes a group of the processes in this order, with an argument that only torch 2.13 and later have."""
     order: dict[str, Any] = {} if list(processes) == sorted(processes) else {"sort_ranks": False}
     if order and "sort_ranks" not in inspect.signature(dist.new_group).parameters:
         raise Unsupported(
-            f"torch {torch.__version__} sorts the processes of a group, so it makes no mesh of {processes}"
+            f"torch {torch.__version__} sorts the processes of a group, so it cannot make a mesh of {processes}"
         )
     made: dist.ProcessGroup = dist.new_group(list(processes), **order)
     return made
 
 
 def rank_in(mesh: DeviceMesh) -> int:
-    """This process's rank in the mesh, counted row by row; torch makes `mesh.mesh` anew at each look at it."""
+    """Returns this process's rank in the mesh, row by row; torch makes `mesh.mesh` anew at each access."""
     return int(mesh.mesh.flatten().tolist().index(dist.get_rank()))

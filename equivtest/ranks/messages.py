@@ -1,4 +1,4 @@
-"""What the parent asks of a rank: plain data, one struct per request."""
+"""Requests from the parent to a rank: plain data, one struct per request."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import msgspec
 from equivtest.ranks.backend import Backend
 
 START_ID = 0
-"""The request that every rank answers without being asked: that it has joined the group."""
+"""Id of the reply that every rank sends without a request: it has joined the group."""
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """The server's first word.
+    """First message of the server.
 
     Attributes:
         start: 'forkserver' or 'spawn': how it starts ranks.
-        reason: Why it does not fork them though it was to see whether it can.
-        problem: What keeps it from starting any, or ''.
+        reason: Why the server cannot fork ranks, if start='auto' made it try; else ''.
+        problem: Why it cannot start any rank, or ''.
     """
 
     start: str
@@ -29,15 +29,15 @@ class Ready(msgspec.Struct, frozen=True):
 
 
 class Start(msgspec.Struct, frozen=True, tag=True):
-    """The first message to a rank: who it is, and the parent's surroundings.
+    """First message to a rank: its number and the parent's surroundings.
 
     Attributes:
         visit: 'package.module:function' to call at each `Visit`.
         scratch: Directory of this world, or of this rank on another host.
-        environment, sys_path, directory: The parent's, as bytes where a name may be no text; on another host only
-            what is added to the environment there.
+        environment, sys_path, directory: The parent's, as bytes since a name may be invalid text; on another host only
+            the variables to add to the environment there.
         local_rank: Number among the world's ranks on its host, which chooses the device.
-        store: Host and port where the world's ranks on several hosts meet; None where all are on the parent's.
+        store: Host and port of the store that connects ranks on several hosts; None if all are on the parent's host.
     """
 
     rank: int
@@ -53,27 +53,27 @@ class Start(msgspec.Struct, frozen=True, tag=True):
 
 
 class Serve(msgspec.Struct, frozen=True, tag=True):
-    """Before `Start`, to rank 0 of a world on several hosts: serve a store, and answer its port.
+    """Request, before `Start`, to rank 0 of a world on several hosts: serve a store and answer its port.
 
     Attributes:
-        host: Under which the other ranks reach this one.
+        host: Address at which the other ranks reach this one.
     """
 
     host: str
 
 
 FAULTS = ("own operand", "another operand", "dropped", "poisoned", "doubled")
-"""What can be done to a collective: each rank takes its own operand for that of every rank; one rank gives what another
-one gives; nothing is sent, and what a rank gave is what it gets; nothing is sent, and what it gets is NaN or -1; each
-operand counts twice."""
+"""Faults of a collective, in this order.  Each rank takes its own operand for every rank's.  One rank passes another
+rank's operand.  Nothing is sent and each rank receives its own operand.  Nothing is sent and each rank receives NaN or
+-1.  Each operand counts twice."""
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """What an audit does to one collective of a visit.
+    """Fault that an audit puts into one collective of a visit.
 
     Attributes:
         kind: One of FAULTS.
-        index: Which of the collectives that a rank calls, from 0; -1 for none.
+        index: Number of the collective among a rank's calls, from 0; -1 for none.
     """
 
     kind: str = FAULTS[0]
@@ -82,17 +82,17 @@ class Fault(msgspec.Struct, frozen=True):
 
 NO_FAULT = Fault()
 BY_MESSAGE = "-"
-"""Stands for the folder of ranks that share no files with their parent: they send what they note."""
+"""Replaces the folder for ranks that share no files with their parent: they send their notes."""
 
 
 class Visit(msgspec.Struct, frozen=True, tag=True):
-    """Run `subject` on a case, written by `equivtest.cases.case.to_data`.
+    """Request to run `subject` on a case, in the form of `equivtest.cases.case.to_data`.
 
     Attributes:
-        case_module: Defines the class of the case; imported first.
-        fault: Of a world whose groups spoil collectives, see `equivtest.ranks.observe.faults`.
-        watch: The folder in which such a world's ranks note what they compute and exchange, or BY_MESSAGE; '' where
-            they do not.
+        case_module: Module that defines the class of the case; imported first.
+        fault: Fault in a world whose groups can spoil collectives, see `equivtest.ranks.observe.faults`.
+        watch: Folder in which the ranks of such a world note what they compute and exchange, or BY_MESSAGE; '' for
+            no notes.
     """
 
     id: int
@@ -104,13 +104,13 @@ class Visit(msgspec.Struct, frozen=True, tag=True):
 
 
 class Probe(msgspec.Struct, frozen=True, tag=True):
-    """Add up `id` over all ranks: whether they are all at the same point."""
+    """Request to add up `id` over all ranks, which shows whether they are at the same point."""
 
     id: int
 
 
 class Support(msgspec.Struct, frozen=True, tag=True):
-    """Try one of `equivtest.ranks.probe.PROBES` on a dtype."""
+    """Request to try one of `equivtest.ranks.probe.PROBES` on a dtype."""
 
     id: int
     collective: str
@@ -118,7 +118,7 @@ class Support(msgspec.Struct, frozen=True, tag=True):
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):
-    """Leave the group and end; not answered."""
+    """Request to leave the group and end; a rank sends no reply."""
 
 
 Request = Serve | Start | Visit | Probe | Support | Stop
@@ -129,21 +129,19 @@ _decoder = msgspec.msgpack.Decoder(Request)
 
 
 def encode_request(request: Request) -> bytes:
-    """`request` as a message."""
     return _encoder.encode(request)
 
 
 def decode_request(message: bytes) -> Request:
-    """The request that `encode_request` wrote."""
     request: Request = _decoder.decode(message)
     return request
 
 
 def import_path() -> list[str]:
-    """sys.path of this process, '' spelled out: it means another directory elsewhere."""
+    """Returns sys.path of this process with '' replaced by the current directory."""
     return [entry or os.getcwd() for entry in sys.path]
 
 
 def interpreter_command(code: str) -> list[str]:
-    """Runs `code` in a new interpreter that imports from where this one does."""
+    """Returns the command that runs `code` in a new interpreter with this process's import path."""
     return [sys.executable, "-c", f"import sys; sys.path[:] = {import_path()!r}; {code}"]

@@ -1,4 +1,4 @@
-"""Where each rank was when a visit failed, read from stacks and tracebacks."""
+"""Finds in stacks and tracebacks where each rank was when a visit failed."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from equivtest.ranks.reply import Reply
 
 _FRAME = re.compile(r'^\s*File "(.+)", line (\d+),? in (\S+)', re.MULTILINE)
 _BLOCKING = "torch/distributed/distributed_c10d.py"
-_FUNCTIONAL = "torch/distributed/_functional_collectives.py"  # what DTensor calls; it blocks in wait_tensor only
+_FUNCTIONAL = "torch/distributed/_functional_collectives.py"  # DTensor calls it; it blocks only in wait_tensor
 _WRAPPERS = ("torch/distributed/c10d_logger.py", "typing_extensions.py", "contextlib.py", _BLOCKING)
-_WORK_WAIT = re.compile(r"\.wait\(")  # of an async collective's work, which is C++: no frame of its own
+_WORK_WAIT = re.compile(r"\.wait\(")  # waits for an async collective in C++, which leaves no frame
 _PLURALS = {"rank": "ranks", "process": "processes"}
 _VISIT_THREAD = "ranks/rank.py"
 
 
 @dataclass(frozen=True)
 class Place:
-    """A line of code, and the collective that it waits in.
+    """A line of code, and the collective in which it waits.
 
     Attributes:
-        collective: As the subject's code calls it, such as 'all_reduce'; 'wait_tensor' or 'wait'
-            where an asynchronous one is waited for, '' in none.
+        collective: Name in the subject's call, such as 'all_reduce'; 'wait_tensor' or 'wait' if the
+            line waits for an asynchronous one, '' outside collectives.
         line: The innermost line outside torch, 'file.py:12'.
-        function: That the line is in.
+        function: Function with that line.
     """
 
     collective: str
@@ -41,7 +41,7 @@ class Place:
 
 
 def place_of(detail: str) -> Place | None:
-    """The place that stacks of faulthandler or a traceback end at; None where there are neither."""
+    """Returns the place at which faulthandler's stacks or a traceback end; None if `detail` has neither."""
     frames = _frames(detail)
     if not frames:
         return None
@@ -62,7 +62,7 @@ def place_of(detail: str) -> Place | None:
 
 
 def _frames(detail: str) -> list[tuple[str, int, str]]:
-    """(file, line, function), innermost first, of the thread that serves the parent."""
+    """Returns (file, line, function), innermost first, of the thread that serves the parent."""
     if "(most recent call first)" in detail:
         threads = [thread for thread in detail.split("\n\n") if "(most recent call first)" in thread]
         thread = next((thread for thread in threads if _VISIT_THREAD in thread), threads[0])
@@ -73,12 +73,12 @@ def _frames(detail: str) -> list[tuple[str, int, str]]:
 
 
 def describe_places(replies: Sequence[Reply], noun: str = "rank") -> str:
-    """Where the ranks are that hang, and where those were that only lost their peers; maybe ''.
+    """Says where ranks hang, and where ranks were that only lost their peers; maybe ''.
 
-    Where every rank is in a collective, and not in the same one, that comes first.
+    If every rank is in a collective, but not the same one, that comes first.
 
     Args:
-        noun: What the replies' numbers are of: 'process' where the ranks of a mesh have others.
+        noun: 'rank', or 'process' if the ranks of a mesh have other numbers than the replies.
     """
     places = {reply.rank: place for reply in replies if (place := _place_in_failure(reply))}
     lines = []
@@ -102,7 +102,7 @@ def describe_places(replies: Sequence[Reply], noun: str = "rank") -> str:
 
 
 def _place_in_failure(reply: Reply) -> Place | None:
-    """Where a rank hangs, or the collective in which it failed."""
+    """Returns the place at which a rank hangs, or the collective in which it failed."""
     if reply.outcome not in ("timed_out", "lost", "raised"):
         return None
     place = place_of(reply.detail)
@@ -110,5 +110,5 @@ def _place_in_failure(reply: Reply) -> Place | None:
 
 
 def _name(ranks: Sequence[int], noun: str) -> str:
-    """'rank 2', 'ranks 0, 1, 4'."""
+    """Returns 'rank 2' or 'ranks 0, 1, 4'."""
     return f"{_PLURALS[noun] if len(ranks) > 1 else noun} {', '.join(map(str, sorted(ranks)))}"

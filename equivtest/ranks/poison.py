@@ -1,13 +1,13 @@
-"""What is in memory that nobody has written to: whoever reads it is to be caught.
+"""Fills uninitialised memory, so that code that reads it gets wrong values.
 
-    large  glibc fills what malloc gives out with one byte, which makes large finite numbers; nothing
-           else changes.  Elsewhere than under glibc this does nothing: `poison_in_words` says so.
+    large  glibc fills the memory that malloc returns with one byte, which makes large finite numbers; nothing
+           else changes.  With another C library this does nothing: `poison_in_words` says so.
     nan    torch fills its own uninitialised tensors with NaN, but only in its deterministic mode,
            which chooses other kernels too.
-    none   neither: what was there before.
+    none   neither: memory keeps its old contents.
 
 Source: mallopt(3), M_PERTURB: malloc fills with the complement of the byte set; glibc manual,
-"Memory Allocation Tunables": the per-thread cache is handed out without being filled, hence
+"Memory Allocation Tunables": malloc does not fill memory from the per-thread cache, hence
 glibc.malloc.tcache_count=0, which a process reads when it begins.
 torch.utils.deterministic.fill_uninitialized_memory (torch 2.13.0).
 """
@@ -29,13 +29,13 @@ _TUNABLES = "GLIBC_TUNABLES"
 
 
 def poison_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """What a process that is to be poisoned needs in its environment, beside what is there."""
+    """Returns the variables that a process with poisoned memory needs, in addition to `environment`."""
     given = environment.get(_TUNABLES, "")
     return {_TUNABLES: given if _NO_CACHE in given else f"{given}:{_NO_CACHE}".lstrip(":")}
 
 
 def poison_in_words() -> str:
-    """Which ways of poisoning memory work in processes of this machine."""
+    """Says which ways of poisoning memory work on this machine."""
     if _mallopt() is None:
         return "nan by torch; large does nothing: the C library has no mallopt with M_PERTURB"
     return f"nan by torch; large by glibc's malloc, byte {LARGE_BYTE:#x}"
@@ -43,11 +43,11 @@ def poison_in_words() -> str:
 
 @contextmanager
 def poisoned(poison: str) -> Iterator[None]:
-    """Fills new memory of this process as `poison` says, as long as it lasts.
+    """Fills new memory of this process as `poison` says while the context lasts.
 
-    malloc goes on afterwards as it was told, until the next time: a thread that is within calloc while the
-    filling ends may be given memory that is not zero (glibc 2.36), and the threads that run collectives use
-    calloc.  When the next visit begins they have been idle since all ranks answered the last one.
+    Afterwards malloc keeps its setting until the next visit.  A thread that is within calloc while the setting
+    is removed may get memory that is not zero (glibc 2.36), and the threads that run collectives use calloc.
+    When the next visit begins they have been idle since all ranks answered the last one.
     """
     mallopt = _mallopt()
     if mallopt is not None:
@@ -58,7 +58,7 @@ def poisoned(poison: str) -> Iterator[None]:
 
 @contextmanager
 def _filled_by_torch() -> Iterator[None]:
-    """An operation that is not deterministic warns and goes on: it is not our business here."""
+    """Turns on torch's filling; an operation that is not deterministic only warns, and still runs."""
     import torch
 
     settings: Any = torch.utils.deterministic  # a module with properties, which mypy does not see
@@ -74,7 +74,7 @@ def _filled_by_torch() -> Iterator[None]:
 
 @cache
 def _mallopt() -> Any:
-    """glibc's mallopt, or None where there is another C library: musl has none, macOS no M_PERTURB."""
+    """Returns glibc's mallopt, or None for another C library: musl has no mallopt, macOS no M_PERTURB."""
     try:
         libc = ctypes.CDLL(None)
         libc.gnu_get_libc_version  # noqa: B018  (glibc alone has it)

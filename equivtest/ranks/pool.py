@@ -1,4 +1,4 @@
-"""Worlds kept for reuse, one per world size, and the one door to them."""
+"""Keeps one world per world size for reuse; all visits go through a pool."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from equivtest.ranks.support import Finding, Support, as_supported, ended_by
 from equivtest.ranks.world import VISIT, World
 
 USERS = ("equivtest.programs.run.module", "equivtest.programs.values")
-"""What ranks import for a user's module: once in the server, since each file of a user has ranks of its own."""
+"""Modules that ranks import for a user's module, imported once in the server: each file of a user has its own ranks."""
 
 
 @dataclass(frozen=True)
 class _Outstanding:
-    """A visit that has been sent; or `ended`, why it was not: a probe hung, or a probe on as many ranks died.
+    """A visit that was sent, or the finding in `ended`: a probe hung, or a probe on as many ranks died.
 
     Attributes:
-        subject, fault, watch: As of `World.start_visit`, to send it again.
-        known: What probes have shown of the case's dtypes.
+        subject, fault, watch: Arguments of `World.start_visit`, to send it again.
+        known: Results of probes for the case's dtypes.
     """
 
     subject: str
@@ -47,7 +47,7 @@ class _Outstanding:
 
     @property
     def cut_off(self) -> str:
-        """Why ranks lost their host under it; ''."""
+        """Why ranks lost their host during the visit, or ''."""
         return "" if self.world is None else self.world.cut_off
 
     def wait(self, limit_s: float | None, *, keep_if_all_raised: bool) -> list[Reply]:
@@ -70,16 +70,16 @@ class Pool:
     """The rank processes of a backend.
 
     Args:
-        max_worlds: How many worlds live at once; the one not used longest is ended first.
+        max_worlds: Number of worlds that live at once; the least recently used one ends first.
         visit: 'package.module:function' that ranks call, see `World`.
         environment: Added to the environment of the ranks, such as GLIBC_TUNABLES.
-        beside: A pool whose server forks the ranks of this one too, while it is open: a server takes seconds to start.
-            Not where a process reads from `environment` only when it begins.
-        hub: Path of the socket of a hub (`equivtest.ranks.hosts.run_hub`) that ranks on other hosts are had from; ''
+        beside: An open pool whose server forks the ranks of this pool too, since a server takes seconds to start.
+            Do not use it for variables that a process reads only at its start.
+        hub: Path of the socket of a hub (`equivtest.ranks.hosts.run_hub`) that provides ranks on other hosts; ''
             for ranks of this machine.
 
     Raises:
-        Misuse: torch does not know the backend, or the device is not here.
+        Misuse: torch does not know the backend, or this machine lacks the device.
     """
 
     def __init__(
@@ -99,12 +99,12 @@ class Pool:
         self._max_worlds = max_worlds
         self._visit = visit
         self._environment = dict(environment or {})
-        self._worlds: dict[int, World] = {}  # by world size, the one used last at the end
-        self._faulty: World | None = None  # the one whose groups spoil collectives, kept beside the others
+        self._worlds: dict[int, World] = {}  # by world size, the most recently used one last
+        self._faulty: World | None = None  # its groups spoil collectives; kept beside the others
         self._support: dict[tuple[int, str], Support] = {}  # by world size and dtype
-        self._deaths: list[str] = []  # that `take_deaths` has not given
-        self._told: set[Finding] = set()  # faults that `take_faults` has given
-        self._owner = ""  # whose programs the ranks run, see `serve`
+        self._deaths: list[str] = []  # not yet returned by `take_deaths`
+        self._told: set[Finding] = set()  # faults that `take_faults` has returned
+        self._owner = ""  # owner of the programs that ranks run, see `serve`
         self._pid = os.getpid()
         self._closed = False
         self._lender = beside
@@ -128,20 +128,20 @@ class Pool:
         keep_if_all_raised: bool = False,
         fault: Fault | None = None,
     ) -> list[Reply]:
-        """Every rank's reply, by rank, to one visit of `case` by `subject`; see `World.wait`.
+        """Visits `case` with `subject` and returns every rank's reply, by rank; see `World.wait`.
 
         Args:
-            fault: What is done to a collective of the visit, which then runs in a world of its own, whose groups tell
-                what is called; by default the bare backend runs it.
+            fault: Fault in one collective of the visit. The visit then runs in a separate world, whose groups record
+                calls; by default the bare backend runs it.
 
         Raises:
             BrokenSetup: ranks cannot start.
-            Misuse: the pool is closed, or was made by another process.
+            Misuse: the pool is closed, or belongs to another process.
         """
         return self._finish(self._begin(subject, case, fault), limit_s, keep_if_all_raised=keep_if_all_raised)
 
     def watch(self, subject: str, case: Case, folder: str, limit_s: float) -> list[Reply]:
-        """As `run`, in a world whose ranks note in `folder` what they compute and exchange.
+        """Runs `case` like `run`, in a world whose ranks note in `folder` what they compute and exchange.
 
         See `equivtest.ranks.observe.watching`.
         """
@@ -150,7 +150,7 @@ class Pool:
     def _finish(
         self, outstanding: _Outstanding, limit_s: float | None, *, keep_if_all_raised: bool = False
     ) -> list[Reply]:
-        """The replies to a visit, which is begun anew where ranks lost their host under it."""
+        """Returns the replies to a visit; repeats the visit if ranks lost their host during it."""
         case = outstanding.case
         try:
             replies = outstanding.wait(limit_s, keep_if_all_raised=keep_if_all_raised)
@@ -167,14 +167,13 @@ class Pool:
     def run_all(
         self, subject: str, cases: Iterable[Case], *, limit_s: float | None = None
     ) -> Iterator[tuple[Case, list[Reply]]]:
-        """Each case with its replies, in order; ranks run the next case while one is judged.
+        """Yields each case with its replies, in order; ranks run the next case while the caller judges one.
 
-        A case that should be refused (`case.refusal`) leaves its world alive where every rank
-        raised.
+        If every rank raises for a case that should be refused (`case.refusal`), the world stays alive.
 
         Raises:
             BrokenSetup: ranks cannot start.
-            Misuse: the pool is closed, or was made by another process.
+            Misuse: the pool is closed, or belongs to another process.
         """
         remaining = iter(cases)
         case = next(remaining, None)
@@ -194,41 +193,41 @@ class Pool:
 
     @property
     def start(self) -> str:
-        """How ranks are started, 'forkserver' or 'spawn', and why not the former; 'auto' before the first."""
+        """'forkserver' or 'spawn', and if it is 'spawn' the reason; 'auto' before the first rank."""
         ready = self._server.ready or Ready(self.backend.start)
         return f"{ready.start} (a fork runs no backward: {ready.reason})" if ready.reason else ready.start
 
     @property
     def faults(self) -> list[Finding]:
-        """What the backend did wrong in probes."""
+        """Faults of the backend that probes have shown."""
         return [fault for known in self._support.values() for fault in known.faults]
 
     def faults_of(self, case: Case) -> list[Finding]:
-        """Those of the case's world size and dtypes."""
+        """Returns the faults for the case's world size and dtypes."""
         cells = {(case.num_processes, dtype) for dtype in case.dtypes_sent}
         return [fault for fault in self.faults if (fault.world_size, fault.dtype) in cells]
 
     def take_faults(self) -> list[Finding]:
-        """The faults that no earlier call gave."""
+        """Returns the faults that no earlier call returned."""
         new = [fault for fault in self.faults if fault not in self._told]
         self._told.update(new)
         return new
 
     def take_deaths(self) -> list[str]:
-        """How ranks ended between two visits, which no reply tells of, since the last call."""
+        """Returns how ranks ended between visits since the last call; replies do not show these."""
         for world in self._worlds.values():
             self._note_deaths(world)
         deaths, self._deaths = self._deaths, []
         return deaths
 
     def _note_deaths(self, world: World) -> None:
-        """Keeps how ranks have ended by themselves; such a world is ended."""
+        """Records the deaths of a world's ranks, and ends such a world."""
         if deaths := world.deaths:
             self._deaths += deaths
             world.kill()
 
     def serve(self, owner: str) -> None:
-        """Ends all ranks if they ran programs of another owner: a program may have changed modules that all share."""
+        """Ends all ranks if they ran programs of another owner, which may have changed shared modules."""
         if owner != self._owner:
             self._end_faulty()
             for world_size in list(self._worlds):
@@ -236,14 +235,14 @@ class Pool:
         self._owner = owner
 
     def renew(self, world_size: int) -> None:
-        """Ends the world of that size, if there is one; what runs on it next finds new processes."""
+        """Ends the world of that size, if there is one; the next visit gets new processes."""
         world = self._worlds.pop(world_size, None)
         if world is not None:
             self._note_deaths(world)
             world.stop()
 
     def close(self) -> None:
-        """Ends every world and the server; nothing is left.  A second call does nothing."""
+        """Ends every world and the server; nothing remains.  A second call does nothing."""
         if self._closed or self._pid != os.getpid():
             return
         self._closed = True
@@ -257,7 +256,7 @@ class Pool:
             self._close_server()
 
     def _begin(self, subject: str, case: Case, fault: Fault | None = None, watch: str = "") -> _Outstanding:
-        """Sends a visit, with new ranks where others lost their host before it was sent."""
+        """Sends a visit; tries again with new ranks if others lost their host first."""
         for _ in range(limits.HOST_TRIES - 1):
             with contextlib.suppress(HostLost):
                 return self._try_to_begin(subject, case, fault, watch)
@@ -277,7 +276,7 @@ class Pool:
         return _Outstanding(subject, case, fault, watch, world, request_id, support)
 
     def _probe(self, world_size: int, dtype: str) -> Support:
-        """What is known of a dtype on so many ranks, once all that is not known has been tried."""
+        """Probes the collectives that are still unknown, and returns all results for a dtype on so many ranks."""
         known = self._support.setdefault((world_size, dtype), Support(world_size, dtype))
         while not self._hung and (unknown := known.unknown):
             world = self._world(world_size)
@@ -290,19 +289,19 @@ class Pool:
 
     @property
     def _hung(self) -> Finding | None:
-        """The collective that hung in a probe: nothing is begun after it, on any world size and in any dtype.
+        """Collective that hung in a probe: then no visit starts any more, on any world size and in any dtype.
 
-        Which cases call it is unknown, and each that does would take all its time.
+        It is unknown which cases call the collective, and each of them would use its whole time limit.
         """
         return next((fault for fault in self.faults if fault.kind == "hung"), None)
 
     @property
     def _probe_limit_s(self) -> float:
-        """For one probe; an accelerator's first collective may connect all ranks, which takes as long as a start."""
+        """Limit for one probe; an accelerator's first collective may connect all ranks, which takes a start's time."""
         return limits.PROBE_S if self.backend.device == "cpu" else limits.START_S
 
     def _world(self, world_size: int) -> World:
-        """The living world of this size, started if need be, and marked as the one used last."""
+        """Returns the living world of this size, starts it if necessary, and marks it as most recently used."""
         self._check_usable()
         world = self._worlds.pop(world_size, None)
         if world is None or not world.alive:
@@ -315,7 +314,7 @@ class Pool:
         return world
 
     def _faulty_world(self, world_size: int) -> World:
-        """A living world of this size whose groups spoil collectives; the one of another size ends."""
+        """Returns a living world of this size whose groups spoil collectives; ends the one of another size."""
         self._check_usable()
         if self._faulty is None or not self._faulty.alive or self._faulty.world_size != world_size:
             self._end_faulty()
@@ -336,7 +335,7 @@ class Pool:
             raise Misuse("this pool is closed: make a new one")
 
     def _make_room(self) -> None:
-        """Ends the dead worlds, then those not used longest, until another one fits."""
+        """Ends the dead worlds, then the least recently used ones, until another one fits."""
         for size, world in list(self._worlds.items()):
             if not world.alive:
                 self._note_deaths(world)
@@ -368,6 +367,6 @@ class Pool:
             self._server.close()
 
     def _abandon(self, outstanding: _Outstanding) -> None:
-        """Nobody waits for this visit any more: its world ends."""
+        """Ends the world of a visit that has no reader any more."""
         if outstanding.world is not None:
             outstanding.world.kill()

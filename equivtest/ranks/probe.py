@@ -1,4 +1,4 @@
-"""Small collectives with known answers, which show what the ranks and their backend can do."""
+"""Runs small collectives with known answers, which show what the ranks and their backend can do."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from equivtest.errors import EquivtestError
 
 
 class ProbeFailed(EquivtestError):
-    """A collective is not as it should be."""
+    """A collective does not work as documented."""
 
 
 class Wrong(ProbeFailed):
-    """It gave another value."""
+    """A collective returned a wrong value."""
 
 
 class Refused(ProbeFailed):
-    """It said that it cannot."""
+    """A backend said that it does not support a collective."""
 
 
 class Raised(ProbeFailed):
-    """It raised something else."""
+    """A collective raised any other exception."""
 
 
 def probe_sum(request_id: int, device: torch.device) -> None:
     """Adds up `request_id` over all ranks.
 
     Raises:
-        ProbeFailed: some rank added something else: the ranks are not at the same point.
+        ProbeFailed: a rank added another number, so the ranks are not at the same point.
     """
     total = torch.tensor([request_id], dtype=torch.int64, device=device)
     dist.all_reduce(total)
@@ -41,10 +41,10 @@ def probe_sum(request_id: int, device: torch.device) -> None:
 
 
 def probe_collective(name: str, dtype: torch.dtype, device: torch.device) -> None:
-    """Tries one of PROBES, on integers that are exact in any floating dtype.
+    """Runs one of PROBES, on integers that are exact in any floating dtype.
 
     Raises:
-        Wrong, Refused, Raised: what it did on this rank.
+        Wrong, Refused, Raised: the outcome on this rank.
     """
     try:
         actual, expected = PROBES[name](dtype, device)
@@ -58,14 +58,14 @@ def probe_collective(name: str, dtype: torch.dtype, device: torch.device) -> Non
 
 
 Probe = Callable[[torch.dtype, torch.device], tuple[torch.Tensor, torch.Tensor]]
-"""What a collective gave on this rank, and what it should have given."""
+"""Runs a collective; returns this rank's actual and expected value."""
 
-# Renamed in torch 2.13, which warns of the old names.
+# Renamed in torch 2.13, which warns about the old names.
 _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 UNTOUCHED = -7
-"""What outputs hold before."""
+"""Initial value of outputs."""
 
 
 def _given(values: list[int] | torch.Tensor, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -77,7 +77,7 @@ def _output(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) ->
 
 
 def _sum(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Counts the ranks, and has each give a number of its own."""
+    """Counts the ranks; each rank also adds its own number at its own element."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     own = torch.eye(ranks, dtype=torch.int64)[rank] * (rank + 1)
     tensor = _given([1, *own.tolist()], dtype, device)
@@ -86,7 +86,7 @@ def _sum(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.
 
 
 def _average(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each rank gives one of the elements."""
+    """Averages a vector to which each rank contributes one element."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     tensor = _given(torch.eye(ranks)[rank] * ranks, dtype, device)
     dist.all_reduce(tensor, op=dist.ReduceOp.AVG)
@@ -94,21 +94,20 @@ def _average(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, to
 
 
 def _largest(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of negative numbers and of positive ones."""
+    """Takes the maximum of one negative and one positive number of each rank."""
     tensor = _given([-dist.get_rank() - 1, dist.get_rank() + 1], dtype, device)
     dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
     return tensor, torch.tensor([-1, dist.get_world_size()])
 
 
 def _smallest(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of negative numbers and of positive ones."""
+    """Takes the minimum of one negative and one positive number of each rank."""
     tensor = _given([-dist.get_rank() - 1, dist.get_rank() + 1], dtype, device)
     dist.all_reduce(tensor, op=dist.ReduceOp.MIN)
     return tensor, torch.tensor([-dist.get_world_size(), 1])
 
 
 def _all_gather_into_tensor(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Collects every rank's number."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     output = _output((ranks,), dtype, device)
     _all_gather_single(output, _given([rank], dtype, device))
@@ -116,7 +115,6 @@ def _all_gather_into_tensor(dtype: torch.dtype, device: torch.device) -> tuple[t
 
 
 def _all_gather(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Collects every rank's number."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     outputs = [_output((1,), dtype, device) for _ in range(ranks)]
     dist.all_gather(outputs, _given([rank], dtype, device))
@@ -124,7 +122,7 @@ def _all_gather(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor,
 
 
 def _reduce_scatter_tensor(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Hands each rank its own number, whose elements the other ranks give."""
+    """Reduces each rank's own number, with elements from the other ranks."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     operand = torch.arange(1, ranks + 1)[:, None] * torch.eye(ranks, dtype=torch.int64)[rank]
     output = _output((1, ranks), dtype, device)
@@ -133,7 +131,7 @@ def _reduce_scatter_tensor(dtype: torch.dtype, device: torch.device) -> tuple[to
 
 
 def _reduce_scatter_average(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `_reduce_scatter_tensor`, with numbers that stay small enough when each rank gives all of the mean."""
+    """Averages like `_reduce_scatter_tensor`, with numbers small enough for each rank to contribute the whole mean."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     operand = (torch.arange(ranks) % 3 + 1)[:, None] * torch.eye(ranks)[rank] * ranks
     output = _output((1, ranks), dtype, device)
@@ -142,7 +140,7 @@ def _reduce_scatter_average(dtype: torch.dtype, device: torch.device) -> tuple[t
 
 
 def _broadcast(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Hands out the number of the last rank, then of the first."""
+    """Sends the number of the last rank to all, then that of the first."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     last, first = _given([rank + 1], dtype, device), _given([rank + 1], dtype, device)
     dist.broadcast(last, src=ranks - 1)
@@ -151,7 +149,7 @@ def _broadcast(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, 
 
 
 def _reduce(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sums on the last rank, each element of which another rank gives; what others hold then is nobody's word."""
+    """Sums on the last rank, one element from each rank; other ranks' results are undefined."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     tensor = _given(torch.eye(ranks)[rank] * (rank + 1), dtype, device)
     dist.reduce(tensor, dst=ranks - 1)
@@ -159,7 +157,7 @@ def _reduce(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, tor
 
 
 def _scatter(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """The last rank hands each its number."""
+    """Sends each rank its number from the last rank."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     output = _output((1,), dtype, device)
     parts = [_given([number], dtype, device) for number in range(ranks)] if rank == ranks - 1 else None
@@ -168,7 +166,7 @@ def _scatter(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, to
 
 
 def _all_to_all_single(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each rank tells each other from whom and for whom."""
+    """Sends (sender, receiver) from each rank to each rank."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     operand = torch.stack((torch.full((ranks,), rank), torch.arange(ranks)), dim=1)
     output = _output((ranks, 2), dtype, device)
@@ -177,7 +175,7 @@ def _all_to_all_single(dtype: torch.dtype, device: torch.device) -> tuple[torch.
 
 
 def _all_to_all(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `_all_to_all_single`, by lists."""
+    """Sends (sender, receiver) like `_all_to_all_single`, with lists."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     outputs = [_output((2,), dtype, device) for _ in range(ranks)]
     dist.all_to_all(outputs, [_given([rank, other], dtype, device) for other in range(ranks)])
@@ -193,7 +191,7 @@ def _gather(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, tor
 
 
 def _reduce_scatter(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `_reduce_scatter_tensor`, by lists."""
+    """Reduces like `_reduce_scatter_tensor`, with lists."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     operand = torch.arange(1, ranks + 1)[:, None] * torch.eye(ranks, dtype=torch.int64)[rank]
     output = _output((ranks,), dtype, device)
@@ -202,7 +200,7 @@ def _reduce_scatter(dtype: torch.dtype, device: torch.device) -> tuple[torch.Ten
 
 
 def _send_and_receive(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each rank sends its number to the next; one rank alone sends nothing."""
+    """Sends each rank's number to the next rank; a single rank sends nothing."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     if ranks == 1:
         return torch.zeros(1), torch.zeros(1)
@@ -215,7 +213,7 @@ def _send_and_receive(dtype: torch.dtype, device: torch.device) -> tuple[torch.T
 
 
 def _barrier(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Only whether it returns."""
+    """Checks only that the barrier returns."""
     dist.barrier()
     return torch.zeros(1), torch.zeros(1)
 
@@ -239,4 +237,4 @@ PROBES: dict[str, Probe] = {
     "send_and_receive": _send_and_receive,
     "barrier": _barrier,
 }
-"""By the name in torch 2.12, with the operation where it is not SUM; those that most subjects call first."""
+"""Probes by the collective's name in torch 2.12, with the operation unless it is SUM; the most used come first."""

@@ -1,4 +1,4 @@
-"""A rank's process as its parent sees it, and what ranks come from."""
+"""Represents a rank's process in its parent, and the launcher that starts ranks."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from equivtest.ranks.surroundings import bound
 
 @dataclass(frozen=True)
 class Ending:
-    """How a rank's process ended, and when by time.monotonic(); no code where nobody saw it.
+    """Exit of a rank's process, and its time by time.monotonic(); `code` is None if no process saw the exit.
 
     Attributes:
-        cut_off: Why nobody can see it: what became of its host.
+        cut_off: Fate of its host, if the host was lost; else ''.
     """
 
     code: int | None
@@ -31,7 +31,7 @@ class Ending:
 
     @property
     def is_certain(self) -> bool:
-        """Whether the rank can answer nothing more: else only its connection tells."""
+        """True if the rank cannot answer any more; otherwise only its connection shows that."""
         return self.code is not None or bool(self.cut_off)
 
     def __str__(self) -> str:
@@ -60,7 +60,7 @@ class Forked:
         self._ending: Ending | None = None
 
     def ending(self, now_s: float) -> Ending:
-        """How the process ended; asked for once `end` is readable."""
+        """Returns how the process ended; call it once `end` is readable."""
         if self._ending is None:
             self._ending = self._read_ending(now_s)
         return self._ending
@@ -70,27 +70,27 @@ class Forked:
         return Ending(*ENDING.unpack(data)) if len(data) == ENDING.size else Ending(None, now_s)
 
     def wait(self, limit_s: float) -> bool:
-        """Whether the process ends within `limit_s`."""
+        """Waits for the process to end; False if it still runs after `limit_s`."""
         poll = select.poll()
         poll.register(self.end, select.POLLIN)
         return self._ending is not None or bool(poll.poll(max(limit_s, 0.0) * 1000))
 
     def kill(self) -> None:
-        """Kills the process and what it forked."""
+        """Kills the process and its children."""
         kill_group(self.pid)
 
     def close(self) -> None:
-        """Lets go of the descriptors; the process must have ended."""
+        """Closes the descriptors; the process must have ended."""
         os.close(self.end)
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank lives, and what it is told of that.
+    """The host of a rank, and the settings that the rank receives for it.
 
     Attributes:
         scratch: Directory for its own files.
-        environment: What it finds there; of another host only what is added.
+        environment: Environment of the rank; on another host only the variables to add.
         local_rank: Its number among the world's ranks on its host.
         store: See `Start`.
         where: Its process and host, in words; '' on this machine.
@@ -104,7 +104,7 @@ class Place:
 
 
 class RankProcess(Forked):
-    """One rank as its parent sees it."""
+    """One rank, as its parent sees it."""
 
     def __init__(self, pid: int, channel: Channel, end: int, rank: int, place: Place) -> None:
         super().__init__(pid, end)
@@ -117,24 +117,24 @@ class RankProcess(Forked):
         super().close()
 
     def to_parents_clock(self, at_s: float) -> float:
-        """time.monotonic() of the rank's machine as that of this one."""
+        """Converts time.monotonic() of the rank's machine to that of this machine."""
         return at_s
 
     def bound_output(self) -> None:
-        """Has the output of a talkative rank start again: a rank in C code cannot see to it itself."""
+        """Truncates the output of a rank that prints too much, which a rank in C code cannot do itself."""
         bound(self.output)
 
     def last_words(self) -> tuple[str, str]:
-        """The ends of its output and of its stacks, once it has ended."""
+        """Returns the ends of its output and of its stacks, once it has ended."""
         return read_tail(self.output), read_tail(self.stacks)
 
 
 class Launcher(Protocol):
-    """What ranks come from.
+    """Starts ranks, here or on other hosts.
 
     Attributes:
         ready: How it starts ranks; None before the first.
-        is_local: Whether they live on this machine, and share its files.
+        is_local: True if its ranks live on this machine and share its files.
     """
 
     ready: Ready | None
@@ -142,24 +142,24 @@ class Launcher(Protocol):
 
     @property
     def alive(self) -> bool:
-        """Whether ranks can still be had."""
+        """True if it can still start ranks."""
 
     def fork_ranks(self, world_size: int, scratch: Sequence[Path]) -> Iterator[RankProcess]:
-        """The ranks of a new world; each waits for its `Start` message.
+        """Starts the ranks of a new world; each waits for its `Start` message.
 
         Args:
-            scratch: Two directories of the world, for the harness's files and for temporary ones, where `is_local`.
+            scratch: If `is_local`, two directories of the world: for the harness's files and for temporary ones.
 
         Raises:
-            BrokenSetup: a rank cannot be had; `HostLost` where its host was lost meanwhile.
-            Misuse: there are not so many.
+            BrokenSetup: a rank cannot start; `HostLost` if its host was lost meanwhile.
+            Misuse: there are fewer than `world_size` ranks.
         """
 
     def take_stacks(self, ranks: Mapping[int, RankProcess]) -> dict[int, str]:
-        """The Python stacks of running ranks, by rank."""
+        """Returns the Python stacks of running ranks, by rank."""
 
     def await_certainty(self, ranks: Sequence[RankProcess]) -> None:
-        """Returns when it is known of each rank's host whether it is still there."""
+        """Waits until it is known for each rank if its host is still there."""
 
     def close(self) -> None:
-        """Ends the ranks that are left; a second call does nothing."""
+        """Ends the remaining ranks; a second call does nothing."""

@@ -1,4 +1,4 @@
-"""The life of a rank process: join the group, answer one request after the other."""
+"""Runs a rank process: it joins the group, then answers one request after the other."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer as Buffer
 
 Answers = tuple[Answer, ...] | None
-"""One per draw; None from a rank that takes no part."""
+"""One answer per draw; None from a rank that takes no part."""
 
 VisitFunction = Callable[[str, Case, Backend], Answers]
 
 
 def live(channel: Channel) -> int:
-    """Serves the parent at the other end of `channel` until it says stop; gives the exit code.
+    """Serves the parent at the other end of `channel` until the parent says stop; returns the exit code.
 
-    Whatever a subject raises becomes a reply.  SystemExit and the like end the process, as
+    Any Exception of a subject becomes a reply.  SystemExit and other BaseExceptions end the process, as
     they would without the harness.
     """
     try:
@@ -79,7 +79,7 @@ def live(channel: Channel) -> int:
 
 
 def _exit_code(end: SystemExit) -> int:
-    """What the interpreter makes of a SystemExit."""
+    """Returns the exit code that the interpreter would use for a SystemExit."""
     if end.code is None or isinstance(end.code, int):
         return end.code or 0
     print(end.code, file=sys.stderr)  # noqa: T201  (as the interpreter does)
@@ -101,10 +101,10 @@ def _serve(channel: Channel, start: Start, store: Any) -> None:
 
 
 class Rank:
-    """One rank of a world: what it is asked, it answers.
+    """One rank of a world, which answers requests.
 
     Args:
-        channel: To a parent on another host, which is sent what the rank notes.
+        channel: To a parent on another host, which receives the rank's notes.
     """
 
     def __init__(self, start: Start, channel: Channel | None = None) -> None:
@@ -116,10 +116,10 @@ class Rank:
         self._visit: VisitFunction | None = None
 
     def join(self, store: Any = None) -> Answers:
-        """Imports what the backend needs, then joins the process group of the world.
+        """Imports the backend's modules, then joins the process group of the world.
 
         Args:
-            store: That this rank serves for ranks on several hosts.
+            store: Store that this rank serves for ranks on several hosts.
         """
         start = self._start
         enter(start)
@@ -140,7 +140,7 @@ class Rank:
         return ()
 
     def _open_store(self) -> Any:
-        """Where the ranks of the world meet: a file that all of them see, or what rank 0 serves."""
+        """Opens the store that connects the world's ranks: a file that all of them see, or the server of rank 0."""
         if self._start.store is None:
             return dist.FileStore(str(self._scratch / "rendezvous"), self._start.world_size)  # type: ignore[attr-defined]
         host, port = self._start.store
@@ -148,12 +148,12 @@ class Rank:
         return dist.TCPStore(host, port, is_master=False, timeout=limit)  # type: ignore[attr-defined]
 
     def _backend_name(self) -> str:
-        """What to ask torch for."""
+        """Returns the name of the backend for init_process_group."""
         backend = self._start.backend
         return faults.register(backend.name, backend.device) if backend.faults else backend.name
 
     def work(self, task: Task) -> Answers:
-        """Does what a request asks; raises what the subject raises."""
+        """Runs the request's task; raises the subject's exceptions."""
         if isinstance(task, Probe):
             probe_sum(task.id, self._device)
             return ()
@@ -166,14 +166,14 @@ class Rank:
             return self._visit(task.subject, _read_case(task), self._start.backend)
 
     def _open_notes(self, watch: str) -> IO[bytes] | None:
-        """Where a watched visit notes what it does; None for any other."""
+        """Opens the notes of a watched visit; None for any other visit."""
         if watch == BY_MESSAGE:
             assert self._channel is not None
             return SentNotes(self._channel)
         return file_of(Path(watch), self._start.rank).open("wb") if watch else None
 
     def answer(self, request_id: int, work: Callable[[], Answers]) -> bytes:
-        """The reply to one request, as a message."""
+        """Encodes the reply to one request."""
         begun_s = time.monotonic()
         try:
             answers = work()
@@ -183,7 +183,7 @@ class Rank:
                 rank=self._start.rank, outcome=outcome, answers=answers or (), at_s=now_s, busy_s=now_s - begun_s
             )
             return encode_reply(request_id, reply, self._shared)
-        except Exception as error:  # an arbitrary subject's
+        except Exception as error:  # the subject may raise any exception
             return encode_reply(request_id, self._failed(error, begun_s), self._shared)
 
     def _failed(self, error: Exception, begun_s: float) -> Reply:
@@ -212,7 +212,7 @@ class Rank:
 
 
 class SentNotes(io.BytesIO):
-    """A file of which each part goes to the parent as it is written."""
+    """A file that sends each part to the parent when it is written."""
 
     def __init__(self, channel: Channel) -> None:
         super().__init__()
@@ -230,20 +230,20 @@ class SentNotes(io.BytesIO):
 
 
 def serve_store(host: str) -> Any:
-    """A store of this process, for ranks on any host, at a port that is free."""
+    """Starts a store in this process, for ranks on any host, at a free port."""
     limit = timedelta(seconds=limits.START_S)
     return dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=limit)  # type: ignore[attr-defined]
 
 
 def _read_case(task: Visit) -> Case:
-    """The case, once the module of its class is imported."""
+    """Builds the case after it has imported the module of its class."""
     if task.case_module != "__main__":
         importlib.import_module(task.case_module)
     return from_data(task.case)
 
 
 def _import_function(name: str) -> VisitFunction:
-    """The function that 'package.module:function' names."""
+    """Imports the function with the name 'package.module:function'."""
     module, _, function = name.partition(":")
     found: VisitFunction = getattr(importlib.import_module(module), function)
     return found
@@ -256,4 +256,4 @@ def main(fd: int) -> None:
     code = live(Channel(socket.socket(fileno=fd)))
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # nothing of the server's, or of a subject's, is to run at exit
+    os._exit(code)  # skips exit handlers of the server and of a subject

@@ -1,4 +1,4 @@
-"""Scratch directories: of one world two, the harness's in memory where possible, and none outlives its owner."""
+"""Creates scratch directories: two per world, the harness's in memory if possible; each is removed with its owner."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ _MEMORY = Path("/dev/shm")
 
 
 def scratch_roots() -> list[Path]:
-    """/dev/shm where it can be written and has room, then the directory for temporary files."""
+    """Returns /dev/shm, if it is writable and has room, then the directory for temporary files."""
     usable = _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK | os.X_OK)
     usable = usable and shutil.disk_usage(_MEMORY).free >= limits.SCRATCH_BYTES
     return [_MEMORY] * usable + [Path(tempfile.gettempdir())]
 
 
 def temporary_roots() -> list[Path]:
-    """The directory for temporary files, then the others: what a subject writes may be more than memory takes."""
+    """Returns the directory for temporary files, then the others: a subject's files may exceed the memory."""
     return list(dict.fromkeys([Path(tempfile.gettempdir()), *scratch_roots()]))
 
 
 def scratch_directories() -> list[Path]:
-    """Every scratch directory of any process on this machine, in memory also where that has no room now."""
+    """Returns every scratch directory of any process on this machine, even if /dev/shm has no room now."""
     roots = dict.fromkeys([_MEMORY, Path(tempfile.gettempdir())])
     return [path for root in roots for path in root.glob("equivtest-*") if _NAME.fullmatch(path.name)]
 
 
 class Scratch:
-    """A directory of this process, locked for as long as it is in use.
+    """A directory of this process, locked while it is in use.
 
     Args:
-        roots: Where it may lie, the best first; by default `scratch_roots`.
+        roots: Allowed parent directories, the best first; by default `scratch_roots`.
 
     Raises:
-        BrokenSetup: there is no room for one anywhere.
+        BrokenSetup: no root has room.
     """
 
     def __init__(self, roots: Sequence[Path] = ()) -> None:
@@ -53,7 +53,7 @@ class Scratch:
         self._removal: threading.Thread | None = None
 
     def remove(self) -> None:
-        """Removes the directory and all in it; a second call does nothing but wait for what `remove_aside` began."""
+        """Removes the directory and its files; a second call only waits for the removal that `remove_aside` began."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -63,7 +63,7 @@ class Scratch:
             self._removal = None
 
     def remove_aside(self) -> None:
-        """Begins to remove it and does not wait: a disk may stand still for seconds."""
+        """Begins the removal and does not wait: a disk may hang for seconds."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -77,7 +77,7 @@ class Scratch:
 
 
 def _make_directory(roots: Sequence[Path]) -> tuple[Path, int]:
-    """A new directory in the first root that takes one, and its lock."""
+    """Makes and locks a directory in the first root with room; returns its path and lock."""
     problems = []
     for root in roots:
         path = None
@@ -105,17 +105,17 @@ def _make_directory(roots: Sequence[Path]) -> tuple[Path, int]:
 
 
 def _remove(path: Path) -> None:
-    """Removes a directory and all in it; one free descriptor is enough where it holds files only."""
+    """Removes a directory and its contents; one free descriptor is enough if it contains only files."""
     try:
         for name in os.listdir(path):
             os.unlink(path / name)
         os.rmdir(path)
-    except OSError:  # a subject's directory in it, or somebody else removes it too
+    except OSError:  # a subject made a directory in it, or another process removes it too
         shutil.rmtree(path, ignore_errors=True)
 
 
 def _claim(lock: int) -> None:
-    """Locks the file, and shows that what ranks write next to it finds room."""
+    """Locks the file and checks that files next to it have room."""
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     os.write(lock, bytes(limits.RENDEZVOUS_BYTES))
     os.ftruncate(lock, 0)
@@ -124,7 +124,7 @@ def _claim(lock: int) -> None:
 def sweep() -> None:
     """Removes the directories of processes that have ended.
 
-    The lock tells too, since a directory may come from a container with other process ids.
+    It checks the lock too, because a directory may come from a container with other process ids.
     """
     for path in scratch_directories():
         if not is_alive(_owner_of(path)) and _is_unlocked(path):
@@ -132,10 +132,10 @@ def sweep() -> None:
 
 
 def sweep_after(owner: int) -> None:
-    """Removes the directories of a process that is about to end or has, but none that it still uses.
+    """Removes the directories of a process that ends or has ended, except those that it still uses.
 
-    It may have closed one connection and live on with others; where it ends, the kernel takes its
-    locks one by one, for which this waits.  What is unlocked at two looks is not just being made.
+    The process may have closed one connection and live on with others.  If it ends, the kernel releases its
+    locks one by one, so this waits.  A directory that is unlocked twice in a row is not just being made.
     """
     left = {path for path in scratch_directories() if _owner_of(path) == owner}
     unlocked: set[Path] = set()
@@ -153,7 +153,7 @@ def _owner_of(path: Path) -> int:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether there is a process of this id, anyone's."""
+    """True if a process of this id exists, of any user."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -1,8 +1,7 @@
-"""The process that all ranks of a parent are forked from.
+"""Runs the process from which all ranks of a parent are forked.
 
-Not multiprocessing's forkserver: that one imports the user's `__main__` again, swallows what a
-preloaded module raises, ignores the parent's import path (CPython 3.11) and is shared with the
-user's own processes.
+It does not use multiprocessing's forkserver, which imports the user's `__main__` again, swallows the exceptions of
+preloaded modules, ignores the parent's import path (CPython 3.11) and is shared with the user's own processes.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ from equivtest.ranks.messages import Ready, interpreter_command
 from equivtest.ranks.scratch import sweep_after
 
 FORK = b"f"
-"""Asks for one rank; comes with two descriptors: the rank's channel, and where its end goes."""
+"""Requests one rank; comes with two descriptors: the rank's channel, and the pipe for its exit code."""
 CLOSE = b"c"
-"""Says that the parent ends the server on purpose."""
+"""Announces that the parent ends the server on purpose."""
 PID = struct.Struct("q")
 ENDING = struct.Struct("qd")
 """Exit code, negative for a signal, and time.monotonic() of a rank's end."""
-_WAY_OUT = "let start be spawn, which executes a new interpreter for each rank, or auto, which chooses what works"
+_WAY_OUT = "use start='spawn', which starts a new interpreter for each rank, or start='auto', which chooses what works"
 
 
 def main(fd: int, parent: int, start: str, imports: Sequence[str], preload: Sequence[str], reason: str = "") -> None:
@@ -47,9 +46,9 @@ def main(fd: int, parent: int, start: str, imports: Sequence[str], preload: Sequ
     Args:
         fd: Stream socket to the parent.
         start: See `Backend`.
-        imports: Modules that must be importable.
-        preload: Modules that are imported where they can be.
-        reason: Why ranks are not forked, where that was found out before.
+        imports: Modules that the server must be able to import.
+        preload: Modules that the server imports if it can.
+        reason: Why ranks are not forked, if an earlier server process has tested it.
     """
     os.set_inheritable(fd, False)  # noqa: FBT003
     control = socket.socket(fileno=fd)
@@ -67,7 +66,7 @@ def main(fd: int, parent: int, start: str, imports: Sequence[str], preload: Sequ
 
 
 def _execute_again(fd: int, parent: int, imports: Sequence[str], preload: Sequence[str], reason: str) -> NoReturn:
-    """Becomes a server that executes ranks, free of the threads and the memory that came with torch."""
+    """Becomes a server that starts new interpreters, without torch's threads and memory."""
     os.set_inheritable(fd, True)  # noqa: FBT003
     arguments = (fd, parent, "spawn", tuple(imports), tuple(preload), reason)
     command = interpreter_command(f"from equivtest.ranks.server import main; main(*{arguments!r})")
@@ -77,13 +76,13 @@ def _execute_again(fd: int, parent: int, imports: Sequence[str], preload: Sequen
 def _leave(parent: int, *, on_purpose: bool) -> NoReturn:
     if not on_purpose:
         sweep_after(parent)
-    os._exit(0)  # taking torch down in order would take the parent 0.2 s
+    os._exit(0)  # an orderly exit of torch would take the parent 0.2 s
 
 
 def _watch_parent(control: socket.socket, parent: int) -> None:
-    """Has this process end as soon as the parent does, though it is busy importing.
+    """Ends this process as soon as the parent ends, even while it is busy importing.
 
-    By a signal, since a thread must not live here when the first rank is forked.
+    It uses a signal, since a thread must not live here when the first rank is forked.
     """
 
     def end_without_parent(*_: object) -> None:
@@ -95,7 +94,7 @@ def _watch_parent(control: socket.socket, parent: int) -> None:
     signal.signal(signal.SIGIO, end_without_parent)
     fcntl.fcntl(control, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(control, fcntl.F_SETFL, fcntl.fcntl(control, fcntl.F_GETFL) | os.O_ASYNC)
-    end_without_parent()  # it may have gone before
+    end_without_parent()  # it may have ended before
 
 
 def _stop_watching(control: socket.socket) -> None:
@@ -104,8 +103,8 @@ def _stop_watching(control: socket.socket) -> None:
 
 
 def _prepare(start: str, imports: Sequence[str], preload: Sequence[str]) -> Ready:
-    """Imports what ranks need, then sees whether they can be forked."""
-    gc.disable()  # of thousands of modules nothing is garbage yet, and looking for it takes an eighth of the start
+    """Imports the modules for ranks, then tests if forks can run a backward."""
+    gc.disable()  # no module is garbage yet, and looking for garbage takes an eighth of the start
     try:
         for module in imports:
             importlib.import_module(module)
@@ -117,7 +116,7 @@ def _prepare(start: str, imports: Sequence[str], preload: Sequence[str]) -> Read
         from equivtest.ranks.warm import warm
 
         warm()
-    except Exception:  # ranks then start slowly, or say themselves what is wrong
+    except Exception:  # ranks then start slowly, or report the fault themselves
         traceback.print_exc()
     gc.enable()
     reason = why_forks_fail()
@@ -137,10 +136,10 @@ class _Server:
     def __init__(self, control: socket.socket, start: str) -> None:
         self._control = control
         self._start = start
-        self._ends: dict[int, int] = {}  # pid -> where its end is written
+        self._ends: dict[int, int] = {}  # pid -> pipe for its exit code
 
     def serve(self) -> bool:
-        """Forks and buries ranks until the parent is gone; gives whether it went on purpose."""
+        """Forks ranks and reports their ends until the parent is gone; True if the parent announced it."""
         wake_r, wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
@@ -192,7 +191,7 @@ class _Server:
         self._control.sendall(PID.pack(-errno.EMFILE))
 
     def _become_rank(self, channel: int, others: tuple[int, ...]) -> None:
-        """In the child: lets go of all that is the server's; never returns."""
+        """Runs in the child: closes everything that belongs to the server; never returns."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGIO, signal.SIG_DFL)
@@ -236,7 +235,7 @@ def _report(end: int, code: int) -> None:
 
 
 def kill_group(pid: int) -> None:
-    """Kills a running rank and what it forked."""
-    for kill in (os.killpg, os.kill):  # it leads a group only once it has come to say so
+    """Kills a running rank and its children."""
+    for kill in (os.killpg, os.kill):  # it leads a group only after its own setpgid
         with contextlib.suppress(ProcessLookupError, PermissionError):
             kill(pid, signal.SIGKILL)

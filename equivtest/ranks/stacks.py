@@ -1,4 +1,4 @@
-"""What silent or lost ranks leave behind for a person: their stacks and their output."""
+"""Reads the stacks and the output of silent or lost ranks, for a person."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from equivtest.ranks.failure import clip
 
 _STEP_S = 0.01
 _OUTER_FRAMES = re.compile(r"(ranks/rank\.py\", line \d+ in work\n).*", re.DOTALL)
-_SETTLED_S = 0.05  # without growth, after which a stack is taken to be written whole
+_SETTLED_S = 0.05  # a stack that has not grown for so long is complete
 
 
 def output_file(scratch: Path, rank: int) -> Path:
-    """What a rank prints goes there."""
+    """Returns the file that receives a rank's output."""
     return scratch / f"output-{rank}"
 
 
 def stacks_file(scratch: Path, rank: int) -> Path:
-    """A rank's stacks go there, at SIGUSR1 and where it crashes."""
+    """Returns the file that receives a rank's stacks, at SIGUSR1 and at a crash."""
     return scratch / f"stacks-{rank}"
 
 
 def take_stacks(ranks: Mapping[int, tuple[int, Path]]) -> dict[int, str]:
-    """The Python stacks of running ranks, given rank -> (process id, its file); takes at most STACKS_S."""
+    """Returns the Python stacks of running ranks, from rank -> (process id, stacks file), within STACKS_S."""
     stopped = {rank for rank, (pid, _) in ranks.items() if _is_stopped(pid)}
     files = {rank: file for rank, (_, file) in ranks.items() if rank not in stopped}
     sizes = {rank: _size(file) for rank, file in files.items()}
@@ -51,7 +51,7 @@ def _is_stopped(pid: int) -> bool:
 
 
 def _wait_until_settled(files: Mapping[int, Path], sizes: Mapping[int, int]) -> None:
-    """Returns when every file has grown beyond its size and grows no more, or at the limit."""
+    """Waits until every file has grown beyond its size and stopped growing, or until the limit."""
     deadline_s = time.monotonic() + limits.STACKS_S
     last, last_change_s = dict(sizes), time.monotonic()
     while (now_s := time.monotonic()) < deadline_s:
@@ -64,7 +64,7 @@ def _wait_until_settled(files: Mapping[int, Path], sizes: Mapping[int, int]) -> 
 
 
 def _read(file: Path, start: int) -> str:
-    """The stacks written after `start`."""
+    """Returns the stacks written after `start`."""
     try:
         text = file.read_bytes()[start:].decode(errors="backslashreplace")
     except FileNotFoundError:
@@ -73,14 +73,14 @@ def _read(file: Path, start: int) -> str:
 
 
 def tidy(stacks: str) -> str:
-    """Stacks of faulthandler without the harness's own guard thread and outer frames."""
+    """Removes the harness's guard thread and outer frames from faulthandler's stacks."""
     threads = [thread for thread in stacks.split("\n\n") if "in _watch\n" not in thread]
     threads = [thread for thread in threads if not thread.startswith("Extension modules:")]
     return "\n\n".join(_OUTER_FRAMES.sub(r"\1", thread) for thread in threads).strip()
 
 
 def read_tail(file: Path) -> str:
-    """The end of a file, at most limits.OUTPUT_CHARS of it; '' where there is none."""
+    """Returns the end of a file, at most limits.OUTPUT_CHARS of it; '' if there is none."""
     try:
         with file.open("rb") as opened:
             opened.seek(max(_size(file) - limits.OUTPUT_CHARS, 0))

@@ -1,4 +1,4 @@
-"""What a backend can do, as the parent learns it: by a probe of each collective, once per world size and dtype."""
+"""Learns what a backend can do, from a probe of each collective, once per world size and dtype."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from equivtest.ranks.probe import PROBES
 from equivtest.ranks.reply import Outcome, Reply
 
 Kind = Literal["works", "refused", "wrong", "raised", "hung", "died"]
-"""refused: every rank raised the backend's own word that it cannot.  All others but 'works' are failures."""
+"""refused: every rank raised the backend's own refusal.  All other kinds except 'works' are failures."""
 
 _KIND_OF: dict[str, Kind] = {"timed_out": "hung", "lost": "died", "Wrong": "wrong"}
 _OUTCOME_OF: dict[Kind, Outcome] = {"hung": "timed_out", "died": "lost"}
@@ -27,7 +27,7 @@ _VERBS: dict[Kind, str] = {
     "died": "ends a rank",
 }
 REFUSED = "CollectiveRefused"
-"""Type of error of a rank that was refused a collective which worked on others, or in its probe."""
+"""Error type of a rank that lacked a collective which worked on other ranks or in its probe."""
 _SINGLE = {
     "all_gather_single": "all_gather_into_tensor",
     "all_gather_tensor": "all_gather_into_tensor",
@@ -37,10 +37,10 @@ _SINGLE = {
 
 @dataclass(frozen=True)
 class Finding:
-    """What the probe of one collective showed.
+    """The result of the probe of one collective.
 
     Attributes:
-        said: By the rank that failed first; of ranks that got a wrong value, by the lowest.
+        said: Error text of the rank that failed first; for a wrong value, of the lowest such rank.
     """
 
     collective: str
@@ -51,17 +51,17 @@ class Finding:
 
     @property
     def is_fault(self) -> bool:
-        """Whether the backend is wrong, and not only without the collective."""
+        """True if the backend is wrong, and does not only lack the collective."""
         return self.kind not in ("works", "refused")
 
     @property
     def function(self) -> str:
-        """The function of torch.distributed: the collective's name without its operation."""
+        """Function of torch.distributed: the collective's name without its operation."""
         return function_of(self.collective)
 
     @property
     def name(self) -> str:
-        """The collective, its operation said where it is SUM, too."""
+        """Name of the collective with its operation, SUM included."""
         return f"{self.collective}_sum" if self.collective in REDUCING else self.collective
 
     def __str__(self) -> str:
@@ -70,13 +70,13 @@ class Finding:
 
 
 def conclude(collective: str, dtype: str, replies: Sequence[Reply]) -> Finding:
-    """What the replies to a probe say of its collective."""
+    """Concludes from the replies to a probe what its collective does."""
     cause = first_cause(replies)
     if cause is None:
         return Finding(collective, dtype, len(replies), "works")
     if all(reply.error_type == "Refused" for reply in replies):
         return Finding(collective, dtype, len(replies), "refused", cause.error_text)
-    if cause.error_type == "Wrong":  # which of them was heard first says nothing
+    if cause.error_type == "Wrong":  # the order of arrival has no meaning here
         cause = next(reply for reply in replies if reply.error_type == "Wrong")
     kind = _KIND_OF.get(cause.outcome) or _KIND_OF.get(cause.error_type, "raised")
     lonely = "refused, and others did not: " if cause.error_type == "Refused" else ""
@@ -85,7 +85,7 @@ def conclude(collective: str, dtype: str, replies: Sequence[Reply]) -> Finding:
 
 @dataclass
 class Support:
-    """What is known of one dtype on one world size."""
+    """Results of the probes of one dtype on one world size."""
 
     world_size: int
     dtype: str
@@ -93,12 +93,12 @@ class Support:
 
     @property
     def fatal(self) -> Finding | None:
-        """The collective that left no world alive, if one did: no case of the dtype is tried there any more."""
+        """Collective that left no world alive, if one did: then no case of the dtype runs there any more."""
         return next((finding for finding in self.findings.values() if finding.kind in _OUTCOME_OF), None)
 
     @property
     def unknown(self) -> list[str]:
-        """Collectives that are still to be probed."""
+        """Collectives without a probe so far."""
         return [] if self.fatal else [name for name in PROBES if name not in self.findings]
 
     @property
@@ -111,33 +111,33 @@ class Support:
 
     @property
     def working(self) -> list[str]:
-        """'dtype:name' of each collective whose probe worked."""
+        """'dtype:name' of each collective with a successful probe."""
         return [f"{self.dtype}:{finding.name}" for finding in self.findings.values() if finding.kind == "works"]
 
     def in_short(self, name: str) -> str:
-        """'dtype:name' of what was refused; without its reduction where every probe of the function was refused."""
+        """Returns 'dtype:name' of a refusal, without the reduction if every probe of the function was refused."""
         kinds = {finding.kind for finding in self.findings.values() if finding.function == function_of(name)}
         return f"{self.dtype}:{function_of(name) if kinds == {'refused'} else name}"
 
 
 NOT_RUN = "the case was not run"
-"""What is told of one whose world a probe has ended, whatever time its visits may take."""
+"""Beginning of the message for a case whose world a probe has ended, whatever its time limit."""
 
 
 def ended_by(finding: Finding, num_processes: int) -> list[Reply]:
-    """The replies to a case on so many ranks that is not tried: those to the probe that ended a world, by name."""
+    """Returns replies for a case that is not run, with the failure of the probe that ended a world, by name."""
     text = f"{NOT_RUN}: {finding}"
     outcome = _OUTCOME_OF[finding.kind]
     return [Reply(rank=rank, outcome=outcome, error_text=text, detail=text) for rank in range(num_processes)]
 
 
 def as_supported(known: Sequence[Support], replies: list[Reply]) -> list[Reply]:
-    """The replies to a case; 'not_supported' where the backend refused every rank that took part the same collective.
+    """Returns the replies to a case, 'not_supported' if the backend refused all members the same collective.
 
-    'declined' stays where every rank that took part says so, and is 'raised' elsewhere.
+    'declined' stays if every rank that took part declined, and becomes 'raised' otherwise.
 
     Args:
-        known: Of the case's dtypes, what probes have shown.
+        known: Results of probes for the case's dtypes.
     """
     if any(reply.outcome == "declined" for reply in replies):
         return _as_declined(replies)
@@ -147,7 +147,7 @@ def as_supported(known: Sequence[Support], replies: list[Reply]) -> list[Reply]:
 
 
 def _as_declined(replies: list[Reply]) -> list[Reply]:
-    """The replies; 'raised' of ranks that declined where others did not, which could not go on without them."""
+    """Marks replies that declined as 'raised' if other ranks did not decline, since those cannot go on alone."""
     declining = [reply.rank for reply in replies if reply.outcome == "declined"]
     others = [reply.rank for reply in replies if reply.outcome not in ("declined", "not_in_mesh")]
     if not others:
@@ -162,9 +162,9 @@ def _as_declined(replies: list[Reply]) -> list[Reply]:
 
 
 def _as_agreed(known: Sequence[Support], replies: list[Reply]) -> list[Reply]:
-    """The replies of ranks that name what they were refused; 'raised' unless all were refused alike, as was its probe.
+    """Marks replies that name a refused collective as 'raised', unless all ranks and its probe were refused alike.
 
-    A collective that is not probed may be refused.
+    A collective without a probe may be refused.
     """
     named = {reply.lacking for reply in replies if reply.outcome != "not_in_mesh"}
     lacking = sorted(set().union(*named))
@@ -188,15 +188,15 @@ def _as_agreed(known: Sequence[Support], replies: list[Reply]) -> list[Reply]:
 
 
 def _in_short(known: Sequence[Support], name: str) -> str:
-    """'dtype:name' in short, as `Support.in_short` has it."""
+    """Returns 'dtype:name' shortened by `Support.in_short`."""
     dtype, _, collective = name.partition(":")
     return next((support.in_short(collective) for support in known if support.dtype == dtype), name)
 
 
 def _as_refused(known: Sequence[Support], replies: list[Reply]) -> list[Reply]:
-    """The replies; as 'not_supported' where every rank that took part raised what a probe was refused by.
+    """Marks the replies 'not_supported' if every rank that took part raised the same refusal as a probe.
 
-    Which collective it was is read off the traceback; where that does not say, all that were refused alike are named.
+    The traceback shows the collective; if it does not, all collectives with this refusal are named.
     """
     refused = [finding for support in known for finding in support.refused]
     taking_part = [reply for reply in replies if reply.outcome != "not_in_mesh"]
@@ -206,7 +206,7 @@ def _as_refused(known: Sequence[Support], replies: list[Reply]) -> list[Reply]:
     place = place_of(taking_part[0].detail)
     called = _SINGLE.get(place.collective, place.collective) if place else ""
     named = [finding for finding in alike if finding.function == called]
-    if called in PROBED and not named:  # another collective than the one that the probe found refused
+    if called in PROBED and not named:  # the probe found another collective refused
         return replies
     named = named or alike
     names = tuple(dict.fromkeys(_in_short(known, f"{finding.dtype}:{finding.name}") for finding in named))
@@ -220,7 +220,7 @@ def _as_refused(known: Sequence[Support], replies: list[Reply]) -> list[Reply]:
 
 
 def _says(finding: Finding, reply: Reply) -> bool:
-    """Whether a rank raised the refusal; numbers, as of sizes, may be others."""
+    """True if a rank raised the refusal; numbers in the text, such as sizes, may differ."""
     return reply.outcome == "raised" and _without_numbers(finding.said) in _without_numbers(reply.detail)
 
 

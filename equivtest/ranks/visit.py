@@ -1,4 +1,4 @@
-"""One visit of a case, inside a rank: hand out local tensors, run the subject, take its answers."""
+"""Runs one visit of a case in a rank: creates local tensors, runs the subject, collects its answers."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from equivtest.tensors import Placed, at_rest, same_bits, slice_local
 
 
 def visit(subject: str, case: Case, backend: Backend) -> tuple[Answer, ...] | None:
-    """This rank's answers to every draw of `case`, in order; None where no mesh of the case has it.
+    """Returns this rank's answers to every draw of `case`, in order; None if no mesh of the case has this rank.
 
-    Its memory is poisoned as the case says.  A case that repeats has draw 0 run once more at the
-    end, when the process has computed all the others.
+    Memory is poisoned as the case says.  A case that repeats runs draw 0 once more at the end, after the
+    process has computed all other draws.
 
     Raises:
-        Misuse: the subject is unknown or takes other cases, or what it returns is no answer.
-        Exception: whatever the subject raises.
+        Misuse: the subject is unknown or takes other cases, or it returns no valid answer.
+        Exception: any exception of the subject.
     """
     function = resolve(subject)
     require_fit(function, case)
@@ -51,7 +51,7 @@ def visit(subject: str, case: Case, backend: Backend) -> tuple[Answer, ...] | No
 
 
 def visit_draw(function: Subject, case: Case, index: int, mesh: DeviceMesh) -> Answer:
-    """Runs the subject on one draw of values and checks what it left of the harness's own."""
+    """Runs the subject on one draw of values and checks that the harness's tensors did not change."""
     given = hand_out(case, index, mesh)
     before = {name: (tensor.detach().clone(), tensor.requires_grad) for name, tensor in given.items()}
     records = case.records and all(map(is_recordable, mesh.get_all_groups()))
@@ -65,7 +65,7 @@ def visit_draw(function: Subject, case: Case, index: int, mesh: DeviceMesh) -> A
 
 
 def hand_out(case: Case, index: int, mesh: DeviceMesh) -> dict[str, torch.Tensor]:
-    """The harness's local tensors: the contract's shards of the drawn global ones."""
+    """Returns the harness's local tensors: the shards of the drawn global tensors by the contract."""
     given, rank = {}, rank_in(mesh)
     for name, tensor in draw(case, index).items():
         said = case.tensors[name]
@@ -75,7 +75,7 @@ def hand_out(case: Case, index: int, mesh: DeviceMesh) -> dict[str, torch.Tensor
 
 
 def strided(tensor: torch.Tensor) -> torch.Tensor:
-    """The same values, not contiguous: last two dims swapped in memory, or every second element."""
+    """Returns the same values, not contiguous: last two dims swapped in memory, or every second element."""
     if tensor.dim() >= 2:
         return tensor.transpose(-1, -2).contiguous().transpose(-1, -2)
     if tensor.dim() == 1:
@@ -84,10 +84,10 @@ def strided(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def take_answers(case: Case, returned: object) -> tuple[dict[str, Placed], dict[str, bool]]:
-    """What the subject answered: waited, detached, on the CPU; and its requires_grad flags.
+    """Returns the subject's tensors, waited, detached and on the CPU, and their requires_grad flags.
 
     Raises:
-        Misuse: no mapping, a name that the case does not know, or no tensor.
+        Misuse: the result is no mapping, has a name unknown to the case, or a value that is no tensor.
     """
     if not isinstance(returned, Mapping):
         raise Misuse(f"a subject must return a dict of tensors by name, got {type(returned).__name__}")
@@ -116,7 +116,7 @@ def take_answers(case: Case, returned: object) -> tuple[dict[str, Placed], dict[
 
 
 def _require_places(case: Case, name: str, indices: torch.Tensor, local: torch.Tensor) -> None:
-    """Raises Misuse unless there is a place in the whole for each local element."""
+    """Raises Misuse unless each local element has an index into the global tensor."""
     numel = math.prod(case.tensors[name].shape)
     is_list = indices.dtype == torch.int64 and indices.shape == local.shape
     if not is_list or (indices.numel() and not 0 <= int(indices.min()) <= int(indices.max()) < numel):
@@ -128,20 +128,20 @@ def _require_places(case: Case, name: str, indices: torch.Tensor, local: torch.T
 
 
 def placed_from_dtensor(tensor: DTensor, name: str) -> Placed:
-    """What this rank holds of a DTensor, without a collective."""
+    """Returns this rank's part of a DTensor, without a collective."""
     return Placed(waited(tensor.to_local()), layout_of(tensor, name), tuple(tensor.shape))
 
 
 def waited(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the tensor on the CPU once it is complete; a gradient that nobody waited for may still be on its way."""
+    """Returns the tensor on the CPU once it is complete; an asynchronous gradient may still be in flight."""
     return at_rest(tensor.wait() if isinstance(tensor, AsyncCollectiveTensor) else tensor)
 
 
 def layout_of(tensor: DTensor, name: str) -> Layout:
-    """A DTensor's layout in our words.
+    """Converts a DTensor's layout to ours.
 
     Raises:
-        Misuse: its strided shards are in no order of the axes that divide a dim; `name` is told.
+        Misuse: no order of the axes that divide a dim explains its strided shards; the message has `name`.
     """
     placements: list[layout.Placement] = []
     for placement in tensor.placements:
@@ -155,9 +155,9 @@ def layout_of(tensor: DTensor, name: str) -> Layout:
 
 
 def shard_order(tensor: DTensor, placements: Sequence[layout.Placement], name: str) -> tuple[int, ...]:
-    """The sharded axes, those of one dim in the order in which they divide it; () where that is from left to right.
+    """Returns the sharded axes, those of one dim in the order in which they divide it; () from left to right.
 
-    torch means by a strided shard of factor f that later axes, the product of whose sizes is f, divide the dim before.
+    A strided shard of factor f means that later axes, with sizes of product f, divide the dim before this axis.
 
     Source: DTensorSpec._maybe_convert_StridedShard_to_shard_order in torch/distributed/tensor/_dtensor_spec.py
     (2.13.0).
@@ -173,7 +173,7 @@ def shard_order(tensor: DTensor, placements: Sequence[layout.Placement], name: s
 
 
 def _place_of(axis: int, tensor: DTensor, later: Sequence[int], name: str) -> int:
-    """After how many of the later axes of its dim an axis divides it."""
+    """Returns how many of the later axes of its dim divide it before this axis."""
     placement, mesh = tensor.placements[axis], tensor.device_mesh
     if type(placement).__name__ != "_StridedShard":
         return 0
@@ -189,7 +189,7 @@ def _place_of(axis: int, tensor: DTensor, later: Sequence[int], name: str) -> in
 
 
 def touched(given: Mapping[str, torch.Tensor], before: Mapping[str, tuple[torch.Tensor, bool]]) -> list[str]:
-    """What is no longer as it was, one sentence each."""
+    """Returns one sentence for each change of the harness's tensors."""
     changes = []
     for name, tensor in given.items():
         values, flag = before[name]

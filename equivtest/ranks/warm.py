@@ -1,4 +1,4 @@
-"""What every rank would import and trace first, done once before ranks are forked from here."""
+"""Imports and traces once, before ranks are forked from here, what every rank would need first."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from equivtest.base import limits
 def warm() -> None:
     """Imports what tensor parallelism imports lazily, and leaves no thread and no group behind.
 
-    One column-wise and one row-wise linear run on a fake group, larger than any real one, so
-    that nothing torch caches for it is ever found by a real one.  `torch.distributed.nn` is imported before that group
+    One column-wise and one row-wise linear run on a fake group that is larger than any real one, so
+    that no real group matches an entry of torch's caches.  `torch.distributed.nn` is imported before that group
     exists: its functions bind the default group at import, and None means the default group of each call.  Source:
     torch/distributed/nn/functional.py (2.13.0).
 
-    A plain backward comes before: the first of a process starts a thread for each device but the CPU, and
-    DTensor's fake tensors make up eight where torch is built for CUDA and finds no card.  Source:
+    A plain backward comes first: the first backward of a process starts a thread for each device except the CPU, and
+    DTensor's fake tensors invent eight devices if torch is built for CUDA and finds no card.  Source:
     FakeTensorMode.__enter__ of torch/_subclasses/fake_tensor.py, FakeGuardImpl.h (2.15.0).
     """
     import torch
@@ -26,7 +26,7 @@ def warm() -> None:
     torch.autograd.backward(torch.ones((), device="cpu", requires_grad=True))
     _run_tensor_parallel(limits.MAX_WORLD_SIZE + 1)
     gc.collect()
-    gc.freeze()  # or the first collection in each rank copies every page of the server
+    gc.freeze()  # otherwise the first collection in each rank copies every page of the server
 
 
 def _run_tensor_parallel(world_size: int) -> None:

@@ -1,4 +1,4 @@
-"""Replies as bytes: names, layouts and raw memory of tensors; nothing is pickled."""
+"""Encodes replies as bytes: names, layouts and raw memory of tensors; nothing is pickled."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ALIGNMENT_BYTES = 64
 
 
 class _Tensor(msgspec.Struct, frozen=True, array_like=True):
-    """A tensor without its bytes, which begin at `start` of the payload, those of its indices at `indices`."""
+    """A tensor without its bytes; `start` and `indices` are offsets of its elements and indices in the payload."""
 
     start: int
     dtype: str
@@ -43,7 +43,7 @@ class _Answer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Reply(msgspec.Struct, frozen=True, array_like=True):
-    """A reply; its payload is here, or in the file named."""
+    """A reply; its payload is here, or in the file with the name `file`."""
 
     request_id: int
     rank: int
@@ -60,16 +60,16 @@ class _Reply(msgspec.Struct, frozen=True, array_like=True):
 
 
 _AS_THEY_ARE = tuple(field.name for field in dataclasses.fields(Reply) if field.name != "answers")
-"""Fields of a reply that the wire does not change."""
+"""Fields of a reply that encoding does not change."""
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_Reply | bytes)
 
 
 def encode_reply(request_id: int, reply: Reply, scratch: Path | None) -> bytes:
-    """`reply` as a message; more than limits.SHARED_BYTES of tensors go to a file in `scratch`.
+    """Encodes a reply as a message; more than limits.SHARED_BYTES of tensors go to a file in `scratch`.
 
-    Where the file finds no room, or there is none that both ends see, they go with the message after all.
+    They stay in the message if the file has no room, or if the two ends share no directory.
     """
     payload = bytearray()
     answers = tuple(
@@ -92,15 +92,15 @@ def encode_reply(request_id: int, reply: Reply, scratch: Path | None) -> bytes:
 
 
 def encode_notes(notes: bytes) -> bytes:
-    """What a watched rank has noted, as a message."""
+    """Encodes the notes of a watched rank as a message."""
     return _encoder.encode(notes)
 
 
 def decode_message(message: bytes) -> tuple[int, Reply] | bytes:
-    """(request id, reply) of a message, or notes; a file that a reply names is mapped and removed.
+    """Decodes a message: (request id, reply), or notes; maps and removes the file that a reply names.
 
     Raises:
-        ValueError: the message is not what `encode_reply` or `encode_notes` writes.
+        ValueError: neither `encode_reply` nor `encode_notes` wrote the message.
     """
     data = _decoder.decode(message)
     if isinstance(data, bytes):
@@ -120,7 +120,6 @@ def decode_message(message: bytes) -> tuple[int, Reply] | bytes:
 
 
 def _pack(placed: Placed, payload: bytearray) -> _Tensor:
-    """Appends the tensor's memory to `payload`."""
     local, layout = at_rest(placed.local), placed.layout
     return _Tensor(
         _append(local, payload),
@@ -134,7 +133,7 @@ def _pack(placed: Placed, payload: bytearray) -> _Tensor:
 
 
 def _append(tensor: torch.Tensor, payload: bytearray) -> int:
-    """Where its memory begins in `payload`, aligned for any dtype."""
+    """Appends the tensor's memory, aligned for any dtype, and returns its offset in `payload`."""
     payload += bytes(-len(payload) % _ALIGNMENT_BYTES)
     start = len(payload)
     if tensor.numel():
@@ -143,10 +142,10 @@ def _append(tensor: torch.Tensor, payload: bytearray) -> int:
 
 
 def _unpack(tensor: _Tensor, payload: bytearray | mmap.mmap) -> Placed:
-    """The tensor, in the memory of `payload`.
+    """Returns the tensor, in the memory of `payload`.
 
     Raises:
-        ValueError: no such dtype, or the tensor reaches beyond the payload.
+        ValueError: torch has no such dtype, or the tensor exceeds the payload.
     """
     dtype = getattr(torch, tensor.dtype, None)
     if not isinstance(dtype, torch.dtype):
@@ -169,14 +168,14 @@ def _write(payload: bytearray, scratch: Path) -> str:
     try:
         with open(handle, "wb") as file:
             file.write(payload)
-    except OSError:  # no room: give back what was taken
+    except OSError:  # no room: remove the partial file
         os.unlink(path)
         raise
     return path
 
 
 def _map(path: Path) -> mmap.mmap:
-    """Private memory with the file's contents; the file is gone afterwards."""
+    """Maps the file's contents privately; removes the file."""
     handle = os.open(path, os.O_RDONLY)
     try:
         return mmap.mmap(handle, 0, access=mmap.ACCESS_COPY)

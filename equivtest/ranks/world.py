@@ -1,4 +1,4 @@
-"""The rank processes of one world size: started, asked, waited for, ended."""
+"""Starts, asks, awaits and ends the rank processes of one world size."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ VISIT = "equivtest.ranks.visit:visit"
 
 
 class World:
-    """The ranks of one world size; dead after the first failure, see `wait`.
+    """The ranks of one world size; unusable after the first failure, see `wait`.
 
     Args:
         world_size: Number of ranks.
-        server: What they come from.
+        server: Launcher that starts them.
         visit: 'package.module:function' that ranks call as visit(subject, case, backend).
         environment: Added to the parent's, in every rank.
 
     Raises:
         BrokenSetup: a rank cannot start; the message has the first one's traceback.
-        HostLost: one lost its host before it had started.
+        HostLost: a rank lost its host before it had started.
 
     Attributes:
-        cut_off: Why ranks of the last visit lost their host, which says nothing of the subject; '' where none did.
+        cut_off: Why ranks lost their host in the last visit, for which the subject is not to blame; else ''.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class World:
         self._server = server
         self._scratch: list[Scratch] = []
         self._notes = ""
-        self._begun: set[int] = set()  # visits that nobody has waited for yet
+        self._begun: set[int] = set()  # visits without a call of `wait` so far
         self._last: tuple[str, Case] | None = None  # subject and case of the last visit
         self._ranks: list[RankProcess] = []
         self.cut_off = ""
@@ -101,7 +101,7 @@ class World:
                 local_rank=process.place.local_rank,
                 store=process.place.store,
             )
-            with contextlib.suppress(OSError):  # it is gone, which waiting for it will find
+            with contextlib.suppress(OSError):  # it is gone, which `wait` will notice
                 process.channel.send(encode_request(start))
         cause = first_cause(self._await_replies(START_ID, self._start_limit_s(), limits.GRACE_S))
         if cause is not None:
@@ -118,21 +118,21 @@ class World:
 
     @property
     def alive(self) -> bool:
-        """Whether the world can be asked: no failure so far, and every process there."""
+        """True if the world accepts requests: no failure so far, and every process runs."""
         return not self._ended and not any(process.wait(0.0) for process in self._ranks)
 
     @property
     def deaths(self) -> list[str]:
-        """How ranks ended that had answered all they were asked.
+        """Ends of ranks that had answered all requests.
 
-        None where this process ended them, and none where a host was lost, which the hub tells: a rank elsewhere may
-        end for that reason too.
+        Empty if this process ended them, or if a host was lost: then a rank on another host may end for that
+        reason too.
         """
         if self._ended or self._begun or not self._server.alive or self.alive:
             return []
         try:
             endings = self._endings()
-        except BrokenSetup:  # the hub is gone, which it is asked for elsewhere
+        except BrokenSetup:  # the hub is gone, which another call reports
             return []
         if any(ending.cut_off for ending in endings.values()):
             return []
@@ -147,7 +147,7 @@ class World:
         return [process.pid for process in self._ranks]
 
     def start_visit(self, subject: str, case: Case, fault: Fault = NO_FAULT, watch: str = "") -> int:
-        """Has every rank run `subject` on `case`, spoilt by `fault` or watched; gives the id to wait for."""
+        """Makes every rank run `subject` on `case`, with `fault` or watched; returns the id for `wait`."""
         request_id = next(self._ids)
         self._noun = "process" if case.members else "rank"
         self._begun.add(request_id)
@@ -156,7 +156,7 @@ class World:
         where = watch
         if watch and not self._server.is_local:
             where = BY_MESSAGE
-            for rank in range(self.world_size):  # of an earlier visit that lost a host
+            for rank in range(self.world_size):  # left by an earlier visit that lost a host
                 file_of(Path(watch), rank).unlink(missing_ok=True)
         self._send(Visit(request_id, subject, type(case).__module__, to_data(case), fault, where))
         return request_id
@@ -169,15 +169,15 @@ class World:
         keep_if_all_raised: bool = False,
         grace_s: float | None = None,
     ) -> list[Reply]:
-        """One reply per rank, by rank, to what `start_visit` began; never waits for ever.
+        """Returns one reply per rank, by rank, to the request of `start_visit`; never waits for ever.
 
         Ranks that are silent `limit_s` (CASE_S) from now, or `grace_s` (GRACE_S) after the first failure,
-        have timed out.  After any failure the world is dead and nothing of it is left but directories that are being
-        removed, for which `kill` waits.
+        have timed out.  After any failure the world is dead.  Only directories that are being removed remain,
+        and `kill` waits for them.
 
         Args:
-            keep_if_all_raised: The case should be refused: where every rank raised, within `grace_s`
-                (REFUSAL_GRACE_S), and a probe finds them in step, the world lives on.
+            keep_if_all_raised: The case should be refused: the world survives if every rank raised within `grace_s`
+                (REFUSAL_GRACE_S) and a probe finds the ranks in step.
         """
         if grace_s is None:
             grace_s = limits.REFUSAL_GRACE_S if keep_if_all_raised else limits.GRACE_S
@@ -195,10 +195,10 @@ class World:
         return replies
 
     def probe(self, collective: str, dtype: str, limit_s: float) -> Finding:
-        """What one small collective shows of the backend; the world lives on where the ranks are still in step.
+        """Probes one small collective of the backend; the world survives if the ranks are still in step.
 
         Raises:
-            HostLost: a rank lost its host, so that nothing is shown.
+            HostLost: a rank lost its host, so the probe shows nothing.
         """
         request_id = next(self._ids)
         self._noun = "rank"
@@ -209,16 +209,16 @@ class World:
         return conclude(collective, dtype, replies)
 
     def stop(self) -> None:
-        """Has the ranks leave their group and end; kills those that take more than STOP_S."""
+        """Makes the ranks leave their group and end; kills those that take more than STOP_S."""
         self._send(Stop())
         self._end(limits.STOP_S)
 
     def kill(self) -> None:
-        """Ends the ranks at once; a second call only waits until the directories are gone."""
+        """Ends the ranks at once; a second call only waits for the removal of the directories."""
         self._end(0.0)
 
     def _is_in_step(self) -> bool:
-        """Whether all ranks take part in a next collective and agree on its value."""
+        """True if all ranks take part in a next collective and agree on its value."""
         request_id = next(self._ids)
         self._send(Probe(request_id))
         replies = self._await_replies(request_id, limits.PROBE_S, limits.GRACE_S)
@@ -229,7 +229,7 @@ class World:
         return inbox.await_replies(limit_s)
 
     def _with_losses(self, replies: Sequence[Reply]) -> list[Reply]:
-        """The replies of a visit that failed, those of ranks that lost their host as such."""
+        """Returns the replies of a failed visit; ranks that lost their host become 'lost'."""
         lost = {rank: ending for rank, ending in self._endings().items() if ending.cut_off}
         self.cut_off = next((ending.cut_off for ending in lost.values()), "")
         return [
@@ -240,7 +240,7 @@ class World:
         ]
 
     def _endings(self) -> dict[int, Ending]:
-        """How ranks have ended, by rank, once it is known which hosts are there: their peers may know before."""
+        """Returns how ranks have ended, by rank, once the state of each host is known; peers may notice earlier."""
         self._server.await_certainty(self._ranks)
         ended = {rank: process for rank, process in enumerate(self._ranks) if process.wait(0.0)}
         return {rank: process.ending(time.monotonic()) for rank, process in ended.items()}
@@ -248,14 +248,14 @@ class World:
     def _send(self, request: Visit | Probe | Support | Stop) -> None:
         message = encode_request(request)
         for process in self._ranks:
-            with contextlib.suppress(OSError):  # it is gone or hangs, which waiting for its reply will find
+            with contextlib.suppress(OSError):  # it is gone or hangs, which `wait` will notice
                 process.channel.send(message)
 
     def _end(self, limit_s: float, *, aside: bool = False) -> None:
-        """Waits for the ranks to end by themselves, kills what is left, removes the directories.
+        """Waits for the ranks to end, kills the rest, removes the directories.
 
         Args:
-            aside: Start removing the directories but do not wait: a hung disk must not delay a reply.
+            aside: Start the removal but do not wait: a hung disk must not delay a reply.
         """
         deadline_s = time.monotonic() + limit_s
         for process in self._ranks:

@@ -160,7 +160,7 @@ def test_a_flag_is_looked_for_in_every_mesh() -> None:
 def test_a_torch_that_sorts_groups_does_not_support_other_orders(monkeypatch: pytest.MonkeyPatch) -> None:
     """Found alike by every rank before it makes anything; ascending meshes need no new argument."""
     monkeypatch.setattr(dist, "new_group", lambda ranks: ranks)
-    with pytest.raises(Unsupported, match=r"sorts the processes of a group, so it makes no mesh of \(3, 1\)"):
+    with pytest.raises(Unsupported, match=r"sorts the processes of a group, so it cannot make a mesh of \(3, 1\)"):
         _new_group((3, 1))
 
     assert _new_group((1, 3)) == [1, 3]

@@ -54,7 +54,7 @@ def event_with(hub: RunHub, words: str) -> str:
 def test_who_has_another_secret_is_refused_at_once_and_told(hub: RunHub) -> None:
     slot = Slot(hello_of(OF_TORCHRUN), ("127.0.0.1", hub.port), b"another one than that of the run")
 
-    assert slot.run().endswith("what listens there has another secret")
+    assert slot.run().endswith("the listener has another secret")
     assert "127.0.0.1 was refused: its secret is another one" in event_with(hub, "refused")
 
 

@@ -468,7 +468,7 @@ def test_ranks_that_must_be_forked_say_that_they_cannot_be() -> None:
         pool.run("runs_backward", TWO)
     message = str(caught.value)
     assert "a fork runs no backward (RuntimeError: Unable to handle autograd's threading" in message
-    assert "2 threads" in message and "let start be spawn" in message
+    assert "2 threads" in message and "use start='spawn'" in message
 
 
 def test_devices_that_come_with_fake_tensors_do_not_keep_ranks_from_being_forked() -> None:
@@ -537,7 +537,7 @@ def test_a_vendors_module_that_raises_is_to_be_mended(
     (tmp_path / "raising_vendor.py").write_text(content)
     monkeypatch.syspath_prepend(tmp_path)
 
-    with pytest.raises(Misuse, match=r"cannot import 'raising_vendor'.*driver.*; mend what it raises, or leave"):
+    with pytest.raises(Misuse, match=r"cannot import 'raising_vendor'.*driver.*; fix what it raises, or leave"):
         Backend(imports=("raising_vendor",)).validate()
 
 

@@ -1,1 +1,1 @@
-"""Ranks on other hosts: the hub of a run, and the slots that torchrun starts."""
+"""Runs ranks on other hosts, with the hub of a run and the slots that torchrun starts."""

@@ -1,8 +1,8 @@
-"""The hub of a run: a process beside the parent that ranks on other hosts are had from.
+"""The hub of a run: a process beside the parent that provides ranks on other hosts.
 
-It listens for slots (`equivtest.ranks.hosts.slot`), at one port, and for pools of this machine, at a socket that lies
-in a directory of the run's owner.  A pool that asks for a world is given each rank's connection, which is then its own,
-and a pipe that tells of the rank's end.  Which host is there, the hub knows by a message each way every limits.BEAT_S.
+It listens for slots (`equivtest.ranks.hosts.slot`) at one port, and for pools of this machine at a socket in a
+directory of the run's owner.  A pool that requests a world receives each rank's connection, which it then owns, and
+a pipe that reports the rank's end.  A message each way every limits.BEAT_S shows the hub which hosts are there.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from equivtest.ranks.hosts.secret import NotTheSame, admitting
 from equivtest.ranks.scratch import sweep_after
 
 CLOSE = b"c"
-"""The owner's word that the run is over."""
+"""Message of the owner: the run is over."""
 
 _hello_decoder = msgspec.msgpack.Decoder(messages.Hello)
 _slot_decoder = msgspec.msgpack.Decoder(messages.FromSlot)
@@ -34,20 +34,20 @@ _pool_decoder = msgspec.msgpack.Decoder(messages.FromPool)
 
 
 class Hub:
-    """What is known of slots, pools and ranks."""
+    """Keeps the state of slots, pools and ranks."""
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
         self._identity = messages.identity()
         self._slots: dict[int, SlotLink] = {}
         self._ranks: dict[str, HubRank] = {}
-        self._events: dict[str, None] = {}  # in order, each once
+        self._events: dict[str, None] = {}  # in order, without duplicates
         self._num_unknown = 0
-        self._changed_s = 0.0  # when a slot has come or gone last
+        self._changed_s = 0.0  # last time that a slot came or went
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self, listener: socket.socket, door: socket.socket, control: socket.socket) -> bool:
-        """Until the owner is gone; whether it said so."""
+        """Serves until the owner is gone; True if the owner announced its end."""
         loop = asyncio.get_running_loop()
         for each in (listener, door, control):
             each.settimeout(0)
@@ -65,7 +65,7 @@ class Hub:
         return word == CLOSE
 
     def _begin(self, coroutine: Any) -> None:
-        """Runs it beside the others, and keeps it until it has ended."""
+        """Starts a task and keeps a reference to it until it ends."""
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -74,13 +74,13 @@ class Hub:
         while True:
             try:
                 connection, address = await asyncio.get_running_loop().sock_accept(listener)
-            except OSError:  # no descriptor is free now, or the peer is gone already
+            except OSError:  # this process has no free descriptor now, or the peer is already gone
                 await asyncio.sleep(limits.WATCH_S)
                 continue
             connection.settimeout(0)
             self._begin(serve(connection, str(address[0]) if address else ""))
 
-    # Peers at the port, of which nothing is known.
+    # Unknown peers at the port.
 
     async def _admit(self, connection: socket.socket, peer: str) -> None:
         if self._num_unknown >= limits.UNKNOWN_PEERS:
@@ -106,7 +106,7 @@ class Hub:
             connection.close()
 
     async def _challenge(self, connection: socket.socket) -> None:
-        """Raises NotTheSame unless the peer knows the secret."""
+        """Raises NotTheSame unless the peer proves that it knows the secret."""
         loop, received, exchange = asyncio.get_running_loop(), b"", admitting(self._secret)
         to_send, num_bytes = next(exchange)
         with contextlib.suppress(StopIteration):
@@ -137,16 +137,16 @@ class Hub:
             slot.connection.close()
 
     async def _listen(self, slot: SlotLink) -> None:
-        """Until the slot is lost."""
+        """Processes messages until the slot is lost."""
         try:
             while True:
                 async with asyncio.timeout(limits.SILENT_S):
                     message = _slot_decoder.decode(await receive(slot.connection))
                 if (silence_s := slot.hear()) > limits.SLOW_S:
-                    self._note(f"{slot} was not heard for {silence_s:.1f} s")
+                    self._note(f"{slot} was silent for {silence_s:.1f} s")
                 await self._hear(slot, message)
         except TimeoutError as error:
-            why = f"nothing was heard of it for {limits.SILENT_S:g} s" if error.errno is None else str(error)
+            why = f"it was silent for {limits.SILENT_S:g} s" if error.errno is None else str(error)
             self._lose(slot, why)
         except (EOFError, ConnectionError):
             self._lose(slot, "its process ended, or closed its connection")
@@ -183,7 +183,7 @@ class Hub:
                 rank.forked.set_exception(Gone("broken", f"{slot}: {message.reason}"))
 
     def _lose(self, slot: SlotLink, why: str) -> None:
-        """The slot and its ranks are no more, as far as anybody here can see."""
+        """Records that the slot and its ranks are lost."""
         if slot.gone:
             return
         slot.gone, self._changed_s = why, time.monotonic()
@@ -218,7 +218,7 @@ class Hub:
             connection.close()
 
     async def _answer(self, pool: PoolLink, asked: messages.FromPool) -> None:
-        """One after the other: a pool asks nothing before it has its answer."""
+        """Answers one request; a pool sends the next one only after the answer."""
         try:
             if isinstance(asked, messages.AskWorld):
                 await self._give_world(pool, asked)
@@ -239,7 +239,7 @@ class Hub:
             await pool.send(messages.NoWorld(error.kind, str(error)))
 
     async def _all_slots(self) -> list[SlotLink]:
-        """All slots of the torchrun that is connected, by rank; raises Gone where they do not come."""
+        """Returns all slots of the connected torchrun, by rank; raises Gone if they do not connect in time."""
         until_s = time.monotonic() + limits.HOSTS_S
         while True:
             wanted = next((slot.hello.world_size for slot in self._slots.values()), 0)
@@ -252,7 +252,7 @@ class Hub:
             await asyncio.sleep(limits.WATCH_S / 10)
 
     def _start_anew(self) -> None:
-        """Has torchrun start all slots: one that was cut off for some time takes no part in a restart of the others'.
+        """Makes torchrun restart all slots, since a slot that was cut off for some time does not rejoin the others.
 
         The others forget it, and it does not ask.  Source: _sanitize in torch/distributed/elastic/rendezvous/
         dynamic_rendezvous.py, _invoke_run in torch/distributed/elastic/agent/server/api.py (2.13.0).
@@ -260,7 +260,7 @@ class Hub:
         self._changed_s = time.monotonic()
         if all(slot.hello.restarts_left > 0 for slot in self._slots.values()):
             for slot in self._slots.values():
-                self._note(f"{slot} is to be started anew, since others are missing")
+                self._note(f"{slot} restarts, since other slots are missing")
                 slot.send(messages.Leave())
 
     def _what_is_missing(self, wanted: int) -> str:
@@ -311,7 +311,7 @@ class Hub:
             rank.slot.send(messages.Kill(rank.token))
 
     async def _stacks_of(self, tokens: Sequence[str]) -> dict[str, str]:
-        """Returns the stacks of those ranks whose hosts answer in time."""
+        """Returns the stacks of the ranks whose hosts answer in time."""
         asked = self._ranks_of(tokens)
         for rank in asked:
             rank.slot.stacks.pop(rank.token, None)
@@ -322,13 +322,13 @@ class Hub:
         return {rank.token: text for rank in asked if (text := rank.slot.stacks.pop(rank.token, ""))}
 
     def _note(self, text: str) -> None:
-        """Has it told at the end of the run; at most limits.MOST_EVENTS are, so that strangers fill no memory."""
+        """Records an event for the end of the run; at most limits.MOST_EVENTS, so that strangers cannot fill memory."""
         if len(self._events) < limits.MOST_EVENTS:
             self._events[clip(text, limits.EVENT_CHARS)] = None
 
 
 def main(listener: int, door: int, control: int, owner: int) -> None:
-    """Entry of the process; the secret comes first over `control`; never returns."""
+    """Entry point of the process; the secret arrives first over `control`; never returns."""
     ours = socket.socket(fileno=control)
     secret = ours.recv(PACKET_BYTES)
     on_purpose = bool(secret) and asyncio.run(

@@ -1,4 +1,4 @@
-"""What the hub knows of one slot, of one pool and of one rank, and which slots a world gets."""
+"""State that the hub keeps of one slot, one pool and one rank, and the choice of slots for a world."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from equivtest.base import limits
 from equivtest.ranks.hosts import hub_messages as messages
 
 PIPE_BYTES = 2**16
-"""That a pipe takes at once.  Source: pipe(7), Linux."""
+"""Capacity of a pipe.  Source: pipe(7), Linux."""
 
 
 PACKET_BYTES = 2**17
-"""The largest message between a hub and a pool."""
+"""Size of the largest message between a hub and a pool."""
 
 
 class Gone(Exception):
-    """There is no world; `kind` as of `NoWorld`."""
+    """There is no world; see `NoWorld` for `kind`."""
 
     def __init__(self, kind: str, reason: str) -> None:
         super().__init__(reason)
@@ -36,10 +36,10 @@ class SlotLink:
     """The connection of a slot.
 
     Attributes:
-        address: Of its host, as seen here.
-        gone: Why it is no more; '' while it is there.
-        offset_s: What is added to its clock to have this machine's, known as well as a message's way takes.
-        stacks: Of its ranks, by token, as they come.
+        address: Address of its host, as seen here.
+        gone: Why it was lost; '' while it is there.
+        offset_s: Seconds to add to its clock to get this machine's, within the time of one message.
+        stacks: Stacks of its ranks, by token, as they arrive.
     """
 
     connection: socket.socket
@@ -61,12 +61,12 @@ class SlotLink:
         return f"slot {self.hello.rank} (process {self.hello.pid} on {self.host})"
 
     def hear(self) -> float:
-        """Notes that something has come; seconds since the last time."""
+        """Records that a message has arrived; returns the seconds since the previous one."""
         before, self._heard_s = self._heard_s, time.monotonic()
         return self._heard_s - before
 
     def hear_beat(self, beat: messages.Beat) -> None:
-        """Has the clocks compared: the quickest answer says most.  Source: RFC 5905, on-wire protocol."""
+        """Compares the clocks; the fastest answer is the most exact.  Source: RFC 5905, on-wire protocol."""
         now_s = time.monotonic()
         self._answered_s = max(self._answered_s, beat.hub_s)
         if now_s - beat.hub_s <= self._way_s:
@@ -74,32 +74,32 @@ class SlotLink:
             self.offset_s = (beat.hub_s + now_s) / 2 - beat.slot_s
 
     async def be_certain(self) -> None:
-        """Returns once it has answered to what is sent now, or is gone."""
+        """Waits until the slot answers a message that is sent now, or is lost."""
         asked_s = time.monotonic()
         self.send(messages.Beat(asked_s))
         while not self.gone and self._answered_s < asked_s:
             await asyncio.sleep(limits.WATCH_S / 40)
 
     def send(self, message: messages.ToSlot) -> None:
-        """Puts it behind what is still to be sent."""
+        """Appends a message to the outbox."""
         content = messages.encode(message)
         self._outbox.put_nowait(len(content).to_bytes(8, "little") + content)
 
     async def keep_sending(self) -> None:
-        """Sends what is to be sent, until the connection ends."""
-        with contextlib.suppress(OSError):  # which whoever receives finds too
+        """Sends the outbox until the connection ends."""
+        with contextlib.suppress(OSError):  # the receiving task notices it too
             while True:
                 await asyncio.get_running_loop().sock_sendall(self.connection, await self._outbox.get())
                 self._outbox.task_done()
 
     async def flushed(self) -> None:
-        """Returns once all is sent, or not within limits.FLUSH_S."""
+        """Waits until the outbox is sent, at most limits.FLUSH_S."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limits.FLUSH_S):
                 await self._outbox.join()
 
     def shut(self) -> None:
-        """Has whoever receives find the end; the connection is closed there."""
+        """Shuts the connection down; the receiving task notices that and closes it."""
         with contextlib.suppress(OSError):
             self.connection.shutdown(socket.SHUT_RDWR)
 
@@ -115,9 +115,9 @@ class PoolLink:
         while True:
             try:
                 socket.send_fds(self.connection, [messages.encode(message)], fds)
-            except BlockingIOError:  # it has not read yet what was sent before
+            except BlockingIOError:  # it has not read the previous messages yet
                 await asyncio.sleep(limits.WATCH_S / 10)
-            except OSError:  # it is gone, which `_serve_pool` finds
+            except OSError:  # it is gone, which `_serve_pool` notices
                 return
             else:
                 return
@@ -125,11 +125,11 @@ class PoolLink:
 
 @dataclass(eq=False)
 class HubRank:
-    """A rank that a slot was asked for.
+    """A rank that was requested from a slot.
 
     Attributes:
-        forked, connection: Set when the slot has said so, and when it has connected.
-        end_r, end_w: A pipe's ends: what can be read once the rank has ended.
+        forked, connection: Set once the slot has forked the rank, and once the rank has connected.
+        end_r, end_w: The ends of a pipe, which becomes readable once the rank has ended.
     """
 
     token: str
@@ -148,7 +148,7 @@ class HubRank:
         return f"rank {self.number} ({self.where})" if self.where else f"rank {self.number}"
 
     def tell(self, ended: messages.Ended) -> None:
-        """Has the pool read how it ended; without its last words where they are more than a pipe takes."""
+        """Writes the rank's end to the pool's pipe, without its last words if they exceed the pipe's capacity."""
         if self.end_w < 0:
             return
         message = messages.encode(ended)
@@ -160,7 +160,7 @@ class HubRank:
         self.end_w = -1
 
     def drop(self) -> None:
-        """Lets go of what was not handed over."""
+        """Closes the descriptors and the connection that the pool has not received."""
         for end in (self.end_r, self.end_w):
             if end >= 0:
                 os.close(end)
@@ -170,7 +170,7 @@ class HubRank:
 
 
 def spread(slots: Sequence[SlotLink], world_size: int) -> list[tuple[SlotLink, int, int, int]]:
-    """The slots of a world, as evenly over the hosts as can be, those of a host one after the other.
+    """Chooses the slots of a world, spread evenly over the hosts; ranks of one host have consecutive numbers.
 
     Returns:
         By rank: (slot, number of the rank on its host, number of the world's ranks there, number of the host).
@@ -191,7 +191,7 @@ def spread(slots: Sequence[SlotLink], world_size: int) -> list[tuple[SlotLink, i
 
 
 async def receive(connection: socket.socket) -> bytes:
-    """One message of a peer that is known; raises EOFError at its end, ConnectionError where it is too long."""
+    """Receives one message of a known peer; raises EOFError at its end, ConnectionError if the message is too long."""
     length = int.from_bytes(await read(connection, 8), "little")
     if length > limits.MESSAGE_BYTES:
         raise ConnectionError(f"a message of {length} bytes")

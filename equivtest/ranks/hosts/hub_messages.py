@@ -1,7 +1,7 @@
-"""What the hub of a run, the slots on its hosts and its pools say to each other: plain data, one struct per message.
+"""Messages between the hub of a run, the slots on its hosts and its pools: plain data, one struct per message.
 
-A hub listens for slots; a slot is a process on a host, started by torchrun, that keeps a place for one rank of each
-world; a pool asks the hub for worlds.
+A hub listens for slots.  A slot is a process on a host, started by torchrun, that reserves a place for one rank of each
+world.  A pool requests worlds from the hub.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PACKAGE = Path(__file__).parents[2]
 
 
 class Config(msgspec.Struct, frozen=True):
-    """Configures the server that a slot forks ranks from, see `equivtest.ranks.launch.Server`."""
+    """Configures the server from which a slot forks ranks, see `equivtest.ranks.launch.Server`."""
 
     start: str
     imports: tuple[str, ...]
@@ -28,19 +28,19 @@ class Config(msgspec.Struct, frozen=True):
     environment: tuple[tuple[str, str], ...]
 
 
-# A connection's first message.
+# First message of a connection.
 
 
 class SlotHello(msgspec.Struct, frozen=True, tag=True):
-    """A slot, as torchrun numbers it.
+    """Introduces a slot, with torchrun's numbers.
 
     Attributes:
         rank, world_size: Its number among all slots, and how many there are.
         group_rank: Its host's number.
         host: Name of the machine.
-        master: Where the first slot's host is reached by the others.
-        identity: Of the code that runs there, see `identity`.
-        restarts_left: How often torchrun starts it again.
+        master: Address at which others reach the first slot's host.
+        identity: Version of the code there, see `identity`.
+        restarts_left: Number of times that torchrun can still restart it.
     """
 
     rank: int
@@ -54,7 +54,7 @@ class SlotHello(msgspec.Struct, frozen=True, tag=True):
 
 
 class RankHello(msgspec.Struct, frozen=True, tag=True):
-    """The connection of a rank that is about to be forked."""
+    """Introduces the connection of a rank, just before the fork."""
 
     token: str
 
@@ -63,17 +63,17 @@ class RankHello(msgspec.Struct, frozen=True, tag=True):
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=True):
-    """The slot takes part."""
+    """Accepts a slot."""
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """It does not."""
+    """Rejects a slot."""
 
     reason: str
 
 
 class Fork(msgspec.Struct, frozen=True, tag=True):
-    """A rank of that number is wanted, which connects as `token` says."""
+    """Requests a rank with that number, which connects with `token`."""
 
     token: str
     rank: int
@@ -81,22 +81,22 @@ class Fork(msgspec.Struct, frozen=True, tag=True):
 
 
 class Kill(msgspec.Struct, frozen=True, tag=True):
-    """A rank is to end at once."""
+    """Requests to kill a rank."""
 
     token: str
 
 
 class AskStacks(msgspec.Struct, frozen=True, tag=True):
-    """A rank's Python stacks are wanted."""
+    """Requests a rank's Python stacks."""
 
     token: str
 
 
 class Beat(msgspec.Struct, frozen=True, tag=True):
-    """A sign of life, which the slot returns.
+    """Shows that the hub is alive; the slot returns it.
 
     Attributes:
-        hub_s, slot_s: time.monotonic() there when it was sent, and when it was returned.
+        hub_s, slot_s: time.monotonic() of the hub when it sent the message, and of the slot when it returned it.
     """
 
     hub_s: float
@@ -104,22 +104,22 @@ class Beat(msgspec.Struct, frozen=True, tag=True):
 
 
 class Leave(msgspec.Struct, frozen=True, tag=True):
-    """The slot is to end as one that failed, so that torchrun starts all anew."""
+    """Asks the slot to end as failed, so that torchrun restarts all slots."""
 
 
 class Farewell(msgspec.Struct, frozen=True, tag=True):
-    """The run is over."""
+    """Ends the run."""
 
 
-# From a slot, beside `Beat`.
+# From a slot, besides `Beat`.
 
 
 class Forked(msgspec.Struct, frozen=True, tag=True):
-    """A rank was forked.
+    """Reports a forked rank.
 
     Attributes:
         scratch: Its directory there.
-        environment: What is added to its environment.
+        environment: Variables to add to its environment.
     """
 
     token: str
@@ -130,19 +130,19 @@ class Forked(msgspec.Struct, frozen=True, tag=True):
 
 
 class NotForked(msgspec.Struct, frozen=True, tag=True):
-    """It was not."""
+    """Reports that a fork failed."""
 
     token: str
     reason: str
 
 
 class Ended(msgspec.Struct, frozen=True, tag=True):
-    """A rank has ended; what a pool reads when it has.
+    """Reports a rank's end; the pool reads it from a pipe.
 
     Attributes:
-        at_s: By the clock of who reads it.
+        at_s: Time by the reader's clock.
         cut_off: See `equivtest.ranks.process.Ending`.
-        output, stacks: The ends of what it printed, and of its stacks.
+        output, stacks: The ends of its output and of its stacks.
     """
 
     token: str
@@ -154,7 +154,7 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
 
 
 class Stacks(msgspec.Struct, frozen=True, tag=True):
-    """The stacks of ranks, by token."""
+    """Stacks of ranks, by token."""
 
     of: dict[str, str]
 
@@ -163,7 +163,7 @@ class Stacks(msgspec.Struct, frozen=True, tag=True):
 
 
 class AskWorld(msgspec.Struct, frozen=True, tag=True):
-    """So many ranks are wanted; answered by as many `Rank`, or by `NoWorld`."""
+    """Requests ranks; the answer is one `Rank` for each, or `NoWorld`."""
 
     world_size: int
     config: Config
@@ -174,36 +174,37 @@ class KillRanks(msgspec.Struct, frozen=True, tag=True):
 
 
 class AskStacksOf(msgspec.Struct, frozen=True, tag=True):
-    """Answered by `Stacks`."""
+    """Requests `Stacks`."""
 
     tokens: list[str]
 
 
 class AskCertainty(msgspec.Struct, frozen=True, tag=True):
-    """Answered by `Certain` once each rank's host was heard after this, or is lost."""
+    """Requests `Certain`, sent once each rank's host has answered after this request, or is lost."""
 
     tokens: list[str]
 
 
 class AskSlots(msgspec.Struct, frozen=True, tag=True):
-    """Answered by `Slots` once all are there, or by `NoWorld`."""
+    """Requests `Slots`, sent once all are connected, or `NoWorld`."""
 
 
 class AskEvents(msgspec.Struct, frozen=True, tag=True):
-    """Answered by `Events`."""
+    """Requests `Events`."""
 
 
 # To a pool.
 
 
 class Rank(msgspec.Struct, frozen=True, tag=True):
-    """One of a world; comes with two descriptors: its connection, and what can be read once it has ended.
+    """One rank of a world, with two descriptors: its connection, and a pipe that is readable once it has ended.
 
     Attributes:
         where: Its process and host, in words.
-        offset_s: What is added to its clock to have this machine's.
-        local_rank, local_world_size, group_rank: Among the world's ranks on its host, and which of the world's hosts.
-        master: Where the host of rank 0 is reached by the others.
+        offset_s: Seconds to add to its clock to get this machine's.
+        local_rank, local_world_size, group_rank: Its number among the world's ranks on its host, how many these are,
+            and the number of the host in the world.
+        master: Address at which others reach the host of rank 0.
     """
 
     forked: Forked
@@ -216,10 +217,10 @@ class Rank(msgspec.Struct, frozen=True, tag=True):
 
 
 class NoWorld(msgspec.Struct, frozen=True, tag=True):
-    """Why there is none.
+    """Says why there is no world.
 
     Attributes:
-        kind: 'misuse', 'broken' or 'lost', which may be tried again.
+        kind: 'misuse', 'broken' or 'lost'; after 'lost' the pool may try again.
     """
 
     kind: str
@@ -227,17 +228,17 @@ class NoWorld(msgspec.Struct, frozen=True, tag=True):
 
 
 class Certain(msgspec.Struct, frozen=True, tag=True):
-    """What is not lost is there."""
+    """Answers `AskCertainty`: every rank's host was heard or is lost."""
 
 
 class Slots(msgspec.Struct, frozen=True, tag=True):
-    """How many slots each host has, by its name."""
+    """Number of slots of each host, by the host's name."""
 
     of: dict[str, int]
 
 
 class Events(msgspec.Struct, frozen=True, tag=True):
-    """What was lost, refused or silent so far, a line each."""
+    """Losses, refusals and silences so far, one line each."""
 
     lines: list[str]
 
@@ -252,7 +253,7 @@ encode = msgspec.msgpack.Encoder().encode
 
 
 def identity() -> str:
-    """What must be alike on all hosts: the code of equivtest, and torch but for what it was built for."""
+    """Identifies what must be equal on all hosts: equivtest's code, and torch's version without its build."""
     digest = hashlib.sha256()
     for path in sorted(PACKAGE.rglob("*.py")):
         digest.update(path.relative_to(PACKAGE).as_posix().encode() + b"\0" + path.read_bytes())
@@ -260,10 +261,10 @@ def identity() -> str:
 
 
 def parse_address(text: str, option: str) -> tuple[str, int]:
-    """Host and port of 'HOST:PORT', the host '' where it is left out.
+    """Splits 'HOST:PORT' into host and port; the host may be ''.
 
     Raises:
-        Misuse: it is something else.
+        Misuse: `text` has another form.
     """
     host, colon, port = text.rpartition(":")
     if not colon or not host.isprintable() or not re.fullmatch(r"\d{1,5}", port) or int(port) >= 2**16:

@@ -1,4 +1,4 @@
-"""A pool's side of the hub: ranks on other hosts as their parent sees them."""
+"""Represents ranks on other hosts in their pool, which reaches them through the hub."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class HubDoor:
     """A connection to the hub of this machine.
 
     Args:
-        path: Of its socket.
+        path: Path of its socket.
 
     Raises:
-        BrokenSetup: nobody is there.
+        BrokenSetup: no process listens there.
     """
 
     def __init__(self, path: str) -> None:
@@ -51,7 +51,7 @@ class HubDoor:
             self.alive = False
 
     def receive(self) -> tuple[messages.ToPool, list[int]]:
-        """The next answer, and the descriptors that come with it; raises what a `NoWorld` says, or BrokenSetup."""
+        """Returns the next answer and its descriptors; raises the error of a `NoWorld`, or BrokenSetup."""
         try:
             packet, fds, _, _ = socket.recv_fds(self._connection, PACKET_BYTES, 2)
         except OSError as error:
@@ -72,7 +72,7 @@ class HubDoor:
 
 
 class RemoteRank(RankProcess):
-    """One rank on another host; what is asked of its process goes through the hub."""
+    """One rank on another host; the hub passes requests on to its process."""
 
     def __init__(self, told: messages.Rank, channel: Channel, end: int, door: HubDoor, place: Place, rank: int) -> None:
         super().__init__(told.forked.pid, channel, end, rank, place)
@@ -97,14 +97,14 @@ class RemoteRank(RankProcess):
         return at_s + self._offset_s
 
     def bound_output(self) -> None:
-        """Nothing: its slot does."""
+        """Does nothing: the slot truncates the output."""
 
     def last_words(self) -> tuple[str, str]:
         return self._last_words
 
 
 class HubServer:
-    """What a pool has ranks on other hosts from, see `Launcher`."""
+    """Starts ranks on other hosts for a pool, see `Launcher`."""
 
     is_local = False
 
@@ -118,7 +118,7 @@ class HubServer:
         return self._door.alive
 
     def fork_ranks(self, world_size: int, scratch: Sequence[Path]) -> Iterator[RankProcess]:
-        """As `Launcher` has it; all are forked at once, and rank 0 serves the store at which they meet."""
+        """Forks all ranks at once, see `Launcher.fork_ranks`; rank 0 serves the store that connects them."""
         with contextlib.ExitStack() as if_it_fails:
             told: list[tuple[messages.Rank, Channel, int]] = []
             self._door.send(messages.AskWorld(world_size, self._config))
@@ -154,10 +154,10 @@ class HubServer:
 
 
 def _served_port(host: str, channel: Channel, end: int) -> int:
-    """Where rank 0 serves a store, which it is asked for.
+    """Makes rank 0 serve a store, and returns the store's port.
 
     Raises:
-        HostLost: the rank has ended, or says nothing.
+        HostLost: the rank has ended, or does not answer.
     """
     poll = select.poll()
     poll.register(end, select.POLLIN)

@@ -1,4 +1,4 @@
-"""The hub of a run as its owner sees it: started, asked, ended."""
+"""Starts, asks and ends the hub of a run, for the run's owner."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 
 
 class RunHub:
-    """A hub, for as long as this object is open.
+    """A hub, which lives until this object is closed.
 
     Args:
         address: Host and port to listen at; '' for all of this machine's addresses, 0 for any free port.
 
     Attributes:
-        path: Of the socket that pools of this machine connect to.
-        port: That it listens at.
+        path: Path of the socket for pools of this machine.
+        port: Port at which the hub listens.
 
     Raises:
         Misuse: it cannot listen there.
-        BrokenSetup: it cannot be started.
+        BrokenSetup: the process does not start.
     """
 
     def __init__(self, address: tuple[str, int], secret: bytes) -> None:
@@ -45,7 +45,7 @@ class RunHub:
         try:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             listener = socket.create_server((host, port), family=family, backlog=limits.UNKNOWN_PEERS)
-        except (OSError, ValueError) as error:  # ValueError: a name that no host has
+        except (OSError, ValueError) as error:  # ValueError: an invalid host name
             raise Misuse(f"--listen: cannot listen at {host}:{port}: {reason_of(error)}") from error
         self.port: int = listener.getsockname()[1]
         sweep()
@@ -82,17 +82,17 @@ class RunHub:
         self.close()
 
     def slots(self) -> dict[str, int]:
-        """How many slots each host has, once all are connected.
+        """Returns the number of slots of each host, once all are connected.
 
         Raises:
-            BrokenSetup: they are not within limits.HOSTS_S.
+            BrokenSetup: they do not connect within limits.HOSTS_S.
         """
         answer = self._ask(messages.AskSlots())
         assert isinstance(answer, messages.Slots)
         return answer.of
 
     def events(self) -> list[str]:
-        """What was lost, refused or silent so far, a line each."""
+        """Returns losses, refusals and silences so far, one line each."""
         with contextlib.suppress(BrokenSetup):
             answer = self._ask(messages.AskEvents())
             assert isinstance(answer, messages.Events)
@@ -120,11 +120,11 @@ class RunHub:
 
 @contextlib.contextmanager
 def pool_on_hosts(backend: Backend, listen: str) -> Iterator[Pool]:
-    """A pool whose ranks live on the hosts that connect to the address `listen`, or on this machine where it is ''.
+    """Opens a pool with ranks on the hosts that connect to the address `listen`; '' for ranks on this machine.
 
     Raises:
-        Misuse: `listen` is no address, or there is no secret; or as of `Pool`.
-        BrokenSetup: nobody connects in time.
+        Misuse: `listen` is no address, or there is no secret; see also `Pool`.
+        BrokenSetup: no host connects in time.
     """
     from equivtest.ranks.pool import Pool
 

@@ -1,10 +1,9 @@
-"""The secret that a run shares with its ranks on other hosts, and how each side shows the other that it knows it.
+"""Reads the secret that a run shares with its ranks on other hosts, and proves to each side that the other knows it.
 
-Until a peer has shown it, nothing that it sends is decoded: both sides read a fixed number of bytes, within a limit.
-Each answers a challenge of the other's, and neither answer serves for the other's, nor for another connection.  What
-follows is neither encrypted nor signed.
-
-Source: HMAC, RFC 2104; the exchange is that of RFC 4279's purpose, a key shared beforehand, without its encryption.
+Until a peer has proved that, no message of it is decoded: both sides read a fixed number of bytes, within a limit.
+Each side answers a challenge of the other.  An answer is valid only for one side and one connection.  Later messages
+are neither encrypted nor signed.
+Source: HMAC, RFC 2104; the exchange has the purpose of RFC 4279, a pre-shared key, without its encryption.
 """
 
 from __future__ import annotations
@@ -25,21 +24,21 @@ FEWEST_BYTES = 16
 _GREETING = b"equivtest ranks 1\n"
 _NONCE_BYTES = 32
 _PROOF_BYTES = hashlib.sha256().digest_size
-_WAY_OUT = f"set {VARIABLE}, or {FILE_VARIABLE} to a file's path, alike here and on every host: openssl rand -hex 32"
+_WAY_OUT = f"set {VARIABLE}, or {FILE_VARIABLE} to a file's path, here and on every host: openssl rand -hex 32"
 
 Exchange = Generator[tuple[bytes, int], bytes, None]
-"""Yields (bytes to send, number of bytes to read then), and is sent what was read."""
+"""Yields (bytes to send, number of bytes to read next), and receives the bytes read."""
 
 
 class NotTheSame(Exception):
-    """The other side does not know the secret, or is nothing of equivtest's."""
+    """The other side does not know the secret, or is no process of equivtest."""
 
 
 def read_secret() -> bytes:
-    """The secret that the environment holds, or the file that it names.
+    """Returns the secret from the environment, or from the file that the environment names.
 
     Raises:
-        Misuse: there is none, it cannot be read, or it is short.
+        Misuse: there is no secret, or it is unreadable or too short.
     """
     text = os.environ.get(VARIABLE, "").encode()
     path = os.environ.get(FILE_VARIABLE, "")
@@ -57,28 +56,28 @@ def read_secret() -> bytes:
 
 
 def admitting(secret: bytes) -> Exchange:
-    """The side that listens; raises NotTheSame."""
+    """Proves the secret on the listening side; raises NotTheSame."""
     nonce = secrets.token_bytes(_NONCE_BYTES)
     answer = yield _GREETING + nonce, _NONCE_BYTES + _PROOF_BYTES
     theirs, proof = answer[:_NONCE_BYTES], answer[_NONCE_BYTES:]
     if not hmac.compare_digest(proof, _proof(secret, b"connects", nonce, theirs)):
-        yield bytes(_PROOF_BYTES), 0  # so that the other side can tell
+        yield bytes(_PROOF_BYTES), 0  # so that the other side notices
         raise NotTheSame("its secret is another one")
     yield _proof(secret, b"listens", nonce, theirs), 0
 
 
 def introducing(secret: bytes) -> Exchange:
-    """The side that connects; raises NotTheSame."""
+    """Proves the secret on the connecting side; raises NotTheSame."""
     greeting = yield b"", len(_GREETING) + _NONCE_BYTES
     theirs = greeting[len(_GREETING) :]
     if not greeting.startswith(_GREETING):
-        raise NotTheSame("what listens there is no run of equivtest, or one of another release")
+        raise NotTheSame("the listener is no run of equivtest, or a run of another release")
     nonce = secrets.token_bytes(_NONCE_BYTES)
     proof = yield nonce + _proof(secret, b"connects", theirs, nonce), _PROOF_BYTES
     if not hmac.compare_digest(proof, _proof(secret, b"listens", theirs, nonce)):
-        raise NotTheSame("what listens there has another secret")
+        raise NotTheSame("the listener has another secret")
 
 
 def _proof(secret: bytes, role: bytes, listens: bytes, connects: bytes) -> bytes:
-    """What only somebody who knows the secret can say of both challenges."""
+    """Signs both challenges with the secret."""
     return hmac.digest(secret, b"\0".join((_GREETING, role, listens, connects)), "sha256")

@@ -1,8 +1,8 @@
-"""A slot: a process on a host that keeps a place for one rank of each world of a run elsewhere.
+"""A slot: a process on a host that reserves a place for one rank of each world of a run elsewhere.
 
-It connects to the hub of the run and forks ranks from a server of its own, as a pool does for ranks on its machine; a
-rank's connection to its parent is made here and handed over.  Where the hub is not heard for limits.SILENT_S, the ranks
-end and the slot connects anew; where that does not succeed within limits.RUN_S, it ends.
+It connects to the hub of the run and forks ranks from its own server, as a pool does for ranks on its machine.  It
+opens a rank's connection to the parent and passes it to the rank.  If the hub is silent for limits.SILENT_S, the ranks
+end and the slot reconnects; if that does not succeed within limits.RUN_S, the slot ends.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from equivtest.ranks.surroundings import bound, end_with_starter, temporary_file
 
 OF_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
     "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT")  # fmt: skip
-"""What torchrun tells a process of its world, which is not that of a rank here.
+"""Variables that describe torchrun's world, which is not a rank's world here.
 
 Source: "Environment Variables" of torch.distributed.run (2.13.0)."""
 
@@ -43,10 +43,10 @@ _decoder = msgspec.msgpack.Decoder(messages.ToSlot)
 
 
 def hello_of(environment: Mapping[str, str]) -> messages.SlotHello:
-    """What torchrun says of this process.
+    """Reads torchrun's variables of this process.
 
     Raises:
-        Misuse: nothing.
+        Misuse: they are missing or invalid.
     """
     numbers = {}
     for name in ("RANK", "WORLD_SIZE", "GROUP_RANK"):
@@ -67,7 +67,7 @@ def hello_of(environment: Mapping[str, str]) -> messages.SlotHello:
 
 
 class Refused(Exception):
-    """The hub does not take this slot, or wants it started anew: trying again is no use."""
+    """The hub rejects this slot or asks for its restart, so a new connection would not help."""
 
 
 class Slot:
@@ -75,7 +75,7 @@ class Slot:
 
     Args:
         address: Host and port of the hub.
-        limit_s: For a connection to it.
+        limit_s: Time limit for a connection to it.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Slot:
         self._threads: list[threading.Thread] = []
 
     def run(self) -> str:
-        """Serves the hub until the run is over; gives why it ended before, or ''."""
+        """Serves the hub until the run is over; returns the reason if it ends before, else ''."""
         try:
             while True:
                 channel = self._connect()
@@ -111,10 +111,10 @@ class Slot:
                 server.close()
 
     def _connect(self) -> Channel | None:
-        """A connection over which the hub has said welcome; None where there was none in time.
+        """Opens a connection on which the hub has accepted the slot; None if there was none in time.
 
         Raises:
-            Refused: it has said something else.
+            Refused: the hub has rejected the slot.
         """
         until_s = time.monotonic() + self._limit_s
         while time.monotonic() < until_s:
@@ -130,11 +130,11 @@ class Slot:
         return None
 
     def _introduced(self, hello: messages.Hello) -> socket.socket:
-        """A connection to the hub, after both sides have shown that they know the secret, and its first message.
+        """Opens a connection on which both sides have proved that they know the secret, and sends the first message.
 
         Raises:
-            OSError, EOFError: nobody listens there now.
-            Refused: whoever listens does not know the secret, or says that this slot does not.
+            OSError, EOFError: no process listens there now.
+            Refused: one side does not know the secret.
         """
         connection = socket.create_connection(self._address, limits.HANDSHAKE_S)
         try:
@@ -158,10 +158,10 @@ class Slot:
         return connection
 
     def _serve(self, channel: Channel) -> bool:
-        """Does what the hub asks; whether it said farewell.
+        """Serves the hub's requests; True if the hub ended the run.
 
         Raises:
-            Refused: torchrun is to start this slot and all others anew.
+            Refused: torchrun must restart all slots.
         """
         while True:
             try:
@@ -173,7 +173,7 @@ class Slot:
             except (OSError, EOFError):
                 return False
             if isinstance(message, messages.Leave):
-                raise Refused("slots of other hosts are missing, so torchrun is to start all anew")
+                raise Refused("slots of other hosts are missing, so torchrun must restart all slots")
             if isinstance(message, messages.Fork):
                 self._begin(self._keep_rank, channel, message)
             elif isinstance(message, messages.Kill) and message.token in self._ranks:
@@ -182,7 +182,7 @@ class Slot:
                 self._begin(self._tell_stacks, channel, message.token)
 
     def _begin(self, work: Callable[..., None], *arguments: Any) -> None:
-        """Has it done beside the hub's further words: it may take seconds."""
+        """Runs `work`, which may take seconds, in a thread beside the hub's next messages."""
         thread = threading.Thread(target=work, args=arguments, daemon=True)
         self._threads = [*(thread for thread in self._threads if thread.is_alive()), thread]
         thread.start()
@@ -192,7 +192,7 @@ class Slot:
             channel.send(messages.encode(message))
 
     def _end_ranks(self) -> None:
-        """Kills what is left, and waits until their directories are gone."""
+        """Kills the remaining ranks and waits until their directories are gone."""
         for process, _ in list(self._ranks.values()):
             _kill(process)
         until_s = time.monotonic() + limits.STOP_S
@@ -202,7 +202,7 @@ class Slot:
     # Each rank has a thread, from its fork to its end.
 
     def _keep_rank(self, channel: Channel, wanted: messages.Fork) -> None:
-        with contextlib.ExitStack() as at_end, contextlib.suppress(OSError):  # the hub is gone, which `_serve` finds
+        with contextlib.ExitStack() as at_end, contextlib.suppress(OSError):  # the hub is gone, which `_serve` notices
             try:
                 scratch, temporary = Scratch(), Scratch(temporary_roots())
                 at_end.callback(scratch.remove)
@@ -245,20 +245,20 @@ class Slot:
 
 
 def _kill(process: Forked) -> None:
-    """Kills a rank that has not ended: the number of one that has may be another process's by now."""
+    """Kills a rank that has not ended; after its end, another process may have its number."""
     if not process.wait(0.0):
         process.kill()
 
 
 def _end(process: Forked) -> None:
-    """Lets go of a rank; it still lives where the hub is gone, or its server, which would have seen its end."""
+    """Closes a rank, and kills it if it still lives because the hub or its server is gone."""
     if not process.wait(0.0) or not process.ending(time.monotonic()).is_certain:
         process.kill()
     process.close()
 
 
 def _read(connection: socket.socket, num_bytes: int) -> bytes:
-    """So many bytes; a time limit is the connection's own."""
+    """Reads `num_bytes` bytes within the connection's time limit."""
     received = b""
     while len(received) < num_bytes:
         part = connection.recv(num_bytes - len(received))
@@ -269,7 +269,7 @@ def _read(connection: socket.socket, num_bytes: int) -> bytes:
 
 
 def keep_slot(address: tuple[str, int], secret: bytes) -> int:
-    """The life of a slot, from the environment that torchrun gave this process; gives the exit code."""
+    """Runs a slot from the environment that torchrun gave this process; returns the exit code."""
     hello = hello_of(os.environ)
     limit_s = limits.RUN_S if os.environ.get(RESTARTS, "0") == "0" else limits.RUN_AGAIN_S
     for name in OF_TORCHRUN:

@@ -1,7 +1,7 @@
-"""A process group that spoils one collective: what an audit plants below every call of a program.
+"""Defines a process group that spoils one collective, which an audit puts below every call of a program.
 
-It is a subclass of torch's ProcessGroup in Python around a group of the real backend, so that it also sees what
-DistributedDataParallel's reducer and FSDP2 call from C++.  Without a planned fault it only notes what is called.
+It is a Python subclass of torch's ProcessGroup around a group of the real backend.  It therefore sees the calls that
+DistributedDataParallel's reducer and FSDP2 make from C++.  Without a planned fault it only records calls.
 
 Source: torch/csrc/distributed/c10d/PyProcessGroup.hpp and torch/distributed/distributed_c10d.py,
 _new_process_group_helper (2.13.0).
@@ -26,36 +26,36 @@ from equivtest.ranks.observe.moves import BARRIERS, CALLS, FROM_ANY, Call, flat_
 from equivtest.ranks.observe.watching import Watch
 
 BACKEND = "equivtest_faults"
-"""The name under which torch knows the group."""
+"""Name under which the group is registered with torch."""
 
 
 class CannotSpoil(EquivtestError):
-    """The backend does not bring one rank's operand to another, which says nothing of the subject."""
+    """The backend cannot bring one rank's operand to another; the subject is not to blame."""
 
 
 @dataclass
 class Visit:
-    """One run of a subject on this rank: the fault that is planned for it, and what it has called."""
+    """One run of a subject on this rank: the planned fault and the calls so far."""
 
     fault: Fault = field(default_factory=Fault)
     called: list[Collective] = field(default_factory=list)
-    is_known: bool = False  # whether the groups of this rank are those of this module
+    is_known: bool = False  # True if the groups of this rank are of this module
     watch: Watch | None = None
 
 
 _visit = Visit()
-_lock = threading.Lock()  # a backward calls from a thread of its own
+_lock = threading.Lock()  # a backward calls from another thread
 
 
 def plan(fault: Fault) -> None:
-    """From now on, until it is called again, each run of a subject has this fault."""
+    """Plans this fault for each run of a subject from now on, until the next call."""
     _visit.fault = fault
     begin()
 
 
 @contextmanager
 def watched(file: IO[bytes] | None) -> Iterator[None]:
-    """What this rank computes and exchanges is noted in that file, as long as it lasts; nothing if there is none."""
+    """Notes in `file` what this rank computes and exchanges, while the context lasts; without a file, does nothing."""
     if file is None:
         yield
         return
@@ -68,22 +68,22 @@ def watched(file: IO[bytes] | None) -> Iterator[None]:
 
 
 def operations() -> AbstractContextManager[Any]:
-    """Within it local operations are noted, where this rank is watched."""
+    """Returns a context that notes local operations if this rank is watched."""
     return nullcontext() if _visit.watch is None else _visit.watch.operations()
 
 
 def begin() -> None:
-    """A subject's run begins: collectives are counted from 0."""
+    """Marks the begin of a subject's run: collectives count from 0."""
     _visit.called = []
 
 
 def called() -> tuple[Collective, ...] | None:
-    """What this run has called so far, in order; None where this rank's groups are not those of this module."""
+    """Returns the calls of this run so far, in order; None if this rank's groups are not of this module."""
     return tuple(_visit.called) if _visit.is_known else None
 
 
 def register(backend: str, device: str) -> str:
-    """Tells torch of the group around groups of `backend`; gives the name to ask torch for."""
+    """Registers the group around groups of `backend` with torch; returns its name for init_process_group."""
 
     def make(options: Any, _: object) -> FaultyGroup:
         return FaultyGroup(backend, options)
@@ -93,15 +93,15 @@ def register(backend: str, device: str) -> str:
     return BACKEND
 
 
-_Group: Any = dist.ProcessGroup  # torch's stub lists other constructors than the class has
+_Group: Any = dist.ProcessGroup  # torch's stub lists wrong constructors
 
 
 class FaultyGroup(_Group):  # type: ignore[misc]
-    """A process group that hands every call on to one of the real backend, but for the planned one.
+    """A process group that passes every call on to one of the real backend, except the planned one.
 
     Args:
-        backend: Name of the real one.
-        options: torch's, of the group that is to be made.
+        backend: Name of the real backend.
+        options: torch's options of the new group.
     """
 
     def __init__(self, backend: str, options: Any) -> None:
@@ -130,7 +130,7 @@ class FaultyGroup(_Group):  # type: ignore[misc]
         return BACKEND
 
     def _get_sequence_number_for_group(self) -> int:
-        """How many collectives were called, spoiled ones too."""
+        """Returns the number of collectives called, including spoiled ones."""
         return self._num_calls
 
     def _end_coalescing(self, *arguments: Any) -> Work:
@@ -138,7 +138,7 @@ class FaultyGroup(_Group):  # type: ignore[misc]
         return work if _visit.watch is None else _visit.watch.coalesced(work)
 
     def _call(self, name: str, arguments: Sequence[Any], named: dict[str, Any]) -> Any:
-        """One call: handed on, or spoiled where it is the planned one; that of one rank alone is not counted."""
+        """Passes one call on, or spoils it if it is the planned one; calls on a group of one rank are not counted."""
         call = CALLS[name]
 
         def hand_on(arguments: Sequence[Any]) -> Work:
@@ -167,41 +167,41 @@ class FaultyGroup(_Group):  # type: ignore[misc]
         return Collective(call.kind, size_bytes, phase, self._in_words())
 
     def _in_words(self) -> str:
-        """'mesh_tp' where a mesh has named the group, else how many ranks it has."""
+        """Returns 'mesh_tp' if a mesh has named the group, else its number of ranks."""
         return self._description if self._description.startswith("mesh_") else f"{self.size()} ranks"
 
 
 Work = Any
 HandOn = Callable[[Sequence[Any]], Work]
-"""The same call of the real group, with these arguments."""
+"""Calls the same collective of the real group with these arguments."""
 
 
 def _own_operand(group: FaultyGroup, call: Call, hand_on: HandOn, arguments: Sequence[Any]) -> Work:
-    """Nothing is sent: the rank takes its own operand for everyone's."""
+    """Sends nothing: the rank uses its own operand for every rank's."""
     call.repeat_own(arguments, group.rank(), group.size())
     return _done(group, call, arguments)
 
 
 def _dropped(group: FaultyGroup, call: Call, hand_on: HandOn, arguments: Sequence[Any]) -> Work:
-    """Nothing is sent: what the rank gave is what it gets."""
+    """Sends nothing: the rank's operand is its result."""
     call.keep_own(arguments, group.rank())
     return _done(group, call, arguments)
 
 
 def _poisoned(group: FaultyGroup, call: Call, hand_on: HandOn, arguments: Sequence[Any]) -> Work:
-    """Nothing is sent, and the rank gets what nobody can have meant."""
+    """Sends nothing: the rank gets values that no program can mean."""
     for tensor in flat_tensors(call.results(arguments)):
         tensor.fill_(torch.nan if tensor.is_floating_point() else _odd_one(tensor.dtype))
     return _done(group, call, arguments)
 
 
 def _odd_one(dtype: torch.dtype) -> int:
-    """-1, or the largest number of a dtype without signs."""
+    """Returns -1, or the largest number of a dtype without signs."""
     return -1 if dtype.is_signed else 1 if dtype is torch.bool else torch.iinfo(dtype).max
 
 
 def _doubled(group: FaultyGroup, call: Call, hand_on: HandOn, arguments: Sequence[Any]) -> Work:
-    """Each operand counts twice."""
+    """Counts each operand twice."""
     _wait(hand_on(arguments))
     for tensor in flat_tensors(call.results(arguments)):
         tensor.mul_(2)
@@ -209,7 +209,7 @@ def _doubled(group: FaultyGroup, call: Call, hand_on: HandOn, arguments: Sequenc
 
 
 def _another_operand(group: FaultyGroup, call: Call, hand_on: HandOn, arguments: Sequence[Any]) -> Work:
-    """The group's first rank gives what its second gives, or zeros where theirs are not of one size."""
+    """Replaces the first rank's operand by the second rank's, or by zeros if their sizes differ."""
     operands = flat_tensors(call.operands(arguments))
     try:
         others = [_of_second_rank(group, tensor) for tensor in operands]
@@ -221,7 +221,7 @@ def _another_operand(group: FaultyGroup, call: Call, hand_on: HandOn, arguments:
 
 
 def _of_second_rank(group: FaultyGroup, tensor: torch.Tensor) -> torch.Tensor:
-    """What the group's second rank holds in its tensor; every rank of the group calls this at once."""
+    """Returns the second rank's value of the tensor; every rank of the group calls this at once."""
     inner = group._inner
     sizes = torch.tensor([tensor.numel(), -tensor.numel()], device=tensor.device)
     options: Any = dist.AllreduceOptions()
@@ -237,7 +237,7 @@ def _of_second_rank(group: FaultyGroup, tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Taken(dist.Work):
-    """A message from anybody that has come, as it seems, from the next rank."""
+    """A message received from any rank, which claims to come from the next rank."""
 
     def __init__(self, group: FaultyGroup) -> None:
         super().__init__()
@@ -265,7 +265,7 @@ def _wait(work: Work) -> None:
 
 
 def _done(group: FaultyGroup, call: Call, arguments: Sequence[Any]) -> Work:
-    """A work that has ended, with the results as its value: DistributedDataParallel takes them from there."""
+    """Returns a finished work with the results as its value, from which DistributedDataParallel reads them."""
     if call is CALLS[FROM_ANY]:
         return Taken(group)
     future: Any = torch.futures.Future()
@@ -302,7 +302,7 @@ HANDED_ON = (
     "_start_coalescing", "_set_sequence_number_for_group",
     "_wait_for_pending_works", "_get_backend", "abort", "shutdown",
 )  # fmt: skip
-"""Methods that call no collective, and which the group itself would look for in a backend that it has not."""
+"""Methods without a collective, which the group itself would pass to a missing backend."""
 
 for _name in CALLS.keys() & set(dir(dist.ProcessGroup)):
     setattr(FaultyGroup, _name, _method(_name))

@@ -1,4 +1,4 @@
-"""Methods of torch's ProcessGroup as data: which arguments are operands, which results, and what a rank has alone.
+"""Describes methods of torch's ProcessGroup: which arguments are operands and results, and what a rank has alone.
 
 Source: torch/csrc/distributed/c10d/init.cpp, class ProcessGroup (2.6.0 to 2.13.0, which renamed some).
 """
@@ -15,13 +15,13 @@ from torch import distributed as dist
 Arguments = Sequence[Any]
 
 REDUCING = ("all_reduce", "reduce", "reduce_scatter")
-"""Kinds whose operands are added, or reduced in another way: those that may be counted twice."""
+"""Kinds that reduce their operands, so that a fault may count an operand twice."""
 BARRIERS = ("barrier", "monitored_barrier")
-"""Methods of a process group in which no values move: noted where a rank is watched, and never spoiled."""
+"""Methods of a process group that move no values: noted if a rank is watched, and never spoiled."""
 FROM_ANY = "recv_anysource"
-"""A method that takes whatever comes first, so that nobody can say afterwards from whom it was to come."""
+"""A method that takes the first message, so that its sender cannot be known afterwards."""
 WITHOUT_OPERAND_OF_ALL = ("broadcast", "scatter", "send", "recv")
-"""Kinds to which not every rank gives an operand."""
+"""Kinds for which not every rank has an operand."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class Call:
     """One method of a process group.
 
     Attributes:
-        kind: Of the collective, as `equivtest.base.collective.Collective` has it.
-        operand, result: Position of the argument that the rank gives, and of the one that it gets.
-        keep: Writes into the results what the rank has without the others: (results, operands, rank).
+        kind: Kind of collective, as in `equivtest.base.collective.Collective`.
+        operand, result: Positions of the arguments that hold the rank's operand and its result.
+        keep: Writes a rank's own part into the results, without other ranks: (results, operands, rank).
     """
 
     kind: str
@@ -40,19 +40,19 @@ class Call:
     keep: Callable[[Any, Any, int], None]
 
     def operands(self, arguments: Arguments) -> Any:
-        """What the rank gives: a tensor, or tensors in lists."""
+        """Returns the rank's operands: a tensor, or lists of tensors."""
         return arguments[self.operand]
 
     def results(self, arguments: Arguments) -> Any:
-        """Where the rank gets what the collective gives."""
+        """Returns the argument that receives the results."""
         return arguments[self.result]
 
     def keep_own(self, arguments: Arguments, rank: int) -> None:
-        """The results as they are where nothing was sent."""
+        """Fills the results as if nothing had been sent."""
         self.keep(self.results(arguments), _copied(self.operands(arguments)), rank)
 
     def repeat_own(self, arguments: Arguments, rank: int, size: int) -> None:
-        """The results as they are where each of `size` ranks gives what this one gives."""
+        """Fills the results as if each of `size` ranks had this rank's operand."""
         self.keep_own(arguments, rank)
         if self.kind in REDUCING:
             for tensor in flat_tensors(self.results(arguments)):
@@ -63,7 +63,7 @@ class Call:
                 _fill_with(result, operand)
 
     def giving(self, arguments: Arguments, operands: Sequence[torch.Tensor]) -> list[Any]:
-        """The arguments with these operands, in the order of `flat_tensors`; what works in place gets their values."""
+        """Replaces the operands in the arguments, in the order of `flat_tensors`; in place, it copies their values."""
         if self.operand == self.result:
             for tensor, operand in zip(flat_tensors(self.operands(arguments)), operands, strict=True):
                 tensor.copy_(operand)
@@ -73,26 +73,26 @@ class Call:
 
 
 def flat_tensors(held: Any) -> list[torch.Tensor]:
-    """The tensors of a tensor, a list of tensors or a list of lists, in order."""
+    """Lists the tensors of a tensor, a list of tensors or a list of lists, in order."""
     if isinstance(held, torch.Tensor):
         return [held]
     return [tensor for part in held for tensor in flat_tensors(part)] if isinstance(held, list | tuple) else []
 
 
 def _shaped_like(held: Any, tensors: Iterator[torch.Tensor]) -> Any:
-    """The tensors in lists as those of `held` are."""
+    """Arranges tensors in lists like those of `held`."""
     if isinstance(held, torch.Tensor):
         return next(tensors)
     return [_shaped_like(part, tensors) for part in held]
 
 
 def _copied(held: Any) -> Any:
-    """Copies of the tensors: FSDP2's operand lies within its result."""
+    """Copies the tensors, since FSDP2's operand lies within its result."""
     return _shaped_like(held, (tensor.clone() for tensor in flat_tensors(held)))
 
 
 def _repeat(tensor: torch.Tensor, arguments: Arguments, size: int) -> None:
-    """A reduction of `size` equal operands, of which the tensor is one; averages and extrema are that one."""
+    """Turns the tensor into the reduction of `size` copies of it; averages and extrema change nothing."""
     operation = next(
         (getattr(options, "reduceOp", None) for options in arguments if hasattr(options, "reduceOp")), None
     )
@@ -105,20 +105,20 @@ def _repeat(tensor: torch.Tensor, arguments: Arguments, size: int) -> None:
 
 
 def factor_of(operation: Any) -> float:
-    """What a PREMUL_SUM multiplies each operand by.
+    """Returns the factor by which a PREMUL_SUM multiplies each operand.
 
-    Source: torch/csrc/distributed/c10d/init.cpp, class ReduceOp (2.13.0), which tells it where it is pickled.
+    Source: torch/csrc/distributed/c10d/init.cpp, class ReduceOp (2.13.0); only its pickled state has the factor.
     """
     return float(operation.__getstate__()[1])
 
 
 def _by_operand(results: Any, num_operands: int) -> Sequence[Any]:
-    """The results that belong to each operand: tensors, or lists of one per rank."""
+    """Returns the results of each operand: tensors, or lists of one per rank."""
     return [results] if isinstance(results, torch.Tensor) or not num_operands else results
 
 
 def _fill_with(result: Any, operand: torch.Tensor) -> None:
-    """Every part of a result becomes the operand, if it has its size."""
+    """Sets every part of a result to the operand if their sizes are equal."""
     if isinstance(result, torch.Tensor):
         result.view(-1, max(1, operand.numel()))[:, : operand.numel()] = operand.reshape(-1)
         return
@@ -128,17 +128,17 @@ def _fill_with(result: Any, operand: torch.Tensor) -> None:
 
 
 def _nothing(results: Any, operands: Any, rank: int) -> None:
-    """The rank's tensors stay as they are."""
+    """Keeps the rank's tensors."""
 
 
 def _own_of_list(results: Any, operands: Any, rank: int) -> None:
-    """all_gather, gather: lists of one result per rank; none on other ranks than a gather's root."""
+    """Fills all_gather's and gather's lists of one result per rank; empty except on a gather's root."""
     for result, operand in zip(results, operands, strict=False):
         result[rank].copy_(operand)
 
 
 def _own_part(result: Any, operand: Any, rank: int) -> None:
-    """all_gather into one tensor: the rank's own part of it."""
+    """Fills the rank's own part of an all_gather into one tensor."""
     start = rank * operand.numel()
     result.view(-1)[start : start + operand.numel()].copy_(operand.reshape(-1))
 
@@ -149,13 +149,13 @@ def _own_parts(results: Any, operands: Any, rank: int) -> None:
 
 
 def _own_of_operands(results: Any, operands: Any, rank: int) -> None:
-    """reduce_scatter, scatter: lists of one operand per rank; none on other ranks than a scatter's root."""
+    """Fills reduce_scatter's and scatter's results from lists of one operand per rank, if there are any."""
     for result, operand in zip(results, operands, strict=False):
         result.copy_(operand[rank])
 
 
 def _own_slice(result: Any, operand: Any, rank: int) -> None:
-    """reduce_scatter of one tensor: what the rank itself has for its part."""
+    """Fills a reduce_scatter's result with the rank's own operand of its part."""
     start = rank * result.numel()
     result.view(-1).copy_(operand.reshape(-1)[start : start + result.numel()])
 
@@ -166,7 +166,7 @@ def _own_slices(results: Any, operands: Any, rank: int) -> None:
 
 
 def _as_given(results: Any, operands: Any, rank: int) -> None:
-    """all_to_all: what the rank gives is what it gets, as far as it fits."""
+    """Fills an all_to_all's results with the rank's own operands, as far as they fit."""
     for result, operand in zip(flat_tensors(results), flat_tensors(operands), strict=True):
         size = min(result.numel(), operand.numel())
         result.view(-1)[:size].copy_(operand.reshape(-1)[:size])
@@ -199,4 +199,4 @@ CALLS: dict[str, Call] = {
     "recv": Call("recv", **_IN_PLACE),  # type: ignore[arg-type]
     "recv_anysource": Call("recv", **_IN_PLACE),  # type: ignore[arg-type]
 }
-"""By the method's name; all_reduce and broadcast work in place, so that the rank's own tensor is its result."""
+"""Calls by the method's name; all_reduce and broadcast work in place, so the rank's tensor is its result."""

@@ -1,4 +1,4 @@
-"""What a rank notes of a watched visit: plain data, one note after the other in a file, tensors as their bytes."""
+"""Notes of a watched visit: plain data, one note after the other in a file, tensors as bytes."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ COLLECTIVE, OPERATION = "collective", "operation"
 
 
 class Note(msgspec.Struct, frozen=True, array_like=True):
-    """One line of a rank's file.
+    """One note in a rank's file.
 
     Attributes:
-        number: Of what is noted, from 0 on each rank.
+        number: Number of the call, from 0 on each rank.
         moment: BEGUN, ENDED or RAISED.
         kind: COLLECTIVE or OPERATION.
-        name: Of the method of a process group, or of the operator: 'aten::mm.default'.
-        given: The arguments of what begins, as `packed`.
-        got: What a collective left in its results; what an operation returned, then what it wrote to.
-        group: Ranks of the world that the collective's group has, in its order.
-        options: Of a collective: 'op', 'factor' of a 'premul', 'root', 'phase', 'group_name', the elements of each
-            result as 'room', and the like.
-        was_changed: Whether something else wrote to the operands in the meantime.
-        error: What was raised.
-        at_s: When a barrier was called, and when it had been waited for: `time.monotonic` of the rank's host.
+        name: Method of a process group, or operator such as 'aten::mm.default'.
+        given: The arguments of the call, as `packed`.
+        got: The results of a collective; the returned value of an operation, then the tensors that it wrote to.
+        group: World ranks of the collective's group, in its order.
+        options: Of a collective: 'op', 'factor' of a 'premul', 'root', 'phase', 'group_name', the number of elements
+            of each result as 'room', and others.
+        was_changed: True if something else wrote to the operands in the meantime.
+        error: Text of the exception.
+        at_s: Time of a barrier's call, then of its end: `time.monotonic` of the rank's host.
     """
 
     number: int
@@ -52,19 +52,19 @@ _decoder = msgspec.msgpack.Decoder(Note)
 
 
 def read_notes(path: Path) -> Iterator[Note]:
-    """What a rank has written, up to where it ended; nothing where it wrote nothing."""
+    """Yields a rank's notes up to the last complete one; none if the file is missing."""
     content = path.read_bytes() if path.exists() else b""
     start = 0
     while start + _HEAD <= len(content):
         stop = start + _HEAD + int.from_bytes(content[start : start + _HEAD], "little")
-        if stop > len(content):  # the rank was killed while it wrote
+        if stop > len(content):  # the rank was killed while writing
             return
         yield _decoder.decode(content[start + _HEAD : stop])
         start = stop
 
 
 def write_note(note: Note, file: IO[bytes]) -> None:
-    """Appends a note, so that it is there whatever becomes of this process."""
+    """Appends a note and flushes it, so that it survives this process."""
     content = _encoder.encode(note)
     file.write(len(content).to_bytes(_HEAD, "little") + content)
     file.flush()
@@ -78,7 +78,7 @@ _HEAD = 8  # bytes of a note's size
 
 
 def packed(value: Any) -> Any:
-    """Arguments as plain data: tensors with their bytes, dtypes and the like by name; devices are left out."""
+    """Converts arguments to plain data: tensors with their bytes, dtypes and the like by name; drops devices."""
     if isinstance(value, torch.Tensor):
         return {"tensor": _packed_tensor(value)}
     if isinstance(value, torch.dtype):
@@ -98,10 +98,10 @@ def _packed_tensor(tensor: torch.Tensor) -> tuple[str, tuple[int, ...], bytes]:
 
 
 def unpacked(value: Any) -> Any:
-    """What `packed` was given, on the CPU.
+    """Reverses `packed`, on the CPU.
 
     Raises:
-        ValueError: it was neither a tensor nor plain data.
+        ValueError: the value was neither a tensor nor plain data.
     """
     if isinstance(value, list):
         return [unpacked(part) for part in value]

@@ -1,4 +1,4 @@
-"""The collectives that a subject makes on this rank, seen without changing what they do."""
+"""Records the collectives of a subject on this rank without changing them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from equivtest.base import limits
 from equivtest.base.collective import Collective
 
 NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "_dtensor")
-"""Where torch registers collectives: dist.* calls the first, DTensor the others."""
+"""Namespaces of torch's collectives: dist.* calls the first, DTensor the others."""
 
 KINDS = {
     "allreduce": "all_reduce",
@@ -40,9 +40,9 @@ KINDS = {
     "shard_dim_alltoall": "all_to_all",
     "monitored_barrier": "barrier",
 }
-"""Operator -> kind, over torch 2.6 to 2.13; any other operator is its own kind.
+"""Operator -> kind, for torch 2.6 to 2.13, without the trailing underscores of in-place operators.
 
-Trailing underscores of in-place operators are left out.
+Any other operator is its own kind.
 """
 
 NO_COLLECTIVES = ("wait_tensor", "_wrap_tensor_autograd", "check_for_nan", "mesh_get_process_group")
@@ -51,10 +51,10 @@ _GROUPS = ("process_group", "group_name", "group", "tag")
 
 
 def is_recordable(group: dist.ProcessGroup) -> bool:
-    """Whether torch's dispatcher sees what is called on a group.
+    """True if torch's dispatcher sees the calls on a group.
 
-    A subclass in Python, as a backend of `register_backend(..., extended_api=True)` may make, is called directly, and
-    what the dispatcher sees are the calls that it makes itself, on groups that torch does not know.
+    torch calls a Python subclass directly, such as one from `register_backend(..., extended_api=True)`.  Then the
+    dispatcher sees only the calls of that subclass, on groups that torch does not know.
 
     Source: torch/distributed/distributed_c10d.py (2.13.0), _new_process_group_helper and all_reduce.
     """
@@ -62,10 +62,10 @@ def is_recordable(group: dist.ProcessGroup) -> bool:
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes every collective that is called while it is active, at most limits.MAX_COLLECTIVES.
+    """Records every collective while it is active, at most limits.MAX_COLLECTIVES.
 
-    A DTensor's operator is left to the DTensor, which calls the collectives on plain tensors: a
-    mode is asked before subclasses are, and what it calls itself it does not see.
+    It returns NotImplemented for a DTensor's operator, and the DTensor then calls the collectives on plain
+    tensors: torch asks a mode before subclasses, and a mode does not see its own calls.
 
     Args:
         members: Processes of the mesh, in mesh order.
@@ -100,7 +100,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.found.append(Collective(kind, 0 if kind == "barrier" else _bytes_of(handed), phase, self._name(group)))
 
     def _name(self, group: object) -> str:
-        """'mesh', or the processes of another group."""
+        """Returns 'mesh', or the processes of another group."""
         ranks = _ranks_of(group)
         if ranks is None:
             return "an unknown group"
@@ -108,14 +108,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _bytes_of(handed: object) -> int:
-    """Bytes of one tensor, or of all in lists of lists."""
+    """Counts the bytes of one tensor, or of all tensors in nested lists."""
     if isinstance(handed, torch.Tensor):
         return handed.numel() * handed.element_size()
     return sum(map(_bytes_of, handed)) if isinstance(handed, list | tuple) else 0
 
 
 def _ranks_of(group: Any) -> list[int] | None:
-    """Global ranks of a group, given as such, boxed for an operator, or by its name."""
+    """Returns the global ranks of a group: an object, boxed for an operator, or a name."""
     if isinstance(group, str):
         group = dist.distributed_c10d._resolve_process_group(group)  # type: ignore[attr-defined,arg-type]
     elif isinstance(group, torch.ScriptObject):

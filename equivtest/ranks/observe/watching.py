@@ -1,11 +1,11 @@
 """Watches what a rank computes and exchanges in one visit, and notes it with all operands.
 
-A visit is watched where somebody asks whose fault a failure is (`equivtest.diagnose.blame`).  A collective is noted
-when it is called and again when it has been waited for, a local operation when it begins and when it has ended: what
-never ends is in the notes too.
+`equivtest.diagnose.blame` watches a visit to find the call that a failure comes from.  A collective is noted
+when it is called and again when it is complete, a local operation when it begins and when it ends.  The notes
+therefore also show a call that never ends.
 
-Source: torch.utils._python_dispatch.TorchDispatchMode (2.13.0) for local operations, those of a backward among them;
-collectives are seen by `equivtest.ranks.observe.faults`, as DistributedDataParallel calls them from C++.
+Source: torch.utils._python_dispatch.TorchDispatchMode (2.13.0) for local operations, including those of a backward;
+`equivtest.ranks.observe.faults` sees collectives, because DistributedDataParallel calls them from C++.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from equivtest.ranks.observe.notes import BEGUN, COLLECTIVE, ENDED, OPERATION, R
 from equivtest.tensors import same_bits
 
 UNSEEN = ("empty", "as_strided", "set_", "resize", "detach", "alias")
-"""Parts of the names of operators whose results are no values, or hang on how operands lie in memory."""
+"""Parts of the names of operators whose results are no values, or depend on the operands' memory layout."""
 
 REDUCTIONS = {
     getattr(dist.ReduceOp, op): op.lower() for op in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
@@ -41,13 +41,13 @@ class Watch:
     """The notes of this rank on one visit.
 
     Args:
-        file: Where they go; the watch closes it.
+        file: File for the notes; the watch closes it.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
         self.numbers = itertools.count()
-        self._lock = threading.Lock()  # a backward, and what follows a collective, run in threads of their own
+        self._lock = threading.Lock()  # a backward and a collective's callback run in other threads
         self._unended: list[Callable[[], None]] = []
 
     def close(self) -> None:
@@ -55,16 +55,16 @@ class Watch:
 
     @property
     def is_full(self) -> bool:
-        """Whether so much is noted that further operations are left out."""
+        """True if the notes are so large that further operations are left out."""
         return self._file.closed or self._file.tell() > limits.WATCHED_BYTES
 
     def note(self, **fields: Any) -> None:
         with self._lock:
-            if not self._file.closed:  # a collective that nobody waited for may end late
+            if not self._file.closed:  # a collective without a wait may end late
                 write_note(Note(**fields), self._file)
 
     def operations(self) -> AbstractContextManager[Any]:
-        """Within it, local operations are noted."""
+        """Returns a context that notes local operations."""
         return Operations(self)
 
     # Collectives.
@@ -78,10 +78,10 @@ class Watch:
         hand_on: Callable[[Sequence[Any]], Any],
         named: Mapping[str, Any] = MappingProxyType({}),
     ) -> Any:
-        """Calls one of the real group, and notes it; the work's results are noted once they have been waited for.
+        """Calls a collective of the real group and notes it; notes the work's results once it is complete.
 
         Args:
-            named: What it is told by name, which `hand_on` adds by itself.
+            named: Keyword arguments, which `hand_on` adds itself.
         """
         with _disable_current_modes():
             number = next(self.numbers)
@@ -109,13 +109,13 @@ class Watch:
             was_changed = not is_in_place and not all(map(same_bits, held, now))
             self.note(number=number, moment=ENDED, got=packed(call.results(arguments)), was_changed=was_changed)
 
-        if work is None:  # one of several that are coalesced
+        if work is None:  # a part of a coalesced call
             self._unended.append(end)
             return None
         return Watched(work, [end], lambda error: self.note(number=number, moment=RAISED, error=_in_short(error)))
 
     def barrier(self, group: Any, name: str, hand_on: Callable[[], Any]) -> Any:
-        """Calls one of the real group, and notes when; its end, when somebody has waited for it."""
+        """Calls a barrier of the real group, and notes the times of its call and of its end."""
         number = next(self.numbers)
         self.note(
             number=number,
@@ -139,19 +139,19 @@ class Watch:
         except Exception as error:
             failed(error)
             raise
-        if work is None:  # monitored_barrier, which has waited
+        if work is None:  # monitored_barrier, which has already waited
             end()
             return None
         return Watched(work, [end], failed)
 
     def coalesced(self, work: Any) -> Any:
-        """The work of what was called since coalescing began."""
+        """Wraps the work of all calls since coalescing began."""
         ends, self._unended = self._unended, []
         return work if work is None else Watched(work, ends, lambda error: None)
 
 
 class Watched(dist.Work):
-    """A work of the real group; what it left is noted when somebody has waited for it."""
+    """A work of the real group, which notes its results when the program has waited for it."""
 
     def __init__(self, work: Any, ends: Sequence[Callable[[], None]], failed: Callable[[Exception], None]) -> None:
         super().__init__()
@@ -182,7 +182,7 @@ class Watched(dist.Work):
 
     def is_completed(self) -> bool:
         is_done = bool(self._work.is_completed())
-        if is_done and self._work.exception() is None:  # its results may be written to before somebody waits for it
+        if is_done and self._work.exception() is None:  # the program may write to the results without a wait
             self._end()
         return is_done
 
@@ -203,7 +203,7 @@ class Watched(dist.Work):
 
 
 def _options_of(arguments: Sequence[Any]) -> dict[str, Any]:
-    """What a collective is told beside its operands: its reduction, its root, how it divides, its peer, the phase."""
+    """Collects a collective's options besides its operands: reduction, root, splits, peer, phase."""
     found: dict[str, Any] = _phase()
     for argument in arguments:
         operation = getattr(argument, "reduceOp", None)
@@ -218,12 +218,12 @@ def _options_of(arguments: Sequence[Any]) -> dict[str, Any]:
 
 
 def _in_order(named: Mapping[str, Any]) -> list[Any]:
-    """What is told by name, a peer before a tag, as `send` and `recv` of a group have them."""
+    """Lists keyword arguments, a peer before a tag, in the order of a group's `send` and `recv`."""
     return [named[name] for name in sorted(named, key=lambda name: (name == "tag", name))]
 
 
 def _isnumbers(argument: Any) -> bool:
-    """Whether it is the sizes of splits, or a peer or a tag."""
+    """True for the sizes of splits, a peer or a tag."""
     if isinstance(argument, list | tuple):
         return all(isinstance(part, int) for part in argument)
     return isinstance(argument, int)
@@ -234,12 +234,12 @@ def _phase() -> dict[str, Any]:
 
 
 def _clock() -> str:
-    """Whose monotonic clock this rank has: that of the boot of its host."""
+    """Identifies this rank's monotonic clock by the boot id of its host."""
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
 def _overlap(operands: Any, results: Any) -> bool:
-    """Whether a collective writes where its operand lies."""
+    """True if a collective writes into its operand's memory."""
     given = {tensor.untyped_storage().data_ptr() for tensor in flat_tensors(operands)}
     return any(tensor.untyped_storage().data_ptr() in given for tensor in flat_tensors(results))
 
@@ -250,7 +250,7 @@ def _in_short(error: Exception) -> str:
 
 
 class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes each of torch's own operators on plain tensors, below the DTensor's."""
+    """Notes each of torch's own operators on plain tensors, below DTensor's operators."""
 
     def __init__(self, watch: Watch) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -282,7 +282,7 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _by_use(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], list[Any]]:
-    """The arguments that an operator writes to, in the order of its schema, and all others."""
+    """Splits an operator's arguments into those that it writes to, in schema order, and the others."""
     arguments = func._schema.arguments
     named = dict(zip((argument.name for argument in arguments), args, strict=False)) | kwargs
     used: tuple[list[Any], list[Any]] = ([], [])
@@ -293,14 +293,14 @@ def _by_use(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[l
 
 
 def _is_computed(types: Sequence[type], given: Any) -> bool:
-    """Whether an operation has values, as those on fake tensors and on "meta" have not."""
+    """True if an operation has values, unlike those on fake and on "meta" tensors."""
     has_fakes = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
     is_plain = all(kind in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) for kind in types)
     return is_plain and not has_fakes and not any(getattr(each, "is_meta", False) for each in tree_leaves(given))
 
 
 def _is_seen(func: Any) -> bool:
-    """Whether an operator is torch's own, and what it gives hangs on nothing but the values of its operands."""
+    """True for torch's own operators whose results depend only on the values of their operands."""
     name = func.overloadpacket.__name__
     is_random = torch.Tag.nondeterministic_seeded in func.tags
     return func.namespace == "aten" and not is_random and not any(part in name for part in UNSEEN)
