@@ -189,7 +189,6 @@ def places_of(placed: Placed, global_shape: tuple[int, ...], mesh_shape: tuple[i
 
 
 def _keys(layout: Layout, coordinate: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Coordinates on the sharded axes, and on the partial ones."""
     placed = list(zip(coordinate, layout.placements, strict=True))
     shard_key = tuple(place for place, placement in placed if not isinstance(placement, Replicate | Partial))
     return shard_key, tuple(place for place, placement in placed if isinstance(placement, Partial))

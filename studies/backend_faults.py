@@ -151,7 +151,6 @@ def is_named(planted: Planted, line: str) -> bool:
 
 
 def row(planted: Planted, code: int, line: str, seconds: float) -> list[str]:
-    """A row of the table: what was planted, how it was told."""
     named = "-" if not planted.code else "yes" if is_named(planted, line) else "no"
     right = "" if code == planted.code else f" (not {planted.code}!)"
     return [planted.name, planted.only or "-", f"{code}{right}", named, f"{seconds:.0f}", line]

@@ -150,7 +150,6 @@ CALLS: dict[str, Callable[[Draw], Call]] = {
 
 
 def kernels(draw: Draw) -> Iterator[tuple[str, torch.Tensor, Bounded]]:
-    """Output and gradients of every call."""
     for name, make in CALLS.items():
         function, given = make(draw)
         cotangent = draw.normal(*function(**given).shape).to(function(**given).dtype)

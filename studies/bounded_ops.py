@@ -260,7 +260,6 @@ def wide(table: Table) -> Iterator[tuple[str, str, float]]:
 
 
 def run_round(seed: int, table: Table, operations: Sequence[Callable[[Draw], Found]] = OPERATIONS) -> None:
-    """Every operation once in every dtype."""
     for dtype in DTYPES:
         draw = Draw(dtype, seed)
         for operation in operations:

@@ -279,7 +279,6 @@ Found = Iterator[tuple[str, torch.Tensor, Bounded]]
 
 
 def backward_kernels(dtype: str, seed: int = 0, *, step: int = 1, rows: Iterable[str] = ROWS) -> Found:
-    """Every row, each result of each program beside its bound."""
     for name in rows:
         kernel = getattr(torch.ops.aten, name.split()[0].rstrip(","))
         call = ROWS[name](Numbers(dtype, seed, step))

@@ -93,7 +93,6 @@ class Decoder(nn.Module):
 
 
 def decoder() -> nn.Module:
-    """The unsharded model."""
     return Decoder(LAYERS)
 
 
@@ -149,7 +148,6 @@ SPOILS: dict[str, tuple[str, Spoil]] = {
 
 
 def spoiled(module: nn.Module, mesh: DeviceMesh, name: str) -> nn.Module:
-    """Plants a defect."""
     part, spoil = SPOILS[name]
     hook: Any = lambda _, __, given: spoil(given, mesh)  # noqa: E731
     module.get_submodule(part).register_forward_hook(hook)

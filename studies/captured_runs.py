@@ -36,7 +36,6 @@ WRONG: list[str] = []
 
 
 def expect(what: str, *, holds: bool) -> None:
-    """Remembers what is not as it must be."""
     if not holds:
         WRONG.append(what)
         print(f"NOT AS IT MUST BE: {what}", flush=True)

@@ -30,7 +30,6 @@ def code(names: list[str]) -> str:
 
 
 def tables() -> str:
-    """Both tables, Markdown."""
     properties = shipped()
     rows = [
         f"| `{name}` | {prop.statement} | {claims_of(prop)} | {prop.source} |"

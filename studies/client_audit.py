@@ -35,14 +35,12 @@ class Audited:
 
     @property
     def row(self) -> tuple[str, str]:
-        """What claims see, and what they do not."""
         if not self.called:
             return self.words, ""
         return in_short(self.seen), in_short(self.called - self.seen)
 
 
 def read(report: Path) -> dict[str, Audited]:
-    """What a report says, by property."""
     found: dict[str, Audited] = defaultdict(Audited)
     with (report / "audit.csv").open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):

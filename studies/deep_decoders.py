@@ -127,7 +127,6 @@ class Judged(NamedTuple):
 
 
 def judged(case: ModuleCase, pool: Pool) -> Judged:
-    """Runs and judges a case."""
     replies, ran_s = run_on(pool, case)
     if not all(reply.answers for reply in replies):
         return Judged(next(reply.error_text for reply in replies if not reply.answers))
@@ -170,7 +169,6 @@ def alone_s(case: ModuleCase, pool: Pool) -> float:
 
 
 def row(dtype: str, how: str, ranks: int, found: list[Judged]) -> str:
-    """A row of the table."""
     wrong = [each.wrong for each in found if each.wrong]
     num, num_open, others, open_others, ties = (sum(column) for column in list(zip(*found, strict=True))[1:6])
     measured = [each.alone_s for each in found if each.alone_s] or [0.0]

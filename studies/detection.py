@@ -49,7 +49,6 @@ KIND_OF_MODE = {"index": "dense", "peaked": "dense", "every-bit-pattern": "speci
 
 
 def kind_of(mode: str) -> str:
-    """The column of a mode of values."""
     return KIND_OF_MODE.get(mode, mode.partition("-")[0])
 
 
@@ -196,7 +195,6 @@ def tasks(chosen: argparse.Namespace) -> Iterator[Task]:
 
 
 def run_all(wanted: list[Task], num_processes: int) -> dict[Task, Row]:
-    """The row of each task; each process has ranks of its own."""
     found = {}
     with ProcessPoolExecutor(num_processes, multiprocessing.get_context("spawn")) as processes:
         running = {processes.submit(run_task, task): task for task in wanted}

@@ -91,7 +91,6 @@ PLANTS = (
 
 @contextmanager
 def pool_of(plant: Plant, beside: Pool) -> Iterator[Pool]:
-    """Ranks among which the fault is planted."""
     if plant.layer == "kernel":
         device = Backend("shadow", "shadow", ("tests.programs.kernels",))
         with Pool(device, environment={KERNEL: plant.name}) as pool:
@@ -116,7 +115,6 @@ def subject_of(plant: Plant) -> str:
 
 
 def first_failure(plant: Plant, pool: Pool, known: KnownFailures) -> Verdict | None:
-    """The first case that fails and is not known to."""
     claims, subject = shipped()[plant.subject].claims, subject_of(plant)
     for case in cases_of(plant):
         if known.forbids_run(plant.subject, case):

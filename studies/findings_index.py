@@ -55,7 +55,6 @@ def read(path: Path) -> Finding:
 
 
 def read_all() -> list[Finding]:
-    """Every finding, by number."""
     return sorted((read(path) for path in FOLDER.glob("[0-9]*.md")), key=lambda finding: finding.number)
 
 
@@ -88,7 +87,6 @@ def _line(finding: Finding, subjects: Counter[str]) -> str:
 
 
 def indexed(text: str) -> str:
-    """The text of the index with the table as it must be."""
     before, _, rest = text.partition(BEGIN)
     return before + BEGIN + "\n" + table() + "\n" + END + rest.partition(END)[2]
 

@@ -88,7 +88,6 @@ ENDS: dict[Callable[[subprocess.Popen[bytes], list[Host]], None], float] = {
 
 
 def ends(names: Sequence[str]) -> int:
-    """Those of these names, or all."""
     bad = 0
     wanted = {end: limit_s for end, limit_s in ENDS.items() if not names or end.__name__ in names}
     for end, limit_s in wanted.items():

@@ -109,7 +109,6 @@ class Host:
             )
 
     def processes(self) -> list[psutil.Process]:
-        """All that run on it."""
         found = []
         for pid in map(int, _ip("netns", "pids", self.name).split()):
             with contextlib.suppress(psutil.Error):
@@ -133,7 +132,6 @@ class Host:
         return found
 
     def ranks(self) -> list[psutil.Process]:
-        """What the servers have forked."""
         found = []
         for server in self.servers():
             with contextlib.suppress(psutil.Error):

@@ -32,7 +32,6 @@ class Trouble:
 
 
 def one_of(chance: random.Random, look: Callable[[], list[T]]) -> T:
-    """One of those that are there, as soon as there are any."""
     until_s = time.monotonic() + ANEW_S
     while not (found := look()) and time.monotonic() < until_s:
         time.sleep(0.1)

@@ -176,7 +176,6 @@ def sweep(file: Path, names: Iterable[str], num_cases: int, seed: int) -> None:
 
 
 def has_gradient(name: str) -> bool:
-    """Whether the unsharded operator has one."""
     shapes: tuple[tuple[int, ...], ...] = ((2,), (2, 2), (2, 2, 2), ())
     signature = next(found for shape in shapes for found in signatures_of(name, shape))
     dtypes = ("float64",) * len(signature.shapes)

@@ -136,7 +136,6 @@ class Count(NamedTuple):
 
 
 def count(lines: Iterable[Line]) -> dict[str, Count]:
-    """Counts words and idioms by kind of text."""
     words: Counter[str] = Counter()
     idioms: Counter[str] = Counter()
     for line in lines:

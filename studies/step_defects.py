@@ -24,7 +24,6 @@ MODEL, SUBJECT = "equivtest.programs.examples.token_mean:", "equivtest.programs.
 
 
 def cases(name: str, *, shards: bool) -> Iterator[ModuleCase]:
-    """The smallest first."""
     for world_size, batch, seed in itertools.product((1, 2, 3, 4), (2, 3, 4, 5, 8), range(3)):
         if all(-(-batch // world_size) * rank < batch for rank in range(world_size)):  # as torch.chunk divides
             yield ModuleCase(
@@ -44,7 +43,6 @@ def cases(name: str, *, shards: bool) -> Iterator[ModuleCase]:
 
 
 def norm_cases(name: str) -> Iterator[ModuleCase]:
-    """The smallest first."""
     for mesh, seed in itertools.product(MESHES, range(3)):
         yield norm_case(name, mesh, seed)
 

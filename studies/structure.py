@@ -29,7 +29,6 @@ Imports = Mapping[str, frozenset[str]]
 
 
 def imports_of_package(package: Path) -> Imports:
-    """Reads every module of the package."""
     paths = {_name_of(path.relative_to(package)): path for path in sorted(package.rglob("*.py"))}
     return {name: frozenset(_imported_in(path) & paths.keys()) for name, path in paths.items()}
 
@@ -58,12 +57,10 @@ def _run_time_nodes(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def room_of(module: str) -> str:
-    """The first name of a module."""
     return module.partition(".")[0]
 
 
 def family_of(module: str) -> str:
-    """The family that a module belongs to; '' for all others."""
     names = module.split(".")
     return names[1] if names[0] == "families" and len(names) > 1 else ""
 
@@ -152,7 +149,6 @@ class Walk:
 
 
 def _origins_in(tree: ast.Module) -> Iterator[tuple[str, tuple[str, str]]]:
-    """Yields each name imported from the package, with the module and the name there."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and f"{node.module}".startswith("equivtest."):
             for alias in node.names:
@@ -176,7 +172,6 @@ def _mentions(node: ast.AST, names: set[str]) -> bool:
 
 
 def _computed_from(names: set[str], function: ast.FunctionDef) -> set[str]:
-    """The names in a function that are computed from these, which are among them."""
     steps = [(target, value) for node in ast.walk(function) for target, value in _bindings_of(node)]
     while found := {
         each.id for target, value in steps if _mentions(value, names) for each in ast.walk(target)
@@ -201,7 +196,6 @@ def num_returns(path: Sequence[str]) -> int:
 
 
 def path_lines(package: Path) -> Iterator[str]:
-    """Yields a line for each path of `PATHS`."""
     for value, start in PATHS.items():
         walk = Walk(package)
         walk.follow(*start)
@@ -214,7 +208,6 @@ def path_lines(package: Path) -> Iterator[str]:
 
 
 def lines_of(package: Path) -> list[str]:
-    """The lines that the command prints."""
     imports = imports_of_package(package)
     rooms = {module: room_of(module) for module in imports}
     loose = sorted(path.stem for path in package.glob("*.py"))

@@ -57,7 +57,6 @@ def run_of(name: str) -> tuple[Any, ...]:
 
 
 def drawn(strategy: SearchStrategy[C], num: int, *, number: int = 0) -> list[C]:
-    """`num` cases from the seed `number`."""
     cases: list[C] = []
 
     @seed(number)

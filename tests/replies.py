@@ -64,7 +64,6 @@ def _right_answer(case: Case, draw: int, rank: int) -> Answer:
 def change_answer(
     replies: Sequence[Reply], rank: int, change: Callable[[Answer], Answer], draw: int = 0
 ) -> list[Reply]:
-    """The replies, one rank's answer to one draw changed."""
     changed = list(replies)
     answers = list(replies[rank].answers)
     answers[draw] = change(answers[draw])
@@ -89,8 +88,6 @@ def set_element(replies: Sequence[Reply], rank: int, name: str, index: tuple[int
 
 
 def drop_tensor(replies: Sequence[Reply], rank: int, name: str) -> list[Reply]:
-    """The replies, one rank's tensor missing."""
-
     def change(answer: Answer) -> Answer:
         return replace(answer, tensors={other: placed for other, placed in answer.tensors.items() if other != name})
 
@@ -111,7 +108,6 @@ def answers_of(replies: Sequence[Reply]) -> dict[int, Answer]:
 
 
 def raised(rank: int, error_type: str = "ValueError", text: str = "no", *, at_s: float = 1.0) -> Reply:
-    """A rank that raised by itself."""
     return Reply(
         rank=rank,
         outcome="raised",

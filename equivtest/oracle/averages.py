@@ -103,7 +103,6 @@ class Averages:
         return Sum(found.value / self.ranks, found.bits_used)
 
     def _blocks(self, num_rows: int) -> list[slice]:
-        """The rows behind each stored product."""
         num_stored = self.ranks * self.micro_batches
         size = num_rows // num_stored
         return [slice(size * block, size * (block + 1)) for block in range(num_stored)]

@@ -117,7 +117,6 @@ class Certificate(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _converted(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """To another dtype: the data's own values are chosen by no magnitude, and a narrower one must hold them."""
         result = func(*args, **kwargs)
         if not is_floating(result):
             raise InexactData("a conversion to integers is not known on magnitudes")

@@ -138,7 +138,6 @@ def rounded(value: torch.Tensor, error: torch.Tensor, arithmetic: Arithmetic) ->
 
 
 def _rounded(value: torch.Tensor, error: torch.Tensor, dtype: str) -> torch.Tensor:
-    """The same of an operation of the accumulator's."""
     u = unit_roundoff(dtype)
     found = error + u * (value.abs() + error) + float(torch.finfo(DTYPES[dtype]).tiny)
     return torch.where(_is_exact(value, error, dtype), 0.0, found)

@@ -75,7 +75,6 @@ def norm(x: torch.Tensor, arithmetic: Arithmetic, *, ranks: int) -> Bounded:
 
 
 def _norm_error(x: torch.Tensor, value: torch.Tensor, arithmetic: Arithmetic, ranks: int) -> torch.Tensor:
-    """Before the last storage."""
     root = 2 * int(arithmetic.libm_ulp) + 1
     twice = ((2 * root, arithmetic.u_a), (2, arithmetic.u_o))  # a rank's own root, whose error squaring doubles
     squared = ((root, arithmetic.u_a), (1, arithmetic.u_o), (ranks - 1, arithmetic.u_r))

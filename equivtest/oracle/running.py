@@ -342,7 +342,6 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._written(target, found, is_constant=_is_constant((others, kwargs)))
 
     def _put(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """An operation that is told where to write: as one in place."""
         others = {name: each for name, each in kwargs.items() if name != "out"}
         with self:
             found = Parts.of(func.overloadpacket(*args, **others))

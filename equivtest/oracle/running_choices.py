@@ -23,7 +23,6 @@ Chosen = tuple[Any, bool]
 
 
 def _along(operand: Ranged, dim: int | None) -> tuple[Parts, int]:
-    """The operand's parts, flat where no dim is meant, and the dim."""
     parts = Parts.of(operand)
     if dim is None or not parts.value.dim():
         return Parts(*(part.flatten() for part in parts)), 0

@@ -47,7 +47,6 @@ def conjugate(operand: torch.Tensor) -> torch.Tensor:
 
 
 def _pair(operand: Any) -> Pair:
-    """Real and imaginary part; that of a real number is zero."""
     if _is_complex(operand):
         if isinstance(operand, torch.Tensor):
             return torch.view_as_real(operand).unbind(-1)  # type: ignore[return-value]

@@ -40,7 +40,6 @@ def _is_simple(matrices: torch.Tensor, dtype: torch.dtype) -> bool:
 
 
 def _has_simple_root(matrices: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Whether each is U'U of such a U."""
     roots, failed = torch.linalg.cholesky_ex(matrices, upper=True)
     return not bool(failed.any()) and torch.equal(roots.mT @ roots, matrices) and _is_simple(roots, dtype)
 

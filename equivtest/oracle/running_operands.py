@@ -82,7 +82,6 @@ def of_each(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: dic
 
 
 def _part(value: Any, *, place: int) -> Any:
-    """Returns one of a tensor's three parts."""
     return Parts.of(value)[place] if is_floating(value) else value
 
 

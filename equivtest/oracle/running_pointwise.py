@@ -38,12 +38,10 @@ def of_gradient(kernel: Kernel, g: torch.Tensor, *args: Any, **kwargs: Any) -> O
 
 
 def _passed(kernel: Kernel, g: torch.Tensor, *args: Any, **kwargs: Any) -> Out:
-    """A gradient where it passes, zero elsewhere."""
     return Out(kernel.func(g, *args, **kwargs), stores=0)
 
 
 def _number(kernel: Kernel, number: float) -> torch.Tensor:
-    """A number as it is stored, or as it is."""
     with _disable_current_modes():
         plain = torch.tensor(number)
         has_it = float(plain.to(kernel.dtype)) == number
@@ -93,7 +91,6 @@ def _prelu(kernel: Kernel, g: torch.Tensor, x: torch.Tensor, weight: torch.Tenso
 
 
 def _mean_of(kernel: Kernel, x: torch.Tensor, reduction: int) -> Any:
-    """The factor of a reduction, as it is stored."""
     return _number(kernel, 1 / max(x.numel(), 1)) if reduction == MEAN else 1.0
 
 

@@ -102,8 +102,6 @@ def polygamma(r: Roundings, order: int, operand: Any) -> Parts:
 
 
 def _exact_alone(f: Any) -> Rule:
-    """What is not rounded, of exact operands; of others anything."""
-
     def rule(r: Roundings, left: Any, right: Any) -> Parts:
         operands = [Parts.of(each).value if isinstance(each, torch.Tensor) else each for each in (left, right)]
         value = f(*operands)

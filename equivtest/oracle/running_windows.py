@@ -117,12 +117,10 @@ def _pooled(operand: torch.Tensor, kernel: Sizes, *how: Any) -> int:
 
 
 def _pooled_back(cotangent: torch.Tensor, x: torch.Tensor, kernel: Sizes, stride: Sizes, *how: Any) -> int:
-    """Windows that see an element."""
     return math.prod(-(-k // s) for k, s in zip(kernel, stride or kernel, strict=True))
 
 
 def _most(large: Sizes, small: Sizes) -> int:
-    """Elements of the one that lie beside an element of the other."""
     return math.prod(-(-one // two) + 1 for one, two in zip(large, small, strict=True))
 
 
@@ -139,7 +137,6 @@ def _upsampled_back(cotangent: torch.Tensor, output: Sizes, sizes: Sizes, *how: 
 
 
 def _padded_back(cotangent: torch.Tensor, x: torch.Tensor, padding: Sizes) -> int:
-    """Copies that are made of an element of the border."""
     return math.prod(1 + max(0, *padding[place : place + 2]) for place in range(0, len(padding), 2))
 
 

@@ -201,7 +201,6 @@ def _limit_of_spoiled(limit_s: float, replies: Sequence[Reply]) -> float:
 
 
 def _calls(replies: Sequence[Reply]) -> tuple[Collective, ...] | None:
-    """What the first rank that takes part called; None where it did not answer."""
     answers = next((reply.answers for reply in replies if reply.answers), None)
     return None if answers is None else answers[0].collectives
 

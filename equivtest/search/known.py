@@ -53,7 +53,6 @@ def asked(case: Case, name: str) -> Callable[[Case], Any] | None:
 
 @cache
 def _predicates(package: str) -> dict[str, Callable[[Case], Any]]:
-    """Those that lie in a package of ours, by name."""
     module = f"{package}.known"
     if not package.startswith("equivtest.") or not find_spec(module):
         return {}
@@ -224,7 +223,6 @@ def _entry(data: object, numbers: Counter[str], claims: Collection[str]) -> Know
 
 
 def _reason(raw: _Raw) -> str:
-    """The reason, and which findings tell more."""
     numbers = " and ".join(map(str, raw.findings))
     return f"{raw.reason} (finding{'s' * (len(raw.findings) > 1)} {numbers})" if numbers else raw.reason
 

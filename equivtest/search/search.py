@@ -336,7 +336,6 @@ class _Search:
 
 
 def _of_tries(limit_s: float, of_a_run_s: float) -> str:
-    """What a limit that is shorter than a run's is told with."""
     if limit_s == of_a_run_s:
         return ""
     return (

@@ -89,7 +89,6 @@ class MpiGroup(_Group):  # type: ignore[misc]
         return self._mpi.memory.fromaddress(tensor.data_ptr(), tensor.numel() * tensor.element_size())
 
     def _moved(self, tensor: Tensor) -> list[Any]:
-        """A contiguous tensor as bytes."""
         return [self._bytes(tensor), self._mpi.BYTE]
 
     def _parts(self, tensor: Tensor, numels: Sequence[int]) -> list[Any]:

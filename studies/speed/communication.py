@@ -42,12 +42,10 @@ class Sent:
 
     @property
     def bytes_documented(self) -> float:
-        """What one rank sends in the documented collectives."""
         return sum(sent_bytes(call, self.world_size) for call in self.documented)
 
     @property
     def bytes_recorded(self) -> float:
-        """What one rank sends in the recorded ones."""
         return sum(sent_bytes(call, self.world_size) for call in self.recorded)
 
 
@@ -72,7 +70,6 @@ def _measure(pool: Pool, world_size: int, output: str, style: str) -> list[Sent]
 
 
 def of_phase(calls: Sequence[Collective], phase: str) -> tuple[Collective, ...]:
-    """Those of the phase, but for the scatter."""
     return tuple(call for call in calls if call.phase == phase and call.kind != "scatter")
 
 

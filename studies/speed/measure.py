@@ -30,12 +30,10 @@ class Spread:
 
     @classmethod
     def of(cls, samples: Iterable[float]) -> Spread:
-        """The spread of at least one sample."""
         samples = list(samples)
         return cls(statistics.median(samples), min(samples), max(samples), len(samples))
 
     def over(self, base: float) -> Spread:
-        """As a multiple of `base`."""
         return Spread(self.median / base, self.low / base, self.high / base, self.count)
 
     def __str__(self) -> str:
@@ -54,7 +52,6 @@ def require_answers(subject: str, case: Case, replies: Sequence[Reply]) -> None:
 
 
 def seconds_of(work: Callable[[], object]) -> float:
-    """How long `work` takes."""
     begun_s = time.monotonic()
     work()
     return time.monotonic() - begun_s

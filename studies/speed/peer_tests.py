@@ -92,7 +92,6 @@ def _test_of(case: Case, draws: Sequence[int]) -> Test:
 
 
 def _fill(cls: type[unittest.TestCase], *, batched: bool) -> None:
-    """Gives the class its tests."""
     for number, case in enumerate(_WORK):
         every = range(len(case.values))
         for draws in [list(every)] if batched else [[draw] for draw in every]:

@@ -43,7 +43,6 @@ class CaseList(Case):
 
     @classmethod
     def of(cls, world_size: int, cases: Sequence[Case], *, judged: bool = False) -> CaseList:
-        """The list of `cases`, all of that world size."""
         return cls(world_size=world_size, written=tuple(json.dumps(to_data(case)) for case in cases), judged=judged)
 
     def __str__(self) -> str:

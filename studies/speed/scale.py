@@ -49,7 +49,6 @@ class Scaled:
 
 
 def cases_of(world_size: int) -> dict[str, tuple[str, Case]]:
-    """Family -> (subject, case)."""
     flags = ("x", "weight", "bias")
     linear = LinearCase(
         world_size=world_size, style="colwise", leading=(3,), in_features=4, out_features=64, bias=True,

@@ -96,7 +96,6 @@ def start_fresh_world(pool: Pool, world_size: int) -> None:
 
 
 def run_harness(pool: Pool, prop: Property, cases: Sequence[Case]) -> None:
-    """Has the ranks run the cases of one property, and judges what they answer."""
     for case, replies in pool.run_all(prop.subject, cases):
         require_answers(prop.subject, case, replies)
         judge_replies(prop.subject, case, replies, prop.claims)

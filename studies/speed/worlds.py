@@ -51,7 +51,6 @@ class WorldTimes:
 
 
 def measure_worlds(repeats: int) -> WorldTimes:
-    """Measures cold and warm worlds in turn."""
     cold_s, started_s, steady_s = [], [], []
     lost_s: list[list[tuple[float, ...]]] = [[] for _ in range(WORLD_SIZE)]
     with Pool(max_worlds=1, visit=VISIT) as pool:

@@ -104,7 +104,6 @@ def family_of(module: str) -> str:
 
 
 def is_at_home(module: str, home: str) -> bool:
-    """Whether a module lies in a home of the table."""
     return is_within(module, home) or (home == f"families.*.{part_of(module)}" and bool(family_of(module)))
 
 
@@ -131,7 +130,6 @@ def imports_in(path: Path) -> frozenset[str]:
 
 
 def imports_of(module: str) -> frozenset[str]:
-    """The imports of a module of equivtest."""
     return imports_in(PATHS[module])
 
 
@@ -148,7 +146,6 @@ def own_imports_of(module: str) -> frozenset[str]:
 
 
 def reached_from(module: str) -> set[str]:
-    """The module and all that it imports, directly or not."""
     reached: set[str] = set()
     waiting = {module}
     while waiting:

@@ -33,7 +33,6 @@ FETCH = "zero3_fetch_all_gather"
 
 
 def of_fetch(subject: str = FETCH) -> Property:
-    """The property of a fetch, of another subject."""
     subject = subject if subject == FETCH else PROGRAMS + subject
     return replace(shipped()[FETCH], subject=subject)
 
@@ -327,7 +326,6 @@ del prop
 
 
 def write_property(folder: Path, subject: str) -> str:
-    """Writes a property of a fetch by that subject into a folder; the folder."""
     (folder / "test_mine.py").write_text(SUITE.format(subject=subject))
     return str(folder)
 

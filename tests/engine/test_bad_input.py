@@ -95,7 +95,6 @@ def parameters() -> Iterator[Any]:
 
 
 def arguments(command: str, parameter: int | str, text: str) -> list[str]:
-    """The good arguments of a command with `text` for one parameter."""
     options = [each for each in GOOD[command] if each.startswith("--")]
     values = [each for each in GOOD[command] if not each.startswith("--")]
     if isinstance(parameter, str):

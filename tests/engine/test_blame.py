@@ -133,7 +133,6 @@ def test_messages_and_barriers_are_judged_by_themselves(pool: Pool, fault: str, 
 
 
 def items(*values: float, dtype: torch.dtype = torch.float32) -> list[list[torch.Tensor]]:
-    """The operand of a rank that gives one tensor."""
     return [[torch.tensor(values, dtype=dtype)]]
 
 

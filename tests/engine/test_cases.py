@@ -37,7 +37,6 @@ FETCH = FetchCase(world_size=2, parameters=((2, 3), (), (0,), (5,)), requires_gr
 
 
 def written(case: Case, **changes: Any) -> dict[str, Any]:
-    """What `to_data` writes, with some of the fields changed."""
     data = to_data(case)
     return {**data, "fields": {**data["fields"], **changes}}
 

@@ -87,7 +87,6 @@ def _fits(shown: str, line: str) -> bool:
 
 
 def fenced(path: Path, language: str) -> list[str]:
-    """The blocks of a language."""
     return re.findall(rf"^```{language}\n(.*?)^```$", path.read_text("utf-8"), flags=re.M | re.S)
 
 
@@ -98,7 +97,6 @@ def shown(path: Path, beginning: str, part: str = "") -> str:
 
 
 def python_files() -> Iterator[tuple[str, str]]:
-    """Path and text of every block of Python."""
     for path in DOCUMENTS:
         for block in fenced(path, "python"):
             yield block.partition("\n")[0].removeprefix("# "), block

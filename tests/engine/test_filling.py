@@ -180,7 +180,6 @@ def test_shards_of_which_no_conclusion_is_wanted_have_no_cell() -> None:
 
 
 def verdicts_of(kinds: dict[str, int], **fields: Any) -> list[Record]:
-    """So many records of each kind of verdict, in one cell."""
     place = {"dtype": "float16", "shard_kind": "empty"} | fields
     return [record(verdicts={"equals_unsharded": kind}, **place) for kind in Counter(kinds).elements()]
 

@@ -20,7 +20,6 @@ from tests.replies import FETCH, LINEAR, change_answer, on_all_ranks, raised, ri
 
 
 def failure(replies: list[Reply], case: Case = LINEAR, subject: str = "colwise_linear") -> Verdict:
-    """The first verdict that fails."""
     return next(verdict for verdict in judge_replies(subject, case, replies) if verdict.failed)
 
 

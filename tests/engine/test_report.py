@@ -60,7 +60,6 @@ def record(**changes: Any) -> Record:
 
 
 def failure(message: str = "ValueMismatch: rowwise_linear: output", replay: str = "f.json") -> Failure:
-    """One shrunk failure."""
     return Failure(
         subject="rowwise_linear",
         claim="equals_unsharded",
@@ -349,7 +348,6 @@ def test_summary_tells_what_the_backend_cannot_do_once_and_whole() -> None:
 
 
 def declined(reason: str, number: int = 0, world_size: int = 3) -> Record:
-    """A case that the program does not support."""
     case = {"schema": 1, "type": "LinearCase", "fields": {"world_size": world_size, "number": number}}
     verdicts = {"equals_unsharded": "declined"}
     return record(case=case, verdicts=verdicts, declined=reason, world_size=world_size)

@@ -105,7 +105,6 @@ def one_draw(prop: Property) -> Property:
 def run(
     pool: StubPool, tmp_path: Path, *, chunk: Chunk = CHUNK, known: KnownFailures = NOTHING, **fields: Any
 ) -> Findings:
-    """A search of cases of one draw by `claimed(**fields)`."""
     return search(one_draw(claimed(**fields)), chunk, cast(Pool, pool), known, tmp_path)
 
 
@@ -114,7 +113,6 @@ def targets(findings: Findings) -> set[tuple[str, str]]:
 
 
 def shrunk(findings: Findings, claim: str) -> FetchCase:
-    """The case of the one failure of that claim."""
     [case] = [from_code(failure.case) for failure in findings.failures if failure.claim == claim]
     assert isinstance(case, FetchCase)
     return case

@@ -155,5 +155,4 @@ def test_the_command_knows_the_case_without_any_property() -> None:
 
 
 def numels_of(case: EngineCase) -> set[int]:
-    """Elements of each parameter."""
     return {math.prod(case.shapes()[f"param.{name}"]) for name in case.parameter_names()}

@@ -41,7 +41,6 @@ TWO: dict[str, Any] = {"parameters": ((5,), (2, 2)), "requires_grad": (True, Tru
 
 
 def cases_of(world_size: int, num: int = 40) -> list[LifecycleCase]:
-    """Drawn cases of one world size."""
     return drawn(STRATEGIES["zero3_lifecycle_all_gather"](Space((world_size,), limits.DTYPES)), num)  # type: ignore[arg-type]
 
 

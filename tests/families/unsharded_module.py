@@ -11,7 +11,6 @@ from tests.unsharded import answers_of, unsharded
 
 @unsharded.register
 def unsharded_module(case: ModuleCase, index: int) -> dict[str, torch.Tensor]:
-    """The unsharded module, in the case's dtype."""
     module = call_builder(case.build)
 
     def forward(given: dict[str, torch.Tensor]) -> torch.Tensor:

@@ -164,7 +164,6 @@ def _mixed_part(
 
 
 def make_optimizer(case: PerceptronCase, parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
-    """torch's own, with the case's settings."""
     if case.optimizer == "sgd":
         return torch.optim.SGD(parameters, lr=case.lr, momentum=case.momentum, weight_decay=case.weight_decay)
     return torch.optim.AdamW(parameters, lr=case.lr, weight_decay=case.weight_decay)

@@ -13,7 +13,6 @@ from tests.unsharded import unsharded
 
 @unsharded.register
 def unsharded_fetch(case: FetchCase, index: int) -> dict[str, torch.Tensor]:
-    """The parameters themselves."""
     given = draw(case, index)
     return {name: given[f"param.{name.rpartition('.')[2]}"] for name in case.answer_names()}
 

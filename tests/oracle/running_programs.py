@@ -45,7 +45,6 @@ def run(module: nn.Module, given: Tensors) -> Tensors:
 
 
 def bound_of(make: Callable[[], nn.Module], given: Tensors, ranks: int = 2) -> dict[str, Bounded]:
-    """What the oracle says of a module."""
     dtype = given["x"].dtype
     mode = RunningError(arithmetic_of(str(dtype).removeprefix("torch.")), ranks)
     ranged = {name: mode.exactly(value) for name, value in given.items()}

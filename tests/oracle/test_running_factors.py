@@ -26,7 +26,6 @@ def matrices_for(name: str) -> torch.Tensor:
 
 
 def run(name: str, x: torch.Tensor) -> list[torch.Tensor]:
-    """The results that have a gradient, and the gradient of all of them."""
     leaf = x.detach().requires_grad_()
     found = [each for each in case_table.run(name, (leaf,), ()) if each.requires_grad]
     torch.autograd.backward(found, [torch.ones_like(each) for each in found])

@@ -344,12 +344,10 @@ def header_says(name: str, **fields: object) -> Callable[[Path], None]:
 
 
 def holds(data: bytes, name: str = JSON) -> Callable[[Path], object]:
-    """Has a file hold other bytes."""
     return lambda folder: (folder / name).write_bytes(data)
 
 
 def without(*names: str) -> Callable[[Path], None]:
-    """Removes files."""
     return lambda folder: [(folder / name).unlink() for name in names] and None
 
 

@@ -42,7 +42,6 @@ def claimed(build: str, parallelize: str, **given: Any) -> Property:
 
 
 def searched(prop: Property, pool: Pool, directory: Path, world_size: int = 2) -> Findings:
-    """What ten cases show."""
     return search(prop, Chunk(world_size, limits.DTYPES, 0, 10), pool, KnownFailures(), directory)
 
 

@@ -52,7 +52,6 @@ def model_case(parallelize: str, **fields: Any) -> ModuleCase:
 
 
 def searched(prop: Property, pool: Pool, directory: Path, world_size: int = 2) -> Findings:
-    """What six cases show."""
     return search(prop, Chunk(world_size, limits.DTYPES, 0, 6), pool, KnownFailures(), directory)
 
 

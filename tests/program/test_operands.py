@@ -31,7 +31,6 @@ class Inner(nn.Module):
 
 
 def held_of(compute: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> Tensors:
-    """What one process holds."""
     x = x.clone().requires_grad_()
     with Capture(module := nn.Sequential(Inner(compute))) as capture:
         module(x).sum().backward()

@@ -92,7 +92,6 @@ class End:
 
 
 def cells() -> list[Cell]:
-    """Every cell."""
     ended = [Cell(what, how, busy) for what in WORKERS for how in SIGNALS for busy in BUSY]
     server = [Cell("server", "SIGKILL", busy) for busy in BUSY]
     return ended + server + [Cell("everything", how, busy) for how in SHORTAGES for busy in ("", *BUSY)]
@@ -133,7 +132,6 @@ def _end(cell: Cell, run: Marked, process: subprocess.Popen[str]) -> End:
 
 
 def _victim(cell: Cell, run: Marked, process: subprocess.Popen[str]) -> psutil.Process:
-    """The process that is hit; the first one where all are."""
     run.processes()  # so that it knows its family
     first = psutil.Process(process.pid)
     if cell.what == "worker":
@@ -195,7 +193,6 @@ def _started(cell: Cell, run: Marked) -> Iterator[subprocess.Popen[str]]:
 
 
 def _suite(cell: Cell) -> str:
-    """The run's tests."""
     passes = cell.busy == "runs"
     limit_s = HANG_S if cell.what in ("server", "everything") and not passes else 600
     num_busy = max(WORKERS.get(cell.what, 0), 1) if cell.busy else 0

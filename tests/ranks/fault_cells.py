@@ -85,7 +85,6 @@ class Cell:
 
     @property
     def column(self) -> str:
-        """'3:1', '2:0+1'."""
         return f"{self.world_size}:{'+'.join(map(str, self.culprits))}"
 
     @property
@@ -111,7 +110,6 @@ class Result:
 
 
 def cells() -> list[Cell]:
-    """Every cell, by fault."""
     return [
         Cell(fault, moment, world_size, culprits)
         for fault in NAMINGS

@@ -49,7 +49,6 @@ def test_what_a_rank_sends_through_takes_no_core_from_a_sender(pool: Pool) -> No
 
 
 def hammer(seconds: float, workers: int) -> subprocess.CompletedProcess[str]:
-    """A process of its own, of torch alone."""
     command = [sys.executable, "-m", "studies.gloo_workers", str(seconds), str(workers)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds + 60, check=False)
 

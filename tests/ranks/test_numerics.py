@@ -66,7 +66,6 @@ def flushing(request: pytest.FixtureRequest, pool: Pool) -> Iterator[Pool]:
 
 
 def kinds_of(prop: Property, case: Case, pool: Pool) -> dict[str, str]:
-    """Each claim that fails on some draw of the case, and as what it does; the others hold."""
     verdicts = judge(prop.subject, case, pool, prop.claims)
     assert {verdict.kind for verdict in verdicts if not verdict.failed} == {"holds"}
     return {verdict.claim: verdict.kind for verdict in verdicts if verdict.failed}

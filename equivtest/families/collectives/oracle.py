@@ -110,7 +110,6 @@ def add_at_limits(operands: torch.Tensor, factor: float) -> torch.Tensor:
 
 
 def _are_multiples(terms: torch.Tensor, unit: float) -> torch.Tensor:
-    """Whether all terms of each column are."""
     return ((terms / unit).frac() == 0).all(0)
 
 

@@ -159,7 +159,6 @@ def _told_behind(room: Room, own: torch.Tensor, wait: Callable[[], Any]) -> Begu
 
 
 def _as_object(tensor: torch.Tensor) -> dict[str, list[int]]:
-    """Its bits as Python's numbers."""
     return {"bits": as_bits(tensor).tolist()}
 
 

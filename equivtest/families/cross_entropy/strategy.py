@@ -109,7 +109,6 @@ def refused_cross_entropy_cases(draw: DrawFn, space: Space) -> RefusedCrossEntro
 
 
 def _pick_loss(draw: DrawFn, space: Space) -> dict[str, Any]:
-    """World size, dtype, sizes, reduction, and whether there are weights."""
     world_size = pick(draw, "world_size", space.world_sizes)
     return {
         "world_size": world_size,

@@ -73,7 +73,6 @@ def refused_embedding_cases(draw: DrawFn, space: Space, *, style: str) -> Refuse
 
 
 def _pick_embedding(draw: DrawFn, space: Space) -> dict[str, Any]:
-    """World size, dtype and sizes of an embedding."""
     world_size = pick(draw, "world_size", space.world_sizes)
     return {
         "world_size": world_size,

@@ -119,7 +119,6 @@ class RedistributeCase(ActivationCase):
         )
 
     def _source_is_even(self) -> bool:
-        """Whether every shard has local size = global size / ranks, dim by dim."""
         divisors = dict.fromkeys(range(len(self.shape)), 1)
         for axis, placement in enumerate(_layout(self.source).placements):
             if isinstance(placement, Shard):

@@ -42,7 +42,6 @@ def reduction_collectives(case: ReductionCase, rank: int) -> Collectives:
 
 
 def _taken(case: ReductionCase) -> Placement:
-    """Under which the operation takes x."""
     if case.is_partial:
         return case.placement if case.op == "sum" else Replicate()
     if case.reduces_shards and (case.op in SOFTMAXES or (case.op == "mean" and case.shard_kind != "even")):
@@ -51,7 +50,6 @@ def _taken(case: ReductionCase) -> Placement:
 
 
 def _made(case: ReductionCase) -> Placement:
-    """Under which the result comes out."""
     taken = _taken(case)
     if not isinstance(taken, Shard):
         return taken

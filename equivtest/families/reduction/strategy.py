@@ -64,7 +64,6 @@ def reduction_cases(draw: DrawFn, space: Space) -> ReductionCase:
 
 
 def _pick_shape(draw: DrawFn, world_size: int) -> tuple[Shape, int]:
-    """A shape with an edge size in one dim beside small ones, and which dim that is."""
     num_dims = pick(draw, "dims", NUM_DIMS)
     large_dim = pick(draw, "large dim", LARGE_DIMS) % num_dims
     large = pick(draw, "large size", _sizes(world_size))

@@ -69,7 +69,6 @@ def training_cases(draw: DrawFn, space: Space) -> MlpCase:
 
 
 def _pick_training(draw: DrawFn, *, adamw: bool) -> dict[str, Any]:
-    """Steps, and what an optimizer takes."""
     momentum = pick(draw, "momentum", MOMENTA)
     return {
         "steps": pick(draw, "steps", (2, 2, 2, 3)),

@@ -60,7 +60,6 @@ class _Plan:
         return generator(self.mode, self.seed, name)
 
     def pick(self, name: str, count: int) -> int:
-        """One of 0..count - 1."""
         return hash_of(self.mode, self.seed, name) % count
 
 

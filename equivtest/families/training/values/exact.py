@@ -81,7 +81,6 @@ def draw_mlp(case: PerceptronCase, index: int) -> dict[str, torch.Tensor]:
 
 
 def _divisor(case: PerceptronCase) -> int:
-    """What the cotangents are a multiple of."""
     averaged = case.num_averaged
     return averaged if case.trains else averaged // (averaged & -averaged)
 

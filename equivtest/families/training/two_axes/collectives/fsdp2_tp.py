@@ -73,7 +73,6 @@ def _padded_shape(case: TwoAxisCase, name: str) -> Shape:
 
 
 def _across_hidden_features(case: TwoAxisCase, step: int, group: str) -> list[Collective]:
-    """The collectives of one micro-batch along the row."""
     token_bytes = math.prod(case.leading) * DTYPES[case.dtype].itemsize
     found = [Collective("all_reduce", token_bytes * case.out_features, "forward", group)]
     if "x" in case.graded_names(step):
