@@ -13,7 +13,9 @@ from equivtest.cases.names import Subject
 from equivtest.families.collectives.case import Call, CollectivesCase
 from equivtest.families.collectives.subject import REDUCE_OPS, begin, run_collectives
 from equivtest.families.collectives.subject_room import Begin, Begun, Room, first, parts
-from tests.defects.defect import defect, run_with
+from tests.defects.defect import Replacing, run_with
+
+wrong = Replacing("collectives")
 
 Spoil = Callable[[Room, torch.Tensor], torch.Tensor]
 
@@ -42,12 +44,10 @@ def spoilt(spoil: Spoil) -> Begin:
     return begin_one
 
 
-@defect(
-    replaces="collectives",
-    family="shard order",
-    claim="equals_unsharded",
-    smallest=CollectivesCase(world_size=2, collectives=("all_gather",)),
-    why="one rank has nobody to change places with",
+@wrong(
+    "shard order",
+    CollectivesCase(world_size=2, collectives=("all_gather",)),
+    "one rank has nobody to change places with",
 )
 @wrong_in("all_gather")
 @spoilt
@@ -56,13 +56,7 @@ def first_two_swapped(room: Room, result: torch.Tensor) -> torch.Tensor:
     return torch.cat((result[:2].flip(0), result[2:]))
 
 
-@defect(
-    replaces="collectives",
-    family="a term missing",
-    claim="equals_unsharded",
-    smallest=CollectivesCase(world_size=2),
-    why="one rank's operand is never left out",
-)
+@wrong("a term missing", CollectivesCase(world_size=2), "one rank's operand is never left out")
 @wrong_in("all_reduce_sum")
 def last_operand_left_out(room: Room, call: Call, own: torch.Tensor) -> Begun:
     """all_reduce: the sum is that of all ranks but the last, where there are several."""
@@ -70,12 +64,8 @@ def last_operand_left_out(room: Room, call: Call, own: torch.Tensor) -> Begun:
     return begin(room, call, torch.zeros_like(own) if is_last else own)
 
 
-@defect(
-    replaces="collectives",
-    family="shard order",
-    claim="equals_unsharded",
-    smallest=CollectivesCase(world_size=2, collectives=("reduce_scatter_tensor_sum",)),
-    why="one rank is its own next",
+@wrong(
+    "shard order", CollectivesCase(world_size=2, collectives=("reduce_scatter_tensor_sum",)), "one rank is its own next"
 )
 @wrong_in("reduce_scatter_tensor")
 def parts_to_the_next_rank(room: Room, call: Call, own: torch.Tensor) -> Begun:
@@ -83,13 +73,7 @@ def parts_to_the_next_rank(room: Room, call: Call, own: torch.Tensor) -> Begun:
     return begin(room, call, own.roll(len(own) // room.ranks, 0))
 
 
-@defect(
-    replaces="collectives",
-    family="another root",
-    claim="equals_unsharded",
-    smallest=CollectivesCase(world_size=2, collectives=("broadcast",)),
-    why="one rank is the only root",
-)
+@wrong("another root", CollectivesCase(world_size=2, collectives=("broadcast",)), "one rank is the only root")
 @wrong_in("broadcast")
 @spoilt
 def root_from_one(room: Room, result: torch.Tensor) -> torch.Tensor:
@@ -97,12 +81,10 @@ def root_from_one(room: Room, result: torch.Tensor) -> torch.Tensor:
     return result.roll(-1, 0)
 
 
-@defect(
-    replaces="collectives",
-    family="another reduction",
-    claim="equals_unsharded",
-    smallest=CollectivesCase(world_size=2, collectives=("reduce_max",)),
-    why="one operand is its sum and its largest",
+@wrong(
+    "another reduction",
+    CollectivesCase(world_size=2, collectives=("reduce_max",)),
+    "one operand is its sum and its largest",
 )
 @wrong_in("reduce_max")
 def maximum_added(room: Room, call: Call, own: torch.Tensor) -> Begun:
@@ -110,12 +92,10 @@ def maximum_added(room: Room, call: Call, own: torch.Tensor) -> Begun:
     return begin(room, replace(call, op="sum"), own)
 
 
-@defect(
-    replaces="collectives",
-    family="a limit of size",
-    claim="equals_unsharded",
-    smallest=CollectivesCase(world_size=1, collectives=("all_to_all_single",), numels=(1000,)),
-    why="one rank sends itself what it has; 1000 is the smallest size of the tables that is concerned",
+@wrong(
+    "a limit of size",
+    CollectivesCase(world_size=1, collectives=("all_to_all_single",), numels=(1000,)),
+    "one rank sends itself what it has; 1000 is the smallest size of the tables that is concerned",
 )
 @wrong_in("all_to_all_single")
 @spoilt
@@ -124,12 +104,10 @@ def tail_of_large_sizes_lost(room: Room, result: torch.Tensor) -> torch.Tensor:
     return torch.cat((result[:, :-1], result[:, :1]), 1) if result.shape[1] >= 1000 else result
 
 
-@defect(
-    replaces="collectives",
-    family="a collective not waited for",
-    claim="equals_unsharded",
-    smallest=CollectivesCase(world_size=2, waits="async"),
-    why="one rank's operand is the result; a synchronous call is not waited for",
+@wrong(
+    "a collective not waited for",
+    CollectivesCase(world_size=2, waits="async"),
+    "one rank's operand is the result; a synchronous call is not waited for",
 )
 @wrong_in("all_reduce")
 def taken_before_it_is_there(room: Room, call: Call, own: torch.Tensor) -> Begun:
@@ -138,13 +116,11 @@ def taken_before_it_is_there(room: Room, call: Call, own: torch.Tensor) -> Begun
     return begun if room.case.waits == "at_once" else replace(begun, result=lambda: early)
 
 
-@defect(
-    replaces="collectives",
-    family="inputs modified",
+@wrong(
+    "inputs modified",
+    CollectivesCase(world_size=2, collectives=("reduce_scatter_tensor_sum",)),
+    "one rank's operand is its own sum",
     claim="does_not_touch_its_inputs",
-    kind="touched",
-    smallest=CollectivesCase(world_size=2, collectives=("reduce_scatter_tensor_sum",)),
-    why="one rank's operand is its own sum",
 )
 @wrong_in("reduce_scatter_tensor")
 def operand_left_reduced(room: Room, call: Call, own: torch.Tensor) -> Begun:
@@ -153,13 +129,11 @@ def operand_left_reduced(room: Room, call: Call, own: torch.Tensor) -> Begun:
     return Begun([work], lambda: parts(room, own)[room.rank])
 
 
-@defect(
-    replaces="collectives",
-    family="special values replaced",
+@wrong(
+    "special values replaced",
+    CollectivesCase(world_size=2, collectives=("all_gather_into_tensor",), values=(("special", 0),)),
+    "one rank adds nothing, and the zero that dense values lack must be negative",
     claim="is_exact_without_reduction",
-    kind="bits",
-    smallest=CollectivesCase(world_size=2, collectives=("all_gather_into_tensor",), values=(("special", 0),)),
-    why="one rank adds nothing, and the zero that dense values lack must be negative",
 )
 @wrong_in("all_gather_into_tensor")
 def gathered_by_a_sum(room: Room, call: Call, own: torch.Tensor) -> Begun:
@@ -170,12 +144,10 @@ def gathered_by_a_sum(room: Room, call: Call, own: torch.Tensor) -> Begun:
     return Begun([dist.all_reduce(output, **room.how)], lambda: output)
 
 
-@defect(
-    replaces="collectives",
-    family="wrong divisor or wrong group",
-    claim="equals_unsharded",
-    smallest=CollectivesCase(world_size=1, members=(1,)),
-    why="two meshes of one rank each add up what is the other's, where values differ between them",
+@wrong(
+    "wrong divisor or wrong group",
+    CollectivesCase(world_size=1, members=(1,)),
+    "two meshes of one rank each add up what is the other's, where values differ between them",
 )
 @wrong_in("all_reduce", "functional_all_reduce", "coalesced_all_reduce")
 def group_of_the_world(room: Room, call: Call, own: torch.Tensor) -> Begun:
@@ -183,12 +155,10 @@ def group_of_the_world(room: Room, call: Call, own: torch.Tensor) -> Begun:
     return begin(replace(room, group=dist.group.WORLD), call, own)
 
 
-@defect(
-    replaces="collectives",
-    family="shard order",
-    claim="equals_unsharded",
-    smallest=CollectivesCase(world_size=2, collectives=("functional_all_to_all_single_uneven",), numels=(2,)),
-    why="one rank gets from itself alone; of one element no rank of two gets something from both",
+@wrong(
+    "shard order",
+    CollectivesCase(world_size=2, collectives=("functional_all_to_all_single_uneven",), numels=(2,)),
+    "one rank gets from itself alone; of one element no rank of two gets something from both",
 )
 @wrong_in("functional_all_to_all_single_uneven")
 def first_rank_put_last(room: Room, call: Call, own: torch.Tensor) -> Begun:
@@ -201,12 +171,10 @@ def _turned(result: torch.Tensor, got: list[int]) -> torch.Tensor:
     return torch.cat((result[got[0] : sum(got)], result[: got[0]], result[sum(got) :]))
 
 
-@defect(
-    replaces="collectives",
-    family="a stride ignored",
-    claim="equals_unsharded",
-    smallest=CollectivesCase(world_size=1, collectives=("all_gather_into_tensor",), numels=(2,), stride=2),
-    why="one element is contiguous whatever its stride",
+@wrong(
+    "a stride ignored",
+    CollectivesCase(world_size=1, collectives=("all_gather_into_tensor",), numels=(2,), stride=2),
+    "one element is contiguous whatever its stride",
 )
 @wrong_in("all_gather_into_tensor")
 def taken_from_memory_in_order(room: Room, call: Call, own: torch.Tensor) -> Begun:

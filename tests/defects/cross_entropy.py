@@ -17,7 +17,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from equivtest.cases.subject import Answers, Given, under_contract
 from equivtest.families.cross_entropy.case import CrossEntropyCase
 from equivtest.layout import shard_bounds
-from tests.defects.defect import answers_of, defect
+from tests.defects.defect import Replacing, answers_of
+
+wrong = Replacing("parallel_cross_entropy")
 
 
 class OwnLoss:
@@ -110,12 +112,10 @@ class _LargestOfOwn(OwnLoss):
         return self.x.amax(1, keepdim=True)
 
 
-largest_of_own_classes = defect(
-    replaces="parallel_cross_entropy",
-    family="a partial value taken for the whole",
-    claim="equals_unsharded",
-    smallest=CrossEntropyCase(world_size=2, num_classes=2, requires_grad=()),
-    why="two ranks need one class each, whose logits differ",
+largest_of_own_classes = wrong(
+    "a partial value taken for the whole",
+    CrossEntropyCase(world_size=2, num_classes=2, requires_grad=()),
+    "two ranks need one class each, whose logits differ",
 )(answers_of(_LargestOfOwn))
 
 
@@ -126,12 +126,10 @@ class _SumOfOwn(OwnLoss):
         return own
 
 
-sum_of_own_classes = defect(
-    replaces="parallel_cross_entropy",
-    family="a partial value taken for the whole",
-    claim="equals_unsharded",
-    smallest=CrossEntropyCase(world_size=2, num_classes=2, requires_grad=()),
-    why="two ranks need one class each",
+sum_of_own_classes = wrong(
+    "a partial value taken for the whole",
+    CrossEntropyCase(world_size=2, num_classes=2, requires_grad=()),
+    "two ranks need one class each",
 )(answers_of(_SumOfOwn))
 
 
@@ -142,12 +140,10 @@ class _SumInBfloat16(OwnLoss):
         return self.reduced(own.bfloat16(), ReduceOp.SUM).to(own.dtype)
 
 
-sum_in_bfloat16 = defect(
-    replaces="parallel_cross_entropy",
-    family="a reduction in fewer bits",
-    claim="equals_unsharded",
-    smallest=CrossEntropyCase(world_size=1, num_classes=2, requires_grad=()),
-    why="the exponentials of two logits have more bits than bfloat16, on one rank too; of one logit it is 1",
+sum_in_bfloat16 = wrong(
+    "a reduction in fewer bits",
+    CrossEntropyCase(world_size=1, num_classes=2, requires_grad=()),
+    "the exponentials of two logits have more bits than bfloat16, on one rank too; of one logit it is 1",
 )(answers_of(_SumInBfloat16))
 
 
@@ -158,12 +154,10 @@ class _TargetOfNext(OwnLoss):
         return (self.target.unsqueeze(1) == torch.arange(self.stop, 2 * self.stop - self.start)).to(self.dtype)
 
 
-target_of_next_rank = defect(
-    replaces="parallel_cross_entropy",
-    family="ids at the edge of a shard",
-    claim="equals_unsharded",
-    smallest=CrossEntropyCase(world_size=1, num_classes=2, requires_grad=()),
-    why="one rank then has no target, and a loss of zero, which is right of one class alone",
+target_of_next_rank = wrong(
+    "ids at the edge of a shard",
+    CrossEntropyCase(world_size=1, num_classes=2, requires_grad=()),
+    "one rank then has no target, and a loss of zero, which is right of one class alone",
 )(answers_of(_TargetOfNext))
 
 
@@ -176,12 +170,11 @@ class _FirstClass(OwnLoss):
         return super().gradient(y)
 
 
-first_class_for_targets_elsewhere = defect(
-    replaces="parallel_cross_entropy",
-    family="ids at the edge of a shard",
+first_class_for_targets_elsewhere = wrong(
+    "ids at the edge of a shard",
+    CrossEntropyCase(world_size=2, num_classes=2),
+    "two ranks need one class each, of which one has the target",
     claim="gradients_equal_unsharded",
-    smallest=CrossEntropyCase(world_size=2, num_classes=2),
-    why="two ranks need one class each, of which one has the target",
 )(answers_of(_FirstClass))
 
 
@@ -193,12 +186,10 @@ class _WeightOfLocal(OwnLoss):
         return self.weight[self.target % classes_per_rank]
 
 
-weight_of_local_class = defect(
-    replaces="parallel_cross_entropy",
-    family="shard order",
-    claim="equals_unsharded",
-    smallest=CrossEntropyCase(world_size=2, positions=(2,), num_classes=2, weighted=True, requires_grad=()),
-    why="two ranks need one class each, and a target on the second",
+weight_of_local_class = wrong(
+    "shard order",
+    CrossEntropyCase(world_size=2, positions=(2,), num_classes=2, weighted=True, requires_grad=()),
+    "two ranks need one class each, and a target on the second",
 )(answers_of(_WeightOfLocal))
 
 
@@ -209,12 +200,10 @@ class _IgnoredCounted(OwnLoss):
         return self.weight_of_target().sum()
 
 
-ignored_counted_in_mean = defect(
-    replaces="parallel_cross_entropy",
-    family="wrong divisor or wrong group",
-    claim="equals_unsharded",
-    smallest=CrossEntropyCase(world_size=1, reduction="mean", ignored="all", requires_grad=()),
-    why="a mean of nothing is NaN, and zero where what is ignored counts",
+ignored_counted_in_mean = wrong(
+    "wrong divisor or wrong group",
+    CrossEntropyCase(world_size=1, reduction="mean", ignored="all", requires_grad=()),
+    "a mean of nothing is NaN, and zero where what is ignored counts",
 )(answers_of(_IgnoredCounted))
 
 
@@ -225,12 +214,10 @@ class _MeanOfUnweighted(OwnLoss):
         return self.kept.sum().to(self.dtype)
 
 
-mean_of_unweighted = defect(
-    replaces="parallel_cross_entropy",
-    family="wrong divisor or wrong group",
-    claim="equals_unsharded",
-    smallest=CrossEntropyCase(world_size=1, num_classes=2, reduction="mean", weighted=True, requires_grad=()),
-    why="one position is off by its weight; the loss of a single class is zero",
+mean_of_unweighted = wrong(
+    "wrong divisor or wrong group",
+    CrossEntropyCase(world_size=1, num_classes=2, reduction="mean", weighted=True, requires_grad=()),
+    "one position is off by its weight; the loss of a single class is zero",
 )(answers_of(_MeanOfUnweighted))
 
 
@@ -242,10 +229,9 @@ class _IgnoredLearn(OwnLoss):
         return super().gradient(y)
 
 
-ignored_learn = defect(
-    replaces="parallel_cross_entropy",
-    family="flags",
+ignored_learn = wrong(
+    "flags",
+    CrossEntropyCase(world_size=1, num_classes=2, ignored="all"),
+    "one position that does not count; the gradient of a single class is zero",
     claim="gradients_equal_unsharded",
-    smallest=CrossEntropyCase(world_size=1, num_classes=2, ignored="all"),
-    why="one position that does not count; the gradient of a single class is zero",
 )(answers_of(_IgnoredLearn))

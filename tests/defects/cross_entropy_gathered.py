@@ -14,15 +14,15 @@ from equivtest.families.cross_entropy.gathered.case import GatheredCrossEntropyC
 from equivtest.families.cross_entropy.subject import dtensor_cross_entropy, gathered_by_torch, run_loss
 from equivtest.layout import shard_bounds
 from equivtest.tensors import Placed
-from tests.defects.defect import argument_of, defect
+from tests.defects.defect import Replacing, argument_of
+
+wrong = Replacing("dtensor_cross_entropy")
 
 
-@defect(
-    replaces="dtensor_cross_entropy",
-    family="wrong divisor or wrong group",
-    claim="equals_unsharded",
-    smallest=GatheredCrossEntropyCase(world_size=2, num_classes=2, label_smoothing=0.125, requires_grad=()),
-    why="two ranks need one class each; of one class all losses are zero",
+@wrong(
+    "wrong divisor or wrong group",
+    GatheredCrossEntropyCase(world_size=2, num_classes=2, label_smoothing=0.125, requires_grad=()),
+    "two ranks need one class each; of one class all losses are zero",
 )
 def smoothing_over_own_classes(case: GatheredCrossEntropyCase, mesh: DeviceMesh, given: Given) -> Answers:
     """What smoothing moves to a class is a share of as many classes as this rank has."""
@@ -33,14 +33,10 @@ def smoothing_over_own_classes(case: GatheredCrossEntropyCase, mesh: DeviceMesh,
     return run_loss(case, mesh, given, lambda case, logits, others: _smoothed(case, logits, others, others, share))
 
 
-@defect(
-    replaces="dtensor_cross_entropy",
-    family="flags",
-    claim="equals_unsharded",
-    smallest=GatheredCrossEntropyCase(
-        world_size=1, num_classes=2, label_smoothing=0.125, ignored="all", requires_grad=()
-    ),
-    why="one position that does not count, and two classes, since the loss of a single one is zero",
+@wrong(
+    "flags",
+    GatheredCrossEntropyCase(world_size=1, num_classes=2, label_smoothing=0.125, ignored="all", requires_grad=()),
+    "one position that does not count, and two classes, since the loss of a single one is zero",
 )
 @argument_of(run_loss)
 def ignored_are_smoothed(case: CrossEntropyCase, logits: torch.Tensor, others: Given) -> torch.Tensor:
@@ -61,13 +57,11 @@ def _smoothed(case: CrossEntropyCase, logits: torch.Tensor, hard: Given, soft: G
     return left * (1 - case.label_smoothing) + right * share
 
 
-@defect(
-    replaces="dtensor_cross_entropy",
-    family="other collectives than documented",
+@wrong(
+    "other collectives than documented",
+    GatheredCrossEntropyCase(world_size=2, records=True, requires_grad=()),
+    "two ranks share one class; one rank gathers nothing",
     claim="uses_only_collectives",
-    kind="collectives",
-    smallest=GatheredCrossEntropyCase(world_size=2, records=True, requires_grad=()),
-    why="two ranks share one class; one rank gathers nothing",
 )
 @argument_of(run_loss)
 def logits_gathered_twice(case: CrossEntropyCase, logits: torch.Tensor, others: Given) -> torch.Tensor:
@@ -77,12 +71,11 @@ def logits_gathered_twice(case: CrossEntropyCase, logits: torch.Tensor, others: 
     return gathered_by_torch(case, logits, others)
 
 
-@defect(
-    replaces="dtensor_cross_entropy",
-    family="a term added on every rank",
+@wrong(
+    "a term added on every rank",
+    GatheredCrossEntropyCase(world_size=2, num_classes=2),
+    "two ranks; the gradient of a single class is zero",
     claim="gradients_equal_unsharded",
-    smallest=GatheredCrossEntropyCase(world_size=2, num_classes=2),
-    why="two ranks; the gradient of a single class is zero",
 )
 def gradient_of_every_rank(case: GatheredCrossEntropyCase, mesh: DeviceMesh, given: Given) -> Answers:
     """Each rank has the whole loss; the gradients of all are added where one is the whole."""
@@ -93,15 +86,11 @@ def gradient_of_every_rank(case: GatheredCrossEntropyCase, mesh: DeviceMesh, giv
     return answers
 
 
-@defect(
-    replaces="dtensor_cross_entropy",
-    family="misfits accepted",
+@wrong(
+    "misfits accepted",
+    RefusedGatheredCrossEntropyCase(world_size=1, misfit="plain_target", positions=(2,), target_is_dtensor=False),
+    "two positions, since a target of one is taken for a number; one rank is asked to refuse too",
     claim="refuses",
-    kind="not_refused",
-    smallest=RefusedGatheredCrossEntropyCase(
-        world_size=1, misfit="plain_target", positions=(2,), target_is_dtensor=False
-    ),
-    why="two positions, since a target of one is taken for a number; one rank is asked to refuse too",
 )
 def plain_targets_taken(case: GatheredCrossEntropyCase, mesh: DeviceMesh, given: Given) -> Answers:
     """A plain target is taken for replicated, though nobody has looked whether it is."""

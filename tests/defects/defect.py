@@ -1,15 +1,17 @@
 """Defects: subjects that are wrong in one way each.  A property counts only once it has rejected them.
 
-A defect is written with its record, as a whole function or as the one thing that is wrong in a right one:
+A defect is one row of its file: the kind of bug, the smallest case, and why none is smaller.
 
-    @defect(replaces="rowwise_linear", family="a term missing", claim="equals_unsharded", smallest=..., why=...)
+    wrong = Replacing("rowwise_linear")
+
+    @wrong("a term missing", LinearCase(world_size=1, ...), "one rank has a bias", claim="gradients_equal_unsharded")
     def bias_forgotten(case: LinearCase, mesh: DeviceMesh, given: Given) -> Answers: ...
 
-    @defect(replaces="redistribute", ...)
-    @argument_of(run_redistribute)
-    def padding_kept(case: RedistributeCase, x: DTensor) -> DTensor: ...
+    bias_on_every_rank = wrong("flags", ...)(run_with(run_linear, RowwiseParallel, WrongLinear))
 
-    bias_on_every_rank = defect(replaces="rowwise_linear", ...)(run_with(run_linear, RowwiseParallel, WrongLinear))
+    @Replacing("redistribute")("inputs modified", ...)
+    @argument_of(run_redistribute)  # run_redistribute(case, mesh, given, reduced_in_place) is the subject
+    def reduced_in_place(case: RedistributeCase, x: DTensor) -> DTensor: ...
 
 Every process finds it as 'package.module:name'; no list names it.
 """
@@ -60,18 +62,41 @@ class Defect:
         return self.subject.partition(":")[2]
 
 
-def defect(
-    *, replaces: str, family: str, claim: str, kind: str = "value", smallest: Case, why: str
-) -> Callable[[S], S]:
-    """Decorates a subject, which it returns as it is; the arguments are the attributes of `Defect`."""
+KINDS = {
+    "agrees_on_all_ranks": "replica",
+    "does_not_touch_its_inputs": "touched",
+    "drops_at_random": "chance",
+    "is_exact_but_for_added_zeros": "bits",
+    "is_exact_without_reduction": "bits",
+    "is_the_identity_for_one_rank": "bits",
+    "keeps_layout_of_parameter": "layout",
+    "refuses": "not_refused",
+    "repeats_itself": "repeat",
+    "uses_only_collectives": "collectives",
+}
+"""The kind by which each claim rejects a defect that names none; all other claims reject a wrong value."""
 
-    def record(subject: S) -> S:
-        subject.__dict__[_RECORD] = functools.partial(
-            Defect, replaces=replaces, family=family, claim=claim, kind=kind, smallest=smallest, why=why
-        )
-        return subject
 
-    return record
+@dataclass(frozen=True)
+class Replacing:
+    """Records defects of one right subject, under whose property each of them must be rejected."""
+
+    replaces: str
+
+    def __call__(
+        self, family: str, smallest: Case, why: str, *, claim: str = "equals_unsharded", kind: str = ""
+    ) -> Callable[[S], S]:
+        """Decorates a wrong subject, which stays as it is; the arguments are the attributes of `Defect`."""
+        row = functools.partial(
+            Defect, replaces=self.replaces, family=family, claim=claim, kind=kind or KINDS.get(claim, "value"),
+            smallest=smallest, why=why,
+        )  # fmt: skip
+
+        def record(subject: S) -> S:
+            subject.__dict__[_RECORD] = row
+            return subject
+
+        return record
 
 
 _RECORD = "defect"

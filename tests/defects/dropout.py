@@ -11,7 +11,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from equivtest.cases.subject import Answers, Given
 from equivtest.families.dropout.case import DropoutCase
 from equivtest.families.dropout.subject import dropout_answers, parallel_dropout
-from tests.defects.defect import answers_of, defect
+from tests.defects.defect import Replacing, answers_of
+
+wrong = Replacing("parallel_dropout")
 
 
 @dataclass
@@ -78,12 +80,11 @@ class _AnotherInBackward(OwnDropout):
         return self.mask(x)
 
 
-another_mask_in_backward = defect(
-    replaces="parallel_dropout",
-    family="state across calls",
+another_mask_in_backward = wrong(
+    "state across calls",
+    DropoutCase(world_size=1, values=(("dense", 1),)),
+    "of one element the two masks differ half of the time",
     claim="gradients_equal_unsharded",
-    smallest=DropoutCase(world_size=1, values=(("dense", 1),)),
-    why="of one element the two masks differ half of the time",
 )(answers_of(_AnotherInBackward))
 
 
@@ -94,12 +95,10 @@ class _NotScaled(OwnDropout):
         return 1.0
 
 
-not_scaled = defect(
-    replaces="parallel_dropout",
-    family="wrong divisor or wrong group",
-    claim="equals_unsharded",
-    smallest=DropoutCase(world_size=1, requires_grad=(), values=(("dense", 6),)),
-    why="one element that is left",
+not_scaled = wrong(
+    "wrong divisor or wrong group",
+    DropoutCase(world_size=1, requires_grad=(), values=(("dense", 6),)),
+    "one element that is left",
 )(answers_of(_NotScaled))
 
 
@@ -110,13 +109,11 @@ class _SameInEach(OwnDropout):
         return self.case.values[0][1]
 
 
-same_mask_in_each_shard = defect(
-    replaces="parallel_dropout",
-    family="chance that is none",
+same_mask_in_each_shard = wrong(
+    "chance that is none",
+    DropoutCase(world_size=2, shape=(2, 56), layout="shard(0)", requires_grad=()),
+    "two ranks need the 56 elements each of which the claim speaks",
     claim="drops_at_random",
-    kind="chance",
-    smallest=DropoutCase(world_size=2, shape=(2, 56), layout="shard(0)", requires_grad=()),
-    why="two ranks need the 56 elements each of which the claim speaks",
 )(answers_of(_SameInEach))
 
 
@@ -128,13 +125,11 @@ class _Apart(OwnDropout):
         return self.mesh.get_local_rank()
 
 
-replicas_that_draw_apart = defect(
-    replaces="parallel_dropout",
-    family="replicas that differ",
+replicas_that_draw_apart = wrong(
+    "replicas that differ",
+    DropoutCase(world_size=2, requires_grad=(), values=(("dense", 2),)),
+    "of one element two ranks differ half of the time",
     claim="agrees_on_all_ranks",
-    kind="replica",
-    smallest=DropoutCase(world_size=2, requires_grad=(), values=(("dense", 2),)),
-    why="of one element two ranks differ half of the time",
 )(answers_of(_Apart))
 
 
@@ -145,23 +140,15 @@ class _NothingDropped(OwnDropout):
         return 1.0 if self.case.drops_some else super().chance()
 
 
-nothing_dropped = defect(
-    replaces="parallel_dropout",
-    family="chance that is none",
+nothing_dropped = wrong(
+    "chance that is none",
+    DropoutCase(world_size=1, shape=(56,), requires_grad=()),
+    "the 56 elements of which the claim speaks",
     claim="drops_at_random",
-    kind="chance",
-    smallest=DropoutCase(world_size=1, shape=(56,), requires_grad=()),
-    why="the 56 elements of which the claim speaks",
 )(answers_of(_NothingDropped))
 
 
-@defect(
-    replaces="parallel_dropout",
-    family="flags",
-    claim="equals_unsharded",
-    smallest=DropoutCase(world_size=1, training=False, requires_grad=()),
-    why="one element is doubled or dropped",
-)
+@wrong("flags", DropoutCase(world_size=1, training=False, requires_grad=()), "one element is doubled or dropped")
 def drops_in_eval(case: DropoutCase, mesh: DeviceMesh, given: Given) -> Answers:
     """torch's own, but in training mode also where the module is not."""
     return parallel_dropout(_in_training(case), mesh, given)

@@ -16,7 +16,10 @@ from equivtest.cases.subject import Answers, Given
 from equivtest.families.embedding.case import EmbeddingCase
 from equivtest.families.embedding.subject import run_embedding
 from equivtest.layout import shard_bounds
-from tests.defects.defect import defect, run_with
+from tests.defects.defect import Replacing, run_with
+
+wrong_colwise = Replacing("colwise_embedding")
+wrong_rowwise = Replacing("rowwise_embedding")
 
 # ------------------------------------------------------------------------------------------------
 # rowwise
@@ -65,12 +68,10 @@ class MaskOffByOne(Masked):
         return super().is_of_others(ids, start, stop) | ((ids == start) & (start > 0))
 
 
-mask_off_by_one = defect(
-    replaces="rowwise_embedding",
-    family="ids at the edge of a shard",
-    claim="equals_unsharded",
-    smallest=EmbeddingCase(world_size=2, style="rowwise", leading=(2,), num_embeddings=2, requires_grad=()),
-    why="one rank has no second part; of two ids in two tokens one begins it",
+mask_off_by_one = wrong_rowwise(
+    "ids at the edge of a shard",
+    EmbeddingCase(world_size=2, style="rowwise", leading=(2,), num_embeddings=2, requires_grad=()),
+    "one rank has no second part; of two ids in two tokens one begins it",
 )(run_with(run_embedding, RowwiseParallel, MaskOffByOne))
 
 
@@ -81,12 +82,10 @@ class _MaskNotApplied(Masked):
         return local.masked_fill(local == num_rows, 0)
 
 
-mask_not_applied = defect(
-    replaces="rowwise_embedding",
-    family="a partial value taken for the whole",
-    claim="equals_unsharded",
-    smallest=EmbeddingCase(world_size=2, style="rowwise", num_embeddings=2, requires_grad=()),
-    why="one rank masks nothing, and a rank without ids of its own has no row to add",
+mask_not_applied = wrong_rowwise(
+    "a partial value taken for the whole",
+    EmbeddingCase(world_size=2, style="rowwise", num_embeddings=2, requires_grad=()),
+    "one rank masks nothing, and a rank without ids of its own has no row to add",
 )(run_with(run_embedding, RowwiseParallel, _MaskNotApplied))
 
 
@@ -100,12 +99,10 @@ class _PartOfAnotherRank(Masked):
         return local.clamp(max=num_rows)  # the opposite part may be longer
 
 
-part_of_another_rank = defect(
-    replaces="rowwise_embedding",
-    family="shard order",
-    claim="equals_unsharded",
-    smallest=EmbeddingCase(world_size=2, style="rowwise", num_embeddings=2, requires_grad=()),
-    why="two ranks need one id each",
+part_of_another_rank = wrong_rowwise(
+    "shard order",
+    EmbeddingCase(world_size=2, style="rowwise", num_embeddings=2, requires_grad=()),
+    "two ranks need one id each",
 )(run_with(run_embedding, RowwiseParallel, _PartOfAnotherRank))
 
 
@@ -116,12 +113,10 @@ class _LookupsAveraged(Masked):
         return found / mesh.size()
 
 
-lookups_averaged = defect(
-    replaces="rowwise_embedding",
-    family="wrong divisor or wrong group",
-    claim="equals_unsharded",
-    smallest=EmbeddingCase(world_size=2, style="rowwise", requires_grad=()),
-    why="one rank's lookup is its average; the zero of a rank without ids halves the other's",
+lookups_averaged = wrong_rowwise(
+    "wrong divisor or wrong group",
+    EmbeddingCase(world_size=2, style="rowwise", requires_grad=()),
+    "one rank's lookup is its average; the zero of a rank without ids halves the other's",
 )(run_with(run_embedding, RowwiseParallel, _LookupsAveraged))
 
 
@@ -136,12 +131,11 @@ class PaddingRowLearns(nn.Embedding):
         return functional.embedding(ids, self.weight, scale_grad_by_freq=self.scale_grad_by_freq)
 
 
-padding_row_learns = defect(
-    replaces="colwise_embedding",
-    family="flags",
+padding_row_learns = wrong_colwise(
+    "flags",
+    EmbeddingCase(world_size=1, style="colwise", padding_idx=0),
+    "one rank and one token, which holds the padding id, suffice",
     claim="gradients_equal_unsharded",
-    smallest=EmbeddingCase(world_size=1, style="colwise", padding_idx=0),
-    why="one rank and one token, which holds the padding id, suffice",
 )(run_with(run_embedding, ColwiseParallel, PaddingRowLearns))
 
 
@@ -167,12 +161,11 @@ class _RepeatsCountedOnce(Local):
         return cast(torch.Tensor, found)
 
 
-repeats_counted_once = defect(
-    replaces="colwise_embedding",
-    family="a term missing",
+repeats_counted_once = wrong_colwise(
+    "a term missing",
+    EmbeddingCase(world_size=1, style="colwise", leading=(2,)),
+    "two tokens hold the only id",
     claim="gradients_equal_unsharded",
-    smallest=EmbeddingCase(world_size=1, style="colwise", leading=(2,)),
-    why="two tokens hold the only id",
 )(run_with(run_embedding, ColwiseParallel, _RepeatsCountedOnce))
 
 
@@ -204,23 +197,19 @@ class _FeaturesOfNextRank(Local):
         return super().look_up(ids, own, mesh)
 
 
-features_of_next_rank = defect(
-    replaces="colwise_embedding",
-    family="shard order",
-    claim="equals_unsharded",
-    smallest=EmbeddingCase(world_size=2, style="colwise", embedding_dim=2, requires_grad=()),
-    why="two ranks need one feature each",
+features_of_next_rank = wrong_colwise(
+    "shard order",
+    EmbeddingCase(world_size=2, style="colwise", embedding_dim=2, requires_grad=()),
+    "two ranks need one feature each",
 )(run_with(run_embedding, ColwiseParallel, _FeaturesOfNextRank))
 
 
-@defect(
-    replaces="colwise_embedding",
-    family="shard order",
-    claim="equals_unsharded",
-    smallest=EmbeddingCase(
+@wrong_colwise(
+    "shard order",
+    EmbeddingCase(
         world_size=2, style="colwise", leading=(2,), num_embeddings=2, input_layout="shard(0)", requires_grad=()
     ),
-    why="two ranks need one token each; two tokens hold both of two ids",
+    "two ranks need one token each; two tokens hold both of two ids",
 )
 def ids_gathered_in_another_order(case: EmbeddingCase, mesh: DeviceMesh, given: Given) -> Answers:
     """Colwise: sharded ids are gathered beginning with the second rank's, where their parts are of one size."""

@@ -12,17 +12,17 @@ from equivtest.families.norm.case import NormCase
 from equivtest.families.norm.subject import run_norm, sequence_layer_norm
 from equivtest.layout import Layout, Replicate
 from equivtest.tensors import Placed
-from tests.defects.defect import defect
+from tests.defects.defect import Replacing
+
+wrong_layer_norm = Replacing("sequence_layer_norm")
+wrong_rms_norm = Replacing("sequence_rms_norm")
 
 
-@defect(
-    replaces="sequence_layer_norm",
-    family="a reduction missing in the backward",
+@wrong_layer_norm(
+    "a reduction missing in the backward",
+    NormCase(world_size=2, norm="layer_norm", leading=(2,), parameters=("weight", "bias"), requires_grad=("bias",)),
+    "two ranks need one token each, since torch gathers a shorter sequence",
     claim="gradients_equal_unsharded",
-    smallest=NormCase(
-        world_size=2, norm="layer_norm", leading=(2,), parameters=("weight", "bias"), requires_grad=("bias",)
-    ),
-    why="two ranks need one token each, since torch gathers a shorter sequence",
 )
 def gradient_of_own_tokens(case: NormCase, mesh: DeviceMesh, given: Given) -> Answers:
     """layer_norm: each rank's share of the gradients of weight and bias is taken for the whole."""
@@ -34,12 +34,10 @@ def gradient_of_own_tokens(case: NormCase, mesh: DeviceMesh, given: Given) -> An
     return answers
 
 
-@defect(
-    replaces="sequence_rms_norm",
-    family="eps at another place",
-    claim="equals_unsharded",
-    smallest=NormCase(world_size=1, norm="rms_norm", requires_grad=(), values=(("real", 1),)),
-    why="of mean square q, values are off by eps / sqrt(q) of themselves, by right by eps / 2 q: the same at a quarter",
+@wrong_rms_norm(
+    "eps at another place",
+    NormCase(world_size=1, norm="rms_norm", requires_grad=(), values=(("real", 1),)),
+    "of mean square q, values are off by eps / sqrt(q) of themselves, by right by eps / 2 q: the same at a quarter",
 )
 def eps_outside_the_root(case: NormCase, mesh: DeviceMesh, given: Given) -> Answers:
     """rms_norm: eps is added to the root of the mean square, not to the mean square."""
@@ -53,12 +51,10 @@ class _EpsOutside(nn.RMSNorm):
         return normed if self.weight is None else normed * self.weight
 
 
-@defect(
-    replaces="sequence_rms_norm",
-    family="another dim",
-    claim="equals_unsharded",
-    smallest=NormCase(world_size=1, norm="rms_norm", requires_grad=()),
-    why="of a single token each feature would become a sign",
+@wrong_rms_norm(
+    "another dim",
+    NormCase(world_size=1, norm="rms_norm", requires_grad=()),
+    "of a single token each feature would become a sign",
 )
 def moments_of_a_feature(case: NormCase, mesh: DeviceMesh, given: Given) -> Answers:
     """rms_norm: the mean square is taken over the first dim of the activation, not over the features."""

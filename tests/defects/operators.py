@@ -16,7 +16,9 @@ from equivtest.families.operators.subject import call_torch, run_operator
 from equivtest.layout import Layout
 from equivtest.layout import Replicate as Whole
 from equivtest.tensors import Placed
-from tests.defects.defect import defect
+from tests.defects.defect import Replacing
+
+wrong = Replacing("dtensor_operators")
 
 Operands = tuple[DTensor, ...]
 Results = tuple[Any, ...]
@@ -40,11 +42,9 @@ def _of_own_parts(case: OperatorCase, operands: Operands, arguments: Arguments) 
     )
 
 
-@defect(
-    replaces="dtensor_operators",
-    family="another dim",
-    claim="equals_unsharded",
-    smallest=OperatorCase(
+@wrong(
+    "another dim",
+    OperatorCase(
         world_size=2,
         operator="softmax",
         operands=((2,),),
@@ -52,7 +52,7 @@ def _of_own_parts(case: OperatorCase, operands: Operands, arguments: Arguments) 
         placements=(("shard(0)",),),
         values=(("real", 0),),
     ),
-    why="of one element the second of two ranks has nothing, and the first all",
+    "of one element the second of two ranks has nothing, and the first all",
 )
 def dim_from_the_end_overlooked(case: OperatorCase, mesh: DeviceMesh, given: Given) -> Answers:
     """A softmax along a dim that is divided and counted from the end: each rank's own part adds up to one."""
@@ -65,18 +65,17 @@ def dim_from_the_end_overlooked(case: OperatorCase, mesh: DeviceMesh, given: Giv
     return run_operator(case, mesh, given, call)
 
 
-@defect(
-    replaces="dtensor_operators",
-    family="a reduction missing in the backward",
-    claim="gradients_equal_unsharded",
-    smallest=OperatorCase(
+@wrong(
+    "a reduction missing in the backward",
+    OperatorCase(
         world_size=2,
         operator="mul",
         operands=((2,), (1,)),
         placements=(("shard(0)",), ("replicate",)),
         requires_grad=(1,),
     ),
-    why="one rank has all rows",
+    "one rank has all rows",
+    claim="gradients_equal_unsharded",
 )
 def gradient_of_own_rows(case: OperatorCase, mesh: DeviceMesh, given: Given) -> Answers:
     """A product with a factor that is broadcast: its gradient from each rank's own rows is taken for the whole one."""
@@ -89,19 +88,17 @@ def gradient_of_own_rows(case: OperatorCase, mesh: DeviceMesh, given: Given) -> 
     return answers
 
 
-@defect(
-    replaces="dtensor_operators",
-    family="operands in fewer bits",
-    claim="equals_unsharded",
-    kind="shape",
-    smallest=OperatorCase(
+@wrong(
+    "operands in fewer bits",
+    OperatorCase(
         world_size=1,
         operator="add",
         operands=((1,), (1,)),
         placements=(("replicate",), ("replicate",)),
         other_dtypes=("", "float64"),
     ),
-    why="no other dtype is wider than float32",
+    "no other dtype is wider than float32",
+    kind="shape",
 )
 def promoted_to_the_first(case: OperatorCase, mesh: DeviceMesh, given: Given) -> Answers:
     """A sum of numbers of two dtypes has that of the first."""
@@ -113,14 +110,12 @@ def promoted_to_the_first(case: OperatorCase, mesh: DeviceMesh, given: Given) ->
     return run_operator(case, mesh, given, call)
 
 
-@defect(
-    replaces="dtensor_operators",
-    family="another dim",
-    claim="equals_unsharded",
-    smallest=OperatorCase(
+@wrong(
+    "another dim",
+    OperatorCase(
         world_size=2, operator="flip", operands=((2,),), arguments=(("dims", (0,)),), placements=(("shard(0)",),)
     ),
-    why="one element is its own mirror image",
+    "one element is its own mirror image",
 )
 def own_part_flipped(case: OperatorCase, mesh: DeviceMesh, given: Given) -> Answers:
     """A flip of a dim that is divided: each rank flips its own part."""
@@ -134,11 +129,9 @@ def own_part_flipped(case: OperatorCase, mesh: DeviceMesh, given: Given) -> Answ
     return run_operator(case, mesh, given, call)
 
 
-@defect(
-    replaces="dtensor_operators",
-    family="ids at the edge of a shard",
-    claim="equals_unsharded",
-    smallest=OperatorCase(
+@wrong(
+    "ids at the edge of a shard",
+    OperatorCase(
         world_size=2,
         operator="argmax",
         operands=((2,),),
@@ -146,7 +139,7 @@ def own_part_flipped(case: OperatorCase, mesh: DeviceMesh, given: Given) -> Answ
         placements=(("shard(0)",),),
         values=(("dense", 3),),
     ),
-    why="the first rank's part begins with the whole",
+    "the first rank's part begins with the whole",
 )
 def place_in_own_part(case: OperatorCase, mesh: DeviceMesh, given: Given) -> Answers:
     """The place of the largest element along a dim that is divided: counted from where each rank's part begins."""

@@ -13,19 +13,19 @@ from equivtest.families.operators.case_forms import Arguments
 from equivtest.families.operators.chains.case import SPECIALS, THROUGH_LOCAL, ChainCase, Step, run_chain
 from equivtest.families.operators.chains.subject import run_steps, special
 from equivtest.families.operators.subject import run_operator
-from tests.defects.defect import argument_of, defect
+from tests.defects.defect import Replacing, argument_of
+
+wrong = Replacing("dtensor_operator_chains")
 
 
-@defect(
-    replaces="dtensor_operator_chains",
-    family="a cache keyed too coarsely",
-    claim="equals_unsharded",
-    smallest=ChainCase(
+@wrong(
+    "a cache keyed too coarsely",
+    ChainCase(
         world_size=1,
         steps=(("mul", ("x0",), (("other", 2.0),)), ("mul", ("x0",), (("other", -3),))),
         placements=(("replicate",),),
     ),
-    why="one call has nothing to be mistaken for",
+    "one call has nothing to be mistaken for",
 )
 def scalar_of_the_first_call(case: ChainCase, mesh: DeviceMesh, given: Given) -> Answers:
     """An operator called again, of as many operands, has the arguments of its first call."""
@@ -41,18 +41,17 @@ def scalar_of_the_first_call(case: ChainCase, mesh: DeviceMesh, given: Given) ->
     return run_operator(case, mesh, given, call)  # type: ignore[arg-type]
 
 
-@defect(
-    replaces="dtensor_operator_chains",
-    family="a reduction missing in the backward",
-    claim="gradients_equal_unsharded",
-    smallest=ChainCase(
+@wrong(
+    "a reduction missing in the backward",
+    ChainCase(
         world_size=2,
         steps=((THROUGH_LOCAL, ("x0",), ()),),
         operands=((2,),),
         placements=(("replicate",),),
         requires_grad=(0,),
     ),
-    why="one rank has the whole cotangent",
+    "one rank has the whole cotangent",
+    claim="gradients_equal_unsharded",
 )
 @argument_of(run_steps)
 def gradient_left_out_of_dtensors(step: Step, x: torch.Tensor) -> torch.Tensor:

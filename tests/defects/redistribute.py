@@ -15,7 +15,9 @@ from equivtest.families.redistribute.case import RedistributeCase
 from equivtest.families.redistribute.case_refused import RefusedRedistributeCase
 from equivtest.families.redistribute.subject import move_by_torch, run_redistribute
 from equivtest.layout import coordinate_of, local_box, shard_bounds
-from tests.defects.defect import argument_of, defect
+from tests.defects.defect import Replacing, argument_of
+
+wrong = Replacing("redistribute")
 
 
 class _InItsPlace(torch.autograd.Function):
@@ -55,13 +57,11 @@ def _rank_in(mesh: DeviceMesh) -> int:
 # Shards
 
 
-@defect(
-    replaces="redistribute",
-    family="size not a multiple of the world size",
-    claim="equals_unsharded",
+@wrong(
+    "size not a multiple of the world size",
+    RedistributeCase(world_size=2, target=("shard(0)",), requires_grad=()),
+    "one rank pads nothing; of two, the second's shard of one element is empty",
     kind="shape",
-    smallest=RedistributeCase(world_size=2, target=("shard(0)",), requires_grad=()),
-    why="one rank pads nothing; of two, the second's shard of one element is empty",
 )
 @argument_of(run_redistribute)
 def padding_kept(case: RedistributeCase, x: DTensor) -> DTensor:
@@ -76,12 +76,10 @@ def padding_kept(case: RedistributeCase, x: DTensor) -> DTensor:
     return _replace(right, local)
 
 
-@defect(
-    replaces="redistribute",
-    family="shard order",
-    claim="equals_unsharded",
-    smallest=RedistributeCase(world_size=2, shape=(2,), target=("shard(0)",), requires_grad=()),
-    why="two ranks need one element each",
+@wrong(
+    "shard order",
+    RedistributeCase(world_size=2, shape=(2,), target=("shard(0)",), requires_grad=()),
+    "two ranks need one element each",
 )
 @argument_of(run_redistribute)
 def shards_swapped(case: RedistributeCase, x: DTensor) -> DTensor:
@@ -94,11 +92,9 @@ def shards_swapped(case: RedistributeCase, x: DTensor) -> DTensor:
     return right
 
 
-@defect(
-    replaces="redistribute",
-    family="shard order",
-    claim="equals_unsharded",
-    smallest=RedistributeCase(
+@wrong(
+    "shard order",
+    RedistributeCase(
         world_size=4,
         mesh=(2, 2),
         shape=(2,),
@@ -106,7 +102,7 @@ def shards_swapped(case: RedistributeCase, x: DTensor) -> DTensor:
         target=("shard(0)", "replicate"),
         requires_grad=(),
     ),
-    why="one rank has no other coordinates; the two places of the axis that divides need one element each",
+    "one rank has no other coordinates; the two places of the axis that divides need one element each",
 )
 @argument_of(run_redistribute)
 def mesh_axes_swapped(case: RedistributeCase, x: DTensor) -> DTensor:
@@ -122,12 +118,10 @@ def mesh_axes_swapped(case: RedistributeCase, x: DTensor) -> DTensor:
     return _replace(right, local.clone())
 
 
-@defect(
-    replaces="redistribute",
-    family="uninitialised memory reaches a value",
-    claim="equals_unsharded",
-    smallest=RedistributeCase(world_size=2, shape=(3,), source=("shard(0)",), requires_grad=()),
-    why="of one element the second of two ranks has an empty shard, which brings nothing; of two, both have one",
+@wrong(
+    "uninitialised memory reaches a value",
+    RedistributeCase(world_size=2, shape=(3,), source=("shard(0)",), requires_grad=()),
+    "of one element the second of two ranks has an empty shard, which brings nothing; of two, both have one",
 )
 @argument_of(run_redistribute)
 def shorter_shard_not_copied(case: RedistributeCase, x: DTensor) -> DTensor:
@@ -146,13 +140,11 @@ def shorter_shard_not_copied(case: RedistributeCase, x: DTensor) -> DTensor:
     return right
 
 
-@defect(
-    replaces="redistribute",
-    family="special values replaced",
+@wrong(
+    "special values replaced",
+    RedistributeCase(world_size=2, source=("shard(0)",), values=(("special", 0),), requires_grad=()),
+    "one rank adds nothing; of two, the second adds +0.0 to the first one's -0.0, which is special value number 0",
     claim="is_exact_without_reduction",
-    kind="bits",
-    smallest=RedistributeCase(world_size=2, source=("shard(0)",), values=(("special", 0),), requires_grad=()),
-    why="one rank adds nothing; of two, the second adds +0.0 to the first one's -0.0, which is special value number 0",
 )
 @argument_of(run_redistribute)
 def gathered_by_adding_zeros(case: RedistributeCase, x: DTensor) -> DTensor:
@@ -182,12 +174,10 @@ def _own_part(case: RedistributeCase, x: DTensor, whole: torch.Tensor) -> torch.
 # Reductions
 
 
-@defect(
-    replaces="redistribute",
-    family="wrong divisor or wrong group",
-    claim="equals_unsharded",
-    smallest=RedistributeCase(world_size=2, source=("partial(sum)",), requires_grad=()),
-    why="the average of one rank is its sum",
+@wrong(
+    "wrong divisor or wrong group",
+    RedistributeCase(world_size=2, source=("partial(sum)",), requires_grad=()),
+    "the average of one rank is its sum",
 )
 @argument_of(run_redistribute)
 def averaged_instead_of_summed(case: RedistributeCase, x: DTensor) -> DTensor:
@@ -199,13 +189,11 @@ def averaged_instead_of_summed(case: RedistributeCase, x: DTensor) -> DTensor:
     return right
 
 
-@defect(
-    replaces="redistribute",
-    family="inputs modified",
+@wrong(
+    "inputs modified",
+    RedistributeCase(world_size=2, source=("partial(sum)",), requires_grad=()),
+    "one rank's operand is the sum; no odd integer leaves another one as it was",
     claim="does_not_touch_its_inputs",
-    kind="touched",
-    smallest=RedistributeCase(world_size=2, source=("partial(sum)",), requires_grad=()),
-    why="one rank's operand is the sum; no odd integer leaves another one as it was",
 )
 @argument_of(run_redistribute)
 def reduced_in_place(case: RedistributeCase, x: DTensor) -> DTensor:
@@ -220,15 +208,11 @@ def reduced_in_place(case: RedistributeCase, x: DTensor) -> DTensor:
     return right
 
 
-@defect(
-    replaces="redistribute",
-    family="other collectives than documented",
+@wrong(
+    "other collectives than documented",
+    RedistributeCase(world_size=2, source=("partial(sum)",), target=("shard(0)",), requires_grad=(), records=True),
+    "one rank reduces nothing",
     claim="uses_only_collectives",
-    kind="collectives",
-    smallest=RedistributeCase(
-        world_size=2, source=("partial(sum)",), target=("shard(0)",), requires_grad=(), records=True
-    ),
-    why="one rank reduces nothing",
 )
 @argument_of(run_redistribute)
 def made_whole_then_divided(case: RedistributeCase, x: DTensor) -> DTensor:
@@ -239,13 +223,11 @@ def made_whole_then_divided(case: RedistributeCase, x: DTensor) -> DTensor:
     return move_by_torch(case, x)
 
 
-@defect(
-    replaces="redistribute",
-    family="misfits accepted",
+@wrong(
+    "misfits accepted",
+    RefusedRedistributeCase(world_size=1),
+    "one rank and one element are accepted too",
     claim="refuses",
-    kind="not_refused",
-    smallest=RefusedRedistributeCase(world_size=1),
-    why="one rank and one element are accepted too",
 )
 @argument_of(run_redistribute)
 def partial_target_accepted(case: RedistributeCase, x: DTensor) -> DTensor:
@@ -259,12 +241,11 @@ def partial_target_accepted(case: RedistributeCase, x: DTensor) -> DTensor:
 # Gradients
 
 
-@defect(
-    replaces="redistribute",
-    family="wrong divisor or wrong group",
+@wrong(
+    "wrong divisor or wrong group",
+    RedistributeCase(world_size=2, source=("partial(sum)",)),
+    "one rank has one operand; no cotangent is zero",
     claim="gradients_equal_unsharded",
-    smallest=RedistributeCase(world_size=2, source=("partial(sum)",)),
-    why="one rank has one operand; no cotangent is zero",
 )
 @argument_of(run_redistribute)
 def gradient_of_operands_added(case: RedistributeCase, x: DTensor) -> DTensor:
@@ -293,13 +274,11 @@ def scale_gradient(tensor: T, factor: float) -> T:
     return cast(T, _ScaledGradient.apply(tensor, factor))  # type: ignore[no-untyped-call]
 
 
-@defect(
-    replaces="redistribute",
-    family="layout of gradients",
+@wrong(
+    "layout of gradients",
+    RedistributeCase(world_size=1, source=("partial(sum)",)),
+    "the layout is wrong on a mesh of one rank too",
     claim="keeps_layout_of_parameter",
-    kind="layout",
-    smallest=RedistributeCase(world_size=1, source=("partial(sum)",)),
-    why="the layout is wrong on a mesh of one rank too",
 )
 def gradient_left_partial(case: RedistributeCase, mesh: DeviceMesh, given: Given) -> Answers:
     """The gradient of a DTensor whose operands were added is given back as operands, too."""

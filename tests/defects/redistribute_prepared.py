@@ -11,16 +11,16 @@ from equivtest.families.redistribute.prepared.case import PreparedCase
 from equivtest.families.redistribute.prepared.subject import prepared_module, run_prepared
 from equivtest.layout import Layout, Replicate, Shard, parse_placement, shard_bounds
 from equivtest.tensors import Placed
-from tests.defects.defect import defect
+from tests.defects.defect import Replacing
+
+wrong = Replacing("prepared_module")
 
 
-@defect(
-    replaces="prepared_module",
-    family="a step left out",
-    claim="equals_unsharded",
+@wrong(
+    "a step left out",
+    PreparedCase(world_size=1, target=("shard(0)",), requires_grad=()),
+    "a layout differs by its name on one rank too",
     kind="layout",
-    smallest=PreparedCase(world_size=1, target=("shard(0)",), requires_grad=()),
-    why="a layout differs by its name on one rank too",
 )
 def input_left_as_it_came(case: PreparedCase, mesh: DeviceMesh, given: Given) -> Answers:
     """PrepareModuleInput: what the module is given is not taken to the desired layout."""
@@ -33,13 +33,11 @@ def input_left_as_it_came(case: PreparedCase, mesh: DeviceMesh, given: Given) ->
     return run_prepared(case, mesh, given, plan)
 
 
-@defect(
-    replaces="prepared_module",
-    family="a step left out",
-    claim="equals_unsharded",
+@wrong(
+    "a step left out",
+    PreparedCase(world_size=1, target=("shard(0)",), x_is_dtensor=True, as_kwarg=True, requires_grad=()),
+    "a layout differs by its name on one rank too",
     kind="layout",
-    smallest=PreparedCase(world_size=1, target=("shard(0)",), x_is_dtensor=True, as_kwarg=True, requires_grad=()),
-    why="a layout differs by its name on one rank too",
 )
 def named_input_left_out(case: PreparedCase, mesh: DeviceMesh, given: Given) -> Answers:
     """PrepareModuleInput: what is handed over by name is looked for under another one, and not prepared."""
@@ -54,14 +52,12 @@ def named_input_left_out(case: PreparedCase, mesh: DeviceMesh, given: Given) -> 
     return run_prepared(case, mesh, given, plan)
 
 
-@defect(
-    replaces="prepared_module",
-    family="a partial value taken for the whole",
-    claim="equals_unsharded",
-    smallest=PreparedCase(
+@wrong(
+    "a partial value taken for the whole",
+    PreparedCase(
         world_size=2, shape=(2,), source=("shard(0)",), style="output", use_local_output=True, requires_grad=()
     ),
-    why="two ranks need one element each",
+    "two ranks need one element each",
 )
 def own_part_for_the_whole(case: PreparedCase, mesh: DeviceMesh, given: Given) -> Answers:
     """A plain output that is gathered holds this rank's own part over and over."""

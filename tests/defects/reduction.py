@@ -10,7 +10,9 @@ from equivtest.cases.subject import Answers, Given
 from equivtest.families.reduction.case import SOFTMAXES, ReductionCase
 from equivtest.families.reduction.subject import Reduce, reduce_by_torch, run_reduction
 from equivtest.tensors import Placed
-from tests.defects.defect import argument_of, defect
+from tests.defects.defect import Replacing, argument_of
+
+wrong = Replacing("reduction")
 
 
 def _of_own_shard(case: ReductionCase, x: torch.Tensor, op: str) -> torch.Tensor:
@@ -32,36 +34,30 @@ def _of_own_shards(wrong: str, op: str) -> Reduce:
     return reduce
 
 
-@defect(
-    replaces="reduction",
-    family="a partial value taken for the whole",
-    claim="equals_unsharded",
-    smallest=ReductionCase(world_size=2, op="amax", shape=(2,), layout="shard(0)", requires_grad=()),
-    why="two ranks need one element each",
+@wrong(
+    "a partial value taken for the whole",
+    ReductionCase(world_size=2, op="amax", shape=(2,), layout="shard(0)", requires_grad=()),
+    "two ranks need one element each",
 )
 def amax_of_own_shard(case: ReductionCase, mesh: DeviceMesh, given: Given) -> Answers:
     """amax over the dim that is divided: each rank answers the largest element of its own shard."""
     return run_reduction(case, mesh, given, _of_own_shards("amax", ""))
 
 
-@defect(
-    replaces="reduction",
-    family="size not a multiple of the world size",
-    claim="equals_unsharded",
-    smallest=ReductionCase(world_size=2, op="mean", layout="shard(0)", requires_grad=()),
-    why="one element, and none on the second rank, whose mean is taken for zero",
+@wrong(
+    "size not a multiple of the world size",
+    ReductionCase(world_size=2, op="mean", layout="shard(0)", requires_grad=()),
+    "one element, and none on the second rank, whose mean is taken for zero",
 )
 def mean_of_means(case: ReductionCase, mesh: DeviceMesh, given: Given) -> Answers:
     """mean over the dim that is divided: the average of the ranks' own means, however many terms each has."""
     return run_reduction(case, mesh, given, _of_own_shards("mean", "avg"))
 
 
-@defect(
-    replaces="reduction",
-    family="size not a multiple of the world size",
-    claim="equals_unsharded",
-    smallest=ReductionCase(world_size=2, op="mean", layout="shard(0)", requires_grad=()),
-    why="one rank pads nothing; of two the second pads one element",
+@wrong(
+    "size not a multiple of the world size",
+    ReductionCase(world_size=2, op="mean", layout="shard(0)", requires_grad=()),
+    "one rank pads nothing; of two the second pads one element",
 )
 @argument_of(run_reduction)
 def mean_counts_padding(case: ReductionCase, x: torch.Tensor) -> torch.Tensor:
@@ -74,24 +70,20 @@ def mean_counts_padding(case: ReductionCase, x: torch.Tensor) -> torch.Tensor:
     return found if padded == size else found * (size / padded)
 
 
-@defect(
-    replaces="reduction",
-    family="a partial value taken for the whole",
-    claim="equals_unsharded",
-    smallest=ReductionCase(world_size=2, op="norm", shape=(2,), layout="shard(0)", requires_grad=()),
-    why="two ranks need one element each",
+@wrong(
+    "a partial value taken for the whole",
+    ReductionCase(world_size=2, op="norm", shape=(2,), layout="shard(0)", requires_grad=()),
+    "two ranks need one element each",
 )
 def norms_added(case: ReductionCase, mesh: DeviceMesh, given: Given) -> Answers:
     """norm over the dim that is divided: the sum of the ranks' norms."""
     return run_reduction(case, mesh, given, _of_own_shards("norm", "sum"))
 
 
-@defect(
-    replaces="reduction",
-    family="a partial value taken for the whole",
-    claim="equals_unsharded",
-    smallest=ReductionCase(world_size=2, op="softmax", shape=(2,), layout="shard(0)", requires_grad=()),
-    why="two ranks need one element each",
+@wrong(
+    "a partial value taken for the whole",
+    ReductionCase(world_size=2, op="softmax", shape=(2,), layout="shard(0)", requires_grad=()),
+    "two ranks need one element each",
 )
 @argument_of(run_reduction)
 def softmax_of_own_shard(case: ReductionCase, x: torch.Tensor) -> torch.Tensor:
@@ -105,12 +97,10 @@ def softmax_of_own_shard(case: ReductionCase, x: torch.Tensor) -> torch.Tensor:
     )
 
 
-@defect(
-    replaces="reduction",
-    family="a reduction in fewer bits",
-    claim="equals_unsharded",
-    smallest=ReductionCase(world_size=1, layout="shard(0)", requires_grad=(), values=(("real", 0),)),
-    why="one real number has more bits than bfloat16; a sum on one rank is reduced as well",
+@wrong(
+    "a reduction in fewer bits",
+    ReductionCase(world_size=1, layout="shard(0)", requires_grad=(), values=(("real", 0),)),
+    "one real number has more bits than bfloat16; a sum on one rank is reduced as well",
 )
 @argument_of(run_reduction)
 def sums_in_bfloat16(case: ReductionCase, x: torch.Tensor) -> torch.Tensor:
@@ -123,13 +113,11 @@ def sums_in_bfloat16(case: ReductionCase, x: torch.Tensor) -> torch.Tensor:
     return found
 
 
-@defect(
-    replaces="reduction",
-    family="other collectives than documented",
+@wrong(
+    "other collectives than documented",
+    ReductionCase(world_size=2, layout="shard(0)", requires_grad=(), records=True),
+    "two ranks share one element, whose all_gather is no all_reduce",
     claim="uses_only_collectives",
-    kind="collectives",
-    smallest=ReductionCase(world_size=2, layout="shard(0)", requires_grad=(), records=True),
-    why="two ranks share one element, whose all_gather is no all_reduce",
 )
 @argument_of(run_reduction)
 def gathers_before_it_sums(case: ReductionCase, x: torch.Tensor) -> torch.Tensor:
@@ -140,12 +128,11 @@ def gathers_before_it_sums(case: ReductionCase, x: torch.Tensor) -> torch.Tensor
     return reduce_by_torch(case, x)
 
 
-@defect(
-    replaces="reduction",
-    family="wrong divisor or wrong group",
+@wrong(
+    "wrong divisor or wrong group",
+    ReductionCase(world_size=1, op="amax", shape=(3,), values=(("dense", 6),)),
+    "two of the elements are the largest; with the first seed it takes four elements",
     claim="gradients_equal_unsharded",
-    smallest=ReductionCase(world_size=1, op="amax", shape=(3,), values=(("dense", 6),)),
-    why="two of the elements are the largest; with the first seed it takes four elements",
 )
 def ties_get_all(case: ReductionCase, mesh: DeviceMesh, given: Given) -> Answers:
     """amax: each of several largest elements gets the whole cotangent, where its dim is divided or nothing is."""

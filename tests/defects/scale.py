@@ -7,16 +7,12 @@ from torch.distributed.tensor import DTensor
 
 from equivtest.families.scale.case import ScaleCase
 from equivtest.families.scale.subject import run_scale
-from tests.defects.defect import argument_of, defect
+from tests.defects.defect import Replacing, argument_of
+
+wrong = Replacing("scale")
 
 
-@defect(
-    replaces="scale",
-    family="a term added on every rank",
-    claim="equals_unsharded",
-    smallest=ScaleCase(world_size=2, requires_grad=()),
-    why="one rank's share is the whole",
-)
+@wrong("a term added on every rank", ScaleCase(world_size=2, requires_grad=()), "one rank's share is the whole")
 @argument_of(run_scale)
 def scaled_by_every_rank(case: ScaleCase, x: torch.Tensor) -> torch.Tensor:
     """The factor is applied once for each rank."""
@@ -24,13 +20,7 @@ def scaled_by_every_rank(case: ScaleCase, x: torch.Tensor) -> torch.Tensor:
     return x * case.factor * x.device_mesh.size()
 
 
-@defect(
-    replaces="scale",
-    family="a term missing",
-    claim="gradients_equal_unsharded",
-    smallest=ScaleCase(world_size=1),
-    why="one element shows it",
-)
+@wrong("a term missing", ScaleCase(world_size=1), "one element shows it", claim="gradients_equal_unsharded")
 @argument_of(run_scale)
 def gradient_not_scaled(case: ScaleCase, x: torch.Tensor) -> torch.Tensor:
     """What is added to x for the product has no gradient."""

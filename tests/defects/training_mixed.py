@@ -11,7 +11,9 @@ from torch.distributed.tensor import DTensor
 from equivtest.families.training.mixed.case import MixedCase
 from equivtest.families.training.mixed.subject import MixedRun
 from equivtest.tensors import DTYPES
-from tests.defects.defect import answers_of, defect
+from tests.defects.defect import Replacing, answers_of
+
+wrong = Replacing("fsdp2_mixed_mlp")
 
 _TWO_SUMS = MixedCase(
     world_size=1,
@@ -30,12 +32,11 @@ class _ReducedNarrow(MixedRun):
         return replace(super().policy(), reduce_dtype=None)
 
 
-reduced_in_the_dtype_of_parameters = defect(
-    replaces="fsdp2_mixed_mlp",
-    family="a reduction in fewer bits",
+reduced_in_the_dtype_of_parameters = wrong(
+    "a reduction in fewer bits",
+    _TWO_SUMS,
+    "one sum is rounded nowhere; of two that each take eight bits one is in larger units",
     claim="gradients_equal_unsharded",
-    smallest=_TWO_SUMS,
-    why="one sum is rounded nowhere; of two that each take eight bits one is in larger units",
 )(answers_of(_ReducedNarrow))
 
 
@@ -46,13 +47,11 @@ class _NeverCast(MixedRun):
         return replace(super().policy(), param_dtype=None)
 
 
-computed_in_the_dtype_of_masters = defect(
-    replaces="fsdp2_mixed_mlp",
-    family="flags",
-    claim="equals_unsharded",
+computed_in_the_dtype_of_masters = wrong(
+    "flags",
+    MixedCase(world_size=1, output_dtype="float32", requires_grad=("out_proj.weight",)),
+    "the layer takes float32; nothing need be trained, no gradient be reduced",
     kind="shape",
-    smallest=MixedCase(world_size=1, output_dtype="float32", requires_grad=("out_proj.weight",)),
-    why="the layer takes float32; nothing need be trained, no gradient be reduced",
 )(answers_of(_NeverCast))
 
 
@@ -68,12 +67,11 @@ class _NarrowMasters(MixedRun):
             local.copy_(local.to(DTYPES[self.case.param_dtype]))
 
 
-masters_kept_narrow = defect(
-    replaces="fsdp2_mixed_mlp",
-    family="rounded on its way",
+masters_kept_narrow = wrong(
+    "rounded on its way",
+    MixedCase(world_size=1, requires_grad=("out_proj.weight",), optimizer="sgd", steps=2, lr=0.1),
+    "one weight; with a power of two for a learning rate, what an update leaves would fit",
     claim="trains_like_unsharded",
-    smallest=MixedCase(world_size=1, requires_grad=("out_proj.weight",), optimizer="sgd", steps=2, lr=0.1),
-    why="one weight; with a power of two for a learning rate, what an update leaves would fit",
 )(answers_of(_NarrowMasters))
 
 
@@ -88,10 +86,9 @@ class _NarrowGradients(MixedRun):
         return gradient
 
 
-gradients_kept_narrow = defect(
-    replaces="fsdp2_mixed_mlp",
-    family="rounded on its way",
+gradients_kept_narrow = wrong(
+    "rounded on its way",
+    _TWO_SUMS,
+    "as of a reduction in fewer bits: the sum takes more than eight bits",
     claim="gradients_equal_unsharded",
-    smallest=_TWO_SUMS,
-    why="as of a reduction in fewer bits: the sum takes more than eight bits",
 )(answers_of(_NarrowGradients))

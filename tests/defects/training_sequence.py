@@ -13,8 +13,10 @@ from equivtest.families.training.case import PerceptronCase
 from equivtest.families.training.sequence.case import MlpCase
 from equivtest.families.training.sequence.subject import Run
 from equivtest.families.training.subject import Activation, Mlp
-from tests.defects.defect import answers_of, defect
+from tests.defects.defect import Replacing, answers_of
 from tests.defects.linear.layers import swap_between_first_two
+
+wrong = Replacing("sequence_parallel_mlp")
 
 
 class _Stale(Run):
@@ -33,12 +35,11 @@ class _Stale(Run):
             local.copy_(right)
 
 
-stale_parameters = defect(
-    replaces="sequence_parallel_mlp",
-    family="state across steps",
+stale_parameters = wrong(
+    "state across steps",
+    MlpCase(world_size=1, requires_grad=("in_proj.weight",), optimizer="sgd", steps=2),
+    "one weight, updated once, tells from the second step on",
     claim="trains_like_unsharded",
-    smallest=MlpCase(world_size=1, requires_grad=("in_proj.weight",), optimizer="sgd", steps=2),
-    why="one weight, updated once, tells from the second step on",
 )(answers_of(_Stale))
 
 
@@ -50,12 +51,11 @@ class _Forgetful(Run):
         super().update(optimizer, step)
 
 
-momentum_not_carried = defect(
-    replaces="sequence_parallel_mlp",
-    family="state across steps",
+momentum_not_carried = wrong(
+    "state across steps",
+    MlpCase(world_size=1, requires_grad=("in_proj.weight",), optimizer="sgd", steps=2, momentum=0.5),
+    "the first update needs no momentum, so that two are needed",
     claim="trains_like_unsharded",
-    smallest=MlpCase(world_size=1, requires_grad=("in_proj.weight",), optimizer="sgd", steps=2, momentum=0.5),
-    why="the first update needs no momentum, so that two are needed",
 )(answers_of(_Forgetful))
 
 
@@ -73,11 +73,9 @@ class _Undecayed(Run):
         return optimizer
 
 
-bias_without_weight_decay = defect(
-    replaces="sequence_parallel_mlp",
-    family="flags",
-    claim="trains_like_unsharded",
-    smallest=MlpCase(
+bias_without_weight_decay = wrong(
+    "flags",
+    MlpCase(
         world_size=1,
         biases=("out_proj",),
         requires_grad=("out_proj.bias",),
@@ -85,7 +83,8 @@ bias_without_weight_decay = defect(
         steps=2,
         weight_decay=0.25,
     ),
-    why="one rank, one feature and one decayed bias suffice; training takes two steps at least",
+    "one rank, one feature and one decayed bias suffice; training takes two steps at least",
+    claim="trains_like_unsharded",
 )(answers_of(_Undecayed))
 
 
@@ -120,12 +119,10 @@ class _Misplaced(Run):
     module = _ActivationMisplaced
 
 
-activation_on_partial_sum = defect(
-    replaces="sequence_parallel_mlp",
-    family="a partial value taken for the whole",
-    claim="equals_unsharded",
-    smallest=MlpCase(world_size=1, leading=(2,), requires_grad=()),
-    why="of two tokens of opposite sign one is not activated, whatever the sign of out_proj's weight",
+activation_on_partial_sum = wrong(
+    "a partial value taken for the whole",
+    MlpCase(world_size=1, leading=(2,), requires_grad=()),
+    "of two tokens of opposite sign one is not activated, whatever the sign of out_proj's weight",
 )(answers_of(_Misplaced))
 
 
@@ -148,14 +145,13 @@ class _Unreduced(Run):
             hook.remove()
 
 
-bias_gradient_of_own_tokens = defect(
-    replaces="sequence_parallel_mlp",
-    family="a reduction missing in the backward",
-    claim="gradients_equal_unsharded",
-    smallest=MlpCase(
+bias_gradient_of_own_tokens = wrong(
+    "a reduction missing in the backward",
+    MlpCase(
         world_size=2, biases=("out_proj",), x_is_dtensor=True, use_local_output=False, requires_grad=("out_proj.bias",)
     ),
-    why="the second rank holds no token, so that its share of the gradient is zero",
+    "the second rank holds no token, so that its share of the gradient is zero",
+    claim="gradients_equal_unsharded",
 )(answers_of(_Unreduced))
 
 
@@ -172,10 +168,8 @@ class _Swapped(Run):
         super().keep(name, tensor)
 
 
-output_shards_swapped = defect(
-    replaces="sequence_parallel_mlp",
-    family="shard order",
-    claim="equals_unsharded",
-    smallest=MlpCase(world_size=2, leading=(2,), use_local_output=False, requires_grad=()),
-    why="two ranks need one token each",
+output_shards_swapped = wrong(
+    "shard order",
+    MlpCase(world_size=2, leading=(2,), use_local_output=False, requires_grad=()),
+    "two ranks need one token each",
 )(answers_of(_Swapped))

@@ -15,7 +15,10 @@ from torch.distributed.tensor.parallel import ParallelStyle, PrepareModuleOutput
 from equivtest.families.training.subject import Mlp
 from equivtest.families.training.two_axes.case import TwoAxisCase
 from equivtest.families.training.two_axes.subject import Fsdp2TpRun, HsdpRun
-from tests.defects.defect import answers_of, defect
+from tests.defects.defect import Replacing, answers_of
+
+wrong_fsdp2_tp = Replacing("fsdp2_tp_mlp")
+wrong_hsdp = Replacing("hsdp_mlp")
 
 
 class _DividedByAll(Fsdp2TpRun):
@@ -29,14 +32,11 @@ class _DividedByAll(Fsdp2TpRun):
         return model
 
 
-averaged_over_every_rank = defect(
-    replaces="fsdp2_tp_mlp",
-    family="wrong divisor or wrong group",
+averaged_over_every_rank = wrong_fsdp2_tp(
+    "wrong divisor or wrong group",
+    TwoAxisCase(world_size=2, mesh=(1, 2), hidden_features=2, biases=("out_proj",), requires_grad=("out_proj.bias",)),
+    "two ranks of one row, whose gradient is no average; each has a hidden feature, as torch needs it",
     claim="gradients_equal_unsharded",
-    smallest=TwoAxisCase(
-        world_size=2, mesh=(1, 2), hidden_features=2, biases=("out_proj",), requires_grad=("out_proj.bias",)
-    ),
-    why="two ranks of one row, whose gradient is no average; each has a hidden feature, as torch needs it",
 )(answers_of(_DividedByAll))
 
 
@@ -49,12 +49,10 @@ class _Unstrided(Fsdp2TpRun):
         super().keep(name, tensor)
 
 
-strided_shards_taken_for_plain_ones = defect(
-    replaces="fsdp2_tp_mlp",
-    family="shard order",
-    claim="equals_unsharded",
-    smallest=TwoAxisCase(world_size=4, mesh=(2, 2), hidden_features=4, requires_grad=("out_proj.weight",)),
-    why="four ranks need one hidden feature each for two of them to be at each other's place",
+strided_shards_taken_for_plain_ones = wrong_fsdp2_tp(
+    "shard order",
+    TwoAxisCase(world_size=4, mesh=(2, 2), hidden_features=4, requires_grad=("out_proj.weight",)),
+    "four ranks need one hidden feature each for two of them to be at each other's place",
 )(answers_of(_Unstrided))
 
 
@@ -71,14 +69,11 @@ class _Unreduced(HsdpRun):
         super().keep(name, tensor)
 
 
-replicas_not_reduced = defect(
-    replaces="hsdp_mlp",
-    family="a reduction missing in the backward",
+replicas_not_reduced = wrong_hsdp(
+    "a reduction missing in the backward",
+    TwoAxisCase(world_size=2, mesh=(2, 1), style="hsdp", biases=("out_proj",), requires_grad=("out_proj.bias",)),
+    "two replicas, each with a row of its own",
     claim="gradients_equal_unsharded",
-    smallest=TwoAxisCase(
-        world_size=2, mesh=(2, 1), style="hsdp", biases=("out_proj",), requires_grad=("out_proj.bias",)
-    ),
-    why="two replicas, each with a row of its own",
 )(answers_of(_Unreduced))
 
 
@@ -99,15 +94,13 @@ class _Released(HsdpRun):
         return model
 
 
-released_all_the_same = defect(
-    replaces="hsdp_mlp",
-    family="other collectives than documented",
-    claim="uses_only_collectives",
-    kind="collectives",
-    smallest=TwoAxisCase(
+released_all_the_same = wrong_hsdp(
+    "other collectives than documented",
+    TwoAxisCase(
         world_size=2, mesh=(1, 2), style="hsdp", reshards=False, requires_grad=("out_proj.weight",), records=True
     ),
-    why="two ranks share each parameter; one rank gathers nothing",
+    "two ranks share each parameter; one rank gathers nothing",
+    claim="uses_only_collectives",
 )(answers_of(_Released))
 
 
@@ -118,13 +111,11 @@ class _Syncing(Fsdp2TpRun):
         return super().synchronization(is_last=True)
 
 
-reduced_in_every_micro_batch = defect(
-    replaces="fsdp2_tp_mlp",
-    family="other collectives than documented",
+reduced_in_every_micro_batch = wrong_fsdp2_tp(
+    "other collectives than documented",
+    TwoAxisCase(world_size=2, mesh=(2, 1), micro_batches=2, requires_grad=("out_proj.weight",), records=True),
+    "two ranks share each parameter, and the first of two micro-batches reduces nothing",
     claim="uses_only_collectives",
-    kind="collectives",
-    smallest=TwoAxisCase(world_size=2, mesh=(2, 1), micro_batches=2, requires_grad=("out_proj.weight",), records=True),
-    why="two ranks share each parameter, and the first of two micro-batches reduces nothing",
 )(answers_of(_Syncing))
 
 
@@ -136,13 +127,11 @@ class _AtOnce(Fsdp2TpRun):
         return model
 
 
-layers_gathered_at_once = defect(
-    replaces="fsdp2_tp_mlp",
-    family="other collectives than documented",
+layers_gathered_at_once = wrong_fsdp2_tp(
+    "other collectives than documented",
+    TwoAxisCase(world_size=2, mesh=(2, 1), requires_grad=("out_proj.weight",), records=True),
+    "two ranks share each parameter; one rank gathers nothing",
     claim="uses_only_collectives",
-    kind="collectives",
-    smallest=TwoAxisCase(world_size=2, mesh=(2, 1), requires_grad=("out_proj.weight",), records=True),
-    why="two ranks share each parameter; one rank gathers nothing",
 )(answers_of(_AtOnce))
 
 
@@ -155,15 +144,11 @@ class _Scattered(Fsdp2TpRun):
         return super().plan() | {"out_proj": scattered, "": whole}
 
 
-output_scattered_and_gathered = defect(
-    replaces="fsdp2_tp_mlp",
-    family="other collectives than documented",
+output_scattered_and_gathered = wrong_fsdp2_tp(
+    "other collectives than documented",
+    TwoAxisCase(world_size=2, mesh=(1, 2), hidden_features=2, requires_grad=("out_proj.weight",), records=True),
+    "two ranks of a row, each with a hidden feature, as torch needs it",
     claim="uses_only_collectives",
-    kind="collectives",
-    smallest=TwoAxisCase(
-        world_size=2, mesh=(1, 2), hidden_features=2, requires_grad=("out_proj.weight",), records=True
-    ),
-    why="two ranks of a row, each with a hidden feature, as torch needs it",
 )(answers_of(_Scattered))
 
 
@@ -175,11 +160,9 @@ class _Sent(Fsdp2TpRun):
         return super().forward(x)
 
 
-input_sent_along_the_row = defect(
-    replaces="fsdp2_tp_mlp",
-    family="other collectives than documented",
+input_sent_along_the_row = wrong_fsdp2_tp(
+    "other collectives than documented",
+    TwoAxisCase(world_size=1, requires_grad=("out_proj.weight",), records=True),
+    "a row of one rank sends too",
     claim="uses_only_collectives",
-    kind="collectives",
-    smallest=TwoAxisCase(world_size=1, requires_grad=("out_proj.weight",), records=True),
-    why="a row of one rank sends too",
 )(answers_of(_Sent))

@@ -15,7 +15,10 @@ from torch.nn import functional
 from equivtest.cases.subject import Answers, Given
 from equivtest.families.linear.case import LinearCase
 from equivtest.families.linear.subject import run_linear
-from tests.defects.defect import defect, run_with
+from tests.defects.defect import Replacing, run_with
+
+wrong_rowwise = Replacing("rowwise_linear")
+wrong_colwise = Replacing("colwise_linear")
 
 _TF32_DROPPED_BITS = 13  # of float32's 23 stored ones
 
@@ -44,12 +47,10 @@ class _ReducedInBfloat16(nn.Linear):
         return DTensor.from_local(whole, x.device_mesh, [Replicate()], run_check=False)
 
 
-partial_outputs_reduced_in_bfloat16 = defect(
-    replaces="rowwise_linear",
-    family="a reduction in fewer bits",
-    claim="equals_unsharded",
-    smallest=LinearCase(world_size=2, style="rowwise"),
-    why="one rank reduces nothing; one product of odd integers takes 24 bits, bfloat16 has 8",
+partial_outputs_reduced_in_bfloat16 = wrong_rowwise(
+    "a reduction in fewer bits",
+    LinearCase(world_size=2, style="rowwise"),
+    "one rank reduces nothing; one product of odd integers takes 24 bits, bfloat16 has 8",
 )(run_with(run_linear, RowwiseParallel, _ReducedInBfloat16))
 
 
@@ -80,12 +81,11 @@ class _InputGradientAveraged(_Colwise):
         return functional.linear(x, weight, bias)
 
 
-input_gradient_averaged = defect(
-    replaces="colwise_linear",
-    family="wrong divisor or wrong group",
+input_gradient_averaged = wrong_colwise(
+    "wrong divisor or wrong group",
+    LinearCase(world_size=2, style="colwise", requires_grad=("x",)),
+    "the average of one rank is its sum; of two it is half",
     claim="gradients_equal_unsharded",
-    smallest=LinearCase(world_size=2, style="colwise", requires_grad=("x",)),
-    why="the average of one rank is its sum; of two it is half",
 )(run_with(run_linear, ColwiseParallel, _InputGradientAveraged))
 
 
@@ -100,12 +100,10 @@ class _OneProductDropped(_Colwise):
         return local
 
 
-one_product_dropped = defect(
-    replaces="colwise_linear",
-    family="a term missing",
-    claim="equals_unsharded",
-    smallest=LinearCase(world_size=1, style="colwise", in_features=2, requires_grad=()),
-    why="a product is only dropped where another is left; no product of dense values is zero",
+one_product_dropped = wrong_colwise(
+    "a term missing",
+    LinearCase(world_size=1, style="colwise", in_features=2, requires_grad=()),
+    "a product is only dropped where another is left; no product of dense values is zero",
 )(run_with(run_linear, ColwiseParallel, _OneProductDropped))
 
 
@@ -120,21 +118,18 @@ class _WeightTruncated(_Colwise):
         return functional.linear(x, weight, bias)
 
 
-weight_truncated_to_tf32 = defect(
-    replaces="colwise_linear",
-    family="operands in fewer bits",
-    claim="equals_unsharded",
-    smallest=LinearCase(world_size=1, style="colwise", requires_grad=()),
-    why="the only weight of a dense draw is an odd integer of 12 bits, and TF32 has 11",
+weight_truncated_to_tf32 = wrong_colwise(
+    "operands in fewer bits",
+    LinearCase(world_size=1, style="colwise", requires_grad=()),
+    "the only weight of a dense draw is an odd integer of 12 bits, and TF32 has 11",
 )(run_with(run_linear, ColwiseParallel, _WeightTruncated))
 
 
-@defect(
-    replaces="rowwise_linear",
-    family="one element off by one ulp",
+@wrong_rowwise(
+    "one element off by one ulp",
+    LinearCase(world_size=1, style="rowwise", requires_grad=("weight",)),
+    "one element on one rank is off",
     claim="gradients_equal_unsharded",
-    smallest=LinearCase(world_size=1, style="rowwise", requires_grad=("weight",)),
-    why="one element on one rank is off",
 )
 def weight_gradient_one_ulp_off(case: LinearCase, mesh: DeviceMesh, given: Given) -> Answers:
     """Rowwise: the first element of the weight's gradient on rank 0 is the next number up."""

@@ -11,7 +11,9 @@ from torch.distributed.tensor.parallel import RowwiseParallel
 
 from equivtest.families.linear.case import LinearCase
 from equivtest.families.linear.subject import run_linear
-from tests.defects.defect import defect, run_with
+from tests.defects.defect import Replacing, run_with
+
+wrong = Replacing("rowwise_linear")
 
 Given = Mapping[str, torch.Tensor]
 
@@ -25,13 +27,9 @@ class _ReducedWhole(nn.Linear):
         return partial.redistribute(placements=[Replicate()])  # right: partial, reduced and scattered by the style
 
 
-output_reduced_whole = defect(
-    replaces="rowwise_linear",
-    family="other collectives than documented",
+output_reduced_whole = wrong(
+    "other collectives than documented",
+    LinearCase(world_size=2, style="rowwise", in_features=2, output_layout="shard(0)", requires_grad=(), records=True),
+    "one rank reduces nothing, and torch reduces nothing where there are fewer in features than ranks",
     claim="uses_only_collectives",
-    kind="collectives",
-    smallest=LinearCase(
-        world_size=2, style="rowwise", in_features=2, output_layout="shard(0)", requires_grad=(), records=True
-    ),
-    why="one rank reduces nothing, and torch reduces nothing where there are fewer in features than ranks",
 )(run_with(run_linear, RowwiseParallel, _ReducedWhole))

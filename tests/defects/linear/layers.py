@@ -15,7 +15,10 @@ from equivtest.families.linear.case import LinearCase
 from equivtest.families.linear.subject import run_linear
 from equivtest.layout import local_shape
 from equivtest.tensors import Placed
-from tests.defects.defect import defect, run_with
+from tests.defects.defect import Replacing, run_with
+
+wrong_colwise = Replacing("colwise_linear")
+wrong_rowwise = Replacing("rowwise_linear")
 
 
 class _BiasOnEveryRank(nn.Linear):
@@ -28,12 +31,10 @@ class _BiasOnEveryRank(nn.Linear):
         return DTensor.from_local(partial, x.device_mesh, [Partial()], run_check=False)
 
 
-bias_on_every_rank = defect(
-    replaces="rowwise_linear",
-    family="a partial value taken for the whole",
-    claim="equals_unsharded",
-    smallest=LinearCase(world_size=2, style="rowwise", bias=True),
-    why="one rank adds it once; two add it twice",
+bias_on_every_rank = wrong_rowwise(
+    "a partial value taken for the whole",
+    LinearCase(world_size=2, style="rowwise", bias=True),
+    "one rank adds it once; two add it twice",
 )(run_with(run_linear, RowwiseParallel, _BiasOnEveryRank))
 
 
@@ -50,21 +51,19 @@ class _InputGradientNotReduced(nn.Linear):
         return DTensor.from_local(local, x.device_mesh, [Shard(-1)], run_check=False, shape=shape, stride=stride)
 
 
-input_gradient_not_reduced = defect(
-    replaces="colwise_linear",
-    family="a reduction missing in the backward",
+input_gradient_not_reduced = wrong_colwise(
+    "a reduction missing in the backward",
+    LinearCase(world_size=2, style="colwise", requires_grad=("x",)),
+    "the second rank holds no out feature, so its share of the gradient is zero",
     claim="gradients_equal_unsharded",
-    smallest=LinearCase(world_size=2, style="colwise", requires_grad=("x",)),
-    why="the second rank holds no out feature, so its share of the gradient is zero",
 )(run_with(run_linear, ColwiseParallel, _InputGradientNotReduced))
 
 
-@defect(
-    replaces="colwise_linear",
-    family="shard order",
+@wrong_colwise(
+    "shard order",
+    LinearCase(world_size=2, style="colwise", out_features=2, requires_grad=("weight",)),
+    "two ranks need one out feature each",
     claim="gradients_equal_unsharded",
-    smallest=LinearCase(world_size=2, style="colwise", out_features=2, requires_grad=("weight",)),
-    why="two ranks need one out feature each",
 )
 def weight_gradient_shards_swapped(case: LinearCase, mesh: DeviceMesh, given: Given) -> Answers:
     """Colwise: ranks 0 and 1 hold each other's weight gradient, where their shards are of one size."""
@@ -91,13 +90,11 @@ def swap_between_first_two(tensor: torch.Tensor, mesh: DeviceMesh) -> None:
     tensor.copy_(other)
 
 
-@defect(
-    replaces="rowwise_linear",
-    family="layout of gradients",
+@wrong_rowwise(
+    "layout of gradients",
+    LinearCase(world_size=1, style="rowwise", requires_grad=("weight",)),
+    "the layout is wrong on a mesh of one rank too",
     claim="keeps_layout_of_parameter",
-    kind="layout",
-    smallest=LinearCase(world_size=1, style="rowwise", requires_grad=("weight",)),
-    why="the layout is wrong on a mesh of one rank too",
 )
 def weight_gradient_replicated(case: LinearCase, mesh: DeviceMesh, given: Given) -> Answers:
     """Rowwise: the weight gradient, right in value, is whole on every rank instead of sharded."""
@@ -108,13 +105,11 @@ def weight_gradient_replicated(case: LinearCase, mesh: DeviceMesh, given: Given)
     return answers
 
 
-@defect(
-    replaces="rowwise_linear",
-    family="inputs modified",
+@wrong_rowwise(
+    "inputs modified",
+    LinearCase(world_size=1, style="rowwise", requires_grad=()),
+    "one rank and one element suffice",
     claim="does_not_touch_its_inputs",
-    kind="touched",
-    smallest=LinearCase(world_size=1, style="rowwise", requires_grad=()),
-    why="one rank and one element suffice",
 )
 def cotangent_scaled_in_place(case: LinearCase, mesh: DeviceMesh, given: Given) -> Answers:
     """Rowwise: the cotangent is scaled in place once the backward is done with it."""
@@ -123,13 +118,11 @@ def cotangent_scaled_in_place(case: LinearCase, mesh: DeviceMesh, given: Given) 
     return answers
 
 
-@defect(
-    replaces="rowwise_linear",
-    family="replicas that differ",
+@wrong_rowwise(
+    "replicas that differ",
+    LinearCase(world_size=2, style="rowwise"),
+    "two ranks are needed to differ",
     claim="agrees_on_all_ranks",
-    kind="replica",
-    smallest=LinearCase(world_size=2, style="rowwise"),
-    why="two ranks are needed to differ",
 )
 def output_differs_on_last_rank(case: LinearCase, mesh: DeviceMesh, given: Given) -> Answers:
     """Rowwise: the last rank's first output element is one ulp off."""
@@ -143,13 +136,11 @@ def output_differs_on_last_rank(case: LinearCase, mesh: DeviceMesh, given: Given
     return answers
 
 
-@defect(
-    replaces="rowwise_linear",
-    family="a way of its own for one rank",
+@wrong_rowwise(
+    "a way of its own for one rank",
+    LinearCase(world_size=1, style="rowwise", requires_grad=()),
+    "one product of two factors that share the 24 bits of float32 has more than the 8 of bfloat16",
     claim="is_the_identity_for_one_rank",
-    kind="bits",
-    smallest=LinearCase(world_size=1, style="rowwise", requires_grad=()),
-    why="one product of two factors that share the 24 bits of float32 has more than the 8 of bfloat16",
 )
 def rounds_on_one_rank(case: LinearCase, mesh: DeviceMesh, given: Given) -> Answers:
     """Rowwise: one rank alone takes a way of its own, on which the output is rounded to bfloat16."""

@@ -14,7 +14,9 @@ from equivtest.programs.case import ModuleCase
 from equivtest.programs.examples.attention import HEAD_FEATURES, AttentionBlock
 from equivtest.programs.examples.attention_plan import DividedBlock, divide, sum_gradients, sum_over
 from equivtest.programs.run.module import run_module
-from tests.defects.defect import defect, run_with
+from tests.defects.defect import Replacing, run_with
+
+wrong = Replacing("module")
 
 _ATTENTION = ModuleCase(
     world_size=2,
@@ -47,13 +49,7 @@ class _BiasOfEveryShare(DividedBlock):
         return x + sum_over(share, self.group)
 
 
-bias_of_every_share = defect(
-    replaces="module",
-    family="a term added on every rank",
-    claim="equals_unsharded",
-    smallest=_ATTENTION,
-    why=_WHY,
-)(run_with(_run_as, _BiasOfEveryShare))
+bias_of_every_share = wrong("a term added on every rank", _ATTENTION, _WHY)(run_with(_run_as, _BiasOfEveryShare))
 
 
 class _GradientOfOwnHeads(DividedBlock):
@@ -63,12 +59,11 @@ class _GradientOfOwnHeads(DividedBlock):
         return x + sum_over(self.share(self.norm(x)), self.group) + self.out.bias
 
 
-gradient_of_own_heads = defect(
-    replaces="module",
-    family="a reduction missing in the backward",
+gradient_of_own_heads = wrong(
+    "a reduction missing in the backward",
+    _ATTENTION,
+    "of one token a head gathers its value, whose gradient the norm gets; one rank has all heads",
     claim="gradients_equal_unsharded",
-    smallest=_ATTENTION,
-    why="of one token a head gathers its value, whose gradient the norm gets; one rank has all heads",
 )(run_with(_run_as, _GradientOfOwnHeads))
 
 
@@ -80,12 +75,10 @@ class _ScaledByAllFeatures(DividedBlock):
         return functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale)
 
 
-scaled_by_all_features = defect(
-    replaces="module",
-    family="wrong divisor or wrong group",
-    claim="equals_unsharded",
-    smallest=replace(_ATTENTION, world_size=1, x_shape=(2, 6)),
-    why="a softmax of one token is 1 whatever the scale; one rank has all features",
+scaled_by_all_features = wrong(
+    "wrong divisor or wrong group",
+    replace(_ATTENTION, world_size=1, x_shape=(2, 6)),
+    "a softmax of one token is 1 whatever the scale; one rank has all features",
 )(run_with(_run_as, _ScaledByAllFeatures))
 
 
@@ -99,10 +92,6 @@ class _NormOfOwnFeatures(DividedBlock):
         return x + sum_over(self.share(sum_gradients(normed, self.group)), self.group) + self.out.bias
 
 
-norm_of_own_features = defect(
-    replaces="module",
-    family="a partial value taken for the whole",
-    claim="equals_unsharded",
-    smallest=_ATTENTION,
-    why=_WHY,
-)(run_with(_run_as, _NormOfOwnFeatures))
+norm_of_own_features = wrong("a partial value taken for the whole", _ATTENTION, _WHY)(
+    run_with(_run_as, _NormOfOwnFeatures)
+)

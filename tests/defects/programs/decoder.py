@@ -13,7 +13,9 @@ from equivtest.cases.subject import Answers, Given
 from equivtest.programs.case import ModuleCase
 from equivtest.programs.examples.decoder_plan import heads_and_hidden_divided
 from equivtest.programs.run.module import Parallelize, run_module
-from tests.defects.defect import defect, run_with
+from tests.defects.defect import Replacing, run_with
+
+wrong = Replacing("module")
 
 Spoil = Callable[[torch.Tensor, DeviceMesh], torch.Tensor]
 
@@ -49,13 +51,9 @@ def _average(output: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
     return output / mesh.size()
 
 
-average_of_shares = defect(
-    replaces="module",
-    family="wrong divisor or wrong group",
-    claim="equals_unsharded",
-    smallest=_DECODER,
-    why=_WHY,
-)(run_with(_run_spoiled, "layers.1.mlp.down", _average))
+average_of_shares = wrong("wrong divisor or wrong group", _DECODER, _WHY)(
+    run_with(_run_spoiled, "layers.1.mlp.down", _average)
+)
 
 
 def _added_up_again(output: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
@@ -64,10 +62,6 @@ def _added_up_again(output: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
     return output
 
 
-gradient_summed_twice = defect(
-    replaces="module",
-    family="wrong divisor or wrong group",
-    claim="gradients_equal_unsharded",
-    smallest=_DECODER,
-    why=_WHY,
-)(run_with(_run_spoiled, "layers.0.attention.value", _added_up_again))
+gradient_summed_twice = wrong("wrong divisor or wrong group", _DECODER, _WHY, claim="gradients_equal_unsharded")(
+    run_with(_run_spoiled, "layers.0.attention.value", _added_up_again)
+)

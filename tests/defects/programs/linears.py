@@ -19,8 +19,10 @@ from equivtest.programs.case import ModuleCase
 from equivtest.programs.examples.gated import GatedBlock
 from equivtest.programs.examples.plans import data_parallel, fully_sharded, sequence_parallel, tensor_parallel
 from equivtest.programs.run.module import run_module
-from tests.defects.defect import argument_of, defect
+from tests.defects.defect import Replacing, argument_of
 from tests.defects.redistribute import scale_gradient
+
+wrong = Replacing("module")
 
 _SUBJECT = "equivtest.programs.examples.plans:"
 _SMALLEST = ModuleCase(
@@ -35,13 +37,7 @@ _ROWS = "one rank has all rows, and each of two must have one"
 _WHY = "one rank has the whole sum; the sizes of the module are its own"
 
 
-@defect(
-    replaces="module",
-    family="a term added on every rank",
-    claim="equals_unsharded",
-    smallest=_SMALLEST,
-    why=_WHY,
-)
+@wrong("a term added on every rank", _SMALLEST, _WHY)
 @argument_of(run_module)
 def residual_on_every_rank(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """The block's input is added to each rank's share of the output, before these are summed."""
@@ -64,13 +60,7 @@ class _Residual(GatedBlock):
         return total.redistribute(placements=[Replicate()]).to_local()
 
 
-@defect(
-    replaces="module",
-    family="wrong divisor or wrong group",
-    claim="gradients_equal_unsharded",
-    smallest=_SMALLEST,
-    why=_WHY,
-)
+@wrong("wrong divisor or wrong group", _SMALLEST, _WHY, claim="gradients_equal_unsharded")
 @argument_of(run_module)
 def gradient_averaged(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """The gradient that comes back through the block is averaged over the ranks, as data parallelism would."""
@@ -92,13 +82,7 @@ class _Averaged(nn.Module):
         return self.block.named_parameters(*args, **kwargs)
 
 
-@defect(
-    replaces="module",
-    family="a partial value taken for the whole",
-    claim="equals_unsharded",
-    smallest=_SMALLEST,
-    why=_WHY,
-)
+@wrong("a partial value taken for the whole", _SMALLEST, _WHY)
 @argument_of(run_module)
 def shares_of_tokens_not_summed(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """Each rank keeps its own tokens of its share of the output, and never adds the other ranks' shares of these."""
@@ -114,12 +98,11 @@ class _Cut(GatedBlock):
         return x + change
 
 
-@defect(
-    replaces="module",
-    family="a reduction missing in the backward",
+@wrong(
+    "a reduction missing in the backward",
+    _SMALLEST,
+    "of one token on two ranks the second has none, and gets no gradient of the first's",
     claim="gradients_equal_unsharded",
-    smallest=_SMALLEST,
-    why="of one token on two ranks the second has none, and gets no gradient of the first's",
 )
 @argument_of(run_module)
 def gradient_of_own_tokens_alone(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
@@ -135,13 +118,7 @@ def gradient_of_own_tokens_alone(block: nn.Module, mesh: DeviceMesh) -> nn.Modul
     return block
 
 
-@defect(
-    replaces="module",
-    family="a reduction missing in the backward",
-    claim="gradients_equal_unsharded",
-    smallest=_DATA_PARALLEL,
-    why=_ROWS,
-)
+@wrong("a reduction missing in the backward", _DATA_PARALLEL, _ROWS, claim="gradients_equal_unsharded")
 @argument_of(run_module)
 def gradients_of_own_rows(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """Data parallelism that never reduces: as when accumulation of gradients is not ended before the update."""
@@ -150,13 +127,7 @@ def gradients_of_own_rows(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return parallel
 
 
-@defect(
-    replaces="module",
-    family="a reduction missing in the backward",
-    claim="gradients_equal_unsharded",
-    smallest=_DATA_PARALLEL,
-    why=_ROWS,
-)
+@wrong("a reduction missing in the backward", _DATA_PARALLEL, _ROWS, claim="gradients_equal_unsharded")
 @argument_of(run_module)
 def one_parameter_left_out(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """One parameter is not told to data parallelism, whose gradient every rank keeps for itself."""
@@ -164,13 +135,7 @@ def one_parameter_left_out(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return data_parallel(block, mesh)
 
 
-@defect(
-    replaces="module",
-    family="a reduction missing in the backward",
-    claim="gradients_equal_unsharded",
-    smallest=_FULLY_SHARDED,
-    why=_ROWS,
-)
+@wrong("a reduction missing in the backward", _FULLY_SHARDED, _ROWS, claim="gradients_equal_unsharded")
 @argument_of(run_module)
 def shards_of_own_gradients(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """In place of a reduce-scatter each rank keeps, of its own gradient, the part that is its shard."""
@@ -190,13 +155,7 @@ class _OwnPart:
         output_tensor.copy_(input_tensor.chunk(group.size())[group.rank()])
 
 
-@defect(
-    replaces="module",
-    family="wrong divisor or wrong group",
-    claim="gradients_equal_unsharded",
-    smallest=_FULLY_SHARDED,
-    why=_ROWS,
-)
+@wrong("wrong divisor or wrong group", _FULLY_SHARDED, _ROWS, claim="gradients_equal_unsharded")
 @argument_of(run_module)
 def gradients_added_up(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """Gradients are added up over the ranks and not divided, so that a step grows with the number of ranks."""

@@ -12,7 +12,9 @@ from equivtest.cases.subject import Answers, Given
 from equivtest.programs.case import PARTS_OF_WHOLE, ModuleCase
 from equivtest.programs.examples.token_mean import MAX_NORM, TokenMean
 from equivtest.programs.run.module import named_in, run_module
-from tests.defects.defect import defect, run_with
+from tests.defects.defect import Replacing, run_with
+
+wrong = Replacing("module")
 
 _STEP = "equivtest.programs.examples.token_mean:"
 _ONE_RANK = ModuleCase(
@@ -86,42 +88,23 @@ def _run(case: ModuleCase, mesh: DeviceMesh, given: Given, kind: type[TokenMean]
 _TWO_ROWS = "two micro-batches need two rows; the sizes of the module are its own"
 _TWO_RANKS_WITH_A_ROW = "one rank has all there is, and each of two must have a row"
 
-mean_of_token_means = defect(
-    replaces="module",
-    claim="gradients_equal_unsharded",
-    family="mean of means",
-    smallest=replace(_ONE_RANK, values=(("real", 2),)),
-    why=_TWO_ROWS,
+mean_of_token_means = wrong(
+    "mean of means", replace(_ONE_RANK, values=(("real", 2),)), _TWO_ROWS, claim="gradients_equal_unsharded"
 )(run_with(_run, MeanOfMeans))
 
-last_micro_batch_not_reduced = defect(
-    replaces="module",
-    claim="gradients_equal_unsharded",
-    family="a reduction missing",
-    smallest=_ONE_RANK,
-    why=_TWO_ROWS,
-)(run_with(_run, FirstReduced))
+last_micro_batch_not_reduced = wrong("a reduction missing", _ONE_RANK, _TWO_ROWS, claim="gradients_equal_unsharded")(
+    run_with(_run, FirstReduced)
+)
 
-gradients_kept = defect(
-    replaces="module",
+gradients_kept = wrong(
+    "state across steps",
+    _ONE_RANK,
+    "the first step has nothing to keep; the property's batches have two rows at least",
     claim="trains_like_unsharded",
-    family="state across steps",
-    smallest=_ONE_RANK,
-    why="the first step has nothing to keep; the property's batches have two rows at least",
 )(run_with(_run, GradientsKept))
 
-loss_of_own_tokens = defect(
-    replaces="module",
-    claim="equals_unsharded",
-    family="a reduction missing",
-    smallest=_TWO_RANKS,
-    why=_TWO_RANKS_WITH_A_ROW,
-)(run_with(_run, OwnReported))
+loss_of_own_tokens = wrong("a reduction missing", _TWO_RANKS, _TWO_RANKS_WITH_A_ROW)(run_with(_run, OwnReported))
 
-norm_of_own_shards = defect(
-    replaces="module",
-    claim="gradients_equal_unsharded",
-    family="wrong divisor or wrong group",
-    smallest=_TWO_RANKS,
-    why=_TWO_RANKS_WITH_A_ROW,
+norm_of_own_shards = wrong(
+    "wrong divisor or wrong group", _TWO_RANKS, _TWO_RANKS_WITH_A_ROW, claim="gradients_equal_unsharded"
 )(run_with(_run, OwnNorm))

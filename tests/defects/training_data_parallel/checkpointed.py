@@ -15,7 +15,10 @@ from equivtest.families.training.zero3.subject import Zero3Run
 from equivtest.families.training.zero3.subject.engine import Engine
 from equivtest.families.training.zero3.subject.layer import Layer
 from equivtest.families.zero3.fetch.subject import fetch_by_all_gather
-from tests.defects.defect import answers_of, defect
+from tests.defects.defect import Replacing, answers_of
+
+wrong_fsdp2 = Replacing("fsdp2_mlp")
+wrong_zero3_all_gather = Replacing("zero3_mlp_all_gather")
 
 _WEIGHTS = ("in_proj.weight", "out_proj.weight")
 
@@ -35,13 +38,12 @@ class _Reentrant(Fsdp2Run):
         return self.shard(_ReentrantMlp(self.case, self.given), self.mesh)
 
 
-parameters_left_out_of_the_recomputation = defect(
-    replaces="fsdp2_mlp",
-    family="flags",
+parameters_left_out_of_the_recomputation = wrong_fsdp2(
+    "flags",
+    DataParallelCase(world_size=1, style="fsdp2", checkpointed="in_proj", requires_grad=_WEIGHTS),
+    "one rank; x needs no gradient, the layer's weight does, and another one lets the backward begin",
     claim="gradients_equal_unsharded",
     kind="shape",
-    smallest=DataParallelCase(world_size=1, style="fsdp2", checkpointed="in_proj", requires_grad=_WEIGHTS),
-    why="one rank; x needs no gradient, the layer's weight does, and another one lets the backward begin",
 )(answers_of(_Reentrant))
 
 
@@ -88,11 +90,9 @@ class _OfStep1(Zero3Run):
     engine_class = _EngineOfStep1
 
 
-recomputed_with_the_parameters_of_step_1 = defect(
-    replaces="zero3_mlp_all_gather",
-    family="state across steps",
-    claim="trains_like_unsharded",
-    smallest=DataParallelCase(
+recomputed_with_the_parameters_of_step_1 = wrong_zero3_all_gather(
+    "state across steps",
+    DataParallelCase(
         world_size=1,
         style="zero3",
         fetch="all_gather",
@@ -101,7 +101,8 @@ recomputed_with_the_parameters_of_step_1 = defect(
         optimizer="sgd",
         steps=2,
     ),
-    why="one weight, updated once, is another one from the second step on",
+    "one weight, updated once, is another one from the second step on",
+    claim="trains_like_unsharded",
 )(answers_of(_OfStep1, fetch_by_all_gather))
 
 
@@ -128,12 +129,9 @@ class _Kept(Zero3Run):
     engine_class = _KeepingEngine
 
 
-whole_kept_after_the_recomputation = defect(
-    replaces="zero3_mlp_all_gather",
-    family="other collectives than documented",
-    claim="uses_only_collectives",
-    kind="collectives",
-    smallest=DataParallelCase(
+whole_kept_after_the_recomputation = wrong_zero3_all_gather(
+    "other collectives than documented",
+    DataParallelCase(
         world_size=1,
         style="zero3",
         fetch="all_gather",
@@ -141,5 +139,6 @@ whole_kept_after_the_recomputation = defect(
         requires_grad=("in_proj.weight",),
         records=True,
     ),
-    why="one rank fetches as others do; one fetch in the backward is missing",
+    "one rank fetches as others do; one fetch in the backward is missing",
+    claim="uses_only_collectives",
 )(answers_of(_Kept, fetch_by_all_gather))

@@ -13,7 +13,12 @@ from equivtest.families.training.two_axes.subject import HsdpRun
 from equivtest.families.training.zero3.subject import Zero3Run
 from equivtest.families.training.zero3.subject.clipping import scale
 from equivtest.families.zero3.fetch.subject import all_gather, fetch_by_all_gather, fetch_by_all_reduce
-from tests.defects.defect import answers_of, defect
+from tests.defects.defect import Replacing, answers_of
+
+wrong_zero3_all_gather = Replacing("zero3_mlp_all_gather")
+wrong_zero3_all_reduce = Replacing("zero3_mlp_all_reduce")
+wrong_ddp = Replacing("ddp_mlp")
+wrong_hsdp = Replacing("hsdp_mlp")
 
 
 class _Local(Zero3Run):
@@ -25,14 +30,13 @@ class _Local(Zero3Run):
         return norm
 
 
-clipped_by_local_norm = defect(
-    replaces="zero3_mlp_all_gather",
-    family="a partial value taken for the whole",
-    claim="trains_like_unsharded",
-    smallest=DataParallelCase(
+clipped_by_local_norm = wrong_zero3_all_gather(
+    "a partial value taken for the whole",
+    DataParallelCase(
         world_size=2, style="zero3", requires_grad=("out_proj.weight",), optimizer="sgd", steps=2, clip_norm=1.0
     ),
-    why="one rank's norm is that of all; of two, the second holds nothing of one element",
+    "one rank's norm is that of all; of two, the second holds nothing of one element",
+    claim="trains_like_unsharded",
 )(answers_of(_Local, fetch_by_all_gather))
 
 
@@ -47,14 +51,13 @@ class _Rootless(Zero3Run):
         return norm
 
 
-clipped_without_root = defect(
-    replaces="zero3_mlp_all_reduce",
-    family="wrong divisor or wrong group",
-    claim="trains_like_unsharded",
-    smallest=DataParallelCase(
+clipped_without_root = wrong_zero3_all_reduce(
+    "wrong divisor or wrong group",
+    DataParallelCase(
         world_size=1, style="zero3", requires_grad=("out_proj.weight",), optimizer="sgd", steps=2, clip_norm=1.0
     ),
-    why="the gradient of one weight is 4 or more, clipped to 1; its square divides by 16",
+    "the gradient of one weight is 4 or more, clipped to 1; its square divides by 16",
+    claim="trains_like_unsharded",
 )(answers_of(_Rootless, fetch_by_all_reduce))
 
 
@@ -66,14 +69,11 @@ class _TooLate(DdpRun):
         self.keep_clipped(step)
 
 
-clipped_after_the_update = defect(
-    replaces="ddp_mlp",
-    family="state across steps",
+clipped_after_the_update = wrong_ddp(
+    "state across steps",
+    DataParallelCase(world_size=1, requires_grad=("out_proj.weight",), optimizer="sgd", steps=2, clip_norm=1.0),
+    "one rank and one weight whose gradient is more than 1",
     claim="trains_like_unsharded",
-    smallest=DataParallelCase(
-        world_size=1, requires_grad=("out_proj.weight",), optimizer="sgd", steps=2, clip_norm=1.0
-    ),
-    why="one rank and one weight whose gradient is more than 1",
 )(answers_of(_TooLate))
 
 
@@ -89,14 +89,11 @@ class _ScaledUp(DdpRun):
         return norm
 
 
-scaled_up_to_the_norm = defect(
-    replaces="ddp_mlp",
-    family="a term missing",
+scaled_up_to_the_norm = wrong_ddp(
+    "a term missing",
+    DataParallelCase(world_size=1, requires_grad=("out_proj.weight",), optimizer="sgd", steps=2, clip_norm=16.0),
+    "one rank and one weight whose gradient is less than 16",
     claim="trains_like_unsharded",
-    smallest=DataParallelCase(
-        world_size=1, requires_grad=("out_proj.weight",), optimizer="sgd", steps=2, clip_norm=16.0
-    ),
-    why="one rank and one weight whose gradient is less than 16",
 )(answers_of(_ScaledUp))
 
 
@@ -114,11 +111,9 @@ class _Replicas(HsdpRun):
         return norm
 
 
-replicas_counted_in_the_norm = defect(
-    replaces="hsdp_mlp",
-    family="a partial value taken for the whole",
-    claim="trains_like_unsharded",
-    smallest=TwoAxisCase(
+replicas_counted_in_the_norm = wrong_hsdp(
+    "a partial value taken for the whole",
+    TwoAxisCase(
         world_size=4,
         mesh=(2, 2),
         style="hsdp",
@@ -127,5 +122,6 @@ replicas_counted_in_the_norm = defect(
         steps=2,
         clip_norm=1.0,
     ),
-    why="a weight of one element that two ranks hold alike; two would do, but such a mesh is seldom drawn",
+    "a weight of one element that two ranks hold alike; two would do, but such a mesh is seldom drawn",
+    claim="trains_like_unsharded",
 )(answers_of(_Replicas))

@@ -17,7 +17,12 @@ from equivtest.families.training.zero3.subject.engine import Engine
 from equivtest.families.training.zero3.subject.layer import Layer
 from equivtest.families.zero3.fetch.subject import Status, fetch_by_all_gather, fetch_by_all_reduce
 from equivtest.families.zero3.subject.gradients import Gradients
-from tests.defects.defect import answers_of, defect
+from tests.defects.defect import Replacing, answers_of
+
+wrong_ddp = Replacing("ddp_mlp")
+wrong_fsdp2 = Replacing("fsdp2_mlp")
+wrong_zero3_all_reduce = Replacing("zero3_mlp_all_reduce")
+wrong_zero3_all_gather = Replacing("zero3_mlp_all_gather")
 
 
 class _Summed(DdpRun):
@@ -30,12 +35,11 @@ class _Summed(DdpRun):
         return model
 
 
-gradients_summed = defect(
-    replaces="ddp_mlp",
-    family="wrong divisor or wrong group",
+gradients_summed = wrong_ddp(
+    "wrong divisor or wrong group",
+    DataParallelCase(world_size=2, biases=("out_proj",), requires_grad=("out_proj.bias",)),
+    "one rank's sum is its average; of two it is twice that, and the sum of two cotangents is not zero",
     claim="gradients_equal_unsharded",
-    smallest=DataParallelCase(world_size=2, biases=("out_proj",), requires_grad=("out_proj.bias",)),
-    why="one rank's sum is its average; of two it is twice that, and the sum of two cotangents is not zero",
 )(answers_of(_Summed))
 
 
@@ -55,14 +59,13 @@ class _Overwritten(Fsdp2Run):
         return super().synchronization(is_last=True)
 
 
-gradients_of_the_last_micro_batch = defect(
-    replaces="fsdp2_mlp",
-    family="state across calls",
-    claim="gradients_equal_unsharded",
-    smallest=DataParallelCase(
+gradients_of_the_last_micro_batch = wrong_fsdp2(
+    "state across calls",
+    DataParallelCase(
         world_size=1, style="fsdp2", biases=("out_proj",), requires_grad=("out_proj.bias",), micro_batches=2
     ),
-    why="two micro-batches are needed, one rank suffices; no cotangent is zero",
+    "two micro-batches are needed, one rank suffices; no cotangent is zero",
+    claim="gradients_equal_unsharded",
 )(answers_of(_Overwritten))
 
 
@@ -83,11 +86,9 @@ class _AsRows(Fsdp2Run):
         return torch.cat(weight.chunk(self.mesh.size(), dim=1)).view(weight.shape)
 
 
-columns_gathered_as_rows = defect(
-    replaces="fsdp2_mlp",
-    family="another dim",
-    claim="equals_unsharded",
-    smallest=DataParallelCase(
+columns_gathered_as_rows = wrong_fsdp2(
+    "another dim",
+    DataParallelCase(
         world_size=2,
         style="fsdp2",
         by_columns=("out_proj.weight",),
@@ -95,7 +96,7 @@ columns_gathered_as_rows = defect(
         out_features=2,
         requires_grad=("out_proj.weight",),
     ),
-    why="two ranks have a column each; of a single row all orders are one",
+    "two ranks have a column each; of a single row all orders are one",
 )(answers_of(_AsRows))
 
 
@@ -116,11 +117,9 @@ class _ScatteredAsRows(_AsRows):
         return torch.cat(parts.chunk(num_ranks), dim=1)
 
 
-columns_scattered_as_rows = defect(
-    replaces="fsdp2_mlp",
-    family="another dim",
-    claim="gradients_equal_unsharded",
-    smallest=DataParallelCase(
+columns_scattered_as_rows = wrong_fsdp2(
+    "another dim",
+    DataParallelCase(
         world_size=2,
         style="fsdp2",
         by_columns=("out_proj.weight",),
@@ -128,7 +127,8 @@ columns_scattered_as_rows = defect(
         out_features=2,
         requires_grad=("out_proj.weight",),
     ),
-    why="as of what is gathered",
+    "as of what is gathered",
+    claim="gradients_equal_unsharded",
 )(answers_of(_ScatteredAsRows))
 
 
@@ -139,13 +139,8 @@ class _SilentlyByRows(RefusedRun):
         return None if self.case.misfit == "uneven" else super().placement(parameter)
 
 
-uneven_columns_sharded_by_rows = defect(
-    replaces="fsdp2_mlp",
-    family="misfits accepted",
-    claim="refuses",
-    kind="not_refused",
-    smallest=RefusedShardingCase(world_size=2, misfit="uneven"),
-    why="two ranks, one column",
+uneven_columns_sharded_by_rows = wrong_fsdp2(
+    "misfits accepted", RefusedShardingCase(world_size=2, misfit="uneven"), "two ranks, one column", claim="refuses"
 )(answers_of(_SilentlyByRows))
 
 
@@ -158,14 +153,13 @@ class _Thawed(Zero3Run):
             self.engine.partitioned(name).partition.mul_(1 - self.case.lr * self.case.weight_decay)
 
 
-frozen_parameter_decayed = defect(
-    replaces="zero3_mlp_all_reduce",
-    family="flags",
-    claim="trains_like_unsharded",
-    smallest=DataParallelCase(
+frozen_parameter_decayed = wrong_zero3_all_reduce(
+    "flags",
+    DataParallelCase(
         world_size=1, style="zero3", requires_grad=("out_proj.weight",), optimizer="sgd", steps=2, weight_decay=0.25
     ),
-    why="one frozen weight of one element; training takes two steps at least",
+    "one frozen weight of one element; training takes two steps at least",
+    claim="trains_like_unsharded",
 )(answers_of(_Thawed, fetch_by_all_reduce))
 
 
@@ -178,11 +172,9 @@ class _Unused(Zero3Run):
         super().update(optimizer, step)
 
 
-unused_layer_updated = defect(
-    replaces="zero3_mlp_all_gather",
-    family="flags",
-    claim="trains_like_unsharded",
-    smallest=DataParallelCase(
+unused_layer_updated = wrong_zero3_all_gather(
+    "flags",
+    DataParallelCase(
         world_size=1,
         style="zero3",
         requires_grad=("in_proj.weight", "out_proj.weight"),
@@ -191,7 +183,8 @@ unused_layer_updated = defect(
         weight_decay=0.25,
         stopped_steps=(2,),
     ),
-    why="one rank; a layer must have been used before it is not, and decays",
+    "one rank; a layer must have been used before it is not, and decays",
+    claim="trains_like_unsharded",
 )(answers_of(_Unused, fetch_by_all_gather))
 
 
@@ -209,14 +202,11 @@ class _PaddingRead(Zero3Run):
         super().update(optimizer, step)
 
 
-norm_reads_padding = defect(
-    replaces="zero3_mlp_all_reduce",
-    family="uninitialised memory reaches a value",
+norm_reads_padding = wrong_zero3_all_reduce(
+    "uninitialised memory reaches a value",
+    DataParallelCase(world_size=2, style="zero3", requires_grad=("out_proj.weight",), optimizer="sgd", steps=2),
+    "one rank pads nothing; of two, the second holds nothing but padding of one element",
     claim="trains_like_unsharded",
-    smallest=DataParallelCase(
-        world_size=2, style="zero3", requires_grad=("out_proj.weight",), optimizer="sgd", steps=2
-    ),
-    why="one rank pads nothing; of two, the second holds nothing but padding of one element",
 )(answers_of(_PaddingRead, fetch_by_all_reduce))
 
 
@@ -242,11 +232,9 @@ class _Kept(Zero3Run):
     engine_class = _KeepingEngine
 
 
-whole_kept_over_the_update = defect(
-    replaces="zero3_mlp_all_gather",
-    family="state across steps",
-    claim="trains_like_unsharded",
-    smallest=DataParallelCase(
+whole_kept_over_the_update = wrong_zero3_all_gather(
+    "state across steps",
+    DataParallelCase(
         world_size=1,
         style="zero3",
         requires_grad=("out_proj.weight",),
@@ -254,7 +242,8 @@ whole_kept_over_the_update = defect(
         steps=2,
         values=(("dense", 1),),
     ),
-    why="one weight, updated once, tells from the second step on, where the hidden feature is active then",
+    "one weight, updated once, tells from the second step on, where the hidden feature is active then",
+    claim="trains_like_unsharded",
 )(answers_of(_Kept, fetch_by_all_gather))
 
 
@@ -275,10 +264,9 @@ class _LeftOut(Zero3Run):
     engine_class = _EngineOfHolders
 
 
-rank_without_partition_left_out = defect(
-    replaces="zero3_mlp_all_gather",
-    family="size not a multiple of the world size",
+rank_without_partition_left_out = wrong_zero3_all_gather(
+    "size not a multiple of the world size",
+    DataParallelCase(world_size=2, style="zero3", requires_grad=("out_proj.weight",)),
+    "of two ranks the second holds nothing of one element, and has a row of its own",
     claim="gradients_equal_unsharded",
-    smallest=DataParallelCase(world_size=2, style="zero3", requires_grad=("out_proj.weight",)),
-    why="of two ranks the second holds nothing of one element, and has a row of its own",
 )(answers_of(_LeftOut, fetch_by_all_gather))

@@ -14,7 +14,12 @@ from equivtest.families.training.zero3.subject import Zero3Run
 from equivtest.families.training.zero3.subject.engine import Engine
 from equivtest.families.training.zero3.subject.layer import Layer
 from equivtest.families.zero3.fetch.subject import PartitionedParameter, fetch_by_all_gather, fetch_by_all_reduce
-from tests.defects.defect import answers_of, defect
+from tests.defects.defect import Replacing, answers_of
+
+wrong_ddp = Replacing("ddp_mlp")
+wrong_fsdp2 = Replacing("fsdp2_mlp")
+wrong_zero3_all_gather = Replacing("zero3_mlp_all_gather")
+wrong_zero3_all_reduce = Replacing("zero3_mlp_all_reduce")
 
 
 def _trained(style: str) -> DataParallelCase:
@@ -40,12 +45,11 @@ class _OneUse(DdpRun):
         return model
 
 
-gradient_of_the_second_use_lost = defect(
-    replaces="ddp_mlp",
-    family="a term missing",
+gradient_of_the_second_use_lost = wrong_ddp(
+    "a term missing",
+    DataParallelCase(world_size=1, tied="same", requires_grad=("in_proj.weight",)),
+    "one weight of one element; no cotangent is zero, and the hidden activation is not",
     claim="gradients_equal_unsharded",
-    smallest=DataParallelCase(world_size=1, tied="same", requires_grad=("in_proj.weight",)),
-    why="one weight of one element; no cotangent is zero, and the hidden activation is not",
 )(answers_of(_OneUse))
 
 
@@ -58,12 +62,11 @@ class _TwiceUpdated(Fsdp2Run):
         return [self.trained(name) for name in (*names, *second)]
 
 
-updated_once_per_place = defect(
-    replaces="fsdp2_mlp",
-    family="state across steps",
+updated_once_per_place = wrong_fsdp2(
+    "state across steps",
+    _trained("fsdp2"),
+    "one weight of one element, updated twice from the gradient of one step",
     claim="trains_like_unsharded",
-    smallest=_trained("fsdp2"),
-    why="one weight of one element, updated twice from the gradient of one step",
 )(answers_of(_TwiceUpdated))
 
 
@@ -87,12 +90,11 @@ class _Apart(Zero3Run):
     engine_class = _EngineOfOwnPartitions
 
 
-partitioned_once_per_place = defect(
-    replaces="zero3_mlp_all_gather",
-    family="a copy left behind",
+partitioned_once_per_place = wrong_zero3_all_gather(
+    "a copy left behind",
+    _trained("zero3"),
+    "one weight of one element: its second place is as it was after the first update",
     claim="trains_like_unsharded",
-    smallest=_trained("zero3"),
-    why="one weight of one element: its second place is as it was after the first update",
 )(answers_of(_Apart, fetch_by_all_gather))
 
 
@@ -107,12 +109,10 @@ class _Copied(_Apart):
             )
 
 
-copied_once_per_place = defect(
-    replaces="zero3_mlp_all_reduce",
-    family="memory kept",
-    claim="equals_unsharded",
-    smallest=DataParallelCase(world_size=1, style="zero3", tied="same", requires_grad=("in_proj.weight",)),
-    why="two storages are two, whatever is in them",
+copied_once_per_place = wrong_zero3_all_reduce(
+    "memory kept",
+    DataParallelCase(world_size=1, style="zero3", tied="same", requires_grad=("in_proj.weight",)),
+    "two storages are two, whatever is in them",
 )(answers_of(_Copied, fetch_by_all_reduce))
 
 
@@ -129,13 +129,11 @@ class _Again(Zero3Run):
     engine_class = _Forgetful
 
 
-fetched_once_per_place = defect(
-    replaces="zero3_mlp_all_gather",
-    family="other collectives than documented",
-    claim="uses_only_collectives",
-    kind="collectives",
-    smallest=DataParallelCase(
+fetched_once_per_place = wrong_zero3_all_gather(
+    "other collectives than documented",
+    DataParallelCase(
         world_size=1, style="zero3", fetch="all_gather", records=True, tied="same", requires_grad=("in_proj.weight",)
     ),
-    why="one weight, fetched forward and backward, each time once more than needed",
+    "one weight, fetched forward and backward, each time once more than needed",
+    claim="uses_only_collectives",
 )(answers_of(_Again, fetch_by_all_gather))

@@ -19,7 +19,10 @@ from equivtest.families.zero3.fetch.subject import (
     run_fetch,
 )
 from equivtest.tensors import Placed
-from tests.defects.defect import argument_of, defect
+from tests.defects.defect import Replacing, argument_of
+
+wrong_all_gather = Replacing("zero3_fetch_all_gather")
+wrong_all_reduce = Replacing("zero3_fetch_all_reduce")
 
 Given = Mapping[str, torch.Tensor]
 Parameters = Sequence[PartitionedParameter]
@@ -45,36 +48,28 @@ class _GroupOfTheWorld(_Delegate):
         return dist.group.WORLD  # right: the mesh's
 
 
-@defect(
-    replaces="zero3_fetch_all_gather",
-    family="wrong divisor or wrong group",
-    claim="equals_unsharded",
-    smallest=FetchCase(world_size=1, parameters=((1,),), members=(1,)),
-    why="rank 0 of a mesh must be another process than 0, which takes a second process, not a second rank",
+@wrong_all_gather(
+    "wrong divisor or wrong group",
+    FetchCase(world_size=1, parameters=((1,),), members=(1,)),
+    "rank 0 of a mesh must be another process than 0, which takes a second process, not a second rank",
 )
 def global_rank_for_mesh_rank(case: FetchCase, mesh: DeviceMesh, given: Given) -> dict[str, Placed]:
     """all_gather: a process keeps the partition of its number in the world; right where the mesh is the world."""
     return run_fetch(case, cast(DeviceMesh, _RankOfTheWorld(mesh)), given, fetch_by_all_gather)
 
 
-@defect(
-    replaces="zero3_fetch_all_reduce",
-    family="wrong divisor or wrong group",
-    claim="equals_unsharded",
-    smallest=FetchCase(world_size=1, parameters=((1,),), members=(1,)),
-    why="two meshes of one rank each add up what is the other's",
+@wrong_all_reduce(
+    "wrong divisor or wrong group",
+    FetchCase(world_size=1, parameters=((1,),), members=(1,)),
+    "two meshes of one rank each add up what is the other's",
 )
 def world_group_for_mesh_group(case: FetchCase, mesh: DeviceMesh, given: Given) -> dict[str, Placed]:
     """all_reduce: the sum is taken over the world; right where the mesh is the world."""
     return run_fetch(case, cast(DeviceMesh, _GroupOfTheWorld(mesh)), given, fetch_by_all_reduce)
 
 
-@defect(
-    replaces="zero3_fetch_all_reduce",
-    family="wrong divisor or wrong group",
-    claim="equals_unsharded",
-    smallest=FetchCase(world_size=2, parameters=((1,),)),
-    why="one rank's sum is its average",
+@wrong_all_reduce(
+    "wrong divisor or wrong group", FetchCase(world_size=2, parameters=((1,),)), "one rank's sum is its average"
 )
 @argument_of(run_fetch)
 def parameters_averaged(parameters: Parameters, mesh: DeviceMesh) -> Fetch:
@@ -89,13 +84,11 @@ def parameters_averaged(parameters: Parameters, mesh: DeviceMesh) -> Fetch:
     return replace(fetching, finish=finish)
 
 
-@defect(
-    replaces="zero3_fetch_all_gather",
-    family="other collectives than documented",
+@wrong_all_gather(
+    "other collectives than documented",
+    FetchCase(world_size=1, parameters=((1,),), collective="all_gather", records=True),
+    "one rank calls the barrier too",
     claim="uses_only_collectives",
-    kind="collectives",
-    smallest=FetchCase(world_size=1, parameters=((1,),), collective="all_gather", records=True),
-    why="one rank calls the barrier too",
 )
 def barrier_after_fetch(case: FetchCase, mesh: DeviceMesh, given: Given) -> dict[str, Placed]:
     """all_gather: every fetch ends with a barrier that nobody needs."""
@@ -104,15 +97,11 @@ def barrier_after_fetch(case: FetchCase, mesh: DeviceMesh, given: Given) -> dict
     return answers
 
 
-@defect(
-    replaces="zero3_fetch_all_gather",
-    family="other collectives than documented",
+@wrong_all_gather(
+    "other collectives than documented",
+    FetchCase(world_size=1, parameters=((1,), (1,)), requires_grad=(True, True), collective="all_gather", records=True),
+    "one parameter takes one collective; two of them two, on one rank too",
     claim="uses_only_collectives",
-    kind="collectives",
-    smallest=FetchCase(
-        world_size=1, parameters=((1,), (1,)), requires_grad=(True, True), collective="all_gather", records=True
-    ),
-    why="one parameter takes one collective; two of them two, on one rank too",
 )
 @argument_of(run_fetch)
 def one_collective_per_parameter(parameters: Parameters, mesh: DeviceMesh) -> Fetch:

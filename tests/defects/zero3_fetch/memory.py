@@ -11,16 +11,13 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from equivtest.families.zero3.fetch.case import FetchCase, RefusedFetchCase
-from equivtest.families.zero3.fetch.subject import (
-    Fetch,
-    Fetcher,
-    fetch_by_all_gather,
-    fetch_by_all_reduce,
-    run_fetch,
-)
+from equivtest.families.zero3.fetch.subject import Fetch, Fetcher, fetch_by_all_gather, fetch_by_all_reduce, run_fetch
 from equivtest.tensors import Placed
-from tests.defects.defect import argument_of, defect
+from tests.defects.defect import Replacing, argument_of
 from tests.defects.zero3_fetch.partitions import Given, Parameters
+
+wrong_all_reduce = Replacing("zero3_fetch_all_reduce")
+wrong_all_gather = Replacing("zero3_fetch_all_gather")
 
 Answers = dict[str, Placed]
 LATE_S = 0.02  # longer than the other ranks take to look at their buffers
@@ -28,24 +25,20 @@ LATE_S = 0.02  # longer than the other ranks take to look at their buffers
 # What was in memory before.
 
 
-@defect(
-    replaces="zero3_fetch_all_reduce",
-    family="uninitialised memory reaches a value",
-    claim="equals_unsharded",
-    smallest=FetchCase(world_size=2),
-    why="one rank fills its whole buffer itself; of two, the second adds what it found in memory",
+@wrong_all_reduce(
+    "uninitialised memory reaches a value",
+    FetchCase(world_size=2),
+    "one rank fills its whole buffer itself; of two, the second adds what it found in memory",
 )
 def buffer_not_zeroed(case: FetchCase, mesh: DeviceMesh, given: Given) -> Answers:
     """all_reduce: the flat buffer holds whatever was in memory, except for the own partitions."""
     return run_fetch(case, mesh, given, _all_reduce_into(lambda like, numel: like.new_empty((numel,))))
 
 
-@defect(
-    replaces="zero3_fetch_all_gather",
-    family="a collective not waited for",
-    claim="equals_unsharded",
-    smallest=FetchCase(world_size=2),
-    why="one rank waits for nobody; of two, the first looks before the second has come",
+@wrong_all_gather(
+    "a collective not waited for",
+    FetchCase(world_size=2),
+    "one rank waits for nobody; of two, the first looks before the second has come",
 )
 @argument_of(run_fetch)
 def taken_before_it_arrives(parameters: Parameters, mesh: DeviceMesh) -> Fetch:
@@ -68,12 +61,10 @@ _kept: dict[str, tuple[FetchCase, torch.Tensor]] = {}  # by defect: the case of 
 _calls: dict[str, int] = {}  # by defect
 
 
-@defect(
-    replaces="zero3_fetch_all_reduce",
-    family="state across calls",
-    claim="equals_unsharded",
-    smallest=FetchCase(world_size=2, values=(("dense", 0), ("dense", 1))),
-    why="one rank overwrites its whole buffer; of two, the second adds the sum of the call before",
+@wrong_all_reduce(
+    "state across calls",
+    FetchCase(world_size=2, values=(("dense", 0), ("dense", 1))),
+    "one rank overwrites its whole buffer; of two, the second adds the sum of the call before",
 )
 def buffer_kept_from_the_last_call(case: FetchCase, mesh: DeviceMesh, given: Given) -> Answers:
     """all_reduce: a second call for the same case finds the first one's sums in its buffer."""
@@ -87,12 +78,10 @@ def buffer_kept_from_the_last_call(case: FetchCase, mesh: DeviceMesh, given: Giv
     return run_fetch(case, mesh, given, _all_reduce_into(keep))
 
 
-@defect(
-    replaces="zero3_fetch_all_gather",
-    family="a cache keyed too coarsely",
-    claim="equals_unsharded",
-    smallest=FetchCase(world_size=1, parameters=((1,), (1,)), requires_grad=(True, True)),
-    why="two parameters of one element each share an entry, on one rank too",
+@wrong_all_gather(
+    "a cache keyed too coarsely",
+    FetchCase(world_size=1, parameters=((1,), (1,)), requires_grad=(True, True)),
+    "two parameters of one element each share an entry, on one rank too",
 )
 @argument_of(run_fetch)
 def cached_by_numel(parameters: Parameters, mesh: DeviceMesh) -> Fetch:
@@ -110,13 +99,11 @@ def cached_by_numel(parameters: Parameters, mesh: DeviceMesh) -> Fetch:
     return replace(fetching, finish=finish)
 
 
-@defect(
-    replaces="zero3_fetch_all_reduce",
-    family="state across calls",
+@wrong_all_reduce(
+    "state across calls",
+    FetchCase(world_size=2, values=(("special", 0),), repeats=True),
+    "one rank overwrites its whole buffer; of two, the second adds +0.0 or -0.0 to the first one's -0.0",
     claim="repeats_itself",
-    kind="repeat",
-    smallest=FetchCase(world_size=2, values=(("special", 0),), repeats=True),
-    why="one rank overwrites its whole buffer; of two, the second adds +0.0 or -0.0 to the first one's -0.0",
 )
 def alternates(case: FetchCase, mesh: DeviceMesh, given: Given) -> Answers:
     """all_reduce: every second call of a process clears its buffer to -0.0, which keeps signs of zero."""
@@ -128,24 +115,16 @@ def alternates(case: FetchCase, mesh: DeviceMesh, given: Given) -> Answers:
 # What was rounded, replaced or lost.
 
 
-@defect(
-    replaces="zero3_fetch_all_gather",
-    family="rounded on its way",
-    claim="equals_unsharded",
-    smallest=FetchCase(world_size=1),
-    why="one number of 24 significand bits suffices",
-)
+@wrong_all_gather("rounded on its way", FetchCase(world_size=1), "one number of 24 significand bits suffices")
 def rounds_through_bfloat16(case: FetchCase, mesh: DeviceMesh, given: Given) -> Answers:
     """all_gather: float32 parameters travel as bfloat16."""
     return _changed(case, mesh, given, fetch_by_all_gather, lambda whole: whole.to(torch.bfloat16).to(whole.dtype))
 
 
-@defect(
-    replaces="zero3_fetch_all_gather",
-    family="rounded on its way",
-    claim="equals_unsharded",
-    smallest=FetchCase(world_size=1, values=(("special", 10),)),
-    why="one element suffices; the special value number 10 is the smallest subnormal",
+@wrong_all_gather(
+    "rounded on its way",
+    FetchCase(world_size=1, values=(("special", 10),)),
+    "one element suffices; the special value number 10 is the smallest subnormal",
 )
 def flushes_subnormals(case: FetchCase, mesh: DeviceMesh, given: Given) -> Answers:
     """all_gather: what is smaller than the smallest normal number comes back as zero."""
@@ -156,12 +135,10 @@ def flushes_subnormals(case: FetchCase, mesh: DeviceMesh, given: Given) -> Answe
     return _changed(case, mesh, given, fetch_by_all_gather, flush)
 
 
-@defect(
-    replaces="zero3_fetch_all_reduce",
-    family="special values replaced",
-    claim="equals_unsharded",
-    smallest=FetchCase(world_size=1, values=(("special", 4),)),
-    why="one element suffices; the special value number 4 is the first NaN",
+@wrong_all_reduce(
+    "special values replaced",
+    FetchCase(world_size=1, values=(("special", 4),)),
+    "one element suffices; the special value number 4 is the first NaN",
 )
 def replaces_nan(case: FetchCase, mesh: DeviceMesh, given: Given) -> Answers:
     """all_reduce: NaN in a parameter comes back as zero, so that nobody sees that training has diverged."""
@@ -171,26 +148,22 @@ def replaces_nan(case: FetchCase, mesh: DeviceMesh, given: Given) -> Answers:
     )
 
 
-@defect(
-    replaces="zero3_fetch_all_gather",
-    family="special values replaced",
+@wrong_all_gather(
+    "special values replaced",
+    FetchCase(world_size=1, values=(("special", 0),)),
+    "one element suffices; the special value number 0 is -0.0",
     claim="is_exact_without_reduction",
-    kind="bits",
-    smallest=FetchCase(world_size=1, values=(("special", 0),)),
-    why="one element suffices; the special value number 0 is -0.0",
 )
 def loses_signs_of_zero(case: FetchCase, mesh: DeviceMesh, given: Given) -> Answers:
     """all_gather: zero is added to what was only to be copied."""
     return _changed(case, mesh, given, fetch_by_all_gather, lambda whole: whole + 0.0)
 
 
-@defect(
-    replaces="zero3_fetch_all_reduce",
-    family="special values replaced",
+@wrong_all_reduce(
+    "special values replaced",
+    FetchCase(world_size=2, values=(("special", 1),)),
+    "one rank adds nothing; of two, the second adds +0.0 to the -0.0 that number 1, +0.0, was turned into",
     claim="is_exact_but_for_added_zeros",
-    kind="bits",
-    smallest=FetchCase(world_size=2, values=(("special", 1),)),
-    why="one rank adds nothing; of two, the second adds +0.0 to the -0.0 that number 1, +0.0, was turned into",
 )
 @argument_of(run_fetch)
 def sums_the_negative(parameters: Parameters, mesh: DeviceMesh) -> Fetch:
@@ -208,13 +181,11 @@ def sums_the_negative(parameters: Parameters, mesh: DeviceMesh) -> Fetch:
     return replace(fetching, finish=finish)
 
 
-@defect(
-    replaces="zero3_fetch_all_reduce",
-    family="a way of its own for one rank",
+@wrong_all_reduce(
+    "a way of its own for one rank",
+    FetchCase(world_size=1, values=(("special", 0),)),
+    "one element suffices; more ranks go the common way",
     claim="is_the_identity_for_one_rank",
-    kind="bits",
-    smallest=FetchCase(world_size=1, values=(("special", 0),)),
-    why="one element suffices; more ranks go the common way",
 )
 def adds_zero_on_one_rank(case: FetchCase, mesh: DeviceMesh, given: Given) -> Answers:
     """all_reduce: one rank alone takes a way of its own, on which -0.0 is rounded to +0.0."""
@@ -225,13 +196,11 @@ def adds_zero_on_one_rank(case: FetchCase, mesh: DeviceMesh, given: Given) -> An
 # What was not refused.
 
 
-@defect(
-    replaces="zero3_fetch_all_gather",
-    family="misfits accepted",
+@wrong_all_gather(
+    "misfits accepted",
+    RefusedFetchCase(world_size=1, parameters=((1,), (1,)), requires_grad=(True, True)),
+    "two dtypes need two parameters; one rank accepts them too",
     claim="refuses",
-    kind="not_refused",
-    smallest=RefusedFetchCase(world_size=1, parameters=((1,), (1,)), requires_grad=(True, True)),
-    why="two dtypes need two parameters; one rank accepts them too",
 )
 def promotes_mixed_dtypes(case: RefusedFetchCase, mesh: DeviceMesh, given: Given) -> Answers:
     """all_gather: parameters of another dtype than the first are cast to it instead of refused."""
@@ -240,13 +209,11 @@ def promotes_mixed_dtypes(case: RefusedFetchCase, mesh: DeviceMesh, given: Given
     return run_fetch(case, mesh, cast, fetch_by_all_gather)
 
 
-@defect(
-    replaces="zero3_fetch_all_reduce",
-    family="ranks that diverge",
+@wrong_all_reduce(
+    "ranks that diverge",
+    RefusedFetchCase(world_size=2, parameters=((1,), (1,)), requires_grad=(True, True)),
+    "a second rank is needed to accept what the first refuses; two dtypes need two parameters",
     claim="refuses",
-    kind="not_refused",
-    smallest=RefusedFetchCase(world_size=2, parameters=((1,), (1,)), requires_grad=(True, True)),
-    why="a second rank is needed to accept what the first refuses; two dtypes need two parameters",
 )
 def only_the_first_rank_refuses(case: RefusedFetchCase, mesh: DeviceMesh, given: Given) -> Answers:
     """all_reduce: the other ranks answer what they were given, as if there were nothing to fetch."""

@@ -19,30 +19,29 @@ from equivtest.families.zero3.fetch.subject import (
     run_fetch,
 )
 from equivtest.tensors import Placed
-from tests.defects.defect import argument_of, defect
+from tests.defects.defect import Replacing, argument_of
+
+wrong_all_reduce = Replacing("zero3_fetch_all_reduce")
+wrong_all_gather = Replacing("zero3_fetch_all_gather")
 
 Given = Mapping[str, torch.Tensor]
 Parameters = Sequence[PartitionedParameter]
 
 
-@defect(
-    replaces="zero3_fetch_all_reduce",
-    family="size not a multiple of the world size",
-    claim="equals_unsharded",
-    smallest=FetchCase(world_size=2, parameters=((1,), (1,)), requires_grad=(True, True)),
-    why="one rank pads nothing, and only a parameter behind a padded one is displaced",
+@wrong_all_reduce(
+    "size not a multiple of the world size",
+    FetchCase(world_size=2, parameters=((1,), (1,)), requires_grad=(True, True)),
+    "one rank pads nothing, and only a parameter behind a padded one is displaced",
 )
 def stride_by_unpadded_size(case: FetchCase, mesh: DeviceMesh, given: Given) -> dict[str, Placed]:
     """all_reduce: partitions are copied by padded strides, the views are made by unpadded ones."""
     return run_fetch(case, mesh, given, lambda parameters, mesh: _all_reduce(parameters, mesh, copy_padded=True))
 
 
-@defect(
-    replaces="zero3_fetch_all_reduce",
-    family="uninitialised memory reaches a value",
-    claim="equals_unsharded",
-    smallest=FetchCase(world_size=2, parameters=((1,), (1,)), requires_grad=(True, True)),
-    why="one rank pads nothing, and only a parameter behind a padded one meets its padding",
+@wrong_all_reduce(
+    "uninitialised memory reaches a value",
+    FetchCase(world_size=2, parameters=((1,), (1,)), requires_grad=(True, True)),
+    "one rank pads nothing, and only a parameter behind a padded one meets its padding",
 )
 def overlapping_padding(case: FetchCase, mesh: DeviceMesh, given: Given) -> dict[str, Placed]:
     """all_reduce: a parameter begins within the padding of the one before it, which is not zero.
@@ -67,13 +66,7 @@ def _all_reduce(parameters: Parameters, mesh: DeviceMesh, *, copy_padded: bool) 
     return Fetch(parameters, work, lambda: None)
 
 
-@defect(
-    replaces="zero3_fetch_all_gather",
-    family="shard order",
-    claim="equals_unsharded",
-    smallest=FetchCase(world_size=2, parameters=((2,),)),
-    why="two ranks need one element each",
-)
+@wrong_all_gather("shard order", FetchCase(world_size=2, parameters=((2,),)), "two ranks need one element each")
 @argument_of(run_fetch)
 def first_partitions_swapped(parameters: Parameters, mesh: DeviceMesh) -> Fetch:
     """all_gather: the partitions of ranks 0 and 1, where both are full, change places."""
@@ -96,13 +89,11 @@ def _swap_first_two(parameter: PartitionedParameter, world_size: int) -> None:
         parameter.whole = swapped.view(parameter.shape)
 
 
-@defect(
-    replaces="zero3_fetch_all_gather",
-    family="ranks that diverge",
-    claim="equals_unsharded",
+@wrong_all_gather(
+    "ranks that diverge",
+    FetchCase(world_size=2, parameters=((1,),)),
+    "one element leaves the second of two ranks without one",
     kind="raised",
-    smallest=FetchCase(world_size=2, parameters=((1,),)),
-    why="one element leaves the second of two ranks without one",
 )
 @argument_of(run_fetch)
 def raises_where_all_is_padding(parameters: Parameters, mesh: DeviceMesh) -> Fetch:
@@ -114,13 +105,11 @@ def raises_where_all_is_padding(parameters: Parameters, mesh: DeviceMesh) -> Fet
     return fetch_by_all_gather(parameters, mesh)
 
 
-@defect(
-    replaces="zero3_fetch_all_reduce",
-    family="flags",
+@wrong_all_reduce(
+    "flags",
+    FetchCase(world_size=1, parameters=((1,),)),
+    "one rank and one parameter that needs a gradient suffice",
     claim="does_not_touch_its_inputs",
-    kind="touched",
-    smallest=FetchCase(world_size=1, parameters=((1,),)),
-    why="one rank and one parameter that needs a gradient suffice",
 )
 def loses_requires_grad(case: FetchCase, mesh: DeviceMesh, given: Given) -> dict[str, Placed]:
     """all_reduce: the fetched parameters are plain views that need no gradient."""

@@ -12,7 +12,10 @@ from equivtest.families.zero3.lifecycle.case import LifecycleCase
 from equivtest.families.zero3.lifecycle.subject import Answers, Given, Life
 from equivtest.families.zero3.lifecycle.subject.store import Store, whole_of
 from equivtest.families.zero3.subject.gradients import Gradients
-from tests.defects.defect import defect
+from tests.defects.defect import Replacing
+
+wrong_all_gather = Replacing("zero3_lifecycle_all_gather")
+wrong_all_reduce = Replacing("zero3_lifecycle_all_reduce")
 
 FETCHERS: dict[str, Fetcher] = {"all_gather": fetch_by_all_gather, "all_reduce": fetch_by_all_reduce}
 
@@ -25,12 +28,10 @@ def live(case: LifecycleCase, mesh: DeviceMesh, given: Given, store_class: type[
 # One of two copies is left behind.
 
 
-@defect(
-    replaces="zero3_lifecycle_all_gather",
-    family="a copy left behind",
-    claim="equals_unsharded",
-    smallest=LifecycleCase(world_size=1, operations=("fetch 0", "update 0")),
-    why="a new value needs a whole, which then is the old one",
+@wrong_all_gather(
+    "a copy left behind",
+    LifecycleCase(world_size=1, operations=("fetch 0", "update 0")),
+    "a new value needs a whole, which then is the old one",
 )
 def stale_whole_after_update(case: LifecycleCase, mesh: DeviceMesh, given: Given) -> Answers:
     """all_gather: a new value goes to the partitions; the whole that is present keeps the old one."""
@@ -42,12 +43,10 @@ def stale_whole_after_update(case: LifecycleCase, mesh: DeviceMesh, given: Given
     return live(case, mesh, given, Wrong)
 
 
-@defect(
-    replaces="zero3_lifecycle_all_reduce",
-    family="a copy left behind",
-    claim="equals_unsharded",
-    smallest=LifecycleCase(world_size=1, operations=("fetch 0", "update 0"), collective="all_reduce"),
-    why="the partition is looked at before the whole is released",
+@wrong_all_reduce(
+    "a copy left behind",
+    LifecycleCase(world_size=1, operations=("fetch 0", "update 0"), collective="all_reduce"),
+    "the partition is looked at before the whole is released",
 )
 def update_misses_the_partitions(case: LifecycleCase, mesh: DeviceMesh, given: Given) -> Answers:
     """all_reduce: a new value is written to the whole alone, and lost when that is released."""
@@ -61,12 +60,10 @@ def update_misses_the_partitions(case: LifecycleCase, mesh: DeviceMesh, given: G
     return live(case, mesh, given, Wrong)
 
 
-@defect(
-    replaces="zero3_lifecycle_all_gather",
-    family="a copy left behind",
-    claim="equals_unsharded",
-    smallest=LifecycleCase(world_size=1, operations=("fetch 0", "use 0", "release 0", "step", "fetch 0")),
-    why="between two fetches the partition must change, which an update does to the kept whole too",
+@wrong_all_gather(
+    "a copy left behind",
+    LifecycleCase(world_size=1, operations=("fetch 0", "use 0", "release 0", "step", "fetch 0")),
+    "between two fetches the partition must change, which an update does to the kept whole too",
 )
 def second_fetch_finds_the_first_buffer(case: LifecycleCase, mesh: DeviceMesh, given: Given) -> Answers:
     """all_gather: what was whole once is kept, and is what every later fetch gives."""
@@ -81,14 +78,12 @@ def second_fetch_finds_the_first_buffer(case: LifecycleCase, mesh: DeviceMesh, g
     return live(case, mesh, given, Wrong)
 
 
-@defect(
-    replaces="zero3_lifecycle_all_reduce",
-    family="a copy left behind",
-    claim="equals_unsharded",
-    smallest=LifecycleCase(
+@wrong_all_reduce(
+    "a copy left behind",
+    LifecycleCase(
         world_size=1, operations=("fetch 0", "save 0", "update 0", "release 0", "load 0"), collective="all_reduce"
     ),
-    why="what was saved must change, and then be loaded",
+    "what was saved must change, and then be loaded",
 )
 def saves_a_reference(case: LifecycleCase, mesh: DeviceMesh, given: Given) -> Answers:
     """all_reduce: what is saved is the whole itself, which later updates change."""
@@ -104,12 +99,10 @@ def saves_a_reference(case: LifecycleCase, mesh: DeviceMesh, given: Given) -> An
 # Partitions.
 
 
-@defect(
-    replaces="zero3_lifecycle_all_gather",
-    family="memory given back too soon",
-    claim="equals_unsharded",
-    smallest=LifecycleCase(world_size=1, operations=("fetch 0", "release 0")),
-    why="only what is available can be released",
+@wrong_all_gather(
+    "memory given back too soon",
+    LifecycleCase(world_size=1, operations=("fetch 0", "release 0")),
+    "only what is available can be released",
 )
 def release_drops_the_partition(case: LifecycleCase, mesh: DeviceMesh, given: Given) -> Answers:
     """all_gather: a release clears the partition together with the whole."""
@@ -123,17 +116,15 @@ def release_drops_the_partition(case: LifecycleCase, mesh: DeviceMesh, given: Gi
     return live(case, mesh, given, Wrong)
 
 
-@defect(
-    replaces="zero3_lifecycle_all_reduce",
-    family="shard order",
-    claim="equals_unsharded",
-    smallest=LifecycleCase(
+@wrong_all_reduce(
+    "shard order",
+    LifecycleCase(
         world_size=2,
         parameters=((1,),),
         operations=("fetch 0", "save 0", "release 0", "load 0"),
         collective="all_reduce",
     ),
-    why="two ranks: the first takes the padding of the second",
+    "two ranks: the first takes the padding of the second",
 )
 def shards_loaded_in_reverse(case: LifecycleCase, mesh: DeviceMesh, given: Given) -> Answers:
     """all_reduce: of what was saved, the first rank takes the last part."""
@@ -150,12 +141,10 @@ def shards_loaded_in_reverse(case: LifecycleCase, mesh: DeviceMesh, given: Given
     return live(case, mesh, given, Wrong)
 
 
-@defect(
-    replaces="zero3_lifecycle_all_gather",
-    family="ranks that diverge",
-    claim="equals_unsharded",
-    smallest=LifecycleCase(world_size=2, parameters=((2,),), operations=("fetch 0", "use 0", "release 0", "step")),
-    why="the second of two ranks needs an element, the step a gradient",
+@wrong_all_gather(
+    "ranks that diverge",
+    LifecycleCase(world_size=2, parameters=((2,),), operations=("fetch 0", "use 0", "release 0", "step")),
+    "the second of two ranks needs an element, the step a gradient",
 )
 def only_the_first_rank_steps(case: LifecycleCase, mesh: DeviceMesh, given: Given) -> Answers:
     """all_gather: the update is that of the first rank's partitions alone."""
@@ -168,14 +157,10 @@ def only_the_first_rank_steps(case: LifecycleCase, mesh: DeviceMesh, given: Give
     return live(case, mesh, given, Wrong)
 
 
-@defect(
-    replaces="zero3_lifecycle_all_gather",
-    family="shard order",
-    claim="equals_unsharded",
-    smallest=LifecycleCase(
-        world_size=2, parameters=((1,), (1,)), requires_grad=(True, True), operations=("fetch 0 1",)
-    ),
-    why="two ranks name two parameters in different order",
+@wrong_all_gather(
+    "shard order",
+    LifecycleCase(world_size=2, parameters=((1,), (1,)), requires_grad=(True, True), operations=("fetch 0 1",)),
+    "two ranks name two parameters in different order",
 )
 def asked_for_in_own_order(case: LifecycleCase, mesh: DeviceMesh, given: Given) -> Answers:
     """all_gather: each rank puts partitions into its buffer in the order in which it names them."""
@@ -191,12 +176,11 @@ def asked_for_in_own_order(case: LifecycleCase, mesh: DeviceMesh, given: Given) 
 # Gradients.
 
 
-@defect(
-    replaces="zero3_lifecycle_all_gather",
-    family="a term missing",
+@wrong_all_gather(
+    "a term missing",
+    LifecycleCase(world_size=1, operations=("fetch 0", "use 0", "use 0")),
+    "two uses of one parameter give two gradients to be added",
     claim="gradients_equal_unsharded",
-    smallest=LifecycleCase(world_size=1, operations=("fetch 0", "use 0", "use 0")),
-    why="two uses of one parameter give two gradients to be added",
 )
 def second_micro_batch_overwrites(case: LifecycleCase, mesh: DeviceMesh, given: Given) -> Answers:
     """all_gather: the gradient of a use takes the place of those before it."""
@@ -211,12 +195,10 @@ def second_micro_batch_overwrites(case: LifecycleCase, mesh: DeviceMesh, given: 
     return live(case, mesh, given, Wrong)
 
 
-@defect(
-    replaces="zero3_lifecycle_all_reduce",
-    family="state across steps",
-    claim="equals_unsharded",
-    smallest=LifecycleCase(world_size=1, operations=("fetch 0", "use 0", "release 0", "step"), collective="all_reduce"),
-    why="after the first step there must be no gradient",
+@wrong_all_reduce(
+    "state across steps",
+    LifecycleCase(world_size=1, operations=("fetch 0", "use 0", "release 0", "step"), collective="all_reduce"),
+    "after the first step there must be no gradient",
 )
 def gradients_outlive_the_step(case: LifecycleCase, mesh: DeviceMesh, given: Given) -> Answers:
     """all_reduce: gradients are not forgotten, and the next step takes them again."""

@@ -17,18 +17,19 @@ from equivtest.families.zero3.fetch.subject import (
 from equivtest.families.zero3.lifecycle.case import LifecycleCase
 from equivtest.families.zero3.lifecycle.subject import Answers, Given, Life
 from equivtest.families.zero3.lifecycle.subject.store import Store
-from tests.defects.defect import defect
+from tests.defects.defect import Replacing
 from tests.defects.zero3_lifecycle.life import live
+
+wrong_all_reduce = Replacing("zero3_lifecycle_all_reduce")
+wrong_all_gather = Replacing("zero3_lifecycle_all_gather")
 
 # Statuses and refusals.
 
 
-@defect(
-    replaces="zero3_lifecycle_all_reduce",
-    family="state after a failure",
-    claim="equals_unsharded",
-    smallest=LifecycleCase(world_size=1, operations=("fail 0",), collective="all_reduce"),
-    why="the status after the failure tells",
+@wrong_all_reduce(
+    "state after a failure",
+    LifecycleCase(world_size=1, operations=("fail 0",), collective="all_reduce"),
+    "the status after the failure tells",
 )
 def in_flight_after_failure(case: LifecycleCase, mesh: DeviceMesh, given: Given) -> Answers:
     """all_reduce: a fetch for which there was no memory leaves its parameters in flight for good."""
@@ -45,19 +46,17 @@ def in_flight_after_failure(case: LifecycleCase, mesh: DeviceMesh, given: Given)
     return live(case, mesh, given, Wrong)
 
 
-@defect(
-    replaces="zero3_lifecycle_all_reduce",
-    family="state after a release",
-    claim="equals_unsharded",
-    kind="shape",
-    smallest=LifecycleCase(
+@wrong_all_reduce(
+    "state after a release",
+    LifecycleCase(
         world_size=1,
         parameters=((1,), (1,)),
         requires_grad=(True, True),
         operations=("fetch 0 1", "release 0"),
         collective="all_reduce",
     ),
-    why="one of two parameters is released",
+    "one of two parameters is released",
+    kind="shape",
 )
 def release_takes_the_group(case: LifecycleCase, mesh: DeviceMesh, given: Given) -> Answers:
     """all_reduce: with one parameter all that are available are released, fetched together or not."""
@@ -71,12 +70,10 @@ def release_takes_the_group(case: LifecycleCase, mesh: DeviceMesh, given: Given)
     return live(case, mesh, given, Wrong)
 
 
-@defect(
-    replaces="zero3_lifecycle_all_gather",
-    family="misfits accepted",
-    claim="equals_unsharded",
-    smallest=LifecycleCase(world_size=1, operations=("fetch 0", "use 0", "step")),
-    why="a gradient, and a whole that is still there",
+@wrong_all_gather(
+    "misfits accepted",
+    LifecycleCase(world_size=1, operations=("fetch 0", "use 0", "step")),
+    "a gradient, and a whole that is still there",
 )
 def steps_while_whole(case: LifecycleCase, mesh: DeviceMesh, given: Given) -> Answers:
     """all_gather: partitions are updated under wholes, which are then the old ones."""
@@ -89,12 +86,8 @@ def steps_while_whole(case: LifecycleCase, mesh: DeviceMesh, given: Given) -> An
     return live(case, mesh, given, Wrong)
 
 
-@defect(
-    replaces="zero3_lifecycle_all_gather",
-    family="misfits accepted",
-    claim="equals_unsharded",
-    smallest=LifecycleCase(world_size=1, operations=("fetch 0 0",)),
-    why="one parameter can be named twice",
+@wrong_all_gather(
+    "misfits accepted", LifecycleCase(world_size=1, operations=("fetch 0 0",)), "one parameter can be named twice"
 )
 def takes_one_twice(case: LifecycleCase, mesh: DeviceMesh, given: Given) -> Answers:
     """all_gather: a parameter that is named twice is fetched, once, instead of refused."""
@@ -109,12 +102,11 @@ def takes_one_twice(case: LifecycleCase, mesh: DeviceMesh, given: Given) -> Answ
 # Memory and collectives.
 
 
-@defect(
-    replaces="zero3_lifecycle_all_reduce",
-    family="memory kept",
+@wrong_all_reduce(
+    "memory kept",
+    LifecycleCase(world_size=1, operations=("fetch 0", "release 0"), measures=True, collective="all_reduce"),
+    "only what is available can be released",
     claim="uses_only_documented_memory",
-    smallest=LifecycleCase(world_size=1, operations=("fetch 0", "release 0"), measures=True, collective="all_reduce"),
-    why="only what is available can be released",
 )
 def whole_kept_after_release(case: LifecycleCase, mesh: DeviceMesh, given: Given) -> Answers:
     """all_reduce: a released parameter is no longer available, but its memory is not given back."""
@@ -128,12 +120,11 @@ def whole_kept_after_release(case: LifecycleCase, mesh: DeviceMesh, given: Given
     return live(case, mesh, given, Wrong)
 
 
-@defect(
-    replaces="zero3_lifecycle_all_gather",
-    family="memory kept",
+@wrong_all_gather(
+    "memory kept",
+    LifecycleCase(world_size=1, operations=("fetch 0",), measures=True),
+    "one fetch makes one buffer",
     claim="uses_only_documented_memory",
-    smallest=LifecycleCase(world_size=1, operations=("fetch 0",), measures=True),
-    why="one fetch makes one buffer",
 )
 def gathered_buffer_kept(case: LifecycleCase, mesh: DeviceMesh, given: Given) -> Answers:
     """all_gather: the fetch that has ended is kept, and with it the buffer that was taken apart."""
@@ -146,15 +137,13 @@ def gathered_buffer_kept(case: LifecycleCase, mesh: DeviceMesh, given: Given) ->
     return live(case, mesh, given, Wrong)
 
 
-@defect(
-    replaces="zero3_lifecycle_all_gather",
-    family="other collectives than documented",
-    claim="uses_only_collectives",
-    kind="collectives",
-    smallest=LifecycleCase(
+@wrong_all_gather(
+    "other collectives than documented",
+    LifecycleCase(
         world_size=1, parameters=((1,), (1,)), requires_grad=(True, True), operations=("fetch 0 1",), records=True
     ),
-    why="two parameters take two collectives",
+    "two parameters take two collectives",
+    claim="uses_only_collectives",
 )
 def fetched_one_by_one(case: LifecycleCase, mesh: DeviceMesh, given: Given) -> Answers:
     """all_gather: a fetch of several parameters takes one collective for each."""
