@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
 
+from equivtest.base.functions import FILE, load_file, parts_of, with_given
 from equivtest.errors import Misuse
 
 MOST_NAMES = 8
@@ -18,7 +19,7 @@ MOST_NAMES = 8
 
 
 def load_named(name: str, what: str) -> object:
-    """The object that `name`, 'package.module:NAME', stands for.
+    """The object that `name`, 'package.module:NAME' or 'file.py:NAME', stands for; see `equivtest.base.functions`.
 
     Args:
         what: What is named, for the message.
@@ -26,13 +27,15 @@ def load_named(name: str, what: str) -> object:
     Raises:
         Misuse: there is no such module, it raises while it is imported, or there is no such name in it.
     """
-    module_name, colon, attribute = name.partition(":")
+    module_name, attribute, values, named = parts_of(name)
     said = f"{what} {name!r} cannot be imported"
-    if not colon:
-        raise Misuse(f"{said}: no ':' between module and name; write package.module:NAME")
+    if not attribute:
+        raise Misuse(f"{said}: no ':' between module and name; write package.module:NAME, or file.py:NAME")
     try:
-        module = importlib.import_module(module_name)
+        module = load_file(module_name) if module_name.endswith(FILE) else importlib.import_module(module_name)
     except Exception as error:  # somebody's module may raise anything
+        if isinstance(error, FileNotFoundError) and not Path(module_name).is_file() and module_name.endswith(FILE):
+            raise Misuse(f"{said}: there is no file {module_name} in {Path.cwd()}; start where it is") from error
         if isinstance(error, ModuleNotFoundError) and _is_within(error.name or "", module_name):
             moved = "; modules of equivtest have moved, see CHANGELOG.md" * module_name.startswith("equivtest.")
             raise Misuse(
@@ -41,10 +44,13 @@ def load_named(name: str, what: str) -> object:
         if not module_name or module_name.startswith("."):
             raise Misuse(f"{said}: {error}; write package.module:NAME") from error
         raise Misuse(f"{said}: {type(error).__name__}: {error}; mend its module") from error
-    try:
-        return getattr(module, attribute)
-    except AttributeError as error:
-        raise Misuse(f"{said}: {error}: {_without(module, attribute)}; write package.module:NAME") from error
+    found: object = module
+    for each in attribute.split("."):
+        try:
+            found = getattr(found, each)
+        except AttributeError as error:
+            raise Misuse(f"{said}: {error}: {_without(module, attribute)}; write package.module:NAME") from error
+    return with_given(found, values, named)
 
 
 def _is_within(name: str, module_name: str) -> bool:

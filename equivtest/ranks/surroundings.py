@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from equivtest.base import limits
+from equivtest.base.functions import be_rank
 from equivtest.ranks.channel import Channel
 from equivtest.ranks.messages import Start
 
@@ -44,6 +45,7 @@ def temporary_files_in(folder: Path) -> dict[bytes, bytes]:
 
 def enter(start: Start) -> None:
     """Takes over the parent's environment, import path and directory; on another host adds only variables."""
+    be_rank()
     if start.store is None:
         os.environb.clear()
         sys.path[:] = [os.fsdecode(entry) for entry in start.sys_path]

@@ -23,8 +23,8 @@ FLOORS = (
     ("oracle", "ranks"),
     ("families", "fingerprint", "rank", "verdicts"),
     ("programs", "report", "verdicts.judging"),
-    ("captured", "diagnose", "module"),
-    ("capturing", "search"),
+    ("captured", "diagnose", "programs.property"),
+    ("capturing", "module", "search"),
     ("pytest_plugin",),
     ("__init__", "cli", "options", "plugin"),
 )

@@ -1,0 +1,253 @@
+"""How a function is named for other processes: 'file.py:NAME', or 'package.module:NAME' of an installed package.
+
+Arguments that are plain values may follow, as `functools.partial` has them: 'models.py:block(8, bias=False)'.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import importlib
+import importlib.util
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+
+from equivtest.errors import Misuse, shorten
+
+FILE = ".py"
+_NAMED = re.compile(r"(?P<home>[^:]*):(?P<attribute>[^(]*)(?P<arguments>\(.*\))?", re.DOTALL)
+_rank: list[bool] = []
+
+
+def be_rank() -> None:
+    """Notes that this process is a rank, which imports files of users and judges nothing."""
+    _rank.append(True)
+
+
+def is_rank() -> bool:
+    """True in a rank."""
+    return bool(_rank)
+
+
+def name_of(function: object, what: str) -> str:
+    """The name of a function or a class by which any process finds it; a string is such a name.
+
+    Args:
+        what: What the function is for, such as 'build', for the message.
+
+    Raises:
+        Misuse: no other process can find it.
+    """
+    if isinstance(function, str):
+        return function
+    if isinstance(function, functools.partial):
+        return with_arguments(name_of(function.func, what), function.args, function.keywords, what)
+    qualified = getattr(function, "__qualname__", "")
+    if not callable(function) or not qualified:
+        kind = type(function).__name__
+        raise Misuse(
+            f"{what} must be a function or a class, got a {kind}: write `def {what}(...)` in a file, pass {what}"
+        )
+    _require_findable(qualified, function, what)
+    module = sys.modules.get(str(getattr(function, "__module__", "")))
+    home = "" if module is None else _home_of(module)
+    if not home or _is_typed_in(function):
+        raise Misuse(
+            f"{what} {qualified!r} was defined in a notebook or at a prompt, where no rank finds it: write it to a "
+            "file, such as models.py, and import it from there"
+        )
+    if _attribute(module, qualified) != function:
+        raise Misuse(
+            f"{what} {qualified!r} is another object than {qualified} of {home}: a decorator or a second definition "
+            "has replaced it; give it a name of its own at the top level of the file"
+        )
+    return f"{home}:{qualified}"
+
+
+def _require_findable(qualified: str, function: object, what: str) -> None:
+    """Raises Misuse if no name at the top level of a file leads to the function."""
+    if "<lambda>" in qualified:
+        raise Misuse(f"{what} is a lambda, which has no name to send to the ranks: write `def {what}(...)` in a file")
+    if "<locals>" in qualified:
+        outer, _, name = qualified.rpartition(".<locals>.")
+        raise Misuse(
+            f"{what} {name!r} is defined within {outer.rpartition('.')[2]!r}, where no rank finds it: move it to the "
+            "top level of its file; what it took from around it becomes options= or functools.partial"
+        )
+    owner = getattr(function, "__self__", None)
+    if owner is not None and not isinstance(owner, type | ModuleType):
+        raise Misuse(
+            f"{what} {qualified!r} is a method of one object: write `def {what}(...)` at the top level of a file"
+        )
+
+
+def _is_typed_in(function: object) -> bool:
+    """True for a function of a prompt, even if the prompt follows a file, as under `python -i`."""
+    code = getattr(function, "__code__", None)
+    return code is not None and code.co_filename.startswith("<")
+
+
+def _home_of(module: ModuleType) -> str:
+    """The file of a module below the current folder, relative to it; else the module's name, if it can be imported."""
+    file = getattr(module, "__file__", None)
+    if not file:
+        return "" if module.__name__ == "__main__" else module.__name__
+    path = Path(file).resolve()
+    installed = {"site-packages", "dist-packages"} & set(path.parts)
+    if not installed and path.suffix == FILE and path.is_relative_to(Path.cwd()):
+        found = path.relative_to(Path.cwd()).as_posix()
+    elif module.__name__ != "__main__" and (not path.is_file() or module.__name__ in _names_of(path)):
+        found = module.__name__
+    else:
+        found = str(path)
+    if set(found) & set(":#("):
+        raise Misuse(f"{found} cannot be named to the ranks: rename what has a ':', '#' or '(' in its name")
+    return found
+
+
+def with_arguments(name: str, values: tuple[object, ...], named: Mapping[str, object], what: str) -> str:
+    """'models.py:block(8, bias=False)' from 'models.py:block', and from 'models.py:block(8)' if values are named.
+
+    Raises:
+        Misuse: a value is not plain.
+    """
+    texts = [plain(value, f"an argument of {what}") for value in values]
+    texts += [f"{key}={plain(value, f'{key} of {what}')}" for key, value in named.items()]
+    if not texts:
+        return name
+    before = f"{name[:-1]}, " if name.endswith(")") else f"{name}("
+    return f"{before}{', '.join(texts)})"
+
+
+def plain(value: object, what: str) -> str:
+    """The code of a value that JSON can write: None, bool, int, float, str, and tuples, lists and dicts of these.
+
+    Raises:
+        Misuse: it is another value.
+    """
+    try:
+        json.dumps(value, allow_nan=False)
+        text = repr(value).replace("#", r"\x23")  # a name is cut at '#', see `call_builder`
+        if ast.literal_eval(text) == value:
+            return text
+    except (TypeError, ValueError, SyntaxError):
+        pass
+    kind = type(value).__name__
+    raise Misuse(
+        f"{what} must be a plain value, such as a number, a string or a tuple of these, got a {kind}: {value!r}"
+    )
+
+
+def parts_of(name: str) -> tuple[str, str, tuple[object, ...], dict[str, object]]:
+    """Home, attribute, and the arguments that a name carries; the attribute is '' if the name has no ':'.
+
+    Raises:
+        Misuse: the arguments are no plain values.
+    """
+    found = _NAMED.fullmatch(name)
+    if found is None:
+        return name, "", (), {}
+    values, named = _arguments(name, found["arguments"] or "()")
+    return found["home"], found["attribute"], values, named
+
+
+@functools.lru_cache(maxsize=256)
+def _arguments(name: str, text: str) -> tuple[tuple[object, ...], dict[str, object]]:
+    try:
+        call = ast.parse(f"f{text}", mode="eval").body
+        assert isinstance(call, ast.Call)
+        values = tuple(map(ast.literal_eval, call.args))
+        named = {str(each.arg): ast.literal_eval(each.value) for each in call.keywords}
+    except (AssertionError, ValueError, SyntaxError) as error:
+        raise Misuse(f"{shorten(name)}: {text} are no plain arguments: write them as in (8, bias=False)") from error
+    return values, named
+
+
+def with_given(function: object, values: tuple[object, ...], named: Mapping[str, object]) -> object:
+    """The function, with the arguments that its name carries."""
+    if not values and not named:
+        return function
+    return functools.partial(function, *values, **named) if callable(function) else function
+
+
+def _attribute(owner: object, qualified: str) -> object:
+    """The attribute that a dotted name leads to; None if there is none."""
+    return functools.reduce(lambda found, each: getattr(found, each, None), qualified.split("."), owner)
+
+
+def load_file(path: str) -> ModuleType:
+    """The module of a file: the one that is loaded, or a new one, under the name that an import gives it.
+
+    A file in a package is imported as a part of it.  A file whose name means another module, such as one of two
+    `test_models.py`, is loaded beside that module.
+
+    Raises:
+        Exception: whatever the file raises.
+    """
+    file = Path(path).resolve()
+    if (loaded := _loaded_from(file)) is not None:
+        return loaded
+    root = _root_of(file)
+    if str(root) not in map(os.path.realpath, sys.path):
+        sys.path.append(str(root))  # so that the file finds its neighbours
+    for name in _names_of(file):
+        return importlib.import_module(name)
+    return _execute(file)
+
+
+def _loaded_from(file: Path) -> ModuleType | None:
+    for module in list(sys.modules.values()):
+        found = getattr(module, "__file__", None)
+        if isinstance(found, str) and os.path.basename(found) == file.name and os.path.realpath(found) == str(file):
+            return module
+    return None
+
+
+def _root_of(file: Path) -> Path:
+    """The first folder above a file that is no package."""
+    return next(folder for folder in file.parents if not (folder / "__init__.py").exists())
+
+
+def _names_of(file: Path) -> Iterator[str]:
+    """The names by which an import finds this file; a folder of Python's path within a package gives none."""
+    for entry in sys.path:
+        folder = Path(entry).resolve()
+        if not file.is_relative_to(folder) or (folder / "__init__.py").exists():
+            continue
+        parts = file.relative_to(folder).with_suffix("").parts
+        parts = parts[:-1] if parts[-1] == "__init__" else parts
+        if parts and all(map(str.isidentifier, parts)) and _finds(".".join(parts), file):
+            yield ".".join(parts)
+
+
+def _finds(name: str, file: Path) -> bool:
+    """True if an import of that name reads the file."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError, AttributeError):  # a package on the way is broken, or is no package
+        return False
+    return spec is not None and spec.origin is not None and Path(spec.origin).resolve() == file
+
+
+def _execute(file: Path) -> ModuleType:
+    name = f"{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{file} is no file of Python")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+Named = Callable[..., object] | str
+"""A function that can be imported, or its name."""
