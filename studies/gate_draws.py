@@ -37,6 +37,7 @@ import importlib, importlib.util, json, sys
 from pathlib import Path
 from equivtest.base import limits
 from equivtest.cases.case import to_data
+from equivtest.cases.picks import builder_of
 from equivtest.search.chunks import Chunk, chunk_cases
 from equivtest.base.profiles import PROFILES, plan
 from equivtest.property import Property, resolved
@@ -51,8 +52,9 @@ for path in sorted(Path(options["folder"] or properties_dir()).glob(options["fil
     spec.loader.exec_module(module)
     for prop in vars(module).values():
         if isinstance(prop, Property) and not prop.absent and prop.subject in (options["subjects"] or [prop.subject]):
-            for part in plan(PROFILES["gate"], limits.WORLD_SIZES, prop.weight):
-                chunk = Chunk(part.world_size, limits.DTYPES, part.index, part.num_cases)
+            has_tables = builder_of(prop.cases) is not None
+            for part in plan(PROFILES["gate"], limits.WORLD_SIZES, prop.weight, has_tables=has_tables):
+                chunk = Chunk(part.world_size, limits.DTYPES, part.index, part.num_cases, strength=part.strength)
                 if prop.resolve is not None:
                     with Pool() as pool:
                         prop = resolved(prop, pool, chunk.space)

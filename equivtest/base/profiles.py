@@ -28,6 +28,9 @@ class Profile:
         world_sizes: Unless --world-sizes says otherwise.
         repeats: Whether a search is repeated with fresh seeds until the time is up.
         requires_cells: Whether a cell of the case space without a conclusive verdict is a failure.
+        strength: Of how many axes the cases have every combination of values (`equivtest.search.covering`), for a
+            property whose family draws from tables; `single` and `several` are then unused.  0: cases are random.
+        mixes_worlds: True if the world size is one of these axes, False if each world size has all combinations.
         per_cell: Conclusive verdicts wanted on each claim in every cell, on cases beyond `single` and `several`.
         audits_alone: Whether nothing runs but each property's audit, whole.
         is_first_look: Whether what holds may fail in the other profiles, as the summary then says.
@@ -40,6 +43,8 @@ class Profile:
     world_sizes: tuple[int, ...] = limits.WORLD_SIZES
     repeats: bool = False
     requires_cells: bool = False
+    strength: int = 0
+    mixes_worlds: bool = True
     per_cell: int = 0
     audits_alone: bool = False
     is_first_look: bool = False
@@ -57,10 +62,12 @@ AUDIT_LABEL = "audit"
 """What stands in brackets in the name of a property's audit."""
 
 PROFILES: dict[str, Profile] = {
-    "smoke": Profile(single=1, several=1, is_first_look=True),
-    "gate": Profile(single=1, several=3, minutes=5),
+    "smoke": Profile(single=1, several=1, strength=1, is_first_look=True),
+    "gate": Profile(single=1, several=3, strength=2, minutes=5),
     "soak": Profile(single=1, several=4, world_sizes=limits.SOAK_WORLD_SIZES, repeats=True),
-    "conformance": Profile(single=10, several=20, requires_cells=True, per_cell=PER_CELL, minutes=25),
+    "conformance": Profile(
+        single=10, several=20, strength=2, mixes_worlds=False, requires_cells=True, per_cell=PER_CELL, minutes=25
+    ),
     AUDIT_PROFILE: Profile(single=0, several=0, audits_alone=True),
 }
 
@@ -74,12 +81,15 @@ class Part:
 
     Attributes:
         per_cell: Its share of the draws that a profile wants in every cell.
+        strength, mixes_worlds: Of the profile; strength 0 for random cases.
     """
 
     world_size: int
     index: int
     num_cases: int
     per_cell: int = 0
+    strength: int = 0
+    mixes_worlds: bool = True
 
     @property
     def cost(self) -> int:
@@ -92,8 +102,17 @@ class Part:
         return f"w{self.world_size}-{self.index}"
 
 
-def plan(profile: Profile, world_sizes: Iterable[int], weight: int = 1) -> tuple[Part, ...]:
-    """The searches of one property, smallest world first; their sizes differ by one at most."""
+def plan(
+    profile: Profile, world_sizes: Iterable[int], weight: int = 1, *, has_tables: bool = False
+) -> tuple[Part, ...]:
+    """Returns the searches of one property, smallest world first; their sizes differ by one at most.
+
+    Args:
+        has_tables: True if a covering array can choose the cases: then each world size has one search.
+    """
+    if profile.strength and has_tables:
+        mixes, per_cell = profile.mixes_worlds, profile.per_cell
+        return tuple(Part(size, 0, profile.several, per_cell, profile.strength, mixes) for size in world_sizes)
     parts = []
     for world_size in world_sizes:
         num_cases = weight * (profile.single if world_size == 1 else profile.several)

@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 import msgspec
 
 from equivtest.base import limits
+from equivtest.cases.axes import MEMBERS_OF_WORLD, POISON_TABLE, RECORDS, REPEATS, table
 from equivtest.cases.case_tensor import CaseTensor
 from equivtest.cases.parts import modules_of
 from equivtest.cases.rules import OneOf, Within, broken_rules
@@ -61,14 +62,16 @@ class Case:
     """
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = ("dense",)
+    MODES_DRAWN: ClassVar[tuple[tuple[str, ...], ...]] = ()
+    """The modes of one case's draws, the simplest first; empty: each of VALUE_MODES alone, mostly all together."""
 
     world_size: Annotated[int, Within(1, limits.MAX_WORLD_SIZE)]
     dtype: Annotated[str, OneOf(tuple(limits.DTYPES))] = "float32"
     values: tuple[tuple[str, int], ...] = (("dense", 0),)
-    poison: Annotated[str, OneOf(POISONS)] = "large"
-    repeats: bool = False
-    records: bool = False
-    members: tuple[int, ...] = ()
+    poison: Annotated[str, OneOf(POISONS), table(*POISON_TABLE)] = "large"
+    repeats: Annotated[bool, table(*REPEATS)] = False
+    records: Annotated[bool, table(*RECORDS)] = False
+    members: Annotated[tuple[int, ...], MEMBERS_OF_WORLD] = ()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -92,6 +95,11 @@ class Case:
             except ValueError as error:
                 raise Misuse(f"{name}: {error}") from error
         self.check_layouts()
+
+    @classmethod
+    def modes_drawn(cls) -> tuple[tuple[str, ...], ...]:
+        """Returns the modes of the draws of one case: one of them alone, or mostly all."""
+        return cls.MODES_DRAWN or (*((mode,) for mode in cls.VALUE_MODES), *[cls.VALUE_MODES] * 16)
 
     def check_fields(self) -> None:
         """Raises Misuse unless the fields go together; each is right by itself."""

@@ -1,144 +1,200 @@
-"""Draws that the families share: sizes at the edges of a division, meshes, modes and seeds of values."""
+"""Strategies of Hypothesis from the axes of cases, and draws that families share."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Collection, Sequence
 from functools import cache
-from itertools import combinations
-from typing import Any, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from equivtest.cases.case import Shape
-from equivtest.layout import Layout, parse_placement, shard_bounds, shard_kind
+from equivtest.cases import axes
+from equivtest.cases.axes import (
+    LARGE_DIMS,
+    MAX_EDGE,
+    POISON_TABLE,
+    RECORDS,
+    REPEATS,
+    SMALL_SIZES,
+    Draw,
+    Label,
+    draw_fields,
+    edge_sizes,
+    is_even,
+    itself,
+    modulo,
+    residues,
+    shards,
+    subsets,
+)
+from equivtest.cases.case import C, Case
+from equivtest.property import Space
 
 T = TypeVar("T")
-TILE_SIZES = {31, 32, 33}
-MAX_EDGE = 33  # elements of a dim: exact values in bfloat16 allow about 250 terms of a sum
-MAX_INNER = 16  # elements of the large dim where there are three leading ones, for the same reason
-SMALL_SIZES = (1, 2, 3)  # of the dims beside the large one
-LARGE_DIMS = tuple(range(12))  # which dim is the large one, modulo their number, 1 to 4
-SEEDS = tuple(range(64))
+P = ParamSpec("P")
 REFUSED_MODES = (("dense",),)
-POISON_TABLE = ("large", "large", "large", "nan", "nan", "none")
-REPEATS = (False, False, False, True)
 NUM_LEADING_DIMS = (1, 0, 1, 1, 1, 2, 2, 3)
-RECORDS = (False,) * 7 + (True,)
-MEMBERS: dict[int, tuple[tuple[int, ...], ...]] = {
-    1: ((1,), (2,)),
-    2: ((1, 0), (3, 1), (2, 0), (1, 3), (1, 2)),
-    3: ((2, 0, 1), (3, 1, 0), (1, 2, 3)),
-    4: ((3, 2, 1, 0), (1, 0, 3, 2)),
-}
-"""Meshes within a world of at most four processes by world size; not all ascend, some leave processes out."""
-MEMBERS_DRAWN: tuple[int | None, ...] = (None,) * 25 + (0, 1, 2, 3, 4)
-"""Which of them, modulo their number, or the whole world: one table for all world sizes, for shrinking's sake."""
 NUM_SEQUENCE_DIMS = (1, 1, 2, 2, 3)
 
 
-@cache
-def edge_sizes(world_size: int) -> tuple[int, ...]:
-    """Sizes of a dim, ascending, those that do not divide by the world size more often."""
-    w = world_size
-    near = {size + step for size in (w, 2 * w, 3 * w, w * w) for step in (-1, 0, 1)} | {1, 2, 3, 5, 7, 8}
-    edges = {size for size in near if 1 <= size <= max(MAX_EDGE, w + 1)}
-    empty = {size for size in range(1, MAX_EDGE) if shard_bounds(size, w, w - 1) == (size, size)}
-    uneven = {size for size in edges | empty if size % w}
-    even = edges - uneven
-    return tuple(sorted([*uneven, *uneven, *even, *(uneven | TILE_SIZES), *(even if w > 2 else ())]))
+class Drawing:
+    """Picks entries by Hypothesis.
 
-
-@cache
-def subsets(names: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
-    """All names five times, then every other subset once, the empty one last."""
-    others = [subset for num in range(len(names) - 1, -1, -1) for subset in combinations(names, num)]
-    return (names,) * 5 + tuple(others)
-
-
-def pick(draw: DrawFn, name: str, table: Sequence[T]) -> T:
-    """An entry of `table`; `name` must be another one at every call for the same case.
-
-    Entries carry the name, because Hypothesis takes draws from equal tables for the same thing: it
+    Entries carry the name of their axis, because Hypothesis takes draws from equal tables for the same thing: it
     then spends five examples in six on copies of one, with one draw repeated at another's place.
     Source: ConjectureRunner.generate_mutations_from, Hypothesis 6.170.
     """
-    entries: SearchStrategy[tuple[str, T]] = _entries(name, tuple(table), tuple(map(type, table)))
-    return draw(entries)[1]
+
+    def __init__(self, draw: DrawFn) -> None:
+        self._draw = draw
+
+    def pick(self, name: str, table: Sequence[T], label: Label = itself) -> T:
+        """Returns an entry of `table`; see `equivtest.cases.axes.Draw`."""
+        entries: SearchStrategy[tuple[str, T]] = _entries(name, tuple(table), tuple(map(type, table)))
+        return self._draw(entries)[1]
 
 
 @cache
 def _entries(name: str, table: tuple[T, ...], types: tuple[type, ...]) -> SearchStrategy[tuple[str, T]]:
-    """Made once, since that takes as long as all else of a draw; `types` tells a table of True from one of 1."""
+    """Made once, as that takes most of the time; `types` tells a table of True from one of 1."""
     return st.sampled_from([(name, entry) for entry in table])
 
 
-def pick_shape(draw: DrawFn, name: str, world_size: int, num_dims_table: tuple[int, ...]) -> Shape:
-    """A shape with an edge size in one dim, any one, beside small ones."""
-    num_dims = pick(draw, f"{name}: dims", num_dims_table)
-    max_size = MAX_INNER if num_dims > 2 else max(edge_sizes(world_size))
-    edge = pick(draw, f"{name}: edge", [size for size in edge_sizes(world_size) if size <= max_size])
-    large_dim = pick(draw, f"{name}: large dim", LARGE_DIMS)
-    small = [pick(draw, f"{name}: dim {dim}", SMALL_SIZES) for dim in range(max(num_dims_table) - 1)]
-    if num_dims == 0:
-        return ()
-    shape = [min(size, 2) if num_dims > 2 else size for size in small[: num_dims - 1]]
-    shape.insert(large_dim % num_dims, edge)
-    return tuple(shape)
+class Cases(Generic[C]):
+    """Cases of a family: called with a space, a strategy of Hypothesis.
+
+    Attributes:
+        build: Builds one case by any draw: build(draw, space, ...), with further arguments by keyword.
+    """
+
+    def __init__(self, build: Callable[..., C]) -> None:
+        functools.update_wrapper(self, build)
+        self.build = build
+
+    def __call__(self, space: Space, **more: Any) -> SearchStrategy[C]:
+        """Returns the strategy for a part of the case space."""
+        return _built(self.build, space, more)
 
 
-def pick_x_is_dtensor(draw: DrawFn, shape: Shape, input_layout: str, world_size: int) -> bool:
-    """True where torch could not tell the global shape from a plain tensor, else either."""
-    needed = shard_kind(shape, Layout((parse_placement(input_layout),)), (world_size,)) != "even"
-    return pick(draw, "x_is_dtensor", (False, True)) or needed
+@st.composite
+def _built(draw: DrawFn, build: Callable[..., C], space: Space, more: dict[str, Any]) -> C:
+    return build(Drawing(draw), space, **more)
 
 
-def pick_members(draw: DrawFn, world_size: int, table: tuple[int | None, ...] = MEMBERS_DRAWN) -> tuple[int, ...]:
-    """The whole world, or one time in six a mesh within a larger one or in another order.
+def cases_of(case_type: type[C], only: Collection[str] = ()) -> Cases[C]:
+    """Returns the cases of a class, drawn from the axes of its fields; fields by keyword are fixed.
 
     Args:
-        table: Which of MEMBERS, modulo their number, or None for the whole world.
+        only: Fields that are drawn, beside the world size, the dtype and the values; empty: all.
     """
-    meshes = MEMBERS.get(world_size, (tuple(reversed(range(world_size))),))
-    drawn = pick(draw, "members", table)
-    return () if drawn is None else meshes[drawn % len(meshes)]
+    return Cases(lambda draw, space, **fixed: case_type(**draw_fields(draw, case_type, space, fixed, only)))
 
 
-def pick_values(draw: DrawFn, modes_table: tuple[tuple[str, ...], ...], name: str = "") -> tuple[tuple[str, int], ...]:
-    """(mode, seed) of each draw of values."""
-    modes = pick(draw, f"{name}modes", modes_table)
-    seeds = [pick(draw, f"{name}seed {index}", SEEDS) for index in range(len(modes_table[-1]))]
-    return tuple(zip(modes, seeds, strict=False))
+def builder_of(cases: Callable[[Space], SearchStrategy[Any]]) -> Callable[[Draw, Space], Case] | None:
+    """Returns what builds one case by any draw; None if there is no more than a strategy of Hypothesis."""
+    if isinstance(cases, functools.partial) and isinstance(cases.func, Cases):
+        return functools.partial(cases.func.build, **cases.keywords)
+    return cases.build if isinstance(cases, Cases) else None
 
 
-def pick_gradients(draw: DrawFn, names: tuple[str, ...], x: str = "x") -> dict[str, Any]:
-    """Fields of a case with a backward: which of `names` need a gradient, and what is handed out contiguous.
+def _for_any_draw(pick: Callable[Concatenate[Draw, P], T]) -> Callable[Concatenate[Any, P], T]:
+    """Returns the function for a draw of Hypothesis, too."""
+
+    @functools.wraps(pick)
+    def picked(draw: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return pick(Drawing(draw) if callable(draw) else draw, *args, **kwargs)
+
+    return picked
+
+
+def _pick(draw: Draw, name: str, table: Sequence[T], label: Label = itself) -> T:
+    return draw.pick(name, table, label)
+
+
+def _pick_x_is_dtensor(draw: Draw, shape: tuple[int, ...], input_layout: str, world_size: int) -> bool:
+    """Returns True if torch could not tell the global shape from a plain tensor, else either."""
+    needed = not is_even(shape, input_layout, world_size)
+    return draw.pick("x_is_dtensor", (False, True)) or needed
+
+
+def _pick_gradients(draw: Draw, names: tuple[str, ...], x: str = "x") -> dict[str, Any]:
+    """Returns fields of a case with a backward: which of `names` need a gradient, and what is contiguous.
 
     Args:
         x: The input; its memory, and the cotangent's, may be contiguous.
     """
     return {
-        "requires_grad": pick(draw, "requires_grad", subsets(names)),
-        f"{x}_contiguous": pick(draw, f"{x}_contiguous", (True, False)),
-        "cotangent_contiguous": pick(draw, "cotangent_contiguous", (True, False)),
+        "requires_grad": draw.pick("requires_grad", subsets(names), grads_of(names)),
+        f"{x}_contiguous": draw.pick(f"{x}_contiguous", (True, False)),
+        "cotangent_contiguous": draw.pick("cotangent_contiguous", (True, False)),
     }
 
 
-def pick_run(
-    draw: DrawFn, world_size: int, modes_table: tuple[tuple[str, ...], ...], *, records: tuple[bool, ...] = RECORDS
-) -> dict[str, Any]:
-    """Fields that every case has beside its mathematics: values, poison, repeats, records and members.
+@cache
+def grads_of(names: tuple[str, ...]) -> Label:
+    """Returns the label of subsets of `names`, which begin with the input."""
 
-    They are drawn in this order, which fixes the cases that a seed gives; strategies draw them last.
+    def kind(subset: tuple[str, ...]) -> str:
+        if subset in ((), names):
+            return "all" if subset else "none"
+        return "input alone" if subset == names[:1] else "no input" if names[0] not in subset else "some"
+
+    return kind
+
+
+def _pick_run(
+    draw: Draw, world_size: int, modes_table: tuple[tuple[str, ...], ...], *, records: tuple[bool, ...] = RECORDS
+) -> dict[str, Any]:
+    """Returns fields that every case has beside its mathematics: values, poison, repeats, records and members.
 
     Args:
         records: What `records` is drawn from; left out of the fields where it is empty.
     """
     fields: dict[str, Any] = {
-        "values": pick_values(draw, modes_table),
-        "poison": pick(draw, "poison", POISON_TABLE),
-        "repeats": pick(draw, "repeats", REPEATS),
+        "values": axes.pick_values(draw, modes_table),
+        "poison": draw.pick("poison", POISON_TABLE),
+        "repeats": draw.pick("repeats", REPEATS),
     }
     if records:
-        fields["records"] = pick(draw, "records", records)
-    return fields | {"members": pick_members(draw, world_size)}
+        fields["records"] = draw.pick("records", records)
+    return fields | {"members": axes.pick_members(draw, world_size)}
+
+
+pick = _for_any_draw(_pick)
+pick_shape = _for_any_draw(axes.pick_shape)
+pick_members = _for_any_draw(axes.pick_members)
+pick_values = _for_any_draw(axes.pick_values)
+pick_x_is_dtensor = _for_any_draw(_pick_x_is_dtensor)
+pick_gradients = _for_any_draw(_pick_gradients)
+pick_run = _for_any_draw(_pick_run)
+
+__all__ = [
+    "LARGE_DIMS",
+    "MAX_EDGE",
+    "NUM_LEADING_DIMS",
+    "NUM_SEQUENCE_DIMS",
+    "POISON_TABLE",
+    "RECORDS",
+    "REFUSED_MODES",
+    "REPEATS",
+    "SMALL_SIZES",
+    "Cases",
+    "Draw",
+    "builder_of",
+    "cases_of",
+    "edge_sizes",
+    "is_even",
+    "modulo",
+    "pick",
+    "pick_gradients",
+    "pick_members",
+    "pick_run",
+    "pick_shape",
+    "pick_values",
+    "pick_x_is_dtensor",
+    "residues",
+    "shards",
+    "subsets",
+]

@@ -90,5 +90,6 @@ def _rules(case_type: Any) -> tuple[tuple[str, tuple[Rule, ...]], ...]:
     rules: dict[str, tuple[Rule, ...]] = {}
     for base in reversed(case_type.__mro__):
         for name, hint in get_annotations(base, eval_str=True).items():
-            rules[name] = getattr(hint, "__metadata__", ()) or rules.get(name, ())
+            declared = tuple(each for each in getattr(hint, "__metadata__", ()) if hasattr(each, "broken"))
+            rules[name] = declared or rules.get(name, ())
     return tuple((name, declared) for name, declared in rules.items() if declared)

@@ -23,6 +23,8 @@ properties_key = pytest.StashKey[dict[str, tuple[str, str]]]()
 
 def collect_property(collector: pytest.Module, name: str, prop: Property) -> list[pytest.Item]:
     """The items of a module-level property; none where --subjects leaves it out."""
+    from equivtest.cases.picks import builder_of
+
     settings = settings_of(collector.config)
     seen = collector.config.stash.setdefault(properties_key, {})
     seen[f"{collector.nodeid}::{name}"] = (name, prop.subject)
@@ -45,7 +47,7 @@ def collect_property(collector: pytest.Module, name: str, prop: Property) -> lis
     items += [
         SearchItem.from_parent(collector, name=f"{name}[{part.label}]", prop=prop, property_name=name, part=part)
         for part in (
-            *plan(settings.profile, world_sizes, prop.weight),
+            *plan(settings.profile, world_sizes, prop.weight, has_tables=builder_of(prop.cases) is not None),
             *plan(settings.profile, settings.pinned_sizes(prop)),
         )
     ]

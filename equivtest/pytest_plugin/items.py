@@ -166,7 +166,15 @@ class SearchItem(PropertyItem):
         until_s = time.monotonic() + settings.max_time_s * _workers(self.config) * self._share()
         for seed in seeds(self.config, settings):
             chunk = Chunk(
-                part.world_size, settings.dtypes, part.index, part.num_cases, seed, part.per_cell, world_sizes
+                part.world_size,
+                settings.dtypes,
+                part.index,
+                part.num_cases,
+                seed,
+                part.per_cell,
+                world_sizes,
+                part.strength,
+                part.mixes_worlds,
             )
             yield search(self.prop, chunk, pool_of(self.config), settings.known, failures_dir(self.config))
             if not settings.profile.repeats or time.monotonic() > until_s:

@@ -1,4 +1,4 @@
-"""Which cases a search runs: one chunk of a property's case space, drawn before anything runs.
+"""Which cases a search runs: one chunk of a property's case space, chosen before anything runs.
 
 Cases come from a seed of ours and from nothing else (`equivtest.search.local_constants`, and no setting of a profile
 that somebody loaded), so that a commit draws the same ones everywhere.
@@ -10,17 +10,20 @@ import contextlib
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import hypothesis
 from hypothesis import HealthCheck, Phase, Verbosity
+from hypothesis.database import ExampleDatabase
 from hypothesis.errors import Unsatisfiable
 from hypothesis.strategies import SearchStrategy
 
 from equivtest.base import limits
 from equivtest.cases.case import Case
+from equivtest.cases.picks import builder_of
 from equivtest.property import Property, Space
+from equivtest.search.covering import Array, covering_array
 from equivtest.search.local_constants import no_local_constants
 
 SETTINGS: dict[str, Any] = {
@@ -44,6 +47,8 @@ class Chunk:
         per_cell: Conclusive verdicts that every claim is to get in each cell, by further cases
             (`equivtest.search.filling`).
         world_sizes: All world sizes of the run, among them those that a failure is shrunk to.
+        strength: Of the covering array that the cases are taken from; 0: they are random.
+        mixes_worlds: True if that array is of all world sizes; the chunk has its rows of one.
     """
 
     world_size: int
@@ -53,6 +58,8 @@ class Chunk:
     seed: str = "gate"
     per_cell: int = 0
     world_sizes: tuple[int, ...] = limits.WORLD_SIZES
+    strength: int = 0
+    mixes_worlds: bool = True
 
     @property
     def smaller_world_sizes(self) -> list[int]:
@@ -76,13 +83,64 @@ def seed_of(prop: Property, chunk: Chunk) -> int:
 
 
 def chunk_cases(prop: Property, chunk: Chunk) -> list[Case]:
-    """The chunk's cases, each once: the property's examples, drawn ones, and one of each aspect that is missing.
+    """Returns the chunk's cases, each once: examples of the property, chosen ones, one of each aspect still missing.
 
     Examples and aspects are of chunk 0 alone.
     """
     examples = [case for case in prop.examples if chunk.index == 0 and case.world_size == chunk.world_size]
-    cases = [case for case in examples if case.is_within(chunk.dtypes)] + draw_cases(prop, chunk, chunk.num_cases)
+    cases = [case for case in examples if case.is_within(chunk.dtypes)]
+    array = covering_array_of(prop, chunk)
+    if array is None:
+        cases += draw_cases(prop, chunk, chunk.num_cases)
+    else:
+        cases += [row.case for row in array.rows if row.case.world_size == chunk.world_size]
     return list(dict.fromkeys(cases + ([] if chunk.index else _of_missing_aspects(prop, chunk, cases))))
+
+
+def covering_array_of(prop: Property, chunk: Chunk) -> Array | None:
+    """Returns the array that the chunk's cases are taken from; None if they are random."""
+    build = builder_of(prop.cases)
+    if not chunk.strength or build is None:
+        return None
+    space = Space(chunk.world_sizes, chunk.dtypes) if chunk.mixes_worlds else chunk.space
+    seed = seed_of(prop, replace(chunk, world_size=0 if chunk.mixes_worlds else chunk.world_size))
+    return _covering_array(prop.cases, space, 1 if prop.refuses_only and chunk.mixes_worlds else chunk.strength, seed)
+
+
+@lru_cache(maxsize=64)
+def _covering_array(cases: Any, space: Space, strength: int, seed: int) -> Array:
+    build = builder_of(cases)
+    assert build is not None
+    return covering_array(build, space, strength, seed)
+
+
+def replay_of(prop: Property, chunk: Chunk, case: Case) -> ExampleDatabase | None:
+    """Returns a database from which Hypothesis begins with a case of the chunk's array; None for other cases."""
+    array = covering_array_of(prop, chunk)
+    rows = [row for row in array.rows if row.case == case] if array else []
+    return _OneExample([index for name, index in rows[0].choices if name != "world_size"]) if rows else None
+
+
+class _OneExample(ExampleDatabase):
+    """Gives Hypothesis the choices of one example, to begin with; keeps nothing.
+
+    Source of what a choice is: SampledFromStrategy.do_draw (one integer, none for a table of one entry) and
+    hypothesis.database.choices_to_bytes, Hypothesis 6.170.  A release without that function begins at random.
+    """
+
+    def __init__(self, choices: list[int]) -> None:
+        super().__init__()
+        to_bytes = getattr(hypothesis.database, "choices_to_bytes", None)
+        self._examples = [to_bytes(choices)] if to_bytes else []
+
+    def fetch(self, key: bytes) -> list[bytes]:
+        return self._examples
+
+    def save(self, key: bytes, value: bytes) -> None:
+        pass
+
+    def delete(self, key: bytes, value: bytes) -> None:
+        pass
 
 
 def _of_missing_aspects(prop: Property, chunk: Chunk, cases: Iterable[Case]) -> list[Case]:

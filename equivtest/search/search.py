@@ -25,7 +25,7 @@ from equivtest.ranks.inbox import silence
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply
 from equivtest.report.handover import Failure, Record
-from equivtest.search.chunks import SETTINGS, Chunk, chunk_cases, seed_of
+from equivtest.search.chunks import SETTINGS, Chunk, chunk_cases, replay_of, seed_of
 from equivtest.search.filling import fill, short_of_conclusions, short_of_draws
 from equivtest.search.known import KnownFailures
 from equivtest.search.local_constants import no_local_constants
@@ -311,7 +311,11 @@ class _Search:
             if verdict is not None:
                 raise_for(verdict)
 
-        settings = hypothesis.settings(max_examples=chunk.num_cases, phases=[Phase.generate, Phase.shrink], **SETTINGS)
+        settings = hypothesis.settings(
+            max_examples=chunk.num_cases,
+            phases=[Phase.reuse, Phase.generate, Phase.shrink],
+            **SETTINGS | {"database": replay_of(self.prop, self.chunk, self.failing[target].case)},
+        )
         try:
             judged = hypothesis.given(self.prop.cases(chunk.space))(holds)
             with no_local_constants():

@@ -36,6 +36,8 @@ class Chunk:
     seed: str = "gate"
     per_cell: int = 0
     world_sizes: tuple = ()
+    strength: int = 0
+    mixes_worlds: bool = True
 
 
 @dataclass(frozen=True)

@@ -9,18 +9,35 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from equivtest.base import limits
+from equivtest.cases.axes import SIZES, Fields, is_even, shapes, shards, table_of
 from equivtest.cases.case import Case, Refused, Shape, replicated, require
 from equivtest.cases.case_tensor import CaseTensor
 from equivtest.cases.rules import Dims, OneOf, Within
 from equivtest.layout import Layout, Replicate, Shard, parse_placement, shard_bounds
 
 STYLES = ("colwise", "rowwise")
-EXACT_MODES = ("index", "dense", "special")
+EXACT_MODES = ("dense", "index", "special")
 """Modes whose sums are exact."""
 
 REAL_MODE = "real"
 IDS_DTYPES = ("int64", "int32")
 NO_PADDING = -1
+
+
+def _input_layouts(fields: Fields) -> tuple[str, ...]:
+    return ("replicate", "replicate", *shards(len(fields["leading"])))
+
+
+def _output_layouts(fields: Fields) -> tuple[str, ...]:
+    return ("replicate", "replicate", *shards(len(fields["leading"]) + 1))
+
+
+def _ids_are_dtensors(fields: Fields) -> tuple[bool, ...]:
+    return (False, True) if is_even(fields["leading"], fields["input_layout"], fields["world_size"]) else (True,)
+
+
+def _padding_ids(fields: Fields) -> tuple[int, ...]:
+    return (*[NO_PADDING] * fields["num_embeddings"], *range(fields["num_embeddings"]))
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -45,15 +62,15 @@ class EmbeddingCase(Case):
     VALUE_MODES: ClassVar[tuple[str, ...]] = (*EXACT_MODES, REAL_MODE)
 
     style: Annotated[str, OneOf(STYLES)]
-    leading: Annotated[Shape, Dims(0, limits.MAX_DIMS - 1)] = (1,)
-    num_embeddings: Annotated[int, Within(1, limits.MAX_FEATURES)] = 1
-    embedding_dim: Annotated[int, Within(1, limits.MAX_FEATURES)] = 1
-    input_layout: str = "replicate"
-    output_layout: str = "replicate"
+    leading: Annotated[Shape, Dims(0, limits.MAX_DIMS - 1), shapes((1, 0, 1, 1, 1, 2, 2, 3))] = (1,)
+    num_embeddings: Annotated[int, Within(1, limits.MAX_FEATURES), SIZES] = 1
+    embedding_dim: Annotated[int, Within(1, limits.MAX_FEATURES), SIZES] = 1
+    input_layout: Annotated[str, table_of(_input_layouts)] = "replicate"
+    output_layout: Annotated[str, table_of(_output_layouts)] = "replicate"
     ids_dtype: Annotated[str, OneOf(IDS_DTYPES)] = "int64"
-    ids_is_dtensor: bool = False
+    ids_is_dtensor: Annotated[bool, table_of(_ids_are_dtensors)] = False
     use_local_output: bool = True
-    padding_idx: int = NO_PADDING
+    padding_idx: Annotated[int, table_of(_padding_ids, label=lambda idx: idx != NO_PADDING)] = NO_PADDING
     scale_grad_by_freq: bool = False
     requires_grad: Annotated[tuple[str, ...], OneOf(((), ("weight",)))] = ("weight",)
     ids_contiguous: bool = True
@@ -126,6 +143,8 @@ class RefusedEmbeddingCase(Refused, EmbeddingCase):
         misfit: 'above': one id is V; 'below': one id is -1; 'dtype': the ids are float32;
             'max_norm': rows are to be renormalized in place, which no style of torch can.
     """
+
+    MODES_DRAWN: ClassVar[tuple[tuple[str, ...], ...]] = (("dense",),)
 
     misfit: Annotated[str, OneOf(MISFITS)] = "above"
 

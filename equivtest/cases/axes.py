@@ -1,0 +1,250 @@
+"""Axes: what each field of a case is drawn from, declared beside the field.
+
+`num_embeddings: Annotated[int, Within(1, 64), SIZES]` draws sizes at the edges of a division, and
+`style: Annotated[str, OneOf(STYLES)]` one of the styles.  A bool, and a field with `OneOf`, need no axis: their table
+begins with the default.  Hypothesis reads these tables for `soak` and for shrinking, a covering array
+(`equivtest.search.covering`) for all other profiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import Field, dataclass, fields
+from functools import cache
+from inspect import get_annotations
+from itertools import combinations
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from equivtest.cases.rules import OneOf
+from equivtest.layout import Layout, parse_placement, shard_bounds, shard_kind
+
+if TYPE_CHECKING:
+    from equivtest.cases.case import Case, Shape
+    from equivtest.property import Space
+
+T = TypeVar("T")
+Fields = Mapping[str, Any]
+"""The fields that were drawn before, by name."""
+
+Label = Callable[[Any], Hashable]
+"""Gives the class of an entry of a table: a covering array covers classes, not entries."""
+
+
+def itself(entry: T) -> T:
+    """Returns the entry: each is alone in its class."""
+    return entry
+
+
+def free(entry: object) -> None:
+    """Returns None: entries such as seeds do not differ in what a case covers."""
+
+
+class Draw(Protocol):
+    """Picks entries of tables, by Hypothesis or for a row of a covering array."""
+
+    def pick(self, name: str, table: Sequence[T], label: Label = itself) -> T:
+        """Returns an entry of `table`, which begins with the simplest.
+
+        Args:
+            name: Of the axis; another one at every call for the same case.
+            label: Gives the class of an entry, such as the residue of a size.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Gives a field its values.
+
+    Attributes:
+        pick: Draws the field of a name beside those drawn before.
+    """
+
+    pick: Callable[[Draw, str, Fields], Any]
+
+
+def table(*entries: Any, label: Label = itself) -> Axis:
+    """Returns the axis of these entries; one that is listed twice is drawn twice as often."""
+    return Axis(lambda draw, name, fields: draw.pick(name, entries, label))
+
+
+def table_of(entries: Callable[[Fields], Sequence[Any]], label: Label = itself) -> Axis:
+    """Returns the axis whose entries depend on the fields drawn before."""
+    return Axis(lambda draw, name, fields: draw.pick(name, tuple(entries(fields)), label))
+
+
+TILE_SIZES = {31, 32, 33}
+MAX_EDGE = 33  # elements of a dim: exact values in bfloat16 allow about 250 terms of a sum
+MAX_INNER = 16  # elements of the large dim where there are three leading ones, for the same reason
+SMALL_SIZES = (1, 2, 3)  # of the dims beside the large one
+LARGE_DIMS = tuple(range(12))  # which dim is the large one, modulo their number, 1 to 4
+
+
+@cache
+def edge_sizes(world_size: int) -> tuple[int, ...]:
+    """Returns sizes of a dim, ascending, those that do not divide by the world size more often."""
+    w = world_size
+    near = {size + step for size in (w, 2 * w, 3 * w, w * w) for step in (-1, 0, 1)} | {1, 2, 3, 5, 7, 8}
+    edges = {size for size in near if 1 <= size <= max(MAX_EDGE, w + 1)}
+    empty = {size for size in range(1, MAX_EDGE) if shard_bounds(size, w, w - 1) == (size, size)}
+    uneven = {size for size in edges | empty if size % w}
+    even = edges - uneven
+    return tuple(sorted([*uneven, *uneven, *even, *(uneven | TILE_SIZES), *(even if w > 2 else ())]))
+
+
+@cache
+def residues(world_size: int) -> Label:
+    """Returns the label of sizes of a dim by how they divide among so many ranks."""
+
+    def residue(size: int) -> str:
+        if size % world_size == 0:
+            return "divisible"
+        if size < world_size:
+            return "fewer than ranks"
+        return "empty shard" if shard_bounds(size, world_size, world_size - 1) == (size, size) else "uneven"
+
+    return residue
+
+
+@cache
+def modulo(num: int) -> Label:
+    """Returns the label of numbers that count modulo `num`."""
+    return lambda number: number % num
+
+
+def pick_size(draw: Draw, name: str, fields: Fields) -> int:
+    """Returns the size of a dim at an edge of its division."""
+    world_size = fields["world_size"]
+    return draw.pick(name, edge_sizes(world_size), residues(world_size))
+
+
+SIZES = Axis(pick_size)
+
+
+def pick_shape(draw: Draw, name: str, world_size: int, num_dims_table: tuple[int, ...]) -> Shape:
+    """Returns a shape with an edge size in one dim, any one, beside small ones."""
+    num_dims = draw.pick(f"{name}: dims", num_dims_table)
+    max_size = MAX_INNER if num_dims > 2 else max(edge_sizes(world_size))
+    edges = [size for size in edge_sizes(world_size) if size <= max_size]
+    edge = draw.pick(f"{name}: edge", edges, residues(world_size))
+    large_dim = draw.pick(f"{name}: large dim", LARGE_DIMS, modulo(max(1, num_dims)))
+    small = [draw.pick(f"{name}: dim {dim}", SMALL_SIZES, free) for dim in range(max(num_dims_table) - 1)]
+    if num_dims == 0:
+        return ()
+    shape = [min(size, 2) if num_dims > 2 else size for size in small[: num_dims - 1]]
+    shape.insert(large_dim % num_dims, edge)
+    return tuple(shape)
+
+
+def shapes(num_dims_table: tuple[int, ...]) -> Axis:
+    """Returns the axis of shapes with so many dims, one of them of an edge size."""
+    return Axis(lambda draw, name, fields: pick_shape(draw, name, fields["world_size"], num_dims_table))
+
+
+def shards(num_dims: int) -> tuple[str, ...]:
+    """Returns the placement that shards each dim."""
+    return tuple(f"shard({dim})" for dim in range(num_dims))
+
+
+def is_even(shape: Shape, layout: str, world_size: int) -> bool:
+    """True if all ranks have shards of one size."""
+    return shard_kind(shape, Layout((parse_placement(layout),)), (world_size,)) == "even"
+
+
+@cache
+def subsets(names: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+    """Returns all names five times, then every other subset once, the empty one last."""
+    others = [subset for num in range(len(names) - 1, -1, -1) for subset in combinations(names, num)]
+    return (names,) * 5 + tuple(others)
+
+
+SEEDS = tuple(range(64))
+
+
+def pick_values(draw: Draw, modes_table: tuple[tuple[str, ...], ...], name: str = "") -> tuple[tuple[str, int], ...]:
+    """Returns (mode, seed) of each draw of values."""
+    modes = draw.pick(f"{name}modes", modes_table, free)
+    seeds = [draw.pick(f"{name}seed {index}", SEEDS, free) for index in range(len(modes_table[-1]))]
+    return tuple(zip(modes, seeds, strict=False))
+
+
+MEMBERS: dict[int, tuple[tuple[int, ...], ...]] = {
+    1: ((1,), (2,)),
+    2: ((1, 0), (3, 1), (2, 0), (1, 3), (1, 2)),
+    3: ((2, 0, 1), (3, 1, 0), (1, 2, 3)),
+    4: ((3, 2, 1, 0), (1, 0, 3, 2)),
+}
+"""Meshes within a world of at most four processes by world size; not all ascend, some leave processes out."""
+MEMBERS_DRAWN: tuple[int | None, ...] = (None,) * 25 + (0, 1, 2, 3, 4)
+"""Which of them, modulo their number, or the whole world: one table for all world sizes, for shrinking's sake."""
+
+
+def pick_members(draw: Draw, world_size: int, drawn: tuple[int | None, ...] = MEMBERS_DRAWN) -> tuple[int, ...]:
+    """Returns the whole world, or one time in six a mesh within a larger one or in another order.
+
+    Args:
+        drawn: Which of MEMBERS, modulo their number, or None for the whole world.
+    """
+    meshes = MEMBERS.get(world_size, (tuple(reversed(range(world_size))),))
+    number = draw.pick("members", drawn, _kinds_of_mesh(meshes))
+    return () if number is None else meshes[number % len(meshes)]
+
+
+@cache
+def _kinds_of_mesh(meshes: tuple[tuple[int, ...], ...]) -> Label:
+    def kind(number: int | None) -> str:
+        if number is None:
+            return "the world"
+        mesh = meshes[number % len(meshes)]
+        return "part of a world" if max(mesh) >= len(mesh) else "another order"
+
+    return kind
+
+
+MEMBERS_OF_WORLD = Axis(lambda draw, name, fields: pick_members(draw, fields["world_size"]))
+POISON_TABLE = ("large", "large", "large", "nan", "nan", "none")
+REPEATS = (False, False, False, True)
+RECORDS = (False,) * 7 + (True,)
+RUN = ("values", "poison", "repeats", "records", "members")
+"""Fields of every case beside its mathematics; they are drawn last."""
+
+
+def draw_fields(
+    draw: Draw, case_type: type[Case], space: Space, fixed: Fields, only: Collection[str] = ()
+) -> dict[str, Any]:
+    """Draws the fields of a case in the order of the class, but RUN last; leaves out fields without an axis.
+
+    Args:
+        fixed: Fields that are not drawn.
+        only: Fields that are drawn, beside the world size, the dtype and the values; empty: all.
+    """
+    drawn = {"world_size": draw.pick("world_size", space.world_sizes), "dtype": draw.pick("dtype", space.dtypes)}
+    for name, axis in axes_of(case_type).items():  # type: ignore[arg-type]  # a class is hashable
+        if name in fixed:
+            drawn[name] = fixed[name]
+        elif name not in drawn and (not only or name in (*only, "values")):
+            drawn[name] = axis.pick(draw, name, drawn)
+    return {**drawn, **fixed}
+
+
+@cache
+def axes_of(case_type: Any) -> dict[str, Axis]:
+    """Returns the axis of each field that has one, in the order in which they are drawn."""
+    hints: dict[str, tuple[Any, ...]] = {}
+    for base in reversed(case_type.__mro__):
+        for name, hint in get_annotations(base, eval_str=True).items():
+            hints[name] = (*getattr(hint, "__metadata__", ()), *hints.get(name, ()))
+    own = {each.name: each for each in fields(case_type) if each.init}
+    names = [name for name in own if name not in RUN] + [name for name in RUN if name in own]
+    found = {name: _axis_of(case_type, own[name], hints[name]) for name in names}
+    return {name: axis for name, axis in found.items() if axis is not None}
+
+
+def _axis_of(case_type: type[Case], each: Field[Any], declared: Iterable[Any]) -> Axis | None:
+    if each.name == "values":
+        return Axis(lambda draw, name, fields: pick_values(draw, case_type.modes_drawn()))
+    if axis := next((one for one in declared if isinstance(one, Axis)), None):
+        return axis
+    if rule := next((one for one in declared if isinstance(one, OneOf)), None):
+        return table(*sorted(rule.values, key=lambda value: value != each.default))
+    return table(each.default, not each.default) if each.type in ("bool", bool) else None

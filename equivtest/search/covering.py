@@ -1,0 +1,226 @@
+"""Covering arrays: few cases that together have every combination of values of any few axes.
+
+A greedy builder of the kind of AETG (Cohen, Dalal, Fredman, Patton, "The AETG System", IEEE Transactions on Software
+Engineering 23, 1997).  Each row begins with a combination that no row has yet, every other axis takes the value that
+adds most, and the best of some tries is kept.  The family's own function builds each try from its tables,
+so that every row is a valid case.  A combination that no try has counts as infeasible.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple, TypeVar
+
+from equivtest.cases.axes import Draw, Label, free, itself
+from equivtest.cases.case import Case, fields_of
+from equivtest.errors import Misuse
+from equivtest.property import Space
+
+T = TypeVar("T")
+Value = tuple[str, Hashable]
+"""An axis, and the class of the entry that it takes."""
+
+Combination = tuple[Value, ...]
+"""Values of different axes, in the order in which the axes were first seen."""
+
+Build = Callable[[Draw, Space], Case]
+
+SAMPLES = 400
+"""Random rows that show which axes and values there are."""
+TRIES = 16
+"""Rows that are tried for a combination; every second one is random elsewhere."""
+EXPECTED = 20.0
+"""If so many random rows should have a combination, by the shares of its values, and none has, it is infeasible."""
+
+
+class CoveringRow(NamedTuple):
+    """One case of an array.
+
+    Attributes:
+        values: The value of each axis, in the order in which they were picked.
+        choices: Each pick from a table of several entries, in order: its axis, and the index of the entry.
+    """
+
+    case: Case
+    values: Combination
+    choices: tuple[tuple[str, int], ...]
+
+
+class Array(NamedTuple):
+    """A covering array.
+
+    Attributes:
+        rows: The first cover most.
+        covered: The combinations that some row has.
+        infeasible: The combinations that no try had.
+    """
+
+    rows: tuple[CoveringRow, ...]
+    covered: tuple[Combination, ...]
+    infeasible: tuple[Combination, ...]
+
+
+def covering_array(build: Build, space: Space, strength: int, seed: int, dangerous: Iterable[str] = ()) -> Array:
+    """Returns cases with every combination of `strength` axes, and every one of three `dangerous` axes.
+
+    The same arguments give the same array in every process.
+    """
+    return _Builder(build, space, strength, tuple(dangerous), random.Random(seed)).array()
+
+
+Rate = Callable[[Value, Iterable[Value]], int]
+
+
+class _Row:
+    """Picks the wanted entries, and others by a rate or at random; notes what it picked."""
+
+    def __init__(self, chance: random.Random, wanted: Combination, rate: Rate | None) -> None:
+        self.chance, self.wanted, self.rate = chance, dict(wanted), rate
+        self.values: dict[str, Hashable] = {}
+        self.picks: dict[str, tuple[tuple[Any, ...], Label]] = {}
+        self.choices: list[tuple[str, int]] = []
+
+    def pick(self, name: str, entries: Sequence[T], label: Label = itself) -> T:
+        table = tuple(entries)
+        if label is free:
+            index = self.chance.randrange(len(table))
+        else:
+            classes = _classes(table, tuple(map(type, table)), label)
+            self.values[name] = value = self._value(name, classes)
+            self.picks[name] = table, label
+            index = self.chance.choice(classes[value])
+        if len(table) > 1:
+            self.choices.append((name, index))
+        return table[index]
+
+    def _value(self, name: str, classes: Mapping[Hashable, tuple[int, ...]]) -> Hashable:
+        if self.wanted.get(name, free) in classes:
+            return self.wanted[name]
+        best = list(classes)
+        if self.rate is not None:
+            rates = [self.rate((name, value), self.values.items()) for value in classes]
+            best = [value for value, rate in zip(classes, rates, strict=True) if rate == max(rates)]
+        return self.chance.choice(best)
+
+    def values_of(self, case: Case) -> Combination:
+        """Returns the values that the case has: a field may differ from its pick if the family corrected it."""
+        fields = fields_of(case)
+        return tuple(
+            (name, value if name not in fields else self._corrected(name, fields[name]))
+            for name, value in self.values.items()
+            if name not in fields or self._corrected(name, fields[name]) is not free
+        )
+
+    def _corrected(self, name: str, actual: Any) -> Hashable:
+        """Returns the class of a field's actual value; `free` if the table does not have that value."""
+        table, label = self.picks[name]
+        if any(type(entry) is type(actual) and entry == actual for entry in table):
+            return label(actual)
+        return free if any(type(entry) is type(actual) for entry in table) else self.values[name]
+
+
+@cache
+def _classes(table: tuple[Any, ...], types: tuple[type, ...], label: Label) -> dict[Hashable, tuple[int, ...]]:
+    """Returns the indices of a table's entries by class; `types` tells a table of True from one of 1."""
+    found: dict[Hashable, list[int]] = {}
+    for index, entry in enumerate(table):
+        found.setdefault(label(entry), []).append(index)
+    return {value: tuple(indices) for value, indices in found.items()}
+
+
+class _Builder:
+    """An array under way."""
+
+    def __init__(
+        self, build: Build, space: Space, strength: int, dangerous: tuple[str, ...], chance: random.Random
+    ) -> None:
+        self.build, self.space, self.strength, self.dangerous, self.chance = build, space, strength, dangerous, chance
+        self.order: dict[str, int] = {}
+        self.open: dict[Combination, None] = {}
+        self.partners: defaultdict[Value, set[Value]] = defaultdict(set)
+
+    def array(self) -> Array:
+        samples = [row for _ in range(SAMPLES) if (row := self._try((), None)) is not None]
+        infeasible = self._list_combinations(samples)
+        rows, covered = [], dict[Combination, None]()
+        while self.open:
+            target = next(iter(self.open))
+            row = self._best_row(target)
+            if row is None:
+                infeasible.append(target)
+                self._close(target)
+                continue
+            rows.append(row)
+            for combination in self._combinations(row.values):
+                if combination in self.open:
+                    covered[combination] = None
+                    self._close(combination)
+        return Array(tuple(rows), tuple(covered), tuple(infeasible))
+
+    def _list_combinations(self, samples: list[CoveringRow]) -> list[Combination]:
+        """Opens all combinations of values that samples have; returns those that are infeasible."""
+        shares = Counter(value for row in samples for value in row.values)
+        values: dict[str, list[Value]] = {}
+        for value in shares:
+            values.setdefault(value[0], []).append(value)
+        self.order = {name: place for place, name in enumerate(values)}
+        seen = {each for row in samples for each in self._combinations(row.values)}
+        infeasible = []
+        for names in self._groups(values):
+            for combination in itertools.product(*(values[name] for name in names)):
+                expected = float(len(samples))
+                for value in combination:
+                    expected *= shares[value] / len(samples)
+                if combination not in seen and expected >= EXPECTED:
+                    infeasible.append(combination)
+                else:
+                    self._open(combination)
+        return infeasible
+
+    def _groups(self, names: Iterable[str]) -> Iterator[tuple[str, ...]]:
+        """Yields each group of axes whose values are combined."""
+        names = sorted(names, key=self.order.__getitem__)
+        yield from itertools.combinations(names, self.strength)
+        if self.strength < 3:
+            yield from itertools.combinations([name for name in names if name in self.dangerous], 3)
+
+    def _combinations(self, values: Combination) -> Iterator[Combination]:
+        named = {name: (name, value) for name, value in values if name in self.order}
+        return (tuple(named[name] for name in names) for names in self._groups(named))
+
+    def _open(self, combination: Combination) -> None:
+        self.open[combination] = None
+        if len(combination) == 2:
+            for value, other in (combination, combination[::-1]):
+                self.partners[value].add(other)
+
+    def _close(self, combination: Combination) -> None:
+        del self.open[combination]
+        if len(combination) == 2:
+            for value, other in (combination, combination[::-1]):
+                self.partners[value].discard(other)
+
+    def _best_row(self, target: Combination) -> CoveringRow | None:
+        """Returns the row of some tries that has the target and most other open combinations."""
+        tries = (self._try(target, self._rate if number % 2 == 0 else None) for number in range(TRIES))
+        having = [row for row in tries if row is not None and set(target) <= set(row.values)]
+        return max(having, key=self._num_open, default=None)
+
+    def _num_open(self, row: CoveringRow) -> int:
+        return sum(combination in self.open for combination in self._combinations(row.values))
+
+    def _rate(self, value: Value, others: Iterable[Value]) -> int:
+        partners = self.partners.get(value, set())
+        return sum(other in partners for other in others) + ((value,) in self.open)
+
+    def _try(self, wanted: Combination, rate: Rate | None) -> CoveringRow | None:
+        row = _Row(self.chance, wanted, rate)
+        try:
+            case = self.build(row, self.space)
+        except Misuse:
+            return None
+        return CoveringRow(case, row.values_of(case), tuple(row.choices))

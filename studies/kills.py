@@ -1,0 +1,103 @@
+"""`python -m studies.kills`: which planted defects a profile rejects, in the cases that it ships, told nothing.
+
+Each defect takes the place of its subject in the property that judges it.  The profile's cases run in their order until
+a claim fails.  `--random` takes random cases, as many as before there were covering arrays.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import chain, zip_longest
+
+from equivtest.base import limits
+from equivtest.base.profiles import PROFILES, Profile, plan
+from equivtest.cases.case import Case
+from equivtest.cases.picks import builder_of
+from equivtest.property import Property
+from equivtest.pytest_plugin.suite import shipped
+from equivtest.ranks.pool import Pool
+from equivtest.search.chunks import Chunk, chunk_cases
+from equivtest.search.known import KnownFailures
+from studies.detection import rejections
+from tests.defects.defect import Defect, defects
+from tests.engine.test_defects import known_of
+
+
+@dataclass(frozen=True)
+class Row:
+    """Says which case of a profile rejected one defect.
+
+    Attributes:
+        visits: Until the first case that a claim rejects; 0: no case is rejected.
+        cases: Of the profile for that property.
+    """
+
+    name: str
+    visits: int
+    cases: int
+    seconds: float
+
+
+def cases_of(prop: Property, profile: Profile) -> list[Case]:
+    """Returns the property's cases in a run of the profile: one of each world size in turn."""
+    has_tables = builder_of(prop.cases) is not None
+    parts = plan(profile, prop.among(limits.WORLD_SIZES), prop.weight, has_tables=has_tables)
+    chunks = [
+        Chunk(part.world_size, limits.DTYPES, part.index, part.num_cases, strength=part.strength) for part in parts
+    ]
+    drawn = [chunk_cases(prop, replace(chunk, mixes_worlds=profile.mixes_worlds)) for chunk in chunks]
+    return [case for case in chain.from_iterable(zip_longest(*drawn)) if case is not None]
+
+
+def rejects(prop: Property, known: KnownFailures, case: Case, pool: Pool) -> bool:
+    """True if some claim fails on the case, known failures aside."""
+    replies = pool.run(prop.subject, case, keep_if_all_raised=bool(case.refusal))
+    return any(rejected for _, rejected in rejections(prop, known, case, replies))
+
+
+def judged(defect: Defect, profile: Profile, pool: Pool) -> Row:
+    """Runs the cases that ship for the subject of the defect until one is rejected."""
+    begun_s, known = time.monotonic(), known_of(defect)
+    [*props] = (p for p in shipped().values() if p.subject == defect.replaces and p.refuses_only == is_refusal(defect))
+    cases = list(dict.fromkeys(case for prop in props for case in cases_of(prop, profile)))
+    prop = replace(props[0], subject=defect.subject)
+    cases = [case for case in cases if not known.forbids_run(prop.subject, case)]
+    places = (place for place, case in enumerate(cases, 1) if rejects(prop, known, case, pool))
+    return Row(defect.name, next(places, 0), len(cases), time.monotonic() - begun_s)
+
+
+def is_refusal(defect: Defect) -> bool:
+    """True if the defect accepts what is outside of the contract."""
+    return defect.claim == "refuses"
+
+
+def wanted(only: str) -> Iterator[Defect]:
+    """Yields the defects whose subject contains `only`, except those in users' programs, which other studies count."""
+    for defect in defects():
+        if only in defect.replaces and defect.replaces != "module":
+            yield defect
+
+
+def main() -> None:
+    """Prints a line for each defect, and how many were rejected."""
+    parser = argparse.ArgumentParser(prog="python -m studies.kills")
+    parser.add_argument("--only", default="", help="Defects of subjects whose name contains this.")
+    parser.add_argument("--profile", default="gate", choices=("smoke", "gate", "conformance"))
+    parser.add_argument("--random", action="store_true", help="Random cases instead of covering arrays.")
+    options = parser.parse_args()
+    profile = PROFILES[options.profile]
+    profile = replace(profile, strength=0) if options.random else profile
+    rows = []
+    with Pool() as pool:
+        for defect in wanted(options.only):
+            rows.append(row := judged(defect, profile, pool))
+            found = f"case {row.visits}" if row.visits else "not rejected"
+            print(f"{row.name:50} {found:14} of {row.cases:3} {row.seconds:6.1f} s", flush=True)
+    print(f"{sum(row.visits > 0 for row in rows)} of {len(rows)} rejected")
+
+
+if __name__ == "__main__":
+    main()

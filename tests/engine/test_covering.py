@@ -1,0 +1,149 @@
+"""Covering arrays: every combination that some case can have, in few cases, the same everywhere."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import cast
+
+import hypothesis
+import pytest
+from hypothesis import Phase
+
+from equivtest.base import limits
+from equivtest.cases.axes import Draw
+from equivtest.cases.case import Case, require
+from equivtest.families.embedding.case import EmbeddingCase
+from equivtest.families.embedding.strategy import embedding_cases
+from equivtest.property import Property, Space
+from equivtest.pytest_plugin.suite import shipped
+from equivtest.search.chunks import SETTINGS, Chunk, chunk_cases, covering_array_of, replay_of
+from equivtest.search.covering import Array, covering_array
+
+SPACE = Space((2,), ("float32", "float64"))
+NAMES = ("a", "b", "c", "d")
+
+
+@dataclass(frozen=True)
+class Letters:
+    """Stands for a case: four numbers, and a and b are never both 2."""
+
+    a: int
+    b: int
+    c: int
+    d: int
+
+    def __post_init__(self) -> None:
+        require((self.a, self.b) != (2, 2), "a and b are never both 2")
+
+
+def letters(draw: Draw, space: Space) -> Case:
+    """Draws each number from a table of three; d is 0 if c is."""
+    numbers = {name: draw.pick(name, (0, 1, 2)) for name in NAMES}
+    return cast("Case", Letters(**numbers | ({} if numbers["c"] else {"d": 0})))
+
+
+def array_of_letters(strength: int, dangerous: tuple[str, ...] = ()) -> Array:
+    return covering_array(letters, SPACE, strength, 1, dangerous)
+
+
+def test_array_has_every_pair_that_some_case_can_have() -> None:
+    array = array_of_letters(2)
+    pairs = {
+        ((name, one), (other, two))
+        for name, other in itertools.combinations(NAMES, 2)
+        for one, two in itertools.product((0, 1, 2), repeat=2)
+    }
+    impossible = {(("a", 2), ("b", 2)), (("c", 0), ("d", 1)), (("c", 0), ("d", 2))}
+
+    assert set(array.covered) == pairs - impossible
+    assert set(array.infeasible) == impossible
+    assert len(array.rows) < 14
+
+
+def test_rows_have_what_the_array_says_it_covers() -> None:
+    array = array_of_letters(2)
+    cases = [row.case for row in array.rows]
+
+    for combination in array.covered:
+        assert any(all(getattr(case, name) == value for name, value in combination) for case in cases)
+
+
+def test_array_of_strength_1_has_every_value_in_few_rows() -> None:
+    array = array_of_letters(1)
+
+    assert len(array.covered) == 12 and len(array.rows) <= 4
+
+
+def test_dangerous_axes_are_covered_three_at_a_time() -> None:
+    array = array_of_letters(2, ("a", "b", "d"))
+    triples = {tuple(getattr(row.case, name) for name in "abd") for row in array.rows}
+
+    assert len(triples) == 27 - 3
+
+
+def test_first_rows_cover_most() -> None:
+    """Half of an array's rows have over two thirds of its pairs."""
+    array = covering_array(partial(embedding_cases.build, style="colwise"), Space((4,), limits.DTYPES), 2, 1)
+    half = {pair for row in array.rows[: len(array.rows) // 2] for pair in itertools.combinations(row.values, 2)}
+
+    assert sum(pair in half for pair in array.covered) > 2 * len(array.covered) / 3
+
+
+PRINTED = """
+from tests.engine.test_covering import GATE, colwise
+from equivtest.search.chunks import covering_array_of
+array = covering_array_of(colwise(), GATE)
+print(array.rows, array.infeasible)
+"""
+GATE = Chunk(2, limits.DTYPES, 0, 3, strength=2)
+
+
+def colwise() -> Property:
+    return replace(shipped()["colwise_embedding"], examples=())
+
+
+def printed_by_a_process(hash_seed: str) -> str:
+    environment = os.environ | {"PYTHONHASHSEED": hash_seed}
+    command = [sys.executable, "-c", PRINTED]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True).stdout
+
+
+def test_array_is_the_same_in_every_process() -> None:
+    here = covering_array_of(colwise(), GATE)
+    assert here is not None
+
+    assert printed_by_a_process("1") == f"{here.rows} {here.infeasible}\n"
+
+
+def test_chunks_of_all_world_sizes_share_one_array() -> None:
+    array = covering_array_of(colwise(), GATE)
+    assert array is not None
+    chunks = [replace(GATE, world_size=world_size) for world_size in limits.WORLD_SIZES]
+
+    drawn = [case for chunk in chunks for case in chunk_cases(colwise(), chunk)]
+    assert {row.case for row in array.rows} <= set(drawn)
+
+
+@pytest.mark.parametrize("place", [0, 6])
+def test_shrinking_begins_with_the_failing_case(place: int) -> None:
+    array = covering_array_of(colwise(), GATE)
+    assert array is not None
+    case = [row.case for row in array.rows if row.case.world_size == GATE.world_size][place]
+    seen: list[Case] = []
+
+    @hypothesis.settings(phases=[Phase.reuse], **SETTINGS | {"database": replay_of(colwise(), GATE, case)})
+    @hypothesis.given(colwise().cases(GATE.space))
+    def judge(case: Case) -> None:
+        seen.append(case)
+
+    judge()
+    assert seen[0] == case
+
+
+def test_case_beside_the_array_is_not_replayed() -> None:
+    assert replay_of(colwise(), GATE, EmbeddingCase(world_size=2, style="colwise", leading=(99,))) is None
