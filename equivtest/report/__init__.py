@@ -1,1 +1,1 @@
-"""What a run has shown: counted, written for the terminal, and written to files."""
+"""Counts the results of a run, and writes them to the terminal and to files."""

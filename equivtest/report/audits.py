@@ -1,4 +1,4 @@
-"""What the audits of a run have shown: lines of its summary, a table, a file."""
+"""Reports the audits of a run: lines of the summary, a table, a file."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from equivtest.report.columns import aligned
 from equivtest.report.handover import Audited
 
 WAITS = "not audited: the audit waits until the property holds"
-"""The line for a property that fails: its audit adds no second error."""
+"""Text for a property that fails: its audit adds no second error."""
 
 HEAD = ("property", "collective", "fault", "runs", "rejected", "by")
 
 
 def in_lines(audits: Iterable[Audited]) -> list[str]:
-    """Lines on each property some of whose collectives no claim sees, or whose audit did not begin or ended early."""
+    """Returns lines on properties with an unchecked collective, or whose audit did not begin or ended early."""
     lines = []
     for found in audits:
         if found.waits:
@@ -25,7 +25,7 @@ def in_lines(audits: Iterable[Audited]) -> list[str]:
         elif found.problem:
             lines.append(f"audit   {found.property}: shows nothing: {found.problem}")
         elif not found.cases:
-            lines.append(f"audit   {found.property}: not audited: it held in no case on several ranks that was tried")
+            lines.append(f"audit   {found.property}: not audited: it held in none of the cases on several ranks")
         elif found.unseen:
             sites = ", ".join(found.unseen)
             lines.append(f"audit   {found.property}: no claim saw whether other ranks had a part in {sites}")
@@ -38,7 +38,7 @@ def in_lines(audits: Iterable[Audited]) -> list[str]:
 
 
 def rows_of(audits: Iterable[Audited]) -> Iterator[tuple[str, ...]]:
-    """One row for each fault of each collective, under `HEAD`."""
+    """Yields one row for each fault of each collective, under `HEAD`."""
     for found in audits:
         for row in found.rows:
             by = ", ".join(f"{claim} {count}" for claim, count in Counter(row.by).most_common())
@@ -50,7 +50,7 @@ def rows_of(audits: Iterable[Audited]) -> Iterator[tuple[str, ...]]:
 
 
 def table(audits: Sequence[Audited]) -> list[str]:
-    """The rows as columns, and how long it took."""
+    """Returns the rows as columns, and the duration."""
     if not audits:
         return []
     rows = [HEAD, *rows_of(audits)]
@@ -62,7 +62,7 @@ def table(audits: Sequence[Audited]) -> list[str]:
 
 
 def as_csv(audits: Iterable[Audited]) -> str:
-    """Every row under `HEAD`."""
+    """Returns all rows under `HEAD`."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(HEAD)

@@ -1,4 +1,4 @@
-"""How often each claim of a property came to a conclusion in each cell of the case space."""
+"""Counts the conclusions on each claim of a property in each cell of the case space."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from equivtest.report.tally import Tally
 from equivtest.verdicts.verdict import CONCLUSIVE
 
 OTHERS = ("inconclusive", "known", "not_supported", "declined")
-"""Kinds of verdict beside the conclusive ones."""
+"""Kinds of verdict besides the conclusive ones."""
 
 HEAD = ("property", "claim", "world size", "dtype", "shards", "conclusive", *OTHERS)
 
@@ -23,7 +23,7 @@ class ClaimCell:
     """The verdicts on one claim in one cell.
 
     Attributes:
-        dtype: 'any' for a claim of which verdicts are not wanted in each.
+        dtype: 'any' for a claim that does not need verdicts in each dtype.
     """
 
     property_name: str
@@ -35,24 +35,23 @@ class ClaimCell:
 
     @property
     def conclusive(self) -> int:
-        """Verdicts that say whether the claim holds."""
+        """Number of verdicts that decide if the claim holds."""
         return sum(self.counts[kind] for kind in CONCLUSIVE)
 
     @property
     def is_open(self) -> bool:
-        """Whether more of its verdicts are inconclusive than a conformance run wants."""
+        """True if more of its verdicts are inconclusive than a conformance run allows."""
         open_ones = self.counts["inconclusive"]
         return open_ones > MAX_INCONCLUSIVE * (self.conclusive + open_ones)
 
     @property
     def row(self) -> tuple[str | int, ...]:
-        """Its cells under `HEAD`."""
         where = (self.property_name, self.claim, self.world_size, self.dtype, self.shard_kind)
         return (*where, self.conclusive, *(self.counts[kind] for kind in OTHERS))
 
 
 def cells_of(tally: Tally) -> list[ClaimCell]:
-    """Every required cell of every claim, skipping claims that apply to no case of that world size."""
+    """Returns every required cell of every claim, without claims that apply to no case of that world size."""
     counts = Counter[tuple[str, int, str, str, str]]()
     for ((size, dtype, kind), claim, _), verdicts in tally.claim_cells.items():
         for verdict, number in verdicts.items():
@@ -76,7 +75,7 @@ def _dtype(tally: Tally, claim: str, dtype: str) -> str:
 
 
 def as_csv(tallies: Iterable[Tally]) -> str:
-    """Every cell of every property, one line each, under `HEAD`."""
+    """Returns every cell of every property, one line each, under `HEAD`."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(HEAD)
@@ -85,7 +84,7 @@ def as_csv(tallies: Iterable[Tally]) -> str:
 
 
 def in_words(tally: Tally) -> str:
-    """How many cells fell short, or are open, and which has the fewest conclusions; '' where there are no cells."""
+    """Says how many cells lack conclusions or are open, and which has the fewest; '' if there are no cells."""
     cells = cells_of(tally)
     if not cells:
         return ""

@@ -1,4 +1,4 @@
-"""The files of --report: for machines (JSON lines), for logs (text), for people (HTML)."""
+"""Writes the files of --report: for machines (JSON lines), for logs (text), for people (HTML)."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def write_report(
     audited: Sequence[Audited] = (),
     headlines: Sequence[str] = (),
 ) -> None:
-    """Writes everything but junit.xml, which is pytest's own.
+    """Writes every file except junit.xml, which pytest writes.
 
     Args:
-        headlines: What makes the run red besides failing claims.
+        headlines: Reasons besides failing claims that the run is red.
         lines: Records, one JSON object each.
 
     Raises:
@@ -68,7 +68,7 @@ def write_report(
 
 
 def begin_report(directory: Path, environment: Mapping[str, Any]) -> None:
-    """Writes the report of a run that has just begun, which stands there if it is killed.
+    """Writes the report of a run that has just begun; it remains if the run is killed.
 
     Raises:
         BrokenSetup: a file cannot be written.
@@ -96,7 +96,7 @@ def as_html(
     known: Sequence[KnownState],
     headlines: Sequence[str] = (),
 ) -> str:
-    """One page that needs nothing else; every value is escaped."""
+    """Returns one self-contained page, with every value escaped."""
     return _rendered(
         TEMPLATE,
         environment=environment,
@@ -122,7 +122,7 @@ def as_html(
 
 
 def write_picture(path: Path, runs: Sequence[tuple[str, PartTree]]) -> None:
-    """Writes the page of `equivtest judge --picture`: of each run what is said of it, and its parts.
+    """Writes the page of `equivtest judge --picture`: the text on each run, and its parts.
 
     Raises:
         BrokenSetup: the file cannot be written.
@@ -141,7 +141,7 @@ def _rendered(template: str, **values: Any) -> str:
 
 
 def cell_grid(tally: Tally) -> dict[str, Any]:
-    """Conclusive and other verdicts by world size and dtype (down), shard kind (across)."""
+    """Returns conclusive and other verdicts by world size and dtype (down) and shard kind (across)."""
     sizes = sorted({size for size, _, _ in tally.cells})
     dtypes = list(dict.fromkeys(dtype for _, dtype, _ in tally.cells))
     kinds = tally.kinds_of_cells(max(sizes, default=1))
@@ -161,5 +161,5 @@ def _cell(tally: Tally, key: tuple[int, str, str]) -> tuple[int, int]:
 
 
 def unsupported_cells(tally: Tally) -> list[tuple[int, str, str, int, str]]:
-    """(world size, dtype, shard kind, verdicts, why) wherever the backend could not do what a case needs."""
+    """Returns (world size, dtype, shard kind, verdicts, reason) of each cell that the backend does not support."""
     return [(*cell, count, reason) for (cell, reason, _), count in sorted(tally.lacking.items())]

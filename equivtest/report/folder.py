@@ -1,4 +1,4 @@
-"""The folder of --report: one run's from its first second, with nothing of an earlier run's in it."""
+"""Reserves the folder of --report for one run from its first second, without files of earlier runs."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from equivtest.base.files import PART
 from equivtest.errors import Misuse
 
 FAILURES = "failures"
-"""The folder of replay files within it."""
+"""Folder within it for replay files."""
 NAMES = frozenset(
     {"report.html", "junit.xml", "verdicts.jsonl", "cells.csv", "audit.csv", "summary.txt", "environment.json"}
 )
-"""The files within it that equivtest writes; what else lies there is somebody's own and stays."""
+"""Files within it that equivtest writes; other files belong to the user and stay."""
 _REPLAY = re.compile(r".+-[a-z_]+-[a-z_]+-[0-9a-f]{8}\.json")
 
 
 class ReportFolder:
     """A folder in which no other run can write a report until this one leaves it, or this process ends.
 
-    The lock is the kernel's, on the folder itself: it leaves no file, and a killed process no lock.
+    The kernel locks the folder itself: this leaves no file, and a killed process leaves no lock.
 
     Raises:
         Misuse: another run writes there.
@@ -37,28 +37,28 @@ class ReportFolder:
         self._lock = _lock(path)
 
     def clear(self) -> None:
-        """Removes what an earlier run left, junit.xml and replay files included.
+        """Removes the files of an earlier run, including junit.xml and replay files.
 
         Raises:
-            Misuse: something cannot be removed.
+            Misuse: a file cannot be removed.
         """
         for path in _left_in(self.path):
             try:
                 path.unlink()
             except OSError as error:
                 raise Misuse(f"--report: cannot replace {path}: {error.strerror or error}; remove it") from error
-        with contextlib.suppress(OSError):  # somebody's own files in it, or there is none
+        with contextlib.suppress(OSError):  # it contains files of the user, or is missing
             (self.path / FAILURES).rmdir()
 
     def leave(self) -> None:
-        """Lets other runs have it; a second call does nothing."""
+        """Lets other runs use the folder; a second call does nothing."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
 
 
 def _left_in(folder: Path) -> Iterator[Path]:
-    """The files of any run in a folder of reports."""
+    """Yields the files of any run in a folder of reports."""
     yield from (path for path in sorted(folder.iterdir()) if path.name in NAMES or PART.fullmatch(path.name))
     failures = folder / FAILURES
     if failures.is_dir():
@@ -67,7 +67,7 @@ def _left_in(folder: Path) -> Iterator[Path]:
 
 
 def _lock(path: Path) -> int:
-    """A descriptor that holds the lock; without one where the file system knows no locks."""
+    """Locks the folder and returns the descriptor, without a lock if the file system has none."""
     lock = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -82,7 +82,7 @@ def _lock(path: Path) -> int:
 
 
 def _owner(path: Path) -> str:
-    """' (process 17, started 2026-11-02T10:00:00Z)', as its report says; '' where it says nothing yet."""
+    """Returns ' (process 17, started 2026-11-02T10:00:00Z)' from the folder's report; '' if it has none yet."""
     try:
         data = json.loads((path / "environment.json").read_text(encoding="utf-8"))
         return f" (process {data['process']}, started {data['started']})"

@@ -1,4 +1,4 @@
-"""What an item of pytest hands to the controller: structs that an xdist worker sends as JSON."""
+"""Structs that an item of pytest sends to the controller; an xdist worker sends them as JSON."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import msgspec
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One draw of a case that was judged: a line of verdicts.jsonl.
+    """One judged draw of a case: a line of verdicts.jsonl.
 
     Attributes:
         schema: Version of this form.
-        case: As `equivtest.cases.case.to_data` writes it.
-        busy_s: The longest that a rank spent on the visit.
-        lacking, refused: What the backend could not do, and 'dtype:function' of each collective that it refused;
-            None where it could.
-        declined: Why the program does not support the case; None where it does.
+        case: Written by `equivtest.cases.case.to_data`.
+        busy_s: The longest time that a rank spent on the visit.
+        lacking, refused: What the backend lacks, and 'dtype:function' of each collective that it refused;
+            None if it supports the case.
+        declined: Why the program does not support the case; None if it does.
         verdicts: Claim -> kind of its verdict.
         margins, tensor_margins: Claim, or tensor -> largest error over its allowance.
         known: Claim -> reason of the known failure.
-        parts: What parts of a module held -> as `tensor_margins`, None where nothing is concluded; `begins` is the
-            first that is wrong, '' where none is.
-        factors: As of `equivtest.verdicts.verdict.Judgement`.
+        parts: Tensor within a module -> margin like `tensor_margins`, or None if nothing is concluded.
+        begins: The first wrong tensor of `parts`, or ''.
+        factors: See `equivtest.verdicts.verdict.Judgement`.
     """
 
     schema: int
@@ -52,9 +52,9 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """The smallest failure of a claim and kind that a search has found.
 
     Attributes:
-        message: In full.
+        message: The whole message.
         replay: Path of its replay file.
-        case: As code.
+        case: The case as code.
     """
 
     subject: str
@@ -69,11 +69,11 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
     """A property of the session.
 
     Attributes:
-        path, name: Of its file, and its own there.
-        of_any_dtype: Claims of which verdicts are not wanted in every dtype.
-        conclusive_dtypes, conclusive_shards, shards: As of `equivtest.property.Property`.
+        path, name: Path of its file, and its name in the file.
+        of_any_dtype: Claims that do not need verdicts in every dtype.
+        conclusive_dtypes, conclusive_shards, shards: See `equivtest.property.Property`.
         has_audit: True if the run audits it.
-        planned: Labels of the searches that are to run, and of its audit.
+        planned: Labels of its planned searches and audit.
     """
 
     path: str
@@ -91,16 +91,16 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def id(self) -> str:
-        """Node id under which the property's claims are reported."""
+        """Node id under which pytest reports the property's claims."""
         return f"{self.path}::{self.name}"
 
 
 class AuditRow(msgspec.Struct, kw_only=True):
-    """What came of one fault of one collective; an audit counts in it.
+    """Result of one fault of one collective; an audit counts in it.
 
     Attributes:
-        runs, rejected: Visits with the fault, and those of them that some claim rejected.
-        by: Claim, or kind of failure where the run itself failed -> visits.
+        runs, rejected: Number of visits with the fault, and of those that some claim rejected.
+        by: Claim, or kind of failure if the run itself failed -> visits.
     """
 
     collective: str
@@ -111,14 +111,14 @@ class AuditRow(msgspec.Struct, kw_only=True):
 
 
 class Audited(msgspec.Struct, frozen=True, kw_only=True):
-    """What the audit of a property has shown.
+    """Result of the audit of a property.
 
     Attributes:
         property: Its name.
         cases: Cases on which the subject held without a fault.
-        unseen: Collectives of which no claim saw whether other ranks had a part in them.
+        unseen: Collectives whose results no claim checked against other ranks.
         reason: Why the property calls no collective, or ''.
-        problem: Why its claims that hold show nothing; '' where they do.
+        problem: Why its claims that hold show nothing; '' if they do show something.
         waits: Why the audit waits until the property holds; '' if it was audited.
         hung: The collective whose fault hung the program; '' if none did.
     """
@@ -135,12 +135,12 @@ class Audited(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Searched(msgspec.Struct, frozen=True, kw_only=True):
-    """What a search or an audit of a property has found.
+    """Result of a search or an audit of a property.
 
     Attributes:
-        label: Which of the property's `planned`.
+        label: Its label among the property's `planned`.
         start: How the ranks were started, in words.
-        left_out: Dtypes of the run that no case of the property can be judged in, each with the reason or ''.
+        left_out: Dtypes of the run in which no case of the property can be judged, each with the reason or ''.
         audit: None for a search.
     """
 
@@ -154,10 +154,10 @@ class Searched(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KnownState(msgspec.Struct, frozen=True, kw_only=True):
-    """A known failure, and what became of its smallest case.
+    """A known failure, and the state of its smallest case.
 
     Attributes:
-        case: As code.
+        case: The case as code.
         state: In words, such as 'still fails'.
     """
 
@@ -171,20 +171,20 @@ class KnownState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BackendFault(msgspec.Struct, frozen=True):
-    """A collective that a probe found wrong, '' where a rank died between two visits, and the fault in words."""
+    """A backend's fault in words, and the collective that a probe found wrong; '' if a rank died between two visits."""
 
     collective: str
     text: str
 
 
 class Handover(msgspec.Struct, frozen=True, kw_only=True):
-    """What one item hands over.
+    """The data that one item sends.
 
     Attributes:
         fatal: Why no further item can run.
-        misuse: The mistake that ended the item before its end.
-        absent: Why the property was not run.
-        incomplete: Whether that is for its being incomplete, which the summary then says.
+        misuse: The mistake that ended the item early.
+        absent: Why the property did not run.
+        incomplete: True if it did not run because it is incomplete, which the summary then says.
     """
 
     fatal: str = ""

@@ -1,7 +1,7 @@
-"""How close real values came to what is allowed: per tensor and dtype, over all draws of a run.
+"""Compares errors of real values with their allowance: per tensor and dtype, over all draws of a run.
 
 A margin is the largest error over its allowance in one tensor of one draw.  Close to 1 the bound is
-sharp; far below, it is loose, and an error of its size would not be seen on real values.
+sharp.  Far below 1 it is loose, and an error of that size could not be detected on real values.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-LOWEST_BIN = -10  # of the histogram: margins up to 2**-10, zero left out
+LOWEST_BIN = -10  # of the histogram: margins up to 2**-10, without zero
 BINS = tuple(range(LOWEST_BIN, 1))
 Key = tuple[str, str]
 """(name of a tensor, dtype)."""
@@ -22,7 +22,7 @@ class Margins:
     """The margins of one tensor in one dtype.
 
     Attributes:
-        bins: b -> draws with a margin above 2**(b - 1), up to 2**b; zeros and failures are in none.
+        bins: b -> draws with a margin above 2**(b - 1), up to 2**b, without zeros and failures.
     """
 
     draws: int = 0
@@ -33,7 +33,7 @@ class Margins:
     bins: Counter[int] = field(default_factory=Counter)
 
     def add(self, margin: float) -> None:
-        """Counts one draw; a failure's margin, which has no limit, does not enter the mean."""
+        """Counts one draw; a failure's margin has no limit, so the mean leaves it out."""
         self.draws += 1
         self.largest = max(self.largest, margin)
         if margin > 1:
@@ -46,7 +46,7 @@ class Margins:
             self.bins[max(LOWEST_BIN, math.ceil(math.log2(margin)))] += 1
 
     def merge(self, other: Margins) -> None:
-        """Adds what was counted elsewhere."""
+        """Adds the counts of another."""
         self.draws += other.draws
         self.zeros += other.zeros
         self.beyond += other.beyond
@@ -56,12 +56,12 @@ class Margins:
 
     @property
     def mean(self) -> float:
-        """The mean margin of the draws that are within their bounds."""
+        """Mean margin of the draws within their bounds."""
         return self.total / max(1, self.draws - self.beyond)
 
 
 def merged(tables: Iterable[Mapping[Key, Margins]]) -> dict[Key, Margins]:
-    """One table of several, by tensor and dtype."""
+    """Merges several tables into one, by tensor and dtype."""
     found: defaultdict[Key, Margins] = defaultdict(Margins)
     for table in tables:
         for key, margins in table.items():
@@ -70,11 +70,11 @@ def merged(tables: Iterable[Mapping[Key, Margins]]) -> dict[Key, Margins]:
 
 
 HEAD = ("tensor", "dtype", "draws", "largest", "mean", ">1", "=0", *(f"2^{b}" for b in BINS))
-"""Titles of a table; those behind '=0' are the upper ends of the histogram's bins."""
+"""Titles of a table; those after '=0' are the upper ends of the histogram's bins."""
 
 
 def rows(table: Mapping[Key, Margins]) -> list[Sequence[str]]:
-    """One row per tensor and dtype, its cells as text, under `HEAD`."""
+    """Returns one row per tensor and dtype, its cells as text, under `HEAD`."""
     return [
         (
             name,

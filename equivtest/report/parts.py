@@ -1,4 +1,4 @@
-"""What was concluded of each part of modules that are judged part by part: a tree of names, for the report's page."""
+"""Collects the conclusions on each part of modules that are judged part by part, as a tree for the report's page."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 NAME = re.compile(r"(?:(?:step|micro)\d+\.)?(?P<back>grad\.)?boundary\.(?P<path>[^#:[]*)(?:#\d+)?(?P<what>:[^[]*)?")
-"""'step2.grad.boundary.layers.1.mlp#2:input[0]' is of the path 'layers.1.mlp', and of what it was handed."""
+"""'step2.grad.boundary.layers.1.mlp#2:input[0]' has the path 'layers.1.mlp', and is its input."""
 
 HELD, OPEN, WRONG, BEGINS = "held", "open", "wrong", "begins"
 
 
 class Shown(NamedTuple):
-    """A cell: one of the four above, and a margin."""
+    """A cell: one of the four kinds above, and a margin."""
 
     kind: str
     text: str
@@ -22,12 +22,12 @@ class Shown(NamedTuple):
 
 @dataclass
 class Cell:
-    """What was concluded of one part in one direction, over all draws.
+    """The conclusions on one part in one direction, over all draws.
 
     Attributes:
-        margin: The largest of those that were concluded.
-        num, num_open: Tensors, and those about which nothing was concluded.
-        begins: Draws in which it is the first that is wrong.
+        margin: The largest margin of the conclusive tensors.
+        num, num_open: Number of tensors, and of those without a conclusion.
+        begins: Number of draws in which this is the first wrong part.
     """
 
     margin: float = 0.0
@@ -36,7 +36,6 @@ class Cell:
     begins: int = 0
 
     def shown(self) -> Shown:
-        """As the page has it."""
         text = f"{self.margin:.2g}" if self.num > self.num_open else ""
         if self.begins:
             return Shown(BEGINS, f"begins here: {text}")
@@ -49,7 +48,7 @@ class Cell:
 
 @dataclass
 class PartTree:
-    """Cells by the names on the way to a part, what it is handed or calls beneath it, and by direction."""
+    """Cells by the path to a part, its inputs or its inner calls, and by direction."""
 
     cells: dict[tuple[str, ...], tuple[Cell, Cell]] = field(default_factory=dict)
 
@@ -57,7 +56,7 @@ class PartTree:
         """Counts one draw.
 
         Args:
-            parts, begins: As of `equivtest.report.handover.Record`.
+            parts, begins: See `equivtest.report.handover.Record`.
         """
         for name, margin in parts.items():
             match = NAME.match(name)
@@ -72,7 +71,7 @@ class PartTree:
             cell.margin = max(cell.margin, margin or 0.0)
 
     def rows(self) -> list[tuple[int, str, Shown | None, Shown | None]]:
-        """Depth, name, forward and backward of each part, one beneath the other, None where nothing was judged."""
+        """Returns depth, name, forward and backward of each part in order; None for a direction without judgement."""
         order = {way: place for place, way in enumerate(self.cells)}
         ways = sorted(self.cells, key=lambda way: [order[way[:length]] for length in range(1, len(way) + 1)])
         found = []

@@ -1,4 +1,4 @@
-"""Counts of a run, one tally per property, fed with the records of each search as it ends."""
+"""Counts the records of a run, one tally per property, as each search ends."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from equivtest.verdicts.verdict import CONCLUSIVE, FAILING
 Cell = tuple[int, str, str]
 """(world size, dtype, shard kind) of a case; the shard kind is 'any' for a property of refusals."""
 
-NUM_SLOWEST = 3  # cases kept by each property
+NUM_SLOWEST = 3  # cases that each property keeps
 
 
 @dataclass(frozen=True)
 class ClaimResult:
-    """What a run says about one claim of a property.
+    """The result of a run for one claim of a property.
 
     Attributes:
-        outcome: 'xfailed' where every failure was a known one and nothing else was judged.
+        outcome: 'xfailed' if every failure was a known one and nothing else was judged.
         text: Full messages of the failures, or why nothing was concluded.
     """
 
@@ -38,27 +38,27 @@ class ClaimResult:
 
 @dataclass
 class Tally:
-    """Everything counted of one property.
+    """The counts of one property.
 
     Attributes:
-        done: Labels of the searches that have ended, of those that are planned.
+        done: Labels of the planned searches that have ended.
         layouts, draws: Distinct cases of each search; (case, draw) pairs.
         world_sizes, dtypes, shard_kinds: Layouts by each.
         modes: Draws by mode of values.
         kinds: Claim -> verdicts by kind.
         claim_cells: (cell, claim, family of modes) -> verdicts by kind.
-        cells: Cell -> verdicts by kind, of all claims together: one that judges some visits only,
-            as of collectives, need not have been judged in every cell.
+        cells: Cell -> verdicts by kind, of all claims together.  A claim that judges only some visits, such as the one
+            on collectives, need not have verdicts in every cell.
         margins: (tensor, dtype) -> margins of the draws judged by a bound.
-        parts: Of modules that are judged part by part, what was concluded of each.
-        factors: Tensor -> factor that the program's backward has there and takes out again.
+        parts: Conclusions on each part of modules that are judged part by part.
+        factors: Tensor -> factor that the program's backward applies there and removes again.
         reasons: Claim -> reasons of known failures.
-        lacking: (cell, why, 'dtype:function' of each refused collective) -> verdicts that are open for it.
-        declined: Why the program does not support a case -> cases.
+        lacking: (cell, reason, 'dtype:function' of each refused collective) -> verdicts that stay open because of it.
+        declined: Reason why the program does not support a case -> cases.
         failures: Shrunk failures, in order of arrival.
         slowest: (seconds, code of the case), the slowest first.
         left_out: Dtypes in which no case of the property can be judged, each with the reason or ''.
-        unshown: Why claims that hold show nothing, by the property's audit; '' where they do.
+        unshown: Why claims that hold show nothing, according to the property's audit; else ''.
     """
 
     listed: Listed
@@ -86,22 +86,22 @@ class Tally:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every planned search has ended with findings."""
+        """True if every planned search has ended with findings."""
         return bool(self.listed.planned) and self.done >= set(self.listed.planned)
 
     @property
     def num_ended(self) -> int:
-        """Planned searches that have ended with findings."""
+        """Number of planned searches that have ended with findings."""
         return len(self.done & set(self.listed.planned))
 
     @property
     def lacks_audit(self) -> bool:
-        """Whether searches of the property were selected and its audit, of a run that audits, was not."""
+        """True if the run audits the property, but the selection has only its searches."""
         return self.listed.has_audit and bool(self.listed.planned) and AUDIT_LABEL not in self.listed.planned
 
     @property
     def refuses_only(self) -> bool:
-        """Whether the property is about cases outside the contract."""
+        """True if the property is about cases outside the contract."""
         return self.listed.claims == ("refuses",)
 
     def add(
@@ -112,7 +112,7 @@ class Tally:
         *,
         ended: bool = True,
     ) -> None:
-        """Counts what one search has found; it is done if it has `ended`."""
+        """Counts the results of one search, which is done if it has `ended`."""
         self.done |= {label} if ended else set()
         self.failures += failures
         busy_s: dict[str, float] = {}
@@ -149,12 +149,12 @@ class Tally:
         self.refused += record.verdicts.get("refuses") == "holds"
 
     def total(self, *kinds: str) -> int:
-        """Verdicts of these kinds over all claims; of every kind where none is named."""
+        """Returns the number of verdicts of these kinds over all claims; of every kind if no kind is given."""
         return sum(n for counts in self.kinds.values() for kind, n in counts.items() if not kinds or kind in kinds)
 
     @property
     def none_supported(self) -> str:
-        """Why what holds on one rank shows nothing: on several the program declines, and nothing is told; or ''."""
+        """Why a green run shows nothing, or '': on several ranks the program declines, and no claim concludes."""
         several = sum((counts for (size, *_), counts in self.cells.items() if size > 1), Counter[str]())
         if not several["declined"] or any(several[kind] for kind in (*CONCLUSIVE, "known")):
             return ""
@@ -162,20 +162,20 @@ class Tally:
         if several.keys() != {"declined"}:
             what = f"on several ranks no verdict is conclusive ({describe(several)}); the program does not support"
         return (
-            f"{self.listed.name}: {what}: {self.why_declined}: have cases drawn that it supports, such as by "
+            f"{self.listed.name}: {what}: {self.why_declined}: draw cases that it supports, such as by "
             "world_sizes=, x_shapes= or sizes="
         )
 
     @property
     def why_declined(self) -> str:
-        """The reason that most cases have, with their number, and how many reasons there are besides."""
+        """Reason of the most cases, with their number, and the number of other reasons."""
         reason, count = self.declined.most_common(1)[0]
         others = len(self.declined) - 1
         return f"{reason} ({count:,})" + (f", and {others:,} other reason{'s' * (others > 1)}" if others else "")
 
     @property
     def judged(self) -> int:
-        """Claims that were judged: held, failed or came out inconclusive."""
+        """Number of verdicts that held, failed or came out inconclusive."""
         return self.total(*CONCLUSIVE, "inconclusive")
 
     @property
@@ -184,7 +184,7 @@ class Tally:
         return any(result.outcome == "failed" for result in self.claims())
 
     def claims(self) -> list[ClaimResult]:
-        """One result per claim of the property, in the property's order."""
+        """Returns one result per claim of the property, in the property's order."""
         names = dict.fromkeys([*self.listed.claims, *self.kinds])
         return [self._claim(name) for name in names]
 
@@ -209,11 +209,11 @@ class Tally:
         return ClaimResult(name, "skipped", f"no conclusive verdict: {describe(counts)}")
 
     def kinds_of_cells(self, world_size: int, conclusive: Collection[str] = ()) -> tuple[str, ...]:
-        """The shard kinds that the property's cases on so many ranks can have; of `conclusive` ones, where given."""
+        """Returns the shard kinds that cases on so many ranks can have; only those in `conclusive`, if it has any."""
         return wanted_kinds(world_size, refusals=self.refuses_only, shards=self.listed.shards, conclusive=conclusive)
 
     def required_cells(self, dtypes: Iterable[str]) -> list[Cell]:
-        """The cells in which a conformance run has to reach conclusive verdicts."""
+        """Returns the cells in which a conformance run needs conclusive verdicts."""
         searches = [label for label in self.listed.planned if label.startswith("w")]
         sizes = sorted({int(label.partition("-")[0].removeprefix("w")) for label in searches})
         return [
@@ -225,14 +225,14 @@ class Tally:
         ]
 
     def not_allowed(self, allowed: Collection[str]) -> Counter[tuple[Cell, str, tuple[str, ...]]]:
-        """Those of `lacking` that --allow-unsupported does not name."""
+        """Returns the entries of `lacking` that --allow-unsupported does not name."""
         return Counter({key: count for key, count in self.lacking.items() if not is_allowed(key[2], allowed)})
 
     def holes(self, dtypes: Iterable[str], allowed: Collection[str] = ()) -> list[str]:
-        """What is wrong with each required cell that is empty or mostly without a conclusion.
+        """Describes each required cell that is empty or mostly without a conclusion.
 
-        Of a claim that some family of modes leaves mostly open there, too: other claims, and other
-        values, say nothing about it.  What is lacking and `allowed` makes no hole, nor what the program declines.
+        It also describes a claim that some family of modes leaves mostly open in a cell, because other claims and
+        other values do not replace it.  What is lacking and `allowed` makes no hole, and neither do declined cases.
         """
         found = []
         excused = {cell for cell, _, _ in self.lacking} - {cell for cell, _, _ in self.not_allowed(allowed)}
@@ -257,7 +257,7 @@ class Tally:
 
 
 def _is_open(counts: Counter[str], *, required: bool = False) -> bool:
-    """Whether fewer verdicts are conclusive than open; `required`: whether none is conclusive, too."""
+    """True if fewer verdicts are conclusive than open; with `required`, also if none is conclusive."""
     conclusive = sum(counts[kind] for kind in CONCLUSIVE)
     return counts["inconclusive"] + counts["not_supported"] > conclusive or (required and conclusive == 0)
 
@@ -267,27 +267,27 @@ def _without_lacking(counts: Counter[str]) -> Counter[str]:
 
 
 def of_any_step(tensor: str) -> str:
-    """A tensor's name without the number of its step of training: 'step.output' for 'step2.output'."""
+    """Removes the number of the training step from a tensor's name: 'step.output' for 'step2.output'."""
     return re.sub(r"^step\d+\.", "step.", tensor)
 
 
 def family_of(mode: str) -> str:
-    """'real' of 'real' and 'real-cancelling': modes of one kind of judgement."""
+    """Returns 'real' for 'real' and 'real-cancelling', which are judged the same way."""
     return mode.partition("-")[0]
 
 
 def describe(counts: Mapping[str, int]) -> str:
-    """'12 holds, 3 inconclusive', most frequent first."""
+    """Returns '12 holds, 3 inconclusive', most frequent first."""
     ordered = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
     return ", ".join(f"{count:,} {kind.replace('_', ' ')}" for kind, count in ordered if count)
 
 
 def case_code(data: Mapping[str, Any]) -> str:
-    """A written case as the code that makes it."""
+    """Returns a written case as the code that makes it."""
     fields = ", ".join(f"{name}={_as_code(value)!r}" for name, value in data["fields"].items())
     return f"{data['type']}({fields})"
 
 
 def _as_code(value: Any) -> Any:
-    """JSON has lists where a case has tuples."""
+    """Converts the lists of JSON to a case's tuples."""
     return tuple(_as_code(item) for item in value) if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""The summary of a run as plain text: at the end of the terminal's output and in summary.txt."""
+"""Writes the summary of a run as plain text: at the end of the terminal's output and in summary.txt."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from equivtest.verdicts.message import on_factors
 from equivtest.verdicts.verdict import FAILING
 
 BEGUN, ENDED = "begun", "ended"
-"""States of a run; another one says in words what ended it before its end."""
+"""States of a run; any other state says in words why it ended early."""
 FIRST_LOOK = "smoke is a first look, at a few cases on each number of ranks: what holds here may fail in --profile gate"
 NUM_SLOWEST = 3
-NUM_NAMES = 6  # of collectives in one line; beyond them their dtypes
+NUM_NAMES = 6  # collectives in one line; if there are more, the line lists their dtypes
 SHORT_DTYPES = {"float32": "f32", "float64": "f64", "bfloat16": "bf16", "float16": "f16"}
 
 
@@ -36,13 +36,13 @@ def summarize(
     left_out: Sequence[str] = (),
     is_first_look: bool = False,
 ) -> list[str]:
-    """The lines of the summary; none where no property was searched.
+    """Returns the lines of the summary; none if no property was searched.
 
     Args:
         left_out: Which incomplete properties were left out, and why.
-        headlines: What makes the run red besides failing claims; they come first, whole.
-        is_first_look: True if the last line is to say that the profile is a first look.
-        wants_cells: Whether the run was to fill the cells of the case space, so that it is told where it did not.
+        headlines: Reasons besides failing claims that the run is red; they come first, uncut.
+        is_first_look: True if the last line has to say that the profile is a first look.
+        wants_cells: True if the run had to fill the cells of the case space; then the summary names the thin ones.
     """
     if not tallies:
         return list(headlines)
@@ -89,24 +89,24 @@ def summarize(
 
 
 def headline(environment: Mapping[str, Any], tallies: Iterable[Tally]) -> str:
-    """What a report says before all else of a run that did not end, or has not yet; '' of one that is complete."""
+    """Returns the first line of a report on a run that did not end, or has not ended yet; '' if it is complete."""
     if environment["complete"]:
         return ""
     state = environment.get("state", ENDED)
     if state == BEGUN:
         return (
             f"This run began at {environment['started']} in process {environment['process']} and has not ended; "
-            "where that process is gone, it was killed."
+            "if that process is gone, it was killed."
         )
     tallies = list(tallies)
     how = "" if state == ENDED else f" ({state})"
     if not tallies:
         return "This run judged nothing." if state == ENDED else f"This run did not end{how}: nothing was judged."
-    return f"This run did not end{how}: {'; '.join(unfinished(tallies)) or 'what was judged before stands below'}."
+    return f"This run did not end{how}: {'; '.join(unfinished(tallies)) or 'its results so far stand below'}."
 
 
 def unfinished(tallies: Iterable[Tally]) -> list[str]:
-    """'3 of 4 searches of rowwise_linear ended' of every property that was interrupted."""
+    """Returns '3 of 4 searches of rowwise_linear ended' for each interrupted property."""
     return [
         f"{tally.num_ended} of {len(tally.listed.planned)} searches of {tally.listed.name} ended"
         for tally in tallies
@@ -115,7 +115,7 @@ def unfinished(tallies: Iterable[Tally]) -> list[str]:
 
 
 def on_faults(faults: Iterable[BackendFault]) -> list[str]:
-    """One line per collective that a probe found wrong, and one on deaths: the first fault, and how many there are."""
+    """Returns one line per wrong collective, and one on deaths: the first fault, and how many there are."""
     by_collective: dict[str, list[str]] = {}
     for fault in faults:
         by_collective.setdefault(fault.collective, []).append(fault.text)
@@ -127,7 +127,7 @@ def on_faults(faults: Iterable[BackendFault]) -> list[str]:
 
 
 def on_lacking(tallies: Iterable[Tally], allowed: Collection[str]) -> list[str]:
-    """One line on all that is not supported and not allowed, with both ways out; none where nothing is."""
+    """Returns one line on everything that is unsupported and not allowed, with both ways out, if there is any."""
     counts = sum((tally.not_allowed(allowed) for tally in tallies), Counter())
     if not counts:
         return []
@@ -136,18 +136,18 @@ def on_lacking(tallies: Iterable[Tally], allowed: Collection[str]) -> list[str]:
         names = sorted({name.partition(":")[0] for name in names})
     what = ", ".join(name.replace(":", " ") for name in names)
     return [
-        f"not supported: {counts.total():,} verdicts, for want of {what}: this run is no pass. "
-        f"--dtypes leaves a dtype out, --allow-unsupported {','.join(names)} names what may be lacking"
+        f"not supported: {counts.total():,} verdicts, because the backend lacks {what}: this run is no pass. "
+        f"--dtypes leaves a dtype out, --allow-unsupported {','.join(names)} allows what is lacking"
     ]
 
 
 def on_declined(tallies: Iterable[Tally]) -> list[str]:
-    """One line on each property whose program declines every case on several ranks, so that nothing was shown."""
+    """Returns one line on each property whose program declines every case on several ranks, which shows nothing."""
     return [f"nothing is shown: {why}" for tally in tallies if (why := tally.none_supported)]
 
 
 def totals(tallies: Iterable[Tally], seconds: float) -> list[str]:
-    """How much was done, and what came of it: one line each."""
+    """Returns the amounts of work and the outcomes, one line each."""
     tallies = list(tallies)
     outcomes = Counter[str](result.outcome for tally in tallies for result in tally.claims())
     words = {"passed": "hold", "failed": "failed", "xfailed": "known to fail", "skipped": "open"}
@@ -166,7 +166,7 @@ def totals(tallies: Iterable[Tally], seconds: float) -> list[str]:
 
 
 def _not_passed(tally: Tally) -> list[str]:
-    """What was neither found right nor wrong, claims of one reason together."""
+    """Returns the claims without a result, grouped by reason."""
     by_reason: dict[str, list[str]] = {}
     for result in tally.claims():
         if result.outcome in ("skipped", "xfailed"):
@@ -176,7 +176,7 @@ def _not_passed(tally: Tally) -> list[str]:
 
 
 def _lacking(tallies: Iterable[Tally]) -> list[str]:
-    """What the backend cannot do, whole: it is the one thing that a vendor can mend."""
+    """Returns uncut lines on what the backend cannot do, because only a vendor can change that."""
     counts = Counter[str]()
     for tally in tallies:
         for (_, reason, _), count in tally.lacking.items():
@@ -185,7 +185,7 @@ def _lacking(tallies: Iterable[Tally]) -> list[str]:
 
 
 def _counts_table(tallies: Sequence[Tally]) -> list[str]:
-    """One row per property; columns of rare outcomes only where there is one."""
+    """Returns one row per property; columns of rare outcomes only if there is one."""
     columns: list[tuple[str, list[int], bool]] = [
         ("layouts", [t.layouts for t in tallies], True),
         ("draws", [t.draws for t in tallies], True),
@@ -207,7 +207,7 @@ def _counts_table(tallies: Sequence[Tally]) -> list[str]:
 
 
 def _coverage_table(tallies: Sequence[Tally]) -> list[str]:
-    """Layouts by world size; shares of dtypes and shard kinds in %."""
+    """Returns layouts by world size, and shares of dtypes and shard kinds in %."""
     sizes = sorted({size for tally in tallies for size in tally.world_sizes})
     dtypes = [name for name in SHORT_DTYPES if any(tally.dtypes[name] for tally in tallies)]
     rows = [("", *(f"w{size}" for size in sizes), *(SHORT_DTYPES[name] for name in dtypes), *SHARD_KINDS)]
@@ -226,7 +226,7 @@ def _coverage_row(name: str, tallies: Sequence[Tally], sizes: list[int], dtypes:
 
 
 def _margins_table(tallies: Sequence[Tally]) -> list[str]:
-    """Margins by tensor and dtype over all properties, and an empty line; nothing without real values."""
+    """Returns margins by tensor and dtype over all properties, and an empty line; nothing without real values."""
     table = margins.merged(tally.margins for tally in tallies)
     if not table:
         return []

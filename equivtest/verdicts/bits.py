@@ -1,4 +1,4 @@
-"""Bit by bit: how one tensor on every rank differs from the one that it should copy."""
+"""Compares one tensor on every rank, bit by bit, with the tensor that it should copy."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from equivtest.verdicts.verdict import Mismatch
 
 Shape = tuple[int, ...]
 Excuse = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""(actual, expected) -> where other bits are right too; all of one shape."""
+"""(actual, expected) -> mask of elements whose other bits are right too; all of one shape."""
 
 
 def bits_mismatch(
     name: str, expected: ExpectedTensor, answers: Mapping[int, Placed], mesh_shape: Shape, excuse: Excuse
 ) -> Mismatch | None:
-    """The first element whose bits are wrong and have no excuse, if there is one; padding is not looked at.
+    """Returns the first element with wrong bits and no excuse, if there is one; ignores padding.
 
-    Tensors of another shape, dtype or a partial layout are left out: they are other claims' business.
+    Tensors of another shape or dtype, or under a partial layout, are left out: other claims judge them.
     """
     assert expected.bits is not None
     wrong: dict[int, int] = {}
@@ -45,7 +45,7 @@ def bits_mismatch(
 
 
 def form_mismatch(name: str, first: Mapping[int, Placed], again: Mapping[int, Placed | None]) -> Mismatch | None:
-    """The first rank that answered nothing the second time, or under another layout, shape or dtype."""
+    """Returns the first rank whose second answer is missing or has another layout, shape or dtype."""
     for rank, once in first.items():
         twice = again.get(rank)
         if twice is None:
@@ -57,7 +57,7 @@ def form_mismatch(name: str, first: Mapping[int, Placed], again: Mapping[int, Pl
 
 
 def repeat_mismatch(name: str, first: Mapping[int, Placed], again: Mapping[int, Placed]) -> Mismatch | None:
-    """The first element that a rank answered with other bits the second time, if there is one."""
+    """Returns the first element whose bits differ in the second run, if there is one."""
     for rank, once in first.items():
         left, right = once.local, again[rank].local
         differing = (as_bits(left) != as_bits(right)).reshape(-1)
@@ -80,24 +80,24 @@ def _form(placed: Placed) -> str:
 
 
 def in_words(tensor: torch.Tensor, flat: int) -> str:
-    """Element number `flat`, as a number and as bits."""
+    """Returns element number `flat` as a number and as bits."""
     mask = (1 << 8 * tensor.element_size()) - 1
     bits = int(as_bits(tensor).reshape(-1)[flat]) & mask
     return f"{float(tensor.detach().reshape(-1)[flat]):.9e} (bits {bits:#0{2 + 2 * tensor.element_size()}x})"
 
 
 def no_excuse(actual: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
-    """Nowhere: every bit counts."""
+    """Excuses no element: every bit counts."""
     return torch.zeros_like(expected, dtype=torch.bool)
 
 
 def where_both_are_zero(actual: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
-    """Zeros, of whatever sign: see `ExpectedTensor.is_sum`."""
+    """Excuses zeros of any sign: see `ExpectedTensor.is_sum`."""
     return (expected == 0) & (actual == 0)
 
 
 def where_zeros_were_added(actual: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
-    """-0.0 that has become +0.0, and NaN that has become another NaN.
+    """Excuses -0.0 that has become +0.0, and NaN that has become another NaN.
 
     Source: IEEE 754-2019 section 6.3: the sum of zeros of unlike sign is +0 when rounded to nearest;
     section 6.2: an operation on a signalling NaN gives a quiet one, whose payload is not prescribed.
@@ -107,7 +107,7 @@ def where_zeros_were_added(actual: torch.Tensor, expected: torch.Tensor) -> torc
 
 
 def where_flushed(actual: torch.Tensor, expected: torch.Tensor, below: float) -> torch.Tensor:
-    """Numbers nearer to zero than `below` that have become +0.0, or a zero of their own sign.
+    """Excuses numbers nearer to zero than `below` that have become +0.0, or a zero of their own sign.
 
     Source: LLVM Language Reference, denormal-fp-math: "positive-zero" and "preserve-sign".
     """
@@ -116,7 +116,7 @@ def where_flushed(actual: torch.Tensor, expected: torch.Tensor, below: float) ->
 
 
 def _pair(bits: torch.Tensor, placed: Placed, mesh_shape: Shape, rank: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """What the rank holds beside what it should hold, padding left out; None where they cannot be compared."""
+    """Returns the rank's actual and expected elements without padding; None if they cannot be compared."""
     if is_partial(placed.layout) or placed.local.dtype != bits.dtype:
         return None
     try:
@@ -133,7 +133,7 @@ def _pair(bits: torch.Tensor, placed: Placed, mesh_shape: Shape, rank: int) -> t
 
 
 def _flat_range(bits: torch.Tensor, placed: Placed, mesh_shape: Shape, rank: int) -> tuple[int, int] | None:
-    """Half-open bounds, in elements, of what the rank holds under a `Flat` layout; None under another."""
+    """Returns the half-open bounds of the rank's elements under a `Flat` layout; None under another."""
     axis = flat_axis(placed.layout)
     if axis is None:
         return None

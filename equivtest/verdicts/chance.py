@@ -1,9 +1,9 @@
-"""The claim on chance: what is dropped is as much as chance allows, and something else in each shard.
+"""The claim on chance: the number of dropped elements is likely, and each shard drops other elements.
 
-Every count here is binomial where a subject is right: elements are dropped independently of one
-another, so are those that two ranks hold of different parts, and whether two independent elements
-share their fate is again such an event.  A subject that is right fails on one draw with a
-probability of at most limits.FALSE_ALARM, which the counts of the draw share equally.
+Every count here is binomial if a subject is right.  Elements are dropped independently of one another, and
+so are the elements that two ranks hold of different parts.  Whether two independent elements are both kept or both
+dropped is again such an event.  A right subject fails on one draw with a probability of at most limits.FALSE_ALARM,
+which the counts of the draw share equally.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from equivtest.verdicts.verdict import Judgement, Mismatch
 
 @dataclass(frozen=True)
 class Count:
-    """How often something happened.
+    """The number of occurrences of one event.
 
     Attributes:
-        rank: The rank whose elements were counted; of two that are compared, the second.
-        what: In words, of elements.
-        num, count: Elements in all, and those that are so.
-        probability: Of one element, by chance.
-        pairs: Whether two ranks' elements are compared.
+        rank: The rank whose elements were counted; for a pair of ranks, the second.
+        what: Description of the elements.
+        num, count: Number of elements, and of those with the event.
+        probability: Probability of the event for one element.
+        pairs: True if two ranks' elements are compared.
     """
 
     rank: int
@@ -44,13 +44,13 @@ class Count:
     pairs: bool = False
 
     def limits(self, num_counts: int) -> tuple[int, int]:
-        """Between which `count` must be, where the draw has so many counts."""
+        """Returns the limits of `count` in a draw with so many counts."""
         delta = 2 * DELTA if self.pairs else DELTA  # of p**2 + (1 - p)**2, whose slope is at most 2
         return count_limits(self.num, self.probability, limits.FALSE_ALARM / num_counts, delta=delta)
 
 
 def judge_chance(case: Case, expected: Expected, answers: Answers) -> Judgement | None:
-    """None if nothing is random; inconclusive if the ranks' tensors are not those expected.
+    """Returns None if nothing is random; inconclusive if the ranks' tensors are not those expected.
 
     A case for which `Case.draws_at_random` is true has so many elements that every count could be wrong.
     """
@@ -70,9 +70,9 @@ def judge_chance(case: Case, expected: Expected, answers: Answers) -> Judgement 
 
 
 def _kept(case: Case, expected: Expected, name: str, answers: Answers) -> Mapping[int, torch.Tensor]:
-    """rank -> which of its elements are left, 1-D; of replicas the first, and none without elements.
+    """Returns rank -> mask of kept elements, 1-D; only the first of replicas, and no rank without elements.
 
-    Nothing where the tensor is not what its contract says, which is another claim's business.
+    Empty if the tensor breaks its contract, which another claim judges.
     """
     right = expected.tensors[name]
     held = {rank: answer.tensors.get(name) for rank, answer in answers.items()}
@@ -86,7 +86,7 @@ def _kept(case: Case, expected: Expected, name: str, answers: Answers) -> Mappin
 
 
 def _counts(kept: Mapping[int, torch.Tensor], q: float) -> Iterator[Count]:
-    """What is left of all, of each part, and alike in each two parts, as far as the shorter one goes."""
+    """Counts kept elements of all ranks and of each rank, and equal ones of each pair, up to the shorter one."""
     for rank, part in kept.items():
         yield Count(rank, "elements of the rank are left", part.numel(), int(part.sum()), q)
     if len(kept) > 1:

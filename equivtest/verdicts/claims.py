@@ -1,7 +1,6 @@
-"""The claims: a short fixed list, each a function of a case, what is expected and the answers.
+"""The claims: a short fixed list, each a function of a case, the expected values and the answers.
 
-(subject, claim) is the conformance key of every record; a name here is never changed without
-a line in the changelog.
+(subject, claim) is the conformance key of every record; the changelog has a line for each name that changes.
 """
 
 from __future__ import annotations
@@ -21,20 +20,20 @@ from equivtest.verdicts.verdict import Judgement
 
 
 def always(case: Case, draw: int) -> bool:
-    """Returns True: the claim speaks of every draw of every case."""
+    """Returns True: the claim applies to every draw of every case."""
     return True
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim: its name, what it means, how it is judged, and which draws of which cases it applies to.
+    """A claim: its name, its meaning, its judge, and the draws that it applies to.
 
-    Of others it gives no verdict at all; neither does it where `judge` finds nothing to judge.
+    It gives no verdict on other draws, nor if `judge` finds nothing to judge.
 
     Attributes:
-        by_dtype: Whether a conformance run wants verdicts in every dtype; not of what is judged on a fraction of
-            visits, nor of refusals.
-        flag: The field of the case that has it judged at all, '' where any case will do.
+        by_dtype: True if a conformance run needs verdicts in every dtype; False for refusals, and for claims that judge
+            only a fraction of visits.
+        flag: The field of the case that requests this claim; '' if every case does.
     """
 
     name: str
@@ -62,7 +61,7 @@ gradients_equal_unsharded = Claim(
 )
 agrees_on_all_ranks = Claim(
     "agrees_on_all_ranks",
-    "what is replicated has the same bits on every rank",
+    "replicated values have the same bits on every rank",
     judge_replicas,
     lambda case, draw: case.world_size > 1,
 )
@@ -81,12 +80,12 @@ trains_like_unsharded = Claim(
 )
 does_not_touch_its_inputs = Claim(
     "does_not_touch_its_inputs",
-    "what the harness handed out has its bits and flags; parameters keep requires_grad",
+    "the harness's tensors keep their bits and flags; parameters keep requires_grad",
     judge_touched,
 )
 drops_at_random = Claim(
     "drops_at_random",
-    "as many elements are dropped as chance allows, of all and of each rank's, and on no two ranks the same ones; a "
+    "as many elements are dropped as chance allows, of all and of each rank's, and other ones on each rank; a "
     "right subject fails it once in 10**12 draws",
     judge_chance,
     lambda case, draw: case.draws_at_random,
@@ -103,8 +102,8 @@ uses_only_collectives = Claim(
 )
 uses_only_documented_memory = Claim(
     "uses_only_documented_memory",
-    "the bytes that each rank holds, counted by storages, are the documented ones: its partitions, what "
-    "is whole, partitions of gradients, what was saved, and nothing else; judged on the visits that "
+    "the bytes that each rank holds, counted by storages, are the documented ones: its partitions, "
+    "whole tensors, partitions of gradients, saved tensors, and nothing else; judged on the visits that "
     "measure them, one in two, and on the examples",
     judge_memory,
     lambda case, draw: any(tensor.role == "memory" for tensor in case.tensors.values()),
@@ -113,36 +112,36 @@ uses_only_documented_memory = Claim(
 )
 refuses = Claim(
     "refuses",
-    "a case outside the contract raises the same kind of error on every rank; none hangs, and the ranks live on",
+    "a case outside the contract raises the same kind of error on every rank; no rank hangs or ends",
     _judge_refusal,
     by_dtype=False,
 )
 is_exact_without_reduction = Claim(
     "is_exact_without_reduction",
-    "where no sum crosses ranks, every bit is that of the unsharded run: signs of zero, NaN and payloads too",
+    "if no sum crosses ranks, every bit equals the unsharded run's: signs of zero, NaN and payloads too",
     judge_bits,
     lambda case, draw: case.fixes_bits(draw),
 )
 is_exact_but_for_added_zeros = Claim(
     "is_exact_but_for_added_zeros",
-    "every bit is that of the unsharded run, but that -0.0 may be +0.0 and a NaN any other NaN, where an "
-    "all_reduce added zeros, and a subnormal number a zero where the backend declares that; never in what "
-    "a rank keeps for itself",
+    "every bit equals the unsharded run's, except that -0.0 may be +0.0 and a NaN any other NaN after an "
+    "all_reduce added zeros, and a subnormal number a zero if the backend declares that; never in values that "
+    "do not leave their rank",
     judge_bits_but_for_zeros,
     lambda case, draw: case.fixes_bits(draw),
 )
 is_the_identity_for_one_rank = Claim(
     "is_the_identity_for_one_rank",
-    "on one rank every bit is that of no parallelism at all; of a linear layer, that of torch's own layer "
-    "on exact values, but for the sign of a zero",
+    "on one rank every bit equals the module's without parallelism; for a linear layer, torch's own layer's "
+    "on exact values, except for the sign of a zero",
     judge_bits,
-    lambda case, draw: case.world_size == 1 and not case.values[draw][0].startswith("real"),  # which are rounded
+    lambda case, draw: case.world_size == 1 and not case.values[draw][0].startswith("real"),  # real values are rounded
 )
 repeats_itself = Claim(
     "repeats_itself",
-    "draw 0, run once more in the same processes after all other draws, gives the same bits; what is rounded, where "
-    "the backend declares that its order of summation varies, a right value; that calls with other "
-    "arguments before it did no harm to those draws is judged by the claims about values",
+    "draw 0, run once more in the same processes after all other draws, gives the same bits; if the backend declares "
+    "that its order of summation varies, rounded values only have to be right again; the claims on values judge "
+    "whether earlier calls with other arguments harmed the other draws",
     judge_repeats,
     lambda case, draw: case.repeats and draw == 0,
     by_dtype=False,

@@ -1,4 +1,4 @@
-"""Verdicts from a case, what is expected of it and what the ranks replied: a pure function."""
+"""Derives verdicts from a case, its expected values and the ranks' replies, as a pure function."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from equivtest.verdicts.claims import Claim, refuses
 from equivtest.verdicts.verdict import FAILING, Judgement, Mismatch, Verdict
 
 UNABLE = ("not_supported", "declined")
-"""Outcomes after which a case is neither right nor wrong: the backend, or the program, cannot do it."""
+"""Outcomes after which a case is neither right nor wrong: the backend or the program does not support it."""
 
 
 def compare(
@@ -25,15 +25,14 @@ def compare(
     replies: Sequence[Reply],
     claims: Sequence[Claim],
 ) -> list[Verdict]:
-    """One verdict per claim that speaks of this draw of this case.
+    """Returns one verdict per claim that applies to this draw of this case.
 
-    Where the run itself failed there is one verdict alone, under the first claim: no other
-    claim was judged.
+    If the run itself failed, there is only one verdict, under the first claim: no other claim was judged.
 
     Args:
         expected: One per group of the case, in order.
         replies: One per process of the case's world, in order; each of the case's groups is judged
-            by itself.
+            separately.
 
     Raises:
         Misuse: a rank found that the subject breaks its contract with the harness.
@@ -54,7 +53,7 @@ def compare(
 def _judge_groups(
     claim: Claim, case: Case, expected: Sequence[Expected], answers: Mapping[int, Answer]
 ) -> Judgement | None:
-    """What the claim makes of the case's meshes: the first that it fails on, else the first that is open, else all."""
+    """Judges a claim on the case's meshes: returns the first that fails, else the first that is open, else all."""
     judged = []
     for group, right in zip(case.groups, expected, strict=True):
         found = claim.judge(case, right, {rank: answers[process] for rank, process in enumerate(group)})
@@ -70,7 +69,7 @@ def _judge_groups(
 
 
 def _judge_run(subject: str, case: Case, replies: Sequence[Reply], claim: Claim) -> tuple[Judgement, str] | None:
-    """What is concluded of a run that did not end in answers, or should not have, and the verdict's detail."""
+    """Judges a run without answers, or with answers instead of a refusal; returns the judgement and its detail."""
     cause = _cause(replies)
     if cause is not None and cause.outcome == "misused":
         raise Misuse(f"{subject}: {cause.error_text}")
@@ -81,7 +80,7 @@ def _judge_run(subject: str, case: Case, replies: Sequence[Reply], claim: Claim)
 
 def _judge_refusal(case: Case, replies: Sequence[Reply]) -> tuple[Judgement, str]:
     gone = _cause([reply for reply in replies if reply.outcome in ("lost", "timed_out", *UNABLE)])
-    if gone is not None:  # whatever its peers raised: no rank may hang
+    if gone is not None:  # even if its peers raised: no rank may hang
         return Judgement(gone.outcome), _tell(case, gone, replies)
     cause = first_cause(replies)
     right = cause.error_type if cause else "an error"
@@ -94,12 +93,12 @@ def _judge_refusal(case: Case, replies: Sequence[Reply]) -> tuple[Judgement, str
 
 
 def _cause(replies: Sequence[Reply]) -> Reply | None:
-    """The reply that ended the run: a failure's first cause, or that it was not supported at all."""
+    """Returns the reply that ended the run: a failure's first cause, or one without support for the case."""
     return first_cause(replies) or next((reply for reply in replies if reply.outcome in UNABLE), None)
 
 
 def _tell(case: Case, cause: Reply, replies: Sequence[Reply]) -> str:
-    """The first cause in full, then one line per other rank, and the stacks of those that hung."""
+    """Describes the first cause in full, then each other rank in one line, with the stacks of hanging ranks."""
     lines = [f"{case.name_rank(cause.rank)} {_in_words(cause)}", cause.detail.rstrip()]
     for reply in replies:
         if reply.rank != cause.rank:

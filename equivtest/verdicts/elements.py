@@ -1,7 +1,7 @@
-"""Element by element: how one tensor on every rank differs from the oracle's.
+"""Compares one tensor on every rank, element by element, with the oracle's.
 
-Every rank is judged under the layout that it reports, against the oracle's slice; where a
-layout is partial, the operands are reduced first.  Nothing is gathered by the subject.
+Every rank is judged under the layout that it reports, against the oracle's slice.  Under a partial
+layout the operands are reduced first.  The subject gathers nothing.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from equivtest.verdicts.verdict import Mismatch
 
 Shape = tuple[int, ...]
 BY_ELEMENTS = "by elements"
-"""What messages call the layout of what ranks list."""
+"""Name in messages of a layout that is a list of elements."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """What one rank holds beside what it should hold; padding left out.
+    """One rank's actual and expected elements, without padding.
 
     Attributes:
-        actual, expected, allowed: One shape (that of the shard, or 1-D for a `Flat` one), float64.
-        start: Global index of the first element: one number per dim, or one for a `Flat` one.
-        flushed_below: As of `ExpectedTensor`.
-        indices: Of each element its place in the flattened whole, where the rank lists them; `start` is empty then.
+        actual, expected, allowed: One shape (the shard's, or 1-D for a `Flat` layout), float64.
+        start: Global index of the first element: one number per dim, or one for a `Flat` layout.
+        flushed_below: See `ExpectedTensor`.
+        indices: Index of each element into the flattened global tensor, if the rank lists them; then `start` is empty.
     """
 
     rank: int
@@ -45,7 +45,7 @@ class Part:
 
     @property
     def ratio(self) -> torch.Tensor:
-        """Error over allowance: 0 where equal or anything is allowed, infinite where nothing is, or NaN."""
+        """Error over allowance: 0 for equal elements and infinite allowances, infinite for allowance 0 and for NaN."""
         error = (self.actual - self.expected).abs()
         equal = (self.actual == self.expected) | (self.actual.isnan() & self.expected.isnan())
         equal |= (self.actual == 0) & (self.expected.abs() < self.flushed_below)
@@ -56,7 +56,7 @@ class Part:
 def shape_mismatch(
     name: str, expected: ExpectedTensor, answers: Mapping[int, Placed | None], mesh_shape: Shape
 ) -> Mismatch | None:
-    """The first rank whose tensor is missing, or has another shape or dtype than its shard."""
+    """Returns the first rank whose tensor is missing, or has another shape or dtype than its shard."""
     global_shape = tuple(expected.value.shape)
     for rank, placed in answers.items():
         if placed is None:
@@ -100,15 +100,15 @@ def _is_dtype_right(actual: torch.dtype, expected: ExpectedTensor) -> bool:
 
 
 def _missing(name: str, rank: int, expected: ExpectedTensor) -> Mismatch:
-    """One that a rank does not answer; a gradient is answered by a tensor's `.grad`, which may be None."""
+    """Describes a missing tensor; for a gradient it names `.grad`, which may be None."""
     right, actual = "a tensor", "none: the subject did not answer it"
     way_out = "answer a DTensor, or Placed(local tensor, layout), under each name of case.answer_names()"
     if (plain := in_one_step(name)).startswith("grad."):
         what = plain.removeprefix("grad.")
         actual = f"none: this rank has no gradient of {what}, its .grad is None after the backward"
         way_out = (
-            f"the unsharded computation has one: have the forward use {what} itself, no copy and not what detach() "
-            "gives, leave requires_grad True, and keep .grad"
+            f"the unsharded computation has one: use {what} itself in the forward, no copy and no result of detach(); "
+            "leave requires_grad True, and keep .grad"
         )
         if expected.is_zero:
             right = "zeros: the unsharded computation has a gradient, and each of its elements is 0"
@@ -118,19 +118,19 @@ def _missing(name: str, rank: int, expected: ExpectedTensor) -> Mismatch:
 
 
 def _fitted(name: str, placed: Placed, expected: ExpectedTensor, shape: Shape, mesh_shape: Shape, rank: int) -> str:
-    """What to do about a tensor that should be of that local shape, under the layout that the rank reports."""
+    """Explains how to mend a tensor that should have another local shape under the layout that the rank reports."""
     local = tuple(placed.local.shape)
     dim = divided_dim(shape, local, mesh_shape, rank) if shape == tuple(expected.value.shape) else None
     if dim is not None:
         is_parameters = in_one_step(name).startswith(("param.", "grad."))
-        also = ", or give a DTensor, which says that it is a part" if is_parameters else ""
-        return f"{local} is what this rank has of {shape} divided along dim {dim}: gather it{also}"
+        also = ", or return a DTensor, which knows that it is a part" if is_parameters else ""
+        return f"{local} is this rank's part of {shape} divided along dim {dim}: gather it{also}"
     also = ", or in a wider dtype" if expected.takes_wider else ""
-    return f"give it in {expected.dtype}, as the unsharded computation does{also}" if local == shape else ""
+    return f"return it in {expected.dtype}, as the unsharded computation does{also}" if local == shape else ""
 
 
 def _unheld(name: str, answers: Mapping[int, Placed | None], mesh_shape: Shape, global_shape: Shape) -> Mismatch | None:
-    """The first element that no rank holds, where ranks list what they hold."""
+    """Returns the first element that no rank holds, if ranks list their elements."""
     present = {rank: placed for rank, placed in answers.items() if placed is not None}
     if all(placed.indices is None for placed in present.values()):
         return None
@@ -151,7 +151,7 @@ def _unheld(name: str, answers: Mapping[int, Placed | None], mesh_shape: Shape, 
 
 
 def _mixed_operands(name: str, answers: Mapping[int, Placed | None]) -> Mismatch | None:
-    """The first rank that does not hold an operand of the same reduction as the others, if any does."""
+    """Returns the first rank without an operand of the same reduction as the others, if there is one."""
     layouts = {rank: placed.layout for rank, placed in answers.items() if placed is not None}
     if not any(is_partial(layout) for layout in layouts.values()):
         return None
@@ -163,16 +163,16 @@ def _mixed_operands(name: str, answers: Mapping[int, Placed | None]) -> Mismatch
 
 
 def is_partial(layout: Layout) -> bool:
-    """Whether no rank holds a value under `layout`, only operands of it."""
+    """True if ranks hold only operands of the value under `layout`."""
     return any(isinstance(placement, Partial) for placement in layout.placements)
 
 
 def judge_values(
     name: str, expected: ExpectedTensor, answers: Mapping[int, Placed], mesh_shape: Shape
 ) -> tuple[Mismatch | None, float]:
-    """The worst element over all ranks, if one is wrong, and the largest error over its allowance.
+    """Returns the worst element over all ranks, if one is wrong, and the largest error over its allowance.
 
-    Shapes and dtypes are already known to be right.
+    Shapes and dtypes must be right already.
     """
     parts = parts_of(expected, answers, mesh_shape)
     if all(torch.equal(part.actual, part.expected) for part in parts):  # the usual case, without the arithmetic
@@ -189,19 +189,19 @@ def judge_values(
 
 
 def parts_wrong(parts: list[Part]) -> Elements:
-    """(actual, expected, allowed) at the wrong elements of each rank that has some, 1-D each."""
+    """Returns (actual, expected, allowed) at the wrong elements of each rank with some, 1-D each."""
     found = [tuple(each[part.ratio > 1] for each in (part.actual, part.expected, part.allowed)) for part in parts]
     return [(actual, expected, allowed) for actual, expected, allowed in found if actual.numel()]
 
 
 def is_too_wide(expected: ExpectedTensor) -> bool:
-    """Whether the allowance is so wide that staying within it proves nothing; see `says_nothing`."""
+    """True if the allowance is so wide that an error within it proves nothing; see `says_nothing`."""
     is_wide = expected.allowed is not None and says_nothing(expected.value, expected.allowed, expected.scale)
     return is_wide or expected.is_open
 
 
 def is_near(expected: ExpectedTensor, answers: Mapping[int, Placed], mesh_shape: Shape) -> bool:
-    """Whether every element on every rank is as near to the right value as `ExpectedTensor.resolution` asks for."""
+    """True if every element on every rank is within `ExpectedTensor.resolution` of the right value."""
     if expected.resolution is None:
         return False
     near = replace(expected, allowed=expected.resolution)
@@ -209,7 +209,7 @@ def is_near(expected: ExpectedTensor, answers: Mapping[int, Placed], mesh_shape:
 
 
 def parts_of(expected: ExpectedTensor, answers: Mapping[int, Placed], mesh_shape: Shape) -> list[Part]:
-    """What each rank holds beside what it should hold; the reduced whole alone where it is partial."""
+    """Returns each rank's actual and expected elements; for a partial layout only the reduced global tensor."""
     value = expected.value
     allowed = torch.zeros_like(value) if expected.allowed is None else expected.allowed
     layout = next(iter(answers.values())).layout
@@ -272,7 +272,7 @@ def _describe(
 
 
 def unravel(flat: int, shape: Shape) -> Shape:
-    """Row-major index of element number `flat` of a tensor of that shape."""
+    """Returns the row-major index of element number `flat` of a tensor of that shape."""
     index = []
     for size in reversed(shape):
         flat, place = divmod(flat, size)

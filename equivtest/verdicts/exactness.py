@@ -1,4 +1,4 @@
-"""Claims that compare bits: with the oracle's, and with those of the same draw run again."""
+"""Claims that compare bits: with the oracle's, and with a second run of the same draw."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from equivtest.verdicts.verdict import Judgement, Mismatch
 
 
 def judge_bits(case: Case, expected: Expected, answers: Answers, excuse: Excuse = no_excuse) -> Judgement | None:
-    """Nothing where no tensor has right bits to be compared with.
+    """Returns None if no tensor has bits to compare.
 
-    What a rank holds as its own part of a flat partition took part in no sum, and has no excuse.
+    A rank's own part of a flat partition took part in no sum, so it has no excuse.
     """
     wrong, agreeing = [], []
     for name, tensor in expected.tensors.items():
@@ -49,7 +49,7 @@ def judge_bits_but_for_zeros(case: Case, expected: Expected, answers: Answers) -
 
 
 def judge_repeats(case: Case, expected: Expected, answers: Answers) -> Judgement:
-    """The same bits; by a backend whose order of summation varies, of what is rounded a right value the second time."""
+    """Compares bits of two runs; if the backend's order of summation varies, judges rounded values by their bounds."""
     wrong, agreeing, is_open, margin = [], [], False, 0.0
     for name in expected.tensors:
         first = {rank: answer.tensors[name] for rank, answer in answers.items() if name in answer.tensors}
@@ -75,7 +75,7 @@ def _judge_again(
 
 
 def _in_other_order(expected: Expected, name: str) -> ExpectedTensor | None:
-    """What the second run must answer; None where that has the bits of the first: what is exact is so in any order."""
+    """Returns the right values of the second run; None if its bits must be equal, as for exact values."""
     if expected.again is None or expected.drops:
         return None
     one, two = expected.tensors[name], expected.again.tensors[name]

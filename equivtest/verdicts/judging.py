@@ -1,4 +1,4 @@
-"""The one door: run a case on the ranks, judge it, raise what failed."""
+"""Runs a case on the ranks, judges it, and raises its failures."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ DEFAULT_CLAIMS = (
     keeps_layout_of_parameter,
     does_not_touch_its_inputs,
 )
-"""What is claimed of a subject unless its property says otherwise."""
+"""Claims on a subject unless its property lists others."""
 
 
 def default_claims(case: Case) -> tuple[Claim, ...]:
-    """What is claimed of a subject on `case` unless somebody says otherwise."""
+    """Returns the claims on a subject for `case` unless the caller lists others."""
     if case.refusal:
         return (refuses,)
     training = (trains_like_unsharded,) if case.trains else ()
@@ -64,12 +64,12 @@ def check(
         limit_s: Seconds that the visit may take.
 
     Returns:
-        The verdicts, one per claim and draw; they hold, or are inconclusive, but not all of them.
+        The verdicts, one per claim and draw; each holds or is inconclusive, and at least one holds.
 
     Raises:
-        ClaimFailed: of the class that goes with the first failure's kind.
-        Misuse: no such subject, or it breaks its contract with the harness; or limit_s is no such number.
-        Inconclusive, BrokenSetup: nothing is shown, see `require_conclusion`.
+        ClaimFailed: the subclass for the first failure's kind.
+        Misuse: there is no such subject, it breaks its contract with the harness, or limit_s is invalid.
+        Inconclusive, BrokenSetup: the run shows nothing, see `require_conclusion`.
     """
     verdicts = judge(subject, case, pool, claims, limit_s=limit_s)
     for verdict in verdicts:
@@ -80,14 +80,14 @@ def check(
 
 
 def require_conclusion(subject: str, case: Case, verdicts: Sequence[Verdict], faults: Sequence[Finding] = ()) -> None:
-    """Raises unless some verdict holds or fails: where nothing is shown, it must not look like a pass.
+    """Raises unless some verdict holds or fails: a run that shows nothing must not look like a pass.
 
     Args:
-        faults: What the backend did wrong in probes: what holds nevertheless shows nothing either.
+        faults: Faults of the backend in probes, because of which a verdict that holds shows nothing either.
 
     Raises:
-        BrokenSetup: the backend cannot do what the case needs, or is wrong.
-        Inconclusive: the claims do not speak of the case, or cannot be decided on its values, or the program declines.
+        BrokenSetup: the backend does not support the case, or is wrong.
+        Inconclusive: no claim applies to the case, its values decide nothing, or the program declines.
     """
     if any(verdict.failed for verdict in verdicts):
         return
@@ -96,7 +96,7 @@ def require_conclusion(subject: str, case: Case, verdicts: Sequence[Verdict], fa
     if any(verdict.kind == "holds" for verdict in verdicts):
         return
     if any(verdict.kind == "not_supported" for verdict in verdicts):
-        raise BrokenSetup(f"{subject}: this backend cannot do what {case!r} needs, so nothing was shown")
+        raise BrokenSetup(f"{subject}: this backend does not support {case!r}, so nothing was shown")
     if said := next((verdict.detail for verdict in verdicts if verdict.kind == "declined"), ""):
         raise Inconclusive(f"{subject}: nothing was shown in {case!r}: {said.splitlines()[0]}")
     if verdicts:
@@ -104,13 +104,15 @@ def require_conclusion(subject: str, case: Case, verdicts: Sequence[Verdict], fa
             f"{subject}: nothing was shown in {case!r}: a right answer may differ by more than a tenth of its values; "
             "use exact values or another seed"
         )
-    raise Inconclusive(f"{subject}: nothing was shown in {case!r}: no claim speaks of it; name other claims")
+    raise Inconclusive(
+        f"{subject}: nothing was shown in {case!r}: none of these claims applies to it; pass other claims"
+    )
 
 
 def judge(
     subject: str, case: Case, pool: Pool, claims: Sequence[Claim] | None = None, *, limit_s: float = limits.CASE_S
 ) -> list[Verdict]:
-    """Runs `case` and gives every verdict, draw by draw; arguments and errors as of `check`."""
+    """Runs `case` and returns every verdict, draw by draw; see `check` for arguments and errors."""
     require_limit(limit_s)
     if not subject.isprintable():
         raise Misuse(f"a subject must be a short name or package.module:function, got {subject!r}")
@@ -128,11 +130,11 @@ def judge_replies(
     *,
     until: tuple[str, str] | None = None,
 ) -> list[Verdict]:
-    """The verdicts on a run that has ended; one draw alone where the run itself failed.
+    """Returns the verdicts on a run that has ended; only one draw if the run itself failed.
 
     Args:
-        arithmetics: What real values are judged by.
-        until: The (claim, kind) of a failure: draws behind the first that shows it are not judged.
+        arithmetics: Declared arithmetic by which real values are judged.
+        until: The (claim, kind) of a failure: draws after the first with it are not judged.
     """
     answered = all(reply.outcome in ("answered", "not_in_mesh") for reply in replies)
     claims = claims or default_claims(case)
@@ -148,7 +150,7 @@ def judge_replies(
 
 
 def expected_of(case: Case, draw: int, replies: Sequence[Reply]) -> list[Expected]:
-    """What each of the case's groups must answer, given what its ranks really hold."""
+    """Returns the expected values of each of the case's groups, given its ranks' layouts and states."""
     varies = case.repeats and draw == 0 and order_varies(case.dtypes)
     found = []
     for group in case.groups:
@@ -163,9 +165,9 @@ def expected_of(case: Case, draw: int, replies: Sequence[Reply]) -> list[Expecte
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """torch computes on this thread alone, as long as it lasts.
+    """Limits torch to this thread while the context lasts.
 
-    Its pool's threads would wait for work in a loop, on the cores that the ranks need: with tiny
+    Threads of torch's pool would wait for work in a loop, on the cores that the ranks need: with tiny
     tensors that costs several times the work itself.
     """
     num_threads = torch.get_num_threads()
@@ -177,5 +179,5 @@ def one_thread() -> Iterator[None]:
 
 
 def raise_for(verdict: Verdict) -> NoReturn:
-    """Raises the failure that `verdict` is."""
+    """Raises the failure of `verdict`."""
     raise KINDS[verdict.kind](verdict, write_message(verdict))

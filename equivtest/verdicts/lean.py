@@ -1,37 +1,37 @@
-"""Errors that lean to one side: a second detector on real data, where rounding is to nearest.
+"""Detects errors that lean to one side, on real data with rounding to nearest.
 
-Each element may be within its bound and all of them too large: an average of half an ulp in one
+Each element may be within its bound and yet all of them too large: an average of half an ulp in one
 direction is no rounding.  Let errors e_i be independent and prefer a sign by no more than b: the
 probabilities of e_i and -e_i, given its size, differ by at most b.  Then for any weights c_i
 
     P( |sum c_i e_i| >= lam sqrt(sum (c_i e_i)**2) + b sum |c_i e_i| ) <= 2 exp(-lam**2 / 2),
 
-whatever their sizes, known or not.  With lam = limits.LEAN = 9 that is 6e-18 for each sum.  The first
-term alone is more than the left side where no more than 81 errors are not zero: such are never judged.
+whatever their sizes, known or not.  With lam = limits.LEAN = 9 that is 6e-18 for each sum.  If no more than 81
+errors are not zero, the first term alone exceeds the left side: such sums are never judged.
 
-How far right errors may lean, b: a value has been rounded down rather than up as its density
-changes over the distance of two numbers of the dtype, at most 2**-7 v in bfloat16, less in all
-others.  Where v is about normal that is 2**-7 (v / sigma)**2, on average 2**-7, and
+How far right errors may lean, b: a value is rounded down rather than up according to how its density
+changes between two neighbouring numbers of the dtype, at most 2**-7 v in bfloat16, less in all
+others.  If v is about normal that is 2**-7 (v / sigma)**2, on average 2**-7, and
 b = limits.LEAN_SKEW is eight times that.  Errors that always go to one side have b = 1.
 
-What is summed: the whole tensor, each row, each column, each shard, with three weights each:
-- 1, which shows what is added to every element;
+The sums go over the whole tensor, each row, each column and each shard, with three weights each:
+- 1, which shows a number added to every element;
 - the right values, which show a factor that is slightly off;
-- the signs of the right values over the allowances, which show what is cut toward zero: errors of
-  large and of small elements count alike, so that some 130 of them tell.
+- the signs of the right values over the allowances, which show truncation toward zero: errors of
+  large and of small elements count alike, so that some 130 errors are enough.
 
-Replicas count once: the same error on every rank is one error.  That errors are independent is an
-assumption: those of one row share operands, though no rounding.  In float64 an error includes that
+Replicas count once: the same error on every rank is one error.  The independence of errors is an
+assumption: errors of one row share operands, though no rounding.  In float64 an error includes the error
 of the reference itself, which rounds to nearest too.
 
-What is left out, since its errors are not independent or not symmetric:
-- tensors that the oracle does not declare so (`ExpectedTensor.is_symmetric`): of backends that do
-  not round to nearest; outputs to which a rounded bias / w was added in every row and averages by a
+These are left out, since their errors are not independent or not symmetric:
+- tensors that the oracle does not declare symmetric (`ExpectedTensor.is_symmetric`): of backends that do
+  not round to nearest; outputs with a rounded bias / w added in every row and averages by a
   rounded 1 / w, one rounding for many elements; sums of few products, since 16-bit products with one
   factor a little above a power of two are rounded down more often than up, where small significands
   are more frequent than large.  Sums of few numbers, such as the ranks' operands of an all_reduce,
-  are none of these: what they lose are the last bits of one operand, and these do not tell where
-  between two numbers the sum of all lies;
+  are not left out: they lose the last bits of one operand, which are independent of the position of
+  the sum between two numbers;
 - partial layouts, whose operands are added here and not by the subject;
 - elements with an infinite allowance, which may have overflowed, all in one direction.
 
@@ -59,7 +59,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Lean:
-    """A sum of errors: `ratio` is what |sum| has beyond its skew, over the root of the sum of squares."""
+    """A sum of errors; `ratio` is (|sum| - its skew) / root of the sum of squares."""
 
     ratio: float
     what: str
@@ -71,9 +71,9 @@ class Lean:
 def judge_lean(
     name: str, expected: ExpectedTensor, answers: Mapping[int, Placed], mesh_shape: Shape
 ) -> Mismatch | None:
-    """The sum that leans most, if one does so beyond limits.LEAN.
+    """Returns the sum that leans most, if it exceeds limits.LEAN.
 
-    Shapes and dtypes are already known to be right.
+    Shapes and dtypes must be right already.
     """
     layout = next(iter(answers.values())).layout
     if not expected.is_symmetric or is_partial(layout) or any(a.layout != layout for a in answers.values()):
@@ -99,7 +99,7 @@ def judge_lean(
 
 
 def _distinct(parts: list[Part], layout: Layout, mesh_shape: Shape) -> list[Part]:
-    """One part of each group of ranks that hold the same, empty ones left out."""
+    """Returns one part of each group of replicas, without empty parts."""
     first = {group[0] for group in replicas(layout, mesh_shape)}
     return [part for part in parts if part.rank in first and part.actual.numel()]
 
@@ -126,12 +126,12 @@ def _leans(parts: list[Part], expected: ExpectedTensor, layout: Layout) -> Itera
 
 
 def _rows(errors: torch.Tensor, right: torch.Tensor, allowed: torch.Tensor, *, width: int) -> torch.Tensor:
-    """(3, rows, width): errors, right values and allowances."""
+    """Stacks errors, right values and allowances: (3, rows, width)."""
     return torch.stack([errors, right, allowed]).reshape(3, -1, width or 1)
 
 
 def _sums(rows: torch.Tensor, what: str, rank: int) -> Iterator[Lean]:
-    """The sum of each row (dim 1) of errors that leans most, with each of the weights."""
+    """Yields for each weight the row of errors (dim 1) whose sum leans most."""
     errors, right, allowed = rows
     if not errors.numel():
         return

@@ -1,4 +1,4 @@
-"""The message of a failure, made from its `Verdict` alone."""
+"""Writes the message of a failure from its `Verdict`."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from equivtest.verdicts.verdict import KINDS, Mismatch, Verdict
 
 MOST_NAMES = 16
 MOST_TIMES = 1e9
-"""An error of so many times its bound or more is told by its magnitude."""
+"""Ratio of error and bound from which the message uses an exponent."""
 
 
 def write_message(verdict: Verdict, *, replay: str = "") -> str:
-    """The failure in full: what, where, by how much, in which case, and how to see it again.
+    """Writes the whole failure: what, where, by how much, in which case, and how to repeat it.
 
     Args:
-        replay: Path of the replay file; left out where there is none.
+        replay: Path of the replay file; '' if there is none.
     """
     lines = describe_failure(verdict)
     mode, seed = verdict.case.values[verdict.draw]
     lines.append(f"  {'values':9} {mode}, seed {seed} (draw {verdict.draw})")
     lines.append(f"  {'case':9} {verdict.case!r}")
     if verdict.kind == "timed_out" and NOT_RUN not in verdict.detail:
-        way_out = "limit_s of its property, or equivtest check --limit-s, raises that"
+        way_out = "raise it with limit_s of its property, or with equivtest check --limit-s"
         lines.append(f"  {'limit':9} a visit of a case may take {verdict.limit_s:g} s: {way_out}")
     if verdict.shrunk_from:
         lines.append(f"  {'at first':9} {verdict.shrunk_from}")
@@ -37,7 +37,7 @@ def write_message(verdict: Verdict, *, replay: str = "") -> str:
 
 
 def describe_failure(verdict: Verdict) -> list[str]:
-    """The lines of the message that say what, where and by how much."""
+    """Returns the lines of the message that say what, where and by how much."""
     first = next(iter(verdict.judgement.mismatches), None)
     error = KINDS[verdict.kind]
     headline = error.headline.format(tensor=first.tensor if first else "")
@@ -85,7 +85,7 @@ def _error(mismatch: Mismatch) -> str:
 
 
 def on_factors(factors: Mapping[str, float]) -> list[str]:
-    """One line for each factor of a backward that the program takes out again, with the tensors."""
+    """Returns one line for each factor that a backward applies and removes again, with the tensors."""
     by_factor: dict[float, list[str]] = {}
     for name, factor in factors.items():
         by_factor.setdefault(factor, []).append(name)
@@ -93,6 +93,6 @@ def on_factors(factors: Mapping[str, float]) -> list[str]:
 
 
 def few(names: Sequence[str]) -> str:
-    """The names; of more than MOST_NAMES, such as those of the parts of a deep module, the first and how many more."""
+    """Joins the names, at most MOST_NAMES of them, and counts the others."""
     others = f" and {len(names) - MOST_NAMES} others" if len(names) > MOST_NAMES else ""
     return ", ".join(names[:MOST_NAMES]) + others

@@ -1,4 +1,4 @@
-"""What all wrong elements have in common; said only where it is certain."""
+"""Finds a common pattern of all wrong elements, if it is certain."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Elements = list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 
 
 def pattern_of(wrong: Elements) -> str:
-    """One sentence that holds of every wrong element, or ''."""
+    """Returns one sentence that is true of every wrong element, or ''."""
     actual, expected, allowed = (torch.cat(list(each)) for each in zip(*wrong, strict=True))
     if bool(actual.isnan().all()):
         return "NaN at every wrong element"
@@ -28,7 +28,7 @@ def pattern_of(wrong: Elements) -> str:
 
 
 def _common_factor(actual: torch.Tensor, expected: torch.Tensor, allowed: torch.Tensor) -> str:
-    """Gives the factor of right values that explains all elements, to three decimals, or '' if these are uncertain.
+    """Returns the factor of right values that explains all elements, to three decimals, or '' if that is uncertain.
 
     Derived here: a right value v is within b of e, so that c v = a has c between |a| / (|e| + b) and |a| / (|e| - b).
     """

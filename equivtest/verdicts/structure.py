@@ -1,4 +1,4 @@
-"""Claims on what holds the values: layouts, replicas, and the harness's own tensors."""
+"""Claims on layouts, replicas, and the harness's own tensors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from equivtest.verdicts.verdict import Judgement, Mismatch
 Shape = tuple[int, ...]
 
 _Found = tuple[bool, Mismatch]
-"""A mismatch of replicas, behind whether a value differs, not only the bits of zeros or of NaN."""
+"""(True if a value differs, not only bits of zeros or NaN; the mismatch of replicas)."""
 
 
 def judge_layouts(expected: Expected, answers: Answers, names: Iterable[str]) -> Judgement:
@@ -50,7 +50,7 @@ def judge_parameter_layouts(case: Case, expected: Expected, answers: Answers) ->
 
 
 def _of_parameters(expected: Expected) -> list[str]:
-    """All but activations and their gradients, which torch may keep under another layout."""
+    """Returns names except activations and their gradients, which torch may keep under another layout."""
     return [name for name in expected.tensors if not {"input", "output"} & {*name.split(".")}]
 
 
@@ -67,10 +67,10 @@ def judge_replicas(case: Case, expected: Expected, answers: Answers) -> Judgemen
             continue
         layouts = {placed.layout for placed in held.values()}
         if len(held) < len(answers) or len(layouts) != 1:
-            continue  # missing tensors and layouts are other claims' business
+            continue  # other claims judge missing tensors and layouts
         layout = layouts.pop()
         if len(layout.placements) != len(case.mesh_shape):
-            continue  # so are layouts of another mesh
+            continue  # and layouts of another mesh
         pairs = [(group[0], rank) for group in replicas(layout, case.mesh_shape) for rank in group[1:]]
         differing = [pair for pair in pairs if not same_bits(held[pair[0]].local, held[pair[1]].local)]
         if differing:
@@ -89,7 +89,7 @@ def _bits_alone_last(found: _Found) -> bool:
 
 
 def _first_difference(left: torch.Tensor, right: torch.Tensor) -> tuple[bool, int]:
-    """Whether a value differs, and the flat index of the first that does, else of the first with other bits."""
+    """Returns (True, index of the first other value), or (False, index of the first other bits)."""
     is_other = ((left != right) & ~(left.isnan() & right.isnan())).reshape(-1)
     if is_other.any():
         return True, int(is_other.int().argmax())
@@ -112,9 +112,9 @@ def _replica_mismatch(name: str, ranks: tuple[int, int], left: torch.Tensor, rig
 
 
 def _listed_mismatch(name: str, held: Mapping[int, Placed], shape: Shape, mesh_shape: Shape) -> _Found | None:
-    """The first element that a rank holds with other bits than the first rank that holds it.
+    """Returns the first element with other bits than on the first rank that holds it.
 
-    Tensors of another shape or dtype are other claims' business.
+    Other claims judge tensors of another shape or dtype.
     """
     if len({placed.local.dtype for placed in held.values()}) > 1:
         return None

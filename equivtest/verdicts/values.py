@@ -27,7 +27,7 @@ def judge_outputs(case: Case, expected: Expected, answers: Answers) -> Judgement
 
 
 def judge_gradients(case: Case, expected: Expected, answers: Answers) -> Judgement | None:
-    """Nothing where no gradient is expected."""
+    """Returns None if no gradient is expected."""
     names = names_of(case, expected, "gradient")
     return judge_tensors(case, expected, answers, names) if names else None
 
@@ -41,10 +41,10 @@ def judge_training(case: Case, expected: Expected, answers: Answers) -> Judgemen
 
 
 def judge_tensors(case: Case, expected: Expected, answers: Answers, names: Iterable[str]) -> Judgement:
-    """Shape first, then values, then what their errors have in common: of each named tensor on every rank.
+    """Judges each named tensor on every rank: first its shape, then its values, then a lean of its errors.
 
-    A tensor whose allowance is too wide agrees with nothing, unless it is near enough: the claim is open unless
-    another element or tensor proves it wrong.
+    A tensor with a too wide allowance counts as agreeing only if it is near enough.  Otherwise the claim is open,
+    unless another element or tensor proves it wrong.
     """
     shapes, values, agreeing, margin, is_open = [], [], [], 0.0, False
     margins: dict[str, float] = {}
@@ -56,7 +56,7 @@ def judge_tensors(case: Case, expected: Expected, answers: Answers, names: Itera
             shapes.append(mismatch)
             continue
         present = {rank: tensor for rank, tensor in placed.items() if tensor is not None}
-        if not present:  # nor need there be any
+        if not present:  # and no answer is required
             agreeing.append(name)
             continue
         mismatch, ratio = judge_values(name, expected.tensors[name], present, case.mesh_shape)
@@ -81,9 +81,9 @@ def judge_tensors(case: Case, expected: Expected, answers: Answers, names: Itera
 
 
 def _to_judge(name: str, expected: Expected, answers: Answers) -> dict[int, Placed | None]:
-    """What each rank answered; not that of ranks that answered none where they may, unless others hold operands.
+    """Returns answers by rank, without ranks that may answer None, unless some rank holds a partial operand.
 
-    A plain tensor whose layout nobody says lies where the oracle inferred that it does.
+    A plain tensor without a layout gets the layout that the oracle inferred.
     """
     placed = {rank: answer.tensors.get(name) for rank, answer in answers.items()}
     placed = {
@@ -98,5 +98,4 @@ def _to_judge(name: str, expected: Expected, answers: Answers) -> dict[int, Plac
 
 
 def names_of(case: Case, expected: Expected, *roles: Role) -> list[str]:
-    """Names of the expected tensors of these roles."""
     return [name for name in expected.tensors if case.tensors[name].role in roles]

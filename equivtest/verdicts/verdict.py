@@ -1,4 +1,4 @@
-"""What was concluded about one claim on one draw of a case, and the exception that each kind of failure is."""
+"""The verdict on one claim for one draw of a case, and the exception class of each kind of failure."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from equivtest.errors import EquivtestError
 
 @dataclass(frozen=True)
 class Mismatch:
-    """One tensor that is not as it should be; the fields that do not apply stay empty.
+    """One wrong tensor; fields that do not apply stay empty.
 
     Attributes:
         tensor: Its name, such as 'grad.weight'.
         rank: The rank whose element is shown (the largest error over its allowance).
-        local_index, global_index: Of that element; padding has no global index.
-        layout: Under which the rank holds it.
+        local_index, global_index: Indices of that element; padding has no global index.
+        layout: Layout under which the rank holds it.
         expected, actual: The element's value, or the layout, shape, dtype, bits or flag.
-        error, allowed: Absolute; allowed is 0 where equality is asked for.
+        error, allowed: Absolute; allowed is 0 if values must be equal.
         derivation: Why that much is allowed.
         extent: How many local elements are wrong, and on which ranks.
-        pattern: What all wrong elements have in common, only where it is certain.
-        process: Number in its world of the process that is the rank.
-        way_out: What to do about it, where that is known.
+        pattern: Common pattern of all wrong elements, if it is certain.
+        process: Number of the rank's process in its world.
+        way_out: How to mend it, if that is known.
     """
 
     tensor: str
@@ -48,16 +48,16 @@ class Mismatch:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What a claim makes of one draw.
+    """The judgement of a claim on one draw.
 
     Attributes:
         kind: One of KINDS or of OTHER_KINDS.
         mismatches: Empty unless the claim fails on tensors.
         agreeing: Names of the tensors that the claim judged and found right.
-        margin: Largest error / allowed over all elements; 0 where all are equal.
-        margins: Tensor name -> its largest error / allowed, of those judged by a bound.
-        parts: The same of what parts of a module held, in the order of the run; None where nothing is concluded.
-        factors: Tensor name -> factor of the ranks' gradient beside the unsharded one, of those that agree, unless 1.
+        margin: Largest error / allowed over all elements; 0 if all are equal.
+        margins: Tensor name -> its largest error / allowed, for tensors judged by a bound.
+        parts: Like `margins`, for tensors within a module, in the order of the run; None without a conclusion.
+        factors: Tensor name -> the ranks' gradient over the unsharded one, for agreeing tensors, unless it is 1.
     """
 
     kind: str
@@ -80,10 +80,11 @@ class Verdict:
     Attributes:
         draw: Index into `case.values`.
         detail: For raised, lost and timed out: the first cause first, then every rank.
-        known: The reason of the known failure that the case falls under.
-        history: Where the claim holds of the case alone in new ranks: what had run before it failed.
+        known: The reason of the known failure that covers the case.
+        history: If the claim holds when the case runs alone in new ranks: the cases that had run before it failed.
         shrunk_from: The first failing case and its first wrong tensor, if that is another tensor than this verdict's.
-        fault: Whose it is: 'collective: ...', 'kernel: ...' or 'parallelization: ...'; '' where nobody looked.
+        fault: Where the failure comes from: 'collective: ...', 'kernel: ...' or 'parallelization: ...'; '' if not
+            diagnosed.
         limit_s: Seconds that a visit of the case may take.
     """
 
@@ -101,12 +102,11 @@ class Verdict:
 
     @property
     def kind(self) -> str:
-        """The kind of its judgement."""
         return self.judgement.kind
 
     @property
     def first_tensor(self) -> str:
-        """The name of the first wrong tensor; '' if the failure concerns none."""
+        """Name of the first wrong tensor; '' if the failure concerns none."""
         return next((mismatch.tensor for mismatch in self.judgement.mismatches), "")
 
     @property
@@ -116,10 +116,10 @@ class Verdict:
 
 
 KINDS: dict[str, type[ClaimFailed]] = {}
-"""Kinds of verdict that `check` raises, by name; each is one subclass of `ClaimFailed`, which registers itself."""
+"""Kinds of verdict that `check` raises, by name; each subclass of `ClaimFailed` registers its kind."""
 
 OTHER_KINDS = ("holds", "inconclusive", "known", "declined")
-"""Kinds that it does not raise; 'known' is a known failure, not judged again, 'declined' what the program says that it
+"""Kinds that `check` does not raise.  'known' is a known failure, not judged again; 'declined' a case that the program
 does not support."""
 
 
@@ -128,9 +128,9 @@ class ClaimFailed(EquivtestError, AssertionError):
 
     Attributes:
         kind: Its name in verdicts, records, replay files and known failures.
-        headline: The first line of the message, behind the names of the class and the subject.
+        headline: The first line of the message, after the names of the class and the subject.
         fails: False if the claim was not judged at all.
-        ends_run: True if the run itself ended so, which concerns every claim of the case.
+        ends_run: True if the failure ended the run, so that it concerns every claim of the case.
     """
 
     kind: ClassVar[str]
@@ -149,30 +149,32 @@ class ClaimFailed(EquivtestError, AssertionError):
 
 
 class ValueMismatch(ClaimFailed, kind="value", headline="{tensor} differs from the oracle"):
-    """An element differs from the oracle's by more than is allowed."""
+    """An element differs from the oracle's by more than the allowance."""
 
 
 class LayoutMismatch(ClaimFailed, kind="layout", headline="{tensor} has another layout than its contract"):
-    """A tensor lives under other placements than its contract says."""
+    """A tensor has other placements than its contract states."""
 
 
 class ShapeMismatch(ClaimFailed, kind="shape", headline="{tensor} has another shape or dtype than the oracle's"):
     """A rank's local tensor has another shape or dtype than the oracle's slice."""
 
 
-class ReplicaMismatch(ClaimFailed, kind="replica", headline="{tensor} differs between ranks that hold the same"):
-    """Two ranks hold different bits of what should be one replicated value."""
+class ReplicaMismatch(ClaimFailed, kind="replica", headline="{tensor} differs between ranks that hold replicas"):
+    """Two ranks hold different bits of one replicated value."""
 
 
-class InputTouched(ClaimFailed, kind="touched", headline="{tensor} is not as it was handed out"):
-    """The subject changed something that the harness owns."""
+class InputTouched(
+    ClaimFailed, kind="touched", headline="{tensor} has other values or another requires_grad than before"
+):
+    """The subject changed a tensor of the harness."""
 
 
-class BitsMismatch(ClaimFailed, kind="bits", headline="{tensor} has not the bits of the unsharded computation"):
-    """A value that nothing should round has other bits than the oracle's."""
+class BitsMismatch(ClaimFailed, kind="bits", headline="{tensor} has other bits than the unsharded computation"):
+    """A value without any rounding has other bits than the oracle's."""
 
 
-class RepeatMismatch(ClaimFailed, kind="repeat", headline="{tensor} is not the same when the case runs again"):
+class RepeatMismatch(ClaimFailed, kind="repeat", headline="{tensor} differs when the case runs again"):
     """The same case, run again in the same processes, gave other bits."""
 
 
@@ -211,10 +213,10 @@ class BackendRefuses(
 
 
 FAILING = tuple(kind for kind, error in KINDS.items() if error.fails)
-"""Kinds of verdict that say a claim does not hold."""
+"""Kinds of verdict by which a claim does not hold."""
 
 CONCLUSIVE = ("holds", *FAILING)
-"""Kinds of verdict that say whether a claim holds."""
+"""Kinds of verdict that decide if a claim holds."""
 
 WHOLE_RUN = tuple(kind for kind, error in KINDS.items() if error.ends_run)
-"""Kinds that concern the run, hence every claim of the case."""
+"""Kinds that concern the whole run, hence every claim of the case."""

@@ -185,7 +185,7 @@ def test_a_message_says_what_did_not_repeat() -> None:
     [verdict] = judge_replies("mine", REPEATS, replies, [repeats_itself])
     told = write_message(verdict)
 
-    assert told.startswith("RepeatMismatch: mine: param.0 is not the same when the case runs again")
+    assert told.startswith("RepeatMismatch: mine: param.0 differs when the case runs again")
     assert "rank 1 of 2, local (0,)" in told and "repeats=True" in told
 
 

@@ -109,7 +109,7 @@ def test_check_raises_where_the_backend_cannot() -> None:
 
 def test_check_raises_where_nothing_is_decided() -> None:
     """As a claim that speaks of trained parameters does not of a case that trains nothing."""
-    with pytest.raises(Inconclusive, match=r"nothing was shown in .*: no claim speaks of it; name"):
+    with pytest.raises(Inconclusive, match=r"nothing was shown in .*: none of these claims applies to it; pass"):
         check("mine", LINEAR, stub(right_replies(LINEAR)), [trains_like_unsharded])
 
 
@@ -117,7 +117,7 @@ def test_check_raises_where_nothing_is_decided() -> None:
     ("kinds", "error", "message"),
     [
         (["inconclusive"], Inconclusive, "a right answer may differ by more than a tenth .*; use exact values"),
-        (["not_supported"], BrokenSetup, "this backend cannot do what LinearCase"),
+        (["not_supported"], BrokenSetup, "this backend does not support LinearCase"),
     ],
 )
 def test_nothing_shown_is_no_pass(kinds: list[str], error: type[Exception], message: str) -> None:

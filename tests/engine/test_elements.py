@@ -279,20 +279,20 @@ def test_a_missing_gradient_is_told_as_one(name: str) -> None:
 
     assert mismatch is not None
     assert mismatch.actual == "none: this rank has no gradient of 2.bias, its .grad is None after the backward"
-    assert mismatch.way_out.startswith("the unsharded computation has one: have the forward use 2.bias itself")
+    assert mismatch.way_out.startswith("the unsharded computation has one: use 2.bias itself in the forward")
 
 
 @pytest.mark.parametrize(
     ("name", "change", "way_out"),
     [
-        ("output", {"layout": WHOLE}, "(3, 3) is what this rank has of (5, 3) divided along dim 0: gather it"),
+        ("output", {"layout": WHOLE}, "(3, 3) is this rank's part of (5, 3) divided along dim 0: gather it"),
         (
             "step2.grad.w",
             {"layout": WHOLE},
-            "(3, 3) is what this rank has of (5, 3) divided along dim 0: gather it, or give a DTensor, which says that "
-            "it is a part",
+            "(3, 3) is this rank's part of (5, 3) divided along dim 0: gather it, or return a DTensor, which "
+            "knows that it is a part",
         ),
-        ("output", {"local": VALUE[:3]}, "give it in float32, as the unsharded computation does"),
+        ("output", {"local": VALUE[:3]}, "return it in float32, as the unsharded computation does"),
         ("output", {"local": VALUE[:2].float()}, ""),
     ],
 )

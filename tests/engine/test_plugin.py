@@ -163,8 +163,9 @@ def test_what_is_not_supported_is_red_and_named_first(pytester: pytest.Pytester)
     result.stdout.fnmatch_lines(
         [
             "*= equivtest =*",
-            "equivtest: not supported: * verdicts, for want of float16 all_reduce, float32 all_reduce: this run is no "
-            "pass. --dtypes leaves a dtype out, --allow-unsupported float16:all_reduce,float32:all_reduce names *",
+            "equivtest: not supported: * verdicts, because the backend lacks float16 all_reduce, float32 "
+            "all_reduce: this run is no pass. --dtypes leaves a dtype out, --allow-unsupported "
+            "float16:all_reduce,float32:all_reduce allows *",
         ],
         consecutive=True,
     )

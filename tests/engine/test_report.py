@@ -380,7 +380,7 @@ def test_a_program_that_declines_a_part_is_not_said_to_support_nothing(kind: str
     """Where the rest is open too nothing is shown; what is known to fail is supported."""
     counted = tally(record(world_size=1), record(verdicts={"equals_unsharded": kind}), declined("3 heads"))
     words = kind.replace("_", " ")
-    said = f"no verdict is conclusive (1 declined, 1 {words}); the program does not support: 3 heads (1): have"
+    said = f"no verdict is conclusive (1 declined, 1 {words}); the program does not support: 3 heads (1): draw"
 
     assert [said in line for line in on_declined([counted])] == [True] * num_opened
 
