@@ -103,7 +103,7 @@ def module_property(
             parallel module and with the unsharded one; the optimizer's own code, applied to one tensor after the
             other, judges the updates from the gradients that the ranks hold.
         step: 'package.module:NAME' of a function (module, mesh, micro_batches, optimizer) -> outputs: one step of
-            training as every rank runs it, from forward to update.  See docs/training.md.
+            training as every rank runs it, from forward to update.  See docs/how-to/training.md.
         steps: Number of steps, each on inputs of its own; None: 2 with an optimizer, else 1.
         micro_batches: Number of micro-batches that a rank's rows are cut into for a step.
         max_norm: The norm that gradients are clipped to before the update; 0: they are not clipped.

@@ -256,7 +256,7 @@ def _check_starter(settings: Settings) -> None:
         raise Misuse(
             f"{starter} makes this process rank {rank} of {size}, and each would make a run of its own: start "
             "equivtest run --listen :29600 once, without it, and on each host torchrun ... -m equivtest.rank --connect "
-            "HOST:29600; docs/hosts.md"
+            "HOST:29600; docs/how-to/hosts.md"
         )
 
 

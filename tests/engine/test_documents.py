@@ -27,9 +27,10 @@ from tests.programs.planted import FAULT
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
-MODULE, SUBJECT, TRAINING = ROOT / "docs/module.md", ROOT / "docs/subject.md", ROOT / "docs/training.md"
-CAPTURE, PROGRAMS, BACKEND = ROOT / "docs/capture.md", ROOT / "docs/programs.md", ROOT / "docs/backend.md"
-DOCUMENTS = (README, *sorted((ROOT / "docs").glob("*.md")))
+DOCS = ROOT / "docs"
+MODULE, SUBJECT, TRAINING = DOCS / "tutorial/first-program.md", DOCS / "how-to/subject.md", DOCS / "how-to/training.md"
+CAPTURE, PROGRAMS, BACKEND = DOCS / "how-to/capture.md", DOCS / "how-to/programs.md", DOCS / "how-to/backend.md"
+DOCUMENTS = (README, *sorted(DOCS.rglob("*.md")))
 LINKED = (*DOCUMENTS, *(ROOT / name for name in ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md")))
 OTHER_COMMANDS = ("pip install equivtest", "pytest -n auto -p equivtest.options", "torchrun --nproc-per-node")
 LIMIT_S = 300  # a run of a fetch takes ten seconds alone
@@ -66,7 +67,7 @@ def in_place(case, mesh, given):
         given["param.0"].zero_()
     return answers
 """
-"""Fetches that each lack one of the four things in docs/subject.md, in the order of its table."""
+"""Fetches that each lack one of the four things in docs/how-to/subject.md, in the order of its table."""
 
 
 @dataclass(frozen=True)
