@@ -74,7 +74,7 @@ def found(cases: Iterator[ModuleCase], pool: Pool) -> str:
         wrong = next((verdict for verdict in judge("module", case, pool) if verdict.failed), None)
         if wrong is not None:
             first = wrong.judgement.mismatches[0].tensor if wrong.judgement.mismatches else wrong.kind
-            of = f"{dict(case.sizes)['batch']} rows" if case.sizes else f"mesh {case.mesh}"
+            of = f"{dict(case.arguments.sizes)['batch']} rows" if case.arguments.sizes else f"mesh {case.world.mesh}"
             where = f"{case.world_size} ranks, {of}, case {num:2}"
             return f"red     {where}  {first:28} {time.monotonic() - begun_s:5.1f} s"
     return f"GREEN   in {num} cases                {'':28} {time.monotonic() - begun_s:5.1f} s"

@@ -6,7 +6,7 @@ import ast
 import dataclasses
 import math
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, TypeVar
@@ -32,6 +32,19 @@ Shape = tuple[int, ...]
 
 POISONS = ("large", "nan", "none")
 """What memory holds that nobody has written to yet; see `equivtest.ranks.poison`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """Some fields of a case that belong together; they are written among the case's other fields.
+
+    A case declares a part with a default: `training: Training = Training()`.
+    """
+
+    def __post_init__(self) -> None:
+        """Raises Misuse, naming the value and the limit, unless each field is valid."""
+        for message in broken_rules(self):
+            raise Misuse(message)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -112,7 +125,7 @@ class Case:
 
         Subclasses pass repr=False to `dataclass` to keep it.
         """
-        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        defaults = defaults_of(type(self))
         code = [f"{name}={value!r}" for name, value in fields_of(self).items() if value != defaults[name]]
         return f"{type(self).__name__}({', '.join(code)})"
 
@@ -278,9 +291,39 @@ def require(holds: bool, message: str) -> None:  # noqa: FBT001  (reads as a sen
         raise Misuse(message)
 
 
-def fields_of(case: Case) -> dict[str, Any]:
-    """The fields by name, with which another case can be made."""
-    return {field.name: getattr(case, field.name) for field in dataclasses.fields(case)}
+def fields_of(case: Case | Part) -> dict[str, Any]:
+    """The fields by name, those of parts among them, with which another case can be made."""
+    return _flat({field.name: getattr(case, field.name) for field in dataclasses.fields(case)})
+
+
+def defaults_of(case_type: type[Case]) -> dict[str, Any]:
+    """The defaults of the fields by name, those of parts among them; dataclasses.MISSING if a field has none."""
+    return _flat({field.name: field.default for field in dataclasses.fields(case_type)})
+
+
+def _flat(fields: Mapping[str, Any]) -> dict[str, Any]:
+    pairs = (fields_of(value) if isinstance(value, Part) else {name: value} for name, value in fields.items())
+    return {name: value for pair in pairs for name, value in pair.items()}
+
+
+def parts_from(case_type: type[Case], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a case, with parts, made of fields that may belong to parts.
+
+    Raises:
+        TypeError: no case of this type has such a field.
+    """
+    rest, made = dict(fields), {}
+    for field in dataclasses.fields(case_type):
+        value = rest.pop(field.name, field.default)
+        if isinstance(value, Part):
+            changes = {each.name: rest.pop(each.name) for each in dataclasses.fields(value) if each.name in rest}
+            value = dataclasses.replace(value, **changes) if changes else value
+        if value is dataclasses.MISSING:
+            raise TypeError(f"{case_type.__name__} needs {field.name}")
+        made[field.name] = value
+    if rest:
+        raise TypeError(f"{case_type.__name__} has no field {', '.join(rest)}")
+    return made
 
 
 def replicated(num_axes: int = 1) -> Layout:
@@ -290,7 +333,7 @@ def replicated(num_axes: int = 1) -> Layout:
 
 def to_data(case: Case) -> dict[str, Any]:
     """`case` as JSON-ready data: its class, the schema version, its fields."""
-    return {"schema": SCHEMA_VERSION, "type": type(case).__name__, "fields": msgspec.to_builtins(case)}
+    return {"schema": SCHEMA_VERSION, "type": type(case).__name__, "fields": msgspec.to_builtins(fields_of(case))}
 
 
 def from_data(data: Any) -> Case:
@@ -357,13 +400,23 @@ def import_cases() -> None:
         modules_of(part)
 
 
+def _nested(case_type: type[Case], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Written fields, with those of each part in a dict of its own."""
+    nested = dict(fields)
+    for field in dataclasses.fields(case_type):
+        if isinstance(field.default, Part):
+            own = fields_of(field.default)
+            nested[field.name] = own | {name: nested.pop(name) for name in own if name in nested}
+    return nested
+
+
 def _convert(fields: Any, case_type: type[C]) -> C:
-    known = {field.name for field in dataclasses.fields(case_type)}
+    known = defaults_of(case_type)
     require(
-        isinstance(fields, dict) and fields.keys() <= known,
+        isinstance(fields, dict) and fields.keys() <= known.keys(),
         f"{case_type.__name__} has the fields {', '.join(sorted(known))}, got {fields!r}",
     )
     try:
-        return msgspec.convert(fields, case_type)
+        return msgspec.convert(_nested(case_type, fields), case_type)
     except msgspec.ValidationError as error:
         raise Misuse(f"not a valid {case_type.__name__}: {shorten(str(error))}") from error

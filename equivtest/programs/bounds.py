@@ -89,7 +89,7 @@ def explained(error: Misuse) -> str:
 def _looked_into(case: ModuleCase, first: str | None) -> tuple[str, str]:
     """Where the bound begins to say nothing, and the ways around it, by trying."""
     ways = ""
-    if not case.by_parts and would_do(case, by_parts=True):
+    if not case.judge.by_parts and would_do(case, by_parts=True):
         ways += "say by_parts=True, or nothing of it, for each part to be judged by itself; or "
     others = [dtype for dtype in (WIDEST,) if dtype != case.dtype]
     dtypes = [dtype for dtype in others if would_do(case, dtype=dtype)]
@@ -105,10 +105,10 @@ def _looked_into(case: ModuleCase, first: str | None) -> tuple[str, str]:
 
 def _where(case: ModuleCase, first: str) -> str:
     try:
-        first = first or ("" if case.by_parts else _first_wide(case))
+        first = first or ("" if case.judge.by_parts else _first_wide(case))
     except Misuse:  # what the parts compute cannot be followed one by one
         first = ""
-    if first and case.by_parts:
+    if first and case.judge.by_parts:
         return f"; the first part of which the bound says nothing is {_in_words(first)}"
     return f"; the bound says nothing from {_in_words(first)} on" if first else ALL_BEFORE
 
@@ -118,14 +118,15 @@ def _smaller(case: ModuleCase) -> Iterator[ModuleCase]:
 
     The last dim of one x is the module's own, as features are.
     """
-    fewest = case.micro_batches * (case.num_parts if case.has_own_rows else 1)
-    whole = dict(case.sizes) if case.inputs else {str(dim): size for dim, size in enumerate(case.x_shape)}
-    rows = BATCH if case.inputs else "0"
-    names = list(whole) if case.inputs else list(whole)[:-1]
+    fewest = case.training.micro_batches * (case.num_parts if case.has_own_rows else 1)
+    arguments = case.arguments
+    whole = dict(arguments.sizes) if arguments.inputs else {str(dim): n for dim, n in enumerate(arguments.x_shape)}
+    rows = BATCH if arguments.inputs else "0"
+    names = list(whole) if arguments.inputs else list(whole)[:-1]
     least = {name: fewest if name == rows else 1 for name in names}
     for sizes in [{**whole, name: size} for name, size in least.items()] + [{**whole, **least}]:
         fields: dict[str, Any] = {"x_shape": tuple(sizes.values())}
-        fields = {"sizes": tuple(sizes.items())} if case.inputs else fields
+        fields = {"sizes": tuple(sizes.items())} if arguments.inputs else fields
         for dtype in dict.fromkeys((case.dtype, WIDEST)):
             with contextlib.suppress(Misuse):  # there may be no such case
                 yield replace(case, dtype=dtype, **fields)

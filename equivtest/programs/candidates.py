@@ -275,7 +275,7 @@ def _fitting(
             if gives_up and not fitting:
                 break
         else:
-            layout = (case.values[0][0], getattr(case, door.varied), case.largest, False)
+            layout = (case.values[0][0], getattr(case.arguments, door.varied), case.arguments.largest, False)
             fitting.setdefault(case.dtype, []).append(layout)
     return fitting, reasons
 

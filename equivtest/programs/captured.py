@@ -9,11 +9,12 @@ from typing import Any
 from equivtest.cases.case import Shape
 from equivtest.cases.case_tensor import CaseTensor
 from equivtest.programs.case import ModuleCase
+from equivtest.programs.fields import Judge
 from equivtest.programs.micro_batches import at_micro_batch
 from equivtest.programs.reference import Facts
 from equivtest.programs.state import OWN_ROWS
 
-OWN = ("inputs", "sizes", "started", "with_gradient")
+OWN = ("arguments", "started", "with_gradient")
 """What each micro-batch may have otherwise."""
 
 
@@ -32,7 +33,7 @@ class StartedFacts(Facts):
         return self.started
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@dataclass(frozen=True, kw_only=True, repr=False, init=False)
 class CapturedCase(ModuleCase):
     """The values are those that the ranks held, so that none are drawn, and `parallelize` is never called.
 
@@ -46,7 +47,7 @@ class CapturedCase(ModuleCase):
     started: tuple[str, ...] = ()
     with_gradient: tuple[str, ...] = ()
     further: tuple[tuple[Any, ...], ...] = ()
-    state: str = OWN_ROWS
+    judge: Judge = Judge(state=OWN_ROWS)
 
     @property
     def facts(self) -> Facts:
@@ -79,7 +80,7 @@ class CapturedCase(ModuleCase):
         return tensors
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@dataclass(frozen=True, kw_only=True, repr=False, init=False)
 class UpdateCase(ModuleCase):
     """One update of somebody's own optimizer, in which nothing runs forward.
 

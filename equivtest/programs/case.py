@@ -9,21 +9,21 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
-from equivtest.cases.case import Shape, at_step, require
+from equivtest.cases.case import Shape, at_step, parts_from, require
 from equivtest.cases.case_tensor import CaseTensor, Role
-from equivtest.cases.rules import OneOf, Within
+from equivtest.cases.rules import OneOf
 from equivtest.layout import Layout, Shard, local_shape
 from equivtest.programs.boundaries import boundaries_of
-from equivtest.programs.inputs import BATCH, REAL, Written, has_rows, in_numbers, kind_of, sizes_in
-from equivtest.programs.mesh import AxesCase
+from equivtest.programs.fields import Arguments, Judge, Training
+from equivtest.programs.inputs import BATCH, REAL, has_rows, in_numbers
+from equivtest.programs.mesh import MeshCase
 from equivtest.programs.outputs import OUTPUT
 from equivtest.programs.reference import Fact, Facts, Program, call_builder, facts_of, with_parameters
 from equivtest.programs.rows import other_sizes, outputs_have_rows
-from equivtest.programs.state import STATES, WHOLE_BATCH, require_state
-from equivtest.programs.steps import TOTAL_NORM, StepCase, updated
-from equivtest.programs.world import WorldCase
+from equivtest.programs.state import WHOLE_BATCH, require_state
+from equivtest.programs.steps import TOTAL_NORM, updated
 
 __all__ = ["ModuleCase", "call_builder", "with_parameters"]
 
@@ -45,7 +45,7 @@ REAL_DTYPES = ("float32", "float64")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class ModuleCase(AxesCase, StepCase, WorldCase):
+class ModuleCase(MeshCase):
     """y = f(x), and the gradients of x and of every parameter, given a cotangent of y.
 
     Values are odd integers, on which the reference is exact where f adds and multiplies (the oracle
@@ -55,87 +55,63 @@ class ModuleCase(AxesCase, StepCase, WorldCase):
 
         ModuleCase(..., inputs=(("ids", "ids(11)", ("batch", "seq")),), sizes=(("batch", 2), ("seq", 3)))
 
+    Fields of the parts are passed, printed and written among the others: `ModuleCase(..., optimizer="my.module:sgd")`.
+
     Attributes:
         build: 'package.module:NAME' of a function without arguments that makes the unsharded
             module; what of it requires a gradient is trained.
         parallelize: 'package.module:NAME' of a function (module, mesh) -> module.
-        x_shape: Of the input, global; at least one element.
-        largest: Largest magnitude of x and of the parameters where they are integers; odd.
         batch: 'whole': every rank is handed the whole x, and gives the whole output.  'mean of parts': every rank is
             handed its own rows, one at least, as torch.chunk divides them; it gives what the unsharded module gives on
             these alone, and a parameter's gradient is the mean over the ranks of what they come to.  'sum of parts':
             it is their sum.  'parts of the whole': every rank is handed its own rows, and `step` leaves the gradients,
             and reports the numbers, that the unsharded module gives on the whole batch.  Of named inputs those are
             divided whose first dim is 'batch'.
-        inputs: (name, kind, shape) of each, see `equivtest.programs.inputs`; empty: one x.
-        sizes: (name, size) of each name in the shapes of `inputs`.
-        positional: Those of `inputs` that are handed over by place, in order; all others by name.
-        outputs: Which of several outputs are judged, by the way to them; empty: all.
-        loss: The one of them from which backward starts, with 1; '': `Facts.loss`.
-        by_parts: Whether every part of the module is judged by itself, from what the ranks held where it begins: see
-            `equivtest.programs.oracle.forced`.  Of real values alone; a divided batch has as many rows on
-            every rank.  In a step the parts are not judged: they only make the bounds of all else narrow.
-        placed: 'package.module:NAME' of a function (parallel module, name of a parameter) -> (tensor, indices), which
-            says what this rank holds of it: of each local element its place in the flattened whole, -1 where it has
-            none; or None where the tensor of that name says it.  '': it is read off.
-        state: Which contract a module fulfils whose forward changes buffers, in a divided batch.  'own rows': each rank
-            has the unsharded module's buffers after its own rows.  'whole batch': every rank has its buffers after the
-            whole batch, and outputs are the rows of what it gives on the whole batch.  '': both are the same.
-        zero_or_none: Patterns (`fnmatch`) of the names of parameters and inputs whose gradient may be None if the
-            unsharded module's is zero in every element.
     """
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = (EXACT_MODE, REAL_MODE)
 
+    training: Training = Training()
     build: str
     parallelize: str
-    x_shape: Annotated[Shape, Within(1)] = (1,)
-    largest: Annotated[int, Within(1)] = 1
+    arguments: Arguments = Arguments()
     batch: Annotated[str, OneOf(BATCHES)] = WHOLE
-    inputs: Written = ()
-    sizes: tuple[tuple[str, int], ...] = ()
-    positional: tuple[str, ...] = ()
-    outputs: tuple[str, ...] = ()
-    loss: str = ""
-    by_parts: bool = False
-    placed: str = ""
-    state: Annotated[str, OneOf(("", *STATES))] = ""
-    zero_or_none: tuple[str, ...] = ()
+    judge: Judge = Judge()
+
+    def __init__(self, **fields: Any) -> None:
+        for name, value in parts_from(type(self), fields).items():
+            object.__setattr__(self, name, value)
+        self.__post_init__()
+
+    def but(self, **changes: Any) -> Self:
+        """Returns the case with other fields, which may be fields of its parts."""
+        return replace(self, **changes)
 
     def check_fields(self) -> None:
-        require(self.largest % 2 == 1, f"largest must be odd, got {self.largest}")
         require(
-            self.dtype in REAL_DTYPES or self.by_parts or all(mode == EXACT_MODE for mode, _ in self.values),
+            self.dtype in REAL_DTYPES or self.judge.by_parts or all(mode == EXACT_MODE for mode, _ in self.values),
             f"real values of a module must be of {' or '.join(REAL_DTYPES)}, got {self.dtype}: judge it by_parts",
         )
         require(
-            not self.by_parts or all(mode == REAL_MODE for mode, _ in self.values),
+            not self.judge.by_parts or all(mode == REAL_MODE for mode, _ in self.values),
             f"by_parts goes with real values, got {self.values}: take (('real', 0),)",
         )
-        self.check_world()
+        self.arguments.check()
         self._check_inputs()
         self._check_zero_or_none()
-        self.check_axes()
-        self.check_steps()
+        self.world.check(self.world_size, self.members)
+        self.training.check()
         self._check_real_steps()
         if self.has_own_rows:
             require_parts(self)
             require(
-                not self.by_parts or len(set(self.rows)) == 1,
+                not self.judge.by_parts or len(set(self.rows)) == 1,
                 f"by_parts needs as many rows on every rank, got {self.rows}: take a multiple of {self.num_parts}",
             )
             require_state(self)
 
     def _check_inputs(self) -> None:
-        sizes, names = dict(self.sizes), [name for name, _, _ in self.inputs]
-        require(len(set(names)) == len(names), f"inputs must have names of their own, got {', '.join(names)}")
-        missing = [size for size in sizes_in(self.inputs) if size not in sizes]
-        require(not missing, f"sizes must say how large {' and '.join(missing)} are, got {self.sizes}")
-        require(all(size >= 1 for size in sizes.values()), f"sizes must be at least 1, got {self.sizes}")
-        unknown = [name for name in self.positional if name not in names]
-        require(not unknown, f"positional must name inputs, got {', '.join(unknown)}; they are {', '.join(names)}")
-        for name, kind, shape in self.inputs:
-            kind_of(kind)
+        for name, _, shape in self.arguments.inputs:
             require(
                 not self.has_own_rows or BATCH not in shape[1:],
                 f"a batch can be divided along the first dim alone, {name} is of {shape}: batch='whole', or a module "
@@ -143,8 +119,9 @@ class ModuleCase(AxesCase, StepCase, WorldCase):
             )
 
     def _check_zero_or_none(self) -> None:
-        names = (*self.parameter_names(), *self.real_names()) if self.zero_or_none else ()
-        unknown = [pattern for pattern in self.zero_or_none if not any(fnmatchcase(name, pattern) for name in names)]
+        patterns = self.judge.zero_or_none
+        names = (*self.parameter_names(), *self.real_names()) if patterns else ()
+        unknown = [pattern for pattern in patterns if not any(fnmatchcase(name, pattern) for name in names)]
         require(
             not unknown,
             f"zero_or_none must name parameters or inputs with a gradient, {unknown[:1]} matches none of "
@@ -154,38 +131,38 @@ class ModuleCase(AxesCase, StepCase, WorldCase):
     def accepts_none(self, answer: str) -> bool:
         """True if no gradient is as good as zeros for this answer."""
         what, _, name = answer.partition(".")
-        return what == "grad" and any(fnmatchcase(name, pattern) for pattern in self.zero_or_none)
+        return what == "grad" and any(fnmatchcase(name, pattern) for pattern in self.judge.zero_or_none)
 
     def _check_real_steps(self) -> None:
         require(
-            not self.is_stepped or all(mode == REAL_MODE for mode, _ in self.values),
+            not self.training.is_stepped or all(mode == REAL_MODE for mode, _ in self.values),
             f"steps are judged on real values, got {self.values}: take (('real', 0),)",
         )
         require(
-            not self.step or self.batch in (WHOLE, PARTS_OF_WHOLE),
+            not self.training.step or self.batch in (WHOLE, PARTS_OF_WHOLE),
             f"a step goes with batch='whole' or 'parts of the whole', got {self.batch!r}",
         )
         require(
-            bool(self.step) or self.batch != PARTS_OF_WHOLE,
+            bool(self.training.step) or self.batch != PARTS_OF_WHOLE,
             "parts of the whole need a step, which knows of what its loss is a part",
         )
-        if self.max_norm:
+        if self.training.max_norm:
             require(
                 TOTAL_NORM not in self.facts.outputs,
                 f"{self.build} gives total_norm, as a step does that clips: rename it, or leave it out by outputs=",
             )
-        if self.step and self.max_norm:
+        if self.training.step and self.training.max_norm:
             require(
                 OUTPUT not in self.facts.outputs,
                 f"{self.build} must give its loss by a name, {{'loss': loss}}, as total_norm is reported beside it",
             )
-        if self.step:
+        if self.training.step:
             require(
                 bool(self.facts.loss) or not self.facts.roots,
                 f"{self.build}: a step needs a loss, with {self.takes} there is none; to evaluate, give outputs "
                 "without gradients, as under torch.no_grad()",
             )
-        if self.steps > 1:
+        if self.training.steps > 1:
             changed = list(self.facts.buffers)
             require(
                 not changed,
@@ -196,7 +173,7 @@ class ModuleCase(AxesCase, StepCase, WorldCase):
     @property
     def is_divided(self) -> bool:
         """Whether the unsharded module runs on each rank's rows by themselves."""
-        return self.batch in (MEAN_OF_PARTS, SUM_OF_PARTS) and self.state != WHOLE_BATCH
+        return self.batch in (MEAN_OF_PARTS, SUM_OF_PARTS) and self.judge.state != WHOLE_BATCH
 
     @property
     def has_own_rows(self) -> bool:
@@ -220,7 +197,7 @@ class ModuleCase(AxesCase, StepCase, WorldCase):
     @property
     def aspects(self) -> frozenset[str]:
         """The mesh, and whether the sizes that ranks may divide are multiples of their number."""
-        sizes = tuple(size for _, size in self.sizes) or self.x_shape[:-1]
+        sizes = tuple(size for _, size in self.arguments.sizes) or self.arguments.x_shape[:-1]
         sizes, parts = ((self.num_rows,), self.num_parts) if self.has_own_rows else (sizes, self.world_size)
         is_even = all(size % parts == 0 for size in sizes)
         return frozenset({"even" if is_even else "uneven", f"mesh {self.mesh_shape}"})
@@ -232,10 +209,25 @@ class ModuleCase(AxesCase, StepCase, WorldCase):
 
     @property
     def num_rows(self) -> int:
-        """Rows of the batch; 1 where there is none."""
-        if self.inputs:
-            return dict(self.sizes).get(BATCH, 1)
-        return self.x_shape[0] if self.x_shape else 1
+        """Rows of the batch; 1 if it has none."""
+        return self.arguments.num_rows
+
+    @property
+    def trains(self) -> bool:
+        return bool(self.training.optimizer)
+
+    @property
+    def num_shares(self) -> int:
+        """In how many parts a sum over the batch may be held before they are added up."""
+        return self.world_size * self.training.micro_batches
+
+    @property
+    def needs_fresh_ranks(self) -> bool:
+        return bool(self.world.set_up) and not self.world.tear_down
+
+    @property
+    def sets_up_its_ranks(self) -> bool:
+        return bool(self.world.set_up)
 
     @property
     def rows(self) -> tuple[int, ...]:
@@ -249,15 +241,18 @@ class ModuleCase(AxesCase, StepCase, WorldCase):
 
     def program_of(self, num_rows: int) -> Program:
         """The unsharded module on so many rows of the batch."""
-        if not self.inputs:
-            shape = (num_rows, *self.x_shape[1:]) if self.x_shape else ()
+        arguments = self.arguments
+        if not arguments.inputs:
+            shape = (num_rows, *arguments.x_shape[1:]) if arguments.x_shape else ()
             written: tuple[tuple[str, str, Shape], ...] = (("x", REAL, shape),)
             positional: tuple[str, ...] = ("x",)
         else:
-            sizes = {**dict(self.sizes), BATCH: num_rows}
-            written = tuple((name, kind, in_numbers(shape, sizes)) for name, kind, shape in self.inputs)
-            positional = self.positional
-        return Program(self.build, written, positional, self.outputs, self.loss, self.dtype, not self.inputs)
+            sizes = {**dict(arguments.sizes), BATCH: num_rows}
+            written = tuple((name, kind, in_numbers(shape, sizes)) for name, kind, shape in arguments.inputs)
+            positional = arguments.positional
+        return Program(
+            self.build, written, positional, self.judge.outputs, self.judge.loss, self.dtype, not arguments.inputs
+        )
 
     @property
     def facts(self) -> Facts:
@@ -275,15 +270,16 @@ class ModuleCase(AxesCase, StepCase, WorldCase):
 
     def kinds(self) -> dict[str, str]:
         """Kinds of the inputs, by name."""
-        return {name: kind for name, kind, _ in self.inputs} or {"x": REAL}
+        return {name: kind for name, kind, _ in self.arguments.inputs} or {"x": REAL}
 
     def real_names(self) -> tuple[str, ...]:
         """The inputs that get gradients; a step of one's own may scale these."""
-        return () if self.step else tuple(name for name, kind in self.kinds().items() if kind == REAL)
+        return () if self.training.step else tuple(name for name, kind in self.kinds().items() if kind == REAL)
 
     def row_names(self) -> tuple[str, ...]:
         """The inputs that have the rows of the batch."""
-        return tuple(name for name, _, shape in self.inputs if has_rows(shape)) if self.inputs else ("x",)
+        inputs = self.arguments.inputs
+        return tuple(name for name, _, shape in inputs if has_rows(shape)) if inputs else ("x",)
 
     def divided_names(self) -> tuple[str, ...]:
         """The inputs whose rows are divided among the ranks."""
@@ -295,7 +291,7 @@ class ModuleCase(AxesCase, StepCase, WorldCase):
 
     def boundaries(self) -> Mapping[str, Fact]:
         """Facts of all boundaries, values and gradients, by name, if each part is judged alone."""
-        return boundaries_of(self.program) if self.by_parts else {}
+        return boundaries_of(self.program) if self.judge.by_parts else {}
 
     def stacked_names(self) -> tuple[str, ...]:
         """Answers that each rank of a divided batch has for itself, numbers too: stacked in a new first dim."""
@@ -313,7 +309,7 @@ class ModuleCase(AxesCase, StepCase, WorldCase):
         parameters = self.facts.parameters
         handed = {name: tensor for name, tensor in given.items() if name not in parameters}
         computed = {name: tensor for name, tensor in answers.items() if name.removeprefix("param.") not in parameters}
-        for step in range(1, self.steps + 1):
+        for step in range(1, self.training.steps + 1):
             if step > 1:
                 given |= {at_step(step, name): tensor for name, tensor in handed.items()}
                 answers |= {at_step(step, name): replace(tensor, role="trained") for name, tensor in computed.items()}
@@ -355,7 +351,7 @@ class ModuleCase(AxesCase, StepCase, WorldCase):
             name: self._placed(shape, has_rows=self.is_divided or name in with_rows, role="output")
             for name, shape in self._output_shapes().items()
         }
-        if self.max_norm:
+        if self.training.max_norm:
             answers[TOTAL_NORM] = self._whole((), "output")
         answers |= {f"param.{name}": self._whole(fact.shape, "state") for name, fact in facts.parameters.items()}
         for name in self.real_names():  # each rank has a gradient of its own of what all are handed
@@ -399,15 +395,15 @@ def cotangent_of(output: str) -> str:
 
 def require_parts(case: ModuleCase) -> None:
     """Raises Misuse unless each rank has rows of the batch, and their outputs are tensors, divided likewise."""
-    can_be_divided = bool(case.inputs) or bool(case.x_shape)
+    can_be_divided = bool(case.arguments.inputs) or bool(case.arguments.x_shape)
     require(
-        not case.inputs or bool(case.divided_names()),
+        not case.arguments.inputs or bool(case.divided_names()),
         f"no input has {BATCH!r} as its first dim, so that no rank has rows of its own: say which dim that is, "
         "or batch='whole'",
     )
-    what = f"{BATCH} of {case.num_rows}" if case.inputs else f"x of shape {case.x_shape}"
-    way_out = f"take one of {case.num_parts} rows, such as {(case.num_parts, *case.x_shape[1:])}"
-    way_out = f"take a multiple of {case.num_parts}" if case.inputs else way_out
+    what = f"{BATCH} of {case.num_rows}" if case.arguments.inputs else f"x of shape {case.arguments.x_shape}"
+    way_out = f"take one of {case.num_parts} rows, such as {(case.num_parts, *case.arguments.x_shape[1:])}"
+    way_out = f"take a multiple of {case.num_parts}" if case.arguments.inputs else way_out
     require(
         can_be_divided and all(case.rows),
         f"{what} cannot be divided among {case.num_parts} ranks, as torch.chunk divides, so that each has a "

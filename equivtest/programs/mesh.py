@@ -2,71 +2,49 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-from equivtest.cases.case import Case, Shape, replicated, require
+from equivtest.cases.case import Case, Shape, replicated
 from equivtest.layout import Layout, Placement, Replicate, Shard, coordinate_of
+from equivtest.programs.fields import World
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class AxesCase(Case):
-    """A case on a mesh of named axes, row by row; or on one of an axis without a name.
+class MeshCase(Case):
+    """A case on a mesh of named axes, row by row; or on one of an axis without a name."""
 
-    Attributes:
-        mesh: Ranks along each of `axes`; empty: one axis.
-        axes: Their names.
-        batch_axis: The one along which a divided batch is divided; '': the first.  Along the others every rank has the
-            same rows.
-    """
+    world: World = World()
 
-    mesh: Shape = ()
-    axes: tuple[str, ...] = ()
-    batch_axis: str = ""
-
-    def check_axes(self) -> None:
-        """Raises Misuse unless the axes have names of their own, and sizes that make up the world."""
-        require_axes(self.axes, self.batch_axis)
-        require(
-            len(self.mesh) == len(self.axes) and all(size >= 1 for size in self.mesh),
-            f"mesh must say how many ranks lie along each of axes {self.axes}, got {self.mesh}",
-        )
-        require(
-            not self.mesh or math.prod(self.mesh) == self.world_size,
-            f"mesh must have {self.world_size} ranks, got {self.mesh}",
-        )
-        require(not (self.axes and self.members), f"members go with a mesh of one axis, got axes {self.axes}")
+    @property
+    def axes(self) -> tuple[str, ...]:
+        return self.world.axes
 
     @property
     def mesh_shape(self) -> Shape:
-        return self.mesh or (self.world_size,)
+        return self.world.mesh or (self.world_size,)
 
     @property
     def num_parts(self) -> int:
         """How many ranks have rows of their own, where the batch is divided."""
-        return self.mesh_shape[self._batch_place]
-
-    @property
-    def _batch_place(self) -> int:
-        return self.axes.index(self.batch_axis) if self.batch_axis else 0
+        return self.mesh_shape[self.world.batch_place]
 
     @property
     def rows_layout(self) -> Layout:
         """The layout of what has the rows of the batch, where it is divided."""
         places = range(len(self.mesh_shape))
-        return Layout(tuple(Shard(0) if place == self._batch_place else Replicate() for place in places))
+        return Layout(tuple(Shard(0) if place == self.world.batch_place else Replicate() for place in places))
 
     @property
     def mesh_of_part(self) -> Shape:
         """The mesh of the ranks that have the same rows: all axes but the batch's."""
-        return self.mesh_shape[: self._batch_place] + self.mesh_shape[self._batch_place + 1 :]
+        return self.mesh_shape[: self.world.batch_place] + self.mesh_shape[self.world.batch_place + 1 :]
 
     def stacked(self, layout: Layout) -> Layout:
         """How the mesh holds what has a row for each part of the batch, where a part's ranks hold it as `layout`."""
         placements: list[Placement] = [
             Shard(each.dim + 1) if isinstance(each, Shard) else each for each in layout.placements
         ]
-        return Layout((*placements[: self._batch_place], Shard(0), *placements[self._batch_place :]))
+        return Layout((*placements[: self.world.batch_place], Shard(0), *placements[self.world.batch_place :]))
 
     @property
     def whole_layout(self) -> Layout:
@@ -76,20 +54,7 @@ class AxesCase(Case):
     def ranks_of_part(self, part: int) -> tuple[int, ...]:
         """Those that have these rows of the batch."""
         coordinates = [coordinate_of(rank, self.mesh_shape) for rank in range(self.world_size)]
-        return tuple(rank for rank, found in enumerate(coordinates) if found[self._batch_place] == part)
-
-
-def require_axes(axes: tuple[str, ...], batch_axis: str) -> None:
-    """Raises Misuse unless axes have names of their own, and the batch's is one of them."""
-    are_names = isinstance(axes, tuple) and all(isinstance(name, str) and name.isidentifier() for name in axes)
-    require(
-        are_names and len(set(axes)) == len(axes),
-        f"axes must be names, each once, such as ('dp', 'tp'), got {axes!r}",
-    )
-    require(
-        not batch_axis or batch_axis in axes,
-        f"batch_axis must be one of axes {', '.join(axes) or 'none'}, got {batch_axis!r}",
-    )
+        return tuple(rank for rank, found in enumerate(coordinates) if found[self.world.batch_place] == part)
 
 
 def mesh_along(num_ranks: int, axes: tuple[str, ...], axis: str) -> Shape:

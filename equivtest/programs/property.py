@@ -13,8 +13,9 @@ from equivtest.cases.case import require
 from equivtest.errors import Misuse
 from equivtest.programs.candidates import Door, Fields, combinations, judged_layouts, refusals, tried
 from equivtest.programs.case import BATCHES, MEAN_OF_PARTS, PARTS_OF_WHOLE, REAL_DTYPES, WHOLE, ModuleCase
+from equivtest.programs.fields import require_axes
 from equivtest.programs.inputs import Input, sizes_in, written
-from equivtest.programs.mesh import mesh_along, require_axes
+from equivtest.programs.mesh import mesh_along
 from equivtest.programs.state import STATES
 from equivtest.property import Property, Space
 from equivtest.ranks.first_cause import first_cause
@@ -225,7 +226,7 @@ def _resolve(door: Door, prop: Property, pool: Pool, space: Space) -> Property:
         space.dtypes, partial(door.make, world_size=num_ranks, mesh=mesh, **{door.varied: door.layouts[0]})
     )
     batch = _batch_of(cases, pool, prop.limit_s)
-    if cases[0].step and batch == MEAN_OF_PARTS:
+    if cases[0].training.step and batch == MEAN_OF_PARTS:
         batch = PARTS_OF_WHOLE
     return replace(
         prop,
@@ -250,7 +251,7 @@ def _made_in(dtypes: Sequence[str], make: Callable[..., ModuleCase]) -> list[Mod
         except Misuse as error:
             mistakes.append(error)
         else:
-            made += [case] * (dtype in dtypes or (case.is_stepped and not made))
+            made += [case] * (dtype in dtypes or (case.training.is_stepped and not made))
     if not made:
         raise mistakes[0]
     return made

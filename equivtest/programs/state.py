@@ -38,13 +38,13 @@ def require_state(case: ModuleCase) -> None:
         Misuse: The contract does not go with what the module takes and gives.
         PropertyMisuse: No contract is named, and the two differ.
     """
-    if case.step:
+    if case.training.step:
         require(
-            case.state != OWN_ROWS,
-            f"{case.step}: a step's state is that of the whole batch, got state={OWN_ROWS!r}: leave state out, or have "
-            "batch='mean of parts' judge one forward and backward",
+            case.judge.state != OWN_ROWS,
+            f"{case.training.step}: a step's state is that of the whole batch, got state={OWN_ROWS!r}: leave state "
+            "out, or have batch='mean of parts' judge one forward and backward",
         )
-    elif case.state == WHOLE_BATCH:
+    elif case.judge.state == WHOLE_BATCH:
         outputs = [name for name in case.facts.outputs if name not in case.outputs_with_rows()]
         inputs = [name for name in case.real_names() if name not in case.divided_names()]
         require(
@@ -53,7 +53,7 @@ def require_state(case: ModuleCase) -> None:
             "as a rank's own number or gradient is not the unsharded module's on the whole batch: name other outputs, "
             "outputs=('logits',), or write a step, which reports what is of the whole batch",
         )
-    elif case.state == "" and case.num_parts > 1 and case.facts.buffers:
+    elif case.judge.state == "" and case.num_parts > 1 and case.facts.buffers:
         _require_same_state(case)
 
 
@@ -71,7 +71,7 @@ def require_own_norms(case: ModuleCase, parallel: nn.Module) -> None:
     The statistics of SyncBatchNorm, and of classes of other libraries that derive from it or from BatchNorm, may be
     those of all ranks' rows.
     """
-    if not case.is_divided or case.state or case.num_parts == 1:
+    if not case.is_divided or case.judge.state or case.num_parts == 1:
         return
     for name, norm in parallel.named_modules():
         if isinstance(norm, _BatchNorm) and type(norm) not in OWN_NORMS and norm.training:

@@ -66,4 +66,4 @@ def bounds_of(case: ModuleCase, name: str) -> tuple[int, int]:
     """The largest integer that a given tensor holds, and what all its integers are multiplied by."""
     is_cotangent = name.partition(".")[0] == "cotangent" and name not in case.parameter_names()
     divisible = is_cotangent or (len(case.shapes()[name]) == 1 and name in case.parameter_names())
-    return 1 if is_cotangent else case.largest, case.world_size if divisible else 1
+    return 1 if is_cotangent else case.arguments.largest, case.world_size if divisible else 1

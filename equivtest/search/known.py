@@ -18,7 +18,7 @@ import msgspec
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from equivtest.base.importing import closest
-from equivtest.cases.case import Case, from_code
+from equivtest.cases.case import Case, defaults_of, fields_of, from_code
 from equivtest.cases.names import SUBJECTS
 from equivtest.errors import Misuse
 from equivtest.verdicts.verdict import FAILING, WHOLE_RUN
@@ -45,7 +45,9 @@ def asked(case: Case, name: str) -> Callable[[Case], Any] | None:
     from, the nearest first: what is asked for the sake of a known failure alone is no part of the case.
     """
     of_class = getattr(type(case), name, None)
-    if name in case.__dataclass_fields__ or (of_class is not None and not callable(of_class)):
+    if name in defaults_of(type(case)):
+        return lambda each: fields_of(each)[name]
+    if of_class is not None and not callable(of_class):
         return operator.attrgetter(name)
     packages = (each.__module__.rpartition(".")[0] for each in type(case).__mro__)
     return next((found[name] for package in packages if name in (found := _predicates(package))), None)

@@ -214,19 +214,19 @@ def sizes(case: Case) -> list[int]:
     if isinstance(case, PerceptronCase):
         features = [case.in_features, case.hidden_features, case.out_features]
         num_tokens = math.prod(case.batch) // case.num_averaged
-        return [case.world_size, num_tokens, *features, case.steps]
+        return [case.world_size, num_tokens, *features, case.training.steps]
     if isinstance(case, EmbeddingCase):
         return [case.world_size, math.prod(case.leading), case.num_embeddings, case.embedding_dim]
     if isinstance(case, NormCase):
         return [case.world_size, math.prod(case.leading), case.features]
     if isinstance(case, ModuleCase):
-        return [case.world_size, math.prod(case.x_shape), case.largest]
+        return [case.world_size, math.prod(case.arguments.x_shape), case.arguments.largest]
     if isinstance(case, CrossEntropyCase):
         return [case.world_size, case.num_positions, case.num_classes]
     if isinstance(case, DropoutCase | ReductionCase | RedistributeCase):
         return [case.world_size, math.prod(case.shape)]
     if isinstance(case, ChainCase):
-        return [case.world_size, len(case.steps), *map(math.prod, case.operands)]
+        return [case.world_size, len(case.training.steps), *map(math.prod, case.operands)]
     if isinstance(case, OperatorCase):
         return [case.world_size, *map(math.prod, case.operands)]
     if isinstance(case, CollectivesCase):

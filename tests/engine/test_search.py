@@ -410,8 +410,8 @@ def test_a_module_is_shrunk_to_shapes_that_its_property_names(tmp_path: Path) ->
     seen = [case for case in pool.seen if isinstance(case, ModuleCase)]
     [smallest] = {from_code(failure.case) for failure in findings.failures if failure.kind == "value"}
 
-    assert {case.x_shape for case in seen} <= set(shapes) and {case.world_size for case in seen} == {2, 3}
-    assert isinstance(smallest, ModuleCase) and (smallest.x_shape, smallest.world_size) == ((7, 2), 2)
+    assert {case.arguments.x_shape for case in seen} <= set(shapes) and {case.world_size for case in seen} == {2, 3}
+    assert isinstance(smallest, ModuleCase) and (smallest.arguments.x_shape, smallest.world_size) == ((7, 2), 2)
 
 
 def test_a_failure_of_its_own_world_alone_is_shrunk_there(tmp_path: Path) -> None:

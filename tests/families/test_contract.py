@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from equivtest.base import limits
-from equivtest.cases.case import from_code, from_data, to_data
+from equivtest.cases.case import defaults_of, fields_of, from_code, from_data, to_data
 from equivtest.errors import Misuse
 from equivtest.oracle import expect
 from equivtest.property import Space
@@ -118,10 +118,12 @@ def test_only_the_space_that_was_asked_for_is_drawn_and_the_largest_world_has_ca
 def test_the_strategy_shrinks_to_its_simplest_case(name: str) -> None:
     """Every field is at its default; where no case has that, as short as in any case."""
     found = smallest(STRATEGIES[name](SPACE))
-    values = {field.name: {getattr(case, field.name) for case in run_of(name)} for field in dataclasses.fields(found)}
     wanted = {
-        field.name: min(values[field.name], key=lambda value: (value != field.default, len(repr(value)), repr(value)))
-        for field in dataclasses.fields(found)
+        field: min(
+            {fields_of(case)[field] for case in run_of(name)},
+            key=lambda value: (value != default, len(repr(value)), repr(value)),
+        )
+        for field, default in defaults_of(type(found)).items()
     }
 
     assert found == type(found)(**wanted | LARGER.get(name, {}))
@@ -157,8 +159,7 @@ OF_AN_OPTIMIZER = ("lr", "momentum", "weight_decay")
 def test_a_field_that_is_not_valid_is_refused_with_its_value_and_the_limit(name: str) -> None:
     """Of text, integers and floats; what fields must be beside each other is told by the family's own tests."""
     case = next((case for case in run_of(name) if case.trains), run_of(name)[0])
-    for field in (field.name for field in dataclasses.fields(case)):
-        valid = getattr(case, field)
+    for field, valid in fields_of(case).items():
         invalid = INVALID.get(type(valid))
         if invalid is None or field in (ANYTHING if case.trains else ANYTHING + OF_AN_OPTIMIZER):
             continue

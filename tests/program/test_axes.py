@@ -155,7 +155,7 @@ def test_meshes_of_every_shape_are_drawn(pool: Pool) -> None:
     cases = drawn(prop.cases(space), 200)
 
     assert {case.batch for case in cases} == {"mean of parts"}
-    assert {case.mesh for case in cases} == {(1, 1), (2, 1), (1, 2), (2, 2), (1, 4)}
+    assert {case.world.mesh for case in cases} == {(1, 1), (2, 1), (1, 2), (2, 2), (1, 4)}
     assert not any(case.members for case in cases)
 
 
@@ -163,7 +163,7 @@ def test_meshes_of_every_shape_are_drawn(pool: Pool) -> None:
 def test_no_mesh_that_can_be_divided_is_a_mistake(pool: Pool) -> None:
     prop = module_property(MLP, HERE + "by_hand", [(1, 3)], axes=AXES, batch="mean of parts")
 
-    assert {case.mesh for case in drawn(prop.cases(Space((2,), ("float32",))), 20)} == {(1, 2)}
+    assert {case.world.mesh for case in drawn(prop.cases(Space((2,), ("float32",))), 20)} == {(1, 2)}
     with pytest.raises(Misuse, match="cannot be divided among 2 ranks"):
         judge("module", case_of("by_hand", (2, 1), x_shape=(1, 3)), pool)
 

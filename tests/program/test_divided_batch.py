@@ -211,7 +211,9 @@ def test_what_is_no_divided_case_is_told(build: str, fields: dict[str, Any], mes
 
 def test_a_shape_is_left_out_where_a_rank_would_have_no_row() -> None:
     prop = module_property(HERE + "mlp", HERE + "ddp", ((1, 3), (2, 3), (4, 3), (5, 3)), batch=MEAN)
-    shapes = {(case.world_size, case.x_shape) for case in drawn(prop.cases(Space((1, 2, 3, 4), limits.DTYPES)), 300)}
+    shapes = {
+        (case.world_size, case.arguments.x_shape) for case in drawn(prop.cases(Space((1, 2, 3, 4), limits.DTYPES)), 300)
+    }
 
     assert shapes == {
         *((1, shape) for shape in [(1, 3), (2, 3), (4, 3), (5, 3)]),

@@ -306,7 +306,7 @@ def test_a_case_with_inputs_is_plain_data() -> None:
 def test_each_size_is_drawn_by_itself_and_all_together() -> None:
     sizes = {"batch": (2, 4), "seq": (1, 3)}
     prop = module_property(HERE + "looked", HERE + "rows_of_the_table", inputs=LOOKED, sizes=sizes, batch="whole")
-    found = {case.sizes for case in drawn(prop.cases(Space((2,), ("float32",))), 60)}
+    found = {case.arguments.sizes for case in drawn(prop.cases(Space((2,), ("float32",))), 60)}
 
     assert {tuple(dict(each).values()) for each in found} == {(2, 1), (4, 1), (2, 3), (4, 3)}
 

@@ -189,8 +189,8 @@ def test_a_dtype_gets_the_shapes_whose_sums_it_holds() -> None:
     prop = module_property(HERE + "mlp", HERE + "tensor_parallel", ((2, 3), (60, 3)))
     cases = drawn(prop.cases(Space((2,), limits.DTYPES)), 200)
 
-    assert {case.x_shape for case in cases if case.dtype == "bfloat16"} == {(2, 3)}
-    assert {case.dtype for case in cases if case.x_shape == (60, 3)} == {"float32", "float64", "float16"}
+    assert {case.arguments.x_shape for case in cases if case.dtype == "bfloat16"} == {(2, 3)}
+    assert {case.dtype for case in cases if case.arguments.x_shape == (60, 3)} == {"float32", "float64", "float16"}
 
 
 def test_one_tensor_needs_no_name() -> None:
@@ -209,8 +209,8 @@ def test_a_module_that_rounds_is_drawn_on_real_values_where_bounds_say_something
     prop = module_property(HERE + "norm", HERE + "whole", ((2, 3),), conclusive_dtypes=("float64",))
     cases = drawn(prop.cases(Space((2,), limits.DTYPES)), 100)
 
-    assert {case.dtype for case in cases if not case.by_parts} == {"float32", "float64"}
-    assert {case.dtype for case in cases if case.by_parts} == {"bfloat16", "float16"}
+    assert {case.dtype for case in cases if not case.judge.by_parts} == {"float32", "float64"}
+    assert {case.dtype for case in cases if case.judge.by_parts} == {"bfloat16", "float16"}
     assert prop.conclusive_dtypes == ("float64",)
     assert {mode for case in cases for mode, _ in case.values} == {"real"}
 

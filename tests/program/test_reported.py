@@ -131,7 +131,7 @@ def test_module_without_gradients_is_judged_without_a_step(pool: Pool, build: st
 def test_property_of_an_evaluation_has_cases(build: str) -> None:
     case = smallest(evaluation(build).cases(TWO_RANKS), lambda _: True)
 
-    assert case.step and not case.by_parts
+    assert case.training.step and not case.judge.by_parts
 
 
 def test_step_with_gradients_and_no_loss_is_refused_in_words() -> None:

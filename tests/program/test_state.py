@@ -98,7 +98,7 @@ def test_property_names_both_contracts_where_it_has_none() -> None:
 def test_property_draws_cases_of_its_contract() -> None:
     prop = property_of("counting", state=WHOLE)
 
-    assert smallest(prop.cases(Space((2,), DTYPES))).state == WHOLE
+    assert smallest(prop.cases(Space((2,), DTYPES))).judge.state == WHOLE
 
 
 @pytest.mark.ranks

@@ -295,7 +295,7 @@ def test_a_property_trains_two_steps_unless_it_says_how_many() -> None:
         step=TOKENS["step"],
         batch=PARTS_OF_WHOLE,
     )
-    find(prop.cases(Space(world_sizes=(2,), dtypes=("float32",))), lambda case: case.steps == 2)
+    find(prop.cases(Space(world_sizes=(2,), dtypes=("float32",))), lambda case: case.training.steps == 2)
 
     assert "trains_like_unsharded" in [claim.name for claim in prop.claims]
 

@@ -104,4 +104,4 @@ def test_deep_model_is_judged_by_parts_where_nothing_else_concludes() -> None:
         optimizer=f"{HERE}sgd", step=f"{STEP}Step", batch=PARTS_OF_WHOLE,
     )  # fmt: skip
 
-    assert find(prop.cases(Space((1,), ("float32",))), lambda case: True).by_parts
+    assert find(prop.cases(Space((1,), ("float32",))), lambda case: True).judge.by_parts

@@ -189,7 +189,7 @@ def test_a_failure_is_never_shrunk_to_what_is_declined(pool: Pool, tmp_path: Pat
     cases = [from_code(failure.case) for failure in found.failures]
 
     assert "declined" in kinds_of(found) and cases
-    assert {case.x_shape for case in cases if isinstance(case, ModuleCase)} == {(2, 3)}
+    assert {case.arguments.x_shape for case in cases if isinstance(case, ModuleCase)} == {(2, 3)}
 
 
 @pytest.mark.parametrize(

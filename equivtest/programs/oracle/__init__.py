@@ -49,7 +49,9 @@ def expect_module_held(case: ModuleCase, index: int, held: Held) -> Expected:
 def _expected_of(case: ModuleCase, index: int, held: Held | None) -> Expected:
     drawn = draw(case, index)
     try:
-        return expect_steps(case, index, drawn, held, _once) if case.is_stepped else _once(case, index, drawn, held)
+        if case.training.is_stepped:
+            return expect_steps(case, index, drawn, held, _once)
+        return _once(case, index, drawn, held)
     except NotSupported as error:
         raise ReferenceRefuses(
             f"{case.build}: the unsharded module, in {case.dtype}, with {case.takes},", error
@@ -58,9 +60,9 @@ def _expected_of(case: ModuleCase, index: int, held: Held | None) -> Expected:
 
 def _once(case: ModuleCase, index: int, drawn: Tensors, held: Held | None) -> Expected:
     """What one forward and backward comes to."""
-    if case.by_parts and held is not None:
+    if case.judge.by_parts and held is not None:
         return _by_parts(case, drawn, held)
-    if case.by_parts:
+    if case.judge.by_parts:
         by_one = [_held_by_one(case, part) for part in split(case, drawn)]
         return answered(case, drawn, *_within_bounds(case, drawn, by_one))
     given = {name: _in_float64(tensor) for name, tensor in drawn.items()}
@@ -84,7 +86,7 @@ def _held_by_one(case: ModuleCase, given: Tensors) -> HeldAt:
 def _by_parts(case: ModuleCase, drawn: Tensors, held: Held) -> Expected:
     """Every answer of the case; and the right value of each boundary with values of the ranks, unless it is a step."""
 
-    if case.step:
+    if case.training.step:
         return answered(case, drawn, _within_bounds(case, drawn, held_of_parts(case, held))[0], ())
 
     def ran(takes_factors: bool) -> tuple[Expected, Sequence[Forced]]:  # noqa: FBT001
@@ -109,7 +111,7 @@ def _expected(case: ModuleCase, given: Tensors, found: Mapping[str, Found], bits
     """Every answer but boundaries: what is not found is zero, as what no gradient reaches; parameters are copies."""
     tensors, layouts, shapes, dtypes = {}, case.layouts(), case.shapes(), _dtypes(case)
     flags: dict[str, bool | None] = {**case.given_flags()}
-    flags |= {name: None if case.step else fact.requires_grad for name, fact in case.facts.outputs.items()}
+    flags |= {name: None if case.training.step else fact.requires_grad for name, fact in case.facts.outputs.items()}
     for name in itertools.filterfalse(is_boundary, case.answer_names()):
         zeros = Found(torch.zeros(shapes[name], dtype=torch.float64), None, EXACT)
         right = found.get(name, zeros)
@@ -121,7 +123,7 @@ def _expected(case: ModuleCase, given: Tensors, found: Mapping[str, Found], bits
             layout=layouts[name],
             dtype=dtypes.get(name, case.dtype),
             derivation=right.derivation,
-            takes_wider=bool(case.step) and name in case.facts.outputs,
+            takes_wider=bool(case.training.step) and name in case.facts.outputs,
             requires_grad=flags.get(name.removeprefix("param.")),
             may_be_none=name.startswith("grad.") and name not in found,
         )
@@ -156,7 +158,7 @@ def _within_bounds(
         found = ran.rows | {name: reduced(case, stack) for name, stack in ran.stacks.items()}
     rounds = rounds_factors(ran.runs)
     found = {
-        name: scaled(ran.counted, tensor) if case.step or (rounds and name.startswith(GRADIENT)) else tensor
+        name: scaled(ran.counted, tensor) if case.training.step or (rounds and name.startswith(GRADIENT)) else tensor
         for name, tensor in found.items()
     }
     return {name: within_bounds(ran.counted, tensor) for name, tensor in found.items()}, ran.runs

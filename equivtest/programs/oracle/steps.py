@@ -49,14 +49,14 @@ def expect_steps(case: ModuleCase, index: int, drawn: Tensors, held: Held | None
         held: What the ranks answered; None: what is right, from one step to the next.
         once: What is right of one forward and backward, see `equivtest.programs.oracle`.
     """
-    alone = replace(case, optimizer="", steps=1, max_norm=0.0)
+    alone = case.but(optimizer="", steps=1, max_norm=0.0)
     parameters = {name: drawn[name] for name in case.parameter_names()}
-    optimizer = Optimizer(case, parameters) if case.optimizer else None
+    optimizer = Optimizer(case, parameters) if case.training.optimizer else None
     found: dict[str, ExpectedTensor] = {}
-    for step in range(1, case.steps + 1):
+    for step in range(1, case.training.steps + 1):
         inputs = {name: drawn[at_step(step, name)] for name in alone.given_names() if name not in parameters}
         right = {**once(alone, index, {**inputs, **parameters}, _of_step(held, step)).tensors}
-        if case.max_norm:
+        if case.training.max_norm:
             right |= _clipped(case, right)
         copies = () if step == 1 else tuple(f"param.{name}" for name in parameters)
         found |= {at_step(step, name): each for name, each in right.items() if name not in copies}
@@ -121,14 +121,14 @@ def _clipped(case: ModuleCase, right: Mapping[str, ExpectedTensor]) -> dict[str,
     names = [f"grad.{name}" for name in case.parameter_names() if not right[f"grad.{name}"].may_be_none]
     gradients = [_ranged(case, right[name]) for name in names]
     zero, layout = torch.zeros((), dtype=torch.float64), case.layouts()[TOTAL_NORM]
-    like = ExpectedTensor(zero, None, layout, case.dtype, "", takes_wider=bool(case.step))
+    like = ExpectedTensor(zero, None, layout, case.dtype, "", takes_wider=bool(case.training.step))
     if not any(gradient.numel() for gradient in gradients):
         return {TOTAL_NORM: like}
     with counted:
         norm = _norm(case, gradients)
     total = scaled(counted, norm, NORMED)
     with counted:
-        factor = torch.clamp(case.max_norm / (total + 1e-6), max=1.0)
+        factor = torch.clamp(case.training.max_norm / (total + 1e-6), max=1.0)
         clipped = [gradient * factor for gradient in gradients]
     found = {name: within(counted, each, right[name]) for name, each in zip(names, clipped, strict=True)}
     return found | {TOTAL_NORM: within(counted, total, like)}
@@ -136,10 +136,10 @@ def _clipped(case: ModuleCase, right: Mapping[str, ExpectedTensor]) -> dict[str,
 
 def _norm(case: ModuleCase, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
     """The norm of all elements at once; torch takes that of each gradient first, see NORMED."""
-    if math.isinf(case.norm_type):
+    if math.isinf(case.training.norm_type):
         return torch.stack([gradient.abs().amax() for gradient in gradients if gradient.numel()]).amax()
-    powers = torch.stack([gradient.abs().pow(int(case.norm_type)).sum() for gradient in gradients]).sum()
-    return powers.sqrt() if case.norm_type == 2 else powers
+    powers = torch.stack([gradient.abs().pow(int(case.training.norm_type)).sum() for gradient in gradients]).sum()
+    return powers.sqrt() if case.training.norm_type == 2 else powers
 
 
 class Optimizer:
@@ -151,7 +151,7 @@ class Optimizer:
         given = {name: self._counted.exactly(value) for name, value in parameters.items()}
         with self._counted:
             with_parameters(module, given)
-            self._optimizer = called_optimizer(case.optimizer, module)
+            self._optimizer = called_optimizer(case.training.optimizer, module)
         self._parameters = {name: each for name, each in module.named_parameters() if name in parameters}
 
     def update(self, parameters: Tensors, gradients: Mapping[str, torch.Tensor | None]) -> dict[str, ExpectedTensor]:
@@ -159,7 +159,7 @@ class Optimizer:
         for name, parameter in self._parameters.items():
             for part, new in zip(Parts.of(parameter), Parts.of(parameters[name]), strict=True):
                 part.copy_(new)
-        follow(self._counted, self._case.optimizer, self._optimizer, self._parameters, gradients)
+        follow(self._counted, self._case.training.optimizer, self._optimizer, self._parameters, gradients)
         return {name: self._left(name, parameters[name], gradients[name]) for name in parameters}
 
     def _left(self, name: str, before: torch.Tensor, gradient: torch.Tensor | None) -> ExpectedTensor:

@@ -77,8 +77,8 @@ def make_unsharded(case: ModuleCase, given: Tensors) -> nn.Module:
 def run_module(case: ModuleCase, module: nn.Module, given: Tensors) -> Answers:
     """What the module gives and its backward leaves, by name: no gradient where none came."""
     inputs = {name: given[name].requires_grad_() if name in case.real_names() else given[name] for name in case.kinds()}
-    positional = case.positional if case.inputs else tuple(inputs)
-    outputs = named_outputs(call(module, positional, inputs), case.outputs, case.build)
+    positional = case.arguments.positional if case.arguments.inputs else tuple(inputs)
+    outputs = named_outputs(call(module, positional, inputs), case.judge.outputs, case.build)
     facts = case.facts
     roots = {name: outputs[name] for name in facts.roots}
     if roots:

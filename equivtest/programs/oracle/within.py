@@ -77,8 +77,8 @@ def ran_within_bounds(
             counted,
             each,
             past_open=case.past_open,
-            takes_factors=takes_factors or bool(case.step),
-            owes_parts=not case.step,
+            takes_factors=takes_factors or bool(case.training.step),
+            owes_parts=not case.training.step,
         )
         for module, each in zip(modules, held, strict=False)
     ]

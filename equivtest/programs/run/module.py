@@ -89,7 +89,7 @@ def run_module(case: ModuleCase, mesh: DeviceMesh, given: Given, parallelize: Pa
     require_own_norms(case, parallel)
     places = places_in(case, mesh, parallel, handed, lambda values: make_parallel(case, mesh, values, parallelize))
     held = functools.partial(held_parameters, case, mesh, parallel, places)
-    if not case.is_stepped:
+    if not case.training.is_stepped:
         return _run_once(case, mesh, parallel, held, given)
     return run_steps(case, parallel, given, functools.partial(_run_once, case, mesh, parallel, held), held)
 
@@ -103,20 +103,20 @@ def _run_once(
     optimizer: torch.optim.Optimizer | None = None,
 ) -> Answers:
     """One forward and backward, or one step of the case's own."""
-    capture = _capture_of(case, parallel) if case.by_parts else None
+    capture = _capture_of(case, parallel) if case.judge.by_parts else None
     numbers = _numbers_of_collectives()
     inputs = {
         name: given[name].detach().requires_grad_() if name in case.real_names() else given[name]
         for name in case.kinds()
     }
     with capture or nullcontext():
-        if case.step:
+        if case.training.step:
             outputs = _outputs(case, own_step(case, mesh, parallel, inputs, optimizer))
         else:
-            positional = case.positional if case.inputs else tuple(inputs)
+            positional = case.arguments.positional if case.arguments.inputs else tuple(inputs)
             outputs = _outputs(case, call(parallel, positional, inputs))
             run_backward(case, mesh, outputs, given)
-            outputs |= {TOTAL_NORM: clipped(case, parallel)} if case.max_norm else {}
+            outputs |= {TOTAL_NORM: clipped(case, parallel)} if case.training.max_norm else {}
     parameters = held()
     if _must_communicate(case) and numbers and numbers == _numbers_of_collectives():
         raise Misuse(
@@ -146,7 +146,7 @@ def _on_mesh(case: ModuleCase, found: Mapping[str, torch.Tensor | None]) -> dict
 
 
 def _capture_of(case: ModuleCase, parallel: nn.Module) -> Capture:
-    return CapturedForwards(parallel, num_micro_batches(case)) if case.step else Capture(parallel, copied)
+    return CapturedForwards(parallel, num_micro_batches(case)) if case.training.step else Capture(parallel, copied)
 
 
 def _boundaries(case: ModuleCase, capture: Capture) -> Answers:
@@ -170,18 +170,20 @@ def _outputs(case: ModuleCase, given: object) -> dict[str, torch.Tensor]:
     Raises:
         Misuse: it is not.
     """
-    expected = [*case.facts.outputs, *([TOTAL_NORM] if case.step and case.max_norm else [])]
-    who = f"{case.step}: the step" if case.step else f"{case.parallelize}: the parallel module"
-    if expected == [OUTPUT] and not isinstance(given, (torch.Tensor, Real) if case.step else torch.Tensor):
+    step, outputs = case.training.step, case.judge.outputs
+    reports_norm = bool(step and case.training.max_norm)
+    expected = [*case.facts.outputs, *([TOTAL_NORM] if reports_norm else [])]
+    who = f"{step}: the step" if step else f"{case.parallelize}: the parallel module"
+    if expected == [OUTPUT] and not isinstance(given, (torch.Tensor, Real) if step else torch.Tensor):
         raise Misuse(f"{who} must give one tensor, got {type(given).__name__}")
-    chosen = (*case.outputs, "total_norm") if case.step and case.max_norm and case.outputs else case.outputs
-    outputs = named_outputs(given, chosen, case.step or case.parallelize, takes_numbers=bool(case.step))
-    if sorted(outputs) != sorted(expected):
-        raise Misuse(f"{who} must give {', '.join(expected)}, as the unsharded module does, got {', '.join(outputs)}")
-    if not case.step:
-        return outputs
+    chosen = (*outputs, "total_norm") if reports_norm and outputs else outputs
+    tensors = named_outputs(given, chosen, step or case.parallelize, takes_numbers=bool(step))
+    if sorted(tensors) != sorted(expected):
+        raise Misuse(f"{who} must give {', '.join(expected)}, as the unsharded module does, got {', '.join(tensors)}")
+    if not step:
+        return tensors
     shapes = case.shapes()
-    return {name: _of_one_element(tensor, shapes[name]) for name, tensor in outputs.items()}
+    return {name: _of_one_element(tensor, shapes[name]) for name, tensor in tensors.items()}
 
 
 def _of_one_element(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:

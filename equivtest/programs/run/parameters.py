@@ -46,7 +46,7 @@ def places_in(
     Raises:
         Misuse: it cannot be read off.
     """
-    if case.placed or _is_by_name(case, mesh, parallel, handed):
+    if case.judge.placed or _is_by_name(case, mesh, parallel, handed):
         return None
     key = (case.build, case.parallelize, case.dtype, mesh)
     if key not in _read:
@@ -117,7 +117,7 @@ def held_parameters(case: ModuleCase, mesh: DeviceMesh, parallel: nn.Module, pla
     named = by_own_name(parallel, tensors.items())
     answers: Answers = {}
     for name in case.parameter_names():
-        if case.placed:
+        if case.judge.placed:
             parts = _told(case, parallel, name)
         elif places is None or (name in named and _is_placed(case, mesh, name, named[name])):
             parts = None
@@ -219,13 +219,13 @@ def _told(case: ModuleCase, parallel: nn.Module, name: str) -> list[Part] | None
     Raises:
         Misuse: it is no tensor and the places of its elements.
     """
-    function = cast("Callable[[nn.Module, str], Any]", load_named(case.placed, "placed"))
-    require_arguments(function, f"placed {case.placed!r}", ("module", "name"))
+    function = cast("Callable[[nn.Module, str], Any]", load_named(case.judge.placed, "placed"))
+    require_arguments(function, f"placed {case.judge.placed!r}", ("module", "name"))
     told = function(parallel, name)
     if told is None:
         return None
     is_pair = isinstance(told, tuple) and len(told) == 2 and all(isinstance(each, torch.Tensor) for each in told)
-    what = f"{case.placed}, of parameter {name}, must give None or a tensor and its indices"
+    what = f"{case.judge.placed}, of parameter {name}, must give None or a tensor and its indices"
     if not is_pair:
         raise Misuse(f"{what}, got {type(told).__name__}")
     tensor, indices = told

@@ -32,16 +32,16 @@ def run_steps(case: ModuleCase, parallel: nn.Module, given: Given, once: Once, h
         once: One forward and backward, or one step of the case's own, on the inputs of a step.
         held: What this rank holds of parameters and gradients now.
     """
-    optimizer = called_optimizer(case.optimizer, parallel) if case.optimizer else None
+    optimizer = called_optimizer(case.training.optimizer, parallel) if case.training.optimizer else None
     before = _parameters(case, held())
     found: Answers = {}
-    for step in range(1, case.steps + 1):
-        if not case.step:
+    for step in range(1, case.training.steps + 1):
+        if not case.training.step:
             parallel.zero_grad(set_to_none=True)
         left = once({**given, **inputs_of(case, given, step)}, optimizer)
         found |= {at_step(step, name): _copied(answer) for name, answer in left.items() if name not in before}
         if optimizer is not None:
-            if not case.step:
+            if not case.training.step:
                 optimizer.step()
             left = _parameters(case, held())
             found |= {updated(step, name): left[f"param.{name}"] for name in case.parameter_names()}
@@ -70,8 +70,8 @@ def own_step(
     optimizer: torch.optim.Optimizer | None,
 ) -> object:
     """What the case's step reports."""
-    function = cast("Callable[..., object]", load_named(case.step, "step"))
-    require_arguments(function, f"step {case.step!r}", ("module", "mesh", "micro_batches", "optimizer"))
+    function = cast("Callable[..., object]", load_named(case.training.step, "step"))
+    require_arguments(function, f"step {case.training.step!r}", ("module", "mesh", "micro_batches", "optimizer"))
     return function(parallel, mesh, micro_batches_of(case, inputs), optimizer)
 
 
@@ -88,7 +88,7 @@ def micro_batches_of(case: ModuleCase, inputs: Inputs) -> list[dict[str, torch.T
 
 
 def num_micro_batches(case: ModuleCase) -> int:
-    return min(case.micro_batches, *case.rows)
+    return min(case.training.micro_batches, *case.rows)
 
 
 def clipped(case: ModuleCase, parallel: nn.Module) -> torch.Tensor:
@@ -115,7 +115,7 @@ def clipped(case: ModuleCase, parallel: nn.Module) -> torch.Tensor:
             f"{case.parallelize}: of its parameters some are DTensors and some are plain, or of several meshes, which "
             f"clip_grad_norm_ does not take together: {way_out}"
         )
-    norm = torch.nn.utils.clip_grad_norm_(parallel.parameters(), case.max_norm, case.norm_type)
+    norm = torch.nn.utils.clip_grad_norm_(parallel.parameters(), case.training.max_norm, case.training.norm_type)
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 

@@ -33,28 +33,28 @@ def world_of(case: ModuleCase, mesh: DeviceMesh) -> Iterator[None]:
 
     A program that cannot be torn down is set up once: its ranks are fresh ones, which run no other case.
     """
-    if not case.needs_world:
+    if not case.world.needs_world:
         yield
         return
     before = dict(os.environ)
     os.environ.update(_environment())
     try:
-        if case.set_up not in _set_up:
-            _call(case.set_up, "set_up", mesh)
-        if not case.tear_down:
-            _set_up.add(case.set_up)
+        if case.world.set_up not in _set_up:
+            _call(case.world.set_up, "set_up", mesh)
+        if not case.world.tear_down:
+            _set_up.add(case.world.set_up)
         try:
             yield
         except BaseException:
             with contextlib.suppress(Exception):  # of a program that has failed already
-                _call(case.tear_down, "tear_down", mesh)
+                _call(case.world.tear_down, "tear_down", mesh)
             raise
         try:
-            _call(case.tear_down, "tear_down", mesh)
+            _call(case.world.tear_down, "tear_down", mesh)
         except NotSupported as error:
             raise Misuse(
-                f"tear_down {case.tear_down!r} raised NotSupported when the case had been run: {error}: have set_up, "
-                "parallelize or the forward raise it, before there is an answer"
+                f"tear_down {case.world.tear_down!r} raised NotSupported when the case had been run: {error}: have "
+                "set_up, parallelize or the forward raise it, before there is an answer"
             ) from error
     finally:
         os.environ.clear()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -77,7 +75,7 @@ class _ScaledByAllFeatures(DividedBlock):
 
 scaled_by_all_features = wrong(
     "wrong divisor or wrong group",
-    replace(_ATTENTION, world_size=1, x_shape=(2, 6)),
+    _ATTENTION.but(world_size=1, x_shape=(2, 6)),
     "a softmax of one token is 1 whatever the scale; one rank has all features",
 )(run_with(_run_as, _ScaledByAllFeatures))
 

@@ -31,7 +31,7 @@ _SMALLEST = ModuleCase(
     parallelize=_SUBJECT + "tensor_parallel",
     x_shape=(1, 2),
 )
-_DATA_PARALLEL = replace(_SMALLEST, parallelize=_SUBJECT + "data_parallel", x_shape=(2, 2), batch="mean of parts")
+_DATA_PARALLEL = _SMALLEST.but(parallelize=_SUBJECT + "data_parallel", x_shape=(2, 2), batch="mean of parts")
 _FULLY_SHARDED = replace(_DATA_PARALLEL, parallelize=_SUBJECT + "fully_sharded")
 _ROWS = "one rank has all rows, and each of two must have one"
 _WHY = "one rank has the whole sum; the sizes of the module are its own"

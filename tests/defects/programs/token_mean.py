@@ -82,7 +82,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _run(case: ModuleCase, mesh: DeviceMesh, given: Given, kind: type[TokenMean]) -> Answers:
-    return run_module(replace(case, step=f"{kind.__module__}:step_{kind.__name__}"), mesh, given, named_in(case))
+    return run_module(case.but(step=f"{kind.__module__}:step_{kind.__name__}"), mesh, given, named_in(case))
 
 
 _TWO_ROWS = "two micro-batches need two rows; the sizes of the module are its own"

@@ -1,0 +1,183 @@
+"""The parts of a `ModuleCase`: what a program is called with, its world, its training, and what is judged.
+
+Cases are written flat, and each field keeps its name there: ModuleCase(world_size=2, optimizer='my.training:sgd').
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated
+
+from equivtest.cases.case import Part, Shape, require
+from equivtest.cases.rules import OneOf, Within
+from equivtest.programs.inputs import BATCH, Written, kind_of, sizes_in
+from equivtest.programs.state import STATES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments(Part):
+    """What the unsharded module is called with.
+
+    Attributes:
+        x_shape: Global shape of x, if the module takes one floating-point x; at least one element.
+        largest: Largest magnitude of x and of the parameters if they are integers; odd.
+        inputs: (name, kind, shape) of each input, see `equivtest.programs.inputs`; empty: one x.
+        sizes: (name, size) of each name in the shapes of `inputs`.
+        positional: The `inputs` that are passed by position, in order; the others are passed by name.
+    """
+
+    x_shape: Annotated[Shape, Within(1)] = (1,)
+    largest: Annotated[int, Within(1)] = 1
+    inputs: Written = ()
+    sizes: tuple[tuple[str, int], ...] = ()
+    positional: tuple[str, ...] = ()
+
+    def check(self) -> None:
+        """Raises Misuse unless the fields fit together."""
+        require(self.largest % 2 == 1, f"largest must be odd, got {self.largest}")
+        sizes, names = dict(self.sizes), [name for name, _, _ in self.inputs]
+        require(len(set(names)) == len(names), f"inputs must have names of their own, got {', '.join(names)}")
+        missing = [size for size in sizes_in(self.inputs) if size not in sizes]
+        require(not missing, f"sizes must say how large {' and '.join(missing)} are, got {self.sizes}")
+        require(all(size >= 1 for size in sizes.values()), f"sizes must be at least 1, got {self.sizes}")
+        unknown = [name for name in self.positional if name not in names]
+        require(not unknown, f"positional must name inputs, got {', '.join(unknown)}; they are {', '.join(names)}")
+        for _, kind, _ in self.inputs:
+            kind_of(kind)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the batch; 1 if it has none."""
+        if self.inputs:
+            return dict(self.sizes).get(BATCH, 1)
+        return self.x_shape[0] if self.x_shape else 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class World(Part):
+    """The mesh of a program, and the environment that its ranks see.
+
+    Attributes:
+        mesh: Ranks along each of `axes`, in row-major order; empty: one axis.
+        axes: Names of the mesh axes.
+        batch_axis: The axis along which a divided batch is divided; '': the first.  Along the others every rank has the
+            same rows.
+        needs_world: True if the program makes groups itself: its ranks are the world, and the environment says so, as
+            torchrun's does.
+        set_up, tear_down: 'package.module:NAME' of functions (mesh) -> None, called around each draw; '' if there is
+            nothing to do.  A set-up without a tear-down runs in fresh ranks, which end after the case.
+    """
+
+    mesh: Shape = ()
+    axes: tuple[str, ...] = ()
+    batch_axis: str = ""
+    needs_world: bool = False
+    set_up: str = ""
+    tear_down: str = ""
+
+    def check(self, world_size: int, members: tuple[int, ...]) -> None:
+        """Raises Misuse unless the axes have different names and sizes that make up the world, and it is set up."""
+        require(
+            self.needs_world or not (self.set_up or self.tear_down),
+            f"set_up and tear_down go with needs_world=True, got {self.set_up or self.tear_down!r} without it",
+        )
+        require(not (self.needs_world and members), f"a program that needs the world has no members, got {members}")
+        require_axes(self.axes, self.batch_axis)
+        require(
+            len(self.mesh) == len(self.axes) and all(size >= 1 for size in self.mesh),
+            f"mesh must say how many ranks lie along each of axes {self.axes}, got {self.mesh}",
+        )
+        require(
+            not self.mesh or math.prod(self.mesh) == world_size,
+            f"mesh must have {world_size} ranks, got {self.mesh}",
+        )
+        require(not (self.axes and members), f"members go with a mesh of one axis, got axes {self.axes}")
+
+    @property
+    def batch_place(self) -> int:
+        """Which axis the batch is divided along."""
+        return self.axes.index(self.batch_axis) if self.batch_axis else 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training(Part):
+    """What updates the parameters, how often, and what every rank does in one step; default: one forward and backward.
+
+    Attributes:
+        optimizer: 'package.module:NAME' of a function (module) -> torch.optim.Optimizer, which is called with the
+            parallel module on every rank, and with the unsharded one; '': parameters stay as they are.
+        step: 'package.module:NAME' of a function (module, mesh, micro_batches, optimizer) -> outputs, which every rank
+            calls once a step: it runs forward and backward on each of its micro-batches, a list of named inputs,
+            updates the parameters if there is an optimizer, leaves in `grad` what it updated them by, and returns
+            what it reports.  '': one forward and backward, `clip_grad_norm_` if there is a max_norm, and
+            optimizer.step().
+        steps: Number of steps, each on inputs of its own.
+        micro_batches: Number of micro-batches that the rows of each rank are cut into, or the fewest rows of a rank.
+        max_norm: The norm that gradients are clipped to before the update, as torch.nn.utils.clip_grad_norm_ does; the
+            step then reports total_norm, the norm before, as one of its outputs; 0: they are not clipped.
+        norm_type: Type of the norm: 1, 2 or math.inf.
+    """
+
+    optimizer: str = ""
+    step: str = ""
+    steps: Annotated[int, Within(1)] = 1
+    micro_batches: Annotated[int, Within(1)] = 1
+    max_norm: float = 0.0
+    norm_type: Annotated[float, OneOf((1.0, 2.0, math.inf))] = 2.0
+
+    def check(self) -> None:
+        """Raises Misuse unless the fields fit together."""
+        require(self.steps == 1 or bool(self.optimizer), f"{self.steps} steps need an optimizer")
+        require(
+            self.micro_batches == 1 or bool(self.step),
+            f"{self.micro_batches} micro_batches need a step, which says what is done with each",
+        )
+        require(0 <= self.max_norm < math.inf, f"max_norm must be 0 or more, and finite, got {self.max_norm}")
+        require(not self.max_norm or self.is_stepped, "max_norm goes with an optimizer or a step")
+
+    @property
+    def is_stepped(self) -> bool:
+        """True if there is more than one forward and backward."""
+        return bool(self.optimizer or self.step)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judge(Part):
+    """What is judged, and by which contract.
+
+    Attributes:
+        outputs: Which of several outputs are judged, by the path to them; empty: all.
+        loss: The output from which backward starts, with 1; '': `Facts.loss`.
+        by_parts: True if every submodule is judged alone, from the ranks' values at its start: see
+            `equivtest.programs.oracle.forced`.  Only for real values; a divided batch has the same number of rows on
+            every rank.  In a step no submodule is judged: the ranks' values only make the bounds of all else narrow.
+        placed: 'package.module:NAME' of a function (parallel module, name of a parameter) -> (tensor, indices), which
+            says what this rank holds of it: for each local element its place in the flattened whole, -1 if it has
+            none; or None if the tensor of that name says it.  '': it is read off.
+        state: Which contract a module fulfils if its forward changes buffers, in a divided batch.  'own rows': each
+            rank has the unsharded module's buffers after its own rows.  'whole batch': every rank has its buffers after
+            the whole batch, and outputs are the rows of what it gives on the whole batch.  '': both are the same.
+        zero_or_none: Patterns (`fnmatch`) of the names of parameters and inputs whose gradient may be None if the
+            unsharded module's is zero in every element.
+    """
+
+    outputs: tuple[str, ...] = ()
+    loss: str = ""
+    by_parts: bool = False
+    placed: str = ""
+    state: Annotated[str, OneOf(("", *STATES))] = ""
+    zero_or_none: tuple[str, ...] = ()
+
+
+def require_axes(axes: tuple[str, ...], batch_axis: str) -> None:
+    """Raises Misuse unless axes have different names, and the batch's is one of them."""
+    are_names = isinstance(axes, tuple) and all(isinstance(name, str) and name.isidentifier() for name in axes)
+    require(
+        are_names and len(set(axes)) == len(axes),
+        f"axes must be names, each once, such as ('dp', 'tp'), got {axes!r}",
+    )
+    require(
+        not batch_axis or batch_axis in axes,
+        f"batch_axis must be one of axes {', '.join(axes) or 'none'}, got {batch_axis!r}",
+    )
