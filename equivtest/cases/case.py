@@ -24,6 +24,9 @@ from equivtest.layout import Layout, Replicate, check_layout, shard_kind
 SCHEMA_VERSION = 1
 """Version of a written case; raised when a reader of the old form would misread the new one."""
 
+INFINITY, CODE_OF_INFINITY = "inf", "float('inf')"
+"""How a field that holds infinity is written, and printed."""
+
 CASE_TYPES: dict[str, type[Case]] = {}
 """Every case class by name that was imported so far; `Case.__init_subclass__` fills it."""
 
@@ -126,7 +129,7 @@ class Case:
         Subclasses pass repr=False to `dataclass` to keep it.
         """
         defaults = defaults_of(type(self))
-        code = [f"{name}={value!r}" for name, value in fields_of(self).items() if value != defaults[name]]
+        code = [f"{name}={_code_of(value)}" for name, value in fields_of(self).items() if value != defaults[name]]
         return f"{type(self).__name__}({', '.join(code)})"
 
     def _check_members(self) -> None:
@@ -333,7 +336,20 @@ def replicated(num_axes: int = 1) -> Layout:
 
 def to_data(case: Case) -> dict[str, Any]:
     """`case` as JSON-ready data: its class, the schema version, its fields."""
-    return {"schema": SCHEMA_VERSION, "type": type(case).__name__, "fields": msgspec.to_builtins(fields_of(case))}
+    return {"schema": SCHEMA_VERSION, "type": type(case).__name__, "fields": msgspec.to_builtins(_written(case))}
+
+
+def _written(case: Case) -> dict[str, Any]:
+    """The fields as JSON can hold them, which has no infinity."""
+    return {name: INFINITY if value == math.inf else value for name, value in fields_of(case).items()}
+
+
+def _code_of(value: Any) -> str:
+    return CODE_OF_INFINITY if value == math.inf else repr(value)
+
+
+def _value_of(code: ast.expr) -> Any:
+    return math.inf if ast.unparse(code) in (CODE_OF_INFINITY, "math.inf", "inf") else ast.literal_eval(code)
 
 
 def from_data(data: Any) -> Case:
@@ -370,7 +386,7 @@ def from_code(text: str) -> Case:
         call = ast.parse(text.strip(), mode="eval").body
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
             raise ValueError("no call by keywords alone")
-        fields = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
+        fields = {keyword.arg: _value_of(keyword.value) for keyword in call.keywords}
     except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError) as error:
         why = f" ({error.msg})" if isinstance(error, SyntaxError) else ""
         raise Misuse(
@@ -410,13 +426,18 @@ def _nested(case_type: type[Case], fields: Mapping[str, Any]) -> dict[str, Any]:
     return nested
 
 
+def _is_infinity(value: Any, default: Any) -> bool:
+    return isinstance(default, float) and value == INFINITY
+
+
 def _convert(fields: Any, case_type: type[C]) -> C:
     known = defaults_of(case_type)
     require(
         isinstance(fields, dict) and fields.keys() <= known.keys(),
         f"{case_type.__name__} has the fields {', '.join(sorted(known))}, got {fields!r}",
     )
+    values = {name: math.inf if _is_infinity(value, known[name]) else value for name, value in fields.items()}
     try:
-        return msgspec.convert(_nested(case_type, fields), case_type)
+        return msgspec.convert(_nested(case_type, values), case_type)
     except msgspec.ValidationError as error:
         raise Misuse(f"not a valid {case_type.__name__}: {shorten(str(error))}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import msgspec
@@ -77,3 +78,9 @@ def test_written_field_of_a_wrong_type_is_refused() -> None:
         from_data({**data, "fields": {**data["fields"], "steps": "2"}})
     with pytest.raises(Misuse, match=r"ModuleCase has the fields axes, .*'training'"):
         from_data({**data, "fields": {**data["fields"], "training": {}}})
+
+
+def test_infinite_norm_survives_json_and_code() -> None:
+    case = CASE.but(max_norm=0.5, norm_type=math.inf)
+
+    assert from_data(msgspec.json.decode(msgspec.json.encode(to_data(case)))) == from_code(repr(case)) == case
