@@ -285,7 +285,8 @@ class _Search:
             smallest = self._find(target, chunk, until_s)
             if smallest is not None:
                 return smallest
-        return self._find(target, self.chunk, until_s) or found
+        own = replace(self.chunk, num_cases=max(self.chunk.num_cases, limits.SHRINK_TRIES))
+        return self._find(target, own, until_s) or found
 
     def confirmed(self, smallest: Verdict) -> Verdict:
         """The smallest failure; a time-out of visits that are slow by right, where it is one with all their time too.
